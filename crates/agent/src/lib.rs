@@ -1,0 +1,1 @@
+//! The agent: IO shell around the engine and the kernel programs.

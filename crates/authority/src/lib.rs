@@ -1,0 +1,1 @@
+//! The authority: logs people in, evaluates policy, issues grants, hands out keys.

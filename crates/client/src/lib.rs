@@ -1,0 +1,1 @@
+//! The authority's HTTPS API, from the caller's side.

@@ -1,0 +1,1 @@
+//! Loads and attaches the kernel programs; typed access to their maps.

@@ -1,0 +1,273 @@
+//! What the authority's HTTPS API says, as types: one definition for the authority and its callers.
+//!
+//! JSON under `/v1`; errors are [`Problem`] bodies (RFC 9457). Byte strings are lower-case hex. Times are Unix seconds.
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+
+/// `POST /v1/login`, unauthenticated.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Login {
+    /// The account's name.
+    pub person: String,
+    /// The account's password.
+    pub password: String,
+    /// The six digits of the account's second factor, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub totp: Option<String>,
+    /// What the person calls this device.
+    pub device: String,
+}
+
+/// The answer to [`Login`].
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Session {
+    /// The bearer token for later calls. Secret.
+    pub token: String,
+    /// The person's name.
+    pub person: String,
+    /// The device's name.
+    pub device: String,
+    /// When the session ends.
+    pub expires: u64,
+    /// The authority's clock.
+    pub now: u64,
+}
+
+/// A span of ports of one protocol, both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Service {
+    /// The IP protocol number; 0 is every protocol.
+    pub protocol: u8,
+    /// The first port; 0 to 65535 where ports don't matter.
+    pub first_port: u16,
+    /// The last port.
+    pub last_port: u16,
+}
+
+impl Service {
+    /// Every protocol, every port.
+    pub const ALL: Self = Self { protocol: 0, first_port: 0, last_port: u16::MAX };
+
+    /// Whether a packet of `protocol` to `port` is meant.
+    pub const fn covers(&self, protocol: u8, port: u16) -> bool {
+        self.protocol == 0 || (self.protocol == protocol && self.first_port <= port && port <= self.last_port)
+    }
+}
+
+/// Something protected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receiver {
+    /// Its name in the policy.
+    pub name: String,
+    /// Its address or network.
+    pub prefix: IpNet,
+    /// What of it is protected.
+    pub services: Vec<Service>,
+}
+
+/// `GET /v1/destinations` of a session: the receivers that some rule lets this person reach.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Destinations {
+    /// The receivers.
+    pub destinations: Vec<Receiver>,
+    /// The authority's clock.
+    pub now: u64,
+}
+
+/// `POST /v1/grants` of a session: may I send there?
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GrantRequest {
+    /// The receiver's address.
+    pub address: IpAddr,
+    /// The IP protocol number.
+    pub protocol: u8,
+    /// The destination port.
+    pub port: u16,
+}
+
+/// The answer to [`GrantRequest`] where a rule allows it. A denial is a [`Problem`] with status 403.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Grant {
+    /// The grant header's 16 bytes, hex.
+    pub header: String,
+    /// The grant key's 16 bytes, hex. Secret.
+    pub key: String,
+    /// The destination masked to the header's prefix length.
+    pub prefix: IpNet,
+    /// The receiver's name.
+    pub receiver: String,
+    /// The rule that allowed it, `policy.toml:LINE name` or its number.
+    pub rule: String,
+    /// How the token travels; `tail`.
+    pub carrier: String,
+    /// When it ends.
+    pub expires: u64,
+    /// The authority's clock.
+    pub now: u64,
+}
+
+/// `POST /v1/verifiers/enrol`, unauthenticated but for the one-time code.
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Enrolment {
+    /// The one-time code that `authority verifier add` printed.
+    pub code: String,
+}
+
+/// The answer to [`Enrolment`].
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Enrolled {
+    /// The verifier's id, which its keys derive from.
+    pub verifier: String,
+    /// The bearer token for later calls. Secret.
+    pub token: String,
+}
+
+/// `GET /v1/verifier/config` of a verifier.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerifierConfig {
+    /// The verifier's id.
+    pub verifier: String,
+    /// Seconds an epoch lasts.
+    pub epoch_length: u32,
+    /// The longest lifetime of a grant, seconds.
+    pub max_lifetime: u32,
+    /// What it protects.
+    pub receivers: Vec<Receiver>,
+    /// Grants that were revoked and have not ended.
+    pub revoked: Vec<RevokedGrant>,
+    /// The authority's clock.
+    pub now: u64,
+}
+
+/// A grant that ended early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevokedGrant {
+    /// The grant's handle.
+    #[serde(with = "handle_hex")]
+    pub handle: u64,
+    /// When it would have ended.
+    pub expires: u32,
+}
+
+/// `GET /v1/verifier/keys?ahead=N`: the previous, the current and the next N epochs (N at most 48).
+#[derive(Clone, Serialize, Deserialize)]
+pub struct EpochKeys {
+    /// One key per epoch, oldest first.
+    pub keys: Vec<EpochKey>,
+    /// The authority's clock.
+    pub now: u64,
+}
+
+/// A verifier's key for one epoch.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct EpochKey {
+    /// The epoch's whole number.
+    pub epoch: u64,
+    /// 32 bytes, hex. Secret.
+    pub key: String,
+}
+
+/// Who is behind a handle: an event to the verifier, and `GET /v1/verifier/grants/HANDLE`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantOwner {
+    /// The grant's handle.
+    #[serde(with = "handle_hex")]
+    pub handle: u64,
+    /// Whose grant it is.
+    pub person: String,
+    /// The device it was issued to.
+    pub device: String,
+    /// The receiver's name.
+    pub receiver: String,
+    /// The rule that allowed it.
+    pub rule: String,
+    /// When it was issued.
+    pub issued: u64,
+    /// When it ends.
+    pub expires: u64,
+}
+
+/// `POST /v1/verifier/explain` of a verifier: would the policy let this person in?
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExplainRequest {
+    /// The person's name.
+    pub person: String,
+    /// The receiver's address.
+    pub address: IpAddr,
+    /// The IP protocol number.
+    pub protocol: u8,
+    /// The destination port.
+    pub port: u16,
+}
+
+/// The answer to [`ExplainRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// Whether a grant would be given.
+    pub allowed: bool,
+    /// The receiver's name, if the destination is one.
+    pub receiver: Option<String>,
+    /// The deciding rule, if one matched.
+    pub rule: Option<String>,
+    /// One sentence for people.
+    pub text: String,
+}
+
+/// `GET /v1/events` of a session or a verifier: server-sent events, each one of these as JSON. A stream begins with
+/// `Hello`; whoever (re)connects reads configuration or destinations anew after it, so that nothing is missed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// The stream is open.
+    Hello,
+    /// Sent every 10 s so that a dead connection is noticed.
+    Alive,
+    /// Receivers or rules changed: read configuration or destinations anew.
+    Policy,
+    /// These grants ended; cut their flows.
+    Revoked {
+        /// The grants.
+        grants: Vec<RevokedGrant>,
+    },
+    /// A grant for this verifier was issued (to verifiers only).
+    Granted {
+        /// Whose it is.
+        owner: GrantOwner,
+    },
+    /// The session ended (to sessions only).
+    LoggedOut,
+}
+
+/// An error body, RFC 9457.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Problem {
+    /// A stable name, such as `denied`, `not_logged_in`, `wrong_password`.
+    pub r#type: String,
+    /// One line for people: what went wrong and the way out.
+    pub title: String,
+    /// The HTTP status.
+    pub status: u16,
+    /// Particulars, where there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<String>,
+}
+
+mod handle_hex {
+    //! A 64-bit handle as 16 hex digits: JSON numbers lose bits beyond 2^53 in many readers.
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(handle: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&format!("{handle:016x}"))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(from)?;
+        u64::from_str_radix(&text, 16).map_err(|_| D::Error::custom("a handle is 16 hex digits"))
+    }
+}

@@ -1,0 +1,4 @@
+//! Decisions and state machines without IO: time and chance come in as arguments, effects go out as values.
+#![forbid(unsafe_code)]
+
+pub mod api;

@@ -1,0 +1,1 @@
+//! The verifier: IO shell around the engine and the kernel programs.

@@ -1,0 +1,183 @@
+//! Grants: header, flags, scope and key (wire.md §3.1 to §3.5).
+
+use crate::drop_reason::DropReason;
+use crate::key::{GrantKey, VerifierKey};
+use crate::mac::Suite;
+use core::net::IpAddr;
+
+/// Bytes of a grant header.
+pub const HEADER_LEN: usize = 16;
+/// The format version this crate speaks.
+pub const VERSION: u8 = 1;
+
+/// A grant's random identifier; says nothing about its subject to an outsider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Handle(pub u64);
+
+impl core::fmt::Display for Handle {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// The flags of a grant (wire.md §3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Flags(pub u8);
+
+impl Flags {
+    /// The grant is for one protocol and port.
+    pub const PORT: Self = Self(1);
+    /// The grant is bound to the sender's address as the verifier sees it.
+    pub const SOURCE: Self = Self(2);
+    /// The sender consents to packets from the receiver.
+    pub const REPLY: Self = Self(4);
+    /// One flow only.
+    pub const SINGLE: Self = Self(8);
+    /// The grant key itself is the proof in every packet; never valid as a token's key.
+    pub const BEARER: Self = Self(16);
+    /// Addresses are IPv6.
+    pub const IPV6: Self = Self(32);
+    const RESERVED: u8 = 0xc0;
+
+    /// Whether every flag of `other` is set.
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// These flags and those of `other`.
+    pub const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// Where a packet goes, as the MACs see it: address, protocol, port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Destination {
+    /// The receiver's address.
+    pub address: IpAddr,
+    /// The IP protocol number.
+    pub protocol: u8,
+    /// The destination port; 0 where the protocol has none.
+    pub port: u16,
+}
+
+/// A scope, source or destination block: 8 to 24 bytes in a fixed buffer (wire.md §3.3, §3.4, §3.7).
+#[derive(Clone, Copy)]
+pub struct Block {
+    bytes: [u8; 24],
+    len: usize,
+}
+
+impl Block {
+    fn new(address: IpAddr, rest: &[u8]) -> Self {
+        let mut block = Self { bytes: [0; 24], len: 0 };
+        match address {
+            IpAddr::V4(a) => block.push(&a.octets()),
+            IpAddr::V6(a) => block.push(&a.octets()),
+        }
+        block.push(rest);
+        block
+    }
+
+    fn push(&mut self, part: &[u8]) {
+        if let Some(room) = self.bytes.get_mut(self.len..self.len + part.len()) {
+            room.copy_from_slice(part);
+            self.len += part.len();
+        }
+    }
+
+    /// The destination block of a packet (wire.md §3.7).
+    pub fn destination(to: &Destination) -> Self {
+        let [high, low] = to.port.to_be_bytes();
+        let rest = [to.protocol, 0, high, low, 0, 0, 0, 0];
+        Self::new(to.address, if to.address.is_ipv4() { &rest[..4] } else { &rest })
+    }
+
+    /// The source block of a grant that is bound to `source` (wire.md §3.4).
+    pub fn source(source: IpAddr) -> Self {
+        Self::new(source, if source.is_ipv4() { &[0; 4] } else { &[] })
+    }
+
+    /// The bytes as the MAC takes them.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// `address` with all bits behind the prefix cleared.
+pub fn mask(address: IpAddr, prefix_length: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(a) => {
+            let keep = u32::MAX.checked_shl(32 - u32::from(prefix_length.min(32))).unwrap_or(0);
+            IpAddr::V4((a.to_bits() & keep).into())
+        }
+        IpAddr::V6(a) => {
+            let keep = u128::MAX.checked_shl(128 - u32::from(prefix_length.min(128))).unwrap_or(0);
+            IpAddr::V6((a.to_bits() & keep).into())
+        }
+    }
+}
+
+/// The fields of a grant that travel (wire.md §3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrantHeader {
+    /// The MAC suite.
+    pub suite: Suite,
+    /// The flags.
+    pub flags: Flags,
+    /// The low 8 bits of the epoch.
+    pub epoch: u8,
+    /// How many leading bits of the destination the grant fixes.
+    pub prefix_length: u8,
+    /// When the grant ends, Unix seconds.
+    pub expires: u32,
+    /// The grant's identifier.
+    pub handle: Handle,
+}
+
+impl GrantHeader {
+    /// The 16 bytes on the wire.
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
+        bytes[0] = VERSION << 4 | self.suite as u8;
+        bytes[1] = self.flags.0;
+        bytes[2] = self.epoch;
+        bytes[3] = self.prefix_length;
+        bytes[4..8].copy_from_slice(&self.expires.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.handle.0.to_be_bytes());
+        bytes
+    }
+
+    /// Reads a header. Form is judged before suite, as wire.md §6.4 orders it: the errors are `Malformed` (version,
+    /// reserved flags, prefix length) and `UnknownSuite`.
+    pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, DropReason> {
+        let [first, flags, epoch, prefix_length, e0, e1, e2, e3, handle @ ..] = *bytes;
+        let flags = Flags(flags);
+        let longest = if flags.has(Flags::IPV6) { 128 } else { 32 };
+        if first >> 4 != VERSION || flags.0 & Flags::RESERVED != 0 || prefix_length > longest {
+            return Err(DropReason::Malformed);
+        }
+        Ok(Self {
+            suite: Suite::from_number(first & 15).ok_or(DropReason::UnknownSuite)?,
+            flags,
+            epoch,
+            prefix_length,
+            expires: u32::from_be_bytes([e0, e1, e2, e3]),
+            handle: Handle(u64::from_be_bytes(handle)),
+        })
+    }
+
+    /// The grant's key for packets to `to` from `source` (wire.md §3.5). What the flags leave open (port, source, low
+    /// bits of the address) does not enter it.
+    pub fn key(&self, verifier_key: &VerifierKey, to: &Destination, source: IpAddr) -> GrantKey {
+        let fixed = self.flags.has(Flags::PORT);
+        let scope = Block::destination(&Destination {
+            address: mask(to.address, self.prefix_length),
+            protocol: if fixed { to.protocol } else { 0 },
+            port: if fixed { to.port } else { 0 },
+        });
+        let bound = Block::source(source);
+        let source = if self.flags.has(Flags::SOURCE) { bound.bytes() } else { &[] };
+        GrantKey::new(self.suite.mac(verifier_key.of(self.suite), &[&self.encode(), scope.bytes(), source]))
+    }
+}

@@ -1,0 +1,121 @@
+//! Keys and epochs (wire.md §2). Keys have no `Debug` and are wiped when dropped.
+
+use crate::mac::{MAC_LEN, Suite};
+use hkdf::Hkdf;
+use sha2::Sha256;
+use zeroize::{Zeroize, ZeroizeOnDrop};
+
+const VERIFIER_KEY_SALT: &[u8] = b"vouchsafe verifier key v1";
+/// The longest verifier id, in bytes.
+pub const VERIFIER_ID_MAX: usize = 64;
+
+/// The number of a key period: Unix time divided by the epoch length (wire.md §2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// The epoch that `now` (Unix seconds) falls into; `length` is in seconds and not 0.
+    pub const fn at(now: u64, length: u32) -> Self {
+        Self(if length == 0 { 0 } else { now / length as u64 })
+    }
+
+    /// The low 8 bits, which stand for the epoch on the wire (wire.md §2.3).
+    pub const fn on_wire(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// The epoch among previous, current and next that has these low 8 bits (wire.md §2.3).
+    pub const fn from_wire(self, low: u8) -> Option<Self> {
+        let around = [self.0.saturating_sub(1), self.0, self.0.saturating_add(1)];
+        let mut index = 0;
+        while index < around.len() {
+            if around[index] as u8 == low {
+                return Some(Self(around[index]));
+            }
+            index += 1;
+        }
+        None
+    }
+}
+
+/// The authority's master key. It never leaves the authority.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct MasterKey([u8; 32]);
+
+impl MasterKey {
+    /// Takes 32 random bytes as the master key.
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The key of one verifier for one epoch (wire.md §2.2). `None` if the id is longer than [`VERIFIER_ID_MAX`].
+    pub fn verifier_key(&self, verifier: &str, epoch: Epoch) -> Option<VerifierKey> {
+        if verifier.len() > VERIFIER_ID_MAX {
+            return None;
+        }
+        let epoch = epoch.0.to_be_bytes();
+        let mut key = [0; 32];
+        Hkdf::<Sha256>::new(Some(VERIFIER_KEY_SALT), &self.0)
+            .expand_multi_info(&[verifier.as_bytes(), &[0], &epoch], &mut key)
+            .ok()?;
+        Some(VerifierKey(key))
+    }
+}
+
+/// A verifier's key for one epoch: 16 bytes for siphash, then 16 for AES (wire.md §2.2).
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct VerifierKey([u8; 32]);
+
+impl VerifierKey {
+    /// Takes the 32 bytes as the authority gave them.
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// All 32 bytes, to hand them to the verifier they belong to.
+    pub const fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The half that `suite` uses.
+    pub fn of(&self, suite: Suite) -> &[u8; MAC_LEN] {
+        let [siphash, aes] = self.0.as_chunks::<MAC_LEN>().0 else {
+            return &[0; MAC_LEN];
+        };
+        match suite {
+            Suite::Siphash => siphash,
+            Suite::AesCmac => aes,
+        }
+    }
+}
+
+/// The secret behind a grant (wire.md §3.5); whoever holds it can make the grant's tokens.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct GrantKey([u8; MAC_LEN]);
+
+impl GrantKey {
+    /// Takes the 16 bytes as the authority gave them.
+    pub const fn new(bytes: [u8; MAC_LEN]) -> Self {
+        Self(bytes)
+    }
+
+    /// The key's bytes, to hand them to the grant's holder.
+    pub const fn bytes(&self) -> &[u8; MAC_LEN] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Epoch;
+
+    #[test]
+    fn only_three_epochs_are_known() {
+        let now = Epoch(500_000);
+        assert_eq!(now.from_wire(now.on_wire()), Some(now));
+        assert_eq!(now.from_wire(Epoch(499_999).on_wire()), Some(Epoch(499_999)));
+        assert_eq!(now.from_wire(Epoch(500_001).on_wire()), Some(Epoch(500_001)));
+        assert_eq!(now.from_wire(Epoch(499_998).on_wire()), None);
+        assert_eq!(Epoch(256).from_wire(255), Some(Epoch(255)));
+    }
+}

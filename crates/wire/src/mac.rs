@@ -1,0 +1,65 @@
+//! MAC suites (wire.md §1). Library code computes the MACs; this module only picks one.
+
+use cmac::{Cmac, KeyInit, Mac};
+use core::hash::Hasher;
+use siphasher::sip128::{Hasher128, SipHasher24};
+use subtle::ConstantTimeEq;
+
+/// Bytes of a whole MAC.
+pub const MAC_LEN: usize = 16;
+/// Bytes of a token's tag: the first of the MAC (wire.md §1.2).
+pub const TAG_LEN: usize = 12;
+
+/// A MAC suite that tokens and proofs may use (wire.md §1.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Suite {
+    /// AES-128-CMAC, RFC 4493.
+    AesCmac = 2,
+    /// SipHash-2-4 with 128-bit output; the default for tokens.
+    Siphash = 3,
+}
+
+impl Suite {
+    /// The suite with this number, if it is one of a token's.
+    pub const fn from_number(number: u8) -> Option<Self> {
+        match number {
+            2 => Some(Self::AesCmac),
+            3 => Some(Self::Siphash),
+            _ => None,
+        }
+    }
+
+    /// The name used in configuration and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AesCmac => "aes-cmac",
+            Self::Siphash => "siphash",
+        }
+    }
+
+    /// The MAC of the concatenated parts.
+    pub fn mac(self, key: &[u8; MAC_LEN], parts: &[&[u8]]) -> [u8; MAC_LEN] {
+        match self {
+            Self::AesCmac => {
+                let mut mac = Cmac::<aes::Aes128>::new(key.into());
+                for part in parts {
+                    mac.update(part);
+                }
+                mac.finalize().into_bytes().into()
+            }
+            Self::Siphash => {
+                let mut hasher = SipHasher24::new_with_key(key);
+                for part in parts {
+                    hasher.write(part);
+                }
+                hasher.finish128().as_bytes()
+            }
+        }
+    }
+}
+
+/// Compares two tags in constant time (wire.md §1.2).
+pub fn tags_equal(one: &[u8], other: &[u8]) -> bool {
+    one.ct_eq(other).into()
+}

@@ -1,0 +1,1 @@
+//! Layouts of the kernel maps.

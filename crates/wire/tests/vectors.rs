@@ -1,0 +1,109 @@
+//! The published vectors of wire.md §1 to §4.1, made without this crate's code.
+
+use serde_json::Value;
+use std::net::IpAddr;
+use wire::{Destination, DropReason, Epoch, GrantHeader, GrantKey, MasterKey, Suite, Token};
+
+fn vectors() -> Value {
+    serde_json::from_str(include_str!("data/tokens.json")).expect("tokens.json is JSON")
+}
+
+fn bytes<const N: usize>(case: &Value, field: &str) -> [u8; N] {
+    let text = case[field].as_str().unwrap_or_else(|| panic!("{field} is missing in {case}"));
+    hex::decode(text).expect("hex").try_into().expect("length")
+}
+
+fn number(case: &Value, field: &str) -> u64 {
+    case[field].as_u64().unwrap_or_else(|| panic!("{field} is missing in {case}"))
+}
+
+fn mac_vectors(name: &str, suite: Suite) {
+    let all = vectors();
+    let cases = all[name].as_array().expect("cases");
+    assert!(cases.len() >= 10);
+    for case in cases {
+        let message = hex::decode(case["message"].as_str().expect("message")).expect("hex");
+        let whole = suite.mac(&bytes(case, "key"), &[&message]);
+        assert_eq!(whole, bytes::<16>(case, "mac"), "{case}");
+        let (one, two) = message.split_at(message.len() / 3);
+        assert_eq!(suite.mac(&bytes(case, "key"), &[one, two]), whole, "in two parts: {case}");
+    }
+}
+
+#[test]
+fn siphash_gives_the_published_macs() {
+    mac_vectors("siphash128", Suite::Siphash);
+}
+
+#[test]
+fn aes_cmac_gives_the_published_macs() {
+    mac_vectors("aes_cmac", Suite::AesCmac);
+}
+
+fn check(case: &Value) -> Result<(), DropReason> {
+    let to = Destination {
+        address: case["destination"].as_str().expect("destination").parse().expect("address"),
+        protocol: number(case, "protocol") as u8,
+        port: number(case, "port") as u16,
+    };
+    let source: IpAddr = match case["source"].as_str() {
+        Some(source) => source.parse().expect("source"),
+        None if to.address.is_ipv4() => "192.0.2.1".parse().expect("address"),
+        None => "2001:db8:2::1".parse().expect("address"),
+    };
+    let now = number(case, "now");
+    let token = Token::decode(&bytes(case, "token"), to.address.is_ipv6())?;
+    let epoch = Epoch::at(now, number(case, "epoch_length") as u32)
+        .from_wire(token.header.epoch)
+        .ok_or(DropReason::UnknownEpoch)?;
+    let expires = u64::from(token.header.expires);
+    if expires <= now {
+        return Err(DropReason::Expired);
+    }
+    if expires > now + 3600 {
+        return Err(DropReason::LifetimeTooLong);
+    }
+    if now.abs_diff(token.time.into()) > 30 {
+        return Err(DropReason::ClockSkew);
+    }
+    let verifier_key = MasterKey::new(bytes(case, "master_key"))
+        .verifier_key(case["verifier"].as_str().expect("verifier"), epoch)
+        .expect("id fits");
+    let key = token.header.key(&verifier_key, &to, source);
+    if token.proves(&key, &to) { Ok(()) } else { Err(DropReason::BadTag) }
+}
+
+#[test]
+fn tokens_get_the_published_verdicts() {
+    let all = vectors();
+    let cases = all["tokens"].as_array().expect("cases");
+    assert!(cases.len() >= 30);
+    for case in cases {
+        let expected = case["reason"].as_str();
+        assert_eq!(check(case).err().map(DropReason::name), expected, "{}", case["name"]);
+    }
+}
+
+#[test]
+fn valid_tokens_are_rebuilt_byte_for_byte() {
+    let all = vectors();
+    for case in all["tokens"].as_array().expect("cases").iter().filter(|case| case["verdict"] == "admit") {
+        let to = Destination {
+            address: case["destination"].as_str().expect("destination").parse().expect("address"),
+            protocol: number(case, "protocol") as u8,
+            port: number(case, "port") as u16,
+        };
+        let verifier_key = MasterKey::new(bytes(case, "master_key"))
+            .verifier_key(case["verifier"].as_str().expect("verifier"), Epoch(number(case, "epoch")))
+            .expect("id fits");
+        assert_eq!(*verifier_key.bytes(), bytes::<32>(case, "verifier_key"), "{}", case["name"]);
+        let header = GrantHeader::decode(&bytes(case, "header")).expect("header");
+        assert_eq!(header.encode(), bytes::<16>(case, "header"));
+        let source = case["source"].as_str().unwrap_or("0.0.0.0").parse().expect("source");
+        let key = header.key(&verifier_key, &to, source);
+        assert_eq!(*key.bytes(), bytes::<16>(case, "grant_key"), "{}", case["name"]);
+        let key = GrantKey::new(*key.bytes());
+        let token = Token::new(header, &key, number(case, "time") as u32, number(case, "nonce") as u32, &to);
+        assert_eq!(token.encode(), bytes::<36>(case, "token"), "{}", case["name"]);
+    }
+}
