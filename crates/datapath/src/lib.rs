@@ -1,1 +1,14 @@
-//! Loads and attaches the kernel programs; typed access to their maps.
+//! Loads and attaches the kernel programs of `bpf/`, and gives typed access to their maps.
+//!
+//! The only crate that speaks to BPF. It decides nothing: what to write into which map comes from the roles.
+
+pub mod agent;
+pub mod clock;
+pub mod interface;
+mod link;
+mod object;
+pub mod run;
+pub mod table;
+pub mod verifier;
+
+pub use object::Pins;

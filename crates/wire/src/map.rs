@@ -1,1 +1,375 @@
-//! Layouts of the kernel maps.
+//! Layouts of the kernel maps, byte for byte as `bpf/include/maps.h` has them; `datapath` checks that they agree.
+//!
+//! Integers are in the machine's order unless their type says otherwise: only programs of this machine read them.
+
+use crate::packet::Packet;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The most spans of ports that one protected prefix may have.
+pub const SERVICES_MAX: usize = 32;
+
+/// The verifier program's settings, fixed when it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct VerifierConfig {
+    /// Chance that picks a token's bucket.
+    pub replay_seed: u64,
+    /// Buckets of the replay table less one; their number is a power of two.
+    pub replay_mask: u32,
+    /// Seconds an epoch lasts.
+    pub epoch_length: u32,
+    /// The longest a grant may still live, seconds.
+    pub max_lifetime: u32,
+    /// How many flows one grant may have.
+    pub flows_per_grant: u32,
+    /// Seconds after which a silent TCP flow is forgotten.
+    pub tcp_idle: u32,
+    /// The same for all other flows.
+    pub udp_idle: u32,
+    /// The same for a TCP flow whose client sent FIN or RST last.
+    pub closing_idle: u32,
+    /// Drop samples per core and second.
+    pub samples_per_second: u32,
+    /// 1: count and report, but drop nothing.
+    pub observe: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl Default for VerifierConfig {
+    fn default() -> Self {
+        Self {
+            replay_seed: 0,
+            replay_mask: 65535,
+            epoch_length: 3600,
+            max_lifetime: 3600,
+            flows_per_grant: 1024,
+            tcp_idle: 86400,
+            udp_idle: 60,
+            closing_idle: 30,
+            samples_per_second: 100,
+            observe: 0,
+            reserved: 0,
+        }
+    }
+}
+
+/// The agent program's settings, fixed when it is loaded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AgentConfig {
+    /// Bytes of link header on the interface: 14, or 0 on links without one.
+    pub link_header: u32,
+    /// 1 if attached by TCX.
+    pub tcx: u32,
+    /// 1 if some owner is a cgroup.
+    pub match_cgroups: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// An address as the maps hold it: IPv4 in the first four bytes, the rest zero.
+pub fn address_bytes(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(a) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&a.octets());
+            bytes
+        }
+        IpAddr::V6(a) => a.octets(),
+    }
+}
+
+/// The address in a map's 16 bytes.
+pub fn address_of(bytes: [u8; 16], family: u8) -> IpAddr {
+    match bytes {
+        [a, b, c, d, ..] if family == 4 => IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
+        _ => IpAddr::V6(Ipv6Addr::from(bytes)),
+    }
+}
+
+/// A flow: who talks to which service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FlowKey {
+    /// The client's address.
+    pub client: [u8; 16],
+    /// The server's address.
+    pub server: [u8; 16],
+    /// The client's port, big-endian.
+    pub client_port: [u8; 2],
+    /// The server's port, big-endian.
+    pub server_port: [u8; 2],
+    /// The protocol.
+    pub protocol: u8,
+    /// 4 or 6.
+    pub family: u8,
+    /// Zero.
+    pub reserved: [u8; 2],
+}
+
+impl FlowKey {
+    /// The flow between a client and a server.
+    pub fn new(client: IpAddr, client_port: u16, server: IpAddr, server_port: u16, protocol: u8) -> Self {
+        Self {
+            client: address_bytes(client),
+            server: address_bytes(server),
+            client_port: client_port.to_be_bytes(),
+            server_port: server_port.to_be_bytes(),
+            protocol,
+            family: if server.is_ipv4() { 4 } else { 6 },
+            reserved: [0; 2],
+        }
+    }
+
+    /// The flow of a packet on its way to the server.
+    pub fn to_server(packet: &Packet) -> Option<Self> {
+        let (client, server) = (packet.source?, packet.destination?);
+        Some(Self::new(client, packet.source_port, server, packet.destination_port, packet.protocol))
+    }
+
+    /// The flow of a packet on its way back to the client.
+    pub fn to_client(packet: &Packet) -> Option<Self> {
+        let (server, client) = (packet.source?, packet.destination?);
+        Some(Self::new(client, packet.destination_port, server, packet.source_port, packet.protocol))
+    }
+
+    /// The client's address and port.
+    pub fn client(&self) -> (IpAddr, u16) {
+        (address_of(self.client, self.family), u16::from_be_bytes(self.client_port))
+    }
+
+    /// The server's address and port.
+    pub fn server(&self) -> (IpAddr, u16) {
+        (address_of(self.server, self.family), u16::from_be_bytes(self.server_port))
+    }
+}
+
+/// An admitted flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Flow {
+    /// The grant that admitted it; 0 if it was adopted.
+    pub handle: u64,
+    /// IP bytes towards the server since it was admitted. Approximate under several receive queues.
+    pub bytes: u64,
+    /// Packets towards the server since it was admitted.
+    pub packets: u64,
+    /// When it was admitted, Unix seconds.
+    pub since: u32,
+    /// When its last packet came, Unix seconds.
+    pub seen: u32,
+    /// 1 after a FIN or RST from the client, until something else comes.
+    pub closing: u8,
+    /// 1 if it was established before protection started.
+    pub adopted: u8,
+    /// Zero.
+    pub reserved: [u8; 6],
+}
+
+/// What the verifier remembers of a grant that has admitted something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct GrantUse {
+    /// How many flows it has.
+    pub flows: u32,
+    /// When it ends, Unix seconds.
+    pub expires: u32,
+    /// The flow it admitted first: the only one if the grant is for a single flow.
+    pub first: FlowKey,
+}
+
+/// A verifier's key for one epoch; the array's index is the epoch's low 8 bits.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct EpochKey {
+    /// The epoch's whole number; 0 is none.
+    pub epoch: u64,
+    /// The siphash half.
+    pub siphash: [u8; 16],
+    /// The AES half.
+    pub aes: [u8; 16],
+}
+
+/// The key of a longest-prefix map of IPv4 networks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Prefix4 {
+    /// Leading bits.
+    pub length: u32,
+    /// The network.
+    pub address: [u8; 4],
+}
+
+/// The key of a longest-prefix map of IPv6 networks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Prefix6 {
+    /// Leading bits.
+    pub length: u32,
+    /// The network.
+    pub address: [u8; 16],
+}
+
+/// A span of ports of one protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Service {
+    /// The protocol; 0 is every one.
+    pub protocol: u8,
+    /// Zero.
+    pub reserved: u8,
+    /// The first port.
+    pub first_port: u16,
+    /// The last port.
+    pub last_port: u16,
+}
+
+/// What is protected behind one prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Services {
+    /// How many of the spans count.
+    pub count: u32,
+    /// The spans.
+    pub spans: [Service; SERVICES_MAX],
+}
+
+/// A dropped packet, as the verifier's program reports it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DropSample {
+    /// The grant's handle where the token was readable, else 0.
+    pub handle: u64,
+    /// The packet's flow as far as it was readable.
+    pub flow: FlowKey,
+    /// The interface's index.
+    pub interface: u32,
+    /// The packet's length.
+    pub length: u16,
+    /// The drop reason's number.
+    pub reason: u8,
+    /// 1 if it passed because the verifier only observes.
+    pub observed: u8,
+}
+
+/// Index of the verifier's counters behind those of the drop reasons, which stand at their numbers.
+pub mod counter {
+    /// Packets to what is not protected.
+    pub const NOT_OURS: u32 = 16;
+    /// Packets of admitted flows.
+    pub const FLOW: u32 = 17;
+    /// Packets admitted by their token.
+    pub const TOKEN: u32 = 18;
+    /// Datagrams that held a token alone and were consumed.
+    pub const CONSUMED: u32 = 19;
+    /// ICMP errors that quoted an admitted flow.
+    pub const ICMP_ERROR: u32 = 20;
+    /// Drop samples that did not fit the ring or the rate.
+    pub const SAMPLES_LOST: u32 = 21;
+    /// Number of counters.
+    pub const COUNT: u32 = 32;
+}
+
+/// Whose traffic a socket's packets are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Owner {
+    /// One of [`owner`].
+    pub kind: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The user id or cgroup id; 0 for forwarded packets.
+    pub id: u64,
+}
+
+/// Kinds of [`Owner`].
+pub mod owner {
+    /// A user id.
+    pub const USER: u32 = 1;
+    /// A cgroup id: the socket's cgroup or one above it.
+    pub const CGROUP: u32 = 2;
+    /// Packets without a local socket.
+    pub const FORWARDED: u32 = 3;
+}
+
+/// What the agent's grants are looked up by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct GrantSlot {
+    /// The logged-in subject on this machine.
+    pub subject: u32,
+    /// The destination port, big-endian.
+    pub port: [u8; 2],
+    /// The protocol.
+    pub protocol: u8,
+    /// 4 or 6.
+    pub family: u8,
+    /// The destination.
+    pub address: [u8; 16],
+}
+
+/// What the agent does with first packets to one destination.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct GrantEntry {
+    /// Use it until then, Unix seconds.
+    pub until: u32,
+    /// 1: send packets as they are, without identity.
+    pub plain: u8,
+    /// The suite's number.
+    pub suite: u8,
+    /// Zero.
+    pub reserved: [u8; 2],
+    /// The grant header.
+    pub header: [u8; 16],
+    /// The grant key.
+    pub key: [u8; 16],
+}
+
+/// A UDP flow as the agent sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Conversation {
+    /// When its last token was sent, Unix seconds.
+    pub token: u32,
+    /// 1 once something came back.
+    pub answered: u32,
+}
+
+/// What precedes a packet that the agent's program hands over because its grant is missing.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HeldHeader {
+    /// The destination and subject.
+    pub slot: GrantSlot,
+    /// The interface's index.
+    pub interface: u32,
+    /// Bytes of packet that follow.
+    pub length: u32,
+    /// Payload bytes of each datagram if the packet is several (GSO), else 0.
+    pub segment: u32,
+}
+
+/// Index of the agent's counters.
+pub mod agent_counter {
+    /// Packets that were none of the agent's business.
+    pub const OTHER: u32 = 0;
+    /// Tokens put into packets.
+    pub const TOKENS: u32 = 1;
+    /// Datagrams that carried a token alone, ahead of one that had no room.
+    pub const ALONE: u32 = 2;
+    /// Packets held for a grant.
+    pub const HELD: u32 = 3;
+    /// Packets that could not be held.
+    pub const HOLD_FAILED: u32 = 4;
+    /// Packets to protected destinations sent without identity.
+    pub const PLAIN: u32 = 5;
+    /// Packets of UDP flows that needed no token.
+    pub const CONVERSATION: u32 = 6;
+    /// Packets that could not be changed, and were dropped.
+    pub const FAILED: u32 = 7;
+    /// Number of counters.
+    pub const COUNT: u32 = 16;
+}

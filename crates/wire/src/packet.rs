@@ -1,1 +1,435 @@
-//! Packets.
+//! Where things lie in a frame: Ethernet, VLAN tags, IPv4 and IPv6 with options and extension headers, transports.
+//!
+//! Parses what a verifier must understand to judge a packet (wire.md §6.5) and nothing more. The kernel programs parse
+//! the same way (`bpf/include/parse.h`); the case table and the differential fuzzer hold the two together.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// TCP's protocol number.
+pub const TCP: u8 = 6;
+/// UDP's protocol number.
+pub const UDP: u8 = 17;
+/// ICMP's protocol number.
+pub const ICMP: u8 = 1;
+/// ICMPv6's protocol number.
+pub const ICMPV6: u8 = 58;
+
+/// TCP flag bits.
+pub mod tcp_flags {
+    /// No more data from the sender.
+    pub const FIN: u8 = 1;
+    /// Synchronise.
+    pub const SYN: u8 = 2;
+    /// Reset.
+    pub const RST: u8 = 4;
+    /// Push.
+    pub const PSH: u8 = 8;
+    /// Acknowledgement.
+    pub const ACK: u8 = 16;
+    /// Urgent.
+    pub const URG: u8 = 32;
+}
+
+const ETHERNET_LEN: usize = 14;
+const VLAN_TAGS_MAX: usize = 2;
+const IPV4_LEN: usize = 20;
+const IPV6_LEN: usize = 40;
+const EXTENSION_HEADERS_MAX: usize = 8;
+/// The most addresses of a source route that are looked at; a longer route counts as unknown.
+pub const ROUTE_MAX: usize = 9;
+
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const DESTINATION_OPTIONS: u8 = 60;
+
+/// Whether a packet is a fragment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fragment {
+    /// The whole datagram.
+    #[default]
+    Whole,
+    /// The first of several, with this identification.
+    First(u32),
+    /// A later one, without transport header.
+    Later(u32),
+}
+
+/// Addresses that a source route would still send the packet to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    addresses: [IpAddr; ROUTE_MAX],
+    len: usize,
+    /// There are more, or they can't be read.
+    pub unknown: bool,
+}
+
+impl Default for Route {
+    fn default() -> Self {
+        Self { addresses: [IpAddr::V4(Ipv4Addr::UNSPECIFIED); ROUTE_MAX], len: 0, unknown: false }
+    }
+}
+
+impl Route {
+    /// The addresses.
+    pub fn addresses(&self) -> &[IpAddr] {
+        self.addresses.get(..self.len).unwrap_or_default()
+    }
+
+    fn push(&mut self, address: IpAddr) {
+        match self.addresses.get_mut(self.len) {
+            Some(room) => {
+                *room = address;
+                self.len += 1;
+            }
+            None => self.unknown = true,
+        }
+    }
+}
+
+/// What a frame turned out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Neither IPv4 nor IPv6.
+    NotIp,
+    /// It breaks the format or is cut short; [`Packet::destination`] may still be known.
+    Broken,
+    /// Everything needed was read.
+    Whole,
+}
+
+/// Where things lie in one frame. Offsets are in bytes from the start of the frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet {
+    /// What the frame turned out to be; the other fields are filled as far as parsing came.
+    pub form: Form,
+    /// Start of the IP header.
+    pub network: usize,
+    /// Start of the transport header.
+    pub transport: usize,
+    /// Start of the transport's payload.
+    pub payload: usize,
+    /// End of the IP packet; link padding may follow.
+    pub end: usize,
+    /// The sender.
+    pub source: Option<IpAddr>,
+    /// The receiver.
+    pub destination: Option<IpAddr>,
+    /// The transport protocol.
+    pub protocol: u8,
+    /// The sender's port; 0 where there is none.
+    pub source_port: u16,
+    /// The receiver's port; 0 where there is none.
+    pub destination_port: u16,
+    /// TCP's flags.
+    pub tcp_flags: u8,
+    /// Time to live or hop limit.
+    pub hop_limit: u8,
+    /// ICMP type.
+    pub icmp_type: u8,
+    /// Whether this is a fragment.
+    pub fragment: Fragment,
+    /// Where a source route would send it.
+    pub route: Route,
+}
+
+impl Packet {
+    /// Parses an Ethernet frame.
+    pub fn parse(frame: &[u8]) -> Self {
+        let mut packet = Self {
+            form: Form::Broken,
+            network: 0,
+            transport: 0,
+            payload: 0,
+            end: 0,
+            source: None,
+            destination: None,
+            protocol: 0,
+            source_port: 0,
+            destination_port: 0,
+            tcp_flags: 0,
+            hop_limit: 0,
+            icmp_type: 0,
+            fragment: Fragment::Whole,
+            route: Route::default(),
+        };
+        if let Some(form) = packet.link(frame) {
+            packet.form = form;
+        }
+        packet
+    }
+
+    /// Parses the packet that an ICMP error at `at` quotes: only source, destination, protocol and ports are filled,
+    /// and the quoted packet may be cut short after its ports.
+    pub fn parse_quoted(frame: &[u8], at: usize, end: usize, ipv6: bool) -> Self {
+        let mut packet = Self::parse(&[]);
+        if let Some(form) = frame.get(..end).and_then(|frame| packet.quoted(frame, at, ipv6)) {
+            packet.form = form;
+        }
+        packet
+    }
+
+    /// Whether the addresses are IPv6.
+    pub fn ipv6(&self) -> bool {
+        matches!(self.destination, Some(IpAddr::V6(_)))
+    }
+
+    /// Whether this is a TCP SYN without ACK.
+    pub fn opens(&self) -> bool {
+        self.protocol == TCP && self.tcp_flags & (tcp_flags::SYN | tcp_flags::ACK) == tcp_flags::SYN
+    }
+
+    /// Whether this is an ICMP error, which quotes a packet.
+    pub fn icmp_error(&self) -> bool {
+        match self.protocol {
+            ICMP => !self.ipv6() && matches!(self.icmp_type, 3 | 11 | 12),
+            ICMPV6 => self.ipv6() && matches!(self.icmp_type, 1..=4),
+            _ => false,
+        }
+    }
+
+    /// Whether this is neighbour discovery from the link itself (RFC 4861: hop limit 255).
+    pub fn neighbour_discovery(&self) -> bool {
+        self.protocol == ICMPV6 && self.ipv6() && matches!(self.icmp_type, 133..=137) && self.hop_limit == 255
+    }
+
+    fn link(&mut self, frame: &[u8]) -> Option<Form> {
+        if frame.len() < ETHERNET_LEN {
+            return Some(Form::NotIp);
+        }
+        let mut at = ETHERNET_LEN;
+        let mut ether_type = u16_at(frame, 12)?;
+        let mut tags = 0;
+        while matches!(ether_type, 0x8100 | 0x88a8) {
+            if tags == VLAN_TAGS_MAX {
+                return None;
+            }
+            ether_type = u16_at(frame, at + 2)?;
+            at += 4;
+            tags += 1;
+        }
+        self.network = at;
+        match ether_type {
+            0x0800 => self.ipv4(frame, at),
+            0x86dd => self.ipv6_header(frame, at),
+            _ => Some(Form::NotIp),
+        }
+    }
+
+    fn ipv4(&mut self, frame: &[u8], at: usize) -> Option<Form> {
+        let header: &[u8; IPV4_LEN] = frame.get(at..)?.first_chunk()?;
+        self.source = Some(ipv4_at(header, 12)?);
+        self.destination = Some(ipv4_at(header, 16)?);
+        self.hop_limit = header[8];
+        let header_len = usize::from(header[0] & 15) * 4;
+        let total_len = usize::from(u16_at(header, 2)?);
+        if header[0] >> 4 != 4 || header_len < IPV4_LEN || total_len < header_len || frame.len() - at < total_len {
+            return None;
+        }
+        self.end = at + total_len;
+        self.ipv4_options(frame.get(at + IPV4_LEN..at + header_len)?)?;
+        let fragment = u16_at(header, 6)?;
+        let id = u32::from(u16_at(header, 4)?);
+        if fragment & 0x1fff != 0 {
+            self.fragment = Fragment::Later(id);
+        } else if fragment & 0x2000 != 0 {
+            self.fragment = Fragment::First(id);
+        }
+        self.after_ip(frame, at + header_len, header[9])
+    }
+
+    fn ipv4_options(&mut self, mut options: &[u8]) -> Option<()> {
+        while let Some((&kind, rest)) = options.split_first() {
+            match kind {
+                0 => return Some(()),
+                1 => options = rest,
+                _ => {
+                    let len = usize::from(*rest.first()?);
+                    let option = options.get(..len).filter(|option| option.len() >= 2)?;
+                    if matches!(kind, 131 | 137) {
+                        self.ipv4_route(option);
+                    }
+                    options = options.get(len..)?;
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Loose and strict source routes (RFC 791): pointers count from 1, the first address is at 4.
+    fn ipv4_route(&mut self, option: &[u8]) {
+        let pointer = option.get(2).copied().map_or(0, usize::from);
+        if option.len() < 3 || pointer < 4 {
+            self.route.unknown = true;
+            return;
+        }
+        if pointer > option.len() {
+            return;
+        }
+        for address in option.get(3..).unwrap_or_default().as_chunks::<4>().0 {
+            self.route.push(IpAddr::V4((*address).into()));
+        }
+    }
+
+    fn ipv6_header(&mut self, frame: &[u8], at: usize) -> Option<Form> {
+        let header: &[u8; IPV6_LEN] = frame.get(at..)?.first_chunk()?;
+        self.source = Some(ipv6_at(header, 8)?);
+        self.destination = Some(ipv6_at(header, 24)?);
+        self.hop_limit = header[7];
+        let payload_len = usize::from(u16_at(header, 4)?);
+        if header[0] >> 4 != 6 || frame.len() - at - IPV6_LEN < payload_len {
+            return None;
+        }
+        self.end = at + IPV6_LEN + payload_len;
+        self.after_ip(frame, at + IPV6_LEN, header[6])
+    }
+
+    /// Walks extension headers (and AH, which IPv4 has too), then reads the transport.
+    fn after_ip(&mut self, frame: &[u8], mut at: usize, mut next: u8) -> Option<Form> {
+        let frame = frame.get(..self.end)?;
+        let ipv6 = self.ipv6();
+        let mut headers = 0;
+        while matches!(self.fragment, Fragment::Whole | Fragment::First(_))
+            && (next == AUTHENTICATION || ipv6 && matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION_OPTIONS))
+        {
+            if headers == EXTENSION_HEADERS_MAX {
+                return None;
+            }
+            headers += 1;
+            let header: &[u8; 8] = frame.get(at..)?.first_chunk()?;
+            let kind = core::mem::replace(&mut next, header[0]);
+            let len = match kind {
+                FRAGMENT => 8,
+                AUTHENTICATION => (usize::from(header[1]) + 2) * 4,
+                _ => (usize::from(header[1]) + 1) * 8,
+            };
+            match kind {
+                FRAGMENT => self.ipv6_fragment(header),
+                ROUTING => self.ipv6_route(frame, at, header),
+                _ => {}
+            }
+            at += len;
+            if at > frame.len() {
+                return None;
+            }
+        }
+        self.transport = at;
+        self.protocol = next;
+        self.transport_header(frame)
+    }
+
+    fn ipv6_fragment(&mut self, header: &[u8; 8]) {
+        let [_, _, high, low, id @ ..] = *header;
+        let id = u32::from_be_bytes(id);
+        let field = u16::from_be_bytes([high, low]);
+        if field & 0xfff8 != 0 {
+            self.fragment = Fragment::Later(id);
+        } else if field & 1 != 0 {
+            self.fragment = Fragment::First(id);
+        }
+    }
+
+    /// Routing headers of types 0, 2 and 4 list whole addresses behind eight bytes (RFC 2460, RFC 6275, RFC 8754); of any
+    /// other type the route is unknown.
+    fn ipv6_route(&mut self, frame: &[u8], at: usize, header: &[u8; 8]) {
+        let [_, len, kind, segments_left, ..] = *header;
+        if segments_left == 0 {
+            return;
+        }
+        let count = usize::from(len) / 2;
+        if !matches!(kind, 0 | 2 | 4) || count > ROUTE_MAX {
+            self.route.unknown = true;
+            return;
+        }
+        let addresses = frame.get(at + 8..).unwrap_or_default();
+        for index in 0..count {
+            match ipv6_at(addresses, index * 16) {
+                Some(address) => self.route.push(address),
+                None => self.route.unknown = true,
+            }
+        }
+    }
+
+    fn transport_header(&mut self, frame: &[u8]) -> Option<Form> {
+        if matches!(self.fragment, Fragment::Later(_)) {
+            return Some(Form::Whole);
+        }
+        let transport = frame.get(self.transport..)?;
+        self.payload = self.transport;
+        let first = matches!(self.fragment, Fragment::First(_));
+        match self.protocol {
+            TCP | UDP if first => {
+                self.source_port = u16_at(transport, 0)?;
+                self.destination_port = u16_at(transport, 2)?;
+                self.payload = self.transport + 8;
+            }
+            TCP => {
+                let header: &[u8; 20] = transport.first_chunk()?;
+                let header_len = usize::from(header[12] >> 4) * 4;
+                if header_len < 20 || transport.len() < header_len {
+                    return None;
+                }
+                self.source_port = u16_at(header, 0)?;
+                self.destination_port = u16_at(header, 2)?;
+                self.tcp_flags = header[13];
+                self.payload = self.transport + header_len;
+            }
+            UDP => {
+                let header: &[u8; 8] = transport.first_chunk()?;
+                let len = usize::from(u16_at(header, 4)?);
+                if len < 8 || transport.len() < len {
+                    return None;
+                }
+                self.source_port = u16_at(header, 0)?;
+                self.destination_port = u16_at(header, 2)?;
+                self.payload = self.transport + 8;
+            }
+            ICMP | ICMPV6 => {
+                let header: &[u8; 8] = transport.first_chunk()?;
+                self.icmp_type = header[0];
+                self.payload = self.transport + 8;
+            }
+            _ => {}
+        }
+        Some(Form::Whole)
+    }
+
+    fn quoted(&mut self, frame: &[u8], at: usize, ipv6: bool) -> Option<Form> {
+        let ports = if ipv6 {
+            let header: &[u8; IPV6_LEN] = frame.get(at..)?.first_chunk()?;
+            self.source = Some(ipv6_at(header, 8)?);
+            self.destination = Some(ipv6_at(header, 24)?);
+            self.protocol = header[6];
+            at + IPV6_LEN
+        } else {
+            let header: &[u8; IPV4_LEN] = frame.get(at..)?.first_chunk()?;
+            let header_len = usize::from(header[0] & 15) * 4;
+            if header_len < IPV4_LEN || u16_at(header, 6)? & 0x1fff != 0 {
+                return None;
+            }
+            self.source = Some(ipv4_at(header, 12)?);
+            self.destination = Some(ipv4_at(header, 16)?);
+            self.protocol = header[9];
+            at + header_len
+        };
+        if !matches!(self.protocol, TCP | UDP) {
+            return None;
+        }
+        self.source_port = u16_at(frame, ports)?;
+        self.destination_port = u16_at(frame, ports + 2)?;
+        Some(Form::Whole)
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
+}
+
+fn ipv4_at(bytes: &[u8], at: usize) -> Option<IpAddr> {
+    bytes.get(at..)?.first_chunk::<4>().map(|bytes| IpAddr::V4(Ipv4Addr::from(*bytes)))
+}
+
+fn ipv6_at(bytes: &[u8], at: usize) -> Option<IpAddr> {
+    bytes.get(at..)?.first_chunk::<16>().map(|bytes| IpAddr::V6(Ipv6Addr::from(*bytes)))
+}

@@ -1,1 +1,157 @@
-//! The `tail` carrier.
+//! The `tail` carrier: a token behind the payload of a first packet (wire.md §4.1, §4.2, §4.5).
+//!
+//! Frames arrive in two forms: with a whole transport checksum, or (from a local sender whose network card would have
+//! finished it) with only the pseudo-header's sum in the field. Both are kept right.
+
+use crate::packet::{Form, Fragment, Packet, TCP, UDP};
+use crate::token::TOKEN_LEN;
+
+/// What the block begins with.
+pub const MAGIC: [u8; 4] = *b"VSF1";
+/// Bytes of the block: magic and token.
+pub const BLOCK_LEN: usize = MAGIC.len() + TOKEN_LEN;
+
+/// The block that carries a token.
+pub fn block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
+    let mut block = [0; BLOCK_LEN];
+    block[..4].copy_from_slice(&MAGIC);
+    block[4..].copy_from_slice(token);
+    block
+}
+
+/// The token at the end of a packet's payload, if one is there.
+pub fn find<'a>(frame: &'a [u8], packet: &Packet) -> Option<&'a [u8; TOKEN_LEN]> {
+    if packet.form != Form::Whole || packet.fragment != Fragment::Whole || !fills_ip(frame, packet) {
+        return None;
+    }
+    let payload = frame.get(packet.payload..packet.end)?;
+    let (rest, token) = payload.split_last_chunk::<TOKEN_LEN>()?;
+    (rest.last_chunk() == Some(&MAGIC)).then_some(token)
+}
+
+/// Whether the transport reaches to the end of the IP packet; UDP may be shorter (RFC 9868).
+fn fills_ip(frame: &[u8], packet: &Packet) -> bool {
+    match packet.protocol {
+        TCP => true,
+        UDP => be16(frame, packet.transport + 4).is_some_and(|len| usize::from(len) == packet.end - packet.transport),
+        _ => false,
+    }
+}
+
+/// Takes the block off again: `frame` gets the lengths and checksums of the packet that was sent; the result is the
+/// frame's new length (link padding goes too). `None` if there is no block to take off.
+pub fn strip(frame: &mut [u8], packet: &Packet) -> Option<usize> {
+    find(frame, packet)?;
+    let start = packet.end.checked_sub(BLOCK_LEN)?;
+    let mut block = [0; BLOCK_LEN];
+    block.copy_from_slice(frame.get(start..packet.end)?);
+    resize(frame, packet, start, Change::Remove(&block))?;
+    Some(start)
+}
+
+/// Puts the block behind the payload: `frame` must have room for [`BLOCK_LEN`] bytes behind `packet.end`, and nothing
+/// else there. The result is the frame's new length.
+pub fn append(frame: &mut [u8], packet: &Packet, block: &[u8; BLOCK_LEN]) -> Option<usize> {
+    if packet.form != Form::Whole || packet.fragment != Fragment::Whole || !fills_ip(frame, packet) {
+        return None;
+    }
+    let end = packet.end.checked_add(BLOCK_LEN)?;
+    frame.get_mut(packet.end..end)?.copy_from_slice(block);
+    resize(frame, packet, end, Change::Add(block))?;
+    Some(end)
+}
+
+enum Change<'a> {
+    Add(&'a [u8; BLOCK_LEN]),
+    Remove(&'a [u8; BLOCK_LEN]),
+}
+
+fn resize(frame: &mut [u8], packet: &Packet, end: usize, change: Change<'_>) -> Option<()> {
+    let partial = checksum_is_partial(frame, packet)?;
+    let old_len = u16::try_from(packet.end - packet.transport).ok()?;
+    let new_len = u16::try_from(end.checked_sub(packet.transport)?).ok()?;
+    let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
+    let old = be16(frame, field)?;
+    if !(packet.protocol == UDP && old == 0) {
+        let checksum = if partial {
+            fold(pseudo_header(packet, new_len))
+        } else {
+            let odd = (packet.end.min(end) - packet.transport) % 2 == 1;
+            let (added, removed) = match change {
+                Change::Add(block) => (sum(block, odd), 0),
+                Change::Remove(block) => (0, sum(block, odd)),
+            };
+            let mut changed = replace(old, old_len, new_len);
+            if packet.protocol == UDP {
+                // UDP's length counts twice: in its header and in the pseudo-header.
+                changed = replace(changed, old_len, new_len);
+            }
+            changed = replace(changed, fold(removed), fold(added));
+            if packet.protocol == UDP && changed == 0 { 0xffff } else { changed }
+        };
+        put16(frame, field, checksum)?;
+    }
+    if packet.protocol == UDP {
+        put16(frame, packet.transport + 4, new_len)?;
+    }
+    let ip_len = u16::try_from(end.checked_sub(packet.network)?).ok()?;
+    if packet.ipv6() {
+        put16(frame, packet.network + 4, ip_len.checked_sub(40)?)
+    } else {
+        let old_ip_len = be16(frame, packet.network + 2)?;
+        let checksum = replace(be16(frame, packet.network + 10)?, old_ip_len, ip_len);
+        put16(frame, packet.network + 10, checksum)?;
+        put16(frame, packet.network + 2, ip_len)
+    }
+}
+
+/// Whether the transport's checksum field holds only the pseudo-header's sum. A whole checksum that happens to have
+/// the same value is recognised by summing the packet up.
+pub fn checksum_is_partial(frame: &[u8], packet: &Packet) -> Option<bool> {
+    let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
+    let len = u16::try_from(packet.end - packet.transport).ok()?;
+    let pseudo = pseudo_header(packet, len);
+    if be16(frame, field)? != fold(pseudo) {
+        return Some(false);
+    }
+    Some(fold(pseudo + sum(frame.get(packet.transport..packet.end)?, false)) != 0xffff)
+}
+
+/// The sum of the pseudo-header (RFC 9293, RFC 8200) with this transport length.
+pub fn pseudo_header(packet: &Packet, len: u16) -> u32 {
+    let address = |address| match address {
+        Some(core::net::IpAddr::V4(a)) => sum(&a.octets(), false),
+        Some(core::net::IpAddr::V6(a)) => sum(&a.octets(), false),
+        None => 0,
+    };
+    address(packet.source) + address(packet.destination) + u32::from(packet.protocol) + u32::from(len)
+}
+
+/// The sum of big-endian 16-bit words; with `odd`, of bytes that begin in the middle of a word.
+pub fn sum(bytes: &[u8], odd: bool) -> u32 {
+    bytes
+        .iter()
+        .enumerate()
+        .map(|(index, byte)| u32::from(*byte) << if (index % 2 == 0) != odd { 8 } else { 0 })
+        .fold(0, u32::wrapping_add)
+}
+
+/// Folds a sum to 16 bits, one's complement.
+pub const fn fold(sum: u32) -> u16 {
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+/// A checksum after one summand became another (RFC 1624, equation 3).
+const fn replace(checksum: u16, old: u16, new: u16) -> u16 {
+    !fold(!checksum as u32 + !old as u32 + new as u32)
+}
+
+fn be16(frame: &[u8], at: usize) -> Option<u16> {
+    frame.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
+}
+
+fn put16(frame: &mut [u8], at: usize, value: u16) -> Option<()> {
+    *frame.get_mut(at..)?.first_chunk_mut()? = value.to_be_bytes();
+    Some(())
+}

@@ -1,0 +1,449 @@
+/* The agent's hooks: tc egress puts tokens into first packets, tc ingress notices which UDP flows were answered.
+ *
+ * Touches only TCP SYNs and UDP datagrams to protected destinations from sockets whose owner has logged in (wire.md
+ * §4.1, §4.2). Where the grant is missing, the packet goes to user space, which sends it again once the grant is there. */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include "layout.h"
+
+typedef struct __sk_buff context;
+
+static __always_inline __u32 frame_length(context *ctx)
+{
+	return ctx->len;
+}
+
+static __always_inline long load(context *ctx, __u32 at, void *to, __u32 len)
+{
+	return bpf_skb_load_bytes(ctx, at, to, len);
+}
+
+#include "parse.h"
+#include "mac.h"
+#include "checksum.h"
+
+enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" as it lies in memory */ };
+enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
+enum { CGROUP_LEVELS = 8 };
+/* Every IPv6 path carries this much (RFC 8200), and in practice every IPv4 path. A longer datagram is preceded. */
+enum { SAFE_MTU = 1280 };
+/* A perf record holds less than 64 KiB. */
+enum { HELD_MAX = 32768 };
+
+const volatile struct agent_config config SEC(".rodata.config") = {};
+
+enum { LOOPBACK = 1 };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, AGENT_COUNTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+/* What to add to the boot clock for Unix time by the authority's clock, in nanoseconds. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} clock SEC(".maps");
+
+/* Never repeats within a second, whoever sends (wire.md §3.8). */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} nonces SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct owner);
+	__type(value, __u32);
+} owners SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct grant_slot);
+	__type(value, struct grant_entry);
+} grants SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, struct conversation);
+} conversations SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(__u32));
+} held SEC(".maps");
+
+/* Cookie of the socket through which user space sends held packets again; their mark is their subject. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} injector SEC(".maps");
+
+struct block {
+	__u32 magic;
+	__u64 header[2];
+	__be32 time, nonce;
+	__u32 tag[3];
+} __attribute__((packed));
+
+/* The block being made, and what it is made of: too large for the stack. While `ahead` is set it waits for the copy of
+ * a packet that is to carry it alone, on its way out ahead of the packet; the copy passes this program on the same core
+ * before the call that made it returns. */
+struct work {
+	struct block block;
+	__u32 ahead;
+	__u64 message[4];
+	__u64 tag[2];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct work);
+} works SEC(".maps");
+
+static __always_inline int leave(__u32 counter)
+{
+	__u64 *count = bpf_map_lookup_elem(&counters, &counter);
+
+	if (count)
+		*count += 1;
+	return TC_ACT_UNSPEC;
+}
+
+static __always_inline int refuse(__u32 counter)
+{
+	leave(counter);
+	return TC_ACT_SHOT;
+}
+
+static __always_inline __u32 now(void)
+{
+	__u32 zero = 0;
+	__u64 *offset = bpf_map_lookup_elem(&clock, &zero);
+
+	return (__u32)((bpf_ktime_get_boot_ns() + (offset ? *offset : 0)) / 1000000000);
+}
+
+/* The subject whose packet this is, or 0. A cgroup's setting comes before its user's. */
+static __noinline __u32 subject_of(context *ctx)
+{
+	struct owner owner = {};
+	__u32 zero = 0, *subject;
+	__u64 *cookie;
+
+	if (!ctx->sk) {
+		owner.kind = OWNER_FORWARDED;
+		subject = bpf_map_lookup_elem(&owners, &owner);
+		return subject ? *subject : 0;
+	}
+	cookie = bpf_map_lookup_elem(&injector, &zero);
+	if (cookie && *cookie && *cookie == bpf_get_socket_cookie(ctx))
+		return ctx->mark;
+	if (config.match_cgroups) {
+		owner.kind = OWNER_CGROUP;
+		for (int level = CGROUP_LEVELS; level > 0; level--) {
+			owner.id = bpf_skb_ancestor_cgroup_id(ctx, level);
+			subject = owner.id ? bpf_map_lookup_elem(&owners, &owner) : 0;
+			if (subject)
+				return *subject;
+		}
+	}
+	owner.kind = OWNER_USER;
+	owner.id = bpf_get_socket_uid(ctx);
+	subject = bpf_map_lookup_elem(&owners, &owner);
+	return subject ? *subject : 0;
+}
+
+static __noinline int hold(context *ctx, const struct grant_slot *slot)
+{
+	struct held_header header = {
+		.slot = *slot,
+		.interface = ctx->ifindex,
+		.length = ctx->len,
+		.segment = ctx->gso_segs > 1 ? ctx->gso_size : 0,
+	};
+	__u64 length = ctx->len;
+
+	if (length > HELD_MAX)
+		length = HELD_MAX;
+	if (bpf_perf_event_output(ctx, &held, BPF_F_CURRENT_CPU | length << 32, &header, sizeof(header)))
+		return refuse(AGENT_HOLD_FAILED);
+	leave(AGENT_HELD);
+	if (!config.tcx)
+		return TC_ACT_STOLEN;
+	/* TCX knows no TC_ACT_STOLEN: the packet ends on the loopback interface, which drops what is for others. */
+	return config.link_header ? bpf_redirect(LOOPBACK, 0) : TC_ACT_SHOT;
+}
+
+static __noinline int make_block(const struct packet *p, const struct grant_entry *grant, struct work *work)
+{
+	__u64 *message = work->message, *tag = work->tag, service = p->flow.protocol | (__u64)p->flow.server_port << 16;
+	__u32 zero = 0, words, *nonce = bpf_map_lookup_elem(&nonces, &zero);
+	struct block *block = &work->block;
+
+	if (!nonce)
+		return -1;
+	block->magic = MAGIC;
+	block->header[0] = grant->header[0];
+	block->header[1] = grant->header[1];
+	block->time = bpf_htonl(now());
+	block->nonce = bpf_htonl(__sync_fetch_and_add(nonce, 1));
+	message[0] = block->time | (__u64)block->nonce << 32;
+	if (p->flow.family == 4) {
+		message[1] = *(__u32 *)p->flow.server | service << 32;
+		words = 2;
+	} else {
+		__builtin_memcpy(message + 1, p->flow.server, 16);
+		message[3] = service;
+		words = 4;
+	}
+	mac(grant->suite, grant->key, message, words, tag);
+	block->tag[0] = (__u32)tag[0];
+	block->tag[1] = (__u32)(tag[0] >> 32);
+	block->tag[2] = (__u32)tag[1];
+	return 0;
+}
+
+/* Sets the lengths in the IP header, and its checksum. */
+static __always_inline long set_ip_length(context *ctx, const struct packet *p, __u32 end)
+{
+	__be16 old, new;
+
+	if (p->flow.family == 6) {
+		new = bpf_htons(end - p->network - IPV6_LEN);
+		return bpf_skb_store_bytes(ctx, p->network + 4, &new, 2, 0);
+	}
+	if (load(ctx, p->network + 2, &old, 2))
+		return -1;
+	new = bpf_htons(end - p->network);
+	return bpf_l3_csum_replace(ctx, p->network + 10, old, new, 2) ?:
+	       bpf_skb_store_bytes(ctx, p->network + 2, &new, 2, 0);
+}
+
+/* Puts the block behind the payload. The helpers know whether the network card is to finish the checksum. */
+static __noinline int append(context *ctx, const struct packet *p, const struct block *block)
+{
+	__u32 udp = p->flow.protocol == IP_UDP, field = p->transport + (udp ? 6 : 16);
+	__u64 mangled = udp ? BPF_F_MARK_MANGLED_0 : 0;
+	__be16 old_len = bpf_htons(p->end - p->transport), new_len = bpf_htons(p->end - p->transport + TAIL_LEN);
+	__u16 added;
+
+	if (bpf_skb_change_tail(ctx, p->end + TAIL_LEN, 0) || bpf_skb_store_bytes(ctx, p->end, block, TAIL_LEN, 0))
+		return -1;
+	added = shift(fold(bpf_csum_diff(0, 0, (__u32 *)block, TAIL_LEN, 0)), (p->end - p->transport) & 1);
+	if (udp && (bpf_skb_store_bytes(ctx, p->transport + 4, &new_len, 2, 0) ||
+		    bpf_l4_csum_replace(ctx, field, old_len, new_len, mangled | 2)))
+		return -1;
+	if (bpf_l4_csum_replace(ctx, field, 0, added, mangled) ||
+	    bpf_l4_csum_replace(ctx, field, old_len, new_len, BPF_F_PSEUDO_HDR | mangled | 2))
+		return -1;
+	return set_ip_length(ctx, p, p->end + TAIL_LEN) ? -1 : 0;
+}
+
+static __always_inline __u32 pseudo_header(const struct packet *p, __u16 len)
+{
+	__u32 sum = bpf_htons(p->flow.protocol) + bpf_htons(len);
+	const __u16 *source = (const __u16 *)p->flow.client, *destination = (const __u16 *)p->flow.server;
+
+#pragma unroll
+	for (int i = 0; i < 8; i++) /* an IPv4 address leaves zeros behind it */
+		sum += source[i] + destination[i];
+	return sum;
+}
+
+/* Turns the copy of a datagram into one that holds the block alone (wire.md §4.2). */
+static __noinline int go_ahead(context *ctx, const struct packet *p, const struct block *block)
+{
+	__u32 end = p->payload + TAIL_LEN, field = p->transport + 6;
+	struct udp udp;
+	__u16 before, probed;
+
+	if (load(ctx, p->transport, &udp, sizeof(udp)))
+		return -1;
+	/* A change that is not the pseudo-header's only shows where no network card finishes the checksum. */
+	before = udp.checksum;
+	if (bpf_l4_csum_replace(ctx, field, 0, 1, 0) || load(ctx, field, &probed, 2))
+		return -1;
+	if (bpf_skb_change_tail(ctx, end, 0) || bpf_skb_store_bytes(ctx, p->payload, block, TAIL_LEN, 0))
+		return -1;
+	udp.len = bpf_htons(sizeof(udp) + TAIL_LEN);
+	if (before) {
+		__u32 sum = pseudo_header(p, sizeof(udp) + TAIL_LEN);
+
+		if (probed != before) {
+			sum += udp.source + udp.destination + udp.len;
+			sum += fold(bpf_csum_diff(0, 0, (__u32 *)block, TAIL_LEN, 0));
+			udp.checksum = ~fold(sum);
+			if (!udp.checksum)
+				udp.checksum = 0xffff;
+		} else {
+			udp.checksum = fold(sum);
+		}
+	}
+	if (bpf_skb_store_bytes(ctx, p->transport, &udp, sizeof(udp), 0))
+		return -1;
+	if (p->fragment == FRAGMENT_FIRST && p->flow.family == 4) {
+		__be16 old, whole;
+
+		if (load(ctx, p->network + 6, &old, 2))
+			return -1;
+		whole = old & bpf_htons(0xc000);
+		if (bpf_l3_csum_replace(ctx, p->network + 10, old, whole, 2) ||
+		    bpf_skb_store_bytes(ctx, p->network + 6, &whole, 2, 0))
+			return -1;
+	} else if (p->fragment == FRAGMENT_FIRST) {
+		__be16 whole = 0;
+
+		if (bpf_skb_store_bytes(ctx, p->fragment_at + 2, &whole, 2, 0))
+			return -1;
+	}
+	return set_ip_length(ctx, p, end) ? -1 : 0;
+}
+
+static __always_inline int has_no_room(const context *ctx, const struct packet *p)
+{
+	return ctx->gso_segs > 1 || p->fragment == FRAGMENT_FIRST || p->payload == p->end || !p->fills_ip ||
+	       p->end - p->network + TAIL_LEN > SAFE_MTU;
+}
+
+static __noinline int send_token(context *ctx, const struct packet *p, const struct grant_entry *grant)
+{
+	__u32 zero = 0;
+	struct work *work = bpf_map_lookup_elem(&works, &zero);
+
+	if (!work || make_block(p, grant, work))
+		return refuse(AGENT_FAILED);
+	if (p->flow.protocol == IP_TCP || !has_no_room(ctx, p))
+		return append(ctx, p, &work->block) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
+	work->ahead = 1;
+	bpf_clone_redirect(ctx, ctx->ifindex, 0);
+	work->ahead = 0;
+	return leave(AGENT_ALONE);
+}
+
+/* Whether this UDP flow needs a token now (wire.md §4.1). */
+static __always_inline int udp_needs_token(const struct packet *p, __u32 time)
+{
+	struct conversation *conversation = bpf_map_lookup_elem(&conversations, &p->flow);
+
+	if (!conversation) {
+		struct conversation fresh = { .token = time };
+
+		bpf_map_update_elem(&conversations, &p->flow, &fresh, BPF_ANY);
+		return 1;
+	}
+	if (conversation->answered && (__s32)(time - conversation->token) < UDP_TOKEN_EVERY)
+		return 0;
+	conversation->token = time;
+	return 1;
+}
+
+/* Settles the bulk of traffic with a glance: 1 if the packet can't be a first packet. */
+static __always_inline int is_other(context *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct ipv4 *ip;
+	struct prefix4 key = { .length = 32 };
+
+	if (config.link_header != ETHER_LEN || ctx->protocol != bpf_htons(0x0800))
+		return 0;
+	ip = data + ETHER_LEN;
+	if (data + ETHER_LEN + IPV4_LEN + sizeof(struct tcp) > end || ip->version_ihl != 0x45)
+		return 0;
+	if (ip->protocol == IP_TCP && !(ip->fragment & bpf_htons(0x1fff))) {
+		struct tcp *tcp = data + ETHER_LEN + IPV4_LEN;
+
+		if ((tcp->flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+			return 1;
+	}
+	__builtin_memcpy(key.address, ip->destination, 4);
+	return !bpf_map_lookup_elem(&protected4, &key);
+}
+
+SEC("tc")
+int insert(struct __sk_buff *skb)
+{
+	struct packet p = {};
+	struct grant_slot slot = {};
+	struct grant_entry *grant;
+	struct services *services;
+	__u32 zero = 0, time;
+	struct work *work;
+
+	if (is_other(skb))
+		return leave(AGENT_OTHER);
+	if (parse(skb, &p, config.link_header, skb->protocol) != FORM_WHOLE || p.fragment == FRAGMENT_LATER)
+		return leave(AGENT_OTHER);
+	if (p.flow.protocol != IP_UDP &&
+	    (p.flow.protocol != IP_TCP || (p.tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN || p.fragment))
+		return leave(AGENT_OTHER);
+	services = services_of(p.flow.family, p.flow.server);
+	if (!services || !covers(services, p.flow.protocol, bpf_ntohs(p.flow.server_port)))
+		return leave(AGENT_OTHER);
+	work = bpf_map_lookup_elem(&works, &zero);
+	if (work && work->ahead) {
+		work->ahead = 0;
+		return go_ahead(skb, &p, &work->block) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
+	}
+	slot.subject = subject_of(skb);
+	if (!slot.subject)
+		return leave(AGENT_PLAIN);
+	slot.port = p.flow.server_port;
+	slot.protocol = p.flow.protocol;
+	slot.family = p.flow.family;
+	__builtin_memcpy(slot.address, p.flow.server, 16);
+	time = now();
+	grant = bpf_map_lookup_elem(&grants, &slot);
+	if (!grant || grant->until <= time)
+		return hold(skb, &slot);
+	if (grant->plain)
+		return leave(AGENT_PLAIN);
+	if (p.flow.protocol == IP_UDP && !udp_needs_token(&p, time))
+		return leave(AGENT_CONVERSATION);
+	return send_token(skb, &p, grant);
+}
+
+/* A datagram from a protected service back to us: its flow is known to the verifier. */
+SEC("tc")
+int notice(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
+	struct conversation *conversation;
+	struct packet p = {};
+	struct flow_key key = {};
+
+	if (config.link_header == ETHER_LEN && skb->protocol == bpf_htons(0x0800) && data + ETHER_LEN + IPV4_LEN <= end &&
+	    ((struct ipv4 *)(data + ETHER_LEN))->protocol != IP_UDP)
+		return TC_ACT_UNSPEC;
+	if (parse(skb, &p, config.link_header, skb->protocol) != FORM_WHOLE || p.flow.protocol != IP_UDP || p.fragment)
+		return TC_ACT_UNSPEC;
+	__builtin_memcpy(key.client, p.flow.server, 16);
+	__builtin_memcpy(key.server, p.flow.client, 16);
+	key.client_port = p.flow.server_port;
+	key.server_port = p.flow.client_port;
+	key.protocol = IP_UDP;
+	key.family = p.flow.family;
+	conversation = bpf_map_lookup_elem(&conversations, &key);
+	if (conversation)
+		conversation->answered = 1;
+	return TC_ACT_UNSPEC;
+}
+
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,207 @@
+/* What a verifier remembers: flows, grants in use, tokens seen, fragments (wire.md §6.3 to §6.6).
+ *
+ * Every table is bounded. Flows and grants are never evicted to make room: a full table refuses new ones, so that nobody
+ * can push somebody else out. */
+#pragma once
+#include "drop_reason.h"
+#include "token.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__type(key, __u64);
+	__type(value, struct grant_use);
+} grants SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct flow_key); /* the ports' place holds the identification */
+	__type(value, __u32);
+} fragments SEC(".maps");
+
+/* Tokens seen, in buckets of eight found by their tag. An entry whose token the clock check refuses anyway is free, so
+ * the table needs no upkeep; a bucket full of live tokens refuses more. */
+#define REPLAY_ENTRIES 8
+
+struct replay_bucket {
+	struct bpf_spin_lock lock;
+	struct {
+		__u32 time;
+		__u32 tag[3];
+	} entries[REPLAY_ENTRIES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 65536);
+	__type(key, __u32);
+	__type(value, struct replay_bucket);
+} replays SEC(".maps");
+
+static __always_inline __u32 idle_limit(const struct flow_key *key, const struct flow *flow)
+{
+	if (key->protocol != IP_TCP)
+		return config.udp_idle;
+	return flow->closing ? config.closing_idle : config.tcp_idle;
+}
+
+static __always_inline int flow_is_live(const struct flow_key *key, const struct flow *flow, __u32 time)
+{
+	/* Signed: the clock may have been set back since. */
+	return (__s32)(time - flow->seen) <= (__s32)idle_limit(key, flow);
+}
+
+static __always_inline struct flow *live_flow(const struct flow_key *key, __u32 time)
+{
+	struct flow *flow = bpf_map_lookup_elem(&flows, key);
+
+	return flow && flow_is_live(key, flow, time) ? flow : 0;
+}
+
+static __always_inline void refresh(struct flow *flow, const struct packet *p, __u32 time)
+{
+	flow->seen = time;
+	flow->packets += 1;
+	flow->bytes += p->end - p->network;
+	flow->closing = p->flow.protocol == IP_TCP && p->tcp_flags & (TCP_FIN | TCP_RST);
+}
+
+static __always_inline struct flow_key fragment_key(const struct packet *p)
+{
+	struct flow_key key = p->flow;
+
+	key.client_port = (__be16)(p->fragment_id >> 16);
+	key.server_port = (__be16)p->fragment_id;
+	return key;
+}
+
+static __always_inline void remember_fragment(const struct packet *p)
+{
+	struct flow_key key = fragment_key(p);
+	__u32 time = now();
+
+	bpf_map_update_elem(&fragments, &key, &time, BPF_ANY);
+}
+
+enum { FRAGMENT_LIFE = 30 /* seconds, as Linux keeps fragments */ };
+
+static __always_inline int fragment_known(const struct packet *p)
+{
+	struct flow_key key = fragment_key(p);
+	__u32 *time = bpf_map_lookup_elem(&fragments, &key);
+
+	return time && now() - *time <= FRAGMENT_LIFE;
+}
+
+/* CONTINUE if the token is new and remembered. The eight entries are looked at under the bucket's lock, so that of two
+ * copies on two cores one wins. */
+__noinline int first_use(const struct token *token)
+{
+	__u32 time, t0, t1, t2, index, clock_now, taken = 0, done = 0;
+	struct replay_bucket *bucket;
+	__u64 hash;
+
+	if (!token)
+		return DROP_REPLAYED;
+	time = bpf_ntohl(token->block.time);
+	t0 = token->block.tag[0];
+	t1 = token->block.tag[1];
+	t2 = token->block.tag[2];
+	clock_now = token->now;
+	hash = ((__u64)t0 << 32 | t1) ^ config.replay_seed;
+	hash *= 0x9e3779b97f4a7c15ULL;
+	index = (hash >> 32) & config.replay_mask;
+	bucket = bpf_map_lookup_elem(&replays, &index);
+	if (!bucket)
+		return DROP_FLOW_LIMIT;
+	bpf_spin_lock(&bucket->lock);
+#pragma unroll
+	for (int i = 0; i < REPLAY_ENTRIES; i++) {
+		if (bucket->entries[i].time == time && bucket->entries[i].tag[0] == t0 &&
+		    bucket->entries[i].tag[1] == t1 && bucket->entries[i].tag[2] == t2)
+			taken = 1;
+	}
+#pragma unroll
+	for (int i = 0; i < REPLAY_ENTRIES; i++) {
+		if (!taken && !done && (__s32)(clock_now - bucket->entries[i].time) > CLOCK_SKEW_MAX) {
+			bucket->entries[i].time = time;
+			bucket->entries[i].tag[0] = t0;
+			bucket->entries[i].tag[1] = t1;
+			bucket->entries[i].tag[2] = t2;
+			done = 1;
+		}
+	}
+	bpf_spin_unlock(&bucket->lock);
+	if (taken)
+		return DROP_REPLAYED;
+	return done ? CONTINUE : DROP_FLOW_LIMIT;
+}
+
+static __always_inline int same_flow(const struct flow_key *one, const struct flow_key *other)
+{
+	const __u64 *a = (const __u64 *)one, *b = (const __u64 *)other;
+
+	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3] && a[4] == b[4];
+}
+
+static __always_inline void release_grant(__u64 handle)
+{
+	struct grant_use *use = bpf_map_lookup_elem(&grants, &handle);
+
+	if (use)
+		__sync_fetch_and_sub(&use->flows, 1);
+}
+
+/* CONTINUE if the token is used for the first time and the flow is in the table: replay, then flow limit. */
+__noinline int admit_flow(struct packet *p, const struct token *token)
+{
+	struct flow fresh = {}, *flow;
+	struct grant_use *use;
+	__u64 handle;
+	int outcome = first_use(token);
+
+	if (outcome != CONTINUE || !p || !token)
+		return outcome;
+	handle = p->handle;
+	fresh.handle = handle;
+	fresh.since = token->now;
+	flow = live_flow(&p->flow, token->now);
+	if (flow && flow->handle == handle) {
+		/* UDP was counted when its flow was looked up. */
+		if (p->flow.protocol == IP_TCP)
+			refresh(flow, p, token->now);
+		return CONTINUE;
+	}
+	use = bpf_map_lookup_elem(&grants, &handle);
+	if (!use) {
+		struct grant_use first = { .expires = token->expires, .first = p->flow };
+
+		bpf_map_update_elem(&grants, &handle, &first, BPF_NOEXIST);
+		use = bpf_map_lookup_elem(&grants, &handle);
+		if (!use)
+			return DROP_FLOW_LIMIT;
+	}
+	if (token->block.flags & FLAG_SINGLE && !same_flow(&use->first, &p->flow))
+		return DROP_FLOW_LIMIT;
+	if (__sync_fetch_and_add(&use->flows, 1) >= config.flows_per_grant) {
+		__sync_fetch_and_sub(&use->flows, 1);
+		return DROP_FLOW_LIMIT;
+	}
+	refresh(&fresh, p, token->now);
+	flow = bpf_map_lookup_elem(&flows, &p->flow);
+	if (flow && !flow->adopted)
+		release_grant(flow->handle);
+	if (bpf_map_update_elem(&flows, &p->flow, &fresh, BPF_ANY)) {
+		__sync_fetch_and_sub(&use->flows, 1);
+		return DROP_FLOW_LIMIT;
+	}
+	return CONTINUE;
+}

@@ -1,0 +1,23 @@
+/* The Internet checksum (RFC 1071, RFC 1624). Words are taken as they lie in memory: one's complement sums don't mind
+ * the byte order as long as every summand has the same. */
+#pragma once
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+static __always_inline __u16 fold(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (sum & 0xffff) + (sum >> 16);
+}
+
+/* A checksum after one summand became another. */
+static __always_inline __u16 replace(__u16 checksum, __u16 old, __u16 new)
+{
+	return ~fold((__u32)(__u16)~checksum + (__u16)~old + new);
+}
+
+/* The folded sum of bytes that begin at an odd offset. */
+static __always_inline __u16 shift(__u16 sum, int odd)
+{
+	return odd ? (__u16)(sum << 8 | sum >> 8) : sum;
+}

@@ -1,0 +1,140 @@
+/* Layouts of the maps, byte for byte as crates/wire/src/map.rs has them; datapath checks that they agree. */
+#pragma once
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+#define SERVICES_MAX 32
+
+struct verifier_config {
+	__u64 replay_seed; /* picks the bucket, so that holders of grants can't aim at one */
+	__u32 replay_mask; /* buckets less one; a power of two */
+	__u32 epoch_length;
+	__u32 max_lifetime;
+	__u32 flows_per_grant;
+	__u32 tcp_idle;
+	__u32 udp_idle;
+	__u32 closing_idle;
+	__u32 samples_per_second;
+	__u32 observe;
+	__u32 reserved;
+};
+
+struct agent_config {
+	__u32 link_header; /* bytes: 14, or 0 on links without one */
+	__u32 tcx;
+	__u32 match_cgroups;
+	__u32 reserved;
+};
+
+struct flow_key {
+	__u8 client[16];
+	__u8 server[16];
+	__be16 client_port;
+	__be16 server_port;
+	__u8 protocol;
+	__u8 family;
+	__u8 reserved[2];
+};
+
+struct flow {
+	__u64 handle;
+	__u64 bytes;
+	__u64 packets;
+	__u32 since;
+	__u32 seen;
+	__u8 closing;
+	__u8 adopted;
+	__u8 reserved[6];
+};
+
+struct grant_use {
+	__u32 flows;
+	__u32 expires;
+	struct flow_key first;
+};
+
+struct epoch_key {
+	__u64 epoch;
+	__u64 siphash[2];
+	__u64 aes[2];
+};
+
+struct prefix4 {
+	__u32 length;
+	__u8 address[4];
+};
+
+struct prefix6 {
+	__u32 length;
+	__u8 address[16];
+};
+
+struct service {
+	__u8 protocol;
+	__u8 reserved;
+	__u16 first_port;
+	__u16 last_port;
+};
+
+struct services {
+	__u32 count;
+	struct service spans[SERVICES_MAX];
+};
+
+struct drop_sample {
+	__u64 handle;
+	struct flow_key flow;
+	__u32 interface;
+	__u16 length;
+	__u8 reason;
+	__u8 observed;
+};
+
+struct owner {
+	__u32 kind;
+	__u32 reserved;
+	__u64 id;
+};
+
+enum owner_kind { OWNER_USER = 1, OWNER_CGROUP = 2, OWNER_FORWARDED = 3 };
+
+struct grant_slot {
+	__u32 subject;
+	__be16 port;
+	__u8 protocol;
+	__u8 family;
+	__u8 address[16];
+};
+
+struct grant_entry {
+	__u32 until;
+	__u8 plain;
+	__u8 suite;
+	__u8 reserved[2];
+	__u64 header[2];
+	__u64 key[2];
+};
+
+struct conversation {
+	__u32 token;
+	__u32 answered;
+};
+
+struct held_header {
+	struct grant_slot slot;
+	__u32 interface;
+	__u32 length;
+	__u32 segment;
+};
+
+enum agent_counter {
+	AGENT_OTHER = 0,
+	AGENT_TOKENS = 1,
+	AGENT_ALONE = 2,
+	AGENT_HELD = 3,
+	AGENT_HOLD_FAILED = 4,
+	AGENT_PLAIN = 5,
+	AGENT_CONVERSATION = 6,
+	AGENT_FAILED = 7,
+	AGENT_COUNTERS = 16,
+};

@@ -1,0 +1,336 @@
+/* Where things lie in a frame. The same rules as crates/wire/src/packet.rs, which states them; the case table and the
+ * differential fuzzer hold the two together.
+ *
+ * Whoever includes this defines `context`, `frame_length(ctx)` and `load(ctx, offset, to, length)`; the latter returns 0
+ * or a negative error. */
+#pragma once
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include "layout.h"
+#include "services.h"
+
+enum { ETHER_LEN = 14, VLAN_TAGS_MAX = 2, IPV4_LEN = 20, IPV6_LEN = 40, EXTENSION_HEADERS_MAX = 8, ROUTE_MAX = 9 };
+enum { IP_ICMP = 1, IP_TCP = 6, IP_UDP = 17, IP_ICMPV6 = 58 };
+enum { IP_HOP_BY_HOP = 0, IP_ROUTING = 43, IP_FRAGMENT = 44, IP_AUTHENTICATION = 51, IP_DESTINATION_OPTIONS = 60 };
+enum { TCP_FIN = 1, TCP_SYN = 2, TCP_RST = 4, TCP_ACK = 16 };
+
+enum form { FORM_BROKEN = 0, FORM_NOT_IP = 1, FORM_WHOLE = 2 };
+enum fragment { FRAGMENT_WHOLE = 0, FRAGMENT_FIRST = 1, FRAGMENT_LATER = 2 };
+
+struct packet {
+	struct flow_key flow; /* client = source, server = destination; family 0 while the addresses are unknown */
+	__u64 handle; /* of its token's grant, once that was read */
+	__u32 network;
+	__u32 transport;
+	__u32 payload;
+	__u32 end;
+	__u32 fragment_id;
+	__u32 fragment_at; /* IPv6: where the fragment header is */
+	__u8 fragment;
+	__u8 tcp_flags;
+	__u8 hop_limit;
+	__u8 icmp_type;
+	__u8 routed; /* a source route leads, or may lead, to something protected */
+	__u8 fills_ip; /* the transport reaches to the end of the IP packet; UDP may be shorter (RFC 9868) */
+	__u8 reserved[2];
+};
+
+struct ipv4 {
+	__u8 version_ihl, tos;
+	__be16 total_len, id, fragment;
+	__u8 ttl, protocol;
+	__be16 checksum;
+	__u8 source[4], destination[4];
+};
+
+struct ipv6 {
+	__u8 version_class, class_label[3];
+	__be16 payload_len;
+	__u8 next, hop_limit;
+	__u8 source[16], destination[16];
+};
+
+struct tcp {
+	__be16 source, destination;
+	__be32 sequence, acknowledgement;
+	__u8 offset, flags;
+	__be16 window, checksum, urgent;
+};
+
+struct udp {
+	__be16 source, destination, len, checksum;
+};
+
+/* Functions that are not static are checked by the kernel once, on their own, instead of in every state that a caller
+ * may be in; their pointers may be null as far as it knows. */
+
+/* Whether an option's source route leads to something protected (RFC 791): pointers count from 1, the first is at 4. */
+__noinline int parse_ipv4_route(context *ctx, __u32 at, __u32 len)
+{
+	__u8 pointer = 0;
+
+	if (len < 3 || load(ctx, at + 2, &pointer, 1) || pointer < 4)
+		return 1;
+	if (pointer > len)
+		return 0;
+	for (__u32 i = 0; i < ROUTE_MAX; i++) {
+		__u8 hop[4];
+
+		if (3 + 4 * i + 4 > len)
+			break;
+		if (load(ctx, at + 3 + 4 * i, hop, 4) || services_of(4, hop))
+			return 1;
+	}
+	return 0;
+}
+
+struct options {
+	context *ctx;
+	__u32 at;
+	__u32 end;
+	__u32 form;
+	__u32 routed;
+};
+
+static long parse_ipv4_option(__u32 index, struct options *options)
+{
+	__u8 kind, len;
+
+	if (options->at >= options->end) {
+		options->form = FORM_WHOLE;
+		return 1;
+	}
+	if (load(options->ctx, options->at, &kind, 1))
+		return 1;
+	if (kind == 0) {
+		options->form = FORM_WHOLE;
+		return 1;
+	}
+	if (kind == 1) {
+		options->at++;
+		return 0;
+	}
+	if (options->at + 1 >= options->end || load(options->ctx, options->at + 1, &len, 1))
+		return 1;
+	if (len < 2 || options->at + len > options->end)
+		return 1;
+	if (kind == 131 || kind == 137)
+		options->routed |= parse_ipv4_route(options->ctx, options->at, len);
+	options->at += len;
+	return 0;
+}
+
+/* IPv4 options: their form, and source routes to something protected. */
+__noinline int parse_ipv4_options(context *ctx, struct packet *p, __u32 options_end)
+{
+	struct options options = { .ctx = ctx, .end = options_end, .form = FORM_BROKEN };
+
+	if (!p)
+		return FORM_BROKEN;
+	options.at = p->network + IPV4_LEN;
+	bpf_loop(41, parse_ipv4_option, &options, 0);
+	if (options.routed)
+		p->routed = 1;
+	return options.form;
+}
+
+/* Routing headers of types 0, 2 and 4 list whole addresses behind eight bytes. */
+__noinline int parse_ipv6_route(context *ctx, struct packet *p, __u32 at, __u32 len, __u32 kind)
+{
+	__u32 count = len / 2;
+
+	if (!p)
+		return 0;
+	if ((kind != 0 && kind != 2 && kind != 4) || count > ROUTE_MAX) {
+		p->routed = 1;
+		return 0;
+	}
+	for (__u32 i = 0; i < ROUTE_MAX; i++) {
+		__u8 hop[16];
+
+		if (i >= count)
+			break;
+		if (at + 8 + 16 * i + 16 > p->end || load(ctx, at + 8 + 16 * i, hop, 16) || services_of(6, hop))
+			p->routed = 1;
+	}
+	return 0;
+}
+
+__noinline int parse_transport(context *ctx, struct packet *p, __u32 at)
+{
+	__u8 protocol;
+
+	if (!p)
+		return FORM_BROKEN;
+	protocol = p->flow.protocol;
+	p->transport = at;
+	p->payload = at;
+	p->fills_ip = 1;
+	if (p->fragment == FRAGMENT_LATER)
+		return FORM_WHOLE;
+	if (p->fragment == FRAGMENT_FIRST && (protocol == IP_TCP || protocol == IP_UDP)) {
+		__be16 ports[2];
+
+		if (at + 4 > p->end || load(ctx, at, ports, 4))
+			return FORM_BROKEN;
+		p->flow.client_port = ports[0];
+		p->flow.server_port = ports[1];
+		p->fills_ip = 0;
+		p->payload = at + 8;
+	} else if (protocol == IP_TCP) {
+		struct tcp tcp;
+		__u32 header_len;
+
+		if (at + sizeof(tcp) > p->end || load(ctx, at, &tcp, sizeof(tcp)))
+			return FORM_BROKEN;
+		header_len = (tcp.offset >> 4) * 4;
+		if (header_len < sizeof(tcp) || at + header_len > p->end)
+			return FORM_BROKEN;
+		p->flow.client_port = tcp.source;
+		p->flow.server_port = tcp.destination;
+		p->tcp_flags = tcp.flags;
+		p->payload = at + header_len;
+	} else if (protocol == IP_UDP) {
+		struct udp udp;
+		__u32 len;
+
+		if (at + sizeof(udp) > p->end || load(ctx, at, &udp, sizeof(udp)))
+			return FORM_BROKEN;
+		len = bpf_ntohs(udp.len);
+		if (len < sizeof(udp) || at + len > p->end)
+			return FORM_BROKEN;
+		p->flow.client_port = udp.source;
+		p->flow.server_port = udp.destination;
+		p->fills_ip = at + len == p->end;
+		p->payload = at + sizeof(udp);
+	} else if (protocol == IP_ICMP || protocol == IP_ICMPV6) {
+		if (at + 8 > p->end || load(ctx, at, &p->icmp_type, 1))
+			return FORM_BROKEN;
+		p->payload = at + 8;
+	}
+	return FORM_WHOLE;
+}
+
+/* Walks extension headers (and AH, which IPv4 has too), then reads the transport. */
+__noinline int parse_after_ip(context *ctx, struct packet *p, __u32 at, __u32 next)
+{
+	if (!p)
+		return FORM_BROKEN;
+	for (int i = 0; i <= EXTENSION_HEADERS_MAX; i++) {
+		__u8 header[8];
+		__u32 len;
+
+		if (p->fragment == FRAGMENT_LATER)
+			break;
+		if (next != IP_AUTHENTICATION &&
+		    (p->flow.family != 6 || (next != IP_HOP_BY_HOP && next != IP_ROUTING && next != IP_FRAGMENT &&
+					     next != IP_DESTINATION_OPTIONS)))
+			break;
+		if (i == EXTENSION_HEADERS_MAX || at + 8 > p->end || load(ctx, at, header, 8))
+			return FORM_BROKEN;
+		len = (header[1] + 1) * 8;
+		if (next == IP_FRAGMENT) {
+			__u32 field = header[2] << 8 | header[3];
+
+			len = 8;
+			p->fragment_at = at;
+			p->fragment_id = (__u32)header[4] << 24 | header[5] << 16 | header[6] << 8 | header[7];
+			if (field & 0xfff8)
+				p->fragment = FRAGMENT_LATER;
+			else if (field & 1)
+				p->fragment = FRAGMENT_FIRST;
+		} else if (next == IP_AUTHENTICATION) {
+			len = (header[1] + 2) * 4;
+		} else if (next == IP_ROUTING && header[3]) {
+			parse_ipv6_route(ctx, p, at, header[1], header[2]);
+		}
+		next = header[0];
+		at += len;
+		if (at > p->end)
+			return FORM_BROKEN;
+	}
+	p->flow.protocol = next;
+	return parse_transport(ctx, p, at);
+}
+
+__noinline int parse_ipv4(context *ctx, struct packet *p)
+{
+	struct ipv4 ip;
+	__u32 at, length = frame_length(ctx), header_len, total_len, fragment;
+	int form;
+
+	if (!p)
+		return FORM_BROKEN;
+	at = p->network;
+	if (load(ctx, at, &ip, sizeof(ip)))
+		return FORM_BROKEN;
+	p->flow.family = 4;
+	__builtin_memcpy(p->flow.client, ip.source, 4);
+	__builtin_memcpy(p->flow.server, ip.destination, 4);
+	p->hop_limit = ip.ttl;
+	header_len = (ip.version_ihl & 15) * 4;
+	total_len = bpf_ntohs(ip.total_len);
+	if (ip.version_ihl >> 4 != 4 || header_len < IPV4_LEN || total_len < header_len || at + total_len > length)
+		return FORM_BROKEN;
+	p->end = at + total_len;
+	if (header_len > IPV4_LEN) {
+		form = parse_ipv4_options(ctx, p, at + header_len);
+		if (form != FORM_WHOLE)
+			return form;
+	}
+	fragment = bpf_ntohs(ip.fragment);
+	p->fragment_id = bpf_ntohs(ip.id);
+	if (fragment & 0x1fff)
+		p->fragment = FRAGMENT_LATER;
+	else if (fragment & 0x2000)
+		p->fragment = FRAGMENT_FIRST;
+	return parse_after_ip(ctx, p, at + header_len, ip.protocol);
+}
+
+__noinline int parse_ipv6(context *ctx, struct packet *p)
+{
+	struct ipv6 ip;
+	__u32 at, length = frame_length(ctx), payload_len;
+
+	if (!p)
+		return FORM_BROKEN;
+	at = p->network;
+	if (load(ctx, at, &ip, sizeof(ip)))
+		return FORM_BROKEN;
+	p->flow.family = 6;
+	__builtin_memcpy(p->flow.client, ip.source, 16);
+	__builtin_memcpy(p->flow.server, ip.destination, 16);
+	p->hop_limit = ip.hop_limit;
+	payload_len = bpf_ntohs(ip.payload_len);
+	if (ip.version_class >> 4 != 6 || at + IPV6_LEN + payload_len > length)
+		return FORM_BROKEN;
+	p->end = at + IPV6_LEN + payload_len;
+	return parse_after_ip(ctx, p, at + IPV6_LEN, ip.next);
+}
+
+/* `link` is the length of the link's header: ETHER_LEN, or 0 on a link without one. `p` is zero. */
+__noinline int parse(context *ctx, struct packet *p, __u32 link, __u32 link_protocol)
+{
+	__be16 type[2], protocol = link_protocol;
+
+	if (!p)
+		return FORM_BROKEN;
+	p->network = link;
+	if (link) {
+		if (load(ctx, 12, &protocol, 2))
+			return FORM_NOT_IP;
+		for (int i = 0; i <= VLAN_TAGS_MAX; i++) {
+			if (protocol != bpf_htons(0x8100) && protocol != bpf_htons(0x88a8))
+				break;
+			if (i == VLAN_TAGS_MAX || load(ctx, p->network, type, 4))
+				return FORM_BROKEN;
+			p->network += 4;
+			protocol = type[1];
+		}
+	}
+	if (protocol == bpf_htons(0x0800))
+		return parse_ipv4(ctx, p);
+	if (protocol == bpf_htons(0x86dd))
+		return parse_ipv6(ctx, p);
+	return FORM_NOT_IP;
+}

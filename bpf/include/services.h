@@ -1,0 +1,61 @@
+/* What is protected: networks, each with spans of ports; the longest prefix holds all that applies to an address. */
+#pragma once
+#include <bpf/bpf_helpers.h>
+#include "layout.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix4);
+	__type(value, struct services);
+} protected4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix6);
+	__type(value, struct services);
+} protected6 SEC(".maps");
+
+static __always_inline struct services *services_of(__u8 family, const __u8 *address)
+{
+	if (family == 4) {
+		struct prefix4 key = { .length = 32 };
+
+		__builtin_memcpy(key.address, address, 4);
+		return bpf_map_lookup_elem(&protected4, &key);
+	}
+	struct prefix6 key = { .length = 128 };
+
+	__builtin_memcpy(key.address, address, 16);
+	return bpf_map_lookup_elem(&protected6, &key);
+}
+
+static __always_inline int covers(const struct services *services, __u8 protocol, __u16 port)
+{
+	for (__u32 i = 0; i < SERVICES_MAX; i++) {
+		if (i >= services->count)
+			break;
+		const struct service *span = &services->spans[i];
+
+		if (span->protocol == 0)
+			return 1;
+		if (span->protocol == protocol && span->first_port <= port && port <= span->last_port)
+			return 1;
+	}
+	return 0;
+}
+
+/* Whether some port of this protocol is protected: for packets that don't show their port. */
+static __always_inline int covers_some(const struct services *services, __u8 protocol)
+{
+	for (__u32 i = 0; i < SERVICES_MAX; i++) {
+		if (i >= services->count)
+			break;
+		if (services->spans[i].protocol == 0 || services->spans[i].protocol == protocol)
+			return 1;
+	}
+	return 0;
+}

@@ -1,0 +1,50 @@
+/* Upkeep that user space starts: forgets flows that are idle or whose grant is revoked, then grants and revocations that
+ * have ended. Runs in the kernel so that a flow and its grant's count change together. */
+#pragma once
+#include "admission.h"
+
+struct bpf_map;
+
+struct sweep {
+	__u32 now; /* Unix seconds, from user space: this kind of program can't read the coarse clock */
+	__u32 flows; /* how many flows were forgotten */
+};
+
+static long sweep_flow(struct bpf_map *map, const struct flow_key *key, struct flow *flow, struct sweep *sweep)
+{
+	__u64 handle = flow->handle;
+
+	if (flow_is_live(key, flow, sweep->now) && !(handle && bpf_map_lookup_elem(&revoked, &handle)))
+		return 0;
+	if (!flow->adopted)
+		release_grant(handle);
+	bpf_map_delete_elem(map, key);
+	sweep->flows++;
+	return 0;
+}
+
+static long sweep_grant(struct bpf_map *map, const __u64 *handle, struct grant_use *use, struct sweep *sweep)
+{
+	if (use->expires + CLOCK_SKEW_MAX < sweep->now && !use->flows)
+		bpf_map_delete_elem(map, handle);
+	return 0;
+}
+
+static long sweep_revocation(struct bpf_map *map, const __u64 *handle, __u32 *expires, struct sweep *sweep)
+{
+	if (*expires + CLOCK_SKEW_MAX < sweep->now)
+		bpf_map_delete_elem(map, handle);
+	return 0;
+}
+
+SEC("syscall")
+int sweep(struct sweep *pass)
+{
+	struct sweep sweep = { .now = pass->now };
+
+	bpf_for_each_map_elem(&flows, sweep_flow, &sweep, 0);
+	bpf_for_each_map_elem(&grants, sweep_grant, &sweep, 0);
+	bpf_for_each_map_elem(&revoked, sweep_revocation, &sweep, 0);
+	pass->flows = sweep.flows;
+	return 0;
+}

@@ -1,0 +1,112 @@
+/* Taking the `tail` carrier off (wire.md §4.5): the packet gets back the lengths and checksums it was sent with.
+ *
+ * The same rules as crates/wire/src/tail.rs. A packet from a local sender may carry only the pseudo-header's sum in its
+ * checksum field, because a network card would have finished it; then only the length in that sum changes. */
+#pragma once
+#include "checksum.h"
+#include "parse.h"
+#include "token.h"
+
+enum { SUM_CHUNK = 64, SUM_CHUNKS = 1024 };
+
+static __always_inline __u32 pseudo_header(const struct packet *p, __u16 len)
+{
+	__u32 sum = bpf_htons(p->flow.protocol) + bpf_htons(len);
+	const __u16 *source = (const __u16 *)p->flow.client, *destination = (const __u16 *)p->flow.server;
+
+#pragma unroll
+	for (int i = 0; i < 8; i++) /* an IPv4 address leaves zeros behind it */
+		sum += source[i] + destination[i];
+	return sum;
+}
+
+struct summing {
+	context *ctx;
+	__u32 at;
+	__u32 end;
+	__u32 sum;
+	__u32 failed;
+};
+
+static long sum_chunk(__u32 index, struct summing *summing)
+{
+	__u32 buffer[SUM_CHUNK / 4] = {}, len = summing->end - summing->at;
+
+	if (summing->at >= summing->end)
+		return 1;
+	if (len > SUM_CHUNK)
+		len = SUM_CHUNK;
+	asm volatile("" : "+r"(len)); /* or clang drops the bound that the kernel asks for */
+	if (len - 1 >= SUM_CHUNK || load(summing->ctx, summing->at, buffer, len)) {
+		summing->failed = 1;
+		return 1;
+	}
+	summing->sum += fold(bpf_csum_diff(0, 0, buffer, SUM_CHUNK, 0));
+	summing->at += len;
+	return 0;
+}
+
+/* Whether the transport, summed up from header to end, gives all ones with the pseudo-header. */
+__noinline int checksum_is_whole(context *ctx, const struct packet *p)
+{
+	struct summing summing = { .ctx = ctx };
+
+	if (!p)
+		return 0;
+	summing.at = p->transport;
+	summing.end = p->end;
+	summing.sum = pseudo_header(p, p->end - p->transport);
+	bpf_loop(SUM_CHUNKS, sum_chunk, &summing, 0);
+	return !summing.failed && fold(summing.sum) == 0xffff;
+}
+
+__noinline int strip_tail(context *ctx, const struct packet *p)
+{
+	__u32 end, field, length = frame_length(ctx), block[TAIL_LEN / 4];
+	__u16 old_len, new_len, old, new;
+	__be16 lengths[2], ip_len;
+
+	if (!p)
+		return -1;
+	end = p->end - TAIL_LEN;
+	old_len = p->end - p->transport;
+	new_len = old_len - TAIL_LEN;
+	field = p->transport + (p->flow.protocol == IP_TCP ? 16 : 6);
+	if (load(ctx, p->end - TAIL_LEN, block, TAIL_LEN) || load(ctx, field, &old, 2))
+		return -1;
+	if (p->flow.protocol == IP_TCP || old) {
+		if (old == fold(pseudo_header(p, old_len)) && !checksum_is_whole(ctx, p)) {
+			new = fold(pseudo_header(p, new_len));
+		} else {
+			__u16 removed = fold(bpf_csum_diff(0, 0, block, TAIL_LEN, 0));
+
+			new = replace(old, bpf_htons(old_len), bpf_htons(new_len));
+			if (p->flow.protocol == IP_UDP)
+				new = replace(new, bpf_htons(old_len), bpf_htons(new_len));
+			new = replace(new, shift(removed, (end - p->transport) & 1), 0);
+			if (p->flow.protocol == IP_UDP && !new)
+				new = 0xffff;
+		}
+		if (bpf_xdp_store_bytes(ctx, field, &new, 2))
+			return -1;
+	}
+	if (p->flow.protocol == IP_UDP) {
+		ip_len = bpf_htons(new_len);
+		if (bpf_xdp_store_bytes(ctx, p->transport + 4, &ip_len, 2))
+			return -1;
+	}
+	if (p->flow.family == 6) {
+		ip_len = bpf_htons(end - p->network - IPV6_LEN);
+		if (bpf_xdp_store_bytes(ctx, p->network + 4, &ip_len, 2))
+			return -1;
+	} else {
+		if (load(ctx, p->network + 2, &ip_len, 2) || load(ctx, p->network + 10, &old, 2))
+			return -1;
+		lengths[0] = bpf_htons(end - p->network);
+		new = replace(old, ip_len, lengths[0]);
+		if (bpf_xdp_store_bytes(ctx, p->network + 10, &new, 2) ||
+		    bpf_xdp_store_bytes(ctx, p->network + 2, lengths, 2))
+			return -1;
+	}
+	return bpf_xdp_adjust_tail(ctx, (int)end - (int)length) ? -1 : 0;
+}

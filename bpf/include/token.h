@@ -1,0 +1,183 @@
+/* Tokens (wire.md §3): reading them out of a packet and judging them up to the tag and revocation (§6.4). */
+#pragma once
+#include "drop_reason.h"
+#include "mac.h"
+#include "parse.h"
+
+enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" as it lies in memory */ };
+enum { FLAG_PORT = 1, FLAG_SOURCE = 2, FLAG_SINGLE = 8, FLAG_BEARER = 16, FLAG_IPV6 = 32, FLAGS_RESERVED = 0xc0 };
+enum { CLOCK_SKEW_MAX = 30 };
+
+const volatile struct verifier_config config SEC(".rodata.config") = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, struct epoch_key);
+} epoch_keys SEC(".maps");
+
+/* What to add to the coarse monotonic clock for Unix time, in nanoseconds. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} clock SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, __u32);
+} revoked SEC(".maps");
+
+struct token_block {
+	__u32 magic;
+	__u8 version_suite, flags, epoch, prefix_length;
+	__be32 expires;
+	__be64 handle;
+	__be32 time, nonce;
+	__u32 tag[3];
+} __attribute__((packed));
+
+struct token {
+	struct token_block block;
+	__u32 expires;
+	__u32 now;
+	/* What its MACs are made of and make. */
+	__u64 message[MAC_WORDS_MAX + 1];
+	__u64 grant_key[2];
+	__u64 tag[2];
+};
+
+/* A token while it is judged: too large for the stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct token);
+} tokens SEC(".maps");
+
+static __always_inline __u32 now(void)
+{
+	__u32 zero = 0;
+	__u64 *offset = bpf_map_lookup_elem(&clock, &zero);
+
+	return (__u32)((bpf_ktime_get_coarse_ns() + (offset ? *offset : 0)) / 1000000000);
+}
+
+/* 0 if the packet's payload ends in a block. */
+static __always_inline int find_token(context *ctx, const struct packet *p, struct token *token)
+{
+	if (!p->fills_ip || p->payload + TAIL_LEN > p->end)
+		return -1;
+	if (load(ctx, p->end - TAIL_LEN, &token->block, TAIL_LEN) || token->block.magic != MAGIC)
+		return -1;
+	return 0;
+}
+
+/* Clears the bits of an address behind the prefix. */
+static __always_inline void mask_words(__u64 *words, __u32 count, __u32 prefix_length)
+{
+	for (__u32 i = 0; i < count; i++) {
+		__u32 keep = prefix_length > 64 * i ? prefix_length - 64 * i : 0;
+
+		if (keep == 0)
+			words[i] = 0;
+		else if (keep < 64)
+			words[i] &= bpf_cpu_to_be64(~0ULL << (64 - keep));
+	}
+}
+
+/* Whether the tag is the one that the verifier's key gives (wire.md §3.5, §3.7). */
+__noinline int tag_is_right(const struct packet *p, struct token *token, const struct epoch_key *key)
+{
+	const struct token_block *block = &token->block;
+	__u64 *message, *tag, service;
+	__u32 words;
+	__u8 suite;
+
+	if (!p || !token || !key)
+		return 0;
+	message = token->message;
+	tag = token->tag;
+	suite = block->version_suite & 15;
+	service = p->flow.protocol | (__u64)p->flow.server_port << 16;
+	__builtin_memcpy(message, &block->version_suite, 16);
+	if (p->flow.family == 4) {
+		__u32 address = *(__u32 *)p->flow.server, masked = address;
+
+		if (block->prefix_length < 32)
+			masked = block->prefix_length ? address & bpf_htonl(~0U << (32 - block->prefix_length)) : 0;
+		message[2] = masked | (block->flags & FLAG_PORT ? service << 32 : 0);
+		words = 3;
+		if (block->flags & FLAG_SOURCE)
+			message[words++] = *(__u32 *)p->flow.client;
+	} else {
+		__builtin_memcpy(message + 2, p->flow.server, 16);
+		mask_words(message + 2, 2, block->prefix_length);
+		message[4] = block->flags & FLAG_PORT ? service : 0;
+		words = 5;
+		if (block->flags & FLAG_SOURCE) {
+			__builtin_memcpy(message + 5, p->flow.client, 16);
+			words = 7;
+		}
+	}
+	mac(suite, suite == SUITE_AES_CMAC ? key->aes : key->siphash, message, words, token->grant_key);
+
+	message[0] = block->time | (__u64)block->nonce << 32;
+	if (p->flow.family == 4) {
+		message[1] = *(__u32 *)p->flow.server | service << 32;
+		words = 2;
+	} else {
+		__builtin_memcpy(message + 1, p->flow.server, 16);
+		message[3] = service;
+		words = 4;
+	}
+	mac(suite, token->grant_key, message, words, tag);
+	/* No early exit: the time taken says nothing about the bytes. */
+	return (((__u32)tag[0] ^ block->tag[0]) | ((__u32)(tag[0] >> 32) ^ block->tag[1]) |
+		((__u32)tag[1] ^ block->tag[2])) == 0;
+}
+
+/* CONTINUE, or the first thing that is wrong: form, suite, epoch, expiry, clock, tag, revoked. */
+__noinline int judge_token(struct packet *p, struct token *token)
+{
+	const struct token_block *block = &token->block;
+	__u32 slot, suite, time;
+	struct epoch_key *key;
+	__u64 epoch;
+	__u8 ipv6;
+
+	if (!p || !token)
+		return DROP_MALFORMED;
+	slot = block->epoch;
+	suite = block->version_suite & 15;
+	time = bpf_ntohl(block->time);
+	ipv6 = p->flow.family == 6;
+	token->expires = bpf_ntohl(block->expires);
+	p->handle = bpf_be64_to_cpu(block->handle);
+	token->now = now();
+	if (block->version_suite >> 4 != 1 || block->flags & (FLAGS_RESERVED | FLAG_BEARER) ||
+	    (block->flags & FLAG_IPV6 ? 1 : 0) != ipv6 || block->prefix_length > (ipv6 ? 128 : 32))
+		return DROP_MALFORMED;
+	if (suite != SUITE_AES_CMAC && suite != SUITE_SIPHASH)
+		return DROP_UNKNOWN_SUITE;
+	key = bpf_map_lookup_elem(&epoch_keys, &slot);
+	epoch = token->now / (config.epoch_length ?: 1);
+	if (!key || !key->epoch || key->epoch + 1 < epoch || key->epoch > epoch + 1)
+		return DROP_UNKNOWN_EPOCH;
+	if (token->expires <= token->now)
+		return DROP_EXPIRED;
+	if (token->expires - token->now > config.max_lifetime)
+		return DROP_LIFETIME_TOO_LONG;
+	if ((time > token->now ? time - token->now : token->now - time) > CLOCK_SKEW_MAX)
+		return DROP_CLOCK_SKEW;
+	if (!tag_is_right(p, token, key))
+		return DROP_BAD_TAG;
+	if (bpf_map_lookup_elem(&revoked, &p->handle))
+		return DROP_REVOKED;
+	return CONTINUE;
+}

@@ -1,0 +1,243 @@
+//! The agent's programs: insertion at tc egress, and the notice of answers at tc ingress.
+
+use crate::interface::Interface;
+use crate::link::{Hook, Link};
+use crate::object::{self, Loaded, Opened, Pins};
+use crate::run::{self, Ran};
+use crate::table::Table;
+use anyhow::{Context, Result};
+use libbpf_rs::{MapHandle, PerfBuffer, PerfBufferBuilder, TC_EGRESS, TC_INGRESS, TcHook, TcHookBuilder};
+use std::fs;
+use std::os::fd::AsFd;
+use wire::map::{
+    AgentConfig, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Prefix4, Prefix6, Services,
+    agent_counter,
+};
+use zerocopy::FromBytes;
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.bpf.o"));
+const PINNED: [&str; 9] =
+    ["protected4", "protected6", "clock", "nonces", "owners", "grants", "conversations", "injector", "counters"];
+/// Where the filter stands among those of others on a kernel without TCX.
+const CLSACT_PRIORITY: u32 = 0x5653;
+const CLSACT_HANDLE: u32 = 1;
+
+/// Which hook of the kernel the programs hang on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attachment {
+    /// TCX, Linux 6.6.
+    Tcx,
+    /// A filter of the clsact qdisc.
+    Clsact,
+}
+
+impl Attachment {
+    /// The name used in output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tcx => "tcx",
+            Self::Clsact => "clsact",
+        }
+    }
+}
+
+/// A packet that waits for its grant.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// Whose it is, where to, and how long it was.
+    pub header: HeldHeader,
+    /// The frame; shorter than `header.length` if it did not fit.
+    pub frame: Vec<u8>,
+}
+
+/// The programs of one interface, and the maps that all interfaces share through their pins.
+pub struct Agent {
+    object: Loaded,
+    pins: Option<Pins>,
+    attachment: Attachment,
+    links: Vec<(String, Link)>,
+    filters: Vec<TcHook>,
+    /// Grants ready for use.
+    pub grants: Table<GrantSlot, GrantEntry>,
+    /// Whose sockets are whose.
+    pub owners: Table<Owner, u32>,
+    /// Protected destinations, IPv4.
+    pub protected4: Table<Prefix4, Services>,
+    /// Protected destinations, IPv6.
+    pub protected6: Table<Prefix6, Services>,
+    /// UDP flows.
+    pub conversations: Table<FlowKey, Conversation>,
+    clock: Table<u32, u64>,
+    nonces: Table<u32, u32>,
+    injector: Table<u32, u64>,
+    counters: Table<u32, u64>,
+    held: MapHandle,
+}
+
+impl Agent {
+    /// Loads the programs for links with this header; `cgroups` if some owner is a cgroup. With `pins`, the maps are
+    /// shared with every other load and taken over from an earlier process.
+    pub fn load(link_header: u32, cgroups: bool, attachment: Attachment, pins: Option<Pins>) -> Result<Self> {
+        object::log_through_tracing();
+        let mut opened = Opened::new("agent", OBJECT)?;
+        opened.configure(&AgentConfig {
+            link_header,
+            tcx: (attachment == Attachment::Tcx).into(),
+            match_cgroups: cgroups.into(),
+            reserved: 0,
+        })?;
+        if let Some(pins) = &pins {
+            opened.pin(pins, &PINNED)?;
+        }
+        let object = opened.load("agent")?;
+        Ok(Self {
+            grants: object.table("grants")?,
+            owners: object.table("owners")?,
+            protected4: object.table("protected4")?,
+            protected6: object.table("protected6")?,
+            conversations: object.table("conversations")?,
+            clock: object.table("clock")?,
+            nonces: object.table("nonces")?,
+            injector: object.table("injector")?,
+            counters: object.table("counters")?,
+            held: object.map("held")?,
+            object,
+            pins,
+            attachment,
+            links: Vec::new(),
+            filters: Vec::new(),
+        })
+    }
+
+    /// Attaches to `interface`; takes over what an earlier process attached.
+    pub fn attach(&mut self, interface: &Interface) -> Result<()> {
+        match self.attachment {
+            Attachment::Tcx => {
+                self.attach_tcx(interface, "insert", Hook::TcxEgress, "egress")?;
+                self.attach_tcx(interface, "notice", Hook::TcxIngress, "ingress")
+            }
+            Attachment::Clsact => self.attach_clsact(interface),
+        }
+    }
+
+    fn attach_tcx(&mut self, interface: &Interface, program: &str, hook: Hook, side: &str) -> Result<()> {
+        let program = self.object.program(program)?;
+        let pinned = self.pins.as_ref().map(|pins| pins.link(&format!("{}-{side}", interface.name)));
+        let link = match pinned.as_ref().and_then(|path| Link::open(path, interface.index)) {
+            Some(link) => {
+                link.update(program.as_fd())?;
+                link
+            }
+            None => {
+                let link = Link::attach(program.as_fd(), interface.index, hook, 0)
+                    .with_context(|| format!("cannot attach to {}", interface.name))?;
+                if let Some(path) = &pinned {
+                    // A pin of a link whose interface is gone.
+                    let _ = fs::remove_file(path);
+                    link.pin(path)?;
+                }
+                link
+            }
+        };
+        self.links.push((format!("{}-{side}", interface.name), link));
+        Ok(())
+    }
+
+    fn attach_clsact(&mut self, interface: &Interface) -> Result<()> {
+        for (program, side) in [("insert", TC_EGRESS), ("notice", TC_INGRESS)] {
+            let program = self.object.program(program)?;
+            let mut builder = TcHookBuilder::new(program.as_fd());
+            builder.ifindex(interface.index as i32).replace(true).handle(CLSACT_HANDLE).priority(CLSACT_PRIORITY);
+            let mut hook = builder.hook(side);
+            // The qdisc may be there already, ours or somebody else's.
+            let _ = hook.create();
+            let hook = hook.attach().with_context(|| format!("cannot attach to {}", interface.name))?;
+            self.filters.push(hook);
+        }
+        Ok(())
+    }
+
+    /// Detaches from every interface.
+    pub fn detach(&mut self) {
+        for (name, _link) in self.links.drain(..) {
+            if let Some(pins) = &self.pins {
+                let _ = fs::remove_file(pins.link(&name));
+            }
+        }
+        for mut filter in self.filters.drain(..) {
+            let _ = filter.detach();
+        }
+    }
+
+    /// Tells the programs what to add to their clock for Unix time, in nanoseconds (see [`crate::clock`]).
+    pub fn set_clock(&self, offset: u64) -> Result<()> {
+        self.clock.set(&0, &offset)
+    }
+
+    /// Where the nonces go on. Random at first load, so that a restart within a second repeats none.
+    pub fn set_nonce(&self, nonce: u32) -> Result<()> {
+        self.nonces.set(&0, &nonce)
+    }
+
+    /// The next nonce.
+    pub fn nonce(&self) -> Result<u32> {
+        Ok(self.nonces.get(&0)?.unwrap_or_default())
+    }
+
+    /// Lets the socket with this cookie send packets on behalf of the subject in their mark.
+    pub fn set_injector(&self, cookie: u64) -> Result<()> {
+        self.injector.set(&0, &cookie)
+    }
+
+    /// Packets counted so far under one of [`agent_counter`].
+    pub fn count(&self, index: u32) -> Result<u64> {
+        self.counters.sum_at(index)
+    }
+
+    /// Every counter, by its index.
+    pub fn counts(&self) -> Result<Vec<u64>> {
+        (0..agent_counter::COUNT).map(|index| self.count(index)).collect()
+    }
+
+    /// Calls `each` with every packet that waits for a grant, and `lost` with the number of those that found no room,
+    /// whenever the result is polled.
+    pub fn held(
+        &self,
+        mut each: impl FnMut(Held) + Send + 'static,
+        mut lost: impl FnMut(u64) + Send + 'static,
+    ) -> Result<PerfBuffer<'static>> {
+        const PAGES: usize = 64;
+        PerfBufferBuilder::new(&self.held)
+            .pages(PAGES)
+            .sample_cb(move |_core, bytes: &[u8]| {
+                if let Ok((header, rest)) = HeldHeader::read_from_prefix(bytes) {
+                    let length = rest.len().min(header.length as usize);
+                    each(Held { header, frame: rest[..length].to_vec() });
+                }
+            })
+            .lost_cb(move |_core, count| lost(count))
+            .build()
+            .context("cannot open the buffer of held packets")
+    }
+
+    /// What the egress program does with one frame.
+    pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
+        run::run(&self.object.runnable("insert")?, frame, repeat)
+    }
+
+    /// What the ingress program does with one frame.
+    pub fn run_answer(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
+        run::run(&self.object.runnable("notice")?, frame, repeat)
+    }
+}
+
+/// The hook this kernel has: TCX since Linux 6.6.
+pub fn supported_attachment() -> Attachment {
+    let release =
+        nix::sys::utsname::uname().map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
+    match (numbers.next(), numbers.next()) {
+        (Some(major), Some(minor)) if (major, minor) >= (6, 6) => Attachment::Tcx,
+        _ => Attachment::Clsact,
+    }
+}

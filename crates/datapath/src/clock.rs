@@ -1,0 +1,29 @@
+//! What a kernel program must add to its clock to get Unix time.
+
+use nix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+fn read(clock: ClockId) -> Duration {
+    // Reading a clock that every supported kernel has does not fail.
+    clock_gettime(clock).map(Duration::from).unwrap_or_default()
+}
+
+/// Nanoseconds from the coarse monotonic clock, which the verifier's program reads, to Unix time.
+pub fn coarse_to_unix() -> u64 {
+    (read(ClockId::CLOCK_REALTIME).saturating_sub(read(ClockId::CLOCK_MONOTONIC))).as_nanos() as u64
+}
+
+/// Nanoseconds from the boot clock, which the agent's program reads, to Unix time.
+pub fn boot_to_unix() -> u64 {
+    (read(ClockId::CLOCK_REALTIME).saturating_sub(read(ClockId::CLOCK_BOOTTIME))).as_nanos() as u64
+}
+
+/// Nanoseconds to add to the coarse monotonic clock so that the kernel program reads `unix` seconds; for tests.
+pub fn coarse_reading(unix: u64) -> u64 {
+    (unix * 1_000_000_000).wrapping_sub(read(ClockId::CLOCK_MONOTONIC).as_nanos() as u64)
+}
+
+/// The same for the boot clock.
+pub fn boot_reading(unix: u64) -> u64 {
+    (unix * 1_000_000_000).wrapping_sub(read(ClockId::CLOCK_BOOTTIME).as_nanos() as u64)
+}

@@ -1,0 +1,69 @@
+//! Network interfaces.
+
+use anyhow::{Context, Result};
+use std::fs;
+
+const ARPHRD_ETHER: u32 = 1;
+const ARPHRD_LOOPBACK: u32 = 772;
+
+/// A network interface of this network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its index.
+    pub index: u32,
+    /// Bytes of link header: 14, or 0 on links without one (tun, wwan).
+    pub link_header: u32,
+}
+
+impl Interface {
+    /// The interface called `name`.
+    pub fn named(name: &str) -> Result<Self> {
+        let index = nix::net::if_::if_nametoindex(name)
+            .with_context(|| format!("there is no interface {name:?} (see `ip link`)"))?;
+        let link_header = match link_type(name) {
+            Some(ARPHRD_ETHER | ARPHRD_LOOPBACK) | None => 14,
+            Some(_) => 0,
+        };
+        Ok(Self { name: name.to_owned(), index, link_header })
+    }
+
+    /// Every interface but loopback.
+    pub fn all() -> Result<Vec<Self>> {
+        let list = nix::net::if_::if_nameindex().context("cannot list the interfaces")?;
+        let names = list.iter().map(|entry| entry.name().to_string_lossy().into_owned());
+        names.filter(|name| name != "lo").map(|name| Self::named(&name)).collect()
+    }
+
+    /// The kernel driver behind it, where sysfs tells.
+    pub fn driver(&self) -> Option<String> {
+        let link = fs::read_link(format!("/sys/class/net/{}/device/driver", self.name)).ok()?;
+        Some(link.file_name()?.to_string_lossy().into_owned())
+    }
+}
+
+/// The link's ARP hardware type. A network namespace entered without remounting sysfs sees the interfaces of another
+/// one there, so the kernel is asked by ioctl.
+fn link_type(name: &str) -> Option<u32> {
+    use std::os::fd::AsRawFd;
+    let socket = nix::sys::socket::socket(
+        nix::sys::socket::AddressFamily::Inet,
+        nix::sys::socket::SockType::Datagram,
+        nix::sys::socket::SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+    .ok()?;
+    // SAFETY: an all-zero ifreq is a valid value of this plain C structure.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (room, byte) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
+        *room = byte as _;
+    }
+    // SAFETY: the request lives through the call and is what SIOCGIFHWADDR takes.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR as _, std::ptr::from_mut(&mut request)) };
+    if result != 0 {
+        return None;
+    }
+    // SAFETY: the kernel filled the union with a hardware address.
+    Some(u32::from(unsafe { request.ifr_ifru.ifru_hwaddr.sa_family }))
+}

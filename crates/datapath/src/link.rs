@@ -1,0 +1,77 @@
+//! Attachments of programs to interfaces that outlive the process: BPF links for XDP and TCX.
+
+use anyhow::{Context, Result};
+use libbpf_rs::query::{LinkInfo, LinkTypeInfo};
+use std::ffi::CString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Where a program hooks in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hook {
+    Xdp,
+    TcxIngress,
+    TcxEgress,
+}
+
+/// A program attached to an interface, for as long as this, or a pin of it, lives.
+pub(crate) struct Link(OwnedFd);
+
+impl Link {
+    pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, hook: Hook, flags: u32) -> Result<Self> {
+        let kind = match hook {
+            Hook::Xdp => libbpf_sys::BPF_XDP,
+            Hook::TcxIngress => libbpf_sys::BPF_TCX_INGRESS,
+            Hook::TcxEgress => libbpf_sys::BPF_TCX_EGRESS,
+        };
+        let options = libbpf_sys::bpf_link_create_opts {
+            sz: size_of::<libbpf_sys::bpf_link_create_opts>() as _,
+            flags,
+            ..Default::default()
+        };
+        // SAFETY: the program's descriptor is open for the call, and the options live through it.
+        let fd = unsafe {
+            libbpf_sys::bpf_link_create(program.as_raw_fd(), interface as i32, kind, std::ptr::from_ref(&options))
+        };
+        own(fd).map(Self).with_context(|| format!("cannot attach at {hook:?}"))
+    }
+
+    /// The link pinned at `path`, if it is there and still on this interface.
+    pub(crate) fn open(path: &Path, interface: u32) -> Option<Self> {
+        let name = CString::new(path.as_os_str().as_bytes()).ok()?;
+        // SAFETY: `name` is a C string that lives through the call.
+        let link = own(unsafe { libbpf_sys::bpf_obj_get(name.as_ptr()) }).ok()?;
+        let on = match LinkInfo::from_fd(link.as_fd()).ok()?.info {
+            LinkTypeInfo::Xdp(info) => info.ifindex,
+            LinkTypeInfo::Tcx(info) => info.ifindex,
+            _ => return None,
+        };
+        (on == interface).then_some(Self(link))
+    }
+
+    /// Puts another program in the place of the attached one, without a packet between them.
+    pub(crate) fn update(&self, program: BorrowedFd<'_>) -> Result<()> {
+        // SAFETY: both descriptors are open for the call; no options are passed.
+        let result = unsafe { libbpf_sys::bpf_link_update(self.0.as_raw_fd(), program.as_raw_fd(), std::ptr::null()) };
+        anyhow::ensure!(result == 0, "cannot replace the attached program: {}", std::io::Error::last_os_error());
+        Ok(())
+    }
+
+    pub(crate) fn pin(&self, path: &Path) -> Result<()> {
+        let name = CString::new(path.as_os_str().as_bytes()).context("path with a zero byte")?;
+        // SAFETY: the descriptor is open and `name` is a C string that lives through the call.
+        let result = unsafe { libbpf_sys::bpf_obj_pin(self.0.as_raw_fd(), name.as_ptr()) };
+        let error = std::io::Error::last_os_error();
+        anyhow::ensure!(result == 0, "cannot pin the link at {}: {error}", path.display());
+        Ok(())
+    }
+}
+
+fn own(fd: i32) -> std::io::Result<OwnedFd> {
+    if fd < 0 {
+        return Err(std::io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: libbpf has just returned this descriptor and nobody else holds it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}

@@ -1,0 +1,173 @@
+//! Opens an embedded object file, sets its configuration, and gives its maps homes in the BPF file system.
+
+use crate::table::Table;
+use anyhow::{Context, Result};
+use libbpf_rs::{MapHandle, Object, ObjectBuilder, OpenObject, Program, ProgramMut};
+use nix::mount::{MsFlags, mount};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+const BPF_FILE_SYSTEM: &str = "/sys/fs/bpf";
+
+/// A directory in the BPF file system where maps and links outlive the process that made them.
+#[derive(Clone, Debug)]
+pub struct Pins(PathBuf);
+
+impl Pins {
+    /// The directory of `role` and `instance`, made if it is missing; mounts the BPF file system where nobody has.
+    pub fn new(role: &str, instance: &str) -> Result<Self> {
+        mount_bpf_file_system()?;
+        let directory = Path::new(BPF_FILE_SYSTEM).join("vouchsafe").join(format!("{role}-{instance}"));
+        for part in ["maps", "links"] {
+            let path = directory.join(part);
+            fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        }
+        Ok(Self(directory))
+    }
+
+    /// The directory of `role` and `instance` if something is pinned there.
+    pub fn existing(role: &str, instance: &str) -> Option<Self> {
+        let directory = Path::new(BPF_FILE_SYSTEM).join("vouchsafe").join(format!("{role}-{instance}"));
+        directory.is_dir().then_some(Self(directory))
+    }
+
+    /// Where a map is pinned.
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.0.join("maps").join(name)
+    }
+
+    /// Where a link is pinned.
+    pub(crate) fn link(&self, name: &str) -> PathBuf {
+        self.0.join("links").join(name)
+    }
+
+    /// Names of the pinned links.
+    pub fn links(&self) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.0.join("links")) else { return Vec::new() };
+        let mut names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    /// Removes everything pinned here: links let go of their interfaces, maps of their memory.
+    pub fn remove(&self) -> Result<()> {
+        fs::remove_dir_all(&self.0).with_context(|| format!("cannot remove {}", self.0.display()))
+    }
+}
+
+fn mount_bpf_file_system() -> Result<()> {
+    const BPF_MAGIC: i64 = 0xcafe_4a11;
+    let path = Path::new(BPF_FILE_SYSTEM);
+    let mounted = nix::sys::statfs::statfs(path).is_ok_and(|info| info.filesystem_type().0 == BPF_MAGIC);
+    if mounted {
+        return Ok(());
+    }
+    mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), None::<&str>)
+        .with_context(|| format!("cannot mount the BPF file system at {BPF_FILE_SYSTEM} (are you root?)"))
+}
+
+/// An object file that is open and not yet loaded.
+pub(crate) struct Opened(OpenObject);
+
+impl Opened {
+    pub(crate) fn new(name: &str, bytes: &[u8]) -> Result<Self> {
+        let open = ObjectBuilder::default().name(name)?.open_memory(bytes);
+        Ok(Self(open.with_context(|| format!("cannot open the embedded {name} program"))?))
+    }
+
+    pub(crate) fn configure<C: IntoBytes + Immutable>(&mut self, config: &C) -> Result<()> {
+        let mut map = self.0.maps_mut().find(|map| map.name().to_string_lossy().ends_with(".rodata.config"));
+        let map = map.as_mut().context("the embedded program has no configuration")?;
+        map.set_initial_value(config.as_bytes()).context("cannot set the program's configuration")
+    }
+
+    pub(crate) fn resize(&mut self, name: &str, entries: u32) -> Result<()> {
+        let mut map = self.0.maps_mut().find(|map| map.name() == name);
+        let map = map.as_mut().with_context(|| format!("no map {name}"))?;
+        map.set_max_entries(entries).with_context(|| format!("cannot size map {name}"))
+    }
+
+    /// Shares the named maps with whatever is pinned, or pins them. A pinned map of another shape, left by another
+    /// version, is replaced: its content is lost.
+    pub(crate) fn pin(&mut self, pins: &Pins, names: &[&str]) -> Result<()> {
+        for mut map in self.0.maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if !names.contains(&name.as_str()) {
+                continue;
+            }
+            let path = pins.map(&name);
+            if let Ok(old) = MapHandle::from_pinned_path(&path) {
+                use libbpf_rs::MapCore;
+                let fits = old.key_size() == map.key_size()
+                    && old.value_size() == map.value_size()
+                    && old.max_entries() == map.max_entries();
+                if !fits {
+                    tracing::warn!(map = name, "the pinned map has another shape; its content is lost");
+                    fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+                }
+            }
+            map.set_pin_path(&path).with_context(|| format!("cannot pin map {name}"))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn load(self, name: &str) -> Result<Loaded> {
+        let object = self.0.load().with_context(|| {
+            let kernel = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
+            let help = "needs Linux 6.1 and root; `vouchsafe doctor` says more";
+            format!("the kernel does not take the {name} program ({help})\n{}", kernel.trim_end())
+        })?;
+        Ok(Loaded(object))
+    }
+}
+
+/// A loaded object file.
+pub(crate) struct Loaded(Object);
+
+impl Loaded {
+    pub(crate) fn table<K, V>(&self, name: &str) -> Result<Table<K, V>>
+    where
+        K: IntoBytes + FromBytes + Immutable,
+        V: IntoBytes + FromBytes + Immutable,
+    {
+        Table::new(self.map(name)?)
+    }
+
+    pub(crate) fn map(&self, name: &str) -> Result<MapHandle> {
+        let map = self.0.maps().find(|map| libbpf_rs::MapCore::name(map) == name);
+        let map = map.with_context(|| format!("no map {name}"))?;
+        MapHandle::try_from(&map).with_context(|| format!("cannot open map {name}"))
+    }
+
+    /// The program in the form that running it on one packet needs.
+    pub(crate) fn runnable(&self, name: &str) -> Result<ProgramMut<'_>> {
+        self.0.progs_mut().find(|program| program.name() == name).with_context(|| format!("no program {name}"))
+    }
+
+    pub(crate) fn program(&self, name: &str) -> Result<Program<'_>> {
+        self.0.progs().find(|program| program.name() == name).with_context(|| format!("no program {name}"))
+    }
+}
+
+/// libbpf's latest warnings, which say why a load failed.
+static WARNINGS: Mutex<String> = Mutex::new(String::new());
+const WARNINGS_KEPT: usize = 4096;
+
+/// Sends libbpf's messages to the log, and keeps the latest warnings for the error of a failed load.
+pub(crate) fn log_through_tracing() {
+    libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |level, text| match level {
+        libbpf_rs::PrintLevel::Warn => {
+            tracing::debug!(target: "libbpf", "{}", text.trim_end());
+            let mut kept = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.push_str(&text);
+            let mut cut = kept.len().saturating_sub(WARNINGS_KEPT);
+            while !kept.is_char_boundary(cut) {
+                cut += 1;
+            }
+            kept.drain(..cut);
+        }
+        _ => tracing::trace!(target: "libbpf", "{}", text.trim_end()),
+    })));
+}

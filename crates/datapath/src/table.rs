@@ -1,0 +1,84 @@
+//! Kernel maps with types.
+
+use anyhow::{Context, Result};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use std::marker::PhantomData;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// A kernel map from `K` to `V`. The program's definition is checked against the types' sizes when it is opened.
+pub struct Table<K, V> {
+    map: MapHandle,
+    types: PhantomData<fn(K) -> V>,
+}
+
+impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable> Table<K, V> {
+    pub(crate) fn new(map: MapHandle) -> Result<Self> {
+        let (key, value) = (size_of::<K>(), size_of::<V>());
+        anyhow::ensure!(
+            map.key_size() as usize == key && map.value_size() as usize == value,
+            "map {:?} has keys of {} and values of {} bytes, not {key} and {value}: it belongs to another version",
+            map.name(),
+            map.key_size(),
+            map.value_size(),
+        );
+        Ok(Self { map, types: PhantomData })
+    }
+
+    /// The value at `key`.
+    pub fn get(&self, key: &K) -> Result<Option<V>> {
+        let found = self.map.lookup(key.as_bytes(), MapFlags::ANY).with_context(|| self.place("read"))?;
+        Ok(found.and_then(|bytes| V::read_from_bytes(&bytes).ok()))
+    }
+
+    /// Writes `value` at `key`.
+    pub fn set(&self, key: &K, value: &V) -> Result<()> {
+        self.map.update(key.as_bytes(), value.as_bytes(), MapFlags::ANY).with_context(|| self.place("write"))
+    }
+
+    /// Writes `value` at `key` unless something is there; says whether it did.
+    pub fn insert(&self, key: &K, value: &V) -> Result<bool> {
+        match self.map.update(key.as_bytes(), value.as_bytes(), MapFlags::NO_EXIST) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == libbpf_rs::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(error).with_context(|| self.place("write")),
+        }
+    }
+
+    /// Removes what is at `key`; nothing there is fine.
+    pub fn remove(&self, key: &K) -> Result<()> {
+        match self.map.delete(key.as_bytes()) {
+            Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
+                Err(error).with_context(|| self.place("delete from"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Every key. Changes meanwhile may be missed or seen.
+    pub fn keys(&self) -> Vec<K> {
+        self.map.keys().filter_map(|bytes| K::read_from_bytes(&bytes).ok()).collect()
+    }
+
+    /// Every key with its value. Changes meanwhile may be missed or seen.
+    pub fn entries(&self) -> Vec<(K, V)> {
+        self.keys().into_iter().filter_map(|key| self.get(&key).ok().flatten().map(|value| (key, value))).collect()
+    }
+
+    /// How many entries fit.
+    pub fn capacity(&self) -> u32 {
+        self.map.max_entries()
+    }
+
+    fn place(&self, verb: &str) -> String {
+        format!("cannot {verb} kernel map {:?}", self.map.name())
+    }
+}
+
+impl<V: IntoBytes + FromBytes + Immutable> Table<u32, V> {
+    /// The sum over all cores of a per-core map's counter at `index`.
+    pub(crate) fn sum_at(&self, index: u32) -> Result<u64> {
+        let cores = self.map.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY).with_context(|| self.place("read"))?;
+        let numbers = cores.unwrap_or_default();
+        Ok(numbers.iter().filter_map(|bytes| u64::read_from_bytes(bytes).ok()).sum())
+    }
+}

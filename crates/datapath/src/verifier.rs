@@ -1,0 +1,256 @@
+//! The verifier's programs: admission at XDP, and its upkeep.
+
+use crate::interface::Interface;
+use crate::link::{Hook, Link};
+use crate::object::{self, Loaded, Opened, Pins};
+use crate::run::{self, Ran};
+use crate::table::Table;
+use anyhow::{Context, Result};
+use libbpf_rs::{MapHandle, ProgramInput, RingBuffer, RingBufferBuilder};
+use std::collections::HashMap;
+use std::fs;
+use std::os::fd::AsFd;
+use wire::map::{DropSample, EpochKey, Flow, FlowKey, GrantUse, Prefix4, Prefix6, Services, VerifierConfig, counter};
+use zerocopy::{FromBytes, IntoBytes};
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
+const PINNED: [&str; 10] = [
+    "protected4",
+    "protected6",
+    "epoch_keys",
+    "clock",
+    "revoked",
+    "flows",
+    "grants",
+    "fragments",
+    "replays",
+    "counters",
+];
+
+/// How many entries the verifier's tables have room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Admitted flows, 128 bytes each.
+    pub flows: u32,
+    /// Grants in use, 112 bytes each.
+    pub grants: u32,
+    /// Buckets for eight tokens each, 136 bytes; a power of two.
+    pub replay_buckets: u32,
+    /// Revoked grants.
+    pub revoked: u32,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self { flows: 262_144, grants: 65_536, replay_buckets: 65_536, revoked: 65_536 }
+    }
+}
+
+/// How XDP is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// In the driver, before the kernel allocates anything.
+    Native,
+    /// In the kernel's receive path, for drivers without XDP.
+    Generic,
+    /// On the network card.
+    Offloaded,
+}
+
+impl Mode {
+    /// The name used in output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+            Self::Offloaded => "offloaded",
+        }
+    }
+}
+
+/// What one pass of upkeep did.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
+#[repr(C)]
+pub struct Swept {
+    /// The time it went by, Unix seconds.
+    pub now: u32,
+    /// Flows forgotten because they were idle or their grant is revoked.
+    pub flows: u32,
+}
+
+/// The loaded programs and their maps.
+pub struct Verifier {
+    object: Loaded,
+    pins: Option<Pins>,
+    links: HashMap<String, Link>,
+    /// Admitted flows.
+    pub flows: Table<FlowKey, Flow>,
+    /// Grants in use, by handle.
+    pub grants: Table<u64, GrantUse>,
+    /// Revoked grants: when they would have ended, by handle.
+    pub revoked: Table<u64, u32>,
+    /// Keys, by the low 8 bits of their epoch.
+    pub epoch_keys: Table<u32, EpochKey>,
+    /// What is protected, IPv4.
+    pub protected4: Table<Prefix4, Services>,
+    /// What is protected, IPv6.
+    pub protected6: Table<Prefix6, Services>,
+    clock: Table<u32, u64>,
+    counters: Table<u32, u64>,
+    samples: MapHandle,
+    epoch_length: u32,
+}
+
+impl Verifier {
+    /// Loads the programs. With `pins`, tables that an earlier process left are taken over.
+    pub fn load(mut config: VerifierConfig, sizes: Sizes, pins: Option<Pins>) -> Result<Self> {
+        object::log_through_tracing();
+        anyhow::ensure!(sizes.replay_buckets.is_power_of_two(), "replay buckets must be a power of two");
+        config.replay_mask = sizes.replay_buckets - 1;
+        let mut opened = Opened::new("verifier", OBJECT)?;
+        opened.configure(&config)?;
+        opened.resize("flows", sizes.flows)?;
+        opened.resize("grants", sizes.grants)?;
+        opened.resize("replays", sizes.replay_buckets)?;
+        opened.resize("revoked", sizes.revoked)?;
+        if let Some(pins) = &pins {
+            opened.pin(pins, &PINNED)?;
+        }
+        let object = opened.load("verifier")?;
+        Ok(Self {
+            flows: object.table("flows")?,
+            grants: object.table("grants")?,
+            revoked: object.table("revoked")?,
+            epoch_keys: object.table("epoch_keys")?,
+            protected4: object.table("protected4")?,
+            protected6: object.table("protected6")?,
+            clock: object.table("clock")?,
+            counters: object.table("counters")?,
+            samples: object.map("samples")?,
+            epoch_length: config.epoch_length,
+            object,
+            pins,
+            links: HashMap::new(),
+        })
+    }
+
+    /// The epoch length the programs were loaded with, seconds.
+    pub fn epoch_length(&self) -> u32 {
+        self.epoch_length
+    }
+
+    /// Attaches to `interface`, in the driver where it can; takes over what an earlier process attached and pinned.
+    pub fn attach(&mut self, interface: &Interface) -> Result<Mode> {
+        anyhow::ensure!(
+            interface.link_header == 14,
+            "interface {} has no Ethernet header; the verifier can't protect it",
+            interface.name
+        );
+        let program = self.object.program("admit")?;
+        let pinned = self.pins.as_ref().map(|pins| pins.link(&interface.name));
+        let link = match pinned.as_ref().and_then(|path| Link::open(path, interface.index)) {
+            Some(link) => {
+                link.update(program.as_fd())?;
+                link
+            }
+            None => {
+                if let Some(path) = &pinned {
+                    // A pin of a link whose interface is gone.
+                    let _ = fs::remove_file(path);
+                }
+                // Without flags the kernel takes the driver's XDP if there is one, else its own.
+                Link::attach(program.as_fd(), interface.index, Hook::Xdp, 0).with_context(|| {
+                    format!(
+                        "cannot attach XDP to {} (another XDP program may be there: `ip link show {}`)",
+                        interface.name, interface.name
+                    )
+                })?
+            }
+        };
+        self.links.insert(interface.name.clone(), link);
+        mode(interface)
+    }
+
+    /// Makes the attachments outlive this process.
+    pub fn pin_links(&self) -> Result<()> {
+        let Some(pins) = &self.pins else { return Ok(()) };
+        for (name, link) in &self.links {
+            let path = pins.link(name);
+            if !path.exists() {
+                link.pin(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Detaches from every interface.
+    pub fn detach(&mut self) {
+        for (name, _link) in self.links.drain() {
+            if let Some(pins) = &self.pins {
+                let _ = fs::remove_file(pins.link(&name));
+            }
+        }
+    }
+
+    /// Tells the programs what to add to their clock for Unix time, in nanoseconds (see [`crate::clock`]).
+    pub fn set_clock(&self, offset: u64) -> Result<()> {
+        self.clock.set(&0, &offset)
+    }
+
+    /// Packets counted so far under an outcome: a drop reason's number or one of [`counter`].
+    pub fn count(&self, outcome: u32) -> Result<u64> {
+        self.counters.sum_at(outcome)
+    }
+
+    /// Every counter, by its index.
+    pub fn counts(&self) -> Result<Vec<u64>> {
+        (0..counter::COUNT).map(|index| self.count(index)).collect()
+    }
+
+    /// Forgets flows that are idle or revoked, and grants and revocations that have ended, at `now` (Unix seconds).
+    pub fn sweep(&self, now: u32) -> Result<Swept> {
+        let program = self.object.runnable("sweep")?;
+        let mut swept = Swept { now, flows: 0 };
+        let input = ProgramInput { context_in: Some(swept.as_mut_bytes()), ..ProgramInput::default() };
+        let result = program.test_run(input).context("cannot run the sweep program")?;
+        anyhow::ensure!(result.return_value == 0, "the sweep program failed: {}", result.return_value);
+        Ok(swept)
+    }
+
+    /// Calls `each` with every drop sample from here on, whenever the result is polled.
+    pub fn samples(&self, mut each: impl FnMut(DropSample) + Send + 'static) -> Result<RingBuffer<'static>> {
+        let mut builder = RingBufferBuilder::new();
+        builder.add(&self.samples, move |bytes| {
+            if let Ok((sample, _)) = DropSample::read_from_prefix(bytes) {
+                each(sample);
+            }
+            0
+        })?;
+        builder.build().context("cannot open the ring of drop samples")
+    }
+
+    /// What the program does with one frame.
+    pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
+        run::run(&self.object.runnable("admit")?, frame, repeat)
+    }
+}
+
+/// How XDP is attached to `interface`.
+pub fn mode(interface: &Interface) -> Result<Mode> {
+    let mut options =
+        libbpf_sys::bpf_xdp_query_opts { sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as _, ..Default::default() };
+    // SAFETY: the options live through the call.
+    let result = unsafe { libbpf_sys::bpf_xdp_query(interface.index as i32, 0, std::ptr::from_mut(&mut options)) };
+    anyhow::ensure!(result == 0, "cannot ask how XDP is attached to {}", interface.name);
+    match u32::from(options.attach_mode) {
+        libbpf_sys::XDP_ATTACHED_DRV => Ok(Mode::Native),
+        libbpf_sys::XDP_ATTACHED_SKB => Ok(Mode::Generic),
+        libbpf_sys::XDP_ATTACHED_HW => Ok(Mode::Offloaded),
+        _ => anyhow::bail!("no XDP program, or several, on {}", interface.name),
+    }
+}
+
+/// What the epoch's key looks like to the kernel program.
+pub fn epoch_key(epoch: wire::Epoch, key: &wire::VerifierKey) -> EpochKey {
+    EpochKey { epoch: epoch.0, siphash: *key.of(wire::Suite::Siphash), aes: *key.of(wire::Suite::AesCmac) }
+}
