@@ -4,10 +4,11 @@ use crate::interface::Interface;
 use crate::link::{Hook, Link};
 use crate::object::{self, Loaded, Opened, Pins};
 use crate::run::{self, Ran};
-use crate::table::Table;
+use crate::table::{self, Table};
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, PerfBuffer, PerfBufferBuilder, TC_EGRESS, TC_INGRESS, TcHook, TcHookBuilder};
 use std::fs;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use wire::map::{
     AgentConfig, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Prefix4, Prefix6, Services,
@@ -167,6 +168,11 @@ impl Agent {
         for mut filter in self.filters.drain(..) {
             let _ = filter.detach();
         }
+    }
+
+    /// Makes these prefixes (address, length, services) the protected ones, and no others.
+    pub fn protect(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
+        table::protect(&self.protected4, &self.protected6, entries)
     }
 
     /// Tells the programs what to add to their clock for Unix time, in nanoseconds (see [`crate::clock`]).

@@ -4,11 +4,12 @@ use crate::interface::Interface;
 use crate::link::{Hook, Link};
 use crate::object::{self, Loaded, Opened, Pins};
 use crate::run::{self, Ran};
-use crate::table::Table;
+use crate::table::{self, Table};
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, ProgramInput, RingBuffer, RingBufferBuilder};
 use std::collections::HashMap;
 use std::fs;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use wire::map::{DropSample, EpochKey, Flow, FlowKey, GrantUse, Prefix4, Prefix6, Services, VerifierConfig, counter};
 use zerocopy::{FromBytes, IntoBytes};
@@ -190,6 +191,11 @@ impl Verifier {
                 let _ = fs::remove_file(pins.link(&name));
             }
         }
+    }
+
+    /// Makes these prefixes (address, length, services) the protected ones, and no others.
+    pub fn protect(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
+        table::protect(&self.protected4, &self.protected6, entries)
     }
 
     /// Tells the programs what to add to their clock for Unix time, in nanoseconds (see [`crate::clock`]).
