@@ -3,3 +3,4 @@
 
 pub mod api;
 pub mod protected;
+pub mod verifier;

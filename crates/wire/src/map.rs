@@ -90,7 +90,7 @@ pub fn address_of(bytes: [u8; 16], family: u8) -> IpAddr {
 }
 
 /// A flow: who talks to which service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FlowKey {
     /// The client's address.
@@ -143,6 +143,25 @@ impl FlowKey {
     /// The server's address and port.
     pub fn server(&self) -> (IpAddr, u16) {
         (address_of(self.server, self.family), u16::from_be_bytes(self.server_port))
+    }
+}
+
+impl Services {
+    /// The spans that count.
+    pub fn spans(&self) -> &[Service] {
+        self.spans.get(..self.count as usize).unwrap_or(&self.spans)
+    }
+
+    /// Whether a packet of `protocol` to `port` is meant.
+    pub fn covers(&self, protocol: u8, port: u16) -> bool {
+        self.spans().iter().any(|span| {
+            span.protocol == 0 || span.protocol == protocol && span.first_port <= port && port <= span.last_port
+        })
+    }
+
+    /// Whether some port of `protocol` is meant: for packets that don't show their port.
+    pub fn covers_some(&self, protocol: u8) -> bool {
+        self.spans().iter().any(|span| span.protocol == 0 || span.protocol == protocol)
     }
 }
 
@@ -295,7 +314,7 @@ pub mod owner {
 }
 
 /// What the agent's grants are looked up by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GrantSlot {
     /// The logged-in subject on this machine.
