@@ -1,6 +1,8 @@
 //! Builds the product and runs it, or the lab on it.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -8,33 +10,27 @@ use anyhow::{Context, Result};
 use crate::run::{cargo, command, command_as_root, run};
 use crate::target_dir;
 
-/// Cargo's build profiles that are used here.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Profile {
-    /// For tests.
-    Debug,
-    /// For people and measurements.
-    Release,
+/// Builds the binary `vouchsafe` for the tests and says where it is. Together with all tests, because cargo would build
+/// many dependencies twice, once with the features that each selection of crates needs.
+pub fn for_tests() -> Result<PathBuf> {
+    run(&mut cargo(["build", "--workspace", "--bins", "--tests"]))?;
+    Ok(target_dir().join("debug/vouchsafe"))
 }
 
-/// Builds the binary `vouchsafe` and says where it is.
-pub fn vouchsafe(profile: Profile) -> Result<PathBuf> {
-    build(profile, &["vouchsafe"])
-}
-
-/// Builds `vouchsafe` and `lab`, then runs `lab SCENARIO ARGS…` as root.
+/// Builds `vouchsafe` and `lab`, then becomes `lab SCENARIO ARGS…` as root: its exit code is ours.
 pub fn lab(scenario: &str, args: &[String]) -> Result<()> {
-    let vouchsafe = build(Profile::Release, &["vouchsafe", "lab"])?;
+    let vouchsafe = release(&["vouchsafe", "lab"])?;
     let lab = vouchsafe.with_file_name("lab");
     // As an argument of env, because sudo may refuse to keep a variable.
-    let mut setting = std::ffi::OsString::from("VOUCHSAFE_BIN=");
+    let mut setting = OsString::from("VOUCHSAFE_BIN=");
     setting.push(&vouchsafe);
-    run(command_as_root("env").arg(setting).arg(lab).arg(scenario).args(args))
+    let error = command_as_root("env").arg(setting).arg(&lab).arg(scenario).args(args).exec();
+    Err(error).with_context(|| format!("could not start {}", lab.display()))
 }
 
 /// Man pages and shell completions, as the binary itself writes them.
 pub fn documents() -> Result<()> {
-    let vouchsafe = vouchsafe(Profile::Release)?;
+    let vouchsafe = release(&["vouchsafe"])?;
     let (man, completions) = (target_dir().join("gen/man"), target_dir().join("gen/completions"));
     for dir in [&man, &completions] {
         fs::create_dir_all(dir).with_context(|| format!("could not make {}", dir.display()))?;
@@ -49,14 +45,9 @@ pub fn documents() -> Result<()> {
     Ok(())
 }
 
-fn build(profile: Profile, packages: &[&str]) -> Result<PathBuf> {
-    let mut build = cargo(["build"]);
-    for package in packages {
-        build.args(["--package", package]);
-    }
-    if profile == Profile::Release {
-        build.arg("--release");
-    }
-    run(&mut build)?;
-    Ok(target_dir().join(if profile == Profile::Release { "release" } else { "debug" }).join("vouchsafe"))
+/// Builds packages, `vouchsafe` among them, for people and measurements; says where that binary is.
+fn release(packages: &[&str]) -> Result<PathBuf> {
+    let packages = packages.iter().flat_map(|package| ["--package", package]);
+    run(cargo(["build", "--release"]).args(packages))?;
+    Ok(target_dir().join("release/vouchsafe"))
 }

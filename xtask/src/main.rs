@@ -108,7 +108,7 @@ fn perform(task: Task) -> Result<()> {
 }
 
 fn test(no_kernels: bool, args: &[String]) -> Result<()> {
-    let binary = build::vouchsafe(build::Profile::Debug)?;
+    let binary = build::for_tests()?;
     let mut tests = cargo(["test", "--workspace"]);
     tests.args(args).env("VOUCHSAFE_BIN", binary);
     if !run::is_root() {
