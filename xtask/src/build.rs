@@ -19,7 +19,7 @@ pub fn for_tests() -> Result<PathBuf> {
 
 /// Builds `vouchsafe` and `lab`, then becomes `lab SCENARIO ARGS…` as root: its exit code is ours.
 pub fn lab(scenario: &str, args: &[String]) -> Result<()> {
-    let vouchsafe = release(&["vouchsafe", "lab"])?;
+    let vouchsafe = release()?;
     let lab = vouchsafe.with_file_name("lab");
     // As an argument of env, because sudo may refuse to keep a variable.
     let mut setting = OsString::from("VOUCHSAFE_BIN=");
@@ -30,7 +30,7 @@ pub fn lab(scenario: &str, args: &[String]) -> Result<()> {
 
 /// Man pages and shell completions, as the binary itself writes them.
 pub fn documents() -> Result<()> {
-    let vouchsafe = release(&["vouchsafe"])?;
+    let vouchsafe = release()?;
     let (man, completions) = (target_dir().join("gen/man"), target_dir().join("gen/completions"));
     for dir in [&man, &completions] {
         fs::create_dir_all(dir).with_context(|| format!("could not make {}", dir.display()))?;
@@ -45,9 +45,9 @@ pub fn documents() -> Result<()> {
     Ok(())
 }
 
-/// Builds packages, `vouchsafe` among them, for people and measurements; says where that binary is.
-fn release(packages: &[&str]) -> Result<PathBuf> {
-    let packages = packages.iter().flat_map(|package| ["--package", package]);
-    run(cargo(["build", "--release"]).args(packages))?;
+/// Builds `vouchsafe` and `lab` for people and measurements; says where the former is. Always both, or cargo would build
+/// their dependencies once more with the features that one alone needs.
+fn release() -> Result<PathBuf> {
+    run(&mut cargo(["build", "--release", "--package", "vouchsafe", "--package", "lab"]))?;
     Ok(target_dir().join("release/vouchsafe"))
 }
