@@ -199,6 +199,29 @@ pub struct GrantUse {
     pub first: FlowKey,
 }
 
+/// Tokens that a bucket of the replay table holds.
+pub const REPLAY_ENTRIES: usize = 8;
+
+/// A token that was seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SeenToken {
+    /// The token's time; the entry is free once the clock check refuses it.
+    pub time: u32,
+    /// The token's tag.
+    pub tag: [u8; 12],
+}
+
+/// A bucket of the replay table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ReplayBucket {
+    /// The kernel's lock; zero from here.
+    pub lock: u32,
+    /// The tokens.
+    pub seen: [SeenToken; REPLAY_ENTRIES],
+}
+
 /// A verifier's key for one epoch; the array's index is the epoch's low 8 bits.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
