@@ -11,6 +11,8 @@ mount -t tmpfs run /run
 ip link set lo up
 echo 1 >/proc/sys/net/core/bpf_jit_enable
 for module in @MODULES@; do insmod "/modules/$module.ko"; done
+# Ends the line that the firmware began.
+echo
 cd '@HERE@'
 worst=0
 for test in /tests/*; do
