@@ -6,7 +6,6 @@ busybox mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mount -t bpf bpf /sys/fs/bpf
-mount -t tmpfs tmp /tmp
 mount -t tmpfs run /run
 ip link set lo up
 echo 1 >/proc/sys/net/core/bpf_jit_enable
