@@ -6,11 +6,12 @@ busybox mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mount -t bpf bpf /sys/fs/bpf
-mount -t tmpfs tmp /tmp
 mount -t tmpfs run /run
 ip link set lo up
 echo 1 >/proc/sys/net/core/bpf_jit_enable
 for module in @MODULES@; do insmod "/modules/$module.ko"; done
+# Ends the line that the firmware began.
+echo
 cd '@HERE@'
 worst=0
 for test in /tests/*; do
