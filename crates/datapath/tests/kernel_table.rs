@@ -1,8 +1,12 @@
 //! One table of cases through the Rust decision and through the kernel program.
 
+mod agents;
 mod table;
 mod world;
 
+use agents::Agents;
+use engine::insertion::Action;
+use engine::verifier::Outcome;
 use table::{Case, Step};
 use world::{Deciders, NOW};
 
@@ -54,7 +58,7 @@ fn kernel_and_rust_agree_on_every_row() {
         let shown = cases
             .iter()
             .flat_map(|case| &case.steps)
-            .any(|step| matches!(step, Step::Frame { outcome: engine::verifier::Outcome::Drop(r), .. } if r == reason));
+            .any(|step| matches!(step, Step::Frame { outcome: Outcome::Drop(r), .. } if r == reason));
         assert!(shown, "no row shows {reason}");
     }
     report(&failures, cases.len());
@@ -80,4 +84,38 @@ fn kernel_that_observes_drops_nothing_and_counts_the_same() {
     // What a row drops passes here; `judge` checks the return code against the outcome, observing.
     check(&mut deciders, &cases, &mut failures);
     report(&failures, cases.len());
+}
+
+#[test]
+fn kernel_and_rust_insert_the_same_and_the_verifier_restores_it() {
+    let mut agents = Agents::new();
+    let mut deciders = Deciders::new(world::config(), &world::receivers());
+    let mut failures = Vec::new();
+    let rows = table::agent::rows();
+    for row in &rows {
+        agents.know(row);
+        let place = format!("{} ({})", row.name, row.clause);
+        let [(action, modelled), (counted, emitted)] = agents.insert(&row.frame, NOW);
+        if !(row.action)(&action) || !(row.action)(&counted) {
+            failures.push(format!("{place}: rust {action:?}, kernel {counted:?}"));
+        } else if modelled != emitted {
+            failures.push(format!(
+                "{place}: rust emits\n {}, the kernel\n {}",
+                hex::encode(modelled),
+                hex::encode(emitted)
+            ));
+        } else if action == Action::Token {
+            deciders.forget();
+            deciders.set_clock(NOW);
+            let end = wire::packet::Packet::parse(&row.frame).end;
+            for (outcome, restored) in deciders.judge(&emitted, NOW) {
+                if outcome != Outcome::Token || restored != row.frame[..end] {
+                    failures.push(format!("{place}: {outcome:?} restores\n {}", hex::encode(restored)));
+                }
+            }
+        } else if emitted != row.frame {
+            failures.push(format!("{place}: {action:?} changed the packet"));
+        }
+    }
+    report(&failures, rows.len());
 }

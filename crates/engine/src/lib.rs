@@ -2,5 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod insertion;
 pub mod protected;
 pub mod verifier;

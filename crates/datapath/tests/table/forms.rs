@@ -31,7 +31,7 @@ fn fragments(cases: &mut Vec<Case>, family: &Family) {
     let identified = 0x1234_0000 + u32::from(family.server.is_ipv6());
     let datagram = |id: u32| Transport::Udp.later(family, CLIENT_PORT).identification(id).payload(&[5; 3000]);
     let parts = datagram(identified & 0xffff).fragments(1400);
-    let mut case = |what: &str| Case::new(family, "§6.5", what);
+    let case = |what: &str| Case::new(family, "§6.5", what);
     let admitted = parts.iter().fold(case("fragments of an admitted flow").admitted(&first), |case, part| {
         case.frame(part.clone(), Outcome::Flow)
     });

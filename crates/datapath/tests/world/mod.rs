@@ -159,15 +159,22 @@ impl Deciders {
         let entries: Vec<_> =
             protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
         kernel.protect(&entries).expect("maps take prefixes");
-        let mut model = Model { config, protected, ..Model::default() };
+        let mut deciders = Self { model: Model { config, protected, ..Model::default() }, kernel };
         let current = Epoch::at(NOW.into(), EPOCH_LENGTH);
         for number in current.0 - 2..=current.0 + 2 {
-            let epoch = Epoch(number);
-            let key = master().verifier_key("edge-1", epoch).expect("a short id");
-            kernel.epoch_keys.set(&u32::from(epoch.on_wire()), &epoch_key(epoch, &key)).expect("map takes keys");
-            model.keys.insert(epoch, key);
+            deciders.learn(Epoch(number));
         }
-        Self { model, kernel }
+        deciders
+    }
+
+    /// Gives both the key of an epoch.
+    pub fn learn(&mut self, epoch: Epoch) {
+        if self.model.keys.contains_key(&epoch) {
+            return;
+        }
+        let key = master().verifier_key("edge-1", epoch).expect("a short id");
+        self.kernel.epoch_keys.set(&u32::from(epoch.on_wire()), &epoch_key(epoch, &key)).expect("map takes keys");
+        self.model.keys.insert(epoch, key);
     }
 
     /// Empties all tables but receivers and keys.
