@@ -2,3 +2,6 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod document;
+pub mod issue;
+pub mod policy;
