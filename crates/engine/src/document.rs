@@ -252,7 +252,10 @@ pub fn seconds(text: &str) -> Option<u32> {
 
 /// Writes seconds the way [`seconds`] reads them.
 pub fn duration(seconds: u32) -> String {
-    match [(86_400, 'd'), (3600, 'h'), (60, 'm')].into_iter().find(|(unit, _)| seconds > 0 && seconds % unit == 0) {
+    match [(86_400, 'd'), (3600, 'h'), (60, 'm')]
+        .into_iter()
+        .find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit))
+    {
         Some((unit, letter)) => format!("{}{letter}", seconds / unit),
         None => format!("{seconds}s"),
     }
