@@ -91,6 +91,9 @@ impl Directory {
     pub fn replace_policy(&self, text: &str) -> Result<()> {
         let mut aside = tempfile::NamedTempFile::new_in(&self.0).context("can't write beside the policy")?;
         aside.write_all(text.as_bytes())?;
+        // Root may command the server of another user, who has to read the file then.
+        let owner = fs::metadata(&self.0)?;
+        std::os::unix::fs::fchown(aside.as_file(), Some(owner.uid()), Some(owner.gid()))?;
         aside.as_file().sync_all()?;
         aside.persist(self.policy()).context("can't replace the policy")?;
         sync(&self.0)
