@@ -191,3 +191,18 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
 fn sync(directory: &Path) -> Result<()> {
     Ok(File::open(directory)?.sync_all()?)
 }
+
+#[cfg(test)]
+mod tests {
+    use engine::policy::Policy;
+
+    #[test]
+    fn the_example_policy_is_valid_as_it_is_and_without_its_comment_signs() {
+        let text = include_str!("../policy.example.toml");
+        assert_eq!(Policy::parse(text, 3600).unwrap(), Policy::default());
+        let lines = text.lines().filter_map(|line| line.strip_prefix("# "));
+        let lines: Vec<_> = lines.filter(|line| line.starts_with('[') || line.contains(" = ")).collect();
+        let policy = Policy::parse(&lines.join("\n"), 3600).unwrap();
+        assert_eq!((policy.receivers().len(), policy.rules().len(), policy.persons().len()), (1, 1, 2));
+    }
+}

@@ -42,7 +42,7 @@ impl Key {
             Self::Source(_) => (30.0, Duration::from_secs(3)),
             Self::Account(..) => (6.0, Duration::from_secs(20)),
             Self::SecondFactor(_) => (10.0, Duration::from_secs(60)),
-            Self::Grants(_) => (500.0, Duration::from_millis(20)),
+            Self::Grants(_) => (2000.0, Duration::from_millis(5)),
         }
     }
 }
