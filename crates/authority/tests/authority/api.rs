@@ -6,7 +6,7 @@ use authority::{admin, now};
 use client::Error;
 use engine::api::{Event, ExplainRequest};
 use std::os::unix::fs::PermissionsExt;
-use wire::{Destination, Flags, GrantHeader, Handle, Suite, Token, VerifierKey};
+use wire::{Destination, Flags, GrantHeader, Suite, Token, VerifierKey};
 
 #[tokio::test]
 async fn a_person_logs_in_and_out() {
@@ -138,8 +138,8 @@ async fn a_verifier_hears_whose_a_grant_is() {
     let Event::Granted { owner } = next(&mut heard).await else { panic!() };
     assert_eq!((owner.handle, owner.person.as_str(), owner.device.as_str()), (handle(&grant), "alice", "laptop"));
     assert_eq!((owner.receiver.as_str(), &owner.rule), ("git", &grant.rule));
-    assert_eq!(verifier.grant_owner(Handle(owner.handle)).await.unwrap(), Some(owner.clone()));
-    assert_eq!(other.grant_owner(Handle(owner.handle)).await.unwrap(), None);
+    assert_eq!(verifier.grant_owner(owner.handle).await.unwrap(), Some(owner.clone()));
+    assert_eq!(other.grant_owner(owner.handle).await.unwrap(), None);
 }
 
 #[tokio::test]

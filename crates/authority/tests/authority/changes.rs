@@ -176,3 +176,67 @@ impl Stage {
         matches!(self.client().login(&login("alice", PASSWORD, None)).await, Err(Error::Unreachable(_)))
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_grant_slips_past_a_change_of_policy() {
+    let stage = Stage::start().await;
+    let alice = stage.login("alice").await;
+    let closed = POLICY.replace("\"tcp/22\", ", "");
+    for _ in 0..5 {
+        let asking: Vec<_> = (0..4)
+            .map(|_| {
+                let alice = alice.clone();
+                tokio::spawn(async move {
+                    let mut granted = 0;
+                    while alice.grant(&git()).await.is_ok() {
+                        granted += 1;
+                    }
+                    granted
+                })
+            })
+            .collect();
+        // The change comes while all of them ask.
+        while Database::open(&stage.directory.database()).unwrap().grants(now(), false).unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        stage.apply(&closed).await.unwrap();
+        for task in asking {
+            task.await.unwrap();
+        }
+        let live = Database::open(&stage.directory.database()).unwrap().grants(now(), false).unwrap();
+        assert!(live.is_empty(), "{live:?}");
+        stage.apply(POLICY).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_oldest_of_many_sessions_gives_way() {
+    let stage = Stage::start().await;
+    let first = stage.login("alice").await;
+    let mut last = first.clone();
+    for _ in 0..32 {
+        last = stage.login("alice").await;
+    }
+    assert!(matches!(first.destinations().await, Err(Error::NotLoggedIn)));
+    assert!(last.destinations().await.is_ok());
+}
+
+#[tokio::test]
+async fn one_source_holds_a_quarter_of_the_seats() {
+    let mut stage = Stage::start().await;
+    std::fs::write(stage.directory.path().join("authority.toml"), "max_connections = 16\n").unwrap();
+    stage.restart().await;
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        held.push(tokio::net::TcpStream::connect(stage.address).await.unwrap());
+    }
+    let mut fifth = tokio::net::TcpStream::connect(stage.address).await.unwrap();
+    let read = tokio::time::timeout(SOON, tokio::io::AsyncReadExt::read(&mut fifth, &mut [0; 1])).await;
+    // Nobody answers a stranger's fifth connection: it is closed, not kept waiting.
+    assert!(matches!(read.unwrap(), Ok(0) | Err(_)));
+    drop(held);
+    let deadline = std::time::Instant::now() + SOON * 5;
+    while stage.client().health().await.is_err() {
+        assert!(std::time::Instant::now() < deadline, "seats never came free");
+    }
+}
