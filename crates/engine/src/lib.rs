@@ -2,6 +2,9 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod document;
 pub mod insertion;
+pub mod issue;
+pub mod policy;
 pub mod protected;
 pub mod verifier;
