@@ -120,7 +120,9 @@ fn packet(chance: &mut Chance, now: u32, last: &mut Last) -> Vec<u8> {
     packet = packet.payload(&payload);
     if chance.one_in(12) {
         let parts = packet.fragments(8 * (1 + chance.below(40)));
-        return parts[chance.below(parts.len())].clone();
+        if !parts.is_empty() {
+            return parts[chance.below(parts.len())].clone();
+        }
     }
     let mut frame = packet.frame();
     if chance.one_in(10) && tail::checksum_is_partial(&frame, &wire::packet::Packet::parse(&frame)).is_some() {
