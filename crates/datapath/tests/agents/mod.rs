@@ -87,7 +87,7 @@ impl Agents {
         let mut modelled = frame.to_vec();
         let action = self.model.insert(&mut modelled, now);
         let before = self.kernel.counts().expect("counters");
-        let ran = self.kernel.run(frame, 1).expect("the program runs");
+        let ran = self.kernel.run(frame, 1).unwrap_or_else(|error| panic!("{error:#}: {}", hex::encode(frame)));
         let after = self.kernel.counts().expect("counters");
         let moved: Vec<u32> =
             (0..agent_counter::COUNT).filter(|index| after[*index as usize] != before[*index as usize]).collect();
