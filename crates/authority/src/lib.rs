@@ -1,1 +1,31 @@
 //! The authority: logs people in, evaluates policy, issues grants, hands out keys.
+//!
+//! IO only: what is allowed is `engine::policy`'s to say, what a grant looks like `engine::issue`'s. Everything lives in
+//! one [`Directory`]; commands write its database and then tell the server over its control socket.
+#![forbid(unsafe_code)]
+
+pub mod admin;
+pub mod cli;
+pub mod config;
+pub mod control;
+mod credentials;
+pub mod directory;
+mod extract;
+mod handlers;
+mod listener;
+mod problem;
+mod push;
+pub mod server;
+mod state;
+pub mod storage;
+mod throttle;
+pub mod tls;
+
+pub use config::Config;
+pub use directory::Directory;
+pub use server::Server;
+
+/// The time, Unix seconds.
+pub fn now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -2,4 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod document;
+pub mod issue;
+pub mod policy;
 pub mod protected;

@@ -1,2 +1,63 @@
-//! The command line.
-fn main() {}
+//! The command line: one binary for all roles. What a role does is its crate's; here are arguments, logs, exit codes.
+#![forbid(unsafe_code)]
+
+use clap::{Parser, Subcommand, ValueEnum};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// First-packet access: grants instead of tunnels
+#[derive(Parser)]
+#[command(name = "vouchsafe", version)]
+struct Arguments {
+    /// How logs are written, to standard error; VOUCHSAFE_LOG says what (`info`, `authority=debug`, …)
+    #[arg(long, global = true, value_enum, default_value_t, env = "VOUCHSAFE_LOG_FORMAT")]
+    log_format: LogFormat,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Copy, Default, ValueEnum)]
+enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// For machines, one object per line
+    Json,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Log people in, evaluate policy, issue grants
+    #[command(subcommand)]
+    Authority(authority::cli::AuthorityCommand),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    start_logs(arguments.log_format);
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return cant(&error.into()),
+    };
+    let done = runtime.block_on(async {
+        match arguments.command {
+            Command::Authority(command) => authority::cli::run(command).await,
+        }
+    });
+    done.unwrap_or_else(|error| cant(&error))
+}
+
+/// Exit code 2: it could not be done.
+fn cant(error: &anyhow::Error) -> ExitCode {
+    eprintln!("vouchsafe: {error:#}");
+    ExitCode::from(2)
+}
+
+fn start_logs(format: LogFormat) {
+    let filter = EnvFilter::try_from_env("VOUCHSAFE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => logs.init(),
+        LogFormat::Json => logs.json().init(),
+    }
+}

@@ -1,0 +1,106 @@
+//! What commands do: write the database, then tell the server if one runs. Without a server the change is recorded and
+//! takes effect when it starts.
+
+use crate::control::{self, Command, Reply};
+use crate::credentials;
+use crate::storage::{Database, Which};
+use crate::{Directory, now};
+use anyhow::{Result, bail};
+use engine::policy::{Policy, name_is_valid};
+use std::collections::BTreeSet;
+use std::path::Path;
+use zeroize::Zeroizing;
+
+/// How long an enrolment code can be used, seconds.
+const CODE_LIFETIME: u64 = 24 * 3600;
+
+/// Adds an account; with `totp`, gives the address that an authenticator app reads, which is shown only here.
+pub async fn add_account(
+    directory: &Directory,
+    person: &str,
+    password: &str,
+    totp: bool,
+) -> Result<Option<Zeroizing<String>>> {
+    check_name(person)?;
+    let (account, address) = credentials::new_account(person, password, totp)?;
+    Database::open(&directory.database())?.add_account(person, &account, now())?;
+    Ok(address)
+}
+
+/// Changes a password and ends the account's sessions.
+pub async fn change_password(directory: &Directory, person: &str, password: &str) -> Result<()> {
+    let hash = credentials::hash_password(password)?;
+    Database::open(&directory.database())?.change_password(person, &hash, now())?;
+    sync(directory).await
+}
+
+/// Removes an account and ends its sessions.
+pub async fn remove_account(directory: &Directory, person: &str) -> Result<()> {
+    Database::open(&directory.database())?.remove_account(person, now())?;
+    sync(directory).await
+}
+
+/// Adds a verifier, or renews its code; gives the one-time code, which is shown only here.
+pub async fn add_verifier(directory: &Directory, id: &str, renew: bool) -> Result<Zeroizing<String>> {
+    check_name(id)?;
+    let (code, hash) = credentials::new_token::<16>()?;
+    Database::open(&directory.database())?.add_verifier(id, hash, now() + CODE_LIFETIME, renew, now())?;
+    Ok(code)
+}
+
+/// Removes a verifier; its token ends at once.
+pub async fn remove_verifier(directory: &Directory, id: &str) -> Result<()> {
+    Database::open(&directory.database())?.remove_verifier(id, now())?;
+    sync(directory).await
+}
+
+/// Revokes grants; gives how many.
+pub async fn revoke(directory: &Directory, which: &Which) -> Result<usize> {
+    let revoked = Database::open(&directory.database())?.revoke(which, now())?;
+    sync(directory).await?;
+    Ok(revoked)
+}
+
+/// Puts a policy file in the place of the directory's and in force. A wrong one changes nothing.
+pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<String> {
+    let (_, text) = directory.read_policy(file)?;
+    if file.is_some() {
+        directory.replace_policy(&text)?;
+    }
+    match control::tell(directory, Command::ReloadPolicy).await? {
+        Some(Reply::Done(text)) => Ok(text),
+        Some(Reply::Refused(why)) => bail!("the server keeps the policy it has: {why}"),
+        None => Ok("the policy is valid; no server runs, the next one takes it".into()),
+    }
+}
+
+/// Names in a policy that neither accounts nor verifiers have: not wrong, and yet mostly a slip.
+pub fn unknown_names(directory: &Directory, policy: &Policy) -> Result<Vec<String>> {
+    let database = Database::open(&directory.database())?;
+    let accounts: BTreeSet<_> = database.accounts()?.into_iter().map(|account| account.person).collect();
+    let verifiers: BTreeSet<_> = database.verifiers()?.into_iter().map(|verifier| verifier.verifier).collect();
+    let persons = policy.persons().into_iter().filter(|person| !accounts.contains(*person));
+    let named: BTreeSet<_> = policy.receivers().iter().map(|receiver| receiver.verifier.as_str()).collect();
+    let named = named.into_iter().filter(|verifier| !verifiers.contains(*verifier));
+    let persons = persons.map(|person| format!("no account {person}: `vouchsafe authority user add {person}`"));
+    let named = named.map(|id| format!("no verifier {id}: `vouchsafe authority verifier add {id}`"));
+    Ok(persons.chain(named).collect())
+}
+
+async fn sync(directory: &Directory) -> Result<()> {
+    match control::tell(directory, Command::Sync).await? {
+        Some(Reply::Refused(why)) => bail!("recorded, but the server failed to act on it: {why}"),
+        Some(Reply::Done(_)) | None => Ok(()),
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if !name_is_valid(name) {
+        bail!(
+            "`{}` can't be a name: names are 1 to 64 letters, digits, `.`, `_`, `@`, `+` or `-`, and begin with a \
+             letter or digit",
+            name.escape_debug()
+        );
+    }
+    Ok(())
+}

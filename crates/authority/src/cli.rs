@@ -1,0 +1,420 @@
+//! `vouchsafe authority …`: arguments in, words out. What is done is `admin`'s and `server`'s.
+
+mod table;
+
+use crate::control::{self, Command};
+use crate::directory::default_names;
+use crate::storage::{Database, Which};
+use crate::{Directory, Server, admin, config, now, tls};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use std::io::{IsTerminal, Read};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use table::{Table, utc};
+use tokio::signal::unix::{SignalKind, signal};
+use zeroize::Zeroizing;
+
+/// Where the authority lives.
+#[derive(Args, Debug)]
+pub struct At {
+    /// The authority's directory
+    #[arg(long, value_name = "DIR", env = "VOUCHSAFE_AUTHORITY_DIR", default_value = "/var/lib/vouchsafe/authority")]
+    dir: PathBuf,
+}
+
+impl At {
+    fn directory(&self) -> Directory {
+        Directory::at(&self.dir)
+    }
+
+    fn database(&self) -> Result<Database> {
+        Database::open(&self.directory().database())
+    }
+}
+
+/// A command that lists.
+#[derive(Args, Debug)]
+pub struct List {
+    /// Where the authority lives
+    #[command(flatten)]
+    at: At,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs and administers the authority: accounts, policy, verifiers, grants
+#[derive(Subcommand, Debug)]
+pub enum AuthorityCommand {
+    /// Make the directory: configuration, master key, TLS certificate, example policy, database
+    Init {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// A DNS name or address that clients reach the authority by; may be repeated [default: this host's name,
+        /// localhost, 127.0.0.1, ::1]
+        #[arg(long = "name", value_name = "HOST")]
+        names: Vec<String>,
+        /// Where the API listens
+        #[arg(long, value_name = "ADDR:PORT", default_value_t = config::DEFAULT_LISTEN)]
+        listen: SocketAddr,
+    },
+    /// Run the server
+    Run {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// Listen here instead of where the configuration says
+        #[arg(long, value_name = "ADDR:PORT")]
+        listen: Option<SocketAddr>,
+    },
+    /// Accounts
+    #[command(subcommand)]
+    User(UserCommand),
+    /// Verifiers
+    #[command(subcommand)]
+    Verifier(VerifierCommand),
+    /// The policy
+    #[command(subcommand)]
+    Policy(PolicyCommand),
+    /// End grants early; established flows are cut
+    Revoke {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// What ends
+        #[command(flatten)]
+        which: Revocation,
+    },
+    /// List grants
+    Grants {
+        /// How it is listed
+        #[command(flatten)]
+        list: List,
+        /// Also those that ended or were revoked
+        #[arg(long)]
+        all: bool,
+    },
+    /// List what happened, oldest first
+    Audit {
+        /// How it is listed
+        #[command(flatten)]
+        list: List,
+        /// Only about this person
+        #[arg(long)]
+        person: Option<String>,
+        /// How many entries, from the last
+        #[arg(long, default_value_t = 100)]
+        last: u32,
+    },
+}
+
+/// Accounts
+#[derive(Subcommand, Debug)]
+pub enum UserCommand {
+    /// Add an account; asks for its password
+    Add {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// The person's name
+        name: String,
+        /// Give the account a second factor and print the address for the authenticator app
+        #[arg(long)]
+        totp: bool,
+        /// Where the password comes from
+        #[command(flatten)]
+        password: Password,
+    },
+    /// List accounts and their devices
+    List(List),
+    /// Remove an account; its sessions and grants end
+    Remove {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// The person's name
+        name: String,
+    },
+    /// Change a password; the account's sessions and grants end
+    Passwd {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// The person's name
+        name: String,
+        /// Where the password comes from
+        #[command(flatten)]
+        password: Password,
+    },
+}
+
+/// Where a password comes from
+#[derive(Args, Debug)]
+pub struct Password {
+    /// Read the password from this file [default: ask, or read standard input where it is no terminal]
+    #[arg(long, value_name = "FILE")]
+    password_file: Option<PathBuf>,
+}
+
+/// Verifiers
+#[derive(Subcommand, Debug)]
+pub enum VerifierCommand {
+    /// Add a verifier and print its one-time enrolment code, valid for 24 hours
+    Add {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// The verifier's id, as the policy names it
+        id: String,
+        /// Print another code for a verifier that is there already
+        #[arg(long)]
+        renew: bool,
+    },
+    /// List verifiers
+    List(List),
+    /// Remove a verifier; its token and the grants for it end
+    Remove {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// The verifier's id
+        id: String,
+    },
+}
+
+/// The policy
+#[derive(Subcommand, Debug)]
+pub enum PolicyCommand {
+    /// Say whether a policy file is valid, and what is wrong with it
+    Check {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// The file [default: the directory's policy.toml]
+        file: Option<PathBuf>,
+    },
+    /// Put a policy file in the place of the directory's and in force; a wrong one changes nothing
+    Apply {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// The file [default: the directory's policy.toml]
+        file: Option<PathBuf>,
+    },
+    /// Put the directory's policy.toml in force after it was edited
+    Reload {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+    },
+}
+
+/// Which grants end
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Revocation {
+    /// One grant, by its handle
+    #[arg(long, value_name = "HANDLE")]
+    grant: Option<String>,
+    /// All sessions and grants of a person
+    #[arg(long)]
+    person: Option<String>,
+    /// All sessions and grants of one device of a person
+    #[arg(long, value_name = "PERSON/DEVICE")]
+    device: Option<String>,
+}
+
+impl Revocation {
+    fn which(self) -> Result<Which> {
+        if let Some(handle) = self.grant {
+            let handle = u64::from_str_radix(&handle, 16).context("a handle is 16 hex digits, as `grants` lists it")?;
+            return Ok(Which::Grant(handle));
+        }
+        match (self.person, self.device.as_deref().and_then(|device| device.split_once('/'))) {
+            (Some(person), _) => Ok(Which::Person(person)),
+            (None, Some((person, device))) => Ok(Which::Device(person.into(), device.into())),
+            (None, None) => bail!("a device is written PERSON/DEVICE, as `user list` lists it"),
+        }
+    }
+}
+
+impl Password {
+    fn read(&self) -> Result<Zeroizing<String>> {
+        let read = if let Some(file) = &self.password_file {
+            std::fs::read_to_string(file).with_context(|| format!("can't read {}", file.display()))?
+        } else if std::io::stdin().is_terminal() {
+            let first = Zeroizing::new(rpassword::prompt_password("Password: ")?);
+            let second = Zeroizing::new(rpassword::prompt_password("Once more: ")?);
+            if first != second {
+                bail!("these were two different passwords");
+            }
+            return Ok(first);
+        } else {
+            let mut text = String::new();
+            std::io::stdin().take(64 * 1024).read_to_string(&mut text)?;
+            text
+        };
+        let read = Zeroizing::new(read);
+        Ok(Zeroizing::new(read.trim_end_matches(['\r', '\n']).to_owned()))
+    }
+}
+
+/// Does what the command says. The exit code is 1 where a question's answer is no; errors are exit code 2.
+pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
+    match command {
+        AuthorityCommand::Init { at, names, listen } => init(&at, names, listen)?,
+        AuthorityCommand::Run { at, listen } => serve(&at, listen).await?,
+        AuthorityCommand::User(command) => user(command).await?,
+        AuthorityCommand::Verifier(command) => verifier(command).await?,
+        AuthorityCommand::Policy(command) => return policy(command).await,
+        AuthorityCommand::Revoke { at, which } => {
+            let revoked = admin::revoke(&at.directory(), &which.which()?).await?;
+            println!("{revoked} grants revoked");
+        }
+        AuthorityCommand::Grants { list, all } => {
+            let grants = list.at.database()?.grants(now(), all)?;
+            show(&list, &grants, &["HANDLE", "PERSON", "DEVICE", "TO", "RECEIVER", "RULE", "UNTIL"], |grant| {
+                let until = match grant.revoked {
+                    Some(time) => format!("revoked {}", utc(time)),
+                    None => utc(grant.expires),
+                };
+                let to = format!("{} {}/{}", grant.prefix, grant.protocol, grant.port);
+                let texts = [&grant.handle, &grant.person, &grant.device, &to, &grant.receiver, &grant.rule, &until];
+                texts.map(Clone::clone).to_vec()
+            })?;
+        }
+        AuthorityCommand::Audit { list, person, last } => {
+            let entries = list.at.database()?.audit_entries(person.as_deref(), last)?;
+            show(&list, &entries, &["TIME", "EVENT", "PERSON", "DEVICE", "SOURCE", "DETAIL"], |entry| {
+                let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
+                let subject = [or_dash(&entry.person), or_dash(&entry.device), or_dash(&entry.source)];
+                [vec![utc(entry.time), entry.event.clone()], subject.to_vec(), vec![entry.detail.clone()]].concat()
+            })?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn init(at: &At, names: Vec<String>, listen: SocketAddr) -> Result<()> {
+    let names = if names.is_empty() { default_names() } else { names };
+    let directory = at.directory();
+    let fingerprint = directory.init(&names, listen)?;
+    println!("made {} for {}", directory.path().display(), names.join(", "));
+    println!("give {} to agents and verifiers; its SHA-256 fingerprint is", directory.ca().display());
+    println!("{fingerprint}");
+    println!("next: write {}, `vouchsafe authority user add`, `… run`", directory.policy().display());
+    Ok(())
+}
+
+async fn serve(at: &At, listen: Option<SocketAddr>) -> Result<()> {
+    let directory = at.directory();
+    let mut server = Server::start(directory.clone(), listen).await?;
+    let fingerprint = tls::fingerprint(&std::fs::read(directory.ca())?)?;
+    println!("listening on {}; the CA's fingerprint is {fingerprint}", server.address());
+    let (mut interrupt, mut terminate, mut hang_up) =
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+            // The customary "read your configuration again".
+            _ = hang_up.recv() => if let Some(control::Reply::Refused(why)) =
+                control::tell(&directory, Command::ReloadPolicy).await? {
+                tracing::error!("the policy in force stays: {why}");
+            },
+            error = server.failed() => return Err(error),
+        }
+    }
+    server.stop().await;
+    Ok(())
+}
+
+async fn user(command: UserCommand) -> Result<()> {
+    match command {
+        UserCommand::Add { at, name, totp, password } => {
+            let address = admin::add_account(&at.directory(), &name, &password.read()?, totp).await?;
+            println!("added {name}");
+            if let Some(address) = address {
+                println!("the second factor, shown only once:\n{}", *address);
+            }
+        }
+        UserCommand::List(list) => {
+            let accounts = list.at.database()?.accounts()?;
+            show(&list, &accounts, &["PERSON", "SECOND FACTOR", "CREATED", "DEVICES"], |account| {
+                let factor = if account.totp { "totp" } else { "-" };
+                vec![account.person.clone(), factor.into(), utc(account.created), account.devices.join(", ")]
+            })?;
+        }
+        UserCommand::Remove { at, name } => {
+            admin::remove_account(&at.directory(), &name).await?;
+            println!("removed {name}");
+        }
+        UserCommand::Passwd { at, name, password } => {
+            admin::change_password(&at.directory(), &name, &password.read()?).await?;
+            println!("changed the password of {name}; its sessions ended");
+        }
+    }
+    Ok(())
+}
+
+async fn verifier(command: VerifierCommand) -> Result<()> {
+    match command {
+        VerifierCommand::Add { at, id, renew } => {
+            let code = admin::add_verifier(&at.directory(), &id, renew).await?;
+            eprintln!("enrolment code of {id}, for one use within 24 hours:");
+            println!("{}", *code);
+        }
+        VerifierCommand::List(list) => {
+            let verifiers = list.at.database()?.verifiers()?;
+            show(&list, &verifiers, &["VERIFIER", "CREATED", "ENROLLED", "CODE UNTIL"], |verifier| {
+                let or_dash = |time: Option<u64>| time.map_or_else(|| "-".into(), utc);
+                let times = [utc(verifier.created), or_dash(verifier.enrolled), or_dash(verifier.code_expires)];
+                [vec![verifier.verifier.clone()], times.to_vec()].concat()
+            })?;
+        }
+        VerifierCommand::Remove { at, id } => {
+            admin::remove_verifier(&at.directory(), &id).await?;
+            println!("removed {id}");
+        }
+    }
+    Ok(())
+}
+
+async fn policy(command: PolicyCommand) -> Result<ExitCode> {
+    match command {
+        PolicyCommand::Check { at, file } => {
+            let directory = at.directory();
+            directory.config()?;
+            match directory.read_policy(file.as_deref()) {
+                Ok((policy, _)) => {
+                    println!("valid: {} receivers, {} rules", policy.receivers().len(), policy.rules().len());
+                    for warning in admin::unknown_names(&directory, &policy)? {
+                        println!("note: {warning}");
+                    }
+                }
+                Err(faults) => {
+                    println!("{faults:#}");
+                    return Ok(ExitCode::FAILURE);
+                }
+            }
+        }
+        PolicyCommand::Apply { at, file } => {
+            println!("{}", admin::apply_policy(&at.directory(), file.as_deref()).await?);
+        }
+        PolicyCommand::Reload { at } => println!("{}", admin::apply_policy(&at.directory(), None).await?),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show<T: Serialize>(list: &List, items: &[T], head: &[&str], row: impl Fn(&T) -> Vec<String>) -> Result<()> {
+    if list.json {
+        println!("{}", serde_json::to_string_pretty(items)?);
+    } else {
+        print!("{}", Table::new(head, items.iter().map(row)));
+    }
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! The authority's configuration, `authority.toml`: parsed once into a valid type.
+
+use engine::document::{Faults, Reader};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+/// Where the API listens unless the configuration says otherwise.
+pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
+
+const KEYS: &[&str] =
+    &["listen", "epoch_length", "max_lifetime", "session_lifetime", "max_connections", "audit_lifetime"];
+
+/// The configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where the API listens. Default `[::]:8443`.
+    pub listen: SocketAddr,
+    /// Seconds an epoch lasts. Default one hour. At least `max_lifetime`: a verifier keeps the previous epoch's key only.
+    pub epoch_length: u32,
+    /// The longest lifetime of a grant, seconds. Default one hour.
+    pub max_lifetime: u32,
+    /// Seconds after which a person logs in again. Default 12 hours.
+    pub session_lifetime: u32,
+    /// Connections at a time; one source address gets a quarter of them. Default 4096.
+    pub max_connections: u32,
+    /// Seconds that audit entries are kept. Default 365 days.
+    pub audit_lifetime: u32,
+}
+
+impl Config {
+    /// Reads the configuration; all faults are reported together.
+    pub fn parse(text: &str) -> Result<Self, Faults> {
+        Reader::read(text, KEYS, |reader, fields| {
+            let listen = match fields.text(reader, "listen") {
+                None => Some(DEFAULT_LISTEN),
+                Some(text) => text.get_ref().parse().ok().or_else(|| {
+                    reader.fault(text.span(), "`listen` is an address and a port, such as \"[::]:8443\"");
+                    None
+                }),
+            };
+            let epoch_length = fields.seconds(reader, "epoch_length", 3600, 60, 86_400);
+            let max_lifetime = fields.seconds(reader, "max_lifetime", epoch_length.min(3600), 60, 86_400);
+            if max_lifetime > epoch_length {
+                let at = fields.value("max_lifetime").map_or(0..0, |value| value.span());
+                reader.fault(at, "`max_lifetime` is longer than `epoch_length`: such grants would outlive their key");
+            }
+            Some(Self {
+                listen: listen?,
+                epoch_length,
+                max_lifetime,
+                session_lifetime: fields.seconds(reader, "session_lifetime", 12 * 3600, 60, 90 * 86_400),
+                max_connections: fields.number(reader, "max_connections", 4096, 16, 1 << 20),
+                audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
+            })
+        })
+    }
+
+    /// The text of a new configuration file.
+    pub fn template(listen: SocketAddr) -> String {
+        format!(
+            "# The authority's configuration. Times are written like \"90s\", \"5m\", \"12h\", \"30d\".\n\n\
+             # Where the HTTPS API listens.\nlisten = \"{listen}\"\n\n\
+             # How long verifier keys last.\n#epoch_length = \"1h\"\n\n\
+             # The longest lifetime that a rule of policy.toml may ask for; at most epoch_length.\n\
+             #max_lifetime = \"1h\"\n\n\
+             # After this a person logs in again.\n#session_lifetime = \"12h\"\n\n\
+             # Connections at a time; one source address gets a quarter of them.\n#max_connections = 4096\n\n\
+             # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_is_the_default() {
+        let written = Config::parse(&Config::template(DEFAULT_LISTEN)).unwrap();
+        assert_eq!(written, Config::parse("").unwrap());
+        assert_eq!((written.epoch_length, written.max_lifetime), (3600, 3600));
+    }
+
+    #[test]
+    fn every_commented_key_of_the_template_is_known() {
+        let text = Config::template(DEFAULT_LISTEN).replace("\n#", "\n").replace("\n ", "\n#");
+        let lines: Vec<_> = text.lines().filter(|line| line.contains(" = ")).collect();
+        assert_eq!(lines.len(), KEYS.len());
+        assert!(Config::parse(&lines.join("\n")).is_ok());
+    }
+
+    #[test]
+    fn grants_cant_outlive_their_key() {
+        let faults = Config::parse("epoch_length = \"10m\"\nmax_lifetime = \"1h\"").unwrap_err();
+        assert_eq!(faults.all()[0].line, 2);
+        assert!(Config::parse("listne = \"x\"").unwrap_err().to_string().contains("did you mean `listen`?"));
+    }
+}

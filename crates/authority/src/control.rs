@@ -1,0 +1,104 @@
+//! The control socket: commands tell the running server that the database or the policy file changed. Only root and the
+//! directory's owner may.
+
+use crate::Directory;
+use crate::state::Authority;
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+
+/// How long either side waits for the other.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest message, in bytes.
+const MOST: u64 = 64 * 1024;
+
+/// What the server is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Command {
+    /// The database changed.
+    Sync,
+    /// The policy file changed.
+    ReloadPolicy,
+}
+
+/// What the server answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// Done, with one line for people.
+    Done(String),
+    /// Not done, and why.
+    Refused(String),
+}
+
+/// Tells the server of `directory`; `None` if none runs.
+pub async fn tell(directory: &Directory, command: Command) -> Result<Option<Reply>> {
+    let path = directory.control_socket();
+    let stream = match UnixStream::connect(&path).await {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("can't reach the server at {}", path.display())),
+    };
+    let (reader, mut writer) = stream.into_split();
+    let exchange = async {
+        writer.write_all(&line(&command)?).await?;
+        read(reader).await
+    };
+    tokio::time::timeout(PATIENCE, exchange).await.context("the server does not answer")?.map(Some)
+}
+
+/// Listens on the socket of the authority's directory. Whoever calls this holds the directory's lock.
+pub fn listen(directory: &Directory) -> Result<UnixListener> {
+    let path = directory.control_socket();
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context("can't remove the old socket"),
+        _ => UnixListener::bind(&path).with_context(|| format!("can't listen on {}", path.display())),
+    }
+}
+
+/// Answers commands until the future is dropped.
+pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> Result<()> {
+    let owner = authority.directory.owner()?;
+    loop {
+        let Ok((stream, _)) = listener.accept().await else { continue };
+        let caller = stream.peer_cred()?.uid();
+        if caller != 0 && caller != owner {
+            tracing::warn!(uid = caller, "control socket: refused");
+            continue;
+        }
+        match tokio::time::timeout(PATIENCE, answer(stream, &authority)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!("control socket: {error:#}"),
+            Err(_) => tracing::warn!("control socket: a command took too long"),
+        }
+    }
+}
+
+async fn answer(stream: UnixStream, authority: &Authority) -> Result<()> {
+    let (reader, mut writer) = stream.into_split();
+    let done = match read(reader).await? {
+        Command::Sync => authority.sync().await.map(|()| "told the server".to_owned()),
+        Command::ReloadPolicy => authority.reload_policy().await,
+    };
+    let reply = done.map_or_else(|error| Reply::Refused(format!("{error:#}")), Reply::Done);
+    Ok(writer.write_all(&line(&reply)?).await?)
+}
+
+fn line(message: &impl Serialize) -> Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+async fn read<T: for<'de> Deserialize<'de>>(reader: tokio::net::unix::OwnedReadHalf) -> Result<T> {
+    let mut line = String::new();
+    if BufReader::new(reader.take(MOST)).read_line(&mut line).await? == 0 {
+        bail!("the other side hung up");
+    }
+    Ok(serde_json::from_str(&line)?)
+}

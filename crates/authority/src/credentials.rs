@@ -1,0 +1,94 @@
+//! Passwords, second factors, bearer tokens and one-time codes: how they are made, stored and checked.
+
+use crate::storage::{Account, TokenHash};
+use anyhow::{Context, Result, anyhow, bail};
+use argon2::password_hash::{PasswordHasher, PasswordVerifier, phc::PasswordHash};
+use argon2::{Argon2, password_hash::phc::Salt};
+use sha2::{Digest, Sha256};
+use totp_rs::{Builder, Secret, Totp};
+use zeroize::Zeroizing;
+
+/// The shortest password, in characters.
+const LEAST_PASSWORD: usize = 8;
+/// The longest password that is hashed, in bytes.
+pub const MOST_PASSWORD: usize = 1024;
+
+/// Hashes a new password: argon2id with the crate's defaults (19 MiB, two passes: OWASP's first choice).
+pub fn hash_password(password: &str) -> Result<String> {
+    if password.chars().count() < LEAST_PASSWORD || password.len() > MOST_PASSWORD {
+        bail!("a password has at least {LEAST_PASSWORD} characters and at most {MOST_PASSWORD} bytes");
+    }
+    let salt: [u8; Salt::RECOMMENDED_LENGTH] = random()?;
+    let hash = Argon2::default().hash_password_with_salt(password.as_bytes(), &salt);
+    Ok(hash.map_err(|error| anyhow!("can't hash the password: {error}"))?.to_string())
+}
+
+/// Whether `password` is the one behind `hash`.
+pub fn password_matches(password: &str, hash: &str) -> Result<bool> {
+    let hash = PasswordHash::new(hash).map_err(|error| anyhow!("a stored password hash is broken: {error}"))?;
+    Ok(Argon2::default().verify_password(password.as_bytes(), &hash).is_ok())
+}
+
+/// A new account for a password; with `totp`, also the address that an authenticator app reads.
+pub fn new_account(person: &str, password: &str, totp: bool) -> Result<(Account, Option<Zeroizing<String>>)> {
+    let password = hash_password(password)?;
+    if !totp {
+        return Ok((Account { password, totp: None }, None));
+    }
+    let secret = Zeroizing::new(random::<20>()?.to_vec());
+    let base32 = Zeroizing::new(Secret::from(secret.to_vec()).to_base32());
+    let (label, secret_text) = (person.replace('@', "%40").replace('+', "%2B"), base32.as_str());
+    let address = Zeroizing::new(format!("otpauth://totp/Vouchsafe:{label}?secret={secret_text}&issuer=Vouchsafe"));
+    Ok((Account { password, totp: Some(secret) }, Some(address)))
+}
+
+/// The time step whose code this is, if it is one of the steps around `now` (RFC 6238, 30 s, one step of tolerance).
+pub fn totp_step(secret: &[u8], code: &str, now: u64) -> Result<Option<u64>> {
+    let totp: Totp = Builder::new().with_secret(secret.to_vec()).build().context("a stored TOTP secret is broken")?;
+    if code.len() != 6 || !code.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Ok(None);
+    }
+    Ok(totp.check(code, now))
+}
+
+/// A new bearer token or one-time code of `BYTES` random bytes, in hex, and what is stored of it.
+pub fn new_token<const BYTES: usize>() -> Result<(Zeroizing<String>, TokenHash)> {
+    let token = Zeroizing::new(hex::encode(Zeroizing::new(random::<BYTES>()?)));
+    let hash = token_hash(&token);
+    Ok((token, hash))
+}
+
+/// What is stored of a token. Tokens are random, so a plain hash is enough, and looking hashes up leaks nothing of use.
+pub fn token_hash(token: &str) -> TokenHash {
+    Sha256::digest(token.as_bytes()).into()
+}
+
+/// Random bytes from the system.
+pub fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    getrandom::fill(&mut bytes).map_err(|error| anyhow!("the system gives no randomness: {error}"))?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_matches_its_hash_only() {
+        let hash = hash_password("correct horse").unwrap();
+        assert!(hash.starts_with("$argon2id$"));
+        assert!(password_matches("correct horse", &hash).unwrap());
+        assert!(!password_matches("correct horsf", &hash).unwrap());
+        assert!(hash_password("short").is_err());
+    }
+
+    #[test]
+    fn codes_are_those_of_rfc_6238() {
+        let secret = b"12345678901234567890";
+        assert_eq!(totp_step(secret, "287082", 59).unwrap(), Some(1));
+        assert_eq!(totp_step(secret, "287082", 89).unwrap(), Some(1));
+        assert_eq!(totp_step(secret, "287082", 120).unwrap(), None);
+        assert_eq!(totp_step(secret, "28708", 59).unwrap(), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! The authority's directory: which file is where, and how a new one is made, all or nothing.
+
+use crate::credentials;
+use crate::storage::Database;
+use crate::tls::{Certificates, fingerprint};
+use crate::{Config, now};
+use anyhow::{Context, Result, bail};
+use engine::policy::Policy;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use wire::MasterKey;
+use zeroize::Zeroizing;
+
+/// The policy's file name, which rules are called by.
+pub const POLICY: &str = "policy.toml";
+
+/// The directory that holds everything an authority has: mode 0700, its files 0600.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directory(PathBuf);
+
+impl Directory {
+    /// The directory at `path`, which need not exist.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// Makes the directory; gives the CA certificate's fingerprint. Refuses one that has anything in it.
+    pub fn init(&self, names: &[String], listen: SocketAddr) -> Result<String> {
+        let path = std::path::absolute(&self.0)?;
+        let shown = path.display();
+        match fs::read_dir(&path) {
+            Ok(entries) => {
+                if entries.count() > 0 {
+                    bail!("{shown} has files in it already; nothing was changed");
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).context(format!("can't make {shown}")),
+        }
+        let parent = path.parent().with_context(|| format!("{shown} has no parent directory"))?;
+        fs::create_dir_all(parent).with_context(|| format!("can't make {}", parent.display()))?;
+        // Made aside and renamed: an init that fails half-way leaves nothing behind.
+        let aside = tempfile::Builder::new().prefix(".vouchsafe-").tempdir_in(parent);
+        let aside = aside.with_context(|| format!("can't write in {}", parent.display()))?;
+        let fingerprint = Self(aside.path().to_owned()).fill(names, listen)?;
+        fs::rename(aside.path(), &path).with_context(|| format!("can't make {shown}"))?;
+        let _ = aside.keep();
+        sync(parent)?;
+        Ok(fingerprint)
+    }
+
+    fn fill(&self, names: &[String], listen: SocketAddr) -> Result<String> {
+        fs::set_permissions(&self.0, Permissions::from_mode(0o700))?;
+        let certificates = Certificates::new(names, now())?;
+        let master = Zeroizing::new(credentials::random::<32>()?);
+        write_new(&self.master_key(), &*master)?;
+        write_new(&self.0.join("authority.toml"), Config::template(listen).as_bytes())?;
+        write_new(&self.policy(), include_bytes!("../policy.example.toml"))?;
+        write_new(&self.ca(), certificates.ca.as_bytes())?;
+        write_new(&self.0.join("ca.key"), certificates.ca_key.as_bytes())?;
+        write_new(&self.certificate(), certificates.server.as_bytes())?;
+        write_new(&self.certificate_key(), certificates.server_key.as_bytes())?;
+        write_new(&self.database(), b"")?;
+        Database::create(&self.database())?;
+        sync(&self.0)?;
+        fingerprint(certificates.ca.as_bytes())
+    }
+
+    /// Reads `authority.toml`.
+    pub fn config(&self) -> Result<Config> {
+        let path = self.0.join("authority.toml");
+        let text = read_text(&path)?;
+        Config::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&path.display().to_string())))
+    }
+
+    /// Reads and judges a policy file: the directory's own unless another is given.
+    pub fn read_policy(&self, file: Option<&Path>) -> Result<(Policy, String)> {
+        let max_lifetime = self.config()?.max_lifetime;
+        let path = file.map_or_else(|| self.policy(), Path::to_owned);
+        let text = read_text(&path)?;
+        match Policy::parse(&text, max_lifetime) {
+            Ok(policy) => Ok((policy, text)),
+            Err(faults) => bail!(faults.in_file(&path.display().to_string())),
+        }
+    }
+
+    /// Puts another policy text in the place of the directory's, whole or not at all.
+    pub fn replace_policy(&self, text: &str) -> Result<()> {
+        let mut aside = tempfile::NamedTempFile::new_in(&self.0).context("can't write beside the policy")?;
+        aside.write_all(text.as_bytes())?;
+        aside.as_file().sync_all()?;
+        aside.persist(self.policy()).context("can't replace the policy")?;
+        sync(&self.0)
+    }
+
+    /// Reads the master key. Refuses one that others can read.
+    pub fn read_master_key(&self) -> Result<MasterKey> {
+        let path = self.master_key();
+        let shown = path.display();
+        let mode = fs::metadata(&path).with_context(|| format!("can't read {shown}"))?.mode();
+        if mode & 0o077 != 0 {
+            bail!("{shown} is open to others (mode {:03o}): chmod 600 it, or make a new one", mode & 0o777);
+        }
+        let bytes = Zeroizing::new(fs::read(&path).with_context(|| format!("can't read {shown}"))?);
+        let key = <[u8; 32]>::try_from(bytes.as_slice()).with_context(|| format!("{shown} is not 32 bytes long"))?;
+        Ok(MasterKey::new(key))
+    }
+
+    /// Takes the lock that keeps a second server out; held until the file is dropped.
+    pub fn lock(&self) -> Result<File> {
+        let path = self.0.join("lock");
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = file.with_context(|| format!("can't open {}", path.display()))?;
+        file.try_lock().with_context(|| format!("another authority runs in {}", self.0.display()))?;
+        Ok(file)
+    }
+
+    /// Who owns the directory: besides root, the only user that may command the server.
+    pub fn owner(&self) -> Result<u32> {
+        Ok(fs::metadata(&self.0).with_context(|| format!("can't read {}", self.0.display()))?.uid())
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The CA certificate, for clients.
+    pub fn ca(&self) -> PathBuf {
+        self.0.join("ca.pem")
+    }
+
+    /// The policy.
+    pub fn policy(&self) -> PathBuf {
+        self.0.join(POLICY)
+    }
+
+    /// The database.
+    pub fn database(&self) -> PathBuf {
+        self.0.join("authority.db")
+    }
+
+    /// The server's certificate.
+    pub fn certificate(&self) -> PathBuf {
+        self.0.join("tls.pem")
+    }
+
+    /// The server's TLS key.
+    pub fn certificate_key(&self) -> PathBuf {
+        self.0.join("tls.key")
+    }
+
+    /// The running server's control socket.
+    pub fn control_socket(&self) -> PathBuf {
+        self.0.join("control.sock")
+    }
+
+    fn master_key(&self) -> PathBuf {
+        self.0.join("master.key")
+    }
+}
+
+/// The name of this machine and the ways to reach it from itself: a certificate's names where none are given.
+pub fn default_names() -> Vec<String> {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = host.trim();
+    let mut names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+    if !host.is_empty() && !names.iter().any(|name| name == host) {
+        names.insert(0, host.to_owned());
+    }
+    names
+}
+
+fn read_text(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))
+}
+
+fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    Ok(())
+}
+
+fn sync(directory: &Path) -> Result<()> {
+    Ok(File::open(directory)?.sync_all()?)
+}

@@ -1,0 +1,136 @@
+//! What handlers get out of a request: who calls, from where, with what. Nothing unread or unproven passes.
+
+use crate::credentials::token_hash;
+use crate::problem::Problem;
+use crate::push::Listener;
+use crate::state::Authority;
+use crate::storage::{Session, TokenHash};
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use serde::de::DeserializeOwned;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long a body may take to come.
+const BODY_TIME: Duration = Duration::from_secs(10);
+
+/// The other end of a connection.
+#[derive(Clone)]
+pub struct Peer {
+    /// Its address; an IPv4 one even where it came mapped into IPv6.
+    pub address: IpAddr,
+    /// Set once it showed a valid credential; connections that don't are closed.
+    pub proven: Arc<AtomicBool>,
+}
+
+impl Peer {
+    /// Notes that it showed a valid credential.
+    pub fn prove(&self) {
+        self.proven.store(true, Ordering::Relaxed);
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Peer {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        parts.extensions.get().cloned().ok_or_else(|| anyhow::anyhow!("a connection without peer").into())
+    }
+}
+
+/// A JSON body.
+pub struct Body<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let bytes = tokio::time::timeout(BODY_TIME, Bytes::from_request(request, state)).await;
+        let bytes = bytes.map_err(|_| Problem::TooSlow)?.map_err(|rejection| match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Problem::TooLarge,
+            _ => Problem::Malformed("the body can't be read".into()),
+        })?;
+        let read = serde_json::from_slice(&bytes);
+        read.map(Self).map_err(|error| Problem::Malformed(format!("the body is not what this call takes: {error}")))
+    }
+}
+
+/// Whoever holds a valid bearer token.
+pub enum Caller {
+    /// A logged-in person.
+    Session(SessionCaller),
+    /// A verifier.
+    Verifier(VerifierCaller),
+}
+
+impl Caller {
+    /// What it is called in the push channel.
+    pub fn listener(&self) -> Listener {
+        match self {
+            Self::Session(caller) => Listener::Session(caller.token),
+            Self::Verifier(caller) => Listener::Verifier(caller.id.to_string()),
+        }
+    }
+}
+
+impl FromRequestParts<Arc<Authority>> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, authority: &Arc<Authority>) -> Result<Self, Problem> {
+        let peer = Peer::from_request_parts(parts, authority).await?;
+        let header = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let token = header.and_then(|value| value.strip_prefix("Bearer ")).ok_or(Problem::NotLoggedIn)?;
+        let token = token_hash(token);
+        let caller = if let Some(session) = authority.session(&token) {
+            Self::Session(SessionCaller { token, session, peer: peer.clone() })
+        } else if let Some(id) = authority.verifier(&token) {
+            Self::Verifier(VerifierCaller { id })
+        } else {
+            return Err(Problem::NotLoggedIn);
+        };
+        peer.prove();
+        Ok(caller)
+    }
+}
+
+/// A logged-in person.
+pub struct SessionCaller {
+    /// The hash of the token.
+    pub token: TokenHash,
+    /// The session.
+    pub session: Arc<Session>,
+    /// Where the call comes from.
+    pub peer: Peer,
+}
+
+impl FromRequestParts<Arc<Authority>> for SessionCaller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, authority: &Arc<Authority>) -> Result<Self, Problem> {
+        match Caller::from_request_parts(parts, authority).await? {
+            Caller::Session(caller) => Ok(caller),
+            Caller::Verifier(_) => Err(Problem::WrongCaller),
+        }
+    }
+}
+
+/// An enrolled verifier.
+pub struct VerifierCaller {
+    /// Its id.
+    pub id: Arc<str>,
+}
+
+impl FromRequestParts<Arc<Authority>> for VerifierCaller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, authority: &Arc<Authority>) -> Result<Self, Problem> {
+        match Caller::from_request_parts(parts, authority).await? {
+            Caller::Verifier(caller) => Ok(caller),
+            Caller::Session(_) => Err(Problem::WrongCaller),
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The HTTPS API, call by call (`engine::api`).
+
+use crate::credentials::{self, MOST_PASSWORD};
+use crate::extract::{Body, Caller, Peer, SessionCaller, VerifierCaller};
+use crate::now;
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::{AuditEvent, Session};
+use crate::throttle::Key;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::sse::{self, Sse};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use engine::api::{
+    Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, Explanation, Grant, GrantOwner,
+    GrantRequest, Login, VerifierConfig,
+};
+use engine::policy::name_is_valid;
+use futures_util::{Stream, StreamExt};
+use serde::Deserialize;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio_stream::wrappers::ReceiverStream;
+use wire::{Destination, Epoch};
+use zeroize::Zeroizing;
+
+/// The longest body, in bytes.
+const BODY_LIMIT: usize = 16 * 1024;
+/// How long a login waits for its turn to have its password checked.
+const PASSWORD_WAIT: Duration = Duration::from_secs(5);
+/// Keys that a verifier may ask for ahead of time, in epochs.
+const MOST_AHEAD: u64 = 48;
+/// Keys that a verifier gets ahead of time unless it asks for more.
+const DEFAULT_AHEAD: u64 = 2;
+
+type Authorized<T> = Result<Json<T>, Problem>;
+type Shared = State<Arc<Authority>>;
+
+/// All routes.
+pub fn router(authority: Arc<Authority>) -> Router {
+    Router::new()
+        .route("/v1/login", post(login))
+        .route("/v1/logout", post(logout))
+        .route("/v1/destinations", get(destinations))
+        .route("/v1/grants", post(grant))
+        .route("/v1/events", get(events))
+        .route("/v1/verifiers/enrol", post(enrol))
+        .route("/v1/verifier/config", get(config))
+        .route("/v1/verifier/keys", get(keys))
+        .route("/v1/verifier/grants/{handle}", get(grant_owner))
+        .route("/v1/verifier/explain", post(explain))
+        .route("/v1/health", get(async || Json(serde_json::json!({ "status": "ok", "now": now() }))))
+        .fallback(async || Problem::NotFound("call"))
+        .method_not_allowed_fallback(async || Problem::WrongMethod)
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .with_state(authority)
+}
+
+async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -> Authorized<engine::api::Session> {
+    let Login { person, password, totp, device } = login;
+    let password = Zeroizing::new(password);
+    if device.is_empty() || device.len() > 64 || device.contains(char::is_control) {
+        return Err(Problem::Malformed("a device's name is 1 to 64 printable bytes".into()));
+    }
+    // Names that no account can have are answered as wrong ones are, and never stored.
+    let source = Key::source(peer.address);
+    let known_form = name_is_valid(&person) && password.len() <= MOST_PASSWORD;
+    let mut keys = vec![Key::Everybody, Key::Source(source)];
+    if known_form {
+        keys.push(Key::Account(person.clone(), source));
+    }
+    authority.throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
+    let failed = |why: &str| {
+        let event = AuditEvent::new("login_failed").source(peer.address).detail(why);
+        if known_form { event.person(&person) } else { event }
+    };
+    if !known_form {
+        authority.audit(failed("no such name")).await?;
+        return Err(Problem::WrongPassword);
+    }
+
+    let wanted = person.clone();
+    let account = authority.storage.call(move |database| database.account(&wanted)).await?;
+    let hash = account.as_ref().map_or(&authority.nobodys_password, |account| &account.password).clone();
+    let slot = tokio::time::timeout(PASSWORD_WAIT, authority.password_slots.acquire()).await;
+    let slot = slot.map_err(|_| Problem::Busy)?.map_err(|_| Problem::Busy)?;
+    let checked = tokio::task::spawn_blocking(move || credentials::password_matches(&password, &hash));
+    let matches = checked.await.map_err(anyhow::Error::from)??;
+    drop(slot);
+    let Some(account) = account.filter(|_| matches) else {
+        authority.audit(failed("wrong name or password")).await?;
+        return Err(Problem::WrongPassword);
+    };
+    if let Some(secret) = &account.totp {
+        let Some(code) = totp else {
+            authority.throttle.refund(&keys);
+            return Err(Problem::SecondFactorRequired);
+        };
+        let factor = [Key::SecondFactor(person.clone())];
+        authority.throttle.charge(&factor, Instant::now()).map_err(Problem::TooMany)?;
+        let fresh = match credentials::totp_step(secret, &code, now())? {
+            None => false,
+            Some(step) => {
+                let person = person.clone();
+                authority.storage.call(move |database| database.use_totp_step(&person, step)).await?
+            }
+        };
+        if !fresh {
+            authority.audit(failed("wrong or used code")).await?;
+            return Err(Problem::WrongSecondFactor);
+        }
+        authority.throttle.refund(&factor);
+    }
+    authority.throttle.refund(&keys);
+
+    let now = now();
+    let expires = now + u64::from(authority.config.session_lifetime);
+    let (token, hash) = credentials::new_token::<32>()?;
+    let session = Session { person: person.clone(), device: device.clone(), expires };
+    authority.add_session(hash, session, account.password, peer.address).await?;
+    peer.prove();
+    Ok(Json(engine::api::Session { token: token.to_string(), person, device, expires, now }))
+}
+
+async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<StatusCode, Problem> {
+    let SessionCaller { token, session, peer } = caller;
+    authority.storage.call(move |database| database.end_session(token, &session, peer.address, now())).await?;
+    authority.sync().await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn destinations(State(authority): Shared, caller: SessionCaller) -> Authorized<Destinations> {
+    let person = &caller.session.person;
+    let destinations = authority
+        .with_policy(|policy| policy.destinations(person).iter().flat_map(|receiver| receiver.entries()).collect())
+        .await;
+    Ok(Json(Destinations { destinations, now: now() }))
+}
+
+async fn grant(
+    State(authority): Shared,
+    caller: SessionCaller,
+    Body(request): Body<GrantRequest>,
+) -> Authorized<Grant> {
+    if request.protocol == 0 {
+        return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
+    }
+    authority.throttle.charge(&[Key::Grants(caller.token)], Instant::now()).map_err(Problem::TooMany)?;
+    authority.grant(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
+}
+
+async fn events(State(authority): Shared, caller: Caller) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
+    let stream = ReceiverStream::new(authority.push.open(caller.listener()));
+    // The token may have ended between the look-up and the opening.
+    authority.close_streams();
+    Sse::new(stream.map(|text| Ok(sse::Event::default().data(text))))
+}
+
+async fn enrol(State(authority): Shared, peer: Peer, Body(enrolment): Body<Enrolment>) -> Authorized<Enrolled> {
+    let keys = [Key::Everybody, Key::Source(Key::source(peer.address))];
+    authority.throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
+    let (token, hash) = credentials::new_token::<32>()?;
+    let code = credentials::token_hash(enrolment.code.trim());
+    let verifier = authority.enrol(code, hash, peer.address).await?.ok_or(Problem::WrongCode)?;
+    authority.throttle.refund(&keys);
+    peer.prove();
+    Ok(Json(Enrolled { verifier, token: token.to_string() }))
+}
+
+async fn config(State(authority): Shared, caller: VerifierCaller) -> Authorized<VerifierConfig> {
+    let verifier = caller.id.to_string();
+    let id = verifier.clone();
+    let receivers = authority.receivers(&verifier).await;
+    let now = now();
+    let revoked = authority.storage.call(move |database| database.revoked(&id, now)).await?;
+    let (epoch_length, max_lifetime) = (authority.config.epoch_length, authority.config.max_lifetime);
+    Ok(Json(VerifierConfig { verifier, epoch_length, max_lifetime, receivers, revoked, now }))
+}
+
+#[derive(Deserialize)]
+struct KeysQuery {
+    ahead: Option<u64>,
+}
+
+async fn keys(
+    State(authority): Shared,
+    caller: VerifierCaller,
+    query: Result<Query<KeysQuery>, QueryRejection>,
+) -> Authorized<EpochKeys> {
+    let malformed = || Problem::Malformed(format!("`ahead` is a whole number, at most {MOST_AHEAD}"));
+    let Query(query) = query.map_err(|_| malformed())?;
+    let ahead = query.ahead.unwrap_or(DEFAULT_AHEAD);
+    if ahead > MOST_AHEAD {
+        return Err(malformed());
+    }
+    let now = now();
+    let Epoch(current) = Epoch::at(now, authority.config.epoch_length);
+    let key = |epoch| {
+        let key = authority.verifier_key(&caller.id, Epoch(epoch))?;
+        Ok(EpochKey { epoch, key: hex::encode(key.bytes()) })
+    };
+    let keys = (current.saturating_sub(1)..=current + ahead).map(key).collect::<anyhow::Result<_>>()?;
+    Ok(Json(EpochKeys { keys, now }))
+}
+
+async fn grant_owner(
+    State(authority): Shared,
+    caller: VerifierCaller,
+    Path(handle): Path<String>,
+) -> Authorized<GrantOwner> {
+    let handle = u64::from_str_radix(&handle, 16).ok().filter(|_| handle.len() == 16);
+    let handle = handle.ok_or_else(|| Problem::Malformed("a handle is 16 hex digits".into()))?;
+    let owner = authority.storage.call(move |database| database.grant_owner(&caller.id, handle)).await?;
+    owner.map(Json).ok_or(Problem::NotFound("grant of this verifier"))
+}
+
+async fn explain(
+    State(authority): Shared,
+    caller: VerifierCaller,
+    Body(request): Body<ExplainRequest>,
+) -> Authorized<Explanation> {
+    let ExplainRequest { person, address, protocol, port } = request;
+    let to = Destination { address: address.to_canonical(), protocol, port };
+    tracing::debug!(verifier = %caller.id, person, "explains");
+    Ok(Json(authority.with_policy(|policy| policy.decide(&person, &to).explain(&person, &to)).await))
+}

@@ -1,0 +1,120 @@
+//! The one place where what went wrong becomes an HTTP answer (RFC 9457). What is the authority's own fault is logged
+//! and not told.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use engine::api;
+use engine::policy::Decision;
+use std::time::Duration;
+use wire::Destination;
+
+/// Why a call fails.
+pub enum Problem {
+    /// The body, the query or a path can't be read.
+    Malformed(String),
+    /// The body is longer than the API takes.
+    TooLarge,
+    /// The body didn't come in time.
+    TooSlow,
+    /// No or no longer valid bearer token.
+    NotLoggedIn,
+    /// A verifier's call with a session's token, or the other way round.
+    WrongCaller,
+    /// Wrong name or password, which are not told apart.
+    WrongPassword,
+    /// The password is right and the account has a second factor.
+    SecondFactorRequired,
+    /// A wrong or used code.
+    WrongSecondFactor,
+    /// A wrong, used or ended enrolment code.
+    WrongCode,
+    /// The policy says no.
+    Denied(api::Explanation, &'static str),
+    /// The policy says yes, and yet no grant can be made.
+    CantIssue(engine::issue::IssueError),
+    /// No such thing.
+    NotFound(&'static str),
+    /// The path exists, not with this method.
+    WrongMethod,
+    /// Too many attempts; how long to wait.
+    TooMany(Duration),
+    /// More logins at a time than can be checked.
+    Busy,
+    /// The authority's own fault.
+    Internal(anyhow::Error),
+}
+
+impl Problem {
+    /// A denial.
+    pub fn denied(decision: &Decision<'_>, person: &str, to: &Destination) -> Self {
+        let kind = match decision {
+            Decision::NoReceiver => "no_receiver",
+            Decision::DefaultDeny { .. } => "no_rule",
+            Decision::Denied { .. } | Decision::Allowed(_) => "denied",
+        };
+        Self::Denied(decision.explain(person, to), kind)
+    }
+
+    fn parts(&self) -> (StatusCode, &'static str, String) {
+        use StatusCode as S;
+        let (status, kind, title) = match self {
+            Self::Malformed(what) => return (S::BAD_REQUEST, "malformed", what.clone()),
+            Self::Denied(explanation, kind) => return (S::FORBIDDEN, kind, explanation.text.clone()),
+            Self::CantIssue(error) => return (S::FORBIDDEN, "cant_issue", error.to_string()),
+            Self::NotFound(what) => return (S::NOT_FOUND, "not_found", format!("there is no such {what}")),
+            Self::TooMany(wait) => {
+                let title = format!("too many attempts; wait {} s", wait.as_secs() + 1);
+                return (S::TOO_MANY_REQUESTS, "too_many", title);
+            }
+            Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too_large", "the body is longer than 16 KiB"),
+            Self::TooSlow => (S::REQUEST_TIMEOUT, "too_slow", "the body did not come in time"),
+            Self::NotLoggedIn => (S::UNAUTHORIZED, "not_logged_in", "not logged in, or no longer: log in again"),
+            Self::WrongCaller => (S::FORBIDDEN, "wrong_caller", "this call is not for a token of this kind"),
+            Self::WrongPassword => (S::UNAUTHORIZED, "wrong_password", "wrong name or password"),
+            Self::SecondFactorRequired => {
+                (S::UNAUTHORIZED, "second_factor_required", "this account needs the six digits of its second factor")
+            }
+            Self::WrongSecondFactor => {
+                (S::UNAUTHORIZED, "wrong_second_factor", "wrong or used code: wait for the next one")
+            }
+            Self::WrongCode => (
+                S::UNAUTHORIZED,
+                "wrong_code",
+                "wrong, used or ended code: `vouchsafe authority verifier add --renew` prints another",
+            ),
+            Self::WrongMethod => (S::METHOD_NOT_ALLOWED, "wrong_method", "not with this method"),
+            Self::Busy => (S::SERVICE_UNAVAILABLE, "busy", "too many logins at a time; try again"),
+            Self::Internal(_) => (S::INTERNAL_SERVER_ERROR, "internal", "the authority failed; its log says why"),
+        };
+        (status, kind, title.to_owned())
+    }
+}
+
+impl From<anyhow::Error> for Problem {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Internal(error)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let (status, kind, title) = self.parts();
+        let detail = match &self {
+            Self::Internal(error) => {
+                tracing::error!("a call failed: {error:#}");
+                None
+            }
+            Self::Denied(explanation, _) => explanation.rule.clone(),
+            _ => None,
+        };
+        let body = api::Problem { r#type: kind.into(), title, status: status.as_u16(), detail };
+        let mut response = (status, Json(body)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Self::TooMany(wait) = self {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs() + 1));
+        }
+        response
+    }
+}

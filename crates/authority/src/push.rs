@@ -1,0 +1,121 @@
+//! The push channel: who listens, and what they are told. A listener that doesn't keep up is disconnected; it reads
+//! everything anew when it comes back, so nothing is missed.
+
+use crate::storage::TokenHash;
+use engine::api::Event;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+/// Events that may wait for a listener.
+const QUEUE: usize = 256;
+/// Streams that one listener may hold; the oldest give way.
+const MOST_STREAMS: usize = 4;
+
+/// Who listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Listener {
+    /// A session.
+    Session(TokenHash),
+    /// A verifier, by id.
+    Verifier(String),
+}
+
+type Streams = HashMap<Listener, Vec<Sender<Arc<str>>>>;
+
+/// The open streams.
+#[derive(Default)]
+pub struct Push {
+    streams: Mutex<Streams>,
+}
+
+impl Push {
+    /// Opens a stream of JSON events that begins with `Hello`.
+    pub fn open(&self, listener: Listener) -> Receiver<Arc<str>> {
+        let (sender, receiver) = channel(QUEUE);
+        let _ = sender.try_send(text(&Event::Hello));
+        let mut streams = self.lock();
+        let held = streams.entry(listener).or_default();
+        held.retain(|sender| !sender.is_closed());
+        if held.len() >= MOST_STREAMS {
+            held.remove(0);
+        }
+        held.push(sender);
+        receiver
+    }
+
+    /// Tells one listener.
+    pub fn tell(&self, listener: &Listener, event: &Event) {
+        let mut streams = self.lock();
+        if let Some(senders) = streams.get_mut(listener) {
+            let text = text(event);
+            senders.retain(|sender| sender.try_send(text.clone()).is_ok());
+            if senders.is_empty() {
+                streams.remove(listener);
+            }
+        }
+    }
+
+    /// Tells all listeners.
+    pub fn tell_all(&self, event: &Event) {
+        let text = text(event);
+        self.lock().retain(|_, senders| {
+            senders.retain(|sender| sender.try_send(text.clone()).is_ok());
+            !senders.is_empty()
+        });
+    }
+
+    /// Ends the streams of listeners that are gone; sessions among them are told so first.
+    pub fn close_unless(&self, known: impl Fn(&Listener) -> bool) {
+        self.lock().retain(|listener, senders| {
+            let stays = known(listener);
+            if !stays && matches!(listener, Listener::Session(_)) {
+                let text = text(&Event::LoggedOut);
+                senders.iter().for_each(|sender| drop(sender.try_send(text.clone())));
+            }
+            stays
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn text(event: &Event) -> Arc<str> {
+    serde_json::to_string(event).expect("INVARIANT: events are plain data, which always has a JSON form").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_that_lags_is_disconnected() {
+        let push = Push::default();
+        let listener = Listener::Verifier("edge".into());
+        let mut stream = push.open(listener.clone());
+        for _ in 0..QUEUE + 1 {
+            push.tell(&listener, &Event::Policy);
+        }
+        let mut received = 0;
+        while let Ok(text) = stream.try_recv() {
+            assert_eq!(text.contains("hello"), received == 0);
+            received += 1;
+        }
+        assert_eq!(received, QUEUE);
+        assert!(stream.is_closed());
+    }
+
+    #[test]
+    fn a_session_that_is_gone_hears_so_and_its_stream_ends() {
+        let push = Push::default();
+        let mut stream = push.open(Listener::Session([1; 32]));
+        let mut other = push.open(Listener::Session([2; 32]));
+        push.close_unless(|listener| *listener == Listener::Session([2; 32]));
+        let texts: Vec<_> = std::iter::from_fn(|| stream.try_recv().ok()).collect();
+        assert!(texts[1].contains("logged_out"));
+        assert!(stream.is_closed());
+        assert!(other.try_recv().is_ok() && !other.is_closed());
+    }
+}

@@ -1,0 +1,113 @@
+//! The running server: API, control socket and clock, from start to stop.
+
+use crate::state::Authority;
+use crate::{Directory, control, handlers, listener, tls};
+use anyhow::{Context, Result};
+use engine::api::Event;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+/// How often listeners hear that the stream lives.
+const ALIVE: Duration = Duration::from_secs(10);
+/// How often the database is looked at for changes that nobody told of.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often what ended long ago is dropped.
+const PRUNE: Duration = Duration::from_secs(3600);
+
+/// A running authority. Dropping it stops it.
+pub struct Server {
+    address: SocketAddr,
+    tasks: JoinSet<Result<()>>,
+    _lock: std::fs::File,
+}
+
+impl Server {
+    /// Starts the authority of `directory`; `listen` takes the place of the configuration's address.
+    pub async fn start(directory: Directory, listen: Option<SocketAddr>) -> Result<Self> {
+        let lock = directory.lock()?;
+        let tls = tls::server_config(&directory.certificate(), &directory.certificate_key())?;
+        let authority = Arc::new(Authority::load(directory.clone()).await?);
+        let listener = bind(listen.unwrap_or(authority.config.listen)).await?;
+        let address = listener.local_addr()?;
+        let socket = control::listen(&directory)?;
+        let router = handlers::router(authority.clone());
+        let most = authority.config.max_connections;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            listener::serve(listener, tls, router, most).await;
+            Ok(())
+        });
+        tasks.spawn(control::serve(socket, authority.clone()));
+        tasks.spawn(keep_alive(authority.clone()));
+        tasks.spawn(keep_house(authority));
+        tracing::info!(%address, directory = %directory.path().display(), "the authority runs");
+        Ok(Self { address, tasks, _lock: lock })
+    }
+
+    /// Where the API listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Waits until the server fails; it doesn't end by itself.
+    pub async fn failed(&mut self) -> anyhow::Error {
+        match self.tasks.join_next().await {
+            Some(Ok(Err(error))) => error,
+            Some(Err(error)) => error.into(),
+            Some(Ok(Ok(()))) | None => anyhow::anyhow!("a task ended"),
+        }
+    }
+
+    /// Stops: closes all connections, gives the directory free.
+    pub async fn stop(mut self) {
+        self.tasks.shutdown().await;
+    }
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        // `[::]` takes IPv4, too; a host without IPv6 has the other spelling of "everywhere".
+        Err(error) if error.raw_os_error() == Some(EAFNOSUPPORT) && address.ip().is_unspecified() => {
+            Ok(TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), address.port())).await?)
+        }
+        bound => bound.with_context(|| format!("can't listen on {address}")),
+    }
+}
+
+/// Linux's "address family not supported".
+const EAFNOSUPPORT: i32 = 97;
+
+async fn keep_alive(authority: Arc<Authority>) -> Result<()> {
+    let mut ticks = tokio::time::interval(ALIVE);
+    loop {
+        ticks.tick().await;
+        authority.close_streams();
+        authority.push.tell_all(&Event::Alive);
+    }
+}
+
+async fn keep_house(authority: Arc<Authority>) -> Result<()> {
+    let mut ticks = tokio::time::interval(LOOK);
+    let mut version = None;
+    let mut pruned = tokio::time::Instant::now();
+    loop {
+        ticks.tick().await;
+        let done = async {
+            let seen = authority.storage.call(|database| database.version()).await?;
+            if version.replace(seen) != Some(seen) {
+                authority.sync().await?;
+            }
+            if pruned.elapsed() >= PRUNE {
+                pruned = tokio::time::Instant::now();
+                authority.prune().await?;
+            }
+            anyhow::Ok(())
+        };
+        if let Err(error) = done.await {
+            tracing::error!("database: {error:#}");
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The running authority: the policy in force, who is logged in, and what must happen when either changes.
+//!
+//! The database is the truth; sessions and verifiers are held in memory beside it so that a call costs no look-up.
+//! Whatever changes them writes the database first and then calls [`Authority::sync`].
+
+use crate::credentials;
+use crate::problem::Problem;
+use crate::push::{Listener, Push};
+use crate::storage::{AuditEvent, Database, GrantEntry, Issuance, Session, Storage, TokenHash};
+use crate::throttle::Throttle;
+use crate::{Config, Directory, now};
+use anyhow::{Context, Result};
+use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
+use engine::issue::Issue;
+use engine::policy::{Decision, Policy};
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError, RwLock};
+use tokio::sync::{Mutex, Semaphore};
+use wire::{Destination, Epoch, Flags, Handle, MasterKey, VerifierKey};
+
+/// Passwords checked at a time: each takes 19 MiB and some 20 ms of a core.
+const PASSWORD_SLOTS: usize = 2;
+/// Revoked grants in one event: some 32 KiB.
+const REVOKED_PER_EVENT: usize = 512;
+
+/// Everything the handlers share.
+pub struct Authority {
+    pub(crate) config: Config,
+    pub(crate) directory: Directory,
+    pub(crate) storage: Storage,
+    pub(crate) push: Push,
+    pub(crate) throttle: Throttle,
+    pub(crate) password_slots: Semaphore,
+    /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
+    pub(crate) nobodys_password: String,
+    master: MasterKey,
+    /// Held for reading from a decision until its grant is recorded: none slips past a change of policy.
+    policy: tokio::sync::RwLock<Policy>,
+    sessions: RwLock<HashMap<TokenHash, Arc<Session>>>,
+    verifiers: RwLock<HashMap<TokenHash, Arc<str>>>,
+    /// Held while database and memory are brought together.
+    syncing: Mutex<()>,
+}
+
+impl Authority {
+    /// Reads the directory. Judges the grants of an earlier run by the policy as it is.
+    pub async fn load(directory: Directory) -> Result<Self> {
+        let config = directory.config()?;
+        let (policy, _) = directory.read_policy(None)?;
+        let authority = Self {
+            master: directory.read_master_key()?,
+            storage: Storage::start(Database::open(&directory.database())?)?,
+            push: Push::default(),
+            throttle: Throttle::default(),
+            password_slots: Semaphore::new(PASSWORD_SLOTS),
+            nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
+            policy: tokio::sync::RwLock::new(policy),
+            sessions: RwLock::default(),
+            verifiers: RwLock::default(),
+            syncing: Mutex::new(()),
+            config,
+            directory,
+        };
+        authority.prune().await?;
+        authority.revoke_unpermitted(&*authority.policy.read().await).await?;
+        authority.sync().await?;
+        Ok(authority)
+    }
+
+    /// The session of a token, if it has not ended.
+    pub fn session(&self, token: &TokenHash) -> Option<Arc<Session>> {
+        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+        sessions.get(token).filter(|session| session.expires > now()).cloned()
+    }
+
+    /// The verifier of a token.
+    pub fn verifier(&self, token: &TokenHash) -> Option<Arc<str>> {
+        self.verifiers.read().unwrap_or_else(PoisonError::into_inner).get(token).cloned()
+    }
+
+    /// The key of a verifier for an epoch.
+    pub fn verifier_key(&self, verifier: &str, epoch: Epoch) -> Result<VerifierKey> {
+        self.master.verifier_key(verifier, epoch).context("a verifier's id is too long")
+    }
+
+    /// Asks the policy in force.
+    pub async fn with_policy<T>(&self, ask: impl FnOnce(&Policy) -> T) -> T {
+        ask(&*self.policy.read().await)
+    }
+
+    /// What a verifier protects.
+    pub async fn receivers(&self, verifier: &str) -> Vec<Receiver> {
+        let policy = self.policy.read().await;
+        policy.receivers().iter().filter(|receiver| receiver.verifier == verifier).flat_map(|r| r.entries()).collect()
+    }
+
+    /// Gives a grant or says why not. The verifier is told whose it is before the holder has it.
+    pub async fn grant(
+        &self,
+        token: TokenHash,
+        session: &Session,
+        request: &GrantRequest,
+        source: IpAddr,
+    ) -> Result<Grant, Problem> {
+        let to =
+            Destination { address: request.address.to_canonical(), protocol: request.protocol, port: request.port };
+        let (person, device, now) = (&session.person, &session.device, now());
+        let policy = self.policy.read().await;
+        let decision = policy.decide(person, &to);
+        let Decision::Allowed(permit) = &decision else {
+            let problem = Problem::denied(&decision, person, &to);
+            if let Problem::Denied(explanation, _) = &problem {
+                let event = AuditEvent::new("denied").person(person).device(device).source(source);
+                self.audit(event.detail(&explanation.text)).await?;
+            }
+            return Err(problem);
+        };
+        let verifier = &permit.receiver.verifier;
+        let epoch = Epoch::at(now, self.config.epoch_length);
+        let issued = Issue {
+            permit,
+            to,
+            source,
+            handle: Handle(u64::from_be_bytes(credentials::random()?)),
+            now,
+            epoch_length: self.config.epoch_length,
+            max_lifetime: self.config.max_lifetime,
+            verifier_key: &self.verifier_key(verifier, epoch)?,
+        };
+        let issued = issued.issue().map_err(Problem::CantIssue)?;
+        let owner = issued.owner(permit, person, device, now);
+        let issuance = Issuance {
+            session: token,
+            owner: owner.clone(),
+            verifier: verifier.clone(),
+            source,
+            to,
+            scope: issued.scope,
+            flags: issued.header.flags,
+        };
+        if !self.storage.call(move |database| database.add_grant(&issuance)).await? {
+            return Err(Problem::NotLoggedIn);
+        }
+        self.push.tell(&Listener::Verifier(verifier.clone()), &Event::Granted { owner });
+        Ok(issued.answer(permit, now))
+    }
+
+    /// Records a login.
+    pub async fn add_session(
+        &self,
+        token: TokenHash,
+        session: Session,
+        password: String,
+        source: IpAddr,
+    ) -> Result<()> {
+        let _syncing = self.syncing.lock().await;
+        let kept = Arc::new(session.clone());
+        self.storage.call(move |database| database.add_session(token, &session, &password, source, now())).await?;
+        self.sessions.write().unwrap_or_else(PoisonError::into_inner).insert(token, kept);
+        Ok(())
+    }
+
+    /// Uses up an enrolment code.
+    pub async fn enrol(&self, code: TokenHash, token: TokenHash, source: IpAddr) -> Result<Option<String>> {
+        let id = self.storage.call(move |database| database.enrol(code, token, source, now())).await?;
+        self.sync().await?;
+        Ok(id)
+    }
+
+    /// Writes an event down.
+    pub async fn audit(&self, event: AuditEvent) -> Result<()> {
+        self.storage.call(move |database| database.audit(&event, now())).await
+    }
+
+    /// Brings memory and listeners to what the database says: sessions and verifiers that are gone lose their streams,
+    /// revoked grants are announced.
+    pub async fn sync(&self) -> Result<()> {
+        let _syncing = self.syncing.lock().await;
+        let (sessions, verifiers, ended) = self
+            .storage
+            .call(|database| Ok((database.sessions(now())?, database.verifier_tokens()?, database.take_unannounced()?)))
+            .await?;
+        let sessions = sessions.into_iter().map(|(token, session)| (token, Arc::new(session))).collect();
+        let verifiers = verifiers.into_iter().map(|(token, id)| (token, Arc::from(id))).collect();
+        *self.sessions.write().unwrap_or_else(PoisonError::into_inner) = sessions;
+        *self.verifiers.write().unwrap_or_else(PoisonError::into_inner) = verifiers;
+        let mut told: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
+        for ended in ended {
+            told.entry(Listener::Verifier(ended.verifier)).or_default().push(ended.grant);
+            told.entry(Listener::Session(ended.session)).or_default().push(ended.grant);
+        }
+        for (listener, grants) in told {
+            for grants in grants.chunks(REVOKED_PER_EVENT) {
+                self.push.tell(&listener, &Event::Revoked { grants: grants.to_vec() });
+            }
+        }
+        self.close_streams();
+        Ok(())
+    }
+
+    /// Puts the policy file in force. A wrong one changes nothing.
+    pub async fn reload_policy(&self) -> Result<String> {
+        let (policy, _) = self.directory.read_policy(None)?;
+        let (receivers, rules) = (policy.receivers().len(), policy.rules().len());
+        let mut in_force = self.policy.write().await;
+        let revoked = self.revoke_unpermitted(&policy).await?;
+        *in_force = policy;
+        drop(in_force);
+        let text = format!("{receivers} receivers and {rules} rules in force; {revoked} grants revoked");
+        self.audit(AuditEvent::new("policy").detail(&text)).await?;
+        // Receivers before revocations: a verifier that reads its configuration at the first sees both.
+        self.push.tell_all(&Event::Policy);
+        self.sync().await?;
+        tracing::info!("policy: {text}");
+        Ok(text)
+    }
+
+    /// Ends the streams of those who may no longer listen.
+    pub fn close_streams(&self) {
+        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+        let verifiers = self.verifiers.read().unwrap_or_else(PoisonError::into_inner);
+        let ids: std::collections::HashSet<&str> = verifiers.values().map(|id| &**id).collect();
+        let now = now();
+        self.push.close_unless(|listener| match listener {
+            Listener::Session(token) => sessions.get(token).is_some_and(|session| session.expires > now),
+            Listener::Verifier(id) => ids.contains(id.as_str()),
+        });
+    }
+
+    /// Drops what ended long ago.
+    pub async fn prune(&self) -> Result<()> {
+        let audit_lifetime = self.config.audit_lifetime;
+        self.storage.call(move |database| database.prune(now(), audit_lifetime)).await
+    }
+
+    async fn revoke_unpermitted(&self, policy: &Policy) -> Result<usize> {
+        let live = self.storage.call(|database| database.grants(now(), false)).await?;
+        let unpermitted: Vec<_> = live.into_iter().filter(|grant| !permits(policy, grant)).collect();
+        let handles =
+            unpermitted.iter().map(|grant| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person.clone())));
+        let handles: Vec<_> = handles.collect::<Result<_>>()?;
+        let count = handles.len();
+        if count > 0 {
+            self.storage.call(move |database| database.revoke_unpermitted(&handles, now())).await?;
+        }
+        Ok(count)
+    }
+}
+
+/// Whether the policy would give at least this grant on no stricter terms. A shorter lifetime alone ends no grant: all
+/// of them end within the hour.
+fn permits(policy: &Policy, grant: &GrantEntry) -> bool {
+    let to = Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
+    let Decision::Allowed(permit) = policy.decide(&grant.person, &to) else { return false };
+    let (terms, flags) = (permit.rule.terms, Flags(grant.flags));
+    permit.receiver.verifier == grant.verifier
+        && permit.scope.covers(&grant.scope())
+        && (!terms.single || flags.has(Flags::SINGLE))
+        && (!terms.bind_source || flags.has(Flags::SOURCE))
+}

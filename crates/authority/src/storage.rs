@@ -1,0 +1,157 @@
+//! What the authority remembers: accounts, devices, sessions, verifiers, grants issued, audit, in one SQLite file.
+//!
+//! [`Database`] is the file with every statement, used as it is by commands; [`Storage`] runs it on a thread of its own
+//! for the server, whose tasks must not wait for a disk. Secrets are stored as hashes only, but for TOTP secrets.
+
+mod accounts;
+mod audit;
+mod grants;
+mod sessions;
+mod verifiers;
+
+pub use accounts::{Account, AccountEntry};
+pub use audit::{AuditEntry, AuditEvent};
+pub use grants::{Ended, GrantEntry, Issuance, Which};
+pub use sessions::Session;
+pub use verifiers::VerifierEntry;
+
+use anyhow::{Context, Result, anyhow, bail};
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use std::path::Path;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// The SHA-256 of a bearer token or one-time code: what is stored in its place.
+pub type TokenHash = [u8; 32];
+
+const SCHEMA_VERSION: i64 = 1;
+const SCHEMA: &str = "
+CREATE TABLE accounts (
+    person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
+    created INTEGER NOT NULL
+) STRICT;
+CREATE TABLE devices (
+    person TEXT NOT NULL, device TEXT NOT NULL, first_login INTEGER NOT NULL, last_login INTEGER NOT NULL,
+    PRIMARY KEY (person, device)
+) STRICT;
+CREATE TABLE sessions (
+    token BLOB PRIMARY KEY, person TEXT NOT NULL, device TEXT NOT NULL, source TEXT NOT NULL,
+    created INTEGER NOT NULL, expires INTEGER NOT NULL
+) STRICT;
+CREATE INDEX sessions_of_person ON sessions (person);
+CREATE TABLE verifiers (
+    verifier TEXT PRIMARY KEY, token BLOB UNIQUE, code BLOB UNIQUE, code_expires INTEGER,
+    created INTEGER NOT NULL, enrolled INTEGER
+) STRICT;
+CREATE TABLE grants (
+    handle INTEGER PRIMARY KEY, session BLOB NOT NULL, person TEXT NOT NULL, device TEXT NOT NULL,
+    verifier TEXT NOT NULL, receiver TEXT NOT NULL, rule TEXT NOT NULL, source TEXT NOT NULL,
+    address TEXT NOT NULL, protocol INTEGER NOT NULL, port INTEGER NOT NULL, prefix TEXT NOT NULL,
+    flags INTEGER NOT NULL, issued INTEGER NOT NULL, expires INTEGER NOT NULL,
+    revoked INTEGER, announced INTEGER
+) STRICT;
+CREATE INDEX grants_by_expiry ON grants (expires);
+CREATE INDEX grants_to_announce ON grants (handle) WHERE announced = 0;
+CREATE TABLE audit (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL, event TEXT NOT NULL,
+    person TEXT, device TEXT, source TEXT, detail TEXT NOT NULL
+) STRICT;
+CREATE INDEX audit_by_time ON audit (time);
+";
+
+/// The database file. Every method is one transaction.
+pub struct Database {
+    connection: Connection,
+}
+
+impl Database {
+    /// Makes a new database file.
+    pub fn create(path: &Path) -> Result<()> {
+        let mut connection = Connection::open(path).with_context(|| format!("can't make {}", path.display()))?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        let transaction = connection.transaction()?;
+        transaction.execute_batch(SCHEMA)?;
+        transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+        transaction.commit()?;
+        connection.close().map_err(|(_, error)| error)?;
+        Ok(())
+    }
+
+    /// Opens a database file that [`Self::create`] made.
+    pub fn open(path: &Path) -> Result<Self> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags)
+            .with_context(|| format!("can't open {}: `vouchsafe authority init` makes it", path.display()))?;
+        connection.busy_timeout(Duration::from_secs(5))?;
+        connection.set_prepared_statement_cache_capacity(64);
+        let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        if version != SCHEMA_VERSION {
+            bail!("{} has format {version}; this program reads {SCHEMA_VERSION}", path.display());
+        }
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        Ok(Self { connection })
+    }
+
+    /// Whether another process wrote since the last call, as a number that changes when it did.
+    pub fn version(&self) -> Result<i64> {
+        Ok(self.connection.pragma_query_value(None, "data_version", |row| row.get(0))?)
+    }
+
+    /// Drops what ended long ago: sessions at once, grants after a week, audit entries after `audit_lifetime` seconds.
+    pub fn prune(&mut self, now: u64, audit_lifetime: u32) -> Result<()> {
+        self.write(|transaction| {
+            let now = now.cast_signed();
+            transaction.execute("DELETE FROM sessions WHERE expires <= ?1", [now])?;
+            transaction.execute("DELETE FROM grants WHERE expires <= ?1", [now - 7 * 86_400])?;
+            transaction.execute("DELETE FROM audit WHERE time <= ?1", [now - i64::from(audit_lifetime)])?;
+            Ok(())
+        })
+    }
+
+    fn write<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let done = work(&transaction)?;
+        transaction.commit()?;
+        Ok(done)
+    }
+
+    /// As [`Self::write`], but does not wait for the disk: what was written last may be lost with the power, never torn.
+    fn write_soon<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
+        self.connection.pragma_update(None, "synchronous", "NORMAL")?;
+        let done = self.write(work);
+        self.connection.pragma_update(None, "synchronous", "FULL")?;
+        done
+    }
+}
+
+type Job = Box<dyn FnOnce(&mut Database) + Send>;
+
+/// The database for tasks: jobs go to its thread one after the other.
+#[derive(Clone)]
+pub struct Storage {
+    jobs: tokio::sync::mpsc::Sender<Job>,
+}
+
+impl Storage {
+    /// Starts the thread. It ends when the last clone is dropped.
+    pub fn start(mut database: Database) -> Result<Self> {
+        let (jobs, mut queue) = tokio::sync::mpsc::channel::<Job>(256);
+        std::thread::Builder::new().name("storage".into()).spawn(move || {
+            while let Some(job) = queue.blocking_recv() {
+                job(&mut database);
+            }
+        })?;
+        Ok(Self { jobs })
+    }
+
+    /// Does some work with the database. Work that was begun is done even if the caller goes away.
+    pub async fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (answer, answered) = oneshot::channel();
+        let job: Job = Box::new(move |database| drop(answer.send(work(database))));
+        self.jobs.send(job).await.map_err(|_| anyhow!("the storage thread is gone"))?;
+        answered.await.map_err(|_| anyhow!("the storage thread is gone"))?
+    }
+}

@@ -1,0 +1,102 @@
+//! Accounts and devices.
+
+use super::{AuditEvent, Database, grants, sessions};
+use anyhow::{Result, bail};
+use rusqlite::{OptionalExtension, params};
+use serde::Serialize;
+use zeroize::Zeroizing;
+
+/// What a login is checked against. Has no `Debug`.
+pub struct Account {
+    /// The password's argon2id hash in PHC form.
+    pub password: String,
+    /// The TOTP secret, where the account has a second factor.
+    pub totp: Option<Zeroizing<Vec<u8>>>,
+}
+
+/// An account as it is listed.
+#[derive(Debug, Serialize)]
+pub struct AccountEntry {
+    /// The person's name.
+    pub person: String,
+    /// Whether the account has a second factor.
+    pub totp: bool,
+    /// When it was made, Unix seconds.
+    pub created: u64,
+    /// The devices that logged in.
+    pub devices: Vec<String>,
+}
+
+impl Database {
+    /// Adds an account.
+    pub fn add_account(&mut self, person: &str, account: &Account, now: u64) -> Result<()> {
+        self.write(|transaction| {
+            let added = transaction.execute(
+                "INSERT OR IGNORE INTO accounts (person, password, totp, created) VALUES (?1, ?2, ?3, ?4)",
+                params![person, account.password, account.totp.as_ref().map(|totp| totp.as_slice()), now.cast_signed()],
+            )?;
+            if added == 0 {
+                bail!("there is already an account {person}: `user passwd` changes its password");
+            }
+            let factor = if account.totp.is_some() { "with second factor" } else { "" };
+            AuditEvent::new("account_added").person(person).detail(factor).write(transaction, now)
+        })
+    }
+
+    /// Changes a password, ends the account's sessions and their grants.
+    pub fn change_password(&mut self, person: &str, password: &str, now: u64) -> Result<()> {
+        self.write(|transaction| {
+            if transaction.execute("UPDATE accounts SET password = ?2 WHERE person = ?1", [person, password])? == 0 {
+                bail!("no account {person}: `user list` shows them");
+            }
+            sessions::end_of_person(transaction, person, now)?;
+            AuditEvent::new("password_changed").person(person).write(transaction, now)
+        })
+    }
+
+    /// Removes an account with its devices, ends its sessions and grants.
+    pub fn remove_account(&mut self, person: &str, now: u64) -> Result<()> {
+        self.write(|transaction| {
+            if transaction.execute("DELETE FROM accounts WHERE person = ?1", [person])? == 0 {
+                bail!("no account {person}: `user list` shows them");
+            }
+            transaction.execute("DELETE FROM devices WHERE person = ?1", [person])?;
+            sessions::end_of_person(transaction, person, now)?;
+            grants::revoke_of_person(transaction, person, now)?;
+            AuditEvent::new("account_removed").person(person).write(transaction, now)
+        })
+    }
+
+    /// The account of a person.
+    pub fn account(&self, person: &str) -> Result<Option<Account>> {
+        let mut statement = self.connection.prepare_cached("SELECT password, totp FROM accounts WHERE person = ?1")?;
+        let read = |row: &rusqlite::Row<'_>| {
+            Ok(Account { password: row.get(0)?, totp: row.get::<_, Option<Vec<u8>>>(1)?.map(Zeroizing::new) })
+        };
+        Ok(statement.query_row([person], read).optional()?)
+    }
+
+    /// Uses up the TOTP code of a time step. False if that one or a later one was used before: a code works once.
+    pub fn use_totp_step(&mut self, person: &str, step: u64) -> Result<bool> {
+        self.write(|transaction| {
+            let used = transaction.execute(
+                "UPDATE accounts SET totp_step = ?2 WHERE person = ?1 AND totp_step < ?2",
+                params![person, step.cast_signed()],
+            )?;
+            Ok(used == 1)
+        })
+    }
+
+    /// Every account, by name.
+    pub fn accounts(&self) -> Result<Vec<AccountEntry>> {
+        let mut devices = self.connection.prepare("SELECT device FROM devices WHERE person = ?1 ORDER BY device")?;
+        let mut statement =
+            self.connection.prepare("SELECT person, totp IS NOT NULL, created FROM accounts ORDER BY person")?;
+        let rows = statement.query_map([], |row| {
+            let person: String = row.get(0)?;
+            let devices = devices.query_map([&person], |row| row.get(0))?.collect::<Result<_, _>>()?;
+            Ok(AccountEntry { person, totp: row.get(1)?, created: row.get::<_, i64>(2)?.cast_unsigned(), devices })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+}

@@ -1,0 +1,98 @@
+//! The audit trail: what happened, when, to whom.
+
+use super::Database;
+use anyhow::Result;
+use rusqlite::{Transaction, params};
+use serde::Serialize;
+use std::net::IpAddr;
+
+/// Something to be written down.
+#[derive(Clone, Debug, Default)]
+pub struct AuditEvent {
+    event: &'static str,
+    person: Option<String>,
+    device: Option<String>,
+    source: Option<IpAddr>,
+    detail: String,
+}
+
+impl AuditEvent {
+    /// An event of a stable name, such as `login` or `denied`.
+    pub fn new(event: &'static str) -> Self {
+        Self { event, ..Self::default() }
+    }
+
+    /// The person it is about.
+    pub fn person(self, person: &str) -> Self {
+        Self { person: Some(person.into()), ..self }
+    }
+
+    /// The device it is about.
+    pub fn device(self, device: &str) -> Self {
+        Self { device: Some(device.into()), ..self }
+    }
+
+    /// The address it came from.
+    pub fn source(self, source: IpAddr) -> Self {
+        Self { source: Some(source), ..self }
+    }
+
+    /// Particulars.
+    pub fn detail(self, detail: impl Into<String>) -> Self {
+        Self { detail: detail.into(), ..self }
+    }
+
+    pub(super) fn write(&self, transaction: &Transaction<'_>, now: u64) -> Result<()> {
+        let mut statement = transaction.prepare_cached(
+            "INSERT INTO audit (time, event, person, device, source, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+        )?;
+        let source = self.source.map(|source| source.to_string());
+        statement.execute(params![now.cast_signed(), self.event, self.person, self.device, source, self.detail])?;
+        Ok(())
+    }
+}
+
+/// An entry as it is listed.
+#[derive(Debug, Serialize)]
+pub struct AuditEntry {
+    /// Unix seconds.
+    pub time: u64,
+    /// The event's name.
+    pub event: String,
+    /// The person it is about.
+    pub person: Option<String>,
+    /// The device it is about.
+    pub device: Option<String>,
+    /// The address it came from.
+    pub source: Option<String>,
+    /// Particulars.
+    pub detail: String,
+}
+
+impl Database {
+    /// Writes an event down.
+    pub fn audit(&mut self, event: &AuditEvent, now: u64) -> Result<()> {
+        self.write_soon(|transaction| event.write(transaction, now))
+    }
+
+    /// The last `count` entries, oldest first; of one person if given.
+    pub fn audit_entries(&self, person: Option<&str>, count: u32) -> Result<Vec<AuditEntry>> {
+        let mut statement = self.connection.prepare(
+            "SELECT time, event, person, device, source, detail FROM audit WHERE ?1 IS NULL OR person = ?1
+             ORDER BY id DESC LIMIT ?2",
+        )?;
+        let rows = statement.query_map(params![person, count], |row| {
+            Ok(AuditEntry {
+                time: row.get::<_, i64>(0)?.cast_unsigned(),
+                event: row.get(1)?,
+                person: row.get(2)?,
+                device: row.get(3)?,
+                source: row.get(4)?,
+                detail: row.get(5)?,
+            })
+        })?;
+        let mut entries: Vec<_> = rows.collect::<Result<_, _>>()?;
+        entries.reverse();
+        Ok(entries)
+    }
+}

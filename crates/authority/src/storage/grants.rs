@@ -1,0 +1,288 @@
+//! Grants issued, so that they can be listed, judged anew and revoked. Their keys are never stored.
+
+use super::{AuditEvent, Database, TokenHash, sessions};
+use anyhow::{Context, Result, bail};
+use engine::api::{GrantOwner, RevokedGrant};
+use engine::policy::Scope;
+use ipnet::IpNet;
+use rusqlite::{OptionalExtension, Row, ToSql, Transaction, params};
+use serde::Serialize;
+use std::net::IpAddr;
+use wire::{Destination, Flags};
+
+/// A grant at the moment it is issued.
+pub struct Issuance {
+    /// The session it is issued to.
+    pub session: TokenHash,
+    /// Whose it is.
+    pub owner: GrantOwner,
+    /// The verifier it is for.
+    pub verifier: String,
+    /// Where the request came from.
+    pub source: IpAddr,
+    /// What was asked for.
+    pub to: Destination,
+    /// What it covers.
+    pub scope: Scope,
+    /// Its flags.
+    pub flags: Flags,
+}
+
+/// A grant as it is listed.
+#[derive(Debug, Serialize)]
+pub struct GrantEntry {
+    /// Its handle, 16 hex digits.
+    pub handle: String,
+    /// Whose it is.
+    pub person: String,
+    /// The device it was issued to.
+    pub device: String,
+    /// The verifier it is for.
+    pub verifier: String,
+    /// The receiver's name.
+    pub receiver: String,
+    /// The rule that allowed it.
+    pub rule: String,
+    /// Where the request came from.
+    pub source: String,
+    /// The address that was asked for.
+    pub address: IpAddr,
+    /// The protocol that was asked for.
+    pub protocol: u8,
+    /// The port that was asked for.
+    pub port: u16,
+    /// The addresses it covers.
+    pub prefix: IpNet,
+    /// Its flags (wire.md §3.2).
+    pub flags: u8,
+    /// When it was issued, Unix seconds.
+    pub issued: u64,
+    /// When it ends, Unix seconds.
+    pub expires: u64,
+    /// When it was revoked, Unix seconds.
+    pub revoked: Option<u64>,
+}
+
+impl GrantEntry {
+    /// What it covers.
+    pub fn scope(&self) -> Scope {
+        let application = Flags(self.flags).has(Flags::PORT);
+        Scope { prefix: self.prefix, service: application.then_some((self.protocol, self.port)) }
+    }
+}
+
+/// A grant that was revoked, with those who must hear of it.
+#[derive(Debug)]
+pub struct Ended {
+    /// The grant.
+    pub grant: RevokedGrant,
+    /// Its verifier.
+    pub verifier: String,
+    /// The session it was issued to.
+    pub session: TokenHash,
+}
+
+/// Which grants a command revokes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// One.
+    Grant(u64),
+    /// All of a person; their sessions end, too.
+    Person(String),
+    /// All of one device of a person; its sessions end, too.
+    Device(String, String),
+}
+
+impl Database {
+    /// Records a grant. False if its session has ended: then it must not be handed out.
+    pub fn add_grant(&mut self, grant: &Issuance) -> Result<bool> {
+        let Issuance { session, owner, verifier, source, to, scope, flags } = grant;
+        self.write_soon(|transaction| {
+            let mut statement = transaction.prepare_cached(
+                "INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address,
+                    protocol, port, prefix, flags, issued, expires)
+                 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15
+                 WHERE EXISTS (SELECT 1 FROM sessions WHERE token = ?2)",
+            )?;
+            let recorded = statement.execute(params![
+                owner.handle.cast_signed(),
+                session,
+                owner.person,
+                owner.device,
+                verifier,
+                owner.receiver,
+                owner.rule,
+                source.to_string(),
+                to.address.to_string(),
+                to.protocol,
+                scope.service.map_or(to.port, |(_, port)| port),
+                scope.prefix.to_string(),
+                flags.0,
+                owner.issued.cast_signed(),
+                owner.expires.cast_signed(),
+            ])?;
+            if recorded == 0 {
+                return Ok(false);
+            }
+            let detail = format!(
+                "{:016x} to {} ({} protocol {} port {}) by {}",
+                owner.handle, owner.receiver, to.address, to.protocol, to.port, owner.rule
+            );
+            let event = AuditEvent::new("granted").person(&owner.person).device(&owner.device).source(*source);
+            event.detail(detail).write(transaction, owner.issued)?;
+            Ok(true)
+        })
+    }
+
+    /// Grants, newest first; only those that have neither ended nor been revoked unless `all`.
+    pub fn grants(&self, now: u64, all: bool) -> Result<Vec<GrantEntry>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
+                issued, expires, revoked
+             FROM grants WHERE ?2 OR (expires > ?1 AND revoked IS NULL) ORDER BY issued DESC, rowid",
+        )?;
+        let rows = statement.query_and_then(params![now.cast_signed(), all], entry)?;
+        rows.collect()
+    }
+
+    /// Whose a grant of `verifier` is.
+    pub fn grant_owner(&self, verifier: &str, handle: u64) -> Result<Option<GrantOwner>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT person, device, receiver, rule, issued, expires FROM grants WHERE handle = ?1 AND verifier = ?2",
+        )?;
+        let owner = statement.query_row(params![handle.cast_signed(), verifier], |row| {
+            Ok(GrantOwner {
+                handle,
+                person: row.get(0)?,
+                device: row.get(1)?,
+                receiver: row.get(2)?,
+                rule: row.get(3)?,
+                issued: row.get::<_, i64>(4)?.cast_unsigned(),
+                expires: row.get::<_, i64>(5)?.cast_unsigned(),
+            })
+        });
+        Ok(owner.optional()?)
+    }
+
+    /// The revoked grants of `verifier` that have not ended.
+    pub fn revoked(&self, verifier: &str, now: u64) -> Result<Vec<RevokedGrant>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT handle, expires FROM grants WHERE expires > ?1 AND revoked IS NOT NULL AND verifier = ?2",
+        )?;
+        let rows = statement.query_map(params![now.cast_signed(), verifier], revoked_grant)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Revokes grants as a command asks; gives how many ended.
+    pub fn revoke(&mut self, which: &Which, now: u64) -> Result<usize> {
+        self.write(|transaction| {
+            let before = to_announce(transaction)?;
+            let event = match which {
+                Which::Grant(handle) => {
+                    let held: Option<i64> = transaction
+                        .query_row("SELECT handle FROM grants WHERE handle = ?1", [handle.cast_signed()], |r| r.get(0))
+                        .optional()?;
+                    if held.is_none() {
+                        bail!("no grant {handle:016x}: `grants` lists them");
+                    }
+                    mark(transaction, "handle = ?2", now, &[&handle.cast_signed()])?;
+                    AuditEvent::new("revoked").detail(format!("{handle:016x}"))
+                }
+                Which::Person(person) => {
+                    sessions::end_of_person(transaction, person, now)?;
+                    AuditEvent::new("revoked").person(person).detail("all sessions and grants")
+                }
+                Which::Device(person, device) => {
+                    sessions::end_of_device(transaction, person, device)?;
+                    mark(transaction, "person = ?2 AND device = ?3", now, &[person, device])?;
+                    AuditEvent::new("revoked").person(person).device(device).detail("all sessions and grants")
+                }
+            };
+            event.write(transaction, now)?;
+            Ok(to_announce(transaction)? - before)
+        })
+    }
+
+    /// Revokes grants that the policy no longer permits.
+    pub fn revoke_unpermitted(&mut self, grants: &[(u64, String)], now: u64) -> Result<()> {
+        self.write(|transaction| {
+            for (handle, person) in grants {
+                mark(transaction, "handle = ?2", now, &[&handle.cast_signed()])?;
+                let event = AuditEvent::new("revoked").person(person);
+                event.detail(format!("{handle:016x}: the policy changed")).write(transaction, now)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The revoked grants that nobody was told of, which this call takes as told.
+    pub fn take_unannounced(&mut self) -> Result<Vec<Ended>> {
+        if to_announce(&self.connection)? == 0 {
+            return Ok(Vec::new());
+        }
+        self.write_soon(|transaction| {
+            let mut statement = transaction.prepare_cached(
+                "UPDATE grants SET announced = 1 WHERE announced = 0 RETURNING handle, expires, verifier, session",
+            )?;
+            let rows = statement.query_map([], |row| {
+                Ok(Ended { grant: revoked_grant(row)?, verifier: row.get(2)?, session: row.get(3)? })
+            })?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+    }
+}
+
+pub(super) fn revoke_of_person(transaction: &Transaction<'_>, person: &str, now: u64) -> Result<()> {
+    mark(transaction, "person = ?2", now, &[&person])
+}
+
+pub(super) fn revoke_of_session(transaction: &Transaction<'_>, token: &TokenHash, now: u64) -> Result<()> {
+    mark(transaction, "session = ?2", now, &[token])
+}
+
+pub(super) fn revoke_of_verifier(transaction: &Transaction<'_>, verifier: &str, now: u64) -> Result<()> {
+    mark(transaction, "verifier = ?2", now, &[&verifier])
+}
+
+/// Marks the live grants that `condition` (constant text, values from `?2` on) selects.
+fn mark(transaction: &Transaction<'_>, condition: &'static str, now: u64, values: &[&dyn ToSql]) -> Result<()> {
+    let mut statement = transaction.prepare_cached(&format!(
+        "UPDATE grants SET revoked = ?1, announced = 0 WHERE expires > ?1 AND revoked IS NULL AND {condition}"
+    ))?;
+    let now = now.cast_signed();
+    let now: &dyn ToSql = &now;
+    let values: Vec<_> = std::iter::once(now).chain(values.iter().copied()).collect();
+    statement.execute(values.as_slice())?;
+    Ok(())
+}
+
+fn to_announce(connection: &rusqlite::Connection) -> Result<usize> {
+    let mut statement = connection.prepare_cached("SELECT count(*) FROM grants WHERE announced = 0")?;
+    let count: i64 = statement.query_row([], |row| row.get(0))?;
+    Ok(usize::try_from(count)?)
+}
+
+fn revoked_grant(row: &Row<'_>) -> rusqlite::Result<RevokedGrant> {
+    Ok(RevokedGrant { handle: row.get::<_, i64>(0)?.cast_unsigned(), expires: row.get(1)? })
+}
+
+fn entry(row: &Row<'_>) -> Result<GrantEntry> {
+    let (address, prefix): (String, String) = (row.get(7)?, row.get(10)?);
+    Ok(GrantEntry {
+        handle: format!("{:016x}", row.get::<_, i64>(0)?),
+        person: row.get(1)?,
+        device: row.get(2)?,
+        verifier: row.get(3)?,
+        receiver: row.get(4)?,
+        rule: row.get(5)?,
+        source: row.get(6)?,
+        address: address.parse().context("the grants table holds a broken address")?,
+        protocol: row.get(8)?,
+        port: row.get(9)?,
+        prefix: prefix.parse().context("the grants table holds a broken prefix")?,
+        flags: row.get(11)?,
+        issued: row.get::<_, i64>(12)?.cast_unsigned(),
+        expires: row.get::<_, i64>(13)?.cast_unsigned(),
+        revoked: row.get::<_, Option<i64>>(14)?.map(i64::cast_unsigned),
+    })
+}

@@ -1,0 +1,93 @@
+//! Verifiers and their enrolment.
+
+use super::{AuditEvent, Database, TokenHash, grants};
+use anyhow::{Result, bail};
+use rusqlite::{OptionalExtension, params};
+use serde::Serialize;
+use std::net::IpAddr;
+
+/// A verifier as it is listed.
+#[derive(Debug, Serialize)]
+pub struct VerifierEntry {
+    /// Its id.
+    pub verifier: String,
+    /// When it was added, Unix seconds.
+    pub created: u64,
+    /// When it enrolled last, Unix seconds.
+    pub enrolled: Option<u64>,
+    /// When the code that waits to be used ends, Unix seconds.
+    pub code_expires: Option<u64>,
+}
+
+impl Database {
+    /// Adds a verifier with a one-time code. With `renew`, gives a known verifier another code; its token holds until
+    /// the code is used.
+    pub fn add_verifier(&mut self, id: &str, code: TokenHash, code_expires: u64, renew: bool, now: u64) -> Result<()> {
+        self.write(|transaction| {
+            let statement = if renew {
+                "UPDATE verifiers SET code = ?2, code_expires = ?3 WHERE verifier = ?1 AND ?4 = ?4"
+            } else {
+                "INSERT OR IGNORE INTO verifiers (verifier, code, code_expires, created) VALUES (?1, ?2, ?3, ?4)"
+            };
+            let values = params![id, code, code_expires.cast_signed(), now.cast_signed()];
+            match (transaction.execute(statement, values)?, renew) {
+                (0, true) => bail!("no verifier {id}: `verifier list` shows them"),
+                (0, false) => bail!("there is already a verifier {id}: `verifier add --renew` gives it another code"),
+                _ => AuditEvent::new("verifier_added").detail(id).write(transaction, now),
+            }
+        })
+    }
+
+    /// Removes a verifier and revokes the grants for it.
+    pub fn remove_verifier(&mut self, id: &str, now: u64) -> Result<()> {
+        self.write(|transaction| {
+            if transaction.execute("DELETE FROM verifiers WHERE verifier = ?1", [id])? == 0 {
+                bail!("no verifier {id}: `verifier list` shows them");
+            }
+            grants::revoke_of_verifier(transaction, id, now)?;
+            AuditEvent::new("verifier_removed").detail(id).write(transaction, now)
+        })
+    }
+
+    /// Uses up a one-time code and gives its verifier `token`. `None` if no such code waits.
+    pub fn enrol(&mut self, code: TokenHash, token: TokenHash, source: IpAddr, now: u64) -> Result<Option<String>> {
+        self.write(|transaction| {
+            let id: Option<String> = transaction
+                .query_row(
+                    "UPDATE verifiers SET code = NULL, code_expires = NULL, token = ?2, enrolled = ?3
+                     WHERE code = ?1 AND code_expires > ?3 RETURNING verifier",
+                    params![code, token, now.cast_signed()],
+                    |row| row.get(0),
+                )
+                .optional()?;
+            let event = if id.is_some() { "enrolled" } else { "enrolment_failed" };
+            let event = AuditEvent::new(event).source(source);
+            event.detail(id.as_deref().unwrap_or_default()).write(transaction, now)?;
+            Ok(id)
+        })
+    }
+
+    /// The enrolled verifiers by the hashes of their tokens.
+    pub fn verifier_tokens(&self) -> Result<Vec<(TokenHash, String)>> {
+        let mut statement =
+            self.connection.prepare_cached("SELECT token, verifier FROM verifiers WHERE token IS NOT NULL")?;
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Every verifier, by id.
+    pub fn verifiers(&self) -> Result<Vec<VerifierEntry>> {
+        let mut statement = self
+            .connection
+            .prepare("SELECT verifier, created, enrolled, code_expires FROM verifiers ORDER BY verifier")?;
+        let rows = statement.query_map([], |row| {
+            Ok(VerifierEntry {
+                verifier: row.get(0)?,
+                created: row.get::<_, i64>(1)?.cast_unsigned(),
+                enrolled: row.get::<_, Option<i64>>(2)?.map(i64::cast_unsigned),
+                code_expires: row.get::<_, Option<i64>>(3)?.map(i64::cast_unsigned),
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+}

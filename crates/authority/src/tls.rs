@@ -1,0 +1,83 @@
+//! TLS: the certificates that `init` makes and the server's side of the handshake, with `ring` as the only provider.
+
+use anyhow::{Context, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use rustls::ServerConfig;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use sha2::{Digest, Sha256};
+use std::path::Path;
+use std::sync::Arc;
+use zeroize::Zeroizing;
+
+/// Years that certificates last: clients pin the CA, so renewing it means visiting every client.
+const YEARS: i32 = 10;
+
+/// A CA of the authority's own and the certificate it signed, in PEM.
+pub struct Certificates {
+    /// The CA's certificate: what clients trust.
+    pub ca: String,
+    /// The CA's key, to sign again with.
+    pub ca_key: Zeroizing<String>,
+    /// The server's certificate.
+    pub server: String,
+    /// The server's key.
+    pub server_key: Zeroizing<String>,
+}
+
+impl Certificates {
+    /// Makes certificates for a server that is called by `names` (DNS names or addresses).
+    pub fn new(names: &[String], now: u64) -> Result<Self> {
+        let year = 1970 + i32::try_from(now / 31_556_952)?;
+        let valid = |mut params: CertificateParams, name: &str| {
+            params.distinguished_name.push(DnType::CommonName, name);
+            params.not_before = rcgen::date_time_ymd(year - 1, 1, 1);
+            params.not_after = rcgen::date_time_ymd(year + YEARS, 1, 1);
+            params
+        };
+        let mut ca_params = valid(CertificateParams::default(), "Vouchsafe authority CA");
+        ca_params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        ca_params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let ca_key = KeyPair::generate()?;
+        let ca = ca_params.self_signed(&ca_key)?;
+
+        let params = CertificateParams::new(names).context("a --name is neither a DNS name nor an address")?;
+        let mut params = valid(params, "Vouchsafe authority");
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let server_key = KeyPair::generate()?;
+        let ca_key_pem = Zeroizing::new(ca_key.serialize_pem());
+        let server = params.signed_by(&server_key, &Issuer::new(ca_params, ca_key))?;
+        Ok(Self {
+            ca: ca.pem(),
+            ca_key: ca_key_pem,
+            server: server.pem(),
+            server_key: Zeroizing::new(server_key.serialize_pem()),
+        })
+    }
+}
+
+/// The SHA-256 of a PEM certificate's DER form, in colon-separated hex: what people compare.
+pub fn fingerprint(pem: &[u8]) -> Result<String> {
+    let certificate = CertificateDer::from_pem_slice(pem).context("no certificate in PEM form")?;
+    let pairs: Vec<_> = Sha256::digest(&certificate).iter().map(|byte| format!("{byte:02X}")).collect();
+    Ok(pairs.join(":"))
+}
+
+/// The server's TLS configuration: TLS 1.2 and 1.3, HTTP/2 before HTTP/1.1.
+pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>> {
+    let chain = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect)
+        .with_context(|| format!("can't read the certificate {}", certificate.display()))?;
+    let key = PrivateKeyDer::from_pem_file(key).with_context(|| format!("can't read the key {}", key.display()))?;
+    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .with_context(|| format!("{} and its key don't belong together", certificate.display()))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}

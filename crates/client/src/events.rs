@@ -1,0 +1,142 @@
+//! The push channel: server-sent events, read by a task that reconnects with growing, jittered pauses.
+
+use crate::{Authority, CONNECT_TIME, Error, send};
+use engine::api::Event;
+use reqwest::{Method, Response};
+use std::time::Duration;
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// Silence after which a stream is dead; the authority says something every 10 s.
+const SILENCE: Duration = Duration::from_secs(25);
+/// The first and the longest pause before the next attempt.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// Events that may wait for the caller; beyond that the authority has to wait, and disconnects us in the end.
+const QUEUE: usize = 64;
+/// The longest event, in bytes.
+const MOST_EVENT: usize = 1024 * 1024;
+
+/// Events, across connections. Every connection's first is [`Event::Hello`]: what happened before it may have been
+/// missed, so read configuration or destinations anew. Dropping it closes the connection.
+pub struct EventStream {
+    events: Receiver<Result<Event, Error>>,
+    task: JoinHandle<()>,
+}
+
+impl EventStream {
+    pub(crate) fn start(authority: Authority) -> Self {
+        let (sender, events) = channel(QUEUE);
+        Self { events, task: tokio::spawn(follow(authority, sender)) }
+    }
+
+    /// The next event; safe to cancel. Lost connections are made anew in silence; an error is final, and mostly
+    /// [`Error::NotLoggedIn`].
+    pub async fn next(&mut self) -> Result<Event, Error> {
+        self.events.recv().await.unwrap_or_else(|| Err(Error::Other("the event stream has ended".into())))
+    }
+}
+
+impl Drop for EventStream {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn follow(authority: Authority, events: Sender<Result<Event, Error>>) {
+    let mut pause = PAUSES.0;
+    while !events.is_closed() {
+        match connection(&authority, &events, &mut pause).await {
+            Err(error @ (Error::NotLoggedIn | Error::Denied(_))) => {
+                let _ = events.send(Err(error)).await;
+                return;
+            }
+            Err(error) => tracing::debug!("event stream: {error}"),
+            Ok(()) => tracing::debug!("event stream: closed"),
+        }
+        tokio::time::sleep(jittered(pause)).await;
+        pause = (pause * 2).min(PAUSES.1);
+    }
+}
+
+/// Follows one connection until it ends. A connection that came up makes the next pause short again.
+async fn connection(
+    authority: &Authority,
+    events: &Sender<Result<Event, Error>>,
+    pause: &mut Duration,
+) -> Result<(), Error> {
+    let request = authority.authorized(authority.request(Method::GET, "v1/events")?)?;
+    let silent = |_| Error::Unreachable("the stream fell silent".into());
+    let mut response = timeout(CONNECT_TIME * 2, send(request)).await.map_err(silent)??;
+    let mut lines = Lines::default();
+    while let Some(chunk) = timeout(SILENCE, chunk(&mut response)).await.map_err(silent)?? {
+        for data in lines.feed(&chunk)? {
+            match serde_json::from_str(&data) {
+                Ok(event) => {
+                    *pause = PAUSES.0;
+                    if events.send(Ok(event)).await.is_err() {
+                        return Ok(());
+                    }
+                }
+                // A newer authority may know events that we don't.
+                Err(error) => tracing::warn!("event stream: an unknown event: {error}"),
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn chunk(response: &mut Response) -> Result<Option<Vec<u8>>, Error> {
+    Ok(response.chunk().await?.map(|bytes| bytes.to_vec()))
+}
+
+/// Between half of a pause and all of it, so that the callers of a restarted authority don't come back at once.
+fn jittered(pause: Duration) -> Duration {
+    let chance = getrandom::u32().unwrap_or(u32::MAX);
+    pause / 2 + (pause / 2).mul_f64(f64::from(chance) / f64::from(u32::MAX))
+}
+
+/// Takes the `data` lines out of a server-sent event stream.
+#[derive(Default)]
+struct Lines {
+    buffer: Vec<u8>,
+}
+
+impl Lines {
+    fn feed(&mut self, chunk: &[u8]) -> Result<Vec<String>, Error> {
+        self.buffer.extend_from_slice(chunk);
+        let mut data = Vec::new();
+        while let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = self.buffer.drain(..=end).collect();
+            let line = String::from_utf8_lossy(&line);
+            if let Some(text) = line.trim_end().strip_prefix("data:") {
+                data.push(text.trim_start().to_owned());
+            }
+        }
+        if self.buffer.len() > MOST_EVENT {
+            return Err(Error::Other("an event has no end".into()));
+        }
+        Ok(data)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_found_however_they_are_cut() {
+        let stream = b"data: {\"event\":\"hello\"}\n\n: comment\r\nevent: x\ndata:{\"event\":\"alive\"}\r\n\r\n";
+        for size in 1..stream.len() {
+            let mut lines = Lines::default();
+            let data: Vec<_> = stream.chunks(size).flat_map(|chunk| lines.feed(chunk).unwrap()).collect();
+            assert_eq!(data, ["{\"event\":\"hello\"}", "{\"event\":\"alive\"}"]);
+        }
+    }
+
+    #[test]
+    fn an_endless_event_is_refused() {
+        let mut lines = Lines::default();
+        assert!(lines.feed(&vec![b'x'; MOST_EVENT + 1]).is_err());
+    }
+}

@@ -1,0 +1,316 @@
+//! Reads TOML documents by hand, so that a person gets every fault of a file at once, each with its line and column, and
+//! with the nearest known name where one was probably meant. Knows nothing of what the documents mean.
+
+use std::fmt;
+use std::ops::Range;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// One thing wrong with a document.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fault {
+    /// The line, from 1.
+    pub line: usize,
+    /// The column in characters, from 1.
+    pub column: usize,
+    /// What is wrong and the way out.
+    pub message: String,
+}
+
+/// Everything wrong with a document, in the order of its lines; never empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Faults(Vec<Fault>);
+
+impl Faults {
+    /// The faults.
+    pub fn all(&self) -> &[Fault] {
+        &self.0
+    }
+
+    /// One line per fault, `FILE:LINE:COLUMN: what is wrong`.
+    pub fn in_file(&self, file: &str) -> String {
+        let lines: Vec<_> = self.0.iter().map(|f| format!("{file}:{}:{}: {}", f.line, f.column, f.message)).collect();
+        lines.join("\n")
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, fault) in self.0.iter().enumerate() {
+            let gap = if index == 0 { "" } else { "\n" };
+            write!(f, "{gap}{}:{}: {}", fault.line, fault.column, fault.message)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Faults {}
+
+/// Collects faults while a document is read.
+pub struct Reader<'t> {
+    text: &'t str,
+    faults: Vec<Fault>,
+}
+
+impl<'t> Reader<'t> {
+    /// Parses `text`, lets `read` make something of it and collect faults, and gives what it made if there were none.
+    pub fn read<T>(
+        text: &'t str,
+        known: &[&str],
+        read: impl FnOnce(&mut Self, &Fields<'_, 't>) -> Option<T>,
+    ) -> Result<T, Faults> {
+        let mut reader = Self { text, faults: Vec::new() };
+        let (root, errors) = DeTable::parse_recoverable(text);
+        for error in errors {
+            reader.fault(error.span().unwrap_or(0..0), error.message());
+        }
+        if !reader.faults.is_empty() {
+            return Err(reader.into_faults());
+        }
+        let fields = Fields::new(&mut reader, root.get_ref(), 0..0, "the document", known);
+        match read(&mut reader, &fields) {
+            Some(made) if reader.faults.is_empty() => Ok(made),
+            _ => Err(reader.into_faults()),
+        }
+    }
+
+    /// Notes that what stands at `span` is wrong.
+    pub fn fault(&mut self, span: Range<usize>, message: impl Into<String>) {
+        let (line, column) = self.place(span.start);
+        self.faults.push(Fault { line, column, message: message.into() });
+    }
+
+    /// The line and column of a byte offset.
+    pub fn place(&self, offset: usize) -> (usize, usize) {
+        let before = self.text.get(..offset).unwrap_or(self.text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+    }
+
+    fn into_faults(mut self) -> Faults {
+        if self.faults.is_empty() {
+            self.fault(0..0, "can't be read");
+        }
+        self.faults.sort();
+        Faults(self.faults)
+    }
+}
+
+/// A table whose keys are known. Every getter notes a fault and gives `None` where the value has the wrong type.
+pub struct Fields<'a, 't> {
+    table: &'a DeTable<'t>,
+    span: Range<usize>,
+    what: &'static str,
+}
+
+impl<'a, 't> Fields<'a, 't> {
+    /// Looks at `table`; keys that aren't `known` are faults. `what` is what the table describes, for people.
+    pub fn new(
+        reader: &mut Reader<'_>,
+        table: &'a DeTable<'t>,
+        span: Range<usize>,
+        what: &'static str,
+        known: &[&str],
+    ) -> Self {
+        for key in table.keys() {
+            if !known.contains(&key.get_ref().as_ref()) {
+                let hint = hint(key.get_ref(), known.iter().copied());
+                reader.fault(key.span(), format!("{what} has no key `{}`{hint}", key.get_ref()));
+            }
+        }
+        Self { table, span, what }
+    }
+
+    /// Where the table stands.
+    pub fn span(&self) -> Range<usize> {
+        self.span.clone()
+    }
+
+    /// The value of a key, if it is there.
+    pub fn value(&self, key: &str) -> Option<&'a Spanned<DeValue<'t>>> {
+        self.table.get(key)
+    }
+
+    /// The value of a key; its absence is a fault.
+    pub fn required(&self, reader: &mut Reader<'_>, key: &str) -> Option<&'a Spanned<DeValue<'t>>> {
+        let value = self.value(key);
+        if value.is_none() {
+            reader.fault(self.span(), format!("{} lacks the key `{key}`", self.what));
+        }
+        value
+    }
+
+    /// A string.
+    pub fn text(&self, reader: &mut Reader<'_>, key: &str) -> Option<Spanned<&'a str>> {
+        self.value(key).and_then(|value| text(reader, value))
+    }
+
+    /// A string that must be there.
+    pub fn required_text(&self, reader: &mut Reader<'_>, key: &str) -> Option<Spanned<&'a str>> {
+        self.required(reader, key).and_then(|value| text(reader, value))
+    }
+
+    /// A list of strings, or one string, that must be there and not be empty.
+    pub fn required_texts(&self, reader: &mut Reader<'_>, key: &str) -> Vec<Spanned<&'a str>> {
+        let Some(value) = self.required(reader, key) else { return Vec::new() };
+        let list = texts(reader, value);
+        if value.get_ref().as_array().is_some_and(|array| array.is_empty()) {
+            reader.fault(value.span(), format!("`{key}` is empty"));
+        }
+        list
+    }
+
+    /// A yes or no; no where absent.
+    pub fn yes(&self, reader: &mut Reader<'_>, key: &str) -> bool {
+        let Some(value) = self.value(key) else { return false };
+        value.get_ref().as_bool().unwrap_or_else(|| {
+            reader.fault(value.span(), format!("`{key}` is true or false, without quotes"));
+            false
+        })
+    }
+
+    /// A whole number between `least` and `most`, or `default` where absent.
+    pub fn number(&self, reader: &mut Reader<'_>, key: &str, default: u32, least: u32, most: u32) -> u32 {
+        let Some(value) = self.value(key) else { return default };
+        let number = value.get_ref().as_integer();
+        let number = number.and_then(|n| u32::from_str_radix(&n.as_str().replace('_', ""), n.radix()).ok());
+        number.filter(|n| (least..=most).contains(n)).unwrap_or_else(|| {
+            reader.fault(value.span(), format!("`{key}` is a whole number from {least} to {most}"));
+            default
+        })
+    }
+
+    /// Seconds between `least` and `most`, written like `90s`, `5m`, `1h`, `7d`; `default` where absent.
+    pub fn seconds(&self, reader: &mut Reader<'_>, key: &str, default: u32, least: u32, most: u32) -> u32 {
+        let Some(value) = self.value(key) else { return default };
+        let Some(seconds) = value.get_ref().as_str().and_then(seconds) else {
+            reader
+                .fault(value.span(), format!("`{key}` is a time such as \"90s\", \"5m\", \"1h\" or \"7d\", in quotes"));
+            return default;
+        };
+        if (least..=most).contains(&seconds) {
+            return seconds;
+        }
+        let (least, most) = (duration(least), duration(most));
+        reader.fault(value.span(), format!("`{key}` is from {least} to {most}"));
+        default
+    }
+
+    /// The tables of `[[key]]`.
+    pub fn tables(
+        &self,
+        reader: &mut Reader<'_>,
+        key: &str,
+        what: &'static str,
+        known: &[&str],
+    ) -> Vec<Fields<'a, 't>> {
+        let Some(value) = self.value(key) else { return Vec::new() };
+        let Some(array) = value.get_ref().as_array() else {
+            reader.fault(value.span(), format!("{what} begins with [[{key}]], in double brackets"));
+            return Vec::new();
+        };
+        let mut tables = Vec::new();
+        for item in array.iter() {
+            match item.get_ref().as_table() {
+                Some(table) => tables.push(Fields::new(reader, table, item.span(), what, known)),
+                None => reader.fault(item.span(), format!("{what} begins with [[{key}]]")),
+            }
+        }
+        tables
+    }
+}
+
+/// A string, or a fault.
+pub fn text<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Option<Spanned<&'a str>> {
+    let text = value.get_ref().as_str();
+    if text.is_none() {
+        reader.fault(value.span(), format!("a text in quotes goes here, not {}", value.get_ref().type_str()));
+    }
+    text.map(|text| Spanned::new(value.span(), text))
+}
+
+/// A list of strings, or one string.
+pub fn texts<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Vec<Spanned<&'a str>> {
+    match value.get_ref().as_array() {
+        Some(array) => array.iter().filter_map(|item| text(reader, item)).collect(),
+        None => text(reader, value).into_iter().collect(),
+    }
+}
+
+/// Reads `90s`, `5m`, `1h`, `7d`.
+pub fn seconds(text: &str) -> Option<u32> {
+    let unit = text.chars().last()?;
+    let number: u32 = text.strip_suffix(unit)?.parse().ok()?;
+    number.checked_mul(match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 3600,
+        'd' => 86_400,
+        _ => return None,
+    })
+}
+
+/// Writes seconds the way [`seconds`] reads them.
+pub fn duration(seconds: u32) -> String {
+    match [(86_400, 'd'), (3600, 'h'), (60, 'm')]
+        .into_iter()
+        .find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit))
+    {
+        Some((unit, letter)) => format!("{}{letter}", seconds / unit),
+        None => format!("{seconds}s"),
+    }
+}
+
+/// `: did you mean …?` where a known name is near, else the known names if they are few.
+pub fn hint<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> String {
+    let known: Vec<_> = known.collect();
+    let near = known.iter().map(|other| (distance(name, other), *other)).min();
+    match near {
+        Some((away, other)) if away <= 1 + name.chars().count() / 3 => format!("; did you mean `{other}`?"),
+        Some(_) if known.len() <= 12 => format!("; known: {}", known.join(", ")),
+        _ => String::new(),
+    }
+}
+
+/// How many single-character edits lie between two names (Levenshtein).
+fn distance(one: &str, other: &str) -> usize {
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (i, a) in one.chars().enumerate() {
+        let mut diagonal = i;
+        row[0] = i + 1;
+        for (j, b) in other.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != *b);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[other.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_as_they_are_written() {
+        for (text, value) in [("90s", 90), ("5m", 300), ("1h", 3600), ("7d", 604_800)] {
+            assert_eq!(seconds(text), Some(value));
+            assert_eq!(duration(value), text);
+        }
+        assert_eq!(["", "5", "m", "-1s", "99999999d"].map(seconds), [None; 5]);
+    }
+
+    #[test]
+    fn a_near_name_is_suggested_and_a_far_one_is_not() {
+        assert_eq!(hint("servces", ["services", "name"].into_iter()), "; did you mean `services`?");
+        assert_eq!(hint("zzz", ["services", "name"].into_iter()), "; known: services, name");
+    }
+
+    #[test]
+    fn places_count_characters() {
+        let reader = Reader { text: "é = 1\nü = 2\n", faults: Vec::new() };
+        assert_eq!(reader.place(0), (1, 1));
+        assert_eq!(reader.place("é = 1\nü ".len()), (2, 3));
+    }
+}

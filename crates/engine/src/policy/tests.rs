@@ -1,0 +1,243 @@
+use super::*;
+
+const POLICY: &str = r#"
+[groups]
+staff = ["alice", "bob"]
+
+[[receivers]]
+name = "git"
+address = "203.0.113.10"
+services = ["tcp/22", "udp/443-450", "icmp"]
+verifier = "edge-1"
+
+[[receivers]]
+name = "lab"
+address = ["203.0.113.64/28", "2001:db8:1::/64"]
+services = "all"
+verifier = "edge-1"
+
+[[receivers]]
+name = "vault"
+address = "203.0.113.70"
+services = "all"
+verifier = "edge-1"
+
+[[rules]]
+name = "staff may use git"
+action = "allow"
+who = ["group:staff", "person:carol"]
+to = ["git"]
+
+[[rules]]
+action = "deny"
+who = ["person:bob"]
+to = ["git", "vault"]
+
+[[rules]]
+action = "allow"
+who = ["everyone"]
+to = ["lab"]
+granularity = "network"
+lifetime = "1h"
+single = true
+bind_source = true
+suite = "aes-cmac"
+"#;
+
+fn policy() -> Policy {
+    Policy::parse(POLICY, 3600).unwrap()
+}
+
+fn to(address: &str, protocol: u8, port: u16) -> Destination {
+    Destination { address: address.parse().unwrap(), protocol, port }
+}
+
+fn permit<'p>(policy: &'p Policy, person: &str, to: &Destination) -> Permit<'p> {
+    match policy.decide(person, to) {
+        Decision::Allowed(permit) => permit,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn fault(text: &str) -> String {
+    Policy::parse(text, 3600).unwrap_err().to_string()
+}
+
+fn fault_after(addition: &str) -> String {
+    let faults = Policy::parse(&format!("{POLICY}\n{addition}"), 3600).unwrap_err();
+    assert_eq!(faults.all().len(), 1, "{faults}");
+    faults.all()[0].message.clone()
+}
+
+#[test]
+fn an_allowed_person_gets_a_permit_with_the_deciding_rule() {
+    let policy = policy();
+    let permit = permit(&policy, "alice", &to("203.0.113.10", 6, 22));
+    assert_eq!(permit.rule.label(), "policy.toml:23 staff may use git");
+    assert_eq!(permit.receiver.name, "git");
+    assert_eq!(permit.rule.terms.lifetime, 300);
+    assert_eq!(permit.scope, Scope { prefix: "203.0.113.10/32".parse().unwrap(), service: Some((6, 22)) });
+}
+
+#[test]
+fn deny_wins_over_an_earlier_allow() {
+    let policy = policy();
+    let Decision::Denied { receiver, rule } = policy.decide("bob", &to("203.0.113.10", 6, 22)) else { panic!() };
+    assert_eq!((receiver.name.as_str(), rule.number, rule.label().as_str()), ("git", 2, "policy.toml:29 rule 2"));
+}
+
+#[test]
+fn without_a_rule_the_answer_is_no() {
+    let policy = policy();
+    assert!(matches!(policy.decide("mallory", &to("203.0.113.10", 6, 22)), Decision::DefaultDeny { .. }));
+}
+
+#[test]
+fn what_no_receiver_covers_is_told_apart() {
+    let policy = policy();
+    for to in [to("203.0.113.11", 6, 22), to("203.0.113.10", 6, 23), to("2001:db8:2::1", 6, 22)] {
+        assert_eq!(policy.decide("alice", &to), Decision::NoReceiver);
+    }
+}
+
+#[test]
+fn spans_of_ports_include_both_ends() {
+    let policy = policy();
+    for (port, covered) in [(442, false), (443, true), (450, true), (451, false)] {
+        let decision = policy.decide("alice", &to("203.0.113.10", 17, port));
+        assert_eq!(decision != Decision::NoReceiver, covered, "{port}");
+    }
+}
+
+#[test]
+fn ports_of_a_protocol_without_ports_dont_matter() {
+    let policy = policy();
+    assert_eq!(permit(&policy, "alice", &to("203.0.113.10", 1, 8)).scope.service, Some((1, 0)));
+}
+
+#[test]
+fn a_network_grant_covers_the_receivers_prefix_and_all_services() {
+    let policy = policy();
+    let permit = permit(&policy, "zoe", &to("2001:db8:1::5", 6, 80));
+    assert_eq!(permit.scope, Scope { prefix: "2001:db8:1::/64".parse().unwrap(), service: None });
+    let terms = permit.rule.terms;
+    assert_eq!((terms.lifetime, terms.single, terms.bind_source, terms.suite), (3600, true, true, Suite::AesCmac));
+}
+
+#[test]
+fn a_network_grant_never_opens_what_a_rule_denies() {
+    let policy = policy();
+    assert!(matches!(policy.decide("bob", &to("203.0.113.70", 6, 80)), Decision::Denied { .. }));
+    let near = permit(&policy, "bob", &to("203.0.113.71", 6, 80));
+    assert_eq!(near.scope, Scope { prefix: "203.0.113.71/32".parse().unwrap(), service: Some((6, 80)) });
+    assert_eq!(permit(&policy, "alice", &to("203.0.113.71", 6, 80)).scope.service, None);
+}
+
+#[test]
+fn destinations_are_those_that_some_rule_opens_and_none_closes() {
+    let policy = policy();
+    let names = |person| policy.destinations(person).iter().map(|r| r.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names("alice"), ["git", "lab", "vault"]);
+    assert_eq!(names("bob"), ["lab"]);
+    assert_eq!(names("zoe"), ["lab", "vault"]);
+}
+
+#[test]
+fn explanations_say_who_where_and_why() {
+    let policy = policy();
+    let explain = |person: &str, to: &Destination| policy.decide(person, to).explain(person, to);
+    let git = to("203.0.113.10", 6, 22);
+    let allowed = explain("alice", &git);
+    assert!(allowed.allowed);
+    assert_eq!(
+        allowed.text,
+        "alice may reach 203.0.113.10 tcp/22 (receiver git): allowed by policy.toml:23 staff may use git"
+    );
+    let denied = explain("bob", &git);
+    assert_eq!((denied.allowed, denied.rule.as_deref()), (false, Some("policy.toml:29 rule 2")));
+    assert_eq!(explain("eve", &git).rule, None);
+    assert_eq!(explain("eve", &to("192.0.2.1", 6, 1)).receiver, None);
+}
+
+#[test]
+fn an_empty_policy_is_valid_and_protects_nothing() {
+    assert_eq!(Policy::parse("", 3600).unwrap().decide("a", &to("192.0.2.1", 6, 1)), Decision::NoReceiver);
+}
+
+#[test]
+fn every_fault_is_reported_with_its_place() {
+    let text = "[groups]\nstaff = [\"alice\"]\n\n[[receivers]]\nname = \"git\"\naddres = \"203.0.113.10\"\n\
+                services = [\"tpc/22\"]\nverifier = \"edge-1\"\n\n[[rules]]\naction = \"permit\"\n\
+                who = [\"group:staf\"]\nto = [\"gti\"]\n";
+    assert_eq!(
+        fault(text),
+        "4:1: a receiver lacks the key `address`\n\
+         6:1: a receiver has no key `addres`; did you mean `address`?\n\
+         7:13: `tpc/22` is no protocol; did you mean `tcp`?\n\
+         11:10: `permit` is none of allow, deny\n\
+         12:8: no group `staf`; did you mean `staff`?\n\
+         13:7: no receiver `gti`; did you mean `git`?"
+            .replace("`tpc/22`", "`tpc`")
+    );
+}
+
+#[test]
+fn text_that_is_no_toml_names_the_line() {
+    assert!(fault("[groups\n").starts_with("1:"), "{}", fault("[groups\n"));
+}
+
+#[test]
+fn wide_grants_need_a_receiver_that_protects_everything() {
+    for width in ["host", "network"] {
+        let message = fault_after(&format!(
+            "[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"git\"\ngranularity = \"{width}\""
+        ));
+        assert!(message.contains("granularity = \"application\""), "{message}");
+    }
+}
+
+#[test]
+fn a_lifetime_beyond_the_maximum_is_refused() {
+    let message = fault_after("[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"git\"\nlifetime = \"2h\"");
+    assert_eq!(message, "`lifetime` is from 10s to 1h");
+}
+
+#[test]
+fn overlapping_receivers_share_their_verifier() {
+    let message = fault_after(
+        "[[receivers]]\nname = \"other\"\naddress = \"203.0.113.0/24\"\nservices = \"tcp/1-30\"\nverifier = \"edge-1\"\n\
+         [[receivers]]\nname = \"wrong\"\naddress = \"203.0.113.10\"\nservices = \"icmp\"\nverifier = \"edge-2\"",
+    );
+    assert!(message.contains("`wrong` overlaps `git`"), "{message}");
+}
+
+#[test]
+fn a_bare_name_is_answered_with_what_to_write() {
+    let rule = |who: &str| fault_after(&format!("[[rules]]\naction = \"deny\"\nwho = \"{who}\"\nto = \"git\""));
+    assert_eq!(rule("staff"), "write \"group:staff\"");
+    assert_eq!(rule("alice"), "write \"person:alice\"");
+}
+
+#[test]
+fn faults_of_values_say_the_way_out() {
+    let receiver = |address: &str, services: &str| {
+        fault_after(&format!(
+            "[[receivers]]\nname = \"x\"\naddress = \"{address}\"\nservices = \"{services}\"\nverifier = \"edge-1\""
+        ))
+    };
+    assert_eq!(receiver("192.0.2.1/24", "all"), "`192.0.2.1/24` has bits behind its prefix length; write 192.0.2.0/24");
+    assert!(receiver("git.example", "all").contains("no address"));
+    assert!(receiver("192.0.2.1", "icmp/8").contains("no ports"));
+    assert!(receiver("192.0.2.1", "tcp/50-40").contains("443-450"));
+    assert!(receiver("192.0.2.1", "tcp/70000").contains("443-450"));
+    let deny = fault_after("[[rules]]\naction = \"deny\"\nwho = \"everyone\"\nto = \"git\"\nlifetime = \"5m\"");
+    assert!(deny.contains("drop `lifetime`"), "{deny}");
+}
+
+#[test]
+fn scopes_cover_what_is_inside_them() {
+    let scope = |prefix: &str, service| Scope { prefix: prefix.parse().unwrap(), service };
+    assert!(scope("192.0.2.0/24", None).covers(&scope("192.0.2.7/32", Some((6, 22)))));
+    assert!(!scope("192.0.2.7/32", Some((6, 22))).covers(&scope("192.0.2.7/32", None)));
+    assert!(!scope("192.0.2.7/32", None).covers(&scope("192.0.2.0/24", None)));
+}

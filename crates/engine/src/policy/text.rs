@@ -1,0 +1,265 @@
+//! From `policy.toml` to a valid [`Policy`]: names resolved, prefixes masked, contradictions reported.
+
+use super::{Action, Granularity, Policy, Receiver, Rule, Terms, Who, has_ports, masked};
+use crate::api::Service;
+use crate::document::{Faults, Fields, Reader, hint, texts};
+use ipnet::IpNet;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use toml::Spanned;
+use wire::Suite;
+
+const RECEIVER_KEYS: &[&str] = &["name", "address", "services", "verifier"];
+const RULE_KEYS: &[&str] =
+    &["name", "action", "who", "to", "granularity", "lifetime", "single", "bind_source", "suite"];
+const PROTOCOLS: &[(&str, u8)] = &[
+    ("icmp", 1),
+    ("tcp", 6),
+    ("udp", 17),
+    ("dccp", 33),
+    ("gre", 47),
+    ("esp", 50),
+    ("icmpv6", 58),
+    ("sctp", 132),
+    ("udplite", 136),
+];
+/// How long a grant lives where its rule doesn't say, seconds.
+const DEFAULT_LIFETIME: u32 = 300;
+/// Below this a grant would end before a slow connection is up, seconds.
+const LEAST_LIFETIME: u32 = 10;
+
+pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
+    Reader::read(text, &["groups", "receivers", "rules"], |reader, root| {
+        let mut policy = Policy::default();
+        read_groups(reader, root, &mut policy);
+        let verifier_spans = read_receivers(reader, root, &mut policy);
+        check_overlaps(reader, &policy, &verifier_spans);
+        read_rules(reader, root, &mut policy, max_lifetime);
+        Some(policy)
+    })
+}
+
+/// The name of an IP protocol, where the policy has a word for it.
+pub(super) fn protocol_name(protocol: u8) -> Option<&'static str> {
+    PROTOCOLS.iter().find(|(_, number)| *number == protocol).map(|(name, _)| *name)
+}
+
+/// Whether a person, group, receiver or verifier may have this name: 1 to 64 ASCII letters, digits, `.`, `_`, `@`, `+`
+/// or `-`, a letter or digit first.
+pub fn name_is_valid(name: &str) -> bool {
+    let letter = |c: char| c.is_ascii_alphanumeric() || "._@+-".contains(c);
+    name.len() <= 64 && name.chars().all(letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+fn check_name(reader: &mut Reader<'_>, name: &Spanned<&str>) -> bool {
+    let valid = name_is_valid(name.get_ref());
+    if !valid {
+        let rule = "names are 1 to 64 letters, digits, `.`, `_`, `@`, `+` or `-`, and begin with a letter or digit";
+        reader.fault(name.span(), format!("`{}` can't be a name: {rule}", name.get_ref().escape_debug()));
+    }
+    valid
+}
+
+fn read_groups(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy) {
+    let Some(value) = root.value("groups") else { return };
+    let Some(table) = value.get_ref().as_table() else {
+        return reader.fault(value.span(), "groups are a table: [groups], then lines such as staff = [\"alice\"]");
+    };
+    for (name, members) in table {
+        check_name(reader, &Spanned::new(name.span(), name.get_ref().as_ref()));
+        let members = texts(reader, members);
+        let members = members.iter().filter(|member| check_name(reader, member)).map(|m| m.get_ref().to_string());
+        policy.groups.insert(name.get_ref().to_string(), members.collect());
+    }
+}
+
+/// Reads the receivers; gives the place of each one's verifier.
+fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy) -> Vec<std::ops::Range<usize>> {
+    let mut spans = Vec::new();
+    for fields in root.tables(reader, "receivers", "a receiver", RECEIVER_KEYS) {
+        let name = fields.required_text(reader, "name");
+        let addresses = fields.required_texts(reader, "address");
+        let services = fields.required_texts(reader, "services");
+        let verifier = fields.required_text(reader, "verifier");
+        let prefixes = addresses.iter().filter_map(|address| prefix(reader, address)).collect();
+        let services = services.iter().filter_map(|text| service(reader, text)).collect();
+        let (Some(name), Some(verifier)) = (name, verifier) else { continue };
+        check_name(reader, &name);
+        check_name(reader, &verifier);
+        if policy.receivers.iter().any(|other| other.name == *name.get_ref()) {
+            reader.fault(name.span(), format!("there is already a receiver `{}`", name.get_ref()));
+        }
+        spans.push(verifier.span());
+        policy.receivers.push(Receiver {
+            name: name.get_ref().to_string(),
+            prefixes,
+            services,
+            verifier: verifier.get_ref().to_string(),
+        });
+    }
+    spans
+}
+
+/// One destination has one verifier: whose key would its grant be made with otherwise?
+fn check_overlaps(reader: &mut Reader<'_>, policy: &Policy, verifier_spans: &[std::ops::Range<usize>]) {
+    for (index, (one, span)) in policy.receivers.iter().zip(verifier_spans).enumerate() {
+        for other in &policy.receivers[..index] {
+            if one.verifier != other.verifier && one.overlaps(other) {
+                let (one, other, verifier) = (&one.name, &other.name, &other.verifier);
+                let why = format!("`{one}` overlaps `{other}`, which is behind verifier `{verifier}`");
+                reader.fault(span.clone(), format!("{why}; an address and service have one verifier"));
+            }
+        }
+    }
+}
+
+fn prefix(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<IpNet> {
+    let read = text.get_ref().parse::<IpNet>().ok().or_else(|| text.get_ref().parse::<IpAddr>().ok().map(IpNet::from));
+    let Some(prefix) = read else {
+        let way_out = "write an address (203.0.113.10, 2001:db8::1) or a prefix (203.0.113.0/28)";
+        reader.fault(text.span(), format!("`{}` is no address: {way_out}", text.get_ref().escape_debug()));
+        return None;
+    };
+    let whole = masked(prefix);
+    if whole != prefix {
+        reader.fault(text.span(), format!("`{prefix}` has bits behind its prefix length; write {whole}"));
+    }
+    Some(whole)
+}
+
+fn service(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<Service> {
+    let word = *text.get_ref();
+    if word == "all" {
+        return Some(Service::ALL);
+    }
+    let (name, ports) = word.split_once('/').map_or((word, None), |(name, ports)| (name, Some(ports)));
+    let by_name = PROTOCOLS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
+    let Some(protocol) = by_name.or_else(|| name.parse().ok().filter(|number| *number > 0)) else {
+        let hint = hint(name, PROTOCOLS.iter().map(|(known, _)| *known).chain(["all"]));
+        reader.fault(text.span(), format!("`{}` is no protocol{hint}", name.escape_debug()));
+        return None;
+    };
+    let Some(ports) = ports else {
+        return Some(Service { protocol, first_port: 0, last_port: u16::MAX });
+    };
+    if !has_ports(protocol) {
+        reader.fault(text.span(), format!("{name} has no ports; write \"{name}\""));
+        return None;
+    }
+    let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
+    match (first.parse(), last.parse()) {
+        (Ok(first_port), Ok(last_port)) if 0 < first_port && first_port <= last_port => {
+            Some(Service { protocol, first_port, last_port })
+        }
+        _ => {
+            let ports = ports.escape_debug();
+            reader.fault(text.span(), format!("`{ports}` is no port or span of ports, such as 22 or 443-450"));
+            None
+        }
+    }
+}
+
+fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy, max_lifetime: u32) {
+    let mut names = BTreeMap::new();
+    for (index, fields) in root.tables(reader, "rules", "a rule", RULE_KEYS).into_iter().enumerate() {
+        let name = fields.text(reader, "name");
+        let line = reader.place(fields.span().start).0;
+        if let Some(name) = &name
+            && let Some(other) = names.insert(name.get_ref().to_string(), line)
+        {
+            reader.fault(name.span(), format!("the rule on line {other} has this name, too"));
+        }
+        if name.as_ref().is_some_and(|name| name.get_ref().len() > 128 || name.get_ref().contains(char::is_control)) {
+            reader.fault(fields.span(), "a rule's name is one line of at most 128 bytes");
+        }
+        let action = fields.required_text(reader, "action");
+        let actions = [("allow", Action::Allow), ("deny", Action::Deny)];
+        let action = action.and_then(|word| choice(reader, &word, &actions)).unwrap_or(Action::Deny);
+        let who = fields.required_texts(reader, "who");
+        let who = who.iter().filter_map(|word| subject(reader, word, policy)).collect();
+        let to = fields.required_texts(reader, "to");
+        let to: Vec<_> = to.iter().filter_map(|word| Some((receiver(reader, word, policy)?, word.span()))).collect();
+        let terms = read_terms(reader, &fields, max_lifetime);
+        if action == Action::Deny {
+            for key in ["granularity", "lifetime", "single", "bind_source", "suite"] {
+                if let Some(value) = fields.value(key) {
+                    reader.fault(value.span(), format!("a rule that denies gives no grant: drop `{key}`"));
+                }
+            }
+        } else if terms.granularity != Granularity::Application {
+            check_width(reader, &to, policy);
+        }
+        policy.rules.push(Rule {
+            number: index + 1,
+            line,
+            name: name.map(|name| name.get_ref().to_string()),
+            action,
+            who,
+            to: to.into_iter().map(|(index, _)| index).collect(),
+            terms,
+        });
+    }
+}
+
+fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u32) -> Terms {
+    let widths =
+        [("application", Granularity::Application), ("host", Granularity::Host), ("network", Granularity::Network)];
+    let suites = [Suite::Siphash, Suite::AesCmac].map(|suite| (suite.name(), suite));
+    let granularity = fields.text(reader, "granularity").and_then(|word| choice(reader, &word, &widths));
+    let suite = fields.text(reader, "suite").and_then(|word| choice(reader, &word, &suites));
+    let default = DEFAULT_LIFETIME.min(max_lifetime);
+    Terms {
+        granularity: granularity.unwrap_or_default(),
+        lifetime: fields.seconds(reader, "lifetime", default, LEAST_LIFETIME, max_lifetime),
+        single: fields.yes(reader, "single"),
+        bind_source: fields.yes(reader, "bind_source"),
+        suite: suite.unwrap_or(Suite::Siphash),
+    }
+}
+
+/// A grant names one protocol and port or all of them (wire.md §3.3), so a wide one is only for receivers that protect
+/// everything: elsewhere it would promise more than the receiver has.
+fn check_width(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<usize>)], policy: &Policy) {
+    for (index, span) in to {
+        let receiver = &policy.receivers[*index];
+        if !receiver.protects_all() {
+            let name = &receiver.name;
+            let why = format!("host and network grants cover all services, and `{name}` protects only some");
+            let way_out = "use granularity = \"application\", or services = [\"all\"] in the receiver";
+            reader.fault(span.clone(), format!("{why}: {way_out}"));
+        }
+    }
+}
+
+fn choice<T: Copy>(reader: &mut Reader<'_>, word: &Spanned<&str>, choices: &[(&str, T)]) -> Option<T> {
+    let found = choices.iter().find(|(name, _)| name == word.get_ref()).map(|(_, value)| *value);
+    if found.is_none() {
+        let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
+        reader.fault(word.span(), format!("`{}` is none of {}", word.get_ref().escape_debug(), names.join(", ")));
+    }
+    found
+}
+
+fn subject(reader: &mut Reader<'_>, word: &Spanned<&str>, policy: &Policy) -> Option<Who> {
+    let text = *word.get_ref();
+    let who = match text.split_once(':') {
+        None if text == "everyone" => return Some(Who::Everyone),
+        Some(("group", name)) if policy.groups.contains_key(name) => return Some(Who::Group(name.to_string())),
+        Some(("person", name)) if name_is_valid(name) => return Some(Who::Person(name.to_string())),
+        Some(("group", name)) => format!("no group `{name}`{}", hint(name, policy.groups.keys().map(String::as_str))),
+        _ if policy.groups.contains_key(text) => format!("write \"group:{text}\""),
+        None if name_is_valid(text) && !text.starts_with("every") => format!("write \"person:{text}\""),
+        _ => format!("`{}` is none of \"group:NAME\", \"person:NAME\", \"everyone\"", text.escape_debug()),
+    };
+    reader.fault(word.span(), who);
+    None
+}
+
+fn receiver(reader: &mut Reader<'_>, word: &Spanned<&str>, policy: &Policy) -> Option<usize> {
+    let found = policy.receivers.iter().position(|receiver| receiver.name == *word.get_ref());
+    if found.is_none() {
+        let hint = hint(word.get_ref(), policy.receivers.iter().map(|receiver| receiver.name.as_str()));
+        reader.fault(word.span(), format!("no receiver `{}`{hint}", word.get_ref().escape_debug()));
+    }
+    found
+}
