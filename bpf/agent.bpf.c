@@ -417,6 +417,7 @@ int insert(struct __sk_buff *skb)
 		return leave(AGENT_PLAIN);
 	if (p.flow.protocol == IP_UDP && !udp_needs_token(&p, time))
 		return leave(AGENT_CONVERSATION);
+	grant->used = time;
 	return send_token(skb, &p, grant);
 }
 
