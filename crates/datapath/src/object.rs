@@ -51,6 +51,12 @@ impl Pins {
         names
     }
 
+    /// Removes one of [`Self::links`]: it lets go of its interface.
+    pub fn remove_link(&self, name: &str) -> Result<()> {
+        let path = self.link(name);
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
+    }
+
     /// Removes everything pinned here: links let go of their interfaces, maps of their memory.
     pub fn remove(&self) -> Result<()> {
         fs::remove_dir_all(&self.0).with_context(|| format!("cannot remove {}", self.0.display()))
