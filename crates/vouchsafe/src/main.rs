@@ -30,6 +30,12 @@ enum Command {
     /// Log people in, evaluate policy, issue grants
     #[command(subcommand)]
     Authority(authority::cli::AuthorityCommand),
+    /// Put tokens into first packets: the daemon and what it can be asked
+    #[command(subcommand)]
+    Agent(agent::cli::AgentCommand),
+    /// The agent's commands that people use, without the word `agent`
+    #[command(flatten)]
+    Shortcut(agent::cli::Shortcut),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +48,8 @@ fn main() -> ExitCode {
     let done = runtime.block_on(async {
         match arguments.command {
             Command::Authority(command) => authority::cli::run(command).await,
+            Command::Agent(command) => agent::cli::run(command).await,
+            Command::Shortcut(command) => agent::cli::run(command.into()).await,
         }
     });
     done.unwrap_or_else(|error| cant(&error))
