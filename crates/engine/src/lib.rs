@@ -4,6 +4,8 @@
 pub mod agent;
 pub mod api;
 pub mod document;
+pub mod insertion;
 pub mod issue;
 pub mod policy;
 pub mod protected;
+pub mod verifier;
