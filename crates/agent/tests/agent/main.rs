@@ -11,6 +11,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use stage::{SERVICES, SOON, Stage};
 use std::io::Read;
 use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// TCP sends its first SYN again after one second.
@@ -54,6 +55,55 @@ fn only_the_logged_in_users_packets_carry_tokens() {
         stage.connect(SERVICES[0])?;
         assert!(stage.syns()?[0].payload.is_empty());
         assert!(!stage.run(&["status"])?.status.success());
+        Ok(())
+    })
+}
+
+#[test]
+fn forwarded_packets_carry_tokens_only_where_that_is_set() {
+    test(|| {
+        for (flags, carry) in [(&[][..], false), (&["--forwarded-as", "root"][..], true)] {
+            let stage = Stage::start_with(flags)?;
+            let guest = stage.guest()?;
+            for _ in 0..2 {
+                guest.run(["bash", "-c", "exec 3<>/dev/tcp/10.0.0.2/22"])?;
+                let syns = stage.syns()?;
+                assert_eq!((syns.len(), stage.token(&syns[0]).is_ok()), (1, carry));
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_cgroups_packets_carry_the_tokens_of_the_user_that_is_set() {
+    test(|| {
+        let cgroup = Cgroup::new()?;
+        let stage = Stage::start_with(&["--cgroup", &format!("/{}=root", cgroup.name)])?;
+        let connect = "exec setpriv --reuid 65534 --clear-groups bash -c 'exec 3<>/dev/tcp/10.0.0.2/22'";
+        for (script, carry) in [(connect.to_owned(), false), (format!("{}; {connect}", cgroup.enter()), true)] {
+            stage.client.run(["sh", "-c", &script])?;
+            let syns = stage.syns()?;
+            assert_eq!((syns.len(), stage.token(&syns[0]).is_ok()), (1, carry));
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_revoked_grant_is_gone_at_once() {
+    test(|| {
+        let stage = Stage::start()?;
+        stage.connect(SERVICES[0])?;
+        let (first, _) = stage.token(&stage.syns()?[0])?;
+        let directory = stage.server.dir().join("authority");
+        let handle = first.header.handle.to_string();
+        stage.ask(&["authority", "revoke", "--dir", directory.to_str().context("a path")?, "--grant", &handle])?;
+        let gone = || stage.ask(&["grants", "list", "--json"]).is_ok_and(|list| !list.contains(&handle));
+        assert!(poll(SOON, gone));
+        stage.connect(SERVICES[0])?;
+        let (second, _) = stage.token(&stage.syns()?[0])?;
+        assert_ne!(first.header.handle, second.header.handle);
         Ok(())
     })
 }
@@ -234,9 +284,37 @@ fn attached(stage: &Stage, interface: &str) -> Result<()> {
         let status: serde_json::Value =
             stage.ask(&["status", "--json"]).ok().and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
         let list = status["interfaces"].as_array().cloned().unwrap_or_default();
-        list.iter()
-            .any(|entry| entry["name"] == interface && entry["attachment"] == "tcx" && entry["trouble"].is_null())
+        list.iter().any(|entry| entry["name"] == interface && entry["trouble"].is_null())
     });
     anyhow::ensure!(done, "{interface} was not attached to:\n{}", stage.ask(&["status"])?);
     Ok(())
+}
+
+/// A cgroup of the version 2 hierarchy, gone when dropped.
+struct Cgroup {
+    name: String,
+    path: PathBuf,
+}
+
+impl Cgroup {
+    fn new() -> Result<Self> {
+        let mounts = std::fs::read_to_string("/proc/mounts")?;
+        let root = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2")).context("no cgroup2")?;
+        let name = format!("vs-agent-{}", std::process::id());
+        let path = Path::new(root.split(' ').nth(1).context("a mount point")?).join(&name);
+        std::fs::create_dir(&path)?;
+        Ok(Self { name, path })
+    }
+
+    /// Moves the shell that runs it here.
+    fn enter(&self) -> String {
+        format!("echo $$ > {}/cgroup.procs", self.path.display())
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // A process that has just ended is still counted for a moment.
+        let _ = poll(SOON, || std::fs::remove_dir(&self.path).is_ok());
+    }
 }

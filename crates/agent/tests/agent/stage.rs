@@ -51,6 +51,7 @@ pub struct Stage {
     listeners: Vec<TcpListener>,
     keys: EpochKeys,
     instance: String,
+    flags: Vec<String>,
 }
 
 impl Drop for Stage {
@@ -63,24 +64,24 @@ impl Drop for Stage {
 impl Stage {
     /// With alice logged in as root, and listeners at all services.
     pub fn start() -> Result<Self> {
-        let mut stage = Self::start_logged_out()?;
-        stage.log_in()?;
-        Ok(stage)
+        Self::start_with(&[])
     }
 
-    /// With the agent running and nobody logged in.
-    pub fn start_logged_out() -> Result<Self> {
+    /// The same, with more flags for the agent.
+    pub fn start_with(flags: &[&str]) -> Result<Self> {
         let (client, server) = (Namespace::new("client")?, Namespace::new("server")?);
         veth(&client, "eth0", "10.0.0.1/24 fd00::1/64", &server, "eth0", "10.0.0.2/24 fd00::2/64")?;
         let frames = Port::open(&server, "eth0")?;
         let instance = client.name().to_owned();
         let (agent, authority, listeners) = (None, None, Vec::new());
         let keys = EpochKeys { keys: Vec::new(), now: 0 };
-        let mut stage = Self { client, server, frames, agent, authority, listeners, keys, instance };
+        let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let mut stage = Self { flags, client, server, frames, agent, authority, listeners, keys, instance };
         stage.found_authority()?;
         stage.start_authority()?;
         stage.enrol_verifier()?;
         stage.start_agent()?;
+        stage.log_in()?;
         Ok(stage)
     }
 
@@ -139,7 +140,11 @@ impl Stage {
     pub fn start_agent(&mut self) -> Result<()> {
         let mut command = self.client.command(lab::vouchsafe());
         command.env("VOUCHSAFE_LOG", "debug");
-        command.args(["agent", "run", "--instance", &self.instance, "--socket"]).arg(self.socket());
+        command
+            .args(["agent", "run"])
+            .args(&self.flags)
+            .args(["--instance", &self.instance, "--socket"])
+            .arg(self.socket());
         command.arg("--dir").arg(self.client.dir().join("agent"));
         let mut process = self.client.start(command)?;
         process.wait_for("the agent runs", SOON)?;
@@ -147,7 +152,7 @@ impl Stage {
         Ok(())
     }
 
-    pub fn log_in(&mut self) -> Result<()> {
+    fn log_in(&mut self) -> Result<()> {
         let (socket, ca) = (self.socket(), self.ca());
         let (socket, ca) = (socket.to_str().context("a path")?, ca.to_str().context("a path")?);
         let script = format!(
@@ -217,6 +222,16 @@ impl Stage {
     pub fn counter(&self, name: &str) -> Result<u64> {
         let status: serde_json::Value = serde_json::from_str(&self.ask(&["status", "--json"])?)?;
         status["counters"][name].as_u64().context("no such counter")
+    }
+
+    /// A host whose packets the client forwards, such as a container's.
+    pub fn guest(&self) -> Result<Namespace> {
+        let guest = Namespace::new("guest")?;
+        veth(&guest, "eth0", "10.3.0.2/24", &self.client, "eth1", "10.3.0.1/24")?;
+        guest.route("default", "10.3.0.1")?;
+        self.client.forward()?;
+        self.server.route("10.3.0.0/24", "10.0.0.1")?;
+        Ok(guest)
     }
 
     /// Connects as root and says how long it took.
