@@ -238,7 +238,12 @@ fn token(
     trace.check("tag", right, DropReason::BadTag, format!("{text}{bound}"))?;
 
     let revoked = tables.is_revoked(header.handle);
-    trace.check("revoked", !revoked, DropReason::Revoked, if revoked { "the grant is revoked" } else { "no" })?;
+    trace.check(
+        "revoked",
+        !revoked,
+        DropReason::Revoked,
+        if revoked { "the grant is revoked" } else { "the grant is not" },
+    )?;
     trace.note("replay", None, "only using the token tells");
 
     let Some(used) = tables.grant_use(header.handle) else {

@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn keys_of_the_previous_epoch_and_later_are_held() {
         let all: Vec<_> = (990..1030).map(key).collect();
-        let held = keys(&all, 1000 * 3600, 3600).ok().expect("well formed");
+        let held = keys(&all, 1000 * 3600, 3600).unwrap_or_default();
         let epochs: Vec<_> = held.iter().map(|(_, key)| key.epoch).collect();
         assert_eq!(epochs, (999..1030).collect::<Vec<_>>());
         assert!(held.iter().all(|(slot, key)| *slot == key.epoch as u32 & 0xff && key.aes[0] == key.epoch as u8));
