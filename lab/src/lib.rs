@@ -1,1 +1,51 @@
-//! Scenarios.
+//! Networks in one machine: namespaces, links, NATs, processes, packets by hand and captures, each gone when dropped.
+//!
+//! The scenarios (demo, benches, end-to-end tests) are made of these. They know the product only as a process and by what
+//! it does to packets. Needs root.
+
+pub mod capture;
+pub mod evidence;
+pub mod forge;
+pub mod nat;
+pub mod net;
+pub mod port;
+pub mod process;
+pub mod seen;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+pub use capture::Capture;
+pub use evidence::test;
+pub use net::Namespace;
+pub use port::Port;
+pub use process::Process;
+
+/// Asks `condition` again and again until it holds or the time `within` is over; says whether it held.
+#[must_use]
+pub fn poll(within: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + within;
+    loop {
+        if condition() {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The binary under test: `$VOUCHSAFE_BIN`, else the one that cargo has built beside this one.
+///
+/// # Panics
+/// If there is none; it says how to build it.
+pub fn vouchsafe() -> PathBuf {
+    if let Some(path) = std::env::var_os("VOUCHSAFE_BIN") {
+        return path.into();
+    }
+    let this = std::env::current_exe().expect("a running program has a path");
+    // target/PROFILE/lab or target/PROFILE/deps/TEST
+    let found = this.ancestors().skip(1).take(2).map(|dir| dir.join("vouchsafe")).find(|path| path.is_file());
+    found.expect("no vouchsafe binary: set VOUCHSAFE_BIN or run `cargo build -p vouchsafe`")
+}

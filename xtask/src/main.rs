@@ -1,2 +1,147 @@
-//! Everything a developer runs.
-fn main() {}
+//! Everything a developer runs: `cargo xtask help`.
+//!
+//! Each command is one module; this file only names them. Nothing here is part of the product.
+
+mod arrows;
+mod audit;
+mod build;
+mod kernels;
+mod licence;
+mod lint;
+mod run;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use clap::{Parser, Subcommand};
+
+use crate::run::{cargo, command, root, run};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Everything a developer runs", disable_version_flag = true)]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Install the packages that everything else needs (Debian 12, Ubuntu 24.04)
+    Setup,
+    /// What CI runs: lint, audit, arrows, every test
+    Ci,
+    /// Every test, here as root and in a booted 6.1 kernel
+    Test {
+        /// Leave the booted kernel out
+        #[arg(long)]
+        no_kernels: bool,
+        /// Arguments for `cargo test`
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
+    /// Run the datapath's `kernel_…` tests in Debian 12's 6.1 kernel
+    Kernels(kernels::Args),
+    /// See it work: the whole system in network namespaces
+    Demo {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Measure
+    Bench {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Show that a protected host answers nothing
+    Silence {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Formatting, forbidden words, clippy, warnings in the kernel programs
+    Lint {
+        /// Only these
+        #[arg(value_enum)]
+        only: Vec<lint::Check>,
+    },
+    /// Licences, duplicate and unused dependencies, known advisories; works offline
+    Audit,
+    /// Check which workspace crate may depend on which
+    Arrows,
+    /// Run each fuzz target for a while (nightly)
+    Fuzz {
+        /// Seconds for each target
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+        /// Only these targets
+        targets: Vec<String>,
+    },
+    /// Write man pages and shell completions to target/gen
+    Gen,
+}
+
+fn main() -> ExitCode {
+    let task = Args::parse().task;
+    match perform(task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(task: Task) -> Result<()> {
+    match task {
+        Task::Setup => run(command("sh").arg("xtask/setup.sh")),
+        Task::Ci => run(&mut command(".ci/run")),
+        Task::Test { no_kernels, args } => test(no_kernels, &args),
+        Task::Kernels(args) => kernels::run(&args),
+        Task::Demo { args } => build::lab("demo", &args),
+        Task::Bench { args } => build::lab("bench", &args),
+        Task::Silence { args } => build::lab("silence", &args),
+        Task::Lint { only } => lint::run(&only),
+        Task::Audit => audit::run(),
+        Task::Arrows => arrows::run(),
+        Task::Fuzz { seconds, targets } => fuzz(seconds, targets),
+        Task::Gen => build::documents(),
+    }
+}
+
+fn test(no_kernels: bool, args: &[String]) -> Result<()> {
+    let binary = build::for_tests()?;
+    let mut tests = cargo(["test", "--workspace"]);
+    tests.args(args).env("VOUCHSAFE_BIN", binary);
+    if !run::is_root() {
+        eprintln!("xtask: network namespaces and kernel programs need root: test binaries run under sudo");
+        tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
+    }
+    run(&mut tests)?;
+    if no_kernels {
+        return Ok(());
+    }
+    kernels::run_after_workspace_tests()
+}
+
+fn fuzz(seconds: u32, mut targets: Vec<String>) -> Result<()> {
+    ensure!(root().join("fuzz/Cargo.toml").exists(), "there is no fuzz/ here");
+    if !run::succeeds(&mut cargo(["+nightly", "--version"])) {
+        run(command("rustup").args(["toolchain", "install", "nightly", "--profile", "minimal"]))?;
+    }
+    if !run::succeeds(&mut cargo(["fuzz", "--version"])) {
+        run(&mut cargo(["install", "--locked", "cargo-fuzz"]))?;
+    }
+    if targets.is_empty() {
+        targets =
+            run::output(&mut cargo(["+nightly", "fuzz", "list"]))?.split_whitespace().map(str::to_owned).collect();
+    }
+    for target in &targets {
+        eprintln!("xtask: fuzzing {target} for {seconds} s");
+        run(cargo(["+nightly", "fuzz", "run", target, "--"]).arg(format!("-max_total_time={seconds}")))?;
+    }
+    Ok(())
+}
+
+/// Where cargo puts what it builds.
+fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+}

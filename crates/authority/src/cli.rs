@@ -389,6 +389,8 @@ async fn policy(command: PolicyCommand) -> Result<ExitCode> {
         PolicyCommand::Check { at, file } => {
             let directory = at.directory();
             directory.config()?;
+            let path = file.clone().unwrap_or_else(|| directory.policy());
+            std::fs::File::open(&path).with_context(|| format!("can't read {}", path.display()))?;
             match directory.read_policy(file.as_deref()) {
                 Ok((policy, _)) => {
                     println!("valid: {} receivers, {} rules", policy.receivers().len(), policy.rules().len());

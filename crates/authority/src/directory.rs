@@ -91,6 +91,9 @@ impl Directory {
     pub fn replace_policy(&self, text: &str) -> Result<()> {
         let mut aside = tempfile::NamedTempFile::new_in(&self.0).context("can't write beside the policy")?;
         aside.write_all(text.as_bytes())?;
+        // Root may command the server of another user, who has to read the file then.
+        let owner = fs::metadata(&self.0)?;
+        std::os::unix::fs::fchown(aside.as_file(), Some(owner.uid()), Some(owner.gid()))?;
         aside.as_file().sync_all()?;
         aside.persist(self.policy()).context("can't replace the policy")?;
         sync(&self.0)
@@ -187,4 +190,19 @@ fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
 
 fn sync(directory: &Path) -> Result<()> {
     Ok(File::open(directory)?.sync_all()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use engine::policy::Policy;
+
+    #[test]
+    fn the_example_policy_is_valid_as_it_is_and_without_its_comment_signs() {
+        let text = include_str!("../policy.example.toml");
+        assert_eq!(Policy::parse(text, 3600).unwrap(), Policy::default());
+        let lines = text.lines().filter_map(|line| line.strip_prefix("# "));
+        let lines: Vec<_> = lines.filter(|line| line.starts_with('[') || line.contains(" = ")).collect();
+        let policy = Policy::parse(&lines.join("\n"), 3600).unwrap();
+        assert_eq!((policy.receivers().len(), policy.rules().len(), policy.persons().len()), (1, 1, 2));
+    }
 }

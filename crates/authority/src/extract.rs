@@ -75,6 +75,14 @@ impl Caller {
             Self::Verifier(caller) => Listener::Verifier(caller.id.to_string()),
         }
     }
+
+    /// Whether its token is still good.
+    pub fn is_known(&self, authority: &Authority) -> bool {
+        match self {
+            Self::Session(caller) => authority.session(&caller.token).is_some(),
+            Self::Verifier(caller) => authority.verifier(&caller.token).is_some(),
+        }
+    }
 }
 
 impl FromRequestParts<Arc<Authority>> for Caller {
@@ -88,7 +96,7 @@ impl FromRequestParts<Arc<Authority>> for Caller {
         let caller = if let Some(session) = authority.session(&token) {
             Self::Session(SessionCaller { token, session, peer: peer.clone() })
         } else if let Some(id) = authority.verifier(&token) {
-            Self::Verifier(VerifierCaller { id })
+            Self::Verifier(VerifierCaller { token, id })
         } else {
             return Err(Problem::NotLoggedIn);
         };
@@ -120,6 +128,8 @@ impl FromRequestParts<Arc<Authority>> for SessionCaller {
 
 /// An enrolled verifier.
 pub struct VerifierCaller {
+    /// The hash of the token.
+    pub token: TokenHash,
     /// Its id.
     pub id: Arc<str>,
 }

@@ -66,12 +66,8 @@ async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -
         return Err(Problem::Malformed("a device's name is 1 to 64 printable bytes".into()));
     }
     // Names that no account can have are answered as wrong ones are, and never stored.
-    let source = Key::source(peer.address);
     let known_form = name_is_valid(&person) && password.len() <= MOST_PASSWORD;
-    let mut keys = vec![Key::Everybody, Key::Source(source)];
-    if known_form {
-        keys.push(Key::Account(person.clone(), source));
-    }
+    let keys = authority.throttle.login(known_form.then_some(&person), peer.address);
     authority.throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
     let failed = |why: &str| {
         let event = AuditEvent::new("login_failed").source(peer.address).detail(why);
@@ -95,10 +91,7 @@ async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -
         return Err(Problem::WrongPassword);
     };
     if let Some(secret) = &account.totp {
-        let Some(code) = totp else {
-            authority.throttle.refund(&keys);
-            return Err(Problem::SecondFactorRequired);
-        };
+        let code = totp.ok_or(Problem::SecondFactorRequired)?;
         let factor = [Key::SecondFactor(person.clone())];
         authority.throttle.charge(&factor, Instant::now()).map_err(Problem::TooMany)?;
         let fresh = match credentials::totp_step(secret, &code, now())? {
@@ -152,15 +145,20 @@ async fn grant(
     authority.grant(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
 }
 
-async fn events(State(authority): Shared, caller: Caller) -> Sse<impl Stream<Item = Result<sse::Event, Infallible>>> {
+async fn events(
+    State(authority): Shared,
+    caller: Caller,
+) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
     let stream = ReceiverStream::new(authority.push.open(caller.listener()));
-    // The token may have ended between the look-up and the opening.
-    authority.close_streams();
-    Sse::new(stream.map(|text| Ok(sse::Event::default().data(text))))
+    // The token may have ended between the look-up and the opening, when nobody could close the stream yet.
+    if !caller.is_known(&authority) {
+        return Err(Problem::NotLoggedIn);
+    }
+    Ok(Sse::new(stream.map(|text| Ok(sse::Event::default().data(text)))))
 }
 
 async fn enrol(State(authority): Shared, peer: Peer, Body(enrolment): Body<Enrolment>) -> Authorized<Enrolled> {
-    let keys = [Key::Everybody, Key::Source(Key::source(peer.address))];
+    let keys = authority.throttle.login(None, peer.address);
     authority.throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
     let (token, hash) = credentials::new_token::<32>()?;
     let code = credentials::token_hash(enrolment.code.trim());

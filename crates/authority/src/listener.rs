@@ -25,6 +25,11 @@ const UNPROVEN_TIME: Duration = Duration::from_secs(30);
 /// Silence after which an HTTP/2 client is asked whether it lives, and how long it has to answer.
 const PING: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
 
+/// Calls at a time on one HTTP/2 connection; with [`WINDOW`], what a stranger can make the authority hold.
+const STREAMS: u32 = 32;
+/// Bytes that may be under way to us, per HTTP/2 stream and connection.
+const WINDOW: u32 = 64 * 1024;
+
 /// Serves `router` until the future is dropped, which closes all connections.
 pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router, most: u32) {
     let acceptor = TlsAcceptor::from(tls);
@@ -72,7 +77,8 @@ async fn connection(
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
     let mut http2 = builder.http2();
-    http2.timer(TokioTimer::new()).keep_alive_interval(PING.0).keep_alive_timeout(PING.1).max_concurrent_streams(64);
+    http2.timer(TokioTimer::new()).keep_alive_interval(PING.0).keep_alive_timeout(PING.1);
+    http2.max_concurrent_streams(STREAMS).initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
     let builder = match stream.get_ref().1.alpn_protocol() {
         Some(b"h2") => builder.http2_only(),
         _ => builder.http1_only(),
@@ -86,9 +92,15 @@ async fn connection(
 }
 
 struct Seats {
-    taken: Mutex<HashMap<IpAddr, u32>>,
+    taken: Mutex<Taken>,
     most: u32,
     most_per_source: u32,
+}
+
+#[derive(Default)]
+struct Taken {
+    all: u32,
+    by_source: HashMap<IpAddr, u32>,
 }
 
 /// A place that a connection holds until this is dropped.
@@ -100,12 +112,12 @@ struct Seat {
 impl Seats {
     fn take(self: &Arc<Self>, source: IpAddr) -> Option<Seat> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let all: u32 = taken.values().sum();
-        let own = taken.get(&source).copied().unwrap_or(0);
-        if all >= self.most || own >= self.most_per_source {
+        let own = taken.by_source.get(&source).copied().unwrap_or(0);
+        if taken.all >= self.most || own >= self.most_per_source {
             return None;
         }
-        taken.insert(source, own + 1);
+        taken.by_source.insert(source, own + 1);
+        taken.all += 1;
         Some(Seat { seats: self.clone(), source })
     }
 }
@@ -113,11 +125,11 @@ impl Seats {
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut taken = self.seats.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = taken.get_mut(&self.source) {
-            *own -= 1;
-            if *own == 0 {
-                taken.remove(&self.source);
-            }
+        taken.all -= 1;
+        let Some(own) = taken.by_source.get_mut(&self.source) else { return };
+        *own -= 1;
+        if *own == 0 {
+            taken.by_source.remove(&self.source);
         }
     }
 }

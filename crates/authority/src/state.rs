@@ -65,6 +65,9 @@ impl Authority {
         authority.prune().await?;
         authority.revoke_unpermitted(&*authority.policy.read().await).await?;
         authority.sync().await?;
+        for (person, source) in authority.storage.call(|database| database.login_sources()).await? {
+            authority.throttle.remember(person, source);
+        }
         Ok(authority)
     }
 
@@ -111,6 +114,7 @@ impl Authority {
         let Decision::Allowed(permit) = &decision else {
             let problem = Problem::denied(&decision, person, &to);
             if let Problem::Denied(explanation, _) = &problem {
+                tracing::info!("denied: {}", explanation.text);
                 let event = AuditEvent::new("denied").person(person).device(device).source(source);
                 self.audit(event.detail(&explanation.text)).await?;
             }
@@ -142,6 +146,7 @@ impl Authority {
         if !self.storage.call(move |database| database.add_grant(&issuance)).await? {
             return Err(Problem::NotLoggedIn);
         }
+        tracing::debug!(person, device, handle = %issued.header.handle, to = %to.address, "granted");
         self.push.tell(&Listener::Verifier(verifier.clone()), &Event::Granted { owner });
         Ok(issued.answer(permit, now))
     }
@@ -154,11 +159,15 @@ impl Authority {
         password: String,
         source: IpAddr,
     ) -> Result<()> {
-        let _syncing = self.syncing.lock().await;
+        let syncing = self.syncing.lock().await;
         let kept = Arc::new(session.clone());
-        self.storage.call(move |database| database.add_session(token, &session, &password, source, now())).await?;
+        let add = move |database: &mut Database| database.add_session(token, &session, &password, source, now());
+        let displaced = self.storage.call(add).await?;
+        tracing::info!(person = kept.person, device = kept.device, %source, "logged in");
+        self.throttle.remember(kept.person.clone(), source);
         self.sessions.write().unwrap_or_else(PoisonError::into_inner).insert(token, kept);
-        Ok(())
+        drop(syncing);
+        if displaced { self.sync().await } else { Ok(()) }
     }
 
     /// Uses up an enrolment code.
@@ -189,6 +198,9 @@ impl Authority {
         for ended in ended {
             told.entry(Listener::Verifier(ended.verifier)).or_default().push(ended.grant);
             told.entry(Listener::Session(ended.session)).or_default().push(ended.grant);
+        }
+        if !told.is_empty() {
+            tracing::info!(listeners = told.len(), "announcing revoked grants");
         }
         for (listener, grants) in told {
             for grants in grants.chunks(REVOKED_PER_EVENT) {
@@ -231,7 +243,8 @@ impl Authority {
     /// Drops what ended long ago.
     pub async fn prune(&self) -> Result<()> {
         let audit_lifetime = self.config.audit_lifetime;
-        self.storage.call(move |database| database.prune(now(), audit_lifetime)).await
+        self.storage.call(move |database| database.prune(now(), audit_lifetime)).await?;
+        self.sync().await
     }
 
     async fn revoke_unpermitted(&self, policy: &Policy) -> Result<usize> {

@@ -2,19 +2,22 @@
 //!
 //! A guesser must not lock the owner out, so no bucket of an account alone is charged before the password was right.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::net::IpAddr;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Buckets held at a time: some 10 MB.
 const MOST_BUCKETS: usize = 65_536;
+/// Accounts remembered with a source that they logged in from.
+const MOST_KNOWN: usize = 65_536;
 
 /// What is counted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Key {
-    /// Attempts of anybody without a session.
+    /// Attempts of everybody, but for those on an account from where it was logged in to before: many sources that
+    /// guess together leave its owner a way in.
     Everybody,
     /// Attempts from one source.
     Source(IpAddr),
@@ -39,7 +42,7 @@ impl Key {
             Self::Source(_) => (30.0, Duration::from_secs(3)),
             Self::Account(..) => (6.0, Duration::from_secs(20)),
             Self::SecondFactor(_) => (10.0, Duration::from_secs(60)),
-            Self::Grants(_) => (500.0, Duration::from_millis(20)),
+            Self::Grants(_) => (2000.0, Duration::from_millis(5)),
         }
     }
 }
@@ -53,6 +56,7 @@ struct Bucket {
 #[derive(Default)]
 pub struct Throttle {
     buckets: Mutex<HashMap<Key, Bucket>>,
+    known: Mutex<HashSet<(String, IpAddr)>>,
 }
 
 impl Throttle {
@@ -93,8 +97,26 @@ impl Throttle {
         }
     }
 
+    /// What a login attempt is charged to.
+    pub fn login(&self, person: Option<&str>, source: IpAddr) -> Vec<Key> {
+        let source = Key::source(source);
+        let own = person.map(|person| Key::Account(person.into(), source));
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let everybody = person.is_none_or(|person| !known.contains(&(person.to_owned(), source)));
+        everybody.then_some(Key::Everybody).into_iter().chain([Key::Source(source)]).chain(own).collect()
+    }
+
+    /// Notes that an account was logged in to from a source.
+    pub fn remember(&self, person: String, source: IpAddr) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MOST_KNOWN {
+            known.clear();
+        }
+        known.insert((person, Key::source(source)));
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Bucket>> {
-        self.buckets.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -121,6 +143,17 @@ mod tests {
         assert_eq!(throttle.charge(&[account("alice", 1)], now), Err(Duration::from_secs(20)));
         assert_eq!(throttle.charge(&[account("alice", 2)], now), Ok(()));
         assert_eq!(throttle.charge(&[account("alice", 1)], now + Duration::from_secs(20)), Ok(()));
+    }
+
+    #[test]
+    fn many_guessers_dont_keep_the_owner_out() {
+        let (throttle, now) = (Throttle::default(), Instant::now());
+        let (home, elsewhere) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([198, 51, 100, 1]));
+        throttle.remember("alice".into(), home);
+        while throttle.charge(&[Key::Everybody], now).is_ok() {}
+        assert!(throttle.charge(&throttle.login(Some("alice"), elsewhere), now).is_err());
+        assert!(throttle.charge(&throttle.login(Some("bob"), home), now).is_err());
+        assert_eq!(throttle.charge(&throttle.login(Some("alice"), home), now), Ok(()));
     }
 
     #[test]

@@ -16,7 +16,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
-use wire::Handle;
 
 /// How long a connection may take to come up.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
@@ -128,8 +127,8 @@ impl Authority {
     }
 
     /// Whose a grant is; `None` if the authority issued no such grant for this verifier.
-    pub async fn grant_owner(&self, handle: Handle) -> Result<Option<GrantOwner>, Error> {
-        match self.get(&format!("v1/verifier/grants/{handle}")).await {
+    pub async fn grant_owner(&self, handle: u64) -> Result<Option<GrantOwner>, Error> {
+        match self.get(&format!("v1/verifier/grants/{handle:016x}")).await {
             Err(Error::Refused(problem)) if problem.status == 404 => Ok(None),
             answer => answer.map(Some),
         }

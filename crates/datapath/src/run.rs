@@ -15,10 +15,11 @@ pub struct Ran {
     pub duration: Duration,
 }
 
-const ROOM: usize = 65536;
+/// A packet grows by a token at most.
+const ROOM: usize = 64;
 
 pub(crate) fn run(program: &ProgramMut<'_>, frame: &[u8], repeat: u32) -> Result<Ran> {
-    let mut out = vec![0; ROOM];
+    let mut out = vec![0; frame.len() + ROOM];
     let input = ProgramInput { data_in: Some(frame), data_out: Some(&mut out), repeat, ..ProgramInput::default() };
     let output = program.test_run(input).context("cannot run the program on a packet")?;
     let (code, duration) = (output.return_value, output.duration);

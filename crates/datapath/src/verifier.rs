@@ -11,7 +11,9 @@ use std::collections::HashMap;
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use wire::map::{DropSample, EpochKey, Flow, FlowKey, GrantUse, Prefix4, Prefix6, Services, VerifierConfig, counter};
+use wire::map::{
+    DropSample, EpochKey, Flow, FlowKey, GrantUse, Prefix4, Prefix6, ReplayBucket, Services, VerifierConfig, counter,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
@@ -35,7 +37,7 @@ pub struct Sizes {
     pub flows: u32,
     /// Grants in use, 112 bytes each.
     pub grants: u32,
-    /// Buckets for eight tokens each, 136 bytes; a power of two.
+    /// Buckets for eight tokens each, 136 bytes (17 a token); a power of two.
     pub replay_buckets: u32,
     /// Revoked grants.
     pub revoked: u32,
@@ -96,6 +98,10 @@ pub struct Verifier {
     pub protected4: Table<Prefix4, Services>,
     /// What is protected, IPv6.
     pub protected6: Table<Prefix6, Services>,
+    /// First fragments of admitted flows: when they came; the ports' place holds the identification.
+    pub fragments: Table<FlowKey, u32>,
+    /// Tokens seen, by bucket.
+    pub replays: Table<u32, ReplayBucket>,
     clock: Table<u32, u64>,
     counters: Table<u32, u64>,
     samples: MapHandle,
@@ -125,6 +131,8 @@ impl Verifier {
             epoch_keys: object.table("epoch_keys")?,
             protected4: object.table("protected4")?,
             protected6: object.table("protected6")?,
+            fragments: object.table("fragments")?,
+            replays: object.table("replays")?,
             clock: object.table("clock")?,
             counters: object.table("counters")?,
             samples: object.map("samples")?,

@@ -3,6 +3,8 @@
 
 pub mod api;
 pub mod document;
+pub mod insertion;
 pub mod issue;
 pub mod policy;
 pub mod protected;
+pub mod verifier;

@@ -228,19 +228,27 @@ impl Policy {
         indices.min_by_key(|index| u8::MAX - length(index))
     }
 
-    /// What a grant under `rule` may cover. A wide grant is narrowed to the one application where a rule denies the
-    /// person anything inside it: its key would open that, too.
+    /// What a grant under `rule` may cover. A wide grant is narrowed to the one application where another rule denies the
+    /// person anything inside it, or allows it on other terms and would decide there: its key would open that, too.
     fn scope(&self, person: &str, receiver: &Receiver, rule: &Rule, to: &Destination) -> Scope {
         let host = IpNet::from(to.address);
         let narrow = Scope { prefix: host, service: Some((to.protocol, to.port)) };
+        let outer = receiver.prefix_of(to).unwrap_or(host);
         let prefix = match rule.terms.granularity {
             Granularity::Application => return narrow,
             Granularity::Host => host,
-            Granularity::Network => receiver.prefix_of(to).unwrap_or(host),
+            Granularity::Network => outer,
         };
-        let denied = self.rules.iter().filter(|rule| rule.action == Action::Deny && self.is_about(rule, person));
-        let inside = |index: &usize| self.receivers[*index].prefixes.iter().any(|other| overlap(other, &prefix));
-        if denied.flat_map(|rule| &rule.to).any(inside) { narrow } else { Scope { prefix, service: None } }
+        let interferes = |other: &Rule, inner: &IpNet| match other.action {
+            Action::Deny => overlap(inner, &prefix),
+            Action::Allow => {
+                other.terms != rule.terms && inner.prefix_len() >= outer.prefix_len() && overlap(inner, &prefix)
+            }
+        };
+        let narrowed = self.rules.iter().filter(|other| self.is_about(other, person)).any(|other| {
+            other.to.iter().flat_map(|index| &self.receivers[*index].prefixes).any(|inner| interferes(other, inner))
+        });
+        if narrowed { narrow } else { Scope { prefix, service: None } }
     }
 }
 

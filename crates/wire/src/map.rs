@@ -90,7 +90,7 @@ pub fn address_of(bytes: [u8; 16], family: u8) -> IpAddr {
 }
 
 /// A flow: who talks to which service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FlowKey {
     /// The client's address.
@@ -146,6 +146,25 @@ impl FlowKey {
     }
 }
 
+impl Services {
+    /// The spans that count.
+    pub fn spans(&self) -> &[Service] {
+        self.spans.get(..self.count as usize).unwrap_or(&self.spans)
+    }
+
+    /// Whether a packet of `protocol` to `port` is meant.
+    pub fn covers(&self, protocol: u8, port: u16) -> bool {
+        self.spans().iter().any(|span| {
+            span.protocol == 0 || span.protocol == protocol && span.first_port <= port && port <= span.last_port
+        })
+    }
+
+    /// Whether some port of `protocol` is meant: for packets that don't show their port.
+    pub fn covers_some(&self, protocol: u8) -> bool {
+        self.spans().iter().any(|span| span.protocol == 0 || span.protocol == protocol)
+    }
+}
+
 /// An admitted flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -178,6 +197,29 @@ pub struct GrantUse {
     pub expires: u32,
     /// The flow it admitted first: the only one if the grant is for a single flow.
     pub first: FlowKey,
+}
+
+/// Tokens that a bucket of the replay table holds.
+pub const REPLAY_ENTRIES: usize = 8;
+
+/// A token that was seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SeenToken {
+    /// The token's time; the entry is free once the clock check refuses it.
+    pub time: u32,
+    /// The token's tag.
+    pub tag: [u8; 12],
+}
+
+/// A bucket of the replay table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ReplayBucket {
+    /// The kernel's lock; zero from here.
+    pub lock: u32,
+    /// The tokens.
+    pub seen: [SeenToken; REPLAY_ENTRIES],
 }
 
 /// A verifier's key for one epoch; the array's index is the epoch's low 8 bits.
@@ -295,7 +337,7 @@ pub mod owner {
 }
 
 /// What the agent's grants are looked up by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GrantSlot {
     /// The logged-in subject on this machine.

@@ -136,12 +136,14 @@ impl Database {
 
     /// Grants, newest first; only those that have neither ended nor been revoked unless `all`.
     pub fn grants(&self, now: u64, all: bool) -> Result<Vec<GrantEntry>> {
-        let mut statement = self.connection.prepare_cached(
+        let live = "expires > ?1 AND revoked IS NULL";
+        let mut statement = self.connection.prepare_cached(&format!(
             "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
                 issued, expires, revoked
-             FROM grants WHERE ?2 OR (expires > ?1 AND revoked IS NULL) ORDER BY issued DESC, rowid",
-        )?;
-        let rows = statement.query_and_then(params![now.cast_signed(), all], entry)?;
+             FROM grants WHERE {} ORDER BY issued DESC, handle",
+            if all { "?1 = ?1" } else { live }
+        ))?;
+        let rows = statement.query_and_then([now.cast_signed()], entry)?;
         rows.collect()
     }
 

@@ -20,7 +20,8 @@ pub struct Session {
 }
 
 impl Database {
-    /// Records a login. Fails where the account or the password that was checked is gone by then.
+    /// Records a login; true if older sessions of the person gave way. Fails where the account or the password that was
+    /// checked is gone by then.
     pub fn add_session(
         &mut self,
         token: TokenHash,
@@ -28,7 +29,7 @@ impl Database {
         password: &str,
         source: IpAddr,
         now: u64,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let Session { person, device, expires } = session;
         self.write(|transaction| {
             let count: i64 = transaction.query_row(
@@ -52,10 +53,12 @@ impl Database {
                 "SELECT token FROM sessions WHERE person = ?1 ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?2",
             )?;
             let tokens = surplus.query_map(params![person, MOST_PER_PERSON], |row| row.get(0))?;
-            for token in tokens.collect::<Result<Vec<TokenHash>, _>>()? {
-                end(transaction, &token, now)?;
+            let tokens = tokens.collect::<Result<Vec<TokenHash>, _>>()?;
+            for token in &tokens {
+                end(transaction, token, now)?;
             }
-            AuditEvent::new("login").person(person).device(device).source(source).write(transaction, now)
+            AuditEvent::new("login").person(person).device(device).source(source).write(transaction, now)?;
+            Ok(!tokens.is_empty())
         })
     }
 
@@ -66,6 +69,14 @@ impl Database {
             let event = AuditEvent::new("logout").person(&session.person).device(&session.device);
             event.source(source).write(transaction, now)
         })
+    }
+
+    /// The accounts and sources of the sessions that have not been dropped.
+    pub fn login_sources(&self) -> Result<Vec<(String, IpAddr)>> {
+        let mut statement = self.connection.prepare("SELECT DISTINCT person, source FROM sessions")?;
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get::<_, String>(1)?)))?;
+        let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
+        Ok(rows.into_iter().filter_map(|(person, source)| Some((person, source.parse().ok()?))).collect())
     }
 
     /// The sessions that have not ended.

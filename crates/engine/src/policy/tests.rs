@@ -1,4 +1,5 @@
 use super::*;
+use proptest::prelude::*;
 
 const POLICY: &str = r#"
 [groups]
@@ -240,4 +241,95 @@ fn scopes_cover_what_is_inside_them() {
     assert!(scope("192.0.2.0/24", None).covers(&scope("192.0.2.7/32", Some((6, 22)))));
     assert!(!scope("192.0.2.7/32", Some((6, 22))).covers(&scope("192.0.2.7/32", None)));
     assert!(!scope("192.0.2.7/32", None).covers(&scope("192.0.2.0/24", None)));
+}
+
+/// Policies of a small world, in which receivers overlap often, and a destination of it.
+fn small_world() -> impl Strategy<Value = (String, Destination)> {
+    let prefix = prop::sample::select(vec!["10.0.0.0/30", "10.0.0.0/31", "10.0.0.1", "10.0.0.2", "10.0.0.2/31"]);
+    let services = prop::sample::select(vec!["all", "tcp/22", "tcp/20-30", "udp"]);
+    let receivers = prop::collection::vec((prefix, services), 1..5);
+    let action = prop::sample::select(vec!["allow", "deny"]);
+    let who = prop::sample::select(vec!["everyone", "person:alice", "person:bob", "group:staff"]);
+    let width = prop::sample::select(vec!["application", "host", "network"]);
+    let rules = prop::collection::vec((action, who, width, any::<bool>(), any::<prop::sample::Index>()), 0..5);
+    let destination = (0u8..4, prop::sample::select(vec![6, 17]), 20u16..25);
+    (receivers, rules, destination).prop_map(|(receivers, rules, (host, protocol, port))| {
+        let mut text = "groups = { staff = [\"alice\"] }\n".to_owned();
+        for (index, (prefix, services)) in receivers.iter().enumerate() {
+            text += &format!("[[receivers]]\nname = \"r{index}\"\naddress = \"{prefix}\"\n");
+            text += &format!("services = \"{services}\"\nverifier = \"v\"\n");
+        }
+        for (action, who, width, single, to) in rules {
+            let to = to.index(receivers.len());
+            text += &format!("[[rules]]\naction = \"{action}\"\nwho = \"{who}\"\nto = \"r{to}\"\n");
+            if action == "allow" {
+                text += &format!("single = {single}\n");
+            }
+            if action == "allow" && receivers[to].1 == "all" {
+                text += &format!("granularity = \"{width}\"\n");
+            }
+        }
+        (text, Destination { address: [10, 0, 0, host].into(), protocol, port })
+    })
+}
+
+proptest! {
+    // Rules that interfere are rare among random ones.
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn decisions_are_those_of_the_plain_words((text, to) in small_world()) {
+        let policy = Policy::parse(&text, 3600).unwrap();
+        for person in ["alice", "bob", "eve"] {
+            let about = |action| policy.rules.iter().any(|rule| {
+                rule.action == action
+                    && policy.is_about(rule, person)
+                    && rule.to.iter().any(|index| policy.receivers[*index].covers(&to))
+            });
+            let receiver = policy.receivers.iter().any(|receiver| receiver.covers(&to));
+            let expected = match (receiver, about(Action::Deny), about(Action::Allow)) {
+                (false, ..) => "nothing",
+                (true, true, _) => "denied",
+                (true, false, true) => "allowed",
+                (true, false, false) => "no rule",
+            };
+            let decided = match policy.decide(person, &to) {
+                Decision::NoReceiver => "nothing",
+                Decision::Denied { .. } => "denied",
+                Decision::Allowed(_) => "allowed",
+                Decision::DefaultDeny { .. } => "no rule",
+            };
+            prop_assert_eq!(decided, expected, "{}: {}", person, text);
+        }
+    }
+
+    #[test]
+    fn a_grant_opens_only_what_would_be_allowed_on_its_terms((text, to) in small_world()) {
+        let policy = Policy::parse(&text, 3600).unwrap();
+        for person in ["alice", "bob", "eve"] {
+            let Decision::Allowed(permit) = policy.decide(person, &to) else { continue };
+            prop_assert!(permit.scope.prefix.contains(&to.address));
+            for (host, protocol, port) in (0..4).flat_map(|host| [(host, 6, 22), (host, 6, 40), (host, 17, 22)]) {
+                let other = Destination { address: [10, 0, 0, host].into(), protocol, port };
+                let inside = Scope { prefix: other.address.into(), service: Some((protocol, port)) };
+                let allowed = match policy.decide(person, &other) {
+                    Decision::Allowed(there) => there.rule.terms.single == permit.rule.terms.single,
+                    _ => false,
+                };
+                prop_assert!(allowed || !permit.scope.covers(&inside), "{} to {:?}: {}", person, other, text);
+            }
+            let receivers = policy.destinations(person);
+            prop_assert!(receivers.iter().any(|receiver| receiver.covers(&to)), "{}: {}", person, text);
+        }
+    }
+
+    #[test]
+    fn no_text_makes_the_reader_panic(at in 0..POLICY.len(), length in 0usize..40, other in "\\PC{0,12}") {
+        let end = (at + length).min(POLICY.len());
+        let mut text = POLICY.to_owned();
+        text.replace_range(at..end, &other);
+        if let Err(faults) = Policy::parse(&text, 3600) {
+            prop_assert!(!faults.all().is_empty());
+        }
+    }
 }

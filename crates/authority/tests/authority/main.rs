@@ -1,0 +1,5 @@
+//! The authority as its callers meet it: a real server, real TLS, the real client.
+
+mod api;
+mod changes;
+mod stage;

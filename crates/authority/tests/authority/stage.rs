@@ -1,0 +1,163 @@
+//! A real authority on a port of its own, with real TLS, in a directory that vanishes with it.
+
+use authority::{Directory, Server, admin};
+use client::{Authority, Error, EventStream};
+use engine::api::{Event, Grant, GrantRequest, Login, Problem};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tempfile::TempDir;
+
+pub const PASSWORD: &str = "correct horse";
+/// Within this everything that must happen "at once" has happened.
+pub const SOON: Duration = Duration::from_secs(1);
+
+pub const POLICY: &str = r#"
+[groups]
+staff = ["alice", "bob"]
+
+[[receivers]]
+name = "git"
+address = ["127.0.0.1", "203.0.113.10"]
+services = ["tcp/22", "udp/443"]
+verifier = "edge-1"
+
+[[receivers]]
+name = "lab"
+address = "203.0.113.64/28"
+services = "all"
+verifier = "edge-2"
+
+[[rules]]
+name = "staff may use git"
+action = "allow"
+who = "group:staff"
+to = "git"
+
+[[rules]]
+name = "not bob"
+action = "deny"
+who = "person:bob"
+to = "git"
+
+[[rules]]
+action = "allow"
+who = "group:staff"
+to = "lab"
+granularity = "network"
+bind_source = true
+suite = "aes-cmac"
+"#;
+
+pub struct Stage {
+    pub directory: Directory,
+    pub address: SocketAddr,
+    pub server: Option<Server>,
+    _room: TempDir,
+}
+
+impl Stage {
+    /// An authority with the accounts alice, bob and eve, and the policy above.
+    pub async fn start() -> Self {
+        let room = tempfile::tempdir().unwrap();
+        let directory = Directory::at(room.path().join("authority"));
+        directory.init(&["localhost".into(), "127.0.0.1".into()], "127.0.0.1:0".parse().unwrap()).unwrap();
+        std::fs::write(directory.policy(), POLICY).unwrap();
+        for person in ["alice", "bob", "eve"] {
+            admin::add_account(&directory, person, PASSWORD, false).await.unwrap();
+        }
+        let server = Server::start(directory.clone(), None).await.unwrap();
+        Self { directory, address: server.address(), server: Some(server), _room: room }
+    }
+
+    /// Stops the server and starts another on the same address.
+    pub async fn restart(&mut self) {
+        self.server.take().unwrap().stop().await;
+        self.server = Some(Server::start(self.directory.clone(), Some(self.address)).await.unwrap());
+    }
+
+    /// Puts another policy in force.
+    pub async fn apply(&self, policy: &str) -> anyhow::Result<String> {
+        let file = self.directory.path().join("next.toml");
+        std::fs::write(&file, policy).unwrap();
+        admin::apply_policy(&self.directory, Some(&file)).await
+    }
+
+    /// A caller that trusts this authority.
+    pub fn client(&self) -> Authority {
+        let ca = std::fs::read(self.directory.ca()).unwrap();
+        Authority::new(&format!("https://{}", self.address), Some(&ca)).unwrap()
+    }
+
+    /// A logged-in caller.
+    pub async fn login(&self, person: &str) -> Authority {
+        let client = self.client();
+        let session = client.login(&login(person, PASSWORD, None)).await.unwrap();
+        client.with_token(&session.token)
+    }
+
+    /// An enrolled verifier.
+    pub async fn verifier(&self, id: &str) -> Authority {
+        let code = admin::add_verifier(&self.directory, id, false).await.unwrap();
+        let client = self.client();
+        let enrolled = client.enrol(&code).await.unwrap();
+        assert_eq!(enrolled.verifier, id);
+        client.with_token(&enrolled.token)
+    }
+}
+
+pub fn login(person: &str, password: &str, totp: Option<&str>) -> Login {
+    Login { person: person.into(), password: password.into(), totp: totp.map(Into::into), device: "laptop".into() }
+}
+
+pub fn to(address: &str, protocol: u8, port: u16) -> GrantRequest {
+    GrantRequest { address: address.parse().unwrap(), protocol, port }
+}
+
+pub fn git() -> GrantRequest {
+    to("203.0.113.10", 6, 22)
+}
+
+pub fn handle(grant: &Grant) -> u64 {
+    u64::from_str_radix(&grant.header[16..], 16).unwrap()
+}
+
+/// Why a call was refused.
+pub fn problem<T>(answer: Result<T, Error>) -> Problem {
+    match answer {
+        Err(Error::Denied(problem) | Error::Refused(problem)) => problem,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("this was not to succeed"),
+    }
+}
+
+/// A stream whose connection is up.
+pub async fn events(client: &Authority) -> EventStream {
+    let mut events = client.events();
+    assert_eq!(next(&mut events).await, Event::Hello);
+    events
+}
+
+/// The next event that says something.
+pub async fn next(events: &mut EventStream) -> Event {
+    loop {
+        match tokio::time::timeout(Duration::from_secs(5), events.next()).await.expect("an event in time").unwrap() {
+            Event::Alive => {}
+            event => return event,
+        }
+    }
+}
+
+/// The handles of the next event, which must come soon and be a revocation.
+pub async fn revoked(events: &mut EventStream) -> Vec<u64> {
+    let asked = std::time::Instant::now();
+    loop {
+        match next(events).await {
+            Event::Revoked { grants } => {
+                assert!(asked.elapsed() < SOON, "took {:?}", asked.elapsed());
+                return grants.iter().map(|grant| grant.handle).collect();
+            }
+            Event::Policy | Event::Granted { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The Rust decision about outgoing packets and the kernel program with the same tables.
+
+use crate::table::agent::{Known, Row};
+use crate::table::{CLIENT_PORT, TRANSPORTS};
+use crate::world::{self, NOW};
+use datapath::agent::{Agent as Kernel, Attachment};
+use datapath::clock;
+use engine::insertion::{self, Action, Grant, Inserter};
+use engine::protected;
+use wire::map::{Conversation, FlowKey, GrantEntry, Owner, agent_counter, owner};
+
+/// The subject whose packets the rows' are. A test run's packets belong to a socket of root's.
+const SUBJECT: u32 = 7;
+const ROOT: Owner = Owner { kind: owner::USER, reserved: 0, id: 0 };
+
+const TC_ACT_UNSPEC: u32 = u32::MAX;
+const TC_ACT_STOLEN: u32 = 4;
+
+pub struct Agents {
+    model: Inserter,
+    kernel: Kernel,
+}
+
+impl Agents {
+    pub fn new() -> Self {
+        let kernel = Kernel::load(14, false, Attachment::Clsact, None).unwrap_or_else(|error| panic!("{error:#}"));
+        let protected = protected::entries(&world::receivers()).expect("few spans");
+        let entries: Vec<_> =
+            protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
+        kernel.protect(&entries).expect("maps take prefixes");
+        kernel.set_nonce(1000).expect("nonce");
+        Self { model: Inserter { protected, nonce: 1000, ..Inserter::default() }, kernel }
+    }
+
+    /// Makes both know what the row says, and nothing else.
+    pub fn know(&mut self, row: &Row) {
+        for key in self.kernel.grants.keys() {
+            self.kernel.grants.remove(&key).expect("grants");
+        }
+        for key in self.kernel.conversations.keys() {
+            self.kernel.conversations.remove(&key).expect("conversations");
+        }
+        self.model.grants.clear();
+        self.model.conversations.clear();
+        self.model.subject = if matches!(row.known, Known::Nobody) { 0 } else { SUBJECT };
+        match self.model.subject {
+            0 => self.kernel.owners.remove(&ROOT),
+            subject => self.kernel.owners.set(&ROOT, &subject),
+        }
+        .expect("owners");
+        for transport in TRANSPORTS {
+            let to = transport.destination(&row.family);
+            let slot = insertion::slot(SUBJECT, &to);
+            let mut entry =
+                GrantEntry { until: NOW + 100, plain: 0, suite: 0, reserved: [0; 2], header: [0; 16], key: [0; 16] };
+            let grant = match row.known {
+                Known::Nothing | Known::Nobody => continue,
+                Known::Plain => None,
+                Known::Grant(grant) | Known::Conversation(grant, ..) | Known::Stale(grant) => Some(grant),
+            };
+            if matches!(row.known, Known::Stale(_)) {
+                entry.until = NOW;
+            }
+            match &grant {
+                None => entry.plain = 1,
+                Some(grant) => {
+                    entry.suite = grant.suite as u8;
+                    entry.header = grant.header().encode();
+                    entry.key = *grant.key(&to).bytes();
+                }
+            }
+            self.kernel.grants.set(&slot, &entry).expect("grants");
+            let token = grant.map(|grant| (grant.header(), grant.key(&to)));
+            self.model.grants.insert(slot, Grant { until: entry.until, token });
+            if let Known::Conversation(_, age, answered) = row.known {
+                let key = FlowKey::new(row.family.client, CLIENT_PORT, to.address, to.port, to.protocol);
+                let conversation = Conversation { token: NOW - age, answered: answered.into() };
+                self.kernel.conversations.set(&key, &conversation).expect("conversations");
+                self.model.conversations.insert(key, conversation);
+            }
+        }
+    }
+
+    /// The model's action and frame, and the kernel's; the kernel's action is the one counter that moved.
+    pub fn insert(&mut self, frame: &[u8], now: u32) -> [(Action, Vec<u8>); 2] {
+        self.kernel.set_clock(clock::boot_reading(now.into()).wrapping_add(200_000_000)).expect("clock");
+        let mut modelled = frame.to_vec();
+        let action = self.model.insert(&mut modelled, now);
+        let before = self.kernel.counts().expect("counters");
+        let ran = self.kernel.run(frame, 1).unwrap_or_else(|error| panic!("{error:#}: {}", hex::encode(frame)));
+        let after = self.kernel.counts().expect("counters");
+        let moved: Vec<u32> =
+            (0..agent_counter::COUNT).filter(|index| after[*index as usize] != before[*index as usize]).collect();
+        let (counted, code) = match (moved.as_slice(), &action) {
+            ([agent_counter::OTHER], _) => (Action::Other, TC_ACT_UNSPEC),
+            ([agent_counter::PLAIN], _) => (Action::Plain, TC_ACT_UNSPEC),
+            ([agent_counter::TOKENS], _) => (Action::Token, TC_ACT_UNSPEC),
+            ([agent_counter::ALONE], Action::Ahead(block)) => (Action::Ahead(*block), TC_ACT_UNSPEC),
+            ([agent_counter::CONVERSATION], _) => (Action::Conversation, TC_ACT_UNSPEC),
+            ([agent_counter::HELD], _) => (Action::Held, TC_ACT_STOLEN),
+            // Nobody listens in this test: what would be held has nowhere to go.
+            ([agent_counter::HOLD_FAILED], _) => (Action::Held, 2),
+            _ => panic!("counters {moved:?} moved"),
+        };
+        assert_eq!(ran.code, code, "code and counter {counted:?} agree");
+        [(action, modelled), (counted, ran.frame)]
+    }
+}

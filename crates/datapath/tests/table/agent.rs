@@ -1,0 +1,163 @@
+//! The agent's side: wire.md §4.1, §4.2. What its program emits, the verifier's accepts and restores byte for byte.
+
+use super::{CLIENT_PORT, TRANSPORTS, Transport};
+use crate::world::{Family, Grant, NOW, families};
+use engine::insertion::Action;
+use lab::forge::{Packet, Tcp, flag};
+use wire::{Flags, Suite};
+
+/// What the agent knows when a packet comes.
+#[derive(Clone, Copy)]
+pub enum Known {
+    /// A grant for [`Family::server`].
+    Grant(Grant),
+    /// The same, on a UDP flow whose last token is so many seconds old; answered or not.
+    Conversation(Grant, u32, bool),
+    /// A grant whose time is over.
+    Stale(Grant),
+    /// That packets go without identity.
+    Plain,
+    /// Nothing.
+    Nothing,
+    /// Nobody has logged in.
+    Nobody,
+}
+
+/// A row.
+pub struct Row {
+    pub name: String,
+    pub clause: &'static str,
+    pub family: Family,
+    pub known: Known,
+    pub frame: Vec<u8>,
+    pub action: fn(&Action) -> bool,
+}
+
+pub fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for family in families() {
+        let grant = Grant::new(&family, 30);
+        let mut row = |clause, name: String, known, frame: Vec<u8>, action: fn(&Action) -> bool| {
+            rows.push(Row { name: format!("{}: {name}", family.name), clause, family, known, frame, action });
+        };
+        for transport in TRANSPORTS {
+            let to = transport.destination(&family);
+            let opening = || transport.opening(&family, CLIENT_PORT, &to);
+            let what = |what: &str| format!("{}, {what}", transport.name());
+            let payload: &[u8] = if transport == Transport::Udp { b"odd" } else { b"" };
+            let frame = opening().payload(payload).frame();
+            let aes = Grant { suite: Suite::AesCmac, ..grant };
+            let single = Grant { flags: grant.flags.with(Flags::SINGLE).with(Flags::REPLY), ..grant };
+            let bound = Grant { flags: grant.flags.with(Flags::SOURCE), ..grant };
+            row("§4.1", what("siphash"), Known::Grant(grant), frame.clone(), is_token);
+            row("§4.1", what("aes-cmac"), Known::Grant(aes), frame.clone(), is_token);
+            row("§4.1", what("for a single flow, with consent"), Known::Grant(single), frame.clone(), is_token);
+            row("§4.1", what("bound to the source"), Known::Grant(bound), frame.clone(), is_token);
+            for length in [1, 2, 37, 500] {
+                let frame = opening().payload(&vec![3; length]).frame();
+                row("§4.1", what(&format!("{length} bytes of payload")), Known::Grant(grant), frame, is_token);
+            }
+            let mut padded = frame.clone();
+            padded.extend([0; 5]);
+            row("§4.1", what("with link padding"), Known::Grant(grant), padded, is_token);
+            let extended = if family.server.is_ipv6() {
+                opening().extension(60, &[1, 4, 0, 0, 0, 0])
+            } else {
+                opening().options(&[1, 1, 1, 0])
+            };
+            row(
+                "§6.5",
+                what("IP options or extension headers"),
+                Known::Grant(grant),
+                extended.payload(b"x").frame(),
+                is_token,
+            );
+            row("§4.1", what("a grant whose time is over"), Known::Stale(grant), frame.clone(), is_held);
+            row("§4.1", what("no grant yet"), Known::Nothing, frame.clone(), is_held);
+            row("§4.1", what("without identity by choice"), Known::Plain, frame.clone(), is_plain);
+            row("§4.1", what("nobody logged in"), Known::Nobody, frame.clone(), is_plain);
+            let open = Packet::new(family.client, family.open);
+            let open = match transport {
+                Transport::Tcp => open.tcp(Tcp::syn(CLIENT_PORT, 22)),
+                Transport::Udp => open.udp(CLIENT_PORT, 443),
+            };
+            row("§6.2", what("to an open host"), Known::Grant(grant), open.frame(), is_other);
+        }
+        let segment = |flags| Packet::new(family.client, family.server).tcp(Tcp::new(CLIENT_PORT, 22, flags)).frame();
+        for (name, flags) in
+            [("ACK", flag::ACK), ("SYN and ACK", flag::SYN | flag::ACK), ("FIN", flag::FIN), ("RST", flag::RST)]
+        {
+            row("§4.1", format!("{name} gets no token"), Known::Grant(grant), segment(flags), is_other);
+        }
+        let port = Packet::new(family.client, family.server).tcp(Tcp::syn(CLIENT_PORT, 23)).frame();
+        row("§6.2", "to an open port".to_owned(), Known::Grant(grant), port, is_other);
+        let datagram =
+            |length: usize| Packet::new(family.client, family.server).udp(CLIENT_PORT, 443).payload(&vec![4; length]);
+        for (age, answered, action) in [
+            (0, false, is_token as fn(&Action) -> bool),
+            (5, false, is_token),
+            (0, true, is_conversation),
+            (14, true, is_conversation),
+            (15, true, is_token),
+            (60, true, is_token),
+        ] {
+            let name = format!(
+                "a datagram {age} s after the last token, {}",
+                if answered { "answered" } else { "unanswered" }
+            );
+            row("§4.1", name, Known::Conversation(grant, age, answered), datagram(33).frame(), action);
+        }
+        let header = if family.server.is_ipv6() { 48 } else { 28 };
+        row(
+            "§4.2",
+            "the longest datagram with room".to_owned(),
+            Known::Grant(grant),
+            datagram(1240 - header).frame(),
+            is_token,
+        );
+        row(
+            "§4.2",
+            "the shortest datagram without".to_owned(),
+            Known::Grant(grant),
+            datagram(1241 - header).frame(),
+            is_ahead,
+        );
+        row("§4.2", "an empty datagram".to_owned(), Known::Grant(grant), datagram(0).frame(), is_ahead);
+        let parts = datagram(3000).identification(9).fragments(1400);
+        row("§4.2", "a first fragment".to_owned(), Known::Grant(grant), parts[0].clone(), is_ahead);
+        row("§4.2", "a later fragment".to_owned(), Known::Grant(grant), parts[1].clone(), is_other);
+        if family.server.is_ipv4() {
+            let unsummed = datagram(20).no_checksum().frame();
+            row("§4.1", "a datagram without checksum".to_owned(), Known::Grant(grant), unsummed, is_token);
+        }
+        let mut arp = vec![0; 42];
+        arp[12..14].copy_from_slice(&[8, 6]);
+        row("§6.2", "ARP".to_owned(), Known::Grant(grant), arp, is_other);
+        assert!(grant.expires > NOW);
+    }
+    rows
+}
+
+fn is_token(action: &Action) -> bool {
+    *action == Action::Token
+}
+
+fn is_held(action: &Action) -> bool {
+    *action == Action::Held
+}
+
+fn is_plain(action: &Action) -> bool {
+    *action == Action::Plain
+}
+
+fn is_other(action: &Action) -> bool {
+    *action == Action::Other
+}
+
+fn is_conversation(action: &Action) -> bool {
+    *action == Action::Conversation
+}
+
+fn is_ahead(action: &Action) -> bool {
+    matches!(action, Action::Ahead(_))
+}

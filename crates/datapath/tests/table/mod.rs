@@ -1,0 +1,160 @@
+//! Rows: what comes in, in which state, what becomes of it.
+
+pub mod admission;
+pub mod agent;
+pub mod forms;
+pub mod tokens;
+
+use crate::world::{Family, Grant, NOW};
+use engine::verifier::Outcome;
+use lab::forge::{Packet, Tcp};
+use wire::packet::{TCP, UDP};
+use wire::{Destination, tail};
+
+/// One thing that happens.
+pub enum Step {
+    /// A frame comes, is judged, and reaches the host like this (untouched if it is dropped).
+    Frame { frame: Vec<u8>, outcome: Outcome, out: Vec<u8> },
+    /// A grant is revoked.
+    Revoke(u64),
+    /// Upkeep runs.
+    Sweep,
+    /// Seconds pass.
+    Wait(u32),
+}
+
+/// A row.
+pub struct Case {
+    pub name: String,
+    /// The clause of wire.md that it stands for.
+    pub clause: &'static str,
+    pub steps: Vec<Step>,
+}
+
+impl Case {
+    pub fn new(family: &Family, clause: &'static str, name: &str) -> Self {
+        Self { name: format!("{}: {name}", family.name), clause, steps: Vec::new() }
+    }
+
+    /// A frame that is passed on, or dropped, untouched.
+    pub fn frame(mut self, frame: Vec<u8>, outcome: Outcome) -> Self {
+        self.steps.push(Step::Frame { out: frame.clone(), frame, outcome });
+        self
+    }
+
+    /// A frame that reaches the host changed.
+    pub fn becomes(mut self, frame: Vec<u8>, outcome: Outcome, out: Vec<u8>) -> Self {
+        self.steps.push(Step::Frame { frame, outcome, out });
+        self
+    }
+
+    /// A first packet that is admitted and reaches the host without its token.
+    pub fn admitted(self, first: &First) -> Self {
+        self.becomes(first.frame(), Outcome::Token, first.plain())
+    }
+
+    pub fn step(mut self, step: Step) -> Self {
+        self.steps.push(step);
+        self
+    }
+}
+
+/// A first packet: what the client's stack sent, and the token behind it.
+#[derive(Clone)]
+pub struct First {
+    pub packet: Packet,
+    pub payload: Vec<u8>,
+    pub token: [u8; 36],
+}
+
+impl First {
+    pub fn frame(&self) -> Vec<u8> {
+        let mut payload = self.payload.clone();
+        payload.extend(tail::block(&self.token));
+        self.packet.clone().payload(&payload).frame()
+    }
+
+    pub fn plain(&self) -> Vec<u8> {
+        self.packet.clone().payload(&self.payload).frame()
+    }
+
+    /// The same with other bytes for a token.
+    pub fn with_token(&self, change: impl FnOnce(&mut [u8; 36])) -> Self {
+        let mut changed = self.clone();
+        change(&mut changed.token);
+        changed
+    }
+
+    /// The same around another packet.
+    pub fn with_packet(&self, change: impl FnOnce(Packet) -> Packet) -> Self {
+        Self { packet: change(self.packet.clone()), ..self.clone() }
+    }
+}
+
+/// The two transports that carry tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    Tcp,
+    Udp,
+}
+
+pub const TRANSPORTS: [Transport; 2] = [Transport::Tcp, Transport::Udp];
+pub const CLIENT_PORT: u16 = 40000;
+
+impl Transport {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+
+    pub fn protocol(self) -> u8 {
+        match self {
+            Self::Tcp => TCP,
+            Self::Udp => UDP,
+        }
+    }
+
+    /// The port of [`Family::server`] that is protected.
+    pub fn port(self) -> u16 {
+        match self {
+            Self::Tcp => 22,
+            Self::Udp => 443,
+        }
+    }
+
+    pub fn destination(self, family: &Family) -> Destination {
+        Destination { address: family.server, protocol: self.protocol(), port: self.port() }
+    }
+
+    /// What opens a flow between these ports.
+    pub fn opening(self, family: &Family, client_port: u16, to: &Destination) -> Packet {
+        let packet = Packet::new(family.client, to.address);
+        match self {
+            Self::Tcp => packet.tcp(Tcp { options: syn_options(), ..Tcp::syn(client_port, to.port) }),
+            Self::Udp => packet.udp(client_port, to.port),
+        }
+    }
+
+    /// The first packet of a flow, with its token.
+    pub fn first(self, family: &Family, grant: &Grant, client_port: u16, nonce: u32) -> First {
+        let to = self.destination(family);
+        let payload = if self == Self::Udp { b"hello".to_vec() } else { Vec::new() };
+        First { packet: self.opening(family, client_port, &to), payload, token: grant.token(&to, NOW, nonce) }
+    }
+
+    /// A later packet of the flow.
+    pub fn later(self, family: &Family, client_port: u16) -> Packet {
+        let packet = Packet::new(family.client, family.server);
+        match self {
+            Self::Tcp => packet.tcp(Tcp::new(client_port, 22, lab::forge::flag::ACK)),
+            Self::Udp => packet.udp(client_port, 443),
+        }
+    }
+}
+
+/// Maximum segment size, selective acknowledgement, timestamps, window scale: as Linux sends them.
+pub fn syn_options() -> Vec<u8> {
+    vec![2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7]
+}

@@ -1,0 +1,252 @@
+//! What the tables and the fuzzer share: keys, receivers, clients, and the two deciders side by side.
+
+use datapath::clock;
+use datapath::verifier::{Sizes, Verifier as Kernel, epoch_key};
+use engine::api::{Receiver, Service};
+use engine::protected;
+use engine::verifier::{Outcome, Verifier as Model};
+use std::net::IpAddr;
+use wire::map::{ReplayBucket, VerifierConfig, counter};
+use wire::{Destination, Epoch, Flags, GrantHeader, GrantKey, Handle, MasterKey, Suite, Token};
+
+/// The time at which everything begins; the same as in the published vectors.
+pub const NOW: u32 = 1_800_000_000;
+pub const EPOCH_LENGTH: u32 = 3600;
+/// As few as make the limit easy to reach.
+pub const FLOWS_PER_GRANT: u32 = 4;
+
+pub fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+pub fn master() -> MasterKey {
+    MasterKey::new(std::array::from_fn(|index| index as u8))
+}
+
+pub fn config() -> VerifierConfig {
+    VerifierConfig { flows_per_grant: FLOWS_PER_GRANT, epoch_length: EPOCH_LENGTH, ..VerifierConfig::default() }
+}
+
+pub const SIZES: Sizes = Sizes { flows: 65536, grants: 16384, replay_buckets: 256, revoked: 4096 };
+
+fn receiver(prefix: &str, services: &[(u8, u16, u16)]) -> Receiver {
+    let service = |&(protocol, first_port, last_port): &(u8, u16, u16)| Service { protocol, first_port, last_port };
+    Receiver {
+        name: prefix.to_owned(),
+        prefix: prefix.parse().expect("a prefix"),
+        services: services.iter().map(service).collect(),
+    }
+}
+
+/// One server with two ports, one with all, one network with a span; in both families.
+pub fn receivers() -> Vec<Receiver> {
+    let two_ports: &[_] = &[(6, 22, 22), (17, 443, 443)];
+    let all: &[_] = &[(0, 0, u16::MAX)];
+    let span: &[_] = &[(6, 8000, 8100)];
+    vec![
+        receiver("203.0.113.10/32", two_ports),
+        receiver("203.0.113.20/32", all),
+        receiver("203.0.113.128/25", span),
+        receiver("2001:db8::10/128", two_ports),
+        receiver("2001:db8::20/128", all),
+        receiver("2001:db8:0:1::/64", span),
+    ]
+}
+
+/// Everything, as the published vectors need it.
+pub fn everything() -> Vec<Receiver> {
+    vec![receiver("0.0.0.0/0", &[(0, 0, u16::MAX)]), receiver("::/0", &[(0, 0, u16::MAX)])]
+}
+
+/// A family's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Family {
+    pub name: &'static str,
+    /// A client, and another behind the same address.
+    pub client: IpAddr,
+    pub stranger: IpAddr,
+    /// Protected: TCP 22 and UDP 443.
+    pub server: IpAddr,
+    /// Protected as a whole.
+    pub fortress: IpAddr,
+    /// In the protected network: TCP 8000 to 8100.
+    pub neighbour: IpAddr,
+    /// Not protected.
+    pub open: IpAddr,
+}
+
+pub fn families() -> [Family; 2] {
+    [
+        Family {
+            name: "ipv4",
+            client: address("198.51.100.7"),
+            stranger: address("198.51.100.8"),
+            server: address("203.0.113.10"),
+            fortress: address("203.0.113.20"),
+            neighbour: address("203.0.113.200"),
+            open: address("203.0.113.30"),
+        },
+        Family {
+            name: "ipv6",
+            client: address("2001:db8:ffff::7"),
+            stranger: address("2001:db8:ffff::8"),
+            server: address("2001:db8::10"),
+            fortress: address("2001:db8::20"),
+            neighbour: address("2001:db8:0:1::99"),
+            open: address("2001:db8::30"),
+        },
+    ]
+}
+
+/// A grant as the authority would give it, with every part open to change.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    pub suite: Suite,
+    pub flags: Flags,
+    pub epoch: Epoch,
+    pub prefix_length: u8,
+    pub expires: u32,
+    pub handle: u64,
+    pub source: IpAddr,
+}
+
+impl Grant {
+    /// For one address, protocol and port, for five minutes.
+    pub fn new(family: &Family, handle: u64) -> Self {
+        let ipv6 = family.server.is_ipv6();
+        Self {
+            suite: Suite::Siphash,
+            flags: Flags::PORT.with(if ipv6 { Flags::IPV6 } else { Flags(0) }),
+            epoch: Epoch::at(NOW.into(), EPOCH_LENGTH),
+            prefix_length: if ipv6 { 128 } else { 32 },
+            expires: NOW + 300,
+            handle,
+            source: family.client,
+        }
+    }
+
+    pub fn header(&self) -> GrantHeader {
+        GrantHeader {
+            suite: self.suite,
+            flags: self.flags,
+            epoch: self.epoch.on_wire(),
+            prefix_length: self.prefix_length,
+            expires: self.expires,
+            handle: Handle(self.handle),
+        }
+    }
+
+    pub fn key(&self, to: &Destination) -> GrantKey {
+        let verifier_key = master().verifier_key("edge-1", self.epoch).expect("a short id");
+        self.header().key(&verifier_key, to, self.source)
+    }
+
+    pub fn token(&self, to: &Destination, time: u32, nonce: u32) -> [u8; 36] {
+        Token::new(self.header(), &self.key(to), time, nonce, to).encode()
+    }
+}
+
+/// The Rust decision and the kernel program with the same tables.
+pub struct Deciders {
+    pub model: Model,
+    pub kernel: Kernel,
+}
+
+impl Deciders {
+    pub fn new(config: VerifierConfig, receivers: &[Receiver]) -> Self {
+        Self::with_sizes(config, receivers, SIZES)
+    }
+
+    pub fn with_sizes(config: VerifierConfig, receivers: &[Receiver], sizes: Sizes) -> Self {
+        let kernel = Kernel::load(config, sizes, None).unwrap_or_else(|error| panic!("{error:#}"));
+        let protected = protected::entries(receivers).expect("few spans");
+        let entries: Vec<_> =
+            protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
+        kernel.protect(&entries).expect("maps take prefixes");
+        let mut deciders = Self { model: Model { config, protected, ..Model::default() }, kernel };
+        let current = Epoch::at(NOW.into(), EPOCH_LENGTH);
+        for number in current.0 - 2..=current.0 + 2 {
+            deciders.learn(Epoch(number));
+        }
+        deciders
+    }
+
+    /// Gives both the key of an epoch.
+    pub fn learn(&mut self, epoch: Epoch) {
+        if self.model.keys.contains_key(&epoch) {
+            return;
+        }
+        let key = master().verifier_key("edge-1", epoch).expect("a short id");
+        self.kernel.epoch_keys.set(&u32::from(epoch.on_wire()), &epoch_key(epoch, &key)).expect("map takes keys");
+        self.model.keys.insert(epoch, key);
+    }
+
+    /// Empties all tables but receivers and keys.
+    pub fn forget(&mut self) {
+        for key in self.kernel.flows.keys() {
+            self.kernel.flows.remove(&key).expect("flows");
+        }
+        for key in self.kernel.grants.keys() {
+            self.kernel.grants.remove(&key).expect("grants");
+        }
+        for key in self.kernel.revoked.keys() {
+            self.kernel.revoked.remove(&key).expect("revoked");
+        }
+        for bucket in 0..self.kernel.replays.capacity() {
+            self.kernel.replays.set(&bucket, &ReplayBucket::default()).expect("replays");
+        }
+        self.model.flows.clear();
+        self.model.grants.clear();
+        self.model.revoked.clear();
+        self.model.tokens.clear();
+        self.model.fragments.clear();
+    }
+
+    pub fn set_clock(&self, now: u32) {
+        // A fifth of a second into it, so that neither the coarse clock's lag nor a few packets leave it.
+        self.kernel.set_clock(clock::coarse_reading(now.into()).wrapping_add(200_000_000)).expect("clock");
+    }
+
+    pub fn revoke(&mut self, handle: u64, expires: u32) {
+        self.model.revoked.insert(Handle(handle), expires);
+        self.kernel.revoked.set(&handle, &expires).expect("revoked");
+    }
+
+    pub fn sweep(&mut self, now: u32) {
+        self.model.sweep(now);
+        self.kernel.sweep(now).expect("sweep");
+    }
+
+    /// The model's outcome and frame, and the kernel's; the kernel's outcome is the one counter that moved.
+    pub fn judge(&mut self, frame: &[u8], now: u32) -> [(Outcome, Vec<u8>); 2] {
+        let mut modelled = frame.to_vec();
+        let outcome = self.model.judge(&mut modelled, now);
+        let before = self.kernel.counts().expect("counters");
+        let ran = self.kernel.run(frame, 1).expect("the program runs");
+        let after = self.kernel.counts().expect("counters");
+        let moved: Vec<u32> = (0..counter::COUNT)
+            .filter(|index| *index != counter::SAMPLES_LOST)
+            .filter(|index| after[*index as usize] != before[*index as usize])
+            .collect();
+        let [index] = moved[..] else { panic!("counters {moved:?} moved, not one") };
+        assert_eq!(after[index as usize], before[index as usize] + 1);
+        let counted = outcome_of(index);
+        let passes = counted.passes(self.model.config.observe != 0);
+        assert_eq!(ran.code, if passes { XDP_PASS } else { XDP_DROP }, "code and counter {counted:?} agree");
+        [(outcome, modelled), (counted, ran.frame)]
+    }
+}
+
+pub const XDP_DROP: u32 = 1;
+pub const XDP_PASS: u32 = 2;
+
+pub fn outcome_of(index: u32) -> Outcome {
+    match index {
+        counter::NOT_OURS => Outcome::NotOurs,
+        counter::FLOW => Outcome::Flow,
+        counter::TOKEN => Outcome::Token,
+        counter::CONSUMED => Outcome::Consumed,
+        counter::ICMP_ERROR => Outcome::IcmpError,
+        _ => Outcome::Drop(wire::DropReason::from_number(index as u8).expect("a reason's counter")),
+    }
+}

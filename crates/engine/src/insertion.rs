@@ -1,0 +1,139 @@
+//! What an agent does with a packet on its way out (wire.md §4.1, §4.2), as a function of the packet, its tables and the
+//! time.
+//!
+//! The kernel program (`bpf/agent.bpf.c`) decides the same; the case table and the differential fuzzer of `datapath` hold
+//! the two together.
+
+use crate::protected::Protected;
+use ipnet::IpNet;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use wire::map::{Conversation, FlowKey, GrantSlot, Services, address_bytes};
+use wire::packet::{Form, Fragment, Packet, TCP, UDP};
+use wire::tail::{self, BLOCK_LEN};
+use wire::{Destination, GrantHeader, GrantKey, Token};
+
+/// A UDP flow in use gets a token at least this often, seconds (wire.md §4.1).
+pub const UDP_TOKEN_EVERY: u32 = 15;
+/// Every IPv6 path carries this much (RFC 8200), and in practice every IPv4 path: longer datagrams are preceded.
+pub const SAFE_MTU: usize = 1280;
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// It is no first packet to a protected destination.
+    Other,
+    /// It is, but goes without identity: nobody logged in, or the person wants it so.
+    Plain,
+    /// It got a token.
+    Token,
+    /// A datagram with a token alone goes ahead of it.
+    Ahead([u8; BLOCK_LEN]),
+    /// Its flow needs no token.
+    Conversation,
+    /// It waits for a grant.
+    Held,
+    /// It could not be changed and is dropped.
+    Failed,
+}
+
+/// What an agent does with first packets to one destination.
+#[derive(Clone)]
+pub struct Grant {
+    /// Use it until then, Unix seconds.
+    pub until: u32,
+    /// The grant, or nothing: send packets without identity.
+    pub token: Option<(GrantHeader, GrantKey)>,
+}
+
+/// An agent's tables for the sockets of one subject.
+#[derive(Clone, Default)]
+pub struct Inserter {
+    /// The subject; 0 if nobody has logged in.
+    pub subject: u32,
+    /// Protected destinations.
+    pub protected: Vec<Protected>,
+    /// Grants ready for use.
+    pub grants: BTreeMap<GrantSlot, Grant>,
+    /// UDP flows.
+    pub conversations: BTreeMap<FlowKey, Conversation>,
+    /// The next nonce.
+    pub nonce: u32,
+}
+
+impl Inserter {
+    /// Decides on an Ethernet frame at `now` (Unix seconds, the authority's clock), and changes it.
+    pub fn insert(&mut self, frame: &mut Vec<u8>, now: u32) -> Action {
+        let packet = Packet::parse(frame);
+        let first = match packet.fragment {
+            Fragment::Whole => packet.protocol == UDP || packet.opens(),
+            Fragment::First(_) => packet.protocol == UDP,
+            Fragment::Later(_) => false,
+        };
+        let Some(address) = packet.destination.filter(|_| packet.form == Form::Whole && first) else {
+            return Action::Other;
+        };
+        let to = Destination { address, protocol: packet.protocol, port: packet.destination_port };
+        if !self.services(address).is_some_and(|services| services.covers(to.protocol, to.port)) {
+            return Action::Other;
+        }
+        if self.subject == 0 {
+            return Action::Plain;
+        }
+        let slot = slot(self.subject, &to);
+        let Some(grant) = self.grants.get(&slot).filter(|grant| grant.until > now).cloned() else {
+            return Action::Held;
+        };
+        let Some((header, key)) = grant.token else { return Action::Plain };
+        if packet.protocol == UDP && !self.udp_needs_token(&packet, now) {
+            return Action::Conversation;
+        }
+        let nonce = self.nonce;
+        self.nonce = nonce.wrapping_add(1);
+        let block = tail::block(&Token::new(header, &key, now, nonce, &to).encode());
+        if packet.protocol != TCP && has_no_room(frame, &packet) {
+            return Action::Ahead(block);
+        }
+        frame.truncate(packet.end);
+        frame.extend([0; BLOCK_LEN]);
+        match tail::append(frame, &packet, &block) {
+            Some(_) => Action::Token,
+            None => Action::Failed,
+        }
+    }
+
+    fn services(&self, address: IpAddr) -> Option<&Services> {
+        let around = self.protected.iter().filter(|entry| entry.prefix.contains(&IpNet::from(address)));
+        around.max_by_key(|entry| entry.prefix.prefix_len()).map(|entry| &entry.services)
+    }
+
+    fn udp_needs_token(&mut self, packet: &Packet, now: u32) -> bool {
+        let Some(key) = FlowKey::to_server(packet) else { return true };
+        let known = self.conversations.entry(key).or_insert(Conversation { token: now, answered: 0 });
+        if known.answered != 0 && (now.wrapping_sub(known.token) as i32) < UDP_TOKEN_EVERY as i32 {
+            return false;
+        }
+        known.token = now;
+        true
+    }
+}
+
+/// Where the grant for packets to `to` is looked up.
+pub fn slot(subject: u32, to: &Destination) -> GrantSlot {
+    GrantSlot {
+        subject,
+        port: to.port.to_be_bytes(),
+        protocol: to.protocol,
+        family: if to.address.is_ipv4() { 4 } else { 6 },
+        address: address_bytes(to.address),
+    }
+}
+
+/// An empty datagram with a token behind it would look like a token alone, so it is preceded too.
+fn has_no_room(frame: &[u8], packet: &Packet) -> bool {
+    let udp_len = frame.get(packet.transport + 4..).and_then(|bytes| bytes.first_chunk().copied());
+    packet.fragment != Fragment::Whole
+        || packet.payload == packet.end
+        || udp_len.is_none_or(|len| usize::from(u16::from_be_bytes(len)) != packet.end - packet.transport)
+        || packet.end - packet.network + BLOCK_LEN > SAFE_MTU
+}

@@ -1,0 +1,46 @@
+//! Packet captures, kept when a test fails.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::net::Namespace;
+use crate::process::{self, Process};
+
+/// A running capture of one device, both directions, as a pcap file in the namespace's folder.
+pub struct Capture {
+    tcpdump: Process,
+    file: PathBuf,
+}
+
+impl Capture {
+    /// Captures on `device` from this moment on: when this returns, no later packet is missed.
+    pub fn start(namespace: &Namespace, device: &str) -> Result<Self> {
+        let file = namespace.dir().join(format!("{device}.pcap"));
+        let mut command = namespace.command("tcpdump");
+        // Each packet is written at once: -U and immediate mode. No -Z root: Ubuntu 24.04's tcpdump 4.99.4 crashes on it.
+        command.args(["--immediate-mode", "-U", "-n", "-s", "0", "-i", device, "-w"]).arg(&file);
+        let mut tcpdump = namespace.start(command)?;
+        tcpdump.wait_for("listening on", Duration::from_secs(5)).context("tcpdump")?;
+        Ok(Self { tcpdump, file })
+    }
+
+    /// The pcap file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// What has been captured so far and fits the pcap `filter` (empty: everything), one line per packet.
+    pub fn lines(&self, filter: &str) -> Result<Vec<String>> {
+        let text = process::output(Command::new("tcpdump").args(["-n", "-e", "-r"]).arg(&self.file).arg(filter))?;
+        Ok(text.lines().filter(|line| !line.starts_with(char::is_whitespace)).map(str::to_owned).collect())
+    }
+
+    /// Ends the capture and returns its file, which lives as long as the namespace's folder.
+    pub fn stop(mut self) -> Result<PathBuf> {
+        self.tcpdump.stop()?;
+        Ok(self.file.clone())
+    }
+}

@@ -1,0 +1,34 @@
+//! The scenarios on the command line. `make demo`, `make bench` and `cargo xtask silence` end here.
+
+mod bench;
+mod demo;
+mod silence;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "lab", about = "Vouchsafe in networks made of namespaces; needs root")]
+struct Args {
+    #[command(subcommand)]
+    scenario: Scenario,
+}
+
+#[derive(Subcommand)]
+enum Scenario {
+    /// See it work
+    Demo(demo::Args),
+    /// Measure
+    Bench(bench::Args),
+    /// Show that a protected host answers nothing
+    Silence(silence::Args),
+}
+
+fn main() -> ExitCode {
+    match Args::parse().scenario {
+        Scenario::Demo(args) => demo::run(&args),
+        Scenario::Bench(args) => bench::run(&args),
+        Scenario::Silence(args) => silence::run(&args),
+    }
+}

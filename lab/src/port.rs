@@ -1,0 +1,96 @@
+//! Raw frames in and out of a device, past the namespace's own network stack.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, SockaddrLike, bind, recvfrom, send, socket,
+};
+
+use crate::net::Namespace;
+
+/// A packet socket on one device. What it receives is what has come in since it was opened, never what goes out; the
+/// outermost VLAN tag of what it receives is gone (the kernel keeps it apart).
+pub struct Port {
+    socket: OwnedFd,
+}
+
+impl Port {
+    /// Opens `device` of `namespace`.
+    pub fn open(namespace: &Namespace, device: &str) -> Result<Self> {
+        let open = || -> nix::Result<OwnedFd> {
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            // Without a protocol until it is bound, or it would hear other devices in between.
+            let socket = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
+            bind(socket.as_raw_fd(), &everything_on(if_nametoindex(device)?))?;
+            Ok(socket)
+        };
+        let socket = namespace.enter(open).with_context(|| format!("{device} in {}", namespace.name()))?;
+        Ok(Self { socket })
+    }
+
+    /// Sends a frame as it is.
+    pub fn send(&self, frame: &[u8]) -> Result<()> {
+        let sent = send(self.socket.as_raw_fd(), frame, MsgFlags::empty()).context("sending a frame")?;
+        ensure!(sent == frame.len(), "only {sent} of {} bytes were sent", frame.len());
+        Ok(())
+    }
+
+    /// The first incoming frame of which `wanted` makes something, before the time `within` is over.
+    pub fn receive<T>(&self, within: Duration, mut wanted: impl FnMut(&[u8]) -> Option<T>) -> Option<T> {
+        let deadline = Instant::now() + within;
+        loop {
+            while let Some(frame) = self.next() {
+                if let Some(found) = wanted(&frame) {
+                    return Some(found);
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            // Rounded up, or the last millisecond would spin.
+            let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+            let _ = poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], timeout);
+        }
+    }
+
+    /// The next incoming frame that is there already.
+    fn next(&self) -> Option<Vec<u8>> {
+        // The largest that a virtual device hands over: 64 KiB of IP and the link's headers.
+        let mut frame = vec![0; 65536 + 64];
+        loop {
+            match recvfrom::<LinkAddr>(self.socket.as_raw_fd(), &mut frame) {
+                Ok((_, Some(from))) if from.pkttype() == libc::PACKET_OUTGOING => {}
+                Ok((size, _)) => {
+                    frame.truncate(size);
+                    return Some(frame);
+                }
+                Err(Errno::EINTR) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+}
+
+/// The address that binds a packet socket to every protocol on one device.
+fn everything_on(index: u32) -> LinkAddr {
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+        sll_ifindex: index.cast_signed(),
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    // SAFETY: the pointer is to a whole sockaddr_ll that outlives the call, which copies it; its family says which kind
+    // it is, and the length is that of the type.
+    let copied =
+        unsafe { LinkAddr::from_raw((&raw const address).cast(), Some(size_of_val(&address) as libc::socklen_t)) };
+    copied.expect("its family and length are right")
+}

@@ -1,0 +1,54 @@
+#!/bin/sh
+# Installs every package that building, testing and showing Vouchsafe needs on Debian 12 or Ubuntu 24.04.
+# Plain sh, because xtask itself can't be linked before gcc is there. Asks nothing; quick when nothing is missing.
+set -eu
+
+build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
+network='iproute2 nftables conntrack ethtool tcpdump util-linux'
+scenarios='openssh-server openssh-client iperf3 nmap curl'
+kernels='qemu-system-x86 busybox-static cpio binutils'
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() { say "$*" >&2; exit 2; }
+
+command -v dpkg-query >/dev/null || fail "only Debian and Ubuntu are known here; install by hand: $build $network $scenarios $kernels"
+
+missing=''
+for package in $build $network $scenarios $kernels; do
+    case $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) in
+    installed) ;;
+    *) missing="$missing $package" ;;
+    esac
+done
+
+if [ -n "$missing" ]; then
+    sudo=''
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null || fail "needs root or sudo to install:$missing"
+        sudo=sudo
+    fi
+    say "installing$missing"
+    apt() { $sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" </dev/null; }
+    # A third-party source that is out of order must not stop us: the install decides.
+    apt update || say "apt-get update complained; trying with the lists at hand"
+    # shellcheck disable=SC2086
+    apt install -y --no-install-recommends $missing >/dev/null || fail "apt-get could not install:$missing"
+    case $missing in
+    *openssh-server*)
+        # The scenarios start their own sshd inside namespaces; this host gets no new open port from us.
+        if [ -d /run/systemd/system ]; then
+            $sudo systemctl disable --quiet --now ssh.socket ssh.service 2>/dev/null || true
+            say "openssh-server is new here: its system service is switched off"
+        fi ;;
+    esac
+    say "installed$missing"
+else
+    say "all packages are there"
+fi
+
+command -v cargo >/dev/null || fail "cargo is missing: install Rust from https://rustup.rs"
+if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
+    command -v rustup >/dev/null || fail "rustfmt and clippy are missing and there is no rustup to add them"
+    say "adding rustfmt and clippy"
+    rustup --quiet component add rustfmt clippy
+fi

@@ -1,0 +1,72 @@
+//! Which crate of the workspace may depend on which: the shape of the code, checked.
+
+use anyhow::{Result, ensure};
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
+
+use crate::run::root;
+
+/// For each crate: what its code may use, and what only its tests may use besides.
+const ALLOWED: &[(&str, &[&str], &[&str])] = &[
+    ("wire", &[], &[]),
+    ("engine", &["wire"], &[]),
+    ("client", &["wire", "engine"], &[]),
+    ("datapath", &["wire"], &["engine"]),
+    ("authority", &["wire", "engine"], &["client"]),
+    ("agent", &["wire", "engine", "client", "datapath"], &[]),
+    ("verifier", &["wire", "engine", "client", "datapath"], &[]),
+    ("vouchsafe", &["authority", "agent", "verifier"], &[]),
+    ("lab", &["wire"], &["engine", "datapath"]),
+    ("xtask", &[], &[]),
+];
+
+/// Fails with every arrow that isn't allowed, naming the Cargo.toml that draws it.
+pub fn run() -> Result<()> {
+    let metadata = MetadataCommand::new().current_dir(root()).no_deps().exec()?;
+    let violations = violations(&metadata);
+    ensure!(violations.is_empty(), "arrows: not allowed:\n{}", violations.join("\n"));
+    println!("arrows: {} crates, all as allowed", metadata.packages.len());
+    Ok(())
+}
+
+fn violations(metadata: &Metadata) -> Vec<String> {
+    let mut violations = Vec::new();
+    for package in &metadata.packages {
+        let manifest = package.manifest_path.strip_prefix(&metadata.workspace_root).unwrap_or(&package.manifest_path);
+        let Some((_, code, tests)) = ALLOWED.iter().find(|(name, ..)| *name == package.name.as_str()) else {
+            violations.push(format!("  {manifest}: {} has no place in xtask/src/arrows.rs", package.name));
+            continue;
+        };
+        for dependency in package.dependencies.iter().filter(|dependency| dependency.path.is_some()) {
+            let name = dependency.name.as_str();
+            let is_test = dependency.kind == DependencyKind::Development;
+            if !(code.contains(&name) || is_test && tests.contains(&name)) {
+                let section = if is_test { "dev-dependencies" } else { "dependencies" };
+                violations.push(format!("  {manifest}: {} must not have {name} among its {section}", package.name));
+            }
+        }
+    }
+    violations
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_arrow_leads_back() {
+        for (name, code, _) in ALLOWED {
+            for used in *code {
+                let (_, theirs, _) = ALLOWED.iter().find(|(name, ..)| name == used).expect("every target is listed");
+                assert!(!theirs.contains(name), "{name} and {used} use each other");
+            }
+        }
+    }
+
+    #[test]
+    fn roles_are_not_on_each_other() {
+        let roles = ["authority", "agent", "verifier"];
+        for (name, code, tests) in ALLOWED.iter().filter(|(name, ..)| roles.contains(name)) {
+            assert!(code.iter().chain(*tests).all(|used| !roles.contains(used)), "{name}");
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! Runs the datapath's tests inside Debian 12's 6.1 kernel, booted in an emulated machine: the oldest kernel we promise.
+//!
+//! Nothing here needs root, KVM or a disk image: the kernel comes out of Debian's package, everything else is one
+//! initramfs with busybox, the test binaries and the libraries that they load.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::Message;
+
+use crate::run::{cargo, command, command_as_root, output, root, run as run_command, succeeds};
+use crate::target_dir;
+
+/// A Debian package of the kernel that we promise to run on; the number in it counts ABI changes.
+const PACKAGE: (&str, &str) = ("linux-image-6.1.0-", "-cloud-amd64");
+/// What the cloud kernel has as modules and the tests need.
+const MODULES: &[&str] = &["veth", "sch_ingress", "cls_bpf"];
+/// The guest's init; run with what differs from boot to boot put in place of `@…@`.
+const INIT: &str = include_str!("kernels-init.sh");
+/// Programs that tests call and busybox has no full stand-in for; what is not on this host is left out.
+const TOOLS: &[&str] = &["ip", "tc", "nsenter"];
+/// The line by which the guest tells how its tests ended.
+const EXIT: &str = "VOUCHSAFE-EXIT ";
+
+/// Options of `kernels`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only tests whose name contains this
+    #[arg(default_value = "kernel_")]
+    filter: String,
+    /// This kernel package instead of the newest that apt knows
+    #[arg(long, value_name = "FILE")]
+    deb: Option<PathBuf>,
+    /// Give up after this many seconds in the guest
+    #[arg(long, default_value_t = 600)]
+    timeout: u64,
+}
+
+/// Fetches the kernel, builds the initramfs, boots it and reports what the tests said.
+pub fn run(args: &Args) -> Result<()> {
+    let kernel = match &args.deb {
+        Some(deb) => unpack(deb)?,
+        None => newest()?.with_context(|| {
+            format!(
+                "apt knows no package {}NN{} here; on anything but Debian 12, download one from \
+                 packages.debian.org/bookworm and name it with --deb",
+                PACKAGE.0, PACKAGE.1
+            )
+        })?,
+    };
+    boot(&kernel, &test_binaries("--package=datapath")?, args)
+}
+
+/// As part of `test`: reuses what `cargo test --workspace` has built; skips where Debian's kernel can't be had.
+pub fn run_after_workspace_tests() -> Result<()> {
+    let Some(kernel) = newest()? else {
+        println!("kernels: SKIPPED: apt knows no Debian 12 kernel here; see `cargo xtask kernels --help` for --deb");
+        return Ok(());
+    };
+    let args = Args { filter: "kernel_".into(), deb: None, timeout: 600 };
+    boot(&kernel, &test_binaries("--workspace")?, &args)
+}
+
+/// An unpacked kernel package.
+struct Kernel {
+    image: PathBuf,
+    modules: PathBuf,
+    version: String,
+}
+
+/// The newest kernel that apt knows, or that an earlier run has left; `None` where there is neither.
+fn newest() -> Result<Option<Kernel>> {
+    let mut fetched = fetch()?;
+    if fetched.is_none() && (candidate()?.is_some() || !has_package_lists()) {
+        // The lists are older than the mirror, or a bare container has none.
+        let _ = run_command(command_as_root("apt-get").args(["-qq", "update"]));
+        fetched = fetch()?;
+    }
+    if let Some(deb) = fetched {
+        return unpack(&deb).map(Some);
+    }
+    let mut left: Vec<_> = fs::read_dir(dir()?)?.flatten().map(|entry| entry.path()).collect();
+    left.retain(|path| path.extension().is_some_and(|extension| extension == "deb"));
+    left.sort();
+    match left.last() {
+        Some(deb) => unpack(deb).map(Some),
+        None if candidate()?.is_some() => bail!("apt-get could not download Debian's 6.1 kernel"),
+        None => Ok(None),
+    }
+}
+
+/// The newest kernel package as a file; `None` if apt doesn't know or can't get it.
+fn fetch() -> Result<Option<PathBuf>> {
+    let Some((package, version)) = candidate()? else { return Ok(None) };
+    let dir = dir()?;
+    let deb = dir.join(format!("{package}_{}_amd64.deb", version.replace(':', "%3a")));
+    if !deb.exists() {
+        println!("kernels: fetching {package} {version}");
+        succeeds(command("apt-get").args(["-qq", "download", &format!("{package}={version}")]).current_dir(&dir));
+    }
+    Ok(deb.exists().then_some(deb))
+}
+
+fn has_package_lists() -> bool {
+    let lists = fs::read_dir("/var/lib/apt/lists").into_iter().flatten().flatten();
+    lists.into_iter().any(|entry| entry.file_name().to_string_lossy().contains("_Packages"))
+}
+
+/// Name and version of the newest kernel package that apt could download.
+fn candidate() -> Result<Option<(String, String)>> {
+    let mut search = command("apt-cache");
+    search.args(["search", "--names-only", &format!("^{}[0-9]+{}$", PACKAGE.0.replace('.', "\\."), PACKAGE.1)]);
+    // No apt, no candidate.
+    let Ok(found) = output(&mut search) else { return Ok(None) };
+    let number = |name: &str| name.strip_prefix(PACKAGE.0)?.strip_suffix(PACKAGE.1)?.parse::<u32>().ok();
+    let names = found.lines().filter_map(|line| line.split(' ').next());
+    let Some(package) = names.max_by_key(|name| number(name)) else { return Ok(None) };
+    let shown = output(command("apt-cache").args(["show", "--no-all-versions", package]))?;
+    let version =
+        shown.lines().find_map(|line| line.strip_prefix("Version: ")).context("apt-cache shows no version")?;
+    Ok(Some((package.to_owned(), version.to_owned())))
+}
+
+fn unpack(deb: &Path) -> Result<Kernel> {
+    let deb = deb.canonicalize().with_context(|| format!("no kernel package at {}", deb.display()))?;
+    let name = deb.file_stem().context("a package has a name")?.to_string_lossy().into_owned();
+    let tree = dir()?.join(&name);
+    if !tree.exists() {
+        let partial = dir()?.join(format!("{name}.partial"));
+        let _ = fs::remove_dir_all(&partial);
+        run_command(command("dpkg-deb").arg("-x").arg(&deb).arg(&partial))?;
+        fs::rename(&partial, &tree)?;
+    }
+    let within = |part: &str| -> Result<PathBuf> {
+        let (dir, start) = part.rsplit_once('/').expect("a folder and the start of a name");
+        let mut entries = fs::read_dir(tree.join(dir)).with_context(|| format!("{name} has no {dir}"))?.flatten();
+        let found = entries.find(|entry| entry.file_name().to_string_lossy().starts_with(start));
+        Ok(found.with_context(|| format!("{name} has no {part}…"))?.path())
+    };
+    let (image, modules) = (within("boot/vmlinuz")?, within("lib/modules/")?);
+    let version = modules.file_name().expect("it has been found by name").to_string_lossy().into_owned();
+    Ok(Kernel { image, modules, version })
+}
+
+/// The datapath's test executables.
+fn test_binaries(packages: &str) -> Result<Vec<PathBuf>> {
+    let mut build = cargo(["test", "--no-run", "--message-format=json-render-diagnostics", packages]);
+    let messages = output(&mut build)?;
+    let manifest = root().join("crates/datapath/Cargo.toml");
+    let mut binaries = Vec::new();
+    for message in Message::parse_stream(messages.as_bytes()) {
+        if let Message::CompilerArtifact(artifact) = message?
+            && artifact.profile.test
+            && artifact.manifest_path == manifest.as_path()
+        {
+            binaries.extend(artifact.executable.map(PathBuf::from));
+        }
+    }
+    ensure!(!binaries.is_empty(), "the datapath has no test binaries");
+    Ok(binaries)
+}
+
+fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args) -> Result<()> {
+    let initramfs = initramfs(kernel, binaries, &args.filter)?;
+    println!("kernels: booting {}", kernel.version);
+    let mut machine = command("qemu-system-x86_64");
+    machine.args(
+        "-accel tcg -cpu max -smp 1 -m 1024 -nographic -no-reboot -nodefaults -serial stdio -monitor none".split(' '),
+    );
+    machine.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&initramfs);
+    machine.args(["-append", "console=ttyS0 panic=-1 quiet"]);
+    let child = machine.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("qemu-system-x86_64")?;
+    let outcome = watch(Machine(child), &kernel.version, Duration::from_secs(args.timeout))?;
+    ensure!(outcome.exit == Some(0), "kernels: tests FAILED in {}", kernel.version);
+    ensure!(outcome.passed > 0, "kernels: no test of the datapath has a name that contains {:?}", args.filter);
+    println!("kernels: {} tests passed in {}", outcome.passed, kernel.version);
+    Ok(())
+}
+
+/// A running qemu, killed when dropped.
+struct Machine(Child);
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[derive(Default)]
+struct Outcome {
+    exit: Option<i32>,
+    passed: u32,
+}
+
+/// Passes the guest's console on, line by line, and reads the outcome off it.
+fn watch(mut machine: Machine, version: &str, limit: Duration) -> Result<Outcome> {
+    let console = BufReader::new(machine.0.stdout.take().context("qemu's output")?);
+    let (lines, received) = channel();
+    std::thread::spawn(move || {
+        for line in console.split(b'\n').map_while(Result::ok) {
+            if lines.send(String::from_utf8_lossy(&line).trim_end().to_owned()).is_err() {
+                break;
+            }
+        }
+    });
+    let deadline = Instant::now() + limit;
+    let mut outcome = Outcome::default();
+    loop {
+        match received.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            // The firmware's words, in terminal colours.
+            Ok(line) if line.contains('\x1b') || line.starts_with("Booting from") => {}
+            Ok(line) => {
+                println!("{version} | {line}");
+                if let Some(code) = line.strip_prefix(EXIT) {
+                    outcome.exit = code.parse().ok();
+                }
+                outcome.passed += passed(&line);
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => bail!("kernels: {version} did not end within {} s", limit.as_secs()),
+        }
+    }
+    ensure!(outcome.exit.is_some(), "kernels: {version} ended without a word about its tests");
+    Ok(outcome)
+}
+
+/// The number in "test result: ok. N passed; …".
+fn passed(line: &str) -> u32 {
+    let counted = || line.strip_prefix("test result: ")?.split_once(". ")?.1.split(' ').next()?.parse().ok();
+    counted().unwrap_or(0)
+}
+
+/// Packs busybox, the tests, what they load and an init that runs them.
+fn initramfs(kernel: &Kernel, binaries: &[PathBuf], filter: &str) -> Result<PathBuf> {
+    let tree = dir()?.join("initramfs");
+    let _ = fs::remove_dir_all(&tree);
+    for dir in ["bin", "dev", "etc", "proc", "run", "sys", "tmp", "tests", "modules", "var"] {
+        fs::create_dir_all(tree.join(dir))?;
+    }
+    symlink("/run", tree.join("var/run"))?;
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
+    let busybox = busybox.context("busybox is missing: run `make setup`")?;
+    fs::copy(busybox, tree.join("bin/busybox"))?;
+    symlink("busybox", tree.join("bin/sh"))?;
+
+    let modules = insert_modules(kernel, &tree)?;
+    let mut files = BTreeSet::new();
+    for binary in binaries {
+        let name = binary.file_name().context("a test binary has a name")?;
+        // Debug information is most of its size, and the guest's memory is small.
+        run_command(command("strip").arg("--strip-debug").arg("-o").arg(tree.join("tests").join(name)).arg(binary))?;
+        files.extend(loaded_by(binary)?);
+    }
+    for tool in TOOLS {
+        let places = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"].map(|dir| Path::new(dir).join(tool));
+        if let Some(path) = places.into_iter().find(|path| path.exists()) {
+            files.extend(loaded_by(&path)?);
+            files.insert(path);
+        }
+    }
+    for file in &files {
+        copy_as_is(file, &tree)?;
+    }
+    test_data(&root().join("crates"), &tree)?;
+    let here = root().join("crates/datapath");
+    fs::create_dir_all(inside(&tree, &here))?;
+    let script = INIT.replace("@MODULES@", &modules.join(" "));
+    let script = script.replace("@FILTER@", filter).replace("@HERE@", &here.to_string_lossy()).replace("@EXIT@", EXIT);
+    let init = tree.join("init");
+    fs::write(&init, script)?;
+    fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
+
+    let archive = dir()?.join("initramfs.cpio");
+    let mut cpio = command("cpio");
+    cpio.args(["--create", "--format=newc", "--owner=0:0", "--quiet"]).current_dir(&tree);
+    cpio.stdin(Stdio::piped()).stdout(File::create(&archive)?);
+    let mut cpio = cpio.spawn().context("cpio")?;
+    let names = output(command("find").arg(".").current_dir(&tree))?;
+    cpio.stdin.take().context("cpio's input")?.write_all(names.as_bytes())?;
+    ensure!(cpio.wait()?.success(), "cpio failed");
+    Ok(archive)
+}
+
+/// Copies [`MODULES`] and what they depend on; returns their names in the order to load them.
+fn insert_modules(kernel: &Kernel, tree: &Path) -> Result<Vec<String>> {
+    let listing = output(command("find").arg(&kernel.modules).args(["-name", "*.ko"]))?;
+    let mut loaded = Vec::new();
+    for module in MODULES {
+        insert_module(module, &listing, tree, &mut loaded)?;
+    }
+    Ok(loaded)
+}
+
+fn insert_module(module: &str, listing: &str, tree: &Path, loaded: &mut Vec<String>) -> Result<()> {
+    if loaded.iter().any(|known| known == module) {
+        return Ok(());
+    }
+    let is_it = |path: &&str| {
+        let name = Path::new(path).file_stem().map(|name| name.to_string_lossy().replace('-', "_"));
+        name.as_deref() == Some(module)
+    };
+    // A module that isn't there as a file is built in.
+    let Some(path) = listing.lines().find(is_it) else { return Ok(()) };
+    let image = fs::read(path)?;
+    for needed in depends(&image) {
+        insert_module(&needed, listing, tree, loaded)?;
+    }
+    fs::write(tree.join("modules").join(format!("{module}.ko")), image)?;
+    loaded.push(module.to_owned());
+    Ok(())
+}
+
+/// What a module says in its .modinfo section; the package carries no modules.dep.
+fn depends(image: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"\0depends=";
+    let Some(at) = image.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
+    let value = image[at + KEY.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
+    let value = String::from_utf8_lossy(value).replace('-', "_");
+    value.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// The shared libraries and the loader of `binary`, by the paths under which it finds them.
+fn loaded_by(binary: &Path) -> Result<Vec<PathBuf>> {
+    let listing = output(command("ldd").arg(binary))?;
+    Ok(listing.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
+}
+
+/// Files beside the crates' tests (vectors, corpora), at the same absolute paths.
+fn test_data(crates: &Path, tree: &Path) -> Result<()> {
+    for entry in fs::read_dir(crates)?.flatten() {
+        let tests = entry.path().join("tests");
+        if !tests.is_dir() {
+            continue;
+        }
+        for path in output(command("find").arg(&tests).args(["-type", "f", "!", "-name", "*.rs"]))?.lines() {
+            copy_as_is(Path::new(path), tree)?;
+        }
+    }
+    Ok(())
+}
+
+fn copy_as_is(path: &Path, tree: &Path) -> Result<()> {
+    let to = inside(tree, path);
+    fs::create_dir_all(to.parent().context("a file is in a folder")?)?;
+    fs::copy(path, &to).with_context(|| format!("could not copy {}", path.display()))?;
+    Ok(())
+}
+
+fn inside(tree: &Path, absolute: &Path) -> PathBuf {
+    tree.join(absolute.strip_prefix("/").unwrap_or(absolute))
+}
+
+fn dir() -> Result<PathBuf> {
+    let dir = target_dir().join("kernels");
+    fs::create_dir_all(&dir).with_context(|| format!("could not make {}", dir.display()))?;
+    Ok(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{depends, passed};
+
+    #[test]
+    fn a_module_names_what_it_needs() {
+        assert_eq!(depends(b"\x7fELF\0license=GPL\0depends=nf-nat,nf_tables\0name=x\0"), ["nf_nat", "nf_tables"]);
+        assert!(depends(b"\0depends=\0name=veth\0").is_empty());
+        assert!(depends(b"").is_empty());
+    }
+
+    #[test]
+    fn passed_tests_are_counted() {
+        assert_eq!(passed("test result: ok. 12 passed; 0 failed; 0 ignored"), 12);
+        assert_eq!(passed("test result: FAILED. 3 passed; 1 failed"), 3);
+        assert_eq!(passed("running 3 tests"), 0);
+    }
+}

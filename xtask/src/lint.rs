@@ -1,0 +1,134 @@
+//! Checks on the text of the code: formatting, forbidden words, clippy, and clang's warnings on the kernel programs.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::MetadataCommand;
+use clap::ValueEnum;
+
+use crate::run::{cargo, command, output, root, run as run_command};
+use crate::target_dir;
+
+/// One of the checks.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum Check {
+    /// rustfmt
+    Fmt,
+    /// Words that must not be in the tree; files too long
+    Style,
+    /// clippy, every warning an error
+    Clippy,
+    /// The kernel programs under -Wall -Wextra -Wno-unused-parameter -Werror
+    Clang,
+}
+
+/// What must not be committed, in pieces so that this file doesn't contain it.
+const FORBIDDEN: &[[&str; 2]] = &[["todo", "!("], ["unimplemented", "!("], ["dbg", "!("], ["../", "shared"]];
+
+/// Beyond this a file wants to be two.
+const LONG_FILE: usize = 700;
+
+/// Runs the checks `only`, or all of them.
+pub fn run(only: &[Check]) -> Result<()> {
+    for check in Check::value_variants().iter().filter(|check| only.is_empty() || only.contains(check)) {
+        match check {
+            Check::Fmt => run_command(&mut cargo(["fmt", "--all", "--check"]))?,
+            Check::Style => style()?,
+            Check::Clippy => {
+                run_command(&mut cargo(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?
+            }
+            Check::Clang => clang()?,
+        }
+    }
+    Ok(())
+}
+
+fn style() -> Result<()> {
+    let mut findings = Vec::new();
+    // Not by git, which refuses to look into a checkout that somebody else owns.
+    let built = "-name target -o -name .git -o -name corpus -o -name artifacts -o -name Cargo.lock".split(' ');
+    let files =
+        output(command("find").args([".", "("]).args(built).args([")", "-prune", "-o", "-type", "f", "-print"]))?;
+    for name in files.lines().map(|name| name.trim_start_matches("./")) {
+        // Binary files have no text to check.
+        let Ok(text) = fs::read_to_string(root().join(name)) else { continue };
+        for (number, line) in text.lines().enumerate() {
+            findings.extend(forbidden(line).map(|word| format!("{name}:{}: {word}", number + 1)));
+        }
+        let lines = text.lines().count();
+        if lines > LONG_FILE
+            && [".rs", ".c", ".h"].iter().any(|ending| name.ends_with(ending))
+            && !name.ends_with("vmlinux.h")
+        {
+            eprintln!("style: warning: {name} has {lines} lines; beyond {LONG_FILE} a file wants to be two");
+        }
+    }
+    ensure!(findings.is_empty(), "style: these must not be in the tree:\n  {}", findings.join("\n  "));
+    Ok(())
+}
+
+fn forbidden(line: &str) -> impl Iterator<Item = String> {
+    FORBIDDEN.iter().map(|pieces| pieces.concat()).filter(|word| line.contains(word))
+}
+
+/// Compiles bpf/*.bpf.c as the datapath's build does, with warnings as errors.
+fn clang() -> Result<()> {
+    let bpf = root().join("bpf");
+    let is_program = |path: &PathBuf| path.to_string_lossy().ends_with(".bpf.c");
+    let mut programs: Vec<_> = fs::read_dir(&bpf).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    programs.retain(is_program);
+    programs.sort();
+    if programs.is_empty() {
+        println!("clang: no programs in {}", bpf.display());
+    }
+    let headers = libbpf_headers()?;
+    for program in &programs {
+        let object = target_dir().join("lint").join(program.with_extension("o").file_name().context("a file")?);
+        run_command(
+            command("clang")
+                .args("-Wall -Wextra -Wno-unused-parameter -Werror -target bpf -O2 -g -mcpu=v3 -c".split(' '))
+                .arg(if cfg!(target_arch = "aarch64") { "-D__TARGET_ARCH_arm64" } else { "-D__TARGET_ARCH_x86" })
+                // The UAPI's <asm/…> lives below the host's multiarch folder, which -target bpf doesn't know.
+                .args(["-idirafter", &format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH)])
+                .arg("-isystem")
+                .arg(&headers)
+                .arg("-I")
+                .arg(bpf.join("include"))
+                .arg("-o")
+                .arg(object)
+                .arg(program),
+        )?;
+    }
+    println!("clang: {} programs without a warning", programs.len());
+    Ok(())
+}
+
+/// A folder in which `<bpf/…>` is libbpf's own headers, of the version that cargo builds.
+fn libbpf_headers() -> Result<PathBuf> {
+    let metadata = MetadataCommand::new().current_dir(root()).exec()?;
+    let Some(sys) = metadata.packages.iter().find(|package| package.name == "libbpf-sys") else {
+        bail!("libbpf-sys is not among the dependencies");
+    };
+    let sources = sys.manifest_path.parent().context("a manifest is in a folder")?.join("libbpf/src");
+    let dir = target_dir().join("lint");
+    fs::create_dir_all(&dir)?;
+    let link = dir.join("bpf");
+    if fs::read_link(&link).ok().as_deref() != Some(Path::new(sources.as_str())) {
+        let _ = fs::remove_file(&link);
+        symlink(&sources, &link).with_context(|| format!("could not link {}", link.display()))?;
+    }
+    Ok(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::forbidden;
+
+    #[test]
+    fn forbidden_words_are_found() {
+        assert_eq!(forbidden(&["    to", "do!()"].concat()).count(), 1);
+        assert_eq!(forbidden("// the todo list").count(), 0);
+    }
+}

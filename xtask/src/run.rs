@@ -1,0 +1,82 @@
+//! Running other programs, from the workspace root, with errors that name what failed.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// The workspace root.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a folder of the workspace")
+}
+
+/// `program`, to be run in the workspace root.
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(root());
+    command
+}
+
+/// Cargo, free of what the outer `cargo run` of this xtask left in the environment.
+pub fn cargo<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
+    let mut cargo = command("cargo");
+    cargo.args(args);
+    for (name, _) in std::env::vars_os() {
+        let inherited =
+            name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"));
+        if inherited || name == "RUSTUP_TOOLCHAIN" || name == "CARGO" {
+            cargo.env_remove(name);
+        }
+    }
+    cargo
+}
+
+/// `program` as root: itself where we are root, else under sudo.
+pub fn command_as_root(program: impl AsRef<OsStr>) -> Command {
+    if is_root() {
+        return command(program);
+    }
+    let mut sudo = command("sudo");
+    sudo.arg("-E").arg(program);
+    sudo
+}
+
+/// Whether this process runs as root.
+pub fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|this| std::os::unix::fs::MetadataExt::uid(&this) == 0)
+}
+
+/// Runs to completion; an error unless it succeeds.
+pub fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("could not start {}", shown(command)))?;
+    match status.success() {
+        true => Ok(()),
+        false => bail!("{} failed: {status}", shown(command)),
+    }
+}
+
+/// Its standard output; an error unless it succeeds.
+pub fn output(command: &mut Command) -> Result<String> {
+    let output =
+        command.stderr(Stdio::inherit()).output().with_context(|| format!("could not start {}", shown(command)))?;
+    if !output.status.success() {
+        bail!("{} failed: {}", shown(command), output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("{} printed something else than UTF-8", shown(command)))
+}
+
+/// Whether it runs and succeeds; prints nothing.
+pub fn succeeds(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
