@@ -10,8 +10,7 @@ use wire::{Epoch, VerifierKey};
 
 /// Slots for keys: one for each value of an epoch on the wire.
 pub const KEY_SLOTS: u32 = 256;
-/// A verifier refuses tokens whose time is further away than this, seconds (wire.md §6.4).
-pub const CLOCK_SKEW_MAX: u64 = 30;
+const CLOCK_SKEW_MAX: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
 
 /// What the kernel program is loaded with.
 pub fn kernel_config(set: VerifierConfig, replay_seed: u64, config: &api::VerifierConfig) -> VerifierConfig {
