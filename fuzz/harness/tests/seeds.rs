@@ -98,12 +98,11 @@ fn write_packets() {
     for (name, plain, carrying) in frames() {
         write("packet", &name, carrying.as_ref().unwrap_or(&plain));
         write("journey", &name, [&[1][..], &plain].concat());
-        write("tail", &name, [&[0x13; 36][..], &plain].concat());
+        write("tail", &name, [&[0x13; 36][..], carrying.as_ref().unwrap_or(&plain)].concat());
         let Some(carrying) = carrying else {
             write("verifier", &name, [operation(3, &plain), operation(4, &plain)].concat());
             continue;
         };
-        write("tail", &format!("{name}-carrying"), [&[0x13; 36][..], &carrying].concat());
         // Admitted, replayed, with a mended tag, revoked, swept.
         let story = [operation(4, &carrying), operation(4, &carrying), operation(6, &carrying), vec![2, 0, 40, 1]];
         write("verifier", &name, [&story.concat()[..], &operation(7, &carrying), &operation(4, &plain)].concat());
