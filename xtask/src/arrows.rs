@@ -10,7 +10,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("wire", &[], &[]),
     ("engine", &["wire"], &[]),
     ("client", &["wire", "engine"], &[]),
-    ("datapath", &["wire"], &["engine"]),
+    ("datapath", &["wire"], &["engine", "lab"]),
     ("authority", &["wire", "engine"], &["client"]),
     ("agent", &["wire", "engine", "client", "datapath"], &[]),
     ("verifier", &["wire", "engine", "client", "datapath"], &[]),
