@@ -37,6 +37,15 @@ struct flow_key {
 	__u8 reserved[2];
 };
 
+struct flow_key4 {
+	__be32 client;
+	__be32 server;
+	__be16 client_port;
+	__be16 server_port;
+	__u8 protocol;
+	__u8 reserved[3];
+};
+
 struct flow {
 	__u64 handle;
 	__u64 bytes;
@@ -82,6 +91,10 @@ struct services {
 	struct service spans[SERVICES_MAX];
 };
 
+struct open_set {
+	__u64 bits[1024];
+};
+
 struct drop_sample {
 	__u64 handle;
 	struct flow_key flow;
@@ -109,9 +122,10 @@ struct grant_slot {
 
 struct grant_entry {
 	__u32 until;
+	__u32 used;
 	__u8 plain;
 	__u8 suite;
-	__u8 reserved[2];
+	__u8 reserved[6];
 	__u64 header[2];
 	__u64 key[2];
 };

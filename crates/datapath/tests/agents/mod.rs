@@ -51,8 +51,15 @@ impl Agents {
         for transport in TRANSPORTS {
             let to = transport.destination(&row.family);
             let slot = insertion::slot(SUBJECT, &to);
-            let mut entry =
-                GrantEntry { until: NOW + 100, plain: 0, suite: 0, reserved: [0; 2], header: [0; 16], key: [0; 16] };
+            let mut entry = GrantEntry {
+                until: NOW + 100,
+                used: 0,
+                plain: 0,
+                suite: 0,
+                reserved: [0; 6],
+                header: [0; 16],
+                key: [0; 16],
+            };
             let grant = match row.known {
                 Known::Nothing | Known::Nobody => continue,
                 Known::Plain => None,
