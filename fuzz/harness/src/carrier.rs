@@ -27,12 +27,22 @@ pub fn tail(input: &[u8]) {
     let longer = Packet::parse(&carrying);
     assert_eq!((longer.form, longer.end), (Form::Whole, length));
     assert_eq!(tail::find(&carrying, &longer), Some(token));
+    if sum_is_right(frame, &packet) {
+        assert!(sum_is_right(&carrying, &longer), "a right checksum stays right");
+    }
     let clear = sums_are_clear(frame, &packet);
     let still_clear = sums_are_clear(&carrying, &longer);
     assert_eq!(tail::strip(&mut carrying, &longer), Some(packet.end));
     if clear && still_clear {
         assert_eq!(carrying[..packet.end], frame[..packet.end]);
     }
+}
+
+/// Whether the transport's checksum is the one that its receiver computes.
+fn sum_is_right(frame: &[u8], packet: &Packet) -> bool {
+    let Some(transport) = frame.get(packet.transport..packet.end) else { return false };
+    let pseudo = tail::pseudo_header(packet, transport.len() as u16);
+    tail::fold(pseudo + tail::sum(transport, false)) == 0xffff
 }
 
 /// Whether the transport's checksum is right, or plainly partial, and IPv4's is one that a sender computes: a wrong
@@ -42,7 +52,7 @@ fn sums_are_clear(frame: &[u8], packet: &Packet) -> bool {
     let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
     let checksum = u16::from_be_bytes([frame[field], frame[field + 1]]);
     let pseudo = tail::pseudo_header(packet, transport.len() as u16);
-    let right = tail::fold(pseudo + tail::sum(transport, false)) == 0xffff;
+    let right = sum_is_right(frame, packet);
     let of_udp = packet.protocol == UDP;
     let ip_is_clear = packet.ipv6() || frame[packet.network + 10..packet.network + 12] != [0xff, 0xff];
     let transport_is_clear = match checksum {

@@ -97,6 +97,10 @@ fn operation(kind: u8, frame: &[u8]) -> Vec<u8> {
 fn write_packets() {
     for (name, plain, carrying) in frames() {
         write("packet", &name, carrying.as_ref().unwrap_or(&plain));
+        if name.ends_with("-udp") {
+            write("packet", &format!("{name}-cut"), &plain[..plain.len() - 1]);
+            write("packet", &format!("{name}-padded"), [&plain[..], &[0; 9]].concat());
+        }
         write("journey", &name, [&[1][..], &plain].concat());
         write("tail", &name, [&[0x13; 36][..], carrying.as_ref().unwrap_or(&plain)].concat());
         let Some(carrying) = carrying else {
