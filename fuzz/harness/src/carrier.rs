@@ -1,6 +1,7 @@
 //! The tail carrier, the verifier that takes it off, and the agent that puts it on.
 
 use crate::world::{self, NOW};
+use engine::agent::Frame;
 use engine::insertion::{self, Grant, Inserter};
 use engine::verifier::{Outcome, Verifier};
 use std::collections::BTreeMap;
@@ -245,4 +246,39 @@ pub fn journey(input: &[u8]) {
     if clear {
         assert_eq!(sent, frame[..packet.end]);
     }
+}
+
+/// A frame that the agent holds and sends again: datagrams that left as one are cut, and nothing of their payload is lost;
+/// checksums that the network card would have finished are right. The input's first two bytes are segment size and kind
+/// of link.
+pub fn held(input: &[u8]) {
+    let Some(([segment, kind], frame)) = input.split_first_chunk() else { return };
+    let link_header = if kind & 1 == 0 { 14 } else { 0 };
+    let Some(held) = Frame::new(1, link_header, (*segment).into(), frame) else { return };
+    let ready = held.ready();
+    assert!(!ready.is_empty());
+    let whole = Packet::parse(&framed(link_header, ready[0].ether_type, frame));
+    let mut payload = Vec::new();
+    for part in &ready {
+        let bytes = framed(link_header, part.ether_type, &part.bytes);
+        let packet = Packet::parse(&bytes);
+        assert_eq!((packet.form, packet.fragment, packet.protocol), (Form::Whole, whole.fragment, whole.protocol));
+        assert_eq!((packet.source, packet.destination), (whole.source, whole.destination));
+        payload.extend_from_slice(bytes.get(packet.payload..packet.end).unwrap_or_default());
+        if ready.len() > 1 {
+            assert!(packet.end - packet.payload <= usize::from(*segment));
+            let absent = bytes[packet.transport + 6..packet.transport + 8] == [0, 0];
+            assert!(absent || sum_is_right(&bytes, &packet));
+        }
+    }
+    let original = framed(link_header, ready[0].ether_type, frame);
+    assert_eq!(payload, original.get(whole.payload..whole.end).unwrap_or_default());
+}
+
+/// The frame with a link header, where the interface has none.
+fn framed(link_header: u32, ether_type: u16, frame: &[u8]) -> Vec<u8> {
+    if link_header != 0 {
+        return frame.to_vec();
+    }
+    [&[0; 12][..], &ether_type.to_be_bytes(), frame].concat()
 }

@@ -7,7 +7,7 @@ mod formats;
 mod texts;
 mod world;
 
-pub use carrier::{journey, tail, verifier};
+pub use carrier::{held, journey, tail, verifier};
 pub use formats::{grant_header, packet, quoted, token};
 pub use texts::{api, document, policy};
 
@@ -23,6 +23,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("tail", tail),
     ("verifier", verifier),
     ("journey", journey),
+    ("held", held),
     ("policy", policy),
     ("document", document),
     ("api", api),

@@ -1,5 +1,6 @@
 //! What people and peers write: policies, TOML documents, the API's JSON.
 
+use engine::agent::Target;
 use engine::api;
 use engine::document::{Reader, duration, hint, seconds};
 use engine::policy::{Action, Decision, Policy};
@@ -51,7 +52,7 @@ fn decide(policy: &Policy, person: &str, to: &Destination) {
     }
 }
 
-/// A TOML document, read by every getter there is.
+/// A TOML document, read by every getter there is; then the same text as a time and as a consent's target.
 pub fn document(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let known = ["text", "list", "yes", "number", "seconds", "tables"];
@@ -79,6 +80,9 @@ pub fn document(input: &[u8]) {
     }
     if text.len() < 100 {
         hint(text, known.into_iter());
+    }
+    if let Ok(target) = text.parse::<Target>() {
+        assert_eq!(target.to_string().parse(), Ok(target));
     }
 }
 

@@ -101,6 +101,16 @@ fn write_packets() {
             write("packet", &format!("{name}-cut"), &plain[..plain.len() - 1]);
             write("packet", &format!("{name}-padded"), [&plain[..], &[0; 9]].concat());
         }
+        for (segment, cut) in [(0, 0), (2, 0), (0, 14)] {
+            let is_plain = segment == 0 && cut == 0 && (name.ends_with("-syn") || name.contains("fragment"));
+            if name.contains("udp") || is_plain {
+                write(
+                    "held",
+                    &format!("{name}-{segment}-{cut}"),
+                    [&[segment, u8::from(cut > 0)], &plain[cut..]].concat(),
+                );
+            }
+        }
         write("journey", &name, [&[1][..], &plain].concat());
         write("tail", &name, [&[0x13; 36][..], carrying.as_ref().unwrap_or(&plain)].concat());
         let Some(carrying) = carrying else {
@@ -167,6 +177,7 @@ fn write_texts() {
     write("document", "unknown", "txet = \"ü\"\nlist = \"a\"\n");
     write("document", "broken", "text = \"\nlist = [\n");
     write("document", "duration", "90s");
+    write("document", "target", "[2001:db8::/32]:443");
     let receiver =
         r#"{"name":"ssh","prefix":"203.0.113.10/32","services":[{"protocol":6,"first_port":22,"last_port":22}]}"#;
     let owner = r#""handle":"00ff00ff00ff00ff","person":"alice","device":"laptop","receiver":"ssh","rule":"policy.toml:9 staff","issued":1,"expires":2"#;
