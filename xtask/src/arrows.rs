@@ -16,6 +16,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("verifier", &["wire", "engine", "client", "datapath"], &["authority"]),
     ("vouchsafe", &["authority", "agent", "verifier"], &[]),
     ("lab", &["wire"], &["engine", "datapath"]),
+    ("harness", &["wire", "engine"], &["lab"]),
     ("xtask", &[], &[]),
 ];
 
