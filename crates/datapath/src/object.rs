@@ -51,6 +51,11 @@ impl Pins {
         names
     }
 
+    /// Removes one link's pin; without another holder it lets go of its interface.
+    pub fn remove_link(&self, name: &str) -> Result<()> {
+        fs::remove_file(self.link(name)).with_context(|| format!("cannot remove the pinned link {name}"))
+    }
+
     /// Removes everything pinned here: links let go of their interfaces, maps of their memory.
     pub fn remove(&self) -> Result<()> {
         fs::remove_dir_all(&self.0).with_context(|| format!("cannot remove {}", self.0.display()))

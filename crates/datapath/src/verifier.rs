@@ -164,13 +164,17 @@ impl Verifier {
                     // A pin of a link whose interface is gone.
                     let _ = fs::remove_file(path);
                 }
-                // Without flags the kernel takes the driver's XDP if there is one, else its own.
-                Link::attach(program.as_fd(), interface.index, Hook::Xdp, 0).with_context(|| {
-                    format!(
-                        "cannot attach XDP to {} (another XDP program may be there: `ip link show {}`)",
-                        interface.name, interface.name
-                    )
-                })?
+                let attach = |flags| Link::attach(program.as_fd(), interface.index, Hook::Xdp, flags);
+                // Without flags the kernel takes the driver's XDP if there is one, else its own. A driver may still
+                // refuse (MTU, queues): then the kernel's own.
+                attach(0).or_else(|error| attach(libbpf_sys::XDP_FLAGS_SKB_MODE).map_err(|_| error)).with_context(
+                    || {
+                        format!(
+                            "cannot attach XDP to {} (another XDP program may be there: `ip link show {}`)",
+                            interface.name, interface.name
+                        )
+                    },
+                )?
             }
         };
         self.links.insert(interface.name.clone(), link);
@@ -186,6 +190,16 @@ impl Verifier {
                 link.pin(&path)?;
             }
         }
+        Ok(())
+    }
+
+    /// Takes the attachments of `old` over, pinned or not, without a packet between the programs.
+    pub fn succeed(&mut self, old: &mut Self) -> Result<()> {
+        let program = self.object.program("admit")?;
+        for (name, link) in &old.links {
+            link.update(program.as_fd()).with_context(|| format!("cannot take over interface {name}"))?;
+        }
+        self.links.extend(old.links.drain());
         Ok(())
     }
 

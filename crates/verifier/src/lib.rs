@@ -1,1 +1,25 @@
-//! The verifier: IO shell around the engine and the kernel programs.
+//! The verifier: keeps the kernel programs supplied with keys, receivers and revocations, and says what they do.
+//!
+//! IO around pure decisions: what to write into which table is `plan`'s, whom to adopt `adoption`'s, why a packet would
+//! pass `explain`'s. Whether a packet passes is decided in the kernel, which goes on when this process doesn't.
+#![forbid(unsafe_code)]
+
+pub mod adoption;
+pub mod cli;
+pub mod control;
+mod daemon;
+pub mod directory;
+pub mod drops;
+pub mod explain;
+pub mod owners;
+pub mod plan;
+mod protection;
+pub mod protocol;
+pub mod settings;
+mod shared;
+pub mod view;
+
+/// The time, Unix seconds.
+pub fn now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -31,6 +31,9 @@ enum Command {
     /// Log people in, evaluate policy, issue grants
     #[command(subcommand)]
     Authority(authority::cli::AuthorityCommand),
+    /// Protect this host, or what is behind it
+    #[command(subcommand)]
+    Verifier(verifier::cli::VerifierCommand),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
     let done = runtime.block_on(async {
         match arguments.command {
             Command::Authority(command) => authority::cli::run(command).await,
+            Command::Verifier(command) => verifier::cli::run(command).await,
         }
     });
     done.unwrap_or_else(|error| cant(&error))

@@ -1,0 +1,149 @@
+//! Connections that are established when protection starts: found in the kernel's list of sockets, filtered by what is
+//! protected. Pure but for [`sockets`].
+
+use crate::plan;
+use engine::protected::Protected;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use wire::map::{Flow, FlowKey};
+use wire::packet::TCP;
+
+/// A TCP socket that has a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Socket {
+    /// Its own address and port.
+    pub local: SocketAddr,
+    /// Its peer's.
+    pub peer: SocketAddr,
+}
+
+/// The established TCP sockets of this network namespace.
+pub fn sockets() -> std::io::Result<Vec<Socket>> {
+    let four = std::fs::read_to_string("/proc/self/net/tcp")?;
+    // Absent where the kernel has no IPv6.
+    let six = std::fs::read_to_string("/proc/self/net/tcp6").unwrap_or_default();
+    Ok(four.lines().chain(six.lines()).filter_map(socket).collect())
+}
+
+/// One line of `/proc/net/tcp` or `tcp6`, if it is about an established connection.
+pub fn socket(line: &str) -> Option<Socket> {
+    let mut fields = line.split_whitespace().skip(1);
+    let (local, peer, state) = (fields.next()?, fields.next()?, fields.next()?);
+    // ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING (include/net/tcp_states.h): the handshake is done
+    // and packets of the peer still matter.
+    if !["01", "04", "05", "08", "09", "0B"].contains(&state) {
+        return None;
+    }
+    Some(Socket { local: address(local)?, peer: address(peer)? })
+}
+
+/// `0100007F:1F90`: words in the machine's order, the port in hex. IPv4 in IPv6 becomes IPv4, as it is on the wire.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (address, port) = text.split_once(':')?;
+    let word = |index: usize| Some(u32::from_str_radix(address.get(index * 8..index * 8 + 8)?, 16).ok()?.to_ne_bytes());
+    let ip = match address.len() {
+        8 => IpAddr::V4(Ipv4Addr::from(word(0)?)),
+        32 => {
+            let mut bytes = [0; 16];
+            for (index, room) in bytes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                *room = word(index)?;
+            }
+            IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
+}
+
+/// The sockets whose own address and port are protected.
+pub fn protected_sockets(sockets: &[Socket], protected: &[Protected]) -> Vec<Socket> {
+    let is_protected = |s: &&Socket| plan::is_protected(protected, s.local.ip(), TCP, s.local.port());
+    sockets.iter().filter(is_protected).copied().collect()
+}
+
+/// The flow of an adopted connection.
+pub fn flow(socket: &Socket, now: u32) -> (FlowKey, Flow) {
+    let key = FlowKey::new(socket.peer.ip(), socket.peer.port(), socket.local.ip(), socket.local.port(), TCP);
+    (key, Flow { since: now, seen: now, adopted: 1, ..Flow::default() })
+}
+
+/// The connection that `SSH_CONNECTION` (`CLIENT PORT SERVER PORT`) describes.
+pub fn ssh_connection(text: &str) -> Option<Socket> {
+    let mut fields = text.split(' ');
+    let mut end = || {
+        let address: IpAddr = fields.next()?.parse().ok()?;
+        Some(SocketAddr::new(address.to_canonical(), fields.next()?.parse().ok()?))
+    };
+    let (peer, local) = (end()?, end()?);
+    Some(Socket { local, peer })
+}
+
+/// Why starting protection could lock the operator out, if it could: they are logged in through a protected port. An
+/// adopted connection lives on, but the next one needs a grant.
+pub fn lock_out(ssh: Option<&Socket>, protected: &[Protected], adopt: bool) -> Option<String> {
+    let ssh = ssh.filter(|ssh| plan::is_protected(protected, ssh.local.ip(), TCP, ssh.local.port()))?;
+    let cut = if adopt { "goes on, but the next one needs a grant" } else { "will be cut" };
+    Some(format!(
+        "you are logged in through {}, which is protected: this connection {cut}. With `--try 60s` protection is taken \
+         back unless you confirm it",
+        ssh.local
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::api::{Receiver, Service};
+
+    const ESTABLISHED4: &str = "   1: 0A0200C0:0016 057100CB:1267 01 00000000:00000000 02:000A 00000000     0        0 1 2 00000000 20 4 0 10 -1";
+    const LISTENING: &str =
+        "   0: 00000000:0016 00000000:0000 0A 00000000:00000000 00:0000 00000000     0        0 1 1";
+    const MAPPED: &str =
+        "   0: 0000000000000000FFFF00000A0200C0:0016 0000000000000000FFFF0000057100CB:1268 01 0:0 0:0 0";
+    const ESTABLISHED6: &str =
+        "   0: B80D0120000000000000000001000000:0016 B80D0120000000000000000002000000:1267 08 0:0 0:0 0";
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().expect("an address and port")
+    }
+
+    #[cfg(target_endian = "little")]
+    #[test]
+    fn established_sockets_are_read() {
+        let four = Socket { local: at("192.0.2.10:22"), peer: at("203.0.113.5:4711") };
+        assert_eq!(socket(ESTABLISHED4), Some(four));
+        assert_eq!(socket(MAPPED), Some(Socket { peer: at("203.0.113.5:4712"), ..four }));
+        let six = Socket { local: at("[2001:db8::1]:22"), peer: at("[2001:db8::2]:4711") };
+        assert_eq!(socket(ESTABLISHED6), Some(six));
+        assert_eq!(socket(LISTENING), None);
+        assert_eq!(socket("  sl  local_address rem_address   st tx_queue"), None);
+        assert_eq!(socket(""), None);
+    }
+
+    fn protected() -> Vec<Protected> {
+        let services = vec![Service { protocol: 6, first_port: 22, last_port: 22 }];
+        let receiver = Receiver { name: "ssh".into(), prefix: "192.0.2.0/24".parse().expect("a prefix"), services };
+        engine::protected::entries(&[receiver]).expect("fits")
+    }
+
+    #[test]
+    fn only_connections_to_what_is_protected_are_adopted() {
+        let ours = Socket { local: at("192.0.2.10:22"), peer: at("203.0.113.5:4711") };
+        let outgoing = Socket { local: at("192.0.2.10:40000"), peer: at("203.0.113.5:22") };
+        let elsewhere = Socket { local: at("192.0.3.10:22"), peer: at("203.0.113.5:4711") };
+        assert_eq!(protected_sockets(&[ours, outgoing, elsewhere], &protected()), [ours]);
+        let (key, flow) = flow(&ours, 1000);
+        assert_eq!((key.client(), key.server()), ((ours.peer.ip(), 4711), (ours.local.ip(), 22)));
+        assert_eq!((flow.adopted, flow.handle, flow.seen), (1, 0, 1000));
+    }
+
+    #[test]
+    fn an_operator_behind_a_protected_port_is_warned() {
+        let ssh = ssh_connection("203.0.113.5 4711 192.0.2.10 22");
+        assert!(lock_out(ssh.as_ref(), &protected(), false).expect("a warning").contains("will be cut"));
+        assert!(lock_out(ssh.as_ref(), &protected(), true).expect("a warning").contains("goes on"));
+        let elsewhere = ssh_connection("203.0.113.5 4711 192.0.9.10 22");
+        assert_eq!(lock_out(elsewhere.as_ref(), &protected(), false), None);
+        assert_eq!(lock_out(None, &protected(), false), None);
+        assert_eq!(ssh_connection("x"), None);
+    }
+}

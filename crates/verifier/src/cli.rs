@@ -1,0 +1,446 @@
+//! `vouchsafe verifier …`: arguments in, words out. What is done is `daemon`'s, what is known the daemon's behind its
+//! control socket.
+
+mod table;
+
+use crate::control::{self, Request};
+use crate::directory::Directory;
+use crate::settings::{Options, duration};
+use crate::view;
+use crate::{daemon, protocol};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use datapath::Pins;
+use engine::api::Explanation;
+use serde::Serialize;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use table::{Table, bytes, utc};
+
+/// How often `drops --follow` looks.
+const FOLLOW: Duration = Duration::from_millis(300);
+/// The answer is no.
+const NO: ExitCode = ExitCode::FAILURE;
+
+/// Protects this host, or what is behind it
+#[derive(Subcommand, Debug)]
+pub enum VerifierCommand {
+    /// Make this verifier known to its authority
+    Enrol {
+        /// Where the verifier keeps its things
+        #[command(flatten)]
+        home: Home,
+        /// Who it enrols at
+        #[command(flatten)]
+        at: Authority,
+        /// Enrol although it is enrolled already; settings stay
+        #[arg(long)]
+        again: bool,
+    },
+    /// Protect. Ends without ending protection: the kernel goes on; see `detach`
+    Run {
+        /// Where the verifier keeps its things
+        #[command(flatten)]
+        home: Home,
+        /// Which daemon it is
+        #[command(flatten)]
+        daemon: Daemon,
+        /// Who it enrols at if it is not enrolled
+        #[command(flatten)]
+        at: FirstRun,
+        /// Take protection back after this time unless `confirm` comes: against locking oneself out
+        #[arg(long, value_name = "TIME", value_parser = duration)]
+        r#try: Option<u32>,
+        /// Settings
+        #[command(flatten)]
+        options: Box<Options>,
+    },
+    /// Keep the protection that `run --try` is trying
+    Confirm(Daemon),
+    /// End protection, whether the daemon runs or not; it stops
+    Detach(Daemon),
+    /// Show interfaces, keys, tables, and how it stands with the authority
+    Status(Look),
+    /// List the admitted flows and who is behind them
+    Flows(Look),
+    /// Show what is dropped: packets per reason, and the latest ones
+    Drops {
+        /// Which daemon is asked
+        #[command(flatten)]
+        look: Look,
+        /// Print drops as they happen
+        #[arg(long)]
+        follow: bool,
+    },
+    /// Say who is behind a connection; exit code 1 if there is no such flow
+    Whois {
+        /// Which daemon is asked
+        #[command(flatten)]
+        look: Look,
+        /// The client's address and port, as the server sees it; IPv6 as [ADDR]:PORT
+        #[arg(value_name = "ADDR:PORT")]
+        client: SocketAddr,
+    },
+    /// Say whether a packet would pass, or a person would get a grant, and why; exit code 1 if not
+    Explain {
+        /// Which daemon is asked
+        #[command(flatten)]
+        look: Look,
+        /// What is asked
+        #[command(flatten)]
+        subject: Subject,
+        /// The server's address and port
+        #[arg(long, value_name = "ADDR:PORT", required_unless_present = "frame")]
+        to: Option<SocketAddr>,
+        /// tcp, udp or a number
+        #[arg(long, default_value = "tcp", value_parser = protocol::parse)]
+        protocol: u8,
+    },
+}
+
+/// Where the verifier keeps its things
+#[derive(Args, Debug)]
+pub struct Home {
+    /// The verifier's directory
+    #[arg(long, value_name = "DIR", env = "VOUCHSAFE_VERIFIER_DIR", default_value = "/var/lib/vouchsafe/verifier")]
+    dir: PathBuf,
+}
+
+/// The authority to enrol at
+#[derive(Args, Debug)]
+pub struct Authority {
+    /// The authority's URL, https://HOST:PORT
+    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
+    authority: String,
+    /// The CA certificate to trust for it [default: the system's]
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
+    ca: Option<PathBuf>,
+    /// The one-time code that `vouchsafe authority verifier add` printed
+    #[arg(long, env = "VOUCHSAFE_CODE", hide_env_values = true)]
+    code: String,
+}
+
+/// The authority to enrol at if that has not been done
+#[derive(Args, Debug)]
+pub struct FirstRun {
+    /// At the first run: the authority's URL, https://HOST:PORT
+    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
+    authority: Option<String>,
+    /// At the first run: the CA certificate to trust for it [default: the system's]
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
+    ca: Option<PathBuf>,
+    /// At the first run: the one-time code that `vouchsafe authority verifier add` printed
+    #[arg(long, env = "VOUCHSAFE_CODE", hide_env_values = true, requires = "authority")]
+    code: Option<String>,
+}
+
+/// Which daemon
+#[derive(Args, Debug)]
+pub struct Daemon {
+    /// Which of several verifiers on this host
+    #[arg(long, value_name = "NAME", env = "VOUCHSAFE_VERIFIER_INSTANCE", default_value = "main", value_parser = instance)]
+    instance: String,
+    /// The daemon's socket [default: /run/vouchsafe/verifier.sock, or verifier-NAME.sock for another instance]
+    #[arg(long, value_name = "PATH", env = "VOUCHSAFE_VERIFIER_SOCKET")]
+    socket: Option<PathBuf>,
+}
+
+impl Daemon {
+    fn socket(&self) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| control::default_socket(&self.instance))
+    }
+}
+
+/// A question to the daemon
+#[derive(Args, Debug)]
+pub struct Look {
+    /// Which daemon is asked
+    #[command(flatten)]
+    daemon: Daemon,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is explained
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Subject {
+    /// Would a packet from this client pass?
+    #[arg(long, value_name = "ADDR:PORT")]
+    from: Option<SocketAddr>,
+    /// Would this Ethernet frame pass? Tells about its token, too
+    #[arg(long, value_name = "HEX")]
+    frame: Option<String>,
+    /// Would this person get a grant?
+    #[arg(long, value_name = "NAME")]
+    person: Option<String>,
+}
+
+/// An instance's name is part of paths.
+fn instance(text: &str) -> Result<String, String> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if (1..=32).contains(&text.len()) && text.chars().all(fine) {
+        Ok(text.to_owned())
+    } else {
+        Err("1 to 32 letters, digits, `-` or `_`".to_owned())
+    }
+}
+
+/// Does what the command says. The exit code is 1 where a question's answer is no; errors are exit code 2.
+pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
+    match command {
+        VerifierCommand::Enrol { home, at, again } => {
+            let directory = Directory::at(home.dir);
+            if directory.read()?.0.is_some() && !again {
+                bail!("{} says it is enrolled already; --again enrols it anew", directory.file().display());
+            }
+            let enrolment = directory.enrol(&at.authority, at.ca.as_deref(), &at.code).await?;
+            println!("enrolled as {}; settings are in {}", enrolment.verifier, directory.file().display());
+            Ok(ExitCode::SUCCESS)
+        }
+        VerifierCommand::Run { home, daemon, at, r#try, options } => {
+            let directory = Directory::at(home.dir);
+            let (enrolment, file) = directory.read()?;
+            let enrolment = match (enrolment, at.authority, at.code) {
+                (Some(enrolment), _, _) => enrolment,
+                (None, Some(authority), Some(code)) => directory.enrol(&authority, at.ca.as_deref(), &code).await?,
+                (None, _, _) => bail!(
+                    "{} knows no authority: `vouchsafe verifier enrol`, or give --authority and --code",
+                    directory.file().display()
+                ),
+            };
+            let settings = options.or(file).settings();
+            let trial = r#try.map(|seconds| Duration::from_secs(seconds.into()));
+            let socket = daemon.socket();
+            daemon::run(daemon::Start { directory, instance: daemon.instance, socket, settings, enrolment, trial })
+                .await
+        }
+        VerifierCommand::Confirm(daemon) => {
+            println!("{}", control::ask::<String>(&daemon.socket(), &Request::Confirm).await?);
+            Ok(ExitCode::SUCCESS)
+        }
+        VerifierCommand::Detach(daemon) => detach(&daemon).await,
+        VerifierCommand::Status(look) => {
+            let status: view::Status = control::ask(&look.daemon.socket(), &Request::Status).await?;
+            look.show(&status, show_status)
+        }
+        VerifierCommand::Flows(look) => {
+            let flows: Vec<view::Flow> = control::ask(&look.daemon.socket(), &Request::Flows).await?;
+            look.show(&flows, |flows| print!("{}", flow_table(flows)))
+        }
+        VerifierCommand::Drops { look, follow: true } => follow(&look).await,
+        VerifierCommand::Drops { look, follow: false } => {
+            let drops: view::Drops = control::ask(&look.daemon.socket(), &Request::Drops { from: 0 }).await?;
+            look.show(&drops, show_drops)
+        }
+        VerifierCommand::Whois { look, client } => {
+            let request = Request::Whois { client, server: None };
+            let flows: Vec<view::Flow> = control::ask(&look.daemon.socket(), &request).await?;
+            if flows.is_empty() && !look.json {
+                println!("no flow from {client}");
+                return Ok(NO);
+            }
+            look.show(&flows, |flows| flows.iter().for_each(show_flow))?;
+            Ok(if flows.is_empty() { NO } else { ExitCode::SUCCESS })
+        }
+        VerifierCommand::Explain { look, subject, to, protocol } => explain(&look, subject, to, protocol).await,
+    }
+}
+
+async fn detach(daemon: &Daemon) -> Result<ExitCode> {
+    if let Some(done) = control::try_ask::<String>(&daemon.socket(), &Request::Detach).await? {
+        println!("{done}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    match Pins::existing("verifier", &daemon.instance) {
+        Some(pins) => {
+            pins.remove()?;
+            println!("detached: nothing is protected any more");
+            Ok(ExitCode::SUCCESS)
+        }
+        None => {
+            println!("nothing to detach: instance {} protects nothing", daemon.instance);
+            Ok(NO)
+        }
+    }
+}
+
+async fn explain(look: &Look, subject: Subject, to: Option<SocketAddr>, protocol: u8) -> Result<ExitCode> {
+    let socket = look.daemon.socket();
+    let to_or = || to.context("--to is missing");
+    let yes = match subject {
+        Subject { person: Some(person), .. } => {
+            let request = Request::ExplainPerson { person, to: to_or()?, protocol };
+            let explanation: Explanation = control::ask(&socket, &request).await?;
+            look.show(&explanation, |explanation| println!("{}", explanation.text))?;
+            explanation.allowed
+        }
+        Subject { frame: Some(frame), .. } => verdict(look, &socket, &Request::ExplainFrame { frame }).await?,
+        Subject { from, .. } => {
+            let from = from.context("--from is missing")?;
+            verdict(look, &socket, &Request::ExplainPacket { from, to: to_or()?, protocol }).await?
+        }
+    };
+    Ok(if yes { ExitCode::SUCCESS } else { NO })
+}
+
+async fn verdict(look: &Look, socket: &Path, request: &Request) -> Result<bool> {
+    let verdict: view::Verdict = control::ask(socket, request).await?;
+    look.show(&verdict, |verdict| {
+        let rows = verdict.checks.iter().map(|check| {
+            let passed = match check.passed {
+                Some(true) => "yes",
+                Some(false) => "no",
+                None => "?",
+            };
+            vec![check.name.clone(), passed.into(), check.text.clone()]
+        });
+        print!("{}", Table::new(&["CHECK", "", "FOUND"], rows));
+        println!("{}", verdict.text);
+    })?;
+    Ok(verdict.passes)
+}
+
+async fn follow(look: &Look) -> Result<ExitCode> {
+    let mut from = 0;
+    loop {
+        let drops: view::Drops = control::ask(&look.daemon.socket(), &Request::Drops { from }).await?;
+        for dropped in &drops.samples {
+            from = dropped.number + 1;
+            if look.json {
+                println!("{}", serde_json::to_string(dropped)?);
+            } else {
+                println!("{}", drop_cells(dropped).join("  "));
+            }
+        }
+        tokio::time::sleep(FOLLOW).await;
+    }
+}
+
+impl Look {
+    fn show<T: Serialize>(&self, answer: &T, show: impl FnOnce(&T)) -> Result<ExitCode> {
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(answer)?);
+        } else {
+            show(answer);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn or_dash(text: Option<&str>) -> String {
+    text.unwrap_or("-").to_owned()
+}
+
+fn show_status(status: &view::Status) {
+    let trial = status.trial_left.map_or(String::new(), |left| format!(", {left} s left to confirm"));
+    let connected = if status.connected { "connected" } else { "not connected" };
+    let rows = [
+        ("verifier", format!("{} (instance {})", status.verifier, status.instance)),
+        ("state", format!("{}{trial}", status.state)),
+        ("authority", format!("{}, {connected}", status.authority)),
+        ("trouble", or_dash(status.trouble.as_deref())),
+        ("read", status.read.map_or("-".into(), utc)),
+        ("keys until", status.keys_until.map_or("none for the current epoch: nothing new is admitted".into(), utc)),
+        ("epoch", format!("{} s; grants live {} s at most", status.epoch_length, status.max_lifetime)),
+        ("owners", format!("{} known", status.owners)),
+    ];
+    for (name, text) in rows {
+        println!("{name:12}{}", text.replace(char::is_control, "?"));
+    }
+    let interfaces = status.interfaces.iter();
+    let interfaces = interfaces
+        .map(|interface| vec![interface.name.clone(), interface.mode.clone(), or_dash(interface.driver.as_deref())]);
+    print!("\n{}", Table::new(&["INTERFACE", "XDP", "DRIVER"], interfaces));
+    let protected = status.protected.iter().map(|entry| {
+        let services: Vec<_> = entry.services.iter().map(service).collect();
+        vec![entry.prefix.clone(), services.join(" ")]
+    });
+    print!("\n{}", Table::new(&["PROTECTED", "SERVICES"], protected));
+    let tables = status.tables.iter().map(|table| {
+        let used = table.used.map_or("-".into(), |used| used.to_string());
+        vec![table.name.clone(), used, table.max.to_string(), table.bytes.to_string(), bytes(table.max * table.bytes)]
+    });
+    print!("\n{}", Table::new(&["TABLE", "USED", "MAX", "BYTES EACH", "AT MOST"], tables));
+}
+
+fn service(service: &engine::api::Service) -> String {
+    let engine::api::Service { protocol, first_port, last_port } = *service;
+    match protocol {
+        0 => "all".into(),
+        _ if (first_port, last_port) == (0, u16::MAX) => protocol::name(protocol),
+        _ if first_port == last_port => format!("{}/{first_port}", protocol::name(protocol)),
+        _ => format!("{}/{first_port}-{last_port}", protocol::name(protocol)),
+    }
+}
+
+fn grant(flow: &view::Flow) -> String {
+    if flow.adopted { "adopted".into() } else { or_dash(flow.handle.as_deref()) }
+}
+
+fn flow_table(flows: &[view::Flow]) -> Table {
+    let mut flows: Vec<_> = flows.iter().collect();
+    flows.sort_by_key(|flow| (flow.since, flow.client));
+    let rows = flows.into_iter().map(|flow| {
+        let [person, device, rule] = [&flow.person, &flow.device, &flow.rule].map(|text| or_dash(text.as_deref()));
+        let (client, server) = (flow.client.to_string(), flow.server.to_string());
+        let (packets, bytes) = (flow.packets.to_string(), flow.bytes.to_string());
+        let (protocol, since) = (flow.protocol.clone(), utc(flow.since));
+        vec![client, server, protocol, person, device, rule, grant(flow), since, packets, bytes]
+    });
+    const HEAD: [&str; 10] =
+        ["CLIENT", "SERVER", "PROTOCOL", "PERSON", "DEVICE", "RULE", "GRANT", "SINCE", "PACKETS", "BYTES"];
+    Table::new(&HEAD, rows)
+}
+
+fn show_flow(flow: &view::Flow) {
+    let [person, device, receiver, rule] =
+        [&flow.person, &flow.device, &flow.receiver, &flow.rule].map(|text| or_dash(text.as_deref()));
+    let rows = [
+        ("flow", format!("{} to {} ({})", flow.client, flow.server, flow.protocol)),
+        ("person", person),
+        ("device", device),
+        ("grant", grant(flow)),
+        ("receiver", receiver),
+        ("rule", rule),
+        ("since", utc(flow.since)),
+        ("seen", utc(flow.seen)),
+        ("packets", flow.packets.to_string()),
+        ("bytes", flow.bytes.to_string()),
+    ];
+    for (name, text) in rows {
+        println!("{name:12}{}", text.replace(char::is_control, "?"));
+    }
+}
+
+fn show_drops(drops: &view::Drops) {
+    let counters = drops.reasons.iter().map(|counter| (counter, "drop")).chain(drops.passed.iter().map(|c| (c, "")));
+    let counted = counters.filter(|(counter, _)| counter.packets > 0);
+    let rows = counted.map(|(counter, kind)| vec![counter.name.clone(), kind.into(), counter.packets.to_string()]);
+    print!("{}", Table::new(&["OUTCOME", "", "PACKETS"], rows));
+    if drops.samples_lost > 0 {
+        println!("{} drops were counted and not reported", drops.samples_lost);
+    }
+    if !drops.samples.is_empty() {
+        const HEAD: [&str; 8] = ["TIME", "REASON", "CLIENT", "SERVER", "PROTOCOL", "GRANT", "INTERFACE", "LENGTH"];
+        print!("\n{}", Table::new(&HEAD, drops.samples.iter().map(drop_cells)));
+    }
+}
+
+fn drop_cells(dropped: &view::Drop) -> Vec<String> {
+    let end = |end: Option<SocketAddr>| end.map_or("-".into(), |end| end.to_string());
+    let reason = if dropped.observed { format!("{} (passed)", dropped.reason) } else { dropped.reason.clone() };
+    vec![
+        utc(dropped.time),
+        reason,
+        end(dropped.client),
+        end(dropped.server),
+        dropped.protocol.clone(),
+        or_dash(dropped.handle.as_deref()),
+        dropped.interface.clone(),
+        dropped.length.to_string(),
+    ]
+}

@@ -1,0 +1,76 @@
+//! Lists for people: aligned columns, times in UTC.
+
+use std::fmt;
+
+/// Rows under a head.
+pub struct Table(Vec<Vec<String>>);
+
+impl Table {
+    /// A table; each row has as many cells as the head.
+    pub fn new(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Self {
+        let head = head.iter().map(|cell| (*cell).to_owned()).collect();
+        // What people named things must not steer the terminal.
+        let plain = |row: Vec<String>| row.iter().map(|cell| cell.replace(char::is_control, "?")).collect();
+        Self(std::iter::once(head).chain(rows.map(plain)).collect())
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.0.first().map_or(0, Vec::len);
+        let width = |column: usize| self.0.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: Vec<_> = (0..columns).map(width).collect();
+        for row in &self.0 {
+            let cells: Vec<_> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+            writeln!(f, "{}", cells.join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A time as `2030-01-31T12:00:00Z`.
+pub fn utc(time: u64) -> String {
+    let (days, second) = (time / 86_400, time % 86_400);
+    // Civil date from days, counted in eras of 400 years from 1 March 0000 (Howard Hinnant, "chrono-compatible
+    // low-level date algorithms").
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
+}
+
+/// Bytes as `1.5 MiB`.
+pub fn bytes(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{:.1} KiB", bytes as f64 / 1024.0),
+        _ => format!("{:.1} MiB", bytes as f64 / 1_048_576.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_civil_dates() {
+        assert_eq!(utc(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(utc(1_709_210_096), "2024-02-29T12:34:56Z");
+    }
+
+    #[test]
+    fn sizes_are_round() {
+        assert_eq!([bytes(1000), bytes(1536), bytes(33_554_432)], ["1000 B", "1.5 KiB", "32.0 MiB"]);
+    }
+
+    #[test]
+    fn columns_are_aligned_and_cells_cant_steer_the_terminal() {
+        let table = Table::new(&["A", "BB"], [vec!["x\u{1b}[2J".to_owned(), "y".to_owned()]].into_iter());
+        assert_eq!(table.to_string(), "A      BB\nx?[2J  y\n");
+    }
+}

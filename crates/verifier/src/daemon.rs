@@ -1,0 +1,431 @@
+//! `vouchsafe verifier run`: starts protection, follows the authority, keeps house. When it ends, protection goes on
+//! without it, unless it was only being tried.
+
+use crate::control::{self, Access};
+use crate::directory::{Cache, Directory, Enrolment};
+use crate::drops::Ring;
+use crate::protection::Protection;
+use crate::settings::Settings;
+use crate::shared::{Names, Order, Shared};
+use crate::{adoption, now, plan};
+use anyhow::{Context, Result, bail};
+use datapath::Pins;
+use engine::api::{Event, RevokedGrant};
+use std::collections::HashSet;
+use std::future::pending;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, interval, sleep, sleep_until};
+use wire::Handle;
+
+/// How often the kernel's clock is set and interfaces are looked at.
+const TICK: Duration = Duration::from_secs(1);
+/// How often idle flows are looked for.
+const SWEEP: Duration = Duration::from_secs(5);
+/// When flows are cut again after a revocation: a packet that was being judged has been by then.
+const SECOND_CUT: Duration = Duration::from_millis(75);
+/// The first and the longest pause before the authority is asked again.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// Epochs whose keys are fetched ahead.
+const KEYS_AHEAD: u32 = 24;
+/// Silence after which the event stream counts as lost; the authority says something every 10 s.
+const SILENCE: Duration = Duration::from_secs(25);
+
+/// What a daemon starts with.
+pub struct Start {
+    /// Where it keeps its things.
+    pub directory: Directory,
+    /// Which of several on this host.
+    pub instance: String,
+    /// Where it listens.
+    pub socket: PathBuf,
+    /// What is set.
+    pub settings: Settings,
+    /// Who it is to the authority.
+    pub enrolment: Enrolment,
+    /// Take protection back after this time unless it is confirmed.
+    pub trial: Option<Duration>,
+}
+
+/// Runs until a signal, an order to detach, or the end of a trial.
+pub async fn run(start: Start) -> Result<ExitCode> {
+    let Start { directory, instance, socket, settings, enrolment, mut trial } = start;
+    let _lock = directory.lock()?;
+    let access = access(&settings.whois_users)?;
+    let listener = control::listen(&socket).await?;
+    let authority = directory.caller(&enrolment)?;
+    let pins = Pins::new("verifier", &instance)?;
+    let fresh = pins.links().is_empty();
+    if !fresh && trial.take().is_some() {
+        tracing::warn!("protection is on already: there is nothing to try");
+    }
+    let (cache, trouble) = first_state(&directory, &authority, &enrolment, fresh).await?;
+
+    let drops = Arc::new(Mutex::new(Ring::default()));
+    let seed = directory.replay_seed()?;
+    let mut protection = Protection::load(pins, settings.clone(), seed, &cache.config, drops.clone())?;
+    protection.write(&cache.config, &cache.keys.keys, now())?;
+    warn_of_lock_out(&protection, &settings, trial, fresh);
+    let adopt = fresh && settings.adopt;
+    let mut adopted = if adopt { protection.adopt()? } else { 0 };
+    protection.attach()?;
+    if adopt {
+        // Those whose handshake ended between the list and the attachment.
+        adopted += protection.adopt()?;
+        tracing::info!(adopted, "established connections go on");
+    }
+    if trial.is_none() {
+        protection.last()?;
+    }
+
+    let (orders, ordered) = mpsc::channel(4);
+    let names = Names { verifier: enrolment.verifier, instance, url: enrolment.authority };
+    let shared = Arc::new(Shared::new(names, settings.observe, authority.clone(), protection, drops, orders));
+    shared.health().read = trouble.is_none().then(now);
+    shared.health().trouble = trouble;
+    *shared.trial() = trial.map(|trial| (Instant::now() + trial).into_std());
+    let answering = shared.clone();
+    let server = tokio::spawn(control::serve(listener, access, move |request| answering.clone().answer(request)));
+    let daemon = Daemon {
+        directory,
+        authority,
+        shared,
+        cache,
+        unsaved: true,
+        sync: None,
+        sync_again: false,
+        next_sync: Instant::now(),
+        pause: PAUSES.0,
+        second_cut: None,
+        heard: Instant::now(),
+    };
+    let done = daemon.follow(ordered, trial).await;
+    server.abort();
+    let _ = std::fs::remove_file(&socket);
+    done
+}
+
+/// What the authority says, or else what it said last. The second value says what is wrong with it, if something is.
+async fn first_state(
+    directory: &Directory,
+    authority: &client::Authority,
+    enrolment: &Enrolment,
+    fresh: bool,
+) -> Result<(Cache, Option<String>)> {
+    let cached = directory.cache().filter(|cache| cache.config.verifier == enrolment.verifier);
+    let mut pause = PAUSES.0;
+    loop {
+        let error = match fetch(authority.clone()).await {
+            Ok(cache) => return Ok((cache, None)),
+            Err(error @ client::Error::NotLoggedIn) => {
+                return Err(error).context("the authority doesn't know this verifier: enrol it again");
+            }
+            Err(error) => error,
+        };
+        if let Some(cached) = cached {
+            tracing::warn!(%error, "starting with what the authority said last");
+            return Ok((cached, Some(error.to_string())));
+        }
+        if fresh {
+            bail!("{error}; and nothing is known from before: neither what to protect nor a key. Nothing is protected");
+        }
+        tracing::warn!(%error, "an earlier run's protection goes on; waiting for the authority");
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSES.1);
+    }
+}
+
+async fn fetch(authority: client::Authority) -> Result<Cache, client::Error> {
+    let (config, keys) = tokio::try_join!(authority.config(), authority.keys(KEYS_AHEAD))?;
+    Ok(Cache { config, keys })
+}
+
+fn access(users: &[String]) -> Result<Access> {
+    let number = |user: &String| {
+        if let Ok(number) = user.parse() {
+            return Ok(number);
+        }
+        let found = nix::unistd::User::from_name(user)?;
+        Ok(found.with_context(|| format!("whois_users: there is no user {user:?}"))?.uid.as_raw())
+    };
+    let whois = users.iter().map(number).collect::<Result<_>>()?;
+    Ok(Access { owner: nix::unistd::geteuid().as_raw(), whois })
+}
+
+fn warn_of_lock_out(protection: &Protection, settings: &Settings, trial: Option<Duration>, fresh: bool) {
+    if !fresh || settings.observe || trial.is_some() {
+        return;
+    }
+    let ssh = std::env::var("SSH_CONNECTION").ok().and_then(|text| adoption::ssh_connection(&text));
+    if let Some(warning) = adoption::lock_out(ssh.as_ref(), &protection.protected(), settings.adopt) {
+        tracing::warn!("{warning}");
+    }
+}
+
+struct Daemon {
+    directory: Directory,
+    authority: client::Authority,
+    shared: Arc<Shared>,
+    cache: Cache,
+    /// Whether the cache is newer than its file.
+    unsaved: bool,
+    sync: Option<JoinHandle<Result<Cache, client::Error>>>,
+    /// Something changed while the authority was being asked: ask again.
+    sync_again: bool,
+    next_sync: Instant,
+    pause: Duration,
+    second_cut: Option<Instant>,
+    /// When the event stream said something last.
+    heard: Instant,
+}
+
+impl Daemon {
+    async fn follow(
+        mut self,
+        mut orders: mpsc::Receiver<(Order, tokio::sync::oneshot::Sender<Result<String>>)>,
+        trial: Option<Duration>,
+    ) -> Result<ExitCode> {
+        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        let (mut ticks, mut sweeps) = (interval(TICK), interval(SWEEP));
+        let (mut events, mut reconnect) = (Some(self.authority.events()), None);
+        let mut trial = trial.map(|trial| Instant::now() + trial);
+        if let Some(end) = trial {
+            let seconds = end.duration_since(Instant::now()).as_secs();
+            tracing::warn!(seconds, "trying: protection ends unless `vouchsafe verifier confirm` comes in time");
+        }
+        loop {
+            tokio::select! {
+                event = next(&mut events) => match event {
+                    Ok(event) => self.event(event),
+                    Err(error) => {
+                        self.refused(&error);
+                        events = None;
+                        reconnect = Some(Instant::now() + PAUSES.1);
+                    }
+                },
+                () = until(reconnect) => {
+                    reconnect = None;
+                    events = Some(self.authority.events());
+                },
+                fetched = join(&mut self.sync) => self.fetched(fetched),
+                () = until(Some(self.next_sync)), if self.sync.is_none() => self.ask(),
+                _ = ticks.tick() => self.tick(),
+                _ = sweeps.tick() => self.sweep(),
+                () = until(self.second_cut) => {
+                    self.second_cut = None;
+                    self.shared.protection().sweep();
+                },
+                Some((order, reply)) = orders.recv() => {
+                    let ends = matches!(order, Order::Detach);
+                    let done = self.obey(order, &mut trial);
+                    let ended = ends && done.is_ok();
+                    let _ = reply.send(done);
+                    if ended {
+                        // The answer leaves before the process does.
+                        sleep(Duration::from_millis(50)).await;
+                        return Ok(ExitCode::SUCCESS);
+                    }
+                },
+                () = until(trial) => {
+                    self.shared.protection_mut().end()?;
+                    tracing::error!("nobody confirmed in time: protection has been taken back");
+                    return Ok(ExitCode::FAILURE);
+                },
+                _ = interrupt.recv() => break,
+                _ = terminate.recv() => break,
+            }
+        }
+        self.save();
+        if trial.is_some() {
+            self.shared.protection_mut().end()?;
+            tracing::warn!("stopped before anybody confirmed: protection has been taken back");
+            return Ok(ExitCode::FAILURE);
+        }
+        tracing::info!("stopped; protection goes on with the keys there are. `vouchsafe verifier detach` ends it");
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn event(&mut self, event: Event) {
+        self.heard = Instant::now();
+        match event {
+            Event::Hello => {
+                if !std::mem::replace(&mut self.shared.health().connected, true) {
+                    tracing::info!("connected to the authority");
+                }
+                self.want();
+            }
+            Event::Policy => self.want(),
+            Event::Revoked { grants } => self.revoke(&grants),
+            Event::Granted { owner } => {
+                tracing::debug!(handle = %Handle(owner.handle), person = owner.person, device = owner.device, "granted");
+                self.shared.owners().remember(owner);
+            }
+            Event::Alive | Event::LoggedOut => {}
+        }
+    }
+
+    fn revoke(&mut self, grants: &[RevokedGrant]) {
+        let flows = self.shared.protection().revoke(grants, now()).flows;
+        tracing::info!(grants = grants.len(), flows, "cut");
+        self.second_cut = Some(Instant::now() + SECOND_CUT);
+        let owners = self.shared.owners();
+        for grant in grants {
+            let owner = owners.of(grant.handle);
+            let (person, device) = (owner.map(|o| o.person.as_str()), owner.map(|o| o.device.as_str()));
+            tracing::info!(handle = %Handle(grant.handle), person, device, "revoked");
+        }
+        plan::with_revoked(&mut self.cache.config.revoked, grants, now());
+        self.unsaved = true;
+    }
+
+    /// Asks the authority for configuration and keys, now or as soon as it has answered what was asked before.
+    fn want(&mut self) {
+        self.sync_again = self.sync.is_some();
+        if self.sync.is_none() {
+            self.ask();
+        }
+    }
+
+    fn ask(&mut self) {
+        self.sync = Some(tokio::spawn(fetch(self.authority.clone())));
+    }
+
+    fn fetched(&mut self, fetched: Result<Cache, client::Error>) {
+        self.sync = None;
+        match fetched {
+            Ok(cache) => self.apply(cache),
+            Err(error) => {
+                if self.shared.health().trouble.is_none() {
+                    tracing::warn!(%error, "cannot read from the authority; protection goes on with what it said last");
+                }
+                self.shared.health().trouble = Some(error.to_string());
+                self.next_sync = Instant::now() + self.pause;
+                self.pause = (self.pause * 2).min(PAUSES.1);
+            }
+        }
+        if std::mem::take(&mut self.sync_again) {
+            self.ask();
+        }
+    }
+
+    fn apply(&mut self, mut cache: Cache) {
+        if let Some(seconds) = plan::clock_error(cache.config.now, now()) {
+            tracing::warn!(seconds, "this clock and the authority's differ: tokens may be refused");
+        }
+        // What was revoked while the answer was on its way must not be taken for unknown.
+        let known = std::mem::take(&mut self.cache.config.revoked);
+        plan::with_revoked(&mut cache.config.revoked, &known, now());
+        if cache.config.receivers != self.cache.config.receivers {
+            tracing::info!(receivers = cache.config.receivers.len(), "what is protected changed");
+        }
+        let written = self.write(&cache);
+        self.second_cut = Some(Instant::now() + SECOND_CUT);
+        let mut health = self.shared.health();
+        health.read = Some(now());
+        health.trouble = None;
+        self.pause = PAUSES.0;
+        self.next_sync = Instant::now() + Duration::from_secs((cache.config.epoch_length / 4).max(5).into());
+        if let Err(error) = written {
+            tracing::error!("cannot put in force what the authority says: {error:#}");
+            health.trouble = Some(format!("{error:#}"));
+            self.next_sync = Instant::now() + PAUSES.1;
+        }
+        self.cache = cache;
+        self.unsaved = true;
+    }
+
+    fn write(&self, cache: &Cache) -> Result<()> {
+        let loaded = self.shared.protection().is_loaded_for(&cache.config);
+        let reloaded = if loaded { Ok(()) } else { self.shared.protection_mut().reload(&cache.config) };
+        self.shared.protection().write(&cache.config, &cache.keys.keys, now())?;
+        reloaded
+    }
+
+    fn refused(&self, error: &client::Error) {
+        tracing::error!(%error, "the authority refuses this verifier; protection goes on until its keys end. Enrol it again");
+        let mut health = self.shared.health();
+        health.connected = false;
+        health.trouble = Some(error.to_string());
+    }
+
+    fn tick(&mut self) {
+        if let Err(error) = self.shared.protection().set_clock() {
+            tracing::error!("{error:#}");
+        }
+        if self.shared.protection().interfaces_changed()
+            && let Err(error) = self.shared.protection_mut().attach_changed()
+        {
+            tracing::error!("{error:#}");
+        }
+        if self.heard.elapsed() > SILENCE && std::mem::take(&mut self.shared.health().connected) {
+            tracing::warn!("lost the authority; protection goes on with what it said last");
+        }
+        self.save();
+    }
+
+    fn save(&mut self) {
+        if std::mem::take(&mut self.unsaved)
+            && let Err(error) = self.directory.set_cache(&self.cache)
+        {
+            tracing::warn!("cannot keep what the authority said: {error:#}");
+        }
+    }
+
+    fn sweep(&self) {
+        let flows = self.shared.protection().sweep();
+        if flows > 0 {
+            tracing::debug!(flows, "forgotten");
+        }
+        if self.shared.owners().is_crowded() {
+            let flows: HashSet<u64> = self.shared.protection().flows().iter().map(|(_, flow)| flow.handle).collect();
+            self.shared.owners().forget(now(), &flows);
+        }
+    }
+
+    fn obey(&self, order: Order, trial: &mut Option<Instant>) -> Result<String> {
+        match order {
+            Order::Confirm => {
+                if trial.is_none() {
+                    bail!("nothing is being tried");
+                }
+                self.shared.protection_mut().last()?;
+                *trial = None;
+                *self.shared.trial() = None;
+                tracing::info!("confirmed: protection stays");
+                Ok("protection stays".into())
+            }
+            Order::Detach => {
+                self.shared.protection_mut().end()?;
+                tracing::warn!("detached by order: nothing is protected any more");
+                Ok("detached: nothing is protected any more".into())
+            }
+        }
+    }
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
+}
+
+async fn next(events: &mut Option<client::EventStream>) -> Result<Event, client::Error> {
+    match events {
+        Some(events) => events.next().await,
+        None => pending().await,
+    }
+}
+
+/// The answer of the task, if there is one. Doesn't take it: the caller does.
+async fn join(task: &mut Option<JoinHandle<Result<Cache, client::Error>>>) -> Result<Cache, client::Error> {
+    match task {
+        Some(task) => task.await.unwrap_or_else(|error| Err(client::Error::Other(error.to_string()))),
+        None => pending().await,
+    }
+}

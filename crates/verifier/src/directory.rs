@@ -1,0 +1,207 @@
+//! The verifier's directory: enrolment and settings, the replay seed, and what the authority said last. Mode 0700, its
+//! files 0600; every write is whole or not at all.
+
+use crate::settings::{self, Options, TEMPLATE};
+use anyhow::{Context, Result, bail};
+use engine::api::{EpochKeys, VerifierConfig};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+use zeroize::Zeroizing;
+
+/// What makes this verifier known to its authority. Secret.
+#[derive(Clone)]
+pub struct Enrolment {
+    /// The authority's URL.
+    pub authority: String,
+    /// The file of the CA to trust, relative to the directory; without it the system's.
+    pub ca: Option<PathBuf>,
+    /// The verifier's id.
+    pub verifier: String,
+    /// The bearer token.
+    pub token: Zeroizing<String>,
+}
+
+/// What the authority said last, so that a start without it still protects. Secret.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Cache {
+    /// What to protect, and what is revoked.
+    pub config: VerifierConfig,
+    /// The keys.
+    pub keys: EpochKeys,
+}
+
+/// The directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directory(PathBuf);
+
+impl Directory {
+    /// The directory at `path`, which need not exist.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// The file of enrolment and settings.
+    pub fn file(&self) -> PathBuf {
+        self.0.join("verifier.toml")
+    }
+
+    /// Reads `verifier.toml`; without one nothing is enrolled and nothing set.
+    pub fn read(&self) -> Result<(Option<Enrolment>, Options)> {
+        let path = self.file();
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => Zeroizing::new(text),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok((None, Options::default())),
+            Err(error) => return Err(error).with_context(|| format!("can't read {}", path.display())),
+        };
+        let mode = fs::metadata(&path)?.mode();
+        if mode & 0o077 != 0 {
+            bail!("{} is open to others (mode {:03o}): chmod 600 it", path.display(), mode & 0o777);
+        }
+        settings::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&path.display().to_string())))
+    }
+
+    /// Enrols at the authority: asks with the one-time code, and keeps what it answers. Settings in the file stay.
+    pub async fn enrol(&self, authority: &str, ca: Option<&Path>, code: &str) -> Result<Enrolment> {
+        self.make()?;
+        let pem = match ca {
+            Some(ca) => Some(fs::read(ca).with_context(|| format!("can't read {}", ca.display()))?),
+            None => None,
+        };
+        // Made before the code is used up: a directory that can't be written costs no code.
+        let mut file = self.aside()?;
+        let caller = client::Authority::new(authority, pem.as_deref())?;
+        let enrolled = caller.enrol(code).await.context("can't enrol")?;
+        let enrolment = Enrolment {
+            authority: authority.to_owned(),
+            ca: ca.map(|_| "ca.pem".into()),
+            verifier: enrolled.verifier,
+            token: Zeroizing::new(enrolled.token),
+        };
+        let before = fs::read_to_string(self.file()).unwrap_or_else(|_| TEMPLATE.to_owned());
+        file.write_all(with_enrolment(&before, &enrolment).as_bytes())?;
+        if let Some(pem) = &pem {
+            self.write("ca.pem", pem)?;
+        }
+        self.put(file, "verifier.toml")?;
+        Ok(enrolment)
+    }
+
+    /// The caller for this enrolment.
+    pub fn caller(&self, enrolment: &Enrolment) -> Result<client::Authority> {
+        let pem = match enrolment.ca.as_ref().map(|ca| self.0.join(ca)) {
+            Some(ca) => Some(fs::read(&ca).with_context(|| format!("can't read {}", ca.display()))?),
+            None => None,
+        };
+        Ok(client::Authority::new(&enrolment.authority, pem.as_deref())?.with_token(&enrolment.token))
+    }
+
+    /// The chance that picks a token's bucket: made once and kept, as the tables that outlive this process depend on it.
+    pub fn replay_seed(&self) -> Result<u64> {
+        let path = self.0.join("replay_seed");
+        if let Ok(bytes) = fs::read(&path)
+            && let Ok(bytes) = bytes.try_into()
+        {
+            return Ok(u64::from_ne_bytes(bytes));
+        }
+        let seed = getrandom::u64().context("no randomness")?;
+        self.write("replay_seed", &seed.to_ne_bytes())?;
+        Ok(seed)
+    }
+
+    /// What the authority said last, if that can be read.
+    pub fn cache(&self) -> Option<Cache> {
+        serde_json::from_slice(&Zeroizing::new(fs::read(self.0.join("cache.json")).ok()?)).ok()
+    }
+
+    /// Keeps what the authority said.
+    pub fn set_cache(&self, cache: &Cache) -> Result<()> {
+        self.write("cache.json", &Zeroizing::new(serde_json::to_vec(cache)?))
+    }
+
+    /// Takes the lock that keeps a second verifier out; held until the file is dropped.
+    pub fn lock(&self) -> Result<File> {
+        let path = self.0.join("lock");
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = file.with_context(|| format!("can't open {}", path.display()))?;
+        file.try_lock().with_context(|| format!("another verifier runs in {}", self.0.display()))?;
+        Ok(file)
+    }
+
+    fn make(&self) -> Result<()> {
+        fs::create_dir_all(&self.0).with_context(|| format!("can't make {}", self.0.display()))?;
+        Ok(fs::set_permissions(&self.0, Permissions::from_mode(0o700))?)
+    }
+
+    fn aside(&self) -> Result<NamedTempFile> {
+        NamedTempFile::new_in(&self.0).with_context(|| format!("can't write in {}", self.0.display()))
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let mut file = self.aside()?;
+        file.write_all(bytes)?;
+        self.put(file, name)
+    }
+
+    fn put(&self, file: NamedTempFile, name: &str) -> Result<()> {
+        let path = self.0.join(name);
+        file.as_file().sync_all()?;
+        file.persist(&path).with_context(|| format!("can't write {}", path.display()))?;
+        Ok(File::open(&self.0)?.sync_all()?)
+    }
+}
+
+/// The file's text with another enrolment at its head; settings and comments stay.
+fn with_enrolment(text: &str, enrolment: &Enrolment) -> Zeroizing<String> {
+    const KEYS: [&str; 4] = ["authority", "ca", "verifier", "token"];
+    const HEAD: &str = "# The enrolment, written by `vouchsafe verifier enrol`; the token is a secret.";
+    let quoted = |text: &str| format!("{text:?}");
+    let mut new = Zeroizing::new(format!("{HEAD}\nauthority = {}\n", quoted(&enrolment.authority)));
+    if let Some(ca) = &enrolment.ca {
+        new.push_str(&format!("ca = {}\n", quoted(&ca.to_string_lossy())));
+    }
+    new.push_str(&format!("verifier = {}\ntoken = {}\n", quoted(&enrolment.verifier), quoted(&enrolment.token)));
+    let is_old = |line: &&str| {
+        let key = line.split_once('=').map_or("", |(key, _)| key.trim());
+        *line == HEAD || KEYS.contains(&key)
+    };
+    for line in text.lines().filter(|line| !is_old(line)) {
+        new.push_str(line);
+        new.push('\n');
+    }
+    new
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enrolment(token: &str) -> Enrolment {
+        let (authority, verifier) = ("https://authority:8443".into(), "edge-1".into());
+        Enrolment { authority, ca: Some("ca.pem".into()), verifier, token: Zeroizing::new(token.into()) }
+    }
+
+    #[test]
+    fn enrolling_again_keeps_settings() {
+        let first = with_enrolment(TEMPLATE, &enrolment("one"));
+        let edited = first.replace("#interface", "interface");
+        let second = with_enrolment(&edited, &enrolment("two"));
+        let (read, options) = settings::parse(&second).expect("valid");
+        assert_eq!(read.expect("an enrolment").token.as_str(), "two");
+        assert_eq!(options.interface, ["eth0"]);
+        assert_eq!(second.len(), edited.len());
+    }
+
+    #[test]
+    fn the_seed_stays() {
+        let room = tempfile::tempdir().expect("room");
+        let directory = Directory::at(room.path().join("verifier"));
+        directory.make().expect("made");
+        assert_eq!(directory.replay_seed().expect("seed"), directory.replay_seed().expect("seed"));
+        let mode = fs::metadata(room.path().join("verifier/replay_seed")).expect("there").mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,77 @@
+//! Whose grant is whose: what the authority told about handles, for as long as it is of use. Bounded.
+
+use engine::api::GrantOwner;
+use std::collections::{HashMap, HashSet};
+
+/// Owners kept at most.
+pub const OWNERS_MAX: usize = 65_536;
+
+/// Owners by handle.
+pub struct Owners {
+    by_handle: HashMap<u64, GrantOwner>,
+    max: usize,
+}
+
+impl Owners {
+    /// Room for `max` owners.
+    pub fn new(max: usize) -> Self {
+        Self { by_handle: HashMap::new(), max }
+    }
+
+    /// Remembers an owner. Without room it is not kept: the authority can be asked again.
+    pub fn remember(&mut self, owner: GrantOwner) {
+        if self.by_handle.len() < self.max || self.by_handle.contains_key(&owner.handle) {
+            self.by_handle.insert(owner.handle, owner);
+        }
+    }
+
+    /// The owner of a handle.
+    pub fn of(&self, handle: u64) -> Option<&GrantOwner> {
+        self.by_handle.get(&handle)
+    }
+
+    /// How many are known.
+    pub fn count(&self) -> usize {
+        self.by_handle.len()
+    }
+
+    /// Whether it is time to [`Self::forget`].
+    pub fn is_crowded(&self) -> bool {
+        self.by_handle.len() > self.max / 2
+    }
+
+    /// Forgets whose grant has ended and has no flow any more.
+    pub fn forget(&mut self, now: u64, with_flows: &HashSet<u64>) {
+        self.by_handle.retain(|handle, owner| owner.expires > now || with_flows.contains(handle));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner(handle: u64, expires: u64) -> GrantOwner {
+        let [person, device, receiver, rule] = ["alice", "laptop", "git", "rule"].map(Into::into);
+        GrantOwner { handle, person, device, receiver, rule, issued: 0, expires }
+    }
+
+    #[test]
+    fn owners_of_live_flows_outlive_their_grant() {
+        let mut owners = Owners::new(10);
+        for handle in 0..3 {
+            owners.remember(owner(handle, 100 * handle));
+        }
+        owners.forget(150, &HashSet::from([0]));
+        assert!(owners.of(0).is_some() && owners.of(1).is_none() && owners.of(2).is_some());
+    }
+
+    #[test]
+    fn there_are_never_more_than_fit() {
+        let mut owners = Owners::new(2);
+        for handle in 0..5 {
+            owners.remember(owner(handle, 100));
+        }
+        owners.remember(owner(1, 200));
+        assert_eq!((owners.count(), owners.of(1).map(|owner| owner.expires)), (2, Some(200)));
+    }
+}

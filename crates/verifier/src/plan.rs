@@ -1,0 +1,166 @@
+//! What to write into the kernel's tables for what the authority says. Pure: time comes in, entries go out.
+
+use engine::api;
+use engine::protected::Protected;
+use ipnet::IpNet;
+use std::net::IpAddr;
+use wire::map::{EpochKey, Prefix4, Prefix6, Services, VerifierConfig};
+use wire::{Epoch, VerifierKey};
+
+/// Slots for keys: one for each value of an epoch on the wire.
+pub const KEY_SLOTS: u32 = 256;
+/// A verifier refuses tokens whose time is further away than this, seconds (wire.md §6.4).
+pub const CLOCK_SKEW_MAX: u64 = 30;
+
+/// What the kernel program is loaded with.
+pub fn kernel_config(set: VerifierConfig, replay_seed: u64, config: &api::VerifierConfig) -> VerifierConfig {
+    VerifierConfig { replay_seed, epoch_length: config.epoch_length, max_lifetime: config.max_lifetime, ..set }
+}
+
+/// A key that can't be understood.
+#[derive(Debug, PartialEq, Eq)]
+pub struct BrokenKey {
+    /// Its epoch.
+    pub epoch: u64,
+}
+
+/// What each slot is to hold at `now`: the previous, the current and later epochs. Every other slot is to be cleared.
+pub fn keys(keys: &[api::EpochKey], now: u64, epoch_length: u32) -> Result<Vec<(u32, EpochKey)>, BrokenKey> {
+    let first = Epoch::at(now, epoch_length).0.saturating_sub(1);
+    let wanted = keys.iter().filter(|key| (first..first + u64::from(KEY_SLOTS)).contains(&key.epoch));
+    wanted
+        .map(|key| {
+            let mut bytes = [0; 32];
+            hex::decode_to_slice(&key.key, &mut bytes).map_err(|_| BrokenKey { epoch: key.epoch })?;
+            let epoch = Epoch(key.epoch);
+            Ok((u32::from(epoch.on_wire()), datapath::verifier::epoch_key(epoch, &VerifierKey::new(bytes))))
+        })
+        .collect()
+}
+
+/// Until when the keys in the slots admit, Unix seconds: the end of the last epoch without a gap from the current one
+/// on. `None` if there is none for the current one.
+pub fn keys_until(slots: impl Iterator<Item = u64>, now: u64, epoch_length: u32) -> Option<u64> {
+    let mut epochs: Vec<u64> = slots.filter(|epoch| *epoch != 0).collect();
+    epochs.sort_unstable();
+    let mut next = Epoch::at(now, epoch_length).0;
+    let first = next;
+    for epoch in epochs {
+        if epoch == next {
+            next += 1;
+        }
+    }
+    (next > first).then(|| next * u64::from(epoch_length))
+}
+
+/// The protected entries that the kernel's tables hold.
+pub fn protected(table4: Vec<(Prefix4, Services)>, table6: Vec<(Prefix6, Services)>) -> Vec<Protected> {
+    let four = table4.into_iter().map(|(key, services)| (IpAddr::V4(key.address.into()), key.length, services));
+    let six = table6.into_iter().map(|(key, services)| (IpAddr::V6(key.address.into()), key.length, services));
+    let entry = |(address, length, services): (IpAddr, u32, Services)| {
+        let prefix = IpNet::new(address, u8::try_from(length).ok()?).ok()?;
+        Some(Protected { prefix, services })
+    };
+    let mut all: Vec<_> = four.chain(six).filter_map(entry).collect();
+    all.sort_by_key(|entry| entry.prefix);
+    all
+}
+
+/// The prefix and the services that the kernel finds for an address: the longest prefix's.
+pub fn services_of(protected: &[Protected], address: IpAddr) -> Option<&Protected> {
+    protected.iter().filter(|entry| entry.prefix.contains(&address)).max_by_key(|entry| entry.prefix.prefix_len())
+}
+
+/// Whether a packet of `protocol` to `port` is for one of these services.
+pub fn covers(services: &Services, protocol: u8, port: u16) -> bool {
+    services.spans.iter().take(services.count as usize).any(|span| {
+        let span = api::Service { protocol: span.protocol, first_port: span.first_port, last_port: span.last_port };
+        span.covers(protocol, port)
+    })
+}
+
+/// Whether a destination is protected.
+pub fn is_protected(protected: &[Protected], address: IpAddr, protocol: u8, port: u16) -> bool {
+    services_of(protected, address).is_some_and(|entry| covers(&entry.services, protocol, port))
+}
+
+/// How far this clock is from the authority's, if that is too far, seconds.
+pub fn clock_error(authority: u64, now: u64) -> Option<i64> {
+    let error = now as i64 - authority as i64;
+    (error.unsigned_abs() > CLOCK_SKEW_MAX / 2).then_some(error)
+}
+
+/// The revoked grants with those just heard of; a grant is named once.
+pub fn with_revoked(known: &mut Vec<api::RevokedGrant>, news: &[api::RevokedGrant], now: u64) {
+    known.retain(|grant| u64::from(grant.expires) + CLOCK_SKEW_MAX >= now);
+    for grant in news {
+        if !known.iter().any(|other| other.handle == grant.handle) {
+            known.push(*grant);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::api::{Receiver, RevokedGrant, Service};
+
+    fn key(epoch: u64) -> api::EpochKey {
+        api::EpochKey { epoch, key: hex::encode([epoch as u8; 32]) }
+    }
+
+    #[test]
+    fn keys_of_the_previous_epoch_and_later_are_held() {
+        let all: Vec<_> = (990..1030).map(key).collect();
+        let held = keys(&all, 1000 * 3600, 3600).ok().expect("well formed");
+        let epochs: Vec<_> = held.iter().map(|(_, key)| key.epoch).collect();
+        assert_eq!(epochs, (999..1030).collect::<Vec<_>>());
+        assert!(held.iter().all(|(slot, key)| *slot == key.epoch as u32 & 0xff && key.aes[0] == key.epoch as u8));
+    }
+
+    #[test]
+    fn a_broken_key_is_named() {
+        let broken = api::EpochKey { epoch: 1000, key: "00".into() };
+        assert_eq!(keys(&[broken], 1000 * 3600, 3600).err(), Some(BrokenKey { epoch: 1000 }));
+    }
+
+    #[test]
+    fn keys_last_until_the_first_gap() {
+        let until = |epochs: &[u64]| keys_until(epochs.iter().copied(), 1000 * 60, 60);
+        assert_eq!(until(&[999, 1000, 1001, 0, 1003]), Some(1002 * 60));
+        assert_eq!(until(&[1001, 1000, 999]), Some(1002 * 60));
+        assert_eq!(until(&[999, 1001]), None);
+        assert_eq!(until(&[]), None);
+    }
+
+    #[test]
+    fn the_longest_prefix_decides() {
+        let service = |port| vec![Service { protocol: 6, first_port: port, last_port: port }];
+        let receiver = |prefix: &str, port| Receiver {
+            name: prefix.into(),
+            prefix: prefix.parse().expect("a prefix"),
+            services: service(port),
+        };
+        let entries = engine::protected::entries(&[receiver("192.0.2.0/24", 22), receiver("192.0.2.7/32", 443)]);
+        let entries = entries.expect("fits");
+        let is = |address: &str, port| is_protected(&entries, address.parse().expect("an address"), 6, port);
+        assert!(is("192.0.2.7", 443) && is("192.0.2.7", 22) && is("192.0.2.8", 22));
+        assert!(!is("192.0.2.8", 443) && !is("192.0.3.8", 22));
+        assert!(!is_protected(&entries, "192.0.2.7".parse().expect("an address"), 17, 22));
+    }
+
+    #[test]
+    fn a_clock_that_is_off_is_noticed_before_tokens_fail() {
+        assert_eq!(clock_error(1000, 1010), None);
+        assert_eq!(clock_error(1000, 1020), Some(20));
+        assert_eq!(clock_error(1000, 900), Some(-100));
+    }
+
+    #[test]
+    fn revocations_are_kept_until_their_grant_has_ended() {
+        let grant = |handle, expires| RevokedGrant { handle, expires };
+        let mut known = vec![grant(1, 100), grant(2, 500)];
+        with_revoked(&mut known, &[grant(2, 500), grant(3, 600)], 200);
+        assert_eq!(known, [grant(2, 500), grant(3, 600)]);
+    }
+}

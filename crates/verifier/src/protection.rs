@@ -1,0 +1,447 @@
+//! The kernel programs and their tables, as the daemon uses them. Decides nothing about packets.
+
+use crate::drops::{self, Ring};
+use crate::settings::Settings;
+use crate::{adoption, explain, now, plan, view};
+use anyhow::{Context, Result};
+use datapath::Pins;
+use datapath::clock::coarse_to_unix;
+use datapath::interface::Interface;
+use datapath::verifier::{Mode, Sizes, Verifier};
+use engine::api::{self, RevokedGrant};
+use engine::protected::{self, Protected};
+use std::collections::{BTreeMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use wire::map::{DropSample, EpochKey, Flow, FlowKey, GrantUse, VerifierConfig, counter};
+use wire::packet::{TCP, UDP};
+use wire::{DropReason, Epoch, Handle, VerifierKey};
+
+/// Names of the outcomes that are no drops.
+const PASSED: [(u32, &str); 5] = [
+    (counter::NOT_OURS, "not_ours"),
+    (counter::FLOW, "flow"),
+    (counter::TOKEN, "token"),
+    (counter::CONSUMED, "consumed"),
+    (counter::ICMP_ERROR, "icmp_error"),
+];
+
+/// What revoking grants did.
+pub struct Cut {
+    /// Whether all had room. If not, the verifier is closed: it admits nothing new.
+    pub complete: bool,
+    /// Flows forgotten: revoked or idle.
+    pub flows: u32,
+}
+
+/// Loaded programs, attached or not.
+pub struct Protection {
+    verifier: Verifier,
+    pins: Pins,
+    settings: Settings,
+    kernel: VerifierConfig,
+    attached: BTreeMap<String, (Interface, Mode)>,
+    /// Interfaces that can't be protected, told once.
+    failed: BTreeMap<String, u32>,
+    /// Whether attachments are to outlive this process.
+    lasting: bool,
+    /// Set while a revocation found no room: then no key is held and nothing new is admitted.
+    closed: AtomicBool,
+    drops: Arc<Mutex<Ring>>,
+    _sampler: Sampler,
+}
+
+impl Protection {
+    /// Loads the programs; tables that are pinned are taken over. Nothing is attached.
+    pub fn load(
+        pins: Pins,
+        settings: Settings,
+        seed: u64,
+        config: &api::VerifierConfig,
+        drops: Arc<Mutex<Ring>>,
+    ) -> Result<Self> {
+        let kernel = plan::kernel_config(settings.kernel, seed, config);
+        let verifier = Verifier::load(kernel, settings.sizes, Some(pins.clone()))?;
+        let sampler = Sampler::start(&verifier, drops.clone())?;
+        Ok(Self {
+            verifier,
+            pins,
+            settings,
+            kernel,
+            attached: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            lasting: false,
+            closed: AtomicBool::new(false),
+            drops,
+            _sampler: sampler,
+        })
+    }
+
+    /// Makes the tables what the authority says. Revocations come first: they are written even if the rest can't be.
+    pub fn write(&self, config: &api::VerifierConfig, keys: &[api::EpochKey], now: u64) -> Result<()> {
+        self.set_clock()?;
+        if self.revoke(&config.revoked, now).complete {
+            self.write_keys(keys, now)?;
+            if self.closed.swap(false, Ordering::Relaxed) {
+                tracing::info!("all revoked grants have room again: grants are admitted");
+            }
+        }
+        let entries = protected::entries(&config.receivers)?;
+        if entries.is_empty() {
+            tracing::warn!(verifier = config.verifier, "nothing is protected: the policy names no receiver of it");
+        }
+        let entries: Vec<_> = entries.iter().map(|e| (e.prefix.addr(), e.prefix.prefix_len(), e.services)).collect();
+        self.verifier.protect(&entries).context("cannot write what is protected")
+    }
+
+    /// Whether the programs were loaded with the authority's times.
+    pub fn is_loaded_for(&self, config: &api::VerifierConfig) -> bool {
+        self.kernel == plan::kernel_config(self.settings.kernel, self.kernel.replay_seed, config)
+    }
+
+    /// Loads the programs anew, because the authority's times changed, which are fixed at load; attachments go over.
+    pub fn reload(&mut self, config: &api::VerifierConfig) -> Result<()> {
+        let kernel = plan::kernel_config(self.settings.kernel, self.kernel.replay_seed, config);
+        let mut verifier = Verifier::load(kernel, self.settings.sizes, Some(self.pins.clone()))?;
+        let sampler = Sampler::start(&verifier, self.drops.clone())?;
+        verifier.succeed(&mut self.verifier)?;
+        (self.verifier, self.kernel, self._sampler) = (verifier, kernel, sampler);
+        let (epoch_length, max_lifetime) = (kernel.epoch_length, kernel.max_lifetime);
+        tracing::info!(epoch_length, max_lifetime, "the authority's times changed: programs replaced");
+        Ok(())
+    }
+
+    fn write_keys(&self, keys: &[api::EpochKey], now: u64) -> Result<()> {
+        let held = plan::keys(keys, now, self.kernel.epoch_length);
+        let held = held.map_err(|key| anyhow::anyhow!("the authority's key of epoch {} is broken", key.epoch))?;
+        let slots: HashSet<u32> = held.iter().map(|(slot, _)| *slot).collect();
+        for (slot, key) in &held {
+            self.verifier.epoch_keys.set(slot, key)?;
+        }
+        self.clear_keys(|slot| !slots.contains(&slot))
+    }
+
+    fn clear_keys(&self, which: impl Fn(u32) -> bool) -> Result<()> {
+        const NONE: EpochKey = EpochKey { epoch: 0, siphash: [0; 16], aes: [0; 16] };
+        for slot in (0..plan::KEY_SLOTS).filter(|slot| which(*slot)) {
+            self.verifier.epoch_keys.set(&slot, &NONE)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the programs the time.
+    pub fn set_clock(&self) -> Result<()> {
+        self.verifier.set_clock(coarse_to_unix())
+    }
+
+    /// Revokes grants and cuts their flows.
+    pub fn revoke(&self, grants: &[RevokedGrant], now: u64) -> Cut {
+        let mut left = HashSet::new();
+        for grant in grants {
+            // One that has ended stays for a while, too: its flows may still be there.
+            let until = grant.expires.max(now as u32);
+            if let Err(error) = self.verifier.revoked.set(&grant.handle, &until) {
+                tracing::debug!(handle = %Handle(grant.handle), "no room: {error:#}");
+                left.insert(grant.handle);
+            }
+        }
+        if !left.is_empty() {
+            self.close(left.len());
+            self.cut(&left);
+        }
+        let flows = if grants.is_empty() { 0 } else { self.sweep() };
+        Cut { complete: left.is_empty(), flows }
+    }
+
+    /// Without room for a revocation a revoked grant could come back: rather nobody is admitted.
+    fn close(&self, left: usize) {
+        if let Err(error) = self.clear_keys(|_| true) {
+            tracing::error!("cannot clear keys: {error:#}");
+        }
+        if !self.closed.swap(true, Ordering::Relaxed) {
+            let room = self.settings.sizes.revoked;
+            tracing::error!(
+                left,
+                room,
+                "no room for revoked grants: nothing new is admitted until some have ended; admitted flows go on. Raise \
+                 --max-revoked and restart"
+            );
+        }
+    }
+
+    /// Removes the flows of grants that the table of revoked grants has no room for.
+    fn cut(&self, handles: &HashSet<u64>) {
+        for (key, flow) in self.verifier.flows.entries() {
+            if flow.adopted == 0 && handles.contains(&flow.handle) {
+                let _ = self.verifier.flows.remove(&key);
+            }
+        }
+        for handle in handles {
+            let _ = self.verifier.grants.remove(handle);
+        }
+    }
+
+    /// Forgets what is idle, revoked or has ended; gives how many flows.
+    pub fn sweep(&self) -> u32 {
+        match self.verifier.sweep(now() as u32) {
+            Ok(swept) => swept.flows,
+            Err(error) => {
+                tracing::error!("sweep: {error:#}");
+                0
+            }
+        }
+    }
+
+    /// Whether no key is held because a revocation found no room.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Lets connections in that are established and protected, and have no flow yet; gives how many.
+    pub fn adopt(&self) -> Result<usize> {
+        let sockets = adoption::sockets().context("cannot list the sockets")?;
+        let now = now() as u32;
+        let mut count = 0;
+        for socket in adoption::protected_sockets(&sockets, &self.protected()) {
+            let (key, flow) = adoption::flow(&socket, now);
+            if self.verifier.flows.insert(&key, &flow)? {
+                tracing::debug!(client = %socket.peer, server = %socket.local, "adopted");
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Attaches to the interfaces that are wanted; all that are named must be there.
+    pub fn attach(&mut self) -> Result<()> {
+        let all = self.settings.interfaces.is_empty();
+        for name in &self.settings.interfaces {
+            Interface::named(name)?;
+        }
+        for interface in self.wanted()? {
+            match self.attach_one(&interface) {
+                Err(error) if all => self.fail(&interface, &error),
+                done => done?,
+            }
+        }
+        anyhow::ensure!(!self.attached.is_empty(), "there is no interface to protect: name one by --interface");
+        Ok(())
+    }
+
+    /// Whether an interface has come, gone, or come back as another one.
+    pub fn interfaces_changed(&self) -> bool {
+        let Ok(wanted) = self.wanted() else { return false };
+        let known = |interface: &Interface| {
+            let attached = self.attached.get(&interface.name).map(|(old, _)| old.index);
+            attached.or(self.failed.get(&interface.name).copied()) == Some(interface.index)
+        };
+        !wanted.iter().all(known) || self.attached.keys().any(|name| wanted.iter().all(|there| there.name != *name))
+    }
+
+    /// Attaches to interfaces that have come.
+    pub fn attach_changed(&mut self) -> Result<()> {
+        let wanted = self.wanted()?;
+        self.failed.retain(|name, _| wanted.iter().any(|there| there.name == *name));
+        self.attached.retain(|name, _| {
+            let there = wanted.iter().any(|there| there.name == *name);
+            if !there {
+                tracing::warn!(interface = name, "the interface is gone");
+            }
+            there
+        });
+        for interface in &wanted {
+            if self.attached.get(&interface.name).is_none_or(|(old, _)| old.index != interface.index)
+                && let Err(error) = self.attach_one(interface)
+            {
+                self.fail(interface, &error);
+            }
+        }
+        Ok(())
+    }
+
+    /// The interfaces to protect that are there.
+    fn wanted(&self) -> Result<Vec<Interface>> {
+        if self.settings.interfaces.is_empty() {
+            return Ok(Interface::all()?.into_iter().filter(|interface| interface.link_header == 14).collect());
+        }
+        Ok(self.settings.interfaces.iter().flat_map(|name| Interface::named(name)).collect())
+    }
+
+    fn fail(&mut self, interface: &Interface, error: &anyhow::Error) {
+        if self.failed.insert(interface.name.clone(), interface.index) != Some(interface.index) {
+            tracing::error!(interface = interface.name, "unprotected: {error:#}");
+        }
+    }
+
+    fn attach_one(&mut self, interface: &Interface) -> Result<()> {
+        let mode = self.verifier.attach(interface)?;
+        if self.lasting {
+            self.verifier.pin_links()?;
+        }
+        let (name, mode_name, driver) = (&interface.name, mode.name(), interface.driver());
+        tracing::info!(interface = name, mode = mode_name, driver, observe = self.settings.observe, "attached");
+        self.attached.insert(interface.name.clone(), (interface.clone(), mode));
+        Ok(())
+    }
+
+    /// Makes attachments outlive this process, and lets go of pinned ones that are no longer wanted.
+    pub fn last(&mut self) -> Result<()> {
+        self.verifier.pin_links()?;
+        self.lasting = true;
+        if self.settings.interfaces.is_empty() {
+            return Ok(());
+        }
+        for name in self.pins.links().iter().filter(|name| !self.settings.interfaces.contains(name)) {
+            self.pins.remove_link(name)?;
+            tracing::warn!(interface = name, "detached: it is no longer among the interfaces to protect");
+        }
+        Ok(())
+    }
+
+    /// Ends protection: attachments go, and with them every table.
+    pub fn end(&mut self) -> Result<()> {
+        self.verifier.detach();
+        self.attached.clear();
+        self.pins.remove()
+    }
+
+    /// All flows.
+    pub fn flows(&self) -> Vec<(FlowKey, Flow)> {
+        self.verifier.flows.entries()
+    }
+
+    /// The flows of a client, to one server or all.
+    pub fn flows_of(&self, client: SocketAddr, server: Option<SocketAddr>) -> Vec<(FlowKey, Flow)> {
+        let (address, port) = (client.ip().to_canonical(), client.port());
+        let keys: Vec<FlowKey> = match server {
+            Some(server) => {
+                let key = |protocol| FlowKey::new(address, port, server.ip().to_canonical(), server.port(), protocol);
+                [TCP, UDP].map(key).to_vec()
+            }
+            None => self.verifier.flows.keys().into_iter().filter(|key| key.client() == (address, port)).collect(),
+        };
+        keys.into_iter().filter_map(|key| Some((key, self.verifier.flows.get(&key).ok()??))).collect()
+    }
+
+    /// What is dropped and passed; the ring's samples are not in it.
+    pub fn counts(&self) -> Result<view::Drops> {
+        let counter = |name: &str, index| Ok(view::Counter { name: name.into(), packets: self.verifier.count(index)? });
+        let reasons = DropReason::ALL.iter().map(|reason| counter(reason.name(), *reason as u32));
+        let passed = PASSED.iter().map(|(index, name)| counter(name, *index));
+        Ok(view::Drops {
+            reasons: reasons.collect::<Result<_>>()?,
+            passed: passed.collect::<Result<_>>()?,
+            samples_lost: self.verifier.count(counter::SAMPLES_LOST)?,
+            samples: Vec::new(),
+        })
+    }
+
+    /// The attached interfaces.
+    pub fn interfaces(&self) -> Vec<view::Interface> {
+        let view = |(interface, mode): &(Interface, Mode)| view::Interface {
+            name: interface.name.clone(),
+            mode: mode.name().into(),
+            driver: interface.driver(),
+        };
+        self.attached.values().map(view).collect()
+    }
+
+    /// The bounded tables.
+    pub fn tables(&self) -> Vec<view::Table> {
+        let Sizes { flows, grants, replay_buckets, revoked } = self.settings.sizes;
+        let table = |name: &str, used: Option<usize>, max: u64, bytes| {
+            let used = used.map(|used| used as u64);
+            view::Table { name: name.into(), used, max, bytes }
+        };
+        let verifier = &self.verifier;
+        vec![
+            table("flows", Some(verifier.flows.keys().len()), flows.into(), 128),
+            table("grants", Some(verifier.grants.keys().len()), grants.into(), 112),
+            table("revoked", Some(verifier.revoked.keys().len()), revoked.into(), 64),
+            table("replays", None, u64::from(replay_buckets) * 8, 17),
+        ]
+    }
+
+    /// Until when keys are held.
+    pub fn keys_until(&self, now: u64) -> Option<u64> {
+        let slots = self.verifier.epoch_keys.entries().into_iter().map(|(_, key)| key.epoch);
+        plan::keys_until(slots, now, self.kernel.epoch_length)
+    }
+
+    /// What the programs were loaded with.
+    pub fn kernel(&self) -> &VerifierConfig {
+        &self.kernel
+    }
+
+    /// What is protected.
+    pub fn protected(&self) -> Vec<Protected> {
+        plan::protected(self.verifier.protected4.entries(), self.verifier.protected6.entries())
+    }
+}
+
+impl explain::Tables for Protection {
+    fn protected(&self) -> Vec<Protected> {
+        self.protected()
+    }
+
+    fn flow(&self, key: &FlowKey) -> Option<Flow> {
+        self.verifier.flows.get(key).ok().flatten()
+    }
+
+    fn key(&self, slot: u8) -> Option<(Epoch, VerifierKey)> {
+        let key = self.verifier.epoch_keys.get(&slot.into()).ok().flatten()?;
+        let mut bytes = [0; 32];
+        bytes[..16].copy_from_slice(&key.siphash);
+        bytes[16..].copy_from_slice(&key.aes);
+        Some((Epoch(key.epoch), VerifierKey::new(bytes)))
+    }
+
+    fn is_revoked(&self, handle: Handle) -> bool {
+        self.verifier.revoked.get(&handle.0).ok().flatten().is_some()
+    }
+
+    fn grant_use(&self, handle: Handle) -> Option<GrantUse> {
+        self.verifier.grants.get(&handle.0).ok().flatten()
+    }
+}
+
+/// A thread that takes drop samples out of the kernel's ring; it ends soon after this is dropped.
+struct Sampler(Arc<AtomicBool>);
+
+impl Sampler {
+    fn start(verifier: &Verifier, drops: Arc<Mutex<Ring>>) -> Result<Self> {
+        let samples = verifier.samples(move |sample| note(&drops, &sample))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let poll = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                // An interrupted poll is no error worth telling.
+                let _ = samples.poll(Duration::from_millis(200));
+            }
+        };
+        std::thread::Builder::new().name("drops".into()).spawn(poll).context("cannot start a thread")?;
+        Ok(Self(stop))
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn note(drops: &Mutex<Ring>, sample: &DropSample) {
+    let name = nix::net::if_::if_indextoname(sample.interface);
+    let name = name.map_or_else(|_| sample.interface.to_string(), |name| name.to_string_lossy().into_owned());
+    let mut ring = drops.lock().unwrap_or_else(PoisonError::into_inner);
+    let view::Drop { reason, client, server, protocol, handle, interface, length, observed, .. } =
+        ring.push(drops::read(sample, name, now()));
+    let (client, server) = (client.map(tracing::field::display), server.map(tracing::field::display));
+    if *observed {
+        tracing::info!(reason, client, server, protocol, handle, interface, length, "would drop");
+    } else {
+        tracing::debug!(reason, client, server, protocol, handle, interface, length, "dropped");
+    }
+}

@@ -1,0 +1,303 @@
+//! What an operator can set: every setting is a flag, an environment variable and a key of `verifier.toml` of one name.
+//! A flag wins over the environment, the environment over the file.
+
+use crate::directory::Enrolment;
+use clap::Args;
+use datapath::verifier::Sizes;
+use engine::document::{self, Faults, Fields, Reader};
+use std::path::PathBuf;
+use zeroize::Zeroizing;
+
+const KEYS: &[&str] = &[
+    "authority",
+    "ca",
+    "verifier",
+    "token",
+    "interface",
+    "observe",
+    "no_adopt",
+    "whois_users",
+    "max_flows",
+    "max_grants",
+    "max_revoked",
+    "replay_buckets",
+    "flows_per_grant",
+    "tcp_idle",
+    "udp_idle",
+    "closing_idle",
+    "samples_per_second",
+];
+
+/// Settings as one source has them; what it leaves open is `None` or empty.
+#[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// An interface to protect; may be repeated [default: every Ethernet interface, those that come later included]
+    #[arg(long, value_name = "IF", env = "VOUCHSAFE_INTERFACE", value_delimiter = ',')]
+    pub interface: Vec<String>,
+    /// Shadow mode: count and log what would be dropped, drop nothing
+    #[arg(long, env = "VOUCHSAFE_OBSERVE")]
+    pub observe: bool,
+    /// Don't adopt connections that are established when protection starts: cut them
+    #[arg(long, env = "VOUCHSAFE_NO_ADOPT")]
+    pub no_adopt: bool,
+    /// A user besides root who may ask `whois`, by name or number; may be repeated
+    #[arg(long, value_name = "USER", env = "VOUCHSAFE_WHOIS_USERS", value_delimiter = ',')]
+    pub whois_users: Vec<String>,
+    /// Room for admitted flows, 128 bytes each [default: 262144]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_FLOWS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
+    pub max_flows: Option<u32>,
+    /// Room for grants in use, 112 bytes each [default: 65536]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_GRANTS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
+    pub max_grants: Option<u32>,
+    /// Room for revoked grants, 64 bytes each [default: 65536]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_REVOKED", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
+    pub max_revoked: Option<u32>,
+    /// Room for tokens seen in the last minute, in buckets of eight, 136 bytes each; a power of two [default: 65536]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_REPLAY_BUCKETS", value_parser = replay_buckets)]
+    pub replay_buckets: Option<u32>,
+    /// How many flows one grant may have [default: 1024]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_GRANT", value_parser = clap::value_parser!(u32).range(FLOWS))]
+    pub flows_per_grant: Option<u32>,
+    /// After which silence a TCP flow is forgotten [default: 1d]
+    #[arg(long, value_name = "TIME", env = "VOUCHSAFE_TCP_IDLE", value_parser = idle)]
+    pub tcp_idle: Option<u32>,
+    /// The same for every other flow [default: 60s]
+    #[arg(long, value_name = "TIME", env = "VOUCHSAFE_UDP_IDLE", value_parser = idle)]
+    pub udp_idle: Option<u32>,
+    /// The same for a TCP flow whose client has closed it [default: 30s]
+    #[arg(long, value_name = "TIME", env = "VOUCHSAFE_CLOSING_IDLE", value_parser = idle)]
+    pub closing_idle: Option<u32>,
+    /// Dropped packets to report, per core and second; all are counted [default: 100]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_SAMPLES_PER_SECOND", value_parser = clap::value_parser!(u32).range(SAMPLES))]
+    pub samples_per_second: Option<u32>,
+}
+
+const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
+const FLOWS: std::ops::RangeInclusive<i64> = 1..=1 << 26;
+const SAMPLES: std::ops::RangeInclusive<i64> = 0..=100_000;
+const IDLE: std::ops::RangeInclusive<u32> = 5..=30 * 86_400;
+
+fn replay_buckets(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|n: &u32| n.is_power_of_two() && (64..=1 << 24).contains(n));
+    number.ok_or_else(|| "a power of two from 64 to 16777216".to_owned())
+}
+
+fn idle(text: &str) -> Result<u32, String> {
+    let seconds = duration(text)?;
+    if IDLE.contains(&seconds) { Ok(seconds) } else { Err("from 5s to 30d".to_owned()) }
+}
+
+/// Reads a time on the command line.
+pub fn duration(text: &str) -> Result<u32, String> {
+    document::seconds(text).ok_or_else(|| "a time such as 90s, 5m, 1h or 7d".to_owned())
+}
+
+/// Valid settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Interfaces by name; empty for every one.
+    pub interfaces: Vec<String>,
+    /// Drop nothing.
+    pub observe: bool,
+    /// Adopt established connections when protection starts.
+    pub adopt: bool,
+    /// Users besides root who may ask `whois`.
+    pub whois_users: Vec<String>,
+    /// Room in the tables.
+    pub sizes: Sizes,
+    /// What the kernel program is loaded with, but for what the authority and the directory say.
+    pub kernel: wire::map::VerifierConfig,
+}
+
+impl Options {
+    /// These settings, and where they are silent, `other`'s.
+    pub fn or(self, other: Self) -> Self {
+        let list = |first: Vec<String>, second| if first.is_empty() { second } else { first };
+        Self {
+            interface: list(self.interface, other.interface),
+            observe: self.observe || other.observe,
+            no_adopt: self.no_adopt || other.no_adopt,
+            whois_users: list(self.whois_users, other.whois_users),
+            max_flows: self.max_flows.or(other.max_flows),
+            max_grants: self.max_grants.or(other.max_grants),
+            max_revoked: self.max_revoked.or(other.max_revoked),
+            replay_buckets: self.replay_buckets.or(other.replay_buckets),
+            flows_per_grant: self.flows_per_grant.or(other.flows_per_grant),
+            tcp_idle: self.tcp_idle.or(other.tcp_idle),
+            udp_idle: self.udp_idle.or(other.udp_idle),
+            closing_idle: self.closing_idle.or(other.closing_idle),
+            samples_per_second: self.samples_per_second.or(other.samples_per_second),
+        }
+    }
+
+    /// The settings with their defaults filled in.
+    pub fn settings(self) -> Settings {
+        let (sizes, kernel) = (Sizes::default(), wire::map::VerifierConfig::default());
+        Settings {
+            interfaces: self.interface,
+            observe: self.observe,
+            adopt: !self.no_adopt,
+            whois_users: self.whois_users,
+            sizes: Sizes {
+                flows: self.max_flows.unwrap_or(sizes.flows),
+                grants: self.max_grants.unwrap_or(sizes.grants),
+                replay_buckets: self.replay_buckets.unwrap_or(sizes.replay_buckets),
+                revoked: self.max_revoked.unwrap_or(sizes.revoked),
+            },
+            kernel: wire::map::VerifierConfig {
+                flows_per_grant: self.flows_per_grant.unwrap_or(kernel.flows_per_grant),
+                tcp_idle: self.tcp_idle.unwrap_or(kernel.tcp_idle),
+                udp_idle: self.udp_idle.unwrap_or(kernel.udp_idle),
+                closing_idle: self.closing_idle.unwrap_or(kernel.closing_idle),
+                samples_per_second: self.samples_per_second.unwrap_or(kernel.samples_per_second),
+                observe: self.observe.into(),
+                ..kernel
+            },
+        }
+    }
+}
+
+/// Reads `verifier.toml`: the enrolment, if the verifier is enrolled, and the settings.
+pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
+    Reader::read(text, KEYS, |reader, fields| {
+        let enrolment = enrolment(reader, fields);
+        let options = Options {
+            interface: texts(reader, fields, "interface"),
+            observe: fields.yes(reader, "observe"),
+            no_adopt: fields.yes(reader, "no_adopt"),
+            whois_users: texts(reader, fields, "whois_users"),
+            max_flows: number(reader, fields, "max_flows", &MAX_FLOWS),
+            max_grants: number(reader, fields, "max_grants", &MAX_FLOWS),
+            max_revoked: number(reader, fields, "max_revoked", &MAX_FLOWS),
+            replay_buckets: number(reader, fields, "replay_buckets", &(64..=1 << 24)).inspect(|buckets| {
+                if !buckets.is_power_of_two() {
+                    let at = fields.value("replay_buckets").map_or(0..0, |value| value.span());
+                    reader.fault(at, "`replay_buckets` is a power of two");
+                }
+            }),
+            flows_per_grant: number(reader, fields, "flows_per_grant", &FLOWS),
+            tcp_idle: seconds(reader, fields, "tcp_idle"),
+            udp_idle: seconds(reader, fields, "udp_idle"),
+            closing_idle: seconds(reader, fields, "closing_idle"),
+            samples_per_second: number(reader, fields, "samples_per_second", &SAMPLES),
+        };
+        Some((enrolment, options))
+    })
+}
+
+fn enrolment(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Enrolment> {
+    const ALL: [&str; 3] = ["authority", "verifier", "token"];
+    let ca = fields.text(reader, "ca").map(|ca| PathBuf::from(ca.get_ref()));
+    if ALL.iter().all(|key| fields.value(key).is_none()) {
+        return None;
+    }
+    let [authority, verifier, token] =
+        ALL.map(|key| fields.required_text(reader, key).map(|text| (*text.get_ref()).to_owned()));
+    Some(Enrolment { authority: authority?, ca, verifier: verifier?, token: Zeroizing::new(token?) })
+}
+
+fn texts(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Vec<String> {
+    let Some(value) = fields.value(key) else { return Vec::new() };
+    document::texts(reader, value).into_iter().map(|text| (*text.get_ref()).to_owned()).collect()
+}
+
+fn number(
+    reader: &mut Reader<'_>,
+    fields: &Fields<'_, '_>,
+    key: &str,
+    range: &std::ops::RangeInclusive<i64>,
+) -> Option<u32> {
+    fields.value(key)?;
+    let (least, most) = (*range.start() as u32, *range.end() as u32);
+    Some(fields.number(reader, key, least, least, most))
+}
+
+fn seconds(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Option<u32> {
+    fields.value(key)?;
+    Some(fields.seconds(reader, key, *IDLE.start(), *IDLE.start(), *IDLE.end()))
+}
+
+/// The text of a new file, settings at their defaults.
+pub const TEMPLATE: &str = r#"
+# Settings; flags of `vouchsafe verifier run` have the same names. Times are written like "90s", "5m", "12h", "30d".
+
+# Interfaces to protect; without the key every Ethernet interface.
+#interface = ["eth0"]
+
+# Shadow mode: count and log what would be dropped, drop nothing.
+#observe = true
+
+# Cut connections that are established when protection starts, instead of adopting them.
+#no_adopt = true
+
+# Users besides root who may ask `whois`, by name or number.
+#whois_users = ["www-data"]
+
+# Room for admitted flows (128 bytes each), grants in use (112), revoked grants (64), and for tokens seen in the last
+# minute, in buckets of eight (136; a power of two).
+#max_flows = 262144
+#max_grants = 65536
+#max_revoked = 65536
+#replay_buckets = 65536
+
+# How many flows one grant may have.
+#flows_per_grant = 1024
+
+# After which silence a flow is forgotten: TCP, all others, TCP that the client has closed.
+#tcp_idle = "1d"
+#udp_idle = "60s"
+#closing_idle = "30s"
+
+# Dropped packets to report, per core and second; all are counted.
+#samples_per_second = 100
+"#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_commented_key_of_the_template_is_known_and_its_default() {
+        let text = TEMPLATE.replace("\n#", "\n");
+        let lines: Vec<_> = text.lines().filter(|line| line.contains(" = ")).collect();
+        assert_eq!(lines.len(), KEYS.len() - 4);
+        let (enrolment, options) = parse(&lines.join("\n")).expect("valid");
+        assert!(enrolment.is_none());
+        let sizes = options.clone().settings();
+        let default = Options::default().settings();
+        assert_eq!((sizes.sizes, sizes.kernel.tcp_idle), (default.sizes, default.kernel.tcp_idle));
+        assert_eq!(sizes.kernel, wire::map::VerifierConfig { observe: 1, ..default.kernel });
+        assert_eq!(options.interface, ["eth0"]);
+    }
+
+    fn faults(text: &str) -> String {
+        parse(text).err().expect("a fault").to_string()
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_nearest() {
+        assert!(faults("interfaces = \"eth0\"").contains("did you mean `interface`?"));
+        assert!(faults("tcp_idel = \"1d\"").contains("did you mean `tcp_idle`?"));
+    }
+
+    #[test]
+    fn numbers_have_bounds() {
+        assert!(faults("replay_buckets = 100").contains("power of two"));
+        assert!(faults("max_flows = 1").contains("from 16"));
+        assert!(faults("udp_idle = \"1s\"").contains("from 5s"));
+    }
+
+    #[test]
+    fn half_an_enrolment_is_a_fault() {
+        assert!(faults("authority = \"https://a\"").contains("`token`"));
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let flags = Options { tcp_idle: Some(60), interface: vec!["eth1".into()], ..Options::default() };
+        let (_, file) = parse("tcp_idle = \"1h\"\nudp_idle = \"2m\"\ninterface = \"eth0\"").expect("valid");
+        let both = flags.or(file);
+        assert_eq!((both.tcp_idle, both.udp_idle), (Some(60), Some(120)));
+        assert_eq!(both.interface, ["eth1"]);
+    }
+}

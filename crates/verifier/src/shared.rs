@@ -1,0 +1,255 @@
+//! What the daemon's tasks share, and the answers to what is asked on the control socket.
+
+use crate::control::{Answer, Request};
+use crate::drops::Ring;
+use crate::owners::{OWNERS_MAX, Owners};
+use crate::protection::Protection;
+use crate::{explain, now, view};
+use anyhow::{Context, Result};
+use engine::api::ExplainRequest;
+use serde::Serialize;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+use tokio::sync::{mpsc, oneshot};
+use wire::Handle;
+use wire::map::{Flow, FlowKey};
+
+/// How long a list of flows waits for the authority to name owners.
+const NAMING: Duration = Duration::from_secs(2);
+/// How many owners one answer asks the authority for.
+const NAMED_MAX: usize = 256;
+
+/// What only the daemon's loop can do.
+pub enum Order {
+    /// Keep the protection that is being tried.
+    Confirm,
+    /// End protection.
+    Detach,
+}
+
+/// How it stands with the authority.
+#[derive(Default)]
+pub struct Health {
+    /// Whether the event stream is up.
+    pub connected: bool,
+    /// What went wrong last.
+    pub trouble: Option<String>,
+    /// When configuration and keys were read last.
+    pub read: Option<u64>,
+}
+
+/// What the tasks share.
+pub struct Shared {
+    verifier: String,
+    instance: String,
+    url: String,
+    observe: bool,
+    authority: client::Authority,
+    protection: RwLock<Protection>,
+    owners: Mutex<Owners>,
+    drops: Arc<Mutex<Ring>>,
+    health: Mutex<Health>,
+    trial: Mutex<Option<Instant>>,
+    orders: mpsc::Sender<(Order, oneshot::Sender<Result<String>>)>,
+}
+
+/// Names of this verifier and its authority.
+pub struct Names {
+    /// The verifier's id.
+    pub verifier: String,
+    /// Which of several on this host.
+    pub instance: String,
+    /// The authority's URL.
+    pub url: String,
+}
+
+impl Shared {
+    pub fn new(
+        names: Names,
+        observe: bool,
+        authority: client::Authority,
+        protection: Protection,
+        drops: Arc<Mutex<Ring>>,
+        orders: mpsc::Sender<(Order, oneshot::Sender<Result<String>>)>,
+    ) -> Self {
+        let Names { verifier, instance, url } = names;
+        Self {
+            verifier,
+            instance,
+            url,
+            observe,
+            authority,
+            protection: RwLock::new(protection),
+            owners: Mutex::new(Owners::new(OWNERS_MAX)),
+            drops,
+            health: Mutex::default(),
+            trial: Mutex::default(),
+            orders,
+        }
+    }
+
+    /// The programs and tables, to read and to write entries.
+    pub fn protection(&self) -> RwLockReadGuard<'_, Protection> {
+        self.protection.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The programs, to attach or replace them.
+    pub fn protection_mut(&self) -> RwLockWriteGuard<'_, Protection> {
+        self.protection.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose grant is whose.
+    pub fn owners(&self) -> MutexGuard<'_, Owners> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How it stands with the authority.
+    pub fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When the trial ends, if there is one.
+    pub fn trial(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.trial.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Answers a request.
+    pub async fn answer(self: Arc<Self>, request: Request) -> Answer<serde_json::Value> {
+        match self.try_answer(request).await {
+            Ok(value) => Answer::Ok(value),
+            Err(error) => Answer::Error(format!("{error:#}")),
+        }
+    }
+
+    async fn try_answer(self: Arc<Self>, request: Request) -> Result<serde_json::Value> {
+        match request {
+            Request::Status => self.look(|shared| Ok(shared.status())).await,
+            Request::Drops { from } => self.look(move |shared| shared.dropped(from)).await,
+            Request::Flows => {
+                let flows = self.clone().read(|shared| Ok(shared.protection().flows())).await?;
+                json(&self.named(flows).await)
+            }
+            Request::Whois { client, server } => {
+                let of = move |shared: &Self| Ok(shared.protection().flows_of(client, server));
+                let flows = self.clone().read(of).await?;
+                json(&self.named(flows).await)
+            }
+            Request::ExplainPacket { from, to, protocol } => {
+                self.look(move |shared| {
+                    let tables = shared.protection();
+                    Ok(explain::flow(&*tables, tables.kernel(), from, to, protocol, now()))
+                })
+                .await
+            }
+            Request::ExplainFrame { frame } => {
+                let frame = hex::decode(frame).context("a frame is written in hex")?;
+                self.look(move |shared| {
+                    let tables = shared.protection();
+                    Ok(explain::frame(&*tables, tables.kernel(), &frame, now()))
+                })
+                .await
+            }
+            Request::ExplainPerson { person, to, protocol } => {
+                let request = ExplainRequest { person, address: to.ip(), protocol, port: to.port() };
+                json(&self.authority.explain(&request).await?)
+            }
+            Request::Confirm => json(&self.order(Order::Confirm).await?),
+            Request::Detach => json(&self.order(Order::Detach).await?),
+        }
+    }
+
+    async fn order(&self, order: Order) -> Result<String> {
+        let (reply, done) = oneshot::channel();
+        self.orders.send((order, reply)).await.ok().context("the verifier is stopping")?;
+        done.await.context("the verifier is stopping")?
+    }
+
+    /// Reads tables on a thread of its own: long tables take a while.
+    async fn read<T: Send + 'static>(
+        self: Arc<Self>,
+        read: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        tokio::task::spawn_blocking(move || read(&self)).await?
+    }
+
+    async fn look<T: Serialize + Send + 'static>(
+        self: Arc<Self>,
+        look: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<serde_json::Value> {
+        json(&self.read(look).await?)
+    }
+
+    /// Flows with their owners; those that are not known are asked of the authority, as far as it answers soon.
+    async fn named(&self, flows: Vec<(FlowKey, Flow)>) -> Vec<view::Flow> {
+        let unknown: HashSet<u64> = {
+            let owners = self.owners();
+            let handles = flows.iter().filter(|(_, flow)| flow.adopted == 0).map(|(_, flow)| flow.handle);
+            handles.filter(|handle| owners.of(*handle).is_none()).take(NAMED_MAX).collect()
+        };
+        let ask = async {
+            for handle in unknown {
+                match self.authority.grant_owner(Handle(handle)).await {
+                    Ok(Some(owner)) => self.owners().remember(owner),
+                    Ok(None) => {}
+                    Err(error) => return tracing::warn!("cannot name the owners of flows: {error}"),
+                }
+            }
+        };
+        if tokio::time::timeout(NAMING, ask).await.is_err() {
+            tracing::warn!("cannot name the owners of all flows: the authority takes too long");
+        }
+        let owners = self.owners();
+        flows.iter().map(|(key, flow)| view::Flow::new(key, flow, owners.of(flow.handle))).collect()
+    }
+
+    fn dropped(&self, from: u64) -> Result<view::Drops> {
+        let mut drops = self.protection().counts()?;
+        drops.samples = self.drops.lock().unwrap_or_else(PoisonError::into_inner).since(from);
+        Ok(drops)
+    }
+
+    fn status(&self) -> view::Status {
+        let protection = self.protection();
+        let health = self.health();
+        let trial = *self.trial();
+        let state = match () {
+            () if protection.is_closed() => "closed",
+            () if trial.is_some() => "trying",
+            () if self.observe => "observing",
+            () => "protecting",
+        };
+        let protected = protection.protected().into_iter().map(|entry| view::Protected {
+            prefix: entry.prefix.to_string(),
+            services: entry.services.spans[..entry.services.count as usize]
+                .iter()
+                .map(|span| engine::api::Service {
+                    protocol: span.protocol,
+                    first_port: span.first_port,
+                    last_port: span.last_port,
+                })
+                .collect(),
+        });
+        view::Status {
+            verifier: self.verifier.clone(),
+            instance: self.instance.clone(),
+            state: state.into(),
+            trial_left: trial.map(|end| end.saturating_duration_since(Instant::now()).as_secs()),
+            interfaces: protection.interfaces(),
+            authority: self.url.clone(),
+            connected: health.connected,
+            trouble: health.trouble.clone(),
+            read: health.read,
+            keys_until: protection.keys_until(now()),
+            epoch_length: protection.kernel().epoch_length,
+            max_lifetime: protection.kernel().max_lifetime,
+            protected: protected.collect(),
+            tables: protection.tables(),
+            owners: self.owners().count() as u64,
+        }
+    }
+}
+
+fn json(answer: &impl Serialize) -> Result<serde_json::Value> {
+    Ok(serde_json::to_value(answer)?)
+}

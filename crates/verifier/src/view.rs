@@ -1,0 +1,205 @@
+//! What the verifier answers, as types: one definition for the daemon, the command line and applications. Times are Unix
+//! seconds; handles are 16 hex digits, as JSON numbers lose bits beyond 2^53 in many readers.
+
+use crate::protocol;
+use engine::api::{GrantOwner, Service};
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use wire::Handle;
+use wire::map::{Flow as KernelFlow, FlowKey};
+
+/// A flow, and who is behind it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flow {
+    /// The client, as the server sees it.
+    pub client: SocketAddr,
+    /// The server.
+    pub server: SocketAddr,
+    /// `tcp`, `udp` or a number.
+    pub protocol: String,
+    /// The grant that admitted it; none if it was adopted.
+    pub handle: Option<String>,
+    /// Whether it was established when protection started.
+    pub adopted: bool,
+    /// Whose grant it is; none if it was adopted, or neither the verifier nor the authority can say.
+    pub person: Option<String>,
+    /// The device it was issued to.
+    pub device: Option<String>,
+    /// The receiver's name.
+    pub receiver: Option<String>,
+    /// The rule that allowed it.
+    pub rule: Option<String>,
+    /// When it was admitted or adopted.
+    pub since: u64,
+    /// When its last packet came.
+    pub seen: u64,
+    /// Packets towards the server.
+    pub packets: u64,
+    /// IP bytes towards the server.
+    pub bytes: u64,
+    /// Whether the client has closed it.
+    pub closing: bool,
+}
+
+impl Flow {
+    /// A flow of the kernel's table with its owner.
+    pub fn new(key: &FlowKey, flow: &KernelFlow, owner: Option<&GrantOwner>) -> Self {
+        let named = |name: fn(&GrantOwner) -> &String| owner.map(|owner| name(owner).clone());
+        let adopted = flow.adopted != 0;
+        Self {
+            client: key.client().into(),
+            server: key.server().into(),
+            protocol: protocol::name(key.protocol),
+            handle: (!adopted).then(|| Handle(flow.handle).to_string()),
+            adopted,
+            person: named(|owner| &owner.person),
+            device: named(|owner| &owner.device),
+            receiver: named(|owner| &owner.receiver),
+            rule: named(|owner| &owner.rule),
+            since: flow.since.into(),
+            seen: flow.seen.into(),
+            packets: flow.packets,
+            bytes: flow.bytes,
+            closing: flow.closing != 0,
+        }
+    }
+}
+
+/// A dropped packet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drop {
+    /// Its number since the daemon started; numbers have no gaps.
+    pub number: u64,
+    /// When.
+    pub time: u64,
+    /// The drop reason's name.
+    pub reason: String,
+    /// The client, if it could be read.
+    pub client: Option<SocketAddr>,
+    /// The server, if it could be read.
+    pub server: Option<SocketAddr>,
+    /// `tcp`, `udp` or a number.
+    pub protocol: String,
+    /// The grant its token names, if it had a readable one. Not proven unless the reason comes after the tag.
+    pub handle: Option<String>,
+    /// The interface it came in on.
+    pub interface: String,
+    /// Its length in bytes.
+    pub length: u16,
+    /// Whether it passed, because the verifier only observes.
+    pub observed: bool,
+}
+
+/// A counter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counter {
+    /// The outcome's name.
+    pub name: String,
+    /// Packets.
+    pub packets: u64,
+}
+
+/// What was dropped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drops {
+    /// Packets per drop reason, since protection started.
+    pub reasons: Vec<Counter>,
+    /// Packets per other outcome.
+    pub passed: Vec<Counter>,
+    /// Drops that were counted and not reported.
+    pub samples_lost: u64,
+    /// The latest drops, oldest first.
+    pub samples: Vec<Drop>,
+}
+
+/// An interface under protection.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// How XDP is attached: `native`, `generic` or `offloaded`.
+    pub mode: String,
+    /// Its driver, where that is known.
+    pub driver: Option<String>,
+}
+
+/// A bounded table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Table {
+    /// Its name.
+    pub name: String,
+    /// Entries in use; none where nobody counts them.
+    pub used: Option<u64>,
+    /// The most entries.
+    pub max: u64,
+    /// Bytes per entry.
+    pub bytes: u64,
+}
+
+/// A protected prefix.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Protected {
+    /// The prefix.
+    pub prefix: String,
+    /// What of it is protected.
+    pub services: Vec<Service>,
+}
+
+/// The verifier at a glance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The verifier's id.
+    pub verifier: String,
+    /// Which of several on this host.
+    pub instance: String,
+    /// `protecting`, `observing`, `trying` (unless confirmed, protection ends) or `closed` (admits nothing new).
+    pub state: String,
+    /// Seconds until a trial ends.
+    pub trial_left: Option<u64>,
+    /// The interfaces.
+    pub interfaces: Vec<Interface>,
+    /// The authority's URL.
+    pub authority: String,
+    /// Whether its event stream is up.
+    pub connected: bool,
+    /// What went wrong with the authority last, if something is wrong.
+    pub trouble: Option<String>,
+    /// When configuration and keys were read last.
+    pub read: Option<u64>,
+    /// Until when there are keys; none if there is none for the current epoch.
+    pub keys_until: Option<u64>,
+    /// Seconds an epoch lasts.
+    pub epoch_length: u32,
+    /// The longest lifetime of a grant, seconds.
+    pub max_lifetime: u32,
+    /// What is protected.
+    pub protected: Vec<Protected>,
+    /// The bounded tables.
+    pub tables: Vec<Table>,
+    /// How many grants' owners are known.
+    pub owners: u64,
+}
+
+/// One check of a packet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Check {
+    /// What is looked at.
+    pub name: String,
+    /// Whether the packet stands it; none where that can't be told.
+    pub passed: Option<bool>,
+    /// What was found.
+    pub text: String,
+}
+
+/// Whether a packet would pass, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Whether it would.
+    pub passes: bool,
+    /// `not_ours`, `flow`, `token`, or the drop reason's name.
+    pub outcome: String,
+    /// The checks in their order, up to the one that decided.
+    pub checks: Vec<Check>,
+    /// One sentence for people.
+    pub text: String,
+}
