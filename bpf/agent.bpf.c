@@ -317,6 +317,15 @@ static __noinline int go_ahead(context *ctx, const struct packet *p, const struc
 	return set_ip_length(ctx, p, end) ? -1 : 0;
 }
 
+/* Whether the packet carries a block already: VLANs, bonds and bridges pass a packet to the program once more on the
+ * interface below. */
+static __always_inline int has_block(context *ctx, const struct packet *p)
+{
+	__u32 magic = 0;
+
+	return p->end - p->payload >= TAIL_LEN && !load(ctx, p->end - TAIL_LEN, &magic, 4) && magic == MAGIC;
+}
+
 static __always_inline int has_no_room(const context *ctx, const struct packet *p)
 {
 	return ctx->gso_segs > 1 || p->fragment == FRAGMENT_FIRST || p->payload == p->end || !p->fills_ip ||
@@ -402,6 +411,8 @@ int insert(struct __sk_buff *skb)
 		work->ahead = 0;
 		return go_ahead(skb, &p, &work->block) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
 	}
+	if (has_block(skb, &p))
+		return leave(AGENT_OTHER);
 	slot.subject = subject_of(skb);
 	if (!slot.subject)
 		return leave(AGENT_PLAIN);
@@ -417,6 +428,7 @@ int insert(struct __sk_buff *skb)
 		return leave(AGENT_PLAIN);
 	if (p.flow.protocol == IP_UDP && !udp_needs_token(&p, time))
 		return leave(AGENT_CONVERSATION);
+	grant->used = time;
 	return send_token(skb, &p, grant);
 }
 

@@ -98,7 +98,8 @@ static __always_inline int fragment_known(const struct packet *p)
 	struct flow_key key = fragment_key(p);
 	__u32 *time = bpf_map_lookup_elem(&fragments, &key);
 
-	return time && now() - *time <= FRAGMENT_LIFE;
+	/* Signed: the clock may have been set back since. */
+	return time && (__s32)(now() - *time) <= FRAGMENT_LIFE;
 }
 
 /* CONTINUE if the token is new and remembered. The eight entries are looked at under the bucket's lock, so that of two

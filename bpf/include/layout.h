@@ -108,9 +108,10 @@ struct grant_slot {
 
 struct grant_entry {
 	__u32 until;
+	__u32 used;
 	__u8 plain;
 	__u8 suite;
-	__u8 reserved[2];
+	__u8 reserved[6];
 	__u64 header[2];
 	__u64 key[2];
 };

@@ -233,12 +233,15 @@ __noinline int parse_after_ip(context *ctx, struct packet *p, __u32 at, __u32 ne
 			__u32 field = header[2] << 8 | header[3];
 
 			len = 8;
-			p->fragment_at = at;
-			p->fragment_id = (__u32)header[4] << 24 | header[5] << 16 | header[6] << 8 | header[7];
 			if (field & 0xfff8)
 				p->fragment = FRAGMENT_LATER;
 			else if (field & 1)
 				p->fragment = FRAGMENT_FIRST;
+			if (field & 0xfff9) {
+				p->fragment_at = at;
+				p->fragment_id =
+					(__u32)header[4] << 24 | header[5] << 16 | header[6] << 8 | header[7];
+			}
 		} else if (next == IP_AUTHENTICATION) {
 			len = (header[1] + 2) * 4;
 		} else if (next == IP_ROUTING && header[3]) {

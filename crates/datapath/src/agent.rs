@@ -180,6 +180,11 @@ impl Agent {
         self.clock.set(&0, &offset)
     }
 
+    /// What the programs add to their clock; 0 if nobody has told them.
+    pub fn clock(&self) -> Result<u64> {
+        Ok(self.clock.get(&0)?.unwrap_or_default())
+    }
+
     /// Where the nonces go on. Random at first load, so that a restart within a second repeats none.
     pub fn set_nonce(&self, nonce: u32) -> Result<()> {
         self.nonces.set(&0, &nonce)

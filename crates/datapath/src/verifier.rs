@@ -98,6 +98,8 @@ pub struct Verifier {
     pub protected4: Table<Prefix4, Services>,
     /// What is protected, IPv6.
     pub protected6: Table<Prefix6, Services>,
+    /// First fragments of admitted flows: when they came; the ports' place holds the identification.
+    pub fragments: Table<FlowKey, u32>,
     /// Tokens seen, by bucket.
     pub replays: Table<u32, ReplayBucket>,
     clock: Table<u32, u64>,
@@ -129,6 +131,7 @@ impl Verifier {
             epoch_keys: object.table("epoch_keys")?,
             protected4: object.table("protected4")?,
             protected6: object.table("protected6")?,
+            fragments: object.table("fragments")?,
             replays: object.table("replays")?,
             clock: object.table("clock")?,
             counters: object.table("counters")?,

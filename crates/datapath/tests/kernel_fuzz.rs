@@ -283,6 +283,12 @@ fn kernel_and_rust_insert_the_same_into_random_packets() {
         }
         let mut frame = packet(&mut chance, NOW, &mut None);
         mutate(&mut chance, &mut frame);
+        let parsed = wire::packet::Packet::parse(&frame);
+        // A test run takes no frame without a whole IP header, and none whose checksum is left to the
+        // network card: that only a real sender can ask for.
+        if frame.len() < 54 || tail::checksum_is_partial(&frame, &parsed) == Some(true) {
+            continue;
+        }
         let [modelled, emitted] = agents.insert(&frame, NOW);
         assert!(
             modelled == emitted,

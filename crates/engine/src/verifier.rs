@@ -190,7 +190,7 @@ impl Verifier {
         }
         let Fragment::Later(id) = packet.fragment else { return Err(DropReason::Fragment) };
         match self.fragments.get(&(key, id)) {
-            Some(at) if now.wrapping_sub(*at) <= FRAGMENT_LIFE => Ok(Outcome::Flow),
+            Some(at) if now.wrapping_sub(*at) as i32 <= FRAGMENT_LIFE as i32 => Ok(Outcome::Flow),
             _ => Err(DropReason::Fragment),
         }
     }

@@ -34,6 +34,12 @@ enum Command {
     /// Protect this host, or what is behind it
     #[command(subcommand)]
     Verifier(verifier::cli::VerifierCommand),
+    /// Put tokens into first packets: the daemon and what it can be asked
+    #[command(subcommand)]
+    Agent(agent::cli::AgentCommand),
+    /// The agent's commands that people use, without the word `agent`
+    #[command(flatten)]
+    Shortcut(agent::cli::Shortcut),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +53,8 @@ fn main() -> ExitCode {
         match arguments.command {
             Command::Authority(command) => authority::cli::run(command).await,
             Command::Verifier(command) => verifier::cli::run(command).await,
+            Command::Agent(command) => agent::cli::run(command).await,
+            Command::Shortcut(command) => agent::cli::run(command.into()).await,
         }
     });
     done.unwrap_or_else(|error| cant(&error))

@@ -358,12 +358,14 @@ pub struct GrantSlot {
 pub struct GrantEntry {
     /// Use it until then, Unix seconds.
     pub until: u32,
+    /// When the program last made a token from it, Unix seconds; 0 if it never did.
+    pub used: u32,
     /// 1: send packets as they are, without identity.
     pub plain: u8,
     /// The suite's number.
     pub suite: u8,
     /// Zero.
-    pub reserved: [u8; 2],
+    pub reserved: [u8; 6],
     /// The grant header.
     pub header: [u8; 16],
     /// The grant key.

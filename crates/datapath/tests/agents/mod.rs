@@ -51,8 +51,15 @@ impl Agents {
         for transport in TRANSPORTS {
             let to = transport.destination(&row.family);
             let slot = insertion::slot(SUBJECT, &to);
-            let mut entry =
-                GrantEntry { until: NOW + 100, plain: 0, suite: 0, reserved: [0; 2], header: [0; 16], key: [0; 16] };
+            let mut entry = GrantEntry {
+                until: NOW + 100,
+                used: 0,
+                plain: 0,
+                suite: 0,
+                reserved: [0; 6],
+                header: [0; 16],
+                key: [0; 16],
+            };
             let grant = match row.known {
                 Known::Nothing | Known::Nobody => continue,
                 Known::Plain => None,
@@ -87,7 +94,7 @@ impl Agents {
         let mut modelled = frame.to_vec();
         let action = self.model.insert(&mut modelled, now);
         let before = self.kernel.counts().expect("counters");
-        let ran = self.kernel.run(frame, 1).expect("the program runs");
+        let ran = self.kernel.run(frame, 1).unwrap_or_else(|error| panic!("{error:#}: {}", hex::encode(frame)));
         let after = self.kernel.counts().expect("counters");
         let moved: Vec<u32> =
             (0..agent_counter::COUNT).filter(|index| after[*index as usize] != before[*index as usize]).collect();

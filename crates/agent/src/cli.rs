@@ -1,0 +1,334 @@
+//! `vouchsafe agent …`: arguments in, words out. What is done is the daemon's.
+
+mod ping;
+mod words;
+
+use crate::config::{Config, DEFAULT_SOCKET, Flags};
+use crate::protocol::{Call, Reply, Request};
+use crate::{daemon, socket};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use engine::agent::{Consent, Target};
+use std::io::{IsTerminal, Read, Write};
+use std::net::ToSocketAddrs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use words::{ago, left, service, table};
+use zeroize::Zeroizing;
+
+/// Which daemon, and for whom
+#[derive(Args, Clone, Debug)]
+pub struct At {
+    /// The daemon's socket
+    #[arg(long, value_name = "PATH", env = "VOUCHSAFE_AGENT_SOCKET", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+    /// Act for this user (root only) [default: yourself]
+    #[arg(long, value_name = "UID")]
+    uid: Option<u32>,
+}
+
+/// Runs the agent on this machine, and speaks to it
+#[derive(Subcommand, Debug)]
+pub enum AgentCommand {
+    /// Run the daemon
+    Run(Box<Flags>),
+    /// Let go of every interface and forget what is in the kernel, once the daemon has ended for good
+    Detach {
+        /// The instance
+        #[arg(long, value_name = "NAME", default_value = "default", env = "VOUCHSAFE_AGENT_INSTANCE")]
+        instance: String,
+    },
+    /// What people ask of it
+    #[command(flatten)]
+    Shortcut(Shortcut),
+}
+
+/// The commands that people use: also directly under `vouchsafe`
+#[derive(Subcommand, Debug)]
+pub enum Shortcut {
+    /// Log in to an authority
+    Login(Box<LoginArguments>),
+    /// End the session
+    Logout(At),
+    /// Say who is logged in and how things are
+    Status(StatusArguments),
+    /// Grants, and where your identity may go
+    #[command(subcommand)]
+    Grants(GrantsCommand),
+    /// Say step by step what happens to a first packet
+    Ping(ping::PingArguments),
+}
+
+impl From<Shortcut> for AgentCommand {
+    fn from(shortcut: Shortcut) -> Self {
+        Self::Shortcut(shortcut)
+    }
+}
+
+/// Log in to an authority
+#[derive(Args, Debug)]
+pub struct LoginArguments {
+    #[command(flatten)]
+    at: At,
+    /// The authority
+    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
+    authority: String,
+    /// Trust the certificates in this file and no others [default: the system's]
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
+    ca: Option<PathBuf>,
+    /// Your name there [default: ask]
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Read the password from standard input
+    #[arg(long)]
+    password_stdin: bool,
+    /// The six digits of your second factor [default: ask where needed]
+    #[arg(long, value_name = "CODE")]
+    totp: Option<String>,
+    /// What to call this device [default: its host name]
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+}
+
+/// Say who is logged in and how things are
+#[derive(Args, Debug)]
+pub struct StatusArguments {
+    #[command(flatten)]
+    at: At,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Grants, and where your identity may go
+#[derive(Subcommand, Debug)]
+pub enum GrantsCommand {
+    /// List the grants held, and your rules
+    List {
+        /// Which daemon, and for whom
+        #[command(flatten)]
+        at: At,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Let tokens go to a destination
+    Allow(RuleArguments),
+    /// Let no tokens go to a destination: packets are sent without identity
+    Deny(RuleArguments),
+    /// Forget the rule for a destination
+    Forget(RuleArguments),
+}
+
+/// A rule's destination
+#[derive(Args, Debug)]
+pub struct RuleArguments {
+    #[command(flatten)]
+    at: At,
+    /// An address, a network or a name, with or without port: 192.0.2.1, 192.0.2.0/24:22, [2001:db8::1]:443, host:22
+    destination: String,
+}
+
+/// Does what the command says. The exit code is 1 where the answer is no; errors are exit code 2.
+pub async fn run(command: AgentCommand) -> Result<ExitCode> {
+    match command {
+        AgentCommand::Run(flags) => {
+            daemon::run(Config::load(*flags)?).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+        AgentCommand::Detach { instance } => match datapath::Pins::existing("agent", &instance) {
+            Some(pins) => {
+                pins.remove()?;
+                Ok(ExitCode::SUCCESS)
+            }
+            None => no(&format!("nothing of an agent {instance:?} is in the kernel")),
+        },
+        AgentCommand::Shortcut(Shortcut::Login(arguments)) => login(*arguments).await,
+        AgentCommand::Shortcut(Shortcut::Logout(at)) => done(at.call(Call::Logout).await?),
+        AgentCommand::Shortcut(Shortcut::Status(arguments)) => status(arguments).await,
+        AgentCommand::Shortcut(Shortcut::Grants(command)) => grants(command).await,
+        AgentCommand::Shortcut(Shortcut::Ping(arguments)) => ping::run(arguments).await,
+    }
+}
+
+impl At {
+    async fn call(&self, call: Call) -> Result<Reply> {
+        socket::call(&self.socket, &Request { uid: self.uid, call }).await
+    }
+}
+
+/// Says why not; exit code 1.
+fn no(why: &str) -> Result<ExitCode> {
+    eprintln!("vouchsafe: {why}");
+    Ok(ExitCode::FAILURE)
+}
+
+fn done(reply: Reply) -> Result<ExitCode> {
+    match reply {
+        Reply::Done { text } => {
+            println!("{text}");
+            Ok(ExitCode::SUCCESS)
+        }
+        other => unexpected(other),
+    }
+}
+
+fn unexpected(reply: Reply) -> Result<ExitCode> {
+    match reply {
+        Reply::Refused { kind, text } if matches!(kind.as_str(), "unreachable" | "malformed" | "other") => bail!(text),
+        Reply::Refused { text, .. } => no(&text),
+        _ => bail!("the agent answered something else: another version?"),
+    }
+}
+
+async fn login(arguments: LoginArguments) -> Result<ExitCode> {
+    let LoginArguments { at, authority, ca, user, password_stdin, totp, device } = arguments;
+    let ca = match ca {
+        Some(file) => Some(std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?),
+        None => None,
+    };
+    let person = match user {
+        Some(user) => user,
+        None => ask("User: ")?,
+    };
+    let password = if password_stdin {
+        let mut text = Zeroizing::new(String::new());
+        std::io::stdin().take(64 * 1024).read_to_string(&mut text).context("cannot read the password")?;
+        Zeroizing::new(text.trim_end_matches(['\r', '\n']).to_owned())
+    } else {
+        Zeroizing::new(rpassword::prompt_password("Password: ").context("cannot ask for the password")?)
+    };
+    let device = match device {
+        Some(device) => device,
+        None => {
+            let host = nix::sys::utsname::uname().context("cannot find this host's name")?;
+            host.nodename().to_string_lossy().into_owned()
+        }
+    };
+    let call = |totp| Call::Login {
+        authority: authority.clone(),
+        ca: ca.clone(),
+        person: person.clone(),
+        password: password.to_string(),
+        totp,
+        device: device.clone(),
+    };
+    let asks = totp.is_none() && std::io::stdin().is_terminal();
+    match at.call(call(totp)).await? {
+        Reply::Refused { kind, .. } if kind == "second_factor_required" && asks => {
+            let code = ask("Second factor: ")?;
+            done(at.call(call(Some(code))).await?)
+        }
+        reply => done(reply),
+    }
+}
+
+fn ask(what: &str) -> Result<String> {
+    eprint!("{what}");
+    std::io::stderr().flush()?;
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).context("cannot ask")?;
+    let line = line.trim().to_owned();
+    if line.is_empty() {
+        bail!("nothing was said");
+    }
+    Ok(line)
+}
+
+async fn status(arguments: StatusArguments) -> Result<ExitCode> {
+    let status = match arguments.at.call(Call::Status).await? {
+        Reply::Status(status) => status,
+        other => return unexpected(other),
+    };
+    let code = if status.session.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+        return Ok(code);
+    }
+    match &status.session {
+        None => println!("not logged in: `vouchsafe login --authority URL`"),
+        Some(session) => {
+            println!("{} on {}, logged in for {}", session.person, session.device, left(session.expires, status.now));
+            match &session.trouble {
+                None => println!("authority {}: reachable", session.authority),
+                Some(trouble) => println!("authority {}: {trouble}", session.authority),
+            }
+        }
+    }
+    let interfaces = status.interfaces.iter().map(|interface| {
+        vec![interface.name.clone(), interface.trouble.clone().unwrap_or_else(|| interface.attachment.clone())]
+    });
+    print!("\n{}", table(&["INTERFACE", "ATTACHED"], interfaces));
+    let counters = status.counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]);
+    print!("\n{}", table(&["PACKETS", "COUNT"], counters));
+    let destinations = status.session.iter().flat_map(|session| &session.destinations);
+    let destinations = destinations.map(|receiver| {
+        let services: Vec<_> =
+            receiver.services.iter().map(|span| service(span.protocol, span.first_port, span.last_port)).collect();
+        vec![receiver.name.clone(), receiver.prefix.to_string(), services.join(" ")]
+    });
+    print!("\n{}", table(&["RECEIVER", "ADDRESS", "SERVICES"], destinations));
+    Ok(code)
+}
+
+async fn grants(command: GrantsCommand) -> Result<ExitCode> {
+    match command {
+        GrantsCommand::List { at, json } => list(&at, json).await,
+        GrantsCommand::Allow(arguments) => rule(arguments, Some(Consent::Allow)).await,
+        GrantsCommand::Deny(arguments) => rule(arguments, Some(Consent::Deny)).await,
+        GrantsCommand::Forget(arguments) => rule(arguments, None).await,
+    }
+}
+
+async fn list(at: &At, json: bool) -> Result<ExitCode> {
+    let reply = at.call(Call::Grants).await?;
+    if json && matches!(reply, Reply::Grants { .. }) {
+        println!("{}", serde_json::to_string_pretty(&reply)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let Reply::Grants { grants, rules, default, now } = reply else { return unexpected(reply) };
+    let rows = grants.iter().map(|grant| {
+        let port = grant.port.unwrap_or(u16::MAX);
+        let service = service(grant.protocol.unwrap_or(0), grant.port.unwrap_or(0), port);
+        vec![
+            format!("{} {service}", grant.prefix),
+            grant.receiver.clone(),
+            if grant.rule.is_empty() { "-".to_owned() } else { grant.rule.clone() },
+            left(grant.expires.into(), now),
+            ago(grant.used.into(), now),
+        ]
+    });
+    print!("{}", table(&["DESTINATION", "RECEIVER", "RULE", "EXPIRES", "USED"], rows));
+    let rules = rules.iter().map(|rule| vec![rule.target.to_string(), rule.consent.name().to_owned()]);
+    let rules = rules.chain([vec!["everything else".to_owned(), default.name().to_owned()]]);
+    print!("\n{}", table(&["YOUR RULES", "TOKENS"], rules));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn rule(arguments: RuleArguments, consent: Option<Consent>) -> Result<ExitCode> {
+    let mut code = ExitCode::SUCCESS;
+    for target in targets(&arguments.destination)? {
+        let made = done(arguments.at.call(Call::Rule { target, consent }).await?)?;
+        if made != ExitCode::SUCCESS {
+            code = made;
+        }
+    }
+    Ok(code)
+}
+
+/// A destination as people write it; a name stands for all its addresses.
+fn targets(text: &str) -> Result<Vec<Target>> {
+    let error = match text.parse() {
+        Ok(target) => return Ok(vec![target]),
+        Err(error) => error,
+    };
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) => (host, Some(port.parse().map_err(|_| error)?)),
+        None => (text, None),
+    };
+    let addresses = (host, 0u16).to_socket_addrs().with_context(|| format!("cannot find the addresses of {host}"))?;
+    let mut targets: Vec<_> = addresses.map(|address| Target::host(address.ip(), port)).collect();
+    targets.sort();
+    targets.dedup();
+    Ok(targets)
+}

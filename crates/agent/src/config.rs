@@ -1,0 +1,174 @@
+//! The daemon's configuration: `agent.toml`, and flags of the same names that go before it.
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use engine::agent::{Consent, Settings, Subject};
+use engine::document::{Faults, Reader, texts};
+use std::path::{Path, PathBuf};
+use wire::map::{Owner, owner};
+
+/// Where the configuration is looked for.
+pub const DEFAULT_CONFIG: &str = "/etc/vouchsafe/agent.toml";
+/// Where the daemon listens for commands.
+pub const DEFAULT_SOCKET: &str = "/run/vouchsafe/agent.sock";
+const DEFAULT_DIR: &str = "/var/lib/vouchsafe/agent";
+const DEFAULT_INSTANCE: &str = "default";
+const KEYS: &[&str] = &["dir", "socket", "instance", "interface", "forwarded_as", "cgroup", "default", "authority"];
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Settings of the daemon, as flags
+#[derive(Args, Clone, Debug, Default)]
+pub struct Flags {
+    /// Read settings from this file [default: /etc/vouchsafe/agent.toml, if it is there]
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Where sessions and rules are kept [default: /var/lib/vouchsafe/agent]
+    #[arg(long, value_name = "DIR", env = "VOUCHSAFE_AGENT_DIR")]
+    pub dir: Option<PathBuf>,
+    /// Where commands are taken [default: /run/vouchsafe/agent.sock]
+    #[arg(long, value_name = "PATH", env = "VOUCHSAFE_AGENT_SOCKET")]
+    pub socket: Option<PathBuf>,
+    /// Tells the kernel state of several agents on one host apart [default: default]
+    #[arg(long, value_name = "NAME", env = "VOUCHSAFE_AGENT_INSTANCE")]
+    pub instance: Option<String>,
+    /// Only this interface; may be repeated [default: all but loopback, also those that come later]
+    #[arg(long, value_name = "IF", env = "VOUCHSAFE_AGENT_INTERFACE", value_delimiter = ',')]
+    pub interface: Vec<String>,
+    /// Packets without a local socket (forwarded ones, containers') carry this user's tokens [default: none]
+    #[arg(long, value_name = "USER", env = "VOUCHSAFE_AGENT_FORWARDED_AS")]
+    pub forwarded_as: Option<String>,
+    /// Packets of this cgroup and those below it carry this user's tokens, whoever runs them; may be repeated
+    #[arg(long, value_name = "PATH=USER", env = "VOUCHSAFE_AGENT_CGROUP", value_delimiter = ',')]
+    pub cgroup: Vec<String>,
+    /// Whether tokens go to destinations for which a person has no rule, allow or deny [default: allow]
+    #[arg(long, value_name = "CONSENT", env = "VOUCHSAFE_AGENT_DEFAULT")]
+    pub default: Option<String>,
+    /// Only this authority may be logged in to; may be repeated [default: any]
+    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AGENT_AUTHORITY", value_delimiter = ',')]
+    pub authority: Vec<String>,
+}
+
+/// The daemon's settings.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where sessions and rules are kept.
+    pub dir: PathBuf,
+    /// Where commands are taken.
+    pub socket: PathBuf,
+    /// Tells the kernel state of several agents apart.
+    pub instance: String,
+    /// The interfaces; all but loopback where none is named.
+    pub interfaces: Vec<String>,
+    /// The authorities that may be logged in to; any where none is named.
+    pub authorities: Vec<String>,
+    /// What the state machine has to know.
+    pub settings: Settings,
+}
+
+impl Config {
+    /// The settings of these flags and the file.
+    pub fn load(flags: Flags) -> Result<Self> {
+        let path = flags.config.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
+        let file = match std::fs::read_to_string(&path) {
+            Ok(text) => read(&text).map_err(|faults| anyhow::anyhow!("{}", faults.in_file(&path.to_string_lossy())))?,
+            Err(error) if flags.config.is_none() && error.kind() == std::io::ErrorKind::NotFound => Flags::default(),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+        };
+        Self::resolve(flags, file)
+    }
+
+    fn resolve(flags: Flags, file: Flags) -> Result<Self> {
+        let either = |flag: Vec<String>, file: Vec<String>| if flag.is_empty() { file } else { flag };
+        let default = match flags.default.or(file.default) {
+            Some(text) => text.parse().ok().with_context(|| format!("default: {text:?} is neither allow nor deny"))?,
+            None => Consent::default(),
+        };
+        let mut owners = Vec::new();
+        if let Some(name) = flags.forwarded_as.or(file.forwarded_as) {
+            let owner = Owner { kind: owner::FORWARDED, reserved: 0, id: 0 };
+            owners.push((owner, user(&name).context("forwarded_as")?));
+        }
+        for setting in either(flags.cgroup, file.cgroup) {
+            let (path, name) =
+                setting.rsplit_once('=').with_context(|| format!("cgroup: {setting:?} is no PATH=USER"))?;
+            owners.push((cgroup(path)?, user(name).context("cgroup")?));
+        }
+        let instance = flags.instance.or(file.instance).unwrap_or_else(|| DEFAULT_INSTANCE.to_owned());
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        if instance.is_empty() || !instance.chars().all(plain) {
+            bail!("instance: {instance:?} has other characters than letters, digits, - and _");
+        }
+        Ok(Self {
+            dir: flags.dir.or(file.dir).unwrap_or_else(|| DEFAULT_DIR.into()),
+            socket: flags.socket.or(file.socket).unwrap_or_else(|| DEFAULT_SOCKET.into()),
+            instance,
+            interfaces: either(flags.interface, file.interface),
+            authorities: either(flags.authority, file.authority),
+            settings: Settings { default, owners },
+        })
+    }
+}
+
+fn read(text: &str) -> Result<Flags, Faults> {
+    Reader::read(text, KEYS, |reader, fields| {
+        let mut one = |key| fields.text(reader, key).map(|text| (*text.get_ref()).to_owned());
+        let [dir, socket, instance, forwarded_as, default] =
+            ["dir", "socket", "instance", "forwarded_as", "default"].map(&mut one);
+        let mut many = |key| {
+            let list = fields.value(key).map(|value| texts(reader, value)).unwrap_or_default();
+            list.iter().map(|text| (*text.get_ref()).to_owned()).collect()
+        };
+        let [interface, cgroup, authority] = ["interface", "cgroup", "authority"].map(&mut many);
+        let (dir, socket) = (dir.map(PathBuf::from), socket.map(PathBuf::from));
+        Some(Flags { config: None, dir, socket, instance, interface, forwarded_as, cgroup, default, authority })
+    })
+}
+
+fn user(name: &str) -> Result<Subject> {
+    if let Ok(uid) = name.parse() {
+        return Ok(Subject::of_user(uid));
+    }
+    let user = nix::unistd::User::from_name(name).with_context(|| format!("cannot look up the user {name:?}"))?;
+    Ok(Subject::of_user(user.with_context(|| format!("there is no user {name:?}"))?.uid.as_raw()))
+}
+
+/// A cgroup's id is its folder's inode number (version 2 hierarchy).
+fn cgroup(path: &str) -> Result<Owner> {
+    use std::os::unix::fs::MetadataExt;
+    let full = Path::new(CGROUPS).join(path.trim_start_matches('/').trim_start_matches("sys/fs/cgroup/"));
+    let inode = std::fs::metadata(&full).with_context(|| format!("cgroup: cannot find {}", full.display()))?.ino();
+    Ok(Owner { kind: owner::CGROUP, reserved: 0, id: inode })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_goes_before_the_file() {
+        let file = read("interface = [\"eth0\", \"wlan0\"]\ninstance = \"a\"\ndefault = \"deny\"").unwrap();
+        let flags = Flags { interface: vec!["tun0".into()], ..Flags::default() };
+        let config = Config::resolve(flags, file).unwrap();
+        assert_eq!((config.interfaces, config.instance.as_str()), (vec!["tun0".to_owned()], "a"));
+        assert_eq!(config.settings.default, Consent::Deny);
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_nearest() {
+        let faults = read("interfaces = \"eth0\"").unwrap_err().to_string();
+        assert!(faults.contains("did you mean `interface`?"), "{faults}");
+    }
+
+    #[test]
+    fn whose_packets_are_whose_is_a_setting() {
+        let text = "forwarded_as = \"0\"\ncgroup = \"/=1000\"";
+        let settings = Config::resolve(Flags::default(), read(text).unwrap()).unwrap().settings;
+        let whose: Vec<_> = settings.owners.iter().map(|(owner, subject)| (owner.kind, subject.user())).collect();
+        assert_eq!(whose, [(owner::FORWARDED, 0), (owner::CGROUP, 1000)]);
+        for wrong in
+            ["forwarded_as = \"no such user\"", "cgroup = \"/no/such=0\"", "default = \"maybe\"", "instance = \"/\""]
+        {
+            assert!(Config::resolve(Flags::default(), read(wrong).unwrap()).is_err(), "{wrong}");
+        }
+    }
+}

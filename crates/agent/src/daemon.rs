@@ -1,0 +1,515 @@
+//! The daemon: one loop that feeds the state machine and does what it says.
+
+use crate::config::Config;
+use crate::kernel::{HeldPacket, Kernel};
+use crate::protocol::{Call, Grant, Reply, Session, Standing, Status};
+use crate::sessions::{Folder, Kept, KeptSession};
+use crate::socket::{self, Command};
+use crate::{now, unix};
+use anyhow::{Context, Result};
+use client::{Authority, Error};
+use engine::agent::{self, Agent, Clock, FetchId, Login, Output, Place, Refusal, Subject};
+use engine::api::{self, Destinations, Event, GrantRequest};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+/// How often interfaces, grants and sessions are looked after.
+const LOOK: Duration = Duration::from_secs(1);
+/// Held packets, answers and commands that may wait for the loop.
+const QUEUE: usize = 1024;
+
+/// What tasks tell the loop.
+enum Message {
+    Login(u32, Box<LoggedIn>, oneshot::Sender<Reply>),
+    Grant(Subject, FetchId, Timed<Result<api::Grant, Error>>),
+    Destinations(Subject, u64, Timed<Result<Destinations, Error>>),
+    Event(Subject, u64, Result<Event, Error>),
+}
+
+struct LoggedIn {
+    authority: Authority,
+    kept: KeptSession,
+    told: Timed<u64>,
+}
+
+/// Something, and when it was asked for and when it came.
+struct Timed<T> {
+    value: T,
+    asked: Duration,
+    answered: Duration,
+}
+
+async fn timed<T>(work: impl Future<Output = T>) -> Timed<T> {
+    let asked = now();
+    let value = work.await;
+    Timed { value, asked, answered: now() }
+}
+
+/// A session's connection.
+struct Connection {
+    authority: Authority,
+    /// Tells the answers to this login from those to an earlier one.
+    login: u64,
+    events: JoinHandle<()>,
+    /// Why the latest call failed, if it did.
+    trouble: Option<String>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.events.abort();
+    }
+}
+
+/// A caller that waits for the outcome of a question.
+struct Waiter {
+    fetch: FetchId,
+    subject: Subject,
+    place: Place,
+    reply: oneshot::Sender<Reply>,
+}
+
+struct Daemon {
+    config: Config,
+    kernel: Kernel,
+    agent: Agent,
+    folder: Folder,
+    kept: BTreeMap<u32, Kept>,
+    connections: BTreeMap<Subject, Connection>,
+    logins: u64,
+    waiters: Vec<Waiter>,
+    messages: mpsc::Sender<Message>,
+}
+
+/// Runs the daemon until a signal ends it. Programs and grants stay in the kernel: flows and new connections go on, and
+/// the next start takes over.
+pub async fn run(config: Config) -> Result<()> {
+    let folder = Folder::open(config.dir.clone())?;
+    let listener = socket::listen(&config.socket)?;
+    let (held_sender, mut held) = mpsc::channel(QUEUE);
+    let (command_sender, mut commands) = mpsc::channel(QUEUE);
+    let (message_sender, mut messages) = mpsc::channel(QUEUE);
+    let mut daemon = Daemon::start(config, folder, held_sender, message_sender)?;
+    let calls = tokio::spawn(socket::serve(listener, command_sender));
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tracing::info!(socket = %daemon.config.socket.display(), "the agent runs");
+    let mut look = Instant::now();
+    loop {
+        let pause = daemon.agent.timeout().map_or(LOOK, |at| at.saturating_sub(now()));
+        let wake = look.min(Instant::now() + pause);
+        tokio::select! {
+            Some(packet) = held.recv() => daemon.held(packet),
+            Some(message) = messages.recv() => daemon.message(message),
+            Some(command) = commands.recv() => daemon.command(command),
+            () = sleep_until(wake) => {
+                if Instant::now() >= look {
+                    look = Instant::now() + LOOK;
+                    daemon.follow_interfaces();
+                }
+                daemon.agent.tick(now(), |slot| daemon.kernel.used(slot));
+            }
+            _ = terminate.recv() => break,
+            _ = tokio::signal::ctrl_c() => break,
+        }
+        daemon.act();
+    }
+    calls.abort();
+    let _ = std::fs::remove_file(&daemon.config.socket);
+    tracing::info!("the agent ends; what is in the kernel stays");
+    Ok(())
+}
+
+impl Daemon {
+    fn start(
+        config: Config,
+        folder: Folder,
+        held: mpsc::Sender<HeldPacket>,
+        messages: mpsc::Sender<Message>,
+    ) -> Result<Self> {
+        let kept = folder.load()?;
+        let kernel = Kernel::start(&config, held)?;
+        // The clock that an earlier process left is the authority's; this machine's may be wrong.
+        let clock = match kernel.maps().clock()? {
+            0 => Clock::at(unix(), now()),
+            offset => Clock::at(Duration::from_nanos(offset) + now(), now()),
+        };
+        let agent = Agent::new(config.settings.clone(), clock);
+        let (connections, waiters) = (BTreeMap::new(), Vec::new());
+        let mut daemon = Self { config, kernel, agent, folder, kept, connections, logins: 0, waiters, messages };
+        daemon.restore();
+        daemon.act();
+        daemon.kernel.let_go();
+        daemon.follow_interfaces();
+        Ok(daemon)
+    }
+
+    /// Takes up the sessions of before, and what the kernel has of them.
+    fn restore(&mut self) {
+        for (uid, kept) in self.kept.clone() {
+            let subject = Subject::of_user(uid);
+            self.agent.set_rules(subject, kept.rules);
+            let Some(session) = kept.session else { continue };
+            match Authority::new(&session.authority, session.ca.as_deref().map(str::as_bytes)) {
+                Ok(authority) => {
+                    self.connect(subject, authority.with_token(&session.token));
+                    self.agent.login(subject, Login { expires: session.expires, receivers: session.receivers });
+                }
+                Err(error) => tracing::error!(uid, "the session can't be taken up: {error}"),
+            }
+        }
+        let (owners, entries) = self.kernel.inventory();
+        self.agent.take_over(now(), &owners, &entries);
+    }
+
+    fn follow_interfaces(&mut self) {
+        match self.kernel.follow_interfaces() {
+            Ok(true) => self.agent.moved(),
+            Ok(false) => {}
+            Err(error) => tracing::warn!("{error:#}"),
+        }
+    }
+
+    fn connect(&mut self, subject: Subject, authority: Authority) {
+        self.logins += 1;
+        let login = self.logins;
+        let (mut stream, messages) = (authority.events(), self.messages.clone());
+        let events = tokio::spawn(async move {
+            loop {
+                let event = stream.next().await;
+                let last = event.is_err();
+                if messages.send(Message::Event(subject, login, event)).await.is_err() || last {
+                    return;
+                }
+            }
+        });
+        self.connections.insert(subject, Connection { authority, login, events, trouble: None });
+    }
+
+    fn held(&mut self, packet: HeldPacket) {
+        tracing::trace!(to = ?Place::of_slot(&packet.slot), "held");
+        self.agent.held(now(), &packet.slot, packet.frame);
+    }
+
+    /// Does everything that the state machine wants done.
+    fn act(&mut self) {
+        while let Some(output) = self.agent.poll() {
+            if let Err(error) = self.perform(output) {
+                tracing::error!("{error:#}");
+            }
+        }
+    }
+
+    fn perform(&mut self, output: Output) -> Result<()> {
+        let maps = self.kernel.maps();
+        match output {
+            Output::SetOwner(owner, subject) => maps.owners.set(&owner, &subject.number())?,
+            Output::RemoveOwner(owner) => maps.owners.remove(&owner)?,
+            Output::Write(slot, entry) => maps.grants.set(&slot, &entry)?,
+            Output::Remove(slot) => maps.grants.remove(&slot)?,
+            Output::Protect(entries) => self.kernel.protect(&entries)?,
+            Output::SetClock(offset) => maps.set_clock(offset)?,
+            Output::Send(subject, frame) => self.kernel.send(subject, &frame),
+            Output::Fetch(id, subject, request) => self.fetch(id, subject, request),
+            Output::FetchDestinations(subject) => self.fetch_destinations(subject),
+            Output::Ended(subject) => {
+                tracing::info!(uid = subject.user(), "the session has ended");
+                self.connections.remove(&subject);
+                self.kept.entry(subject.user()).or_default().session = None;
+                self.save(subject.user());
+            }
+        }
+        Ok(())
+    }
+
+    fn fetch(&self, id: FetchId, subject: Subject, request: GrantRequest) {
+        let Some(connection) = self.connections.get(&subject) else { return };
+        let (authority, messages) = (connection.authority.clone(), self.messages.clone());
+        tokio::spawn(async move {
+            let answer = timed(authority.grant(&request)).await;
+            let _ = messages.send(Message::Grant(subject, id, answer)).await;
+        });
+    }
+
+    fn fetch_destinations(&self, subject: Subject) {
+        let Some(connection) = self.connections.get(&subject) else { return };
+        let (authority, messages, login) = (connection.authority.clone(), self.messages.clone(), connection.login);
+        tokio::spawn(async move {
+            let answer = timed(authority.destinations()).await;
+            let _ = messages.send(Message::Destinations(subject, login, answer)).await;
+        });
+    }
+
+    fn message(&mut self, message: Message) {
+        match message {
+            Message::Login(uid, done, reply) => self.logged_in(uid, *done, reply),
+            Message::Grant(subject, id, answer) => self.answered(subject, id, answer),
+            Message::Destinations(subject, login, answer) => {
+                if self.is_current(subject, login) {
+                    self.destinations(subject, answer);
+                }
+            }
+            Message::Event(subject, login, event) => {
+                if self.is_current(subject, login) {
+                    self.event(subject, event);
+                }
+            }
+        }
+    }
+
+    fn is_current(&self, subject: Subject, login: u64) -> bool {
+        self.connections.get(&subject).is_some_and(|connection| connection.login == login)
+    }
+
+    fn note<T>(&mut self, subject: Subject, outcome: &Result<T, Error>) {
+        let Some(connection) = self.connections.get_mut(&subject) else { return };
+        connection.trouble = match outcome {
+            Err(error @ (Error::Unreachable(_) | Error::Other(_) | Error::Refused(_))) => Some(error.to_string()),
+            Ok(_) | Err(Error::Denied(_) | Error::NotLoggedIn) => None,
+        };
+    }
+
+    fn answered(&mut self, subject: Subject, id: FetchId, answer: Timed<Result<api::Grant, Error>>) {
+        self.note(subject, &answer.value);
+        if let Ok(grant) = &answer.value {
+            self.agent.told_time(grant.now, answer.asked, answer.answered);
+        }
+        let answer = answer.value.map_err(refusal);
+        let mut failure = match &answer {
+            Err(Refusal::Failed(why)) => Some(why.clone()),
+            _ => None,
+        };
+        if let Err(why) = self.agent.answered(now(), subject, id, &answer) {
+            tracing::error!(uid = subject.user(), "a grant can't be used: {why}");
+            failure = Some(format!("the grant can't be used: {why}"));
+        }
+        let (concerned, others): (Vec<_>, Vec<_>) = self.waiters.drain(..).partition(|waiter| waiter.fetch == id);
+        self.waiters = others;
+        for waiter in concerned {
+            match &failure {
+                Some(why) => drop(waiter.reply.send(Reply::Standing(Standing::Failed { why: why.clone() }))),
+                None => self.explain(waiter.subject, waiter.place, true, waiter.reply),
+            }
+        }
+    }
+
+    fn destinations(&mut self, subject: Subject, answer: Timed<Result<Destinations, Error>>) {
+        self.note(subject, &answer.value);
+        let receivers = match answer.value {
+            Err(Error::NotLoggedIn) => return self.agent.end(subject),
+            Err(error) => {
+                tracing::debug!(uid = subject.user(), "destinations: {error}");
+                None
+            }
+            Ok(answer_value) => {
+                self.agent.told_time(answer_value.now, answer.asked, answer.answered);
+                Some(answer_value.destinations)
+            }
+        };
+        let heard = receivers.is_some();
+        if let Err(error) = self.agent.destinations(now(), subject, receivers) {
+            tracing::error!(uid = subject.user(), "the authority's destinations can't be used: {error}");
+        }
+        if heard && let Some(session) = self.kept.get_mut(&subject.user()).and_then(|kept| kept.session.as_mut()) {
+            let receivers = self.agent.receivers(subject);
+            if session.receivers != receivers {
+                session.receivers = receivers.to_vec();
+                self.save(subject.user());
+            }
+        }
+    }
+
+    fn event(&mut self, subject: Subject, event: Result<Event, Error>) {
+        match event {
+            Ok(event) => {
+                tracing::debug!(uid = subject.user(), ?event, "event");
+                self.note(subject, &Ok(()));
+                self.agent.event(now(), subject, &event);
+            }
+            Err(Error::NotLoggedIn | Error::Denied(_)) => self.agent.end(subject),
+            Err(error) => tracing::warn!(uid = subject.user(), "events: {error}"),
+        }
+    }
+
+    fn save(&self, uid: u32) {
+        let Some(kept) = self.kept.get(&uid) else { return };
+        if let Err(error) = self.folder.save(uid, kept) {
+            tracing::error!(uid, "not kept for the next start: {error:#}");
+        }
+    }
+
+    fn command(&mut self, command: Command) {
+        let Command { uid, call, reply } = command;
+        let subject = Subject::of_user(uid);
+        let answer = match call {
+            Call::Login { authority, ca, person, password, totp, device } => {
+                let login = api::Login { person, password, totp, device };
+                return self.login(uid, authority, ca, login, reply);
+            }
+            Call::Explain { address, protocol, port } => {
+                let place = Place { address: address.to_canonical(), protocol, port };
+                return self.explain(subject, place, false, reply);
+            }
+            Call::Logout => self.logout(subject),
+            Call::Status => self.status(uid),
+            Call::Grants => {
+                let grants = self.agent.grants(subject, |slot| self.kernel.used(slot));
+                Reply::Grants {
+                    grants: grants.iter().map(Grant::from).collect(),
+                    rules: self.agent.rules(subject).all().to_vec(),
+                    default: self.config.settings.default,
+                    now: self.agent.unix(now()),
+                }
+            }
+            Call::Rule { target, consent } => self.rule(uid, target, consent),
+        };
+        let _ = reply.send(answer);
+    }
+
+    fn login(&self, uid: u32, url: String, ca: Option<String>, login: api::Login, reply: oneshot::Sender<Reply>) {
+        if !self.config.authorities.is_empty() && !self.config.authorities.contains(&url) {
+            let text = format!("this machine's agent only takes: {}", self.config.authorities.join(", "));
+            let _ = reply.send(refused("other_authority", text));
+            return;
+        }
+        let messages = self.messages.clone();
+        tokio::spawn(async move {
+            let answer = async {
+                let authority = Authority::new(&url, ca.as_deref().map(str::as_bytes))?;
+                let Timed { value, asked, answered } = timed(authority.login(&login)).await;
+                let api::Session { token, person, device, expires, now } = value?;
+                let authority = authority.with_token(&token);
+                let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers: Vec::new() };
+                Ok::<_, Error>(LoggedIn { authority, kept, told: Timed { value: now, asked, answered } })
+            };
+            match answer.await {
+                Ok(done) => drop(messages.send(Message::Login(uid, Box::new(done), reply)).await),
+                Err(error) => drop(reply.send(refused_by(&error))),
+            }
+        });
+    }
+
+    fn logged_in(&mut self, uid: u32, done: LoggedIn, reply: oneshot::Sender<Reply>) {
+        let LoggedIn { authority, kept, told } = done;
+        let subject = Subject::of_user(uid);
+        // The session before ends on the authority's side, too.
+        if let Some(before) = self.connections.remove(&subject) {
+            let authority = before.authority.clone();
+            tokio::spawn(async move { authority.logout().await });
+        }
+        self.agent.told_time(told.value, told.asked, told.answered);
+        self.connect(subject, authority);
+        self.agent.login(subject, Login { expires: kept.expires, receivers: Vec::new() });
+        tracing::info!(uid, person = kept.person, authority = kept.authority, "logged in");
+        let text = format!("logged in to {} as {}", kept.authority, kept.person);
+        self.kept.entry(uid).or_default().session = Some(kept);
+        self.save(uid);
+        let _ = reply.send(Reply::Done { text });
+    }
+
+    fn logout(&mut self, subject: Subject) -> Reply {
+        let uid = subject.user();
+        self.agent.logout(subject);
+        let session = self.kept.get_mut(&uid).and_then(|kept| kept.session.take());
+        self.save(uid);
+        if let Some(connection) = self.connections.remove(&subject) {
+            let authority = connection.authority.clone();
+            tokio::spawn(async move {
+                if let Err(error) = authority.logout().await {
+                    tracing::warn!(uid, "the authority doesn't know of the logout: {error}");
+                }
+            });
+        }
+        match session {
+            Some(session) => {
+                tracing::info!(uid, "logged out");
+                Reply::Done { text: format!("logged out of {}", session.authority) }
+            }
+            None => refused("not_logged_in", "nobody was logged in".to_owned()),
+        }
+    }
+
+    fn rule(&mut self, uid: u32, target: agent::Target, consent: Option<agent::Consent>) -> Reply {
+        let kept = self.kept.entry(uid).or_default();
+        let text = match consent {
+            Some(consent) => {
+                kept.rules.set(target, consent);
+                format!("{}: {target}", consent.name())
+            }
+            None if kept.rules.forget(&target) => format!("forgotten: {target}"),
+            None => return refused("no_rule", format!("there is no rule for {target}")),
+        };
+        self.agent.set_rules(Subject::of_user(uid), kept.rules.clone());
+        self.save(uid);
+        Reply::Done { text }
+    }
+
+    fn explain(&mut self, subject: Subject, place: Place, asked: bool, reply: oneshot::Sender<Reply>) {
+        let standing = match self.agent.want(now(), subject, place) {
+            agent::Standing::Asked(fetch) => return self.waiters.push(Waiter { fetch, subject, place, reply }),
+            agent::Standing::NotLoggedIn => {
+                let _ = reply.send(refused("not_logged_in", "nobody is logged in: `vouchsafe login`".to_owned()));
+                return;
+            }
+            agent::Standing::NotProtected => Standing::NotProtected,
+            agent::Standing::Withheld(rule) => Standing::Withheld { rule },
+            agent::Standing::Denied(why) => Standing::Denied { why },
+            agent::Standing::Granted(view) => {
+                Standing::Granted { asked, grant: Grant::from(&*view), now: self.agent.unix(now()) }
+            }
+            agent::Standing::Missing => Standing::Failed { why: "the grant can't be had".to_owned() },
+        };
+        let _ = reply.send(Reply::Standing(standing));
+    }
+
+    fn status(&self, uid: u32) -> Reply {
+        let subject = Subject::of_user(uid);
+        let kept = self.kept.get(&uid).and_then(|kept| kept.session.as_ref());
+        let session = kept.map(|session| Session {
+            person: session.person.clone(),
+            device: session.device.clone(),
+            authority: session.authority.clone(),
+            trouble: self.connections.get(&subject).and_then(|connection| connection.trouble.clone()),
+            expires: session.expires,
+            destinations: self.agent.receivers(subject).to_vec(),
+        });
+        match self.kernel.counters().context("the kernel's counters") {
+            Err(error) => refused("broken", format!("{error:#}")),
+            Ok(counters) => Reply::Status(Box::new(Status {
+                uid,
+                session,
+                interfaces: self.kernel.interfaces(),
+                counters,
+                default: self.config.settings.default,
+                now: self.agent.unix(now()),
+            })),
+        }
+    }
+}
+
+fn refusal(error: Error) -> Refusal {
+    match error {
+        Error::Denied(problem) => Refusal::Denied(match problem.detail {
+            Some(detail) => format!("{} ({detail})", problem.title),
+            None => problem.title,
+        }),
+        Error::NotLoggedIn => Refusal::NotLoggedIn,
+        other => Refusal::Failed(other.to_string()),
+    }
+}
+
+fn refused(kind: &str, text: String) -> Reply {
+    Reply::Refused { kind: kind.to_owned(), text }
+}
+
+fn refused_by(error: &Error) -> Reply {
+    let kind = match error {
+        Error::Denied(problem) | Error::Refused(problem) => problem.r#type.as_str(),
+        Error::NotLoggedIn => "not_logged_in",
+        Error::Unreachable(_) => "unreachable",
+        Error::Other(_) => "other",
+    };
+    refused(kind, error.to_string())
+}

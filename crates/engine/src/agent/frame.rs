@@ -1,0 +1,290 @@
+//! Frames that wait for a grant, and what has to be done to them so that they can be sent again as they stand: a network
+//! card would have finished the checksum, and cut up what the kernel handed over as one (UDP segmentation offload).
+
+use std::net::IpAddr;
+use wire::packet::{Form, Fragment, Packet, TCP, UDP};
+use wire::tail::{checksum_is_partial, fold, pseudo_header, sum};
+
+const ETHERNET_LEN: usize = 14;
+const UDP_LEN: usize = 8;
+
+/// A held frame.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// The interface's index.
+    pub interface: u32,
+    /// Payload bytes of each datagram if it is several, else 0.
+    segment: usize,
+    /// The interface has no link header; `bytes` has one all the same.
+    bare: bool,
+    bytes: Vec<u8>,
+}
+
+/// A frame ready to be sent, and its EtherType.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// The EtherType.
+    pub ether_type: u16,
+    /// The frame as the interface takes it.
+    pub bytes: Vec<u8>,
+}
+
+/// Who sent a frame: what tells a retransmission from another flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sender {
+    address: IpAddr,
+    port: u16,
+    tcp: bool,
+}
+
+impl Frame {
+    /// Takes a frame from an interface with `link_header` bytes of link header. `None` if it is cut short.
+    pub fn new(interface: u32, link_header: u32, segment: u32, frame: &[u8]) -> Option<Self> {
+        let bare = link_header == 0;
+        let mut bytes = Vec::new();
+        if bare {
+            bytes.resize(ETHERNET_LEN - 2, 0);
+            bytes.extend_from_slice(if frame.first()? >> 4 == 6 { &[0x86, 0xdd] } else { &[0x08, 0x00] });
+        }
+        bytes.extend_from_slice(frame);
+        let whole = Packet::parse(&bytes).form == Form::Whole;
+        whole.then_some(Self { interface, segment: segment as usize, bare, bytes })
+    }
+
+    /// Its size in memory.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Never.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Who sent it.
+    pub fn sender(&self) -> Option<Sender> {
+        let packet = Packet::parse(&self.bytes);
+        Some(Sender { address: packet.source?, port: packet.source_port, tcp: packet.protocol == TCP })
+    }
+
+    /// Whether `other` is the same SYN again.
+    pub fn is_repeated_by(&self, other: &Self) -> bool {
+        self.sender().is_some_and(|sender| sender.tcp && Some(sender) == other.sender())
+    }
+
+    /// The frames to send, in order.
+    pub fn ready(&self) -> Vec<Ready> {
+        let packet = Packet::parse(&self.bytes);
+        let frames = match split(&self.bytes, &packet, self.segment) {
+            Some(frames) => frames,
+            None => {
+                let mut frame = self.bytes.clone();
+                // What has no checksum to complete goes as it is.
+                let _ = complete_checksum(&mut frame, &packet);
+                vec![frame]
+            }
+        };
+        let ether_type = if packet.ipv6() { 0x86dd } else { 0x0800 };
+        let cut = if self.bare { ETHERNET_LEN } else { 0 };
+        frames.into_iter().map(|frame| Ready { ether_type, bytes: frame[cut..].to_vec() }).collect()
+    }
+}
+
+/// Finishes a transport checksum of which only the pseudo-header's sum is there; leaves whole ones and absent ones alone.
+/// `None` if there is nothing of the kind in the frame.
+pub fn complete_checksum(frame: &mut [u8], packet: &Packet) -> Option<()> {
+    if packet.form != Form::Whole || packet.fragment != Fragment::Whole || !matches!(packet.protocol, TCP | UDP) {
+        return None;
+    }
+    let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
+    if packet.protocol == UDP && frame.get(field..field + 2)? == [0, 0] || !checksum_is_partial(frame, packet)? {
+        return Some(());
+    }
+    write_checksum(frame, packet, field)
+}
+
+/// Sums the transport up and writes its checksum.
+fn write_checksum(frame: &mut [u8], packet: &Packet, field: usize) -> Option<()> {
+    put16(frame, field, 0)?;
+    let len = u16::try_from(packet.end - packet.transport).ok()?;
+    let checksum = !fold(pseudo_header(packet, len) + sum(frame.get(packet.transport..packet.end)?, false));
+    // 0 says "no checksum" in UDP (RFC 768).
+    put16(frame, field, if packet.protocol == UDP && checksum == 0 { 0xffff } else { checksum })
+}
+
+/// Cuts a UDP datagram with more than `segment` bytes of payload into several. `None` if it is not to be cut.
+fn split(frame: &[u8], packet: &Packet, segment: usize) -> Option<Vec<Vec<u8>>> {
+    if segment == 0 || packet.protocol != UDP || packet.fragment != Fragment::Whole {
+        return None;
+    }
+    let headers = frame.get(..packet.payload)?;
+    let payload = frame.get(packet.payload..packet.end)?;
+    let with_checksum = frame.get(packet.transport + 6..packet.transport + 8)? != [0, 0];
+    if payload.len() <= segment {
+        return None;
+    }
+    payload
+        .chunks(segment)
+        .enumerate()
+        .map(|(index, chunk)| {
+            let mut datagram = [headers, chunk].concat();
+            let end = datagram.len();
+            put16(&mut datagram, packet.transport + 4, u16::try_from(UDP_LEN + chunk.len()).ok()?)?;
+            let ip = packet.network;
+            if packet.ipv6() {
+                put16(&mut datagram, ip + 4, u16::try_from(end - ip - 40).ok()?)?;
+            } else {
+                let id = u16::from_be_bytes(*frame.get(ip + 4..)?.first_chunk()?).wrapping_add(index as u16);
+                put16(&mut datagram, ip + 2, u16::try_from(end - ip).ok()?)?;
+                put16(&mut datagram, ip + 4, id)?;
+                put16(&mut datagram, ip + 10, 0)?;
+                let header = datagram.get(ip..ip + usize::from(frame.get(ip)? & 15) * 4)?;
+                let checksum = !fold(sum(header, false));
+                put16(&mut datagram, ip + 10, checksum)?;
+            }
+            if with_checksum {
+                let cut = Packet { end, ..*packet };
+                write_checksum(&mut datagram, &cut, packet.transport + 6)?;
+            }
+            Some(datagram)
+        })
+        .collect()
+}
+
+fn put16(frame: &mut [u8], at: usize, value: u16) -> Option<()> {
+    *frame.get_mut(at..)?.first_chunk_mut()? = value.to_be_bytes();
+    Some(())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A datagram or SYN with only the pseudo-header's sum as checksum.
+    pub fn partial(source: &str, source_port: u16, to: &str, protocol: u8, port: u16, payload: &[u8]) -> Vec<u8> {
+        let (source, to): (IpAddr, IpAddr) = (source.parse().expect("source"), to.parse().expect("destination"));
+        let mut transport = [source_port.to_be_bytes(), port.to_be_bytes()].concat();
+        let checksum = match protocol {
+            UDP => {
+                transport.extend((UDP_LEN as u16 + payload.len() as u16).to_be_bytes());
+                6
+            }
+            _ => {
+                transport.extend([0, 0, 0, 7, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff]);
+                16
+            }
+        };
+        transport.extend([0; 2]);
+        if protocol == TCP {
+            transport.extend([0; 2]);
+        }
+        transport.extend(payload);
+        let mut frame = vec![0; 12];
+        let len = transport.len() as u16;
+        match (source, to) {
+            (IpAddr::V4(source), IpAddr::V4(to)) => {
+                frame.extend([0x08, 0x00, 0x45, 0]);
+                frame.extend((20 + len).to_be_bytes());
+                frame.extend([0xff, 0xff, 0x40, 0, 64, protocol, 0, 0]);
+                frame.extend(source.octets());
+                frame.extend(to.octets());
+                let checksum = !fold(sum(&frame[14..34], false));
+                frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+            }
+            (IpAddr::V6(source), IpAddr::V6(to)) => {
+                frame.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+                frame.extend(len.to_be_bytes());
+                frame.extend([protocol, 64]);
+                frame.extend(source.octets());
+                frame.extend(to.octets());
+            }
+            _ => panic!("one family"),
+        }
+        frame.extend(transport);
+        let packet = Packet::parse(&frame);
+        assert_eq!(packet.form, Form::Whole);
+        put16(&mut frame, packet.transport + checksum, fold(pseudo_header(&packet, len))).expect("room");
+        frame
+    }
+
+    fn checksum_is_right(frame: &[u8]) -> bool {
+        let packet = Packet::parse(frame);
+        let transport = &frame[packet.transport..packet.end];
+        packet.form == Form::Whole
+            && fold(pseudo_header(&packet, transport.len() as u16) + sum(transport, false)) == 0xffff
+            && (packet.ipv6() || fold(sum(&frame[packet.network..packet.transport], false)) == 0xffff)
+    }
+
+    #[test]
+    fn a_partial_checksum_is_completed_once() {
+        for (source, to) in [("192.0.2.1", "198.51.100.2"), ("2001:db8::1", "2001:db8::2")] {
+            for (protocol, payload) in [(TCP, &b""[..]), (UDP, &b"odd"[..])] {
+                let mut frame = partial(source, 40000, to, protocol, 443, payload);
+                assert!(!checksum_is_right(&frame));
+                let packet = Packet::parse(&frame);
+                complete_checksum(&mut frame, &packet).expect("done");
+                assert!(checksum_is_right(&frame));
+                let whole = frame.clone();
+                complete_checksum(&mut frame, &packet).expect("done");
+                assert_eq!(frame, whole);
+            }
+        }
+    }
+
+    #[test]
+    fn a_datagram_without_checksum_stays_without() {
+        let mut frame = partial("192.0.2.1", 40000, "198.51.100.2", UDP, 53, b"x");
+        let packet = Packet::parse(&frame);
+        frame[packet.transport + 6..packet.transport + 8].copy_from_slice(&[0, 0]);
+        let before = frame.clone();
+        complete_checksum(&mut frame, &packet).expect("done");
+        assert_eq!(frame, before);
+    }
+
+    #[test]
+    fn several_datagrams_in_one_are_cut_up() {
+        for (source, to) in [("192.0.2.1", "198.51.100.2"), ("2001:db8::1", "2001:db8::2")] {
+            let bytes = partial(source, 40000, to, UDP, 443, b"aaaabbbbcc");
+            let frame = Frame::new(3, 14, 4, &bytes).expect("whole");
+            let ready = frame.ready();
+            let payloads: Vec<_> = ready
+                .iter()
+                .map(|ready| {
+                    assert!(checksum_is_right(&ready.bytes));
+                    let packet = Packet::parse(&ready.bytes);
+                    ready.bytes[packet.payload..packet.end].to_vec()
+                })
+                .collect();
+            assert_eq!(payloads, [b"aaaa".to_vec(), b"bbbb".to_vec(), b"cc".to_vec()]);
+            if to.contains('.') {
+                // 0xffff, and on from there.
+                assert_eq!(ready.iter().map(|ready| ready.bytes[19]).collect::<Vec<_>>(), [255, 0, 1]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_without_link_header_leaves_without() {
+        let bytes = partial("192.0.2.1", 40000, "198.51.100.2", TCP, 443, b"");
+        let frame = Frame::new(3, 0, 0, &bytes[14..]).expect("whole");
+        let [ready] = &frame.ready()[..] else { panic!("one") };
+        assert_eq!((ready.bytes[0], ready.bytes.len(), ready.ether_type), (0x45, bytes.len() - 14, 0x0800));
+    }
+
+    #[test]
+    fn what_is_cut_short_is_no_frame() {
+        let bytes = partial("192.0.2.1", 40000, "198.51.100.2", UDP, 443, &[7; 100]);
+        assert!(Frame::new(3, 14, 0, &bytes[..90]).is_none());
+        assert!(Frame::new(3, 0, 0, &[]).is_none());
+    }
+
+    #[test]
+    fn a_syn_sent_again_is_recognised() {
+        let frame = |port, protocol| {
+            Frame::new(3, 14, 0, &partial("192.0.2.1", port, "198.51.100.2", protocol, 443, b"")).expect("whole")
+        };
+        assert!(frame(1, TCP).is_repeated_by(&frame(1, TCP)));
+        assert!(!frame(1, TCP).is_repeated_by(&frame(2, TCP)));
+        assert!(!frame(1, UDP).is_repeated_by(&frame(1, UDP)));
+    }
+}
