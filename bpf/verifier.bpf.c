@@ -140,9 +140,11 @@ __noinline int judge_icmp_error(context *ctx, struct packet *p, const struct ser
 __noinline int judge_fragment(struct packet *p, const struct services *services)
 {
 	struct flow *flow;
+	struct flow_key key;
 
 	if (!p || !services)
 		return DROP_FRAGMENT;
+	key = p->flow;
 	if (p->fragment == FRAGMENT_LATER) {
 		if (!covers_some(services, p->flow.protocol))
 			return PASS_NOT_OURS;
@@ -150,7 +152,7 @@ __noinline int judge_fragment(struct packet *p, const struct services *services)
 	}
 	if (!covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
 		return PASS_NOT_OURS;
-	flow = live_flow(&p->flow, now());
+	flow = live_flow(&key, now());
 	if (!flow)
 		return DROP_FRAGMENT;
 	remember_fragment(p);

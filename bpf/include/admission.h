@@ -166,15 +166,17 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 {
 	struct flow fresh = {}, *flow;
 	struct grant_use *use;
+	struct flow_key key; /* copied: Linux 6.1 takes map keys from the stack, not through pointers like `p` */
 	__u64 handle;
 	int outcome = first_use(token);
 
 	if (outcome != CONTINUE || !p || !token)
 		return outcome;
+	key = p->flow;
 	handle = p->handle;
 	fresh.handle = handle;
 	fresh.since = token->now;
-	flow = live_flow(&p->flow, token->now);
+	flow = live_flow(&key, token->now);
 	if (flow && flow->handle == handle) {
 		/* UDP was counted when its flow was looked up. */
 		if (p->flow.protocol == IP_TCP)
@@ -183,24 +185,24 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	}
 	use = bpf_map_lookup_elem(&grants, &handle);
 	if (!use) {
-		struct grant_use first = { .expires = token->expires, .first = p->flow };
+		struct grant_use first = { .expires = token->expires, .first = key };
 
 		bpf_map_update_elem(&grants, &handle, &first, BPF_NOEXIST);
 		use = bpf_map_lookup_elem(&grants, &handle);
 		if (!use)
 			return DROP_FLOW_LIMIT;
 	}
-	if (token->block.flags & FLAG_SINGLE && !same_flow(&use->first, &p->flow))
+	if (token->block.flags & FLAG_SINGLE && !same_flow(&use->first, &key))
 		return DROP_FLOW_LIMIT;
 	if (__sync_fetch_and_add(&use->flows, 1) >= config.flows_per_grant) {
 		__sync_fetch_and_sub(&use->flows, 1);
 		return DROP_FLOW_LIMIT;
 	}
 	refresh(&fresh, p, token->now);
-	flow = bpf_map_lookup_elem(&flows, &p->flow);
+	flow = bpf_map_lookup_elem(&flows, &key);
 	if (flow && !flow->adopted)
 		release_grant(flow->handle);
-	if (bpf_map_update_elem(&flows, &p->flow, &fresh, BPF_ANY)) {
+	if (bpf_map_update_elem(&flows, &key, &fresh, BPF_ANY)) {
 		__sync_fetch_and_sub(&use->flows, 1);
 		return DROP_FLOW_LIMIT;
 	}

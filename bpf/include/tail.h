@@ -30,19 +30,20 @@ struct summing {
 
 static long sum_chunk(__u32 index, struct summing *summing)
 {
-	__u32 buffer[SUM_CHUNK / 4] = {}, len = summing->end - summing->at;
+	__u32 buffer[SUM_CHUNK / 4] = {}, last = summing->end - summing->at - 1;
 
 	if (summing->at >= summing->end)
 		return 1;
-	if (len > SUM_CHUNK)
-		len = SUM_CHUNK;
-	asm volatile("" : "+r"(len)); /* or clang drops the bound that the kernel asks for */
-	if (len - 1 >= SUM_CHUNK || load(summing->ctx, summing->at, buffer, len)) {
+	if (last >= SUM_CHUNK)
+		last = SUM_CHUNK - 1;
+	/* In assembly, or clang drops the bound that the kernel asks for: a length of 1 to SUM_CHUNK. */
+	asm volatile("%0 &= 63" : "+r"(last));
+	if (load(summing->ctx, summing->at, buffer, last + 1)) {
 		summing->failed = 1;
 		return 1;
 	}
 	summing->sum += fold(bpf_csum_diff(0, 0, buffer, SUM_CHUNK, 0));
-	summing->at += len;
+	summing->at += last + 1;
 	return 0;
 }
 

@@ -148,7 +148,7 @@ __noinline int judge_token(struct packet *p, struct token *token)
 	const struct token_block *block = &token->block;
 	__u32 slot, suite, time;
 	struct epoch_key *key;
-	__u64 epoch;
+	__u64 epoch, handle;
 	__u8 ipv6;
 
 	if (!p || !token)
@@ -158,7 +158,8 @@ __noinline int judge_token(struct packet *p, struct token *token)
 	time = bpf_ntohl(block->time);
 	ipv6 = p->flow.family == 6;
 	token->expires = bpf_ntohl(block->expires);
-	p->handle = bpf_be64_to_cpu(block->handle);
+	handle = bpf_be64_to_cpu(block->handle);
+	p->handle = handle;
 	token->now = now();
 	if (block->version_suite >> 4 != 1 || block->flags & (FLAGS_RESERVED | FLAG_BEARER) ||
 	    (block->flags & FLAG_IPV6 ? 1 : 0) != ipv6 || block->prefix_length > (ipv6 ? 128 : 32))
@@ -177,7 +178,7 @@ __noinline int judge_token(struct packet *p, struct token *token)
 		return DROP_CLOCK_SKEW;
 	if (!tag_is_right(p, token, key))
 		return DROP_BAD_TAG;
-	if (bpf_map_lookup_elem(&revoked, &p->handle))
+	if (bpf_map_lookup_elem(&revoked, &handle))
 		return DROP_REVOKED;
 	return CONTINUE;
 }
