@@ -1,0 +1,377 @@
+//! The daemon as a process, its kernel programs on a real interface, and a real authority. Needs root.
+
+mod stage;
+
+use authority::admin;
+use authority::storage::Which;
+use datapath::verifier::Sizes;
+use nix::sys::signal::Signal;
+use stage::*;
+use std::time::{Duration, Instant};
+use verifier::control::Request;
+use verifier::view;
+
+const XDP_DROP: u32 = 1;
+const XDP_PASS: u32 = 2;
+
+/// The verifier's command line, when the tests start themselves as that; else nothing.
+#[test]
+fn the_program() {
+    program();
+}
+
+#[test]
+fn a_verifier_enrols_protects_and_tells_how_it_stands() {
+    act(|stage| async move {
+        echo(SSH);
+        echo(WEB);
+        let directory = stage.directory().display().to_string();
+        let enrol = ["enrol", "--dir", &directory];
+        let (code, text) = stage.cli(&enrol, stage.enrolment().await).await;
+        assert_eq!((code, text.contains("enrolled as edge-1")), (0, true), "{text}");
+        let (code, text) = stage.cli(&enrol, ["--authority", "https://x", "--code", "x"].map(Into::into).to_vec()).await;
+        assert_eq!((code, text.contains("--again")), (2, true), "{text}");
+
+        let verifier = stage.run(&[]).await;
+        assert!(!stage.connects(SSH) && stage.connects(WEB));
+        let status = stage.status().await;
+        assert_eq!((status.verifier.as_str(), status.state.as_str()), ("edge-1", "protecting"));
+        assert_eq!((status.interfaces[0].name.as_str(), status.interfaces[0].mode.as_str()), ("eth0", "native"));
+        assert_eq!(status.protected[0].prefix, "10.77.0.1/32");
+        assert!(status.keys_until.unwrap() > verifier::now() + 23 * 3600);
+        let drops: view::Drops = stage.ask(Request::Drops { from: 0 }).await;
+        assert!(drops.reasons.iter().any(|reason| reason.name == "no_token" && reason.packets > 0), "{drops:?}");
+        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
+            .await;
+
+        for command in ["status", "flows", "drops"] {
+            let (code, text) = stage.cli(&[command], stage.daemon()).await;
+            assert_eq!(code, 0, "{text}");
+            let (code, text) = stage.cli(&[command, "--json"], stage.daemon()).await;
+            assert!(code == 0 && serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{text}");
+        }
+        let explain = |who: &'static [&str]| {
+            let arguments = [&["explain", "--to", SSH], who].concat();
+            let daemon = stage.daemon();
+            let stage = &stage;
+            async move { stage.cli(&arguments, daemon).await }
+        };
+        let (code, text) = explain(&["--from", "10.77.0.2:4711"]).await;
+        assert_eq!((code, text.contains("the flow is not admitted")), (1, true), "{text}");
+        assert_eq!(explain(&["--from", "10.77.0.2:4711", "--protocol", "udp"]).await.0, 0);
+        let (code, text) = explain(&["--person", "alice"]).await;
+        assert_eq!((code, text.contains("alice may")), (0, true), "{text}");
+        assert_eq!(explain(&["--person", "eve"]).await.0, 1);
+        assert_eq!(stage.cli(&["whois", "10.77.0.2:4711"], stage.daemon()).await.0, 1);
+        assert!(!verifier.log().contains("ERROR"), "{}", verifier.log());
+    });
+}
+
+#[test]
+fn an_established_connection_is_adopted_and_a_new_one_is_not() {
+    act(|stage| async move {
+        echo(SSH);
+        let (ours, local) = (stage.connect(SSH).unwrap(), stage.connect(SSH).unwrap());
+        assert!(echoes(&ours));
+        let verifier = stage.run(&[]).await;
+        assert!(verifier.log().contains("adopted=2"), "{}", verifier.log());
+        assert!(echoes(&ours) && echoes(&local));
+        assert!(!stage.connects(SSH));
+        let client = ours.local_addr().unwrap();
+        let whois: Vec<view::Flow> = stage.ask(Request::Whois { client, server: None }).await;
+        assert!(whois.len() == 1 && whois[0].adopted && whois[0].packets > 0, "{whois:?}");
+    });
+}
+
+#[test]
+fn an_established_connection_is_cut_if_that_is_wanted() {
+    act(|stage| async move {
+        echo(SSH);
+        let connection = stage.connect(SSH).unwrap();
+        let _verifier = stage.run(&["--no-adopt"]).await;
+        assert!(!echoes(&connection));
+    });
+}
+
+#[test]
+fn a_restart_loses_neither_flows_nor_protection() {
+    act(|stage| async move {
+        echo(SSH);
+        let connection = stage.connect(SSH).unwrap();
+        let mut first = stage.run(&[]).await;
+        let before = stage.flows().await;
+        first.signal(Signal::SIGTERM);
+        assert_eq!(first.end().await.code(), Some(0));
+        assert!(first.log().contains("protection goes on"));
+        assert_eq!(stage.links().unwrap(), ["eth0"]);
+        assert!(echoes(&connection) && !stage.connects(SSH));
+
+        let late = stage.run(&[]).await;
+        let after = stage.flows().await;
+        assert_eq!((after.len(), after[0].client, after[0].since), (1, before[0].client, before[0].since));
+        assert!(after[0].packets > before[0].packets);
+        assert!(!late.log().contains("adopted"), "{}", late.log());
+        assert!(echoes(&connection) && !stage.connects(SSH));
+    });
+}
+
+#[test]
+fn a_killed_daemon_leaves_protection_on() {
+    act(|stage| async move {
+        echo(SSH);
+        let connection = stage.connect(SSH).unwrap();
+        let mut verifier = stage.run(&[]).await;
+        verifier.signal(Signal::SIGKILL);
+        assert_eq!(verifier.end().await.code(), None);
+        assert_eq!(stage.links().unwrap(), ["eth0"]);
+        assert!(echoes(&connection) && !stage.connects(SSH));
+        // The kernel goes on admitting with the keys it has.
+        let grant = grant(&stage.alice().await).await;
+        assert_eq!(stage.kernel(Sizes::default()).run(&syn(&grant, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
+
+        let (code, text) = stage.cli(&["detach"], stage.daemon()).await;
+        assert_eq!((code, stage.links()), (0, None), "{text}");
+        assert!(stage.connects(SSH));
+        assert_eq!(stage.cli(&["detach"], stage.daemon()).await.0, 1);
+    });
+}
+
+#[test]
+fn a_trial_that_nobody_confirms_is_rolled_back() {
+    act(|stage| async move {
+        echo(SSH);
+        let mut verifier = stage.run(&["--try", "2s"]).await;
+        assert!(!stage.connects(SSH));
+        assert_eq!(stage.status().await.state, "trying");
+        assert_eq!(verifier.end().await.code(), Some(1));
+        assert!(verifier.log().contains("nobody confirmed in time"), "{}", verifier.log());
+        assert!(stage.connects(SSH));
+        assert_eq!(stage.links(), None);
+    });
+}
+
+#[test]
+fn a_crash_during_a_trial_rolls_it_back() {
+    act(|stage| async move {
+        echo(SSH);
+        let mut verifier = stage.run(&["--try", "1h"]).await;
+        assert!(!stage.connects(SSH));
+        verifier.signal(Signal::SIGKILL);
+        verifier.end().await;
+        until("the rollback", || stage.connects(SSH).then_some(())).await;
+    });
+}
+
+#[test]
+fn a_confirmed_trial_stays() {
+    act(|stage| async move {
+        echo(SSH);
+        let mut verifier = stage.run(&["--try", "1h"]).await;
+        assert_eq!(stage.links().unwrap(), [""; 0]);
+        let (code, text) = stage.cli(&["confirm"], stage.daemon()).await;
+        assert_eq!((code, stage.links().unwrap()), (0, vec!["eth0".to_owned()]), "{text}");
+        assert_eq!(stage.cli(&["confirm"], stage.daemon()).await.0, 2);
+        assert_eq!(stage.status().await.state, "protecting");
+        verifier.signal(Signal::SIGTERM);
+        assert_eq!(verifier.end().await.code(), Some(0));
+        assert!(!stage.connects(SSH));
+    });
+}
+
+#[test]
+fn a_detached_daemon_ends() {
+    act(|stage| async move {
+        echo(SSH);
+        let mut verifier = stage.run(&[]).await;
+        assert_eq!(stage.cli(&["detach"], stage.daemon()).await.0, 0);
+        assert_eq!((verifier.end().await.code(), stage.links()), (Some(0), None));
+        assert!(stage.connects(SSH));
+    });
+}
+
+#[test]
+fn an_observer_reports_and_drops_nothing() {
+    act(|stage| async move {
+        echo(SSH);
+        let mut verifier = stage.run(&["--observe"]).await;
+        let connection = stage.connect(SSH).unwrap();
+        assert!(echoes(&connection));
+        assert_eq!(stage.status().await.state, "observing");
+        until("a report", || verifier.log().contains("would drop").then_some(())).await;
+        let drops: view::Drops = stage.ask(Request::Drops { from: 0 }).await;
+        assert!(drops.samples.iter().all(|dropped| dropped.observed));
+        assert_eq!(drops.samples[0].reason, "no_token");
+        assert_eq!(drops.samples[0].client, Some(connection.local_addr().unwrap()));
+        verifier.signal(Signal::SIGTERM);
+        verifier.end().await;
+
+        // Taken seriously from then on, by the same attachment.
+        let _verifier = stage.run(&[]).await;
+        assert!(!stage.connects(SSH));
+    });
+}
+
+#[test]
+fn a_revoked_grant_loses_its_flows_within_a_second() {
+    act(|stage| async move {
+        let verifier = stage.run(&[]).await;
+        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
+            .await;
+        let alice = stage.alice().await;
+        let grants = [grant(&alice).await, grant(&alice).await];
+        let kernel = stage.kernel(Sizes::default());
+        for (index, grant) in grants.iter().enumerate() {
+            let from = format!("10.77.0.2:{}", 4711 + index);
+            assert_eq!(kernel.run(&syn(grant, &from, 1), 1).unwrap().code, XDP_PASS);
+        }
+        let client = "10.77.0.2:4711".parse().unwrap();
+        let whois: Vec<view::Flow> = stage.ask(Request::Whois { client, server: None }).await;
+        let flow = &whois[0];
+        let name = |text: &Option<String>| text.clone().unwrap_or_default();
+        assert_eq!(
+            (name(&flow.person), name(&flow.device), name(&flow.receiver)),
+            ("alice".into(), "laptop".into(), "ssh".into())
+        );
+        assert!(name(&flow.rule).contains("alice may") && flow.handle.as_deref() == Some(&grants[0].header[16..]));
+        let (code, text) = stage.cli(&["whois", "10.77.0.2:4711"], stage.daemon()).await;
+        assert_eq!((code, text.contains("alice")), (0, true), "{text}");
+
+        let handle = u64::from_str_radix(&grants[0].header[16..], 16).unwrap();
+        let asked = Instant::now();
+        admin::revoke(&stage.authority, &Which::Grant(handle)).await.unwrap();
+        until("the cut of one grant", || (kernel.flows.keys().len() == 1).then_some(())).await;
+        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+        assert_eq!(kernel.run(&syn(&grants[0], "10.77.0.2:4711", 2), 1).unwrap().code, XDP_DROP);
+        assert_eq!(kernel.run(&syn(&grants[1], "10.77.0.2:4713", 2), 1).unwrap().code, XDP_PASS);
+
+        let asked = Instant::now();
+        admin::revoke(&stage.authority, &Which::Person("alice".into())).await.unwrap();
+        until("the cut of a person", || kernel.flows.keys().is_empty().then_some(())).await;
+        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+        assert_eq!(kernel.run(&syn(&grants[1], "10.77.0.2:4714", 3), 1).unwrap().code, XDP_DROP);
+        assert!(verifier.log().contains("revoked") && !verifier.log().contains("ERROR"), "{}", verifier.log());
+    });
+}
+
+#[test]
+fn what_was_revoked_while_the_daemon_was_down_is_cut_when_it_is_back() {
+    act(|stage| async move {
+        let mut verifier = stage.run(&[]).await;
+        let grant = grant(&stage.alice().await).await;
+        verifier.signal(Signal::SIGKILL);
+        verifier.end().await;
+        let kernel = stage.kernel(Sizes::default());
+        assert_eq!(kernel.run(&syn(&grant, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
+        admin::revoke(&stage.authority, &Which::Person("alice".into())).await.unwrap();
+        assert_eq!(kernel.flows.keys().len(), 1);
+        let _verifier = stage.run(&[]).await;
+        assert!(kernel.flows.keys().is_empty());
+    });
+}
+
+#[test]
+fn without_room_for_revocations_nothing_new_is_admitted() {
+    act(|stage| async move {
+        let verifier = stage.run(&["--max-revoked", "16"]).await;
+        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
+            .await;
+        let alice = stage.alice().await;
+        let kept = grant(&alice).await;
+        let mut revoked = Vec::new();
+        for _ in 0..20 {
+            revoked.push(grant(&alice).await);
+        }
+        let kernel = stage.kernel(Sizes { revoked: 16, ..Sizes::default() });
+        for (index, grant) in revoked.iter().enumerate() {
+            let from = format!("10.77.0.2:{}", 4000 + index);
+            assert_eq!(kernel.run(&syn(grant, &from, 1), 1).unwrap().code, XDP_PASS);
+        }
+        assert_eq!(kernel.run(&syn(&kept, "10.77.0.2:5000", 1), 1).unwrap().code, XDP_PASS);
+        for grant in &revoked {
+            let handle = u64::from_str_radix(&grant.header[16..], 16).unwrap();
+            admin::revoke(&stage.authority, &Which::Grant(handle)).await.unwrap();
+        }
+        until("the cut", || (kernel.flows.keys().len() == 1).then_some(())).await;
+        until("the closing", || {
+            (kernel.run(&syn(&kept, "10.77.0.2:5001", 2), 1).unwrap().code == XDP_DROP).then_some(())
+        })
+        .await;
+        assert_eq!(stage.status().await.state, "closed");
+        assert!(verifier.log().contains("no room for revoked grants"), "{}", verifier.log());
+    });
+}
+
+#[test]
+fn a_changed_policy_changes_what_is_protected() {
+    act(|stage| async move {
+        echo(WEB);
+        let verifier = stage.run(&[]).await;
+        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
+            .await;
+        assert!(stage.connects(WEB));
+        stage.apply(&POLICY.replace("tcp/22", "tcp/80")).await;
+        until("protection of the other port", || (!stage.connects(WEB)).then_some(())).await;
+        assert_eq!(stage.status().await.protected[0].services[0].first_port, 80);
+    });
+}
+
+#[test]
+fn other_epochs_replace_the_programs_and_not_the_attachment() {
+    act(|mut stage| async move {
+        echo(SSH);
+        let connection = stage.connect(SSH).unwrap();
+        let verifier = stage.run(&[]).await;
+        let file = stage.authority.path().join("authority.toml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        let text = text.replace("#epoch_length = \"1h\"", "epoch_length = \"10m\"");
+        stage.stop_authority().await;
+        std::fs::write(&file, text.replace("#max_lifetime = \"1h\"", "max_lifetime = \"10m\"")).unwrap();
+        stage.start_authority().await;
+        until("the change", || verifier.log().contains("programs replaced").then_some(())).await;
+        assert_eq!(stage.status().await.epoch_length, 600);
+        assert!(stage.status().await.keys_until.unwrap() > verifier::now() + 23 * 600);
+        assert!(echoes(&connection) && !stage.connects(SSH));
+        assert_eq!(stage.links().unwrap(), ["eth0"]);
+    });
+}
+
+#[test]
+fn without_its_authority_a_verifier_starts_with_what_it_knows() {
+    act(|mut stage| async move {
+        echo(SSH);
+        let mut verifier = stage.run(&[]).await;
+        verifier.signal(Signal::SIGTERM);
+        verifier.end().await;
+        assert_eq!(stage.cli(&["detach"], stage.daemon()).await.0, 0);
+        stage.stop_authority().await;
+
+        let mut verifier = stage.run(&[]).await;
+        let status = stage.status().await;
+        assert!(!status.connected && status.trouble.is_some() && status.keys_until.is_some());
+        assert!(!stage.connects(SSH));
+        stage.start_authority().await;
+        until("the authority", || verifier.log().contains("connected to the authority").then_some(())).await;
+        verifier.signal(Signal::SIGTERM);
+        verifier.end().await;
+
+        stage.stop_authority().await;
+        assert_eq!(stage.cli(&["detach"], stage.daemon()).await.0, 0);
+        std::fs::remove_file(stage.directory().join("cache.json")).unwrap();
+        let mut verifier = stage.spawn(&[]).await;
+        assert_eq!(verifier.end().await.code(), Some(2));
+        assert!(verifier.log().contains("Nothing is protected"), "{}", verifier.log());
+        assert!(stage.connects(SSH));
+    });
+}
+
+#[test]
+fn an_interface_that_comes_back_is_protected_again() {
+    act(|stage| async move {
+        echo(SSH);
+        let verifier = stage.run(&[]).await;
+        assert!(!stage.connects(SSH));
+        stage.replace_interface();
+        until("another attachment", || (verifier.log().matches("attached").count() == 2).then_some(())).await;
+        assert!(!stage.connects(SSH));
+    });
+}

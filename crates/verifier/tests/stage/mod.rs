@@ -1,0 +1,398 @@
+//! A server and a client in network namespaces of their own, a real authority on the server's loopback, and the verifier
+//! as a process of its own. Everything goes away with the stage. Needs root.
+
+use authority::{Directory, Server, admin};
+use client::Authority;
+use engine::api::{Grant, GrantRequest, Login};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::de::DeserializeOwned;
+use std::fs::File;
+use std::future::Future;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+use verifier::control::{self, Request};
+
+pub const PASSWORD: &str = "correct horse";
+/// The server's address and the port that is protected.
+pub const SSH: &str = "10.77.0.1:22";
+/// The server's address and a port that is not.
+pub const WEB: &str = "10.77.0.1:80";
+/// Within this everything that is going to happen has happened.
+pub const SOON: Duration = Duration::from_secs(10);
+/// After this long without an answer a packet was dropped.
+pub const DROPPED: Duration = Duration::from_millis(400);
+
+pub const POLICY: &str = r#"
+[[receivers]]
+name = "ssh"
+address = "10.77.0.1"
+services = "tcp/22"
+verifier = "edge-1"
+
+[[rules]]
+name = "alice may"
+action = "allow"
+who = "person:alice"
+to = "ssh"
+"#;
+
+/// The test that is the verifier's program when the tests run themselves.
+pub const PROGRAM: &str = "the_program";
+const ARGUMENTS: &str = "VERIFIER_TEST_ARGUMENTS";
+
+/// Runs the command line if this process was started for it.
+pub fn program() {
+    let Ok(arguments) = std::env::var(ARGUMENTS) else { return };
+    let arguments: Vec<String> = serde_json::from_str(&arguments).unwrap();
+    #[derive(clap::Parser)]
+    struct Program {
+        #[command(subcommand)]
+        command: verifier::cli::VerifierCommand,
+    }
+    let program = <Program as clap::Parser>::parse_from(arguments);
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let done = runtime.block_on(verifier::cli::run(program.command));
+    let code = match done {
+        Ok(code) if code == std::process::ExitCode::SUCCESS => 0,
+        Ok(_) => 1,
+        Err(error) => {
+            eprintln!("vouchsafe: {error:#}");
+            2
+        }
+    };
+    std::process::exit(code);
+}
+
+/// A network namespace with a name, for as long as this lives.
+struct Namespace(String);
+
+impl Namespace {
+    fn new(name: String) -> Self {
+        ip(&["netns", "add", &name]);
+        ip(&["-n", &name, "link", "set", "lo", "up"]);
+        Self(name)
+    }
+
+    fn enter(&self) {
+        setns(File::open(format!("/run/netns/{}", self.0)).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+    }
+}
+
+fn ip(arguments: &[&str]) {
+    let done = Command::new("ip").args(arguments).output().unwrap();
+    assert!(done.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+pub struct Stage {
+    pub authority: Directory,
+    pub address: SocketAddr,
+    pub server: Option<Server>,
+    pub instance: String,
+    pub room: TempDir,
+    client: Namespace,
+    _host: Namespace,
+}
+
+/// Runs `test` on a thread in the server's namespace, against a stage made for it.
+pub fn act<F: Future<Output = ()>>(test: impl FnOnce(Stage) -> F + Send + 'static) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("vt{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let run = move || {
+        let (host, client) = (Namespace::new(format!("{name}h")), Namespace::new(format!("{name}c")));
+        ip(&["-n", &host.0, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", &client.0]);
+        for (namespace, address) in [(&host, "10.77.0.1/24"), (&client, "10.77.0.2/24")] {
+            ip(&["-n", &namespace.0, "addr", "add", address, "dev", "eth0"]);
+            ip(&["-n", &namespace.0, "link", "set", "eth0", "up"]);
+        }
+        host.enter();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async { test(Stage::new(name, host, client).await).await });
+    };
+    if let Err(panic) = std::thread::spawn(run).join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+impl Stage {
+    async fn new(instance: String, host: Namespace, client: Namespace) -> Self {
+        let room = tempfile::tempdir().unwrap();
+        let authority = Directory::at(room.path().join("authority"));
+        authority.init(&["127.0.0.1".into()], "127.0.0.1:0".parse().unwrap()).unwrap();
+        std::fs::write(authority.policy(), POLICY).unwrap();
+        let server = Server::start(authority.clone(), None).await.unwrap();
+        let address = server.address();
+        Self { authority, address, server: Some(server), instance, room, client, _host: host }
+    }
+
+    /// Stops the authority.
+    pub async fn stop_authority(&mut self) {
+        self.server.take().unwrap().stop().await;
+    }
+
+    /// Starts it again where it was.
+    pub async fn start_authority(&mut self) {
+        self.server = Some(Server::start(self.authority.clone(), Some(self.address)).await.unwrap());
+    }
+
+    /// Puts another policy in force.
+    pub async fn apply(&self, policy: &str) {
+        let file = self.room.path().join("next.toml");
+        std::fs::write(&file, policy).unwrap();
+        admin::apply_policy(&self.authority, Some(&file)).await.unwrap();
+    }
+
+    /// Alice, logged in.
+    pub async fn alice(&self) -> Authority {
+        admin::add_account(&self.authority, "alice", PASSWORD, false).await.unwrap();
+        let ca = std::fs::read(self.authority.ca()).unwrap();
+        let client = Authority::new(&format!("https://{}", self.address), Some(&ca)).unwrap();
+        let login = Login { person: "alice".into(), password: PASSWORD.into(), totp: None, device: "laptop".into() };
+        let session = client.login(&login).await.unwrap();
+        client.with_token(&session.token)
+    }
+
+    /// The verifier's directory.
+    pub fn directory(&self) -> PathBuf {
+        self.room.path().join("verifier")
+    }
+
+    /// Where the daemon listens.
+    pub fn socket(&self) -> PathBuf {
+        self.room.path().join("verifier.sock")
+    }
+
+    /// Arguments that name the daemon.
+    pub fn daemon(&self) -> Vec<String> {
+        ["--instance", &self.instance, "--socket", &self.socket().display().to_string()].map(Into::into).to_vec()
+    }
+
+    /// Arguments that enrol.
+    pub async fn enrolment(&self) -> Vec<String> {
+        let code = admin::add_verifier(&self.authority, "edge-1", false).await.unwrap();
+        let (url, ca) = (format!("https://{}", self.address), self.authority.ca().display().to_string());
+        ["--authority", &url, "--ca", &ca, "--code", &code].map(Into::into).to_vec()
+    }
+
+    fn command(&self, arguments: Vec<String>) -> Command {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let arguments = [vec!["verifier".to_owned()], arguments].concat();
+        command.args([PROGRAM, "--exact", "--nocapture", "--quiet"]).env_remove("SSH_CONNECTION");
+        command.env(ARGUMENTS, serde_json::to_string(&arguments).unwrap());
+        command
+    }
+
+    /// Runs a command to its end, on a thread of its own so that the authority can answer it.
+    pub async fn cli(&self, arguments: &[&str], more: Vec<String>) -> (i32, String) {
+        let mut command = self.command([arguments.iter().map(|a| (*a).to_owned()).collect(), more].concat());
+        let Output { status, stdout, stderr } =
+            tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        let text = String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
+        (status.code().unwrap_or(-1), text.trim_start_matches("\nrunning 1 test\n").to_owned())
+    }
+
+    /// Starts the daemon, and enrols it if this is the first time.
+    pub async fn spawn(&self, arguments: &[&str]) -> Verifier {
+        let mut all = vec!["run".to_owned(), "--dir".into(), self.directory().display().to_string()];
+        all.extend(["--interface", "eth0"].map(Into::into));
+        all.extend(self.daemon());
+        if !self.directory().exists() {
+            all.extend(self.enrolment().await);
+        }
+        all.extend(arguments.iter().map(|argument| (*argument).to_owned()));
+        let log = self.room.path().join(format!("log{}", rand()));
+        let output = File::create(&log).unwrap();
+        let child = self.command(all).stdout(Stdio::null()).stderr(output).spawn().unwrap();
+        Verifier { child, log }
+    }
+
+    /// Starts the daemon and waits until it answers.
+    pub async fn run(&self, arguments: &[&str]) -> Verifier {
+        let mut verifier = self.spawn(arguments).await;
+        let up = async {
+            while control::try_ask::<serde_json::Value>(&self.socket(), &Request::Status).await.ok().flatten().is_none()
+            {
+                assert!(verifier.child.try_wait().unwrap().is_none(), "it ended: {}", verifier.log());
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(SOON, up).await.expect("an answer in time");
+        verifier
+    }
+
+    /// Asks the daemon.
+    pub async fn ask<T: DeserializeOwned>(&self, request: Request) -> T {
+        control::ask(&self.socket(), &request).await.unwrap()
+    }
+
+    pub async fn status(&self) -> verifier::view::Status {
+        self.ask(Request::Status).await
+    }
+
+    pub async fn flows(&self) -> Vec<verifier::view::Flow> {
+        self.ask(Request::Flows).await
+    }
+
+    /// Connects from the client's namespace.
+    pub fn connect(&self, to: &str) -> std::io::Result<TcpStream> {
+        let to: SocketAddr = to.parse().unwrap();
+        std::thread::scope(|scope| {
+            let connect = || {
+                self.client.enter();
+                TcpStream::connect_timeout(&to, DROPPED)
+            };
+            scope.spawn(connect).join().unwrap()
+        })
+    }
+
+    /// Whether a new connection comes up.
+    pub fn connects(&self, to: &str) -> bool {
+        match self.connect(to) {
+            Ok(_) => true,
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
+                false
+            }
+        }
+    }
+
+    /// The kernel program with this instance's tables, to be run by hand; and attached to nothing.
+    pub fn kernel(&self, sizes: datapath::verifier::Sizes) -> datapath::verifier::Verifier {
+        let pins = datapath::Pins::existing("verifier", &self.instance).expect("something pinned");
+        datapath::verifier::Verifier::load(wire::map::VerifierConfig::default(), sizes, Some(pins)).unwrap()
+    }
+
+    /// Names of the pinned links; `None` if nothing at all is pinned.
+    pub fn links(&self) -> Option<Vec<String>> {
+        Some(datapath::Pins::existing("verifier", &self.instance)?.links())
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if let Some(pins) = datapath::Pins::existing("verifier", &self.instance) {
+            let _ = pins.remove();
+        }
+    }
+}
+
+fn rand() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The daemon's process; killed when this is dropped. Its log is shown if the test fails.
+pub struct Verifier {
+    pub child: Child,
+    log: PathBuf,
+}
+
+impl Verifier {
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    /// Waits for its end.
+    pub async fn end(&mut self) -> ExitStatus {
+        until("the daemon's end", || self.child.try_wait().unwrap()).await
+    }
+}
+
+impl Drop for Verifier {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- the verifier's log\n{}", self.log());
+        }
+    }
+}
+
+/// Waits until `look` sees something.
+pub async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + SOON;
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(Instant::now() < deadline, "waited for {what} in vain");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A listener that echoes whatever comes, on threads that end with their connections.
+pub fn echo(at: &str) {
+    let listener = TcpListener::bind(at).unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            std::thread::spawn(move || {
+                let (mut from, mut to) = (stream.try_clone().unwrap(), stream);
+                let _ = std::io::copy(&mut from, &mut to);
+            });
+        }
+    });
+}
+
+/// Whether what is written comes back.
+pub fn echoes(mut stream: &TcpStream) -> bool {
+    use std::io::{Read, Write};
+    let mut back = [0; 4];
+    stream.set_read_timeout(Some(DROPPED)).unwrap();
+    stream.write_all(b"ping").is_ok() && stream.read_exact(&mut back).is_ok() && back == *b"ping"
+}
+
+/// Asks for a grant to the protected port.
+pub async fn grant(person: &Authority) -> Grant {
+    let to: SocketAddr = SSH.parse().unwrap();
+    person.grant(&GrantRequest { address: to.ip(), protocol: 6, port: to.port() }).await.unwrap()
+}
+
+/// A SYN from `from` to the protected port with a token of this grant.
+pub fn syn(grant: &Grant, from: &str, nonce: u32) -> Vec<u8> {
+    let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), SSH.parse().unwrap());
+    let header = wire::GrantHeader::decode(&hex::decode(&grant.header).unwrap().try_into().unwrap()).unwrap();
+    let key = wire::GrantKey::new(hex::decode(&grant.key).unwrap().try_into().unwrap());
+    let destination = wire::Destination { address: to.ip(), protocol: 6, port: to.port() };
+    let token = wire::Token::new(header, &key, verifier::now() as u32, nonce, &destination);
+    let mut frame = vec![0; 54];
+    frame[12..14].copy_from_slice(&[8, 0]);
+    frame[14] = 0x45;
+    frame[16..18].copy_from_slice(&80u16.to_be_bytes());
+    frame[22..24].copy_from_slice(&[64, 6]);
+    frame[26..30].copy_from_slice(&wire::map::address_bytes(from.ip())[..4]);
+    frame[30..34].copy_from_slice(&wire::map::address_bytes(to.ip())[..4]);
+    frame[34..36].copy_from_slice(&from.port().to_be_bytes());
+    frame[36..38].copy_from_slice(&to.port().to_be_bytes());
+    frame[46..48].copy_from_slice(&[0x50, 2]);
+    frame.extend_from_slice(&wire::tail::block(&token.encode()));
+    frame
+}
+
+impl Stage {
+    /// Removes the interface and makes another of the same name.
+    pub fn replace_interface(&self) {
+        let (host, client) = (&self._host.0, &self.client.0);
+        ip(&["-n", host, "link", "del", "eth0"]);
+        ip(&["-n", host, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", client]);
+        for (namespace, address) in [(host, "10.77.0.1/24"), (client, "10.77.0.2/24")] {
+            ip(&["-n", namespace, "addr", "add", address, "dev", "eth0"]);
+            ip(&["-n", namespace, "link", "set", "eth0", "up"]);
+        }
+    }
+}
