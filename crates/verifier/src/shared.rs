@@ -12,7 +12,6 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
-use wire::Handle;
 use wire::map::{Flow, FlowKey};
 
 /// How long a list of flows waits for the authority to name owners.
@@ -189,7 +188,7 @@ impl Shared {
         };
         let ask = async {
             for handle in unknown {
-                match self.authority.grant_owner(Handle(handle)).await {
+                match self.authority.grant_owner(handle).await {
                     Ok(Some(owner)) => self.owners().remember(owner),
                     Ok(None) => {}
                     Err(error) => return tracing::warn!("cannot name the owners of flows: {error}"),
