@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -188,13 +188,18 @@ fn came(seen: &Seen, peer: SocketAddr) {
     seen.clients.lock().unwrap_or_else(PoisonError::into_inner).insert(peer.ip().to_canonical());
 }
 
-/// Connects from `client`, says something, and wants to hear it back; the time `within` is for each step.
-pub fn call(client: &Namespace, to: SocketAddr, within: Duration) -> Result<TcpStream> {
-    let mut stream = client.enter(|| TcpStream::connect_timeout(&to, within)).with_context(|| format!("to {to}"))?;
+/// Connects, says something, and wants to hear it back; the time `within` is for each step.
+pub fn dial(to: SocketAddr, within: Duration) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&to, within).with_context(|| format!("to {to}"))?;
     stream.set_read_timeout(Some(within))?;
     stream.set_nodelay(true)?;
     exchange(&mut stream)?;
     Ok(stream)
+}
+
+/// [`dial`] from `client`.
+pub fn call(client: &Namespace, to: SocketAddr, within: Duration) -> Result<TcpStream> {
+    client.enter(|| dial(to, within))
 }
 
 /// Says something on an open connection to an [`Echo`] and wants to hear it back.
@@ -207,14 +212,19 @@ pub fn exchange(stream: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Sends one datagram from a new socket in `client` and waits for its echo.
-pub fn ask(client: &Namespace, to: SocketAddr, within: Duration) -> Result<()> {
-    let any: SocketAddr = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }.parse()?;
-    let socket = client.enter(|| UdpSocket::bind(any))?;
+/// Sends one datagram from a new socket on `port` (0: any) and waits for its echo.
+pub fn send(port: u16, to: SocketAddr, within: Duration) -> Result<()> {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, port))?;
     socket.set_read_timeout(Some(within))?;
     socket.send_to(b"ping", to)?;
     let mut heard = [0; 64];
     let (size, from) = socket.recv_from(&mut heard).with_context(|| format!("no answer from {to}"))?;
     ensure!(&heard[..size] == b"ping" && from == to, "heard something else");
     Ok(())
+}
+
+/// [`send`] from any port of `client`.
+pub fn ask(client: &Namespace, to: SocketAddr, within: Duration) -> Result<()> {
+    client.enter(|| send(0, to, within))
 }

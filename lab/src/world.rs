@@ -14,7 +14,7 @@ mod network;
 mod verifier;
 
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub use authority::Authority;
 pub use network::{
     AUTHORITY, DARK4, DARK6, FRONT4, FRONT6, INSIDE4, Network, OPEN4, OPEN6, PUBLIC4, PUBLIC6, Way, in_family,
 };
-pub use verifier::Verifier;
+pub use verifier::{ID as VERIFIER, Verifier};
 
 use crate::service::{Echo, Sshd};
 
@@ -168,9 +168,9 @@ fn sweep_pins() {
     }
 }
 
-/// Runs a `vouchsafe` command; exit code 1 (the answer is no) is not an error.
+/// Runs a `vouchsafe` command, whose input is this process's unless set; exit code 1 (the answer is no) is not an error.
 fn ask(command: &mut Command) -> Result<Output> {
-    let output = command.stdin(Stdio::null()).output().with_context(|| format!("could not start {command:?}"))?;
+    let output = command.output().with_context(|| format!("could not start {command:?}"))?;
     match output.status.code() {
         Some(0 | 1) => Ok(output),
         _ => bail!("{command:?}: {}\n{}{}", output.status, text(&output.stdout), text(&output.stderr)),

@@ -1,6 +1,7 @@
 //! Alice's agent.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -43,14 +44,21 @@ impl Agent {
         Ok(())
     }
 
-    /// Logs this process's user in as `person`.
+    /// Logs this process's user in as `person`, and waits until the agent knows what is protected.
     pub fn login(&self, authority: &Authority, person: &str) -> Result<()> {
-        let mut command = self.command("login");
-        command.arg(authority.url()).args(["--person", person, "--device", "laptop", "--password-file"]);
-        command.arg(authority.password_file()).arg("--ca").arg(authority.ca());
-        let (done, text) = answer(&mut command)?;
+        let (done, text) = self.try_login(authority, person)?;
         ensure!(done, "{person} can't log in: {text}");
+        let knows = |status: Value| status["session"]["destinations"].as_array().is_some_and(|list| !list.is_empty());
+        ensure!(poll(SOON, || self.status().is_ok_and(knows)), "{person} has no destinations");
         Ok(())
+    }
+
+    /// Tries to log in with the password that the authority's accounts have; whether that went well, and what was said.
+    pub fn try_login(&self, authority: &Authority, person: &str) -> Result<(bool, String)> {
+        let mut command = self.command("login");
+        command.args(["--authority", &authority.url(), "--user", person, "--device", "laptop", "--password-stdin"]);
+        command.arg("--ca").arg(authority.ca()).stdin(File::open(authority.password_file())?);
+        answer(&mut command)
     }
 
     /// Logs out.
@@ -72,14 +80,15 @@ impl Agent {
 
     /// The grants held.
     pub fn grants(&self) -> Result<Value> {
-        ask_json(self.command("grants").arg("--json"))
+        let mut command = self.command("grants list");
+        ask_json(command.arg("--json"))
     }
 
     fn command(&self, word: &str) -> Command {
         let mut net = OsString::from("--net=");
         net.push(&self.net);
         let mut command = Command::new("nsenter");
-        command.arg(net).arg("--").arg(crate::vouchsafe()).args(["agent", word, "--socket"]);
+        command.arg(net).arg("--").arg(crate::vouchsafe()).arg("agent").args(word.split(' ')).arg("--socket");
         command.arg(self.dir.with_file_name("agent.sock"));
         command
     }
