@@ -10,13 +10,20 @@ const FIRST_PORT: u16 = 20000;
 const DNS: u16 = 53;
 const ETHERNET: usize = 14;
 
+/// Extension headers: types and bodies.
+type Headers<'a> = &'a [(u8, &'a [u8])];
+/// How a frame is broken: the probe's name, whether it is a SYN (else a datagram), and the change.
+type Breakage = (&'static str, bool, Box<dyn Fn(&mut Vec<u8>)>);
+
 /// Who is probed, and from where.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The probed address.
     pub address: IpAddr,
-    /// The probed port, TCP and UDP.
+    /// The probed port.
     pub port: u16,
+    /// Of which protocol; both TCP and UDP if none is named.
+    pub protocol: Option<u8>,
     /// The address that probes come from.
     pub source: IpAddr,
     /// Hardware addresses on the first cable: ours, the next hop's.
@@ -30,7 +37,9 @@ pub struct Target {
 pub struct Probe {
     /// What it is called in results.
     pub name: String,
-    /// The source port, which no other probe of its protocol has; ICMP probes have it as identifier.
+    /// TCP or UDP, also of what an ICMP error is about; anything else counts as TCP.
+    pub protocol: u8,
+    /// The source port, which no other probe of its protocol has; ICMP queries have it as identifier.
     pub source_port: u16,
     /// The frames, to be sent in this order.
     pub frames: Vec<Vec<u8>>,
@@ -52,6 +61,7 @@ pub fn suite(target: &Target) -> Vec<Probe> {
     if target.whole_host {
         suite.other_protocols();
     }
+    suite.probes.retain(|probe| target.protocol.is_none_or(|only| probe.protocol == only));
     suite.probes
 }
 
@@ -71,7 +81,9 @@ impl Suite {
     }
 
     fn add(&mut self, name: &str, frames: Vec<Vec<u8>>) {
-        self.probes.push(Probe { name: name.to_owned(), source_port: self.port(), frames });
+        let is_udp = name.starts_with("UDP") || name.ends_with("UDP");
+        let protocol = if is_udp { protocol::UDP } else { protocol::TCP };
+        self.probes.push(Probe { name: name.to_owned(), protocol, source_port: self.port(), frames });
     }
 
     fn packet(&self) -> Packet {
@@ -159,14 +171,21 @@ impl Suite {
         self.add("UDP, the first fragment alone", cut[..1].to_vec());
         let cut = self.datagram().payload(&[b'x'; 3000]).identification(number(self.probes.len())).fragments(1024);
         self.add("UDP, later fragments alone", cut[1..].to_vec());
-        let id = number(self.probes.len());
-        let (harmless, real) = (self.packet().tcp(Tcp::syn(self.port(), 9)).identification(id), self.syn());
-        let first = &harmless.payload(&[0; 16]).fragments(16)[0];
-        let over = real.identification(id).payload(&[0; 16]).fragments(8);
-        self.add("TCP SYN, overlapping fragments", [vec![first.clone()], over].concat());
+        self.overlap("TCP SYN, overlapping fragments", self.target.port);
+        if self.target.whole_host {
+            self.overlap("TCP SYN, overlapping fragments that change its port", 9);
+        }
         if self.six() {
             self.add("TCP SYN in an atomic fragment", self.syn().identification(7).fragments(1024));
         }
+    }
+
+    /// A SYN to the target's port, laid over the first fragment of one to the port `other`.
+    fn overlap(&mut self, name: &str, other: u16) {
+        let id = 0x5000 + self.probes.len() as u32;
+        let under = self.packet().tcp(Tcp::syn(self.port(), other)).identification(id).payload(&[0; 20]);
+        let over = self.syn().identification(id).payload(&[0; 20]).fragments(8);
+        self.add(name, [under.fragments(24)[..1].to_vec(), over].concat());
     }
 
     fn options(&mut self) {
@@ -201,7 +220,7 @@ impl Suite {
         // An option that a receiver must answer by an ICMP error, also to a unicast (RFC 8200, 4.2: action 10).
         let must_answer = [0x9e, 4, 0, 0, 0, 0];
         let segments = |kind: u8| [&[kind, 1, 0, 0, 0, 0][..], &[0; 16]].concat();
-        let kinds: [(&str, &[(u8, &[u8])]); 10] = [
+        let kinds: [(&str, Headers<'_>); 10] = [
             ("hop by hop", &[(HOP_BY_HOP, &[1, 4, 0, 0, 0, 0])]),
             ("router alert", &[(HOP_BY_HOP, &alert)]),
             ("hop by hop, unknown option", &[(HOP_BY_HOP, &must_answer)]),
@@ -223,8 +242,6 @@ impl Suite {
         }
         let many = (0..20).fold(self.syn(), |packet, _| packet.extension(DESTINATION_OPTIONS, &[1, 4, 0, 0, 0, 0]));
         self.add("TCP SYN, 20 extension headers", vec![many.frame()]);
-        let unknown = self.syn().extension(253, &[]).frame();
-        self.add("TCP SYN, unknown extension header", vec![unknown]);
     }
 
     fn icmp(&mut self) {
@@ -270,7 +287,7 @@ impl Suite {
         let set = |at: usize, bytes: &'static [u8]| {
             move |frame: &mut Vec<u8>| frame[at..at + bytes.len()].copy_from_slice(bytes)
         };
-        let changes: Vec<(&str, bool, Box<dyn Fn(&mut Vec<u8>)>)> = vec![
+        let changes: Vec<Breakage> = vec![
             ("TCP SYN, IP length beyond the frame", true, Box::new(set(length_at, &[0x05, 0xdc]))),
             ("TCP SYN, IP length 0", true, Box::new(set(length_at, &[0, 0]))),
             ("TCP SYN, IP length within the header", true, Box::new(set(length_at, &[0, 10]))),
@@ -306,6 +323,10 @@ impl Suite {
     }
 
     fn other_protocols(&mut self) {
+        if self.six() {
+            let unknown = self.syn().extension(253, &[]).frame();
+            self.add("TCP SYN, unknown extension header", vec![unknown]);
+        }
         let inner =
             Packet::new(self.target.source, self.target.address).tcp(Tcp::syn(self.port(), self.target.port)).ip();
         let carrier = if self.six() { 41 } else { 4 };
@@ -337,7 +358,7 @@ mod tests {
     fn probes(six: bool) -> Vec<Probe> {
         let (address, source) = if six { ("fd00::1", "fd00::2") } else { ("10.0.0.1", "10.0.0.2") };
         let (address, source) = (address.parse().unwrap(), source.parse().unwrap());
-        suite(&Target { address, port: 22, source, macs: [[2; 6], [4; 6]], whole_host: true })
+        suite(&Target { address, port: 22, source, protocol: None, macs: [[2; 6], [4; 6]], whole_host: true })
     }
 
     #[test]

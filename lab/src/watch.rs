@@ -1,6 +1,5 @@
 //! What comes of probes: sent through a port, and everything that has to do with them heard at another.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -19,8 +18,15 @@ const PACE: Duration = Duration::from_micros(500);
 pub struct Finding {
     /// The probe's name.
     pub name: String,
-    /// What came back, one line per packet.
+    /// What the target sent back, one line per packet.
     pub answers: Vec<String>,
+    /// ICMP errors that somebody else sent about the probe: routers on the way, or a gateway before the target.
+    pub remarks: Vec<String>,
+}
+
+/// What findings come to.
+pub fn answered(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
+    findings.iter().filter(|finding| !finding.answers.is_empty())
 }
 
 /// Sends the suite out of `port` and says for each probe what came back at `port`; listens for `patience` at the end.
@@ -33,54 +39,44 @@ pub fn run(port: &Port, target: &Target, patience: Duration) -> Result<Vec<Findi
         }
         std::thread::sleep(PACE);
     }
-    let mut answers: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-    let mut others = Vec::new();
+    let name = |probe: Probe| Finding { name: probe.name.clone(), answers: Vec::new(), remarks: Vec::new() };
+    let mut findings: Vec<_> = probes.iter().cloned().map(name).collect();
+    findings.push(Finding { name: "any of these".into(), answers: Vec::new(), remarks: Vec::new() });
     port.receive(patience, |frame| {
-        let (asked, words) = answer(target, &probes, frame)?;
-        match asked {
-            Some(index) => answers.entry(index).or_default().push(words),
-            None => others.push(words),
-        }
+        let seen = Seen::frame(frame).filter(|seen| seen.destination == target.source)?;
+        let index = cause(target, &probes, &seen)?;
+        let finding = &mut findings[index.unwrap_or(probes.len())];
+        if seen.source == target.address { &mut finding.answers } else { &mut finding.remarks }.push(words(&seen));
         None::<()>
     });
-    let named = probes.into_iter().enumerate();
-    let mut findings: Vec<_> = named
-        .map(|(index, probe)| Finding { name: probe.name, answers: answers.remove(&index).unwrap_or_default() })
-        .collect();
-    if !others.is_empty() {
-        findings.push(Finding { name: "any of these".into(), answers: others });
-    }
+    findings.pop_if(|others| others.answers.is_empty() && others.remarks.is_empty());
     Ok(findings)
 }
 
-/// Whether `frame` is an answer to some probe: to which, if that can be told, and what it is.
-fn answer(target: &Target, probes: &[Probe], frame: &[u8]) -> Option<(Option<usize>, String)> {
-    let seen = Seen::frame(frame)?;
-    if seen.destination != target.source || seen.is_neighbour_discovery() {
+/// Which probe a packet has to do with, if any; the inner `None`: with one of them, but none knows which.
+fn cause(target: &Target, probes: &[Probe], seen: &Seen) -> Option<Option<usize>> {
+    if seen.is_neighbour_discovery() {
         return None;
     }
-    let by_port = |port: u16| probes.iter().position(|probe| probe.source_port == port);
+    let from_port = |port: u16, protocol: u8| {
+        let right = probes.iter().position(|probe| (probe.source_port, probe.protocol) == (port, protocol));
+        right.or_else(|| probes.iter().position(|probe| probe.source_port == port))
+    };
     if let Some(quoted) = seen.quoted() {
-        // Whoever complains about a probe, the target or a router before it, gives something away.
-        return (quoted.destination == target.address).then(|| (quoted.source_port.and_then(by_port), words(&seen)));
+        let ours = quoted.destination == target.address;
+        return ours.then(|| quoted.source_port.and_then(|port| from_port(port, quoted.protocol)));
     }
     if seen.source != target.address {
         return None;
     }
     match seen.ports {
-        Some((_, port)) => {
-            let of_protocol = |index: usize| probes[index].name.starts_with("UDP") == (seen.protocol == protocol::UDP);
-            let same_port =
-                probes.iter().enumerate().filter(|(_, probe)| probe.source_port == port).map(|(index, _)| index);
-            let found = same_port.clone().find(|index| of_protocol(*index)).or_else(|| same_port.clone().next())?;
-            Some((Some(found), words(&seen)))
-        }
-        None => Some((None, words(&seen))),
+        // Another port is another conversation's.
+        Some((_, port)) => from_port(port, seen.protocol).map(Some),
+        None => Some(None),
     }
 }
 
-/// Everything that has come to `port` from the probing host and belongs to no connection of its own: what a verifier
-/// let through. Call it before the probes leave, and ask at the end.
+/// What of the suite has come to `port`, behind a verifier: what that let through. Opened before the probes left.
 pub fn came_through(port: &Port, target: &Target) -> Vec<String> {
     let mut through = Vec::new();
     let probes = suite(target);
@@ -116,6 +112,8 @@ pub struct Quoted {
     pub source_port: Option<u16>,
     /// Where that went.
     pub destination: IpAddr,
+    /// What it was; what follows IPv6's first header, if there are more.
+    pub protocol: u8,
 }
 
 impl Seen {
@@ -136,6 +134,7 @@ impl Seen {
             (usize::from(quote.first()? & 15) * 4, IpAddr::from(<[u8; 4]>::try_from(quote.get(16..20)?).ok()?))
         };
         let port = quote.get(header..header + 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
-        Some(Quoted { source_port: port, destination })
+        let protocol = *quote.get(if six { 6 } else { 9 })?;
+        Some(Quoted { source_port: port, destination, protocol })
     }
 }

@@ -70,7 +70,7 @@ to = "dark"
 
 /// The standard world, running. Fields are in the order in which they end.
 pub struct World {
-    /// Alice's agent, logged in.
+    /// Alice's agent.
     pub agent: Agent,
     /// The verifier in front of the server.
     pub verifier: Verifier,
@@ -107,15 +107,16 @@ impl World {
     pub fn with_lifetime(way: Way, lifetime: &str) -> Result<Self> {
         let network = Network::new(way)?;
         let services = Services::start(&network)?;
-        Self::around(network, services, lifetime)
+        let world = Self::around(network, services, lifetime)?;
+        world.agent.login(&world.authority, "alice")?;
+        Ok(world)
     }
 
-    /// Puts authority, verifier and agent into a network whose services run.
+    /// Puts authority, verifier and agent into a network whose services run; nobody is logged in.
     pub fn around(network: Network, services: Services, lifetime: &str) -> Result<Self> {
         let authority = Authority::start(&network.authority, &policy(lifetime))?;
         let verifier = Verifier::start(&network.server, &authority)?;
         let agent = Agent::start(&network.alice)?;
-        agent.login(&authority, "alice")?;
         Ok(Self { agent, verifier, authority, services, network })
     }
 }
