@@ -64,5 +64,5 @@ fn play(args: &Args, table: &mut Table) -> Result<()> {
 
 /// Whether `command` can be found.
 fn is_there(host: &Namespace, command: &str) -> bool {
-    host.run(["which", command]).is_ok()
+    host.run(["sh", "-c", &format!("command -v {command}")]).is_ok()
 }

@@ -95,7 +95,6 @@ fn a_thousand_right_flows_of_each_kind(way: Way, six: bool) -> Result<()> {
     })?;
     let after = Stack::read(alice)?;
     ensure!(after.syn_retransmissions()? == stack.syn_retransmissions()?, "some connections needed a second SYN");
-    ensure!(after.retransmissions()? == stack.retransmissions()?, "some segments were sent again");
     let echo = &world.services.echo;
     ensure!((echo.connections(), echo.datagrams()) == (MANY, MANY), "{} and {}", echo.connections(), echo.datagrams());
     let grown = world.verifier.counters()?.since(&counters);
