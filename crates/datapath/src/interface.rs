@@ -1,10 +1,11 @@
 //! Network interfaces.
 
 use anyhow::{Context, Result};
-use std::fs;
 
 const ARPHRD_ETHER: u32 = 1;
 const ARPHRD_LOOPBACK: u32 = 772;
+/// linux/ethtool.h.
+const ETHTOOL_GDRVINFO: u32 = 3;
 
 /// A network interface of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,16 +37,35 @@ impl Interface {
         names.filter(|name| name != "lo").map(|name| Self::named(&name)).collect()
     }
 
-    /// The kernel driver behind it, where sysfs tells.
+    /// The kernel driver behind it, where it tells.
     pub fn driver(&self) -> Option<String> {
-        let link = fs::read_link(format!("/sys/class/net/{}/device/driver", self.name)).ok()?;
-        Some(link.file_name()?.to_string_lossy().into_owned())
+        let mut info = DriverInfo { command: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 160] };
+        ask(&self.name, libc::SIOCETHTOOL as _, |request| {
+            request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut info).cast();
+        })?;
+        let name = std::ffi::CStr::from_bytes_until_nul(&info.driver).ok()?.to_str().ok()?;
+        (!name.is_empty()).then(|| name.to_owned())
     }
+}
+
+/// `struct ethtool_drvinfo` of linux/ethtool.h.
+#[repr(C)]
+struct DriverInfo {
+    command: u32,
+    driver: [u8; 32],
+    rest: [u8; 160],
 }
 
 /// The link's ARP hardware type. A network namespace entered without remounting sysfs sees the interfaces of another
 /// one there, so the kernel is asked by ioctl.
 fn link_type(name: &str) -> Option<u32> {
+    let request = ask(name, libc::SIOCGIFHWADDR as _, |_| {})?;
+    // SAFETY: the kernel filled the union with a hardware address.
+    Some(u32::from(unsafe { request.ifr_ifru.ifru_hwaddr.sa_family }))
+}
+
+/// Asks the kernel about the interface called `name`; whatever `fill` points to outlives the call.
+fn ask(name: &str, what: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) -> Option<libc::ifreq> {
     use std::os::fd::AsRawFd;
     let socket = nix::sys::socket::socket(
         nix::sys::socket::AddressFamily::Inet,
@@ -59,11 +79,8 @@ fn link_type(name: &str) -> Option<u32> {
     for (room, byte) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
         *room = byte as _;
     }
-    // SAFETY: the request lives through the call and is what SIOCGIFHWADDR takes.
-    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFHWADDR as _, std::ptr::from_mut(&mut request)) };
-    if result != 0 {
-        return None;
-    }
-    // SAFETY: the kernel filled the union with a hardware address.
-    Some(u32::from(unsafe { request.ifr_ifru.ifru_hwaddr.sa_family }))
+    fill(&mut request);
+    // SAFETY: the request, and what it points to, live through the call and are what the command takes.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), what, std::ptr::from_mut(&mut request)) };
+    (result == 0).then_some(request)
 }

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod interface;
 mod link;
 mod object;
+pub mod probe;
 pub mod run;
 pub mod table;
 pub mod verifier;

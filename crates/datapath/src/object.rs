@@ -2,7 +2,7 @@
 
 use crate::table::Table;
 use anyhow::{Context, Result};
-use libbpf_rs::{MapHandle, Object, ObjectBuilder, OpenObject, Program, ProgramMut};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, OpenObject, Program, ProgramMut};
 use nix::mount::{MsFlags, mount};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -43,6 +43,13 @@ impl Pins {
         self.0.join("links").join(name)
     }
 
+    /// Takes the lock that keeps a second process with the same pins out; held until the file is dropped.
+    pub fn lock(&self) -> Result<fs::File> {
+        let file = fs::File::open(&self.0).with_context(|| format!("cannot open {}", self.0.display()))?;
+        file.try_lock().with_context(|| format!("another process uses {}", self.0.display()))?;
+        Ok(file)
+    }
+
     /// Names of the pinned links.
     pub fn links(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.0.join("links")) else { return Vec::new() };
@@ -74,43 +81,49 @@ fn mount_bpf_file_system() -> Result<()> {
 }
 
 /// An object file that is open and not yet loaded.
-pub(crate) struct Opened(OpenObject);
+pub(crate) struct Opened {
+    object: OpenObject,
+    /// Pinned maps of another size, whose content goes over.
+    outgrown: Vec<(String, MapHandle)>,
+}
 
 impl Opened {
     pub(crate) fn new(name: &str, bytes: &[u8]) -> Result<Self> {
         let open = ObjectBuilder::default().name(name)?.open_memory(bytes);
-        Ok(Self(open.with_context(|| format!("cannot open the embedded {name} program"))?))
+        let object = open.with_context(|| format!("cannot open the embedded {name} program"))?;
+        Ok(Self { object, outgrown: Vec::new() })
     }
 
     pub(crate) fn configure<C: IntoBytes + Immutable>(&mut self, config: &C) -> Result<()> {
-        let mut map = self.0.maps_mut().find(|map| map.name().to_string_lossy().ends_with(".rodata.config"));
+        let mut map = self.object.maps_mut().find(|map| map.name().to_string_lossy().ends_with(".rodata.config"));
         let map = map.as_mut().context("the embedded program has no configuration")?;
         map.set_initial_value(config.as_bytes()).context("cannot set the program's configuration")
     }
 
     pub(crate) fn resize(&mut self, name: &str, entries: u32) -> Result<()> {
-        let mut map = self.0.maps_mut().find(|map| map.name() == name);
+        let mut map = self.object.maps_mut().find(|map| map.name() == name);
         let map = map.as_mut().with_context(|| format!("no map {name}"))?;
         map.set_max_entries(entries).with_context(|| format!("cannot size map {name}"))
     }
 
-    /// Shares the named maps with whatever is pinned, or pins them. A pinned map of another shape, left by another
-    /// version, is replaced: its content is lost.
+    /// Shares the named maps with whatever is pinned, or pins them. A pinned hash map of another size is replaced and its
+    /// content goes over at load; one of another shape, left by another version, is replaced and its content is lost.
     pub(crate) fn pin(&mut self, pins: &Pins, names: &[&str]) -> Result<()> {
-        for mut map in self.0.maps_mut() {
+        for mut map in self.object.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
             if !names.contains(&name.as_str()) {
                 continue;
             }
             let path = pins.map(&name);
             if let Ok(old) = MapHandle::from_pinned_path(&path) {
-                use libbpf_rs::MapCore;
-                let fits = old.key_size() == map.key_size()
-                    && old.value_size() == map.value_size()
-                    && old.max_entries() == map.max_entries();
-                if !fits {
-                    tracing::warn!(map = name, "the pinned map has another shape; its content is lost");
+                let same_shape = old.key_size() == map.key_size() && old.value_size() == map.value_size();
+                if !same_shape || old.max_entries() != map.max_entries() {
                     fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+                    if same_shape && old.map_type() == MapType::Hash {
+                        self.outgrown.push((name.clone(), old));
+                    } else {
+                        tracing::warn!(map = name, "the pinned map has another shape; its content is lost");
+                    }
                 }
             }
             map.set_pin_path(&path).with_context(|| format!("cannot pin map {name}"))?;
@@ -119,13 +132,39 @@ impl Opened {
     }
 
     pub(crate) fn load(self, name: &str) -> Result<Loaded> {
-        let object = self.0.load().with_context(|| {
+        let object = self.object.load().with_context(|| {
             let kernel = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
             let help = "needs Linux 6.1 and root; `vouchsafe doctor` says more";
             format!("the kernel does not take the {name} program ({help})\n{}", kernel.trim_end())
         })?;
-        Ok(Loaded(object))
+        let loaded = Loaded(object);
+        for (name, old) in &self.outgrown {
+            copy(name, old, &loaded.map(name)?)?;
+        }
+        Ok(loaded)
     }
+}
+
+/// Puts the entries of `old` into `new` as far as there is room.
+fn copy(name: &str, old: &MapHandle, new: &MapHandle) -> Result<()> {
+    let (mut copied, mut lost) = (0, 0);
+    for key in old.keys() {
+        let Some(value) = old.lookup(&key, MapFlags::ANY).with_context(|| format!("cannot read old map {name}"))?
+        else {
+            continue;
+        };
+        match new.update(&key, &value, MapFlags::ANY) {
+            Ok(()) => copied += 1,
+            Err(_) => lost += 1,
+        }
+    }
+    let (before, after) = (old.max_entries(), new.max_entries());
+    if lost > 0 {
+        tracing::warn!(map = name, before, after, copied, lost, "resized; not all entries had room");
+    } else {
+        tracing::info!(map = name, before, after, copied, "resized");
+    }
+    Ok(())
 }
 
 /// A loaded object file.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use wire::map::{Conversation, FlowKey, GrantSlot, Services, address_bytes};
 use wire::packet::{Form, Fragment, Packet, TCP, UDP};
-use wire::tail::{self, BLOCK_LEN};
+use wire::tail::{self, BLOCK_LEN, MAGIC};
 use wire::{Destination, GrantHeader, GrantKey, Token};
 
 /// A UDP flow in use gets a token at least this often, seconds (wire.md §4.1).
@@ -77,6 +77,9 @@ impl Inserter {
         if !self.services(address).is_some_and(|services| services.covers(to.protocol, to.port)) {
             return Action::Other;
         }
+        if has_block(frame, &packet) {
+            return Action::Other;
+        }
         if self.subject == 0 {
             return Action::Plain;
         }
@@ -127,6 +130,13 @@ pub fn slot(subject: u32, to: &Destination) -> GrantSlot {
         family: if to.address.is_ipv4() { 4 } else { 6 },
         address: address_bytes(to.address),
     }
+}
+
+/// Whether the packet carries a block already: VLANs, bonds and bridges pass it to the program once more on the interface
+/// below.
+fn has_block(frame: &[u8], packet: &Packet) -> bool {
+    let payload = frame.get(packet.payload..packet.end).unwrap_or_default();
+    payload.last_chunk::<BLOCK_LEN>().is_some_and(|block| block.starts_with(&MAGIC))
 }
 
 /// An empty datagram with a token behind it would look like a token alone, so it is preceded too.

@@ -77,15 +77,22 @@ pub fn ssh_connection(text: &str) -> Option<Socket> {
     Some(Socket { local, peer })
 }
 
+/// The connection that an operator may be working through: what `SSH_CONNECTION` says, else an established one to the SSH
+/// port.
+pub fn operator(ssh_connection: Option<Socket>, sockets: &[Socket]) -> Option<Socket> {
+    const SSH: u16 = 22;
+    ssh_connection.or_else(|| sockets.iter().find(|socket| socket.local.port() == SSH).copied())
+}
+
 /// Why starting protection could lock the operator out, if it could: they are logged in through a protected port. An
 /// adopted connection lives on, but the next one needs a grant.
 pub fn lock_out(ssh: Option<&Socket>, protected: &[Protected], adopt: bool) -> Option<String> {
     let ssh = ssh.filter(|ssh| plan::is_protected(protected, ssh.local.ip(), TCP, ssh.local.port()))?;
     let cut = if adopt { "goes on, but the next one needs a grant" } else { "will be cut" };
     Some(format!(
-        "you are logged in through {}, which is protected: this connection {cut}. With `--try 60s` protection is taken \
+        "a connection from {} to {}, which is protected, may be your own: it {cut}. With `--try 60s` protection is taken \
          back unless you confirm it",
-        ssh.local
+        ssh.peer, ssh.local
     ))
 }
 
@@ -145,5 +152,8 @@ mod tests {
         assert_eq!(lock_out(elsewhere.as_ref(), &protected(), false), None);
         assert_eq!(lock_out(None, &protected(), false), None);
         assert_eq!(ssh_connection("x"), None);
+        let other = Socket { local: at("192.0.2.10:22"), peer: at("203.0.113.9:1") };
+        assert_eq!(operator(ssh, &[other]), ssh);
+        assert_eq!(operator(None, &[Socket { local: at("192.0.2.10:80"), ..other }, other]), Some(other));
     }
 }

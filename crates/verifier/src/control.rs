@@ -21,6 +21,8 @@ use tokio::sync::Semaphore;
 
 /// How long either side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long it puts up with users who may not ask.
+const STRANGERS_PATIENCE: Duration = Duration::from_secs(1);
 /// The longest request, in bytes: a frame of 64 KiB in hex.
 const MOST: u64 = 160 * 1024;
 /// Connections at a time.
@@ -141,7 +143,7 @@ where
     F: Fn(Request) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Answer<serde_json::Value>> + Send + 'static,
 {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let (room, strangers) = (Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(Semaphore::new(CONNECTIONS)));
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -154,9 +156,12 @@ where
         let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
         if !access.is_known(user) {
             tracing::debug!(user, "control socket: refused");
-            // A socket's buffer is empty at first: this doesn't wait.
-            let refusal = line(&Answer::<()>::Error("you may not ask the verifier".into()));
-            let _ = stream.try_write(&refusal);
+            if let Ok(permit) = strangers.clone().try_acquire_owned() {
+                tokio::spawn(async move {
+                    let _permit = permit;
+                    let _ = tokio::time::timeout(STRANGERS_PATIENCE, refuse(stream)).await;
+                });
+            }
             continue;
         }
         let Ok(permit) = room.clone().try_acquire_owned() else { continue };
@@ -168,6 +173,13 @@ where
             }
         });
     }
+}
+
+/// Hears the question out, as the kernel throws an answer away that is sent by closing on unread bytes.
+async fn refuse(mut stream: UnixStream) -> Result<()> {
+    let mut most = BufReader::new((&mut stream).take(MOST));
+    most.read_line(&mut String::new()).await?;
+    Ok(stream.write_all(&line(&Answer::<()>::Error("you may not ask the verifier".into()))).await?)
 }
 
 async fn converse<F, A>(stream: UnixStream, user: u32, access: &Access, answer: F) -> Result<()>

@@ -60,6 +60,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let listener = control::listen(&socket).await?;
     let authority = directory.caller(&enrolment)?;
     let pins = Pins::new("verifier", &instance)?;
+    let _instance_lock = pins.lock()?;
     let fresh = pins.links().is_empty();
     if !fresh && trial.take().is_some() {
         tracing::warn!("protection is on already: there is nothing to try");
@@ -83,6 +84,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         protection.last()?;
     }
 
+    let until = protection.keys_until(now());
+    tracing::info!(verifier = enrolment.verifier, instance, keys_until = until, "protecting");
     let (orders, ordered) = mpsc::channel(4);
     let names = Names { verifier: enrolment.verifier, instance, url: enrolment.authority };
     let shared = Arc::new(Shared::new(names, settings.observe, authority.clone(), protection, drops, orders));
@@ -97,6 +100,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         shared,
         cache,
         unsaved: true,
+        saving: None,
+        keyless: false,
         sync: None,
         sync_again: false,
         next_sync: Instant::now(),
@@ -162,6 +167,7 @@ fn warn_of_lock_out(protection: &Protection, settings: &Settings, trial: Option<
         return;
     }
     let ssh = std::env::var("SSH_CONNECTION").ok().and_then(|text| adoption::ssh_connection(&text));
+    let ssh = adoption::operator(ssh, &adoption::sockets().unwrap_or_default());
     if let Some(warning) = adoption::lock_out(ssh.as_ref(), &protection.protected(), settings.adopt) {
         tracing::warn!("{warning}");
     }
@@ -174,6 +180,9 @@ struct Daemon {
     cache: Cache,
     /// Whether the cache is newer than its file.
     unsaved: bool,
+    saving: Option<JoinHandle<()>>,
+    /// Whether there is no key for the current epoch.
+    keyless: bool,
     sync: Option<JoinHandle<Result<Cache, client::Error>>>,
     /// Something changed while the authority was being asked: ask again.
     sync_again: bool,
@@ -240,7 +249,7 @@ impl Daemon {
                 _ = terminate.recv() => break,
             }
         }
-        self.save();
+        self.saved().await;
         if trial.is_some() {
             self.shared.protection_mut().end()?;
             tracing::warn!("stopped before anybody confirmed: protection has been taken back");
@@ -368,19 +377,45 @@ impl Daemon {
         self.save();
     }
 
+    /// Keeps what the authority said, on a thread of its own: a disk may take longer than a revocation may.
     fn save(&mut self) {
-        if std::mem::take(&mut self.unsaved)
-            && let Err(error) = self.directory.set_cache(&self.cache)
-        {
-            tracing::warn!("cannot keep what the authority said: {error:#}");
+        if !self.unsaved || self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
+            return;
+        }
+        self.unsaved = false;
+        let (directory, cache) = (self.directory.clone(), self.cache.clone());
+        self.saving = Some(tokio::task::spawn_blocking(move || {
+            if let Err(error) = directory.set_cache(&cache) {
+                tracing::warn!("cannot keep what the authority said: {error:#}");
+            }
+        }));
+    }
+
+    async fn saved(&mut self) {
+        for _ in 0..2 {
+            if let Some(saving) = self.saving.take() {
+                let _ = saving.await;
+            }
+            self.save();
         }
     }
 
-    fn sweep(&self) {
+    fn sweep(&mut self) {
         let flows = self.shared.protection().sweep();
         if flows > 0 {
             tracing::debug!(flows, "forgotten");
         }
+        if self.shared.protection().is_closed() {
+            plan::with_revoked(&mut self.cache.config.revoked, &[], now());
+            if let Err(error) = self.write(&self.cache) {
+                tracing::debug!("still closed: {error:#}");
+            }
+        }
+        let keyless = !self.shared.protection().is_closed() && self.shared.protection().keys_until(now()).is_none();
+        if keyless && !std::mem::replace(&mut self.keyless, keyless) {
+            tracing::error!("no key for the current epoch: nothing new is admitted until the authority can be reached");
+        }
+        self.keyless = keyless;
         if self.shared.owners().is_crowded() {
             let flows: HashSet<u64> = self.shared.protection().flows().iter().map(|(_, flow)| flow.handle).collect();
             self.shared.owners().forget(now(), &flows);

@@ -3,6 +3,7 @@
 use engine::api;
 use engine::protected::Protected;
 use ipnet::IpNet;
+use std::collections::HashSet;
 use std::net::IpAddr;
 use wire::map::{EpochKey, Prefix4, Prefix6, Services, VerifierConfig};
 use wire::{Epoch, VerifierKey};
@@ -93,11 +94,8 @@ pub fn clock_error(authority: u64, now: u64) -> Option<i64> {
 /// The revoked grants with those just heard of; a grant is named once.
 pub fn with_revoked(known: &mut Vec<api::RevokedGrant>, news: &[api::RevokedGrant], now: u64) {
     known.retain(|grant| u64::from(grant.expires) + CLOCK_SKEW_MAX >= now);
-    for grant in news {
-        if !known.iter().any(|other| other.handle == grant.handle) {
-            known.push(*grant);
-        }
-    }
+    let mut handles: HashSet<u64> = known.iter().map(|grant| grant.handle).collect();
+    known.extend(news.iter().filter(|grant| handles.insert(grant.handle)));
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use crate::directory::Enrolment;
 use clap::Args;
+use clap::builder::FalseyValueParser;
 use datapath::verifier::Sizes;
 use engine::document::{self, Faults, Fields, Reader};
 use std::path::PathBuf;
@@ -35,10 +36,10 @@ pub struct Options {
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_INTERFACE", value_delimiter = ',')]
     pub interface: Vec<String>,
     /// Shadow mode: count and log what would be dropped, drop nothing
-    #[arg(long, env = "VOUCHSAFE_OBSERVE")]
+    #[arg(long, env = "VOUCHSAFE_OBSERVE", value_parser = FalseyValueParser::new())]
     pub observe: bool,
     /// Don't adopt connections that are established when protection starts: cut them
-    #[arg(long, env = "VOUCHSAFE_NO_ADOPT")]
+    #[arg(long, env = "VOUCHSAFE_NO_ADOPT", value_parser = FalseyValueParser::new())]
     pub no_adopt: bool,
     /// A user besides root who may ask `whois`, by name or number; may be repeated
     #[arg(long, value_name = "USER", env = "VOUCHSAFE_WHOIS_USERS", value_delimiter = ',')]

@@ -29,7 +29,8 @@ fn a_verifier_enrols_protects_and_tells_how_it_stands() {
         let enrol = ["enrol", "--dir", &directory];
         let (code, text) = stage.cli(&enrol, stage.enrolment().await).await;
         assert_eq!((code, text.contains("enrolled as edge-1")), (0, true), "{text}");
-        let (code, text) = stage.cli(&enrol, ["--authority", "https://x", "--code", "x"].map(Into::into).to_vec()).await;
+        let (code, text) =
+            stage.cli(&enrol, ["--authority", "https://x", "--code", "x"].map(Into::into).to_vec()).await;
         assert_eq!((code, text.contains("--again")), (2, true), "{text}");
 
         let verifier = stage.run(&[]).await;
@@ -373,5 +374,71 @@ fn an_interface_that_comes_back_is_protected_again() {
         stage.replace_interface();
         until("another attachment", || (verifier.log().matches("attached").count() == 2).then_some(())).await;
         assert!(!stage.connects(SSH));
+    });
+}
+
+#[test]
+fn other_table_sizes_lose_no_flow() {
+    act(|stage| async move {
+        echo(SSH);
+        let connection = stage.connect(SSH).unwrap();
+        let mut verifier = stage.run(&[]).await;
+        verifier.signal(Signal::SIGTERM);
+        verifier.end().await;
+        let _verifier = stage.run(&["--max-flows", "1000"]).await;
+        let flows = stage.status().await.tables.swap_remove(0);
+        assert_eq!((flows.used, flows.max), (Some(1), 1000));
+        assert!(echoes(&connection) && !stage.connects(SSH));
+    });
+}
+
+#[test]
+fn a_driver_without_xdp_is_protected_by_the_kernel() {
+    act(|stage| async move {
+        stage.add_bridge("bridge0");
+        let _verifier = stage.run(&["--interface", "bridge0"]).await;
+        let mode = |interface: view::Interface| (interface.name, interface.mode);
+        let modes: Vec<_> = stage.status().await.interfaces.into_iter().map(mode).collect();
+        assert_eq!(modes, [("bridge0", "generic"), ("eth0", "native")].map(|(n, m)| (n.to_owned(), m.to_owned())));
+    });
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    act(|stage| async move {
+        let _verifier = stage.run(&[]).await;
+        let mut second = stage.spawn(&[]).await;
+        assert_eq!(second.end().await.code(), Some(2));
+        assert!(second.log().contains("another verifier runs"), "{}", second.log());
+    });
+}
+
+#[test]
+fn users_besides_root_ask_whois_at_most() {
+    act(|stage| async move {
+        const NOBODY: u32 = 65534;
+        const OTHER: u32 = 65533;
+        let _verifier = stage.run(&["--whois-users", "65534"]).await;
+        stage.open_socket();
+        assert_eq!(stage.asks(NOBODY, r#"{"request":"whois","client":"10.77.0.2:1"}"#), "{\"ok\":[]}\n");
+        assert!(stage.asks(NOBODY, r#"{"request":"status"}"#).contains("error"));
+        assert!(stage.asks(NOBODY, r#"{"request":"detach"}"#).contains("error"));
+        assert!(stage.asks(OTHER, r#"{"request":"whois","client":"10.77.0.2:1"}"#).contains("error"));
+        assert_eq!(stage.status().await.state, "protecting");
+    });
+}
+
+#[test]
+fn a_wrong_setting_is_named() {
+    act(|stage| async move {
+        let mut verifier = stage.run(&[]).await;
+        verifier.signal(Signal::SIGTERM);
+        verifier.end().await;
+        let file = stage.directory().join("verifier.toml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, text.replace("#tcp_idle", "tcp_idel")).unwrap();
+        let mut verifier = stage.spawn(&[]).await;
+        assert_eq!(verifier.end().await.code(), Some(2));
+        assert!(verifier.log().contains("did you mean `tcp_idle`?"), "{}", verifier.log());
     });
 }

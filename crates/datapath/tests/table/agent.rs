@@ -60,6 +60,8 @@ pub fn rows() -> Vec<Row> {
             let mut padded = frame.clone();
             padded.extend([0; 5]);
             row("§4.1", what("with link padding"), Known::Grant(grant), padded, is_token);
+            let carried = opening().payload(&[b"xVSF1", &[7; 36][..]].concat()).frame();
+            row("§4.1", what("a block there already"), Known::Grant(grant), carried, is_other);
             let extended = if family.server.is_ipv6() {
                 opening().extension(60, &[1, 4, 0, 0, 0, 0])
             } else {

@@ -154,7 +154,11 @@ pub struct Deciders {
 
 impl Deciders {
     pub fn new(config: VerifierConfig, receivers: &[Receiver]) -> Self {
-        let kernel = Kernel::load(config, SIZES, None).unwrap_or_else(|error| panic!("{error:#}"));
+        Self::with_sizes(config, receivers, SIZES)
+    }
+
+    pub fn with_sizes(config: VerifierConfig, receivers: &[Receiver], sizes: Sizes) -> Self {
+        let kernel = Kernel::load(config, sizes, None).unwrap_or_else(|error| panic!("{error:#}"));
         let protected = protected::entries(receivers).expect("few spans");
         let entries: Vec<_> =
             protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();

@@ -52,7 +52,8 @@ mod tests {
         let (asked, answered) = (Duration::from_millis(10_000), Duration::from_millis(10_200));
         let mut clock = Clock::at(Duration::from_secs(1_800_000_000), Duration::from_secs(10));
         assert!(!clock.told(1_800_000_000, asked, answered));
-        assert!(!clock.told(1_800_000_001, asked, answered));
+        let second = Duration::from_secs(1);
+        assert!(!clock.told(1_800_000_001, asked + second, answered + second));
         assert!(clock.told(1_800_000_090, asked, answered));
         assert_eq!(clock.unix(answered), 1_800_000_090);
         assert_eq!(clock.boot_to_unix_nanos() / 1_000_000_000, 1_800_000_080);

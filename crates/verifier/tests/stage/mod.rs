@@ -103,7 +103,7 @@ pub struct Stage {
     pub instance: String,
     pub room: TempDir,
     client: Namespace,
-    _host: Namespace,
+    host: Namespace,
 }
 
 /// Runs `test` on a thread in the server's namespace, against a stage made for it.
@@ -134,7 +134,7 @@ impl Stage {
         std::fs::write(authority.policy(), POLICY).unwrap();
         let server = Server::start(authority.clone(), None).await.unwrap();
         let address = server.address();
-        Self { authority, address, server: Some(server), instance, room, client, _host: host }
+        Self { authority, address, server: Some(server), instance, room, client, host: host }
     }
 
     /// Stops the authority.
@@ -385,9 +385,30 @@ pub fn syn(grant: &Grant, from: &str, nonce: u32) -> Vec<u8> {
 }
 
 impl Stage {
+    /// Adds an interface whose driver has no XDP.
+    pub fn add_bridge(&self, name: &str) {
+        ip(&["-n", &self.host.0, "link", "add", name, "type", "bridge"]);
+    }
+
+    /// Lets every user reach the socket.
+    pub fn open_socket(&self) {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(self.room.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// What the daemon answers to this user.
+    pub fn asks(&self, user: u32, request: &str) -> String {
+        use std::os::unix::process::CommandExt;
+        let script = "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n\
+                      s.sendall(sys.argv[2].encode()+b'\\n')\nprint(s.makefile().readline(),end='')";
+        let socket = self.socket().display().to_string();
+        let done = Command::new("python3").args(["-c", script, &socket, request]).uid(user).gid(user).output().unwrap();
+        String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr)
+    }
+
     /// Removes the interface and makes another of the same name.
     pub fn replace_interface(&self) {
-        let (host, client) = (&self._host.0, &self.client.0);
+        let (host, client) = (&self.host.0, &self.client.0);
         ip(&["-n", host, "link", "del", "eth0"]);
         ip(&["-n", host, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", client]);
         for (namespace, address) in [(host, "10.77.0.1/24"), (client, "10.77.0.2/24")] {

@@ -1,0 +1,141 @@
+//! What the kernel programs cost per packet, beside empty programs in the same run (BPF_PROG_TEST_RUN).
+//!
+//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. Rounds
+//! of both programs alternate and medians are compared, for the machine's other work disturbs both.
+
+#[allow(dead_code, reason = "the tests are its other user")]
+#[path = "../tests/table/mod.rs"]
+mod table;
+#[allow(dead_code, reason = "the tests are its other user")]
+#[path = "../tests/world/mod.rs"]
+mod world;
+
+use datapath::agent::{Agent, Attachment};
+use datapath::probe::Probe;
+use engine::verifier::Outcome;
+use lab::forge::{Packet, Tcp, flag};
+use serde_json::{Map, Value, json};
+use table::{CLIENT_PORT, Transport};
+use world::{Deciders, Family, Grant, NOW, families};
+
+const ROUNDS: usize = 15;
+const REPEAT: u32 = 200_000;
+/// First packets are all different, so each is a run of its own.
+const FIRST_PACKETS: u32 = 20_000;
+
+fn main() {
+    let probe = Probe::load().unwrap_or_else(|error| panic!("{error:#}"));
+    let mut figures = Map::new();
+    for family in families() {
+        verifier(&probe, &family, &mut figures);
+    }
+    agent(&probe, &mut figures);
+    println!("{}", Value::Object(figures));
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Medians of alternating rounds of two measurements.
+fn side_by_side(mut one: impl FnMut() -> f64, mut other: impl FnMut() -> f64) -> (f64, f64) {
+    let (ones, others) = (0..ROUNDS).map(|_| (one(), other())).unzip();
+    (median(ones), median(others))
+}
+
+fn figure(figures: &mut Map<String, Value>, name: String, (value, baseline): (f64, f64), bound: Option<f64>) {
+    let ratio = value / baseline;
+    let round = |value: f64| (value * 100.0).round() / 100.0;
+    figures.insert(
+        name,
+        json!({
+            "value": round(value), "unit": "ns", "baseline": round(baseline), "ratio": round(ratio),
+            "bound": bound, "holds": bound.is_none_or(|bound| ratio <= bound),
+        }),
+    );
+}
+
+fn nanoseconds(ran: anyhow::Result<datapath::run::Ran>) -> f64 {
+    ran.expect("the program runs").duration.as_nanos() as f64
+}
+
+fn verifier(probe: &Probe, family: &Family, figures: &mut Map<String, Value>) {
+    let config = wire::map::VerifierConfig { flows_per_grant: u32::MAX, ..world::config() };
+    let mut deciders = Deciders::with_sizes(config, &world::receivers(), datapath::verifier::Sizes::default());
+    let suffix = if family.server.is_ipv6() { "_ipv6" } else { "" };
+    // The bounds are stated for IPv4; IPv6 has none of its own and is shown beside.
+    let bounded = |bound| (!family.server.is_ipv6()).then_some(bound);
+    deciders.set_clock(NOW);
+    let grant = Grant { expires: NOW + 3000, ..Grant::new(family, 1) };
+    let first = Transport::Tcp.first(family, &grant, CLIENT_PORT, 1);
+    let [_, (outcome, _)] = deciders.judge(&first.frame(), NOW);
+    assert_eq!(outcome, Outcome::Token);
+    let admitted = Transport::Tcp.later(family, CLIENT_PORT).payload(&[0; 64]).frame();
+    let not_ours = Packet::new(family.client, family.open).tcp(Tcp::new(CLIENT_PORT, 22, flag::ACK)).payload(&[0; 64]);
+    let mut wrong = first.clone();
+    wrong.token[30] ^= 1;
+    let mut compare = |name: &str, frame: &[u8], expected: Outcome, bound: f64| {
+        let [_, (outcome, _)] = deciders.judge(frame, NOW);
+        assert_eq!(outcome, expected, "{name} measures what it says");
+        let pair = side_by_side(
+            || {
+                deciders.set_clock(NOW);
+                nanoseconds(deciders.kernel.run(frame, REPEAT))
+            },
+            || nanoseconds(probe.run_xdp(frame, REPEAT)),
+        );
+        figure(figures, format!("verifier.{name}_ns{suffix}"), pair, bounded(bound));
+    };
+    compare("admitted", &admitted, Outcome::Flow, 5.0);
+    compare("not_ours", &not_ours.frame(), Outcome::NotOurs, 4.0);
+    compare("forged", &wrong.frame(), Outcome::Drop(wire::DropReason::BadTag), 25.0);
+    let aes = Grant { suite: wire::Suite::AesCmac, ..grant };
+    let mut wrong = Transport::Tcp.first(family, &aes, CLIENT_PORT, 1);
+    wrong.token[30] ^= 1;
+    let pair = side_by_side(
+        || nanoseconds(deciders.kernel.run(&wrong.frame(), REPEAT / 10)),
+        || nanoseconds(probe.run_xdp(&wrong.frame(), REPEAT)),
+    );
+    figure(figures, format!("verifier.forged_aes_cmac_ns{suffix}"), pair, None);
+
+    // A single run's figure has the clock's own cost in it; the empty program's, taken the same way, tells how much.
+    let mut ports = 0u32;
+    let (mut firsts, mut empties) = (Vec::new(), Vec::new());
+    for index in 0..FIRST_PACKETS {
+        if index % 1000 == 0 {
+            deciders.set_clock(NOW);
+        }
+        ports += 1;
+        let grant = Grant { handle: 1000 + u64::from(ports), ..grant };
+        let frame = Transport::Tcp.first(family, &grant, 1024 + (ports % 60_000) as u16, ports).frame();
+        let ran = deciders.kernel.run(&frame, 1).expect("the program runs");
+        assert_eq!(ran.code, world::XDP_PASS);
+        firsts.push(ran.duration.as_nanos() as f64);
+        empties.push(nanoseconds(probe.run_xdp(&frame, 1)));
+    }
+    let steady = nanoseconds(probe.run_xdp(&admitted, REPEAT));
+    let value = median(firsts) - median(empties) + steady;
+    figure(figures, format!("verifier.first_ns{suffix}"), (value, steady), bounded(80.0));
+}
+
+fn agent(probe: &Probe, figures: &mut Map<String, Value>) {
+    let agent = Agent::load(14, false, Attachment::Tcx, None).unwrap_or_else(|error| panic!("{error:#}"));
+    let protected = engine::protected::entries(&world::receivers()).expect("few spans");
+    let entries: Vec<_> =
+        protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
+    agent.protect(&entries).expect("maps take prefixes");
+    let [family, _] = families();
+    let segment = Packet::new(family.client, family.open).tcp(Tcp::new(CLIENT_PORT, 443, flag::ACK)).payload(&[0; 64]);
+    let syn = Packet::new(family.client, family.open).tcp(Tcp::syn(CLIENT_PORT, 443)).frame();
+    let datagram = Packet::new(family.client, family.open).udp(CLIENT_PORT, 53).payload(&[0; 64]).frame();
+    for (name, frame, bound) in [
+        ("agent.other_ns", datagram, Some(6.0)),
+        ("agent.other_segment_ns", segment.frame(), Some(6.0)),
+        ("agent.other_syn_ns", syn, Some(6.0)),
+    ] {
+        let pair =
+            side_by_side(|| nanoseconds(agent.run(&frame, REPEAT)), || nanoseconds(probe.run_tc(&frame, REPEAT)));
+        figure(figures, name.to_owned(), pair, bound);
+    }
+}
