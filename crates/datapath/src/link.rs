@@ -39,15 +39,20 @@ impl Link {
 
     /// The link pinned at `path`, if it is there and still on this interface.
     pub(crate) fn open(path: &Path, interface: u32) -> Option<Self> {
-        let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-        // SAFETY: `name` is a C string that lives through the call.
-        let link = own(unsafe { libbpf_sys::bpf_obj_get(name.as_ptr()) }).ok()?;
-        let on = match LinkInfo::from_fd(link.as_fd()).ok()?.info {
+        let link = Self::open_any(path)?;
+        let on = match LinkInfo::from_fd(link.0.as_fd()).ok()?.info {
             LinkTypeInfo::Xdp(info) => info.ifindex,
             LinkTypeInfo::Tcx(info) => info.ifindex,
             _ => return None,
         };
-        (on == interface).then_some(Self(link))
+        (on == interface).then_some(link)
+    }
+
+    /// The link pinned at `path`, if it is there.
+    pub(crate) fn open_any(path: &Path) -> Option<Self> {
+        let name = CString::new(path.as_os_str().as_bytes()).ok()?;
+        // SAFETY: `name` is a C string that lives through the call.
+        own(unsafe { libbpf_sys::bpf_obj_get(name.as_ptr()) }).ok().map(Self)
     }
 
     /// Puts another program in the place of the attached one, without a packet between them.
@@ -56,6 +61,12 @@ impl Link {
         let result = unsafe { libbpf_sys::bpf_link_update(self.0.as_raw_fd(), program.as_raw_fd(), std::ptr::null()) };
         anyhow::ensure!(result == 0, "cannot replace the attached program: {}", std::io::Error::last_os_error());
         Ok(())
+    }
+
+    /// Lets go of the interface at once. Closing and unpinning do so only after the kernel's workers came round to it.
+    pub(crate) fn detach(&self) {
+        // SAFETY: the descriptor is open for the call. A link whose interface is gone fails, which is what was wanted.
+        unsafe { libbpf_sys::bpf_link_detach(self.0.as_raw_fd()) };
     }
 
     pub(crate) fn pin(&self, path: &Path) -> Result<()> {

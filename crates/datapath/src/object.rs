@@ -1,5 +1,6 @@
 //! Opens an embedded object file, sets its configuration, and gives its maps homes in the BPF file system.
 
+use crate::link::Link;
 use crate::table::Table;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, OpenObject, Program, ProgramMut};
@@ -58,13 +59,19 @@ impl Pins {
         names
     }
 
-    /// Removes one link's pin; without another holder it lets go of its interface.
+    /// Detaches one pinned link and removes its pin.
     pub fn remove_link(&self, name: &str) -> Result<()> {
+        if let Some(link) = Link::open_any(&self.link(name)) {
+            link.detach();
+        }
         fs::remove_file(self.link(name)).with_context(|| format!("cannot remove the pinned link {name}"))
     }
 
     /// Removes everything pinned here: links let go of their interfaces, maps of their memory.
     pub fn remove(&self) -> Result<()> {
+        for name in self.links() {
+            self.remove_link(&name)?;
+        }
         fs::remove_dir_all(&self.0).with_context(|| format!("cannot remove {}", self.0.display()))
     }
 }

@@ -208,7 +208,8 @@ impl Verifier {
 
     /// Detaches from every interface.
     pub fn detach(&mut self) {
-        for (name, _link) in self.links.drain() {
+        for (name, link) in self.links.drain() {
+            link.detach();
             if let Some(pins) = &self.pins {
                 let _ = fs::remove_file(pins.link(&name));
             }

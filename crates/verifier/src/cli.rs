@@ -444,3 +444,48 @@ fn drop_cells(dropped: &view::Drop) -> Vec<String> {
         dropped.length.to_string(),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory, Parser};
+
+    #[derive(Parser, Debug)]
+    struct Program {
+        #[command(subcommand)]
+        command: VerifierCommand,
+    }
+
+    fn parse(line: &str) -> Result<VerifierCommand, clap::Error> {
+        Program::try_parse_from(["verifier"].into_iter().chain(line.split(' '))).map(|program| program.command)
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Program::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_become_settings() {
+        let VerifierCommand::Run { options, r#try, .. } =
+            parse("run --interface eth0 --interface eth1 --tcp-idle 2h --observe --try 60s").expect("valid")
+        else {
+            panic!("not run")
+        };
+        assert_eq!((r#try, options.observe, options.no_adopt), (Some(60), true, false));
+        assert_eq!((options.interface.len(), options.tcp_idle), (2, Some(7200)));
+        assert!(parse("run --replay-buckets 1000").is_err() && parse("run --max-flows 0").is_err());
+        assert!(parse("run --instance ../x").is_err() && parse("run --code x").is_err());
+    }
+
+    #[test]
+    fn explain_asks_one_thing() {
+        assert!(parse("explain --from 1.2.3.4:5 --to [::1]:22 --protocol udp").is_ok());
+        assert!(parse("explain --person alice --to 1.2.3.4:22").is_ok());
+        assert!(parse("explain --frame 00").is_ok());
+        assert!(parse("explain --to 1.2.3.4:22").is_err());
+        assert!(parse("explain --person alice").is_err());
+        assert!(parse("explain --person alice --from 1.2.3.4:5 --to 1.2.3.4:22").is_err());
+        assert!(parse("explain --from 1.2.3.4:5 --to 1.2.3.4:22 --protocol tpc").is_err());
+    }
+}

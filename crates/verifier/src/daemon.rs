@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, interval, sleep, sleep_until};
@@ -55,6 +55,8 @@ pub struct Start {
 /// Runs until a signal, an order to detach, or the end of a trial.
 pub async fn run(start: Start) -> Result<ExitCode> {
     let Start { directory, instance, socket, settings, enrolment, mut trial } = start;
+    let mut signals =
+        Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? };
     let _lock = directory.lock()?;
     let access = access(&settings.whois_users)?;
     let listener = control::listen(&socket).await?;
@@ -65,7 +67,10 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     if !fresh && trial.take().is_some() {
         tracing::warn!("protection is on already: there is nothing to try");
     }
-    let (cache, trouble) = first_state(&directory, &authority, &enrolment, fresh).await?;
+    let (cache, trouble) = tokio::select! {
+        state = first_state(&directory, &authority, &enrolment, fresh) => state?,
+        () = signals.any() => return Ok(ExitCode::SUCCESS),
+    };
 
     let drops = Arc::new(Mutex::new(Ring::default()));
     let seed = directory.replay_seed()?;
@@ -83,6 +88,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     if trial.is_none() {
         protection.last()?;
     }
+    directory.set_cache(&cache)?;
 
     let until = protection.keys_until(now());
     tracing::info!(verifier = enrolment.verifier, instance, keys_until = until, "protecting");
@@ -99,7 +105,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         authority,
         shared,
         cache,
-        unsaved: true,
+        unsaved: false,
         saving: None,
         keyless: false,
         sync: None,
@@ -109,10 +115,25 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         second_cut: None,
         heard: Instant::now(),
     };
-    let done = daemon.follow(ordered, trial).await;
+    let done = daemon.follow(ordered, signals, trial).await;
     server.abort();
     let _ = std::fs::remove_file(&socket);
     done
+}
+
+/// What ends the daemon and not protection.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    async fn any(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
 }
 
 /// What the authority says, or else what it said last. The second value says what is wrong with it, if something is.
@@ -197,9 +218,9 @@ impl Daemon {
     async fn follow(
         mut self,
         mut orders: mpsc::Receiver<(Order, tokio::sync::oneshot::Sender<Result<String>>)>,
+        mut signals: Signals,
         trial: Option<Duration>,
     ) -> Result<ExitCode> {
-        let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
         let (mut ticks, mut sweeps) = (interval(TICK), interval(SWEEP));
         let (mut events, mut reconnect) = (Some(self.authority.events()), None);
         let mut trial = trial.map(|trial| Instant::now() + trial);
@@ -245,8 +266,7 @@ impl Daemon {
                     tracing::error!("nobody confirmed in time: protection has been taken back");
                     return Ok(ExitCode::FAILURE);
                 },
-                _ = interrupt.recv() => break,
-                _ = terminate.recv() => break,
+                () = signals.any() => break,
             }
         }
         self.saved().await;

@@ -1,9 +1,9 @@
 //! Would this packet pass, and why: the checks of wire.md §6 in their order, told one by one. Reads the tables through
 //! [`Tables`] and writes nothing; what admits is the kernel program alone.
 
-use crate::plan::CLOCK_SKEW_MAX;
 use crate::{plan, protocol, view};
 use engine::protected::Protected;
+use engine::verifier::CLOCK_SKEW_MAX;
 use std::net::{IpAddr, SocketAddr};
 use wire::grant::Flags;
 use wire::map::{Flow, FlowKey, GrantUse, VerifierConfig};
@@ -101,8 +101,9 @@ pub fn frame(tables: &impl Tables, config: &VerifierConfig, bytes: &[u8], now: u
         return trace.passes("not_ours", "it passes: the destination is not protected");
     }
     let key = FlowKey::new(source, packet.source_port, address, to.port, to.protocol);
-    let of_flow = admitted(tables, &mut trace, config, &key, now);
-    if of_flow && to.protocol == TCP && !packet.opens() {
+    // A SYN is never taken for part of a flow (wire.md §6.3).
+    let of_flow = !packet.opens() && admitted(tables, &mut trace, config, &key, now);
+    if of_flow && to.protocol == TCP {
         return trace.passes("flow", "it passes: it belongs to an admitted flow");
     }
     if to.protocol != UDP && !packet.opens() {
@@ -230,7 +231,7 @@ fn token(
 
     let skew = now as i64 - i64::from(token.time);
     let text = format!("made {skew} s ago, at most {CLOCK_SKEW_MAX} s either way");
-    trace.check("clock", skew.unsigned_abs() <= CLOCK_SKEW_MAX, DropReason::ClockSkew, text)?;
+    trace.check("clock", skew.unsigned_abs() <= CLOCK_SKEW_MAX.into(), DropReason::ClockSkew, text)?;
 
     let right = token.proves(&header.key(&verifier_key, to, source), to);
     let bound = if header.flags.has(Flags::SOURCE) { ", bound to the sender's address" } else { "" };
@@ -238,7 +239,12 @@ fn token(
     trace.check("tag", right, DropReason::BadTag, format!("{text}{bound}"))?;
 
     let revoked = tables.is_revoked(header.handle);
-    trace.check("revoked", !revoked, DropReason::Revoked, if revoked { "the grant is revoked" } else { "no" })?;
+    trace.check(
+        "revoked",
+        !revoked,
+        DropReason::Revoked,
+        if revoked { "the grant is revoked" } else { "the grant is not" },
+    )?;
     trace.note("replay", None, "only using the token tells");
 
     let Some(used) = tables.grant_use(header.handle) else {
@@ -261,6 +267,8 @@ fn token(
 mod tests {
     use super::*;
     use engine::api::{Receiver, Service};
+    use engine::verifier::{Outcome, Verifier};
+    use std::collections::{BTreeMap, BTreeSet};
     use wire::packet::tcp_flags;
     use wire::{GrantHeader, Suite};
 
@@ -341,8 +349,28 @@ mod tests {
         syn(tcp_flags::SYN, &tail::block(&token.encode()))
     }
 
+    /// What is told, which must be what the engine does.
     fn outcome(room: &Room, bytes: &[u8]) -> String {
-        frame(room, &CONFIG, bytes, NOW).outcome
+        let told = frame(room, &CONFIG, bytes, NOW).outcome;
+        let mut engine = Verifier {
+            config: CONFIG,
+            protected: room.protected(),
+            keys: [(Epoch(NOW / 3600), VerifierKey::new([7; 32]))].into(),
+            revoked: room.revoked.iter().map(|handle| (Handle(*handle), u32::MAX)).collect(),
+            flows: room.flow.into_iter().collect(),
+            grants: room.used.map(|used| (Handle(5), used)).into_iter().collect(),
+            tokens: BTreeSet::new(),
+            fragments: BTreeMap::new(),
+        };
+        let done = match engine.judge(&mut bytes.to_vec(), NOW as u32) {
+            Outcome::NotOurs => "not_ours",
+            Outcome::Flow => "flow",
+            Outcome::Token | Outcome::Consumed => "token",
+            Outcome::IcmpError => "icmp_error",
+            Outcome::Drop(reason) => reason.name(),
+        };
+        assert_eq!(told, done);
+        told
     }
 
     #[test]
@@ -355,7 +383,6 @@ mod tests {
             [
                 "packet",
                 "destination",
-                "flow",
                 "form",
                 "suite",
                 "epoch",
@@ -387,6 +414,16 @@ mod tests {
         let full = Room { used: Some(GrantUse { flows: 4, expires: 0, first }), ..Room::default() };
         assert_eq!(outcome(&full, &with_token(|_, _| {})), "flow_limit");
         assert_eq!(outcome(&room, &syn(tcp_flags::SYN, &[])), "no_token");
+        assert_eq!(outcome(&room, &with_token(|_, _| {})), "token");
+        let key = FlowKey::new(at("203.0.113.5:1").ip(), 4711, at("192.0.2.10:22").ip(), 22, TCP);
+        let flow = Flow { handle: 5, seen: NOW as u32, ..Flow::default() };
+        let open = Room { flow: Some((key, flow)), ..Room::default() };
+        assert_eq!(outcome(&open, &syn(tcp_flags::ACK, &[])), "flow");
+        assert_eq!(outcome(&open, &syn(tcp_flags::SYN, &[])), "no_token");
+        assert_eq!(outcome(&open, &syn(tcp_flags::ACK, &[])[..40]), "malformed");
+        let mut elsewhere = syn(tcp_flags::SYN, &[]);
+        elsewhere[37] = 23;
+        assert_eq!(outcome(&room, &elsewhere), "not_ours");
         assert_eq!(outcome(&room, &syn(tcp_flags::ACK, &[])), "no_flow");
         assert_eq!(outcome(&room, &syn(tcp_flags::ACK, &[])[..40]), "malformed");
     }

@@ -10,8 +10,7 @@ use wire::{Epoch, VerifierKey};
 
 /// Slots for keys: one for each value of an epoch on the wire.
 pub const KEY_SLOTS: u32 = 256;
-/// A verifier refuses tokens whose time is further away than this, seconds (wire.md §6.4).
-pub const CLOCK_SKEW_MAX: u64 = 30;
+const CLOCK_SKEW_MAX: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
 
 /// What the kernel program is loaded with.
 pub fn kernel_config(set: VerifierConfig, replay_seed: u64, config: &api::VerifierConfig) -> VerifierConfig {
@@ -110,7 +109,7 @@ mod tests {
     #[test]
     fn keys_of_the_previous_epoch_and_later_are_held() {
         let all: Vec<_> = (990..1030).map(key).collect();
-        let held = keys(&all, 1000 * 3600, 3600).ok().expect("well formed");
+        let held = keys(&all, 1000 * 3600, 3600).unwrap_or_default();
         let epochs: Vec<_> = held.iter().map(|(_, key)| key.epoch).collect();
         assert_eq!(epochs, (999..1030).collect::<Vec<_>>());
         assert!(held.iter().all(|(slot, key)| *slot == key.epoch as u32 & 0xff && key.aes[0] == key.epoch as u8));

@@ -26,7 +26,7 @@ pub const WEB: &str = "10.77.0.1:80";
 /// Within this everything that is going to happen has happened.
 pub const SOON: Duration = Duration::from_secs(10);
 /// After this long without an answer a packet was dropped.
-pub const DROPPED: Duration = Duration::from_millis(400);
+pub const DROPPED: Duration = Duration::from_millis(800);
 
 pub const POLICY: &str = r#"
 [[receivers]]
@@ -134,7 +134,7 @@ impl Stage {
         std::fs::write(authority.policy(), POLICY).unwrap();
         let server = Server::start(authority.clone(), None).await.unwrap();
         let address = server.address();
-        Self { authority, address, server: Some(server), instance, room, client, host: host }
+        Self { authority, address, server: Some(server), instance, room, client, host }
     }
 
     /// Stops the authority.
