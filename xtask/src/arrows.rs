@@ -12,7 +12,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("client", &["wire", "engine"], &[]),
     ("datapath", &["wire"], &["engine"]),
     ("authority", &["wire", "engine"], &["client"]),
-    ("agent", &["wire", "engine", "client", "datapath"], &[]),
+    ("agent", &["wire", "engine", "client", "datapath"], &["lab"]),
     ("verifier", &["wire", "engine", "client", "datapath"], &["authority"]),
     ("vouchsafe", &["authority", "agent", "verifier"], &[]),
     ("lab", &["wire"], &["engine", "datapath"]),

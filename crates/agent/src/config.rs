@@ -14,7 +14,6 @@ pub const DEFAULT_SOCKET: &str = "/run/vouchsafe/agent.sock";
 const DEFAULT_DIR: &str = "/var/lib/vouchsafe/agent";
 const DEFAULT_INSTANCE: &str = "default";
 const KEYS: &[&str] = &["dir", "socket", "instance", "interface", "forwarded_as", "cgroup", "default", "authority"];
-const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Settings of the daemon, as flags
 #[derive(Args, Clone, Debug, Default)]
@@ -132,10 +131,18 @@ fn user(name: &str) -> Result<Subject> {
     Ok(Subject::of_user(user.with_context(|| format!("there is no user {name:?}"))?.uid.as_raw()))
 }
 
-/// A cgroup's id is its folder's inode number (version 2 hierarchy).
+/// A cgroup's id is its folder's inode number (version 2 hierarchy). The path is a whole one, or begins at the
+/// hierarchy's root.
 fn cgroup(path: &str) -> Result<Owner> {
     use std::os::unix::fs::MetadataExt;
-    let full = Path::new(CGROUPS).join(path.trim_start_matches('/').trim_start_matches("sys/fs/cgroup/"));
+    let mounts = std::fs::read_to_string("/proc/mounts").context("cgroup: cannot read /proc/mounts")?;
+    let mut mounted = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let root = mounted.find_map(|words| (words.get(2) == Some(&"cgroup2")).then(|| words[1].to_owned()));
+    let root = root.context("cgroup: no cgroup2 file system is mounted")?;
+    let full = match Path::new(path).strip_prefix(&root) {
+        Ok(_) => PathBuf::from(path),
+        Err(_) => Path::new(&root).join(path.trim_start_matches('/')),
+    };
     let inode = std::fs::metadata(&full).with_context(|| format!("cgroup: cannot find {}", full.display()))?.ino();
     Ok(Owner { kind: owner::CGROUP, reserved: 0, id: inode })
 }
@@ -161,10 +168,9 @@ mod tests {
 
     #[test]
     fn whose_packets_are_whose_is_a_setting() {
-        let text = "forwarded_as = \"0\"\ncgroup = \"/=1000\"";
-        let settings = Config::resolve(Flags::default(), read(text).unwrap()).unwrap().settings;
+        let settings = Config::resolve(Flags::default(), read("forwarded_as = \"root\"").unwrap()).unwrap().settings;
         let whose: Vec<_> = settings.owners.iter().map(|(owner, subject)| (owner.kind, subject.user())).collect();
-        assert_eq!(whose, [(owner::FORWARDED, 0), (owner::CGROUP, 1000)]);
+        assert_eq!(whose, [(owner::FORWARDED, 0)]);
         for wrong in
             ["forwarded_as = \"no such user\"", "cgroup = \"/no/such=0\"", "default = \"maybe\"", "instance = \"/\""]
         {

@@ -193,8 +193,9 @@ fn usual_port(session: Option<&Session>, address: IpAddr, protocol: u8) -> Optio
 }
 
 fn split(target: &str) -> Result<(&str, Option<u16>)> {
-    if target.parse::<IpAddr>().is_ok() {
-        return Ok((target, None));
+    let bare = target.strip_prefix('[').and_then(|target| target.strip_suffix(']')).unwrap_or(target);
+    if bare.parse::<IpAddr>().is_ok() {
+        return Ok((bare, None));
     }
     let Some((host, port)) = target.rsplit_once(':') else { return Ok((target, None)) };
     let port = port.parse().with_context(|| format!("{target:?} ends with no port number"))?;
@@ -210,6 +211,7 @@ mod tests {
         assert_eq!(split("git.example.org").unwrap(), ("git.example.org", None));
         assert_eq!(split("git.example.org:22").unwrap(), ("git.example.org", Some(22)));
         assert_eq!(split("2001:db8::1").unwrap(), ("2001:db8::1", None));
+        assert_eq!(split("[2001:db8::1]").unwrap(), ("2001:db8::1", None));
         assert_eq!(split("[2001:db8::1]:22").unwrap(), ("2001:db8::1", Some(22)));
         assert!(split("host:ssh").is_err());
     }
