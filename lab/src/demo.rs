@@ -16,8 +16,8 @@ use table::Table;
 /// Options of `demo`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Seconds of each measurement of throughput
-    #[arg(long, value_name = "SECONDS", default_value_t = 3)]
+    /// Seconds of each of the ten measurements of throughput
+    #[arg(long, value_name = "SECONDS", default_value_t = 1)]
     measure: u64,
 }
 
@@ -48,7 +48,7 @@ fn play(args: &Args, table: &mut Table) -> Result<()> {
     let network = lab::world::Network::new(Way::Nat)?;
     let services = Services::start(&network)?;
     let mut scene = Scene::new(table, network.way);
-    scene.without(&network, &services, time)?;
+    scene.without(&network, &services)?;
 
     let world = World::around(network, services, "5m")?;
     scene.protected_from_all(&world)?;
