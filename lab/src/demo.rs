@@ -16,7 +16,7 @@ use table::Table;
 /// Options of `demo`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Seconds of each of the ten measurements of throughput
+    /// Seconds of each of the fifteen measurements of throughput
     #[arg(long, value_name = "SECONDS", default_value_t = 1)]
     measure: u64,
 }
