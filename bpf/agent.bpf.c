@@ -383,7 +383,7 @@ static __always_inline int is_other(context *ctx)
 			return 1;
 	}
 	__builtin_memcpy(key.address, ip->destination, 4);
-	return !bpf_map_lookup_elem(&protected4, &key);
+	return is_open4(*(__be32 *)ip->destination) || !bpf_map_lookup_elem(&protected4, &key);
 }
 
 SEC("tc")

@@ -6,12 +6,20 @@
 #include "drop_reason.h"
 #include "token.h"
 
+/* IPv4 flows have a map of their own: hashing a short key costs half of what a long one does. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__type(key, struct flow_key4);
+	__type(value, struct flow);
+} flows4 SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
 	__type(key, struct flow_key);
 	__type(value, struct flow);
-} flows SEC(".maps");
+} flows6 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -46,24 +54,55 @@ struct {
 	__type(value, struct replay_bucket);
 } replays SEC(".maps");
 
-static __always_inline __u32 idle_limit(const struct flow_key *key, const struct flow *flow)
+static __always_inline struct flow_key4 short_key(const struct flow_key *key)
 {
-	if (key->protocol != IP_TCP)
+	return (struct flow_key4){
+		.client = *(__be32 *)key->client,
+		.server = *(__be32 *)key->server,
+		.client_port = key->client_port,
+		.server_port = key->server_port,
+		.protocol = key->protocol,
+	};
+}
+
+static __always_inline struct flow *find_flow(const struct flow_key *key)
+{
+	if (key->family == 4) {
+		struct flow_key4 key4 = short_key(key);
+
+		return bpf_map_lookup_elem(&flows4, &key4);
+	}
+	return bpf_map_lookup_elem(&flows6, key);
+}
+
+static __always_inline long put_flow(const struct flow_key *key, const struct flow *flow)
+{
+	if (key->family == 4) {
+		struct flow_key4 key4 = short_key(key);
+
+		return bpf_map_update_elem(&flows4, &key4, flow, BPF_ANY);
+	}
+	return bpf_map_update_elem(&flows6, key, flow, BPF_ANY);
+}
+
+static __always_inline __u32 idle_limit(__u8 protocol, const struct flow *flow)
+{
+	if (protocol != IP_TCP)
 		return config.udp_idle;
 	return flow->closing ? config.closing_idle : config.tcp_idle;
 }
 
-static __always_inline int flow_is_live(const struct flow_key *key, const struct flow *flow, __u32 time)
+static __always_inline int flow_is_live(__u8 protocol, const struct flow *flow, __u32 time)
 {
 	/* Signed: the clock may have been set back since. */
-	return (__s32)(time - flow->seen) <= (__s32)idle_limit(key, flow);
+	return (__s32)(time - flow->seen) <= (__s32)idle_limit(protocol, flow);
 }
 
 static __always_inline struct flow *live_flow(const struct flow_key *key, __u32 time)
 {
-	struct flow *flow = bpf_map_lookup_elem(&flows, key);
+	struct flow *flow = find_flow(key);
 
-	return flow && flow_is_live(key, flow, time) ? flow : 0;
+	return flow && flow_is_live(key->protocol, flow, time) ? flow : 0;
 }
 
 static __always_inline void refresh(struct flow *flow, const struct packet *p, __u32 time)
@@ -86,7 +125,7 @@ static __always_inline struct flow_key fragment_key(const struct packet *p)
 static __always_inline void remember_fragment(const struct packet *p)
 {
 	struct flow_key key = fragment_key(p);
-	__u32 time = now();
+	__u32 time = p->time;
 
 	bpf_map_update_elem(&fragments, &key, &time, BPF_ANY);
 }
@@ -99,14 +138,14 @@ static __always_inline int fragment_known(const struct packet *p)
 	__u32 *time = bpf_map_lookup_elem(&fragments, &key);
 
 	/* Signed: the clock may have been set back since. */
-	return time && (__s32)(now() - *time) <= FRAGMENT_LIFE;
+	return time && (__s32)(p->time - *time) <= FRAGMENT_LIFE;
 }
 
 /* CONTINUE if the token is new and remembered. The eight entries are looked at under the bucket's lock, so that of two
  * copies on two cores one wins. */
-__noinline int first_use(const struct token *token)
+__noinline int first_use(const struct token *token, __u32 clock_now)
 {
-	__u32 time, t0, t1, t2, index, clock_now, taken = 0, done = 0;
+	__u32 time, t0, t1, t2, index, taken = 0, done = 0;
 	struct replay_bucket *bucket;
 	__u64 hash;
 
@@ -116,7 +155,6 @@ __noinline int first_use(const struct token *token)
 	t0 = token->block.tag[0];
 	t1 = token->block.tag[1];
 	t2 = token->block.tag[2];
-	clock_now = token->now;
 	hash = ((__u64)t0 << 32 | t1) ^ config.replay_seed;
 	hash *= 0x9e3779b97f4a7c15ULL;
 	index = (hash >> 32) & config.replay_mask;
@@ -168,19 +206,22 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	struct grant_use *use;
 	struct flow_key key; /* copied: Linux 6.1 takes map keys from the stack, not through pointers like `p` */
 	__u64 handle;
-	int outcome = first_use(token);
+	int outcome;
 
-	if (outcome != CONTINUE || !p || !token)
+	if (!p || !token)
+		return DROP_REPLAYED;
+	outcome = first_use(token, p->time);
+	if (outcome != CONTINUE)
 		return outcome;
 	key = p->flow;
 	handle = p->handle;
 	fresh.handle = handle;
-	fresh.since = token->now;
-	flow = live_flow(&key, token->now);
+	fresh.since = p->time;
+	flow = live_flow(&key, p->time);
 	if (flow && flow->handle == handle) {
 		/* UDP was counted when its flow was looked up. */
 		if (p->flow.protocol == IP_TCP)
-			refresh(flow, p, token->now);
+			refresh(flow, p, p->time);
 		return CONTINUE;
 	}
 	use = bpf_map_lookup_elem(&grants, &handle);
@@ -198,11 +239,11 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		__sync_fetch_and_sub(&use->flows, 1);
 		return DROP_FLOW_LIMIT;
 	}
-	refresh(&fresh, p, token->now);
-	flow = bpf_map_lookup_elem(&flows, &key);
+	refresh(&fresh, p, p->time);
+	flow = find_flow(&key);
 	if (flow && !flow->adopted)
 		release_grant(flow->handle);
-	if (bpf_map_update_elem(&flows, &key, &fresh, BPF_ANY)) {
+	if (put_flow(&key, &fresh)) {
 		__sync_fetch_and_sub(&use->flows, 1);
 		return DROP_FLOW_LIMIT;
 	}

@@ -36,6 +36,15 @@ struct flow_key {
 	__u8 reserved[2];
 };
 
+struct flow_key4 {
+	__be32 client;
+	__be32 server;
+	__be16 client_port;
+	__be16 server_port;
+	__u8 protocol;
+	__u8 reserved[3];
+};
+
 struct flow {
 	__u64 handle;
 	__u64 bytes;
@@ -79,6 +88,10 @@ struct service {
 struct services {
 	__u32 count;
 	struct service spans[SERVICES_MAX];
+};
+
+struct open_set {
+	__u64 bits[1024];
 };
 
 struct drop_sample {

@@ -20,6 +20,7 @@ enum fragment { FRAGMENT_WHOLE = 0, FRAGMENT_FIRST = 1, FRAGMENT_LATER = 2 };
 struct packet {
 	struct flow_key flow; /* client = source, server = destination; family 0 while the addresses are unknown */
 	__u64 handle; /* of its token's grant, once that was read */
+	__u32 time; /* when it came, Unix seconds */
 	__u32 network;
 	__u32 transport;
 	__u32 payload;
@@ -32,7 +33,7 @@ struct packet {
 	__u8 icmp_type;
 	__u8 routed; /* a source route leads, or may lead, to something protected */
 	__u8 fills_ip; /* the transport reaches to the end of the IP packet; UDP may be shorter (RFC 9868) */
-	__u8 reserved[2];
+	__u8 reserved[6];
 };
 
 struct ipv4 {

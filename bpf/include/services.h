@@ -19,15 +19,57 @@ struct {
 	__type(value, struct services);
 } protected6 SEC(".maps");
 
+/* A bit for each of 65 536 classes of addresses, set where no address of the class is protected: spares most packets
+ * the search for their prefix. A zero bit only costs time. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct open_set);
+} open4 SEC(".maps");
+
+/* The same for the first half of IPv6 addresses. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct open_set);
+} open6 SEC(".maps");
+
+static __always_inline int is_open4(__be32 address)
+{
+	__u32 zero = 0, class = (address * 0x9e3779b1U) >> 16;
+	struct open_set *set = bpf_map_lookup_elem(&open4, &zero);
+
+	return set && set->bits[class >> 6 & 1023] >> (class & 63) & 1;
+}
+
+static __always_inline int is_open6(__be64 half)
+{
+	__u32 zero = 0, class = (half * 0x9e3779b97f4a7c15ULL) >> 48;
+	struct open_set *set = bpf_map_lookup_elem(&open6, &zero);
+
+	return set && set->bits[class >> 6 & 1023] >> (class & 63) & 1;
+}
+
 static __always_inline struct services *services_of(__u8 family, const __u8 *address)
 {
 	if (family == 4) {
 		struct prefix4 key = { .length = 32 };
+		__be32 whole;
 
+		__builtin_memcpy(&whole, address, 4);
+		if (is_open4(whole))
+			return 0;
 		__builtin_memcpy(key.address, address, 4);
 		return bpf_map_lookup_elem(&protected4, &key);
 	}
 	struct prefix6 key = { .length = 128 };
+	__be64 half;
+
+	__builtin_memcpy(&half, address, 8);
+	if (is_open6(half))
+		return 0;
 
 	__builtin_memcpy(key.address, address, 16);
 	return bpf_map_lookup_elem(&protected6, &key);

@@ -10,16 +10,28 @@ struct sweep {
 	__u32 flows; /* how many flows were forgotten */
 };
 
-static long sweep_flow(struct bpf_map *map, const struct flow_key *key, struct flow *flow, struct sweep *sweep)
+static __always_inline void sweep_flow(struct bpf_map *map, const void *key, __u8 protocol, struct flow *flow,
+				       struct sweep *sweep)
 {
 	__u64 handle = flow->handle;
 
-	if (flow_is_live(key, flow, sweep->now) && !(handle && bpf_map_lookup_elem(&revoked, &handle)))
-		return 0;
+	if (flow_is_live(protocol, flow, sweep->now) && !(handle && bpf_map_lookup_elem(&revoked, &handle)))
+		return;
 	if (!flow->adopted)
 		release_grant(handle);
 	bpf_map_delete_elem(map, key);
 	sweep->flows++;
+}
+
+static long sweep_flow4(struct bpf_map *map, const struct flow_key4 *key, struct flow *flow, struct sweep *sweep)
+{
+	sweep_flow(map, key, key->protocol, flow, sweep);
+	return 0;
+}
+
+static long sweep_flow6(struct bpf_map *map, const struct flow_key *key, struct flow *flow, struct sweep *sweep)
+{
+	sweep_flow(map, key, key->protocol, flow, sweep);
 	return 0;
 }
 
@@ -42,7 +54,8 @@ int sweep(struct sweep *pass)
 {
 	struct sweep sweep = { .now = pass->now };
 
-	bpf_for_each_map_elem(&flows, sweep_flow, &sweep, 0);
+	bpf_for_each_map_elem(&flows4, sweep_flow4, &sweep, 0);
+	bpf_for_each_map_elem(&flows6, sweep_flow6, &sweep, 0);
 	bpf_for_each_map_elem(&grants, sweep_grant, &sweep, 0);
 	bpf_for_each_map_elem(&revoked, sweep_revocation, &sweep, 0);
 	pass->flows = sweep.flows;

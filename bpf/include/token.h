@@ -45,7 +45,6 @@ struct token_block {
 struct token {
 	struct token_block block;
 	__u32 expires;
-	__u32 now;
 	/* What its MACs are made of and make. */
 	__u64 message[MAC_WORDS_MAX + 1];
 	__u64 grant_key[2];
@@ -160,21 +159,20 @@ __noinline int judge_token(struct packet *p, struct token *token)
 	token->expires = bpf_ntohl(block->expires);
 	handle = bpf_be64_to_cpu(block->handle);
 	p->handle = handle;
-	token->now = now();
 	if (block->version_suite >> 4 != 1 || block->flags & (FLAGS_RESERVED | FLAG_BEARER) ||
 	    (block->flags & FLAG_IPV6 ? 1 : 0) != ipv6 || block->prefix_length > (ipv6 ? 128 : 32))
 		return DROP_MALFORMED;
 	if (suite != SUITE_AES_CMAC && suite != SUITE_SIPHASH)
 		return DROP_UNKNOWN_SUITE;
 	key = bpf_map_lookup_elem(&epoch_keys, &slot);
-	epoch = token->now / (config.epoch_length ?: 1);
+	epoch = p->time / (config.epoch_length ?: 1);
 	if (!key || !key->epoch || key->epoch + 1 < epoch || key->epoch > epoch + 1)
 		return DROP_UNKNOWN_EPOCH;
-	if (token->expires <= token->now)
+	if (token->expires <= p->time)
 		return DROP_EXPIRED;
-	if (token->expires - token->now > config.max_lifetime)
+	if (token->expires - p->time > config.max_lifetime)
 		return DROP_LIFETIME_TOO_LONG;
-	if ((time > token->now ? time - token->now : token->now - time) > CLOCK_SKEW_MAX)
+	if ((time > p->time ? time - p->time : p->time - time) > CLOCK_SKEW_MAX)
 		return DROP_CLOCK_SKEW;
 	if (!tag_is_right(p, token, key))
 		return DROP_BAD_TAG;

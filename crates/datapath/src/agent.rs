@@ -3,22 +3,33 @@
 use crate::interface::Interface;
 use crate::link::{Hook, Link};
 use crate::object::{self, Loaded, Opened, Pins};
+use crate::protected::Protected;
 use crate::run::{self, Ran};
-use crate::table::{self, Table};
+use crate::table::Table;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, PerfBuffer, PerfBufferBuilder, TC_EGRESS, TC_INGRESS, TcHook, TcHookBuilder};
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use wire::map::{
-    AgentConfig, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Prefix4, Prefix6, Services,
-    agent_counter,
+    AgentConfig, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Services, agent_counter,
 };
 use zerocopy::FromBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.bpf.o"));
-const PINNED: [&str; 9] =
-    ["protected4", "protected6", "clock", "nonces", "owners", "grants", "conversations", "injector", "counters"];
+const PINNED: [&str; 11] = [
+    "protected4",
+    "protected6",
+    "open4",
+    "open6",
+    "clock",
+    "nonces",
+    "owners",
+    "grants",
+    "conversations",
+    "injector",
+    "counters",
+];
 /// Where the filter stands among those of others on a kernel without TCX.
 const CLSACT_PRIORITY: u32 = 0x5653;
 const CLSACT_HANDLE: u32 = 1;
@@ -62,10 +73,8 @@ pub struct Agent {
     pub grants: Table<GrantSlot, GrantEntry>,
     /// Whose sockets are whose.
     pub owners: Table<Owner, u32>,
-    /// Protected destinations, IPv4.
-    pub protected4: Table<Prefix4, Services>,
-    /// Protected destinations, IPv6.
-    pub protected6: Table<Prefix6, Services>,
+    /// What is protected.
+    pub protected: Protected,
     /// UDP flows.
     pub conversations: Table<FlowKey, Conversation>,
     clock: Table<u32, u64>,
@@ -94,8 +103,7 @@ impl Agent {
         Ok(Self {
             grants: object.table("grants")?,
             owners: object.table("owners")?,
-            protected4: object.table("protected4")?,
-            protected6: object.table("protected6")?,
+            protected: Protected::new(&object)?,
             conversations: object.table("conversations")?,
             clock: object.table("clock")?,
             nonces: object.table("nonces")?,
@@ -173,7 +181,7 @@ impl Agent {
 
     /// Makes these prefixes (address, length, services) the protected ones, and no others.
     pub fn protect(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
-        table::protect(&self.protected4, &self.protected6, entries)
+        self.protected.replace(entries)
     }
 
     /// Tells the programs what to add to their clock for Unix time, in nanoseconds (see [`crate::clock`]).

@@ -4,10 +4,12 @@
 
 pub mod agent;
 pub mod clock;
+pub mod flows;
 pub mod interface;
 mod link;
 mod object;
 pub mod probe;
+pub mod protected;
 pub mod run;
 pub mod table;
 pub mod verifier;

@@ -3,41 +3,7 @@
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use std::marker::PhantomData;
-use std::net::IpAddr;
-use wire::map::{Prefix4, Prefix6, Services};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
-
-/// Makes the two maps of protected prefixes hold exactly these: what is new comes before what is old goes, so that no
-/// prefix is unprotected in between.
-pub(crate) fn protect(
-    table4: &Table<Prefix4, Services>,
-    table6: &Table<Prefix6, Services>,
-    entries: &[(IpAddr, u8, Services)],
-) -> Result<()> {
-    let (mut keep4, mut keep6) = (Vec::new(), Vec::new());
-    for (address, length, services) in entries {
-        let length = u32::from(*length);
-        match address {
-            IpAddr::V4(address) => {
-                let key = Prefix4 { length, address: address.octets() };
-                table4.set(&key, services)?;
-                keep4.push(key);
-            }
-            IpAddr::V6(address) => {
-                let key = Prefix6 { length, address: address.octets() };
-                table6.set(&key, services)?;
-                keep6.push(key);
-            }
-        }
-    }
-    for key in table4.keys().iter().filter(|key| !keep4.contains(key)) {
-        table4.remove(key)?;
-    }
-    for key in table6.keys().iter().filter(|key| !keep6.contains(key)) {
-        table6.remove(key)?;
-    }
-    Ok(())
-}
 
 /// A kernel map from `K` to `V`. The program's definition is checked against the types' sizes when it is opened.
 pub struct Table<K, V> {

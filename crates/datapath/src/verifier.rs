@@ -1,29 +1,32 @@
 //! The verifier's programs: admission at XDP, and its upkeep.
 
+use crate::flows::Flows;
 use crate::interface::Interface;
 use crate::link::{Hook, Link};
 use crate::object::{self, Loaded, Opened, Pins};
+use crate::protected::Protected;
 use crate::run::{self, Ran};
-use crate::table::{self, Table};
+use crate::table::Table;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, ProgramInput, RingBuffer, RingBufferBuilder};
 use std::collections::HashMap;
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use wire::map::{
-    DropSample, EpochKey, Flow, FlowKey, GrantUse, Prefix4, Prefix6, ReplayBucket, Services, VerifierConfig, counter,
-};
+use wire::map::{DropSample, EpochKey, FlowKey, GrantUse, ReplayBucket, Services, VerifierConfig, counter};
 use zerocopy::{FromBytes, IntoBytes};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
-const PINNED: [&str; 10] = [
+const PINNED: [&str; 13] = [
     "protected4",
     "protected6",
+    "open4",
+    "open6",
     "epoch_keys",
     "clock",
     "revoked",
-    "flows",
+    "flows4",
+    "flows6",
     "grants",
     "fragments",
     "replays",
@@ -33,7 +36,7 @@ const PINNED: [&str; 10] = [
 /// How many entries the verifier's tables have room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Admitted flows, 128 bytes each.
+    /// Admitted flows of each family, 104 bytes each for IPv4 and 128 for IPv6.
     pub flows: u32,
     /// Grants in use, 112 bytes each.
     pub grants: u32,
@@ -87,17 +90,15 @@ pub struct Verifier {
     pins: Option<Pins>,
     links: HashMap<String, Link>,
     /// Admitted flows.
-    pub flows: Table<FlowKey, Flow>,
+    pub flows: Flows,
     /// Grants in use, by handle.
     pub grants: Table<u64, GrantUse>,
     /// Revoked grants: when they would have ended, by handle.
     pub revoked: Table<u64, u32>,
     /// Keys, by the low 8 bits of their epoch.
     pub epoch_keys: Table<u32, EpochKey>,
-    /// What is protected, IPv4.
-    pub protected4: Table<Prefix4, Services>,
-    /// What is protected, IPv6.
-    pub protected6: Table<Prefix6, Services>,
+    /// What is protected.
+    pub protected: Protected,
     /// First fragments of admitted flows: when they came; the ports' place holds the identification.
     pub fragments: Table<FlowKey, u32>,
     /// Tokens seen, by bucket.
@@ -116,7 +117,8 @@ impl Verifier {
         config.replay_mask = sizes.replay_buckets - 1;
         let mut opened = Opened::new("verifier", OBJECT)?;
         opened.configure(&config)?;
-        opened.resize("flows", sizes.flows)?;
+        opened.resize("flows4", sizes.flows)?;
+        opened.resize("flows6", sizes.flows)?;
         opened.resize("grants", sizes.grants)?;
         opened.resize("replays", sizes.replay_buckets)?;
         opened.resize("revoked", sizes.revoked)?;
@@ -125,12 +127,11 @@ impl Verifier {
         }
         let object = opened.load("verifier")?;
         Ok(Self {
-            flows: object.table("flows")?,
+            flows: Flows::new(object.table("flows4")?, object.table("flows6")?),
             grants: object.table("grants")?,
             revoked: object.table("revoked")?,
             epoch_keys: object.table("epoch_keys")?,
-            protected4: object.table("protected4")?,
-            protected6: object.table("protected6")?,
+            protected: Protected::new(&object)?,
             fragments: object.table("fragments")?,
             replays: object.table("replays")?,
             clock: object.table("clock")?,
@@ -218,7 +219,7 @@ impl Verifier {
 
     /// Makes these prefixes (address, length, services) the protected ones, and no others.
     pub fn protect(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
-        table::protect(&self.protected4, &self.protected6, entries)
+        self.protected.replace(entries)
     }
 
     /// Tells the programs what to add to their clock for Unix time, in nanoseconds (see [`crate::clock`]).

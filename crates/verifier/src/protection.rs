@@ -356,8 +356,11 @@ impl Protection {
             view::Table { name: name.into(), used, max, bytes }
         };
         let verifier = &self.verifier;
+        let keys = verifier.flows.keys();
+        let four = keys.iter().filter(|key| key.family == 4).count();
         vec![
-            table("flows", Some(verifier.flows.keys().len()), flows.into(), 128),
+            table("flows, IPv4", Some(four), flows.into(), 104),
+            table("flows, IPv6", Some(keys.len() - four), flows.into(), 128),
             table("grants", Some(verifier.grants.keys().len()), grants.into(), 112),
             table("revoked", Some(verifier.revoked.keys().len()), revoked.into(), 64),
             table("replays", None, u64::from(replay_buckets) * 8, 17),
@@ -377,7 +380,7 @@ impl Protection {
 
     /// What is protected.
     pub fn protected(&self) -> Vec<Protected> {
-        plan::protected(self.verifier.protected4.entries(), self.verifier.protected6.entries())
+        plan::protected(self.verifier.protected.four.entries(), self.verifier.protected.six.entries())
     }
 }
 

@@ -109,6 +109,79 @@ pub struct FlowKey {
     pub reserved: [u8; 2],
 }
 
+/// A flow of IPv4 addresses, in the shorter form that the kernel looks up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FlowKey4 {
+    /// The client's address.
+    pub client: [u8; 4],
+    /// The server's address.
+    pub server: [u8; 4],
+    /// The client's port, big-endian.
+    pub client_port: [u8; 2],
+    /// The server's port, big-endian.
+    pub server_port: [u8; 2],
+    /// The protocol.
+    pub protocol: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+}
+
+impl FlowKey4 {
+    /// The short form, if the addresses are IPv4.
+    pub fn of(key: &FlowKey) -> Option<Self> {
+        let ([a, b, c, d, ..], [e, f, g, h, ..]) = (key.client, key.server);
+        (key.family == 4).then_some(Self {
+            client: [a, b, c, d],
+            server: [e, f, g, h],
+            client_port: key.client_port,
+            server_port: key.server_port,
+            protocol: key.protocol,
+            reserved: [0; 3],
+        })
+    }
+
+    /// The long form.
+    pub fn long(&self) -> FlowKey {
+        let port = u16::from_be_bytes;
+        let (client, server) = (IpAddr::V4(self.client.into()), IpAddr::V4(self.server.into()));
+        FlowKey::new(client, port(self.client_port), server, port(self.server_port), self.protocol)
+    }
+}
+
+/// Classes of addresses none of which is protected; see [`OpenSet::class`].
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct OpenSet {
+    /// A bit per class, set where the class is open.
+    pub bits: [u64; 1024],
+}
+
+impl OpenSet {
+    /// Nothing is known to be open.
+    pub const NOTHING: Self = Self { bits: [0; 1024] };
+    /// Everything is open.
+    pub const EVERYTHING: Self = Self { bits: [u64::MAX; 1024] };
+
+    /// The class of an address: of IPv4 the whole address counts, of IPv6 the first half.
+    pub fn class(address: IpAddr) -> u16 {
+        match address {
+            IpAddr::V4(a) => (u32::from_ne_bytes(a.octets()).wrapping_mul(0x9e37_79b1) >> 16) as u16,
+            IpAddr::V6(a) => {
+                let [b0, b1, b2, b3, b4, b5, b6, b7, ..] = a.octets();
+                (u64::from_ne_bytes([b0, b1, b2, b3, b4, b5, b6, b7]).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16
+            }
+        }
+    }
+
+    /// Takes a class out.
+    pub fn close(&mut self, class: u16) {
+        if let Some(word) = self.bits.get_mut(usize::from(class >> 6)) {
+            *word &= !(1 << (class & 63));
+        }
+    }
+}
+
 impl FlowKey {
     /// The flow between a client and a server.
     pub fn new(client: IpAddr, client_port: u16, server: IpAddr, server_port: u16, protocol: u8) -> Self {

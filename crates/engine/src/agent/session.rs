@@ -20,6 +20,8 @@ const FOREIGN: u64 = 60;
 const OWN_RULE: u64 = 3600;
 /// The most grants that are held, and the most destinations that go without identity.
 const GRANTS_MAX: usize = 4096;
+/// The most questions that are open at a time: a scan of everything protected must not become a flood of the authority.
+const FETCHES_MAX: usize = 64;
 /// The first pause after a failure.
 const PAUSE: Duration = Duration::from_millis(250);
 /// The longest pause while somebody waits, and while nobody does.
@@ -162,7 +164,9 @@ impl Session {
         } else {
             match frame {
                 Some(frame) => self.queue.push(place, frame, now),
-                None if self.best(unix, &place, None).is_none() => self.wanted.push(place),
+                None if self.wanted.len() < FETCHES_MAX && self.best(unix, &place, None).is_none() => {
+                    self.wanted.push(place);
+                }
                 None => {}
             }
             return self.serve(unix, outputs);
@@ -243,6 +247,9 @@ impl Session {
 
     /// A place that is waited for and that nobody has asked about.
     pub fn unasked(&mut self) -> Option<Place> {
+        if self.fetches.len() >= FETCHES_MAX {
+            return None;
+        }
         while let Some(place) = self.wanted.pop() {
             if self.fetch_for(&place).is_none() {
                 return Some(place);

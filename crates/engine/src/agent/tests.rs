@@ -480,6 +480,19 @@ fn a_packet_that_came_through_cut_short_still_gets_its_grant_asked_for() {
 }
 
 #[test]
+fn a_scan_does_not_flood_the_authority() {
+    let mut stage = Stage::alice();
+    for port in 1..500 {
+        stage.held(udp(1, port), port);
+    }
+    assert_eq!(stage.asked.len(), 64);
+    // Answers make room for the questions of those that still wait.
+    stage.answer(denied());
+    assert_eq!(stage.asked.len(), 64);
+    assert_eq!(stage.asked[63].2.port, 436);
+}
+
+#[test]
 fn a_grant_that_makes_no_sense_is_a_failure() {
     let mut stage = Stage::alice();
     stage.held(tcp(1, 22), 1);

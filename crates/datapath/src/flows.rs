@@ -1,0 +1,60 @@
+//! Admitted flows: one table to its users, one map per family to the kernel.
+
+use crate::table::Table;
+use anyhow::Result;
+use wire::map::{Flow, FlowKey, FlowKey4};
+
+/// The admitted flows.
+pub struct Flows {
+    four: Table<FlowKey4, Flow>,
+    six: Table<FlowKey, Flow>,
+}
+
+impl Flows {
+    pub(crate) fn new(four: Table<FlowKey4, Flow>, six: Table<FlowKey, Flow>) -> Self {
+        Self { four, six }
+    }
+
+    /// The flow at `key`.
+    pub fn get(&self, key: &FlowKey) -> Result<Option<Flow>> {
+        match FlowKey4::of(key) {
+            Some(short) => self.four.get(&short),
+            None => self.six.get(key),
+        }
+    }
+
+    /// Writes `flow` at `key` unless one is there; says whether it did.
+    pub fn insert(&self, key: &FlowKey, flow: &Flow) -> Result<bool> {
+        match FlowKey4::of(key) {
+            Some(short) => self.four.insert(&short, flow),
+            None => self.six.insert(key, flow),
+        }
+    }
+
+    /// Removes the flow at `key`; none there is fine.
+    pub fn remove(&self, key: &FlowKey) -> Result<()> {
+        match FlowKey4::of(key) {
+            Some(short) => self.four.remove(&short),
+            None => self.six.remove(key),
+        }
+    }
+
+    /// Every flow's key. Changes meanwhile may be missed or seen.
+    pub fn keys(&self) -> Vec<FlowKey> {
+        let mut keys: Vec<_> = self.four.keys().iter().map(FlowKey4::long).collect();
+        keys.extend(self.six.keys());
+        keys
+    }
+
+    /// Every flow. Changes meanwhile may be missed or seen.
+    pub fn entries(&self) -> Vec<(FlowKey, Flow)> {
+        let mut entries: Vec<_> = self.four.entries().iter().map(|(key, flow)| (key.long(), *flow)).collect();
+        entries.extend(self.six.entries());
+        entries
+    }
+
+    /// How many flows of each family fit.
+    pub fn capacity(&self) -> u32 {
+        self.four.capacity()
+    }
+}

@@ -1,0 +1,131 @@
+//! What is protected, as the kernel programs look it up: prefixes, and which addresses need no look-up.
+
+use crate::object::Loaded;
+use crate::table::Table;
+use anyhow::Result;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use wire::map::{OpenSet, Prefix4, Prefix6, Services};
+
+/// The maps of protected prefixes.
+pub struct Protected {
+    /// IPv4 prefixes.
+    pub four: Table<Prefix4, Services>,
+    /// IPv6 prefixes.
+    pub six: Table<Prefix6, Services>,
+    open4: Table<u32, OpenSet>,
+    open6: Table<u32, OpenSet>,
+}
+
+/// A prefix with more classes of addresses than this makes none open.
+const CLASSES_MAX: u32 = 1 << 14;
+
+impl Protected {
+    pub(crate) fn new(object: &Loaded) -> Result<Self> {
+        Ok(Self {
+            four: object.table("protected4")?,
+            six: object.table("protected6")?,
+            open4: object.table("open4")?,
+            open6: object.table("open6")?,
+        })
+    }
+
+    /// Makes these prefixes (address, length, services) the protected ones, and no others. What is new comes before what
+    /// is old goes, so that no prefix is unprotected in between.
+    pub(crate) fn replace(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
+        // While prefixes change, every packet is looked up.
+        self.open4.set(&0, &OpenSet::NOTHING)?;
+        self.open6.set(&0, &OpenSet::NOTHING)?;
+        let (mut keep4, mut keep6) = (Vec::new(), Vec::new());
+        for (address, length, services) in entries {
+            let length = u32::from(*length);
+            match address {
+                IpAddr::V4(address) => {
+                    let key = Prefix4 { length, address: address.octets() };
+                    self.four.set(&key, services)?;
+                    keep4.push(key);
+                }
+                IpAddr::V6(address) => {
+                    let key = Prefix6 { length, address: address.octets() };
+                    self.six.set(&key, services)?;
+                    keep6.push(key);
+                }
+            }
+        }
+        for key in self.four.keys().iter().filter(|key| !keep4.contains(key)) {
+            self.four.remove(key)?;
+        }
+        for key in self.six.keys().iter().filter(|key| !keep6.contains(key)) {
+            self.six.remove(key)?;
+        }
+        let (open4, open6) = open_sets(entries);
+        self.open4.set(&0, &open4)?;
+        self.open6.set(&0, &open6)
+    }
+}
+
+/// The classes of addresses that none of these prefixes touches.
+fn open_sets(entries: &[(IpAddr, u8, Services)]) -> (OpenSet, OpenSet) {
+    let (mut open4, mut open6) = (OpenSet::EVERYTHING, OpenSet::EVERYTHING);
+    for (address, length, _) in entries {
+        // Of IPv6 only the first half tells classes apart.
+        let (set, free_bits) = match address {
+            IpAddr::V4(_) => (&mut open4, 32 - u32::from(*length).min(32)),
+            IpAddr::V6(_) => (&mut open6, 64 - u32::from(*length).min(64)),
+        };
+        if 1u64 << free_bits.min(63) > u64::from(CLASSES_MAX) {
+            *set = OpenSet::NOTHING;
+            continue;
+        }
+        for index in 0..1u32 << free_bits {
+            let member = match address {
+                IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits() | index)),
+                IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits() | u128::from(index) << 64)),
+            };
+            set.close(OpenSet::class(member));
+        }
+    }
+    (open4, open6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NONE: Services = Services {
+        count: 0,
+        spans: [wire::map::Service { protocol: 0, reserved: 0, first_port: 0, last_port: 0 }; wire::map::SERVICES_MAX],
+    };
+
+    fn is_open(set: &OpenSet, address: &str) -> bool {
+        let class = OpenSet::class(address.parse().expect("an address"));
+        set.bits[usize::from(class >> 6)] >> (class & 63) & 1 == 1
+    }
+
+    #[test]
+    fn no_address_of_a_protected_prefix_is_open() {
+        let prefix = |text: &str, length| (text.parse().expect("an address"), length, NONE);
+        let (open4, open6) = open_sets(&[
+            prefix("203.0.113.128", 25),
+            prefix("192.0.2.1", 32),
+            prefix("2001:db8::", 62),
+            prefix("2001:db8:1::7", 128),
+        ]);
+        for host in 128..=255 {
+            assert!(!is_open(&open4, &format!("203.0.113.{host}")));
+        }
+        assert!(!is_open(&open4, "192.0.2.1"));
+        assert!(is_open(&open4, "198.51.100.1"));
+        for net in 0..4 {
+            assert!(!is_open(&open6, &format!("2001:db8:0:{net}::99")));
+        }
+        assert!(!is_open(&open6, "2001:db8:1::8"), "the second half does not count");
+        assert!(is_open(&open6, "2001:db8:2::1"));
+    }
+
+    #[test]
+    fn a_wide_prefix_makes_nothing_open() {
+        let (open4, open6) =
+            open_sets(&[(Ipv4Addr::UNSPECIFIED.into(), 0, NONE), (Ipv6Addr::UNSPECIFIED.into(), 0, NONE)]);
+        assert!(open4 == OpenSet::NOTHING && open6 == OpenSet::NOTHING);
+    }
+}
