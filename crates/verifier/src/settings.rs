@@ -44,7 +44,7 @@ pub struct Options {
     /// A user besides root who may ask `whois`, by name or number; may be repeated
     #[arg(long, value_name = "USER", env = "VOUCHSAFE_WHOIS_USERS", value_delimiter = ',')]
     pub whois_users: Vec<String>,
-    /// Room for admitted flows, 128 bytes each [default: 262144]
+    /// Room for admitted flows of each family, 104 bytes each for IPv4 and 128 for IPv6 [default: 262144]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_FLOWS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_flows: Option<u32>,
     /// Room for grants in use, 112 bytes each [default: 65536]
@@ -234,8 +234,8 @@ pub const TEMPLATE: &str = r#"
 # Users besides root who may ask `whois`, by name or number.
 #whois_users = ["www-data"]
 
-# Room for admitted flows (128 bytes each), grants in use (112), revoked grants (64), and for tokens seen in the last
-# minute, in buckets of eight (136; a power of two).
+# Room for admitted flows of each family (104 bytes each for IPv4, 128 for IPv6), grants in use (112), revoked grants
+# (64), and for tokens seen in the last minute, in buckets of eight (136; a power of two).
 #max_flows = 262144
 #max_grants = 65536
 #max_revoked = 65536
