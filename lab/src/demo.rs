@@ -1,13 +1,68 @@
-//! The demo: the whole system, step by step, for a person to watch.
+//! The demo: the whole system, step by step, for a person to watch. Ends with what was expected and what was seen.
+
+mod scene;
+mod table;
 
 use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::Result;
+use lab::world::{Services, Way};
+use lab::{Namespace, World};
+
+use scene::Scene;
+use table::Table;
 
 /// Options of `demo`.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Seconds of each of the fifteen measurements of throughput
+    #[arg(long, value_name = "SECONDS", default_value_t = 1)]
+    measure: u64,
+}
 
 /// Runs the scenario; exit codes as everywhere: 0 done, 1 the answer is no, 2 could not be done.
-pub fn run(_: &Args) -> ExitCode {
-    eprintln!("demo: not written");
-    ExitCode::from(2)
+pub fn run(args: &Args) -> ExitCode {
+    let began = Instant::now();
+    let mut table = Table::default();
+    match play(args, &mut table) {
+        Ok(()) => {
+            println!("\n{table}");
+            println!("{} in {:.1} s", table.verdict(), began.elapsed().as_secs_f64());
+            ExitCode::from(u8::from(!table.all_as_expected()))
+        }
+        Err(error) => {
+            println!("\n{table}");
+            eprintln!("demo: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn play(args: &Args, table: &mut Table) -> Result<()> {
+    let time = std::time::Duration::from_secs(args.measure);
+    println!(
+        "Alice and Mallory share one public address behind a strict NAT. Across the Internet: a server with sshd.\n\
+         Everybody lives in a network namespace of this machine; packets, programs and network stacks are real."
+    );
+    let network = lab::world::Network::new(Way::Nat)?;
+    let services = Services::start(&network)?;
+    let mut scene = Scene::new(table, network.way);
+    scene.without(&network, &services)?;
+
+    let world = World::around(network, services, "5m")?;
+    scene.protected_from_all(&world)?;
+    world.agent.login(&world.authority, "alice")?;
+    scene.alice(&world)?;
+    scene.mallory(&world)?;
+    scene.forgeries(&world)?;
+    scene.replay(&world)?;
+    scene.whois(&world)?;
+    scene.throughput(&world, time)?;
+    scene.revocation(&world)
+}
+
+/// Whether `command` can be found.
+fn is_there(host: &Namespace, command: &str) -> bool {
+    host.run(["sh", "-c", &format!("command -v {command}")]).is_ok()
 }

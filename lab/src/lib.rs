@@ -4,13 +4,21 @@
 //! it does to packets. Needs root.
 
 pub mod capture;
+pub mod counter;
 pub mod evidence;
 pub mod forge;
+pub mod mint;
 pub mod nat;
 pub mod net;
+pub mod outsider;
 pub mod port;
+pub mod probe;
 pub mod process;
 pub mod seen;
+pub mod service;
+pub mod transfer;
+pub mod watch;
+pub mod world;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -18,8 +26,10 @@ use std::time::{Duration, Instant};
 pub use capture::Capture;
 pub use evidence::test;
 pub use net::Namespace;
+pub use outsider::{Outsider, Place};
 pub use port::Port;
 pub use process::Process;
+pub use world::World;
 
 /// Asks `condition` again and again until it holds or the time `within` is over; says whether it held.
 #[must_use]

@@ -154,10 +154,7 @@ impl Namespace {
     pub fn mac(&self, device: &str) -> Result<[u8; 6]> {
         let shown = self.ip(&format!("-o link show dev {device}"))?;
         let mut words = shown.split_whitespace().skip_while(|word| *word != "link/ether").skip(1);
-        let mut mac = [0; 6];
-        let text = words.next().with_context(|| format!("{device} has no hardware address"))?.replace(':', "");
-        hex::decode_to_slice(text, &mut mac).with_context(|| format!("the hardware address of {device}"))?;
-        Ok(mac)
+        parse_mac(words.next().with_context(|| format!("{device} has no hardware address"))?)
     }
 
     fn command_line<A: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = A>) -> Result<Command> {
@@ -184,6 +181,14 @@ impl Drop for Namespace {
             evidence::leave(dir);
         }
     }
+}
+
+/// Reads a hardware address with colons.
+pub fn parse_mac(text: &str) -> Result<[u8; 6]> {
+    let mut mac = [0; 6];
+    hex::decode_to_slice(text.replace(':', ""), &mut mac)
+        .with_context(|| format!("`{text}` is no hardware address"))?;
+    Ok(mac)
 }
 
 /// Joins `a_device` in `a` and `b_device` in `b` by a cable, up, each end with its addresses (see

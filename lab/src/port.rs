@@ -8,10 +8,14 @@ use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, SockaddrLike, bind, recvfrom, send, socket,
+    AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, SockaddrLike, bind, recvfrom, send, setsockopt, socket,
+    sockopt::RcvBufForce,
 };
 
 use crate::net::Namespace;
+
+/// Bytes.
+const RECEIVE_BUFFER: usize = 16 << 20;
 
 /// A packet socket on one device. What it receives is what has come in since it was opened, never what goes out; the
 /// outermost VLAN tag of what it receives is gone (the kernel keeps it apart).
@@ -22,15 +26,21 @@ pub struct Port {
 impl Port {
     /// Opens `device` of `namespace`.
     pub fn open(namespace: &Namespace, device: &str) -> Result<Self> {
+        namespace.enter(|| Self::here(device)).with_context(|| format!("in {}", namespace.name()))
+    }
+
+    /// Opens `device` of the namespace that the caller is in.
+    pub fn here(device: &str) -> Result<Self> {
         let open = || -> nix::Result<OwnedFd> {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
             // Without a protocol until it is bound, or it would hear other devices in between.
             let socket = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
+            // Room for bursts; forced, because the limit for everybody is low.
+            setsockopt(&socket, RcvBufForce, &RECEIVE_BUFFER)?;
             bind(socket.as_raw_fd(), &everything_on(if_nametoindex(device)?))?;
             Ok(socket)
         };
-        let socket = namespace.enter(open).with_context(|| format!("{device} in {}", namespace.name()))?;
-        Ok(Self { socket })
+        Ok(Self { socket: open().with_context(|| format!("packets of {device} (are you root?)"))? })
     }
 
     /// Sends a frame as it is.

@@ -1,0 +1,318 @@
+//! The steps of the demo.
+
+use std::fmt::Display;
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use lab::forge::protocol;
+use lab::mint::{Forgery, Mint, now};
+use lab::probe::Target;
+use lab::seen::Seen;
+use lab::service::{Sshd, call, exchange};
+use lab::transfer::{Sink, Transfer};
+use lab::watch;
+use lab::world::{DARK4, ECHO, FRONT4, Network, OPEN4, PUBLIC4, SSH, Services, VERIFIER, Way};
+use lab::{Namespace, Outsider, Place, Port, World, poll};
+use wire::{Destination, DropReason};
+
+use super::is_there;
+use super::table::Table;
+
+const SOON: Duration = Duration::from_secs(10);
+/// Long enough for an answer that must not come.
+const QUIET: Duration = Duration::from_millis(500);
+/// Packets of each forged kind.
+const MANY: u16 = 200;
+const SINK: u16 = 5000;
+/// Measurements of each kind.
+const TURNS: usize = 5;
+
+/// What the steps share.
+pub struct Scene<'t> {
+    table: &'t mut Table,
+    way: Way,
+    number: u32,
+}
+
+impl<'t> Scene<'t> {
+    /// Nothing has happened.
+    pub fn new(table: &'t mut Table, way: Way) -> Self {
+        Self { table, way, number: 0 }
+    }
+
+    fn step(&mut self, what: impl Display) {
+        self.number += 1;
+        println!("\n{}. {what}", self.number);
+    }
+
+    /// How it is without Vouchsafe: the port is open to all.
+    pub fn without(&mut self, network: &Network, services: &Services) -> Result<()> {
+        self.step("Without Vouchsafe, for comparison");
+        let heard = scan(network, Place::Home)?;
+        let open = heard.iter().any(|name| name == "TCP SYN");
+        self.table.row("scan of sshd without Vouchsafe", "open", if open { "open" } else { "closed" }, open);
+        let (done, text) = ssh(&services.sshd, &network.mallory, "echo inside")?;
+        self.table.row("mallory reaches sshd without Vouchsafe", "yes", text, done);
+        Ok(())
+    }
+
+    /// A verifier before the server; nobody has logged in.
+    pub fn protected_from_all(&mut self, world: &World) -> Result<()> {
+        self.step("A verifier goes before the server; nobody has logged in yet");
+        for (who, place) in [("mallory", Place::Home), ("somebody on the server's own cable", Place::NextDoor)] {
+            let heard = scan(&world.network, place)?;
+            let what = format!("scan of sshd by {who}");
+            self.table.row(&what, "nothing comes back", answers(&heard), heard.is_empty());
+        }
+        if is_there(&world.network.mallory, "nmap") {
+            let words = ["nmap", "-n", "-Pn", "-p", "22", "--max-retries", "1", FRONT4];
+            let said = world.network.mallory.run(words)?;
+            let line = said.lines().find(|line| line.starts_with("22/tcp")).unwrap_or("no verdict");
+            self.table.row("nmap's verdict on port 22", "filtered", line, line.contains("filtered"));
+        }
+        let (done, _) = ssh(&world.services.sshd, &world.network.alice, "echo inside")?;
+        let seen = if done { "connected" } else { "times out" };
+        self.table.row("alice, before she logs in", "times out", seen, !done);
+        Ok(())
+    }
+
+    /// Alice has logged in.
+    pub fn alice(&mut self, world: &World) -> Result<()> {
+        self.step("Alice logs in and runs ssh as ever");
+        let before = world.verifier.counters()?;
+        let began = Instant::now();
+        let (done, text) = ssh(&world.services.sshd, &world.network.alice, "echo inside")?;
+        let seen = format!("{text} after {} ms", began.elapsed().as_millis());
+        self.table.row("alice after she logged in", "inside", seen, done && text == "inside");
+        let admitted = world.verifier.counters()?.since(&before);
+        let tokens = admitted.get("token").copied().unwrap_or_default();
+        self.table.row("tokens that took", "1", tokens, tokens == 1);
+        Ok(())
+    }
+
+    /// Mallory shares Alice's public address.
+    pub fn mallory(&mut self, world: &World) -> Result<()> {
+        let shared = if self.way == Way::Nat { ", who shares her public address," } else { "" };
+        self.step(format!("Mallory{shared} tries while alice is connected"));
+        let echo = SocketAddr::new(FRONT4.parse()?, ECHO);
+        let mut flow = call(&world.network.alice, echo, SOON)?;
+        let (done, _) = ssh(&world.services.sshd, &world.network.mallory, "echo inside")?;
+        let seen = if done { "connected" } else { "times out" };
+        self.table.row("mallory behind the same address", "times out", seen, !done);
+        let heard = scan(&world.network, Place::Home)?;
+        self.table.row("mallory's scan meanwhile", "nothing comes back", answers(&heard), heard.is_empty());
+        let alive = exchange(&mut flow).is_ok();
+        self.table.row("alice's connection meanwhile", "lives", if alive { "lives" } else { "dead" }, alive);
+        let (_, why) = world.verifier.explain_person("mallory", (FRONT4.parse::<IpAddr>()?, SSH).into())?;
+        println!("   the verifier on mallory: {}", why.trim());
+        Ok(())
+    }
+
+    /// Tokens by hand, wrong in each way.
+    pub fn forgeries(&mut self, world: &World) -> Result<()> {
+        self.step(format!("Mallory sends {MANY} SYNs with each kind of wrong token"));
+        let to: IpAddr = FRONT4.parse()?;
+        let mallory = Outsider::new(&world.network, Place::Home, false)?;
+        let mut mint = Mint::new(world.authority.master_key()?, VERIFIER);
+        let right = mint.grant(0xbad, Destination { address: to, protocol: protocol::TCP, port: SSH }, mallory.source);
+        let elsewhere = |change: fn(&mut Forgery)| {
+            let mut forgery = right;
+            change(&mut forgery);
+            forgery
+        };
+        let kinds = [
+            ("forged", right, DropReason::BadTag),
+            ("expired", elsewhere(|forgery| forgery.header.expires = now() - 1), DropReason::Expired),
+            ("wrong port", elsewhere(|forgery| forgery.to.port = ECHO), DropReason::BadTag),
+            ("wrong host", elsewhere(|f| f.to.address = IpAddr::from([192, 0, 2, 10])), DropReason::BadTag),
+            ("stale (made 2 minutes ago)", elsewhere(|forgery| forgery.time = now() - 120), DropReason::ClockSkew),
+        ];
+        for (kind, (name, forgery, reason)) in kinds.into_iter().enumerate() {
+            let mut frames = Vec::new();
+            for number in 0..MANY {
+                let mut block = mint.block(&forgery)?;
+                if name == "forged" {
+                    // Everything right but for one bit of the tag.
+                    block[39] ^= 1;
+                }
+                let port = 3000 + kind as u16 * MANY + number;
+                frames.push(mallory.syn(port, to, SSH).payload(&block).frame());
+            }
+            self.attempt(world, &mallory, &format!("{name} tokens"), reason, &frames)?;
+        }
+        Ok(())
+    }
+
+    /// The token that alice's SYN carried past mallory's eyes.
+    pub fn replay(&mut self, world: &World) -> Result<()> {
+        self.step(format!("Mallory has seen alice's SYN on the way and sends its token {MANY} times"));
+        let echo = SocketAddr::new(FRONT4.parse()?, ECHO);
+        let on_path = Port::open(&world.network.internet, "home")?;
+        let _flow = call(&world.network.alice, echo, SOON)?;
+        let captured = on_path.receive(SOON, |frame| {
+            let seen = Seen::frame(frame)?;
+            (seen.destination == echo.ip() && seen.tcp?.flags & 0x12 == 0x02).then_some(seen.payload)
+        });
+        let captured = captured.context("alice's SYN was not seen on the way")?;
+        println!("   captured from {PUBLIC4}: {}…", hex::encode(&captured[..captured.len().min(24)]));
+        let mallory = Outsider::new(&world.network, Place::Home, false)?;
+        let frame = |number| mallory.syn(6000 + number, echo.ip(), ECHO).payload(&captured).frame();
+        let frames: Vec<_> = (0..MANY).map(frame).collect();
+        self.attempt(world, &mallory, "alice's token, replayed", DropReason::Replayed, &frames)
+    }
+
+    fn attempt(
+        &mut self,
+        world: &World,
+        mallory: &Outsider,
+        what: &str,
+        reason: DropReason,
+        frames: &[Vec<u8>],
+    ) -> Result<()> {
+        let to: IpAddr = FRONT4.parse()?;
+        let before = world.verifier.counters()?;
+        for frame in frames {
+            mallory.send(frame)?;
+        }
+        let wanted = frames.len() as u64;
+        let mut dropped = 0;
+        let _ = poll(SOON, || {
+            dropped = world.verifier.counters().map_or(0, |now| now.dropped(reason) - before.dropped(reason));
+            dropped >= wanted
+        });
+        let (back, through) = (mallory.came_back(to, Duration::from_millis(100)).len(), mallory.got_through(to).len());
+        let expected = format!("{wanted} dropped ({reason}), 0 admitted, 0 answers");
+        let seen = format!("{dropped} dropped ({reason}), {through} admitted, {back} answers");
+        let same = expected == seen;
+        self.table.row(what, &expected, seen, same);
+        Ok(())
+    }
+
+    /// Who is behind a connection.
+    pub fn whois(&mut self, world: &World) -> Result<()> {
+        self.step("Who is behind a connection? The verifier knows, though the address is shared");
+        let words = ["echo client $SSH_CONNECTION; sleep 60"];
+        let command = world.services.sshd.client(&world.network.alice, FRONT4.parse()?, &words);
+        let mut session = world.network.alice.start(command)?;
+        session.wait_for("client ", SOON)?;
+        let log = session.log();
+        let mut said = log.split_whitespace().skip_while(|word| *word != "client").skip(1);
+        let client = said.next().zip(said.next()).context("sshd names no client")?;
+        let client: SocketAddr = format!("{}:{}", client.0, client.1).parse()?;
+        let flows = world.verifier.whois(client)?;
+        let word = |key: &str| flows[0][key].as_str().unwrap_or("nobody").to_owned();
+        let seen = format!("{client} is {} on {} ({})", word("person"), word("device"), word("rule"));
+        self.table.row("whois of an ssh session", "alice on laptop", seen, word("person") == "alice");
+        Ok(())
+    }
+
+    /// What the way costs once a flow is admitted: the same network without Vouchsafe takes turns with ours.
+    pub fn throughput(&mut self, world: &World, time: Duration) -> Result<()> {
+        self.step("What it costs to be admitted: copying to the server, with and without Vouchsafe, in turns");
+        let plain = Network::new(self.way)?;
+        // What a verifier's XDP program does to a virtual cable: it carries packets of 1500 bytes, as real cables do,
+        // instead of heaps of 64 KB, and the receiver joins them.
+        plain.internet.offload("dc", "tso", false)?;
+        plain.server.offload("eth0", "gro", true)?;
+        let (mut without, mut beside, mut with) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..TURNS {
+            without.push(measure(&plain, DARK4, time)?);
+            beside.push(measure(&world.network, OPEN4, time)?);
+            with.push(measure(&world.network, DARK4, time)?);
+        }
+        let [without, beside, with] = [without, beside, with].map(median);
+        println!("   without Vouchsafe                           {without:6.0} Mbit/s");
+        println!("   through the verifier, address not protected {beside:6.0} Mbit/s");
+        println!("   through the verifier, flow admitted         {with:6.0} Mbit/s");
+        println!(
+            "   A virtual cable copies each packet for any XDP program; real network cards don't. This machine's cores"
+        );
+        println!("   are the limit of all three. `make bench` measures with care.");
+        let (of_plain, of_beside) = (with / without * 100.0, with / beside * 100.0);
+        let seen = format!("{of_plain:.0} % of the plain path, {of_beside:.0} % of the unprotected address");
+        self.table.row("throughput of an admitted flow", "(figures, no bound)", seen, true);
+        Ok(())
+    }
+
+    /// The end of a grant.
+    pub fn revocation(&mut self, world: &World) -> Result<()> {
+        self.step("Alice's access is revoked while she is connected");
+        let echo = SocketAddr::new(FRONT4.parse()?, ECHO);
+        let mut flow = call(&world.network.alice, echo, SOON)?;
+        flow.set_read_timeout(Some(Duration::from_millis(200)))?;
+        let began = Instant::now();
+        let (said, cut, last) = thread::scope(|scope| -> Result<_> {
+            let talk = scope.spawn(|| {
+                let mut last = Duration::ZERO;
+                let cut = poll(SOON, || {
+                    let asked = began.elapsed();
+                    let dead = exchange(&mut flow).is_err();
+                    if !dead {
+                        last = asked;
+                    }
+                    dead
+                });
+                (cut, last)
+            });
+            let said = world.authority.revoke("alice")?;
+            let (cut, last) = talk.join().ok().context("alice's thread panicked")?;
+            Ok((said, cut, last))
+        })?;
+        println!("   {}", said.trim());
+        let seen = if cut {
+            format!("cut {} ms after the command was given", last.as_millis())
+        } else {
+            "lives on".to_owned()
+        };
+        self.table.row("alice's connection after it", "cut within 1000 ms", seen, cut && last < Duration::from_secs(1));
+        let again = call(&world.network.alice, echo, QUIET).is_ok();
+        let seen = if again { "connects" } else { "times out" };
+        self.table.row("alice's next connection", "times out", seen, !again);
+        Ok(())
+    }
+}
+
+/// The names of the probes of sshd's port that were answered.
+fn scan(network: &Network, place: Place) -> Result<Vec<String>> {
+    let outsider = Outsider::new(network, place, false)?;
+    let target = Target {
+        address: FRONT4.parse()?,
+        port: SSH,
+        protocol: Some(protocol::TCP),
+        source: outsider.source,
+        macs: outsider.macs(),
+        whole_host: false,
+    };
+    let findings = watch::run(outsider.port(), &target, QUIET)?;
+    println!("   {} probes from {}", findings.len(), outsider.shown);
+    Ok(watch::answered(&findings).map(|finding| finding.name.clone()).collect())
+}
+
+fn answers(heard: &[String]) -> String {
+    match heard {
+        [] => "nothing comes back".to_owned(),
+        [first, ..] => format!("{} answers, one to {first}", heard.len()),
+    }
+}
+
+fn ssh(sshd: &Sshd, client: &Namespace, words: &str) -> Result<(bool, String)> {
+    let mut command: Command = sshd.client(client, FRONT4.parse()?, &[words]);
+    let output = command.stdin(std::process::Stdio::null()).output()?;
+    Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).trim().to_owned()))
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// Megabits in a second from alice to the server's address `to`.
+fn measure(network: &Network, to: &str, time: Duration) -> Result<f64> {
+    let sink = Sink::start(&network.server, SINK)?;
+    let rate = Transfer::start(&network.alice, (to.parse::<IpAddr>()?, SINK).into(), time, None)?.finish()?;
+    anyhow::ensure!(sink.taken() == rate.bytes, "{} of {} bytes arrived", sink.taken(), rate.bytes);
+    Ok(rate.megabits())
+}

@@ -1,0 +1,51 @@
+//! Expected and seen.
+
+use std::fmt;
+
+/// One row per claim.
+#[derive(Default)]
+pub struct Table(Vec<Row>);
+
+struct Row {
+    what: String,
+    expected: String,
+    seen: String,
+    same: bool,
+}
+
+impl Table {
+    /// Adds a row; `same` says whether what was seen is what was expected.
+    pub fn row(&mut self, what: &str, expected: &str, seen: impl fmt::Display, same: bool) {
+        let seen = seen.to_string();
+        println!("   {} {seen}", if same { "->" } else { "NOT AS EXPECTED:" });
+        self.0.push(Row { what: what.to_owned(), expected: expected.to_owned(), seen, same });
+    }
+
+    /// Whether every row is as expected.
+    pub fn all_as_expected(&self) -> bool {
+        !self.0.is_empty() && self.0.iter().all(|row| row.same)
+    }
+
+    /// One line.
+    pub fn verdict(&self) -> String {
+        match self.0.iter().filter(|row| !row.same).count() {
+            0 => format!("All {} as expected,", self.0.len()),
+            wrong => format!("{wrong} of {} NOT as expected,", self.0.len()),
+        }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = |text: fn(&Row) -> &str, head: &str| {
+            self.0.iter().map(|row| text(row).chars().count()).chain([head.len()]).max().unwrap_or_default()
+        };
+        let (what, expected) = (width(|row| &row.what, "WHAT"), width(|row| &row.expected, "EXPECTED"));
+        writeln!(f, "    {:what$}  {:expected$}  SEEN", "WHAT", "EXPECTED")?;
+        for row in &self.0 {
+            let mark = if row.same { "ok" } else { "NO" };
+            writeln!(f, "{mark}  {:what$}  {:expected$}  {}", row.what, row.expected, row.seen)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,230 @@
+//! Real services: OpenSSH's sshd, and an echo over TCP and UDP that counts who came.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::net::Namespace;
+use crate::process::{self, Process};
+
+/// How often a thread looks whether it shall end.
+const TICK: Duration = Duration::from_millis(50);
+
+/// A running sshd on port 22, and a key that opens it.
+pub struct Sshd {
+    process: Process,
+    dir: PathBuf,
+}
+
+impl Sshd {
+    /// Starts one in `namespace`; root may log in with the key.
+    pub fn start(namespace: &Namespace) -> Result<Self> {
+        let dir = namespace.dir().join("sshd");
+        fs::create_dir_all(&dir)?;
+        for name in ["host", "client"] {
+            let key = dir.join(name);
+            process::output(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(key))?;
+        }
+        let shown = dir.display();
+        let config = format!(
+            "Port 22\nHostKey {shown}/host\nAuthorizedKeysFile {shown}/client.pub\nPidFile none\nUsePAM yes\n\
+             StrictModes no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n\
+             PrintMotd no\nPrintLastLog no\nUseDNS no\n"
+        );
+        let file = dir.join("config");
+        fs::write(&file, config)?;
+        // Where sshd puts its unprivileged half; packages make it at boot.
+        fs::create_dir_all("/run/sshd").context("/run/sshd")?;
+        let mut command = namespace.command("/usr/sbin/sshd");
+        command.args(["-D", "-e", "-f"]).arg(&file);
+        let mut process = namespace.start(command)?;
+        process.wait_for("Server listening on :: port 22", Duration::from_secs(10))?;
+        Ok(Self { process, dir })
+    }
+
+    /// `ssh`, ready to be started in `client`, to run `words` at `host`.
+    pub fn client(&self, client: &Namespace, host: IpAddr, words: &[&str]) -> Command {
+        let mut command = client.command("ssh");
+        command.args(["-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR"]);
+        command.args(["-o", "UserKnownHostsFile=/dev/null", "-o", "ConnectTimeout=5", "-i"]);
+        command.arg(self.dir.join("client")).arg(format!("root@{host}")).args(words);
+        command
+    }
+
+    /// What it has written.
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+}
+
+/// Counts of one [`Echo`].
+#[derive(Default)]
+struct Seen {
+    tcp: AtomicU64,
+    udp: AtomicU64,
+    clients: Mutex<BTreeSet<IpAddr>>,
+}
+
+/// An echo service; ends when dropped.
+pub struct Echo {
+    seen: Arc<Seen>,
+    end: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Echo {
+    /// Answers on TCP and UDP `port` of every address of `namespace`.
+    pub fn start(namespace: &Namespace, port: u16) -> Result<Self> {
+        let (seen, end) = (Arc::new(Seen::default()), Arc::new(AtomicBool::new(false)));
+        let tcp = namespace.enter(|| listener(port)).context("echo over TCP")?;
+        tcp.set_nonblocking(true)?;
+        let mut echo = Self { seen, end, threads: Vec::new() };
+        echo.spawn(move |seen, end| accept(&tcp, seen, end));
+        // One socket per address, so that answers leave from the one that was asked.
+        let addresses = namespace.run(["ip", "-o", "address", "show", "scope", "global"])?;
+        for address in addresses.lines().filter_map(|line| line.split_whitespace().nth(3)) {
+            let address: IpAddr = address.split('/').next().unwrap_or(address).parse()?;
+            let socket = namespace.enter(|| UdpSocket::bind((address, port))).context("echo over UDP")?;
+            socket.set_read_timeout(Some(TICK))?;
+            echo.spawn(move |seen, end| answer(&socket, seen, end));
+        }
+        Ok(echo)
+    }
+
+    /// TCP connections accepted.
+    pub fn connections(&self) -> u64 {
+        self.seen.tcp.load(Relaxed)
+    }
+
+    /// Datagrams received.
+    pub fn datagrams(&self) -> u64 {
+        self.seen.udp.load(Relaxed)
+    }
+
+    /// The addresses of all who came, by either.
+    pub fn clients(&self) -> BTreeSet<IpAddr> {
+        self.seen.clients.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn spawn(&mut self, work: impl FnOnce(&Arc<Seen>, &Arc<AtomicBool>) + Send + 'static) {
+        let (seen, end) = (self.seen.clone(), self.end.clone());
+        self.threads.push(thread::spawn(move || work(&seen, &end)));
+    }
+}
+
+impl Drop for Echo {
+    fn drop(&mut self) {
+        self.end.store(true, Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A listener with room for a burst of connections; the standard library's has 128 places.
+fn listener(port: u16) -> Result<TcpListener> {
+    use nix::sys::socket::{Backlog, listen};
+    let listener = TcpListener::bind(("::", port))?;
+    listen(&listener, Backlog::new(4096)?)?;
+    Ok(listener)
+}
+
+fn accept(listener: &TcpListener, seen: &Arc<Seen>, end: &Arc<AtomicBool>) {
+    let mut open: Vec<JoinHandle<()>> = Vec::new();
+    while !end.load(Relaxed) {
+        match listener.accept() {
+            Ok((stream, peer)) => {
+                seen.tcp.fetch_add(1, Relaxed);
+                came(seen, peer);
+                let end = end.clone();
+                open.retain(|thread| !thread.is_finished());
+                open.push(thread::spawn(move || drop(converse(stream, &end))));
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
+            Err(_) => break,
+        }
+    }
+    open.into_iter().for_each(|thread| drop(thread.join()));
+}
+
+fn converse(mut stream: TcpStream, end: &AtomicBool) -> std::io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(TICK))?;
+    stream.set_write_timeout(Some(Duration::from_secs(5)))?;
+    stream.set_nodelay(true)?;
+    let mut buffer = vec![0; 64 * 1024];
+    while !end.load(Relaxed) {
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(size) => stream.write_all(&buffer[..size])?,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn answer(socket: &UdpSocket, seen: &Arc<Seen>, end: &AtomicBool) {
+    let mut buffer = vec![0; 64 * 1024];
+    while !end.load(Relaxed) {
+        if let Ok((size, peer)) = socket.recv_from(&mut buffer) {
+            seen.udp.fetch_add(1, Relaxed);
+            came(seen, peer);
+            let _ = socket.send_to(&buffer[..size], peer);
+        }
+    }
+}
+
+fn came(seen: &Seen, peer: SocketAddr) {
+    seen.clients.lock().unwrap_or_else(PoisonError::into_inner).insert(peer.ip().to_canonical());
+}
+
+/// Connects, says something, and wants to hear it back; the time `within` is for each step.
+pub fn dial(to: SocketAddr, within: Duration) -> Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&to, within).with_context(|| format!("to {to}"))?;
+    stream.set_read_timeout(Some(within))?;
+    stream.set_nodelay(true)?;
+    exchange(&mut stream)?;
+    Ok(stream)
+}
+
+/// [`dial`] from `client`.
+pub fn call(client: &Namespace, to: SocketAddr, within: Duration) -> Result<TcpStream> {
+    client.enter(|| dial(to, within))
+}
+
+/// Says something on an open connection to an [`Echo`] and wants to hear it back.
+pub fn exchange(stream: &mut TcpStream) -> Result<()> {
+    const WORDS: &[u8] = b"are you there?";
+    let mut heard = [0; WORDS.len()];
+    stream.write_all(WORDS)?;
+    stream.read_exact(&mut heard)?;
+    ensure!(heard == WORDS, "heard something else");
+    Ok(())
+}
+
+/// Sends one datagram from a new socket on `port` (0: any) and waits for its echo.
+pub fn send(port: u16, to: SocketAddr, within: Duration) -> Result<()> {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, port))?;
+    socket.set_read_timeout(Some(within))?;
+    socket.send_to(b"ping", to)?;
+    let mut heard = [0; 64];
+    let (size, from) = socket.recv_from(&mut heard).with_context(|| format!("no answer from {to}"))?;
+    ensure!(&heard[..size] == b"ping" && from == to, "heard something else");
+    Ok(())
+}
+
+/// [`send`] from any port of `client`.
+pub fn ask(client: &Namespace, to: SocketAddr, within: Duration) -> Result<()> {
+    client.enter(|| send(0, to, within))
+}

@@ -1,0 +1,126 @@
+//! Bulk transfers over TCP, with and without a brake.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::net::Namespace;
+
+const CHUNK: usize = 128 * 1024;
+/// How long either side waits for the other before it gives up.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A server that takes what one client at a time sends, and counts it. Ends when dropped.
+pub struct Sink {
+    taken: Arc<AtomicU64>,
+    end: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sink {
+    /// Listens on TCP `port` of every address of `namespace`.
+    pub fn start(namespace: &Namespace, port: u16) -> Result<Self> {
+        let listener = namespace.enter(|| TcpListener::bind(("::", port))).context("sink")?;
+        listener.set_nonblocking(true)?;
+        let (taken, end) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let thread = thread::spawn({
+            let (taken, end) = (taken.clone(), end.clone());
+            move || {
+                while !end.load(Relaxed) {
+                    match listener.accept() {
+                        Ok((stream, _)) => drop(swallow(stream, &taken, &end)),
+                        Err(_) => thread::sleep(Duration::from_millis(1)),
+                    }
+                }
+            }
+        });
+        Ok(Self { taken, end, thread: Some(thread) })
+    }
+
+    /// Bytes taken so far.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Relaxed)
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.end.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn swallow(mut stream: TcpStream, taken: &AtomicU64, end: &AtomicBool) -> std::io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(Duration::from_millis(100)))?;
+    let mut buffer = vec![0; CHUNK];
+    while !end.load(Relaxed) {
+        match stream.read(&mut buffer) {
+            Ok(0) => {
+                // The client waits for this: all has arrived.
+                return stream.write_all(b".");
+            }
+            Ok(size) => drop(taken.fetch_add(size as u64, Relaxed)),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// A transfer that runs beside the caller.
+pub struct Transfer(JoinHandle<Result<Rate>>);
+
+/// What a transfer moved.
+#[derive(Clone, Copy, Debug)]
+pub struct Rate {
+    /// Bytes that arrived.
+    pub bytes: u64,
+    /// From the first byte until the last has arrived.
+    pub time: Duration,
+}
+
+impl Rate {
+    /// Megabits in a second.
+    pub fn megabits(&self) -> f64 {
+        self.bytes as f64 * 8e-6 / self.time.as_secs_f64()
+    }
+}
+
+impl Transfer {
+    /// Sends from `client` to a [`Sink`] for as long as `time`; at most `per_second` bytes if that is given.
+    pub fn start(client: &Namespace, to: SocketAddr, time: Duration, per_second: Option<u64>) -> Result<Self> {
+        let stream = client.enter(|| TcpStream::connect_timeout(&to, PATIENCE)).with_context(|| format!("to {to}"))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self(thread::spawn(move || pour(stream, time, per_second))))
+    }
+
+    /// Waits for its end.
+    pub fn finish(self) -> Result<Rate> {
+        self.0.join().ok().context("the transfer panicked")?
+    }
+}
+
+fn pour(mut stream: TcpStream, time: Duration, per_second: Option<u64>) -> Result<Rate> {
+    let (chunk, began, mut bytes) = (vec![0x5a; CHUNK], Instant::now(), 0);
+    while began.elapsed() < time {
+        stream.write_all(&chunk).context("sending")?;
+        bytes += chunk.len() as u64;
+        if let Some(per_second) = per_second {
+            let due = Duration::from_secs_f64(bytes as f64 / per_second as f64);
+            thread::sleep(due.saturating_sub(began.elapsed()));
+        }
+    }
+    stream.shutdown(std::net::Shutdown::Write)?;
+    let mut last = [0];
+    ensure!(stream.read(&mut last).context("waiting for the last byte")? == 1, "cut before the last byte");
+    Ok(Rate { bytes, time: began.elapsed() })
+}

@@ -1,0 +1,140 @@
+//! What comes of probes: sent through a port, and everything that has to do with them heard at another.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::forge::protocol;
+use crate::port::Port;
+use crate::probe::{Probe, Target, suite};
+use crate::seen::Seen;
+
+/// Between two probes, so that none is lost in a queue on the way.
+const PACE: Duration = Duration::from_micros(500);
+
+/// One probe, and what came of it.
+#[derive(Clone, Debug)]
+pub struct Finding {
+    /// The probe's name.
+    pub name: String,
+    /// What the target sent back, one line per packet.
+    pub answers: Vec<String>,
+    /// ICMP errors that somebody else sent about the probe: routers on the way, or a gateway before the target.
+    pub remarks: Vec<String>,
+}
+
+/// What findings come to.
+pub fn answered(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
+    findings.iter().filter(|finding| !finding.answers.is_empty())
+}
+
+/// Sends the suite out of `port` and says for each probe what came back at `port`; listens for `patience` at the end.
+pub fn run(port: &Port, target: &Target, patience: Duration) -> Result<Vec<Finding>> {
+    let probes = suite(target);
+    for probe in &probes {
+        for frame in &probe.frames {
+            // A cable's own limits (a frame without its IP header, for instance) are not the target's doing.
+            let _ = port.send(frame);
+        }
+        std::thread::sleep(PACE);
+    }
+    let name = |probe: Probe| Finding { name: probe.name.clone(), answers: Vec::new(), remarks: Vec::new() };
+    let mut findings: Vec<_> = probes.iter().cloned().map(name).collect();
+    findings.push(Finding { name: "any of these".into(), answers: Vec::new(), remarks: Vec::new() });
+    port.receive(patience, |frame| {
+        let seen = Seen::frame(frame).filter(|seen| seen.destination == target.source)?;
+        let index = cause(target, &probes, &seen)?;
+        let finding = &mut findings[index.unwrap_or(probes.len())];
+        if seen.source == target.address { &mut finding.answers } else { &mut finding.remarks }.push(words(&seen));
+        None::<()>
+    });
+    findings.pop_if(|others| others.answers.is_empty() && others.remarks.is_empty());
+    Ok(findings)
+}
+
+/// Which probe a packet has to do with, if any; the inner `None`: with one of them, but none knows which.
+fn cause(target: &Target, probes: &[Probe], seen: &Seen) -> Option<Option<usize>> {
+    if seen.is_neighbour_discovery() {
+        return None;
+    }
+    let from_port = |port: u16, protocol: u8| {
+        let right = probes.iter().position(|probe| (probe.source_port, probe.protocol) == (port, protocol));
+        right.or_else(|| probes.iter().position(|probe| probe.source_port == port))
+    };
+    if let Some(quoted) = seen.quoted() {
+        let ours = quoted.destination == target.address;
+        return ours.then(|| quoted.source_port.and_then(|port| from_port(port, quoted.protocol)));
+    }
+    if seen.source != target.address {
+        return None;
+    }
+    match seen.ports {
+        // Another port is another conversation's.
+        Some((_, port)) => from_port(port, seen.protocol).map(Some),
+        None => Some(None),
+    }
+}
+
+/// What of the suite has come to `port`, behind a verifier: what that let through. Opened before the probes left.
+pub fn came_through(port: &Port, target: &Target) -> Vec<String> {
+    let mut through = Vec::new();
+    let probes = suite(target);
+    port.receive(Duration::ZERO, |frame| {
+        let seen = Seen::frame(frame)?;
+        let is_probe = seen.ports.is_none_or(|(port, _)| probes.iter().any(|probe| probe.source_port == port));
+        if seen.source == target.source
+            && seen.destination == target.address
+            && is_probe
+            && !seen.is_neighbour_discovery()
+        {
+            through.push(words(&seen));
+        }
+        None::<()>
+    });
+    through
+}
+
+/// A packet in one line.
+pub fn words(seen: &Seen) -> String {
+    let what = match (seen.protocol, seen.icmp, &seen.tcp) {
+        (_, Some((kind, code)), _) => format!("ICMP {kind}/{code}"),
+        (_, _, Some(tcp)) => format!("TCP {} to {} flags {:#04x}", tcp.source, tcp.destination, tcp.flags),
+        (protocol::UDP, _, _) => seen.ports.map_or("UDP".into(), |(from, to)| format!("UDP {from} to {to}")),
+        (number, _, _) => format!("protocol {number}"),
+    };
+    format!("{what} from {} ({} bytes of payload)", seen.source, seen.payload.len())
+}
+
+/// What an ICMP error is about.
+pub struct Quoted {
+    /// Who sent what the error is about.
+    pub source_port: Option<u16>,
+    /// Where that went.
+    pub destination: IpAddr,
+    /// What it was; what follows IPv6's first header, if there are more.
+    pub protocol: u8,
+}
+
+impl Seen {
+    /// Whether it is one of IPv6's neighbour discovery, without which nobody is reached at all.
+    pub fn is_neighbour_discovery(&self) -> bool {
+        self.protocol == protocol::ICMPV6 && self.icmp.is_some_and(|(kind, _)| (133..=137).contains(&kind))
+    }
+
+    /// The beginning of the packet that an ICMP error quotes.
+    pub fn quoted(&self) -> Option<Quoted> {
+        let (kind, _) = self.icmp?;
+        let six = self.source.is_ipv6();
+        let is_error = if six { (1..=4).contains(&kind) } else { matches!(kind, 3 | 4 | 11 | 12) };
+        let quote = Some(&self.payload).filter(|_| is_error)?;
+        let (header, destination) = if six {
+            (40, IpAddr::from(<[u8; 16]>::try_from(quote.get(24..40)?).ok()?))
+        } else {
+            (usize::from(quote.first()? & 15) * 4, IpAddr::from(<[u8; 4]>::try_from(quote.get(16..20)?).ok()?))
+        };
+        let port = quote.get(header..header + 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
+        let protocol = *quote.get(if six { 6 } else { 9 })?;
+        Some(Quoted { source_port: port, destination, protocol })
+    }
+}

@@ -1,0 +1,190 @@
+//! The standard world: Alice and Mallory behind one router, an authority, a server with a verifier in front of it.
+//!
+//! ```text
+//! alice ──┐                       ┌── server: verifier on eth0; sshd, echo
+//!         router ── internet ─────┤
+//! mallory ┘                       └── authority
+//! ```
+//!
+//! Everything in it is the real thing: the `vouchsafe` binary, kernels' network stacks, sshd. It goes when dropped.
+
+mod agent;
+mod authority;
+mod network;
+mod verifier;
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+pub use agent::Agent;
+pub use authority::Authority;
+pub use network::{
+    AUTHORITY, DARK4, DARK6, FRONT4, FRONT6, INSIDE4, Network, OPEN4, OPEN6, PUBLIC4, PUBLIC6, Way, in_family,
+};
+pub use verifier::{ID as VERIFIER, Verifier};
+
+use crate::service::{Echo, Sshd};
+
+/// How long anything that must come may take on a busy machine.
+pub const SOON: Duration = Duration::from_secs(20);
+/// TCP port of sshd.
+pub const SSH: u16 = 22;
+/// TCP and UDP port of the echo service.
+pub const ECHO: u16 = 7;
+
+/// The rules of the standard world. `LIFETIME` is that of Alice's grants for the front.
+const POLICY: &str = r#"
+[groups]
+staff = ["alice"]
+
+[[receivers]]
+name = "front"
+address = ["FRONT4", "FRONT6"]
+services = ["tcp/22", "tcp/7", "udp/7"]
+verifier = "edge"
+
+[[receivers]]
+name = "dark"
+address = ["DARK4", "DARK6"]
+services = "all"
+verifier = "edge"
+
+[[rules]]
+name = "staff may use the front"
+action = "allow"
+who = "group:staff"
+to = "front"
+lifetime = "LIFETIME"
+
+[[rules]]
+name = "staff may use the dark host"
+action = "allow"
+who = "group:staff"
+to = "dark"
+"#;
+
+/// The standard world, running. Fields are in the order in which they end.
+pub struct World {
+    /// Alice's agent.
+    pub agent: Agent,
+    /// The verifier in front of the server.
+    pub verifier: Verifier,
+    /// The authority.
+    pub authority: Authority,
+    /// What answers on the server.
+    pub services: Services,
+    /// Namespaces and cables.
+    pub network: Network,
+}
+
+/// What answers on the server, on every address.
+pub struct Services {
+    /// sshd on [`SSH`].
+    pub sshd: Sshd,
+    /// TCP and UDP echo on [`ECHO`].
+    pub echo: Echo,
+}
+
+impl Services {
+    /// Starts them.
+    pub fn start(network: &Network) -> Result<Self> {
+        Ok(Self { sshd: Sshd::start(&network.server)?, echo: Echo::start(&network.server, ECHO)? })
+    }
+}
+
+impl World {
+    /// Everything up, Alice logged in. Her grants live five minutes.
+    pub fn new(way: Way) -> Result<Self> {
+        Self::with_lifetime(way, "5m")
+    }
+
+    /// The same with grants for the front that live this long (`10s` at least).
+    pub fn with_lifetime(way: Way, lifetime: &str) -> Result<Self> {
+        let network = Network::new(way)?;
+        let services = Services::start(&network)?;
+        let world = Self::around(network, services, lifetime)?;
+        world.agent.login(&world.authority, "alice")?;
+        Ok(world)
+    }
+
+    /// Puts authority, verifier and agent into a network whose services run; nobody is logged in.
+    pub fn around(network: Network, services: Services, lifetime: &str) -> Result<Self> {
+        let authority = Authority::start(&network.authority, &policy(lifetime))?;
+        let verifier = Verifier::start(&network.server, &authority)?;
+        let agent = Agent::start(&network.alice)?;
+        Ok(Self { agent, verifier, authority, services, network })
+    }
+}
+
+/// The standard policy with grants for the front that live this long.
+pub fn policy(lifetime: &str) -> String {
+    let values = [("FRONT4", FRONT4), ("FRONT6", FRONT6), ("DARK4", DARK4), ("DARK6", DARK6), ("LIFETIME", lifetime)];
+    values.iter().fold(POLICY.to_owned(), |text, (name, value)| text.replace(name, value))
+}
+
+/// Kernel state of one daemon, told apart from everybody else's; unpinned when dropped.
+struct Instance {
+    role: &'static str,
+    name: String,
+}
+
+const PINS: &str = "/sys/fs/bpf/vouchsafe";
+
+impl Instance {
+    fn new(role: &'static str) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        sweep_pins();
+        Self { role, name: format!("lab-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)) }
+    }
+
+    fn pins(&self) -> PathBuf {
+        PathBuf::from(PINS).join(format!("{}-{}", self.role, self.name))
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        let pins = self.pins();
+        if pins.exists()
+            && let Err(error) = std::fs::remove_dir_all(&pins)
+        {
+            eprintln!("lab: {}: {error}", pins.display());
+        }
+    }
+}
+
+/// Removes what test processes pinned that ended without a chance to.
+fn sweep_pins() {
+    for entry in std::fs::read_dir(PINS).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.split_once("-lab-").and_then(|(_, rest)| rest.split('-').next()?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Runs a `vouchsafe` command, whose input is this process's unless set; exit code 1 (the answer is no) is not an error.
+fn ask(command: &mut Command) -> Result<Output> {
+    let output = command.output().with_context(|| format!("could not start {command:?}"))?;
+    match output.status.code() {
+        Some(0 | 1) => Ok(output),
+        _ => bail!("{command:?}: {}\n{}{}", output.status, text(&output.stdout), text(&output.stderr)),
+    }
+}
+
+/// Runs a `vouchsafe` command that prints JSON.
+fn ask_json(command: &mut Command) -> Result<Value> {
+    let output = ask(command)?;
+    let read = serde_json::from_slice(&output.stdout);
+    read.with_context(|| format!("{command:?} printed no JSON:\n{}{}", text(&output.stdout), text(&output.stderr)))
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}

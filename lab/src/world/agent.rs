@@ -1,0 +1,95 @@
+//! Alice's agent.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::authority::answer;
+use super::{Authority, Instance, SOON, ask_json};
+use crate::net::Namespace;
+use crate::poll;
+use crate::process::Process;
+
+/// An agent daemon on `eth0` of a namespace. Its kernel programs go on when the daemon doesn't.
+pub struct Agent {
+    process: Option<Process>,
+    instance: Instance,
+    net: PathBuf,
+    dir: PathBuf,
+}
+
+impl Agent {
+    /// Runs one; nobody is logged in.
+    pub fn start(namespace: &Namespace) -> Result<Self> {
+        let dir = namespace.dir().join("agent-state");
+        let mut this = Self { process: None, instance: Instance::new("agent"), net: namespace.path(), dir };
+        this.run()?;
+        Ok(this)
+    }
+
+    /// Runs the daemon (again) and waits until it answers.
+    pub fn run(&mut self) -> Result<()> {
+        let mut command = self.command("run");
+        command.args(["--instance", &self.instance.name, "--interface", "eth0", "--dir"]).arg(&self.dir);
+        let logs = self.dir.parent().context("a folder in the namespace's")?;
+        let mut process = Process::start(command, logs)?;
+        let up = poll(SOON, || process.exit().is_some() || self.status().is_ok());
+        ensure!(up && process.exit().is_none(), "the agent does not run:\n{}", process.log());
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// Logs this process's user in as `person`, and waits until the agent knows what is protected.
+    pub fn login(&self, authority: &Authority, person: &str) -> Result<()> {
+        let (done, text) = self.try_login(authority, person)?;
+        ensure!(done, "{person} can't log in: {text}");
+        let knows = |status: Value| status["session"]["destinations"].as_array().is_some_and(|list| !list.is_empty());
+        ensure!(poll(SOON, || self.status().is_ok_and(knows)), "{person} has no destinations");
+        Ok(())
+    }
+
+    /// Tries to log in with the password that the authority's accounts have; whether that went well, and what was said.
+    pub fn try_login(&self, authority: &Authority, person: &str) -> Result<(bool, String)> {
+        let mut command = self.command("login");
+        command.args(["--authority", &authority.url(), "--user", person, "--device", "laptop", "--password-stdin"]);
+        command.arg("--ca").arg(authority.ca()).stdin(File::open(authority.password_file())?);
+        answer(&mut command)
+    }
+
+    /// Logs out.
+    pub fn logout(&self) -> Result<()> {
+        answer(&mut self.command("logout")).map(drop)
+    }
+
+    /// Kills the daemon without a warning.
+    pub fn kill(&mut self) -> Result<()> {
+        let mut process = self.process.take().context("no agent runs")?;
+        process.signal(Signal::SIGKILL)?;
+        process.wait(SOON).map(drop)
+    }
+
+    /// `vouchsafe agent status`.
+    pub fn status(&self) -> Result<Value> {
+        ask_json(self.command("status").arg("--json"))
+    }
+
+    /// The grants held.
+    pub fn grants(&self) -> Result<Value> {
+        let mut command = self.command("grants list");
+        ask_json(command.arg("--json"))
+    }
+
+    fn command(&self, word: &str) -> Command {
+        let mut net = OsString::from("--net=");
+        net.push(&self.net);
+        let mut command = Command::new("nsenter");
+        command.arg(net).arg("--").arg(crate::vouchsafe()).arg("agent").args(word.split(' ')).arg("--socket");
+        command.arg(self.dir.with_file_name("agent.sock"));
+        command
+    }
+}

@@ -1,0 +1,110 @@
+//! Namespaces and cables of the standard world.
+
+use std::net::IpAddr;
+
+use anyhow::Result;
+
+use crate::nat::nat;
+use crate::net::{Namespace, veth};
+
+/// The server's protected addresses of which only some services are protected.
+pub const FRONT4: &str = "192.0.2.20";
+/// See [`FRONT4`].
+pub const FRONT6: &str = "2001:db8:2::20";
+/// The server's protected addresses of which everything is.
+pub const DARK4: &str = "192.0.2.10";
+/// See [`DARK4`].
+pub const DARK6: &str = "2001:db8:2::10";
+/// The server's addresses that nobody protects, and by which it calls others.
+pub const OPEN4: &str = "192.0.2.2";
+/// See [`OPEN4`].
+pub const OPEN6: &str = "2001:db8:2::2";
+/// What the Internet sees of Alice and Mallory behind their NAT.
+pub const PUBLIC4: &str = "203.0.113.1";
+/// See [`PUBLIC4`].
+pub const PUBLIC6: &str = "2001:db8:1::1";
+/// Alice's address at home.
+pub const INSIDE4: &str = "10.1.0.1";
+/// Where the authority is.
+pub const AUTHORITY: &str = "198.51.100.10";
+
+/// How clients reach the Internet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// All behind one public address, by a strict NAT.
+    Nat,
+    /// Each with its own address, unchanged on the way.
+    Direct,
+}
+
+/// Namespaces and cables. Each client's device is `eth0`; so is the server's and the authority's.
+pub struct Network {
+    /// Who may.
+    pub alice: Namespace,
+    /// Who may not.
+    pub mallory: Namespace,
+    /// Their home router: `alice`, `mallory` inside, `wan` outside.
+    pub router: Namespace,
+    /// A router that only forwards: `home`, `dc` (the server's cable), `auth`.
+    pub internet: Namespace,
+    /// Where the services are.
+    pub server: Namespace,
+    /// Where the authority is.
+    pub authority: Namespace,
+    /// How clients reach the Internet.
+    pub way: Way,
+}
+
+impl Network {
+    /// Builds it.
+    pub fn new(way: Way) -> Result<Self> {
+        let network = Self {
+            alice: Namespace::new("alice")?,
+            mallory: Namespace::new("mallory")?,
+            router: Namespace::new("router")?,
+            internet: Namespace::new("internet")?,
+            server: Namespace::new("server")?,
+            authority: Namespace::new("authority")?,
+            way,
+        };
+        let Self { alice, mallory, router, internet, server, authority, .. } = &network;
+        for (client, device, four, six) in
+            [(alice, "lan-alice", "10.1.0", "fd01::"), (mallory, "lan-mallory", "10.2.0", "fd02::")]
+        {
+            let (inside, gateway) = (format!("{four}.1/24 {six}1/64"), format!("{four}.254/24 {six}ff/64"));
+            veth(client, "eth0", &inside, router, device, &gateway)?;
+            client.route("default", &format!("{four}.254"))?;
+            client.route("default", &format!("{six}ff"))?;
+        }
+        let public = format!("{PUBLIC4}/24 {PUBLIC6}/64");
+        veth(router, "wan", &public, internet, "home", "203.0.113.254/24 2001:db8:1::ff/64")?;
+        let served = [OPEN4, FRONT4, DARK4].map(|address| format!("{address}/24")).join(" ");
+        let served6 = [OPEN6, FRONT6, DARK6].map(|address| format!("{address}/64")).join(" ");
+        veth(server, "eth0", &format!("{served} {served6}"), internet, "dc", "192.0.2.254/24 2001:db8:2::ff/64")?;
+        veth(authority, "eth0", &format!("{AUTHORITY}/24"), internet, "auth", "198.51.100.254/24")?;
+        for (host, four, six) in
+            [(router, "203.0.113.254", "2001:db8:1::ff"), (server, "192.0.2.254", "2001:db8:2::ff")]
+        {
+            host.route("default", four)?;
+            host.route("default", six)?;
+        }
+        authority.route("default", "198.51.100.254")?;
+        internet.forward()?;
+        match way {
+            Way::Nat => nat(router, "lan-*", "wan")?,
+            Way::Direct => {
+                router.forward()?;
+                for (four, six) in [("10.1.0.0/24", "fd01::/64"), ("10.2.0.0/24", "fd02::/64")] {
+                    internet.route(four, PUBLIC4)?;
+                    internet.route(six, PUBLIC6)?;
+                }
+            }
+        }
+        Ok(network)
+    }
+}
+
+/// `four` or `six` as an address.
+pub fn in_family(six: bool, four: &str, sixth: &str) -> IpAddr {
+    (if six { sixth } else { four }).parse().expect("a constant address")
+}

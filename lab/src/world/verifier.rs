@@ -1,0 +1,153 @@
+//! The verifier of the standard world.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use wire::DropReason;
+
+use super::authority::answer;
+use super::{Authority, Instance, SOON, ask_json};
+use crate::net::Namespace;
+use crate::poll;
+use crate::process::{self, Process};
+
+/// The verifier's id, which its keys derive from.
+pub const ID: &str = "edge";
+
+/// A verifier daemon on `eth0` of a namespace. Its kernel programs go on when the daemon doesn't.
+pub struct Verifier {
+    process: Option<Process>,
+    instance: Instance,
+    net: PathBuf,
+    dir: PathBuf,
+}
+
+impl Verifier {
+    /// Enrols one at `authority` and runs it; when this returns, it protects.
+    pub fn start(namespace: &Namespace, authority: &Authority) -> Result<Self> {
+        Self::start_with(namespace, authority, &[])
+    }
+
+    /// The same with more settings, as flags.
+    pub fn start_with(namespace: &Namespace, authority: &Authority, flags: &[&str]) -> Result<Self> {
+        let dir = namespace.dir().join("verifier-state");
+        let mut this = Self { process: None, instance: Instance::new("verifier"), net: namespace.path(), dir };
+        let code = authority.enrolment_code(ID)?;
+        let mut enrol = this.command("enrol");
+        enrol.arg("--dir").arg(&this.dir).args(["--authority", &authority.url(), "--code", &code, "--ca"]);
+        process::output(enrol.arg(authority.ca()))?;
+        this.run(flags)?;
+        Ok(this)
+    }
+
+    /// Runs the daemon (again), and waits until it protects and hears the authority.
+    pub fn run(&mut self, flags: &[&str]) -> Result<()> {
+        self.launch(flags)?;
+        let mut status = Value::Null;
+        let up = poll(SOON, || {
+            status = self.status().unwrap_or_default();
+            (status["state"] == "protecting" && status["connected"] == true) || self.has_ended()
+        });
+        let log = self.process.as_ref().map(Process::log).unwrap_or_default();
+        ensure!(up && !self.has_ended(), "the verifier does not protect: {status}\n{log}");
+        Ok(())
+    }
+
+    /// Runs the daemon (again) and waits until it protects, whether or not it hears the authority.
+    pub fn run_alone(&mut self) -> Result<()> {
+        self.launch(&[])?;
+        ensure!(poll(SOON, || self.status().is_ok_and(|status| status["state"] == "protecting")), "no protection");
+        Ok(())
+    }
+
+    fn launch(&mut self, flags: &[&str]) -> Result<()> {
+        let mut command = self.daemon_command("run");
+        command.arg("--dir").arg(&self.dir).args(["--interface", "eth0"]).args(flags);
+        let logs = self.dir.parent().context("a folder in the namespace's")?;
+        self.process = Some(Process::start(command, logs)?);
+        Ok(())
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.process.as_mut().is_none_or(|process| process.exit().is_some())
+    }
+
+    /// Kills the daemon without a warning.
+    pub fn kill(&mut self) -> Result<()> {
+        let mut process = self.process.take().context("no verifier runs")?;
+        process.signal(Signal::SIGKILL)?;
+        process.wait(SOON).map(drop)
+    }
+
+    /// `vouchsafe verifier status`.
+    pub fn status(&self) -> Result<Value> {
+        ask_json(self.daemon_command("status").arg("--json"))
+    }
+
+    /// Packets per outcome since protection started.
+    pub fn counters(&self) -> Result<Counters> {
+        let drops = ask_json(self.daemon_command("drops").arg("--json"))?;
+        let lists = [&drops["reasons"], &drops["passed"]];
+        let entries = lists.iter().flat_map(|list| list.as_array().into_iter().flatten());
+        let read = |entry: &Value| Some((entry["name"].as_str()?.to_owned(), entry["packets"].as_u64()?));
+        Ok(Counters(entries.filter_map(read).collect()))
+    }
+
+    /// What `vouchsafe verifier whois` says about a client.
+    pub fn whois(&self, client: SocketAddr) -> Result<Value> {
+        ask_json(self.daemon_command("whois").arg("--json").arg(client.to_string()))
+    }
+
+    /// The admitted flows.
+    pub fn flows(&self) -> Result<Vec<Value>> {
+        let flows = ask_json(self.daemon_command("flows").arg("--json"))?;
+        Ok(flows.as_array().cloned().unwrap_or_default())
+    }
+
+    /// Whether a person would get a grant, and why.
+    pub fn explain_person(&self, person: &str, to: SocketAddr) -> Result<(bool, String)> {
+        answer(self.daemon_command("explain").args(["--person", person, "--to", &to.to_string()]))
+    }
+
+    fn daemon_command(&self, word: &str) -> Command {
+        let mut command = self.command(word);
+        command.args(["--instance", &self.instance.name, "--socket"]).arg(self.dir.with_file_name("verifier.sock"));
+        command
+    }
+
+    fn command(&self, word: &str) -> Command {
+        let mut net = OsString::from("--net=");
+        net.push(&self.net);
+        let mut command = Command::new("nsenter");
+        command.arg(net).arg("--").arg(crate::vouchsafe()).args(["verifier", word]);
+        command
+    }
+}
+
+/// Packets per outcome.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters(BTreeMap<String, u64>);
+
+impl Counters {
+    /// Packets dropped for this reason.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.named(reason.name())
+    }
+
+    /// Packets counted under this name: a drop reason, `token`, `flow`, …
+    pub fn named(&self, name: &str) -> u64 {
+        self.0.get(name).copied().unwrap_or_default()
+    }
+
+    /// What was added since `before`; only what changed.
+    pub fn since(&self, before: &Self) -> BTreeMap<String, u64> {
+        let grown = self.0.iter().map(|(name, now)| (name.clone(), now - before.named(name)));
+        grown.filter(|(_, more)| *more > 0).collect()
+    }
+}

@@ -1,0 +1,165 @@
+//! Packets that a verifier must drop, for each reason that a packet can provoke.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result, ensure};
+use lab::forge::{Tcp, flag};
+use lab::mint::{Forgery, MAX_LIFETIME, Mint, epoch, now};
+use lab::service::ask;
+use lab::world::{ECHO, OPEN4, OPEN6, SOON, SSH, VERIFIER, in_family};
+use lab::{Outsider, World, poll};
+use wire::packet::{TCP, UDP};
+use wire::{Destination, DropReason, Flags, Suite};
+
+/// The reasons, in their order.
+pub const REASONS: &[DropReason] = DropReason::ALL;
+
+/// Makes wrong packets.
+pub struct Attempts {
+    mint: Mint,
+    to: IpAddr,
+    revoked: Option<u64>,
+    used: Option<Vec<u8>>,
+}
+
+/// Handles that no authority gave.
+const SINGLE: u64 = 0x5151_5151;
+const UNUSED: u64 = 0x7272_7272;
+
+impl Attempts {
+    /// Against the echo at `to`.
+    pub fn new(world: &World, to: IpAddr) -> Result<Self> {
+        let mint = Mint::new(world.authority.master_key()?, VERIFIER);
+        Ok(Self { mint, to, revoked: None, used: None })
+    }
+
+    /// Makes true what must be true for this reason: a grant revoked, a token used, a flow admitted. A datagram that holds
+    /// a token alone admits a flow without an answer.
+    pub fn prepare(&mut self, world: &World, outsider: &Outsider, reason: DropReason) -> Result<()> {
+        match reason {
+            DropReason::Revoked => {
+                ask(&world.network.alice, (self.to, ECHO).into(), SOON)?;
+                let flows = world.verifier.flows()?;
+                let of_alice = flows.iter().find_map(|flow| flow["handle"].as_str());
+                let handle = of_alice.context("no flow of Alice's")?;
+                world.authority.revoke_grant(handle)?;
+                self.revoked = Some(u64::from_str_radix(handle, 16)?);
+                let before = world.verifier.counters()?;
+                let cut = poll(SOON, || {
+                    let sent = self.frame(outsider, reason, 1).and_then(|frame| outsider.send(&frame));
+                    let counters = world.verifier.counters();
+                    sent.is_ok() && counters.is_ok_and(|now| now.dropped(reason) > before.dropped(reason))
+                });
+                ensure!(cut, "the revocation of {handle} did not arrive");
+            }
+            DropReason::Replayed => {
+                let block = self.mint.block(&self.right(UDP, ECHO, outsider.source, UNUSED))?;
+                outsider.send(&outsider.datagram(900, self.to, ECHO).payload(&block).frame())?;
+                self.used = Some(block.to_vec());
+            }
+            DropReason::FlowLimit => {
+                let mut single = self.right(UDP, ECHO, outsider.source, SINGLE);
+                single.header.flags = single.header.flags.with(Flags::SINGLE);
+                let block = self.mint.block(&single)?;
+                outsider.send(&outsider.datagram(901, self.to, ECHO).payload(&block).frame())?;
+            }
+            _ => return Ok(()),
+        }
+        // The counters stand still before the attempts begin.
+        let mut last = world.verifier.counters()?;
+        let settled = poll(SOON, || {
+            let next = world.verifier.counters().unwrap_or_default();
+            std::mem::replace(&mut last, next.clone()) == next
+        });
+        ensure!(settled, "the counters don't come to rest");
+        Ok(())
+    }
+
+    /// Attempt `number`, whose kinds alternate.
+    pub fn frame(&mut self, outsider: &Outsider, reason: DropReason, number: u16) -> Result<Vec<u8>> {
+        let port = 1024 + reason as u16 * 1500 + number;
+        let protocol = if number.is_multiple_of(2) { TCP } else { UDP };
+        let mut forgery = self.right(protocol, ECHO, outsider.source, UNUSED + u64::from(number));
+        let header = &mut forgery.header;
+        match reason {
+            DropReason::NoToken => return Ok(self.carry(outsider, protocol, port, &[])),
+            DropReason::Malformed | DropReason::UnknownSuite => {}
+            DropReason::UnknownEpoch => header.epoch = epoch(if number.is_multiple_of(3) { 2 } else { -2 }),
+            DropReason::Expired => header.expires = now() - u32::from(number) % 100,
+            DropReason::LifetimeTooLong => header.expires = now() + MAX_LIFETIME + 60 + u32::from(number),
+            DropReason::ClockSkew => {
+                let skew = 60 + u32::from(number) % 100;
+                forgery.time = if number.is_multiple_of(3) { now() - skew } else { now() + skew };
+            }
+            DropReason::BadTag => self.spoil(&mut forgery, number),
+            DropReason::Revoked => {
+                header.handle.0 = self.revoked.context("nothing is revoked")?;
+            }
+            DropReason::Replayed => {
+                let used = self.used.clone().context("nothing was used")?;
+                return Ok(outsider.datagram(port, self.to, ECHO).payload(&used).frame());
+            }
+            DropReason::FlowLimit => {
+                forgery = self.right(UDP, ECHO, outsider.source, SINGLE);
+                forgery.header.flags = forgery.header.flags.with(Flags::SINGLE);
+                forgery.header.expires = now() + 299;
+                let block = self.mint.block(&forgery)?;
+                return Ok(self.carry(outsider, UDP, port, &block));
+            }
+            DropReason::Fragment => {
+                let whole = outsider.datagram(port, self.to, ECHO).identification(u32::from(number) + 1);
+                let mut cut = whole.payload(&[b'x'; 64]).fragments(40);
+                return cut.drain(..).nth(usize::from(number % 2)).context("two fragments");
+            }
+            DropReason::NoFlow => {
+                let flags = [flag::ACK, flag::FIN | flag::ACK, flag::RST, flag::PSH | flag::ACK, flag::SYN | flag::ACK];
+                let header = Tcp::new(port, ECHO, flags[usize::from(number) % flags.len()]);
+                return Ok(outsider.packet(self.to).tcp(header).frame());
+            }
+        }
+        let mut block = self.mint.block(&forgery)?;
+        // Behind the block's magic: version and suite, flags, epoch, prefix length.
+        match (reason, number % 4) {
+            (DropReason::Malformed, 0) => block[4] = 2 << 4 | 3,
+            (DropReason::Malformed, 1) => block[5] |= 0x80,
+            (DropReason::Malformed, 2) => block[5] |= Flags::BEARER.0,
+            (DropReason::Malformed, _) => block[5] ^= Flags::IPV6.0,
+            (DropReason::UnknownSuite, kind) => block[4] = 1 << 4 | [1, 0, 9, 15][usize::from(kind)],
+            (DropReason::BadTag, 0) => block[39] ^= 1,
+            _ => {}
+        }
+        Ok(self.carry(outsider, protocol, port, &block))
+    }
+
+    /// A token that would be admitted.
+    fn right(&self, protocol: u8, port: u16, source: IpAddr, handle: u64) -> Forgery {
+        self.mint.grant(handle, Destination { address: self.to, protocol, port }, source)
+    }
+
+    /// Right in form, but for something else.
+    fn spoil(&self, forgery: &mut Forgery, number: u16) {
+        match number / 2 % 6 {
+            0 => forgery.to.port = SSH,
+            1 => forgery.to.address = in_family(self.to.is_ipv6(), OPEN4, OPEN6),
+            2 => forgery.to.protocol = if forgery.to.protocol == TCP { UDP } else { TCP },
+            3 => {
+                forgery.header.flags = forgery.header.flags.with(Flags::SOURCE);
+                forgery.source = in_family(self.to.is_ipv6(), "203.0.113.99", "2001:db8:9::9");
+            }
+            4 => forgery.header.epoch = epoch(1),
+            _ => forgery.header.suite = Suite::AesCmac,
+        }
+        // The last two are right so far; this makes them wrong after the key was chosen.
+        if number / 2 % 6 > 3 {
+            forgery.to.port = ECHO + 1;
+        }
+    }
+
+    fn carry(&self, outsider: &Outsider, protocol: u8, port: u16, block: &[u8]) -> Vec<u8> {
+        let packet = match protocol {
+            TCP => outsider.syn(port, self.to, ECHO).payload(block),
+            _ => outsider.datagram(port, self.to, ECHO).payload(&[b"x", block].concat()),
+        };
+        packet.frame()
+    }
+}

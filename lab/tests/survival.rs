@@ -1,0 +1,164 @@
+//! What goes on when a part is gone: the authority, the verifier's daemon, the agent's daemon.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use lab::counter::Stack;
+use lab::service::{ask, call, exchange};
+use lab::transfer::{Sink, Transfer};
+use lab::world::{DARK4, ECHO, FRONT4, Way};
+use lab::{World, poll, test};
+
+const SOON: Duration = Duration::from_secs(5);
+/// Long enough for an answer that must not come.
+const QUIET: Duration = Duration::from_millis(400);
+const SINK: u16 = 5000;
+/// Bytes per second: far below what the cables carry, so that nothing is lost for want of room.
+const BRAKE: u64 = 40 << 20;
+
+fn echo() -> SocketAddr {
+    format!("{FRONT4}:{ECHO}").parse().expect("an address")
+}
+
+/// Kills and restarts the daemon during a transfer; gives how many segments either side sent again.
+fn retransmissions_around_a_kill(world: &mut World, sink: &Sink) -> Result<i64> {
+    let network = &world.network;
+    let stacks = || -> Result<i64> {
+        Ok(Stack::read(&network.alice)?.retransmissions()? + Stack::read(&network.server)?.retransmissions()?)
+    };
+    let (taken, before) = (sink.taken(), stacks()?);
+    let to = format!("{DARK4}:{SINK}").parse()?;
+    let transfer = Transfer::start(&network.alice, to, Duration::from_secs(4), Some(BRAKE))?;
+    ensure!(poll(SOON, || sink.taken() > taken + BRAKE / 2), "no transfer");
+
+    world.verifier.kill()?;
+    let orphaned = sink.taken();
+    ensure!(poll(SOON, || sink.taken() > orphaned + BRAKE), "the transfer stands still");
+    call(&network.alice, echo(), SOON).context("a new flow while the daemon is gone")?;
+    ensure!(call(&network.mallory, echo(), QUIET).is_err(), "mallory got in while the daemon is gone");
+
+    world.verifier.run(&[])?;
+    let back = sink.taken();
+    ensure!(poll(SOON, || sink.taken() > back + BRAKE / 2), "the transfer stands still");
+    call(&network.alice, echo(), SOON).context("a new flow afterwards")?;
+    let rate = transfer.finish()?;
+    ensure!(sink.taken() - taken == rate.bytes, "{} of {} bytes arrived", sink.taken() - taken, rate.bytes);
+    Ok(stacks()? - before)
+}
+
+#[test]
+fn the_verifiers_daemon_is_killed_in_mid_transfer_and_not_one_segment_is_sent_again() {
+    test(|| {
+        let mut world = World::new(Way::Nat)?;
+        let sink = Sink::start(&world.network.server, SINK)?;
+        // A busy machine makes its own retransmissions now and then; those that a kill causes would come every time.
+        let mut tries = (0..3).map(|_| retransmissions_around_a_kill(&mut world, &sink));
+        let seen = tries.try_fold(i64::MAX, |least, again| match again {
+            Ok(0) => Err(Ok(())),
+            Ok(again) => Ok(least.min(again)),
+            Err(error) => Err(Err(error)),
+        });
+        match seen {
+            Err(done) => done?,
+            Ok(least) => bail!("{least} or more segments were sent again, each time"),
+        }
+        let flows = world.verifier.flows()?;
+        ensure!(flows.iter().all(|flow| flow["person"] == "alice"), "forgotten whose flows they are: {flows:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn the_agents_daemon_is_killed_and_flows_live_and_new_ones_get_tokens() {
+    test(|| {
+        let mut world = World::new(Way::Nat)?;
+        let network = &world.network;
+        let mut flow = call(&network.alice, echo(), SOON)?;
+        ask(&network.alice, echo(), SOON)?;
+
+        world.agent.kill()?;
+        exchange(&mut flow).context("the flow that was there")?;
+        for _ in 0..10 {
+            call(&network.alice, echo(), SOON).context("a new flow with the grant that the kernel has")?;
+            ask(&network.alice, echo(), SOON).context("a new datagram with the grant that the kernel has")?;
+        }
+
+        world.agent.run()?;
+        exchange(&mut flow).context("the flow that was there")?;
+        call(&network.alice, echo(), SOON).context("a new flow afterwards")?;
+        let to = format!("{DARK4}:{ECHO}").parse()?;
+        call(&network.alice, to, SOON).context("a new destination afterwards: the session was lost")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn the_authority_is_down_and_flows_live_and_new_ones_until_the_grant_ends() {
+    test(|| {
+        let mut world = World::with_lifetime(Way::Nat, "10s")?;
+        let network = &world.network;
+        let mut flow = call(&network.alice, echo(), SOON)?;
+        world.authority.stop()?;
+        let stopped = Instant::now();
+        exchange(&mut flow).context("the flow that was there")?;
+        call(&network.alice, echo(), SOON).context("a new flow while the grant lasts")?;
+
+        let mut admitted_until = Duration::ZERO;
+        let ended = poll(Duration::from_secs(20), || match call(&network.alice, echo(), QUIET) {
+            Ok(_) => {
+                admitted_until = stopped.elapsed();
+                std::thread::sleep(Duration::from_millis(50));
+                false
+            }
+            Err(_) => true,
+        });
+        ensure!(ended, "still admitted {:?} after the authority went", stopped.elapsed());
+        // A grant lives 10 s; it was young when the authority went, and its holder may have got another just then.
+        ensure!(admitted_until > Duration::from_secs(4), "new flows were refused after {admitted_until:?}");
+        ensure!(admitted_until < Duration::from_secs(12), "new flows were admitted for {admitted_until:?}");
+        exchange(&mut flow).context("the flow that was there, without a grant")?;
+
+        world.authority.run()?;
+        let back = poll(Duration::from_secs(45), || call(&network.alice, echo(), SOON).is_ok());
+        ensure!(back, "no new flow after the authority came back");
+        exchange(&mut flow).context("the flow that was there")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn every_daemon_is_killed_and_flows_live() {
+    test(|| {
+        let mut world = World::new(Way::Direct)?;
+        let mut flow = call(&world.network.alice, echo(), SOON)?;
+        world.agent.kill()?;
+        world.verifier.kill()?;
+        world.authority.stop()?;
+        exchange(&mut flow)?;
+        call(&world.network.alice, echo(), SOON).context("a new flow")?;
+        ensure!(call(&world.network.mallory, echo(), QUIET).is_err(), "mallory got in");
+
+        // A verifier that starts without its authority knows from before what to protect, and its keys.
+        world.verifier.run_alone()?;
+        exchange(&mut flow)?;
+        call(&world.network.alice, echo(), SOON).context("a new flow")?;
+        ensure!(call(&world.network.mallory, echo(), QUIET).is_err(), "mallory got in");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_revocation_cuts_within_a_second() {
+    test(|| {
+        let world = World::new(Way::Nat)?;
+        let mut flow = call(&world.network.alice, echo(), SOON)?;
+        world.authority.revoke("alice")?;
+        let revoked = Instant::now();
+        flow.set_read_timeout(Some(Duration::from_millis(50)))?;
+        ensure!(poll(SOON, || exchange(&mut flow).is_err()), "the flow lives on");
+        ensure!(revoked.elapsed() < Duration::from_secs(1), "the flow lived {:?} more", revoked.elapsed());
+        ensure!(call(&world.network.alice, echo(), QUIET).is_err(), "a new flow was admitted");
+        Ok(())
+    });
+}
