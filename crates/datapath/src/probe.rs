@@ -34,9 +34,9 @@ impl Probe {
         verifier::mode(interface)
     }
 
-    /// Attaches the XDP program that drops everything, or the one that passes everything.
-    pub fn attach_xdp(&self, interface: &Interface, drop_all: bool) -> Result<Attached> {
-        self.attach(interface, if drop_all { "drop" } else { "pass" }).map(Attached)
+    /// Attaches the XDP program that passes everything, or everything but TCP SYNs over IPv4 to port 9.
+    pub fn attach_xdp(&self, interface: &Interface, drop_syns: bool) -> Result<Attached> {
+        self.attach(interface, if drop_syns { "drop_syns" } else { "pass" }).map(Attached)
     }
 
     fn attach(&self, interface: &Interface, program: &str) -> Result<Link> {
