@@ -112,6 +112,9 @@ fn write_packets() {
             }
         }
         write("journey", &name, [&[1][..], &plain].concat());
+        if name.ends_with("-syn") {
+            write("journey", &format!("{name}-padded"), [&[1][..], &plain, &[0; 9]].concat());
+        }
         write("tail", &name, [&[0x13; 36][..], carrying.as_ref().unwrap_or(&plain)].concat());
         let Some(carrying) = carrying else { continue };
         if name.contains("tagged") || name.contains("checksum") {
