@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Programs that do nothing: they find out what an interface can do, and are what the benches compare with. */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
