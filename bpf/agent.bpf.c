@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* The agent's hooks: tc egress puts tokens into first packets, tc ingress notices which UDP flows were answered.
  *
  * Touches only TCP SYNs and UDP datagrams to protected destinations from sockets whose owner has logged in (wire.md

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* The verifier's hook: XDP, on every interface that leads to something protected.
  *
  * Decides what wire.md §6 says: admit (strip and pass), not ours (pass untouched), or drop with a reason. Only a packet

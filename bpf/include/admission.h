@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* What a verifier remembers: flows, grants in use, tokens seen, fragments (wire.md §6.3 to §6.6).
  *
  * Every table is bounded. Flows and grants are never evicted to make room: a full table refuses new ones, so that nobody

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* The Internet checksum (RFC 1071, RFC 1624). Words are taken as they lie in memory: one's complement sums don't mind
  * the byte order as long as every summand has the same. */
 #pragma once

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* The MAC suites (wire.md §1): SipHash-2-4 with 128-bit output and AES-128-CMAC (RFC 4493), for messages of one to
  * seven 64-bit words, which is all that grants and tokens need.
  *

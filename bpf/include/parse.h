@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Where things lie in a frame. The same rules as crates/wire/src/packet.rs, which states them; the case table and the
  * differential fuzzer hold the two together.
  *

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* What is protected: networks, each with spans of ports; the longest prefix holds all that applies to an address. */
 #pragma once
 #include <bpf/bpf_helpers.h>

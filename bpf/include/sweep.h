@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Upkeep that user space starts: forgets flows that are idle or whose grant is revoked, then grants and revocations that
  * have ended. Runs in the kernel so that a flow and its grant's count change together. */
 #pragma once

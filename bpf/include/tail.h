@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Taking the `tail` carrier off (wire.md §4.5): the packet gets back the lengths and checksums it was sent with.
  *
  * The same rules as crates/wire/src/tail.rs. A packet from a local sender may carry only the pseudo-header's sum in its

@@ -1,3 +1,4 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Tokens (wire.md §3): reading them out of a packet and judging them up to the tag and revocation (§6.4). */
 #pragma once
 #include "drop_reason.h"

@@ -10,12 +10,13 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("wire", &[], &[]),
     ("engine", &["wire"], &[]),
     ("client", &["wire", "engine"], &[]),
-    ("datapath", &["wire"], &["engine"]),
+    ("datapath", &["wire"], &["engine", "lab"]),
     ("authority", &["wire", "engine"], &["client"]),
     ("agent", &["wire", "engine", "client", "datapath"], &["lab"]),
     ("verifier", &["wire", "engine", "client", "datapath"], &["authority"]),
     ("vouchsafe", &["authority", "agent", "verifier"], &[]),
     ("lab", &["wire"], &["engine", "datapath"]),
+    ("harness", &["wire", "engine"], &["lab"]),
     ("xtask", &[], &[]),
 ];
 

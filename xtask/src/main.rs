@@ -136,7 +136,12 @@ fn fuzz(seconds: u32, mut targets: Vec<String>) -> Result<()> {
     }
     for target in &targets {
         eprintln!("xtask: fuzzing {target} for {seconds} s");
-        run(cargo(["+nightly", "fuzz", "run", target, "--"]).arg(format!("-max_total_time={seconds}")))?;
+        // What it finds goes to the first folder: the committed corpus grows by hand only.
+        let found = target_dir().join("fuzz").join(target);
+        std::fs::create_dir_all(&found)?;
+        let mut fuzz = cargo(["+nightly", "fuzz", "run", target]);
+        fuzz.arg(&found).arg(format!("fuzz/corpus/{target}"));
+        run(fuzz.args(["--", "-timeout=10", "-max_len=2048"]).arg(format!("-max_total_time={seconds}")))?;
     }
     Ok(())
 }

@@ -164,9 +164,8 @@ impl Packet {
     /// and the quoted packet may be cut short after its ports.
     pub fn parse_quoted(frame: &[u8], at: usize, end: usize, ipv6: bool) -> Self {
         let mut packet = Self::parse(&[]);
-        if let Some(form) = frame.get(..end).and_then(|frame| packet.quoted(frame, at, ipv6)) {
-            packet.form = form;
-        }
+        let form = frame.get(..end).and_then(|frame| packet.quoted(frame, at, ipv6));
+        packet.form = form.unwrap_or(Form::Broken);
         packet
     }
 

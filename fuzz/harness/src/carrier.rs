@@ -1,0 +1,284 @@
+//! The tail carrier, the verifier that takes it off, and the agent that puts it on.
+
+use crate::world::{self, NOW};
+use engine::agent::Frame;
+use engine::insertion::{self, Grant, Inserter};
+use engine::verifier::{Outcome, Verifier};
+use std::collections::BTreeMap;
+use wire::map::{Flow, FlowKey};
+use wire::packet::{Form, Packet, TCP, UDP};
+use wire::tail::{self, BLOCK_LEN};
+use wire::token::TOKEN_LEN;
+use wire::{Destination, DropReason, Epoch, Flags, GrantHeader, Handle, Suite, Token};
+
+/// A frame that gets a block and loses it again; the input's first 36 bytes are the token.
+pub fn tail(input: &[u8]) {
+    let Some((token, frame)) = input.split_first_chunk::<TOKEN_LEN>() else { return };
+    let packet = Packet::parse(frame);
+    let found = tail::find(frame, &packet).copied();
+    let mut stripped = frame.to_vec();
+    match tail::strip(&mut stripped, &packet) {
+        Some(length) => assert!(found.is_some() && length + BLOCK_LEN == packet.end),
+        None => assert_eq!(stripped, frame, "what is not stripped is not touched"),
+    }
+    let mut carrying = frame.get(..packet.end).unwrap_or_default().to_vec();
+    carrying.extend([0; BLOCK_LEN]);
+    let Some(length) = tail::append(&mut carrying, &packet, &tail::block(token)) else { return };
+    assert_eq!(length, carrying.len());
+    let longer = Packet::parse(&carrying);
+    assert_eq!((longer.form, longer.end), (Form::Whole, length));
+    assert_eq!(tail::find(&carrying, &longer), Some(token));
+    if sum_is_right(frame, &packet) {
+        assert!(sum_is_right(&carrying, &longer), "a right checksum stays right");
+    }
+    let clear = sums_are_clear(frame, &packet);
+    let still_clear = sums_are_clear(&carrying, &longer);
+    assert_eq!(tail::strip(&mut carrying, &longer), Some(packet.end));
+    if clear && still_clear {
+        assert_eq!(carrying[..packet.end], frame[..packet.end]);
+    }
+}
+
+/// Whether the transport's checksum is the one that its receiver computes.
+fn sum_is_right(frame: &[u8], packet: &Packet) -> bool {
+    let Some(transport) = frame.get(packet.transport..packet.end) else { return false };
+    let pseudo = tail::pseudo_header(packet, transport.len() as u16);
+    tail::fold(pseudo + tail::sum(transport, false)) == 0xffff
+}
+
+/// Whether the transport's checksum is right, or plainly partial, and IPv4's is one that a sender computes: a wrong
+/// checksum stays wrong, but may come back as the other of one's complement's two zeros.
+fn sums_are_clear(frame: &[u8], packet: &Packet) -> bool {
+    let Some(transport) = frame.get(packet.transport..packet.end) else { return false };
+    let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
+    let checksum = u16::from_be_bytes([frame[field], frame[field + 1]]);
+    let pseudo = tail::pseudo_header(packet, transport.len() as u16);
+    let right = sum_is_right(frame, packet);
+    let of_udp = packet.protocol == UDP;
+    let ip_is_clear = packet.ipv6() || frame[packet.network + 10..packet.network + 12] != [0xff, 0xff];
+    let transport_is_clear = match checksum {
+        0 => of_udp,
+        0xffff => of_udp && right,
+        _ => right || checksum == tail::fold(pseudo),
+    };
+    ip_is_clear && transport_is_clear
+}
+
+/// What happens to a verifier: bytes are read as operations, most of them frames.
+struct Script<'a>(&'a [u8]);
+
+impl<'a> Script<'a> {
+    fn byte(&mut self) -> Option<u8> {
+        let (byte, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*byte)
+    }
+
+    /// A frame behind its length of two bytes; the last may be shorter.
+    fn frame(&mut self) -> Option<&'a [u8]> {
+        let (length, rest) = self.0.split_first_chunk()?;
+        let length = usize::from(u16::from_be_bytes(*length)).min(rest.len());
+        let (frame, rest) = rest.split_at(length);
+        self.0 = rest;
+        Some(frame)
+    }
+}
+
+/// Frames, revocations and pauses in any order. No frame makes the verifier panic; a frame passes untouched or without
+/// its 40 bytes; only a right tag gets a flow into the tables (wire.md §6.6).
+pub fn verifier(input: &[u8]) {
+    let mut script = Script(input);
+    let mut verifier = world::verifier();
+    let mut now = NOW;
+    while let Some(operation) = script.byte() {
+        match operation % 8 {
+            0 => now = now.saturating_add(script.byte().unwrap_or(1).into()),
+            1 => {
+                verifier.sweep(now);
+                check_counts(&verifier);
+            }
+            2 => {
+                let handle = verifier.grants.keys().next().copied().unwrap_or(Handle(0));
+                verifier.revoked.insert(handle, now.saturating_add(300));
+            }
+            3 => {
+                let Some(frame) = script.frame() else { return };
+                if let Some(key) = FlowKey::to_server(&Packet::parse(frame)) {
+                    let adopted = Flow { adopted: 1, since: now, seen: now, ..Flow::default() };
+                    verifier.flows.entry(key).or_insert(adopted);
+                }
+            }
+            4 => {
+                let Some(frame) = script.frame() else { return };
+                judge(&mut verifier, frame, now);
+            }
+            mending => {
+                let Some(frame) = script.frame() else { return };
+                let mut frame = frame.to_vec();
+                mend(&mut frame, mending, now);
+                judge(&mut verifier, &frame, now);
+            }
+        }
+    }
+    check_counts(&verifier);
+}
+
+/// Gives a frame's token the tag it needs, and before that (unless `mending` is 5) a fresh time and end, so that
+/// mutation gets past the MAC. The frame's checksum is not mended: the verifier doesn't check it.
+fn mend(frame: &mut [u8], mending: u8, now: u32) {
+    let packet = Packet::parse(frame);
+    let Some(mut bytes) = tail::find(frame, &packet).copied() else { return };
+    if mending > 5 {
+        bytes[2] = Epoch::at(now.into(), world::EPOCH_LENGTH).on_wire();
+        bytes[4..8].copy_from_slice(&(now + 300).to_be_bytes());
+        bytes[16..20].copy_from_slice(&now.to_be_bytes());
+    }
+    let (Ok(token), Some(address), Some(source)) =
+        (Token::decode(&bytes, packet.ipv6()), packet.destination, packet.source)
+    else {
+        return;
+    };
+    let Some(epoch) = Epoch::at(now.into(), world::EPOCH_LENGTH).from_wire(token.header.epoch) else { return };
+    let to = Destination { address, protocol: packet.protocol, port: packet.destination_port };
+    let key = token.header.key(&world::verifier_key(epoch), &to, source);
+    let token = Token::new(token.header, &key, token.time, token.nonce, &to).encode();
+    frame[packet.end - TOKEN_LEN..packet.end].copy_from_slice(&token);
+}
+
+fn judge(verifier: &mut Verifier, frame: &[u8], now: u32) {
+    let before = verifier.clone();
+    let packet = Packet::parse(frame);
+    let mut after = frame.to_vec();
+    let outcome = verifier.judge(&mut after, now);
+    assert!(verifier.flows.len() <= before.flows.len() + 1 && verifier.tokens.len() <= before.tokens.len() + 1);
+    match outcome {
+        Outcome::Token => {
+            assert_eq!(after.len() + BLOCK_LEN, packet.end);
+            let shorter = Packet::parse(&after);
+            assert_eq!((shorter.form, shorter.payload, shorter.end), (Form::Whole, packet.payload, after.len()));
+            assert_eq!(after[shorter.payload..], frame[packet.payload..packet.end - BLOCK_LEN]);
+        }
+        _ => assert_eq!(after, frame, "{outcome:?} leaves the frame alone"),
+    }
+    let admitted_before = FlowKey::to_server(&packet).is_some_and(|key| before.flows.contains_key(&key));
+    match outcome {
+        Outcome::Token | Outcome::Consumed => {
+            assert!(tag_is_right(&before, frame, &packet, now), "{outcome:?}");
+            assert!(verifier.tokens.len() == before.tokens.len() + 1);
+            if outcome == Outcome::Consumed {
+                assert!(packet.protocol == UDP && packet.payload + BLOCK_LEN == packet.end);
+            }
+        }
+        Outcome::Drop(DropReason::Replayed | DropReason::FlowLimit) => {
+            assert!(tag_is_right(&before, frame, &packet, now));
+            assert!(verifier.flows.keys().eq(before.flows.keys()));
+        }
+        Outcome::Flow => assert!(admitted_before || packet.fragment != wire::packet::Fragment::Whole),
+        _ => {}
+    }
+    if !tag_is_right(&before, frame, &packet, now) {
+        assert!(verifier.flows.keys().eq(before.flows.keys()), "{outcome:?} without a right tag adds no flow");
+        assert!(verifier.grants == before.grants && verifier.tokens == before.tokens);
+        if !admitted_before {
+            assert!(verifier.flows == before.flows && verifier.fragments == before.fragments);
+        }
+    }
+}
+
+fn tag_is_right(verifier: &Verifier, frame: &[u8], packet: &Packet, now: u32) -> bool {
+    let found = tail::find(frame, packet).and_then(|bytes| Token::decode(bytes, packet.ipv6()).ok());
+    let (Some(token), Some(address), Some(source)) = (found, packet.destination, packet.source) else { return false };
+    let epoch = Epoch::at(now.into(), world::EPOCH_LENGTH).from_wire(token.header.epoch);
+    let Some(key) = epoch.and_then(|epoch| verifier.keys.get(&epoch)) else { return false };
+    let to = Destination { address, protocol: packet.protocol, port: packet.destination_port };
+    token.proves(&token.header.key(key, &to, source), &to)
+}
+
+/// Every grant counts the flows that it admitted.
+fn check_counts(verifier: &Verifier) {
+    let mut flows = BTreeMap::new();
+    for flow in verifier.flows.values().filter(|flow| flow.adopted == 0) {
+        *flows.entry(Handle(flow.handle)).or_insert(0) += 1;
+    }
+    for (handle, used) in &verifier.grants {
+        assert_eq!(used.flows, flows.remove(handle).unwrap_or(0), "{handle}");
+    }
+    assert!(flows.is_empty(), "flows without their grant: {flows:?}");
+}
+
+/// A packet from the client's stack, through the agent and the verifier, to the server's stack: the same bytes arrive
+/// (wire.md §4.5). The input's first byte chooses suite and flags.
+pub fn journey(input: &[u8]) {
+    let Some((choice, frame)) = input.split_first() else { return };
+    let packet = Packet::parse(frame);
+    let (Some(address), Some(source)) = (packet.destination, packet.source) else { return };
+    let to = Destination { address, protocol: packet.protocol, port: packet.destination_port };
+    let epoch = Epoch::at(NOW.into(), world::EPOCH_LENGTH);
+    let width = if address.is_ipv6() { 128 } else { 32 };
+    let family = if address.is_ipv6() { Flags::IPV6 } else { Flags(0) };
+    let header = GrantHeader {
+        suite: if choice & 16 == 0 { Suite::Siphash } else { Suite::AesCmac },
+        flags: family.with(Flags(choice & 0x0f)),
+        epoch: epoch.on_wire(),
+        prefix_length: if choice & 32 == 0 { width } else { width / 2 },
+        expires: NOW + 300,
+        handle: Handle(7),
+    };
+    let key = header.key(&world::verifier_key(epoch), &to, source);
+    let grants = [(insertion::slot(1, &to), Grant { until: NOW + 270, token: Some((header, key)) })];
+    let mut agent =
+        Inserter { subject: 1, protected: world::protected(), grants: grants.into(), ..Inserter::default() };
+    let mut sent = frame.to_vec();
+    match agent.insert(&mut sent, NOW) {
+        insertion::Action::Token => {}
+        insertion::Action::Failed => return,
+        action => return assert_eq!(sent, frame, "{action:?} leaves the frame alone"),
+    }
+    assert_eq!(sent.len(), packet.end + BLOCK_LEN);
+    let carrying = Packet::parse(&sent);
+    let clear = sums_are_clear(frame, &packet) && sums_are_clear(&sent, &carrying);
+    let outcome = world::verifier().judge(&mut sent, NOW);
+    if packet.route.unknown || !packet.route.addresses().is_empty() {
+        return;
+    }
+    assert_eq!(outcome, Outcome::Token);
+    assert_eq!(sent.len(), packet.end);
+    if clear {
+        assert_eq!(sent, frame[..packet.end]);
+    }
+}
+
+/// A frame that the agent holds and sends again: datagrams that left as one are cut, and nothing of their payload is lost;
+/// checksums that the network card would have finished are right. The input's first two bytes are segment size and kind
+/// of link.
+pub fn held(input: &[u8]) {
+    let Some(([segment, kind], frame)) = input.split_first_chunk() else { return };
+    let link_header = if kind & 1 == 0 { 14 } else { 0 };
+    let Some(held) = Frame::new(1, link_header, (*segment).into(), frame) else { return };
+    let ready = held.ready();
+    assert!(!ready.is_empty());
+    let whole = Packet::parse(&framed(link_header, ready[0].ether_type, frame));
+    let mut payload = Vec::new();
+    for part in &ready {
+        let bytes = framed(link_header, part.ether_type, &part.bytes);
+        let packet = Packet::parse(&bytes);
+        assert_eq!((packet.form, packet.fragment, packet.protocol), (Form::Whole, whole.fragment, whole.protocol));
+        assert_eq!((packet.source, packet.destination), (whole.source, whole.destination));
+        payload.extend_from_slice(bytes.get(packet.payload..packet.end).unwrap_or_default());
+        if ready.len() > 1 {
+            assert!(packet.end - packet.payload <= usize::from(*segment));
+            let absent = bytes[packet.transport + 6..packet.transport + 8] == [0, 0];
+            assert!(absent || sum_is_right(&bytes, &packet));
+        }
+    }
+    let original = framed(link_header, ready[0].ether_type, frame);
+    assert_eq!(payload, original.get(whole.payload..whole.end).unwrap_or_default());
+}
+
+/// The frame with a link header, where the interface has none.
+fn framed(link_header: u32, ether_type: u16, frame: &[u8]) -> Vec<u8> {
+    if link_header != 0 {
+        return frame.to_vec();
+    }
+    [&[0; 12][..], &ether_type.to_be_bytes(), frame].concat()
+}

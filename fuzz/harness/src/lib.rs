@@ -1,0 +1,30 @@
+//! What must hold for every input of a decoder. Each function takes arbitrary bytes and panics where a promise is broken.
+//!
+//! The fuzz targets of `fuzz/` call these; `tests/corpus.rs` calls them with every file of the committed corpus.
+
+mod carrier;
+mod formats;
+mod texts;
+mod world;
+
+pub use carrier::{held, journey, tail, verifier};
+pub use formats::{grant_header, packet, quoted, token};
+pub use texts::{api, document, policy};
+
+/// Runs a target on an input.
+pub type Target = fn(&[u8]);
+
+/// Every target, by the name of its fuzz target and corpus.
+pub const TARGETS: &[(&str, Target)] = &[
+    ("token", token),
+    ("grant_header", grant_header),
+    ("packet", packet),
+    ("quoted", quoted),
+    ("tail", tail),
+    ("verifier", verifier),
+    ("journey", journey),
+    ("held", held),
+    ("policy", policy),
+    ("document", document),
+    ("api", api),
+];

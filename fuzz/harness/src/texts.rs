@@ -1,0 +1,115 @@
+//! What people and peers write: policies, TOML documents, the API's JSON.
+
+use engine::agent::Target;
+use engine::api;
+use engine::document::{Reader, duration, hint, seconds};
+use engine::policy::{Action, Decision, Policy};
+use engine::protected;
+use serde::{Serialize, de::DeserializeOwned};
+use wire::Destination;
+
+/// A policy file: faults stand in the text; what is accepted answers every question, and deny wins.
+pub fn policy(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let policy = match Policy::parse(text, 3600) {
+        Ok(policy) => policy,
+        Err(faults) => {
+            assert!(!faults.all().is_empty());
+            let lines = text.split('\n').count();
+            return assert!(faults.all().iter().all(|fault| (1..=lines).contains(&fault.line) && fault.column > 0));
+        }
+    };
+    let mut persons = policy.persons();
+    persons.insert("somebody");
+    let receivers: Vec<_> = policy.receivers().iter().flat_map(|receiver| receiver.entries()).collect();
+    // Refusing too many spans is fine; panicking is not.
+    let _ = protected::entries(&receivers);
+    for person in persons.into_iter().take(4) {
+        policy.destinations(person);
+        for receiver in policy.receivers().iter().take(4) {
+            for (prefix, service) in receiver.prefixes.iter().zip(&receiver.services) {
+                let protocol = if service.protocol == 0 { 6 } else { service.protocol };
+                let to = Destination { address: prefix.addr(), protocol, port: service.first_port };
+                decide(&policy, person, &to);
+            }
+        }
+    }
+}
+
+fn decide(policy: &Policy, person: &str, to: &Destination) {
+    let decision = policy.decide(person, to);
+    let explained = decision.explain(person, to);
+    match &decision {
+        Decision::NoReceiver => panic!("a receiver's own address is no receiver"),
+        Decision::DefaultDeny { .. } => assert!(!explained.allowed && explained.rule.is_none()),
+        Decision::Denied { rule, .. } => assert!(!explained.allowed && rule.action == Action::Deny),
+        Decision::Allowed(permit) => {
+            assert!(explained.allowed && permit.rule.action == Action::Allow);
+            assert!(permit.scope.prefix.contains(&to.address));
+            assert!(permit.receiver.covers(to));
+            assert!((10..=3600).contains(&permit.rule.terms.lifetime));
+        }
+    }
+}
+
+/// A TOML document, read by every getter there is; then the same text as a time and as a consent's target.
+pub fn document(input: &[u8]) {
+    let Ok(text) = std::str::from_utf8(input) else { return };
+    let known = ["text", "list", "yes", "number", "seconds", "tables"];
+    let read = Reader::read(text, &known, |reader, root| {
+        root.text(reader, "text");
+        root.required_texts(reader, "list");
+        root.yes(reader, "yes");
+        let number = root.number(reader, "number", 5, 1, 10);
+        let time = root.seconds(reader, "seconds", 60, 10, 3600);
+        assert!((1..=10).contains(&number) && (10..=3600).contains(&time));
+        for fields in root.tables(reader, "tables", "a table", &known) {
+            fields.required_text(reader, "text");
+            fields.required(reader, "list");
+        }
+        Some(())
+    });
+    if let Err(faults) = read {
+        let lines = text.split('\n').count();
+        assert!(!faults.all().is_empty());
+        assert!(faults.all().iter().all(|fault| (1..=lines).contains(&fault.line) && fault.column > 0));
+        assert!(faults.to_string().lines().count() >= faults.all().len());
+    }
+    if let Some(time) = seconds(text) {
+        assert_eq!(seconds(&duration(time)), Some(time));
+    }
+    if text.len() < 100 {
+        hint(text, known.into_iter());
+    }
+    if let Ok(target) = text.parse::<Target>() {
+        assert_eq!(target.to_string().parse(), Ok(target));
+    }
+}
+
+/// A JSON body, read as every type that a peer may send: what is accepted is written, and read again the same.
+pub fn api(input: &[u8]) {
+    again::<api::Event>(input);
+    again::<api::Login>(input);
+    again::<api::Session>(input);
+    again::<api::Destinations>(input);
+    again::<api::GrantRequest>(input);
+    again::<api::Grant>(input);
+    again::<api::Enrolment>(input);
+    again::<api::Enrolled>(input);
+    again::<api::VerifierConfig>(input);
+    again::<api::EpochKeys>(input);
+    again::<api::GrantOwner>(input);
+    again::<api::ExplainRequest>(input);
+    again::<api::Explanation>(input);
+    again::<api::Problem>(input);
+    if let Ok(config) = serde_json::from_slice::<api::VerifierConfig>(input) {
+        let _ = protected::entries(&config.receivers);
+    }
+}
+
+fn again<T: Serialize + DeserializeOwned>(input: &[u8]) {
+    let Ok(value) = serde_json::from_slice::<T>(input) else { return };
+    let written = serde_json::to_string(&value).expect("what was read can be written");
+    let read = serde_json::from_str::<T>(&written).expect("what was written can be read");
+    assert_eq!(written, serde_json::to_string(&read).expect("it can be written again"));
+}

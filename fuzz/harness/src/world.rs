@@ -1,0 +1,51 @@
+//! The verifier and agent that inputs meet, and the time they meet them.
+
+use engine::api::{Receiver, Service};
+use engine::protected::{self, Protected};
+use engine::verifier::Verifier;
+use wire::map::VerifierConfig;
+use wire::{Epoch, MasterKey, VerifierKey};
+
+/// The time at which everything begins; the same as in the published vectors.
+pub const NOW: u32 = 1_800_000_000;
+/// Seconds of an epoch.
+pub const EPOCH_LENGTH: u32 = 3600;
+
+/// The verifier's key of an epoch.
+pub fn verifier_key(epoch: Epoch) -> VerifierKey {
+    let master = MasterKey::new(std::array::from_fn(|index| index as u8));
+    master.verifier_key("edge-1", epoch).expect("the id is short")
+}
+
+/// One server with two ports, one with all, one network with a span; in both families.
+pub fn protected() -> Vec<Protected> {
+    let two_ports: &[_] = &[(6, 22, 22), (17, 443, 443)];
+    let all: &[_] = &[(0, 0, u16::MAX)];
+    let span: &[_] = &[(6, 8000, 8100)];
+    let receivers = [
+        receiver("203.0.113.10/32", two_ports),
+        receiver("203.0.113.20/32", all),
+        receiver("203.0.113.128/25", span),
+        receiver("2001:db8::10/128", two_ports),
+        receiver("2001:db8::20/128", all),
+        receiver("2001:db8:0:1::/64", span),
+    ];
+    protected::entries(&receivers).expect("few spans")
+}
+
+fn receiver(prefix: &str, services: &[(u8, u16, u16)]) -> Receiver {
+    let service = |&(protocol, first_port, last_port): &(u8, u16, u16)| Service { protocol, first_port, last_port };
+    Receiver {
+        name: prefix.to_owned(),
+        prefix: prefix.parse().expect("a prefix"),
+        services: services.iter().map(service).collect(),
+    }
+}
+
+/// A verifier with few flows per grant and the keys around [`NOW`], one more on each side than it accepts.
+pub fn verifier() -> Verifier {
+    let config = VerifierConfig { flows_per_grant: 2, epoch_length: EPOCH_LENGTH, ..VerifierConfig::default() };
+    let current = Epoch::at(NOW.into(), EPOCH_LENGTH);
+    let keys = (current.0 - 2..=current.0 + 2).map(|number| (Epoch(number), verifier_key(Epoch(number)))).collect();
+    Verifier { config, protected: protected(), keys, ..Verifier::default() }
+}

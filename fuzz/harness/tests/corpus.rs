@@ -1,0 +1,47 @@
+//! Every file of the committed corpus, through its target.
+
+use std::fs;
+use std::path::Path;
+
+fn corpus() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("fuzz/").join("corpus")
+}
+
+#[test]
+fn every_input_of_the_corpus_holds() {
+    for (name, target) in harness::TARGETS {
+        let folder = corpus().join(name);
+        let files = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let mut inputs = 0;
+        for file in files {
+            let path = file.expect("a file").path();
+            let input = fs::read(&path).expect("readable");
+            if std::panic::catch_unwind(|| target(&input)).is_err() {
+                panic!("{name} fails on {}", path.display());
+            }
+            inputs += 1;
+        }
+        assert!(inputs >= 5, "{} has only {inputs} inputs", folder.display());
+    }
+}
+
+#[test]
+fn every_target_has_its_fuzz_target() {
+    for (name, _) in harness::TARGETS {
+        let text = fs::read_to_string(corpus().with_file_name("fuzz_targets").join(format!("{name}.rs")));
+        assert!(text.is_ok_and(|text| text.contains(&format!("harness::{name}"))), "{name}");
+    }
+    let targets = fs::read_dir(corpus().with_file_name("fuzz_targets")).expect("fuzz_targets/");
+    assert_eq!(targets.count(), harness::TARGETS.len());
+}
+
+#[test]
+fn short_inputs_hold() {
+    for (_, target) in harness::TARGETS {
+        for length in 0..100 {
+            for value in [0, 1, 4, 0x45, 0xff] {
+                target(&vec![value; length]);
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Writes the seeds that fuzzing starts from: `cargo test -p harness --test seeds -- --ignored`.
+
+use lab::forge::{Packet, Tcp, flag};
+use serde_json::Value;
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use wire::{Destination, Epoch, Flags, GrantHeader, Handle, MasterKey, Suite, Token, tail};
+
+const NOW: u32 = 1_800_000_000;
+
+fn write(target: &str, name: &str, bytes: impl AsRef<[u8]>) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("fuzz/").join("corpus").join(target);
+    fs::create_dir_all(&folder).expect("the corpus can be written");
+    fs::write(folder.join(name), bytes).expect("the corpus can be written");
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn block(to: &Destination, nonce: u32) -> [u8; tail::BLOCK_LEN] {
+    let ipv6 = to.address.is_ipv6();
+    let epoch = Epoch::at(NOW.into(), 3600);
+    let header = GrantHeader {
+        suite: Suite::Siphash,
+        flags: Flags::PORT.with(if ipv6 { Flags::IPV6 } else { Flags(0) }),
+        epoch: epoch.on_wire(),
+        prefix_length: if ipv6 { 128 } else { 32 },
+        expires: NOW + 300,
+        handle: Handle(u64::from(nonce) + 1),
+    };
+    let master = MasterKey::new(std::array::from_fn(|index| index as u8));
+    let key = header.key(&master.verifier_key("edge-1", epoch).expect("short"), to, address("198.51.100.7"));
+    tail::block(&Token::new(header, &key, NOW, nonce, to).encode())
+}
+
+/// Packets of every form: name, packet without a token, and the frame with one where it can carry one.
+fn frames() -> Vec<(String, Vec<u8>, Option<Vec<u8>>)> {
+    let mut frames = Vec::new();
+    for (family, client, server) in
+        [("ipv4", "198.51.100.7", "203.0.113.10"), ("ipv6", "2001:db8:ffff::7", "2001:db8::10")]
+    {
+        let packet = Packet::new(address(client), address(server));
+        let syn_options = vec![2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7];
+        let syn = packet.clone().tcp(Tcp { options: syn_options, ..Tcp::syn(40000, 22) });
+        let udp = packet.clone().udp(40000, 443);
+        let shapes = [
+            ("syn", syn.clone(), Vec::new()),
+            ("fast-open", syn.clone(), b"GET /".to_vec()),
+            ("tagged", syn.clone().tag(0x88a8, 5).tag(0x8100, 6), Vec::new()),
+            ("udp", udp.clone(), b"hello".to_vec()),
+            ("udp-alone", udp.clone(), Vec::new()),
+            ("udp-no-checksum", udp.clone().no_checksum(), b"even".to_vec()),
+            ("ack", packet.clone().tcp(Tcp::new(40000, 22, flag::ACK)), b"data".to_vec()),
+        ];
+        for (name, shape, payload) in shapes {
+            let to = Destination {
+                address: address(server),
+                protocol: if name.starts_with("udp") { 17 } else { 6 },
+                port: if name.starts_with("udp") { 443 } else { 22 },
+            };
+            let carrying = [&payload[..], &block(&to, frames.len() as u32)].concat();
+            let plain = shape.clone().payload(&payload).frame();
+            frames.push((format!("{family}-{name}"), plain, Some(shape.payload(&carrying).frame())));
+        }
+        let quote = Packet::new(address(server), address(client)).tcp(Tcp::new(22, 40000, flag::ACK)).ip();
+        let kind = if family == "ipv4" { 3 } else { 1 };
+        let error = packet.clone().icmp(kind, 4, [0; 4]).payload(&quote).frame();
+        frames.push((format!("{family}-icmp-error"), error, None));
+        for (index, part) in udp.clone().payload(&[7; 64]).fragments(32).into_iter().enumerate() {
+            frames.push((format!("{family}-fragment-{index}"), part, None));
+        }
+        let odd = if family == "ipv4" {
+            vec![
+                ("source-route", syn.clone().options(&[131, 7, 4, 203, 0, 113, 20])),
+                ("router-alert", syn.options(&[148, 4, 0, 0])),
+            ]
+        } else {
+            let route = [&[2, 1, 0, 0, 0, 0][..], &"2001:db8::20".parse::<std::net::Ipv6Addr>().expect("").octets()];
+            vec![
+                ("routing", syn.clone().extension(43, &route.concat())),
+                ("options", syn.extension(0, &[1, 4, 0, 0, 0, 0]).extension(60, &[1, 4, 0, 0, 0, 0])),
+            ]
+        };
+        frames.extend(odd.into_iter().map(|(name, packet)| (format!("{family}-{name}"), packet.frame(), None)));
+    }
+    frames
+}
+
+fn operation(kind: u8, frame: &[u8]) -> Vec<u8> {
+    [&[kind][..], &(frame.len() as u16).to_be_bytes(), frame].concat()
+}
+
+#[test]
+#[ignore = "writes the corpus"]
+fn write_packets() {
+    for (name, plain, carrying) in frames() {
+        write("packet", &name, carrying.as_ref().unwrap_or(&plain));
+        if name.ends_with("-udp") {
+            write("packet", &format!("{name}-cut"), &plain[..plain.len() - 1]);
+            write("packet", &format!("{name}-padded"), [&plain[..], &[0; 9]].concat());
+        }
+        for (segment, cut) in [(0, 0), (2, 0), (0, 14)] {
+            let is_plain = segment == 0 && cut == 0 && (name.ends_with("-syn") || name.contains("fragment"));
+            if name.contains("udp") || is_plain {
+                write(
+                    "held",
+                    &format!("{name}-{segment}-{cut}"),
+                    [&[segment, u8::from(cut > 0)], &plain[cut..]].concat(),
+                );
+            }
+        }
+        write("journey", &name, [&[1][..], &plain].concat());
+        write("tail", &name, [&[0x13; 36][..], carrying.as_ref().unwrap_or(&plain)].concat());
+        let Some(carrying) = carrying else {
+            write("verifier", &name, [operation(3, &plain), operation(4, &plain)].concat());
+            continue;
+        };
+        // Admitted, replayed, with a mended tag, revoked, swept.
+        let story = [operation(4, &carrying), operation(4, &carrying), operation(6, &carrying), vec![2, 0, 40, 1]];
+        write("verifier", &name, [&story.concat()[..], &operation(7, &carrying), &operation(4, &plain)].concat());
+    }
+    let (v4, v6) =
+        ((address("203.0.113.10"), address("198.51.100.7")), (address("2001:db8::10"), address("2001:db8::7")));
+    for (name, family, (from, to)) in [("ipv4", 0, v4), ("ipv6", 1, v6)] {
+        let back = Packet::new(from, to);
+        let tcp = back.clone().tcp(Tcp::new(22, 40000, flag::ACK)).ip();
+        write("quoted", &format!("{name}-tcp"), [&[family, 0][..], &tcp].concat());
+        write("quoted", &format!("{name}-tcp-behind"), [&[family, 8][..], &[0; 8], &tcp].concat());
+        write("quoted", &format!("{name}-udp"), [&[family, 0][..], &back.clone().udp(443, 40000).ip()].concat());
+        write("quoted", &format!("{name}-cut"), [&[family, 0][..], &tcp[..tcp.len() - 17]].concat());
+    }
+}
+
+#[test]
+#[ignore = "writes the corpus"]
+fn write_vectors() {
+    let text = include_str!("../../../crates/wire/tests/data/tokens.json");
+    let all: Value = serde_json::from_str(text).expect("tokens.json is JSON");
+    for (index, case) in all["tokens"].as_array().expect("cases").iter().enumerate().take(30) {
+        let hex = case["token"].as_str().expect("token");
+        let bytes: Vec<u8> =
+            (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[at * 2..at * 2 + 2], 16).expect("hex")).collect();
+        write("token", &format!("vector-{index}"), &bytes);
+        write("grant_header", &format!("vector-{index}"), &bytes[..16]);
+    }
+}
+
+#[test]
+#[ignore = "writes the corpus"]
+fn write_texts() {
+    let example = include_str!("../../../crates/authority/policy.example.toml");
+    let receiver =
+        "[[receivers]]\nname = \"a\"\naddress = \"203.0.113.0/24\"\nservices = [\"all\"]\nverifier = \"v\"\n";
+    let rule = "[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"a\"\n";
+    let terms =
+        "granularity = \"network\"\nlifetime = \"5m\"\nsingle = true\nbind_source = true\nsuite = \"aes-cmac\"\n";
+    write("policy", "example", example);
+    write("policy", "wide", format!("{receiver}{rule}{terms}"));
+    write(
+        "policy",
+        "deny",
+        format!(
+            "[groups]\ng = [\"alice\"]\n{receiver}{rule}[[rules]]\naction = \"deny\"\nwho = [\"group:g\", \"person:bob\"]\nto = [\"a\"]\n"
+        ),
+    );
+    write("policy", "faults", format!("{receiver}{rule}{terms}lifetme = 5\n"));
+    write("policy", "empty", "");
+    write("policy", "names", receiver.replace("\"a\"", "\"é\"").replace("/24", "/33"));
+    write(
+        "document",
+        "all",
+        "text = \"a\"\nlist = [\"a\", \"b\"]\nyes = true\nnumber = 0x7\nseconds = \"5m\"\n[[tables]]\ntext = \"b\"\nlist = []\n",
+    );
+    write("document", "wrong-types", "text = 1\nlist = [1]\nyes = \"no\"\nnumber = -1\nseconds = 5\ntables = {}\n");
+    write("document", "unknown", "txet = \"ü\"\nlist = \"a\"\n");
+    write("document", "broken", "text = \"\nlist = [\n");
+    write("document", "duration", "90s");
+    write("document", "target", "[2001:db8::/32]:443");
+    let receiver =
+        r#"{"name":"ssh","prefix":"203.0.113.10/32","services":[{"protocol":6,"first_port":22,"last_port":22}]}"#;
+    let owner = r#""handle":"00ff00ff00ff00ff","person":"alice","device":"laptop","receiver":"ssh","rule":"policy.toml:9 staff","issued":1,"expires":2"#;
+    for (name, json) in [
+        ("hello", r#"{"event":"hello"}"#.to_owned()),
+        ("revoked", r#"{"event":"revoked","grants":[{"handle":"00000000000000aa","expires":1800000000}]}"#.to_owned()),
+        ("granted", format!(r#"{{"event":"granted","owner":{{{owner}}}}}"#)),
+        ("owner", format!("{{{owner}}}")),
+        ("grant-request", r#"{"address":"203.0.113.10","protocol":6,"port":22}"#.to_owned()),
+        ("login", r#"{"person":"alice","password":"x","totp":"123456","device":"laptop"}"#.to_owned()),
+        ("destinations", format!(r#"{{"destinations":[{receiver}],"now":5}}"#)),
+        (
+            "config",
+            format!(
+                r#"{{"verifier":"v","epoch_length":3600,"max_lifetime":3600,"receivers":[{receiver}],"revoked":[],"now":5}}"#
+            ),
+        ),
+        ("keys", r#"{"keys":[{"epoch":5,"key":"00"}],"now":5}"#.to_owned()),
+        ("explain", r#"{"person":"alice","address":"2001:db8::1","protocol":17,"port":53}"#.to_owned()),
+        ("explanation", r#"{"allowed":true,"receiver":"ssh","rule":null,"text":"yes"}"#.to_owned()),
+        ("problem", r#"{"type":"denied","title":"no","status":403}"#.to_owned()),
+    ] {
+        write("api", name, json);
+    }
+}
