@@ -8,19 +8,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 #include "layout.h"
-
-typedef struct __sk_buff context;
-
-static __always_inline __u32 frame_length(context *ctx)
-{
-	return ctx->len;
-}
-
-static __always_inline long load(context *ctx, __u32 at, void *to, __u32 len)
-{
-	return bpf_skb_load_bytes(ctx, at, to, len);
-}
-
+#include "skb.h"
 #include "parse.h"
 #include "mac.h"
 #include "checksum.h"

@@ -2,8 +2,7 @@
 /* Where things lie in a frame. The same rules as crates/wire/src/packet.rs, which states them; the case table and the
  * differential fuzzer hold the two together.
  *
- * Whoever includes this defines `context`, `frame_length(ctx)` and `load(ctx, offset, to, length)`; the latter returns 0
- * or a negative error. */
+ * Whoever includes this includes xdp.h or skb.h before, which say what `context` is and how it is read. */
 #pragma once
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -62,6 +61,12 @@ struct tcp {
 struct udp {
 	__be16 source, destination, len, checksum;
 };
+
+/* Whether this is a super-packet too long for the field in its IP header, which is 0 then (BIG TCP). */
+static __always_inline int is_big(context *ctx, __u32 length)
+{
+	return length > 0xffff && segment_length(ctx);
+}
 
 /* Functions that are not static are checked by the kernel once, on their own, instead of in every state that a caller
  * may be in; their pointers may be null as far as it knows. */
@@ -275,6 +280,8 @@ __noinline int parse_ipv4(context *ctx, struct packet *p)
 	p->hop_limit = ip.ttl;
 	header_len = (ip.version_ihl & 15) * 4;
 	total_len = bpf_ntohs(ip.total_len);
+	if (!total_len && is_big(ctx, length))
+		total_len = length - at;
 	if (ip.version_ihl >> 4 != 4 || header_len < IPV4_LEN || total_len < header_len || at + total_len > length)
 		return FORM_BROKEN;
 	p->end = at + total_len;
@@ -307,6 +314,8 @@ __noinline int parse_ipv6(context *ctx, struct packet *p)
 	__builtin_memcpy(p->flow.server, ip.destination, 16);
 	p->hop_limit = ip.hop_limit;
 	payload_len = bpf_ntohs(ip.payload_len);
+	if (!payload_len && is_big(ctx, length))
+		payload_len = length - at - IPV6_LEN;
 	if (ip.version_class >> 4 != 6 || at + IPV6_LEN + payload_len > length)
 		return FORM_BROKEN;
 	p->end = at + IPV6_LEN + payload_len;

@@ -64,7 +64,7 @@ __noinline int checksum_is_whole(context *ctx, const struct packet *p)
 
 __noinline int strip_tail(context *ctx, const struct packet *p)
 {
-	__u32 end, field, length = frame_length(ctx), block[TAIL_LEN / 4];
+	__u32 end, field, block[TAIL_LEN / 4];
 	__u16 old_len, new_len, old, new;
 	__be16 lengths[2], ip_len;
 
@@ -89,26 +89,25 @@ __noinline int strip_tail(context *ctx, const struct packet *p)
 			if (p->flow.protocol == IP_UDP && !new)
 				new = 0xffff;
 		}
-		if (bpf_xdp_store_bytes(ctx, field, &new, 2))
+		if (store(ctx, field, &new, 2))
 			return -1;
 	}
 	if (p->flow.protocol == IP_UDP) {
 		ip_len = bpf_htons(new_len);
-		if (bpf_xdp_store_bytes(ctx, p->transport + 4, &ip_len, 2))
+		if (store(ctx, p->transport + 4, &ip_len, 2))
 			return -1;
 	}
 	if (p->flow.family == 6) {
 		ip_len = bpf_htons(end - p->network - IPV6_LEN);
-		if (bpf_xdp_store_bytes(ctx, p->network + 4, &ip_len, 2))
+		if (store(ctx, p->network + 4, &ip_len, 2))
 			return -1;
 	} else {
 		if (load(ctx, p->network + 2, &ip_len, 2) || load(ctx, p->network + 10, &old, 2))
 			return -1;
 		lengths[0] = bpf_htons(end - p->network);
 		new = replace(old, ip_len, lengths[0]);
-		if (bpf_xdp_store_bytes(ctx, p->network + 10, &new, 2) ||
-		    bpf_xdp_store_bytes(ctx, p->network + 2, lengths, 2))
+		if (store(ctx, p->network + 10, &new, 2) || store(ctx, p->network + 2, lengths, 2))
 			return -1;
 	}
-	return bpf_xdp_adjust_tail(ctx, (int)end - (int)length) ? -1 : 0;
+	return cut_tail(ctx, end) ? -1 : 0;
 }

@@ -1,7 +1,7 @@
 //! The agent's programs: insertion at tc egress, and the notice of answers at tc ingress.
 
 use crate::interface::Interface;
-use crate::link::{Hook, Link};
+use crate::link::{Link, Place};
 use crate::object::{self, Loaded, Opened, Pins};
 use crate::protected::Protected;
 use crate::run::{self, Ran};
@@ -122,14 +122,14 @@ impl Agent {
     pub fn attach(&mut self, interface: &Interface) -> Result<()> {
         match self.attachment {
             Attachment::Tcx => {
-                self.attach_tcx(interface, "insert", Hook::TcxEgress, "egress")?;
-                self.attach_tcx(interface, "notice", Hook::TcxIngress, "ingress")
+                self.attach_tcx(interface, "insert", Place::TcxEgress, "egress")?;
+                self.attach_tcx(interface, "notice", Place::TcxIngress, "ingress")
             }
             Attachment::Clsact => self.attach_clsact(interface),
         }
     }
 
-    fn attach_tcx(&mut self, interface: &Interface, program: &str, hook: Hook, side: &str) -> Result<()> {
+    fn attach_tcx(&mut self, interface: &Interface, program: &str, place: Place, side: &str) -> Result<()> {
         let program = self.object.program(program)?;
         let pinned = self.pins.as_ref().map(|pins| pins.link(&format!("{}-{side}", interface.name)));
         let link = match pinned.as_ref().and_then(|path| Link::open(path, interface.index)) {
@@ -138,7 +138,7 @@ impl Agent {
                 link
             }
             None => {
-                let link = Link::attach(program.as_fd(), interface.index, hook, 0)
+                let link = Link::attach(program.as_fd(), interface.index, place, 0)
                     .with_context(|| format!("cannot attach to {}", interface.name))?;
                 if let Some(path) = &pinned {
                     // A pin of a link whose interface is gone.

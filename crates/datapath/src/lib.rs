@@ -5,6 +5,7 @@
 pub mod agent;
 pub mod clock;
 pub mod flows;
+pub mod hook;
 pub mod interface;
 mod link;
 mod object;

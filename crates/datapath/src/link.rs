@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Where a program hooks in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hook {
+pub(crate) enum Place {
     Xdp,
     TcxIngress,
     TcxEgress,
@@ -19,11 +19,11 @@ pub(crate) enum Hook {
 pub(crate) struct Link(OwnedFd);
 
 impl Link {
-    pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, hook: Hook, flags: u32) -> Result<Self> {
-        let kind = match hook {
-            Hook::Xdp => libbpf_sys::BPF_XDP,
-            Hook::TcxIngress => libbpf_sys::BPF_TCX_INGRESS,
-            Hook::TcxEgress => libbpf_sys::BPF_TCX_EGRESS,
+    pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, place: Place, flags: u32) -> Result<Self> {
+        let kind = match place {
+            Place::Xdp => libbpf_sys::BPF_XDP,
+            Place::TcxIngress => libbpf_sys::BPF_TCX_INGRESS,
+            Place::TcxEgress => libbpf_sys::BPF_TCX_EGRESS,
         };
         let options = libbpf_sys::bpf_link_create_opts {
             sz: size_of::<libbpf_sys::bpf_link_create_opts>() as _,
@@ -34,7 +34,7 @@ impl Link {
         let fd = unsafe {
             libbpf_sys::bpf_link_create(program.as_raw_fd(), interface as i32, kind, std::ptr::from_ref(&options))
         };
-        own(fd).map(Self).with_context(|| format!("cannot attach at {hook:?}"))
+        own(fd).map(Self).with_context(|| format!("cannot attach at {place:?}"))
     }
 
     /// The link pinned at `path`, if it is there and still on this interface.
@@ -46,6 +46,17 @@ impl Link {
             _ => return None,
         };
         (on == interface).then_some(link)
+    }
+
+    /// Whether this is an attachment to an interface, and not something else that was pinned.
+    pub(crate) fn is_link(&self) -> bool {
+        let info = LinkInfo::from_fd(self.0.as_fd()).map(|info| info.info);
+        matches!(info, Ok(LinkTypeInfo::Xdp(_) | LinkTypeInfo::Tcx(_)))
+    }
+
+    /// Whether this is an attachment at XDP.
+    pub(crate) fn is_xdp(&self) -> bool {
+        matches!(LinkInfo::from_fd(self.0.as_fd()), Ok(LinkInfo { info: LinkTypeInfo::Xdp(_), .. }))
     }
 
     /// The link pinned at `path`, if it is there.
@@ -70,13 +81,30 @@ impl Link {
     }
 
     pub(crate) fn pin(&self, path: &Path) -> Result<()> {
-        let name = CString::new(path.as_os_str().as_bytes()).context("path with a zero byte")?;
-        // SAFETY: the descriptor is open and `name` is a C string that lives through the call.
-        let result = unsafe { libbpf_sys::bpf_obj_pin(self.0.as_raw_fd(), name.as_ptr()) };
-        let error = std::io::Error::last_os_error();
-        anyhow::ensure!(result == 0, "cannot pin the link at {}: {error}", path.display());
-        Ok(())
+        pin(self.0.as_fd(), path)
     }
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl From<Link> for OwnedFd {
+    fn from(link: Link) -> Self {
+        link.0
+    }
+}
+
+/// Pins a link or a program.
+pub(crate) fn pin(what: BorrowedFd<'_>, path: &Path) -> Result<()> {
+    let name = CString::new(path.as_os_str().as_bytes()).context("path with a zero byte")?;
+    // SAFETY: the descriptor is open and `name` is a C string that lives through the call.
+    let result = unsafe { libbpf_sys::bpf_obj_pin(what.as_raw_fd(), name.as_ptr()) };
+    let error = std::io::Error::last_os_error();
+    anyhow::ensure!(result == 0, "cannot pin {}: {error}", path.display());
+    Ok(())
 }
 
 fn own(fd: i32) -> std::io::Result<OwnedFd> {

@@ -1,11 +1,13 @@
 //! Opens an embedded object file, sets its configuration, and gives its maps homes in the BPF file system.
 
-use crate::link::Link;
+use crate::hook::Attached;
+use crate::link;
 use crate::table::Table;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, OpenObject, Program, ProgramMut};
 use nix::mount::{MsFlags, mount};
 use std::fs;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -59,10 +61,31 @@ impl Pins {
         names
     }
 
-    /// Detaches one pinned link and removes its pin.
+    /// Pins an attachment in the place of the one that has this name, in one step.
+    pub(crate) fn put_link(&self, name: &str, what: BorrowedFd<'_>) -> Result<()> {
+        let (path, next) = (self.link(name), self.link(&Self::next(name)));
+        let _ = fs::remove_file(&next);
+        link::pin(what, &next)?;
+        fs::rename(&next, &path).with_context(|| format!("cannot pin {}", path.display()))
+    }
+
+    /// Detaches what a process has left that was killed while it put an attachment there.
+    pub(crate) fn remove_unfinished(&self, name: &str) {
+        let next = Self::next(name);
+        if self.link(&next).exists() {
+            let _ = self.remove_link(&next);
+        }
+    }
+
+    /// No interface has a blank in its name.
+    fn next(name: &str) -> String {
+        format!("{name} next")
+    }
+
+    /// Detaches what is pinned under one name and removes its pin.
     pub fn remove_link(&self, name: &str) -> Result<()> {
-        if let Some(link) = Link::open_any(&self.link(name)) {
-            link.detach();
+        if let Some(attached) = Attached::open(&self.link(name), name) {
+            attached.detach();
         }
         fs::remove_file(self.link(name)).with_context(|| format!("cannot remove the pinned link {name}"))
     }

@@ -2,10 +2,10 @@
 
 use crate::agent::Attachment;
 use crate::interface::Interface;
-use crate::link::{Hook, Link};
+use crate::link::{Link, Place};
 use crate::object::{self, Loaded, Opened};
 use crate::run::{self, Ran};
-use crate::verifier::{self, Mode};
+use crate::hook::{self, Mode};
 use anyhow::{Context, Result};
 use std::os::fd::AsFd;
 
@@ -31,7 +31,7 @@ impl Probe {
     /// If another XDP program is there, or the interface takes none.
     pub fn xdp(&self, interface: &Interface) -> Result<Mode> {
         let _link = self.attach(interface, "pass")?;
-        verifier::mode(interface)
+        hook::mode(interface)
     }
 
     /// Attaches the XDP program that passes everything, or everything but TCP SYNs over IPv4 to port 9.
@@ -41,14 +41,14 @@ impl Probe {
 
     fn attach(&self, interface: &Interface, program: &str) -> Result<Link> {
         let program = self.0.program(program)?;
-        Link::attach(program.as_fd(), interface.index, Hook::Xdp, 0)
+        Link::attach(program.as_fd(), interface.index, Place::Xdp, 0)
             .with_context(|| format!("interface {} takes no XDP program", interface.name))
     }
 
     /// Which hook this kernel has for the agent: tries TCX on `interface`, for a moment.
     pub fn tc(&self, interface: &Interface) -> Result<Attachment> {
         let program = self.0.program("next")?;
-        Ok(match Link::attach(program.as_fd(), interface.index, Hook::TcxEgress, 0) {
+        Ok(match Link::attach(program.as_fd(), interface.index, Place::TcxEgress, 0) {
             Ok(_) => Attachment::Tcx,
             Err(_) => Attachment::Clsact,
         })

@@ -1,8 +1,8 @@
-//! The verifier's programs: admission at XDP, and its upkeep.
+//! The verifier's programs: admission at XDP or tc ingress, and its upkeep.
 
 use crate::flows::Flows;
+use crate::hook::{Attached, Hook, Mode};
 use crate::interface::Interface;
-use crate::link::{Hook, Link};
 use crate::object::{self, Loaded, Opened, Pins};
 use crate::protected::Protected;
 use crate::run::{self, Ran};
@@ -16,7 +16,9 @@ use std::os::fd::AsFd;
 use wire::map::{DropSample, EpochKey, FlowKey, GrantUse, ReplayBucket, Services, VerifierConfig, counter};
 use zerocopy::{FromBytes, IntoBytes};
 
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
+static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
+static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
+/// Both objects define the same tables, so that flows outlive a change of the hook.
 const PINNED: [&str; 13] = [
     "protected4",
     "protected6",
@@ -52,28 +54,6 @@ impl Default for Sizes {
     }
 }
 
-/// How XDP is attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// In the driver, before the kernel allocates anything.
-    Native,
-    /// In the kernel's receive path, for drivers without XDP.
-    Generic,
-    /// On the network card.
-    Offloaded,
-}
-
-impl Mode {
-    /// The name used in output.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Native => "native",
-            Self::Generic => "generic",
-            Self::Offloaded => "offloaded",
-        }
-    }
-}
-
 /// What one pass of upkeep did.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
 #[repr(C)]
@@ -88,7 +68,8 @@ pub struct Swept {
 pub struct Verifier {
     object: Loaded,
     pins: Option<Pins>,
-    links: HashMap<String, Link>,
+    hook: Hook,
+    attached: HashMap<String, Attached>,
     /// Admitted flows.
     pub flows: Flows,
     /// Grants in use, by handle.
@@ -110,12 +91,16 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Loads the programs. With `pins`, tables that an earlier process left are taken over.
-    pub fn load(mut config: VerifierConfig, sizes: Sizes, pins: Option<Pins>) -> Result<Self> {
+    /// Loads the programs for this hook. With `pins`, tables that an earlier process left are taken over, whatever its
+    /// hook was.
+    pub fn load(hook: Hook, mut config: VerifierConfig, sizes: Sizes, pins: Option<Pins>) -> Result<Self> {
         object::log_through_tracing();
         anyhow::ensure!(sizes.replay_buckets.is_power_of_two(), "replay buckets must be a power of two");
         config.replay_mask = sizes.replay_buckets - 1;
-        let mut opened = Opened::new("verifier", OBJECT)?;
+        let mut opened = match hook {
+            Hook::Xdp => Opened::new("verifier", XDP)?,
+            Hook::Tc => Opened::new("verifier_tc", TC)?,
+        };
         opened.configure(&config)?;
         opened.resize("flows4", sizes.flows)?;
         opened.resize("flows6", sizes.flows)?;
@@ -140,8 +125,14 @@ impl Verifier {
             epoch_length: config.epoch_length,
             object,
             pins,
-            links: HashMap::new(),
+            hook,
+            attached: HashMap::new(),
         })
+    }
+
+    /// Where the programs hook in.
+    pub fn hook(&self) -> Hook {
+        self.hook
     }
 
     /// The epoch length the programs were loaded with, seconds.
@@ -149,7 +140,9 @@ impl Verifier {
         self.epoch_length
     }
 
-    /// Attaches to `interface`, in the driver where it can; takes over what an earlier process attached and pinned.
+    /// Attaches to `interface`; takes over what an earlier process attached and pinned. If that hangs on another hook, it
+    /// goes once this one is attached and pinned: in between a packet passes both, and a SYN, whose token the first takes
+    /// out, is dropped by the second and sent again.
     pub fn attach(&mut self, interface: &Interface) -> Result<Mode> {
         anyhow::ensure!(
             interface.link_header == 14,
@@ -157,60 +150,57 @@ impl Verifier {
             interface.name
         );
         let program = self.object.program("admit")?;
-        let pinned = self.pins.as_ref().map(|pins| pins.link(&interface.name));
-        let link = match pinned.as_ref().and_then(|path| Link::open(path, interface.index)) {
-            Some(link) => {
-                link.update(program.as_fd())?;
-                link
+        let old = self.pins.as_ref().and_then(|pins| Attached::open_on(&pins.link(&interface.name), interface));
+        let attached = match old {
+            Some(mut old) if old.is_at(self.hook) => {
+                old.update(program.as_fd())?;
+                old
             }
-            None => {
-                if let Some(path) = &pinned {
+            old => {
+                let attached = Attached::new(program.as_fd(), interface, self.hook)?;
+                if let (Some(old), Some(pins)) = (old, &self.pins) {
+                    pins.put_link(&interface.name, attached.to_pin())?;
+                    old.detach();
+                } else if let Some(pins) = &self.pins {
                     // A pin of a link whose interface is gone.
-                    let _ = fs::remove_file(path);
+                    let _ = fs::remove_file(pins.link(&interface.name));
                 }
-                let attach = |flags| Link::attach(program.as_fd(), interface.index, Hook::Xdp, flags);
-                // Without flags the kernel takes the driver's XDP if there is one, else its own. A driver may still
-                // refuse (MTU, queues): then the kernel's own.
-                attach(0).or_else(|error| attach(libbpf_sys::XDP_FLAGS_SKB_MODE).map_err(|_| error)).with_context(
-                    || {
-                        format!(
-                            "cannot attach XDP to {} (another XDP program may be there: `ip link show {}`)",
-                            interface.name, interface.name
-                        )
-                    },
-                )?
+                attached
             }
         };
-        self.links.insert(interface.name.clone(), link);
-        mode(interface)
+        if let Some(pins) = &self.pins {
+            pins.remove_unfinished(&interface.name);
+        }
+        let mode = attached.mode(interface)?;
+        self.attached.insert(interface.name.clone(), attached);
+        Ok(mode)
     }
 
     /// Makes the attachments outlive this process.
     pub fn pin_links(&self) -> Result<()> {
         let Some(pins) = &self.pins else { return Ok(()) };
-        for (name, link) in &self.links {
-            let path = pins.link(name);
-            if !path.exists() {
-                link.pin(&path)?;
+        for (name, attached) in &self.attached {
+            if !pins.link(name).exists() {
+                pins.put_link(name, attached.to_pin())?;
             }
         }
         Ok(())
     }
 
-    /// Takes the attachments of `old` over, pinned or not, without a packet between the programs.
+    /// Takes the attachments of `old` over, pinned or not, without a packet between the programs. Both have one hook.
     pub fn succeed(&mut self, old: &mut Self) -> Result<()> {
         let program = self.object.program("admit")?;
-        for (name, link) in &old.links {
-            link.update(program.as_fd()).with_context(|| format!("cannot take over interface {name}"))?;
+        for (name, attached) in &mut old.attached {
+            attached.update(program.as_fd()).with_context(|| format!("cannot take over interface {name}"))?;
         }
-        self.links.extend(old.links.drain());
+        self.attached.extend(old.attached.drain());
         Ok(())
     }
 
     /// Detaches from every interface.
     pub fn detach(&mut self) {
-        for (name, link) in self.links.drain() {
-            link.detach();
+        for (name, attached) in self.attached.drain() {
+            attached.detach();
             if let Some(pins) = &self.pins {
                 let _ = fs::remove_file(pins.link(&name));
             }
@@ -259,24 +249,9 @@ impl Verifier {
         builder.build().context("cannot open the ring of drop samples")
     }
 
-    /// What the program does with one frame.
+    /// What the program does with one frame; what its code means says [`Hook::code`].
     pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable("admit")?, frame, repeat)
-    }
-}
-
-/// How XDP is attached to `interface`.
-pub fn mode(interface: &Interface) -> Result<Mode> {
-    let mut options =
-        libbpf_sys::bpf_xdp_query_opts { sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as _, ..Default::default() };
-    // SAFETY: the options live through the call.
-    let result = unsafe { libbpf_sys::bpf_xdp_query(interface.index as i32, 0, std::ptr::from_mut(&mut options)) };
-    anyhow::ensure!(result == 0, "cannot ask how XDP is attached to {}", interface.name);
-    match u32::from(options.attach_mode) {
-        libbpf_sys::XDP_ATTACHED_DRV => Ok(Mode::Native),
-        libbpf_sys::XDP_ATTACHED_SKB => Ok(Mode::Generic),
-        libbpf_sys::XDP_ATTACHED_HW => Ok(Mode::Offloaded),
-        _ => anyhow::bail!("no XDP program, or several, on {}", interface.name),
     }
 }
 

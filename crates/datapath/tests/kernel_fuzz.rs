@@ -10,6 +10,7 @@ mod table;
 #[allow(dead_code, reason = "the table's rows are its other user")]
 mod world;
 
+use datapath::hook::Hook;
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp};
 use std::net::IpAddr;
@@ -203,11 +204,20 @@ fn mutate(chance: &mut Chance, frame: &mut Vec<u8>) {
 const BATCH: u64 = 512;
 
 #[test]
-fn kernel_and_rust_agree_on_random_packets() {
+fn kernel_at_xdp_and_rust_agree_on_random_packets() {
+    agree_on_random_packets(Hook::Xdp);
+}
+
+#[test]
+fn kernel_at_tc_and_rust_agree_on_random_packets() {
+    agree_on_random_packets(Hook::Tc);
+}
+
+fn agree_on_random_packets(hook: Hook) {
     let packets = setting("VOUCHSAFE_FUZZ_PACKETS", 1_000_000);
     let seed = setting("VOUCHSAFE_FUZZ_SEED", 0x5eed_f10e_0000_0001);
     let mut chance = Chance(seed | 1);
-    let mut deciders = Deciders::new(world::config(), &world::receivers());
+    let mut deciders = Deciders::new(hook, world::config(), &world::receivers());
     let mut last = None;
     let mut now = NOW;
     let mut tally = [0u64; counter::COUNT as usize];
@@ -222,11 +232,14 @@ fn kernel_and_rust_agree_on_random_packets() {
         }
         let mut frame = packet(&mut chance, now, &mut last);
         mutate(&mut chance, &mut frame);
+        if !world::runs(hook, &frame) {
+            continue;
+        }
         let mut modelled = frame.clone();
         let outcome = deciders.model.judge(&mut modelled, now);
         let ran = deciders.kernel.run(&frame, 1).expect("the program runs");
         tally[outcome.counter() as usize] += 1;
-        let code = if outcome.passes(false) { world::XDP_PASS } else { world::XDP_DROP };
+        let code = hook.code(outcome.passes(false));
         let place = || format!("packet {number} of seed {seed:#x} at {now}, {outcome:?}: {}", hex::encode(&frame));
         assert_eq!(ran.code, code, "{}", place());
         assert!(

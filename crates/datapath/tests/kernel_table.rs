@@ -5,6 +5,7 @@ mod table;
 mod world;
 
 use agents::Agents;
+use datapath::hook::Hook;
 use engine::insertion::Action;
 use engine::verifier::Outcome;
 use table::{Case, Step};
@@ -19,10 +20,12 @@ fn check(deciders: &mut Deciders, cases: &[Case], failures: &mut Vec<String>) {
                 Step::Wait(seconds) => now += seconds,
                 Step::Revoke(handle) => deciders.revoke(*handle, now + 3600),
                 Step::Sweep => deciders.sweep(now),
+                Step::Frame { frame, .. } if !world::runs(deciders.kernel.hook(), frame) => {}
                 Step::Frame { frame, outcome, out } => {
                     deciders.set_clock(now);
                     for (who, (got, left)) in ["rust", "kernel"].into_iter().zip(deciders.judge(frame, now)) {
-                        let place = format!("{} ({}), step {index}, {who}", case.name, case.clause);
+                        let hook = deciders.kernel.hook().name();
+                        let place = format!("{} ({}), step {index}, {who}, {hook}", case.name, case.clause);
                         if got != *outcome {
                             failures.push(format!("{place}: {got:?}, not {outcome:?}\n  {:.200}", hex::encode(frame)));
                         } else if left != *out {
@@ -50,9 +53,10 @@ fn kernel_and_rust_agree_on_every_row() {
     let mut cases = table::tokens::cases();
     cases.extend(table::admission::cases());
     cases.extend(table::forms::cases());
-    let mut deciders = Deciders::new(world::config(), &world::receivers());
     let mut failures = Vec::new();
-    check(&mut deciders, &cases, &mut failures);
+    for hook in Hook::ALL {
+        check(&mut Deciders::new(hook, world::config(), &world::receivers()), &cases, &mut failures);
+    }
     assert!(cases.len() >= 150, "{} rows", cases.len());
     for reason in wire::DropReason::ALL {
         let shown = cases
@@ -67,9 +71,10 @@ fn kernel_and_rust_agree_on_every_row() {
 #[test]
 fn kernel_and_rust_agree_on_the_published_vectors() {
     let cases = table::tokens::vectors();
-    let mut deciders = Deciders::new(world::config(), &world::everything());
     let mut failures = Vec::new();
-    check(&mut deciders, &cases, &mut failures);
+    for hook in Hook::ALL {
+        check(&mut Deciders::new(hook, world::config(), &world::everything()), &cases, &mut failures);
+    }
     report(&failures, cases.len());
 }
 
@@ -79,17 +84,18 @@ fn kernel_that_observes_drops_nothing_and_counts_the_same() {
     cases.extend(table::admission::cases());
     cases.extend(table::forms::cases());
     let observing = wire::map::VerifierConfig { observe: 1, ..world::config() };
-    let mut deciders = Deciders::new(observing, &world::receivers());
     let mut failures = Vec::new();
-    // What a row drops passes here; `judge` checks the return code against the outcome, observing.
-    check(&mut deciders, &cases, &mut failures);
+    for hook in Hook::ALL {
+        // What a row drops passes here; `judge` checks the return code against the outcome, observing.
+        check(&mut Deciders::new(hook, observing, &world::receivers()), &cases, &mut failures);
+    }
     report(&failures, cases.len());
 }
 
 #[test]
 fn kernel_and_rust_insert_the_same_and_the_verifier_restores_it() {
     let mut agents = Agents::new();
-    let mut deciders = Deciders::new(world::config(), &world::receivers());
+    let mut deciders = Deciders::new(Hook::Xdp, world::config(), &world::receivers());
     let mut failures = Vec::new();
     let rows = table::agent::rows();
     for row in &rows {

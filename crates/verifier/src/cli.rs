@@ -351,10 +351,11 @@ fn show_status(status: &view::Status) {
     for (name, text) in rows {
         println!("{name:12}{}", text.replace(char::is_control, "?"));
     }
-    let interfaces = status.interfaces.iter();
-    let interfaces = interfaces
-        .map(|interface| vec![interface.name.clone(), interface.mode.clone(), or_dash(interface.driver.as_deref())]);
-    print!("\n{}", Table::new(&["INTERFACE", "XDP", "DRIVER"], interfaces));
+    let interfaces = status.interfaces.iter().map(|interface| {
+        let view::Interface { name, hook, mode, driver } = interface;
+        vec![name.clone(), hook.clone(), mode.clone(), or_dash(driver.as_deref())]
+    });
+    print!("\n{}", Table::new(&["INTERFACE", "HOOK", "MODE", "DRIVER"], interfaces));
     let protected = status.protected.iter().map(|entry| {
         let services: Vec<_> = entry.services.iter().map(service).collect();
         vec![entry.prefix.clone(), services.join(" ")]

@@ -67,6 +67,9 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     if !fresh && trial.take().is_some() {
         tracing::warn!("protection is on already: there is nothing to try");
     }
+    if trial.is_some() && !settings.hook.ends_with_process() {
+        bail!("--try with --hook tc needs Linux 6.6: before, an attachment to tc outlives a process that is killed");
+    }
     let (cache, trouble) = tokio::select! {
         state = first_state(&directory, &authority, &enrolment, fresh) => state?,
         () = signals.any() => return Ok(ExitCode::SUCCESS),

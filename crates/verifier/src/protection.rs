@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use datapath::Pins;
 use datapath::clock::coarse_to_unix;
 use datapath::interface::Interface;
-use datapath::verifier::{Mode, Sizes, Verifier};
+use datapath::hook::Mode;
+use datapath::verifier::{Sizes, Verifier};
 use engine::api::{self, RevokedGrant};
 use engine::protected::{self, Protected};
 use std::collections::{BTreeMap, HashSet};
@@ -63,7 +64,7 @@ impl Protection {
         drops: Arc<Mutex<Ring>>,
     ) -> Result<Self> {
         let kernel = plan::kernel_config(settings.kernel, seed, config);
-        let verifier = Verifier::load(kernel, settings.sizes, Some(pins.clone()))?;
+        let verifier = Verifier::load(settings.hook, kernel, settings.sizes, Some(pins.clone()))?;
         let sampler = Sampler::start(&verifier, drops.clone())?;
         Ok(Self {
             verifier,
@@ -104,7 +105,7 @@ impl Protection {
     /// Loads the programs anew, because the authority's times changed, which are fixed at load; attachments go over.
     pub fn reload(&mut self, config: &api::VerifierConfig) -> Result<()> {
         let kernel = plan::kernel_config(self.settings.kernel, self.kernel.replay_seed, config);
-        let mut verifier = Verifier::load(kernel, self.settings.sizes, Some(self.pins.clone()))?;
+        let mut verifier = Verifier::load(self.settings.hook, kernel, self.settings.sizes, Some(self.pins.clone()))?;
         let sampler = Sampler::start(&verifier, self.drops.clone())?;
         verifier.succeed(&mut self.verifier)?;
         (self.verifier, self.kernel, self._sampler) = (verifier, kernel, sampler);
@@ -280,8 +281,9 @@ impl Protection {
         if self.lasting {
             self.verifier.pin_links()?;
         }
-        let (name, mode_name, driver) = (&interface.name, mode.name(), interface.driver());
-        tracing::info!(interface = name, mode = mode_name, driver, observe = self.settings.observe, "attached");
+        let (name, driver, observe) = (&interface.name, interface.driver(), self.settings.observe);
+        let (hook, mode_name) = (mode.hook().name(), mode.name());
+        tracing::info!(interface = name, hook, mode = mode_name, driver, observe, "attached");
         self.attached.insert(interface.name.clone(), (interface.clone(), mode));
         Ok(())
     }
@@ -342,6 +344,7 @@ impl Protection {
     pub fn interfaces(&self) -> Vec<view::Interface> {
         let view = |(interface, mode): &(Interface, Mode)| view::Interface {
             name: interface.name.clone(),
+            hook: mode.hook().name().into(),
             mode: mode.name().into(),
             driver: interface.driver(),
         };

@@ -4,6 +4,7 @@
 use crate::directory::Enrolment;
 use clap::Args;
 use clap::builder::FalseyValueParser;
+use datapath::hook::Hook;
 use datapath::verifier::Sizes;
 use engine::document::{self, Faults, Fields, Reader};
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ const KEYS: &[&str] = &[
     "verifier",
     "token",
     "interface",
+    "hook",
     "observe",
     "no_adopt",
     "whois_users",
@@ -35,6 +37,10 @@ pub struct Options {
     /// An interface to protect; may be repeated [default: every Ethernet interface, those that come later included]
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_INTERFACE", value_delimiter = ',')]
     pub interface: Vec<String>,
+    /// Where packets are judged: xdp for network cards, tc for virtual interfaces and cards whose driver has no XDP
+    /// [default: xdp]
+    #[arg(long, value_name = "xdp|tc", env = "VOUCHSAFE_HOOK", value_parser = hook)]
+    pub hook: Option<Hook>,
     /// Shadow mode: count and log what would be dropped, drop nothing
     #[arg(long, env = "VOUCHSAFE_OBSERVE", value_parser = FalseyValueParser::new())]
     pub observe: bool,
@@ -78,6 +84,10 @@ const FLOWS: std::ops::RangeInclusive<i64> = 1..=1 << 26;
 const SAMPLES: std::ops::RangeInclusive<i64> = 0..=100_000;
 const IDLE: std::ops::RangeInclusive<u32> = 5..=30 * 86_400;
 
+fn hook(text: &str) -> Result<Hook, String> {
+    Hook::ALL.into_iter().find(|hook| hook.name() == text).ok_or_else(|| "xdp or tc".to_owned())
+}
+
 fn replay_buckets(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|n: &u32| n.is_power_of_two() && (64..=1 << 24).contains(n));
     number.ok_or_else(|| "a power of two from 64 to 16777216".to_owned())
@@ -98,6 +108,8 @@ pub fn duration(text: &str) -> Result<u32, String> {
 pub struct Settings {
     /// Interfaces by name; empty for every one.
     pub interfaces: Vec<String>,
+    /// Where packets are judged.
+    pub hook: Hook,
     /// Drop nothing.
     pub observe: bool,
     /// Adopt established connections when protection starts.
@@ -116,6 +128,7 @@ impl Options {
         let list = |first: Vec<String>, second| if first.is_empty() { second } else { first };
         Self {
             interface: list(self.interface, other.interface),
+            hook: self.hook.or(other.hook),
             observe: self.observe || other.observe,
             no_adopt: self.no_adopt || other.no_adopt,
             whois_users: list(self.whois_users, other.whois_users),
@@ -136,6 +149,7 @@ impl Options {
         let (sizes, kernel) = (Sizes::default(), wire::map::VerifierConfig::default());
         Settings {
             interfaces: self.interface,
+            hook: self.hook.unwrap_or_default(),
             observe: self.observe,
             adopt: !self.no_adopt,
             whois_users: self.whois_users,
@@ -164,6 +178,13 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
         let enrolment = enrolment(reader, fields);
         let options = Options {
             interface: texts(reader, fields, "interface"),
+            hook: fields.text(reader, "hook").and_then(|text| {
+                let known = hook(text.get_ref()).ok();
+                if known.is_none() {
+                    reader.fault(text.span(), "`hook` is \"xdp\" or \"tc\"");
+                }
+                known
+            }),
             observe: fields.yes(reader, "observe"),
             no_adopt: fields.yes(reader, "no_adopt"),
             whois_users: texts(reader, fields, "whois_users"),
@@ -225,6 +246,9 @@ pub const TEMPLATE: &str = r#"
 # Interfaces to protect; without the key every Ethernet interface.
 #interface = ["eth0"]
 
+# Where packets are judged: "xdp" for network cards, "tc" for virtual interfaces and cards whose driver has no XDP.
+#hook = "xdp"
+
 # Shadow mode: count and log what would be dropped, drop nothing.
 #observe = true
 
@@ -268,7 +292,7 @@ mod tests {
         let default = Options::default().settings();
         assert_eq!((sizes.sizes, sizes.kernel.tcp_idle), (default.sizes, default.kernel.tcp_idle));
         assert_eq!(sizes.kernel, wire::map::VerifierConfig { observe: 1, ..default.kernel });
-        assert_eq!(options.interface, ["eth0"]);
+        assert_eq!((options.interface, options.hook), (vec!["eth0".to_owned()], Some(default.hook)));
     }
 
     fn faults(text: &str) -> String {
@@ -286,6 +310,13 @@ mod tests {
         assert!(faults("replay_buckets = 100").contains("power of two"));
         assert!(faults("max_flows = 1").contains("from 16"));
         assert!(faults("udp_idle = \"1s\"").contains("from 5s"));
+    }
+
+    #[test]
+    fn a_hook_is_one_of_two() {
+        let (_, options) = parse("hook = \"tc\"").expect("valid");
+        assert_eq!(options.settings().hook, Hook::Tc);
+        assert!(faults("hook = \"ebpf\"").contains("\"xdp\" or \"tc\""));
     }
 
     #[test]

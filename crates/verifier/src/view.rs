@@ -117,7 +117,9 @@ pub struct Drops {
 pub struct Interface {
     /// Its name.
     pub name: String,
-    /// How XDP is attached: `native`, `generic` or `offloaded`.
+    /// Where packets are judged: `xdp` or `tc`.
+    pub hook: String,
+    /// How the program is attached: `native`, `generic` or `offloaded` at XDP, `tcx` or `clsact` at tc.
     pub mode: String,
     /// Its driver, where that is known.
     pub driver: Option<String>,

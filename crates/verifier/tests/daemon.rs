@@ -404,6 +404,54 @@ fn a_driver_without_xdp_is_protected_by_the_kernel() {
 }
 
 #[test]
+fn at_tc_a_verifier_admits_drops_and_cuts() {
+    act(|stage| async move {
+        echo(SSH);
+        echo(WEB);
+        let adopted = stage.connect(SSH).unwrap();
+        let verifier = stage.run(&["--hook", "tc"]).await;
+        let interface = stage.status().await.interfaces.swap_remove(0);
+        assert_eq!((interface.hook.as_str(), interface.mode.as_str()), ("tc", tc_mode()));
+        assert!(echoes(&adopted) && stage.connects(WEB) && !stage.connects(SSH));
+        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
+            .await;
+        let grant = grant(&stage.alice().await).await;
+        // Answered, so the stack has found the SYN whole without its token.
+        assert!(stage.is_answered(&syn(&grant, "10.77.0.2:4711", 1)));
+        assert!(!stage.is_answered(&syn(&grant, "10.77.0.2:4712", 1)[..54]));
+        let client = "10.77.0.2:4711".parse().unwrap();
+        let whois: Vec<view::Flow> = stage.ask(Request::Whois { client, server: None }).await;
+        assert_eq!(whois[0].person.as_deref(), Some("alice"));
+        admin::revoke(&stage.authority, &Which::Person("alice".into())).await.unwrap();
+        let kernel = stage.kernel(Sizes::default());
+        until("the cut", || (kernel.flows.keys().len() == 1).then_some(())).await;
+        assert!(!stage.is_answered(&syn(&grant, "10.77.0.2:4713", 3)));
+        assert_eq!(stage.cli(&["detach"], stage.daemon()).await.0, 0);
+        assert!(stage.connects(SSH));
+    });
+}
+
+#[test]
+fn another_hook_keeps_flows_and_leaves_nothing_of_the_first() {
+    act(|stage| async move {
+        echo(SSH);
+        let connection = stage.connect(SSH).unwrap();
+        let mut hooks = ["xdp", "tc", "xdp"].into_iter().peekable();
+        while let Some(hook) = hooks.next() {
+            let mut verifier = stage.run(&["--hook", hook]).await;
+            assert_eq!(stage.status().await.interfaces[0].hook, hook);
+            assert_eq!(stage.has_xdp(), hook == "xdp");
+            assert_eq!((stage.flows().await.len(), stage.links().unwrap()), (1, vec!["eth0".to_owned()]));
+            assert!(echoes(&connection) && !stage.connects(SSH));
+            verifier.signal(if hooks.peek().is_some() { Signal::SIGTERM } else { Signal::SIGKILL });
+            verifier.end().await;
+        }
+        assert_eq!(stage.cli(&["detach"], stage.daemon()).await.0, 0);
+        assert!(!stage.has_xdp() && stage.connects(SSH));
+    });
+}
+
+#[test]
 fn a_second_daemon_is_refused() {
     act(|stage| async move {
         let _verifier = stage.run(&[]).await;

@@ -1,6 +1,7 @@
 //! What the tables and the fuzzer share: keys, receivers, clients, and the two deciders side by side.
 
 use datapath::clock;
+use datapath::hook::Hook;
 use datapath::verifier::{Sizes, Verifier as Kernel, epoch_key};
 use engine::api::{Receiver, Service};
 use engine::protected;
@@ -153,12 +154,12 @@ pub struct Deciders {
 }
 
 impl Deciders {
-    pub fn new(config: VerifierConfig, receivers: &[Receiver]) -> Self {
-        Self::with_sizes(config, receivers, SIZES)
+    pub fn new(hook: Hook, config: VerifierConfig, receivers: &[Receiver]) -> Self {
+        Self::with_sizes(hook, config, receivers, SIZES)
     }
 
-    pub fn with_sizes(config: VerifierConfig, receivers: &[Receiver], sizes: Sizes) -> Self {
-        let kernel = Kernel::load(config, sizes, None).unwrap_or_else(|error| panic!("{error:#}"));
+    pub fn with_sizes(hook: Hook, config: VerifierConfig, receivers: &[Receiver], sizes: Sizes) -> Self {
+        let kernel = Kernel::load(hook, config, sizes, None).unwrap_or_else(|error| panic!("{error:#}"));
         let protected = protected::entries(receivers).expect("few spans");
         let entries: Vec<_> =
             protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
@@ -232,13 +233,21 @@ impl Deciders {
         assert_eq!(after[index as usize], before[index as usize] + 1);
         let counted = outcome_of(index);
         let passes = counted.passes(self.model.config.observe != 0);
-        assert_eq!(ran.code, if passes { XDP_PASS } else { XDP_DROP }, "code and counter {counted:?} agree");
+        assert_eq!(ran.code, self.kernel.hook().code(passes), "code and counter {counted:?} agree");
         [(outcome, modelled), (counted, ran.frame)]
     }
 }
 
-pub const XDP_DROP: u32 = 1;
-pub const XDP_PASS: u32 = 2;
+/// Whether the program can be run on this frame. That of tc is run on a socket buffer, and the kernel makes none of what
+/// has no whole IP header; neither does it receive one like that from an interface.
+pub fn runs(hook: Hook, frame: &[u8]) -> bool {
+    let header = match frame.get(12..14) {
+        Some([0x08, 0x00]) => 20,
+        Some([0x86, 0xdd]) => 40,
+        _ => 1,
+    };
+    hook == Hook::Xdp || frame.len() >= 14 + header
+}
 
 pub fn outcome_of(index: u32) -> Outcome {
     match index {

@@ -3,6 +3,7 @@
 
 use authority::{Directory, Server, admin};
 use client::Authority;
+use datapath::hook::Hook;
 use engine::api::{Grant, GrantRequest, Login};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
@@ -279,7 +280,7 @@ impl Stage {
     /// The kernel program with this instance's tables, to be run by hand; and attached to nothing.
     pub fn kernel(&self, sizes: datapath::verifier::Sizes) -> datapath::verifier::Verifier {
         let pins = datapath::Pins::existing("verifier", &self.instance).expect("something pinned");
-        datapath::verifier::Verifier::load(wire::map::VerifierConfig::default(), sizes, Some(pins)).unwrap()
+        datapath::verifier::Verifier::load(Hook::Xdp, wire::map::VerifierConfig::default(), sizes, Some(pins)).unwrap()
     }
 
     /// Names of the pinned links; `None` if nothing at all is pinned.
@@ -392,7 +393,50 @@ pub fn syn(grant: &Grant, from: &str, nonce: u32) -> Vec<u8> {
     frame
 }
 
+/// Writes lengths and checksums into an IPv4 TCP frame.
+fn complete(frame: &mut [u8]) {
+    let length = frame.len() - 14;
+    frame[16..18].copy_from_slice(&(length as u16).to_be_bytes());
+    let sum = |bytes: &[u8]| -> u32 { bytes.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(two[1])).sum() };
+    let folded = |sum: u32| (!((sum % 0xffff) as u16)).to_be_bytes();
+    let header = folded(sum(&frame[14..34]));
+    frame[24..26].copy_from_slice(&header);
+    let transport = folded(sum(&frame[26..]) + 6 + length as u32 - 20);
+    frame[50..52].copy_from_slice(&transport);
+}
+
+/// How tc is attached on this kernel.
+pub fn tc_mode() -> &'static str {
+    datapath::agent::supported_attachment().name()
+}
+
 impl Stage {
+    /// Sends a SYN as it is from the client's namespace to [`SSH`]; whether the server's stack answers.
+    pub fn is_answered(&self, syn: &[u8]) -> bool {
+        let script = "import socket,sys\n\
+            mac=lambda ns:bytes.fromhex(ns.replace(':',''))\n\
+            frame=mac(sys.argv[1])+mac(sys.argv[2])+bytes.fromhex(sys.argv[3])[12:]\n\
+            s=socket.socket(socket.AF_PACKET,socket.SOCK_RAW,socket.htons(0x800))\n\
+            s.bind(('eth0',0x800))\ns.settimeout(0.8)\ns.send(frame)\n\
+            while True:\n  got=s.recv(2000)\n\
+            \x20 if got[23]==6 and got[36:38]==frame[34:36] and got[47]&0x12==0x12:break";
+        let mac = |namespace: &Namespace| {
+            let shown = Command::new("ip").args(["-n", &namespace.0, "-br", "link", "show", "eth0"]).output().unwrap();
+            String::from_utf8_lossy(&shown.stdout).split_whitespace().nth(2).unwrap().to_owned()
+        };
+        let mut frame = syn.to_vec();
+        complete(&mut frame);
+        let (to, from) = (mac(&self.host), mac(&self.client));
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.client.0, "python3", "-c", script, &to, &from, &hex::encode(frame)]);
+        command.stderr(Stdio::null()).status().unwrap().success()
+    }
+
+    /// Whether XDP is attached to the server's interface.
+    pub fn has_xdp(&self) -> bool {
+        datapath::hook::mode(&datapath::interface::Interface::named("eth0").unwrap()).is_ok()
+    }
+
     /// Adds an interface whose driver has no XDP.
     pub fn add_bridge(&self, name: &str) {
         ip(&["-n", &self.host.0, "link", "add", name, "type", "bridge"]);

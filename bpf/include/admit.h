@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Admission: what wire.md §6 says. Admit (strip and pass), not ours (pass untouched), or drop with a reason. Only a packet
+ * whose tag is right, or that belongs to an admitted flow, writes to a table (§6.6). It needs no user space to go on:
+ * keys, receivers and clock stay in pinned maps.
+ *
+ * One decision for two hooks: whoever includes this includes xdp.h or skb.h before. */
+#pragma once
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include "drop_reason.h"
+#include "layout.h"
+#include "parse.h"
+#include "token.h"
+#include "tail.h"
+#include "admission.h"
+#include "sweep.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, OUTCOMES);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024);
+} samples SEC(".maps");
+
+struct sample_rate {
+	__u32 second;
+	__u32 count;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct sample_rate);
+} sample_rates SEC(".maps");
+
+static __always_inline void count(__u32 outcome)
+{
+	__u64 *counter = bpf_map_lookup_elem(&counters, &outcome);
+
+	if (counter)
+		*counter += 1;
+}
+
+__noinline int sample(context *ctx, const struct packet *p, __u32 reason)
+{
+	__u32 zero = 0;
+	struct sample_rate *rate = bpf_map_lookup_elem(&sample_rates, &zero);
+	__u32 length = frame_length(ctx);
+	struct drop_sample *room;
+
+	if (!rate || !p)
+		return 0;
+	if (rate->second != p->time) {
+		rate->second = p->time;
+		rate->count = 0;
+	}
+	if (rate->count >= config.samples_per_second) {
+		count(SAMPLES_LOST);
+		return 0;
+	}
+	rate->count++;
+	room = bpf_ringbuf_reserve(&samples, sizeof(*room), 0);
+	if (!room) {
+		count(SAMPLES_LOST);
+		return 0;
+	}
+	room->handle = p->handle;
+	room->flow = p->flow;
+	room->interface = interface_of(ctx);
+	room->length = length < 0xffff ? length : 0xffff;
+	room->reason = reason;
+	room->observed = config.observe;
+	bpf_ringbuf_submit(room, 0);
+	return 0;
+}
+
+/* An ICMP error passes if what it quotes was sent back on an admitted flow (wire.md §6.5). */
+__noinline int judge_icmp_error(context *ctx, struct packet *p, const struct services *services)
+{
+	struct flow_key quoted = {};
+	const struct services *quoted_services;
+	__u32 at, ports_at;
+	__be16 ports[2];
+
+	if (!p || !services)
+		return DROP_MALFORMED;
+	at = p->payload;
+	if (p->flow.family == 4) {
+		struct ipv4 ip;
+
+		if (at + sizeof(ip) > p->end || load(ctx, at, &ip, sizeof(ip)))
+			return DROP_MALFORMED;
+		if ((ip.version_ihl & 15) < 5 || ip.fragment & bpf_htons(0x1fff))
+			return DROP_MALFORMED;
+		__builtin_memcpy(quoted.server, ip.source, 4);
+		__builtin_memcpy(quoted.client, ip.destination, 4);
+		quoted.protocol = ip.protocol;
+		ports_at = at + (ip.version_ihl & 15) * 4;
+	} else {
+		struct ipv6 ip;
+
+		if (at + sizeof(ip) > p->end || load(ctx, at, &ip, sizeof(ip)))
+			return DROP_MALFORMED;
+		__builtin_memcpy(quoted.server, ip.source, 16);
+		__builtin_memcpy(quoted.client, ip.destination, 16);
+		quoted.protocol = ip.next;
+		ports_at = at + IPV6_LEN;
+	}
+	if (quoted.protocol != IP_TCP && quoted.protocol != IP_UDP)
+		return DROP_MALFORMED;
+	if (ports_at + 4 > p->end || load(ctx, ports_at, ports, 4))
+		return DROP_MALFORMED;
+	quoted.family = p->flow.family;
+	quoted.server_port = ports[0];
+	quoted.client_port = ports[1];
+	quoted_services = services_of(quoted.family, quoted.server);
+	if (!covers(services, p->flow.protocol, 0) &&
+	    !(quoted_services && covers(quoted_services, quoted.protocol, bpf_ntohs(quoted.server_port))))
+		return PASS_NOT_OURS;
+	return live_flow(&quoted, p->time) ? PASS_ICMP_ERROR : DROP_NO_FLOW;
+}
+
+__noinline int judge_fragment(struct packet *p, const struct services *services)
+{
+	struct flow *flow;
+	struct flow_key key;
+
+	if (!p || !services)
+		return DROP_FRAGMENT;
+	key = p->flow;
+	if (p->fragment == FRAGMENT_LATER) {
+		if (!covers_some(services, p->flow.protocol))
+			return PASS_NOT_OURS;
+		return fragment_known(p) ? PASS_FLOW : DROP_FRAGMENT;
+	}
+	if (!covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
+		return PASS_NOT_OURS;
+	flow = live_flow(&key, p->time);
+	if (!flow)
+		return DROP_FRAGMENT;
+	remember_fragment(p);
+	refresh(flow, p, p->time);
+	return PASS_FLOW;
+}
+
+static __always_inline int icmp_error(const struct packet *p)
+{
+	if (p->flow.protocol == IP_ICMP)
+		return p->flow.family == 4 && (p->icmp_type == 3 || p->icmp_type == 11 || p->icmp_type == 12);
+	return p->flow.protocol == IP_ICMPV6 && p->flow.family == 6 && p->icmp_type >= 1 && p->icmp_type <= 4;
+}
+
+static __always_inline int neighbour_discovery(const struct packet *p)
+{
+	return p->flow.protocol == IP_ICMPV6 && p->flow.family == 6 && p->icmp_type >= 133 && p->icmp_type <= 137 &&
+	       p->hop_limit == 255;
+}
+
+static __always_inline int opens(const struct packet *p)
+{
+	return p->flow.protocol == IP_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+/* Datagrams that travel as one: their tokens can't be taken out from between them. The first one's admits the flow, and
+ * all are dropped, as a network may; they are sent again. */
+static __always_inline int keep_first_datagram(context *ctx, struct packet *p)
+{
+	__u32 segment = p->flow.protocol == IP_UDP ? segment_length(ctx) : 0;
+
+	if (!segment || p->payload + segment >= p->end)
+		return 0;
+	p->end = p->payload + segment;
+	return 1;
+}
+
+/* What is left after flow and services were looked up: first packets, and everything unusual. */
+__noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
+{
+	__u32 zero = 0;
+	struct token *token = bpf_map_lookup_elem(&tokens, &zero);
+	int outcome, several;
+
+	if (!p || !token)
+		return DROP_NO_TOKEN;
+	if (p->flow.protocol != IP_UDP && !opens(p))
+		return p->flow.protocol == IP_TCP ? DROP_NO_FLOW : DROP_NO_TOKEN;
+	several = keep_first_datagram(ctx, p);
+	if (find_token(ctx, p, token))
+		return admitted ? PASS_FLOW : DROP_NO_TOKEN;
+	outcome = judge_token(p, token);
+	/* On an admitted flow, what doesn't have a token's form is payload that happens to look like one. */
+	if (admitted && outcome <= DROP_UNKNOWN_SUITE && outcome != CONTINUE)
+		return PASS_FLOW;
+	if (outcome == CONTINUE)
+		outcome = admit_flow(p, token);
+	if (outcome != CONTINUE)
+		return outcome;
+	if (several || (p->flow.protocol == IP_UDP && p->payload + TAIL_LEN == p->end))
+		return CONSUMED;
+	return strip_tail(ctx, p) ? DROP_MALFORMED : PASS_TOKEN;
+}
+
+static __always_inline int judge(context *ctx, struct packet *p, int form)
+{
+	const struct services *services;
+	struct flow *flow;
+
+	if (form == FORM_NOT_IP)
+		return PASS_NOT_OURS;
+	if (!p->flow.family)
+		return DROP_MALFORMED;
+	services = services_of(p->flow.family, p->flow.server);
+	if (p->routed)
+		return DROP_MALFORMED;
+	if (!services)
+		return PASS_NOT_OURS;
+	if (form == FORM_BROKEN)
+		return DROP_MALFORMED;
+	p->time = now();
+	if (p->fragment)
+		return judge_fragment(p, services);
+	if (icmp_error(p))
+		return judge_icmp_error(ctx, p, services);
+	if (neighbour_discovery(p) || !covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
+		return PASS_NOT_OURS;
+	flow = opens(p) ? 0 : live_flow(&p->flow, p->time);
+	if (flow)
+		refresh(flow, p, p->time);
+	if (flow && p->flow.protocol == IP_TCP)
+		return PASS_FLOW;
+	return judge_rest(ctx, p, !!flow);
+}
+
+/* Settles the bulk of IPv4 traffic with a glance: packets to what is surely open, and segments of admitted TCP flows. The
+ * outcome is the same as on the long way, or CONTINUE. */
+static __always_inline int settle_fast(context *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct ipv4 *ip = data + ETHER_LEN;
+	struct tcp *tcp = (void *)(ip + 1);
+	struct flow_key4 key = { .protocol = IP_TCP };
+	__u32 total_len, header_len, time;
+	struct flow *flow;
+
+	if ((void *)(tcp + 1) > end || *(__be16 *)(data + 12) != bpf_htons(0x0800) || ip->version_ihl != 0x45)
+		return CONTINUE;
+	if (is_open4(*(__be32 *)ip->destination))
+		return PASS_NOT_OURS;
+	total_len = bpf_ntohs(ip->total_len);
+	header_len = (tcp->offset >> 4) * 4;
+	if (ip->protocol != IP_TCP || ip->fragment & bpf_htons(0x3fff) ||
+	    (tcp->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN || !reaches(ctx, ETHER_LEN + total_len) ||
+	    header_len < sizeof(*tcp) || IPV4_LEN + header_len > total_len)
+		return CONTINUE;
+	key.client = *(__be32 *)ip->source;
+	key.server = *(__be32 *)ip->destination;
+	key.client_port = tcp->source;
+	key.server_port = tcp->destination;
+	flow = bpf_map_lookup_elem(&flows4, &key);
+	time = now();
+	if (!flow || !flow_is_live(IP_TCP, flow, time))
+		return CONTINUE;
+	flow->seen = time;
+	flow->packets += 1;
+	flow->bytes += total_len;
+	flow->closing = !!(tcp->flags & (TCP_FIN | TCP_RST));
+	return PASS_FLOW;
+}
+
+/* The common case without a copy: Ethernet, IP without options, TCP or UDP. -1 for everything else. */
+static __always_inline int parse_fast(context *ctx, struct packet *p)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__u8 *ether = data;
+	void *transport;
+	__u8 protocol;
+
+	if (data + ETHER_LEN + IPV4_LEN + sizeof(struct tcp) > end)
+		return -1;
+	if (*(__be16 *)(ether + 12) == bpf_htons(0x0800)) {
+		struct ipv4 *ip = data + ETHER_LEN;
+
+		p->end = ETHER_LEN + bpf_ntohs(ip->total_len);
+		if (ip->version_ihl != 0x45 || ip->fragment & bpf_htons(0x3fff))
+			return -1;
+		protocol = ip->protocol;
+		transport = data + ETHER_LEN + IPV4_LEN;
+		p->transport = ETHER_LEN + IPV4_LEN;
+		p->flow.family = 4;
+		*(__u32 *)p->flow.client = *(__u32 *)ip->source;
+		*(__u32 *)p->flow.server = *(__u32 *)ip->destination;
+	} else if (*(__be16 *)(ether + 12) == bpf_htons(0x86dd)) {
+		struct ipv6 *ip = data + ETHER_LEN;
+
+		if (data + ETHER_LEN + IPV6_LEN + sizeof(struct tcp) > end)
+			return -1;
+		p->end = ETHER_LEN + IPV6_LEN + bpf_ntohs(ip->payload_len);
+		if (ip->version_class >> 4 != 6)
+			return -1;
+		protocol = ip->next;
+		transport = data + ETHER_LEN + IPV6_LEN;
+		p->transport = ETHER_LEN + IPV6_LEN;
+		p->flow.family = 6;
+		__builtin_memcpy(p->flow.client, ip->source, 16);
+		__builtin_memcpy(p->flow.server, ip->destination, 16);
+	} else {
+		return -1;
+	}
+	if (p->end > frame_length(ctx))
+		goto unusual;
+	if (protocol == IP_TCP) {
+		struct tcp *tcp = transport;
+		__u32 header_len = (tcp->offset >> 4) * 4;
+
+		if (header_len < sizeof(*tcp) || p->transport + header_len > p->end)
+			goto unusual;
+		p->tcp_flags = tcp->flags;
+		p->payload = p->transport + header_len;
+	} else if (protocol == IP_UDP) {
+		struct udp *udp = transport;
+
+		if (p->transport + bpf_ntohs(udp->len) != p->end || bpf_ntohs(udp->len) < sizeof(*udp))
+			goto unusual;
+		p->payload = p->transport + sizeof(*udp);
+	} else {
+		goto unusual;
+	}
+	p->network = ETHER_LEN;
+	p->fills_ip = 1;
+	p->flow.protocol = protocol;
+	p->flow.client_port = *(__be16 *)transport;
+	p->flow.server_port = *(__be16 *)(transport + 2);
+	return FORM_WHOLE;
+unusual:
+	__builtin_memset(p, 0, sizeof(*p));
+	return -1;
+}
+
+/* Whether the packet goes on. */
+static __always_inline int decide(context *ctx)
+{
+	int outcome = settle_fast(ctx), form;
+	struct packet p;
+
+	if (outcome != CONTINUE) {
+		count(outcome);
+		return 1;
+	}
+	__builtin_memset(&p, 0, sizeof(p));
+	form = parse_fast(ctx, &p);
+	if (form < 0)
+		form = parse(ctx, &p, ETHER_LEN, 0);
+	outcome = judge(ctx, &p, form);
+	count(outcome);
+	if (outcome == CONSUMED)
+		return 0;
+	if (outcome >= PASS_NOT_OURS)
+		return 1;
+	sample(ctx, &p, outcome);
+	return config.observe;
+}

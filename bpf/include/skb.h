@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* A packet as a tc program has it: a socket buffer, perhaps of many segments that travel as one (GSO, GRO). Its data
+ * need not be in one piece, and its outer VLAN tag may be beside it. */
+#pragma once
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+
+typedef struct __sk_buff context;
+
+static __always_inline __u32 frame_length(context *ctx)
+{
+	return ctx->len;
+}
+
+static __always_inline long load(context *ctx, __u32 at, void *to, __u32 len)
+{
+	return bpf_skb_load_bytes(ctx, at, to, len);
+}
+
+/* Keeps the sum right that a network card may have made of the whole packet (CHECKSUM_COMPLETE). */
+static __always_inline long store(context *ctx, __u32 at, const void *from, __u32 len)
+{
+	return bpf_skb_store_bytes(ctx, at, from, len, BPF_F_RECOMPUTE_CSUM);
+}
+
+/* Ends the frame at `end`. The kernel forgets a sum of the whole packet, and that it was a super-packet. */
+static __always_inline long cut_tail(context *ctx, __u32 end)
+{
+	return bpf_skb_change_tail(ctx, end, 0);
+}
+
+/* Whether the frame is surely this long. */
+static __always_inline int reaches(context *ctx, __u32 length)
+{
+	return length <= ctx->len;
+}
+
+/* Payload bytes per segment of a super-packet; 0 for any other. Not by gso_segs, which is 0 for those of virtual
+ * machines. */
+static __always_inline __u32 segment_length(context *ctx)
+{
+	return ctx->gso_size;
+}
+
+static __always_inline __u32 interface_of(context *ctx)
+{
+	return ctx->ifindex;
+}
+
+/* Brings the first `length` bytes, or all there are, to where programs read them without a call. */
+static __always_inline void linearize(context *ctx, __u32 length)
+{
+	if (length > ctx->len)
+		length = ctx->len;
+	if ((void *)(long)ctx->data + length > (void *)(long)ctx->data_end)
+		bpf_skb_pull_data(ctx, length);
+}

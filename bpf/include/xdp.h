@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* A packet as an XDP program has it: the frame as it came in. */
+#pragma once
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+typedef struct xdp_md context;
+
+static __always_inline __u32 frame_length(context *ctx)
+{
+	return bpf_xdp_get_buff_len(ctx);
+}
+
+static __always_inline long load(context *ctx, __u32 at, void *to, __u32 len)
+{
+	return bpf_xdp_load_bytes(ctx, at, to, len);
+}
+
+static __always_inline long store(context *ctx, __u32 at, const void *from, __u32 len)
+{
+	return bpf_xdp_store_bytes(ctx, at, (void *)from, len);
+}
+
+/* Ends the frame at `end`. */
+static __always_inline long cut_tail(context *ctx, __u32 end)
+{
+	return bpf_xdp_adjust_tail(ctx, (int)end - (int)frame_length(ctx));
+}
+
+/* Whether the frame is surely this long. */
+static __always_inline int reaches(context *ctx, __u32 length)
+{
+	return (void *)(long)ctx->data + length <= (void *)(long)ctx->data_end;
+}
+
+/* Payload bytes per segment of a super-packet; 0 for any other. */
+static __always_inline __u32 segment_length(context *ctx)
+{
+	return 0;
+}
+
+static __always_inline __u32 interface_of(context *ctx)
+{
+	return ctx->ingress_ifindex;
+}

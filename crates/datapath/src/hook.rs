@@ -1,0 +1,231 @@
+//! Where admission hooks in, and the attachments there.
+
+use crate::agent::{Attachment, supported_attachment};
+use crate::interface::Interface;
+use crate::link::{Link, Place};
+use anyhow::{Context, Result};
+use libbpf_rs::{TC_INGRESS, TcHook, TcHookBuilder};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// linux/pkt_cls.h: the next program decides.
+const TC_ACT_UNSPEC: u32 = u32::MAX;
+const TC_ACT_SHOT: u32 = 2;
+
+/// Where in a packet's way the verifier decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hook {
+    /// Before the kernel makes a socket buffer: for network cards.
+    #[default]
+    Xdp,
+    /// At tc ingress, on the socket buffer: for virtual interfaces, which would copy every packet for XDP.
+    Tc,
+}
+
+impl Hook {
+    /// Every hook.
+    pub const ALL: [Self; 2] = [Self::Xdp, Self::Tc];
+
+    /// The name used in settings and output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp",
+            Self::Tc => "tc",
+        }
+    }
+
+    /// What its program returns for a packet that passes, or else is dropped.
+    pub const fn code(self, passes: bool) -> u32 {
+        match (self, passes) {
+            (Self::Xdp, true) => libbpf_sys::XDP_PASS,
+            (Self::Xdp, false) => libbpf_sys::XDP_DROP,
+            (Self::Tc, true) => TC_ACT_UNSPEC,
+            (Self::Tc, false) => TC_ACT_SHOT,
+        }
+    }
+
+    /// Whether an attachment ends with the process that made it, unless it is pinned. A tc filter does not.
+    pub fn ends_with_process(self) -> bool {
+        self == Self::Xdp || supported_attachment() == Attachment::Tcx
+    }
+}
+
+/// How a program is attached at its hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// XDP in the driver, before the kernel allocates anything.
+    Native,
+    /// XDP in the kernel's receive path, for drivers without it.
+    Generic,
+    /// XDP on the network card.
+    Offloaded,
+    /// tc by TCX, Linux 6.6.
+    Tcx,
+    /// tc by a filter of the clsact qdisc.
+    Clsact,
+}
+
+impl Mode {
+    /// The name used in output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+            Self::Offloaded => "offloaded",
+            Self::Tcx => Attachment::Tcx.name(),
+            Self::Clsact => Attachment::Clsact.name(),
+        }
+    }
+
+    /// The hook that it belongs to.
+    pub const fn hook(self) -> Hook {
+        match self {
+            Self::Native | Self::Generic | Self::Offloaded => Hook::Xdp,
+            Self::Tcx | Self::Clsact => Hook::Tc,
+        }
+    }
+}
+
+/// How XDP is attached to `interface`.
+pub fn mode(interface: &Interface) -> Result<Mode> {
+    let mut options =
+        libbpf_sys::bpf_xdp_query_opts { sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as _, ..Default::default() };
+    // SAFETY: the options live through the call.
+    let result = unsafe { libbpf_sys::bpf_xdp_query(interface.index as i32, 0, std::ptr::from_mut(&mut options)) };
+    anyhow::ensure!(result == 0, "cannot ask how XDP is attached to {}", interface.name);
+    match u32::from(options.attach_mode) {
+        libbpf_sys::XDP_ATTACHED_DRV => Ok(Mode::Native),
+        libbpf_sys::XDP_ATTACHED_SKB => Ok(Mode::Generic),
+        libbpf_sys::XDP_ATTACHED_HW => Ok(Mode::Offloaded),
+        _ => anyhow::bail!("no XDP program, or several, on {}", interface.name),
+    }
+}
+
+/// The admitting program on an interface.
+pub(crate) enum Attached {
+    Link(Link),
+    Filter(Filter),
+}
+
+impl Attached {
+    pub(crate) fn new(program: BorrowedFd<'_>, interface: &Interface, hook: Hook) -> Result<Self> {
+        let attach = |place, flags| Link::attach(program, interface.index, place, flags).map(Self::Link);
+        let name = &interface.name;
+        match hook {
+            // Without flags the kernel takes the driver's XDP if there is one, else its own. A driver may still refuse
+            // (MTU, queues): then the kernel's own.
+            Hook::Xdp => attach(Place::Xdp, 0)
+                .or_else(|error| attach(Place::Xdp, libbpf_sys::XDP_FLAGS_SKB_MODE).map_err(|_| error))
+                .with_context(|| {
+                    format!("cannot attach XDP to {name} (another XDP program may be there: `ip link show {name}`)")
+                }),
+            // Before programs of others, whose word could keep the packet from this one.
+            Hook::Tc => match supported_attachment() {
+                Attachment::Tcx => attach(Place::TcxIngress, libbpf_sys::BPF_F_BEFORE),
+                Attachment::Clsact => Filter::attach(program, interface.index).map(Self::Filter),
+            }
+            .with_context(|| format!("cannot attach to tc ingress of {name}")),
+        }
+    }
+
+    /// The attachment pinned at `path`, to whatever interface; a filter's is the one called `name`.
+    pub(crate) fn open(path: &Path, name: &str) -> Option<Self> {
+        let link = Link::open_any(path)?;
+        if link.is_link() {
+            return Some(Self::Link(link));
+        }
+        let interface = nix::net::if_::if_nametoindex(name).ok()?;
+        Some(Self::Filter(Filter::of(link.into(), interface)))
+    }
+
+    /// The attachment pinned at `path`, if it is still on this interface.
+    pub(crate) fn open_on(path: &Path, interface: &Interface) -> Option<Self> {
+        match Self::open(path, &interface.name)? {
+            Self::Link(_) => Link::open(path, interface.index).map(Self::Link),
+            Self::Filter(filter) => filter.is_there().then_some(Self::Filter(filter)),
+        }
+    }
+
+    /// Whether a program for this hook can take its place.
+    pub(crate) fn is_at(&self, hook: Hook) -> bool {
+        match self {
+            Self::Link(link) => link.is_xdp() == (hook == Hook::Xdp),
+            Self::Filter(_) => hook == Hook::Tc,
+        }
+    }
+
+    /// Puts another program in the place of the attached one, without a packet between them.
+    pub(crate) fn update(&mut self, program: BorrowedFd<'_>) -> Result<()> {
+        match self {
+            Self::Link(link) => link.update(program)?,
+            Self::Filter(filter) => *filter = Filter::attach(program, filter.interface)?,
+        }
+        Ok(())
+    }
+
+    pub(crate) fn mode(&self, interface: &Interface) -> Result<Mode> {
+        match self {
+            Self::Link(link) if link.is_xdp() => mode(interface),
+            Self::Link(_) => Ok(Mode::Tcx),
+            Self::Filter(_) => Ok(Mode::Clsact),
+        }
+    }
+
+    /// What to pin so that [`Self::open`] finds it. A filter can't be pinned and lasts by itself: its program stands for
+    /// it.
+    pub(crate) fn to_pin(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Link(link) => link.as_fd(),
+            Self::Filter(filter) => filter.program.as_fd(),
+        }
+    }
+
+    /// Lets go of the interface at once.
+    pub(crate) fn detach(&self) {
+        match self {
+            Self::Link(link) => link.detach(),
+            Self::Filter(filter) => filter.detach(),
+        }
+    }
+}
+
+/// A filter of the clsact qdisc, at ingress.
+pub(crate) struct Filter {
+    program: OwnedFd,
+    interface: u32,
+}
+
+impl Filter {
+    /// Before filters of others, whose word could keep the packet from this one.
+    const PRIORITY: u32 = 1;
+    const HANDLE: u32 = 0x5653;
+
+    /// Attaches, or replaces the program of the filter that is there.
+    fn attach(program: BorrowedFd<'_>, interface: u32) -> Result<Self> {
+        let filter = Self::of(program.try_clone_to_owned().context("cannot copy a descriptor")?, interface);
+        let mut hook = filter.hook();
+        // The qdisc may be there already, ours or somebody else's.
+        let _ = hook.create();
+        hook.attach().context("cannot add a tc filter")?;
+        Ok(filter)
+    }
+
+    fn of(program: OwnedFd, interface: u32) -> Self {
+        Self { program, interface }
+    }
+
+    fn hook(&self) -> TcHook {
+        let mut builder = TcHookBuilder::new(self.program.as_fd());
+        builder.ifindex(self.interface as i32).replace(true).handle(Self::HANDLE).priority(Self::PRIORITY);
+        builder.hook(TC_INGRESS)
+    }
+
+    fn is_there(&self) -> bool {
+        self.hook().query().is_ok()
+    }
+
+    fn detach(&self) {
+        // One whose interface is gone fails, which is what was wanted.
+        let _ = self.hook().detach();
+    }
+}
