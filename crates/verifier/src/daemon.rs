@@ -294,7 +294,7 @@ impl Daemon {
                 tracing::debug!(handle = %Handle(owner.handle), person = owner.person, device = owner.device, "granted");
                 self.shared.owners().remember(owner);
             }
-            Event::Alive | Event::LoggedOut => {}
+            Event::Alive | Event::Recheck | Event::LoggedOut => {}
         }
     }
 
