@@ -128,7 +128,7 @@ fn length(mtu: u32, mode: Option<Mode>) -> Check {
             format!("{mtu}: many drivers have no native XDP beyond {MTU_IN_ONE_PIECE}"),
             format!("try an MTU of at most {MTU_IN_ONE_PIECE} for native XDP"),
         ),
-        None => Check::ok("mtu", format!("{mtu}, needs XDP frags")),
+        Some(Mode::Tcx | Mode::Clsact) | None => Check::ok("mtu", format!("{mtu}, needs XDP frags")),
     }
 }
 
