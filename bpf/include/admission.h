@@ -40,6 +40,9 @@ struct {
  * the table needs no upkeep; a bucket full of live tokens refuses more. */
 #define REPLAY_ENTRIES 8
 
+/* Where a TCP connection stands, as far as the client's packets show. */
+enum stage { STAGE_OPEN = 0, STAGE_OPENING = 1, STAGE_CLOSING = 2, STAGE_RESET = 3 };
+
 struct replay_bucket {
 	struct bpf_spin_lock lock;
 	struct {
@@ -90,7 +93,7 @@ static __always_inline __u32 idle_limit(__u8 protocol, const struct flow *flow)
 {
 	if (protocol != IP_TCP)
 		return config.udp_idle;
-	return flow->closing ? config.closing_idle : config.tcp_idle;
+	return flow->stage == STAGE_OPEN ? config.tcp_idle : config.closing_idle;
 }
 
 static __always_inline int flow_is_live(__u8 protocol, const struct flow *flow, __u32 time)
@@ -106,12 +109,24 @@ static __always_inline struct flow *live_flow(const struct flow_key *key, __u32 
 	return flow && flow_is_live(key->protocol, flow, time) ? flow : 0;
 }
 
+/* Where a connection stands after a segment. A FIN counts until payload follows: the client's last ACK does not open the
+ * flow again, and a forged FIN does not end one that goes on. */
+static __always_inline __u8 next_stage(__u8 stage, __u8 flags, int has_payload)
+{
+	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+		return STAGE_OPENING;
+	if (flags & TCP_FIN || (stage == STAGE_CLOSING && !has_payload))
+		return STAGE_CLOSING;
+	return flags & TCP_RST ? STAGE_RESET : STAGE_OPEN;
+}
+
 static __always_inline void refresh(struct flow *flow, const struct packet *p, __u32 time)
 {
 	flow->seen = time;
 	flow->packets += 1;
 	flow->bytes += p->end - p->network;
-	flow->closing = p->flow.protocol == IP_TCP && p->tcp_flags & (TCP_FIN | TCP_RST);
+	if (p->flow.protocol == IP_TCP)
+		flow->stage = next_stage(flow->stage, p->tcp_flags, p->payload < p->end);
 }
 
 static __always_inline struct flow_key fragment_key(const struct packet *p)
@@ -171,7 +186,8 @@ __noinline int first_use(const struct token *token, __u32 clock_now)
 	}
 #pragma unroll
 	for (int i = 0; i < REPLAY_ENTRIES; i++) {
-		if (!taken && !done && (__s32)(clock_now - bucket->entries[i].time) > CLOCK_SKEW_MAX) {
+		if (!taken && !done &&
+		    (!bucket->entries[i].time || (__s32)(clock_now - bucket->entries[i].time) > CLOCK_SKEW_MAX)) {
 			bucket->entries[i].time = time;
 			bucket->entries[i].tag[0] = t0;
 			bucket->entries[i].tag[1] = t1;
@@ -200,31 +216,33 @@ static __always_inline void release_grant(__u64 handle)
 		__sync_fetch_and_sub(&use->flows, 1);
 }
 
+enum { TOKEN_WINDOW_SHIFT = 6 /* 64 s: as long as a token can be valid */, TOKENS_PER_FLOW = 8 };
+
+/* Whether the grant may use one more token in this window: or one grant could fill the replay table. */
+static __always_inline int has_token_left(struct grant_use *use, __u32 time)
+{
+	__u32 window = time >> TOKEN_WINDOW_SHIFT;
+
+	if (use->window != window) {
+		use->window = window;
+		use->tokens = 0;
+	}
+	return __sync_fetch_and_add(&use->tokens, 1) / TOKENS_PER_FLOW < config.flows_per_grant;
+}
+
 /* CONTINUE if the token is used for the first time and the flow is in the table: replay, then flow limit. */
 __noinline int admit_flow(struct packet *p, const struct token *token)
 {
 	struct flow fresh = {}, *flow;
 	struct grant_use *use;
 	struct flow_key key; /* copied: Linux 6.1 takes map keys from the stack, not through pointers like `p` */
-	__u64 handle;
-	int outcome;
+	__u64 handle, before;
+	int outcome, counted;
 
 	if (!p || !token)
 		return DROP_REPLAYED;
-	outcome = first_use(token, p->time);
-	if (outcome != CONTINUE)
-		return outcome;
 	key = p->flow;
 	handle = p->handle;
-	fresh.handle = handle;
-	fresh.since = p->time;
-	flow = live_flow(&key, p->time);
-	if (flow && flow->handle == handle) {
-		/* UDP was counted when its flow was looked up. */
-		if (p->flow.protocol == IP_TCP)
-			refresh(flow, p, p->time);
-		return CONTINUE;
-	}
 	use = bpf_map_lookup_elem(&grants, &handle);
 	if (!use) {
 		struct grant_use first = { .expires = token->expires, .first = key };
@@ -234,19 +252,35 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		if (!use)
 			return DROP_FLOW_LIMIT;
 	}
+	if (!has_token_left(use, p->time))
+		return DROP_FLOW_LIMIT;
+	outcome = first_use(token, p->time);
+	if (outcome != CONTINUE)
+		return outcome;
+	flow = find_flow(&key);
+	if (flow && flow->handle == handle && flow_is_live(key.protocol, flow, p->time)) {
+		/* UDP was counted when its flow was looked up. */
+		if (p->flow.protocol == IP_TCP)
+			refresh(flow, p, p->time);
+		return CONTINUE;
+	}
 	if (token->block.flags & FLAG_SINGLE && !same_flow(&use->first, &key))
 		return DROP_FLOW_LIMIT;
-	if (__sync_fetch_and_add(&use->flows, 1) >= config.flows_per_grant) {
+	/* Signed: two cores that forget the same flow at once may count it twice. */
+	if ((__s32)__sync_fetch_and_add(&use->flows, 1) >= (__s32)config.flows_per_grant) {
 		__sync_fetch_and_sub(&use->flows, 1);
 		return DROP_FLOW_LIMIT;
 	}
+	counted = flow && !flow->adopted;
+	before = flow ? flow->handle : 0;
+	fresh.handle = handle;
+	fresh.since = p->time;
 	refresh(&fresh, p, p->time);
-	flow = find_flow(&key);
-	if (flow && !flow->adopted)
-		release_grant(flow->handle);
 	if (put_flow(&key, &fresh)) {
 		__sync_fetch_and_sub(&use->flows, 1);
 		return DROP_FLOW_LIMIT;
 	}
+	if (counted)
+		release_grant(before);
 	return CONTINUE;
 }

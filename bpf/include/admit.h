@@ -113,11 +113,11 @@ __noinline int judge_icmp_error(context *ctx, struct packet *p, const struct ser
 		quoted.protocol = ip.next;
 		ports_at = at + IPV6_LEN;
 	}
-	if (quoted.protocol != IP_TCP && quoted.protocol != IP_UDP)
-		return DROP_MALFORMED;
-	if (ports_at + 4 > p->end || load(ctx, ports_at, ports, 4))
-		return DROP_MALFORMED;
 	quoted.family = p->flow.family;
+	if (quoted.protocol != IP_TCP && quoted.protocol != IP_UDP)
+		ports[0] = ports[1] = 0;
+	else if (ports_at + 4 > p->end || load(ctx, ports_at, ports, 4))
+		return DROP_MALFORMED;
 	quoted.server_port = ports[0];
 	quoted.client_port = ports[1];
 	quoted_services = services_of(quoted.family, quoted.server);
@@ -135,6 +135,9 @@ __noinline int judge_fragment(struct packet *p, const struct services *services)
 	if (!p || !services)
 		return DROP_FRAGMENT;
 	key = p->flow;
+	/* An ICMP error in pieces could quote anything. */
+	if (p->flow.protocol == (p->flow.family == 4 ? IP_ICMP : IP_ICMPV6))
+		return DROP_FRAGMENT;
 	if (p->fragment == FRAGMENT_LATER) {
 		if (!covers_some(services, p->flow.protocol))
 			return PASS_NOT_OURS;
@@ -142,6 +145,9 @@ __noinline int judge_fragment(struct packet *p, const struct services *services)
 	}
 	if (!covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
 		return PASS_NOT_OURS;
+	/* A SYN in pieces would need no token; TCP finds the path's MTU and needs no fragments. */
+	if (p->flow.protocol == IP_TCP)
+		return DROP_FRAGMENT;
 	flow = live_flow(&key, p->time);
 	if (!flow)
 		return DROP_FRAGMENT;
@@ -270,7 +276,7 @@ static __always_inline int settle_fast(context *ctx)
 	flow->seen = time;
 	flow->packets += 1;
 	flow->bytes += total_len;
-	flow->closing = !!(tcp->flags & (TCP_FIN | TCP_RST));
+	flow->stage = next_stage(flow->stage, tcp->flags, IPV4_LEN + header_len < total_len);
 	return PASS_FLOW;
 }
 

@@ -52,7 +52,7 @@ struct flow {
 	__u64 packets;
 	__u32 since;
 	__u32 seen;
-	__u8 closing;
+	__u8 stage;
 	__u8 adopted;
 	__u8 reserved[6];
 };
@@ -60,6 +60,8 @@ struct flow {
 struct grant_use {
 	__u32 flows;
 	__u32 expires;
+	__u32 tokens; /* taken in this window */
+	__u32 window;
 	struct flow_key first;
 };
 

@@ -15,12 +15,15 @@ static __always_inline void sweep_flow(struct bpf_map *map, const void *key, __u
 				       struct sweep *sweep)
 {
 	__u64 handle = flow->handle;
+	int counted;
 
 	if (flow_is_live(protocol, flow, sweep->now) && !(handle && bpf_map_lookup_elem(&revoked, &handle)))
 		return;
-	if (!flow->adopted)
+	counted = !flow->adopted;
+	if (bpf_map_delete_elem(map, key))
+		return;
+	if (counted)
 		release_grant(handle);
-	bpf_map_delete_elem(map, key);
 	sweep->flows++;
 }
 
@@ -38,7 +41,7 @@ static long sweep_flow6(struct bpf_map *map, const struct flow_key *key, struct 
 
 static long sweep_grant(struct bpf_map *map, const __u64 *handle, struct grant_use *use, struct sweep *sweep)
 {
-	if (use->expires + CLOCK_SKEW_MAX < sweep->now && !use->flows)
+	if (use->expires + CLOCK_SKEW_MAX < sweep->now && (__s32)use->flows <= 0)
 		bpf_map_delete_elem(map, handle);
 	return 0;
 }

@@ -61,7 +61,7 @@ fn nanoseconds(ran: anyhow::Result<datapath::run::Ran>) -> f64 {
 }
 
 fn verifier(probe: &Probe, family: &Family, figures: &mut Map<String, Value>) {
-    let config = wire::map::VerifierConfig { flows_per_grant: u32::MAX, ..world::config() };
+    let config = wire::map::VerifierConfig { flows_per_grant: i32::MAX as u32 / 8, ..world::config() };
     let mut deciders = Deciders::with_sizes(config, &world::receivers(), datapath::verifier::Sizes::default());
     let suffix = if family.server.is_ipv6() { "_ipv6" } else { "" };
     // The bounds are stated for IPv4; IPv6 has none of its own and is shown beside.

@@ -7,8 +7,8 @@ use crate::protected::Protected;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use wire::map::{Flow, FlowKey, GrantUse, Services, VerifierConfig, counter};
-use wire::packet::{Form, Fragment, Packet, TCP, UDP, tcp_flags};
+use wire::map::{Flow, FlowKey, GrantUse, Services, TOKEN_WINDOW, TOKENS_PER_FLOW, VerifierConfig, counter, stage};
+use wire::packet::{Form, Fragment, ICMP, ICMPV6, Packet, TCP, UDP, tcp_flags};
 use wire::tail::{self, BLOCK_LEN};
 use wire::token::TOKEN_LEN;
 use wire::{Destination, DropReason, Epoch, Flags, Handle, Token, VerifierKey};
@@ -172,6 +172,10 @@ impl Verifier {
 
     fn fragment(&mut self, packet: &Packet, services: &Services, now: u32) -> Result<Outcome, DropReason> {
         let mut key = FlowKey::to_server(packet).ok_or(DropReason::Malformed)?;
+        // An ICMP error in pieces could quote anything.
+        if packet.protocol == if packet.ipv6() { ICMPV6 } else { ICMP } {
+            return Err(DropReason::Fragment);
+        }
         let first = match packet.fragment {
             Fragment::First(id) => Some(id),
             _ => None,
@@ -179,6 +183,10 @@ impl Verifier {
         if let Some(id) = first {
             if !services.covers(packet.protocol, packet.destination_port) {
                 return Ok(Outcome::NotOurs);
+            }
+            // A SYN in pieces would need no token; TCP finds the path's MTU and needs no fragments.
+            if packet.protocol == TCP {
+                return Err(DropReason::Fragment);
             }
             refresh(self.live_flow(&key, now).ok_or(DropReason::Fragment)?, packet, now);
             (key.client_port, key.server_port) = ([0; 2], [0; 2]);
@@ -247,10 +255,19 @@ impl Verifier {
 
     /// Remembers a token and its flow: replay, then flow limit.
     fn admit(&mut self, token: &Token, key: FlowKey, packet: &Packet, now: u32) -> Result<(), DropReason> {
+        let handle = token.header.handle;
+        let fresh = GrantUse { flows: 0, expires: token.header.expires, tokens: 0, window: 0, first: key };
+        let used = self.grants.entry(handle).or_insert(fresh);
+        if used.window != now / TOKEN_WINDOW {
+            (used.window, used.tokens) = (now / TOKEN_WINDOW, 0);
+        }
+        used.tokens += 1;
+        if (used.tokens - 1) / TOKENS_PER_FLOW >= self.config.flows_per_grant {
+            return Err(DropReason::FlowLimit);
+        }
         if !self.tokens.insert(token.encode()) {
             return Err(DropReason::Replayed);
         }
-        let handle = token.header.handle;
         if let Some(flow) = self.live_flow(&key, now)
             && flow.handle == handle.0
         {
@@ -260,8 +277,7 @@ impl Verifier {
             }
             return Ok(());
         }
-        let used = self.grants.entry(handle);
-        let used = used.or_insert(GrantUse { flows: 0, expires: token.header.expires, first: key });
+        let used = self.grants.entry(handle).or_insert(fresh);
         let single = token.header.flags.has(Flags::SINGLE);
         if single && used.first != key || used.flows >= self.config.flows_per_grant {
             return Err(DropReason::FlowLimit);
@@ -279,8 +295,8 @@ impl Verifier {
 }
 
 fn is_live(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
-    let limit = match (key.protocol, flow.closing) {
-        (TCP, 0) => config.tcp_idle,
+    let limit = match (key.protocol, flow.stage) {
+        (TCP, stage::OPEN) => config.tcp_idle,
         (TCP, _) => config.closing_idle,
         _ => config.udp_idle,
     };
@@ -292,7 +308,24 @@ fn refresh(flow: &mut Flow, packet: &Packet, now: u32) {
     flow.seen = now;
     flow.packets += 1;
     flow.bytes += (packet.end - packet.network) as u64;
-    flow.closing = (packet.protocol == TCP && packet.tcp_flags & (tcp_flags::FIN | tcp_flags::RST) != 0).into();
+    if packet.protocol == TCP {
+        flow.stage = next_stage(flow.stage, packet);
+    }
+}
+
+/// Where a connection stands after a segment. A FIN counts until payload follows: the client's last ACK does not open the
+/// flow again, and a forged FIN does not end one that goes on.
+fn next_stage(before: u8, packet: &Packet) -> u8 {
+    let flag = |flag| packet.tcp_flags & flag != 0;
+    if packet.opens() {
+        stage::OPENING
+    } else if flag(tcp_flags::FIN) || before == stage::CLOSING && packet.payload == packet.end {
+        stage::CLOSING
+    } else if flag(tcp_flags::RST) {
+        stage::RESET
+    } else {
+        stage::OPEN
+    }
 }
 
 fn release(grants: &mut BTreeMap<Handle, GrantUse>, handle: u64) {

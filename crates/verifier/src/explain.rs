@@ -172,7 +172,7 @@ fn admitted(tables: &impl Tables, trace: &mut Trace, config: &VerifierConfig, ke
         trace.note("flow", Some(false), "not admitted");
         return false;
     };
-    let limit = match (key.protocol, flow.closing) {
+    let limit = match (key.protocol, flow.stage) {
         (TCP, 0) => config.tcp_idle,
         (TCP, _) => config.closing_idle,
         _ => config.udp_idle,
@@ -411,7 +411,8 @@ mod tests {
         let revoked = Room { revoked: vec![5], ..Room::default() };
         assert_eq!(outcome(&revoked, &with_token(|_, _| {})), "revoked");
         let first = FlowKey::new(at("203.0.113.9:1").ip(), 1, at("192.0.2.10:22").ip(), 22, TCP);
-        let full = Room { used: Some(GrantUse { flows: 4, expires: 0, first }), ..Room::default() };
+        let full =
+            Room { used: Some(GrantUse { flows: 4, expires: 0, tokens: 0, window: 0, first }), ..Room::default() };
         assert_eq!(outcome(&full, &with_token(|_, _| {})), "flow_limit");
         assert_eq!(outcome(&room, &syn(tcp_flags::SYN, &[])), "no_token");
         assert_eq!(outcome(&room, &with_token(|_, _| {})), "token");

@@ -60,7 +60,7 @@ impl Flow {
             seen: flow.seen.into(),
             packets: flow.packets,
             bytes: flow.bytes,
-            closing: flow.closing != 0,
+            closing: flow.stage != wire::map::stage::OPEN,
         }
     }
 }

@@ -252,13 +252,30 @@ pub struct Flow {
     pub since: u32,
     /// When its last packet came, Unix seconds.
     pub seen: u32,
-    /// 1 after a FIN or RST from the client, until something else comes.
-    pub closing: u8,
+    /// How far its connection is: one of [`stage`].
+    pub stage: u8,
     /// 1 if it was established before protection started.
     pub adopted: u8,
     /// Zero.
     pub reserved: [u8; 6],
 }
+
+/// Where a TCP connection stands, as far as the client's packets show. All but an open one are forgotten soon.
+pub mod stage {
+    /// Data may come; also every flow that is not TCP's.
+    pub const OPEN: u8 = 0;
+    /// Its SYN was admitted and nothing else has come.
+    pub const OPENING: u8 = 1;
+    /// The client sent FIN, and no payload since.
+    pub const CLOSING: u8 = 2;
+    /// The client sent RST, and nothing since.
+    pub const RESET: u8 = 3;
+}
+
+/// Seconds over which a grant's tokens are counted: as long as a token can be valid, in a power of two.
+pub const TOKEN_WINDOW: u32 = 64;
+/// How many tokens of a grant are taken in a window, for each flow it may have: so that no grant fills the replay table.
+pub const TOKENS_PER_FLOW: u32 = 8;
 
 /// What the verifier remembers of a grant that has admitted something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -268,6 +285,10 @@ pub struct GrantUse {
     pub flows: u32,
     /// When it ends, Unix seconds.
     pub expires: u32,
+    /// How many of its tokens were taken in this window.
+    pub tokens: u32,
+    /// The window, in units of [`TOKEN_WINDOW`] of Unix time.
+    pub window: u32,
     /// The flow it admitted first: the only one if the grant is for a single flow.
     pub first: FlowKey,
 }

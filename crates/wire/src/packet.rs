@@ -412,11 +412,10 @@ impl Packet {
             self.protocol = header[9];
             at + header_len
         };
-        if !matches!(self.protocol, TCP | UDP) {
-            return None;
+        if matches!(self.protocol, TCP | UDP) {
+            self.source_port = u16_at(frame, ports)?;
+            self.destination_port = u16_at(frame, ports + 2)?;
         }
-        self.source_port = u16_at(frame, ports)?;
-        self.destination_port = u16_at(frame, ports + 2)?;
         Some(Form::Whole)
     }
 }

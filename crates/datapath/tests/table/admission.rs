@@ -80,15 +80,34 @@ fn tcp(cases: &mut Vec<Case>, family: &Family) {
     let idle = |seconds, outcome| {
         Case::new(family, "§6.3", &format!("a flow idle for {seconds} s"))
             .admitted(&first)
+            .frame(segment(flag::ACK), Outcome::Flow)
             .step(Step::Wait(seconds))
             .frame(segment(flag::ACK), outcome)
     };
     cases.push(idle(86_400, Outcome::Flow));
     cases.push(idle(86_401, unknown));
+    let bare = |flags: u8| Packet::new(family.client, family.server).tcp(Tcp::new(CLIENT_PORT, 22, flags)).frame();
+    let opening = |seconds, outcome| {
+        Case::new(family, "§6.3", &format!("{seconds} s after a SYN that nothing followed"))
+            .admitted(&first)
+            .step(Step::Wait(seconds))
+            .frame(segment(flag::ACK), outcome)
+    };
+    cases.push(opening(30, Outcome::Flow));
+    cases.push(opening(31, unknown));
+    cases.push(
+        Case::new(family, "§6.3", "payload after a forged FIN keeps the flow open")
+            .admitted(&first)
+            .frame(bare(flag::FIN | flag::ACK), Outcome::Flow)
+            .frame(segment(flag::ACK), Outcome::Flow)
+            .step(Step::Wait(3600))
+            .frame(bare(flag::ACK), Outcome::Flow),
+    );
     let closing = |seconds, outcome| {
-        Case::new(family, "§6.3", &format!("{seconds} s after the client's FIN"))
+        Case::new(family, "§6.3", &format!("{seconds} s after the client's FIN and last ACK"))
             .admitted(&first)
             .frame(segment(flag::FIN | flag::ACK), Outcome::Flow)
+            .frame(bare(flag::ACK), Outcome::Flow)
             .step(Step::Wait(seconds))
             .frame(segment(flag::ACK), outcome)
     };
@@ -105,6 +124,7 @@ fn tcp(cases: &mut Vec<Case>, family: &Family) {
     cases.push(
         Case::new(family, "§6.3", "a flow outlives its grant")
             .admitted(&first)
+            .frame(segment(flag::ACK), Outcome::Flow)
             .step(Step::Wait(3000))
             .step(Step::Sweep)
             .frame(segment(flag::ACK), Outcome::Flow),

@@ -58,6 +58,15 @@ fn fragments(cases: &mut Vec<Case>, family: &Family) {
     cases.push(whole);
     let syn = Packet::new(family.client, family.server).tcp(Tcp::syn(CLIENT_PORT, 22)).identification(7);
     cases.push(case("a SYN in a first fragment").frame(syn.payload(&[0; 64]).fragments(40)[0].clone(), FRAGMENT));
+    let tcp = Transport::Tcp.first(family, &grant, CLIENT_PORT, 2);
+    for (what, size) in [("", 40), (" that shows no flags", 8), (" of a whole header", 24)] {
+        let name = format!("a SYN of an admitted flow in fragments, the first{what}");
+        let parts =
+            Packet::new(family.client, family.server).tcp(Tcp::syn(CLIENT_PORT, 22)).identification(70 + size as u32);
+        let parts = parts.payload(&[0; 200]).fragments(size);
+        let row = parts.into_iter().fold(case(&name).admitted(&tcp), |case, part| case.frame(part, FRAGMENT));
+        cases.push(row);
+    }
     let open = Packet::new(family.client, family.open).udp(CLIENT_PORT, 443).identification(8).payload(&[0; 3000]);
     for (index, part) in open.fragments(1400).into_iter().enumerate() {
         cases.push(case(&format!("fragment {index} to an open host")).frame(part, Outcome::NotOurs));
@@ -128,7 +137,18 @@ fn icmp(cases: &mut Vec<Case>, family: &Family) {
     );
     cases.push(case("an error that quotes too little").frame(error(family.server, too_big, &[0x45; 12]), MALFORMED));
     let gre = Packet::new(family.server, family.client).raw(47).payload(&[0; 8]).ip();
-    cases.push(case("an error that quotes another protocol").frame(error(family.server, too_big, &gre), MALFORMED));
+    cases.push(
+        case("an error about another protocol's packet").frame(error(family.server, too_big, &gre), Outcome::NotOurs),
+    );
+    let gre = Packet::new(family.fortress, family.client).raw(47).payload(&[0; 8]).ip();
+    cases.push(
+        case("an error about another protocol's packet of a fortress")
+            .frame(error(family.fortress, too_big, &gre), Outcome::Drop(DropReason::NoFlow)),
+    );
+    let large = Packet::new(router, family.server).icmp(too_big, 0, [0; 4]).identification(90).payload(&[0; 200]);
+    for part in large.fragments(104) {
+        cases.push(case("an error in fragments").frame(part, FRAGMENT));
+    }
     cases.push(case("an error to an open host").frame(error(family.open, too_big, &[0; 4]), Outcome::NotOurs));
     let ping = |to: IpAddr| Packet::new(family.client, to).icmp(echo, 0, [0, 1, 0, 1]).payload(b"ping").frame();
     cases.push(case("an echo request to a host with protected ports").frame(ping(family.server), Outcome::NotOurs));

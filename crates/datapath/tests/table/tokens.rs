@@ -143,6 +143,11 @@ fn used(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     };
     let fifth = transport.first(family, &grant, CLIENT_PORT + 100, 100);
     cases.push(flows(FLOWS_PER_GRANT).frame(fifth.frame(), limited));
+    let most = FLOWS_PER_GRANT * wire::map::TOKENS_PER_FLOW;
+    let many = (0..most).fold(Case::new(family, "§6.4", &name("one token too many for a grant")), |case, index| {
+        case.admitted(&first(index))
+    });
+    cases.push(many.frame(first(most).frame(), limited));
     let single = Grant { flags: grant.flags.with(Flags::SINGLE), ..grant };
     cases.push(
         Case::new(family, "§3.2", &name("a second flow of a grant for one"))
