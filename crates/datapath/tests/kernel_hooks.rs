@@ -44,8 +44,8 @@ fn cable() -> (Namespace, Namespace) {
     (server, client)
 }
 
-/// An agent that has grants for the protected ports.
-fn agent(client: &Namespace) -> Agent {
+/// An agent on this device of the client that has grants for the protected ports.
+fn agent(client: &Namespace, device: &str) -> Agent {
     stand_in(client);
     let mut agent = Agent::load(14, false, supported_attachment(), None).unwrap_or_else(|error| panic!("{error:#}"));
     let protected = engine::protected::entries(&world::receivers()).unwrap();
@@ -69,7 +69,7 @@ fn agent(client: &Namespace) -> Agent {
             agent.grants.set(&insertion::slot(SUBJECT, &to), &entry).unwrap();
         }
     }
-    agent.attach(&Interface::named("eth0").unwrap()).unwrap();
+    agent.attach(&Interface::named(device).unwrap()).unwrap();
     agent
 }
 
@@ -118,7 +118,7 @@ fn kernel_takes_tokens_out_of_what_a_stack_sends() {
             }
             // IPv6 super-packets beyond 64 KiB, where the kernel has them.
             let _ = client.ip("link set eth0 gso_max_size 200000");
-            let _agent = agent(&client);
+            let _agent = agent(&client, "eth0");
             stand_in(&server);
             let mut verifier = Deciders::new(hook, world::config(), &world::receivers()).kernel;
             verifier.set_clock(clock::coarse_reading(NOW.into())).unwrap();
@@ -136,6 +136,33 @@ fn kernel_takes_tokens_out_of_what_a_stack_sends() {
             assert_eq!((verifier.count(counter::TOKEN).unwrap(), dropped), (4, 0), "{hook:?}, {finished}");
             verifier.detach();
         }
+    }
+}
+
+/// At tc the outer tag is beside the packet, at XDP in it.
+#[test]
+fn kernel_looks_behind_a_vlan_tag() {
+    for hook in Hook::ALL {
+        let (server, client) = cable();
+        for (namespace, host) in [(&server, 10), (&client, 7)] {
+            if namespace.ip("link add link eth0 name tagged type vlan id 5").is_err() {
+                // Not every test kernel has VLANs.
+                return;
+            }
+            namespace.ip("address flush dev eth0").unwrap();
+            namespace.ip("link set tagged up").unwrap();
+            namespace.address("tagged", &format!("203.0.113.{host}/24 2001:db8::{host}/64")).unwrap();
+        }
+        let _agent = agent(&client, "tagged");
+        stand_in(&server);
+        let mut verifier = Deciders::new(hook, world::config(), &world::receivers()).kernel;
+        verifier.set_clock(clock::coarse_reading(NOW.into())).unwrap();
+        verifier.attach(&Interface::named("eth0").unwrap()).unwrap();
+        for family in families() {
+            stream(&client, &family);
+            datagram(&client, &family);
+        }
+        assert_eq!(verifier.count(counter::TOKEN).unwrap(), 4, "{hook:?}");
     }
 }
 
