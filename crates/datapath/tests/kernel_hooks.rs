@@ -168,8 +168,11 @@ fn kernel_looks_behind_a_vlan_tag() {
 
 #[test]
 fn kernel_changes_the_hook_and_keeps_the_tables() {
-    let (_server, client) = cable();
-    let interface = Interface::named("eth0").unwrap();
+    let (server, client) = cable();
+    for words in ["eth0 down", "eth0 name eth0.5", "eth0.5 up"] {
+        server.ip(&format!("link set {words}")).unwrap();
+    }
+    let interface = Interface::named("eth0.5").unwrap();
     let pins = Pins::new("verifier", &format!("hooks{}", std::process::id())).unwrap();
     let key = FlowKey::new(families()[0].client, 1, families()[0].server, 22, 6);
     let _listener = TcpListener::bind("203.0.113.10:22").unwrap();
@@ -187,7 +190,7 @@ fn kernel_changes_the_hook_and_keeps_the_tables() {
         assert_eq!((mode.hook(), hook::mode(&interface).is_ok()), (hook, hook == Hook::Xdp));
         assert!(hook == Hook::Xdp || mode.name() == supported_attachment().name(), "{mode:?}");
         assert_ne!(mode, Mode::Generic, "a virtual cable has XDP");
-        assert_eq!(pins.links(), ["eth0"]);
+        assert_eq!(pins.links(), ["eth0.5"]);
         if round == 0 {
             verifier.flows.insert(&key, &wire::map::Flow { handle: 9, ..wire::map::Flow::default() }).unwrap();
         }
