@@ -4,7 +4,7 @@
 set -eu
 
 build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
-network='iproute2 nftables conntrack ethtool tcpdump util-linux'
+network='python3 iproute2 nftables conntrack ethtool tcpdump util-linux'
 scenarios='openssh-server openssh-client iperf3 nmap curl'
 kernels='qemu-system-x86 busybox-static cpio binutils'
 

@@ -37,6 +37,13 @@ impl Stack {
         self.get("Tcp", "RetransSegs")
     }
 
+    /// TCP segments sent again because they had been lost: without those of which the receiver said that it had them
+    /// already (RFC 2883), as happens where a busy machine delays acknowledgements.
+    pub fn losses(&self) -> Result<i64> {
+        let needless = self.get("TcpExt", "TCPDSACKRecv")? + self.get("TcpExt", "TCPDSACKOfoRecv")?;
+        Ok(self.retransmissions()? - needless)
+    }
+
     /// SYNs and SYN-ACKs sent again.
     pub fn syn_retransmissions(&self) -> Result<i64> {
         self.get("TcpExt", "TCPSynRetrans")

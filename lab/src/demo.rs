@@ -17,7 +17,7 @@ use table::Table;
 #[derive(clap::Args)]
 pub struct Args {
     /// Seconds of each of the fifteen measurements of throughput
-    #[arg(long, value_name = "SECONDS", default_value_t = 1)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
     measure: u64,
 }
 

@@ -1,6 +1,5 @@
-//! The scenarios on the command line. `make demo`, `make bench` and `cargo xtask silence` end here.
+//! The scenarios on the command line. `make demo` and `cargo xtask silence` end here.
 
-mod bench;
 mod demo;
 mod silence;
 
@@ -19,8 +18,6 @@ struct Args {
 enum Scenario {
     /// See it work
     Demo(demo::Args),
-    /// Measure
-    Bench(bench::Args),
     /// Show that a protected host answers nothing
     Silence(silence::Args),
 }
@@ -28,7 +25,6 @@ enum Scenario {
 fn main() -> ExitCode {
     match Args::parse().scenario {
         Scenario::Demo(args) => demo::run(&args),
-        Scenario::Bench(args) => bench::run(&args),
         Scenario::Silence(args) => silence::run(&args),
     }
 }

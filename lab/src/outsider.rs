@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::forge::{Packet, Tcp};
 use crate::port::Port;
-use crate::seen::Seen;
+use crate::seen::{Seen, addresses};
 use crate::watch::words;
 use crate::world::{Network, PUBLIC4, PUBLIC6, in_family};
 
@@ -85,23 +85,25 @@ impl Outsider {
 
     /// What `to`, or anybody on the way there, has sent back so far, listening for `patience` more.
     pub fn came_back(&self, to: IpAddr, patience: Duration) -> Vec<String> {
-        self.gather(&self.port, patience, |seen| {
-            let answers = seen.source == to || seen.quoted().is_some_and(|quoted| quoted.destination == to);
-            seen.destination == self.source && answers
-        })
-    }
-
-    /// What has got past the verifier so far, from the outsider's public address to `to`.
-    pub fn got_through(&self, to: IpAddr) -> Vec<String> {
-        self.gather(&self.server, Duration::ZERO, |seen| seen.source == self.shown && seen.destination == to)
-    }
-
-    fn gather(&self, port: &Port, patience: Duration, mut wanted: impl FnMut(&Seen) -> bool) -> Vec<String> {
         let mut found = Vec::new();
-        port.receive(patience, |frame| {
-            let seen = Seen::frame(frame)?;
-            if !seen.is_neighbour_discovery() && wanted(&seen) {
+        self.port.receive(patience, |frame| {
+            let seen = Seen::frame(frame).filter(|seen| seen.destination == self.source)?;
+            let answers = seen.source == to || seen.quoted().is_some_and(|quoted| quoted.destination == to);
+            if answers && !seen.is_neighbour_discovery() {
                 found.push(words(&seen));
+            }
+            None::<()>
+        });
+        found
+    }
+
+    /// What has got past the verifier so far, from the outsider's public address to `to`; broken packets, too.
+    pub fn got_through(&self, to: IpAddr) -> Vec<String> {
+        let mut found = Vec::new();
+        self.server.receive(Duration::ZERO, |frame| {
+            if addresses(frame) == Some((self.shown, to)) {
+                let seen = Seen::frame(frame);
+                found.push(seen.map_or_else(|| format!("unreadable: {}", hex::encode(frame)), |seen| words(&seen)));
             }
             None::<()>
         });

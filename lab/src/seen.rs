@@ -173,6 +173,17 @@ impl Seen {
     }
 }
 
+/// Source and destination of a frame, however broken what follows them is; of IPv4 or IPv6 without a VLAN tag.
+pub fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
+    let four = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(frame.get(at..at + 4)?).ok()?));
+    let six = |at: usize| Some(IpAddr::from(<[u8; 16]>::try_from(frame.get(at..at + 16)?).ok()?));
+    match short(frame, 12)? {
+        0x0800 => four(26).zip(four(30)),
+        0x86dd => six(22).zip(six(38)),
+        _ => None,
+    }
+}
+
 fn short(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }

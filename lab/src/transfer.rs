@@ -8,9 +8,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::socket::{setsockopt, sockopt::SndBuf};
 
 use crate::net::Namespace;
 
+/// Bytes that a braked transfer has on the way at most, more or less.
+const SMALL: usize = 64 * 1024;
 const CHUNK: usize = 128 * 1024;
 /// How long either side waits for the other before it gives up.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -100,6 +103,10 @@ impl Transfer {
         let stream = client.enter(|| TcpStream::connect_timeout(&to, PATIENCE)).with_context(|| format!("to {to}"))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         stream.set_read_timeout(Some(PATIENCE))?;
+        if per_second.is_some() {
+            // Less on the way than the 256 packets that a virtual cable's queue holds: none is lost for want of room.
+            setsockopt(&stream, SndBuf, &SMALL)?;
+        }
         Ok(Self(thread::spawn(move || pour(stream, time, per_second))))
     }
 

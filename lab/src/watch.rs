@@ -8,7 +8,7 @@ use anyhow::Result;
 use crate::forge::protocol;
 use crate::port::Port;
 use crate::probe::{Probe, Target, suite};
-use crate::seen::Seen;
+use crate::seen::{Seen, addresses};
 
 /// Between two probes, so that none is lost in a queue on the way.
 const PACE: Duration = Duration::from_micros(500);
@@ -24,7 +24,7 @@ pub struct Finding {
     pub remarks: Vec<String>,
 }
 
-/// What findings come to.
+/// The probes that the target answered.
 pub fn answered(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
     findings.iter().filter(|finding| !finding.answers.is_empty())
 }
@@ -81,16 +81,18 @@ pub fn came_through(port: &Port, target: &Target) -> Vec<String> {
     let mut through = Vec::new();
     let probes = suite(target);
     port.receive(Duration::ZERO, |frame| {
-        let seen = Seen::frame(frame)?;
+        if addresses(frame) != Some((target.source, target.address)) {
+            return None::<()>;
+        }
+        let Some(seen) = Seen::frame(frame) else {
+            through.push(format!("unreadable: {}", hex::encode(frame)));
+            return None;
+        };
         let is_probe = seen.ports.is_none_or(|(port, _)| probes.iter().any(|probe| probe.source_port == port));
-        if seen.source == target.source
-            && seen.destination == target.address
-            && is_probe
-            && !seen.is_neighbour_discovery()
-        {
+        if is_probe && !seen.is_neighbour_discovery() {
             through.push(words(&seen));
         }
-        None::<()>
+        None
     });
     through
 }

@@ -47,7 +47,7 @@ pub fn documents() -> Result<()> {
 
 /// Builds `vouchsafe` and `lab` for people and measurements; says where the former is. Always both, or cargo would build
 /// their dependencies once more with the features that one alone needs.
-fn release() -> Result<PathBuf> {
+pub fn release() -> Result<PathBuf> {
     run(&mut cargo(["build", "--release", "--package", "vouchsafe", "--package", "lab"]))?;
     Ok(target_dir().join("release/vouchsafe"))
 }

@@ -16,7 +16,7 @@ use crate::target_dir;
 pub enum Check {
     /// rustfmt
     Fmt,
-    /// Words that must not be in the tree; files too long
+    /// Words that must not be in the tree; links in documents that lead nowhere; files too long
     Style,
     /// clippy, every warning an error
     Clippy,
@@ -56,6 +56,12 @@ fn style() -> Result<()> {
         let Ok(text) = fs::read_to_string(root().join(name)) else { continue };
         for (number, line) in text.lines().enumerate() {
             findings.extend(forbidden(line).map(|word| format!("{name}:{}: {word}", number + 1)));
+            if name.ends_with(".md") {
+                let folder = root().join(name);
+                let folder = folder.parent().context("a file is in a folder")?;
+                let lost = links(line).filter(|link| !folder.join(link).exists());
+                findings.extend(lost.map(|link| format!("{name}:{}: {link} is not there", number + 1)));
+            }
         }
         let lines = text.lines().count();
         if lines > LONG_FILE
@@ -67,6 +73,13 @@ fn style() -> Result<()> {
     }
     ensure!(findings.is_empty(), "style: these must not be in the tree:\n  {}", findings.join("\n  "));
     Ok(())
+}
+
+/// Where a line of Markdown links to within the tree.
+fn links(line: &str) -> impl Iterator<Item = &str> {
+    let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let within = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
+    within.filter_map(|target| target.split('#').next())
 }
 
 fn forbidden(line: &str) -> impl Iterator<Item = String> {
@@ -124,7 +137,13 @@ fn libbpf_headers() -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::forbidden;
+    use super::{forbidden, links};
+
+    #[test]
+    fn links_within_the_tree_are_found() {
+        let line = "see [a](docs/a.md#b), [c](https://example.org/c), [d](#e) and [f](../f)";
+        assert_eq!(links(line).collect::<Vec<_>>(), ["docs/a.md", "../f"]);
+    }
 
     #[test]
     fn forbidden_words_are_found() {

@@ -4,6 +4,7 @@
 
 mod arrows;
 mod audit;
+mod bench;
 mod build;
 mod kernels;
 mod licence;
@@ -47,10 +48,10 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Measure
+    /// Measure; figures go to target/bench/summary.json
     Bench {
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
+        /// Only these: kernel (programs alone), network (whole paths)
+        parts: Vec<String>,
     },
     /// Show that a protected host answers nothing
     Silence {
@@ -97,7 +98,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Test { no_kernels, args } => test(no_kernels, &args),
         Task::Kernels(args) => kernels::run(&args),
         Task::Demo { args } => build::lab("demo", &args),
-        Task::Bench { args } => build::lab("bench", &args),
+        Task::Bench { parts } => bench::run(&parts),
         Task::Silence { args } => build::lab("silence", &args),
         Task::Lint { only } => lint::run(&only),
         Task::Audit => audit::run(),

@@ -43,10 +43,17 @@ pub enum AgentCommand {
     Shortcut(Shortcut),
 }
 
+const LOGIN: &str = "Example:
+  vouchsafe login --authority https://server.example.org:8443 --ca ca.pem --user alice";
+const ALLOW: &str = "Examples:
+  vouchsafe grants allow server.example.org:22
+  vouchsafe grants allow 192.0.2.0/24";
+
 /// The commands that people use: also directly under `vouchsafe`
 #[derive(Subcommand, Debug)]
 pub enum Shortcut {
     /// Log in to an authority
+    #[command(after_help = LOGIN)]
     Login(Box<LoginArguments>),
     /// End the session
     Logout(At),
@@ -113,6 +120,7 @@ pub enum GrantsCommand {
         json: bool,
     },
     /// Let tokens go to a destination
+    #[command(after_help = ALLOW)]
     Allow(RuleArguments),
     /// Let no tokens go to a destination: packets are sent without identity
     Deny(RuleArguments),

@@ -381,7 +381,9 @@ impl Daemon {
                 let Timed { value, asked, answered } = timed(authority.login(&login)).await;
                 let api::Session { token, person, device, expires, now } = value?;
                 let authority = authority.with_token(&token);
-                let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers: Vec::new() };
+                // Before the answer, so that the person's next command finds its destination protected.
+                let receivers = authority.destinations().await?.destinations;
+                let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers };
                 Ok::<_, Error>(LoggedIn { authority, kept, told: Timed { value: now, asked, answered } })
             };
             match answer.await {
@@ -401,7 +403,8 @@ impl Daemon {
         }
         self.agent.told_time(told.value, told.asked, told.answered);
         self.connect(subject, authority);
-        self.agent.login(subject, Login { expires: kept.expires, receivers: Vec::new() });
+        self.agent.login(subject, Login { expires: kept.expires, receivers: kept.receivers.clone() });
+        self.act();
         tracing::info!(uid, person = kept.person, authority = kept.authority, "logged in");
         let text = format!("logged in to {} as {}", kept.authority, kept.person);
         self.kept.entry(uid).or_default().session = Some(kept);

@@ -10,6 +10,7 @@ use datapath::interface::Interface;
 use engine::agent::{Frame, Subject};
 use engine::protected::Protected;
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub struct Kernel {
     wanted: Vec<String>,
     attachment: Attachment,
     pins: Pins,
+    /// Keeps a second daemon from the same pins.
+    _lock: File,
     cgroups: bool,
     injector: Injector,
     held: mpsc::Sender<HeldPacket>,
@@ -58,12 +61,14 @@ pub struct Kernel {
 impl Kernel {
     /// Loads the programs and takes over what an earlier process left. Held packets go to `held`.
     pub fn start(config: &Config, held: mpsc::Sender<HeldPacket>) -> Result<Self> {
+        let pins = Pins::new("agent", &config.instance)?;
         let mut kernel = Self {
             agents: Vec::new(),
             attached: Vec::new(),
             wanted: config.interfaces.clone(),
             attachment: supported_attachment(),
-            pins: Pins::new("agent", &config.instance)?,
+            _lock: pins.lock()?,
+            pins,
             cgroups: config.settings.owners.iter().any(|(owner, _)| owner.kind == owner::CGROUP),
             injector: Injector::new()?,
             held,

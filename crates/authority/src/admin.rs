@@ -3,7 +3,7 @@
 
 use crate::control::{self, Command, Reply};
 use crate::credentials;
-use crate::storage::{Database, Which};
+use crate::storage::{Database, Operator, Which};
 use crate::{Directory, now};
 use anyhow::{Result, bail};
 use engine::policy::{Policy, name_is_valid};
@@ -23,20 +23,20 @@ pub async fn add_account(
 ) -> Result<Option<Zeroizing<String>>> {
     check_name(person)?;
     let (account, address) = credentials::new_account(person, password, totp)?;
-    Database::open(&directory.database())?.add_account(person, &account, now())?;
+    Database::open(&directory.database())?.add_account(person, &account, &Operator::current(), now())?;
     Ok(address)
 }
 
 /// Changes a password and ends the account's sessions.
 pub async fn change_password(directory: &Directory, person: &str, password: &str) -> Result<()> {
     let hash = credentials::hash_password(password)?;
-    Database::open(&directory.database())?.change_password(person, &hash, now())?;
+    Database::open(&directory.database())?.change_password(person, &hash, &Operator::current(), now())?;
     sync(directory).await
 }
 
 /// Removes an account and ends its sessions.
 pub async fn remove_account(directory: &Directory, person: &str) -> Result<()> {
-    Database::open(&directory.database())?.remove_account(person, now())?;
+    Database::open(&directory.database())?.remove_account(person, &Operator::current(), now())?;
     sync(directory).await
 }
 
@@ -44,19 +44,20 @@ pub async fn remove_account(directory: &Directory, person: &str) -> Result<()> {
 pub async fn add_verifier(directory: &Directory, id: &str, renew: bool) -> Result<Zeroizing<String>> {
     check_name(id)?;
     let (code, hash) = credentials::new_token::<16>()?;
-    Database::open(&directory.database())?.add_verifier(id, hash, now() + CODE_LIFETIME, renew, now())?;
+    let (by, now) = (Operator::current(), now());
+    Database::open(&directory.database())?.add_verifier(id, hash, now + CODE_LIFETIME, renew, &by, now)?;
     Ok(code)
 }
 
 /// Removes a verifier; its token ends at once.
 pub async fn remove_verifier(directory: &Directory, id: &str) -> Result<()> {
-    Database::open(&directory.database())?.remove_verifier(id, now())?;
+    Database::open(&directory.database())?.remove_verifier(id, &Operator::current(), now())?;
     sync(directory).await
 }
 
 /// Revokes grants; gives how many.
 pub async fn revoke(directory: &Directory, which: &Which) -> Result<usize> {
-    let revoked = Database::open(&directory.database())?.revoke(which, now())?;
+    let revoked = Database::open(&directory.database())?.revoke(which, &Operator::current(), now())?;
     sync(directory).await?;
     Ok(revoked)
 }
@@ -67,7 +68,7 @@ pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<
     if file.is_some() {
         directory.replace_policy(&text)?;
     }
-    match control::tell(directory, Command::ReloadPolicy).await? {
+    match control::tell(directory, Command::ReloadPolicy { by: Some(Operator::current()) }).await? {
         Some(Reply::Done(text)) => Ok(text),
         Some(Reply::Refused(why)) => bail!("the server keeps the policy it has: {why}"),
         None => Ok("the policy is valid; no server runs, the next one takes it".into()),

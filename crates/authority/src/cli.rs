@@ -273,14 +273,14 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
         AuthorityCommand::Policy(command) => return policy(command).await,
         AuthorityCommand::Revoke { at, which } => {
             let revoked = admin::revoke(&at.directory(), &which.which()?).await?;
-            println!("{revoked} grants revoked");
+            println!("{revoked} grants revoked; flows of theirs and of those that had ended are cut");
         }
         AuthorityCommand::Grants { list, all } => {
             let grants = list.at.database()?.grants(now(), all)?;
             show(&list, &grants, &["HANDLE", "PERSON", "DEVICE", "TO", "RECEIVER", "RULE", "UNTIL"], |grant| {
                 let until = match grant.revoked {
-                    Some(time) => format!("revoked {}", utc(time)),
-                    None => utc(grant.expires),
+                    Some(time) if time < grant.expires => format!("revoked {}", utc(time)),
+                    _ => utc(grant.expires),
                 };
                 let to = format!("{} {}/{}", grant.prefix, grant.protocol, grant.port);
                 let texts = [&grant.handle, &grant.person, &grant.device, &to, &grant.receiver, &grant.rule, &until];
@@ -289,10 +289,10 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
         }
         AuthorityCommand::Audit { list, person, last } => {
             let entries = list.at.database()?.audit_entries(person.as_deref(), last)?;
-            show(&list, &entries, &["TIME", "EVENT", "PERSON", "DEVICE", "SOURCE", "DETAIL"], |entry| {
+            show(&list, &entries, &["TIME", "EVENT", "PERSON", "DEVICE", "SOURCE", "BY", "DETAIL"], |entry| {
                 let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
-                let subject = [or_dash(&entry.person), or_dash(&entry.device), or_dash(&entry.source)];
-                [vec![utc(entry.time), entry.event.clone()], subject.to_vec(), vec![entry.detail.clone()]].concat()
+                let who = [&entry.person, &entry.device, &entry.source, &entry.operator].map(or_dash);
+                [vec![utc(entry.time), entry.event.clone()], who.to_vec(), vec![entry.detail.clone()]].concat()
             })?;
         }
     }
@@ -323,7 +323,7 @@ async fn serve(at: &At, listen: Option<SocketAddr>) -> Result<()> {
             _ = terminate.recv() => break,
             // The customary "read your configuration again".
             _ = hang_up.recv() => if let Some(control::Reply::Refused(why)) =
-                control::tell(&directory, Command::ReloadPolicy).await? {
+                control::tell(&directory, Command::ReloadPolicy { by: None }).await? {
                 tracing::error!("the policy in force stays: {why}");
             },
             error = server.failed() => return Err(error),

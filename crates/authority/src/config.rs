@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
 
 const KEYS: &[&str] =
-    &["listen", "epoch_length", "max_lifetime", "session_lifetime", "max_connections", "audit_lifetime"];
+    &["listen", "epoch_length", "max_lifetime", "session_lifetime", "max_connections", "grants_kept", "audit_lifetime"];
 
 /// The configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct Config {
     pub session_lifetime: u32,
     /// Connections at a time; one source address gets a quarter of them. Default 4096.
     pub max_connections: u32,
+    /// Seconds that grants are remembered after their end; flows that live on longer are cut. Default 30 days.
+    pub grants_kept: u32,
     /// Seconds that audit entries are kept. Default 365 days.
     pub audit_lifetime: u32,
 }
@@ -49,6 +51,7 @@ impl Config {
                 max_lifetime,
                 session_lifetime: fields.seconds(reader, "session_lifetime", 12 * 3600, 60, 90 * 86_400),
                 max_connections: fields.number(reader, "max_connections", 4096, 16, 1 << 20),
+                grants_kept: fields.seconds(reader, "grants_kept", 30 * 86_400, 86_400, 3650 * 86_400),
                 audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
             })
         })
@@ -64,6 +67,8 @@ impl Config {
              #max_lifetime = \"1h\"\n\n\
              # After this a person logs in again.\n#session_lifetime = \"12h\"\n\n\
              # Connections at a time; one source address gets a quarter of them.\n#max_connections = 4096\n\n\
+             # How long grants are remembered after their end; flows that live on longer are cut.\n\
+             #grants_kept = \"30d\"\n\n\
              # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n"
         )
     }

@@ -3,6 +3,7 @@
 
 use crate::Directory;
 use crate::state::Authority;
+use crate::storage::Operator;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
@@ -17,13 +18,16 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const MOST: u64 = 64 * 1024;
 
 /// What the server is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Command {
     /// The database changed.
     Sync,
     /// The policy file changed.
-    ReloadPolicy,
+    ReloadPolicy {
+        /// Who changed it, if that is known.
+        by: Option<Operator>,
+    },
 }
 
 /// What the server answers.
@@ -83,7 +87,7 @@ async fn answer(stream: UnixStream, authority: &Authority) -> Result<()> {
     let (reader, mut writer) = stream.into_split();
     let done = match read(reader).await? {
         Command::Sync => authority.sync().await.map(|()| "told the server".to_owned()),
-        Command::ReloadPolicy => authority.reload_policy().await,
+        Command::ReloadPolicy { by } => authority.reload_policy(by.as_ref()).await,
     };
     let reply = done.map_or_else(|error| Reply::Refused(format!("{error:#}")), Reply::Done);
     Ok(writer.write_all(&line(&reply)?).await?)

@@ -14,8 +14,8 @@ use axum::response::sse::{self, Sse};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use engine::api::{
-    Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, Explanation, Grant, GrantOwner,
-    GrantRequest, Login, VerifierConfig,
+    Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, Explanation, FlowsToCut, Grant, GrantOwner,
+    GrantRequest, LIVE_FLOWS_MAX, LiveFlows, Login, VerifierConfig,
 };
 use engine::policy::name_is_valid;
 use futures_util::{Stream, StreamExt};
@@ -29,6 +29,8 @@ use zeroize::Zeroizing;
 
 /// The longest body, in bytes.
 const BODY_LIMIT: usize = 16 * 1024;
+/// The longest body that lists handles, in bytes: each takes 19, and a writer of JSON may be generous with spaces.
+const HANDLES_LIMIT: usize = 128 * 1024;
 /// How long a login waits for its turn to have its password checked.
 const PASSWORD_WAIT: Duration = Duration::from_secs(5);
 /// Keys that a verifier may ask for ahead of time, in epochs.
@@ -51,6 +53,7 @@ pub fn router(authority: Arc<Authority>) -> Router {
         .route("/v1/verifier/config", get(config))
         .route("/v1/verifier/keys", get(keys))
         .route("/v1/verifier/grants/{handle}", get(grant_owner))
+        .route("/v1/verifier/flows", post(flows).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
         .route("/v1/verifier/explain", post(explain))
         .route("/v1/health", get(async || Json(serde_json::json!({ "status": "ok", "now": now() }))))
         .fallback(async || Problem::NotFound("call"))
@@ -213,6 +216,21 @@ async fn grant_owner(
     let handle = handle.ok_or_else(|| Problem::Malformed("a handle is 16 hex digits".into()))?;
     let owner = authority.storage.call(move |database| database.grant_owner(&caller.id, handle)).await?;
     owner.map(Json).ok_or(Problem::NotFound("grant of this verifier"))
+}
+
+async fn flows(
+    State(authority): Shared,
+    caller: VerifierCaller,
+    Body(LiveFlows { handles }): Body<LiveFlows>,
+) -> Authorized<FlowsToCut> {
+    let asked = handles.len();
+    if asked > LIVE_FLOWS_MAX {
+        return Err(Problem::Malformed(format!("{asked} handles at a time are too many: at most {LIVE_FLOWS_MAX}")));
+    }
+    let verifier = caller.id.clone();
+    let cut = authority.to_cut(caller.id, handles).await?;
+    tracing::debug!(%verifier, asked, cut = cut.len(), "rechecked flows");
+    Ok(Json(FlowsToCut { cut }))
 }
 
 async fn explain(

@@ -67,7 +67,7 @@ impl Problem {
                 let title = format!("too many attempts; wait {} s", wait.as_secs() + 1);
                 return (S::TOO_MANY_REQUESTS, "too_many", title);
             }
-            Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too_large", "the body is longer than 16 KiB"),
+            Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too_large", "the body is longer than this call takes"),
             Self::TooSlow => (S::REQUEST_TIMEOUT, "too_slow", "the body did not come in time"),
             Self::NotLoggedIn => (S::UNAUTHORIZED, "not_logged_in", "not logged in, or no longer: log in again"),
             Self::WrongCaller => (S::FORBIDDEN, "wrong_caller", "this call is not for a token of this kind"),

@@ -6,13 +6,14 @@
 use crate::credentials;
 use crate::problem::Problem;
 use crate::push::{Listener, Push};
-use crate::storage::{AuditEvent, Database, GrantEntry, Issuance, Session, Storage, TokenHash};
+use crate::storage::{AuditEvent, Database, GrantEntry, Issuance, Operator, Session, Storage, TokenHash};
 use crate::throttle::Throttle;
 use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
 use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
 use engine::issue::Issue;
 use engine::policy::{Decision, Policy};
+use engine::verifier::CLOCK_SKEW_MAX;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -151,6 +152,15 @@ impl Authority {
         Ok(issued.answer(permit, now))
     }
 
+    /// Which of these grants of a verifier, ended or not, may have no flows: revoked, unknown, of a person or a device
+    /// that is gone, or not to be given by the policy in force.
+    pub async fn to_cut(&self, verifier: Arc<str>, handles: Vec<u64>) -> Result<Vec<RevokedGrant>> {
+        let grants = self.storage.call(move |database| database.grants_of(&verifier, &handles)).await?;
+        let policy = self.policy.read().await;
+        let may_live = |entry: &Option<GrantEntry>| entry.as_ref().is_some_and(|entry| permits(&policy, entry));
+        Ok(grants.into_iter().filter(|(_, entry)| !may_live(entry)).map(|(grant, _)| grant).collect())
+    }
+
     /// Records a login.
     pub async fn add_session(
         &self,
@@ -183,12 +193,15 @@ impl Authority {
     }
 
     /// Brings memory and listeners to what the database says: sessions and verifiers that are gone lose their streams,
-    /// revoked grants are announced.
+    /// revoked grants are announced, and verifiers told to recheck flows that outlived theirs.
     pub async fn sync(&self) -> Result<()> {
         let _syncing = self.syncing.lock().await;
-        let (sessions, verifiers, ended) = self
+        let (sessions, verifiers, ended, rechecks) = self
             .storage
-            .call(|database| Ok((database.sessions(now())?, database.verifier_tokens()?, database.take_unannounced()?)))
+            .call(|database| {
+                let (ended, rechecks) = (database.take_unannounced()?, database.take_rechecks()?);
+                Ok((database.sessions(now())?, database.verifier_tokens()?, ended, rechecks))
+            })
             .await?;
         let sessions = sessions.into_iter().map(|(token, session)| (token, Arc::new(session))).collect();
         let verifiers = verifiers.into_iter().map(|(token, id)| (token, Arc::from(id))).collect();
@@ -207,12 +220,15 @@ impl Authority {
                 self.push.tell(&listener, &Event::Revoked { grants: grants.to_vec() });
             }
         }
+        for verifier in rechecks {
+            self.push.tell(&Listener::Verifier(verifier), &Event::Recheck);
+        }
         self.close_streams();
         Ok(())
     }
 
     /// Puts the policy file in force. A wrong one changes nothing.
-    pub async fn reload_policy(&self) -> Result<String> {
+    pub async fn reload_policy(&self, by: Option<&Operator>) -> Result<String> {
         let (policy, _) = self.directory.read_policy(None)?;
         let (receivers, rules) = (policy.receivers().len(), policy.rules().len());
         let mut in_force = self.policy.write().await;
@@ -220,7 +236,8 @@ impl Authority {
         *in_force = policy;
         drop(in_force);
         let text = format!("{receivers} receivers and {rules} rules in force; {revoked} grants revoked");
-        self.audit(AuditEvent::new("policy").detail(&text)).await?;
+        let event = AuditEvent::new("policy").detail(&text);
+        self.audit(if let Some(by) = by { event.by(by) } else { event }).await?;
         // Receivers before revocations: a verifier that reads its configuration at the first sees both.
         self.push.tell_all(&Event::Policy);
         self.sync().await?;
@@ -242,13 +259,15 @@ impl Authority {
 
     /// Drops what ended long ago.
     pub async fn prune(&self) -> Result<()> {
-        let audit_lifetime = self.config.audit_lifetime;
-        self.storage.call(move |database| database.prune(now(), audit_lifetime)).await?;
+        let (grants_kept, audit_lifetime) = (self.config.grants_kept, self.config.audit_lifetime);
+        self.storage.call(move |database| database.prune(now(), grants_kept, audit_lifetime)).await?;
         self.sync().await
     }
 
     async fn revoke_unpermitted(&self, policy: &Policy) -> Result<usize> {
-        let live = self.storage.call(|database| database.grants(now(), false)).await?;
+        // A verifier whose clock is behind may take them for live a little longer.
+        let since = now().saturating_sub(CLOCK_SKEW_MAX.into());
+        let live = self.storage.call(move |database| database.grants(since, false)).await?;
         let unpermitted: Vec<_> = live.into_iter().filter(|grant| !permits(policy, grant)).collect();
         let handles =
             unpermitted.iter().map(|grant| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person.clone())));

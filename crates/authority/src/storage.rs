@@ -10,7 +10,7 @@ mod sessions;
 mod verifiers;
 
 pub use accounts::{Account, AccountEntry};
-pub use audit::{AuditEntry, AuditEvent};
+pub use audit::{AuditEntry, AuditEvent, Operator};
 pub use grants::{Ended, GrantEntry, Issuance, Which};
 pub use sessions::Session;
 pub use verifiers::VerifierEntry;
@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 /// The SHA-256 of a bearer token or one-time code: what is stored in its place.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 1;
+const SCHEMA_VERSION: i64 = 2;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -51,10 +51,12 @@ CREATE TABLE grants (
     revoked INTEGER, announced INTEGER
 ) STRICT;
 CREATE INDEX grants_by_expiry ON grants (expires);
+CREATE INDEX grants_of_person ON grants (person, device) WHERE revoked IS NULL;
 CREATE INDEX grants_to_announce ON grants (handle) WHERE announced = 0;
+CREATE TABLE rechecks (verifier TEXT PRIMARY KEY) STRICT;
 CREATE TABLE audit (
     id INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL, event TEXT NOT NULL,
-    person TEXT, device TEXT, source TEXT, detail TEXT NOT NULL
+    person TEXT, device TEXT, source TEXT, detail TEXT NOT NULL, operator TEXT
 ) STRICT;
 CREATE INDEX audit_by_time ON audit (time);
 ";
@@ -97,12 +99,12 @@ impl Database {
         Ok(self.connection.pragma_query_value(None, "data_version", |row| row.get(0))?)
     }
 
-    /// Drops what ended long ago: sessions at once, grants after a week, audit entries after `audit_lifetime` seconds.
-    pub fn prune(&mut self, now: u64, audit_lifetime: u32) -> Result<()> {
+    /// Drops what ended long ago: sessions at once, grants and audit entries after so many seconds.
+    pub fn prune(&mut self, now: u64, grants_kept: u32, audit_lifetime: u32) -> Result<()> {
         self.write(|transaction| {
             let now = now.cast_signed();
             transaction.execute("DELETE FROM sessions WHERE expires <= ?1", [now])?;
-            transaction.execute("DELETE FROM grants WHERE expires <= ?1", [now - 7 * 86_400])?;
+            transaction.execute("DELETE FROM grants WHERE expires <= ?1", [now - i64::from(grants_kept)])?;
             transaction.execute("DELETE FROM audit WHERE time <= ?1", [now - i64::from(audit_lifetime)])?;
             Ok(())
         })

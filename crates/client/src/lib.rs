@@ -8,8 +8,8 @@ mod tls;
 pub use events::EventStream;
 
 use engine::api::{
-    Destinations, Enrolled, Enrolment, EpochKeys, ExplainRequest, Explanation, Grant, GrantOwner, GrantRequest, Login,
-    Problem, Session, VerifierConfig,
+    Destinations, Enrolled, Enrolment, EpochKeys, ExplainRequest, Explanation, FlowsToCut, Grant, GrantOwner,
+    GrantRequest, LiveFlows, Login, Problem, RevokedGrant, Session, VerifierConfig,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
@@ -132,6 +132,12 @@ impl Authority {
             Err(Error::Refused(problem)) if problem.status == 404 => Ok(None),
             answer => answer.map(Some),
         }
+    }
+
+    /// Which of these grants' flows are to be cut; at most [`engine::api::LIVE_FLOWS_MAX`] handles.
+    pub async fn flows_to_cut(&self, handles: &[u64]) -> Result<Vec<RevokedGrant>, Error> {
+        let request = LiveFlows { handles: handles.to_vec() };
+        Ok(self.authorized_post::<FlowsToCut>("v1/verifier/flows", &request).await?.cut)
     }
 
     /// Asks what the policy says about a person and a destination.

@@ -3,6 +3,7 @@
 use crate::interface::Interface;
 use crate::link::{Link, Place};
 use crate::object::{self, Loaded, Opened, Pins};
+use crate::probe;
 use crate::protected::Protected;
 use crate::run::{self, Ran};
 use crate::table::Table;
@@ -253,11 +254,5 @@ impl Agent {
 
 /// The hook this kernel has: TCX since Linux 6.6.
 pub fn supported_attachment() -> Attachment {
-    let release =
-        nix::sys::utsname::uname().map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().unwrap_or(0));
-    match (numbers.next(), numbers.next()) {
-        (Some(major), Some(minor)) if (major, minor) >= (6, 6) => Attachment::Tcx,
-        _ => Attachment::Clsact,
-    }
+    if probe::kernel() >= (6, 6) { Attachment::Tcx } else { Attachment::Clsact }
 }

@@ -88,17 +88,22 @@ impl Mode {
 
 /// How XDP is attached to `interface`.
 pub fn mode(interface: &Interface) -> Result<Mode> {
-    let mut options =
-        libbpf_sys::bpf_xdp_query_opts { sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as _, ..Default::default() };
-    // SAFETY: the options live through the call.
-    let result = unsafe { libbpf_sys::bpf_xdp_query(interface.index as i32, 0, std::ptr::from_mut(&mut options)) };
-    anyhow::ensure!(result == 0, "cannot ask how XDP is attached to {}", interface.name);
-    match u32::from(options.attach_mode) {
+    match u32::from(query(interface)?.attach_mode) {
         libbpf_sys::XDP_ATTACHED_DRV => Ok(Mode::Native),
         libbpf_sys::XDP_ATTACHED_SKB => Ok(Mode::Generic),
         libbpf_sys::XDP_ATTACHED_HW => Ok(Mode::Offloaded),
         _ => anyhow::bail!("no XDP program, or several, on {}", interface.name),
     }
+}
+
+/// What the kernel says about XDP on `interface`: how it is attached, the programs' numbers, what the driver has.
+pub(crate) fn query(interface: &Interface) -> Result<libbpf_sys::bpf_xdp_query_opts> {
+    let mut options =
+        libbpf_sys::bpf_xdp_query_opts { sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as _, ..Default::default() };
+    // SAFETY: the options live through the call.
+    let result = unsafe { libbpf_sys::bpf_xdp_query(interface.index as i32, 0, std::ptr::from_mut(&mut options)) };
+    anyhow::ensure!(result == 0, "cannot ask how XDP is attached to {}", interface.name);
+    Ok(options)
 }
 
 /// The admitting program on an interface.

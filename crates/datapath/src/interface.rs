@@ -6,6 +6,18 @@ const ARPHRD_ETHER: u32 = 1;
 const ARPHRD_LOOPBACK: u32 = 772;
 /// linux/ethtool.h.
 const ETHTOOL_GDRVINFO: u32 = 3;
+/// Offloads by the names of `ethtool -k`: the command that asks, and the bits of its answer (linux/ethtool.h).
+const OFFLOADS: [(&str, u32, u32); 6] = [
+    ("tx-checksumming", 0x16, u32::MAX),
+    ("tcp-segmentation-offload", 0x1e, u32::MAX),
+    ("generic-segmentation-offload", 0x23, u32::MAX),
+    ("generic-receive-offload", 0x2b, u32::MAX),
+    (LARGE_RECEIVE_OFFLOAD, 0x25, 1 << 15),
+    ("rx-vlan-offload", 0x25, 1 << 8),
+];
+
+/// The offload that merges received packets on the card.
+pub const LARGE_RECEIVE_OFFLOAD: &str = "large-receive-offload";
 
 /// A network interface of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +58,25 @@ impl Interface {
         let name = std::ffi::CStr::from_bytes_until_nul(&info.driver).ok()?.to_str().ok()?;
         (!name.is_empty()).then(|| name.to_owned())
     }
+
+    /// The longest packet, bytes without the link header.
+    pub fn mtu(&self) -> Option<u32> {
+        let request = ask(&self.name, libc::SIOCGIFMTU as _, |_| {})?;
+        // SAFETY: the kernel filled the union with an MTU.
+        u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
+    }
+
+    /// The offloads that matter to packets in which a program looks, and that are on; by the names of `ethtool -k`.
+    pub fn offloads(&self) -> Vec<&'static str> {
+        let is_on = |&(_, command, bits): &(&str, u32, u32)| {
+            let mut value = Value { command, data: 0 };
+            let asked = ask(&self.name, libc::SIOCETHTOOL as _, |request| {
+                request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut value).cast();
+            });
+            asked.is_some() && value.data & bits != 0
+        };
+        OFFLOADS.iter().filter(|offload| is_on(offload)).map(|(name, ..)| *name).collect()
+    }
 }
 
 /// `struct ethtool_drvinfo` of linux/ethtool.h.
@@ -54,6 +85,13 @@ struct DriverInfo {
     command: u32,
     driver: [u8; 32],
     rest: [u8; 160],
+}
+
+/// `struct ethtool_value` of linux/ethtool.h.
+#[repr(C)]
+struct Value {
+    command: u32,
+    data: u32,
 }
 
 /// The link's ARP hardware type. A network namespace entered without remounting sysfs sees the interfaces of another

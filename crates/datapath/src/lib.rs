@@ -15,4 +15,4 @@ pub mod run;
 pub mod table;
 pub mod verifier;
 
-pub use object::Pins;
+pub use object::{Pins, bpf_file_system_is_mounted};

@@ -8,6 +8,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, Op
 use nix::mount::{MsFlags, mount};
 use std::fs;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -36,6 +37,20 @@ impl Pins {
         directory.is_dir().then_some(Self(directory))
     }
 
+    /// Every directory in which something is pinned, by name.
+    pub fn all() -> Vec<Self> {
+        let entries = fs::read_dir(Path::new(BPF_FILE_SYSTEM).join("vouchsafe"));
+        let mut all: Vec<_> = entries.into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+        all.retain(|path| path.is_dir());
+        all.sort();
+        all.into_iter().map(Self).collect()
+    }
+
+    /// Its name: `ROLE-INSTANCE`.
+    pub fn name(&self) -> String {
+        self.0.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// Where a map is pinned.
     pub fn map(&self, name: &str) -> PathBuf {
         self.0.join("maps").join(name)
@@ -52,6 +67,13 @@ impl Pins {
         let file = fs::File::open(&self.0).with_context(|| format!("cannot open {}", self.0.display()))?;
         file.try_lock().with_context(|| format!("another process uses {}", self.0.display()))?;
         Ok(file)
+    }
+
+    /// The process that holds the lock. Asks the kernel's list, because trying the lock could keep a daemon from it.
+    pub fn holder(&self) -> Option<u32> {
+        let about = fs::metadata(&self.0).ok()?;
+        let (device, inode) = (about.dev(), about.ino());
+        holder(&fs::read_to_string("/proc/locks").ok()?, libc::major(device), libc::minor(device), inode)
     }
 
     /// Names of the pinned links.
@@ -101,13 +123,26 @@ impl Pins {
     }
 }
 
-fn mount_bpf_file_system() -> Result<()> {
+/// Who holds a lock on this file, by the content of /proc/locks: `1: FLOCK  ADVISORY  WRITE 42 00:21:7 0 EOF`, the device
+/// in hex.
+fn holder(locks: &str, major: u32, minor: u32, inode: u64) -> Option<u32> {
+    let file = format!("{major:02x}:{minor:02x}:{inode}");
+    let mut lines = locks.lines().map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>());
+    let line = lines.find(|fields| fields.first() == Some(&"FLOCK") && fields.get(4) == Some(&file.as_str()))?;
+    line[3].parse().ok()
+}
+
+/// Whether the BPF file system is where pins go.
+pub fn bpf_file_system_is_mounted() -> bool {
     const BPF_MAGIC: i64 = 0xcafe_4a11;
-    let path = Path::new(BPF_FILE_SYSTEM);
-    let mounted = nix::sys::statfs::statfs(path).is_ok_and(|info| info.filesystem_type().0 == BPF_MAGIC);
-    if mounted {
+    nix::sys::statfs::statfs(BPF_FILE_SYSTEM).is_ok_and(|info| info.filesystem_type().0 == BPF_MAGIC)
+}
+
+fn mount_bpf_file_system() -> Result<()> {
+    if bpf_file_system_is_mounted() {
         return Ok(());
     }
+    let path = Path::new(BPF_FILE_SYSTEM);
     mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), None::<&str>)
         .with_context(|| format!("cannot mount the BPF file system at {BPF_FILE_SYSTEM} (are you root?)"))
 }
@@ -246,4 +281,18 @@ pub(crate) fn log_through_tracing() {
         }
         _ => tracing::trace!(target: "libbpf", "{}", text.trim_end()),
     })));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::holder;
+
+    #[test]
+    fn the_holder_of_a_lock_is_found_by_device_and_inode() {
+        let locks = "1: POSIX  ADVISORY  WRITE 9 00:1f:7 0 EOF\n2: FLOCK  ADVISORY  WRITE 42 00:1f:7 0 EOF\n\
+            2: -> FLOCK  ADVISORY  WRITE 43 00:1f:8 0 EOF\n";
+        assert_eq!(holder(locks, 0, 31, 7), Some(42));
+        assert_eq!(holder(locks, 0, 31, 8), None, "43 waits");
+        assert_eq!(holder(locks, 0, 30, 7), None);
+    }
 }

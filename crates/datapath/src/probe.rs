@@ -6,13 +6,64 @@ use crate::interface::Interface;
 use crate::link::{Link, Place};
 use crate::object::{self, Loaded, Opened};
 use crate::run::{self, Ran};
-use anyhow::{Context, Result};
-use std::os::fd::AsFd;
+use anyhow::{Context, Error, Result};
+use libbpf_rs::Program;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe.bpf.o"));
 
 /// The loaded programs.
 pub struct Probe(Loaded);
+
+/// The XDP program that is on an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Occupant {
+    /// Its number.
+    pub id: u32,
+    /// Its name, as far as the kernel keeps it: 15 bytes.
+    pub name: String,
+    /// How it is attached; none if there are several.
+    pub mode: Option<Mode>,
+}
+
+/// The XDP program on `interface`, whoever attached it.
+pub fn occupant(interface: &Interface) -> Option<Occupant> {
+    let said = hook::query(interface).ok()?;
+    let id = [said.prog_id, said.drv_prog_id, said.skb_prog_id, said.hw_prog_id].into_iter().find(|id| *id != 0)?;
+    let info = Program::fd_from_id(id).ok().and_then(|program| information(program.as_fd()).ok());
+    let name = info.map(|info| info.name.map(|byte| byte as u8)).unwrap_or_default();
+    let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
+    Some(Occupant { id, name, mode: hook::mode(interface).ok() })
+}
+
+fn information(program: BorrowedFd<'_>) -> Result<libbpf_sys::bpf_prog_info> {
+    let mut info = libbpf_sys::bpf_prog_info::default();
+    let mut length = size_of_val(&info) as u32;
+    // SAFETY: the descriptor is open for the call, and `info` has room for `length` bytes.
+    let result = unsafe { libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut length) };
+    anyhow::ensure!(result == 0, "cannot ask about a program: {}", std::io::Error::last_os_error());
+    Ok(info)
+}
+
+/// Whether the driver of `interface` says that it has XDP; none before Linux 6.3, where drivers don't say.
+pub fn driver_has_xdp(interface: &Interface) -> Option<bool> {
+    /// NETDEV_XDP_ACT_BASIC of linux/netdev.h.
+    const BASIC: u64 = 1;
+    let said = hook::query(interface).ok()?;
+    (kernel() >= (6, 3)).then_some(said.feature_flags & BASIC != 0)
+}
+
+/// The kernel's version: major and minor.
+pub fn kernel() -> (u32, u32) {
+    let name = nix::sys::utsname::uname();
+    version(&name.map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default())
+}
+
+fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
 
 /// Something attached for as long as this lives.
 #[must_use = "dropping it detaches at once"]
@@ -25,18 +76,33 @@ impl Probe {
         Opened::new("probe", OBJECT)?.load("probe").map(Self)
     }
 
-    /// How XDP would be attached to `interface`: attaches a program that passes everything, for a moment.
+    /// Whether the kernel compiles programs, or interprets them.
+    pub fn is_compiled(&self) -> Result<bool> {
+        Ok(information(self.0.program("pass")?.as_fd())?.jited_prog_len > 0)
+    }
+
+    /// How XDP would be attached to `interface`: attaches a program that passes everything, for a moment. Beside the mode
+    /// stands why the driver refused, where it has XDP and the kernel's own is used all the same.
     ///
     /// # Errors
     /// If another XDP program is there, or the interface takes none.
-    pub fn xdp(&self, interface: &Interface) -> Result<Mode> {
-        let _link = self.attach(interface, "pass")?;
-        hook::mode(interface)
+    pub fn xdp(&self, interface: &Interface) -> Result<(Mode, Option<Error>)> {
+        let program = self.0.program("pass")?;
+        let attach = |flags| Link::attach(program.as_fd(), interface.index, Place::Xdp, flags);
+        // As the verifier does it.
+        let (_link, refusal) = match attach(0) {
+            Ok(link) => (link, None),
+            Err(error) => match attach(libbpf_sys::XDP_FLAGS_SKB_MODE) {
+                Ok(link) => (link, Some(error)),
+                Err(_) => return Err(error),
+            },
+        };
+        Ok((hook::mode(interface)?, refusal))
     }
 
-    /// Attaches the XDP program that drops everything, or the one that passes everything.
-    pub fn attach_xdp(&self, interface: &Interface, drop_all: bool) -> Result<Attached> {
-        self.attach(interface, if drop_all { "drop" } else { "pass" }).map(Attached)
+    /// Attaches the XDP program that passes everything, or everything but TCP SYNs over IPv4 to port 9.
+    pub fn attach_xdp(&self, interface: &Interface, drop_syns: bool) -> Result<Attached> {
+        self.attach(interface, if drop_syns { "drop_syns" } else { "pass" }).map(Attached)
     }
 
     fn attach(&self, interface: &Interface, program: &str) -> Result<Link> {
@@ -62,5 +128,18 @@ impl Probe {
     /// What the empty tc program does with one frame.
     pub fn run_tc(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.0.runnable("next")?, frame, repeat)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version;
+
+    #[test]
+    fn a_release_begins_with_its_version() {
+        assert_eq!(version("6.1.0-56-cloud-amd64"), (6, 1));
+        assert_eq!(version("6.18+"), (6, 18));
+        assert_eq!(version("7"), (7, 0));
+        assert_eq!(version(""), (0, 0));
     }
 }

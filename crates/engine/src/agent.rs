@@ -325,7 +325,7 @@ impl Agent {
                 }
             }
             Event::LoggedOut => self.end(subject),
-            Event::Alive | Event::Granted { .. } => {}
+            Event::Alive | Event::Granted { .. } | Event::Recheck => {}
         }
     }
 

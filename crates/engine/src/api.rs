@@ -172,6 +172,27 @@ pub struct EpochKey {
     pub key: String,
 }
 
+/// Handles that one [`LiveFlows`] may name.
+pub const LIVE_FLOWS_MAX: usize = 4096;
+
+/// `POST /v1/verifier/flows` of a verifier: which of the flows that live are to be cut? A flow may outlive its grant, and
+/// [`Event::Revoked`] names only grants that have not ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LiveFlows {
+    /// The handles of the grants that admitted them, each once; at most [`LIVE_FLOWS_MAX`].
+    #[serde(with = "handles_hex")]
+    pub handles: Vec<u64>,
+}
+
+/// The answer to [`LiveFlows`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlowsToCut {
+    /// The grants that were revoked, before or after they ended, whose person or device is gone, or which the policy would
+    /// no longer give; and those that the authority doesn't know (any more), as ended at time 0.
+    pub cut: Vec<RevokedGrant>,
+}
+
 /// Who is behind a handle: an event to the verifier, and `GET /v1/verifier/grants/HANDLE`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrantOwner {
@@ -228,8 +249,10 @@ pub enum Event {
     Hello,
     /// Sent every 10 s so that a dead connection is noticed.
     Alive,
-    /// Receivers or rules changed: read configuration or destinations anew.
+    /// Receivers or rules changed: read configuration or destinations anew. A verifier asks about its flows, too.
     Policy,
+    /// Grants that have ended were revoked: ask which flows are to be cut (to verifiers only).
+    Recheck,
     /// These grants ended; cut their flows.
     Revoked {
         /// The grants.
@@ -258,6 +281,24 @@ pub struct Problem {
     pub detail: Option<String>,
 }
 
+mod handles_hex {
+    //! A list of handles, each as [`super::handle_hex`] writes one.
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(transparent)]
+    struct Handle(#[serde(with = "super::handle_hex")] u64);
+
+    pub fn serialize<S: Serializer>(handles: &[u64], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(handles.iter().copied().map(Handle))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
+        let handles = Vec::<Handle>::deserialize(from)?;
+        Ok(handles.into_iter().map(|Handle(handle)| handle).collect())
+    }
+}
+
 mod handle_hex {
     //! A 64-bit handle as 16 hex digits: JSON numbers lose bits beyond 2^53 in many readers.
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
@@ -269,5 +310,28 @@ mod handle_hex {
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
         let text = String::deserialize(from)?;
         u64::from_str_radix(&text, 16).map_err(|_| D::Error::custom("a handle is 16 hex digits"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn live_flows_are_written_and_read_the_same() {
+        let asked = LiveFlows { handles: vec![0x0123_4567_89ab_cdef, u64::MAX, 7] };
+        let text = serde_json::to_string(&asked).unwrap();
+        assert_eq!(text, r#"{"handles":["0123456789abcdef","ffffffffffffffff","0000000000000007"]}"#);
+        assert_eq!(serde_json::from_str::<LiveFlows>(&text).unwrap(), asked);
+        assert!(serde_json::from_str::<LiveFlows>(r#"{"handles":[7]}"#).is_err());
+        let answer = FlowsToCut { cut: vec![RevokedGrant { handle: 7, expires: 0 }] };
+        let text = serde_json::to_string(&answer).unwrap();
+        assert_eq!(serde_json::from_str::<FlowsToCut>(&text).unwrap(), answer);
+    }
+
+    #[test]
+    fn events_have_stable_names() {
+        assert_eq!(serde_json::to_string(&Event::Recheck).unwrap(), r#"{"event":"recheck"}"#);
+        assert_eq!(serde_json::from_str::<Event>(r#"{"event":"recheck"}"#).unwrap(), Event::Recheck);
     }
 }

@@ -24,6 +24,15 @@ const FOLLOW: Duration = Duration::from_millis(300);
 /// The answer is no.
 const NO: ExitCode = ExitCode::FAILURE;
 
+const RUN: &str = "Examples:
+  vouchsafe verifier run --observe                 # drop nothing, say what would be dropped
+  vouchsafe verifier run --try 5m                  # protect, for five minutes unless confirmed
+  vouchsafe verifier run --interface eth0 --tcp-idle 2h";
+const EXPLAIN: &str = "Examples:
+  vouchsafe verifier explain --from 203.0.113.7:5000 --to 203.0.113.10:22
+  vouchsafe verifier explain --person alice --to 203.0.113.10:443 --protocol udp
+  vouchsafe verifier explain --frame HEX";
+
 /// Protects this host, or what is behind it
 #[derive(Subcommand, Debug)]
 pub enum VerifierCommand {
@@ -40,6 +49,7 @@ pub enum VerifierCommand {
         again: bool,
     },
     /// Protect. Ends without ending protection: the kernel goes on; see `detach`
+    #[command(after_help = RUN)]
     Run {
         /// Where the verifier keeps its things
         #[command(flatten)]
@@ -84,6 +94,7 @@ pub enum VerifierCommand {
         client: SocketAddr,
     },
     /// Say whether a packet would pass, or a person would get a grant, and why; exit code 1 if not
+    #[command(after_help = EXPLAIN)]
     Explain {
         /// Which daemon is asked
         #[command(flatten)]

@@ -4,7 +4,8 @@
 use crate::control::{self, Access};
 use crate::directory::{Cache, Directory, Enrolment};
 use crate::drops::Ring;
-use crate::protection::Protection;
+use crate::protection::{Cut, Protection};
+use crate::recheck::Recheck;
 use crate::settings::Settings;
 use crate::shared::{Names, Order, Shared};
 use crate::{adoption, now, plan};
@@ -105,7 +106,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let server = tokio::spawn(control::serve(listener, access, move |request| answering.clone().answer(request)));
     let daemon = Daemon {
         directory,
-        authority,
+        authority: authority.clone(),
+        recheck: Recheck::new(shared.clone(), authority),
         shared,
         cache,
         unsaved: false,
@@ -212,6 +214,8 @@ struct Daemon {
     sync_again: bool,
     next_sync: Instant,
     pause: Duration,
+    /// Finds the flows that outlived their grant and may not live on.
+    recheck: Recheck,
     second_cut: Option<Instant>,
     /// When the event stream said something last.
     heard: Instant,
@@ -246,6 +250,7 @@ impl Daemon {
                     events = Some(self.authority.events());
                 },
                 fetched = join(&mut self.sync) => self.fetched(fetched),
+                grants = self.recheck.answer() => self.rechecked(&grants),
                 () = until(Some(self.next_sync)), if self.sync.is_none() => self.ask(),
                 _ = ticks.tick() => self.tick(),
                 _ = sweeps.tick() => self.sweep(),
@@ -290,8 +295,13 @@ impl Daemon {
                     tracing::info!("connected to the authority");
                 }
                 self.want();
+                self.recheck.want();
             }
-            Event::Policy => self.want(),
+            Event::Policy => {
+                self.want();
+                self.recheck.want();
+            }
+            Event::Recheck => self.recheck.want(),
             Event::Revoked { grants } => self.revoke(&grants),
             Event::Granted { owner } => {
                 tracing::debug!(handle = %Handle(owner.handle), person = owner.person, device = owner.device, "granted");
@@ -302,8 +312,20 @@ impl Daemon {
     }
 
     fn revoke(&mut self, grants: &[RevokedGrant]) {
-        let flows = self.shared.protection().revoke(grants, now()).flows;
-        tracing::info!(grants = grants.len(), flows, "cut");
+        let cut = self.shared.protection().revoke(grants, now());
+        self.note_cut(grants, &cut);
+    }
+
+    /// Cuts the flows that the authority named when it was asked.
+    fn rechecked(&mut self, grants: &[RevokedGrant]) {
+        if !grants.is_empty() {
+            let cut = self.shared.protection().cut(grants, now());
+            self.note_cut(grants, &cut);
+        }
+    }
+
+    fn note_cut(&mut self, grants: &[RevokedGrant], cut: &Cut) {
+        tracing::info!(grants = grants.len(), flows = cut.flows, "cut");
         self.second_cut = Some(Instant::now() + SECOND_CUT);
         let owners = self.shared.owners();
         for grant in grants {
@@ -311,7 +333,7 @@ impl Daemon {
             let (person, device) = (owner.map(|o| o.person.as_str()), owner.map(|o| o.device.as_str()));
             tracing::info!(handle = %Handle(grant.handle), person, device, "revoked");
         }
-        plan::with_revoked(&mut self.cache.config.revoked, grants, now());
+        plan::with_revoked(&mut self.cache.config.revoked, &cut.lasting, now());
         self.unsaved = true;
     }
 

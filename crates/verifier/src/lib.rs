@@ -15,6 +15,7 @@ pub mod owners;
 pub mod plan;
 mod protection;
 pub mod protocol;
+mod recheck;
 pub mod settings;
 mod shared;
 pub mod view;

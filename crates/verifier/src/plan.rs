@@ -97,6 +97,20 @@ pub fn with_revoked(known: &mut Vec<api::RevokedGrant>, news: &[api::RevokedGran
     known.extend(news.iter().filter(|grant| handles.insert(grant.handle)));
 }
 
+/// Grants to cut the flows of, those that have ended first: apart, because no packet can be admitted by them. `held` says
+/// when a grant ends where the authority may not know.
+pub fn ended(
+    grants: &[api::RevokedGrant],
+    held: impl Fn(u64) -> Option<u32>,
+    now: u64,
+) -> (Vec<api::RevokedGrant>, Vec<api::RevokedGrant>) {
+    let grants = grants.iter().map(|grant| {
+        let expires = grant.expires.max(held(grant.handle).unwrap_or(0));
+        api::RevokedGrant { expires, ..*grant }
+    });
+    grants.partition(|grant| u64::from(grant.expires) + CLOCK_SKEW_MAX < now)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,6 +165,14 @@ mod tests {
         assert_eq!(clock_error(1000, 1010), None);
         assert_eq!(clock_error(1000, 1020), Some(20));
         assert_eq!(clock_error(1000, 900), Some(-100));
+    }
+
+    #[test]
+    fn a_grant_has_ended_when_the_authority_and_its_tokens_say_so() {
+        let grant = |handle, expires| RevokedGrant { handle, expires };
+        let held = |handle| (handle == 3).then_some(250);
+        let all = [grant(1, 100), grant(2, 180), grant(3, 0), grant(4, 0)];
+        assert_eq!(ended(&all, held, 200), (vec![grant(1, 100), grant(4, 0)], vec![grant(2, 180), grant(3, 250)]));
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Cut {
     pub complete: bool,
     /// Flows forgotten: revoked or idle.
     pub flows: u32,
+    /// The grants that have not ended, which stay revoked.
+    pub lasting: Vec<RevokedGrant>,
 }
 
 /// Loaded programs, attached or not.
@@ -150,10 +152,49 @@ impl Protection {
         }
         if !left.is_empty() {
             self.close(left.len());
-            self.cut(&left);
+            self.remove(&left);
         }
         let flows = if grants.is_empty() { 0 } else { self.sweep() };
-        Cut { complete: left.is_empty(), flows }
+        Cut { complete: left.is_empty(), flows, lasting: grants.to_vec() }
+    }
+
+    /// Cuts the flows of grants that may have ended. Revocations of those that have are there for one sweep only, which
+    /// forgets flows first and them last, so that they take no room from others.
+    pub fn cut(&self, grants: &[RevokedGrant], now: u64) -> Cut {
+        let (ended, lasting) = plan::ended(grants, |handle| self.expiry(handle), now);
+        let (mut flows, mut room, mut left) = (0, true, HashSet::new());
+        let put = |grant: &RevokedGrant| self.verifier.revoked.set(&grant.handle, &grant.expires).is_ok();
+        for grant in &ended {
+            room = room
+                && (put(grant) || {
+                    flows += self.sweep();
+                    put(grant)
+                });
+            if !room {
+                left.insert(grant.handle);
+            }
+        }
+        if !left.is_empty() {
+            self.remove(&left);
+        }
+        if !ended.is_empty() {
+            flows += self.sweep();
+        }
+        let cut = self.revoke(&lasting, now);
+        Cut { flows: flows + cut.flows, lasting, ..cut }
+    }
+
+    /// When a grant ends, as its tokens said.
+    fn expiry(&self, handle: u64) -> Option<u32> {
+        self.verifier.grants.get(&handle).ok().flatten().map(|used| used.expires)
+    }
+
+    /// The grants that flows live by, each once.
+    pub fn handles(&self) -> Vec<u64> {
+        let flows = self.verifier.flows.entries();
+        let handles: HashSet<u64> =
+            flows.iter().filter(|(_, flow)| flow.adopted == 0).map(|(_, flow)| flow.handle).collect();
+        handles.into_iter().collect()
     }
 
     /// Without room for a revocation a revoked grant could come back: rather nobody is admitted.
@@ -173,7 +214,7 @@ impl Protection {
     }
 
     /// Removes the flows of grants that the table of revoked grants has no room for.
-    fn cut(&self, handles: &HashSet<u64>) {
+    fn remove(&self, handles: &HashSet<u64>) {
         for (key, flow) in self.verifier.flows.entries() {
             if flow.adopted == 0 && handles.contains(&flow.handle) {
                 let _ = self.verifier.flows.remove(&key);

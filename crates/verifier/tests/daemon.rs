@@ -10,6 +10,7 @@ use stage::*;
 use std::time::{Duration, Instant};
 use verifier::control::Request;
 use verifier::view;
+use wire::map::{Flow, FlowKey};
 
 const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
@@ -268,6 +269,105 @@ fn what_was_revoked_while_the_daemon_was_down_is_cut_when_it_is_back() {
         let _verifier = stage.run(&[]).await;
         assert!(kernel.flows.keys().is_empty());
     });
+}
+
+#[test]
+fn flows_that_outlived_their_grant_are_cut_within_a_second_of_its_revocation() {
+    act(|stage| async move {
+        let verifier = stage.run(&["--max-revoked", "16"]).await;
+        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
+            .await;
+        let alice = stage.alice().await;
+        let kernel = stage.kernel(Sizes { revoked: 16, ..Sizes::default() });
+        for port in 4000..4030 {
+            let grant = grant(&alice).await;
+            assert_eq!(kernel.run(&syn(&grant, &format!("10.77.0.2:{port}"), 1), 1).unwrap().code, XDP_PASS);
+        }
+        let adopted = FlowKey::new([10, 77, 0, 2].into(), 5000, [10, 77, 0, 1].into(), 22, 6);
+        kernel.flows.insert(&adopted, &flow(0)).unwrap();
+        stage.end_grants(&kernel);
+        assert_eq!(kernel.flows.keys().len(), 31);
+
+        let asked = Instant::now();
+        admin::revoke(&stage.authority, &Which::Person("alice".into())).await.unwrap();
+        until("the cut", || (kernel.flows.keys() == [adopted]).then_some(())).await;
+        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+        // Revocations of grants that have ended take no room.
+        assert_eq!(stage.status().await.state, "protecting");
+        assert!(kernel.revoked.keys().is_empty() && kernel.grants.keys().is_empty());
+        assert!(verifier.log().contains("alice") && !verifier.log().contains("ERROR"), "{}", verifier.log());
+    });
+}
+
+#[test]
+fn flows_that_outlived_their_grant_are_cut_by_a_policy_that_would_not_give_it() {
+    act(|stage| async move {
+        let verifier = stage.run(&[]).await;
+        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
+            .await;
+        let grant = grant(&stage.alice().await).await;
+        let kernel = stage.kernel(Sizes::default());
+        assert_eq!(kernel.run(&syn(&grant, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
+        stage.end_grants(&kernel);
+        stage.apply(&POLICY.replace("services = \"tcp/22\"", "services = [\"tcp/22\", \"tcp/80\"]")).await;
+        until("the other policy", || verifier.log().contains("what is protected changed").then_some(())).await;
+        assert_eq!(kernel.flows.keys().len(), 1);
+
+        let asked = Instant::now();
+        stage.apply(&POLICY.replace("person:alice", "person:bob")).await;
+        until("the cut", || kernel.flows.keys().is_empty().then_some(())).await;
+        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+    });
+}
+
+#[test]
+fn flows_that_outlived_their_grant_are_cut_when_the_daemon_is_back() {
+    act(|mut stage| async move {
+        let mut verifier = stage.run(&[]).await;
+        let grant = grant(&stage.alice().await).await;
+        let kernel = stage.kernel(Sizes::default());
+        assert_eq!(kernel.run(&syn(&grant, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
+        stage.end_grants(&kernel);
+        verifier.signal(Signal::SIGTERM);
+        verifier.end().await;
+        admin::revoke(&stage.authority, &Which::Person("alice".into())).await.unwrap();
+        stage.stop_authority().await;
+        let verifier = stage.run(&[]).await;
+        assert_eq!(kernel.flows.keys().len(), 1);
+        stage.start_authority().await;
+        until("the cut", || kernel.flows.keys().is_empty().then_some(())).await;
+        assert!(verifier.log().contains("connected to the authority"), "{}", verifier.log());
+    });
+}
+
+#[test]
+fn ten_thousand_flows_are_rechecked_within_a_second() {
+    act(|stage| async move {
+        let verifier = stage.run(&[]).await;
+        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
+            .await;
+        let grant = grant(&stage.alice().await).await;
+        let kernel = stage.kernel(Sizes::default());
+        assert_eq!(kernel.run(&syn(&grant, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
+        stage.end_grants(&kernel);
+        // The authority knows none of these.
+        let key = |port| FlowKey::new([10, 77, 0, 2].into(), port, [10, 77, 0, 1].into(), 22, 6);
+        for port in 10_000..20_000 {
+            kernel.flows.insert(&key(port), &flow(u64::from(port))).unwrap();
+        }
+        let asked = Instant::now();
+        admin::revoke(&stage.authority, &Which::Person("alice".into())).await.unwrap();
+        // One pass cuts them all. Looking at all of them takes time from the authority, which runs on this thread.
+        until("the cut", || kernel.flows.get(&key(10_000)).unwrap().is_none().then_some(())).await;
+        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+        until("the end of the pass", || kernel.flows.keys().is_empty().then_some(())).await;
+    });
+}
+
+/// A live flow of this grant.
+fn flow(handle: u64) -> Flow {
+    let now = verifier::now() as u32;
+    Flow { handle, adopted: u8::from(handle == 0), since: now, seen: now, ..Flow::default() }
 }
 
 #[test]

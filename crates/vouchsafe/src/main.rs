@@ -1,8 +1,11 @@
 //! The command line: one binary for all roles. What a role does is its crate's; here are arguments, logs, exit codes.
 #![forbid(unsafe_code)]
 
-use clap::{Parser, Subcommand, ValueEnum};
-use std::io::IsTerminal;
+use anyhow::{Context, Result};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -40,7 +43,29 @@ enum Command {
     /// The agent's commands that people use, without the word `agent`
     #[command(flatten)]
     Shortcut(agent::cli::Shortcut),
+    Doctor(doctor::Arguments),
+    /// Write completions for a shell to standard output
+    #[command(after_help = COMPLETIONS)]
+    Completions {
+        /// The shell
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+    /// Write a man page for every command
+    #[command(after_help = MAN)]
+    Man {
+        /// The directory that they go into
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
 }
+
+const COMPLETIONS: &str = "Examples:
+  vouchsafe completions bash > ~/.local/share/bash-completion/completions/vouchsafe
+  vouchsafe completions zsh | sudo tee /usr/local/share/zsh/site-functions/_vouchsafe > /dev/null
+  vouchsafe completions fish > ~/.config/fish/completions/vouchsafe.fish";
+const MAN: &str = "Example:
+  sudo mkdir -p /usr/local/share/man/man1 && sudo vouchsafe man /usr/local/share/man/man1";
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -55,9 +80,25 @@ fn main() -> ExitCode {
             Command::Verifier(command) => verifier::cli::run(command).await,
             Command::Agent(command) => agent::cli::run(command).await,
             Command::Shortcut(command) => agent::cli::run(command.into()).await,
+            Command::Doctor(arguments) => doctor::run(&arguments),
+            Command::Completions { shell } => completions(shell),
+            Command::Man { dir } => man(&dir),
         }
     });
     done.unwrap_or_else(|error| cant(&error))
+}
+
+fn completions(shell: Shell) -> Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Arguments::command(), "vouchsafe", &mut script);
+    std::io::stdout().write_all(&script).context("could not write the completions")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn man(dir: &Path) -> Result<ExitCode> {
+    clap_mangen::generate_to(Arguments::command(), dir)
+        .with_context(|| format!("could not write man pages to {}", dir.display()))?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Exit code 2: it could not be done.
@@ -78,8 +119,7 @@ fn start_logs(format: LogFormat) {
 
 #[cfg(test)]
 mod tests {
-    use super::Arguments;
-    use clap::CommandFactory;
+    use super::{Arguments, CommandFactory};
 
     #[test]
     fn the_arguments_are_well_formed() {

@@ -87,6 +87,12 @@ impl<'a> Script<'a> {
 /// Frames, revocations and pauses in any order. No frame makes the verifier panic; a frame passes untouched or without
 /// its 40 bytes; only a right tag gets a flow into the tables (wire.md §6.6).
 pub fn verifier(input: &[u8]) {
+    outcomes(input);
+}
+
+/// What [`verifier`] judges of each frame.
+pub fn outcomes(input: &[u8]) -> Vec<Outcome> {
+    let mut outcomes = Vec::new();
     let mut script = Script(input);
     let mut verifier = world::verifier();
     let mut now = NOW;
@@ -102,25 +108,26 @@ pub fn verifier(input: &[u8]) {
                 verifier.revoked.insert(handle, now.saturating_add(300));
             }
             3 => {
-                let Some(frame) = script.frame() else { return };
+                let Some(frame) = script.frame() else { break };
                 if let Some(key) = FlowKey::to_server(&Packet::parse(frame)) {
                     let adopted = Flow { adopted: 1, since: now, seen: now, ..Flow::default() };
                     verifier.flows.entry(key).or_insert(adopted);
                 }
             }
             4 => {
-                let Some(frame) = script.frame() else { return };
-                judge(&mut verifier, frame, now);
+                let Some(frame) = script.frame() else { break };
+                outcomes.push(judge(&mut verifier, frame, now));
             }
             mending => {
-                let Some(frame) = script.frame() else { return };
+                let Some(frame) = script.frame() else { break };
                 let mut frame = frame.to_vec();
                 mend(&mut frame, mending, now);
-                judge(&mut verifier, &frame, now);
+                outcomes.push(judge(&mut verifier, &frame, now));
             }
         }
     }
     check_counts(&verifier);
+    outcomes
 }
 
 /// Gives a frame's token the tag it needs, and before that (unless `mending` is 5) a fresh time and end, so that
@@ -145,7 +152,7 @@ fn mend(frame: &mut [u8], mending: u8, now: u32) {
     frame[packet.end - TOKEN_LEN..packet.end].copy_from_slice(&token);
 }
 
-fn judge(verifier: &mut Verifier, frame: &[u8], now: u32) {
+fn judge(verifier: &mut Verifier, frame: &[u8], now: u32) -> Outcome {
     let before = verifier.clone();
     let packet = Packet::parse(frame);
     let mut after = frame.to_vec();
@@ -183,6 +190,7 @@ fn judge(verifier: &mut Verifier, frame: &[u8], now: u32) {
             assert!(verifier.flows == before.flows && verifier.fragments == before.fragments);
         }
     }
+    outcome
 }
 
 fn tag_is_right(verifier: &Verifier, frame: &[u8], packet: &Packet, now: u32) -> bool {

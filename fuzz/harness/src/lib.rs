@@ -7,7 +7,7 @@ mod formats;
 mod texts;
 mod world;
 
-pub use carrier::{held, journey, tail, verifier};
+pub use carrier::{held, journey, outcomes, tail, verifier};
 pub use formats::{grant_header, packet, quoted, token};
 pub use texts::{api, document, policy};
 

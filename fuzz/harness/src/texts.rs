@@ -97,6 +97,8 @@ pub fn api(input: &[u8]) {
     again::<api::Enrolment>(input);
     again::<api::Enrolled>(input);
     again::<api::VerifierConfig>(input);
+    again::<api::LiveFlows>(input);
+    again::<api::FlowsToCut>(input);
     again::<api::EpochKeys>(input);
     again::<api::GrantOwner>(input);
     again::<api::ExplainRequest>(input);

@@ -1,7 +1,10 @@
 //! Every file of the committed corpus, through its target.
 
+use engine::verifier::Outcome;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use wire::DropReason;
 
 fn corpus() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("fuzz/").join("corpus")
@@ -22,6 +25,17 @@ fn every_input_of_the_corpus_holds() {
             inputs += 1;
         }
         assert!(inputs >= 5, "{} has only {inputs} inputs", folder.display());
+    }
+}
+
+#[test]
+fn the_corpus_reaches_every_outcome() {
+    let files = fs::read_dir(corpus().join("verifier")).expect("corpus/verifier/");
+    let inputs = files.map(|file| fs::read(file.expect("a file").path()).expect("readable"));
+    let reached: BTreeSet<_> = inputs.flat_map(|input| harness::outcomes(&input)).map(Outcome::counter).collect();
+    let outcomes = [Outcome::NotOurs, Outcome::Flow, Outcome::Token, Outcome::Consumed, Outcome::IcmpError];
+    for outcome in DropReason::ALL.iter().map(|reason| Outcome::Drop(*reason)).chain(outcomes) {
+        assert!(reached.contains(&outcome.counter()), "{outcome:?}");
     }
 }
 

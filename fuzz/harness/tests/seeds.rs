@@ -112,11 +112,14 @@ fn write_packets() {
             }
         }
         write("journey", &name, [&[1][..], &plain].concat());
+        if name.ends_with("-syn") {
+            write("journey", &format!("{name}-padded"), [&[1][..], &plain, &[0; 9]].concat());
+        }
         write("tail", &name, [&[0x13; 36][..], carrying.as_ref().unwrap_or(&plain)].concat());
-        let Some(carrying) = carrying else {
-            write("verifier", &name, [operation(3, &plain), operation(4, &plain)].concat());
+        let Some(carrying) = carrying else { continue };
+        if name.contains("tagged") || name.contains("checksum") {
             continue;
-        };
+        }
         // Admitted, replayed, with a mended tag, revoked, swept.
         let story = [operation(4, &carrying), operation(4, &carrying), operation(6, &carrying), vec![2, 0, 40, 1]];
         write("verifier", &name, [&story.concat()[..], &operation(7, &carrying), &operation(4, &plain)].concat());
@@ -130,6 +133,48 @@ fn write_packets() {
         write("quoted", &format!("{name}-tcp-behind"), [&[family, 8][..], &[0; 8], &tcp].concat());
         write("quoted", &format!("{name}-udp"), [&[family, 0][..], &back.clone().udp(443, 40000).ip()].concat());
         write("quoted", &format!("{name}-cut"), [&[family, 0][..], &tcp[..tcp.len() - 17]].concat());
+    }
+}
+
+#[test]
+#[ignore = "writes the corpus"]
+fn write_stories() {
+    let frames = frames();
+    let find = |name: &str| {
+        let (_, plain, carrying) = frames.iter().find(|(other, ..)| other == name).expect("a frame");
+        (plain.clone(), carrying.clone().unwrap_or_default())
+    };
+    for family in ["ipv4", "ipv6"] {
+        let (_, syn) = find(&format!("{family}-syn"));
+        let (datagram, udp) = find(&format!("{family}-udp"));
+        let other_port = |port: u8| {
+            let mut frame = syn.clone();
+            frame[if family == "ipv4" { 35 } else { 55 }] = port;
+            operation(6, &frame)
+        };
+        let (error, _) = find(&format!("{family}-icmp-error"));
+        let fragments: Vec<_> =
+            [0, 1].iter().map(|part| operation(4, &find(&format!("{family}-fragment-{part}")).0)).collect();
+        let mut unknown_suite = syn.clone();
+        let at = syn.len() - 36;
+        unknown_suite[at] = 0x1f;
+        let mut long_lived = syn.clone();
+        long_lived[at + 4] += 1;
+        let first = operation(4, &syn);
+        let wait = |seconds: u32| [0, 255].repeat(seconds as usize / 255);
+        for (name, story) in [
+            ("icmp-error", [&first[..], &operation(4, &error)].concat()),
+            ("fragments", [&operation(4, &udp)[..], &fragments.concat(), &operation(4, &datagram)].concat()),
+            ("flow-limit", [other_port(1), vec![0, 1], other_port(2), vec![0, 1], other_port(3)].concat()),
+            ("clock-skew", [&[0, 40][..], &first].concat()),
+            ("expired", [&wait(510)[..], &first].concat()),
+            ("unknown-epoch", [&wait(7650)[..], &first].concat()),
+            ("unknown-suite", operation(4, &unknown_suite)),
+            ("lifetime-too-long", operation(4, &long_lived)),
+            ("lone-fragment", fragments[1].clone()),
+        ] {
+            write("verifier", &format!("{family}-story-{name}"), story);
+        }
     }
 }
 

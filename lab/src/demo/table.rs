@@ -49,3 +49,19 @@ impl fmt::Display for Table {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Table;
+
+    #[test]
+    fn one_difference_is_enough() {
+        let mut table = Table::default();
+        assert!(!table.all_as_expected(), "nothing seen is not as expected");
+        table.row("scan", "nothing", "nothing", true);
+        assert!(table.all_as_expected());
+        table.row("forged tokens", "0 admitted", "1 admitted", false);
+        assert!(!table.all_as_expected());
+        assert!(table.verdict().starts_with("1 of 2 NOT") && table.to_string().contains("NO  forged tokens"));
+    }
+}

@@ -1,6 +1,6 @@
 //! Accounts and devices.
 
-use super::{AuditEvent, Database, grants, sessions};
+use super::{AuditEvent, Database, Operator, grants, sessions};
 use anyhow::{Result, bail};
 use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
@@ -29,7 +29,7 @@ pub struct AccountEntry {
 
 impl Database {
     /// Adds an account.
-    pub fn add_account(&mut self, person: &str, account: &Account, now: u64) -> Result<()> {
+    pub fn add_account(&mut self, person: &str, account: &Account, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let added = transaction.execute(
                 "INSERT OR IGNORE INTO accounts (person, password, totp, created) VALUES (?1, ?2, ?3, ?4)",
@@ -39,23 +39,23 @@ impl Database {
                 bail!("there is already an account {person}: `user passwd` changes its password");
             }
             let factor = if account.totp.is_some() { "with second factor" } else { "" };
-            AuditEvent::new("account_added").person(person).detail(factor).write(transaction, now)
+            AuditEvent::new("account_added").person(person).detail(factor).by(by).write(transaction, now)
         })
     }
 
     /// Changes a password, ends the account's sessions and their grants.
-    pub fn change_password(&mut self, person: &str, password: &str, now: u64) -> Result<()> {
+    pub fn change_password(&mut self, person: &str, password: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             if transaction.execute("UPDATE accounts SET password = ?2 WHERE person = ?1", [person, password])? == 0 {
                 bail!("no account {person}: `user list` shows them");
             }
             sessions::end_of_person(transaction, person, now)?;
-            AuditEvent::new("password_changed").person(person).write(transaction, now)
+            AuditEvent::new("password_changed").person(person).by(by).write(transaction, now)
         })
     }
 
     /// Removes an account with its devices, ends its sessions and grants.
-    pub fn remove_account(&mut self, person: &str, now: u64) -> Result<()> {
+    pub fn remove_account(&mut self, person: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             if transaction.execute("DELETE FROM accounts WHERE person = ?1", [person])? == 0 {
                 bail!("no account {person}: `user list` shows them");
@@ -63,7 +63,7 @@ impl Database {
             transaction.execute("DELETE FROM devices WHERE person = ?1", [person])?;
             sessions::end_of_person(transaction, person, now)?;
             grants::revoke_of_person(transaction, person, now)?;
-            AuditEvent::new("account_removed").person(person).write(transaction, now)
+            AuditEvent::new("account_removed").person(person).by(by).write(transaction, now)
         })
     }
 

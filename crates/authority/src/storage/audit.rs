@@ -3,8 +3,25 @@
 use super::Database;
 use anyhow::Result;
 use rusqlite::{Transaction, params};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
+
+/// The local user who gives a command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Operator(String);
+
+impl Operator {
+    /// Who runs this process: its user, or who became root by sudo.
+    pub fn current() -> Self {
+        let uid = nix::unistd::getuid();
+        let before: Option<u32> = std::env::var("SUDO_UID").ok().and_then(|uid| uid.parse().ok());
+        Self(match before.filter(|_| uid.is_root()) {
+            Some(before) => format!("uid {before} (sudo)"),
+            None => format!("uid {uid}"),
+        })
+    }
+}
 
 /// Something to be written down.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +31,7 @@ pub struct AuditEvent {
     device: Option<String>,
     source: Option<IpAddr>,
     detail: String,
+    operator: Option<Operator>,
 }
 
 impl AuditEvent {
@@ -42,12 +60,20 @@ impl AuditEvent {
         Self { detail: detail.into(), ..self }
     }
 
+    /// The local user whose command it was.
+    pub fn by(self, operator: &Operator) -> Self {
+        Self { operator: Some(operator.clone()), ..self }
+    }
+
     pub(super) fn write(&self, transaction: &Transaction<'_>, now: u64) -> Result<()> {
         let mut statement = transaction.prepare_cached(
-            "INSERT INTO audit (time, event, person, device, source, detail) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            "INSERT INTO audit (time, event, person, device, source, detail, operator)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
         )?;
         let source = self.source.map(|source| source.to_string());
-        statement.execute(params![now.cast_signed(), self.event, self.person, self.device, source, self.detail])?;
+        let operator = self.operator.as_ref().map(|Operator(operator)| operator);
+        let Self { event, person, device, detail, .. } = self;
+        statement.execute(params![now.cast_signed(), event, person, device, source, detail, operator])?;
         Ok(())
     }
 }
@@ -67,6 +93,8 @@ pub struct AuditEntry {
     pub source: Option<String>,
     /// Particulars.
     pub detail: String,
+    /// The local user whose command it was, such as `uid 1000 (sudo)`.
+    pub operator: Option<String>,
 }
 
 impl Database {
@@ -78,7 +106,7 @@ impl Database {
     /// The last `count` entries, oldest first; of one person if given.
     pub fn audit_entries(&self, person: Option<&str>, count: u32) -> Result<Vec<AuditEntry>> {
         let mut statement = self.connection.prepare(
-            "SELECT time, event, person, device, source, detail FROM audit WHERE ?1 IS NULL OR person = ?1
+            "SELECT time, event, person, device, source, detail, operator FROM audit WHERE ?1 IS NULL OR person = ?1
              ORDER BY id DESC LIMIT ?2",
         )?;
         let rows = statement.query_map(params![person, count], |row| {
@@ -89,6 +117,7 @@ impl Database {
                 device: row.get(3)?,
                 source: row.get(4)?,
                 detail: row.get(5)?,
+                operator: row.get(6)?,
             })
         })?;
         let mut entries: Vec<_> = rows.collect::<Result<_, _>>()?;

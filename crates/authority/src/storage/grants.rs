@@ -1,12 +1,15 @@
 //! Grants issued, so that they can be listed, judged anew and revoked. Their keys are never stored.
 
-use super::{AuditEvent, Database, TokenHash, sessions};
+use super::{AuditEvent, Database, Operator, TokenHash, sessions};
 use anyhow::{Context, Result, bail};
 use engine::api::{GrantOwner, RevokedGrant};
 use engine::policy::Scope;
+use engine::verifier::CLOCK_SKEW_MAX;
 use ipnet::IpNet;
+use rusqlite::types::ValueRef;
 use rusqlite::{OptionalExtension, Row, ToSql, Transaction, params};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use wire::{Destination, Flags};
 
@@ -166,17 +169,38 @@ impl Database {
         Ok(owner.optional()?)
     }
 
+    /// Grants of `verifier` that may have ended. Without an entry: one that is revoked or unknown, or whose person or device
+    /// is gone.
+    pub fn grants_of(&self, verifier: &str, handles: &[u64]) -> Result<Vec<(RevokedGrant, Option<GrantEntry>)>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
+                issued, expires, revoked,
+                EXISTS (SELECT 1 FROM accounts WHERE accounts.person = grants.person)
+                AND EXISTS (SELECT 1 FROM devices
+                    WHERE devices.person = grants.person AND devices.device = grants.device)
+             FROM grants WHERE handle = ?1 AND verifier = ?2",
+        )?;
+        let mut look_up = |handle: u64| {
+            let mut rows = statement.query(params![handle.cast_signed(), verifier])?;
+            let Some(row) = rows.next()? else { return Ok((RevokedGrant { handle, expires: 0 }, None)) };
+            let (entry, there): (_, bool) = (entry(row)?, row.get(15)?);
+            let grant = RevokedGrant { handle, expires: row.get(13)? };
+            Ok((grant, Some(entry).filter(|entry| there && entry.revoked.is_none())))
+        };
+        handles.iter().map(|handle| look_up(*handle)).collect()
+    }
+
     /// The revoked grants of `verifier` that have not ended.
     pub fn revoked(&self, verifier: &str, now: u64) -> Result<Vec<RevokedGrant>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT handle, expires FROM grants WHERE expires > ?1 AND revoked IS NOT NULL AND verifier = ?2",
         )?;
-        let rows = statement.query_map(params![now.cast_signed(), verifier], revoked_grant)?;
+        let rows = statement.query_map(params![ended_by(now), verifier], revoked_grant)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Revokes grants as a command asks; gives how many ended.
-    pub fn revoke(&mut self, which: &Which, now: u64) -> Result<usize> {
+    /// Revokes grants as a command asks; gives how many ended by that.
+    pub fn revoke(&mut self, which: &Which, by: &Operator, now: u64) -> Result<usize> {
         self.write(|transaction| {
             let before = to_announce(transaction)?;
             let event = match which {
@@ -187,7 +211,7 @@ impl Database {
                     if held.is_none() {
                         bail!("no grant {handle:016x}: `grants` lists them");
                     }
-                    mark(transaction, "handle = ?2", now, &[&handle.cast_signed()])?;
+                    mark(transaction, "handle = ?3", now, &[&handle.cast_signed()])?;
                     AuditEvent::new("revoked").detail(format!("{handle:016x}"))
                 }
                 Which::Person(person) => {
@@ -196,11 +220,11 @@ impl Database {
                 }
                 Which::Device(person, device) => {
                     sessions::end_of_device(transaction, person, device)?;
-                    mark(transaction, "person = ?2 AND device = ?3", now, &[person, device])?;
+                    mark(transaction, "person = ?3 AND device = ?4", now, &[person, device])?;
                     AuditEvent::new("revoked").person(person).device(device).detail("all sessions and grants")
                 }
             };
-            event.write(transaction, now)?;
+            event.by(by).write(transaction, now)?;
             Ok(to_announce(transaction)? - before)
         })
     }
@@ -209,7 +233,7 @@ impl Database {
     pub fn revoke_unpermitted(&mut self, grants: &[(u64, String)], now: u64) -> Result<()> {
         self.write(|transaction| {
             for (handle, person) in grants {
-                mark(transaction, "handle = ?2", now, &[&handle.cast_signed()])?;
+                mark(transaction, "handle = ?3", now, &[&handle.cast_signed()])?;
                 let event = AuditEvent::new("revoked").person(person);
                 event.detail(format!("{handle:016x}: the policy changed")).write(transaction, now)?;
             }
@@ -232,30 +256,68 @@ impl Database {
             Ok(rows.collect::<Result<_, _>>()?)
         })
     }
+
+    /// The verifiers whose grants were revoked after they had ended and which nobody told to recheck their flows; this
+    /// call takes them as told.
+    pub fn take_rechecks(&mut self) -> Result<Vec<String>> {
+        let waiting: bool =
+            self.connection.query_row("SELECT EXISTS (SELECT 1 FROM rechecks)", [], |row| row.get(0))?;
+        if !waiting {
+            return Ok(Vec::new());
+        }
+        self.write_soon(|transaction| {
+            let mut statement = transaction.prepare_cached("DELETE FROM rechecks RETURNING verifier")?;
+            let rows = statement.query_map([], |row| row.get(0))?;
+            Ok(rows.collect::<Result<_, _>>()?)
+        })
+    }
 }
 
 pub(super) fn revoke_of_person(transaction: &Transaction<'_>, person: &str, now: u64) -> Result<()> {
-    mark(transaction, "person = ?2", now, &[&person])
+    mark(transaction, "person = ?3", now, &[&person])
 }
 
-pub(super) fn revoke_of_session(transaction: &Transaction<'_>, token: &TokenHash, now: u64) -> Result<()> {
-    mark(transaction, "session = ?2", now, &[token])
+pub(super) fn revoke_of_session(
+    transaction: &Transaction<'_>,
+    token: &TokenHash,
+    person: &str,
+    now: u64,
+) -> Result<()> {
+    mark(transaction, "person = ?3 AND session = ?4", now, &[&person, token])
 }
 
 pub(super) fn revoke_of_verifier(transaction: &Transaction<'_>, verifier: &str, now: u64) -> Result<()> {
-    mark(transaction, "verifier = ?2", now, &[&verifier])
+    mark(transaction, "verifier = ?3", now, &[&verifier])
 }
 
-/// Marks the live grants that `condition` (constant text, values from `?2` on) selects.
+/// Marks the grants that `condition` (constant text, values from `?3` on) selects, ended ones, too: their flows may live.
+/// Those that have not ended are to be announced; the verifiers of the others are to recheck their flows.
 fn mark(transaction: &Transaction<'_>, condition: &'static str, now: u64, values: &[&dyn ToSql]) -> Result<()> {
     let mut statement = transaction.prepare_cached(&format!(
-        "UPDATE grants SET revoked = ?1, announced = 0 WHERE expires > ?1 AND revoked IS NULL AND {condition}"
+        "UPDATE grants SET revoked = ?1, announced = CASE WHEN expires > ?2 THEN 0 END
+         WHERE revoked IS NULL AND {condition} RETURNING announced, verifier"
     ))?;
-    let now = now.cast_signed();
-    let now: &dyn ToSql = &now;
-    let values: Vec<_> = std::iter::once(now).chain(values.iter().copied()).collect();
-    statement.execute(values.as_slice())?;
+    let times: [&dyn ToSql; 2] = [&now.cast_signed(), &ended_by(now)];
+    let values: Vec<_> = times.into_iter().chain(values.iter().copied()).collect();
+    let mut rows = statement.query(values.as_slice())?;
+    let mut rechecks = BTreeSet::new();
+    while let Some(row) = rows.next()? {
+        let verifier = row.get_ref(1)?.as_str()?;
+        if row.get_ref(0)? == ValueRef::Null && !rechecks.contains(verifier) {
+            rechecks.insert(verifier.to_owned());
+        }
+    }
+    drop(rows);
+    let mut recheck = transaction.prepare_cached("INSERT OR IGNORE INTO rechecks (verifier) VALUES (?1)")?;
+    for verifier in &rechecks {
+        recheck.execute([verifier])?;
+    }
     Ok(())
+}
+
+/// A grant that ended by then has ended for verifiers, too, whose clocks may be behind.
+fn ended_by(now: u64) -> i64 {
+    now.cast_signed() - i64::from(CLOCK_SKEW_MAX)
 }
 
 fn to_announce(connection: &rusqlite::Connection) -> Result<usize> {

@@ -55,7 +55,7 @@ impl Database {
             let tokens = surplus.query_map(params![person, MOST_PER_PERSON], |row| row.get(0))?;
             let tokens = tokens.collect::<Result<Vec<TokenHash>, _>>()?;
             for token in &tokens {
-                end(transaction, token, now)?;
+                end(transaction, token, person, now)?;
             }
             AuditEvent::new("login").person(person).device(device).source(source).write(transaction, now)?;
             Ok(!tokens.is_empty())
@@ -65,7 +65,7 @@ impl Database {
     /// Ends a session and revokes its grants.
     pub fn end_session(&mut self, token: TokenHash, session: &Session, source: IpAddr, now: u64) -> Result<()> {
         self.write(|transaction| {
-            end(transaction, &token, now)?;
+            end(transaction, &token, &session.person, now)?;
             let event = AuditEvent::new("logout").person(&session.person).device(&session.device);
             event.source(source).write(transaction, now)
         })
@@ -91,9 +91,9 @@ impl Database {
     }
 }
 
-fn end(transaction: &Transaction<'_>, token: &TokenHash, now: u64) -> Result<()> {
+fn end(transaction: &Transaction<'_>, token: &TokenHash, person: &str, now: u64) -> Result<()> {
     transaction.execute("DELETE FROM sessions WHERE token = ?1", [token])?;
-    grants::revoke_of_session(transaction, token, now)
+    grants::revoke_of_session(transaction, token, person, now)
 }
 
 pub(super) fn end_of_person(transaction: &Transaction<'_>, person: &str, now: u64) -> Result<()> {

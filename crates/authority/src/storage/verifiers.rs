@@ -1,6 +1,6 @@
 //! Verifiers and their enrolment.
 
-use super::{AuditEvent, Database, TokenHash, grants};
+use super::{AuditEvent, Database, Operator, TokenHash, grants};
 use anyhow::{Result, bail};
 use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
@@ -22,7 +22,15 @@ pub struct VerifierEntry {
 impl Database {
     /// Adds a verifier with a one-time code. With `renew`, gives a known verifier another code; its token holds until
     /// the code is used.
-    pub fn add_verifier(&mut self, id: &str, code: TokenHash, code_expires: u64, renew: bool, now: u64) -> Result<()> {
+    pub fn add_verifier(
+        &mut self,
+        id: &str,
+        code: TokenHash,
+        code_expires: u64,
+        renew: bool,
+        by: &Operator,
+        now: u64,
+    ) -> Result<()> {
         self.write(|transaction| {
             let statement = if renew {
                 "UPDATE verifiers SET code = ?2, code_expires = ?3 WHERE verifier = ?1 AND ?4 = ?4"
@@ -33,19 +41,19 @@ impl Database {
             match (transaction.execute(statement, values)?, renew) {
                 (0, true) => bail!("no verifier {id}: `verifier list` shows them"),
                 (0, false) => bail!("there is already a verifier {id}: `verifier add --renew` gives it another code"),
-                _ => AuditEvent::new("verifier_added").detail(id).write(transaction, now),
+                _ => AuditEvent::new("verifier_added").detail(id).by(by).write(transaction, now),
             }
         })
     }
 
     /// Removes a verifier and revokes the grants for it.
-    pub fn remove_verifier(&mut self, id: &str, now: u64) -> Result<()> {
+    pub fn remove_verifier(&mut self, id: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             if transaction.execute("DELETE FROM verifiers WHERE verifier = ?1", [id])? == 0 {
                 bail!("no verifier {id}: `verifier list` shows them");
             }
             grants::revoke_of_verifier(transaction, id, now)?;
-            AuditEvent::new("verifier_removed").detail(id).write(transaction, now)
+            AuditEvent::new("verifier_removed").detail(id).by(by).write(transaction, now)
         })
     }
 

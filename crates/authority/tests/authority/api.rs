@@ -248,6 +248,13 @@ async fn everything_is_written_down() {
     assert_eq!(events, ["account_added", "login", "granted", "denied", "login_failed", "logout"]);
     assert!(entries[2].detail.contains(&grant.header[16..]));
     assert!(entries.iter().all(|entry| !entry.detail.contains(&grant.key)));
+    // Commands are written down with who gave them; what people do by themselves has no such user.
+    let by = entries[0].operator.as_deref().unwrap();
+    assert!(by.strip_prefix("uid ").is_some_and(|uid| uid.starts_with(|c: char| c.is_ascii_digit())), "{by}");
+    assert!(entries[1..].iter().all(|entry| entry.operator.is_none()));
+    stage.apply(POLICY).await.unwrap();
+    let last = Database::open(&stage.directory.database()).unwrap().audit_entries(None, 1).unwrap();
+    assert_eq!((last[0].event.as_str(), last[0].operator.as_deref()), ("policy", Some(by)));
 }
 
 #[tokio::test]

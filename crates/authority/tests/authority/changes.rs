@@ -1,10 +1,10 @@
 //! What happens when something changes under those who are connected: revocation, policy, accounts, restarts.
 
 use crate::stage::*;
-use authority::storage::{Database, Which};
+use authority::storage::{Database, Operator, Which};
 use authority::{Server, admin, now};
-use client::Error;
-use engine::api::Event;
+use client::{Error, EventStream};
+use engine::api::{Event, LIVE_FLOWS_MAX, RevokedGrant};
 
 #[tokio::test]
 async fn a_revoked_grant_is_pushed_to_its_verifier_and_its_holder() {
@@ -111,6 +111,106 @@ async fn a_policy_change_cuts_what_it_no_longer_permits() {
     assert_eq!(stage.apply(&next_policy).await.unwrap(), "2 receivers and 3 rules in force; 0 grants revoked");
 }
 
+/// What the next events to a verifier are, but for revocations, grants and `Alive`.
+async fn told_to_recheck(events: &mut EventStream) -> bool {
+    loop {
+        match next(events).await {
+            Event::Recheck => return true,
+            Event::Granted { .. } => {}
+            _ => return false,
+        }
+    }
+}
+
+#[tokio::test]
+async fn flows_of_ended_grants_are_cut_when_their_person_is_revoked() {
+    let stage = Stage::start().await;
+    let (alice, bob, verifier) = (stage.login("alice").await, stage.login("bob").await, stage.verifier("edge-2").await);
+    let (mut guard, mut holder) = (events(&verifier).await, events(&alice).await);
+    let request = to("203.0.113.70", 6, 80);
+    let (hers, his) = (alice.grant(&request).await.unwrap(), bob.grant(&request).await.unwrap());
+    let handles = [handle(&hers), handle(&his)];
+    stage.end_grants();
+    assert!(verifier.flows_to_cut(&handles).await.unwrap().is_empty());
+
+    assert_eq!(admin::revoke(&stage.directory, &Which::Person("alice".into())).await.unwrap(), 0);
+    assert!(told_to_recheck(&mut guard).await);
+    let cut = verifier.flows_to_cut(&handles).await.unwrap();
+    assert_eq!((cut.len(), cut[0].handle), (1, handle(&hers)));
+    assert!(u64::from(cut[0].expires) < now());
+    assert_eq!(next(&mut holder).await, Event::LoggedOut);
+    assert!(verifier.config().await.unwrap().revoked.is_empty());
+
+    admin::revoke(&stage.directory, &Which::Device("bob".into(), "laptop".into())).await.unwrap();
+    assert!(told_to_recheck(&mut guard).await);
+    assert_eq!(verifier.flows_to_cut(&handles).await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn flows_of_ended_grants_are_cut_when_their_session_or_account_ends() {
+    let stage = Stage::start().await;
+    let (alice, bob, verifier) = (stage.login("alice").await, stage.login("bob").await, stage.verifier("edge-2").await);
+    let mut guard = events(&verifier).await;
+    let request = to("203.0.113.70", 6, 80);
+    let elsewhere = stage.login("alice").await;
+    let grants = [&alice, &bob, &elsewhere].map(async |person| handle(&person.grant(&request).await.unwrap()));
+    let handles = futures_util::future::join_all(grants).await;
+    stage.end_grants();
+    alice.logout().await.unwrap();
+    assert!(told_to_recheck(&mut guard).await);
+    let cut = async || verifier.flows_to_cut(&handles).await.unwrap().iter().map(|g| g.handle).collect::<Vec<_>>();
+    assert_eq!(cut().await, handles[..1]);
+    admin::remove_account(&stage.directory, "bob").await.unwrap();
+    assert!(told_to_recheck(&mut guard).await);
+    assert_eq!(cut().await, handles[..2]);
+    // Another account of that name has nothing to do with them.
+    admin::add_account(&stage.directory, "bob", PASSWORD, false).await.unwrap();
+    stage.login("bob").await;
+    assert_eq!(cut().await, handles[..2]);
+}
+
+#[tokio::test]
+async fn flows_of_ended_grants_are_cut_by_a_policy_that_would_not_give_them() {
+    let stage = Stage::start().await;
+    let (alice, verifier) = (stage.login("alice").await, stage.verifier("edge-1").await);
+    let (ssh, quic) = (alice.grant(&git()).await.unwrap(), alice.grant(&to("203.0.113.10", 17, 443)).await.unwrap());
+    let handles = [handle(&ssh), handle(&quic)];
+    stage.end_grants();
+    let text = stage.apply(&POLICY.replace("\"tcp/22\", ", "")).await.unwrap();
+    assert!(text.ends_with("0 grants revoked"), "{text}");
+    let cut = verifier.flows_to_cut(&handles).await.unwrap();
+    assert_eq!(cut.iter().map(|grant| grant.handle).collect::<Vec<_>>(), handles[..1]);
+    stage.apply(POLICY).await.unwrap();
+    assert!(verifier.flows_to_cut(&handles).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn flows_of_unknown_and_of_others_grants_are_cut() {
+    let mut stage = Stage::start().await;
+    let (alice, verifier, other) =
+        (stage.login("alice").await, stage.verifier("edge-1").await, stage.verifier("edge-2").await);
+    let grant = handle(&alice.grant(&git()).await.unwrap());
+    let cut = verifier.flows_to_cut(&[grant, 7]).await.unwrap();
+    assert_eq!(cut, [RevokedGrant { handle: 7, expires: 0 }]);
+    assert_eq!(other.flows_to_cut(&[grant]).await.unwrap(), [RevokedGrant { handle: grant, expires: 0 }]);
+    // Asking changes nothing.
+    assert!(verifier.flows_to_cut(&[grant]).await.unwrap().is_empty());
+    assert_eq!(problem(alice.flows_to_cut(&[grant]).await).r#type, "wrong_caller");
+
+    let most = vec![u64::MAX; LIVE_FLOWS_MAX];
+    assert_eq!(verifier.flows_to_cut(&most).await.unwrap().len(), most.len());
+    assert_eq!(problem(verifier.flows_to_cut(&[&most[..], &[1]].concat()).await).r#type, "malformed");
+    assert_eq!(problem(verifier.flows_to_cut(&vec![1; 10_000]).await).r#type, "too_large");
+
+    // A grant that ended an hour ago is remembered, one of long ago is not.
+    stage.end_grants();
+    stage.restart().await;
+    assert!(verifier.flows_to_cut(&[grant]).await.unwrap().is_empty());
+    let mut database = Database::open(&stage.directory.database()).unwrap();
+    database.prune(now() + 31 * 86_400, 30 * 86_400, 365 * 86_400).unwrap();
+    assert_eq!(verifier.flows_to_cut(&[grant]).await.unwrap().len(), 1);
+}
+
 #[tokio::test]
 async fn a_wrong_policy_changes_nothing() {
     let stage = Stage::start().await;
@@ -134,7 +234,7 @@ async fn a_change_that_nobody_told_of_is_noticed() {
     let grant = alice.grant(&git()).await.unwrap();
     let Event::Granted { .. } = next(&mut guard).await else { panic!() };
     let mut database = Database::open(&stage.directory.database()).unwrap();
-    database.revoke(&Which::Person("alice".into()), now()).unwrap();
+    database.revoke(&Which::Person("alice".into()), &Operator::current(), now()).unwrap();
     let Event::Revoked { grants } = next(&mut guard).await else { panic!() };
     assert_eq!(grants[0].handle, handle(&grant));
 }

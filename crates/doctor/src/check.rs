@@ -1,0 +1,121 @@
+//! One thing that was looked at, and how a list of them reads.
+
+use serde::Serialize;
+
+/// How it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// As it should be.
+    Ok,
+    /// It works, and could be better.
+    Warn,
+    /// It does not work without.
+    Missing,
+}
+
+impl State {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Missing => "missing",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// The interface that it is about; none if it is about the host.
+    pub interface: Option<String>,
+    /// What was looked at.
+    pub check: &'static str,
+    /// How it stands.
+    pub state: State,
+    /// What was found, in a line.
+    pub found: String,
+    /// What to do about it; none if all is well.
+    pub remedy: Option<String>,
+}
+
+impl Check {
+    pub(crate) fn ok(check: &'static str, found: impl Into<String>) -> Self {
+        Self { interface: None, check, state: State::Ok, found: line(&found.into()), remedy: None }
+    }
+
+    pub(crate) fn warn(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { state: State::Warn, remedy: Some(line(&remedy.into())), ..Self::ok(check, found) }
+    }
+
+    pub(crate) fn missing(check: &'static str, found: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { state: State::Missing, ..Self::warn(check, found, remedy) }
+    }
+
+    pub(crate) fn on(self, interface: &str) -> Self {
+        Self { interface: Some(interface.to_owned()), ..self }
+    }
+}
+
+/// The first line, without what could steer a terminal.
+fn line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().replace(char::is_control, "?")
+}
+
+/// What people read: a line for each check, what to do below it, a head for each interface, a sum at the end.
+pub(crate) fn report(checks: &[Check]) -> String {
+    let width = checks.iter().map(|check| check.check.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    let mut about = &None;
+    for check in checks {
+        if check.interface != *about {
+            about = &check.interface;
+            text += &format!("\n{}\n", about.as_deref().unwrap_or("host"));
+        }
+        text += &format!("{:8} {:width$}  {}\n", check.state.name(), check.check, check.found);
+        if let Some(remedy) = &check.remedy {
+            text += &format!("{:8} {:width$}  -> {remedy}\n", "", "");
+        }
+    }
+    let count = |state| checks.iter().filter(|check| check.state == state).count();
+    text + &match (count(State::Missing), count(State::Warn)) {
+        (0, 0) => "\nall well\n".to_owned(),
+        (0, warnings) => format!("\nnothing missing, {warnings} to look at\n"),
+        (missing, warnings) => format!("\n{missing} missing, {warnings} to look at\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_says_below_each_check_what_to_do() {
+        let checks = [
+            Check::ok("kernel", "6.18"),
+            Check::warn("clock", "adrift", "set it\nor not"),
+            Check::missing("xdp", "gone\u{7}", "get it").on("eth0"),
+        ];
+        let expected = "\
+ok       kernel  6.18
+warn     clock   adrift
+                 -> set it
+
+eth0
+missing  xdp     gone?
+                 -> get it
+
+1 missing, 1 to look at
+";
+        assert_eq!(report(&checks), expected);
+        assert!(report(&checks[..2]).ends_with("\nnothing missing, 1 to look at\n"));
+        assert!(report(&checks[..1]).ends_with("\nall well\n"));
+    }
+
+    #[test]
+    fn json_has_every_field() {
+        let json = serde_json::to_string(&Check::warn("xdp", "generic", "buy").on("eth0")).unwrap();
+        let expected = r#"{"interface":"eth0","check":"xdp","state":"warn","found":"generic","remedy":"buy"}"#;
+        assert_eq!(json, expected);
+    }
+}

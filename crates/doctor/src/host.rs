@@ -1,0 +1,165 @@
+//! What is the same for every interface: kernel, rights, programs, what is pinned.
+
+use crate::Check;
+use anyhow::{Error, Result};
+use datapath::agent::{Agent, supported_attachment};
+use datapath::hook::Hook;
+use datapath::probe::{self, Probe};
+use datapath::verifier::{Sizes, Verifier};
+use datapath::{Pins, bpf_file_system_is_mounted};
+use std::fs;
+use std::path::Path;
+use wire::map::VerifierConfig;
+
+/// linux/capability.h, with what needs it.
+const CAPABILITIES: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
+/// Stands for CAP_PERFMON and CAP_BPF, too.
+const CAP_SYS_ADMIN: u32 = 21;
+/// As little as the tables take: nothing is kept in them.
+const SMALL: Sizes = Sizes { flows: 16, grants: 16, replay_buckets: 64, revoked: 16 };
+
+pub(crate) fn kernel() -> Check {
+    version(probe::kernel())
+}
+
+fn version((major, minor): (u32, u32)) -> Check {
+    let found = format!("Linux {major}.{minor}");
+    if (major, minor) >= (6, 1) {
+        Check::ok("kernel", found)
+    } else {
+        Check::missing("kernel", found, "boot Linux 6.1 or later: older ones can't check the programs")
+    }
+}
+
+pub(crate) fn rights() -> Check {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let lacking = lacking(&status);
+    if lacking.is_empty() {
+        Check::ok("rights", "may load programs and attach them")
+    } else {
+        let found = format!("no {}: programs and interfaces can't be tried", lacking.join(", "));
+        Check::missing("rights", found, "run it as root; the daemons get their rights from their units")
+    }
+}
+
+/// The capabilities that a process with this /proc/PID/status lacks.
+fn lacking(status: &str) -> Vec<&'static str> {
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    let has = |bit: u32| effective & 1 << bit != 0;
+    let lacks = |bit| !(has(bit) || bit > CAP_SYS_ADMIN && has(CAP_SYS_ADMIN));
+    CAPABILITIES.iter().filter(|(bit, _)| lacks(*bit)).map(|(_, name)| *name).collect()
+}
+
+/// Whether this kernel takes BPF programs, compiles them, and takes ours.
+pub(crate) fn programs(probe: &Result<Probe>) -> Vec<Check> {
+    let probe = match probe {
+        Ok(probe) => probe,
+        Err(error) => {
+            let remedy = "boot a kernel with CONFIG_BPF_SYSCALL; in a container, let it use bpf(2)";
+            return vec![Check::missing("bpf", why(error), remedy)];
+        }
+    };
+    let interpreted = |found: String| Check::warn("bpf", found, "compile programs: `sysctl net.core.bpf_jit_enable=1`");
+    vec![
+        match probe.is_compiled() {
+            Ok(true) => Check::ok("bpf", "programs load and are compiled"),
+            Ok(false) => interpreted("programs load and are interpreted, many times slower".to_owned()),
+            Err(error) => interpreted(why(&error)),
+        },
+        loads("verifier (xdp)", Verifier::load(Hook::Xdp, VerifierConfig::default(), SMALL, None)),
+        loads("verifier (tc)", Verifier::load(Hook::Tc, VerifierConfig::default(), SMALL, None)),
+        loads("agent", Agent::load(14, false, supported_attachment(), None)),
+    ]
+}
+
+fn loads<T>(role: &'static str, loaded: Result<T>) -> Check {
+    match loaded {
+        Ok(_) => Check::ok(role, "its programs load"),
+        Err(error) => {
+            let remedy = format!("see what the kernel says: `VOUCHSAFE_LOG=libbpf=debug vouchsafe {role} run`");
+            Check::missing(role, why(&error), remedy)
+        }
+    }
+}
+
+/// An error in a line: what failed, and the cause at its root.
+pub(crate) fn why(error: &Error) -> String {
+    let first = |text: String| text.lines().next().unwrap_or_default().to_owned();
+    let (what, cause) = (first(error.to_string()), first(error.root_cause().to_string()));
+    if what == cause { what } else { format!("{what}: {cause}") }
+}
+
+/// Our programs carry their own types and call no kernel function that needs the kernel's.
+pub(crate) fn btf() -> Check {
+    let there = Path::new("/sys/kernel/btf/vmlinux").exists();
+    Check::ok("btf", if there { "there; not needed" } else { "not there; not needed, other tools like it" })
+}
+
+pub(crate) fn file_system() -> Check {
+    if bpf_file_system_is_mounted() {
+        return Check::ok("bpffs", "mounted at /sys/fs/bpf");
+    }
+    let remedy = "`mount -t bpf bpf /sys/fs/bpf` before the units start; systemd does so at boot";
+    Check::warn("bpffs", "not mounted at /sys/fs/bpf", remedy)
+}
+
+/// What daemons left in the kernel, and whether they run.
+pub(crate) fn pinned() -> Vec<Check> {
+    Pins::all().iter().map(|pins| kept(&pins.name(), pins.holder(), &pins.links())).collect()
+}
+
+fn kept(name: &str, holder: Option<u32>, links: &[String]) -> Check {
+    let (role, instance) = name.split_once('-').unwrap_or((name, ""));
+    let links = match links {
+        [] => String::new(),
+        links => format!(", attached by {}", links.join(" ")),
+    };
+    match holder {
+        Some(process) => Check::ok("pinned", format!("{name}: its daemon runs, process {process}{links}")),
+        None => Check::warn(
+            "pinned",
+            format!("{name}: no daemon runs{links}"),
+            format!("start it, or let go: `vouchsafe {role} detach --instance {instance}`"),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::State;
+
+    #[test]
+    fn kernels_before_6_1_are_too_old() {
+        assert_eq!(version((5, 15)).state, State::Missing);
+        assert_eq!(version((6, 1)), Check::ok("kernel", "Linux 6.1"));
+        assert_eq!(version((7, 0)).state, State::Ok);
+    }
+
+    #[test]
+    fn rights_are_capabilities() {
+        assert_eq!(lacking("Name:\tx\nCapEff:\t000001ffffffffff\n"), [""; 0]);
+        assert_eq!(lacking("CapEff:\t000000c000001000\n"), [""; 0], "exactly the three");
+        assert_eq!(lacking("CapEff:\t0000000000201000\n"), [""; 0], "CAP_SYS_ADMIN stands for two");
+        assert_eq!(lacking("CapEff:\t0000000000200000\n"), ["CAP_NET_ADMIN"]);
+        assert_eq!(lacking("CapEff:\t0000000000000000\n").len(), 3);
+        assert_eq!(lacking("").len(), 3);
+    }
+
+    #[test]
+    fn what_outlived_its_daemon_can_be_let_go() {
+        let running = kept("verifier-main", Some(42), &["eth0".to_owned()]);
+        assert_eq!(running, Check::ok("pinned", "verifier-main: its daemon runs, process 42, attached by eth0"));
+        let left = kept("agent-a-b", None, &[]);
+        assert_eq!(left.found, "agent-a-b: no daemon runs");
+        assert!(left.remedy.is_some_and(|remedy| remedy.contains("`vouchsafe agent detach --instance a-b`")));
+    }
+
+    #[test]
+    fn errors_are_told_in_a_line() {
+        let error = Error::msg("Operation not permitted").context("libbpf").context("it does not load\nlong log");
+        assert_eq!(why(&error), "it does not load: Operation not permitted");
+        assert_eq!(why(&Error::msg("alone")), "alone");
+    }
+}

@@ -1,0 +1,187 @@
+//! What one interface can do.
+
+use crate::Check;
+use crate::host::why;
+use datapath::hook::Mode;
+use datapath::interface::{Interface, LARGE_RECEIVE_OFFLOAD};
+use datapath::probe::{self, Occupant, Probe};
+
+/// The verifier's program, as the kernel knows it.
+const ADMIT: &str = "admit";
+const FAST: &str = "fine at low rates; for high ones take a card whose driver has native XDP";
+/// What fits into a page beside XDP's headroom and the kernel's notes on the packet, about.
+const MTU_IN_ONE_PIECE: u32 = 3500;
+
+/// Everything about `interface`. What it can't do is missing if it is `wanted` for a verifier, else a warning.
+pub(crate) fn checks(interface: &Interface, probe: Option<&Probe>, wanted: bool) -> Vec<Check> {
+    let driver = interface.driver();
+    let mut checks = vec![Check::ok("driver", driver.as_deref().unwrap_or("it has no name"))];
+    let xdp = probe.map(|probe| Xdp::of(interface, probe, wanted));
+    checks.push(match interface.link_header {
+        14 => Check::ok("link", "Ethernet"),
+        _ => lack(
+            wanted,
+            Check::warn(
+                "link",
+                "no Ethernet header: good for an agent only",
+                "protect the interface before it, or behind",
+            ),
+        ),
+    });
+    let mode = xdp.as_ref().and_then(Xdp::mode);
+    checks.extend(xdp.filter(|_| interface.link_header == 14).map(|xdp| xdp.check(interface, wanted)));
+    if let Some(probe) = probe {
+        checks.push(match probe.tc(interface) {
+            Ok(attachment) => Check::ok("tc", attachment.name()),
+            Err(error) => Check::warn("tc", why(&error), "no agent can use it"),
+        });
+    }
+    checks.extend(interface.mtu().map(|mtu| length(mtu, mode)));
+    checks.push(offloads(&interface.offloads(), &interface.name));
+    checks.into_iter().map(|check| check.on(&interface.name)).collect()
+}
+
+fn lack(wanted: bool, check: Check) -> Check {
+    if wanted { Check { state: crate::State::Missing, ..check } } else { check }
+}
+
+/// How XDP is or would be attached.
+enum Xdp {
+    Free(Mode),
+    /// Not tried: what the driver says, if it says.
+    Untried(Option<bool>),
+    /// Generic, because the driver refused.
+    Fallback(String),
+    Ours(Option<Mode>),
+    Taken(Occupant),
+    Refused(String),
+}
+
+impl Xdp {
+    /// Tried only where it is wanted: generic XDP turns offloads of the card off for good, and native XDP may make it
+    /// pause.
+    fn of(interface: &Interface, probe: &Probe, wanted: bool) -> Self {
+        match probe::occupant(interface) {
+            Some(occupant) if occupant.name == ADMIT => Self::Ours(occupant.mode),
+            Some(occupant) => Self::Taken(occupant),
+            None if !wanted => Self::Untried(probe::driver_has_xdp(interface)),
+            None => match probe.xdp(interface) {
+                Ok((mode, None)) => Self::Free(mode),
+                Ok((_, Some(refusal))) => Self::Fallback(why(&refusal)),
+                Err(error) => Self::Refused(why(&error)),
+            },
+        }
+    }
+
+    fn mode(&self) -> Option<Mode> {
+        match self {
+            Self::Free(mode) => Some(*mode),
+            Self::Fallback(_) => Some(Mode::Generic),
+            Self::Ours(mode) => *mode,
+            Self::Untried(Some(false)) => Some(Mode::Generic),
+            _ => None,
+        }
+    }
+
+    fn check(self, interface: &Interface, wanted: bool) -> Check {
+        let name = &interface.name;
+        match self {
+            Self::Untried(said) => {
+                let tries = format!("`doctor --interface {name}` tries it");
+                match said {
+                    Some(true) => Check::ok("xdp", format!("native, says the driver; {tries}")),
+                    Some(false) => Check::warn("xdp", "generic: the driver has no XDP of its own", FAST),
+                    None => Check::ok("xdp", tries),
+                }
+            }
+            Self::Free(Mode::Generic) => Check::warn("xdp", "generic: the driver has no XDP of its own", FAST),
+            Self::Fallback(why) => Check::warn(
+                "xdp",
+                format!("generic: the driver has XDP and refuses it: {why}"),
+                format!("`dmesg` may say why: often the MTU, queues (`ethtool -L {name} combined N`) or offloads"),
+            ),
+            Self::Ours(Some(Mode::Generic)) => Check::warn("xdp", "generic, a verifier is attached", FAST),
+            Self::Free(mode) => Check::ok("xdp", mode.name()),
+            Self::Ours(mode) => {
+                Check::ok("xdp", format!("{}, a verifier is attached", mode.map_or("several programs", Mode::name)))
+            }
+            Self::Taken(Occupant { id, name: program, mode }) => {
+                let mode = mode.map_or(String::new(), |mode| format!(", {}", mode.name()));
+                let found = format!("taken by another program, {program:?} ({id}){mode}");
+                let remedy = format!("end what attached it, or leave {name} out of the verifier's interfaces");
+                lack(wanted, Check::warn("xdp", found, remedy))
+            }
+            Self::Refused(why) => {
+                lack(wanted, Check::warn("xdp", why, format!("leave {name} out of the verifier's interfaces")))
+            }
+        }
+    }
+}
+
+/// Our programs take packets in several pieces; drivers may not.
+fn length(mtu: u32, mode: Option<Mode>) -> Check {
+    match mode {
+        _ if mtu <= MTU_IN_ONE_PIECE => Check::ok("mtu", format!("{mtu}")),
+        Some(Mode::Native | Mode::Offloaded) => Check::ok("mtu", format!("{mtu}, in several pieces (XDP frags)")),
+        Some(Mode::Generic) => Check::warn(
+            "mtu",
+            format!("{mtu}: many drivers have no native XDP beyond {MTU_IN_ONE_PIECE}"),
+            format!("try an MTU of at most {MTU_IN_ONE_PIECE} for native XDP"),
+        ),
+        Some(Mode::Tcx | Mode::Clsact) | None => Check::ok("mtu", format!("{mtu}, needs XDP frags")),
+    }
+}
+
+fn offloads(on: &[&str], interface: &str) -> Check {
+    let found = if on.is_empty() { "none".to_owned() } else { on.join(", ") };
+    if on.contains(&LARGE_RECEIVE_OFFLOAD) {
+        let remedy = format!("`ethtool -K {interface} lro off`: drivers refuse native XDP with it");
+        Check::warn("offloads", found, remedy)
+    } else {
+        Check::ok("offloads", found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::State;
+
+    fn eth0() -> Interface {
+        Interface { name: "eth0".to_owned(), index: 2, link_header: 14 }
+    }
+
+    #[test]
+    fn a_program_of_somebody_else_is_in_the_way_only_where_a_verifier_is_wanted() {
+        let taken = || Xdp::Taken(Occupant { id: 7, name: "filter".to_owned(), mode: Some(Mode::Native) });
+        let check = taken().check(&eth0(), true);
+        assert_eq!((check.state, &*check.found), (State::Missing, r#"taken by another program, "filter" (7), native"#));
+        assert_eq!(taken().check(&eth0(), false).state, State::Warn);
+        assert_eq!(Xdp::Ours(Some(Mode::Native)).check(&eth0(), true).state, State::Ok);
+        assert_eq!(Xdp::Refused(String::new()).check(&eth0(), true).state, State::Missing);
+    }
+
+    #[test]
+    fn generic_xdp_is_slow_and_works() {
+        assert_eq!(Xdp::Free(Mode::Generic).check(&eth0(), true).state, State::Warn);
+        assert_eq!(Xdp::Untried(Some(false)).check(&eth0(), false).state, State::Warn);
+        assert_eq!(Xdp::Untried(Some(true)).check(&eth0(), false).state, State::Ok);
+        assert_eq!(Xdp::Untried(None).check(&eth0(), false), Check::ok("xdp", "`doctor --interface eth0` tries it"));
+        assert_eq!(Xdp::Fallback(String::new()).check(&eth0(), true).state, State::Warn);
+        assert_eq!(Xdp::Free(Mode::Native).check(&eth0(), true), Check::ok("xdp", "native"));
+    }
+
+    #[test]
+    fn long_packets_ask_for_a_driver_with_fragments() {
+        assert_eq!(length(1500, Some(Mode::Generic)), Check::ok("mtu", "1500"));
+        assert_eq!(length(9000, Some(Mode::Native)).state, State::Ok);
+        assert_eq!(length(9000, Some(Mode::Generic)).state, State::Warn);
+    }
+
+    #[test]
+    fn merged_packets_are_a_warning() {
+        assert_eq!(offloads(&["tx-checksumming", "generic-receive-offload"], "eth0").state, State::Ok);
+        assert_eq!(offloads(&[LARGE_RECEIVE_OFFLOAD], "eth0").state, State::Warn);
+        assert_eq!(offloads(&[], "eth0"), Check::ok("offloads", "none"));
+    }
+}

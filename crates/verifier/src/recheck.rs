@@ -1,0 +1,93 @@
+//! Flows may outlive their grant, and then no revocation names it: the authority is asked which of those that live are to
+//! be cut. One question is under way at a time; what comes up meanwhile makes another follow.
+
+use crate::shared::Shared;
+use client::Error;
+use engine::api::RevokedGrant;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
+
+/// Handles in one call: less than may be, so that others get their turn at the authority.
+const PER_CALL: usize = 2048;
+/// The first and the longest pause before the authority is asked again after a failure.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// Grants whose flows are to be cut, and why the authority did not say all.
+type Answer = (Vec<RevokedGrant>, Option<Error>);
+
+/// Asks when it is time to.
+pub struct Recheck {
+    shared: Arc<Shared>,
+    authority: client::Authority,
+    asking: Option<JoinHandle<Answer>>,
+    /// Something changed while the authority was being asked.
+    again: bool,
+    /// When to ask again after a failure; a new connection to the authority comes before that.
+    retry: Option<Instant>,
+    pause: Duration,
+}
+
+impl Recheck {
+    pub fn new(shared: Arc<Shared>, authority: client::Authority) -> Self {
+        Self { shared, authority, asking: None, again: false, retry: None, pause: PAUSES.0 }
+    }
+
+    /// Asks now, or as soon as what is being asked is answered.
+    pub fn want(&mut self) {
+        self.again = self.asking.is_some();
+        if self.asking.is_none() {
+            self.retry = None;
+            self.asking = Some(tokio::spawn(ask(self.shared.clone(), self.authority.clone())));
+        }
+    }
+
+    /// Grants whose flows are to be cut, from the next answer; safe to cancel.
+    pub async fn answer(&mut self) -> Vec<RevokedGrant> {
+        loop {
+            let Some(asking) = &mut self.asking else {
+                match self.retry {
+                    Some(time) => sleep_until(time).await,
+                    None => pending().await,
+                }
+                self.want();
+                continue;
+            };
+            let answer = asking.await;
+            self.asking = None;
+            let (cut, error) = answer.unwrap_or_else(|error| (Vec::new(), Some(Error::Other(error.to_string()))));
+            if let Some(error) = error {
+                if self.pause == PAUSES.0 {
+                    tracing::warn!(%error, "cannot ask which flows are still allowed; they go on until the authority says");
+                }
+                self.retry = Some(Instant::now() + self.pause);
+                self.pause = (self.pause * 2).min(PAUSES.1);
+            } else {
+                self.pause = PAUSES.0;
+            }
+            if std::mem::take(&mut self.again) {
+                self.want();
+            }
+            return cut;
+        }
+    }
+}
+
+async fn ask(shared: Arc<Shared>, authority: client::Authority) -> Answer {
+    let mut cut = Vec::new();
+    // On a thread of its own: a long table takes a while.
+    let handles = match tokio::task::spawn_blocking(move || shared.protection().handles()).await {
+        Ok(handles) => handles,
+        Err(error) => return (cut, Some(Error::Other(error.to_string()))),
+    };
+    for handles in handles.chunks(PER_CALL) {
+        match authority.flows_to_cut(handles).await {
+            Ok(more) => cut.extend(more),
+            Err(error) => return (cut, Some(error)),
+        }
+    }
+    tracing::debug!(grants = handles.len(), cut = cut.len(), "rechecked");
+    (cut, None)
+}

@@ -1,0 +1,128 @@
+//! The binary's own commands: doctor in a namespace of its own (needs root), completions, man pages, help.
+
+use lab::Namespace;
+use lab::net::veth;
+use serde_json::Value;
+use std::process::{Command, Output};
+
+const VOUCHSAFE: &str = env!("CARGO_BIN_EXE_vouchsafe");
+
+fn vouchsafe(arguments: &[&str]) -> Output {
+    Command::new(VOUCHSAFE).args(arguments).output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// What doctor found about `check` on `interface`: state and words.
+fn found(checks: &Value, interface: Option<&str>, check: &str) -> (String, String) {
+    let mut all = checks.as_array().unwrap().iter();
+    let one = all.find(|one| one["check"] == check && one["interface"].as_str() == interface);
+    let one = one.unwrap_or_else(|| panic!("nothing about {check} in {checks}"));
+    (one["state"].as_str().unwrap().to_owned(), one["found"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn doctor_looks_at_a_veth_and_leaves_no_trace() {
+    lab::test(|| {
+        let (here, there) = (Namespace::new("here")?, Namespace::new("there")?);
+        veth(&here, "eth0", "", &there, "eth0", "")?;
+        let doctor = |arguments: &[&str]| here.command(VOUCHSAFE).arg("doctor").args(arguments).output();
+
+        let output = doctor(&["--json", "--interface", "eth0"])?;
+        let checks: Value = serde_json::from_slice(&output.stdout)?;
+        assert_eq!(output.status.code(), Some(0), "{checks:#}");
+        for check in ["kernel", "rights", "verifier", "agent"] {
+            assert_eq!(found(&checks, None, check).0, "ok", "{checks:#}");
+        }
+        let ok = |words: &str| ("ok".to_owned(), words.to_owned());
+        assert_eq!(found(&checks, Some("eth0"), "xdp"), ok("native"));
+        assert_eq!(found(&checks, Some("eth0"), "driver"), ok("veth"));
+        assert_eq!(found(&checks, Some("eth0"), "mtu"), ok("1500"));
+        assert!(found(&checks, Some("eth0"), "offloads").1.contains("tx-checksumming"), "{checks:#}");
+        assert!(!here.ip("link show eth0")?.contains("xdp"), "something is still attached");
+
+        let output = doctor(&[])?;
+        let report = text(&output);
+        assert_eq!(output.status.code(), Some(0), "{report}");
+        assert!(report.contains("\neth0\nok       driver    veth\n"), "{report}");
+
+        assert_eq!(doctor(&["--interface", "eth1"])?.status.code(), Some(2), "there is no such interface");
+        Ok(())
+    });
+}
+
+#[test]
+fn doctor_leaves_the_program_of_somebody_else_alone() {
+    lab::test(|| {
+        let (here, there) = (Namespace::new("here")?, Namespace::new("there")?);
+        veth(&here, "eth0", "", &there, "eth0", "")?;
+        let _theirs = here.enter(|| {
+            let interface = datapath::interface::Interface::named("eth0")?;
+            datapath::probe::Probe::load()?.attach_xdp(&interface, false)
+        })?;
+        let before = here.ip("-details link show eth0")?;
+        for (arguments, code, state) in
+            [(&["--json"][..], 0, "warn"), (&["--json", "--interface", "eth0"], 1, "missing")]
+        {
+            let output = here.command(VOUCHSAFE).arg("doctor").args(arguments).output()?;
+            let checks: Value = serde_json::from_slice(&output.stdout)?;
+            assert_eq!(output.status.code(), Some(code), "{checks:#}");
+            let (found, words) = found(&checks, Some("eth0"), "xdp");
+            assert_eq!(found, state);
+            assert!(words.contains("another program, \"pass\""), "{words}");
+        }
+        assert_eq!(here.ip("-details link show eth0")?, before);
+        Ok(())
+    });
+}
+
+#[test]
+fn completions_name_the_commands() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = text(&vouchsafe(&["completions", shell]));
+        for command in ["authority", "verifier", "agent", "doctor", "explain", "--interface"] {
+            let command = if shell == "fish" { command.trim_start_matches('-') } else { command };
+            assert!(script.contains(command), "{shell}: no {command}");
+        }
+    }
+    assert_eq!(vouchsafe(&["completions", "csh"]).status.code(), Some(2));
+}
+
+#[test]
+fn every_command_has_a_man_page() {
+    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("man-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    assert_eq!(text(&vouchsafe(&["man", dir.to_str().unwrap()])), "");
+    for name in ["vouchsafe", "vouchsafe-doctor", "vouchsafe-verifier-run", "vouchsafe-authority-user-add"] {
+        let page = std::fs::read_to_string(dir.join(format!("{name}.1"))).unwrap();
+        assert!(page.contains(".SH SYNOPSIS"), "{name}");
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
+    assert_eq!(vouchsafe(&["man", dir.to_str().unwrap()]).status.code(), Some(2), "the directory is gone");
+}
+
+/// Follows the list of commands that each help prints, so that none is left out.
+#[test]
+fn every_command_helps() {
+    let mut open = vec![Vec::<String>::new()];
+    let mut seen = 0;
+    while let Some(command) = open.pop() {
+        for flag in ["-h", "--help"] {
+            let output = Command::new(VOUCHSAFE).args(&command).arg(flag).output().unwrap();
+            assert_eq!(output.status.code(), Some(0), "{command:?} {flag}");
+            let help = text(&output);
+            assert!(help.contains("Usage: vouchsafe"), "{command:?} {flag}: {help}");
+            if flag == "-h" {
+                let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+                let listed = listed.take_while(|line| !line.is_empty()).filter(|line| !line.starts_with("   "));
+                let names = listed.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
+                open.extend(names.map(|name| [&command[..], &[name.to_owned()]].concat()));
+            }
+        }
+        seen += 1;
+    }
+    assert!(seen > 50, "only {seen} commands were found");
+}

@@ -1,0 +1,58 @@
+//! What Vouchsafe costs on a path, beside the same path without it, in one run: connects, throughput, floods.
+//!
+//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. Both
+//! sides take turns and medians are compared, for the machine's other work disturbs both. Needs root, and
+//! `VOUCHSAFE_BIN` or a built `vouchsafe` beside this.
+
+#[path = "network/connect.rs"]
+mod connect;
+#[path = "network/figures.rs"]
+mod figures;
+#[path = "network/flood.rs"]
+mod flood;
+#[path = "network/throughput.rs"]
+mod throughput;
+
+use anyhow::Result;
+use figures::Figures;
+use lab::world::{Agent, Authority, Network, Verifier, Way, policy};
+
+/// A network with Vouchsafe in it and Alice logged in.
+pub struct Guarded {
+    pub agent: Agent,
+    pub verifier: Verifier,
+    pub authority: Authority,
+    pub network: Network,
+}
+
+impl Guarded {
+    /// With these flags for the verifier.
+    pub fn new(flags: &[&str]) -> Result<Self> {
+        let network = Network::new(Way::Direct)?;
+        let authority = Authority::start(&network.authority, &policy("5m"))?;
+        // Thousands of connections come from one grant here.
+        let flags = [&["--flows-per-grant", "1000000"], flags].concat();
+        let verifier = Verifier::start_with(&network.server, &authority, &flags)?;
+        let agent = Agent::start(&network.alice)?;
+        agent.login(&authority, "alice")?;
+        Ok(Self { agent, verifier, authority, network })
+    }
+}
+
+fn main() {
+    let mut figures = Figures::default();
+    let mut failed = false;
+    type Part = fn(&mut Figures) -> Result<()>;
+    let parts: [(&str, Part); 3] =
+        [("connect", connect::measure), ("throughput", throughput::measure), ("flood", flood::measure)];
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    for (name, measure) in parts.into_iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|w| w == name)) {
+        eprintln!("bench: {name}");
+        if let Err(error) = measure(&mut figures) {
+            eprintln!("bench: {name}: {error:#}");
+            failed = true;
+        }
+    }
+    println!("{}", figures.json());
+    std::process::exit(if failed { 2 } else { 0 });
+}

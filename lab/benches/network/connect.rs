@@ -1,0 +1,72 @@
+//! How long connects take: with the grant in the kernel's cache, and for the first time ever.
+
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lab::Namespace;
+use lab::world::{DARK4, Network, Way};
+
+use crate::Guarded;
+use crate::figures::{Bound, Figures, median, quantile};
+
+const PORT: u16 = 9000;
+const COLD_PORTS: std::ops::Range<u16> = 9100..9140;
+const ROUNDS: usize = 100;
+const CONNECTS: usize = 30;
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Both figures.
+pub fn measure(figures: &mut Figures) -> Result<()> {
+    let plain = Network::new(Way::Direct)?;
+    let guarded = Guarded::new(&[])?;
+    listen(&plain.server, &[PORT])?;
+    listen(&guarded.network.server, &COLD_PORTS.chain([PORT]).collect::<Vec<_>>())?;
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    // The first of each fills caches: neighbours, routes, the grant.
+    connects(&plain.alice, PORT, 5)?;
+    connects(&guarded.network.alice, PORT, 5)?;
+    for _ in 0..ROUNDS {
+        without.extend(connects(&plain.alice, PORT, CONNECTS)?);
+        with.extend(connects(&guarded.network.alice, PORT, CONNECTS)?);
+    }
+    for (name, part, bound) in [("connect.p50_added_us", 0.5, 25.0), ("connect.p99_added_us", 0.99, 150.0)] {
+        let (plain, ours) = (quantile(&mut without, part), quantile(&mut with, part));
+        figures.add(name, "us", ours - plain, plain, Bound::AtMost(bound));
+    }
+    let mut cold = Vec::new();
+    for port in COLD_PORTS {
+        cold.extend(connects(&guarded.network.alice, port, 1)?);
+    }
+    let (cold, warm) = (median(&mut cold) / 1000.0, median(&mut with) / 1000.0);
+    figures.add("cold_connect_ms", "ms", cold, warm, Bound::None);
+    figures.add("cold_connect.path_ms", "ms", median(&mut without) / 1000.0, warm, Bound::None);
+    figures.add("cold_connect.token_and_check_ms", "ms", warm - median(&mut without) / 1000.0, warm, Bound::None);
+    figures.add("cold_connect.held_for_grant_ms", "ms", cold - warm, warm, Bound::None);
+    let resent = lab::counter::Stack::read(&guarded.network.alice)?.syn_retransmissions()?;
+    ensure!(resent == 0, "{resent} SYNs were sent again");
+    Ok(())
+}
+
+/// Accepts and closes whatever comes, for as long as the process lives.
+fn listen(namespace: &Namespace, ports: &[u16]) -> Result<()> {
+    for port in ports {
+        let listener = namespace.enter(|| TcpListener::bind(("0.0.0.0", *port))).context("listener")?;
+        std::thread::spawn(move || listener.incoming().for_each(drop));
+    }
+    Ok(())
+}
+
+/// Microseconds that each of `count` connects took.
+fn connects(client: &Namespace, port: u16, count: usize) -> Result<Vec<f64>> {
+    let to = SocketAddr::new(DARK4.parse::<IpAddr>()?, port);
+    client.enter(|| {
+        (0..count)
+            .map(|_| {
+                let began = Instant::now();
+                TcpStream::connect_timeout(&to, PATIENCE).with_context(|| format!("to {to}"))?;
+                Ok(began.elapsed().as_secs_f64() * 1e6)
+            })
+            .collect()
+    })
+}

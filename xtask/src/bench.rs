@@ -1,0 +1,75 @@
+//! `make bench`: runs the benches, prints one table of their figures, and writes them to target/bench/summary.json.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value};
+
+use crate::run::{cargo, is_root, output};
+use crate::{build, target_dir};
+
+/// The benches: a name to pick it by, its package, its target. Each prints one line of JSON,
+/// {name: {value, unit, baseline, ratio, bound, holds}}.
+const BENCHES: [(&str, &str); 2] = [("datapath", "kernel"), ("lab", "network")];
+
+/// Runs them all, or only those whose target is named.
+pub fn run(parts: &[String]) -> Result<()> {
+    let unknown = parts.iter().find(|part| !BENCHES.iter().any(|(_, target)| target == part));
+    ensure!(unknown.is_none(), "there is no bench {unknown:?}; there are: kernel, network");
+    let vouchsafe = build::release()?;
+    let mut figures = Map::new();
+    for (package, target) in BENCHES {
+        if parts.is_empty() || parts.iter().any(|part| part == target) {
+            figures.extend(bench(package, target, &vouchsafe)?);
+        }
+    }
+    print(&figures);
+    let summary = target_dir().join("bench/summary.json");
+    fs::create_dir_all(summary.with_file_name("")).context("target/bench")?;
+    let missed: Vec<_> = figures.iter().filter(|(_, figure)| figure["holds"] == false).map(|(name, _)| name).collect();
+    let missed = format!("{missed:?}");
+    fs::write(&summary, serde_json::to_string_pretty(&Value::Object(figures))? + "\n")
+        .with_context(|| format!("could not write {}", summary.display()))?;
+    println!("\n{}", summary.display());
+    ensure!(missed == "[]", "out of bounds: {missed}");
+    Ok(())
+}
+
+fn bench(package: &str, target: &str, vouchsafe: &PathBuf) -> Result<Map<String, Value>> {
+    let mut command = cargo(["bench", "--quiet", "--package", package, "--bench", target]);
+    command.env("VOUCHSAFE_BIN", vouchsafe);
+    if !is_root() {
+        command.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
+    }
+    let printed = output(&mut command)?;
+    let last = printed.lines().rev().find(|line| line.starts_with('{'));
+    match last.map(serde_json::from_str) {
+        Some(Ok(Value::Object(figures))) => Ok(figures),
+        _ => bail!("bench {target} printed no figures:\n{printed}"),
+    }
+}
+
+fn print(figures: &Map<String, Value>) {
+    let row = |cells: [&str; 7]| {
+        let [name, value, unit, baseline, ratio, bound, holds] = cells;
+        println!("{name:36} {value:>12} {unit:10} {baseline:>12} {ratio:>8} {bound:>8}  {holds}");
+    };
+    row(["FIGURE", "VALUE", "UNIT", "BASELINE", "RATIO", "BOUND", ""]);
+    for (name, figure) in figures {
+        let cell = |key: &str| match &figure[key] {
+            Value::Null => "-".to_owned(),
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let holds = if figure["bound"].is_null() {
+            ""
+        } else if figure["holds"] == true {
+            "holds"
+        } else {
+            "MISSED"
+        };
+        let cells = ["value", "unit", "baseline", "ratio", "bound"].map(cell);
+        row([name, &cells[0], &cells[1], &cells[2], &cells[3], &cells[4], holds]);
+    }
+}
