@@ -53,6 +53,6 @@ static __always_inline void linearize(context *ctx, __u32 length)
 {
 	if (length > ctx->len)
 		length = ctx->len;
-	if ((void *)(long)ctx->data + length > (void *)(long)ctx->data_end)
+	if ((long)ctx->data_end - (long)ctx->data < length)
 		bpf_skb_pull_data(ctx, length);
 }

@@ -56,9 +56,10 @@ impl Pins {
         self.0.join("maps").join(name)
     }
 
-    /// Where a link is pinned.
+    /// Where a link is pinned. The BPF file system takes no dots, which VLANs have in their names; interfaces have no
+    /// colons.
     pub(crate) fn link(&self, name: &str) -> PathBuf {
-        self.0.join("links").join(name)
+        self.0.join("links").join(name.replace('.', ":"))
     }
 
     /// Takes the lock that keeps a second process with the same pins out; held until the file is dropped.
@@ -78,7 +79,8 @@ impl Pins {
     /// Names of the pinned links.
     pub fn links(&self) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.0.join("links")) else { return Vec::new() };
-        let mut names: Vec<_> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<_> = names.map(|name| name.replace(':', ".")).collect();
         names.sort();
         names
     }
