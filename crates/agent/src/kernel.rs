@@ -5,7 +5,7 @@ use crate::inject::Injector;
 use crate::protocol;
 use anyhow::{Context, Result};
 use datapath::Pins;
-use datapath::agent::{Agent, Attachment, Held, supported_attachment};
+use datapath::agent::{Agent, Attachment, Held, remove_filters, supported_attachment};
 use datapath::interface::Interface;
 use engine::agent::{Frame, Subject};
 use engine::protected::Protected;
@@ -139,13 +139,20 @@ impl Kernel {
 
     /// Lets go of interfaces that an earlier process attached to and this one is not to.
     pub fn let_go(&self) {
-        let keep = |name: &str| {
-            let interface = name.rsplit_once('-').map_or(name, |(interface, _)| interface);
-            self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == interface)
-        };
-        for name in self.pins.links().iter().filter(|name| !keep(name)) {
-            if let Err(error) = self.pins.remove_link(name) {
+        let keep = |interface: &str| self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == interface);
+        for name in self.pins.links() {
+            let interface = name.rsplit_once('-').map_or(name.as_str(), |(interface, _)| interface);
+            if !keep(interface)
+                && let Err(error) = self.pins.remove_link(&name)
+            {
                 tracing::warn!("{error:#}");
+            }
+        }
+        if self.attachment == Attachment::Clsact {
+            for interface in every_interface().iter().filter(|interface| !keep(&interface.name)) {
+                if let Err(error) = remove_filters(interface) {
+                    tracing::warn!("{error:#}");
+                }
             }
         }
     }
@@ -196,6 +203,18 @@ impl Drop for Kernel {
     fn drop(&mut self) {
         self.running.store(false, Ordering::Relaxed);
     }
+}
+
+/// Removes everything of an instance: programs from every interface, then maps.
+pub fn detach(pins: &Pins) -> Result<()> {
+    every_interface().iter().try_for_each(remove_filters)?;
+    pins.remove()
+}
+
+/// Every interface, loopback too: somebody may have named it.
+fn every_interface() -> Vec<Interface> {
+    let all = Interface::all().unwrap_or_default();
+    all.into_iter().chain(Interface::named("lo")).collect()
 }
 
 /// Stands for all addresses of this machine.

@@ -7,10 +7,12 @@ use crate::protected::Protected;
 use crate::run::{self, Ran};
 use crate::table::Table;
 use anyhow::{Context, Result};
-use libbpf_rs::{MapHandle, PerfBuffer, PerfBufferBuilder, TC_EGRESS, TC_INGRESS, TcHook, TcHookBuilder};
+use libbpf_rs::{
+    MapHandle, PerfBuffer, PerfBufferBuilder, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook, TcHookBuilder,
+};
 use std::fs;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use wire::map::{
     AgentConfig, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Services, agent_counter,
 };
@@ -155,9 +157,7 @@ impl Agent {
     fn attach_clsact(&mut self, interface: &Interface) -> Result<()> {
         for (program, side) in [("insert", TC_EGRESS), ("notice", TC_INGRESS)] {
             let program = self.object.program(program)?;
-            let mut builder = TcHookBuilder::new(program.as_fd());
-            builder.ifindex(interface.index as i32).replace(true).handle(CLSACT_HANDLE).priority(CLSACT_PRIORITY);
-            let mut hook = builder.hook(side);
+            let mut hook = filter(program.as_fd(), interface, side);
             // The qdisc may be there already, ours or somebody else's.
             let _ = hook.create();
             let hook = hook.attach().with_context(|| format!("cannot attach to {}", interface.name))?;
@@ -249,6 +249,27 @@ impl Agent {
     pub fn run_answer(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable("notice")?, frame, repeat)
     }
+}
+
+fn filter(program: BorrowedFd<'_>, interface: &Interface, side: TcAttachPoint) -> TcHook {
+    let mut builder = TcHookBuilder::new(program);
+    builder.ifindex(interface.index as i32).replace(true).handle(CLSACT_HANDLE).priority(CLSACT_PRIORITY);
+    builder.hook(side)
+}
+
+/// Removes the clsact filters from an interface, whichever process attached them: there is nothing of them to pin, and
+/// they outlive processes by themselves.
+pub fn remove_filters(interface: &Interface) -> Result<()> {
+    object::log_through_tracing();
+    // Neither question nor removal looks at the program.
+    let nothing = std::io::stdin();
+    for side in [TC_EGRESS, TC_INGRESS] {
+        let mut filter = filter(nothing.as_fd(), interface, side);
+        if filter.query().is_ok() {
+            filter.detach().with_context(|| format!("cannot detach from {}", interface.name))?;
+        }
+    }
+    Ok(())
 }
 
 /// The hook this kernel has: TCX since Linux 6.6.

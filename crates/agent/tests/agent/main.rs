@@ -4,6 +4,9 @@
 mod stage;
 
 use anyhow::{Context, Result};
+use datapath::Pins;
+use datapath::agent::{Attachment, supported_attachment};
+use datapath::interface::Interface;
 use lab::seen::Seen;
 use lab::{poll, test};
 use nix::sys::signal::Signal;
@@ -274,6 +277,34 @@ fn ping_says_what_happens() {
         stage.ask(&["grants", "deny", "10.0.0.0/24"])?;
         let said = stage.ask(&["ping", "10.0.0.2:22"])?;
         assert!(said.contains("your rule for 10.0.0.0/24 says deny"), "{said}");
+        Ok(())
+    })
+}
+
+#[test]
+fn detach_lets_go_of_every_kernels_hook() {
+    test(|| {
+        let mut stage = Stage::start()?;
+        stage.agent = None;
+        for attachment in [Attachment::Tcx, Attachment::Clsact] {
+            if attachment == Attachment::Tcx && supported_attachment() != attachment {
+                continue;
+            }
+            let name = format!("{}-{}", stage.client.name(), attachment.name());
+            stage.client.enter(|| {
+                let pins = Pins::new("agent", &name)?;
+                let mut agent = datapath::agent::Agent::load(14, false, attachment, Some(pins))?;
+                agent.attach(&Interface::named("eth0")?)
+            })?;
+            let filters = |side| stage.client.run(["tc", "filter", "show", "dev", "eth0", side]);
+            if attachment == Attachment::Clsact {
+                assert!(filters("egress")?.contains("insert") && filters("ingress")?.contains("notice"));
+            }
+            stage.ask(&["agent", "detach", "--instance", &name])?;
+            assert!(!filters("egress")?.contains("insert") && !filters("ingress")?.contains("notice"));
+            assert!(Pins::existing("agent", &name).is_none());
+            assert_eq!(stage.run(&["agent", "detach", "--instance", &name])?.status.code(), Some(1));
+        }
         Ok(())
     })
 }
