@@ -8,6 +8,7 @@ use crate::socket::{self, Command};
 use crate::{now, unix};
 use anyhow::{Context, Result};
 use client::{Authority, Error};
+use datapath::Pins;
 use engine::agent::{self, Agent, Clock, FetchId, Login, Output, Place, Refusal, Subject};
 use engine::api::{self, Destinations, Event, GrantRequest};
 use std::collections::BTreeMap;
@@ -88,11 +89,19 @@ struct Daemon {
 /// the next start takes over.
 pub async fn run(config: Config) -> Result<()> {
     let folder = Folder::open(config.dir.clone())?;
+    // Before anything is touched that a daemon which runs already depends on: its socket, its programs, its injector.
+    let pins = Pins::new("agent", &config.instance)?;
+    let _lock = pins.lock().with_context(|| {
+        format!(
+            "an agent {:?} runs already; a second one needs another --instance, --dir and --socket",
+            config.instance
+        )
+    })?;
     let listener = socket::listen(&config.socket)?;
     let (held_sender, mut held) = mpsc::channel(QUEUE);
     let (command_sender, mut commands) = mpsc::channel(QUEUE);
     let (message_sender, mut messages) = mpsc::channel(QUEUE);
-    let mut daemon = Daemon::start(config, folder, held_sender, message_sender)?;
+    let mut daemon = Daemon::start(config, folder, pins, held_sender, message_sender)?;
     let calls = tokio::spawn(socket::serve(listener, command_sender));
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tracing::info!(socket = %daemon.config.socket.display(), "the agent runs");
@@ -126,11 +135,12 @@ impl Daemon {
     fn start(
         config: Config,
         folder: Folder,
+        pins: Pins,
         held: mpsc::Sender<HeldPacket>,
         messages: mpsc::Sender<Message>,
     ) -> Result<Self> {
         let kept = folder.load()?;
-        let kernel = Kernel::start(&config, held)?;
+        let kernel = Kernel::start(&config, pins, held)?;
         // The clock that an earlier process left is the authority's; this machine's may be wrong.
         let clock = match kernel.maps().clock()? {
             0 => Clock::at(unix(), now()),

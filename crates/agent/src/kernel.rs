@@ -57,13 +57,13 @@ pub struct Kernel {
 
 impl Kernel {
     /// Loads the programs and takes over what an earlier process left. Held packets go to `held`.
-    pub fn start(config: &Config, held: mpsc::Sender<HeldPacket>) -> Result<Self> {
+    pub fn start(config: &Config, pins: Pins, held: mpsc::Sender<HeldPacket>) -> Result<Self> {
         let mut kernel = Self {
             agents: Vec::new(),
             attached: Vec::new(),
             wanted: config.interfaces.clone(),
             attachment: supported_attachment(),
-            pins: Pins::new("agent", &config.instance)?,
+            pins,
             cgroups: config.settings.owners.iter().any(|(owner, _)| owner.kind == owner::CGROUP),
             injector: Injector::new()?,
             held,
@@ -207,6 +207,7 @@ impl Drop for Kernel {
 
 /// Removes everything of an instance: programs from every interface, then maps.
 pub fn detach(pins: &Pins) -> Result<()> {
+    let _lock = pins.lock().context("the agent runs: end it first")?;
     every_interface().iter().try_for_each(remove_filters)?;
     pins.remove()
 }

@@ -309,6 +309,41 @@ fn detach_lets_go_of_every_kernels_hook() {
     })
 }
 
+#[test]
+fn a_second_daemon_leaves_the_first_alone() {
+    test(|| {
+        let stage = Stage::start()?;
+        let socket = stage.socket();
+        let socket = socket.to_str().context("a path")?;
+        let other = stage.client.dir().join("other.sock");
+        let other = other.to_str().context("a path")?;
+        let instance = stage.instance.as_str();
+        let another = format!("{instance}-other");
+        let own = stage.client.dir().join("agent");
+        for (flags, why) in [
+            ([instance, other], "runs already"),
+            ([instance, socket], "runs already"),
+            ([&another, socket], "another agent listens"),
+        ] {
+            let directory = stage.client.dir().join("other");
+            let directory = directory.to_str().context("a path")?;
+            let [instance, socket] = flags;
+            let words = ["agent", "run", "--instance", instance, "--socket", socket, "--dir", directory];
+            let output = stage.run(&words)?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code() == Some(2) && said.contains(why), "{said}");
+        }
+        let words =
+            ["agent", "run", "--instance", &another, "--socket", other, "--dir", own.to_str().context("a path")?];
+        assert_eq!(stage.run(&words)?.status.code(), Some(2));
+        assert_eq!(stage.run(&["agent", "detach", "--instance", instance])?.status.code(), Some(2));
+        stage.ask(&["agent", "detach", "--instance", &another])?;
+        assert!(stage.connect(SERVICES[0])? < RETRANSMISSION);
+        stage.token(&stage.syns()?[0])?;
+        Ok(())
+    })
+}
+
 /// Waits until the agent has attached to a new interface.
 fn attached(stage: &Stage, interface: &str) -> Result<()> {
     let done = poll(SOON, || {
