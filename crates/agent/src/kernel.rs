@@ -116,7 +116,10 @@ impl Kernel {
         } else {
             self.wanted.iter().filter_map(|name| Interface::named(name).ok()).collect()
         };
-        self.attached.retain(|(interface, _)| all.contains(interface));
+        for (interface, _) in self.attached.extract_if(.., |(interface, _)| !all.contains(interface)) {
+            tracing::info!(interface = interface.name, "gone");
+            self.agents.iter_mut().for_each(|(_, agent)| agent.forget(&interface));
+        }
         for interface in all {
             if self.attached.iter().any(|(known, _)| *known == interface) {
                 continue;
@@ -137,9 +140,16 @@ impl Kernel {
         self.agents[index].1.attach(interface)
     }
 
-    /// Lets go of interfaces that an earlier process attached to and this one is not to.
+    /// Lets go of interfaces that an earlier process attached to and this one is not to, or that are gone.
     pub fn let_go(&self) {
-        let keep = |interface: &str| self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == interface);
+        let there = match every_interface() {
+            Ok(there) => there,
+            Err(error) => return tracing::warn!("{error:#}"),
+        };
+        let keep = |name: &str| {
+            there.iter().any(|interface| interface.name == name)
+                && (self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == name))
+        };
         for name in self.pins.links() {
             let interface = name.rsplit_once('-').map_or(name.as_str(), |(interface, _)| interface);
             if !keep(interface)
@@ -149,7 +159,7 @@ impl Kernel {
             }
         }
         if self.attachment == Attachment::Clsact {
-            for interface in every_interface().iter().filter(|interface| !keep(&interface.name)) {
+            for interface in there.iter().filter(|interface| !keep(&interface.name)) {
                 if let Err(error) = remove_filters(interface) {
                     tracing::warn!("{error:#}");
                 }
@@ -208,14 +218,13 @@ impl Drop for Kernel {
 /// Removes everything of an instance: programs from every interface, then maps.
 pub fn detach(pins: &Pins) -> Result<()> {
     let _lock = pins.lock().context("the agent runs: end it first")?;
-    every_interface().iter().try_for_each(remove_filters)?;
+    every_interface()?.iter().try_for_each(remove_filters)?;
     pins.remove()
 }
 
 /// Every interface, loopback too: somebody may have named it.
-fn every_interface() -> Vec<Interface> {
-    let all = Interface::all().unwrap_or_default();
-    all.into_iter().chain(Interface::named("lo")).collect()
+fn every_interface() -> Result<Vec<Interface>> {
+    Ok(Interface::all()?.into_iter().chain(Interface::named("lo")).collect())
 }
 
 /// Stands for all addresses of this machine.

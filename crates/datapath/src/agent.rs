@@ -13,6 +13,7 @@ use libbpf_rs::{
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use wire::map::{
     AgentConfig, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Services, agent_counter,
 };
@@ -69,8 +70,8 @@ pub struct Agent {
     object: Loaded,
     pins: Option<Pins>,
     attachment: Attachment,
-    links: Vec<(String, Link)>,
-    filters: Vec<TcHook>,
+    links: Vec<(Interface, &'static str, Link)>,
+    filters: Vec<(Interface, TcHook)>,
     /// Grants ready for use.
     pub grants: Table<GrantSlot, GrantEntry>,
     /// Whose sockets are whose.
@@ -131,9 +132,9 @@ impl Agent {
         }
     }
 
-    fn attach_tcx(&mut self, interface: &Interface, program: &str, place: Place, side: &str) -> Result<()> {
+    fn attach_tcx(&mut self, interface: &Interface, program: &str, place: Place, side: &'static str) -> Result<()> {
         let program = self.object.program(program)?;
-        let pinned = self.pins.as_ref().map(|pins| pins.link(&format!("{}-{side}", interface.name)));
+        let pinned = self.pins.as_ref().map(|pins| pin_of(pins, interface, side));
         let link = match pinned.as_ref().and_then(|path| Link::open(path, interface.index)) {
             Some(link) => {
                 link.update(program.as_fd())?;
@@ -150,7 +151,7 @@ impl Agent {
                 link
             }
         };
-        self.links.push((format!("{}-{side}", interface.name), link));
+        self.links.push((interface.clone(), side, link));
         Ok(())
     }
 
@@ -161,20 +162,30 @@ impl Agent {
             // The qdisc may be there already, ours or somebody else's.
             let _ = hook.create();
             let hook = hook.attach().with_context(|| format!("cannot attach to {}", interface.name))?;
-            self.filters.push(hook);
+            self.filters.push((interface.clone(), hook));
         }
         Ok(())
     }
 
     /// Detaches from every interface.
     pub fn detach(&mut self) {
-        for (name, link) in self.links.drain(..) {
+        self.detach_from(|_| true);
+    }
+
+    /// Forgets an interface that is gone, or has another name now.
+    pub fn forget(&mut self, interface: &Interface) {
+        self.detach_from(|known| known == interface);
+    }
+
+    /// What is gone fails to be detached, which is what was wanted.
+    fn detach_from(&mut self, chosen: impl Fn(&Interface) -> bool) {
+        for (interface, side, link) in self.links.extract_if(.., |(interface, ..)| chosen(interface)) {
             link.detach();
             if let Some(pins) = &self.pins {
-                let _ = fs::remove_file(pins.link(&name));
+                let _ = fs::remove_file(pin_of(pins, &interface, side));
             }
         }
-        for mut filter in self.filters.drain(..) {
+        for (_, mut filter) in self.filters.extract_if(.., |(interface, _)| chosen(interface)) {
             let _ = filter.detach();
         }
     }
@@ -249,6 +260,11 @@ impl Agent {
     pub fn run_answer(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable("notice")?, frame, repeat)
     }
+}
+
+/// Where the link of an interface's side is pinned.
+fn pin_of(pins: &Pins, interface: &Interface, side: &str) -> PathBuf {
+    pins.link(&format!("{}-{side}", interface.name))
 }
 
 fn filter(program: BorrowedFd<'_>, interface: &Interface, side: TcAttachPoint) -> TcHook {

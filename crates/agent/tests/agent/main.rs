@@ -344,6 +344,43 @@ fn a_second_daemon_leaves_the_first_alone() {
     })
 }
 
+#[test]
+fn interfaces_that_vanish_are_forgotten() {
+    test(|| {
+        let mut stage = Stage::start()?;
+        let pins = Pins::existing("agent", &stage.instance).context("pins")?;
+        let pinned = |name: &str| pins.links().iter().any(|link| link.starts_with(name));
+        let agent = stage.agent.as_ref().context("an agent")?.pid();
+        let links = || -> Result<usize> {
+            let open = std::fs::read_dir(format!("/proc/{agent}/fd"))?.flatten();
+            let is_link = |entry: &std::fs::DirEntry| {
+                std::fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:bpf_link")
+            };
+            Ok(open.filter(is_link).count())
+        };
+        let before = links()?;
+        for name in ["br4", "br5", "br6"] {
+            stage.client.ip(&format!("link add {name} type bridge"))?;
+            attached(&stage, name)?;
+            stage.client.ip(&format!("link set {name} name renamed"))?;
+            attached(&stage, "renamed")?;
+            assert!(!pinned(name));
+            stage.client.ip("link del renamed")?;
+            assert!(poll(SOON, || !pinned("renamed")));
+            assert!(poll(SOON, || links().is_ok_and(|now| now == before)), "{before} {}", links()?);
+        }
+        // One that vanishes while nobody looks.
+        stage.client.ip("link add br7 type bridge")?;
+        attached(&stage, "br7")?;
+        stage.agent = None;
+        stage.client.ip("link del br7")?;
+        assert!(pinned("br7"));
+        stage.start_agent()?;
+        assert!(!pinned("br7") && pinned("eth0"));
+        Ok(())
+    })
+}
+
 /// Waits until the agent has attached to a new interface.
 fn attached(stage: &Stage, interface: &str) -> Result<()> {
     let done = poll(SOON, || {
