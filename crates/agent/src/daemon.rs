@@ -19,6 +19,8 @@ use tokio::time::{Instant, sleep_until};
 
 /// How often interfaces, grants and sessions are looked after.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long a caller waits for the authority's answer: a little longer than a call may take.
+const WAIT: Duration = Duration::from_secs(20);
 /// Held packets, answers and commands that may wait for the loop.
 const QUEUE: usize = 1024;
 
@@ -70,6 +72,7 @@ struct Waiter {
     fetch: FetchId,
     subject: Subject,
     place: Place,
+    since: Duration,
     reply: oneshot::Sender<Reply>,
 }
 
@@ -117,6 +120,7 @@ pub async fn run(config: Config) -> Result<()> {
                 if Instant::now() >= look {
                     look = Instant::now() + LOOK;
                     daemon.follow_interfaces();
+                    daemon.dismiss();
                 }
                 daemon.agent.tick(now(), |slot| daemon.kernel.used(slot));
             }
@@ -234,8 +238,12 @@ impl Daemon {
         Ok(())
     }
 
-    fn fetch(&self, id: FetchId, subject: Subject, request: GrantRequest) {
-        let Some(connection) = self.connections.get(&subject) else { return };
+    fn fetch(&mut self, id: FetchId, subject: Subject, request: GrantRequest) {
+        let Some(connection) = self.connections.get(&subject) else {
+            // Whoever waits for it is told, and the state machine tries again when there is a connection.
+            let (value, asked) = (Err(Error::Other("there is no connection to the authority".to_owned())), now());
+            return self.answered(subject, id, Timed { value, asked, answered: asked });
+        };
         let (authority, messages) = (connection.authority.clone(), self.messages.clone());
         tokio::spawn(async move {
             let answer = timed(authority.grant(&request)).await;
@@ -302,6 +310,15 @@ impl Daemon {
                 Some(why) => drop(waiter.reply.send(Reply::Standing(Standing::Failed { why: why.clone() }))),
                 None => self.explain(waiter.subject, waiter.place, true, waiter.reply),
             }
+        }
+    }
+
+    /// Tells those who have waited too long: a question that failed may be asked again much later, or never.
+    fn dismiss(&mut self) {
+        let late = now().saturating_sub(WAIT);
+        for waiter in self.waiters.extract_if(.., |waiter| waiter.since < late) {
+            let why = "the authority has not answered in time".to_owned();
+            let _ = waiter.reply.send(Reply::Standing(Standing::Failed { why }));
         }
     }
 
@@ -461,7 +478,9 @@ impl Daemon {
 
     fn explain(&mut self, subject: Subject, place: Place, asked: bool, reply: oneshot::Sender<Reply>) {
         let standing = match self.agent.want(now(), subject, place) {
-            agent::Standing::Asked(fetch) => return self.waiters.push(Waiter { fetch, subject, place, reply }),
+            agent::Standing::Asked(fetch) => {
+                return self.waiters.push(Waiter { fetch, subject, place, since: now(), reply });
+            }
             agent::Standing::NotLoggedIn => {
                 let _ = reply.send(refused("not_logged_in", "nobody is logged in: `vouchsafe login`".to_owned()));
                 return;
