@@ -93,6 +93,7 @@ impl Kernel {
             let Held { header, frame } = packet;
             let whole = frame.len() == header.length as usize;
             let frame = whole.then(|| Frame::new(header.interface, link_header, header.segment, &frame)).flatten();
+            let frame = frame.map(|frame| frame.tagged(header.vlan_proto, header.vlan_tci));
             // With no room left the packet is lost, as any packet may be.
             let _ = held.try_send(HeldPacket { slot: header.slot, frame });
         };
