@@ -184,6 +184,9 @@ impl Daemon {
             Ok(false) => {}
             Err(error) => tracing::warn!("{error:#}"),
         }
+        if let Err(error) = self.kernel.follow_cores() {
+            tracing::warn!("{error:#}");
+        }
     }
 
     fn connect(&mut self, subject: Subject, authority: Authority) {

@@ -9,17 +9,22 @@ use datapath::agent::{Agent, Attachment, Held, remove_filters, supported_attachm
 use datapath::interface::Interface;
 use engine::agent::{Frame, Subject};
 use engine::protected::Protected;
+use nix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use wire::map::{GrantEntry, GrantSlot, Owner, Services, agent_counter, owner};
 
 /// How long a thread waits for held packets before it looks whether it is still needed.
 const POLL: Duration = Duration::from_millis(500);
+/// The cores that are on.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+/// The shortest sleep; the two clocks that tell are not read at the same instant.
+const NAP: Duration = Duration::from_millis(100);
 /// Names of the counters that people see.
 const COUNTERS: &[(&str, u32)] = &[
     ("other", agent_counter::OTHER),
@@ -52,6 +57,9 @@ pub struct Kernel {
     injector: Injector,
     held: mpsc::Sender<HeldPacket>,
     running: Arc<AtomicBool>,
+    /// Grows when the buffers of held packets are to be opened anew.
+    openings: Arc<AtomicU64>,
+    signs: Signs,
     addresses: u64,
 }
 
@@ -68,9 +76,12 @@ impl Kernel {
             injector: Injector::new()?,
             held,
             running: Arc::new(AtomicBool::new(true)),
+            openings: Arc::default(),
+            signs: Signs::default(),
             addresses: addresses(),
         };
         kernel.load(14)?;
+        kernel.signs = kernel.signs()?;
         kernel.maps().set_injector(kernel.injector.cookie())?;
         if kernel.maps().nonce()? == 0 {
             kernel.maps().set_nonce(getrandom::u32().context("no random numbers")?)?;
@@ -97,12 +108,36 @@ impl Kernel {
             // With no room left the packet is lost, as any packet may be.
             let _ = held.try_send(HeldPacket { slot: header.slot, frame });
         };
-        let buffer = agent.held(each, |count| tracing::warn!(count, "held packets were lost"))?;
+        let packets = agent.held()?;
+        let open = move || packets.open(each.clone(), |count| tracing::warn!(count, "held packets were lost"));
+        let (buffer, openings) = (open()?, self.openings.clone());
+        let mut opened = openings.load(Ordering::Relaxed);
         std::thread::Builder::new().name(format!("held-{link_header}")).spawn(move || {
+            let mut buffer = Some(buffer);
             while running.load(Ordering::Relaxed) {
-                // A signal may end it early; it is tried again in any case.
-                if let Err(error) = buffer.poll(POLL) {
-                    tracing::debug!("held packets: {error}");
+                let wanted = openings.load(Ordering::Relaxed);
+                if wanted != opened
+                    && let Some(old) = buffer.take()
+                {
+                    // What it has comes out; only then its places in the map are free for the new one.
+                    let _ = old.consume();
+                    drop(old);
+                }
+                opened = wanted;
+                match &buffer {
+                    // A signal may end it early; it is tried again in any case.
+                    Some(buffer) => {
+                        if let Err(error) = buffer.poll(POLL) {
+                            tracing::debug!("held packets: {error}");
+                        }
+                    }
+                    None => match open() {
+                        Ok(new) => buffer = Some(new),
+                        Err(error) => {
+                            tracing::warn!("{error:#}");
+                            std::thread::sleep(POLL);
+                        }
+                    },
                 }
             }
         })?;
@@ -134,6 +169,30 @@ impl Kernel {
         }
         let addresses = addresses();
         Ok(std::mem::replace(&mut self.addresses, addresses) != addresses)
+    }
+
+    /// Opens the buffers of held packets anew where they may be dead: when a core goes off, and all but one do while the
+    /// machine sleeps, its events end, and do not come back with it.
+    pub fn follow_cores(&mut self) -> Result<()> {
+        let signs = self.signs()?;
+        if let Some(why) = self.signs.differ(&signs) {
+            tracing::debug!("{why}: the buffers of held packets are opened anew");
+            self.openings.fetch_add(1, Ordering::Relaxed);
+        }
+        self.signs = signs;
+        Ok(())
+    }
+
+    fn signs(&self) -> Result<Signs> {
+        let clock = |id| clock_gettime(id).map(Duration::from).unwrap_or_default();
+        // This order never makes the time asleep seem shorter.
+        let (awake, all) = (clock(ClockId::CLOCK_MONOTONIC), clock(ClockId::CLOCK_BOOTTIME));
+        Ok(Signs {
+            // Without /sys the other two have to do.
+            online: std::fs::read_to_string(ONLINE).unwrap_or_default(),
+            asleep: all.saturating_sub(awake),
+            failed: self.maps().count(agent_counter::HOLD_FAILED)?,
+        })
     }
 
     fn attach(&mut self, interface: &Interface) -> Result<()> {
@@ -210,6 +269,32 @@ impl Kernel {
     }
 }
 
+/// What tells that a buffer of held packets may be dead.
+#[derive(Default)]
+struct Signs {
+    /// The cores that are on.
+    online: String,
+    /// How long the machine slept since boot.
+    asleep: Duration,
+    /// Packets that could not be handed over.
+    failed: u64,
+}
+
+impl Signs {
+    /// The reason, for people.
+    fn differ(&self, now: &Self) -> Option<&'static str> {
+        if self.online != now.online {
+            Some("other cores are on")
+        } else if now.asleep.saturating_sub(self.asleep) > NAP {
+            Some("the machine slept")
+        } else if now.failed > self.failed {
+            Some("packets could not be held")
+        } else {
+            None
+        }
+    }
+}
+
 impl Drop for Kernel {
     fn drop(&mut self) {
         self.running.store(false, Ordering::Relaxed);
@@ -244,4 +329,24 @@ fn addresses() -> u64 {
     seen.sort();
     seen.hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_sleep_and_failures_open_buffers_anew() {
+        let signs = |online: &str, asleep, failed| Signs {
+            online: online.to_owned(),
+            asleep: Duration::from_millis(asleep),
+            failed,
+        };
+        let before = signs("0-3", 5000, 7);
+        assert_eq!(before.differ(&signs("0-3", 5001, 7)), None);
+        assert_eq!(before.differ(&signs("0-3", 4999, 7)), None);
+        for after in [signs("0-2", 5000, 7), signs("0-3", 9000, 7), signs("0-3", 5000, 8)] {
+            assert!(before.differ(&after).is_some());
+        }
+    }
 }

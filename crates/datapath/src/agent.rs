@@ -230,25 +230,9 @@ impl Agent {
         (0..agent_counter::COUNT).map(|index| self.count(index)).collect()
     }
 
-    /// Calls `each` with every packet that waits for a grant, and `lost` with the number of those that found no room,
-    /// whenever the result is polled.
-    pub fn held(
-        &self,
-        mut each: impl FnMut(Held) + Send + 'static,
-        mut lost: impl FnMut(u64) + Send + 'static,
-    ) -> Result<PerfBuffer<'static>> {
-        const PAGES: usize = 64;
-        PerfBufferBuilder::new(&self.held)
-            .pages(PAGES)
-            .sample_cb(move |_core, bytes: &[u8]| {
-                if let Ok((header, rest)) = HeldHeader::read_from_prefix(bytes) {
-                    let length = rest.len().min(header.length as usize);
-                    each(Held { header, frame: rest[..length].to_vec() });
-                }
-            })
-            .lost_cb(move |_core, count| lost(count))
-            .build()
-            .context("cannot open the buffer of held packets")
+    /// Where the packets come out that wait for a grant.
+    pub fn held(&self) -> Result<HeldPackets> {
+        MapHandle::try_from(&self.held).map(HeldPackets).context("cannot share the buffer of held packets")
     }
 
     /// What the egress program does with one frame.
@@ -259,6 +243,32 @@ impl Agent {
     /// What the ingress program does with one frame.
     pub fn run_answer(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable("notice")?, frame, repeat)
+    }
+}
+
+/// Where the packets of one load's programs come out that wait for a grant.
+pub struct HeldPackets(MapHandle);
+
+impl HeldPackets {
+    /// Calls `each` with every packet, and `lost` with the number of those that found no room, whenever the result is
+    /// polled. It covers the cores that are on: drop it and open another after that has changed.
+    pub fn open(
+        &self,
+        mut each: impl FnMut(Held) + Send + 'static,
+        mut lost: impl FnMut(u64) + Send + 'static,
+    ) -> Result<PerfBuffer<'static>> {
+        const PAGES: usize = 64;
+        PerfBufferBuilder::new(&self.0)
+            .pages(PAGES)
+            .sample_cb(move |_core, bytes: &[u8]| {
+                if let Ok((header, rest)) = HeldHeader::read_from_prefix(bytes) {
+                    let length = rest.len().min(header.length as usize);
+                    each(Held { header, frame: rest[..length].to_vec() });
+                }
+            })
+            .lost_cb(move |_core, count| lost(count))
+            .build()
+            .context("cannot open the buffer of held packets")
     }
 }
 
