@@ -170,6 +170,11 @@ static __noinline int hold(context *ctx, const struct grant_slot *slot)
 	};
 	__u64 length = ctx->len;
 
+	/* A tag that the network card is to put in is beside the bytes. */
+	if (ctx->vlan_present) {
+		header.vlan_proto = ctx->vlan_proto;
+		header.vlan_tci = ctx->vlan_tci;
+	}
 	if (length > HELD_MAX)
 		length = HELD_MAX;
 	if (bpf_perf_event_output(ctx, &held, BPF_F_CURRENT_CPU | length << 32, &header, sizeof(header)))

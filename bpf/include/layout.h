@@ -142,6 +142,8 @@ struct held_header {
 	__u32 interface;
 	__u32 length;
 	__u32 segment;
+	__be16 vlan_proto;
+	__u16 vlan_tci;
 };
 
 enum agent_counter {

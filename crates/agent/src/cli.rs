@@ -5,7 +5,7 @@ mod words;
 
 use crate::config::{Config, DEFAULT_SOCKET, Flags};
 use crate::protocol::{Call, Reply, Request};
-use crate::{daemon, socket};
+use crate::{daemon, kernel, socket};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::agent::{Consent, Target};
@@ -146,7 +146,7 @@ pub async fn run(command: AgentCommand) -> Result<ExitCode> {
         }
         AgentCommand::Detach { instance } => match datapath::Pins::existing("agent", &instance) {
             Some(pins) => {
-                pins.remove()?;
+                kernel::detach(&pins)?;
                 Ok(ExitCode::SUCCESS)
             }
             None => no(&format!("nothing of an agent {instance:?} is in the kernel")),

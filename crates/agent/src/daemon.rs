@@ -8,6 +8,7 @@ use crate::socket::{self, Command};
 use crate::{now, unix};
 use anyhow::{Context, Result};
 use client::{Authority, Error};
+use datapath::Pins;
 use engine::agent::{self, Agent, Clock, FetchId, Login, Output, Place, Refusal, Subject};
 use engine::api::{self, Destinations, Event, GrantRequest};
 use std::collections::BTreeMap;
@@ -18,6 +19,8 @@ use tokio::time::{Instant, sleep_until};
 
 /// How often interfaces, grants and sessions are looked after.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long a caller waits for the authority's answer: a little longer than a call may take.
+const WAIT: Duration = Duration::from_secs(20);
 /// Held packets, answers and commands that may wait for the loop.
 const QUEUE: usize = 1024;
 
@@ -69,6 +72,7 @@ struct Waiter {
     fetch: FetchId,
     subject: Subject,
     place: Place,
+    since: Duration,
     reply: oneshot::Sender<Reply>,
 }
 
@@ -88,11 +92,19 @@ struct Daemon {
 /// the next start takes over.
 pub async fn run(config: Config) -> Result<()> {
     let folder = Folder::open(config.dir.clone())?;
+    // Before anything is touched that a daemon which runs already depends on: its socket, its programs, its injector.
+    let pins = Pins::new("agent", &config.instance)?;
+    let _lock = pins.lock().with_context(|| {
+        format!(
+            "an agent {:?} runs already; a second one needs another --instance, --dir and --socket",
+            config.instance
+        )
+    })?;
     let listener = socket::listen(&config.socket)?;
     let (held_sender, mut held) = mpsc::channel(QUEUE);
     let (command_sender, mut commands) = mpsc::channel(QUEUE);
     let (message_sender, mut messages) = mpsc::channel(QUEUE);
-    let mut daemon = Daemon::start(config, folder, held_sender, message_sender)?;
+    let mut daemon = Daemon::start(config, folder, pins, held_sender, message_sender)?;
     let calls = tokio::spawn(socket::serve(listener, command_sender));
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tracing::info!(socket = %daemon.config.socket.display(), "the agent runs");
@@ -108,6 +120,7 @@ pub async fn run(config: Config) -> Result<()> {
                 if Instant::now() >= look {
                     look = Instant::now() + LOOK;
                     daemon.follow_interfaces();
+                    daemon.dismiss();
                 }
                 daemon.agent.tick(now(), |slot| daemon.kernel.used(slot));
             }
@@ -126,11 +139,12 @@ impl Daemon {
     fn start(
         config: Config,
         folder: Folder,
+        pins: Pins,
         held: mpsc::Sender<HeldPacket>,
         messages: mpsc::Sender<Message>,
     ) -> Result<Self> {
         let kept = folder.load()?;
-        let kernel = Kernel::start(&config, held)?;
+        let kernel = Kernel::start(&config, pins, held)?;
         // The clock that an earlier process left is the authority's; this machine's may be wrong.
         let clock = match kernel.maps().clock()? {
             0 => Clock::at(unix(), now()),
@@ -169,6 +183,9 @@ impl Daemon {
             Ok(true) => self.agent.moved(),
             Ok(false) => {}
             Err(error) => tracing::warn!("{error:#}"),
+        }
+        if let Err(error) = self.kernel.follow_cores() {
+            tracing::warn!("{error:#}");
         }
     }
 
@@ -224,8 +241,12 @@ impl Daemon {
         Ok(())
     }
 
-    fn fetch(&self, id: FetchId, subject: Subject, request: GrantRequest) {
-        let Some(connection) = self.connections.get(&subject) else { return };
+    fn fetch(&mut self, id: FetchId, subject: Subject, request: GrantRequest) {
+        let Some(connection) = self.connections.get(&subject) else {
+            // Whoever waits for it is told, and the state machine tries again when there is a connection.
+            let (value, asked) = (Err(Error::Other("there is no connection to the authority".to_owned())), now());
+            return self.answered(subject, id, Timed { value, asked, answered: asked });
+        };
         let (authority, messages) = (connection.authority.clone(), self.messages.clone());
         tokio::spawn(async move {
             let answer = timed(authority.grant(&request)).await;
@@ -292,6 +313,15 @@ impl Daemon {
                 Some(why) => drop(waiter.reply.send(Reply::Standing(Standing::Failed { why: why.clone() }))),
                 None => self.explain(waiter.subject, waiter.place, true, waiter.reply),
             }
+        }
+    }
+
+    /// Tells those who have waited too long: a question that failed may be asked again much later, or never.
+    fn dismiss(&mut self) {
+        let late = now().saturating_sub(WAIT);
+        for waiter in self.waiters.extract_if(.., |waiter| waiter.since < late) {
+            let why = "the authority has not answered in time".to_owned();
+            let _ = waiter.reply.send(Reply::Standing(Standing::Failed { why }));
         }
     }
 
@@ -451,7 +481,9 @@ impl Daemon {
 
     fn explain(&mut self, subject: Subject, place: Place, asked: bool, reply: oneshot::Sender<Reply>) {
         let standing = match self.agent.want(now(), subject, place) {
-            agent::Standing::Asked(fetch) => return self.waiters.push(Waiter { fetch, subject, place, reply }),
+            agent::Standing::Asked(fetch) => {
+                return self.waiters.push(Waiter { fetch, subject, place, since: now(), reply });
+            }
             agent::Standing::NotLoggedIn => {
                 let _ = reply.send(refused("not_logged_in", "nobody is logged in: `vouchsafe login`".to_owned()));
                 return;

@@ -5,22 +5,26 @@ use crate::inject::Injector;
 use crate::protocol;
 use anyhow::{Context, Result};
 use datapath::Pins;
-use datapath::agent::{Agent, Attachment, Held, supported_attachment};
+use datapath::agent::{Agent, Attachment, Held, remove_filters, supported_attachment};
 use datapath::interface::Interface;
 use engine::agent::{Frame, Subject};
 use engine::protected::Protected;
+use nix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use wire::map::{GrantEntry, GrantSlot, Owner, Services, agent_counter, owner};
 
 /// How long a thread waits for held packets before it looks whether it is still needed.
 const POLL: Duration = Duration::from_millis(500);
+/// The cores that are on.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+/// The shortest sleep; the two clocks that tell are not read at the same instant.
+const NAP: Duration = Duration::from_millis(100);
 /// Names of the counters that people see.
 const COUNTERS: &[(&str, u32)] = &[
     ("other", agent_counter::OTHER),
@@ -49,33 +53,35 @@ pub struct Kernel {
     wanted: Vec<String>,
     attachment: Attachment,
     pins: Pins,
-    /// Keeps a second daemon from the same pins.
-    _lock: File,
     cgroups: bool,
     injector: Injector,
     held: mpsc::Sender<HeldPacket>,
     running: Arc<AtomicBool>,
+    /// Grows when the buffers of held packets are to be opened anew.
+    openings: Arc<AtomicU64>,
+    signs: Signs,
     addresses: u64,
 }
 
 impl Kernel {
     /// Loads the programs and takes over what an earlier process left. Held packets go to `held`.
-    pub fn start(config: &Config, held: mpsc::Sender<HeldPacket>) -> Result<Self> {
-        let pins = Pins::new("agent", &config.instance)?;
+    pub fn start(config: &Config, pins: Pins, held: mpsc::Sender<HeldPacket>) -> Result<Self> {
         let mut kernel = Self {
             agents: Vec::new(),
             attached: Vec::new(),
             wanted: config.interfaces.clone(),
             attachment: supported_attachment(),
-            _lock: pins.lock()?,
             pins,
             cgroups: config.settings.owners.iter().any(|(owner, _)| owner.kind == owner::CGROUP),
             injector: Injector::new()?,
             held,
             running: Arc::new(AtomicBool::new(true)),
+            openings: Arc::default(),
+            signs: Signs::default(),
             addresses: addresses(),
         };
         kernel.load(14)?;
+        kernel.signs = kernel.signs()?;
         kernel.maps().set_injector(kernel.injector.cookie())?;
         if kernel.maps().nonce()? == 0 {
             kernel.maps().set_nonce(getrandom::u32().context("no random numbers")?)?;
@@ -98,15 +104,40 @@ impl Kernel {
             let Held { header, frame } = packet;
             let whole = frame.len() == header.length as usize;
             let frame = whole.then(|| Frame::new(header.interface, link_header, header.segment, &frame)).flatten();
+            let frame = frame.map(|frame| frame.tagged(header.vlan_proto, header.vlan_tci));
             // With no room left the packet is lost, as any packet may be.
             let _ = held.try_send(HeldPacket { slot: header.slot, frame });
         };
-        let buffer = agent.held(each, |count| tracing::warn!(count, "held packets were lost"))?;
+        let packets = agent.held()?;
+        let open = move || packets.open(each.clone(), |count| tracing::warn!(count, "held packets were lost"));
+        let (buffer, openings) = (open()?, self.openings.clone());
+        let mut opened = openings.load(Ordering::Relaxed);
         std::thread::Builder::new().name(format!("held-{link_header}")).spawn(move || {
+            let mut buffer = Some(buffer);
             while running.load(Ordering::Relaxed) {
-                // A signal may end it early; it is tried again in any case.
-                if let Err(error) = buffer.poll(POLL) {
-                    tracing::debug!("held packets: {error}");
+                let wanted = openings.load(Ordering::Relaxed);
+                if wanted != opened
+                    && let Some(old) = buffer.take()
+                {
+                    // What it has comes out; only then its places in the map are free for the new one.
+                    let _ = old.consume();
+                    drop(old);
+                }
+                opened = wanted;
+                match &buffer {
+                    // A signal may end it early; it is tried again in any case.
+                    Some(buffer) => {
+                        if let Err(error) = buffer.poll(POLL) {
+                            tracing::debug!("held packets: {error}");
+                        }
+                    }
+                    None => match open() {
+                        Ok(new) => buffer = Some(new),
+                        Err(error) => {
+                            tracing::warn!("{error:#}");
+                            std::thread::sleep(POLL);
+                        }
+                    },
                 }
             }
         })?;
@@ -121,7 +152,10 @@ impl Kernel {
         } else {
             self.wanted.iter().filter_map(|name| Interface::named(name).ok()).collect()
         };
-        self.attached.retain(|(interface, _)| all.contains(interface));
+        for (interface, _) in self.attached.extract_if(.., |(interface, _)| !all.contains(interface)) {
+            tracing::info!(interface = interface.name, "gone");
+            self.agents.iter_mut().for_each(|(_, agent)| agent.forget(&interface));
+        }
         for interface in all {
             if self.attached.iter().any(|(known, _)| *known == interface) {
                 continue;
@@ -137,20 +171,58 @@ impl Kernel {
         Ok(std::mem::replace(&mut self.addresses, addresses) != addresses)
     }
 
+    /// Opens the buffers of held packets anew where they may be dead: when a core goes off, and all but one do while the
+    /// machine sleeps, its events end, and do not come back with it.
+    pub fn follow_cores(&mut self) -> Result<()> {
+        let signs = self.signs()?;
+        if let Some(why) = self.signs.differ(&signs) {
+            tracing::debug!("{why}: the buffers of held packets are opened anew");
+            self.openings.fetch_add(1, Ordering::Relaxed);
+        }
+        self.signs = signs;
+        Ok(())
+    }
+
+    fn signs(&self) -> Result<Signs> {
+        let clock = |id| clock_gettime(id).map(Duration::from).unwrap_or_default();
+        // This order never makes the time asleep seem shorter.
+        let (awake, all) = (clock(ClockId::CLOCK_MONOTONIC), clock(ClockId::CLOCK_BOOTTIME));
+        Ok(Signs {
+            // Without /sys the other two have to do.
+            online: std::fs::read_to_string(ONLINE).unwrap_or_default(),
+            asleep: all.saturating_sub(awake),
+            failed: self.maps().count(agent_counter::HOLD_FAILED)?,
+        })
+    }
+
     fn attach(&mut self, interface: &Interface) -> Result<()> {
         let index = self.load(interface.link_header)?;
         self.agents[index].1.attach(interface)
     }
 
-    /// Lets go of interfaces that an earlier process attached to and this one is not to.
+    /// Lets go of interfaces that an earlier process attached to and this one is not to, or that are gone.
     pub fn let_go(&self) {
-        let keep = |name: &str| {
-            let interface = name.rsplit_once('-').map_or(name, |(interface, _)| interface);
-            self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == interface)
+        let there = match every_interface() {
+            Ok(there) => there,
+            Err(error) => return tracing::warn!("{error:#}"),
         };
-        for name in self.pins.links().iter().filter(|name| !keep(name)) {
-            if let Err(error) = self.pins.remove_link(name) {
+        let keep = |name: &str| {
+            there.iter().any(|interface| interface.name == name)
+                && (self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == name))
+        };
+        for name in self.pins.links() {
+            let interface = name.rsplit_once('-').map_or(name.as_str(), |(interface, _)| interface);
+            if !keep(interface)
+                && let Err(error) = self.pins.remove_link(&name)
+            {
                 tracing::warn!("{error:#}");
+            }
+        }
+        if self.attachment == Attachment::Clsact {
+            for interface in there.iter().filter(|interface| !keep(&interface.name)) {
+                if let Err(error) = remove_filters(interface) {
+                    tracing::warn!("{error:#}");
+                }
             }
         }
     }
@@ -197,10 +269,48 @@ impl Kernel {
     }
 }
 
+/// What tells that a buffer of held packets may be dead.
+#[derive(Default)]
+struct Signs {
+    /// The cores that are on.
+    online: String,
+    /// How long the machine slept since boot.
+    asleep: Duration,
+    /// Packets that could not be handed over.
+    failed: u64,
+}
+
+impl Signs {
+    /// The reason, for people.
+    fn differ(&self, now: &Self) -> Option<&'static str> {
+        if self.online != now.online {
+            Some("other cores are on")
+        } else if now.asleep.saturating_sub(self.asleep) > NAP {
+            Some("the machine slept")
+        } else if now.failed > self.failed {
+            Some("packets could not be held")
+        } else {
+            None
+        }
+    }
+}
+
 impl Drop for Kernel {
     fn drop(&mut self) {
         self.running.store(false, Ordering::Relaxed);
     }
+}
+
+/// Removes everything of an instance: programs from every interface, then maps.
+pub fn detach(pins: &Pins) -> Result<()> {
+    let _lock = pins.lock().context("the agent runs: end it first")?;
+    every_interface()?.iter().try_for_each(remove_filters)?;
+    pins.remove()
+}
+
+/// Every interface, loopback too: somebody may have named it.
+fn every_interface() -> Result<Vec<Interface>> {
+    Ok(Interface::all()?.into_iter().chain(Interface::named("lo")).collect())
 }
 
 /// Stands for all addresses of this machine.
@@ -219,4 +329,24 @@ fn addresses() -> u64 {
     seen.sort();
     seen.hash(&mut hasher);
     hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_sleep_and_failures_open_buffers_anew() {
+        let signs = |online: &str, asleep, failed| Signs {
+            online: online.to_owned(),
+            asleep: Duration::from_millis(asleep),
+            failed,
+        };
+        let before = signs("0-3", 5000, 7);
+        assert_eq!(before.differ(&signs("0-3", 5001, 7)), None);
+        assert_eq!(before.differ(&signs("0-3", 4999, 7)), None);
+        for after in [signs("0-2", 5000, 7), signs("0-3", 9000, 7), signs("0-3", 5000, 8)] {
+            assert!(before.differ(&after).is_some());
+        }
+    }
 }

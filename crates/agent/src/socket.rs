@@ -14,6 +14,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// How long a silent caller may stay.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long an answer may take; a login asks the authority twice.
+const ANSWER: Duration = Duration::from_secs(40);
 /// The longest message, in bytes: a login brings certificates along.
 const MOST: u64 = 1024 * 1024;
 /// Callers at a time.
@@ -34,6 +36,11 @@ pub fn listen(path: &Path) -> Result<UnixListener> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
     }
+    anyhow::ensure!(
+        std::os::unix::net::UnixStream::connect(path).is_err(),
+        "another agent listens at {}; a second one needs another --socket",
+        path.display()
+    );
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             return Err(error).with_context(|| format!("cannot remove the old {}", path.display()));
@@ -78,8 +85,15 @@ async fn converse(stream: UnixStream, commands: mpsc::Sender<Command>) -> Result
             }
             Ok(Request { uid, call }) => {
                 let (reply, answer) = oneshot::channel();
-                commands.send(Command { uid: uid.unwrap_or(caller), call, reply }).await?;
-                answer.await.context("the daemon is ending")?
+                let command = Command { uid: uid.unwrap_or(caller), call, reply };
+                let answer = async {
+                    commands.send(command).await?;
+                    answer.await.context("the daemon is ending")
+                };
+                match tokio::time::timeout(ANSWER, answer).await {
+                    Ok(answer) => answer?,
+                    Err(_) => refused("other", "the agent gave no answer in time".to_owned()),
+                }
             }
         };
         writer.write_all(&encoded(&reply)?).await?;

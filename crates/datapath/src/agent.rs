@@ -8,10 +8,13 @@ use crate::protected::Protected;
 use crate::run::{self, Ran};
 use crate::table::Table;
 use anyhow::{Context, Result};
-use libbpf_rs::{MapHandle, PerfBuffer, PerfBufferBuilder, TC_EGRESS, TC_INGRESS, TcHook, TcHookBuilder};
+use libbpf_rs::{
+    MapHandle, PerfBuffer, PerfBufferBuilder, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook, TcHookBuilder,
+};
 use std::fs;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use wire::map::{
     AgentConfig, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Services, agent_counter,
 };
@@ -68,8 +71,8 @@ pub struct Agent {
     object: Loaded,
     pins: Option<Pins>,
     attachment: Attachment,
-    links: Vec<(String, Link)>,
-    filters: Vec<TcHook>,
+    links: Vec<(Interface, &'static str, Link)>,
+    filters: Vec<(Interface, TcHook)>,
     /// Grants ready for use.
     pub grants: Table<GrantSlot, GrantEntry>,
     /// Whose sockets are whose.
@@ -130,9 +133,9 @@ impl Agent {
         }
     }
 
-    fn attach_tcx(&mut self, interface: &Interface, program: &str, place: Place, side: &str) -> Result<()> {
+    fn attach_tcx(&mut self, interface: &Interface, program: &str, place: Place, side: &'static str) -> Result<()> {
         let program = self.object.program(program)?;
-        let pinned = self.pins.as_ref().map(|pins| pins.link(&format!("{}-{side}", interface.name)));
+        let pinned = self.pins.as_ref().map(|pins| pin_of(pins, interface, side));
         let link = match pinned.as_ref().and_then(|path| Link::open(path, interface.index)) {
             Some(link) => {
                 link.update(program.as_fd())?;
@@ -149,33 +152,41 @@ impl Agent {
                 link
             }
         };
-        self.links.push((format!("{}-{side}", interface.name), link));
+        self.links.push((interface.clone(), side, link));
         Ok(())
     }
 
     fn attach_clsact(&mut self, interface: &Interface) -> Result<()> {
         for (program, side) in [("insert", TC_EGRESS), ("notice", TC_INGRESS)] {
             let program = self.object.program(program)?;
-            let mut builder = TcHookBuilder::new(program.as_fd());
-            builder.ifindex(interface.index as i32).replace(true).handle(CLSACT_HANDLE).priority(CLSACT_PRIORITY);
-            let mut hook = builder.hook(side);
+            let mut hook = filter(program.as_fd(), interface, side);
             // The qdisc may be there already, ours or somebody else's.
             let _ = hook.create();
             let hook = hook.attach().with_context(|| format!("cannot attach to {}", interface.name))?;
-            self.filters.push(hook);
+            self.filters.push((interface.clone(), hook));
         }
         Ok(())
     }
 
     /// Detaches from every interface.
     pub fn detach(&mut self) {
-        for (name, link) in self.links.drain(..) {
+        self.detach_from(|_| true);
+    }
+
+    /// Forgets an interface that is gone, or has another name now.
+    pub fn forget(&mut self, interface: &Interface) {
+        self.detach_from(|known| known == interface);
+    }
+
+    /// What is gone fails to be detached, which is what was wanted.
+    fn detach_from(&mut self, chosen: impl Fn(&Interface) -> bool) {
+        for (interface, side, link) in self.links.extract_if(.., |(interface, ..)| chosen(interface)) {
             link.detach();
             if let Some(pins) = &self.pins {
-                let _ = fs::remove_file(pins.link(&name));
+                let _ = fs::remove_file(pin_of(pins, &interface, side));
             }
         }
-        for mut filter in self.filters.drain(..) {
+        for (_, mut filter) in self.filters.extract_if(.., |(interface, _)| chosen(interface)) {
             let _ = filter.detach();
         }
     }
@@ -220,25 +231,9 @@ impl Agent {
         (0..agent_counter::COUNT).map(|index| self.count(index)).collect()
     }
 
-    /// Calls `each` with every packet that waits for a grant, and `lost` with the number of those that found no room,
-    /// whenever the result is polled.
-    pub fn held(
-        &self,
-        mut each: impl FnMut(Held) + Send + 'static,
-        mut lost: impl FnMut(u64) + Send + 'static,
-    ) -> Result<PerfBuffer<'static>> {
-        const PAGES: usize = 64;
-        PerfBufferBuilder::new(&self.held)
-            .pages(PAGES)
-            .sample_cb(move |_core, bytes: &[u8]| {
-                if let Ok((header, rest)) = HeldHeader::read_from_prefix(bytes) {
-                    let length = rest.len().min(header.length as usize);
-                    each(Held { header, frame: rest[..length].to_vec() });
-                }
-            })
-            .lost_cb(move |_core, count| lost(count))
-            .build()
-            .context("cannot open the buffer of held packets")
+    /// Where the packets come out that wait for a grant.
+    pub fn held(&self) -> Result<HeldPackets> {
+        MapHandle::try_from(&self.held).map(HeldPackets).context("cannot share the buffer of held packets")
     }
 
     /// What the egress program does with one frame.
@@ -250,6 +245,58 @@ impl Agent {
     pub fn run_answer(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable("notice")?, frame, repeat)
     }
+}
+
+/// Where the packets of one load's programs come out that wait for a grant.
+pub struct HeldPackets(MapHandle);
+
+impl HeldPackets {
+    /// Calls `each` with every packet, and `lost` with the number of those that found no room, whenever the result is
+    /// polled. It covers the cores that are on: drop it and open another after that has changed.
+    pub fn open(
+        &self,
+        mut each: impl FnMut(Held) + Send + 'static,
+        mut lost: impl FnMut(u64) + Send + 'static,
+    ) -> Result<PerfBuffer<'static>> {
+        const PAGES: usize = 64;
+        PerfBufferBuilder::new(&self.0)
+            .pages(PAGES)
+            .sample_cb(move |_core, bytes: &[u8]| {
+                if let Ok((header, rest)) = HeldHeader::read_from_prefix(bytes) {
+                    let length = rest.len().min(header.length as usize);
+                    each(Held { header, frame: rest[..length].to_vec() });
+                }
+            })
+            .lost_cb(move |_core, count| lost(count))
+            .build()
+            .context("cannot open the buffer of held packets")
+    }
+}
+
+/// Where the link of an interface's side is pinned.
+fn pin_of(pins: &Pins, interface: &Interface, side: &str) -> PathBuf {
+    pins.link(&format!("{}-{side}", interface.name))
+}
+
+fn filter(program: BorrowedFd<'_>, interface: &Interface, side: TcAttachPoint) -> TcHook {
+    let mut builder = TcHookBuilder::new(program);
+    builder.ifindex(interface.index as i32).replace(true).handle(CLSACT_HANDLE).priority(CLSACT_PRIORITY);
+    builder.hook(side)
+}
+
+/// Removes the clsact filters from an interface, whichever process attached them: there is nothing of them to pin, and
+/// they outlive processes by themselves.
+pub fn remove_filters(interface: &Interface) -> Result<()> {
+    object::log_through_tracing();
+    // Neither question nor removal looks at the program.
+    let nothing = std::io::stdin();
+    for side in [TC_EGRESS, TC_INGRESS] {
+        let mut filter = filter(nothing.as_fd(), interface, side);
+        if filter.query().is_ok() {
+            filter.detach().with_context(|| format!("cannot detach from {}", interface.name))?;
+        }
+    }
+    Ok(())
 }
 
 /// The hook this kernel has: TCX since Linux 6.6.

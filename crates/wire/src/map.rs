@@ -488,6 +488,10 @@ pub struct HeldHeader {
     pub length: u32,
     /// Payload bytes of each datagram if the packet is several (GSO), else 0.
     pub segment: u32,
+    /// EtherType of the VLAN tag beside the packet, big-endian; 0 if there is none.
+    pub vlan_proto: [u8; 2],
+    /// That tag's priority and VLAN.
+    pub vlan_tci: u16,
 }
 
 /// Index of the agent's counters.

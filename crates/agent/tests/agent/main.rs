@@ -4,6 +4,9 @@
 mod stage;
 
 use anyhow::{Context, Result};
+use datapath::Pins;
+use datapath::agent::{Attachment, supported_attachment};
+use datapath::interface::Interface;
 use lab::seen::Seen;
 use lab::{poll, test};
 use nix::sys::signal::Signal;
@@ -274,6 +277,106 @@ fn ping_says_what_happens() {
         stage.ask(&["grants", "deny", "10.0.0.0/24"])?;
         let said = stage.ask(&["ping", "10.0.0.2:22"])?;
         assert!(said.contains("your rule for 10.0.0.0/24 says deny"), "{said}");
+        Ok(())
+    })
+}
+
+#[test]
+fn detach_lets_go_of_every_kernels_hook() {
+    test(|| {
+        let mut stage = Stage::start()?;
+        stage.agent = None;
+        for attachment in [Attachment::Tcx, Attachment::Clsact] {
+            if attachment == Attachment::Tcx && supported_attachment() != attachment {
+                continue;
+            }
+            let name = format!("{}-{}", stage.client.name(), attachment.name());
+            stage.client.enter(|| {
+                let pins = Pins::new("agent", &name)?;
+                let mut agent = datapath::agent::Agent::load(14, false, attachment, Some(pins))?;
+                agent.attach(&Interface::named("eth0")?)
+            })?;
+            let filters = |side| stage.client.run(["tc", "filter", "show", "dev", "eth0", side]);
+            if attachment == Attachment::Clsact {
+                assert!(filters("egress")?.contains("insert") && filters("ingress")?.contains("notice"));
+            }
+            stage.ask(&["agent", "detach", "--instance", &name])?;
+            assert!(!filters("egress")?.contains("insert") && !filters("ingress")?.contains("notice"));
+            assert!(Pins::existing("agent", &name).is_none());
+            assert_eq!(stage.run(&["agent", "detach", "--instance", &name])?.status.code(), Some(1));
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_second_daemon_leaves_the_first_alone() {
+    test(|| {
+        let stage = Stage::start()?;
+        let socket = stage.socket();
+        let socket = socket.to_str().context("a path")?;
+        let other = stage.client.dir().join("other.sock");
+        let other = other.to_str().context("a path")?;
+        let instance = stage.instance.as_str();
+        let another = format!("{instance}-other");
+        let own = stage.client.dir().join("agent");
+        for (flags, why) in [
+            ([instance, other], "runs already"),
+            ([instance, socket], "runs already"),
+            ([&another, socket], "another agent listens"),
+        ] {
+            let directory = stage.client.dir().join("other");
+            let directory = directory.to_str().context("a path")?;
+            let [instance, socket] = flags;
+            let words = ["agent", "run", "--instance", instance, "--socket", socket, "--dir", directory];
+            let output = stage.run(&words)?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.code() == Some(2) && said.contains(why), "{said}");
+        }
+        let words =
+            ["agent", "run", "--instance", &another, "--socket", other, "--dir", own.to_str().context("a path")?];
+        assert_eq!(stage.run(&words)?.status.code(), Some(2));
+        assert_eq!(stage.run(&["agent", "detach", "--instance", instance])?.status.code(), Some(2));
+        stage.ask(&["agent", "detach", "--instance", &another])?;
+        assert!(stage.connect(SERVICES[0])? < RETRANSMISSION);
+        stage.token(&stage.syns()?[0])?;
+        Ok(())
+    })
+}
+
+#[test]
+fn interfaces_that_vanish_are_forgotten() {
+    test(|| {
+        let mut stage = Stage::start()?;
+        let pins = Pins::existing("agent", &stage.instance).context("pins")?;
+        let pinned = |name: &str| pins.links().iter().any(|link| link.starts_with(name));
+        let agent = stage.agent.as_ref().context("an agent")?.pid();
+        let links = || -> Result<usize> {
+            let open = std::fs::read_dir(format!("/proc/{agent}/fd"))?.flatten();
+            let is_link = |entry: &std::fs::DirEntry| {
+                std::fs::read_link(entry.path()).is_ok_and(|to| to.as_os_str() == "anon_inode:bpf_link")
+            };
+            Ok(open.filter(is_link).count())
+        };
+        let before = links()?;
+        for name in ["br4", "br5", "br6"] {
+            stage.client.ip(&format!("link add {name} type bridge"))?;
+            attached(&stage, name)?;
+            stage.client.ip(&format!("link set {name} name renamed"))?;
+            attached(&stage, "renamed")?;
+            assert!(!pinned(name));
+            stage.client.ip("link del renamed")?;
+            assert!(poll(SOON, || !pinned("renamed")));
+            assert!(poll(SOON, || links().is_ok_and(|now| now == before)), "{before} {}", links()?);
+        }
+        // One that vanishes while nobody looks.
+        stage.client.ip("link add br7 type bridge")?;
+        attached(&stage, "br7")?;
+        stage.agent = None;
+        stage.client.ip("link del br7")?;
+        assert!(pinned("br7"));
+        stage.start_agent()?;
+        assert!(!pinned("br7") && pinned("eth0"));
         Ok(())
     })
 }

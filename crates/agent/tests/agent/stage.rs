@@ -50,7 +50,7 @@ pub struct Stage {
     pub authority: Option<Process>,
     listeners: Vec<TcpListener>,
     keys: EpochKeys,
-    instance: String,
+    pub instance: String,
     flags: Vec<String>,
 }
 
@@ -94,7 +94,7 @@ impl Stage {
         self.directory().join("ca.pem")
     }
 
-    fn socket(&self) -> PathBuf {
+    pub fn socket(&self) -> PathBuf {
         self.client.dir().join("agent.sock")
     }
 

@@ -17,6 +17,8 @@ pub struct Frame {
     segment: usize,
     /// The interface has no link header; `bytes` has one all the same.
     bare: bool,
+    /// The VLAN tag that is to go between addresses and EtherType.
+    tag: Option<[u8; 4]>,
     bytes: Vec<u8>,
 }
 
@@ -48,7 +50,15 @@ impl Frame {
         }
         bytes.extend_from_slice(frame);
         let whole = Packet::parse(&bytes).form == Form::Whole;
-        whole.then_some(Self { interface, segment: segment as usize, bare, bytes })
+        whole.then_some(Self { interface, segment: segment as usize, bare, tag: None, bytes })
+    }
+
+    /// The frame with the VLAN tag that was beside it; a `protocol` of zero says that there was none.
+    pub fn tagged(self, protocol: [u8; 2], tci: u16) -> Self {
+        let [first, second] = protocol;
+        let [high, low] = tci.to_be_bytes();
+        let tag = (protocol != [0; 2] && !self.bare).then_some([first, second, high, low]);
+        Self { tag, ..self }
     }
 
     /// Its size in memory.
@@ -84,9 +94,19 @@ impl Frame {
                 vec![frame]
             }
         };
-        let ether_type = if packet.ipv6() { 0x86dd } else { 0x0800 };
-        let cut = if self.bare { ETHERNET_LEN } else { 0 };
-        frames.into_iter().map(|frame| Ready { ether_type, bytes: frame[cut..].to_vec() }).collect()
+        frames.into_iter().map(|frame| self.as_the_interface_takes_it(frame)).collect()
+    }
+
+    fn as_the_interface_takes_it(&self, mut bytes: Vec<u8>) -> Ready {
+        const TYPE_AT: usize = ETHERNET_LEN - 2;
+        if let Some(tag) = self.tag {
+            bytes.splice(TYPE_AT..TYPE_AT, tag);
+        }
+        let ether_type = u16::from_be_bytes([bytes[TYPE_AT], bytes[TYPE_AT + 1]]);
+        if self.bare {
+            bytes.drain(..ETHERNET_LEN);
+        }
+        Ready { ether_type, bytes }
     }
 }
 
@@ -269,6 +289,28 @@ pub(super) mod tests {
         let frame = Frame::new(3, 0, 0, &bytes[14..]).expect("whole");
         let [ready] = &frame.ready()[..] else { panic!("one") };
         assert_eq!((ready.bytes[0], ready.bytes.len(), ready.ether_type), (0x45, bytes.len() - 14, 0x0800));
+    }
+
+    #[test]
+    fn a_vlan_tag_that_was_beside_the_frame_is_put_in() {
+        let bytes = partial("192.0.2.1", 40000, "198.51.100.2", UDP, 443, b"aaaabb");
+        let frame = Frame::new(3, 14, 4, &bytes).expect("whole");
+        let plain = frame.ready();
+        assert_eq!(frame.clone().tagged([0; 2], 7).ready(), plain);
+        for protocol in [0x8100, 0x88a8u16] {
+            let tagged = frame.clone().tagged(protocol.to_be_bytes(), 0x6007).ready();
+            assert_eq!(tagged.len(), 2);
+            for (tagged, plain) in tagged.iter().zip(&plain) {
+                let tag = [protocol.to_be_bytes(), [0x60, 7]].concat();
+                assert_eq!(tagged.bytes, [&plain.bytes[..12], &tag[..], &plain.bytes[12..]].concat());
+                assert!(tagged.ether_type == protocol && checksum_is_right(&tagged.bytes));
+                // Of a tag that is in the frame already the interface is told, too.
+                let again = Frame::new(3, 14, 0, &tagged.bytes).expect("whole").ready();
+                assert_eq!(again, std::slice::from_ref(tagged));
+            }
+        }
+        let bare = Frame::new(3, 0, 0, &bytes[14..]).expect("whole");
+        assert_eq!(bare.clone().tagged([0x81, 0], 7).ready(), bare.ready());
     }
 
     #[test]
