@@ -450,6 +450,8 @@ impl Daemon {
     }
 
     fn explain(&mut self, subject: Subject, place: Place, asked: bool, reply: oneshot::Sender<Reply>) {
+        // Who has given up waiting needs no answer.
+        self.waiters.retain(|waiter| !waiter.reply.is_closed());
         let standing = match self.agent.want(now(), subject, place) {
             agent::Standing::Asked(fetch) => return self.waiters.push(Waiter { fetch, subject, place, reply }),
             agent::Standing::NotLoggedIn => {
