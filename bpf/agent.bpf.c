@@ -32,7 +32,8 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-/* What to add to the boot clock for Unix time by the authority's clock, in nanoseconds. */
+/* What to add to the boot clock for Unix time by this machine's clock, in nanoseconds. Each grant has the difference
+ * to its authority's. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -192,7 +193,7 @@ static __noinline int make_block(const struct packet *p, const struct grant_entr
 	block->magic = MAGIC;
 	block->header[0] = grant->header[0];
 	block->header[1] = grant->header[1];
-	block->time = bpf_htonl(now());
+	block->time = bpf_htonl(now() + grant->skew);
 	block->nonce = bpf_htonl(__sync_fetch_and_add(nonce, 1));
 	message[0] = block->time | (__u64)block->nonce << 32;
 	if (p->flow.family == 4) {
@@ -417,7 +418,7 @@ int insert(struct __sk_buff *skb)
 		return leave(AGENT_PLAIN);
 	if (p.flow.protocol == IP_UDP && !udp_needs_token(&p, time))
 		return leave(AGENT_CONVERSATION);
-	grant->used = time;
+	grant->used = time + grant->skew;
 	return send_token(skb, &p, grant);
 }
 

@@ -125,7 +125,8 @@ struct grant_entry {
 	__u32 used;
 	__u8 plain;
 	__u8 suite;
-	__u8 reserved[6];
+	__u8 reserved[2];
+	__s32 skew;
 	__u64 header[2];
 	__u64 key[2];
 };

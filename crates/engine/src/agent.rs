@@ -1,8 +1,8 @@
 //! The agent without IO: whose packets carry which tokens, and what is fetched from the authority when.
 //!
 //! Events come in by calls, effects go out through [`Agent::poll`] as values: entries of kernel maps, questions to the
-//! authority, frames to send. Two clocks: `now` counts since boot, as the kernel program does; Unix time is the
-//! authority's, learnt from its answers.
+//! authority, frames to send. `now` counts since boot, as the kernel program does. Unix time is each session's
+//! authority's, learnt from its answers; nobody's authority says what time it is for anybody else.
 
 mod clock;
 pub mod consent;
@@ -145,11 +145,14 @@ pub struct Login {
     pub expires: u64,
     /// What the person could reach when it was last asked.
     pub receivers: Vec<Receiver>,
+    /// How many seconds the authority's clock was ahead of this machine's.
+    pub skew: i32,
 }
 
 /// The state machine.
 pub struct Agent {
     settings: Settings,
+    /// This machine's, which the kernel program has.
     clock: Clock,
     sessions: BTreeMap<Subject, Session>,
     rules: BTreeMap<Subject, ConsentRules>,
@@ -170,22 +173,31 @@ impl Agent {
         self.outputs.pop_front()
     }
 
-    /// The authority's time, Unix seconds.
-    pub fn unix(&self, now: Duration) -> u64 {
-        self.clock.unix(now)
+    /// The time of the subject's authority, Unix seconds; this machine's where nobody is logged in.
+    pub fn unix(&self, now: Duration, subject: Subject) -> u64 {
+        self.sessions.get(&subject).map_or_else(|| self.clock.unix(now), |session| session.unix(now))
     }
 
-    /// An answer told the authority's time.
-    pub fn told_time(&mut self, unix: u64, asked: Duration, answered: Duration) {
-        if self.clock.told(unix, asked, answered) {
-            self.outputs.push_back(Output::SetClock(self.clock.boot_to_unix_nanos()));
-        }
+    /// How many seconds the clock of the subject's authority is ahead of this machine's.
+    pub fn skew(&self, subject: Subject) -> i32 {
+        self.sessions.get(&subject).map_or(0, |session| session.skew)
+    }
+
+    /// An answer told the time of the subject's authority. Says whether that changed its [`Self::skew`].
+    pub fn told_time(&mut self, subject: Subject, unix: u64, asked: Duration, answered: Duration) -> bool {
+        let Some(session) = self.sessions.get_mut(&subject) else { return false };
+        session.told_time(unix, (asked, answered), &self.clock, &mut self.outputs)
+    }
+
+    /// Whether this question is still open.
+    pub fn awaits(&self, subject: Subject, id: FetchId) -> bool {
+        self.sessions.get(&subject).is_some_and(|session| session.awaits(id))
     }
 
     /// A person logged in, or had before a restart.
     pub fn login(&mut self, subject: Subject, login: Login) {
         self.drop_session(subject);
-        self.sessions.insert(subject, Session::new(subject, login));
+        self.sessions.insert(subject, Session::new(subject, login, &self.clock));
         for owner in self.owners_of(subject) {
             self.outputs.push_back(Output::SetOwner(owner, subject));
         }
@@ -214,15 +226,18 @@ impl Agent {
         for owner in owners.iter().filter(|owner| !wanted.contains(owner)) {
             self.outputs.push_back(Output::RemoveOwner(*owner));
         }
-        let unix = self.clock.unix(now);
         for (slot, entry) in entries {
             let place = Place::of_slot(slot);
             let subject = Subject::from_number(slot.subject);
             let subject = subject.filter(|subject| consents(&self.rules, self.settings.default, *subject, &place));
             let allowed = subject.and_then(|subject| self.sessions.get_mut(&subject));
-            match (allowed, Known::from_entry(entry, &place, unix, now)) {
-                (Some(session), Some(known)) => session.adopt(known, place),
-                _ => self.outputs.push_back(Output::Remove(*slot)),
+            let known = allowed.and_then(|session| {
+                let known = Known::from_entry(entry, &place, session.unix(now), now)?;
+                Some((session, known))
+            });
+            match known {
+                Some((session, known)) => session.adopt(known, place, entry, &mut self.outputs),
+                None => self.outputs.push_back(Output::Remove(*slot)),
             }
         }
     }
@@ -261,18 +276,18 @@ impl Agent {
     pub fn held(&mut self, now: Duration, slot: &GrantSlot, frame: Option<Frame>) {
         let place = Place::of_slot(slot);
         let Some(subject) = Subject::from_number(slot.subject) else { return };
-        let unix = self.clock.unix(now);
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return };
+        let unix = session.unix(now);
         session.held(now, unix, place, frame, consent, &mut self.outputs);
         self.start_fetches(subject);
     }
 
     /// What would happen to a first packet; asks for the grant if it is missing.
     pub fn want(&mut self, now: Duration, subject: Subject, place: Place) -> Standing {
-        let unix = self.clock.unix(now);
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return Standing::NotLoggedIn };
+        let unix = session.unix(now);
         let standing = session.standing(unix, &place, consent);
         if !matches!(standing, Standing::Missing) {
             return standing;
@@ -294,10 +309,10 @@ impl Agent {
         id: FetchId,
         answer: &Result<api::Grant, Refusal>,
     ) -> Result<(), &'static str> {
-        let unix = self.clock.unix(now);
         // An answer to an earlier session says nothing about this one.
         let session = self.sessions.get_mut(&subject).filter(|session| session.awaits(id));
         let Some(session) = session else { return Ok(()) };
+        let unix = session.unix(now);
         let mut outcome = Ok(());
         match answer {
             Err(Refusal::NotLoggedIn) => self.end(subject),
@@ -347,16 +362,15 @@ impl Agent {
     /// Does what time brings; to be called at [`Self::timeout`] and at least each second. `used` tells when the kernel
     /// last made a token from an entry, Unix seconds.
     pub fn tick(&mut self, now: Duration, used: impl Fn(&GrantSlot) -> Option<u32>) {
-        let unix = self.clock.unix(now);
-        let ended: Vec<_> =
-            self.sessions.iter().filter(|(_, session)| session.expires <= unix).map(|(subject, _)| *subject).collect();
+        let over = self.sessions.iter().filter(|(_, session)| session.expires <= session.unix(now));
+        let ended: Vec<_> = over.map(|(subject, _)| *subject).collect();
         for subject in ended {
             self.end(subject);
         }
         let subjects: Vec<_> = self.sessions.keys().copied().collect();
         for subject in subjects {
             if let Some(session) = self.sessions.get_mut(&subject) {
-                session.tick(now, unix, &mut self.next_fetch, &used, &mut self.outputs);
+                session.tick(now, &mut self.next_fetch, &used, &mut self.outputs);
             }
             self.start_fetches(subject);
         }

@@ -40,8 +40,10 @@ pub enum Action {
 /// What an agent does with first packets to one destination.
 #[derive(Clone)]
 pub struct Grant {
-    /// Use it until then, Unix seconds.
+    /// Use it until then, Unix seconds by this machine's clock.
     pub until: u32,
+    /// What to add to this machine's clock for the authority's, seconds.
+    pub skew: i32,
     /// The grant, or nothing: send packets without identity.
     pub token: Option<(GrantHeader, GrantKey)>,
 }
@@ -62,7 +64,7 @@ pub struct Inserter {
 }
 
 impl Inserter {
-    /// Decides on an Ethernet frame at `now` (Unix seconds, the authority's clock), and changes it.
+    /// Decides on an Ethernet frame at `now` (Unix seconds, this machine's clock), and changes it.
     pub fn insert(&mut self, frame: &mut Vec<u8>, now: u32) -> Action {
         let packet = Packet::parse(frame);
         let first = match packet.fragment {
@@ -87,13 +89,14 @@ impl Inserter {
         let Some(grant) = self.grants.get(&slot).filter(|grant| grant.until > now).cloned() else {
             return Action::Held;
         };
-        let Some((header, key)) = grant.token else { return Action::Plain };
+        let Some((header, key)) = grant.token.clone() else { return Action::Plain };
         if packet.protocol == UDP && !self.udp_needs_token(&packet, now) {
             return Action::Conversation;
         }
         let nonce = self.nonce;
         self.nonce = nonce.wrapping_add(1);
-        let block = tail::block(&Token::new(header, &key, now, nonce, &to).encode());
+        let time = now.wrapping_add_signed(grant.skew);
+        let block = tail::block(&Token::new(header, &key, time, nonce, &to).encode());
         if packet.protocol != TCP && has_no_room(frame, &packet) {
             return Action::Ahead(block);
         }

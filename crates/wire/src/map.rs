@@ -429,16 +429,18 @@ pub struct GrantSlot {
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GrantEntry {
-    /// Use it until then, Unix seconds.
+    /// Use it until then, Unix seconds by this machine's clock.
     pub until: u32,
-    /// When the program last made a token from it, Unix seconds; 0 if it never did.
+    /// When the program last made a token from it, Unix seconds by the authority's clock; 0 if it never did.
     pub used: u32,
     /// 1: send packets as they are, without identity.
     pub plain: u8,
     /// The suite's number.
     pub suite: u8,
     /// Zero.
-    pub reserved: [u8; 6],
+    pub reserved: [u8; 2],
+    /// What to add to this machine's clock for the authority's, seconds.
+    pub skew: i32,
     /// The grant header.
     pub header: [u8; 16],
     /// The grant key.

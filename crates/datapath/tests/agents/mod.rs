@@ -56,17 +56,24 @@ impl Agents {
                 used: 0,
                 plain: 0,
                 suite: 0,
-                reserved: [0; 6],
+                reserved: [0; 2],
+                skew: 0,
                 header: [0; 16],
                 key: [0; 16],
             };
             let grant = match row.known {
                 Known::Nothing | Known::Nobody => continue,
                 Known::Plain => None,
-                Known::Grant(grant) | Known::Conversation(grant, ..) | Known::Stale(grant) => Some(grant),
+                Known::Grant(grant)
+                | Known::Conversation(grant, ..)
+                | Known::Stale(grant)
+                | Known::Skewed(grant, _) => Some(grant),
             };
             if matches!(row.known, Known::Stale(_)) {
                 entry.until = NOW;
+            }
+            if let Known::Skewed(_, skew) = row.known {
+                entry.skew = skew;
             }
             match &grant {
                 None => entry.plain = 1,
@@ -78,7 +85,7 @@ impl Agents {
             }
             self.kernel.grants.set(&slot, &entry).expect("grants");
             let token = grant.map(|grant| (grant.header(), grant.key(&to)));
-            self.model.grants.insert(slot, Grant { until: entry.until, token });
+            self.model.grants.insert(slot, Grant { until: entry.until, skew: entry.skew, token });
             if let Known::Conversation(_, age, answered) = row.known {
                 let key = FlowKey::new(row.family.client, CLIENT_PORT, to.address, to.port, to.protocol);
                 let conversation = Conversation { token: NOW - age, answered: answered.into() };

@@ -15,6 +15,8 @@ pub enum Known {
     Conversation(Grant, u32, bool),
     /// A grant whose time is over.
     Stale(Grant),
+    /// A grant of an authority whose clock differs by so many seconds from this machine's.
+    Skewed(Grant, i32),
     /// That packets go without identity.
     Plain,
     /// Nothing.
@@ -75,6 +77,10 @@ pub fn rows() -> Vec<Row> {
                 is_token,
             );
             row("§4.1", what("a grant whose time is over"), Known::Stale(grant), frame.clone(), is_held);
+            for skew in [-25, 25] {
+                let name = what(&format!("the authority's clock {skew} s from ours"));
+                row("§4.1", name, Known::Skewed(grant, skew), frame.clone(), is_token);
+            }
             row("§4.1", what("no grant yet"), Known::Nothing, frame.clone(), is_held);
             row("§4.1", what("without identity by choice"), Known::Plain, frame.clone(), is_plain);
             row("§4.1", what("nobody logged in"), Known::Nobody, frame.clone(), is_plain);

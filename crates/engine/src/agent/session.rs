@@ -4,12 +4,12 @@ use super::consent::{Consent, Target};
 use super::frame::{Frame, Sender};
 use super::known::{Known, plain_entry};
 use super::queue::Queue;
-use super::{FetchId, Login, Output, Place, Subject};
+use super::{Clock, FetchId, Login, Output, Place, Subject};
 use crate::api::{self, Receiver};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-use wire::map::GrantSlot;
+use wire::map::{GrantEntry, GrantSlot};
 use wire::{Flags, Handle};
 
 /// How long a denial by policy holds before the authority is asked again, seconds.
@@ -27,6 +27,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// The longest pause while somebody waits, and while nobody does.
 const PAUSE_WAITING: Duration = Duration::from_secs(4);
 const PAUSE_IDLE: Duration = Duration::from_secs(30);
+/// How long a correction of the clock holds at least: each writes every entry anew.
+const CLOCK_HOLDS: Duration = Duration::from_secs(5);
 /// How often an idle grant that is about to end is looked at.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
@@ -94,7 +96,13 @@ pub enum Standing {
 
 pub(super) struct Session {
     pub subject: Subject,
+    /// When it ends, by its authority's clock.
     pub expires: u64,
+    /// The authority's clock.
+    clock: Clock,
+    /// How many seconds it is ahead of this machine's, as the kernel's entries have it.
+    pub skew: i32,
+    corrected: Option<Duration>,
     pub receivers: Vec<Receiver>,
     /// The receivers are the authority's answer, of this session or an earlier process's.
     heard: bool,
@@ -111,10 +119,14 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub fn new(subject: Subject, login: Login) -> Self {
+    /// A session whose clock is this machine's `local` one until its authority tells the time.
+    pub fn new(subject: Subject, login: Login, local: &Clock) -> Self {
         Self {
             subject,
             expires: login.expires,
+            clock: local.shifted(login.skew),
+            skew: login.skew,
+            corrected: None,
             heard: !login.receivers.is_empty(),
             receivers: login.receivers,
             known: Vec::new(),
@@ -126,6 +138,34 @@ impl Session {
             reload: None,
             reload_attempts: 0,
         }
+    }
+
+    /// Unix seconds by the authority's clock.
+    pub fn unix(&self, now: Duration) -> u64 {
+        self.clock.unix(now)
+    }
+
+    /// The authority told its time. Says whether that changed what the kernel adds.
+    pub fn told_time(
+        &mut self,
+        unix: u64,
+        (asked, answered): (Duration, Duration),
+        local: &Clock,
+        outputs: &mut Outputs,
+    ) -> bool {
+        if self.corrected.is_some_and(|at| answered < at + CLOCK_HOLDS) || !self.clock.told(unix, asked, answered) {
+            return false;
+        }
+        self.corrected = Some(answered);
+        self.skew = self.clock.skew(local);
+        for known in &self.known {
+            let entries = known.places.iter().map(|place| (place.slot(self.subject), known.entry(self.skew)));
+            outputs.extend(entries.map(|(slot, entry)| Output::Write(slot, entry)));
+        }
+        for (place, (until, _)) in &self.plain {
+            outputs.push_back(Output::Write(place.slot(self.subject), plain_entry(*until, self.skew)));
+        }
+        true
     }
 
     fn receiver_of(&self, place: &Place) -> Option<&Receiver> {
@@ -178,6 +218,7 @@ impl Session {
 
     /// Sends every waiting frame that has a grant.
     fn serve(&mut self, unix: u64, outputs: &mut Outputs) {
+        let skew = self.skew;
         let served = |session: &Self, place: &Place, frame: &Frame| session.best(unix, place, frame.sender());
         let mut queue = std::mem::take(&mut self.queue);
         while let Some((place, frame)) = queue.take(|place, frame| served(self, place, frame).is_some()) {
@@ -185,7 +226,7 @@ impl Session {
             let Some(known) = self.best(unix, &place, sender).and_then(|index| self.known.get_mut(index)) else {
                 break;
             };
-            outputs.push_back(Output::Write(place.slot(self.subject), known.entry()));
+            outputs.push_back(Output::Write(place.slot(self.subject), known.entry(skew)));
             outputs.push_back(Output::Send(self.subject, frame));
             if known.is_single() {
                 // The kernel would use it for the next flow, too.
@@ -206,7 +247,7 @@ impl Session {
             }
         }
         self.plain.insert(place, (until, why));
-        outputs.push_back(Output::Write(place.slot(self.subject), plain_entry(until)));
+        outputs.push_back(Output::Write(place.slot(self.subject), plain_entry(until, self.skew)));
         while let Some((_, frame)) = self.queue.take(|waiting, _| *waiting == place) {
             outputs.push_back(Output::Send(self.subject, frame));
         }
@@ -302,7 +343,7 @@ impl Session {
                 let slot = place.slot(self.subject);
                 if known.covers(place) && !known.is_single() {
                     known.places.insert(*place);
-                    outputs.push_back(Output::Write(slot, known.entry()));
+                    outputs.push_back(Output::Write(slot, known.entry(self.skew)));
                 } else {
                     outputs.push_back(Output::Remove(slot));
                 }
@@ -370,7 +411,10 @@ impl Session {
     }
 
     /// Takes over what an earlier process wrote into the kernel.
-    pub fn adopt(&mut self, mut known: Known, place: Place) {
+    pub fn adopt(&mut self, mut known: Known, place: Place, entry: &GrantEntry, outputs: &mut Outputs) {
+        if entry.skew != self.skew {
+            outputs.push_back(Output::Write(place.slot(self.subject), known.entry(self.skew)));
+        }
         let handle = known.header.handle;
         match self.known.iter_mut().find(|other| other.header.handle == handle) {
             Some(other) => {
@@ -441,11 +485,11 @@ impl Session {
     pub fn tick(
         &mut self,
         now: Duration,
-        unix: u64,
         next_fetch: &mut u64,
         used: &impl Fn(&GrantSlot) -> Option<u32>,
         outputs: &mut Outputs,
     ) {
+        let unix = self.unix(now);
         self.queue.expire(now);
         self.plain.retain(|_, (until, _)| *until > unix);
         self.drop_known(|known| !known.is_good(unix), outputs);
