@@ -134,6 +134,8 @@ struct grant_entry {
 struct conversation {
 	__u32 token;
 	__u32 answered;
+	__u32 subject;
+	__u32 seen;
 };
 
 struct held_header {
@@ -152,5 +154,6 @@ enum agent_counter {
 	AGENT_PLAIN = 5,
 	AGENT_CONVERSATION = 6,
 	AGENT_FAILED = 7,
+	AGENT_RIDER = 8,
 	AGENT_COUNTERS = 16,
 };

@@ -455,6 +455,10 @@ pub struct Conversation {
     pub token: u32,
     /// 1 once something came back.
     pub answered: u32,
+    /// Whose it is.
+    pub subject: u32,
+    /// When its last datagram was sent, Unix seconds.
+    pub seen: u32,
 }
 
 /// What precedes a packet that the agent's program hands over because its grant is missing.
@@ -489,6 +493,8 @@ pub mod agent_counter {
     pub const CONVERSATION: u32 = 6;
     /// Packets that could not be changed, and were dropped.
     pub const FAILED: u32 = 7;
+    /// Datagrams on a flow of somebody else's, dropped.
+    pub const RIDER: u32 = 8;
     /// Number of counters.
     pub const COUNT: u32 = 16;
 }
