@@ -395,6 +395,10 @@ impl Daemon {
                 let authority = authority.with_token(&token);
                 // Before the answer, so that the person's next command finds its destination protected.
                 let receivers = authority.destinations().await?.destinations;
+                if let Err(error) = agent::check_receivers(&receivers) {
+                    tracing::error!(uid, authority = url, "login refused: {error}");
+                    return Err(Error::Other(error.to_string()));
+                }
                 let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers, skew: 0 };
                 Ok::<_, Error>(LoggedIn { authority, kept, told: Timed { value: now, asked, answered } })
             };

@@ -19,7 +19,7 @@ pub use frame::Frame;
 pub use session::{GrantView, Standing};
 
 use crate::api::{self, Event, GrantRequest, Receiver};
-use crate::protected::{self, Protected, TooManySpans};
+use crate::protected::{self, Protected};
 use known::Known;
 use session::Session;
 use std::collections::{BTreeMap, VecDeque};
@@ -87,6 +87,30 @@ impl Place {
     fn request(&self) -> GrantRequest {
         GrantRequest { address: self.address, protocol: self.protocol, port: self.port }
     }
+}
+
+/// The most receivers of a session. What one person's authority says takes its share of the kernel's tables, not all.
+pub const RECEIVERS_MAX: usize = 4096;
+/// The most spans of ports in a session's receivers.
+const SPANS_MAX: usize = 16 * RECEIVERS_MAX;
+
+/// More receivers than a session may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{receivers} receivers with {spans} spans of ports are more than a session may have ({RECEIVERS_MAX} and {SPANS_MAX})"
+)]
+pub struct TooManyReceivers {
+    receivers: usize,
+    spans: usize,
+}
+
+/// Whether a session may have these receivers.
+pub fn check_receivers(receivers: &[Receiver]) -> Result<(), TooManyReceivers> {
+    let spans = receivers.iter().map(|receiver| receiver.services.len()).sum();
+    if receivers.len() > RECEIVERS_MAX || spans > SPANS_MAX {
+        return Err(TooManyReceivers { receivers: receivers.len(), spans });
+    }
+    Ok(())
 }
 
 /// Names a question to the authority until it is answered.
@@ -195,8 +219,11 @@ impl Agent {
     }
 
     /// A person logged in, or had before a restart.
-    pub fn login(&mut self, subject: Subject, login: Login) {
+    pub fn login(&mut self, subject: Subject, mut login: Login) {
         self.drop_session(subject);
+        if check_receivers(&login.receivers).is_err() {
+            login.receivers.clear();
+        }
         self.sessions.insert(subject, Session::new(subject, login, &self.clock));
         for owner in self.owners_of(subject) {
             self.outputs.push_back(Output::SetOwner(owner, subject));
@@ -248,28 +275,24 @@ impl Agent {
         now: Duration,
         subject: Subject,
         receivers: Option<Vec<Receiver>>,
-    ) -> Result<(), TooManySpans> {
+    ) -> Result<(), TooManyReceivers> {
         let Some(session) = self.sessions.get_mut(&subject) else { return Ok(()) };
         let Some(receivers) = receivers else {
             session.reload_later(now);
             return Ok(());
         };
-        protected::entries(&receivers)?;
+        check_receivers(&receivers)?;
+        let changed = session.receivers != receivers;
         session.set_receivers(receivers, &mut self.outputs);
-        self.protect();
+        if changed {
+            self.protect();
+        }
         Ok(())
     }
 
     fn protect(&mut self) {
-        let all: Vec<_> = self.sessions.values().flat_map(|session| session.receivers.iter().cloned()).collect();
-        match protected::entries(&all) {
-            Ok(entries) => self.outputs.push_back(Output::Protect(entries)),
-            // Each session's alone fit; together they are protected one prefix at a time, as far as there is room.
-            Err(_) => {
-                let each = self.sessions.values().filter_map(|session| protected::entries(&session.receivers).ok());
-                self.outputs.push_back(Output::Protect(each.flatten().collect()));
-            }
-        }
+        let all = self.sessions.values().flat_map(|session| &session.receivers);
+        self.outputs.push_back(Output::Protect(protected::widened(all)));
     }
 
     /// The kernel held a packet; `frame` is `None` if it did not come through whole.
@@ -330,10 +353,10 @@ impl Agent {
         match event {
             Event::Hello => {
                 session.retry_at_once(now);
-                self.outputs.push_back(Output::FetchDestinations(subject));
+                session.reload_soon(now, &mut self.outputs);
                 self.start_fetches(subject);
             }
-            Event::Policy => self.outputs.push_back(Output::FetchDestinations(subject)),
+            Event::Policy => session.reload_soon(now, &mut self.outputs),
             Event::Revoked { grants } => {
                 for grant in grants {
                     session.revoked(grant.handle, &mut self.outputs);

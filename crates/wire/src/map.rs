@@ -308,7 +308,7 @@ pub struct EpochKey {
 }
 
 /// The key of a longest-prefix map of IPv4 networks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Prefix4 {
     /// Leading bits.
@@ -318,7 +318,7 @@ pub struct Prefix4 {
 }
 
 /// The key of a longest-prefix map of IPv6 networks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Prefix6 {
     /// Leading bits.

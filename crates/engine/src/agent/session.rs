@@ -29,6 +29,8 @@ const PAUSE_WAITING: Duration = Duration::from_secs(4);
 const PAUSE_IDLE: Duration = Duration::from_secs(30);
 /// How long a correction of the clock holds at least: each writes every entry anew.
 const CLOCK_HOLDS: Duration = Duration::from_secs(5);
+/// How often destinations are asked for at most.
+const RELOAD_EVERY: Duration = Duration::from_secs(1);
 /// How often an idle grant that is about to end is looked at.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
@@ -115,6 +117,7 @@ pub(super) struct Session {
     /// How wide the latest grant for each receiver was.
     widths: BTreeMap<String, (u8, bool)>,
     reload: Option<Duration>,
+    reloaded: Option<Duration>,
     reload_attempts: u32,
 }
 
@@ -136,6 +139,7 @@ impl Session {
             wanted: Vec::new(),
             widths: BTreeMap::new(),
             reload: None,
+            reloaded: None,
             reload_attempts: 0,
         }
     }
@@ -379,6 +383,17 @@ impl Session {
         self.reload_attempts += 1;
     }
 
+    /// Asks for the destinations anew: not more than once a second, however often the authority wants it.
+    pub fn reload_soon(&mut self, now: Duration, outputs: &mut Outputs) {
+        match self.reloaded {
+            Some(last) if now < last + RELOAD_EVERY => self.reload = Some(last + RELOAD_EVERY),
+            _ => {
+                self.reloaded = Some(now);
+                outputs.push_back(Output::FetchDestinations(self.subject));
+            }
+        }
+    }
+
     pub fn retry_at_once(&mut self, now: Duration) {
         for fetch in &mut self.fetches {
             fetch.retry = fetch.retry.map(|retry| retry.min(now));
@@ -387,7 +402,7 @@ impl Session {
 
     pub fn set_receivers(&mut self, receivers: Vec<Receiver>, outputs: &mut Outputs) {
         (self.receivers, self.heard) = (receivers, true);
-        (self.reload, self.reload_attempts) = (None, 0);
+        self.reload_attempts = 0;
         let subject = self.subject;
         // The policy may have changed: what it refused is asked for again.
         self.plain.retain(|place, (_, why)| {
@@ -496,7 +511,7 @@ impl Session {
         self.renew(now, next_fetch, used, outputs);
         self.retry(now, outputs);
         if self.reload.is_some_and(|at| at <= now) {
-            self.reload = None;
+            (self.reload, self.reloaded) = (None, Some(now));
             outputs.push_back(Output::FetchDestinations(self.subject));
         }
     }
