@@ -15,6 +15,8 @@
 
 enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" as it lies in memory */ };
 enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
+/* A verifier may hold a flow for this long after its last datagram: until then its ports are nobody else's. */
+enum { UDP_OWNED = 90 /* seconds */ };
 enum { CGROUP_LEVELS = 8 };
 /* Every IPv6 path carries this much (RFC 8200), and in practice every IPv4 path. A longer datagram is preceded. */
 enum { SAFE_MTU = 1280 };
@@ -32,7 +34,8 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-/* What to add to the boot clock for Unix time by the authority's clock, in nanoseconds. */
+/* What to add to the boot clock for Unix time by this machine's clock, in nanoseconds. Each grant has the difference
+ * to its authority's. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -197,7 +200,7 @@ static __noinline int make_block(const struct packet *p, const struct grant_entr
 	block->magic = MAGIC;
 	block->header[0] = grant->header[0];
 	block->header[1] = grant->header[1];
-	block->time = bpf_htonl(now());
+	block->time = bpf_htonl(now() + grant->skew);
 	block->nonce = bpf_htonl(__sync_fetch_and_add(nonce, 1));
 	message[0] = block->time | (__u64)block->nonce << 32;
 	if (p->flow.family == 4) {
@@ -341,13 +344,23 @@ static __noinline int send_token(context *ctx, const struct packet *p, const str
 	return leave(AGENT_ALONE);
 }
 
-/* Whether this UDP flow needs a token now (wire.md §4.1). */
-static __always_inline int udp_needs_token(const struct packet *p, __u32 time)
+/* Whether the datagram would ride on a flow that is somebody else's: its port was bound right after another left it. */
+static __always_inline int is_rider(struct conversation *conversation, __u32 subject, __u32 time)
 {
-	struct conversation *conversation = bpf_map_lookup_elem(&conversations, &p->flow);
+	if (conversation->subject == subject) {
+		conversation->seen = time;
+		return 0;
+	}
+	/* Another core may have noted the next second already. */
+	return time - conversation->seen + 1 <= UDP_OWNED;
+}
 
-	if (!conversation) {
-		struct conversation fresh = { .token = time };
+/* Whether this UDP flow needs a token now (wire.md §4.1). */
+static __always_inline int udp_needs_token(const struct packet *p, struct conversation *conversation, __u32 subject,
+					   __u32 time)
+{
+	if (!conversation || conversation->subject != subject) {
+		struct conversation fresh = { .token = time, .subject = subject, .seen = time };
 
 		bpf_map_update_elem(&conversations, &p->flow, &fresh, BPF_ANY);
 		return 1;
@@ -385,6 +398,7 @@ int insert(struct __sk_buff *skb)
 {
 	struct packet p = {};
 	struct grant_slot slot = {};
+	struct conversation *conversation = 0;
 	struct grant_entry *grant;
 	struct services *services;
 	__u32 zero = 0, time;
@@ -408,21 +422,25 @@ int insert(struct __sk_buff *skb)
 	if (has_block(skb, &p))
 		return leave(AGENT_OTHER);
 	slot.subject = subject_of(skb);
+	time = now();
+	if (p.flow.protocol == IP_UDP)
+		conversation = bpf_map_lookup_elem(&conversations, &p.flow);
+	if (conversation && is_rider(conversation, slot.subject, time))
+		return refuse(AGENT_RIDER);
 	if (!slot.subject)
 		return leave(AGENT_PLAIN);
 	slot.port = p.flow.server_port;
 	slot.protocol = p.flow.protocol;
 	slot.family = p.flow.family;
 	__builtin_memcpy(slot.address, p.flow.server, 16);
-	time = now();
 	grant = bpf_map_lookup_elem(&grants, &slot);
 	if (!grant || grant->until <= time)
 		return hold(skb, &slot);
 	if (grant->plain)
 		return leave(AGENT_PLAIN);
-	if (p.flow.protocol == IP_UDP && !udp_needs_token(&p, time))
+	if (p.flow.protocol == IP_UDP && !udp_needs_token(&p, conversation, slot.subject, time))
 		return leave(AGENT_CONVERSATION);
-	grant->used = time;
+	grant->used = time + grant->skew;
 	return send_token(skb, &p, grant);
 }
 

@@ -127,7 +127,8 @@ struct grant_entry {
 	__u32 used;
 	__u8 plain;
 	__u8 suite;
-	__u8 reserved[6];
+	__u8 reserved[2];
+	__s32 skew;
 	__u64 header[2];
 	__u64 key[2];
 };
@@ -135,6 +136,8 @@ struct grant_entry {
 struct conversation {
 	__u32 token;
 	__u32 answered;
+	__u32 subject;
+	__u32 seen;
 };
 
 struct held_header {
@@ -155,5 +158,6 @@ enum agent_counter {
 	AGENT_PLAIN = 5,
 	AGENT_CONVERSATION = 6,
 	AGENT_FAILED = 7,
+	AGENT_RIDER = 8,
 	AGENT_COUNTERS = 16,
 };

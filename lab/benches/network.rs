@@ -19,9 +19,13 @@ use lab::world::{Agent, Authority, Network, Verifier, Way, policy};
 
 /// A network with Vouchsafe in it and Alice logged in.
 pub struct Guarded {
+    /// Alice's.
     pub agent: Agent,
+    /// In front of the server.
     pub verifier: Verifier,
+    /// Who both ask.
     pub authority: Authority,
+    /// Namespaces and cables.
     pub network: Network,
 }
 

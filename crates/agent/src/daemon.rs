@@ -145,7 +145,7 @@ impl Daemon {
     ) -> Result<Self> {
         let kept = folder.load()?;
         let kernel = Kernel::start(&config, pins, held)?;
-        // The clock that an earlier process left is the authority's; this machine's may be wrong.
+        // Entries and sessions that an earlier process left count from its clock.
         let clock = match kernel.maps().clock()? {
             0 => Clock::at(unix(), now()),
             offset => Clock::at(Duration::from_nanos(offset) + now(), now()),
@@ -169,7 +169,8 @@ impl Daemon {
             match Authority::new(&session.authority, session.ca.as_deref().map(str::as_bytes)) {
                 Ok(authority) => {
                     self.connect(subject, authority.with_token(&session.token));
-                    self.agent.login(subject, Login { expires: session.expires, receivers: session.receivers });
+                    let KeptSession { expires, receivers, skew, .. } = session;
+                    self.agent.login(subject, Login { expires, receivers, skew });
                 }
                 Err(error) => tracing::error!(uid, "the session can't be taken up: {error}"),
             }
@@ -294,8 +295,10 @@ impl Daemon {
 
     fn answered(&mut self, subject: Subject, id: FetchId, answer: Timed<Result<api::Grant, Error>>) {
         self.note(subject, &answer.value);
-        if let Ok(grant) = &answer.value {
-            self.agent.told_time(grant.now, answer.asked, answer.answered);
+        if let Ok(grant) = &answer.value
+            && self.agent.awaits(subject, id)
+        {
+            self.told_time(subject, grant.now, answer.asked, answer.answered);
         }
         let answer = answer.value.map_err(refusal);
         let mut failure = match &answer {
@@ -325,6 +328,15 @@ impl Daemon {
         }
     }
 
+    fn told_time(&mut self, subject: Subject, unix: u64, asked: Duration, answered: Duration) {
+        if self.agent.told_time(subject, unix, asked, answered)
+            && let Some(session) = self.kept.get_mut(&subject.user()).and_then(|kept| kept.session.as_mut())
+        {
+            session.skew = self.agent.skew(subject);
+            self.save(subject.user());
+        }
+    }
+
     fn destinations(&mut self, subject: Subject, answer: Timed<Result<Destinations, Error>>) {
         self.note(subject, &answer.value);
         let receivers = match answer.value {
@@ -334,7 +346,7 @@ impl Daemon {
                 None
             }
             Ok(answer_value) => {
-                self.agent.told_time(answer_value.now, answer.asked, answer.answered);
+                self.told_time(subject, answer_value.now, answer.asked, answer.answered);
                 Some(answer_value.destinations)
             }
         };
@@ -390,7 +402,7 @@ impl Daemon {
                     grants: grants.iter().map(Grant::from).collect(),
                     rules: self.agent.rules(subject).all().to_vec(),
                     default: self.config.settings.default,
-                    now: self.agent.unix(now()),
+                    now: self.agent.unix(now(), subject),
                 }
             }
             Call::Rule { target, consent } => self.rule(uid, target, consent),
@@ -413,7 +425,11 @@ impl Daemon {
                 let authority = authority.with_token(&token);
                 // Before the answer, so that the person's next command finds its destination protected.
                 let receivers = authority.destinations().await?.destinations;
-                let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers };
+                if let Err(error) = agent::check_receivers(&receivers) {
+                    tracing::error!(uid, authority = url, "login refused: {error}");
+                    return Err(Error::Other(error.to_string()));
+                }
+                let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers, skew: 0 };
                 Ok::<_, Error>(LoggedIn { authority, kept, told: Timed { value: now, asked, answered } })
             };
             match answer.await {
@@ -424,16 +440,17 @@ impl Daemon {
     }
 
     fn logged_in(&mut self, uid: u32, done: LoggedIn, reply: oneshot::Sender<Reply>) {
-        let LoggedIn { authority, kept, told } = done;
+        let LoggedIn { authority, mut kept, told } = done;
         let subject = Subject::of_user(uid);
         // The session before ends on the authority's side, too.
         if let Some(before) = self.connections.remove(&subject) {
             let authority = before.authority.clone();
             tokio::spawn(async move { authority.logout().await });
         }
-        self.agent.told_time(told.value, told.asked, told.answered);
         self.connect(subject, authority);
-        self.agent.login(subject, Login { expires: kept.expires, receivers: kept.receivers.clone() });
+        self.agent.login(subject, Login { expires: kept.expires, receivers: kept.receivers.clone(), skew: 0 });
+        self.agent.told_time(subject, told.value, told.asked, told.answered);
+        kept.skew = self.agent.skew(subject);
         self.act();
         tracing::info!(uid, person = kept.person, authority = kept.authority, "logged in");
         let text = format!("logged in to {} as {}", kept.authority, kept.person);
@@ -480,6 +497,8 @@ impl Daemon {
     }
 
     fn explain(&mut self, subject: Subject, place: Place, asked: bool, reply: oneshot::Sender<Reply>) {
+        // Who has given up waiting needs no answer.
+        self.waiters.retain(|waiter| !waiter.reply.is_closed());
         let standing = match self.agent.want(now(), subject, place) {
             agent::Standing::Asked(fetch) => {
                 return self.waiters.push(Waiter { fetch, subject, place, since: now(), reply });
@@ -492,7 +511,7 @@ impl Daemon {
             agent::Standing::Withheld(rule) => Standing::Withheld { rule },
             agent::Standing::Denied(why) => Standing::Denied { why },
             agent::Standing::Granted(view) => {
-                Standing::Granted { asked, grant: Grant::from(&*view), now: self.agent.unix(now()) }
+                Standing::Granted { asked, grant: Grant::from(&*view), now: self.agent.unix(now(), subject) }
             }
             agent::Standing::Missing => Standing::Failed { why: "the grant can't be had".to_owned() },
         };
@@ -518,7 +537,7 @@ impl Daemon {
                 interfaces: self.kernel.interfaces(),
                 counters,
                 default: self.config.settings.default,
-                now: self.agent.unix(now()),
+                now: self.agent.unix(now(), subject),
             })),
         }
     }

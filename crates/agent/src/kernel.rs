@@ -35,6 +35,7 @@ const COUNTERS: &[(&str, u32)] = &[
     ("plain", agent_counter::PLAIN),
     ("conversation", agent_counter::CONVERSATION),
     ("failed", agent_counter::FAILED),
+    ("rider", agent_counter::RIDER),
 ];
 
 /// A held packet.

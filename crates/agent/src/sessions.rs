@@ -39,6 +39,9 @@ pub struct KeptSession {
     /// What the person could reach when last asked.
     #[serde(default)]
     pub receivers: Vec<Receiver>,
+    /// How many seconds the authority's clock was ahead of this machine's.
+    #[serde(default)]
+    pub skew: i32,
 }
 
 /// The folder of all users' files.

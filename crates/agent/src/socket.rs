@@ -2,24 +2,30 @@
 
 use crate::protocol::{Call, Reply, Request};
 use anyhow::{Context, Result, bail};
+use std::collections::HashMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 
-/// How long a silent caller may stay.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long an answer may take; a login asks the authority twice.
-const ANSWER: Duration = Duration::from_secs(40);
+/// How long a caller may take to say something, and to take an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an answer may take: a login asks the authority.
+const ANSWER: Duration = Duration::from_secs(60);
+/// How long the command line waits in all.
+const CALL: Duration = Duration::from_secs(90);
 /// The longest message, in bytes: a login brings certificates along.
 const MOST: u64 = 1024 * 1024;
-/// Callers at a time.
-const CALLERS: usize = 64;
+/// Callers at a time, of one user and of all. Root's places are apart, so that nobody takes them.
+const CALLERS_OF_USER: usize = 4;
+const CALLERS_OF_ROOT: usize = 16;
+const CALLERS: usize = 128;
 
 /// A call, whose session it is about, and where the answer goes.
 pub struct Command {
@@ -53,50 +59,93 @@ pub fn listen(path: &Path) -> Result<UnixListener> {
     Ok(listener)
 }
 
+/// Who calls at the moment: connections per user.
+#[derive(Clone, Default)]
+struct Callers(Arc<Mutex<HashMap<u32, usize>>>);
+
+impl Callers {
+    /// A place for one more connection of this user, if there is one.
+    fn admit(&self, uid: u32) -> Option<Caller> {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = all.get(&uid).copied().unwrap_or_default();
+        let room = match uid {
+            0 => own < CALLERS_OF_ROOT,
+            _ => {
+                let others: usize = all.iter().filter(|(uid, _)| **uid != 0).map(|(_, count)| count).sum();
+                own < CALLERS_OF_USER && others < CALLERS
+            }
+        };
+        room.then(|| {
+            all.insert(uid, own + 1);
+            Caller { uid, callers: self.clone() }
+        })
+    }
+}
+
+/// A connection's place; free again when dropped.
+struct Caller {
+    uid: u32,
+    callers: Callers,
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        let mut all = self.callers.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = all.get_mut(&self.uid) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.uid);
+            }
+        }
+    }
+}
+
 /// Hands every call on until the future is dropped.
 pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) {
-    let callers = Arc::new(Semaphore::new(CALLERS));
+    let callers = Callers::default();
     loop {
-        let Ok(slot) = callers.clone().acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
             // Out of descriptors, mostly: some will come back.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
+        let Ok(credentials) = stream.peer_cred() else { continue };
+        let Some(caller) = callers.admit(credentials.uid()) else {
+            let text = "too many connections to the agent at a time".to_owned();
+            if let Ok(line) = encoded(&refused("busy", text)) {
+                let _ = stream.try_write(&line);
+            }
+            continue;
+        };
         let commands = commands.clone();
         tokio::spawn(async move {
-            if let Err(error) = converse(stream, commands).await {
-                tracing::debug!("caller: {error:#}");
+            if let Err(error) = converse(stream, &caller, commands).await {
+                tracing::debug!(uid = caller.uid, "caller: {error:#}");
             }
-            drop(slot);
         });
     }
 }
 
-async fn converse(stream: UnixStream, commands: mpsc::Sender<Command>) -> Result<()> {
-    let caller = stream.peer_cred().context("the kernel doesn't say who calls")?.uid();
+async fn converse(stream: UnixStream, caller: &Caller, commands: mpsc::Sender<Command>) -> Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    while let Some(line) = tokio::time::timeout(PATIENCE, line(&mut reader)).await?? {
+    while let Some(line) = timeout(PATIENCE, line(&mut reader)).await?? {
         let reply = match serde_json::from_slice::<Request>(&line) {
             Err(error) => refused("malformed", format!("the call can't be read: {error}")),
-            Ok(Request { uid: Some(uid), .. }) if uid != caller && caller != 0 => {
+            Ok(Request { uid: Some(uid), .. }) if uid != caller.uid && caller.uid != 0 => {
                 refused("not_yours", "only root may act for other users".to_owned())
             }
             Ok(Request { uid, call }) => {
                 let (reply, answer) = oneshot::channel();
-                let command = Command { uid: uid.unwrap_or(caller), call, reply };
-                let answer = async {
+                let command = Command { uid: uid.unwrap_or(caller.uid), call, reply };
+                let answered = timeout(ANSWER, async {
                     commands.send(command).await?;
                     answer.await.context("the daemon is ending")
-                };
-                match tokio::time::timeout(ANSWER, answer).await {
-                    Ok(answer) => answer?,
-                    Err(_) => refused("other", "the agent gave no answer in time".to_owned()),
-                }
+                });
+                answered.await.unwrap_or_else(|_| Ok(refused("slow", "no answer in time".to_owned())))?
             }
         };
-        writer.write_all(&encoded(&reply)?).await?;
+        timeout(PATIENCE, writer.write_all(&encoded(&reply)?)).await??;
     }
     Ok(())
 }
@@ -107,15 +156,23 @@ fn refused(kind: &str, text: String) -> Reply {
 
 /// Calls the daemon that listens at `path`.
 pub async fn call(path: &Path, request: &Request) -> Result<Reply> {
+    timeout(CALL, ask(path, request)).await.context("the agent doesn't answer")?
+}
+
+async fn ask(path: &Path, request: &Request) -> Result<Reply> {
     let stream = UnixStream::connect(path).await;
     let stream = stream.with_context(|| {
         format!("no agent answers at {} (start it with `vouchsafe agent run`, as root)", path.display())
     })?;
     let (reader, mut writer) = stream.into_split();
-    writer.write_all(&encoded(request)?).await?;
+    // An agent that has no place for us says so without reading.
+    let written = writer.write_all(&encoded(request)?).await;
     match line(&mut BufReader::new(reader)).await? {
         Some(line) => serde_json::from_slice(&line).context("the agent's answer can't be read: another version?"),
-        None => bail!("the agent hung up"),
+        None => {
+            written?;
+            bail!("the agent hung up")
+        }
     }
 }
 
@@ -132,5 +189,53 @@ async fn line(reader: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<Vec<u8>
         None => Ok(None),
         Some(b'\n') => Ok(Some(line)),
         Some(_) => bail!("a message without end"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_takes_all_places() {
+        let callers = Callers::default();
+        let mut own: Vec<_> = (0..CALLERS_OF_USER).map(|_| callers.admit(1000).expect("room")).collect();
+        assert!(callers.admit(1000).is_none());
+        let _other = callers.admit(1001).expect("room");
+        own.pop();
+        assert!(callers.admit(1000).is_some());
+        let mut all = Vec::new();
+        (2000..3000).for_each(|uid| all.extend(callers.admit(uid)));
+        assert!(callers.admit(3001).is_none() && callers.admit(0).is_some());
+        drop((own, all));
+        assert!(callers.admit(3001).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_silent_caller_locks_nobody_out() {
+        let folder = std::env::temp_dir().join(format!("vouchsafe-socket-{}", std::process::id()));
+        let path = folder.join("agent.sock");
+        let listener = listen(&path).expect("a socket");
+        let (sender, mut commands) = mpsc::channel::<Command>(1);
+        let served = tokio::spawn(serve(listener, sender));
+        let answers = tokio::spawn(async move {
+            while let Some(command) = commands.recv().await {
+                let _ = command.reply.send(Reply::Done { text: "yes".to_owned() });
+            }
+        });
+        let mut silent = Vec::new();
+        for _ in 0..CALLERS_OF_ROOT.max(CALLERS_OF_USER) {
+            silent.push(UnixStream::connect(&path).await.expect("connects"));
+        }
+        let request = Request { uid: None, call: Call::Logout };
+        let reply = call(&path, &request).await.expect("an answer");
+        assert!(matches!(reply, Reply::Refused { kind, .. } if kind == "busy"));
+        drop(silent);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let reply = call(&path, &request).await.expect("an answer");
+        assert!(matches!(reply, Reply::Done { .. }));
+        served.abort();
+        answers.abort();
+        let _ = fs::remove_dir_all(folder);
     }
 }

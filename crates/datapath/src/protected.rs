@@ -3,8 +3,11 @@
 use crate::object::Loaded;
 use crate::table::Table;
 use anyhow::Result;
+use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use wire::map::{OpenSet, Prefix4, Prefix6, Services};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The maps of protected prefixes.
 pub struct Protected {
@@ -18,6 +21,8 @@ pub struct Protected {
 
 /// A prefix with more classes of addresses than this makes none open.
 const CLASSES_MAX: u32 = 1 << 14;
+/// So do prefixes that have more than this together: hardly a class would be left, and finding it takes time.
+const WORK_MAX: u64 = 1 << 20;
 
 impl Protected {
     pub(crate) fn new(object: &Loaded) -> Result<Self> {
@@ -30,49 +35,61 @@ impl Protected {
     }
 
     /// Makes these prefixes (address, length, services) the protected ones, and no others. What is new comes before what
-    /// is old goes, so that no prefix is unprotected in between.
+    /// is old goes, so that no prefix is unprotected in between. A prefix that can't be written does not keep the others
+    /// from it.
     pub(crate) fn replace(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
         // While prefixes change, every packet is looked up.
         self.open4.set(&0, &OpenSet::NOTHING)?;
         self.open6.set(&0, &OpenSet::NOTHING)?;
-        let (mut keep4, mut keep6) = (Vec::new(), Vec::new());
+        let (mut four, mut six) = (HashMap::new(), HashMap::new());
         for (address, length, services) in entries {
             let length = u32::from(*length);
             match address {
-                IpAddr::V4(address) => {
-                    let key = Prefix4 { length, address: address.octets() };
-                    self.four.set(&key, services)?;
-                    keep4.push(key);
-                }
-                IpAddr::V6(address) => {
-                    let key = Prefix6 { length, address: address.octets() };
-                    self.six.set(&key, services)?;
-                    keep6.push(key);
-                }
+                IpAddr::V4(address) => drop(four.insert(Prefix4 { length, address: address.octets() }, services)),
+                IpAddr::V6(address) => drop(six.insert(Prefix6 { length, address: address.octets() }, services)),
             }
         }
-        for key in self.four.keys().iter().filter(|key| !keep4.contains(key)) {
-            self.four.remove(key)?;
-        }
-        for key in self.six.keys().iter().filter(|key| !keep6.contains(key)) {
-            self.six.remove(key)?;
-        }
+        let outcome = renew(&self.four, &four).and(renew(&self.six, &six));
         let (open4, open6) = open_sets(entries);
         self.open4.set(&0, &open4)?;
-        self.open6.set(&0, &open6)
+        self.open6.set(&0, &open6)?;
+        outcome
+    }
+}
+
+/// Writes what differs, then removes what is not wanted. What found no room is tried once more after that. The error is
+/// the first of those that remain.
+fn renew<K>(table: &Table<K, Services>, wanted: &HashMap<K, &Services>) -> Result<()>
+where
+    K: Copy + Eq + Hash + IntoBytes + FromBytes + Immutable,
+{
+    let present: HashMap<K, Services> = table.entries().into_iter().collect();
+    let missing: Vec<_> = wanted.iter().filter(|(key, services)| present.get(key) != Some(services)).collect();
+    let failed: Vec<_> = missing.into_iter().filter(|(key, services)| table.set(key, services).is_err()).collect();
+    let gone = present.keys().filter(|key| !wanted.contains_key(key)).map(|key| table.remove(key));
+    let outcomes: Vec<_> = gone.collect();
+    let retried = failed.into_iter().map(|(key, services)| table.set(key, services));
+    let errors: Vec<_> = outcomes.into_iter().chain(retried).filter_map(Result::err).collect();
+    let count = errors.len();
+    match errors.into_iter().next() {
+        Some(error) => Err(error.context(format!("{count} prefixes could not be changed"))),
+        None => Ok(()),
     }
 }
 
 /// The classes of addresses that none of these prefixes touches.
 fn open_sets(entries: &[(IpAddr, u8, Services)]) -> (OpenSet, OpenSet) {
     let (mut open4, mut open6) = (OpenSet::EVERYTHING, OpenSet::EVERYTHING);
+    let (mut work4, mut work6) = (0, 0);
     for (address, length, _) in entries {
         // Of IPv6 only the first half tells classes apart.
-        let (set, free_bits) = match address {
-            IpAddr::V4(_) => (&mut open4, 32 - u32::from(*length).min(32)),
-            IpAddr::V6(_) => (&mut open6, 64 - u32::from(*length).min(64)),
+        let (set, work, free_bits) = match address {
+            IpAddr::V4(_) => (&mut open4, &mut work4, 32 - u32::from(*length).min(32)),
+            IpAddr::V6(_) => (&mut open6, &mut work6, 64 - u32::from(*length).min(64)),
         };
-        if 1u64 << free_bits.min(63) > u64::from(CLASSES_MAX) {
+        let classes = 1u64 << free_bits.min(63);
+        *work += classes.min(WORK_MAX);
+        if classes > u64::from(CLASSES_MAX) || *work > WORK_MAX {
             *set = OpenSet::NOTHING;
             continue;
         }

@@ -62,7 +62,8 @@ fn agent(client: &Namespace, device: &str) -> Agent {
                 used: 0,
                 plain: 0,
                 suite: grant.suite as u8,
-                reserved: [0; 6],
+                skew: 0,
+                reserved: [0; 2],
                 header: grant.header().encode(),
                 key: *grant.key(&to).bytes(),
             };

@@ -1,8 +1,8 @@
 //! The agent without IO: whose packets carry which tokens, and what is fetched from the authority when.
 //!
 //! Events come in by calls, effects go out through [`Agent::poll`] as values: entries of kernel maps, questions to the
-//! authority, frames to send. Two clocks: `now` counts since boot, as the kernel program does; Unix time is the
-//! authority's, learnt from its answers.
+//! authority, frames to send. `now` counts since boot, as the kernel program does. Unix time is each session's
+//! authority's, learnt from its answers; nobody's authority says what time it is for anybody else.
 
 mod clock;
 pub mod consent;
@@ -19,7 +19,7 @@ pub use frame::Frame;
 pub use session::{GrantView, Standing};
 
 use crate::api::{self, Event, GrantRequest, Receiver};
-use crate::protected::{self, Protected, TooManySpans};
+use crate::protected::{self, Protected};
 use known::Known;
 use session::Session;
 use std::collections::{BTreeMap, VecDeque};
@@ -89,6 +89,30 @@ impl Place {
     }
 }
 
+/// The most receivers of a session. What one person's authority says takes its share of the kernel's tables, not all.
+pub const RECEIVERS_MAX: usize = 4096;
+/// The most spans of ports in a session's receivers.
+const SPANS_MAX: usize = 16 * RECEIVERS_MAX;
+
+/// More receivers than a session may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{receivers} receivers with {spans} spans of ports are more than a session may have ({RECEIVERS_MAX} and {SPANS_MAX})"
+)]
+pub struct TooManyReceivers {
+    receivers: usize,
+    spans: usize,
+}
+
+/// Whether a session may have these receivers.
+pub fn check_receivers(receivers: &[Receiver]) -> Result<(), TooManyReceivers> {
+    let spans = receivers.iter().map(|receiver| receiver.services.len()).sum();
+    if receivers.len() > RECEIVERS_MAX || spans > SPANS_MAX {
+        return Err(TooManyReceivers { receivers: receivers.len(), spans });
+    }
+    Ok(())
+}
+
 /// Names a question to the authority until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FetchId(u64);
@@ -145,11 +169,14 @@ pub struct Login {
     pub expires: u64,
     /// What the person could reach when it was last asked.
     pub receivers: Vec<Receiver>,
+    /// How many seconds the authority's clock was ahead of this machine's.
+    pub skew: i32,
 }
 
 /// The state machine.
 pub struct Agent {
     settings: Settings,
+    /// This machine's, which the kernel program has.
     clock: Clock,
     sessions: BTreeMap<Subject, Session>,
     rules: BTreeMap<Subject, ConsentRules>,
@@ -170,22 +197,34 @@ impl Agent {
         self.outputs.pop_front()
     }
 
-    /// The authority's time, Unix seconds.
-    pub fn unix(&self, now: Duration) -> u64 {
-        self.clock.unix(now)
+    /// The time of the subject's authority, Unix seconds; this machine's where nobody is logged in.
+    pub fn unix(&self, now: Duration, subject: Subject) -> u64 {
+        self.sessions.get(&subject).map_or_else(|| self.clock.unix(now), |session| session.unix(now))
     }
 
-    /// An answer told the authority's time.
-    pub fn told_time(&mut self, unix: u64, asked: Duration, answered: Duration) {
-        if self.clock.told(unix, asked, answered) {
-            self.outputs.push_back(Output::SetClock(self.clock.boot_to_unix_nanos()));
-        }
+    /// How many seconds the clock of the subject's authority is ahead of this machine's.
+    pub fn skew(&self, subject: Subject) -> i32 {
+        self.sessions.get(&subject).map_or(0, |session| session.skew)
+    }
+
+    /// An answer told the time of the subject's authority. Says whether that changed its [`Self::skew`].
+    pub fn told_time(&mut self, subject: Subject, unix: u64, asked: Duration, answered: Duration) -> bool {
+        let Some(session) = self.sessions.get_mut(&subject) else { return false };
+        session.told_time(unix, (asked, answered), &self.clock, &mut self.outputs)
+    }
+
+    /// Whether this question is still open.
+    pub fn awaits(&self, subject: Subject, id: FetchId) -> bool {
+        self.sessions.get(&subject).is_some_and(|session| session.awaits(id))
     }
 
     /// A person logged in, or had before a restart.
-    pub fn login(&mut self, subject: Subject, login: Login) {
+    pub fn login(&mut self, subject: Subject, mut login: Login) {
         self.drop_session(subject);
-        self.sessions.insert(subject, Session::new(subject, login));
+        if check_receivers(&login.receivers).is_err() {
+            login.receivers.clear();
+        }
+        self.sessions.insert(subject, Session::new(subject, login, &self.clock));
         for owner in self.owners_of(subject) {
             self.outputs.push_back(Output::SetOwner(owner, subject));
         }
@@ -214,15 +253,18 @@ impl Agent {
         for owner in owners.iter().filter(|owner| !wanted.contains(owner)) {
             self.outputs.push_back(Output::RemoveOwner(*owner));
         }
-        let unix = self.clock.unix(now);
         for (slot, entry) in entries {
             let place = Place::of_slot(slot);
             let subject = Subject::from_number(slot.subject);
             let subject = subject.filter(|subject| consents(&self.rules, self.settings.default, *subject, &place));
             let allowed = subject.and_then(|subject| self.sessions.get_mut(&subject));
-            match (allowed, Known::from_entry(entry, &place, unix, now)) {
-                (Some(session), Some(known)) => session.adopt(known, place),
-                _ => self.outputs.push_back(Output::Remove(*slot)),
+            let known = allowed.and_then(|session| {
+                let known = Known::from_entry(entry, &place, session.unix(now), now)?;
+                Some((session, known))
+            });
+            match known {
+                Some((session, known)) => session.adopt(known, place, entry, &mut self.outputs),
+                None => self.outputs.push_back(Output::Remove(*slot)),
             }
         }
     }
@@ -233,46 +275,42 @@ impl Agent {
         now: Duration,
         subject: Subject,
         receivers: Option<Vec<Receiver>>,
-    ) -> Result<(), TooManySpans> {
+    ) -> Result<(), TooManyReceivers> {
         let Some(session) = self.sessions.get_mut(&subject) else { return Ok(()) };
         let Some(receivers) = receivers else {
             session.reload_later(now);
             return Ok(());
         };
-        protected::entries(&receivers)?;
+        check_receivers(&receivers)?;
+        let changed = session.receivers != receivers;
         session.set_receivers(receivers, &mut self.outputs);
-        self.protect();
+        if changed {
+            self.protect();
+        }
         Ok(())
     }
 
     fn protect(&mut self) {
-        let all: Vec<_> = self.sessions.values().flat_map(|session| session.receivers.iter().cloned()).collect();
-        match protected::entries(&all) {
-            Ok(entries) => self.outputs.push_back(Output::Protect(entries)),
-            // Each session's alone fit; together they are protected one prefix at a time, as far as there is room.
-            Err(_) => {
-                let each = self.sessions.values().filter_map(|session| protected::entries(&session.receivers).ok());
-                self.outputs.push_back(Output::Protect(each.flatten().collect()));
-            }
-        }
+        let all = self.sessions.values().flat_map(|session| &session.receivers);
+        self.outputs.push_back(Output::Protect(protected::widened(all)));
     }
 
     /// The kernel held a packet; `frame` is `None` if it did not come through whole.
     pub fn held(&mut self, now: Duration, slot: &GrantSlot, frame: Option<Frame>) {
         let place = Place::of_slot(slot);
         let Some(subject) = Subject::from_number(slot.subject) else { return };
-        let unix = self.clock.unix(now);
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return };
+        let unix = session.unix(now);
         session.held(now, unix, place, frame, consent, &mut self.outputs);
         self.start_fetches(subject);
     }
 
     /// What would happen to a first packet; asks for the grant if it is missing.
     pub fn want(&mut self, now: Duration, subject: Subject, place: Place) -> Standing {
-        let unix = self.clock.unix(now);
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return Standing::NotLoggedIn };
+        let unix = session.unix(now);
         let standing = session.standing(unix, &place, consent);
         if !matches!(standing, Standing::Missing) {
             return standing;
@@ -294,10 +332,10 @@ impl Agent {
         id: FetchId,
         answer: &Result<api::Grant, Refusal>,
     ) -> Result<(), &'static str> {
-        let unix = self.clock.unix(now);
         // An answer to an earlier session says nothing about this one.
         let session = self.sessions.get_mut(&subject).filter(|session| session.awaits(id));
         let Some(session) = session else { return Ok(()) };
+        let unix = session.unix(now);
         let mut outcome = Ok(());
         match answer {
             Err(Refusal::NotLoggedIn) => self.end(subject),
@@ -315,10 +353,10 @@ impl Agent {
         match event {
             Event::Hello => {
                 session.retry_at_once(now);
-                self.outputs.push_back(Output::FetchDestinations(subject));
+                session.reload_soon(now, &mut self.outputs);
                 self.start_fetches(subject);
             }
-            Event::Policy => self.outputs.push_back(Output::FetchDestinations(subject)),
+            Event::Policy => session.reload_soon(now, &mut self.outputs),
             Event::Revoked { grants } => {
                 for grant in grants {
                     session.revoked(grant.handle, &mut self.outputs);
@@ -347,16 +385,15 @@ impl Agent {
     /// Does what time brings; to be called at [`Self::timeout`] and at least each second. `used` tells when the kernel
     /// last made a token from an entry, Unix seconds.
     pub fn tick(&mut self, now: Duration, used: impl Fn(&GrantSlot) -> Option<u32>) {
-        let unix = self.clock.unix(now);
-        let ended: Vec<_> =
-            self.sessions.iter().filter(|(_, session)| session.expires <= unix).map(|(subject, _)| *subject).collect();
+        let over = self.sessions.iter().filter(|(_, session)| session.expires <= session.unix(now));
+        let ended: Vec<_> = over.map(|(subject, _)| *subject).collect();
         for subject in ended {
             self.end(subject);
         }
         let subjects: Vec<_> = self.sessions.keys().copied().collect();
         for subject in subjects {
             if let Some(session) = self.sessions.get_mut(&subject) {
-                session.tick(now, unix, &mut self.next_fetch, &used, &mut self.outputs);
+                session.tick(now, &mut self.next_fetch, &used, &mut self.outputs);
             }
             self.start_fetches(subject);
         }

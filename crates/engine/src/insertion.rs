@@ -15,6 +15,8 @@ use wire::{Destination, GrantHeader, GrantKey, Token};
 
 /// A UDP flow in use gets a token at least this often, seconds (wire.md §4.1).
 pub const UDP_TOKEN_EVERY: u32 = 15;
+/// A verifier may hold a flow for this long after its last datagram, seconds: until then its ports are nobody else's.
+pub const UDP_OWNED: u32 = 90;
 /// Every IPv6 path carries this much (RFC 8200), and in practice every IPv4 path: longer datagrams are preceded.
 pub const SAFE_MTU: usize = 1280;
 
@@ -31,6 +33,8 @@ pub enum Action {
     Ahead([u8; BLOCK_LEN]),
     /// Its flow needs no token.
     Conversation,
+    /// It would ride on a flow that is somebody else's, and is dropped.
+    Rider,
     /// It waits for a grant.
     Held,
     /// It could not be changed and is dropped.
@@ -40,8 +44,10 @@ pub enum Action {
 /// What an agent does with first packets to one destination.
 #[derive(Clone)]
 pub struct Grant {
-    /// Use it until then, Unix seconds.
+    /// Use it until then, Unix seconds by this machine's clock.
     pub until: u32,
+    /// What to add to this machine's clock for the authority's, seconds.
+    pub skew: i32,
     /// The grant, or nothing: send packets without identity.
     pub token: Option<(GrantHeader, GrantKey)>,
 }
@@ -62,7 +68,7 @@ pub struct Inserter {
 }
 
 impl Inserter {
-    /// Decides on an Ethernet frame at `now` (Unix seconds, the authority's clock), and changes it.
+    /// Decides on an Ethernet frame at `now` (Unix seconds, this machine's clock), and changes it.
     pub fn insert(&mut self, frame: &mut Vec<u8>, now: u32) -> Action {
         let packet = Packet::parse(frame);
         let first = match packet.fragment {
@@ -80,6 +86,9 @@ impl Inserter {
         if has_block(frame, &packet) {
             return Action::Other;
         }
+        if packet.protocol == UDP && self.is_rider(&packet, now) {
+            return Action::Rider;
+        }
         if self.subject == 0 {
             return Action::Plain;
         }
@@ -87,13 +96,14 @@ impl Inserter {
         let Some(grant) = self.grants.get(&slot).filter(|grant| grant.until > now).cloned() else {
             return Action::Held;
         };
-        let Some((header, key)) = grant.token else { return Action::Plain };
+        let Some((header, key)) = grant.token.clone() else { return Action::Plain };
         if packet.protocol == UDP && !self.udp_needs_token(&packet, now) {
             return Action::Conversation;
         }
         let nonce = self.nonce;
         self.nonce = nonce.wrapping_add(1);
-        let block = tail::block(&Token::new(header, &key, now, nonce, &to).encode());
+        let time = now.wrapping_add_signed(grant.skew);
+        let block = tail::block(&Token::new(header, &key, time, nonce, &to).encode());
         if packet.protocol != TCP && has_no_room(frame, &packet) {
             return Action::Ahead(block);
         }
@@ -110,9 +120,24 @@ impl Inserter {
         around.max_by_key(|entry| entry.prefix.prefix_len()).map(|entry| &entry.services)
     }
 
+    /// Whether the datagram's port was bound right after another subject left it.
+    fn is_rider(&mut self, packet: &Packet, now: u32) -> bool {
+        let known = FlowKey::to_server(packet).and_then(|key| self.conversations.get_mut(&key));
+        let Some(known) = known else { return false };
+        if known.subject == self.subject {
+            known.seen = now;
+            return false;
+        }
+        now.wrapping_sub(known.seen).wrapping_add(1) <= UDP_OWNED
+    }
+
     fn udp_needs_token(&mut self, packet: &Packet, now: u32) -> bool {
         let Some(key) = FlowKey::to_server(packet) else { return true };
-        let known = self.conversations.entry(key).or_insert(Conversation { token: now, answered: 0 });
+        let fresh = Conversation { token: now, answered: 0, subject: self.subject, seen: now };
+        let known = self.conversations.entry(key).or_insert(fresh);
+        if known.subject != self.subject {
+            *known = fresh;
+        }
         if known.answered != 0 && (now.wrapping_sub(known.token) as i32) < UDP_TOKEN_EVERY as i32 {
             return false;
         }

@@ -4,7 +4,7 @@
 
 use crate::api::{Receiver, Service};
 use ipnet::IpNet;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use wire::map::{SERVICES_MAX, Services};
 
 /// A prefix and what of it is protected.
@@ -31,25 +31,46 @@ pub struct TooManySpans {
 
 /// The entries for these receivers.
 pub fn entries(receivers: &[Receiver]) -> Result<Vec<Protected>, TooManySpans> {
-    let prefixes: BTreeSet<IpNet> = receivers.iter().map(|receiver| receiver.prefix.trunc()).collect();
-    prefixes
-        .into_iter()
-        .map(|prefix| {
-            let around = receivers.iter().filter(|receiver| receiver.prefix.contains(&prefix));
-            let spans = joined(around.flat_map(|receiver| receiver.services.iter().copied()));
-            let count = spans.len();
-            if count > SERVICES_MAX {
-                return Err(TooManySpans { prefix, count });
-            }
-            let mut services = Services { count: count as u32, spans: [wire::map::Service::default(); SERVICES_MAX] };
-            for (room, span) in services.spans.iter_mut().zip(spans) {
-                room.protocol = span.protocol;
-                room.first_port = span.first_port;
-                room.last_port = span.last_port;
-            }
-            Ok(Protected { prefix, services })
-        })
-        .collect()
+    walk(receivers.iter(), |prefix, count| Err(TooManySpans { prefix, count }))
+}
+
+/// The same, where a prefix with too many spans is protected whole: for agents, whose other packets to it go without
+/// identity.
+pub fn widened<'a>(receivers: impl Iterator<Item = &'a Receiver>) -> Vec<Protected> {
+    walk(receivers, |_, _| Ok::<_, std::convert::Infallible>(())).unwrap_or_else(|never| match never {})
+}
+
+/// Goes through the prefixes in order, wider ones first, with the wider ones around each at hand.
+fn walk<'a, E>(
+    receivers: impl Iterator<Item = &'a Receiver>,
+    too_many: impl Fn(IpNet, usize) -> Result<(), E>,
+) -> Result<Vec<Protected>, E> {
+    let mut own: BTreeMap<IpNet, Vec<Service>> = BTreeMap::new();
+    for receiver in receivers {
+        own.entry(receiver.prefix.trunc()).or_default().extend(&receiver.services);
+    }
+    let mut around: Vec<(IpNet, Vec<Service>)> = Vec::new();
+    let mut entries = Vec::with_capacity(own.len());
+    for (prefix, services) in own {
+        while around.last().is_some_and(|(wider, _)| !wider.contains(&prefix)) {
+            around.pop();
+        }
+        let inherited = around.last().map_or(&[][..], |(_, spans)| spans);
+        let mut spans = joined(services.into_iter().chain(inherited.iter().copied()));
+        if spans.len() > SERVICES_MAX {
+            too_many(prefix, spans.len())?;
+            spans = vec![Service::ALL];
+        }
+        let mut services = Services { count: spans.len() as u32, spans: [wire::map::Service::default(); SERVICES_MAX] };
+        for (room, span) in services.spans.iter_mut().zip(&spans) {
+            room.protocol = span.protocol;
+            room.first_port = span.first_port;
+            room.last_port = span.last_port;
+        }
+        entries.push(Protected { prefix, services });
+        around.push((prefix, spans));
+    }
+    Ok(entries)
 }
 
 /// Sorted, with overlapping and neighbouring spans of a protocol joined.
@@ -123,5 +144,49 @@ mod tests {
         let scattered: Vec<_> = (0..=SERVICES_MAX as u16).map(|n| (6, n * 2, n * 2)).collect();
         let error = entries(&[receiver("192.0.2.1/32", &scattered)]).expect_err("too many");
         assert_eq!(error.count, SERVICES_MAX + 1);
+    }
+
+    #[test]
+    fn nested_networks_inherit_from_all_around_them_and_no_others() {
+        let entries = entries(&[
+            receiver("10.1.2.3/32", &[(6, 4, 4)]),
+            receiver("10.0.0.0/8", &[(6, 10, 10)]),
+            receiver("10.1.2.4/32", &[(6, 6, 6)]),
+            receiver("10.1.0.0/16", &[(6, 20, 20)]),
+            receiver("10.2.0.0/16", &[(6, 30, 30)]),
+            receiver("11.0.0.0/32", &[(6, 8, 8)]),
+        ])
+        .expect("fits");
+        assert_eq!(spans(&entries, "10.1.2.3/32"), [(6, 4, 4), (6, 10, 10), (6, 20, 20)]);
+        assert_eq!(spans(&entries, "10.1.2.4/32"), [(6, 6, 6), (6, 10, 10), (6, 20, 20)]);
+        assert_eq!(spans(&entries, "10.2.0.0/16"), [(6, 10, 10), (6, 30, 30)]);
+        assert_eq!(spans(&entries, "11.0.0.0/32"), [(6, 8, 8)]);
+    }
+
+    #[test]
+    fn an_agent_protects_a_crowded_prefix_whole() {
+        let scattered: Vec<_> = (0..=SERVICES_MAX as u16).map(|n| (6, n * 2, n * 2)).collect();
+        let receivers = [
+            receiver("192.0.2.0/24", &scattered),
+            receiver("192.0.2.1/32", &[(6, 1, 1)]),
+            receiver("198.51.100.1/32", &[(6, 22, 22)]),
+        ];
+        let entries = widened(receivers.iter());
+        assert_eq!(spans(&entries, "192.0.2.0/24"), [(0, 0, 65535)]);
+        assert_eq!(spans(&entries, "192.0.2.1/32"), [(0, 0, 65535)]);
+        assert_eq!(spans(&entries, "198.51.100.1/32"), [(6, 22, 22)]);
+    }
+
+    #[test]
+    fn many_prefixes_take_no_time() {
+        let many = (0..60_000u32).map(|n| Receiver {
+            name: String::new(),
+            prefix: IpNet::from(std::net::IpAddr::from((n * 4).to_be_bytes())),
+            services: vec![Service { protocol: 6, first_port: 22, last_port: 22 }],
+        });
+        let many: Vec<_> = many.collect();
+        let start = std::time::Instant::now();
+        assert_eq!(widened(many.iter()).len(), many.len());
+        assert!(start.elapsed() < std::time::Duration::from_secs(5));
     }
 }

@@ -329,7 +329,7 @@ pub struct EpochKey {
 }
 
 /// The key of a longest-prefix map of IPv4 networks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Prefix4 {
     /// Leading bits.
@@ -339,7 +339,7 @@ pub struct Prefix4 {
 }
 
 /// The key of a longest-prefix map of IPv6 networks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Prefix6 {
     /// Leading bits.
@@ -450,16 +450,18 @@ pub struct GrantSlot {
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GrantEntry {
-    /// Use it until then, Unix seconds.
+    /// Use it until then, Unix seconds by this machine's clock.
     pub until: u32,
-    /// When the program last made a token from it, Unix seconds; 0 if it never did.
+    /// When the program last made a token from it, Unix seconds by the authority's clock; 0 if it never did.
     pub used: u32,
     /// 1: send packets as they are, without identity.
     pub plain: u8,
     /// The suite's number.
     pub suite: u8,
     /// Zero.
-    pub reserved: [u8; 6],
+    pub reserved: [u8; 2],
+    /// What to add to this machine's clock for the authority's, seconds.
+    pub skew: i32,
     /// The grant header.
     pub header: [u8; 16],
     /// The grant key.
@@ -474,6 +476,10 @@ pub struct Conversation {
     pub token: u32,
     /// 1 once something came back.
     pub answered: u32,
+    /// Whose it is.
+    pub subject: u32,
+    /// When its last datagram was sent, Unix seconds.
+    pub seen: u32,
 }
 
 /// What precedes a packet that the agent's program hands over because its grant is missing.
@@ -512,6 +518,8 @@ pub mod agent_counter {
     pub const CONVERSATION: u32 = 6;
     /// Packets that could not be changed, and were dropped.
     pub const FAILED: u32 = 7;
+    /// Datagrams on a flow of somebody else's, dropped.
+    pub const RIDER: u32 = 8;
     /// Number of counters.
     pub const COUNT: u32 = 16;
 }

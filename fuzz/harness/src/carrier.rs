@@ -233,7 +233,7 @@ pub fn journey(input: &[u8]) {
         handle: Handle(7),
     };
     let key = header.key(&world::verifier_key(epoch), &to, source);
-    let grants = [(insertion::slot(1, &to), Grant { until: NOW + 270, token: Some((header, key)) })];
+    let grants = [(insertion::slot(1, &to), Grant { until: NOW + 270, skew: 0, token: Some((header, key)) })];
     let mut agent =
         Inserter { subject: 1, protected: world::protected(), grants: grants.into(), ..Inserter::default() };
     let mut sent = frame.to_vec();

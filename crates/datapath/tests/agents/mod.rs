@@ -14,6 +14,7 @@ const SUBJECT: u32 = 7;
 const ROOT: Owner = Owner { kind: owner::USER, reserved: 0, id: 0 };
 
 const TC_ACT_UNSPEC: u32 = u32::MAX;
+const TC_ACT_SHOT: u32 = 2;
 const TC_ACT_STOLEN: u32 = 4;
 
 pub struct Agents {
@@ -42,7 +43,7 @@ impl Agents {
         }
         self.model.grants.clear();
         self.model.conversations.clear();
-        self.model.subject = if matches!(row.known, Known::Nobody) { 0 } else { SUBJECT };
+        self.model.subject = if matches!(row.known, Known::Nobody | Known::OthersUnowned(..)) { 0 } else { SUBJECT };
         match self.model.subject {
             0 => self.kernel.owners.remove(&ROOT),
             subject => self.kernel.owners.set(&ROOT, &subject),
@@ -56,17 +57,26 @@ impl Agents {
                 used: 0,
                 plain: 0,
                 suite: 0,
-                reserved: [0; 6],
+                reserved: [0; 2],
+                skew: 0,
                 header: [0; 16],
                 key: [0; 16],
             };
             let grant = match row.known {
                 Known::Nothing | Known::Nobody => continue,
+                Known::OthersPlain(..) | Known::OthersUnowned(..) => None,
                 Known::Plain => None,
-                Known::Grant(grant) | Known::Conversation(grant, ..) | Known::Stale(grant) => Some(grant),
+                Known::Grant(grant)
+                | Known::Conversation(grant, ..)
+                | Known::Stale(grant)
+                | Known::Skewed(grant, _)
+                | Known::Others(grant, _) => Some(grant),
             };
             if matches!(row.known, Known::Stale(_)) {
                 entry.until = NOW;
+            }
+            if let Known::Skewed(_, skew) = row.known {
+                entry.skew = skew;
             }
             match &grant {
                 None => entry.plain = 1,
@@ -78,10 +88,24 @@ impl Agents {
             }
             self.kernel.grants.set(&slot, &entry).expect("grants");
             let token = grant.map(|grant| (grant.header(), grant.key(&to)));
-            self.model.grants.insert(slot, Grant { until: entry.until, token });
-            if let Known::Conversation(_, age, answered) = row.known {
+            self.model.grants.insert(slot, Grant { until: entry.until, skew: entry.skew, token });
+            let conversation = match row.known {
+                Known::Conversation(_, age, answered) => Some(Conversation {
+                    token: NOW - age,
+                    answered: answered.into(),
+                    subject: SUBJECT,
+                    seen: NOW - age,
+                }),
+                Known::Others(_, age) | Known::OthersPlain(age) | Known::OthersUnowned(age) => Some(Conversation {
+                    token: NOW - 95,
+                    answered: 1,
+                    subject: SUBJECT + 1,
+                    seen: NOW.wrapping_sub_signed(age),
+                }),
+                _ => None,
+            };
+            if let Some(conversation) = conversation {
                 let key = FlowKey::new(row.family.client, CLIENT_PORT, to.address, to.port, to.protocol);
-                let conversation = Conversation { token: NOW - age, answered: answered.into() };
                 self.kernel.conversations.set(&key, &conversation).expect("conversations");
                 self.model.conversations.insert(key, conversation);
             }
@@ -103,10 +127,11 @@ impl Agents {
             ([agent_counter::PLAIN], _) => (Action::Plain, TC_ACT_UNSPEC),
             ([agent_counter::TOKENS], _) => (Action::Token, TC_ACT_UNSPEC),
             ([agent_counter::ALONE], Action::Ahead(block)) => (Action::Ahead(*block), TC_ACT_UNSPEC),
+            ([agent_counter::RIDER], _) => (Action::Rider, TC_ACT_SHOT),
             ([agent_counter::CONVERSATION], _) => (Action::Conversation, TC_ACT_UNSPEC),
             ([agent_counter::HELD], _) => (Action::Held, TC_ACT_STOLEN),
             // Nobody listens in this test: what would be held has nowhere to go.
-            ([agent_counter::HOLD_FAILED], _) => (Action::Held, 2),
+            ([agent_counter::HOLD_FAILED], _) => (Action::Held, TC_ACT_SHOT),
             _ => panic!("counters {moved:?} moved"),
         };
         assert_eq!(ran.code, code, "code and counter {counted:?} agree");

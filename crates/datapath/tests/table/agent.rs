@@ -13,8 +13,16 @@ pub enum Known {
     Grant(Grant),
     /// The same, on a UDP flow whose last token is so many seconds old; answered or not.
     Conversation(Grant, u32, bool),
+    /// A grant, on a UDP flow of another subject's, whose last datagram is so many seconds old.
+    Others(Grant, i32),
+    /// The same, where packets go without identity.
+    OthersPlain(i32),
+    /// The same, where nobody has logged in.
+    OthersUnowned(i32),
     /// A grant whose time is over.
     Stale(Grant),
+    /// A grant of an authority whose clock differs by so many seconds from this machine's.
+    Skewed(Grant, i32),
     /// That packets go without identity.
     Plain,
     /// Nothing.
@@ -75,6 +83,10 @@ pub fn rows() -> Vec<Row> {
                 is_token,
             );
             row("§4.1", what("a grant whose time is over"), Known::Stale(grant), frame.clone(), is_held);
+            for skew in [-25, 25] {
+                let name = what(&format!("the authority's clock {skew} s from ours"));
+                row("§4.1", name, Known::Skewed(grant, skew), frame.clone(), is_token);
+            }
             row("§4.1", what("no grant yet"), Known::Nothing, frame.clone(), is_held);
             row("§4.1", what("without identity by choice"), Known::Plain, frame.clone(), is_plain);
             row("§4.1", what("nobody logged in"), Known::Nobody, frame.clone(), is_plain);
@@ -108,6 +120,16 @@ pub fn rows() -> Vec<Row> {
                 if answered { "answered" } else { "unanswered" }
             );
             row("§4.1", name, Known::Conversation(grant, age, answered), datagram(33).frame(), action);
+        }
+        for (age, dropped) in [(-1, true), (0, true), (89, true), (90, false), (95, false)] {
+            let otherwise = |action: fn(&Action) -> bool| if dropped { is_rider } else { action };
+            let name = |who: &str| format!("{who}, {age} s after another's datagram");
+            let frame = datagram(33).frame();
+            row("§4.1", name("a grant"), Known::Others(grant, age), frame.clone(), otherwise(is_token));
+            row("§4.1", name("without identity"), Known::OthersPlain(age), frame.clone(), otherwise(is_plain));
+            row("§4.1", name("nobody logged in"), Known::OthersUnowned(age), frame, otherwise(is_plain));
+            let syn = Packet::new(family.client, family.server).tcp(Tcp::syn(CLIENT_PORT, 22)).frame();
+            row("§4.1", name("a SYN"), Known::Others(grant, age), syn, is_token);
         }
         let header = if family.server.is_ipv6() { 48 } else { 28 };
         row(
@@ -158,6 +180,10 @@ fn is_other(action: &Action) -> bool {
 
 fn is_conversation(action: &Action) -> bool {
     *action == Action::Conversation
+}
+
+fn is_rider(action: &Action) -> bool {
+    *action == Action::Rider
 }
 
 fn is_ahead(action: &Action) -> bool {

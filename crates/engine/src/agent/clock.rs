@@ -1,4 +1,5 @@
-//! The authority's time, from its answers: tokens carry it, so that a wrong clock here does no harm.
+//! Clocks over the boot clock: this machine's, and each authority's, learnt from its answers. Tokens carry the
+//! authority's time, so that a wrong clock here does no harm.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ const NEGLIGIBLE: u64 = 1000;
 /// An answer tells whole seconds: on average half of one has passed, milliseconds.
 const HALF_GRAIN: u64 = 500;
 
-/// What to add to the boot clock for the authority's Unix time.
+/// What to add to the boot clock for Unix time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     /// Unix time at boot, milliseconds.
@@ -30,11 +31,22 @@ impl Clock {
         self.boot * 1_000_000
     }
 
+    /// A clock that is so many seconds ahead of this one.
+    pub fn shifted(&self, skew: i32) -> Self {
+        Self { boot: self.boot.saturating_add_signed(i64::from(skew) * 1000) }
+    }
+
+    /// How many whole seconds this clock is ahead of `other`.
+    pub fn skew(&self, other: &Self) -> i32 {
+        let difference = i128::from(self.boot) - i128::from(other.boot);
+        difference.div_euclid(1000).clamp(i32::MIN.into(), i32::MAX.into()) as i32
+    }
+
     /// The authority said that it was `unix`, some time between `asked` and `answered`. Says whether that changed
     /// anything.
     pub fn told(&mut self, unix: u64, asked: Duration, answered: Duration) -> bool {
         let middle = (asked + answered).as_millis() as u64 / 2;
-        let boot = (unix * 1000 + HALF_GRAIN).saturating_sub(middle);
+        let boot = (unix.min(u32::MAX.into()) * 1000 + HALF_GRAIN).saturating_sub(middle);
         let differs = boot.abs_diff(self.boot) >= NEGLIGIBLE + (answered.saturating_sub(asked)).as_millis() as u64 / 2;
         if differs {
             self.boot = boot;

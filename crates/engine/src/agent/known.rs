@@ -114,28 +114,35 @@ impl Known {
         !self.is_single() || self.flow.is_none() || sender.is_some_and(|sender| self.flow == Some((*place, sender)))
     }
 
-    /// What the kernel needs of it.
-    pub fn entry(&self) -> GrantEntry {
+    /// What the kernel needs of it, where the authority's clock is `skew` seconds ahead of the kernel's.
+    pub fn entry(&self, skew: i32) -> GrantEntry {
         GrantEntry {
-            until: self.until() as u32,
+            until: local(self.until(), skew),
             used: self.used,
             plain: 0,
             suite: self.header.suite as u8,
-            reserved: [0; 6],
+            reserved: [0; 2],
+            skew,
             header: self.header.encode(),
             key: *self.key.bytes(),
         }
     }
 }
 
+/// The authority's time by the kernel's clock.
+fn local(until: u64, skew: i32) -> u32 {
+    u32::try_from(until.saturating_add_signed(-i64::from(skew))).unwrap_or(u32::MAX)
+}
+
 /// What the kernel is told so that packets go without identity until then.
-pub(super) fn plain_entry(until: u64) -> GrantEntry {
+pub(super) fn plain_entry(until: u64, skew: i32) -> GrantEntry {
     GrantEntry {
-        until: u32::try_from(until).unwrap_or(u32::MAX),
+        until: local(until, skew),
         used: 0,
         plain: 1,
         suite: 0,
-        reserved: [0; 6],
+        reserved: [0; 2],
+        skew,
         header: [0; 16],
         key: [0; 16],
     }

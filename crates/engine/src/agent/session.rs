@@ -4,12 +4,12 @@ use super::consent::{Consent, Target};
 use super::frame::{Frame, Sender};
 use super::known::{Known, plain_entry};
 use super::queue::Queue;
-use super::{FetchId, Login, Output, Place, Subject};
+use super::{Clock, FetchId, Login, Output, Place, Subject};
 use crate::api::{self, Receiver};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-use wire::map::GrantSlot;
+use wire::map::{GrantEntry, GrantSlot};
 use wire::{Flags, Handle};
 
 /// How long a denial by policy holds before the authority is asked again, seconds.
@@ -27,6 +27,10 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// The longest pause while somebody waits, and while nobody does.
 const PAUSE_WAITING: Duration = Duration::from_secs(4);
 const PAUSE_IDLE: Duration = Duration::from_secs(30);
+/// How long a correction of the clock holds at least: each writes every entry anew.
+const CLOCK_HOLDS: Duration = Duration::from_secs(5);
+/// How often destinations are asked for at most.
+const RELOAD_EVERY: Duration = Duration::from_secs(1);
 /// How often an idle grant that is about to end is looked at.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
@@ -94,7 +98,13 @@ pub enum Standing {
 
 pub(super) struct Session {
     pub subject: Subject,
+    /// When it ends, by its authority's clock.
     pub expires: u64,
+    /// The authority's clock.
+    clock: Clock,
+    /// How many seconds it is ahead of this machine's, as the kernel's entries have it.
+    pub skew: i32,
+    corrected: Option<Duration>,
     pub receivers: Vec<Receiver>,
     /// The receivers are the authority's answer, of this session or an earlier process's.
     heard: bool,
@@ -107,14 +117,19 @@ pub(super) struct Session {
     /// How wide the latest grant for each receiver was.
     widths: BTreeMap<String, (u8, bool)>,
     reload: Option<Duration>,
+    reloaded: Option<Duration>,
     reload_attempts: u32,
 }
 
 impl Session {
-    pub fn new(subject: Subject, login: Login) -> Self {
+    /// A session whose clock is this machine's `local` one until its authority tells the time.
+    pub fn new(subject: Subject, login: Login, local: &Clock) -> Self {
         Self {
             subject,
             expires: login.expires,
+            clock: local.shifted(login.skew),
+            skew: login.skew,
+            corrected: None,
             heard: !login.receivers.is_empty(),
             receivers: login.receivers,
             known: Vec::new(),
@@ -124,8 +139,37 @@ impl Session {
             wanted: Vec::new(),
             widths: BTreeMap::new(),
             reload: None,
+            reloaded: None,
             reload_attempts: 0,
         }
+    }
+
+    /// Unix seconds by the authority's clock.
+    pub fn unix(&self, now: Duration) -> u64 {
+        self.clock.unix(now)
+    }
+
+    /// The authority told its time. Says whether that changed what the kernel adds.
+    pub fn told_time(
+        &mut self,
+        unix: u64,
+        (asked, answered): (Duration, Duration),
+        local: &Clock,
+        outputs: &mut Outputs,
+    ) -> bool {
+        if self.corrected.is_some_and(|at| answered < at + CLOCK_HOLDS) || !self.clock.told(unix, asked, answered) {
+            return false;
+        }
+        self.corrected = Some(answered);
+        self.skew = self.clock.skew(local);
+        for known in &self.known {
+            let entries = known.places.iter().map(|place| (place.slot(self.subject), known.entry(self.skew)));
+            outputs.extend(entries.map(|(slot, entry)| Output::Write(slot, entry)));
+        }
+        for (place, (until, _)) in &self.plain {
+            outputs.push_back(Output::Write(place.slot(self.subject), plain_entry(*until, self.skew)));
+        }
+        true
     }
 
     fn receiver_of(&self, place: &Place) -> Option<&Receiver> {
@@ -178,6 +222,7 @@ impl Session {
 
     /// Sends every waiting frame that has a grant.
     fn serve(&mut self, unix: u64, outputs: &mut Outputs) {
+        let skew = self.skew;
         let served = |session: &Self, place: &Place, frame: &Frame| session.best(unix, place, frame.sender());
         let mut queue = std::mem::take(&mut self.queue);
         while let Some((place, frame)) = queue.take(|place, frame| served(self, place, frame).is_some()) {
@@ -185,7 +230,7 @@ impl Session {
             let Some(known) = self.best(unix, &place, sender).and_then(|index| self.known.get_mut(index)) else {
                 break;
             };
-            outputs.push_back(Output::Write(place.slot(self.subject), known.entry()));
+            outputs.push_back(Output::Write(place.slot(self.subject), known.entry(skew)));
             outputs.push_back(Output::Send(self.subject, frame));
             if known.is_single() {
                 // The kernel would use it for the next flow, too.
@@ -206,7 +251,7 @@ impl Session {
             }
         }
         self.plain.insert(place, (until, why));
-        outputs.push_back(Output::Write(place.slot(self.subject), plain_entry(until)));
+        outputs.push_back(Output::Write(place.slot(self.subject), plain_entry(until, self.skew)));
         while let Some((_, frame)) = self.queue.take(|waiting, _| *waiting == place) {
             outputs.push_back(Output::Send(self.subject, frame));
         }
@@ -302,7 +347,7 @@ impl Session {
                 let slot = place.slot(self.subject);
                 if known.covers(place) && !known.is_single() {
                     known.places.insert(*place);
-                    outputs.push_back(Output::Write(slot, known.entry()));
+                    outputs.push_back(Output::Write(slot, known.entry(self.skew)));
                 } else {
                     outputs.push_back(Output::Remove(slot));
                 }
@@ -338,6 +383,17 @@ impl Session {
         self.reload_attempts += 1;
     }
 
+    /// Asks for the destinations anew: not more than once a second, however often the authority wants it.
+    pub fn reload_soon(&mut self, now: Duration, outputs: &mut Outputs) {
+        match self.reloaded {
+            Some(last) if now < last + RELOAD_EVERY => self.reload = Some(last + RELOAD_EVERY),
+            _ => {
+                self.reloaded = Some(now);
+                outputs.push_back(Output::FetchDestinations(self.subject));
+            }
+        }
+    }
+
     pub fn retry_at_once(&mut self, now: Duration) {
         for fetch in &mut self.fetches {
             fetch.retry = fetch.retry.map(|retry| retry.min(now));
@@ -346,7 +402,7 @@ impl Session {
 
     pub fn set_receivers(&mut self, receivers: Vec<Receiver>, outputs: &mut Outputs) {
         (self.receivers, self.heard) = (receivers, true);
-        (self.reload, self.reload_attempts) = (None, 0);
+        self.reload_attempts = 0;
         let subject = self.subject;
         // The policy may have changed: what it refused is asked for again.
         self.plain.retain(|place, (_, why)| {
@@ -370,7 +426,10 @@ impl Session {
     }
 
     /// Takes over what an earlier process wrote into the kernel.
-    pub fn adopt(&mut self, mut known: Known, place: Place) {
+    pub fn adopt(&mut self, mut known: Known, place: Place, entry: &GrantEntry, outputs: &mut Outputs) {
+        if entry.skew != self.skew {
+            outputs.push_back(Output::Write(place.slot(self.subject), known.entry(self.skew)));
+        }
         let handle = known.header.handle;
         match self.known.iter_mut().find(|other| other.header.handle == handle) {
             Some(other) => {
@@ -441,18 +500,18 @@ impl Session {
     pub fn tick(
         &mut self,
         now: Duration,
-        unix: u64,
         next_fetch: &mut u64,
         used: &impl Fn(&GrantSlot) -> Option<u32>,
         outputs: &mut Outputs,
     ) {
+        let unix = self.unix(now);
         self.queue.expire(now);
         self.plain.retain(|_, (until, _)| *until > unix);
         self.drop_known(|known| !known.is_good(unix), outputs);
         self.renew(now, next_fetch, used, outputs);
         self.retry(now, outputs);
         if self.reload.is_some_and(|at| at <= now) {
-            self.reload = None;
+            (self.reload, self.reloaded) = (None, Some(now));
             outputs.push_back(Output::FetchDestinations(self.subject));
         }
     }

@@ -24,6 +24,7 @@ struct Stage {
     sent: Vec<(u16, bool)>,
     ended: Vec<Subject>,
     protected: Vec<String>,
+    clocks: Vec<u64>,
     used: u32,
 }
 
@@ -32,7 +33,7 @@ impl Stage {
         let agent = Agent::new(settings, Clock::at(Duration::from_secs(UNIX), START));
         let (entries, owners, asked, reloads) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
         let (sent, ended, protected) = (Vec::new(), Vec::new(), Vec::new());
-        Self { agent, now: START, entries, owners, asked, reloads, sent, ended, protected, used: 0 }
+        Self { agent, now: START, entries, owners, asked, reloads, sent, ended, protected, clocks: Vec::new(), used: 0 }
     }
 
     /// With Alice, who may reach 192.0.2.0/24.
@@ -43,7 +44,8 @@ impl Stage {
     }
 
     fn login(&mut self, subject: Subject) {
-        let login = Login { expires: UNIX + 43_200, receivers: vec![receiver("192.0.2.0/24")] };
+        let receivers = vec![receiver("192.0.2.0/24")];
+        let login = Login { expires: UNIX + 43_200, receivers, ..Login::default() };
         self.agent.login(subject, login);
         self.settle();
     }
@@ -58,7 +60,7 @@ impl Stage {
                 Output::Protect(entries) => {
                     self.protected = entries.iter().map(|entry| entry.prefix.to_string()).collect();
                 }
-                Output::SetClock(_) => {}
+                Output::SetClock(offset) => self.clocks.push(offset),
                 Output::Fetch(id, subject, request) => self.asked.push((id, subject, request)),
                 Output::FetchDestinations(subject) => self.reloads.push(subject),
                 Output::Send(subject, frame) => {
@@ -104,7 +106,7 @@ impl Stage {
     }
 
     fn unix(&self) -> u64 {
-        self.agent.unix(self.now)
+        self.agent.unix(self.now, ALICE)
     }
 
     /// A grant for this very place, for five minutes.
@@ -408,7 +410,8 @@ fn where_the_default_is_deny_only_allowed_destinations_get_tokens() {
 #[test]
 fn another_persons_receivers_get_no_token() {
     let mut stage = Stage::alice();
-    let login = Login { expires: UNIX + 1000, receivers: vec![receiver("203.0.113.0/24")] };
+    let receivers = vec![receiver("203.0.113.0/24")];
+    let login = Login { expires: UNIX + 1000, receivers, ..Login::default() };
     stage.agent.login(BOB, login);
     stage.settle();
     assert_eq!(stage.protected, ["192.0.2.0/24", "203.0.113.0/24"]);
@@ -524,4 +527,92 @@ fn a_question_by_hand_is_answered_without_a_packet() {
     let elsewhere = Place { address: [198, 51, 100, 9].into(), ..tcp(1, 22) };
     assert_eq!(stage.agent.want(stage.now, ALICE, elsewhere), Standing::NotProtected);
     assert_eq!(stage.agent.want(stage.now, BOB, tcp(1, 22)), Standing::NotLoggedIn);
+}
+
+#[test]
+fn an_authority_tells_the_time_for_its_own_person_only() {
+    let mut stage = Stage::alice();
+    stage.login(BOB);
+    stage.held(tcp(1, 22), 1);
+    stage.answer(stage.grant(tcp(1, 22), 5));
+    let clocks = stage.clocks.clone();
+    assert!(stage.agent.told_time(BOB, 4_102_444_800, stage.now, stage.now));
+    stage.settle();
+    stage.pass(2);
+    assert_eq!((&stage.ended[..], stage.clocks.len()), (&[BOB][..], clocks.len()));
+    let entry = stage.entry(tcp(1, 22)).expect("an entry");
+    assert_eq!((entry.skew, u64::from(entry.until)), (0, UNIX + 297));
+    stage.held(tcp(1, 22), 2);
+    assert_eq!(stage.sent, [(1, true), (2, true)]);
+    // Not even the end of time stops the clock.
+    stage.login(BOB);
+    stage.agent.told_time(BOB, u64::MAX, stage.now, stage.now);
+    stage.pass(2);
+    assert_eq!((stage.ended.len(), stage.unix()), (2, UNIX + 4));
+}
+
+#[test]
+fn tokens_follow_the_authoritys_clock_and_entries_end_by_this_machines() {
+    let mut stage = Stage::alice();
+    stage.held(tcp(1, 22), 1);
+    stage.answer(stage.grant(tcp(1, 22), 5));
+    assert!(stage.agent.told_time(ALICE, UNIX + 90, stage.now, stage.now));
+    stage.settle();
+    let entry = stage.entry(tcp(1, 22)).expect("an entry");
+    assert_eq!((entry.skew, u64::from(entry.until)), (90, UNIX + 207));
+    // Corrections are few, however often the authority changes its mind.
+    assert!(!stage.agent.told_time(ALICE, UNIX, stage.now, stage.now));
+    stage.held(tcp(2, 22), 2);
+    stage.answer(stage.grant(tcp(2, 22), 6));
+    let entry = stage.entry(tcp(2, 22)).expect("an entry");
+    assert_eq!((entry.skew, u64::from(entry.until)), (90, UNIX + 297));
+    assert_eq!(stage.agent.skew(ALICE), 90);
+}
+
+#[test]
+fn a_session_with_too_many_receivers_leaves_the_others_alone() {
+    let mut stage = Stage::alice();
+    stage.login(BOB);
+    let many: Vec<_> = (0..=RECEIVERS_MAX as u32)
+        .map(|n| Receiver { prefix: IpAddr::from((n * 2).to_be_bytes()).into(), ..receiver("192.0.2.0/24") })
+        .collect();
+    stage.agent.destinations(stage.now, BOB, Some(many.clone())).expect_err("too many");
+    stage.agent.login(BOB, Login { expires: UNIX + 1000, receivers: many, ..Login::default() });
+    stage.settle();
+    assert_eq!(stage.protected, ["192.0.2.0/24"]);
+}
+
+#[test]
+fn together_sessions_may_have_more_spans_than_fit() {
+    let mut stage = Stage::new(Settings::default());
+    for (subject, first) in [(ALICE, 1_u16), (BOB, 1001)] {
+        let service = |n: u16| Service { protocol: TCP, first_port: first + 2 * n, last_port: first + 2 * n };
+        let receivers = vec![
+            Receiver { services: (0..20).map(service).collect(), ..receiver("192.0.2.0/24") },
+            Receiver { services: vec![service(0)], ..receiver("198.51.100.1/32") },
+        ];
+        stage.agent.login(subject, Login { expires: UNIX + 1000, receivers, ..Login::default() });
+    }
+    let mut latest = Vec::new();
+    while let Some(output) = stage.agent.poll() {
+        if let Output::Protect(entries) = output {
+            latest = entries;
+        }
+    }
+    let found: Vec<_> = latest.iter().map(|entry| (entry.prefix.to_string(), entry.services.count)).collect();
+    assert_eq!(found, [("192.0.2.0/24".to_owned(), 1), ("198.51.100.1/32".to_owned(), 2)]);
+    assert!(latest[0].services.covers(UDP, 9));
+}
+
+#[test]
+fn an_authority_that_cries_policy_is_asked_once_a_second() {
+    let mut stage = Stage::alice();
+    stage.reloads.clear();
+    for _ in 0..100 {
+        stage.agent.event(stage.now, ALICE, &Event::Policy);
+    }
+    stage.settle();
+    assert_eq!(stage.reloads.len(), 1);
+    stage.pass(3);
+    assert_eq!(stage.reloads.len(), 2);
 }
