@@ -11,6 +11,7 @@ mod table;
 mod world;
 
 use datapath::agent::{Agent, Attachment};
+use datapath::hook::Hook;
 use datapath::probe::Probe;
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};
@@ -27,7 +28,9 @@ fn main() {
     let probe = Probe::load().unwrap_or_else(|error| panic!("{error:#}"));
     let mut figures = Map::new();
     for family in families() {
-        verifier(&probe, &family, &mut figures);
+        for hook in Hook::ALL {
+            verifier(&probe, hook, &family, &mut figures);
+        }
     }
     agent(&probe, &mut figures);
     println!("{}", Value::Object(figures));
@@ -60,12 +63,17 @@ fn nanoseconds(ran: anyhow::Result<datapath::run::Ran>) -> f64 {
     ran.expect("the program runs").duration.as_nanos() as f64
 }
 
-fn verifier(probe: &Probe, family: &Family, figures: &mut Map<String, Value>) {
+fn verifier(probe: &Probe, hook: Hook, family: &Family, figures: &mut Map<String, Value>) {
     let config = wire::map::VerifierConfig { flows_per_grant: u32::MAX, ..world::config() };
-    let mut deciders = Deciders::with_sizes(config, &world::receivers(), datapath::verifier::Sizes::default());
+    let mut deciders = Deciders::with_sizes(hook, config, &world::receivers(), datapath::verifier::Sizes::default());
     let suffix = if family.server.is_ipv6() { "_ipv6" } else { "" };
-    // The bounds are stated for IPv4; IPv6 has none of its own and is shown beside.
-    let bounded = |bound| (!family.server.is_ipv6()).then_some(bound);
+    // The bounds are stated for XDP and IPv4; tc and IPv6 have none of their own and are shown beside.
+    let bounded = |bound| (hook == Hook::Xdp && !family.server.is_ipv6()).then_some(bound);
+    let program = if hook == Hook::Xdp { "verifier" } else { "verifier_tc" };
+    let empty = |frame: &[u8], repeat| match hook {
+        Hook::Xdp => probe.run_xdp(frame, repeat),
+        Hook::Tc => probe.run_tc(frame, repeat),
+    };
     deciders.set_clock(NOW);
     let grant = Grant { expires: NOW + 3000, ..Grant::new(family, 1) };
     let first = Transport::Tcp.first(family, &grant, CLIENT_PORT, 1);
@@ -83,9 +91,9 @@ fn verifier(probe: &Probe, family: &Family, figures: &mut Map<String, Value>) {
                 deciders.set_clock(NOW);
                 nanoseconds(deciders.kernel.run(frame, REPEAT))
             },
-            || nanoseconds(probe.run_xdp(frame, REPEAT)),
+            || nanoseconds(empty(frame, REPEAT)),
         );
-        figure(figures, format!("verifier.{name}_ns{suffix}"), pair, bounded(bound));
+        figure(figures, format!("{program}.{name}_ns{suffix}"), pair, bounded(bound));
     };
     compare("admitted", &admitted, Outcome::Flow, 5.0);
     compare("not_ours", &not_ours.frame(), Outcome::NotOurs, 4.0);
@@ -95,9 +103,9 @@ fn verifier(probe: &Probe, family: &Family, figures: &mut Map<String, Value>) {
     wrong.token[30] ^= 1;
     let pair = side_by_side(
         || nanoseconds(deciders.kernel.run(&wrong.frame(), REPEAT / 10)),
-        || nanoseconds(probe.run_xdp(&wrong.frame(), REPEAT)),
+        || nanoseconds(empty(&wrong.frame(), REPEAT)),
     );
-    figure(figures, format!("verifier.forged_aes_cmac_ns{suffix}"), pair, None);
+    figure(figures, format!("{program}.forged_aes_cmac_ns{suffix}"), pair, None);
 
     // A single run's figure has the clock's own cost in it; the empty program's, taken the same way, tells how much.
     let mut ports = 0u32;
@@ -110,13 +118,13 @@ fn verifier(probe: &Probe, family: &Family, figures: &mut Map<String, Value>) {
         let grant = Grant { handle: 1000 + u64::from(ports), ..grant };
         let frame = Transport::Tcp.first(family, &grant, 1024 + (ports % 60_000) as u16, ports).frame();
         let ran = deciders.kernel.run(&frame, 1).expect("the program runs");
-        assert_eq!(ran.code, world::XDP_PASS);
+        assert_eq!(ran.code, hook.code(true));
         firsts.push(ran.duration.as_nanos() as f64);
-        empties.push(nanoseconds(probe.run_xdp(&frame, 1)));
+        empties.push(nanoseconds(empty(&frame, 1)));
     }
-    let steady = nanoseconds(probe.run_xdp(&admitted, REPEAT));
+    let steady = nanoseconds(empty(&admitted, REPEAT));
     let value = median(firsts) - median(empties) + steady;
-    figure(figures, format!("verifier.first_ns{suffix}"), (value, steady), bounded(80.0));
+    figure(figures, format!("{program}.first_ns{suffix}"), (value, steady), bounded(80.0));
 }
 
 fn agent(probe: &Probe, figures: &mut Map<String, Value>) {

@@ -1,11 +1,11 @@
 //! Programs that do nothing: they find out what this kernel and its interfaces can do, and are the benches' baseline.
 
 use crate::agent::Attachment;
+use crate::hook::{self, Mode};
 use crate::interface::Interface;
 use crate::link::{Link, Place};
 use crate::object::{self, Loaded, Opened};
 use crate::run::{self, Ran};
-use crate::hook::{self, Mode};
 use anyhow::{Context, Result};
 use std::os::fd::AsFd;
 

@@ -19,8 +19,27 @@ pub struct Ran {
 const ROOM: usize = 64;
 
 pub(crate) fn run(program: &ProgramMut<'_>, frame: &[u8], repeat: u32) -> Result<Ran> {
+    run_in(program, frame, repeat, None)
+}
+
+/// Runs a tc program on a super-packet of segments with this much payload.
+pub(crate) fn run_segments(program: &ProgramMut<'_>, frame: &[u8], segment: u32) -> Result<Ran> {
+    /// Where `struct __sk_buff` of linux/bpf.h has `gso_size`.
+    const GSO_SIZE: usize = 176;
+    let mut context = [0; GSO_SIZE + 4];
+    context[GSO_SIZE..].copy_from_slice(&segment.to_ne_bytes());
+    run_in(program, frame, 1, Some(&mut context))
+}
+
+fn run_in(program: &ProgramMut<'_>, frame: &[u8], repeat: u32, context: Option<&mut [u8]>) -> Result<Ran> {
     let mut out = vec![0; frame.len() + ROOM];
-    let input = ProgramInput { data_in: Some(frame), data_out: Some(&mut out), repeat, ..ProgramInput::default() };
+    let input = ProgramInput {
+        data_in: Some(frame),
+        data_out: Some(&mut out),
+        context_in: context,
+        repeat,
+        ..ProgramInput::default()
+    };
     let output = program.test_run(input).context("cannot run the program on a packet")?;
     let (code, duration) = (output.return_value, output.duration);
     let frame = output.data.map(|data| data.to_vec()).unwrap_or_default();

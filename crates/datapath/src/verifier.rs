@@ -253,6 +253,11 @@ impl Verifier {
     pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable("admit")?, frame, repeat)
     }
+
+    /// What the program at tc does with a super-packet of segments with this much payload.
+    pub fn run_segments(&self, frame: &[u8], segment: u32) -> Result<Ran> {
+        run::run_segments(&self.object.runnable("admit")?, frame, segment)
+    }
 }
 
 /// What the epoch's key looks like to the kernel program.

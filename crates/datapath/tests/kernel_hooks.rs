@@ -1,0 +1,209 @@
+//! The verifier's hooks on a virtual cable: what a stack really sends, with the agent on its other end.
+
+#[allow(dead_code, reason = "the table's rows are its other user")]
+mod table;
+#[allow(dead_code, reason = "the table's rows are its other user")]
+mod world;
+
+use datapath::Pins;
+use datapath::agent::{Agent, supported_attachment};
+use datapath::clock;
+use datapath::hook::{self, Hook, Mode};
+use datapath::interface::Interface;
+use datapath::verifier::Verifier;
+use engine::insertion;
+use engine::verifier::Outcome;
+use lab::forge::{Packet, Tcp, flag};
+use lab::net::{Namespace, veth};
+use nix::sched::{CloneFlags, setns};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+use table::Transport;
+use wire::Destination;
+use wire::map::{FlowKey, GrantEntry, Owner, counter, owner};
+use world::{Deciders, Family, Grant, NOW, families};
+
+const ROOT: Owner = Owner { kind: owner::USER, reserved: 0, id: 0 };
+const SUBJECT: u32 = 7;
+const DROPPED: Duration = Duration::from_millis(500);
+const SENT: usize = 8 << 20;
+
+/// Moves this thread into the namespace.
+fn stand_in(namespace: &Namespace) {
+    setns(File::open(namespace.path()).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
+}
+
+/// A server that is protected and a client, joined by a cable; this thread stands in the server's namespace.
+fn cable() -> (Namespace, Namespace) {
+    let (server, client) = (Namespace::new("server").unwrap(), Namespace::new("client").unwrap());
+    let addresses = ["203.0.113.10/24 2001:db8::10/64", "203.0.113.7/24 2001:db8::7/64"];
+    veth(&server, "eth0", addresses[0], &client, "eth0", addresses[1]).unwrap();
+    stand_in(&server);
+    (server, client)
+}
+
+/// An agent that has grants for the protected ports.
+fn agent(client: &Namespace) -> Agent {
+    stand_in(client);
+    let mut agent = Agent::load(14, false, supported_attachment(), None).unwrap_or_else(|error| panic!("{error:#}"));
+    let protected = engine::protected::entries(&world::receivers()).unwrap();
+    let entries: Vec<_> =
+        protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
+    agent.protect(&entries).unwrap();
+    agent.set_clock(clock::boot_reading(NOW.into())).unwrap();
+    agent.owners.set(&ROOT, &SUBJECT).unwrap();
+    for family in families() {
+        for transport in table::TRANSPORTS {
+            let (grant, to) = (Grant::new(&family, 1), transport.destination(&family));
+            let entry = GrantEntry {
+                until: NOW + 200,
+                used: 0,
+                plain: 0,
+                suite: grant.suite as u8,
+                reserved: [0; 6],
+                header: grant.header().encode(),
+                key: *grant.key(&to).bytes(),
+            };
+            agent.grants.set(&insertion::slot(SUBJECT, &to), &entry).unwrap();
+        }
+    }
+    agent.attach(&Interface::named("eth0").unwrap()).unwrap();
+    agent
+}
+
+fn at(to: Destination) -> SocketAddr {
+    (to.address, to.port).into()
+}
+
+/// Sends a lot through a new connection; gives the client's address.
+fn stream(client: &Namespace, family: &Family) -> SocketAddr {
+    let to = at(Transport::Tcp.destination(family));
+    let listener = TcpListener::bind(to).unwrap();
+    let send = || {
+        let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(5)).expect("the server answers");
+        stream.write_all(&vec![7; SENT]).unwrap();
+        stream.local_addr().unwrap()
+    };
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| client.enter(send));
+        let mut got = Vec::new();
+        listener.accept().unwrap().0.read_to_end(&mut got).unwrap();
+        assert!(got.len() == SENT && got.iter().all(|byte| *byte == 7));
+        sender.join().unwrap()
+    })
+}
+
+fn datagram(client: &Namespace, family: &Family) {
+    let to = at(Transport::Udp.destination(family));
+    let server = UdpSocket::bind(to).unwrap();
+    server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    client.enter(|| {
+        let unspecified = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        UdpSocket::bind(unspecified).unwrap().send_to(b"hello", to).unwrap();
+    });
+    let mut got = [0; 100];
+    assert_eq!(server.recv(&mut got).map(|length| got[..length].to_vec()).unwrap(), b"hello");
+}
+
+#[test]
+fn kernel_takes_tokens_out_of_what_a_stack_sends() {
+    for hook in Hook::ALL {
+        for finished in [false, true] {
+            let (server, client) = cable();
+            // With it off, the sending stack writes whole checksums; on, it leaves them to a card that isn't there.
+            if finished && client.offload("eth0", "tx", false).is_err() {
+                continue;
+            }
+            // IPv6 super-packets beyond 64 KiB, where the kernel has them.
+            let _ = client.ip("link set eth0 gso_max_size 200000");
+            let _agent = agent(&client);
+            stand_in(&server);
+            let mut verifier = Deciders::new(hook, world::config(), &world::receivers()).kernel;
+            verifier.set_clock(clock::coarse_reading(NOW.into())).unwrap();
+            verifier.attach(&Interface::named("eth0").unwrap()).unwrap();
+            for family in families() {
+                let from = stream(&client, &family);
+                datagram(&client, &family);
+                let to = Transport::Tcp.destination(&family);
+                let flow = verifier.flows.get(&FlowKey::new(from.ip(), from.port(), to.address, to.port, 6)).unwrap();
+                let mean = flow.map_or(0, |flow| flow.bytes / flow.packets);
+                println!("{hook:?}, checksums finished: {finished}, {}: {mean} bytes per packet", family.name);
+                assert!(hook == Hook::Xdp || finished || mean > 4000, "super-packets stay whole: {mean}");
+            }
+            let dropped: u64 = wire::DropReason::ALL.iter().map(|reason| verifier.count(*reason as u32).unwrap()).sum();
+            assert_eq!((verifier.count(counter::TOKEN).unwrap(), dropped), (4, 0), "{hook:?}, {finished}");
+            verifier.detach();
+        }
+    }
+}
+
+#[test]
+fn kernel_changes_the_hook_and_keeps_the_tables() {
+    let (_server, client) = cable();
+    let interface = Interface::named("eth0").unwrap();
+    let pins = Pins::new("verifier", &format!("hooks{}", std::process::id())).unwrap();
+    let key = FlowKey::new(families()[0].client, 1, families()[0].server, 22, 6);
+    let _listener = TcpListener::bind("203.0.113.10:22").unwrap();
+    let to: SocketAddr = "203.0.113.10:22".parse().unwrap();
+    let connects = || client.enter(|| TcpStream::connect_timeout(&to, DROPPED).is_ok());
+    assert!(connects());
+    for (round, hook) in [Hook::Xdp, Hook::Tc, Hook::Tc, Hook::Xdp, Hook::Tc].into_iter().enumerate() {
+        let mut verifier = Verifier::load(hook, world::config(), world::SIZES, Some(pins.clone())).unwrap();
+        let protected = engine::protected::entries(&world::receivers()).unwrap();
+        let entries: Vec<_> =
+            protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
+        verifier.protect(&entries).unwrap();
+        let mode = verifier.attach(&interface).unwrap();
+        verifier.pin_links().unwrap();
+        assert_eq!((mode.hook(), hook::mode(&interface).is_ok()), (hook, hook == Hook::Xdp));
+        assert!(hook == Hook::Xdp || mode.name() == supported_attachment().name(), "{mode:?}");
+        assert_ne!(mode, Mode::Generic, "a virtual cable has XDP");
+        assert_eq!(pins.links(), ["eth0"]);
+        if round == 0 {
+            verifier.flows.insert(&key, &wire::map::Flow { handle: 9, ..wire::map::Flow::default() }).unwrap();
+        }
+        assert_eq!(verifier.flows.get(&key).unwrap().map(|flow| flow.handle), Some(9));
+        assert!(!connects(), "{hook:?}");
+        drop(verifier);
+        assert!(!connects(), "{hook:?}, pinned");
+    }
+    pins.remove().unwrap();
+    assert!(connects());
+}
+
+/// Datagrams of one flow that the stack has put together: nothing can be cut out from between them.
+#[test]
+fn kernel_at_tc_admits_by_the_first_of_several_datagrams() {
+    for family in families() {
+        let deciders = Deciders::new(Hook::Tc, world::config(), &world::receivers());
+        deciders.set_clock(NOW);
+        let first = Transport::Udp.first(&family, &Grant::new(&family, 1), 40000, 1);
+        let tokened = first.payload.len() + 40;
+        let mut payload = [first.payload.clone(), wire::tail::block(&first.token).to_vec()].concat();
+        payload.extend(b"second");
+        let several = first.packet.clone().payload(&payload).frame();
+        let judged = |frame: &[u8], segment| {
+            let before = deciders.kernel.counts().unwrap();
+            let ran = deciders.kernel.run_segments(frame, segment).unwrap();
+            let after = deciders.kernel.counts().unwrap();
+            assert_eq!(ran.frame, frame, "nothing is cut");
+            let moved = (0..counter::COUNT).find(|index| after[*index as usize] != before[*index as usize]);
+            let outcome = world::outcome_of(moved.unwrap());
+            assert_eq!(ran.code, Hook::Tc.code(outcome.passes(false)));
+            outcome
+        };
+        assert_eq!(judged(&several, 11), Outcome::Drop(wire::DropReason::NoToken));
+        assert_eq!(judged(&several, tokened as u32), Outcome::Consumed);
+        assert_eq!(judged(&several, tokened as u32), Outcome::Drop(wire::DropReason::Replayed));
+        let plain = Transport::Udp.later(&family, 40000).payload(&[1; 300]).frame();
+        assert_eq!(judged(&plain, 100), Outcome::Flow);
+        // The short length of a long packet is only believed of one that the stack has put together, and of its size.
+        let endless = Packet::new(family.client, family.server).tcp(Tcp::new(1, 22, flag::ACK)).payload(&[0; 99]);
+        let mut frame = endless.frame();
+        let length = if family.server.is_ipv6() { 18 } else { 16 };
+        frame[length..length + 2].fill(0);
+        assert_eq!(judged(&frame, 50), Outcome::Drop(wire::DropReason::Malformed));
+    }
+}
