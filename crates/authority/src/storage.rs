@@ -11,7 +11,7 @@ mod verifiers;
 
 pub use accounts::{Account, AccountEntry};
 pub use audit::{AuditEntry, AuditEvent};
-pub use grants::{Ended, GrantEntry, Issuance, Which};
+pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
 pub use sessions::Session;
 pub use verifiers::VerifierEntry;
 
@@ -57,6 +57,7 @@ CREATE TABLE audit (
     person TEXT, device TEXT, source TEXT, detail TEXT NOT NULL
 ) STRICT;
 CREATE INDEX audit_by_time ON audit (time);
+CREATE INDEX grants_of_person_by_expiry ON grants (person, expires);
 ";
 
 /// The database file. Every method is one transaction.
@@ -103,6 +104,7 @@ impl Database {
             let now = now.cast_signed();
             transaction.execute("DELETE FROM sessions WHERE expires <= ?1", [now])?;
             transaction.execute("DELETE FROM grants WHERE expires <= ?1", [now - 7 * 86_400])?;
+            audit::prune_refusals(transaction)?;
             transaction.execute("DELETE FROM audit WHERE time <= ?1", [now - i64::from(audit_lifetime)])?;
             Ok(())
         })
