@@ -77,7 +77,7 @@ async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -
         if known_form { event.person(&person) } else { event }
     };
     if !known_form {
-        authority.audit(failed("no such name")).await?;
+        authority.audit_refusal(failed("no such name")).await?;
         return Err(Problem::WrongPassword);
     }
 
@@ -90,7 +90,7 @@ async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -
     let matches = checked.await.map_err(anyhow::Error::from)??;
     drop(slot);
     let Some(account) = account.filter(|_| matches) else {
-        authority.audit(failed("wrong name or password")).await?;
+        authority.audit_refusal(failed("wrong name or password")).await?;
         return Err(Problem::WrongPassword);
     };
     if let Some(secret) = &account.totp {
@@ -105,7 +105,7 @@ async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -
             }
         };
         if !fresh {
-            authority.audit(failed("wrong or used code")).await?;
+            authority.audit_refusal(failed("wrong or used code")).await?;
             return Err(Problem::WrongSecondFactor);
         }
         authority.throttle.refund(&factor);
@@ -161,7 +161,7 @@ async fn events(
 }
 
 async fn enrol(State(authority): Shared, peer: Peer, Body(enrolment): Body<Enrolment>) -> Authorized<Enrolled> {
-    let keys = authority.throttle.login(None, peer.address);
+    let keys = [Key::Enrolments, Key::Enrolment(Key::source(peer.address))];
     authority.throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
     let (token, hash) = credentials::new_token::<32>()?;
     let code = credentials::token_hash(enrolment.code.trim());

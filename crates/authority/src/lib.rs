@@ -15,6 +15,7 @@ mod handlers;
 mod listener;
 mod problem;
 mod push;
+mod repeats;
 pub mod server;
 mod state;
 pub mod storage;

@@ -39,6 +39,8 @@ pub enum Problem {
     WrongMethod,
     /// Too many attempts; how long to wait.
     TooMany(Duration),
+    /// Too many live grants; how long until one ends.
+    TooManyGrants(Duration),
     /// More logins at a time than can be checked.
     Busy,
     /// The authority's own fault.
@@ -65,6 +67,10 @@ impl Problem {
             Self::NotFound(what) => return (S::NOT_FOUND, "not_found", format!("there is no such {what}")),
             Self::TooMany(wait) => {
                 let title = format!("too many attempts; wait {} s", wait.as_secs() + 1);
+                return (S::TOO_MANY_REQUESTS, "too_many", title);
+            }
+            Self::TooManyGrants(wait) => {
+                let title = format!("too many grants at a time; one ends in {} s", wait.as_secs());
                 return (S::TOO_MANY_REQUESTS, "too_many", title);
             }
             Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too_large", "the body is longer than this call takes"),
@@ -112,7 +118,7 @@ impl IntoResponse for Problem {
         let mut response = (status, Json(body)).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if let Self::TooMany(wait) = self {
+        if let Self::TooMany(wait) | Self::TooManyGrants(wait) = self {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs() + 1));
         }
         response

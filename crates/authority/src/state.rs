@@ -6,7 +6,10 @@
 use crate::credentials;
 use crate::problem::Problem;
 use crate::push::{Listener, Push};
-use crate::storage::{AuditEvent, Database, GrantEntry, Issuance, Operator, Session, Storage, TokenHash};
+use crate::repeats::{Repeat, Repeats};
+use crate::storage::{
+    AuditEvent, Database, GrantEntry, Issuance, Operator, Recorded, Session, Storage, TokenHash,
+};
 use crate::throttle::Throttle;
 use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
@@ -17,6 +20,7 @@ use engine::verifier::CLOCK_SKEW_MAX;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
 use wire::{Destination, Epoch, Flags, Handle, MasterKey, VerifierKey};
 
@@ -32,6 +36,7 @@ pub struct Authority {
     pub(crate) storage: Storage,
     pub(crate) push: Push,
     pub(crate) throttle: Throttle,
+    repeats: Repeats<(&'static str, Option<String>, Option<IpAddr>)>,
     pub(crate) password_slots: Semaphore,
     /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
     pub(crate) nobodys_password: String,
@@ -54,6 +59,7 @@ impl Authority {
             storage: Storage::start(Database::open(&directory.database())?)?,
             push: Push::default(),
             throttle: Throttle::default(),
+            repeats: Repeats::default(),
             password_slots: Semaphore::new(PASSWORD_SLOTS),
             nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
             policy: tokio::sync::RwLock::new(policy),
@@ -117,7 +123,7 @@ impl Authority {
             if let Problem::Denied(explanation, _) = &problem {
                 tracing::info!("denied: {}", explanation.text);
                 let event = AuditEvent::new("denied").person(person).device(device).source(source);
-                self.audit(event.detail(&explanation.text)).await?;
+                self.audit_refusal(event.detail(&explanation.text)).await?;
             }
             return Err(problem);
         };
@@ -144,8 +150,10 @@ impl Authority {
             scope: issued.scope,
             flags: issued.header.flags,
         };
-        if !self.storage.call(move |database| database.add_grant(&issuance)).await? {
-            return Err(Problem::NotLoggedIn);
+        match self.storage.call(move |database| database.add_grant(&issuance)).await? {
+            Recorded::Done => {}
+            Recorded::SessionEnded => return Err(Problem::NotLoggedIn),
+            Recorded::TooMany { seconds } => return Err(Problem::TooManyGrants(Duration::from_secs(seconds))),
         }
         tracing::debug!(person, device, handle = %issued.header.handle, to = %to.address, "granted");
         self.push.tell(&Listener::Verifier(verifier.clone()), &Event::Granted { owner });
@@ -183,13 +191,26 @@ impl Authority {
     /// Uses up an enrolment code.
     pub async fn enrol(&self, code: TokenHash, token: TokenHash, source: IpAddr) -> Result<Option<String>> {
         let id = self.storage.call(move |database| database.enrol(code, token, source, now())).await?;
-        self.sync().await?;
+        if id.is_some() {
+            self.sync().await?;
+        }
         Ok(id)
     }
 
     /// Writes an event down.
     pub async fn audit(&self, event: AuditEvent) -> Result<()> {
         self.storage.call(move |database| database.audit(&event, now())).await
+    }
+
+    /// Writes a refusal down. Those of one person and source in one minute are counted beyond the first few, and the count
+    /// is written down with the next.
+    pub async fn audit_refusal(&self, event: AuditEvent) -> Result<()> {
+        let subject = event.subject();
+        match self.repeats.note(subject, now() / 60) {
+            Repeat::Counted => Ok(()),
+            Repeat::Written { left_out: 0 } => self.audit(event).await,
+            Repeat::Written { left_out } => self.audit(event.and_left_out(left_out)).await,
+        }
     }
 
     /// Brings memory and listeners to what the database says: sessions and verifiers that are gone lose their streams,

@@ -11,7 +11,7 @@ mod verifiers;
 
 pub use accounts::{Account, AccountEntry};
 pub use audit::{AuditEntry, AuditEvent, Operator};
-pub use grants::{Ended, GrantEntry, Issuance, Which};
+pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
 pub use sessions::Session;
 pub use verifiers::VerifierEntry;
 
@@ -59,6 +59,7 @@ CREATE TABLE audit (
     person TEXT, device TEXT, source TEXT, detail TEXT NOT NULL, operator TEXT
 ) STRICT;
 CREATE INDEX audit_by_time ON audit (time);
+CREATE INDEX grants_of_person_by_expiry ON grants (person, expires);
 ";
 
 /// The database file. Every method is one transaction.
@@ -105,6 +106,7 @@ impl Database {
             let now = now.cast_signed();
             transaction.execute("DELETE FROM sessions WHERE expires <= ?1", [now])?;
             transaction.execute("DELETE FROM grants WHERE expires <= ?1", [now - i64::from(grants_kept)])?;
+            audit::prune_refusals(transaction)?;
             transaction.execute("DELETE FROM audit WHERE time <= ?1", [now - i64::from(audit_lifetime)])?;
             Ok(())
         })

@@ -19,8 +19,13 @@ pub enum Key {
     /// Attempts of everybody, but for those on an account from where it was logged in to before: many sources that
     /// guess together leave its owner a way in.
     Everybody,
-    /// Attempts from one source.
+    /// Attempts from one source, but for those on an account from where it was logged in to before: others behind the
+    /// same address leave its owner a way in.
     Source(IpAddr),
+    /// Everybody's attempts to enrol.
+    Enrolments,
+    /// Attempts to enrol from one source.
+    Enrolment(IpAddr),
     /// Attempts on one account from one source.
     Account(String, IpAddr),
     /// Wrong second factors after a right password.
@@ -39,6 +44,8 @@ impl Key {
     fn limit(&self) -> (f64, Duration) {
         match self {
             Self::Everybody => (200.0, Duration::from_millis(200)),
+            Self::Enrolments => (100.0, Duration::from_secs(1)),
+            Self::Enrolment(_) => (20.0, Duration::from_secs(6)),
             Self::Source(_) => (30.0, Duration::from_secs(3)),
             Self::Account(..) => (6.0, Duration::from_secs(20)),
             Self::SecondFactor(_) => (10.0, Duration::from_secs(60)),
@@ -102,8 +109,9 @@ impl Throttle {
         let source = Key::source(source);
         let own = person.map(|person| Key::Account(person.into(), source));
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let everybody = person.is_none_or(|person| !known.contains(&(person.to_owned(), source)));
-        everybody.then_some(Key::Everybody).into_iter().chain([Key::Source(source)]).chain(own).collect()
+        let is_known = person.is_some_and(|person| known.contains(&(person.to_owned(), source)));
+        let shared = [Key::Everybody, Key::Source(source)].into_iter().filter(|_| !is_known);
+        shared.chain(own).collect()
     }
 
     /// Notes that an account was logged in to from a source.
@@ -151,6 +159,7 @@ mod tests {
         let (home, elsewhere) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([198, 51, 100, 1]));
         throttle.remember("alice".into(), home);
         while throttle.charge(&[Key::Everybody], now).is_ok() {}
+        while throttle.charge(&[Key::Source(home)], now).is_ok() {}
         assert!(throttle.charge(&throttle.login(Some("alice"), elsewhere), now).is_err());
         assert!(throttle.charge(&throttle.login(Some("bob"), home), now).is_err());
         assert_eq!(throttle.charge(&throttle.login(Some("alice"), home), now), Ok(()));

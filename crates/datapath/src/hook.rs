@@ -151,6 +151,14 @@ impl Attached {
         }
     }
 
+    /// Whether its interface is gone.
+    pub(crate) fn is_gone(&self) -> bool {
+        match self {
+            Self::Link(link) => link.is_gone(),
+            Self::Filter(filter) => !filter.is_there(),
+        }
+    }
+
     /// Whether a program for this hook can take its place.
     pub(crate) fn is_at(&self, hook: Hook) -> bool {
         match self {

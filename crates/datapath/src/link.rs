@@ -54,6 +54,15 @@ impl Link {
         matches!(info, Ok(LinkTypeInfo::Xdp(_) | LinkTypeInfo::Tcx(_)))
     }
 
+    /// Whether the interface is gone: the kernel then keeps the link, on nothing.
+    pub(crate) fn is_gone(&self) -> bool {
+        match LinkInfo::from_fd(self.0.as_fd()).map(|info| info.info) {
+            Ok(LinkTypeInfo::Xdp(info)) => info.ifindex == 0,
+            Ok(LinkTypeInfo::Tcx(info)) => info.ifindex == 0,
+            _ => true,
+        }
+    }
+
     /// Whether this is an attachment at XDP.
     pub(crate) fn is_xdp(&self) -> bool {
         matches!(LinkInfo::from_fd(self.0.as_fd()), Ok(LinkInfo { info: LinkTypeInfo::Xdp(_), .. }))

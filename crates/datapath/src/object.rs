@@ -2,12 +2,12 @@
 
 use crate::hook::Attached;
 use crate::link;
-use crate::table::Table;
+use crate::table::{Table, distinct};
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, OpenObject, Program, ProgramMut};
 use nix::mount::{MsFlags, mount};
 use std::fs;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -87,10 +87,27 @@ impl Pins {
 
     /// Pins an attachment in the place of the one that has this name, in one step.
     pub(crate) fn put_link(&self, name: &str, what: BorrowedFd<'_>) -> Result<()> {
-        let (path, next) = (self.link(name), self.link(&Self::next(name)));
-        let _ = fs::remove_file(&next);
-        link::pin(what, &next)?;
-        fs::rename(&next, &path).with_context(|| format!("cannot pin {}", path.display()))
+        put(what, &self.link(name), &self.link(&Self::next(name)))
+    }
+
+    /// Pins a map in the place of the one that has this name, in one step.
+    fn put_map(&self, name: &str, what: BorrowedFd<'_>) -> Result<()> {
+        put(what, &self.map(name), &self.map(&Self::next(name)))
+    }
+
+    /// Names of the pinned links that are on an interface. Those whose interface is gone protect nothing: they are
+    /// removed.
+    pub fn live_links(&self) -> Result<Vec<String>> {
+        let mut live = self.links();
+        let mut done = Ok(());
+        live.retain(|name| {
+            let lives = Attached::open(&self.link(name), name).is_some_and(|attached| !attached.is_gone());
+            if !lives && let Err(error) = self.remove_link(name) {
+                done = Err(error);
+            }
+            lives
+        });
+        done.map(|()| live)
     }
 
     /// Detaches what a process has left that was killed while it put an attachment there.
@@ -132,6 +149,13 @@ fn holder(locks: &str, major: u32, minor: u32, inode: u64) -> Option<u32> {
     line[3].parse().ok()
 }
 
+/// Pins at `next` and moves that to `path`.
+fn put(what: BorrowedFd<'_>, path: &Path, next: &Path) -> Result<()> {
+    let _ = fs::remove_file(next);
+    link::pin(what, next)?;
+    fs::rename(next, path).with_context(|| format!("cannot pin {}", path.display()))
+}
+
 /// Whether the BPF file system is where pins go.
 pub fn bpf_file_system_is_mounted() -> bool {
     const BPF_MAGIC: i64 = 0xcafe_4a11;
@@ -150,8 +174,17 @@ fn mount_bpf_file_system() -> Result<()> {
 /// An object file that is open and not yet loaded.
 pub(crate) struct Opened {
     object: OpenObject,
-    /// Pinned maps of another size, whose content goes over.
-    outgrown: Vec<(String, MapHandle)>,
+    /// Pinned maps that do not fit and are replaced once the programs are loaded.
+    outgrown: Vec<Outgrown>,
+}
+
+/// A pinned map of another size or shape.
+struct Outgrown {
+    name: String,
+    old: MapHandle,
+    pins: Pins,
+    /// Whether its content fits in the new one.
+    same_shape: bool,
 }
 
 impl Opened {
@@ -173,8 +206,9 @@ impl Opened {
         map.set_max_entries(entries).with_context(|| format!("cannot size map {name}"))
     }
 
-    /// Shares the named maps with whatever is pinned, or pins them. A pinned hash map of another size is replaced and its
-    /// content goes over at load; one of another shape, left by another version, is replaced and its content is lost.
+    /// Shares the named maps with whatever is pinned, or pins them. Once the programs are loaded, a pinned hash map of
+    /// another size is replaced and its content goes over; one of another shape, left by another version, is replaced and
+    /// its content is lost.
     pub(crate) fn pin(&mut self, pins: &Pins, names: &[&str]) -> Result<()> {
         for mut map in self.object.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
@@ -183,14 +217,13 @@ impl Opened {
             }
             let path = pins.map(&name);
             if let Ok(old) = MapHandle::from_pinned_path(&path) {
-                let same_shape = old.key_size() == map.key_size() && old.value_size() == map.value_size();
-                if !same_shape || old.max_entries() != map.max_entries() {
-                    fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
-                    if same_shape && old.map_type() == MapType::Hash {
-                        self.outgrown.push((name.clone(), old));
-                    } else {
-                        tracing::warn!(map = name, "the pinned map has another shape; its content is lost");
-                    }
+                let same_entries = old.key_size() == map.key_size() && old.value_size() == map.value_size();
+                let flags = old.info().with_context(|| format!("cannot ask about pinned map {name}"))?.info.map_flags;
+                let same_kind = old.map_type() == map.map_type() && flags == map.map_flags();
+                if !same_entries || !same_kind || old.max_entries() != map.max_entries() {
+                    let same_shape = same_entries && old.map_type() == MapType::Hash && map.map_type() == MapType::Hash;
+                    self.outgrown.push(Outgrown { name, old, pins: pins.clone(), same_shape });
+                    continue;
                 }
             }
             map.set_pin_path(&path).with_context(|| format!("cannot pin map {name}"))?;
@@ -205,8 +238,14 @@ impl Opened {
             format!("the kernel does not take the {name} program ({help})\n{}", kernel.trim_end())
         })?;
         let loaded = Loaded(object);
-        for (name, old) in &self.outgrown {
-            copy(name, old, &loaded.map(name)?)?;
+        for Outgrown { name, old, pins, same_shape } in &self.outgrown {
+            let new = loaded.map(name)?;
+            if *same_shape {
+                copy(name, old, &new)?;
+            } else {
+                tracing::warn!(map = name, "the pinned map has another shape; its content is lost");
+            }
+            pins.put_map(name, new.as_fd())?;
         }
         Ok(loaded)
     }
@@ -215,7 +254,7 @@ impl Opened {
 /// Puts the entries of `old` into `new` as far as there is room.
 fn copy(name: &str, old: &MapHandle, new: &MapHandle) -> Result<()> {
     let (mut copied, mut lost) = (0, 0);
-    for key in old.keys() {
+    for key in distinct(old.keys(), old.max_entries() as usize) {
         let Some(value) = old.lookup(&key, MapFlags::ANY).with_context(|| format!("cannot read old map {name}"))?
         else {
             continue;

@@ -2,8 +2,12 @@
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use std::collections::HashSet;
 use std::marker::PhantomData;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// After as many keys as this many full tables have, a walk ends.
+const WALKS: usize = 4;
 
 /// A kernel map from `K` to `V`. The program's definition is checked against the types' sizes when it is opened.
 pub struct Table<K, V> {
@@ -54,9 +58,10 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         }
     }
 
-    /// Every key. Changes meanwhile may be missed or seen.
+    /// Every key, once. Changes meanwhile may be missed or seen.
     pub fn keys(&self) -> Vec<K> {
-        self.map.keys().filter_map(|bytes| K::read_from_bytes(&bytes).ok()).collect()
+        let keys = distinct(self.map.keys(), self.capacity() as usize);
+        keys.iter().filter_map(|bytes| K::read_from_bytes(bytes).ok()).collect()
     }
 
     /// Every key with its value. Changes meanwhile may be missed or seen.
@@ -74,11 +79,37 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
     }
 }
 
+/// The keys that a walk meets, each once. The kernel starts a walk over when the key it stands at vanishes: under
+/// constant change it would never end.
+pub(crate) fn distinct(walk: impl Iterator<Item = Vec<u8>>, capacity: usize) -> HashSet<Vec<u8>> {
+    let mut keys = HashSet::new();
+    for key in walk.take(capacity.saturating_mul(WALKS)) {
+        keys.insert(key);
+        if keys.len() >= capacity {
+            break;
+        }
+    }
+    keys
+}
+
 impl<V: IntoBytes + FromBytes + Immutable> Table<u32, V> {
     /// The sum over all cores of a per-core map's counter at `index`.
     pub(crate) fn sum_at(&self, index: u32) -> Result<u64> {
         let cores = self.map.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY).with_context(|| self.place("read"))?;
         let numbers = cores.unwrap_or_default();
         Ok(numbers.iter().filter_map(|bytes| u64::read_from_bytes(bytes).ok()).sum())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_walk_that_starts_over_gives_each_key_once_and_ends() {
+        let walk = [1, 2, 1, 2, 3].into_iter().map(|key| vec![key]);
+        assert_eq!(distinct(walk, 10).len(), 3);
+        assert_eq!(distinct((0..).map(|step: u64| vec![(step % 3) as u8]), 10).len(), 3);
+        assert_eq!(distinct((0..).map(|step: u64| step.to_ne_bytes().to_vec()), 10).len(), 10);
     }
 }

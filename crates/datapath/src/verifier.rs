@@ -188,22 +188,37 @@ impl Verifier {
     }
 
     /// Takes the attachments of `old` over, pinned or not, without a packet between the programs. Both have one hook.
+    /// Attachments whose interface is gone are let go of.
     pub fn succeed(&mut self, old: &mut Self) -> Result<()> {
         let program = self.object.program("admit")?;
+        let mut gone = Vec::new();
         for (name, attached) in &mut old.attached {
-            attached.update(program.as_fd()).with_context(|| format!("cannot take over interface {name}"))?;
+            match attached.update(program.as_fd()) {
+                Err(_) if attached.is_gone() => gone.push(name.clone()),
+                done => done.with_context(|| format!("cannot take over interface {name}"))?,
+            }
+        }
+        for name in gone {
+            old.forget(&name);
         }
         self.attached.extend(old.attached.drain());
         Ok(())
     }
 
+    /// Lets go of one interface, which may be gone.
+    pub fn forget(&mut self, name: &str) {
+        if let Some(attached) = self.attached.remove(name) {
+            attached.detach();
+        }
+        if let Some(pins) = &self.pins {
+            let _ = fs::remove_file(pins.link(name));
+        }
+    }
+
     /// Detaches from every interface.
     pub fn detach(&mut self) {
-        for (name, attached) in self.attached.drain() {
-            attached.detach();
-            if let Some(pins) = &self.pins {
-                let _ = fs::remove_file(pins.link(&name));
-            }
+        for name in self.attached.keys().cloned().collect::<Vec<_>>() {
+            self.forget(&name);
         }
     }
 

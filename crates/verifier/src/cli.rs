@@ -16,11 +16,13 @@ use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use table::{Table, bytes, utc};
 
 /// How often `drops --follow` looks.
 const FOLLOW: Duration = Duration::from_millis(300);
+/// How long `detach` waits for a daemon that is ending.
+const ENDING: Duration = Duration::from_secs(10);
 /// The answer is no.
 const NO: ExitCode = ExitCode::FAILURE;
 
@@ -262,17 +264,32 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
 }
 
 async fn detach(daemon: &Daemon) -> Result<ExitCode> {
-    if let Some(done) = control::try_ask::<String>(&daemon.socket(), &Request::Detach).await? {
-        println!("{done}");
-        return Ok(ExitCode::SUCCESS);
-    }
-    match Pins::existing("verifier", &daemon.instance) {
-        Some(pins) => {
+    let trouble = match control::try_ask::<String>(&daemon.socket(), &Request::Detach).await {
+        Ok(Some(done)) => {
+            println!("{done}");
+            return Ok(ExitCode::SUCCESS);
+        }
+        Ok(None) => None,
+        // It may be ending, which leaves the pins.
+        Err(error) => Some(error),
+    };
+    match (Pins::existing("verifier", &daemon.instance), trouble) {
+        (Some(pins), trouble) => {
+            if let Some(error) = trouble {
+                let deadline = Instant::now() + ENDING;
+                while pins.lock().is_err() {
+                    if Instant::now() > deadline {
+                        return Err(error);
+                    }
+                    tokio::time::sleep(FOLLOW).await;
+                }
+            }
             pins.remove()?;
             println!("detached: nothing is protected any more");
             Ok(ExitCode::SUCCESS)
         }
-        None => {
+        (None, Some(error)) if !nix::unistd::geteuid().is_root() => Err(error),
+        (None, _) => {
             println!("nothing to detach: instance {} protects nothing", daemon.instance);
             Ok(NO)
         }
@@ -367,6 +384,10 @@ fn show_status(status: &view::Status) {
         vec![name.clone(), hook.clone(), mode.clone(), or_dash(driver.as_deref())]
     });
     print!("\n{}", Table::new(&["INTERFACE", "HOOK", "MODE", "DRIVER"], interfaces));
+    if !status.not_attached.is_empty() {
+        let rows = status.not_attached.iter().map(|interface| vec![interface.name.clone(), interface.why.clone()]);
+        print!("\n{}", Table::new(&["NOT ATTACHED", "WHY"], rows));
+    }
     let protected = status.protected.iter().map(|entry| {
         let services: Vec<_> = entry.services.iter().map(service).collect();
         vec![entry.prefix.clone(), services.join(" ")]

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const STRANGERS_PATIENCE: Duration = Duration::from_secs(1);
 /// The longest request, in bytes: a frame of 64 KiB in hex.
 const MOST: u64 = 160 * 1024;
-/// Connections at a time.
+/// Connections at a time, of each kind of users.
 const CONNECTIONS: usize = 32;
 
 /// What can be asked.
@@ -143,7 +143,8 @@ where
     F: Fn(Request) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Answer<serde_json::Value>> + Send + 'static,
 {
-    let (room, strangers) = (Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(Semaphore::new(CONNECTIONS)));
+    // Nobody takes the places of those who may do more.
+    let [room, askers, strangers] = [(); 3].map(|()| Arc::new(Semaphore::new(CONNECTIONS)));
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -164,6 +165,7 @@ where
             }
             continue;
         }
+        let room = if access.is_full(user) { &room } else { &askers };
         let Ok(permit) = room.clone().try_acquire_owned() else { continue };
         let (access, answer) = (access.clone(), answer.clone());
         tokio::spawn(async move {

@@ -64,7 +64,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let authority = directory.caller(&enrolment)?;
     let pins = Pins::new("verifier", &instance)?;
     let _instance_lock = pins.lock()?;
-    let fresh = pins.links().is_empty();
+    let fresh = pins.live_links()?.is_empty();
     if !fresh && trial.take().is_some() {
         tracing::warn!("protection is on already: there is nothing to try");
     }

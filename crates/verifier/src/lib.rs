@@ -7,6 +7,7 @@
 pub mod adoption;
 pub mod cli;
 pub mod control;
+mod coverage;
 mod daemon;
 pub mod directory;
 pub mod drops;

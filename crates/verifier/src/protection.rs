@@ -2,12 +2,12 @@
 
 use crate::drops::{self, Ring};
 use crate::settings::Settings;
-use crate::{adoption, explain, now, plan, view};
+use crate::{adoption, coverage, explain, now, plan, view};
 use anyhow::{Context, Result};
 use datapath::Pins;
 use datapath::clock::coarse_to_unix;
 use datapath::hook::Mode;
-use datapath::interface::Interface;
+use datapath::interface::{Interface, Layer, layers};
 use datapath::verifier::{Sizes, Verifier};
 use engine::api::{self, RevokedGrant};
 use engine::protected::{self, Protected};
@@ -29,6 +29,15 @@ const PASSED: [(u32, &str); 5] = [
     (counter::ICMP_ERROR, "icmp_error"),
 ];
 
+const NO_ETHERNET: &str = "unprotected: it has no Ethernet header";
+
+/// What to attach to, and which interfaces are passed over or need a warning, and why.
+#[derive(Default)]
+struct Wanted {
+    attach: Vec<Interface>,
+    passed_over: BTreeMap<String, String>,
+}
+
 /// What revoking grants did.
 pub struct Cut {
     /// Whether all had room. If not, the verifier is closed: it admits nothing new.
@@ -47,7 +56,9 @@ pub struct Protection {
     kernel: VerifierConfig,
     attached: BTreeMap<String, (Interface, Mode)>,
     /// Interfaces that can't be protected, told once.
-    failed: BTreeMap<String, u32>,
+    failed: BTreeMap<String, (u32, String)>,
+    /// Why others are not attached to, told once.
+    passed_over: BTreeMap<String, String>,
     /// Whether attachments are to outlive this process.
     lasting: bool,
     /// Set while a revocation found no room: then no key is held and nothing new is admitted.
@@ -75,6 +86,7 @@ impl Protection {
             kernel,
             attached: BTreeMap::new(),
             failed: BTreeMap::new(),
+            passed_over: BTreeMap::new(),
             lasting: false,
             closed: AtomicBool::new(false),
             drops,
@@ -85,7 +97,9 @@ impl Protection {
     /// Makes the tables what the authority says. Revocations come first: they are written even if the rest can't be.
     pub fn write(&self, config: &api::VerifierConfig, keys: &[api::EpochKey], now: u64) -> Result<()> {
         self.set_clock()?;
-        if self.revoke(&config.revoked, now).complete {
+        // Keys of epochs of another length would take the place of those that the programs can use.
+        let keys_fit = config.epoch_length == self.kernel.epoch_length;
+        if self.revoke(&config.revoked, now).complete && keys_fit {
             self.write_keys(keys, now)?;
             if self.closed.swap(false, Ordering::Relaxed) {
                 tracing::info!("all revoked grants have room again: grants are admitted");
@@ -262,7 +276,9 @@ impl Protection {
         for name in &self.settings.interfaces {
             Interface::named(name)?;
         }
-        for interface in self.wanted()? {
+        let Wanted { attach, passed_over } = self.wanted()?;
+        self.tell_passed_over(passed_over);
+        for interface in attach {
             match self.attach_one(&interface) {
                 Err(error) if all => self.fail(&interface, &error),
                 done => done?,
@@ -274,25 +290,20 @@ impl Protection {
 
     /// Whether an interface has come, gone, or come back as another one.
     pub fn interfaces_changed(&self) -> bool {
-        let Ok(wanted) = self.wanted() else { return false };
+        let Ok(Wanted { attach: wanted, passed_over }) = self.wanted() else { return false };
         let known = |interface: &Interface| {
             let attached = self.attached.get(&interface.name).map(|(old, _)| old.index);
-            attached.or(self.failed.get(&interface.name).copied()) == Some(interface.index)
+            attached.or(self.failed.get(&interface.name).map(|(index, _)| *index)) == Some(interface.index)
         };
-        !wanted.iter().all(known) || self.attached.keys().any(|name| wanted.iter().all(|there| there.name != *name))
+        passed_over != self.passed_over
+            || !wanted.iter().all(known)
+            || self.attached.keys().any(|name| wanted.iter().all(|there| there.name != *name))
     }
 
-    /// Attaches to interfaces that have come.
+    /// Attaches to interfaces that have come, and lets go of those that have gone or are over another now.
     pub fn attach_changed(&mut self) -> Result<()> {
-        let wanted = self.wanted()?;
+        let Wanted { attach: wanted, passed_over } = self.wanted()?;
         self.failed.retain(|name, _| wanted.iter().any(|there| there.name == *name));
-        self.attached.retain(|name, _| {
-            let there = wanted.iter().any(|there| there.name == *name);
-            if !there {
-                tracing::warn!(interface = name, "the interface is gone");
-            }
-            there
-        });
         for interface in &wanted {
             if self.attached.get(&interface.name).is_none_or(|(old, _)| old.index != interface.index)
                 && let Err(error) = self.attach_one(interface)
@@ -300,19 +311,77 @@ impl Protection {
                 self.fail(interface, &error);
             }
         }
+        let unwanted = |name: &&String| wanted.iter().all(|there| there.name != **name);
+        for name in self.attached.keys().filter(unwanted).cloned().collect::<Vec<_>>() {
+            self.attached.remove(&name);
+            self.verifier.forget(&name);
+            if !passed_over.contains_key(&name) {
+                tracing::warn!(interface = name, "the interface is gone");
+            }
+        }
+        self.tell_passed_over(passed_over);
         Ok(())
     }
 
     /// The interfaces to protect that are there.
-    fn wanted(&self) -> Result<Vec<Interface>> {
-        if self.settings.interfaces.is_empty() {
-            return Ok(Interface::all()?.into_iter().filter(|interface| interface.link_header == 14).collect());
+    fn wanted(&self) -> Result<Wanted> {
+        let named = !self.settings.interfaces.is_empty();
+        let all = if named {
+            self.settings.interfaces.iter().flat_map(|name| Interface::named(name)).collect()
+        } else {
+            Interface::all()?
+        };
+        let layers = layers()?;
+        let has_failed = |i: &Interface| self.failed.get(&i.name).is_some_and(|(index, _)| *index == i.index);
+        let judges = all.iter().filter(|interface| interface.link_header == 14 && !has_failed(interface));
+        let covered = coverage::covered(&layers, &judges.map(|interface| interface.index).collect());
+        let mut wanted = Wanted::default();
+        for interface in all {
+            let layer = layers.iter().find(|layer| layer.index == interface.index);
+            let below = covered.get(&interface.index).and_then(|below| layers.iter().find(|l| l.index == *below));
+            match below {
+                Some(Layer { name, .. }) if named => {
+                    let why = format!("its frames come through {name}, which takes tokens out: name one of them only");
+                    wanted.passed_over.insert(interface.name.clone(), why);
+                    wanted.attach.push(interface);
+                }
+                Some(Layer { name, .. }) => {
+                    wanted.passed_over.insert(interface.name, format!("its frames come through {name}: judged there"));
+                }
+                None if named || interface.link_header == 14 => wanted.attach.push(interface),
+                None if layer.is_some_and(|layer| layer.up) => {
+                    wanted.passed_over.insert(interface.name, NO_ETHERNET.into());
+                }
+                None => {}
+            }
         }
-        Ok(self.settings.interfaces.iter().flat_map(|name| Interface::named(name)).collect())
+        Ok(wanted)
+    }
+
+    fn tell_passed_over(&mut self, passed_over: BTreeMap<String, String>) {
+        for (interface, why) in &passed_over {
+            if self.passed_over.get(interface) != Some(why) {
+                if !self.settings.interfaces.is_empty() || why == NO_ETHERNET {
+                    tracing::warn!(interface, "{why}");
+                } else {
+                    tracing::info!(interface, "not attached: {why}");
+                }
+            }
+        }
+        self.passed_over = passed_over;
+    }
+
+    /// Interfaces that are not attached to, and why.
+    pub fn not_attached(&self) -> Vec<view::NotAttached> {
+        let failed = self.failed.iter().map(|(name, (_, error))| (name, format!("unprotected: {error}")));
+        let passed = self.passed_over.iter().filter(|(name, _)| !self.attached.contains_key(*name));
+        let all = failed.chain(passed.map(|(name, why)| (name, why.clone())));
+        all.map(|(name, why)| view::NotAttached { name: name.clone(), why }).collect()
     }
 
     fn fail(&mut self, interface: &Interface, error: &anyhow::Error) {
-        if self.failed.insert(interface.name.clone(), interface.index) != Some(interface.index) {
+        let before = self.failed.insert(interface.name.clone(), (interface.index, format!("{error:#}")));
+        if before.is_none_or(|(index, _)| index != interface.index) {
             tracing::error!(interface = interface.name, "unprotected: {error:#}");
         }
     }
@@ -326,6 +395,7 @@ impl Protection {
         let (hook, mode_name) = (mode.hook().name(), mode.name());
         tracing::info!(interface = name, hook, mode = mode_name, driver, observe, "attached");
         self.attached.insert(interface.name.clone(), (interface.clone(), mode));
+        self.failed.remove(&interface.name);
         Ok(())
     }
 

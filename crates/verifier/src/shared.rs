@@ -235,6 +235,7 @@ impl Shared {
             state: state.into(),
             trial_left: trial.map(|end| end.saturating_duration_since(Instant::now()).as_secs()),
             interfaces: protection.interfaces(),
+            not_attached: protection.not_attached(),
             authority: self.url.clone(),
             connected: health.connected,
             trouble: health.trouble.clone(),

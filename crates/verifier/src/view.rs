@@ -125,6 +125,15 @@ pub struct Interface {
     pub driver: Option<String>,
 }
 
+/// An interface that no program is attached to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotAttached {
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub why: String,
+}
+
 /// A bounded table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
@@ -160,6 +169,8 @@ pub struct Status {
     pub trial_left: Option<u64>,
     /// The interfaces.
     pub interfaces: Vec<Interface>,
+    /// Interfaces that are left out or can't be protected.
+    pub not_attached: Vec<NotAttached>,
     /// The authority's URL.
     pub authority: String,
     /// Whether its event stream is up.

@@ -504,6 +504,42 @@ fn a_driver_without_xdp_is_protected_by_the_kernel() {
 }
 
 #[test]
+fn a_bridge_is_left_to_its_ports() {
+    act(|mut stage| async move {
+        stage.everywhere = true;
+        stage.add_bridge("bridge0");
+        let verifier = stage.run(&[]).await;
+        assert_eq!(stage.links().unwrap(), ["bridge0", "eth0"]);
+        stage.enter_bridge("bridge0");
+        until("the bridge to be left out", || (stage.links().unwrap() == ["eth0"]).then_some(())).await;
+        let status = stage.status().await;
+        assert_eq!((status.interfaces.len(), status.interfaces[0].name.as_str()), (1, "eth0"));
+        assert!(status.not_attached.iter().any(|i| i.name == "bridge0" && i.why.contains("through eth0")));
+        assert!(!verifier.log().contains("ERROR"), "{}", verifier.log());
+        // A packet is judged once: its token is not missed at the bridge.
+        let grant = grant(&stage.alice().await).await;
+        echo("0.0.0.0:22");
+        assert!(stage.is_answered(&syn(&grant, "10.77.0.2:4711", 1)));
+        assert!(!stage.connects(SSH));
+    });
+}
+
+#[test]
+fn a_pin_whose_interface_is_gone_is_no_protection() {
+    act(|stage| async move {
+        let mut verifier = stage.run(&[]).await;
+        verifier.signal(Signal::SIGTERM);
+        verifier.end().await;
+        stage.replace_interface();
+        echo(SSH);
+        let connection = stage.connect(SSH).unwrap();
+        let late = stage.run(&[]).await;
+        assert!(late.log().contains("adopted=1"), "{}", late.log());
+        assert!(echoes(&connection) && !stage.connects(SSH));
+    });
+}
+
+#[test]
 fn at_tc_a_verifier_admits_drops_and_cuts() {
     act(|stage| async move {
         echo(SSH);

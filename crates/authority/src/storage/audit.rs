@@ -23,6 +23,9 @@ impl Operator {
     }
 }
 
+/// Entries of refusals that are kept: some 100 MB.
+const MOST_REFUSALS: u32 = 500_000;
+
 /// Something to be written down.
 #[derive(Clone, Debug, Default)]
 pub struct AuditEvent {
@@ -65,6 +68,16 @@ impl AuditEvent {
         Self { operator: Some(operator.clone()), ..self }
     }
 
+    /// Notes how many like it were not written down before it.
+    pub(crate) fn and_left_out(self, count: u64) -> Self {
+        Self { detail: format!("{} ({count} more before were not written down)", self.detail), ..self }
+    }
+
+    /// What it is counted by when it repeats.
+    pub(crate) fn subject(&self) -> (&'static str, Option<String>, Option<IpAddr>) {
+        (self.event, self.person.clone(), self.source)
+    }
+
     pub(super) fn write(&self, transaction: &Transaction<'_>, now: u64) -> Result<()> {
         let mut statement = transaction.prepare_cached(
             "INSERT INTO audit (time, event, person, device, source, detail, operator)
@@ -76,6 +89,17 @@ impl AuditEvent {
         statement.execute(params![now.cast_signed(), event, person, device, source, detail, operator])?;
         Ok(())
     }
+}
+
+/// Drops the oldest entries that strangers can cause at will, if there are more than [`MOST_REFUSALS`].
+pub(super) fn prune_refusals(transaction: &Transaction<'_>) -> Result<()> {
+    transaction.execute(
+        "DELETE FROM audit WHERE event IN ('denied', 'login_failed', 'enrolment_failed') AND id <= (
+            SELECT id FROM audit WHERE event IN ('denied', 'login_failed', 'enrolment_failed')
+            ORDER BY id DESC LIMIT 1 OFFSET ?1)",
+        [MOST_REFUSALS],
+    )?;
+    Ok(())
 }
 
 /// An entry as it is listed.

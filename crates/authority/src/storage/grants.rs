@@ -13,6 +13,25 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use wire::{Destination, Flags};
 
+/// Live grants that a session has at most.
+const MOST_OF_SESSION: u32 = 1024;
+/// Live grants that a person has at most, in all sessions.
+const MOST_OF_PERSON: u32 = 4096;
+
+/// What became of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recorded {
+    /// It is recorded.
+    Done,
+    /// Its session has ended.
+    SessionEnded,
+    /// The session or the person has as many as may be.
+    TooMany {
+        /// Until one of them ends.
+        seconds: u64,
+    },
+}
+
 /// A grant at the moment it is issued.
 pub struct Issuance {
     /// The session it is issued to.
@@ -97,10 +116,22 @@ pub enum Which {
 }
 
 impl Database {
-    /// Records a grant. False if its session has ended: then it must not be handed out.
-    pub fn add_grant(&mut self, grant: &Issuance) -> Result<bool> {
+    /// Records a grant; unless it is recorded it must not be handed out.
+    pub fn add_grant(&mut self, grant: &Issuance) -> Result<Recorded> {
         let Issuance { session, owner, verifier, source, to, scope, flags } = grant;
         self.write_soon(|transaction| {
+            let mut live = transaction.prepare_cached(
+                "SELECT count(*), count(*) FILTER (WHERE session = ?3), min(expires) FROM grants
+                 WHERE person = ?1 AND expires > ?2 AND revoked IS NULL",
+            )?;
+            let (of_person, of_session, next): (u32, u32, Option<i64>) = live
+                .query_row(params![owner.person, owner.issued.cast_signed(), session], |row| {
+                    Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+                })?;
+            if of_person >= MOST_OF_PERSON || of_session >= MOST_OF_SESSION {
+                let next = next.map_or(owner.issued, i64::cast_unsigned);
+                return Ok(Recorded::TooMany { seconds: next.saturating_sub(owner.issued) });
+            }
             let mut statement = transaction.prepare_cached(
                 "INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address,
                     protocol, port, prefix, flags, issued, expires)
@@ -125,7 +156,7 @@ impl Database {
                 owner.expires.cast_signed(),
             ])?;
             if recorded == 0 {
-                return Ok(false);
+                return Ok(Recorded::SessionEnded);
             }
             let detail = format!(
                 "{:016x} to {} ({} protocol {} port {}) by {}",
@@ -133,7 +164,7 @@ impl Database {
             );
             let event = AuditEvent::new("granted").person(&owner.person).device(&owner.device).source(*source);
             event.detail(detail).write(transaction, owner.issued)?;
-            Ok(true)
+            Ok(Recorded::Done)
         })
     }
 

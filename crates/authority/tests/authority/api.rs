@@ -48,6 +48,18 @@ async fn guessing_is_slowed_and_does_not_end_sessions() {
 }
 
 #[tokio::test]
+async fn a_session_has_so_many_grants_at_most() {
+    let stage = Stage::start().await;
+    let alice = stage.login("alice").await;
+    for _ in 0..1024 {
+        alice.grant(&git()).await.unwrap();
+    }
+    let refused = problem(alice.grant(&git()).await);
+    assert_eq!((refused.r#type.as_str(), refused.status), ("too_many", 429));
+    assert!(stage.login("alice").await.grant(&git()).await.is_ok());
+}
+
+#[tokio::test]
 async fn a_second_factor_is_asked_for_and_works_once() {
     let stage = Stage::start().await;
     let address = admin::add_account(&stage.directory, "carol", PASSWORD, true).await.unwrap().unwrap();

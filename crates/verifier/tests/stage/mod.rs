@@ -103,6 +103,8 @@ pub struct Stage {
     pub server: Option<Server>,
     pub instance: String,
     pub room: TempDir,
+    /// Whether the daemon chooses its interfaces itself.
+    pub everywhere: bool,
     client: Namespace,
     host: Namespace,
 }
@@ -135,7 +137,7 @@ impl Stage {
         std::fs::write(authority.policy(), POLICY).unwrap();
         let server = Server::start(authority.clone(), None).await.unwrap();
         let address = server.address();
-        Self { authority, address, server: Some(server), instance, room, client, host }
+        Self { authority, address, server: Some(server), instance, room, everywhere: false, client, host }
     }
 
     /// Stops the authority.
@@ -215,7 +217,9 @@ impl Stage {
     /// Starts the daemon, and enrols it if this is the first time.
     pub async fn spawn(&self, arguments: &[&str]) -> Verifier {
         let mut all = vec!["run".to_owned(), "--dir".into(), self.directory().display().to_string()];
-        all.extend(["--interface", "eth0"].map(Into::into));
+        if !self.everywhere {
+            all.extend(["--interface", "eth0"].map(Into::into));
+        }
         all.extend(self.daemon());
         if !self.directory().exists() {
             all.extend(self.enrolment().await);
@@ -451,6 +455,15 @@ impl Stage {
     /// Adds an interface whose driver has no XDP.
     pub fn add_bridge(&self, name: &str) {
         ip(&["-n", &self.host.0, "link", "add", name, "type", "bridge"]);
+    }
+
+    /// Makes the server's interface a port of a bridge, which gets its address.
+    pub fn enter_bridge(&self, name: &str) {
+        let host = &self.host.0;
+        ip(&["-n", host, "addr", "flush", "dev", "eth0"]);
+        ip(&["-n", host, "link", "set", "eth0", "master", name]);
+        ip(&["-n", host, "addr", "add", "10.77.0.1/24", "dev", name]);
+        ip(&["-n", host, "link", "set", name, "up"]);
     }
 
     /// Lets every user reach the socket.

@@ -1,0 +1,89 @@
+//! Which interfaces to attach to. A frame must be judged once: the first judgement takes the token out, and a second one
+//! would drop the packet for want of it.
+
+use datapath::interface::Layer;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Interfaces that give frames of others on as they are. Tunnels are none: what they unwrap is another packet.
+const OVER_LINK: [&str; 5] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap"];
+/// Interfaces that take frames from their members.
+const OVER_MEMBERS: [&str; 3] = ["bridge", "bond", "team"];
+const OPEN_VSWITCH: &str = "openvswitch";
+
+/// For each of `candidates` (indexes) whose frames come through another one of them: that one's index.
+pub fn covered(layers: &[Layer], candidates: &BTreeSet<u32>) -> BTreeMap<u32, u32> {
+    let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
+    let first = |index: &u32| first_judge(&by_index, candidates, *index, &mut BTreeSet::from([*index]));
+    candidates.iter().filter_map(|index| Some((*index, first(index)?))).collect()
+}
+
+/// The candidate below `index` that is next to the wire.
+fn first_judge(
+    layers: &BTreeMap<u32, &Layer>,
+    candidates: &BTreeSet<u32>,
+    index: u32,
+    seen: &mut BTreeSet<u32>,
+) -> Option<u32> {
+    for below in below(layers, index) {
+        if seen.insert(below) {
+            let deeper = first_judge(layers, candidates, below, seen);
+            if let Some(judge) = deeper.or_else(|| candidates.contains(&below).then_some(below)) {
+                return Some(judge);
+            }
+        }
+    }
+    None
+}
+
+/// The interfaces whose frames this one passes on.
+fn below(layers: &BTreeMap<u32, &Layer>, index: u32) -> Vec<u32> {
+    let Some(layer) = layers.get(&index) else { return Vec::new() };
+    let members = |master: u32| layers.values().filter(move |member| member.master == Some(master)).map(|m| m.index);
+    match layer.kind.as_str() {
+        kind if OVER_LINK.contains(&kind) => layer.link.into_iter().collect(),
+        kind if OVER_MEMBERS.contains(&kind) => members(index).collect(),
+        // The switch's own ports name none: whatever comes through the switch may leave at them.
+        OPEN_VSWITCH => {
+            let switches = layers.values().filter(|layer| layer.kind == OPEN_VSWITCH);
+            switches.flat_map(|switch| members(switch.index)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(index: u32, kind: &str, link: u32, master: u32) -> Layer {
+        let some = |index: u32| (index != 0).then_some(index);
+        Layer { index, kind: kind.into(), link: some(link), master: some(master), ..Layer::default() }
+    }
+
+    fn of(layers: &[Layer]) -> Vec<(u32, u32)> {
+        covered(layers, &layers.iter().map(|layer| layer.index).collect()).into_iter().collect()
+    }
+
+    #[test]
+    fn what_is_over_another_is_covered_by_it() {
+        assert_eq!(of(&[layer(1, "", 0, 3), layer(2, "veth", 9, 3), layer(3, "bridge", 0, 0)]), [(3, 1)]);
+        assert_eq!(of(&[layer(1, "", 0, 2), layer(2, "bond", 0, 0), layer(3, "vlan", 2, 0)]), [(2, 1), (3, 1)]);
+        assert_eq!(of(&[layer(1, "", 0, 0), layer(2, "macvlan", 1, 0)]), [(2, 1)]);
+        let switch = [layer(1, "", 0, 2), layer(2, "openvswitch", 0, 0), layer(3, "openvswitch", 0, 0)];
+        assert_eq!(of(&switch), [(2, 1), (3, 1)]);
+    }
+
+    #[test]
+    fn tunnels_pairs_and_interfaces_on_unprotected_ones_are_not() {
+        assert_eq!(of(&[layer(1, "", 0, 0), layer(2, "vxlan", 1, 0), layer(3, "macsec", 1, 0)]), []);
+        assert_eq!(of(&[layer(1, "veth", 2, 0), layer(2, "veth", 1, 0)]), []);
+        assert_eq!(of(&[layer(1, "bridge", 0, 0)]), []);
+        let layers = [layer(1, "", 0, 0), layer(2, "vlan", 1, 0)];
+        assert_eq!(covered(&layers, &BTreeSet::from([2])), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_loop_ends() {
+        assert_eq!(of(&[layer(1, "vlan", 2, 0), layer(2, "vlan", 1, 0)]).len(), 2);
+    }
+}
