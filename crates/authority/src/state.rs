@@ -7,9 +7,7 @@ use crate::credentials;
 use crate::problem::Problem;
 use crate::push::{Listener, Push};
 use crate::repeats::{Repeat, Repeats};
-use crate::storage::{
-    AuditEvent, Database, GrantEntry, Issuance, Operator, Recorded, Session, Storage, TokenHash,
-};
+use crate::storage::{AuditEvent, Database, GrantEntry, Issuance, Operator, Recorded, Session, Storage, TokenHash};
 use crate::throttle::Throttle;
 use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
