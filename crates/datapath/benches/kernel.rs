@@ -13,6 +13,7 @@ mod world;
 use datapath::agent::{Agent, Attachment};
 use datapath::hook::Hook;
 use datapath::probe::Probe;
+use datapath::verifier::Verifier;
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};
 use serde_json::{Map, Value, json};
@@ -21,8 +22,11 @@ use world::{Deciders, Family, Grant, NOW, families};
 
 const ROUNDS: usize = 15;
 const REPEAT: u32 = 200_000;
-/// First packets are all different, so each is a run of its own.
-const FIRST_PACKETS: u32 = 20_000;
+static FED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o"));
+/// Frames that `bpf/bench.bpf.c` feeds in a batch, and their length; as many batches as the tables have room for.
+const FED_FRAMES: u32 = 16384;
+const FED_LENGTH: usize = 114;
+const FED_ROUNDS: u32 = 3;
 
 fn main() {
     let probe = Probe::load().unwrap_or_else(|error| panic!("{error:#}"));
@@ -32,6 +36,7 @@ fn main() {
             verifier(&probe, hook, &family, &mut figures);
         }
     }
+    first_packets(&probe, &families()[0], &mut figures);
     agent(&probe, &mut figures);
     println!("{}", Value::Object(figures));
 }
@@ -106,25 +111,35 @@ fn verifier(probe: &Probe, hook: Hook, family: &Family, figures: &mut Map<String
         || nanoseconds(empty(&wrong.frame(), REPEAT)),
     );
     figure(figures, format!("{program}.forged_aes_cmac_ns{suffix}"), pair, None);
+}
 
-    // A single run's figure has the clock's own cost in it; the empty program's, taken the same way, tells how much.
-    let mut ports = 0u32;
-    let (mut firsts, mut empties) = (Vec::new(), Vec::new());
-    for index in 0..FIRST_PACKETS {
-        if index % 1000 == 0 {
-            deciders.set_clock(NOW);
+/// Valid first packets with all table writes, each with a grant of its own: batches of different ones, with and without
+/// the decision, as `bpf/bench.bpf.c` feeds them.
+fn first_packets(probe: &Probe, family: &Family, figures: &mut Map<String, Value>) {
+    let config = wire::map::VerifierConfig { flows_per_grant: i32::MAX as u32 / 8, ..world::config() };
+    let sizes = datapath::verifier::Sizes::default();
+    let kernel = Verifier::load_object(FED, Hook::Xdp, config, sizes, None).unwrap_or_else(|error| panic!("{error:#}"));
+    let deciders = Deciders::around(kernel, config, &world::receivers());
+    let frames = deciders.kernel.table::<u32, [u8; FED_LENGTH]>("fed_frames").expect("fed_frames");
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for round in 0..FED_ROUNDS {
+        let mut last = Vec::new();
+        for index in 0..FED_FRAMES {
+            let number = round * FED_FRAMES + index;
+            let grant = Grant { expires: NOW + 3000, ..Grant::new(family, 1_000_000 + u64::from(number)) };
+            last = Transport::Tcp.first(family, &grant, 1024 + (number % 60_000) as u16, number).frame();
+            frames.set(&index, &last.as_slice().try_into().expect("all are as long")).expect("fed_frames");
         }
-        ports += 1;
-        let grant = Grant { handle: 1000 + u64::from(ports), ..grant };
-        let frame = Transport::Tcp.first(family, &grant, 1024 + (ports % 60_000) as u16, ports).frame();
-        let ran = deciders.kernel.run(&frame, 1).expect("the program runs");
-        assert_eq!(ran.code, hook.code(true));
-        firsts.push(ran.duration.as_nanos() as f64);
-        empties.push(nanoseconds(empty(&frame, 1)));
+        without.push(nanoseconds(deciders.kernel.run_program("fed", &last, FED_FRAMES)));
+        deciders.set_clock(NOW);
+        let admitted = deciders.kernel.count(wire::map::counter::TOKEN).expect("counters");
+        with.push(nanoseconds(deciders.kernel.run_program("admit", &last, FED_FRAMES)));
+        let admitted = deciders.kernel.count(wire::map::counter::TOKEN).expect("counters") - admitted;
+        assert_eq!(admitted, u64::from(FED_FRAMES), "every one is admitted");
     }
-    let steady = nanoseconds(empty(&admitted, REPEAT));
-    let value = median(firsts) - median(empties) + steady;
-    figure(figures, format!("{program}.first_ns{suffix}"), (value, steady), bounded(80.0));
+    let steady = median((0..ROUNDS).map(|_| nanoseconds(probe.run_xdp(&[0; 114], REPEAT))).collect());
+    let value = median(with) - median(without) + steady;
+    figure(figures, "verifier.first_ns".to_owned(), (value, steady), Some(80.0));
 }
 
 fn agent(probe: &Probe, figures: &mut Map<String, Value>) {

@@ -93,14 +93,27 @@ pub struct Verifier {
 impl Verifier {
     /// Loads the programs for this hook. With `pins`, tables that an earlier process left are taken over, whatever its
     /// hook was.
-    pub fn load(hook: Hook, mut config: VerifierConfig, sizes: Sizes, pins: Option<Pins>) -> Result<Self> {
+    pub fn load(hook: Hook, config: VerifierConfig, sizes: Sizes, pins: Option<Pins>) -> Result<Self> {
+        let object = match hook {
+            Hook::Xdp => XDP,
+            Hook::Tc => TC,
+        };
+        Self::load_object(object, hook, config, sizes, pins)
+    }
+
+    /// Loads an object file with the verifier's maps and programs, and perhaps more: for benches.
+    #[doc(hidden)]
+    pub fn load_object(
+        object: &[u8],
+        hook: Hook,
+        mut config: VerifierConfig,
+        sizes: Sizes,
+        pins: Option<Pins>,
+    ) -> Result<Self> {
         object::log_through_tracing();
         anyhow::ensure!(sizes.replay_buckets.is_power_of_two(), "replay buckets must be a power of two");
         config.replay_mask = sizes.replay_buckets - 1;
-        let mut opened = match hook {
-            Hook::Xdp => Opened::new("verifier", XDP)?,
-            Hook::Tc => Opened::new("verifier_tc", TC)?,
-        };
+        let mut opened = Opened::new("verifier", object)?;
         opened.configure(&config)?;
         opened.resize("flows4", sizes.flows)?;
         opened.resize("flows6", sizes.flows)?;
@@ -262,6 +275,22 @@ impl Verifier {
             0
         })?;
         builder.build().context("cannot open the ring of drop samples")
+    }
+
+    /// A map beyond the verifier's own: for benches.
+    #[doc(hidden)]
+    pub fn table<K, V>(&self, name: &str) -> Result<Table<K, V>>
+    where
+        K: IntoBytes + FromBytes + zerocopy::Immutable,
+        V: IntoBytes + FromBytes + zerocopy::Immutable,
+    {
+        self.object.table(name)
+    }
+
+    /// What a program beyond the verifier's own does with one frame: for benches.
+    #[doc(hidden)]
+    pub fn run_program(&self, name: &str, frame: &[u8], repeat: u32) -> Result<Ran> {
+        run::run(&self.object.runnable(name)?, frame, repeat)
     }
 
     /// What the program does with one frame; what its code means says [`Hook::code`].

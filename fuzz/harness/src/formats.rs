@@ -63,7 +63,7 @@ pub fn quoted(input: &[u8]) {
         let quoted = Packet::parse_quoted(frame, usize::from(*at), end, family & 1 != 0);
         assert!(end <= frame.len() || quoted.form == Form::Broken);
         if quoted.form == Form::Whole {
-                assert!(quoted.source.is_some_and(|source| source.is_ipv6() == (family & 1 != 0)));
+            assert!(quoted.source.is_some_and(|source| source.is_ipv6() == (family & 1 != 0)));
             assert!(quoted.destination.is_some());
         }
     }

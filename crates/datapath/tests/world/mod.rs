@@ -160,6 +160,10 @@ impl Deciders {
 
     pub fn with_sizes(hook: Hook, config: VerifierConfig, receivers: &[Receiver], sizes: Sizes) -> Self {
         let kernel = Kernel::load(hook, config, sizes, None).unwrap_or_else(|error| panic!("{error:#}"));
+        Self::around(kernel, config, receivers)
+    }
+
+    pub fn around(kernel: Kernel, config: VerifierConfig, receivers: &[Receiver]) -> Self {
         let protected = protected::entries(receivers).expect("few spans");
         let entries: Vec<_> =
             protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
