@@ -34,7 +34,7 @@ fn doctor_looks_at_a_veth_and_leaves_no_trace() {
         let output = doctor(&["--json", "--interface", "eth0"])?;
         let checks: Value = serde_json::from_slice(&output.stdout)?;
         assert_eq!(output.status.code(), Some(0), "{checks:#}");
-        for check in ["kernel", "rights", "verifier", "agent"] {
+        for check in ["kernel", "rights", "verifier (xdp)", "verifier (tc)", "agent"] {
             assert_eq!(found(&checks, None, check).0, "ok", "{checks:#}");
         }
         let ok = |words: &str| ("ok".to_owned(), words.to_owned());
