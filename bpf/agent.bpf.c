@@ -13,7 +13,6 @@
 #include "mac.h"
 #include "checksum.h"
 
-enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" as it lies in memory */ };
 enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
 /* A verifier may hold a flow for this long after its last datagram: until then its ports are nobody else's. */
 enum { UDP_OWNED = 90 /* seconds */ };
@@ -252,17 +251,6 @@ static __noinline int append(context *ctx, const struct packet *p, const struct 
 	    bpf_l4_csum_replace(ctx, field, old_len, new_len, BPF_F_PSEUDO_HDR | mangled | 2))
 		return -1;
 	return set_ip_length(ctx, p, p->end + TAIL_LEN) ? -1 : 0;
-}
-
-static __always_inline __u32 pseudo_header(const struct packet *p, __u16 len)
-{
-	__u32 sum = bpf_htons(p->flow.protocol) + bpf_htons(len);
-	const __u16 *source = (const __u16 *)p->flow.client, *destination = (const __u16 *)p->flow.server;
-
-#pragma unroll
-	for (int i = 0; i < 8; i++) /* an IPv4 address leaves zeros behind it */
-		sum += source[i] + destination[i];
-	return sum;
 }
 
 /* Turns the copy of a datagram into one that holds the block alone (wire.md §4.2). */

@@ -4,6 +4,7 @@
 #pragma once
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
+#include "parse.h"
 
 static __always_inline __u16 fold(__u32 sum)
 {
@@ -21,4 +22,16 @@ static __always_inline __u16 replace(__u16 checksum, __u16 old, __u16 new)
 static __always_inline __u16 shift(__u16 sum, int odd)
 {
 	return odd ? (__u16)(sum << 8 | sum >> 8) : sum;
+}
+
+/* The sum of the pseudo-header (RFC 9293, RFC 8200) with this transport length. */
+static __always_inline __u32 pseudo_header(const struct packet *p, __u16 len)
+{
+	__u32 sum = bpf_htons(p->flow.protocol) + bpf_htons(len);
+	const __u16 *source = (const __u16 *)p->flow.client, *destination = (const __u16 *)p->flow.server;
+
+#pragma unroll
+	for (int i = 0; i < 8; i++) /* an IPv4 address leaves zeros behind it */
+		sum += source[i] + destination[i];
+	return sum;
 }

@@ -6,6 +6,9 @@
 
 #define SERVICES_MAX 32
 
+/* The block of the tail carrier (wire.md §4.1). */
+enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" as it lies in memory */ };
+
 struct verifier_config {
 	__u64 replay_seed; /* picks the bucket, so that holders of grants can't aim at one */
 	__u32 replay_mask; /* buckets less one; a power of two */

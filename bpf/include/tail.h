@@ -10,17 +10,6 @@
 
 enum { SUM_CHUNK = 64, SUM_CHUNKS = 1024 };
 
-static __always_inline __u32 pseudo_header(const struct packet *p, __u16 len)
-{
-	__u32 sum = bpf_htons(p->flow.protocol) + bpf_htons(len);
-	const __u16 *source = (const __u16 *)p->flow.client, *destination = (const __u16 *)p->flow.server;
-
-#pragma unroll
-	for (int i = 0; i < 8; i++) /* an IPv4 address leaves zeros behind it */
-		sum += source[i] + destination[i];
-	return sum;
-}
-
 struct summing {
 	context *ctx;
 	__u32 at;

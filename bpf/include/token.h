@@ -5,7 +5,6 @@
 #include "mac.h"
 #include "parse.h"
 
-enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" as it lies in memory */ };
 enum { FLAG_PORT = 1, FLAG_SOURCE = 2, FLAG_SINGLE = 8, FLAG_BEARER = 16, FLAG_IPV6 = 32, FLAGS_RESERVED = 0xc0 };
 enum { CLOCK_SKEW_MAX = 30 };
 
