@@ -3,7 +3,7 @@
 
 use crate::control::{self, Command, Reply};
 use crate::credentials;
-use crate::storage::{Database, Operator, Which};
+use crate::storage::{Database, NotedHead, Operator, Verdict, Which};
 use crate::{Directory, now};
 use anyhow::{Result, bail};
 use engine::policy::{Policy, name_is_valid};
@@ -73,6 +73,11 @@ pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<
         Some(Reply::Refused(why)) => bail!("the server keeps the policy it has: {why}"),
         None => Ok("the policy is valid; no server runs, the next one takes it".into()),
     }
+}
+
+/// Goes through the audit trails and looks for noted heads in them.
+pub fn verify_audit(directory: &Directory, noted: &[NotedHead]) -> Result<Verdict> {
+    Database::open(&directory.database())?.verify_audit(&directory.identity()?, noted)
 }
 
 /// Names in a policy that neither accounts nor verifiers have: not wrong, and yet mostly a slip.

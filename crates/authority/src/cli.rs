@@ -1,5 +1,6 @@
 //! `vouchsafe authority …`: arguments in, words out. What is done is `admin`'s and `server`'s.
 
+mod audit;
 mod table;
 
 use crate::control::{self, Command};
@@ -98,18 +99,8 @@ pub enum AuthorityCommand {
         #[arg(long)]
         all: bool,
     },
-    /// List what happened, oldest first
-    Audit {
-        /// How it is listed
-        #[command(flatten)]
-        list: List,
-        /// Only about this person
-        #[arg(long)]
-        person: Option<String>,
-        /// How many entries, from the last
-        #[arg(long, default_value_t = 100)]
-        last: u32,
-    },
+    /// What happened
+    Audit(audit::AuditArgs),
 }
 
 /// Accounts
@@ -287,14 +278,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
                 texts.map(Clone::clone).to_vec()
             })?;
         }
-        AuthorityCommand::Audit { list, person, last } => {
-            let entries = list.at.database()?.audit_entries(person.as_deref(), last)?;
-            show(&list, &entries, &["TIME", "EVENT", "PERSON", "DEVICE", "SOURCE", "BY", "DETAIL"], |entry| {
-                let or_dash = |text: &Option<String>| text.clone().unwrap_or_else(|| "-".into());
-                let who = [&entry.person, &entry.device, &entry.source, &entry.operator].map(or_dash);
-                [vec![utc(entry.time), entry.event.clone()], who.to_vec(), vec![entry.detail.clone()]].concat()
-            })?;
-        }
+        AuthorityCommand::Audit(arguments) => return audit::run(arguments),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -2,7 +2,7 @@
 
 use crate::credentials;
 use crate::storage::Database;
-use crate::tls::{Certificates, fingerprint};
+use crate::tls::{Certificates, der, fingerprint};
 use crate::{Config, now};
 use anyhow::{Context, Result, bail};
 use engine::policy::Policy;
@@ -64,7 +64,7 @@ impl Directory {
         write_new(&self.certificate(), certificates.server.as_bytes())?;
         write_new(&self.certificate_key(), certificates.server_key.as_bytes())?;
         write_new(&self.database(), b"")?;
-        Database::create(&self.database())?;
+        Database::create(&self.database(), &der(certificates.ca.as_bytes())?)?;
         sync(&self.0)?;
         fingerprint(certificates.ca.as_bytes())
     }
@@ -134,6 +134,13 @@ impl Directory {
     /// The CA certificate, for clients.
     pub fn ca(&self) -> PathBuf {
         self.0.join("ca.pem")
+    }
+
+    /// What the authority is known by and its audit trails begin with: the DER form of its CA certificate.
+    pub fn identity(&self) -> Result<Vec<u8>> {
+        let path = self.ca();
+        let pem = fs::read(&path).with_context(|| format!("can't read {}", path.display()))?;
+        der(&pem).with_context(|| format!("{} is broken", path.display()))
     }
 
     /// The policy.

@@ -1,53 +1,70 @@
 //! Counts what repeats, so that nobody fills the disk with it.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::Hash;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Written down of one subject in one minute.
 const WRITTEN: u64 = 10;
 /// Subjects counted at a time.
 const MOST: usize = 16_384;
 
-/// What is to be done about an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Repeat {
-    /// It is to be written down, with how many were not in an earlier minute.
-    Written {
-        /// How many.
-        left_out: u64,
-    },
-    /// It is counted.
-    Counted,
+/// Events by subject and minute: how many.
+pub struct Repeats<S>(Mutex<Counts<S>>);
+
+struct Counts<S> {
+    by_subject: HashMap<(S, u64), u64>,
+    /// Of subjects for which there was no room.
+    others: u64,
 }
 
-/// Events by subject: the minute, and how many in it.
-pub struct Repeats<S>(Mutex<HashMap<S, (u64, u64)>>);
+/// What was not written down one by one.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LeftOut<S> {
+    /// The subject, the minute, how many.
+    pub by_subject: Vec<(S, u64, u64)>,
+    /// How many of subjects for which there was no room.
+    pub others: u64,
+}
 
 impl<S> Default for Repeats<S> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self(Mutex::new(Counts { by_subject: HashMap::new(), others: 0 }))
     }
 }
 
 impl<S: Eq + Hash> Repeats<S> {
-    /// Notes an event.
-    pub fn note(&self, subject: S, minute: u64) -> Repeat {
-        let mut subjects = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if subjects.len() >= MOST && !subjects.contains_key(&subject) {
-            subjects.retain(|_, (at, _)| *at == minute);
-            if subjects.len() >= MOST {
-                return Repeat::Counted;
+    /// Notes an event; true if it is to be written down by itself.
+    pub fn note(&self, subject: S, minute: u64) -> bool {
+        let mut counts = self.lock();
+        let Counts { by_subject, others } = &mut *counts;
+        if by_subject.len() >= MOST {
+            by_subject.retain(|(_, at), count| *at == minute || *count > WRITTEN);
+        }
+        let full = by_subject.len() >= MOST;
+        let count = match by_subject.entry((subject, minute)) {
+            Entry::Vacant(_) if full => {
+                *others += 1;
+                return false;
             }
-        }
-        let (at, count) = subjects.entry(subject).or_insert((minute, 0));
-        let mut left_out = 0;
-        if *at != minute {
-            left_out = count.saturating_sub(WRITTEN);
-            (*at, *count) = (minute, 0);
-        }
+            entry => entry.or_default(),
+        };
         *count += 1;
-        if *count > WRITTEN { Repeat::Counted } else { Repeat::Written { left_out } }
+        *count <= WRITTEN
+    }
+
+    /// What was left out before `minute`; each is told once.
+    pub fn settle(&self, minute: u64) -> LeftOut<S> {
+        let mut counts = self.lock();
+        let past: Vec<_> = counts.by_subject.extract_if(|(_, at), _| *at < minute).collect();
+        let past = past.into_iter().filter(|(_, count)| *count > WRITTEN);
+        let by_subject = past.map(|((subject, at), count)| (subject, at, count - WRITTEN)).collect();
+        LeftOut { by_subject, others: std::mem::take(&mut counts.others) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counts<S>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -56,17 +73,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repeats_are_counted_and_told_later() {
+    fn what_is_not_written_down_is_told_when_its_minute_is_over() {
         let repeats = Repeats::default();
-        for _ in 0..WRITTEN {
-            assert_eq!(repeats.note("alice", 1), Repeat::Written { left_out: 0 });
+        for nth in 0..WRITTEN + 5 {
+            assert_eq!(repeats.note("alice", 1), nth < WRITTEN);
         }
-        for _ in 0..5 {
-            assert_eq!(repeats.note("alice", 1), Repeat::Counted);
-        }
-        assert_eq!(repeats.note("bob", 1), Repeat::Written { left_out: 0 });
-        assert_eq!(repeats.note("alice", 2), Repeat::Written { left_out: 5 });
-        assert_eq!(repeats.note("alice", 2), Repeat::Written { left_out: 0 });
+        assert!(repeats.note("bob", 1));
+        assert_eq!(repeats.settle(1).by_subject, []);
+        assert!(repeats.note("alice", 2), "another minute");
+        assert_eq!(repeats.settle(2), LeftOut { by_subject: vec![("alice", 1, 5)], others: 0 });
+        assert_eq!(repeats.settle(u64::MAX), LeftOut { by_subject: vec![], others: 0 }, "told once");
     }
 
     #[test]
@@ -75,7 +91,9 @@ mod tests {
         for subject in 0..MOST + 10 {
             repeats.note(subject, 1);
         }
-        assert_eq!(repeats.note(MOST + 10, 1), Repeat::Counted);
-        assert_eq!(repeats.note(MOST + 10, 2), Repeat::Written { left_out: 0 });
+        assert!(!repeats.note(MOST + 10, 1));
+        assert!(repeats.lock().by_subject.len() <= MOST);
+        assert_eq!(repeats.settle(1).others, 11, "counted all the same");
+        assert!(repeats.note(MOST + 10, 2));
     }
 }

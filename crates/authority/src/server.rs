@@ -1,7 +1,8 @@
 //! The running server: API, control socket and clock, from start to stop.
 
 use crate::state::Authority;
-use crate::{Directory, control, handlers, listener, tls};
+use crate::storage::AuditEvent;
+use crate::{Directory, control, handlers, listener, now, tls};
 use anyhow::{Context, Result};
 use engine::api::Event;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -20,6 +21,7 @@ const PRUNE: Duration = Duration::from_secs(3600);
 /// A running authority. Dropping it stops it.
 pub struct Server {
     address: SocketAddr,
+    authority: Arc<Authority>,
     tasks: JoinSet<Result<()>>,
     _lock: std::fs::File,
 }
@@ -42,9 +44,12 @@ impl Server {
         });
         tasks.spawn(control::serve(socket, authority.clone()));
         tasks.spawn(keep_alive(authority.clone()));
-        tasks.spawn(keep_house(authority));
+        tasks.spawn(keep_house(authority.clone()));
+        let version = env!("CARGO_PKG_VERSION");
+        authority.audit(AuditEvent::new("started").detail(format!("version {version} at {address}"))).await?;
+        authority.log_audit_heads().await?;
         tracing::info!(%address, directory = %directory.path().display(), "the authority runs");
-        Ok(Self { address, tasks, _lock: lock })
+        Ok(Self { address, authority, tasks, _lock: lock })
     }
 
     /// Where the API listens.
@@ -64,6 +69,14 @@ impl Server {
     /// Stops: closes all connections, gives the directory free.
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;
+        let written = async {
+            self.authority.settle_refusals(u64::MAX).await?;
+            self.authority.audit(AuditEvent::new("stopped")).await?;
+            self.authority.log_audit_heads().await
+        };
+        if let Err(error) = written.await {
+            tracing::error!("the audit trail misses the end: {error:#}");
+        }
     }
 }
 
@@ -100,9 +113,11 @@ async fn keep_house(authority: Arc<Authority>) -> Result<()> {
             if version.replace(seen) != Some(seen) {
                 authority.sync().await?;
             }
+            authority.settle_refusals(now() / 60).await?;
             if pruned.elapsed() >= PRUNE {
                 pruned = tokio::time::Instant::now();
                 authority.prune().await?;
+                authority.log_audit_heads().await?;
             }
             anyhow::Ok(())
         };

@@ -6,8 +6,10 @@
 use crate::credentials;
 use crate::problem::Problem;
 use crate::push::{Listener, Push};
-use crate::repeats::{Repeat, Repeats};
-use crate::storage::{AuditEvent, Database, GrantEntry, Issuance, Operator, Recorded, Session, Storage, TokenHash};
+use crate::repeats::Repeats;
+use crate::storage::{
+    AuditEvent, Database, GrantEntry, Issuance, Operator, Recorded, Session, Storage, Subject, TokenHash,
+};
 use crate::throttle::Throttle;
 use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
@@ -34,7 +36,7 @@ pub struct Authority {
     pub(crate) storage: Storage,
     pub(crate) push: Push,
     pub(crate) throttle: Throttle,
-    repeats: Repeats<(&'static str, Option<String>, Option<IpAddr>)>,
+    repeats: Repeats<Subject>,
     pub(crate) password_slots: Semaphore,
     /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
     pub(crate) nobodys_password: String,
@@ -120,7 +122,13 @@ impl Authority {
             let problem = Problem::denied(&decision, person, &to);
             if let Problem::Denied(explanation, _) = &problem {
                 tracing::info!("denied: {}", explanation.text);
-                let event = AuditEvent::new("denied").person(person).device(device).source(source);
+                let mut event = AuditEvent::new("denied").person(person).device(device).source(source);
+                if let Some(receiver) = &explanation.receiver {
+                    event = event.receiver(receiver);
+                }
+                if let Some(rule) = &explanation.rule {
+                    event = event.rule(rule);
+                }
                 self.audit_refusal(event.detail(&explanation.text)).await?;
             }
             return Err(problem);
@@ -200,15 +208,33 @@ impl Authority {
         self.storage.call(move |database| database.audit(&event, now())).await
     }
 
-    /// Writes a refusal down. Those of one person and source in one minute are counted beyond the first few, and the count
-    /// is written down with the next.
+    /// Writes a refusal down. Those of one person and source in one minute are only counted beyond the first few;
+    /// [`Self::settle_refusals`] writes the count down.
     pub async fn audit_refusal(&self, event: AuditEvent) -> Result<()> {
-        let subject = event.subject();
-        match self.repeats.note(subject, now() / 60) {
-            Repeat::Counted => Ok(()),
-            Repeat::Written { left_out: 0 } => self.audit(event).await,
-            Repeat::Written { left_out } => self.audit(event.and_left_out(left_out)).await,
+        if self.repeats.note(event.subject(), now() / 60) { self.audit(event).await } else { Ok(()) }
+    }
+
+    /// Writes down how many refusals before `minute` were not.
+    pub async fn settle_refusals(&self, minute: u64) -> Result<()> {
+        let left_out = self.repeats.settle(minute);
+        for (subject, minute, count) in left_out.by_subject {
+            self.audit(subject.left_out(count, minute * 60)).await?;
         }
+        match left_out.others {
+            0 => Ok(()),
+            others => {
+                let detail = format!("{others} more of too many persons and sources were not written down one by one");
+                self.audit(AuditEvent::new("denied").detail(detail)).await
+            }
+        }
+    }
+
+    /// Notes the ends of the audit trails in the log, which is kept elsewhere than they are.
+    pub async fn log_audit_heads(&self) -> Result<()> {
+        for head in self.storage.call(|database| database.audit_heads()).await? {
+            tracing::info!(%head, "audit");
+        }
+        Ok(())
     }
 
     /// Brings memory and listeners to what the database says: sessions and verifiers that are gone lose their streams,

@@ -7,12 +7,14 @@ mod accounts;
 mod audit;
 mod grants;
 mod sessions;
+mod trail;
 mod verifiers;
 
 pub use accounts::{Account, AccountEntry};
-pub use audit::{AuditEntry, AuditEvent, Operator};
+pub use audit::{AuditEntry, AuditEvent, Operator, Subject};
 pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
 pub use sessions::Session;
+pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use verifiers::VerifierEntry;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -24,7 +26,7 @@ use tokio::sync::oneshot;
 /// The SHA-256 of a bearer token or one-time code: what is stored in its place.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 2;
+const SCHEMA_VERSION: i64 = 3;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -54,11 +56,6 @@ CREATE INDEX grants_by_expiry ON grants (expires);
 CREATE INDEX grants_of_person ON grants (person, device) WHERE revoked IS NULL;
 CREATE INDEX grants_to_announce ON grants (handle) WHERE announced = 0;
 CREATE TABLE rechecks (verifier TEXT PRIMARY KEY) STRICT;
-CREATE TABLE audit (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL, event TEXT NOT NULL,
-    person TEXT, device TEXT, source TEXT, detail TEXT NOT NULL, operator TEXT
-) STRICT;
-CREATE INDEX audit_by_time ON audit (time);
 CREATE INDEX grants_of_person_by_expiry ON grants (person, expires);
 ";
 
@@ -68,12 +65,14 @@ pub struct Database {
 }
 
 impl Database {
-    /// Makes a new database file.
-    pub fn create(path: &Path) -> Result<()> {
+    /// Makes a new database file for the authority that is known by `identity`, the DER form of its CA certificate.
+    pub fn create(path: &Path, identity: &[u8]) -> Result<()> {
         let mut connection = Connection::open(path).with_context(|| format!("can't make {}", path.display()))?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         let transaction = connection.transaction()?;
         transaction.execute_batch(SCHEMA)?;
+        transaction.execute_batch(trail::SCHEMA)?;
+        trail::begin(&transaction, identity)?;
         transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         transaction.commit()?;
         connection.close().map_err(|(_, error)| error)?;
@@ -101,14 +100,12 @@ impl Database {
     }
 
     /// Drops what ended long ago: sessions at once, grants and audit entries after so many seconds.
-    pub fn prune(&mut self, now: u64, grants_kept: u32, audit_lifetime: u32) -> Result<()> {
+    pub fn prune(&mut self, time: u64, grants_kept: u32, audit_lifetime: u32) -> Result<()> {
         self.write(|transaction| {
-            let now = now.cast_signed();
+            let now = time.cast_signed();
             transaction.execute("DELETE FROM sessions WHERE expires <= ?1", [now])?;
             transaction.execute("DELETE FROM grants WHERE expires <= ?1", [now - i64::from(grants_kept)])?;
-            audit::prune_refusals(transaction)?;
-            transaction.execute("DELETE FROM audit WHERE time <= ?1", [now - i64::from(audit_lifetime)])?;
-            Ok(())
+            trail::cut(transaction, now - i64::from(audit_lifetime), time)
         })
     }
 

@@ -62,9 +62,13 @@ impl Certificates {
 
 /// The SHA-256 of a PEM certificate's DER form, in colon-separated hex: what people compare.
 pub fn fingerprint(pem: &[u8]) -> Result<String> {
-    let certificate = CertificateDer::from_pem_slice(pem).context("no certificate in PEM form")?;
-    let pairs: Vec<_> = Sha256::digest(&certificate).iter().map(|byte| format!("{byte:02X}")).collect();
+    let pairs: Vec<_> = Sha256::digest(der(pem)?).iter().map(|byte| format!("{byte:02X}")).collect();
     Ok(pairs.join(":"))
+}
+
+/// The DER form of a PEM certificate.
+pub fn der(pem: &[u8]) -> Result<Vec<u8>> {
+    Ok(CertificateDer::from_pem_slice(pem).context("no certificate in PEM form")?.to_vec())
 }
 
 /// The server's TLS configuration: TLS 1.2 and 1.3, HTTP/2 before HTTP/1.1.

@@ -127,3 +127,27 @@ fn every_command_helps() {
     }
     assert!(seen > 50, "only {seen} commands were found");
 }
+
+#[test]
+fn the_audit_trail_is_verified_from_the_command_line() {
+    let room = tempfile::tempdir().unwrap();
+    let dir = room.path().join("authority");
+    let authority = |arguments: &[&str]| {
+        let mut command = Command::new(VOUCHSAFE);
+        command.arg("authority").args(arguments).arg("--dir").arg(&dir).output().unwrap()
+    };
+    assert_eq!(authority(&["init", "--name", "localhost"]).status.code(), Some(0));
+    let code = authority(&["verifier", "add", "edge"]);
+    assert_eq!(code.status.code(), Some(0));
+    let exported = text(&authority(&["audit", "export"]));
+    let entries: Vec<Value> = exported.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((entries.len(), entries[0]["event"].as_str()), (1, Some("verifier_added")));
+    let head = format!("acts:1:{}", entries[0]["hash"].as_str().unwrap());
+    assert!(text(&authority(&["audit", "head"])).contains(&head));
+    let whole = authority(&["audit", "verify", "--head", &head]);
+    assert_eq!((whole.status.code(), text(&whole).lines().next()), (Some(0), Some("whole: 1 entries")));
+    let broken = authority(&["audit", "verify", "--head", "acts:1:000000000000"]);
+    assert_eq!(broken.status.code(), Some(1));
+    assert!(text(&broken).contains("trail acts, entry 1: it is not the one that was noted"));
+    assert_eq!(authority(&["audit", "verify", "--head", "acts:one"]).status.code(), Some(2));
+}

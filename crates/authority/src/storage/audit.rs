@@ -1,6 +1,7 @@
-//! The audit trail: what happened, when, to whom.
+//! The audit trail: what happened, when, to whom, by which rule.
 
 use super::Database;
+use super::trail::{self, Trail};
 use anyhow::Result;
 use rusqlite::{Transaction, params};
 use serde::{Deserialize, Serialize};
@@ -23,9 +24,6 @@ impl Operator {
     }
 }
 
-/// Entries of refusals that are kept: some 100 MB.
-const MOST_REFUSALS: u32 = 500_000;
-
 /// Something to be written down.
 #[derive(Clone, Debug, Default)]
 pub struct AuditEvent {
@@ -33,6 +31,8 @@ pub struct AuditEvent {
     person: Option<String>,
     device: Option<String>,
     source: Option<IpAddr>,
+    receiver: Option<String>,
+    rule: Option<String>,
     detail: String,
     operator: Option<Operator>,
 }
@@ -58,6 +58,16 @@ impl AuditEvent {
         Self { source: Some(source), ..self }
     }
 
+    /// The receiver it is about.
+    pub fn receiver(self, receiver: &str) -> Self {
+        Self { receiver: Some(receiver.into()), ..self }
+    }
+
+    /// The rule that decided.
+    pub fn rule(self, rule: &str) -> Self {
+        Self { rule: Some(rule.into()), ..self }
+    }
+
     /// Particulars.
     pub fn detail(self, detail: impl Into<String>) -> Self {
         Self { detail: detail.into(), ..self }
@@ -68,43 +78,62 @@ impl AuditEvent {
         Self { operator: Some(operator.clone()), ..self }
     }
 
-    /// Notes how many like it were not written down before it.
-    pub(crate) fn and_left_out(self, count: u64) -> Self {
-        Self { detail: format!("{} ({count} more before were not written down)", self.detail), ..self }
+    /// What it is counted by when it repeats.
+    pub(crate) fn subject(&self) -> Subject {
+        Subject { event: self.event, person: self.person.clone(), source: self.source }
     }
 
-    /// What it is counted by when it repeats.
-    pub(crate) fn subject(&self) -> (&'static str, Option<String>, Option<IpAddr>) {
-        (self.event, self.person.clone(), self.source)
+    pub(super) fn name(&self) -> &'static str {
+        self.event
     }
 
     pub(super) fn write(&self, transaction: &Transaction<'_>, now: u64) -> Result<()> {
-        let mut statement = transaction.prepare_cached(
-            "INSERT INTO audit (time, event, person, device, source, detail, operator)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-        )?;
-        let source = self.source.map(|source| source.to_string());
-        let operator = self.operator.as_ref().map(|Operator(operator)| operator);
-        let Self { event, person, device, detail, .. } = self;
-        statement.execute(params![now.cast_signed(), event, person, device, source, detail, operator])?;
-        Ok(())
+        trail::append(transaction, self, now)
+    }
+
+    pub(super) fn entry(&self, id: i64, trail: Trail, time: u64) -> AuditEntry {
+        let Self { event, person, device, source, receiver, rule, detail, operator } = self.clone();
+        AuditEntry {
+            id,
+            trail: trail.name().into(),
+            time,
+            event: event.into(),
+            person,
+            device,
+            source: source.map(|source| source.to_string()),
+            receiver,
+            rule,
+            detail,
+            operator: operator.map(|Operator(operator)| operator),
+            hash: String::new(),
+        }
     }
 }
 
-/// Drops the oldest entries that strangers can cause at will, if there are more than [`MOST_REFUSALS`].
-pub(super) fn prune_refusals(transaction: &Transaction<'_>) -> Result<()> {
-    transaction.execute(
-        "DELETE FROM audit WHERE event IN ('denied', 'login_failed', 'enrolment_failed') AND id <= (
-            SELECT id FROM audit WHERE event IN ('denied', 'login_failed', 'enrolment_failed')
-            ORDER BY id DESC LIMIT 1 OFFSET ?1)",
-        [MOST_REFUSALS],
-    )?;
-    Ok(())
+/// What events are counted by when they repeat.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Subject {
+    event: &'static str,
+    person: Option<String>,
+    source: Option<IpAddr>,
+}
+
+impl Subject {
+    /// The event that says how many more there were in the minute from `time`.
+    pub(crate) fn left_out(self, count: u64, time: u64) -> AuditEvent {
+        let detail = format!("{count} more in the minute from {time} were not written down one by one");
+        let Self { event, person, source } = self;
+        AuditEvent { event, person, source, detail, ..AuditEvent::default() }
+    }
 }
 
 /// An entry as it is listed.
 #[derive(Debug, Serialize)]
 pub struct AuditEntry {
+    /// Its number; rises in both trails together.
+    pub id: i64,
+    /// Its trail.
+    pub trail: String,
     /// Unix seconds.
     pub time: u64,
     /// The event's name.
@@ -115,10 +144,16 @@ pub struct AuditEntry {
     pub device: Option<String>,
     /// The address it came from.
     pub source: Option<String>,
+    /// The receiver it is about.
+    pub receiver: Option<String>,
+    /// The rule that decided.
+    pub rule: Option<String>,
     /// Particulars.
     pub detail: String,
     /// The local user whose command it was, such as `uid 1000 (sudo)`.
     pub operator: Option<String>,
+    /// SHA-256 over this entry and all before it of its trail, in hex.
+    pub hash: String,
 }
 
 impl Database {
@@ -130,22 +165,25 @@ impl Database {
     /// The last `count` entries, oldest first; of one person if given.
     pub fn audit_entries(&self, person: Option<&str>, count: u32) -> Result<Vec<AuditEntry>> {
         let mut statement = self.connection.prepare(
-            "SELECT time, event, person, device, source, detail, operator FROM audit WHERE ?1 IS NULL OR person = ?1
-             ORDER BY id DESC LIMIT ?2",
+            "SELECT * FROM (
+                SELECT id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash
+                FROM audit WHERE ?1 IS NULL OR person = ?1 ORDER BY id DESC LIMIT ?2)
+             ORDER BY id",
         )?;
-        let rows = statement.query_map(params![person, count], |row| {
-            Ok(AuditEntry {
-                time: row.get::<_, i64>(0)?.cast_unsigned(),
-                event: row.get(1)?,
-                person: row.get(2)?,
-                device: row.get(3)?,
-                source: row.get(4)?,
-                detail: row.get(5)?,
-                operator: row.get(6)?,
-            })
-        })?;
-        let mut entries: Vec<_> = rows.collect::<Result<_, _>>()?;
-        entries.reverse();
-        Ok(entries)
+        let rows = statement.query_map(params![person, count], trail::read)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Hands every entry after the one of number `after` to `take`, oldest first.
+    pub fn each_audit_entry(&self, after: i64, mut take: impl FnMut(AuditEntry) -> Result<()>) -> Result<()> {
+        let mut statement = self.connection.prepare(
+            "SELECT id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash
+             FROM audit WHERE id > ?1 ORDER BY id",
+        )?;
+        let mut rows = statement.query([after])?;
+        while let Some(row) = rows.next()? {
+            take(trail::read(row)?)?;
+        }
+        Ok(())
     }
 }

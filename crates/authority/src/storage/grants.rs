@@ -159,11 +159,12 @@ impl Database {
                 return Ok(Recorded::SessionEnded);
             }
             let detail = format!(
-                "{:016x} to {} ({} protocol {} port {}) by {}",
-                owner.handle, owner.receiver, to.address, to.protocol, to.port, owner.rule
+                "{:016x} to {} protocol {} port {}, until {}",
+                owner.handle, to.address, to.protocol, to.port, owner.expires
             );
             let event = AuditEvent::new("granted").person(&owner.person).device(&owner.device).source(*source);
-            event.detail(detail).write(transaction, owner.issued)?;
+            let event = event.receiver(&owner.receiver).rule(&owner.rule).detail(detail);
+            event.write(transaction, owner.issued)?;
             Ok(Recorded::Done)
         })
     }

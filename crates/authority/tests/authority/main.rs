@@ -1,5 +1,6 @@
 //! The authority as its callers meet it: a real server, real TLS, the real client.
 
 mod api;
+mod audit;
 mod changes;
 mod stage;
