@@ -249,7 +249,7 @@ pub enum Event {
     Hello,
     /// Sent every 10 s so that a dead connection is noticed.
     Alive,
-    /// Receivers or rules changed: read configuration or destinations anew. A verifier asks about its flows, too.
+    /// Receivers or rules changed, or the time made other rules hold: read configuration or destinations anew. A verifier asks about its flows, too.
     Policy,
     /// Grants that have ended were revoked: ask which flows are to be cut (to verifiers only).
     Recheck,

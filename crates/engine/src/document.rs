@@ -46,10 +46,19 @@ impl fmt::Display for Faults {
 
 impl std::error::Error for Faults {}
 
+/// Faults that are told; whoever wrote a file with more knows where to begin. Bounds what reading a hostile file costs.
+const MOST_FAULTS: usize = 100;
+/// Names longer than this are not compared, nor are more than so many.
+const LONGEST_COMPARED: usize = 64;
+const MOST_COMPARED: usize = 4096;
+
 /// Collects faults while a document is read.
 pub struct Reader<'t> {
     text: &'t str,
+    /// Where lines begin.
+    lines: Vec<usize>,
     faults: Vec<Fault>,
+    left_out: usize,
 }
 
 impl<'t> Reader<'t> {
@@ -59,7 +68,7 @@ impl<'t> Reader<'t> {
         known: &[&str],
         read: impl FnOnce(&mut Self, &Fields<'_, 't>) -> Option<T>,
     ) -> Result<T, Faults> {
-        let mut reader = Self { text, faults: Vec::new() };
+        let mut reader = Self::new(text);
         let (root, errors) = DeTable::parse_recoverable(text);
         for error in errors {
             reader.fault(error.span().unwrap_or(0..0), error.message());
@@ -74,17 +83,32 @@ impl<'t> Reader<'t> {
         }
     }
 
+    /// Collects the faults of `text`.
+    fn new(text: &'t str) -> Self {
+        let lines = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
+        Self { text, lines, faults: Vec::new(), left_out: 0 }
+    }
+
+    /// Whether there are as many faults as are told: the rest of the document need not be looked at.
+    pub fn is_full(&self) -> bool {
+        self.faults.len() >= MOST_FAULTS
+    }
+
     /// Notes that what stands at `span` is wrong.
     pub fn fault(&mut self, span: Range<usize>, message: impl Into<String>) {
+        if self.is_full() {
+            self.left_out += 1;
+            return;
+        }
         let (line, column) = self.place(span.start);
         self.faults.push(Fault { line, column, message: message.into() });
     }
 
     /// The line and column of a byte offset.
     pub fn place(&self, offset: usize) -> (usize, usize) {
-        let before = self.text.get(..offset).unwrap_or(self.text);
-        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
-        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+        let line = self.lines.partition_point(|begin| *begin <= offset).max(1);
+        let column = self.text.get(self.lines[line - 1]..offset).map_or(0, |before| before.chars().count());
+        (line, column + 1)
     }
 
     fn into_faults(mut self) -> Faults {
@@ -92,6 +116,11 @@ impl<'t> Reader<'t> {
             self.fault(0..0, "can't be read");
         }
         self.faults.sort();
+        if self.left_out > 0
+            && let Some(last) = self.faults.last_mut()
+        {
+            last.message += &format!("\n(and {} more faults)", self.left_out);
+        }
         Faults(self.faults)
     }
 }
@@ -218,6 +247,30 @@ impl<'a, 't> Fields<'a, 't> {
         }
         tables
     }
+
+    /// The tables of `key = { … }` or `key = [{ … }, …]`; anything else is a fault, for which `way_out` says what to write.
+    pub fn inner_tables(
+        &self,
+        reader: &mut Reader<'_>,
+        key: &str,
+        what: &'static str,
+        known: &[&str],
+        way_out: &str,
+    ) -> Vec<Fields<'a, 't>> {
+        let Some(value) = self.value(key) else { return Vec::new() };
+        let items = match value.get_ref().as_array() {
+            Some(array) if !array.is_empty() => array.iter().collect(),
+            _ => vec![value],
+        };
+        let mut tables = Vec::new();
+        for item in items {
+            match item.get_ref().as_table() {
+                Some(table) => tables.push(Fields::new(reader, table, item.span(), what, known)),
+                None => reader.fault(item.span(), way_out),
+            }
+        }
+        tables
+    }
 }
 
 /// A string, or a fault.
@@ -263,7 +316,11 @@ pub fn duration(seconds: u32) -> String {
 
 /// `: did you mean …?` where a known name is near, else the known names if they are few.
 pub fn hint<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> String {
-    let known: Vec<_> = known.collect();
+    let short = |name: &str| name.len() <= LONGEST_COMPARED;
+    let known: Vec<_> = known.filter(|other| short(other)).take(MOST_COMPARED).collect();
+    if !short(name) {
+        return String::new();
+    }
     let near = known.iter().map(|other| (distance(name, other), *other)).min();
     match near {
         Some((away, other)) if away <= 1 + name.chars().count() / 3 => format!("; did you mean `{other}`?"),
@@ -309,8 +366,9 @@ mod tests {
 
     #[test]
     fn places_count_characters() {
-        let reader = Reader { text: "é = 1\nü = 2\n", faults: Vec::new() };
+        let reader = Reader::new("é = 1\nü = 2\n");
         assert_eq!(reader.place(0), (1, 1));
         assert_eq!(reader.place("é = 1\nü ".len()), (2, 3));
+        assert_eq!(reader.place("é = 1\nü = 2\n".len()), (3, 1));
     }
 }

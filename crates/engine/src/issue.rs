@@ -70,10 +70,13 @@ impl Issue<'_> {
             return Err(IssueError::SourceFamily);
         }
         let lifetime = terms.lifetime.min(self.max_lifetime.saturating_sub(CLOCK_MARGIN));
-        let expires = u32::try_from(self.now.saturating_add(lifetime.into())).map_err(|_| IssueError::Time)?;
+        let expires = self.now.saturating_add(lifetime.into());
+        let expires = self.permit.until.map_or(expires, |until| until.min(expires));
+        let expires = u32::try_from(expires).map_err(|_| IssueError::Time)?;
         let flags = [
             (scope.service.is_some(), Flags::PORT),
             (terms.bind_source, Flags::SOURCE),
+            (terms.reply, Flags::REPLY),
             (terms.single, Flags::SINGLE),
             (self.to.address.is_ipv6(), Flags::IPV6),
         ];
@@ -124,7 +127,7 @@ impl Issued {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Decision, Policy};
+    use crate::policy::{Decision, Policy, Request, Subject};
     use wire::{MasterKey, Suite, Token};
 
     const NOW: u64 = 1_800_000_000;
@@ -140,7 +143,8 @@ mod tests {
     fn issue(terms: &str, to: &str, source: &str) -> Result<(Issued, VerifierKey, Destination), IssueError> {
         let policy = policy(terms);
         let to = Destination { address: to.parse().unwrap(), protocol: 6, port: 22 };
-        let Decision::Allowed(permit) = policy.decide("alice", &to) else { panic!() };
+        let request = Request { subject: Subject::person("alice"), to, now: NOW };
+        let Decision::Allowed(permit) = policy.decide(&request) else { panic!() };
         let verifier_key = MasterKey::new([7; 32]).verifier_key("edge", Epoch::at(NOW, 3600)).unwrap();
         let issue = Issue {
             permit: &permit,
@@ -161,6 +165,7 @@ mod tests {
             ("", "203.0.113.3", "192.0.2.1"),
             ("granularity = \"host\"\nbind_source = true", "2001:db8::5", "2001:db8:9::1"),
             ("granularity = \"network\"\nsuite = \"aes-cmac\"\nsingle = true", "203.0.113.3", "192.0.2.1"),
+            ("granularity = \"flow\"\nreply = true", "203.0.113.3", "192.0.2.1"),
         ] {
             let (issued, verifier_key, to) = issue(terms, address, source).unwrap();
             let token = Token::new(issued.header, &issued.key, NOW as u32, 1, &to);
@@ -176,12 +181,25 @@ mod tests {
         assert_eq!((plain.header.suite, plain.header.expires), (Suite::Siphash, NOW as u32 + 300));
         let (wide, ..) = issue("granularity = \"network\"\nsingle = true", "2001:db8::5", "192.0.2.1").unwrap();
         assert_eq!((wide.header.flags, wide.header.prefix_length), (Flags::SINGLE.with(Flags::IPV6), 64));
+        let (flow, ..) = issue("granularity = \"flow\"\nreply = true", "203.0.113.3", "192.0.2.1").unwrap();
+        let expected = Flags::PORT.with(Flags::SINGLE).with(Flags::REPLY);
+        assert_eq!((flow.header.flags, flow.header.prefix_length), (expected, 32));
     }
 
     #[test]
     fn a_grant_stays_below_the_verifiers_maximum() {
         let (issued, ..) = issue("lifetime = \"1h\"", "203.0.113.3", "192.0.2.1").unwrap();
         assert_eq!(u64::from(issued.header.expires), NOW + 3570);
+    }
+
+    #[test]
+    fn a_grant_ends_with_the_window_of_its_rule() {
+        // NOW is 08:00:00 UTC of a Friday.
+        for (hours, lifetime) in [("08:00-08:02", 120), ("07:00-09:00", 300), ("08:00-08:05", 300)] {
+            let terms = format!("when = {{ hours = \"{hours}\" }}");
+            let (issued, ..) = issue(&terms, "203.0.113.3", "192.0.2.1").unwrap();
+            assert_eq!(u64::from(issued.header.expires), NOW + lifetime, "{hours}");
+        }
     }
 
     #[test]

@@ -1,17 +1,29 @@
-//! The receivers' policy: who may send where. A decision is a pure function of policy, person and destination, and what
-//! it says carries the rule that decided. Reading the file is `text`'s; nothing here asks for the time or does IO.
+//! The receivers' policy: who may send where, and when. A decision is a pure function of policy and request, and what it
+//! says carries the rule that decided. Reading the file is `text`'s; nothing here asks for the time or does IO.
 //!
-//! Deny wins over allow among the matching rules; where no rule matches, the answer is no.
+//! Among the rules that match, the one of the highest priority decides, and among those of one priority the last. Where no
+//! rule matches, the answer is no.
 
+mod explain;
+mod index;
+mod reach;
+mod request;
+mod scope;
+mod spans;
 mod text;
+mod window;
 
+pub use request::{Request, Subject};
+pub use scope::Scope;
 pub use text::name_is_valid;
+pub use window::{When, instant};
 
 use crate::api;
 use crate::document::Faults;
+use index::Index;
 use ipnet::IpNet;
+use spans::Spans;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use wire::grant::mask;
 use wire::{Destination, Suite};
 
@@ -20,7 +32,10 @@ use wire::{Destination, Suite};
 pub struct Policy {
     groups: BTreeMap<String, BTreeSet<String>>,
     receivers: Vec<Receiver>,
+    /// The receivers by name.
+    names: BTreeMap<String, usize>,
     rules: Vec<Rule>,
+    index: Index,
 }
 
 /// Something protected: addresses and services behind one verifier.
@@ -34,6 +49,8 @@ pub struct Receiver {
     pub services: Vec<api::Service>,
     /// The id of the verifier in front of it.
     pub verifier: String,
+    /// The services as spans of [`Spans`].
+    spans: Spans,
 }
 
 /// One rule.
@@ -47,10 +64,14 @@ pub struct Rule {
     pub name: Option<String>,
     /// What it says.
     pub action: Action,
+    /// Which of several matching rules decides: the highest; of equals, the last.
+    pub priority: u16,
     /// Whom it is about.
     pub who: Vec<Who>,
     /// The receivers it is about: indices into the policy's.
     to: Vec<usize>,
+    /// When it holds.
+    pub when: When,
     /// How the grants it allows are made.
     pub terms: Terms,
 }
@@ -60,19 +81,33 @@ pub struct Rule {
 pub enum Action {
     /// Grants are given.
     Allow,
-    /// Grants are refused, whatever other rules say.
+    /// Grants are refused.
     Deny,
+}
+
+impl Action {
+    /// The priority of rules that name none: so that deny wins over allow.
+    pub const fn default_priority(self) -> u16 {
+        match self {
+            Self::Allow => 100,
+            Self::Deny => 200,
+        }
+    }
 }
 
 /// Whom a rule is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Every person with an account.
+    /// Every person who is logged in.
     Everyone,
     /// The members of a group.
     Group(String),
     /// One person.
     Person(String),
+    /// Whoever uses a device with this tag.
+    Tag(String),
+    /// Whoever asks from there.
+    Address(IpNet),
 }
 
 /// How wide a grant is.
@@ -96,6 +131,8 @@ pub struct Terms {
     pub lifetime: u32,
     /// One flow only.
     pub single: bool,
+    /// With the sender's consent to packets from the receiver (wire.md §3.2 REPLY).
+    pub reply: bool,
     /// Bound to the sender's address.
     pub bind_source: bool,
     /// The MAC suite.
@@ -132,22 +169,8 @@ pub struct Permit<'p> {
     pub rule: &'p Rule,
     /// The destinations that a grant may cover.
     pub scope: Scope,
-}
-
-/// The destinations that a grant covers (wire.md §3.3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Scope {
-    /// The addresses.
-    pub prefix: IpNet,
-    /// The one protocol and port, or all of them.
-    pub service: Option<(u8, u16)>,
-}
-
-impl Scope {
-    /// Whether everything in `other` is in this scope.
-    pub fn covers(&self, other: &Self) -> bool {
-        self.prefix.contains(&other.prefix) && (self.service.is_none() || self.service == other.service)
-    }
+    /// When the policy says something else about them, if it does: the grant must end by then.
+    pub until: Option<u64>,
 }
 
 impl Policy {
@@ -156,43 +179,37 @@ impl Policy {
         text::parse(text, max_lifetime)
     }
 
-    /// What the policy says about `person` sending to `to`.
-    pub fn decide(&self, person: &str, to: &Destination) -> Decision<'_> {
-        let to = &Destination { port: if has_ports(to.protocol) { to.port } else { 0 }, ..*to };
-        let here = |index: &usize| self.receivers[*index].covers(to);
-        let Some(receiver) = self.most_specific((0..self.receivers.len()).filter(here), to) else {
-            return Decision::NoReceiver;
-        };
-        let mut allowed: Option<(u8, usize, &Rule)> = None;
-        for rule in self.rules.iter().filter(|rule| self.is_about(rule, person)) {
-            let Some(named) = self.most_specific(rule.to.iter().copied().filter(here), to) else { continue };
-            if rule.action == Action::Deny {
-                return Decision::Denied { receiver: &self.receivers[named], rule };
+    /// What the policy says.
+    pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
+        let request = &request.normal();
+        let mut receiver = None;
+        let mut deciding: Option<(&Rule, usize)> = None;
+        for index in self.index.around(request.to.address) {
+            if !self.receivers[index].serves(&request.to) {
+                continue;
             }
-            let length = self.receivers[named].prefix_of(to).map_or(0, |prefix| prefix.prefix_len());
-            if allowed.is_none_or(|(longest, ..)| length > longest) {
-                allowed = Some((length, named, rule));
+            receiver.get_or_insert(index);
+            let rules = self.index.rules_of(index).iter().map(|rule| &self.rules[*rule]);
+            let stronger = rules.take_while(|rule| deciding.is_none_or(|(other, _)| rule.beats(other)));
+            let found = stronger.into_iter().find(|rule| self.holds(rule, request));
+            deciding = found.map(|rule| (rule, index)).or(deciding);
+        }
+        let Some(receiver) = receiver else { return Decision::NoReceiver };
+        match deciding {
+            None => Decision::DefaultDeny { receiver: &self.receivers[receiver] },
+            Some((rule, index)) => {
+                let receiver = &self.receivers[index];
+                match rule.action {
+                    Action::Deny => Decision::Denied { receiver, rule },
+                    Action::Allow => Decision::Allowed(self.permit(request, receiver, rule)),
+                }
             }
         }
-        let Some((_, index, rule)) = allowed else {
-            return Decision::DefaultDeny { receiver: &self.receivers[receiver] };
-        };
-        let receiver = &self.receivers[index];
-        Decision::Allowed(Permit { receiver, rule, scope: self.scope(person, receiver, rule, to) })
     }
 
-    /// The receivers that some rule lets `person` reach and none keeps them from altogether.
-    pub fn destinations(&self, person: &str) -> Vec<&Receiver> {
-        let rules: Vec<_> = self.rules.iter().filter(|rule| self.is_about(rule, person)).collect();
-        let named = |action: Action, test: &dyn Fn(usize) -> bool| {
-            rules.iter().any(|rule| rule.action == action && rule.to.iter().any(|index| test(*index)))
-        };
-        let reachable = |index: &usize| {
-            let receiver = &self.receivers[*index];
-            named(Action::Allow, &|other| self.receivers[other].overlaps(receiver))
-                && !named(Action::Deny, &|other| self.receivers[other].contains(receiver))
-        };
-        (0..self.receivers.len()).filter(reachable).map(|index| &self.receivers[index]).collect()
+    /// The next time at which some rule begins or ceases to hold.
+    pub fn next_change(&self, after: u64) -> Option<u64> {
+        self.rules.iter().filter_map(|rule| rule.when.next_change(after)).min()
     }
 
     /// Every receiver, in the file's order.
@@ -214,48 +231,29 @@ impl Policy {
         self.groups.values().flatten().map(String::as_str).chain(named).collect()
     }
 
-    fn is_about(&self, rule: &Rule, person: &str) -> bool {
+    /// Whether a rule is about the subject, at this time.
+    fn holds(&self, rule: &Rule, request: &Request<'_>) -> bool {
+        self.is_about(rule, &request.subject) && rule.when.covers(request.now)
+    }
+
+    fn is_about(&self, rule: &Rule, subject: &Subject<'_>) -> bool {
         rule.who.iter().any(|who| match who {
             Who::Everyone => true,
-            Who::Person(named) => named == person,
-            Who::Group(group) => self.groups.get(group).is_some_and(|members| members.contains(person)),
-        })
-    }
-
-    /// The receiver with the longest prefix around `to`; the first of those that tie.
-    fn most_specific(&self, indices: impl Iterator<Item = usize>, to: &Destination) -> Option<usize> {
-        let length = |index: &usize| self.receivers[*index].prefix_of(to).map_or(0, |prefix| prefix.prefix_len());
-        indices.min_by_key(|index| u8::MAX - length(index))
-    }
-
-    /// What a grant under `rule` may cover. A wide grant is narrowed to the one application where another rule denies the
-    /// person anything inside it, or allows it on other terms and would decide there: its key would open that, too.
-    fn scope(&self, person: &str, receiver: &Receiver, rule: &Rule, to: &Destination) -> Scope {
-        let host = IpNet::from(to.address);
-        let narrow = Scope { prefix: host, service: Some((to.protocol, to.port)) };
-        let outer = receiver.prefix_of(to).unwrap_or(host);
-        let prefix = match rule.terms.granularity {
-            Granularity::Application => return narrow,
-            Granularity::Host => host,
-            Granularity::Network => outer,
-        };
-        let interferes = |other: &Rule, inner: &IpNet| match other.action {
-            Action::Deny => overlap(inner, &prefix),
-            Action::Allow => {
-                other.terms != rule.terms && inner.prefix_len() >= outer.prefix_len() && overlap(inner, &prefix)
+            Who::Person(named) => named == subject.person,
+            Who::Group(group) => {
+                subject.groups.contains(group)
+                    || self.groups.get(group).is_some_and(|members| members.contains(subject.person))
             }
-        };
-        let narrowed = self.rules.iter().filter(|other| self.is_about(other, person)).any(|other| {
-            other.to.iter().flat_map(|index| &self.receivers[*index].prefixes).any(|inner| interferes(other, inner))
-        });
-        if narrowed { narrow } else { Scope { prefix, service: None } }
+            Who::Tag(tag) => subject.tags.contains(tag),
+            Who::Address(prefix) => subject.source.is_some_and(|source| prefix.contains(&source)),
+        })
     }
 }
 
 impl Receiver {
     /// Whether a packet to `to` is for this receiver.
     pub fn covers(&self, to: &Destination) -> bool {
-        self.prefix_of(to).is_some() && self.services.iter().any(|service| service.covers(to.protocol, to.port))
+        self.prefix_of(to).is_some() && self.serves(to)
     }
 
     /// The receiver as the API shows it: one entry per prefix.
@@ -273,22 +271,9 @@ impl Receiver {
         self.prefixes.iter().filter(|prefix| prefix.contains(&to.address)).max_by_key(|p| p.prefix_len()).copied()
     }
 
-    /// Whether some packet is for both.
-    fn overlaps(&self, other: &Self) -> bool {
-        let prefixes = self.prefixes.iter().any(|one| other.prefixes.iter().any(|two| overlap(one, two)));
-        prefixes && self.services.iter().any(|one| other.services.iter().any(|two| services_overlap(one, two)))
-    }
-
-    /// Whether every packet for `other` is for this one. Spans that only together cover a span don't count.
-    fn contains(&self, other: &Self) -> bool {
-        other.prefixes.iter().all(|inner| self.prefixes.iter().any(|outer| outer.contains(inner)))
-            && other.services.iter().all(|inner| {
-                self.services.iter().any(|outer| {
-                    outer.protocol == 0
-                        || outer.covers(inner.protocol, inner.first_port)
-                            && outer.covers(inner.protocol, inner.last_port)
-                })
-            })
+    /// Whether protocol and port are among its services.
+    fn serves(&self, to: &Destination) -> bool {
+        self.spans.covers(to.protocol, to.port)
     }
 
     fn protects_all(&self) -> bool {
@@ -297,6 +282,15 @@ impl Receiver {
 }
 
 impl Rule {
+    /// What decides between rules: priority, then which comes later.
+    fn order(&self) -> (u16, usize) {
+        (self.priority, self.number)
+    }
+
+    fn beats(&self, other: &Self) -> bool {
+        self.order() > other.order()
+    }
+
     /// How the rule is called in answers and logs: `policy.toml:LINE name`, or its number where it has no name.
     pub fn label(&self) -> String {
         match &self.name {
@@ -306,62 +300,9 @@ impl Rule {
     }
 }
 
-impl Decision<'_> {
-    /// The decision as the API explains it.
-    pub fn explain(&self, person: &str, to: &Destination) -> api::Explanation {
-        let (receiver, rule) = match self {
-            Self::NoReceiver => (None, None),
-            Self::DefaultDeny { receiver } => (Some(&receiver.name), None),
-            Self::Denied { receiver, rule } | Self::Allowed(Permit { receiver, rule, .. }) => {
-                (Some(&receiver.name), Some(rule.label()))
-            }
-        };
-        let place = Place(to);
-        let text = match self {
-            Self::NoReceiver => format!("nothing is protected at {place}: no receiver of the policy covers it"),
-            Self::DefaultDeny { receiver } => {
-                format!("no rule lets {person} reach {place} (receiver {})", receiver.name)
-            }
-            Self::Denied { receiver, rule } => {
-                format!("{person} may not reach {place} (receiver {}): denied by {}", receiver.name, rule.label())
-            }
-            Self::Allowed(permit) => {
-                let (receiver, rule) = (&permit.receiver.name, permit.rule.label());
-                format!("{person} may reach {place} (receiver {receiver}): allowed by {rule}")
-            }
-        };
-        let allowed = matches!(self, Self::Allowed(_));
-        api::Explanation { allowed, receiver: receiver.cloned(), rule, text }
-    }
-}
-
-/// A destination as people write it.
-struct Place<'d>(&'d Destination);
-
-impl fmt::Display for Place<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Destination { address, protocol, port } = self.0;
-        match text::protocol_name(*protocol) {
-            Some(name) if has_ports(*protocol) => write!(f, "{address} {name}/{port}"),
-            Some(name) => write!(f, "{address} {name}"),
-            None => write!(f, "{address} protocol {protocol}"),
-        }
-    }
-}
-
 /// Whether a protocol's packets name ports: TCP, UDP, DCCP, SCTP, UDP-Lite.
 pub fn has_ports(protocol: u8) -> bool {
     matches!(protocol, 6 | 17 | 33 | 132 | 136)
-}
-
-fn overlap(one: &IpNet, other: &IpNet) -> bool {
-    one.contains(other) || other.contains(one)
-}
-
-fn services_overlap(one: &api::Service, other: &api::Service) -> bool {
-    let protocol = one.protocol == 0 || other.protocol == 0 || one.protocol == other.protocol;
-    let ports = one.first_port <= other.last_port && other.first_port <= one.last_port;
-    protocol && (ports || one.protocol == 0 || other.protocol == 0)
 }
 
 /// A prefix whose host bits are cleared, as the grant's key is made over it.

@@ -3,7 +3,7 @@
 use engine::agent::Target;
 use engine::api;
 use engine::document::{Reader, duration, hint, seconds};
-use engine::policy::{Action, Decision, Policy};
+use engine::policy::{Action, Decision, Policy, Request, Subject};
 use engine::protected;
 use serde::{Serialize, de::DeserializeOwned};
 use wire::Destination;
@@ -24,21 +24,26 @@ pub fn policy(input: &[u8]) {
     let receivers: Vec<_> = policy.receivers().iter().flat_map(|receiver| receiver.entries()).collect();
     // Refusing too many spans is fine; panicking is not.
     let _ = protected::entries(&receivers);
+    // The time from one change to the next, as the authority's clock goes through them.
+    let times: Vec<_> = std::iter::successors(policy.next_change(0), |at| policy.next_change(*at)).take(4).collect();
+    assert!(times.is_sorted_by(|one, other| one < other));
+    let now = times.first().copied().unwrap_or(0);
     for person in persons.into_iter().take(4) {
-        policy.destinations(person);
+        policy.destinations(&Subject::person(person), now);
         for receiver in policy.receivers().iter().take(4) {
             for (prefix, service) in receiver.prefixes.iter().zip(&receiver.services) {
                 let protocol = if service.protocol == 0 { 6 } else { service.protocol };
                 let to = Destination { address: prefix.addr(), protocol, port: service.first_port };
-                decide(&policy, person, &to);
+                decide(&policy, &Request { subject: Subject::person(person), to, now });
             }
         }
     }
 }
 
-fn decide(policy: &Policy, person: &str, to: &Destination) {
-    let decision = policy.decide(person, to);
-    let explained = decision.explain(person, to);
+fn decide(policy: &Policy, request: &Request<'_>) {
+    let to = &request.to;
+    let decision = policy.decide(request);
+    let explained = decision.explain(request);
     match &decision {
         Decision::NoReceiver => panic!("a receiver's own address is no receiver"),
         Decision::DefaultDeny { .. } => assert!(!explained.allowed && explained.rule.is_none()),
@@ -47,6 +52,7 @@ fn decide(policy: &Policy, person: &str, to: &Destination) {
             assert!(explained.allowed && permit.rule.action == Action::Allow);
             assert!(permit.scope.prefix.contains(&to.address));
             assert!(permit.receiver.covers(to));
+            assert!(permit.until.is_none_or(|until| until > request.now));
             assert!((10..=3600).contains(&permit.rule.terms.lifetime));
         }
     }

@@ -210,6 +210,10 @@ fn write_texts() {
             "[groups]\ng = [\"alice\"]\n{receiver}{rule}[[rules]]\naction = \"deny\"\nwho = [\"group:g\", \"person:bob\"]\nto = [\"a\"]\n"
         ),
     );
+    let windows = "priority = 300\ngranularity = \"flow\"\nreply = true\nwhen = [{ days = \"mon-fri\", hours = \
+                   [\"08:00-12:00\", \"22:00-06:00\"], zone = \"Europe/Zurich\" }, { from = 2026-01-01, until = \"2026-02-01\" }]\n";
+    let who = rule.replace("\"everyone\"", "[\"tag:laptops\", \"address:192.0.2.0/24\", \"address:2001:db8::1\"]");
+    write("policy", "windows", format!("{receiver}{who}{windows}"));
     write("policy", "faults", format!("{receiver}{rule}{terms}lifetme = 5\n"));
     write("policy", "empty", "");
     write("policy", "names", receiver.replace("\"a\"", "\"é\"").replace("/24", "/33"));

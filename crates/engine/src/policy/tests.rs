@@ -1,6 +1,10 @@
 use super::*;
 use proptest::prelude::*;
 
+mod cases;
+
+mod reference;
+
 const POLICY: &str = r#"
 [groups]
 staff = ["alice", "bob"]
@@ -53,8 +57,12 @@ fn to(address: &str, protocol: u8, port: u16) -> Destination {
     Destination { address: address.parse().unwrap(), protocol, port }
 }
 
+fn ask<'s>(person: &'s str, to: &Destination) -> Request<'s> {
+    Request { subject: Subject::person(person), to: *to, now: 0 }
+}
+
 fn permit<'p>(policy: &'p Policy, person: &str, to: &Destination) -> Permit<'p> {
-    match policy.decide(person, to) {
+    match policy.decide(&ask(person, to)) {
         Decision::Allowed(permit) => permit,
         other => panic!("{other:?}"),
     }
@@ -83,21 +91,21 @@ fn an_allowed_person_gets_a_permit_with_the_deciding_rule() {
 #[test]
 fn deny_wins_over_an_earlier_allow() {
     let policy = policy();
-    let Decision::Denied { receiver, rule } = policy.decide("bob", &to("203.0.113.10", 6, 22)) else { panic!() };
+    let Decision::Denied { receiver, rule } = policy.decide(&ask("bob", &to("203.0.113.10", 6, 22))) else { panic!() };
     assert_eq!((receiver.name.as_str(), rule.number, rule.label().as_str()), ("git", 2, "policy.toml:29 rule 2"));
 }
 
 #[test]
 fn without_a_rule_the_answer_is_no() {
     let policy = policy();
-    assert!(matches!(policy.decide("mallory", &to("203.0.113.10", 6, 22)), Decision::DefaultDeny { .. }));
+    assert!(matches!(policy.decide(&ask("mallory", &to("203.0.113.10", 6, 22))), Decision::DefaultDeny { .. }));
 }
 
 #[test]
 fn what_no_receiver_covers_is_told_apart() {
     let policy = policy();
     for to in [to("203.0.113.11", 6, 22), to("203.0.113.10", 6, 23), to("2001:db8:2::1", 6, 22)] {
-        assert_eq!(policy.decide("alice", &to), Decision::NoReceiver);
+        assert_eq!(policy.decide(&ask("alice", &to)), Decision::NoReceiver);
     }
 }
 
@@ -105,7 +113,7 @@ fn what_no_receiver_covers_is_told_apart() {
 fn spans_of_ports_include_both_ends() {
     let policy = policy();
     for (port, covered) in [(442, false), (443, true), (450, true), (451, false)] {
-        let decision = policy.decide("alice", &to("203.0.113.10", 17, port));
+        let decision = policy.decide(&ask("alice", &to("203.0.113.10", 17, port)));
         assert_eq!(decision != Decision::NoReceiver, covered, "{port}");
     }
 }
@@ -128,7 +136,7 @@ fn a_network_grant_covers_the_receivers_prefix_and_all_services() {
 #[test]
 fn a_network_grant_never_opens_what_a_rule_denies() {
     let policy = policy();
-    assert!(matches!(policy.decide("bob", &to("203.0.113.70", 6, 80)), Decision::Denied { .. }));
+    assert!(matches!(policy.decide(&ask("bob", &to("203.0.113.70", 6, 80))), Decision::Denied { .. }));
     let near = permit(&policy, "bob", &to("203.0.113.71", 6, 80));
     assert_eq!(near.scope, Scope { prefix: "203.0.113.71/32".parse().unwrap(), service: Some((6, 80)) });
     assert_eq!(permit(&policy, "alice", &to("203.0.113.71", 6, 80)).scope.service, None);
@@ -137,7 +145,8 @@ fn a_network_grant_never_opens_what_a_rule_denies() {
 #[test]
 fn destinations_are_those_that_some_rule_opens_and_none_closes() {
     let policy = policy();
-    let names = |person| policy.destinations(person).iter().map(|r| r.name.clone()).collect::<Vec<_>>();
+    let names =
+        |person| policy.destinations(&Subject::person(person), 0).iter().map(|r| r.name.clone()).collect::<Vec<_>>();
     assert_eq!(names("alice"), ["git", "lab", "vault"]);
     assert_eq!(names("bob"), ["lab"]);
     assert_eq!(names("zoe"), ["lab", "vault"]);
@@ -146,7 +155,7 @@ fn destinations_are_those_that_some_rule_opens_and_none_closes() {
 #[test]
 fn explanations_say_who_where_and_why() {
     let policy = policy();
-    let explain = |person: &str, to: &Destination| policy.decide(person, to).explain(person, to);
+    let explain = |person: &str, to: &Destination| policy.decide(&ask(person, to)).explain(&ask(person, to));
     let git = to("203.0.113.10", 6, 22);
     let allowed = explain("alice", &git);
     assert!(allowed.allowed);
@@ -162,7 +171,7 @@ fn explanations_say_who_where_and_why() {
 
 #[test]
 fn an_empty_policy_is_valid_and_protects_nothing() {
-    assert_eq!(Policy::parse("", 3600).unwrap().decide("a", &to("192.0.2.1", 6, 1)), Decision::NoReceiver);
+    assert_eq!(Policy::parse("", 3600).unwrap().decide(&ask("a", &to("192.0.2.1", 6, 1))), Decision::NoReceiver);
 }
 
 #[test]
@@ -283,7 +292,7 @@ proptest! {
         for person in ["alice", "bob", "eve"] {
             let about = |action| policy.rules.iter().any(|rule| {
                 rule.action == action
-                    && policy.is_about(rule, person)
+                    && policy.is_about(rule, &Subject::person(person))
                     && rule.to.iter().any(|index| policy.receivers[*index].covers(&to))
             });
             let receiver = policy.receivers.iter().any(|receiver| receiver.covers(&to));
@@ -293,7 +302,7 @@ proptest! {
                 (true, false, true) => "allowed",
                 (true, false, false) => "no rule",
             };
-            let decided = match policy.decide(person, &to) {
+            let decided = match policy.decide(&ask(person, &to)) {
                 Decision::NoReceiver => "nothing",
                 Decision::Denied { .. } => "denied",
                 Decision::Allowed(_) => "allowed",
@@ -307,18 +316,18 @@ proptest! {
     fn a_grant_opens_only_what_would_be_allowed_on_its_terms((text, to) in small_world()) {
         let policy = Policy::parse(&text, 3600).unwrap();
         for person in ["alice", "bob", "eve"] {
-            let Decision::Allowed(permit) = policy.decide(person, &to) else { continue };
+            let Decision::Allowed(permit) = policy.decide(&ask(person, &to)) else { continue };
             prop_assert!(permit.scope.prefix.contains(&to.address));
             for (host, protocol, port) in (0..4).flat_map(|host| [(host, 6, 22), (host, 6, 40), (host, 17, 22)]) {
                 let other = Destination { address: [10, 0, 0, host].into(), protocol, port };
                 let inside = Scope { prefix: other.address.into(), service: Some((protocol, port)) };
-                let allowed = match policy.decide(person, &other) {
+                let allowed = match policy.decide(&ask(person, &other)) {
                     Decision::Allowed(there) => there.rule.terms.single == permit.rule.terms.single,
                     _ => false,
                 };
                 prop_assert!(allowed || !permit.scope.covers(&inside), "{} to {:?}: {}", person, other, text);
             }
-            let receivers = policy.destinations(person);
+            let receivers = policy.destinations(&Subject::person(person), 0);
             prop_assert!(receivers.iter().any(|receiver| receiver.covers(&to)), "{}: {}", person, text);
         }
     }
@@ -332,4 +341,34 @@ proptest! {
             prop_assert!(!faults.all().is_empty());
         }
     }
+}
+
+#[test]
+fn faults_of_windows_and_priorities_say_the_way_out() {
+    let rule =
+        |key: &str| fault_after(&format!("[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"git\"\n{key}"));
+    for (key, way_out) in [
+        ("priority = 70000", "`priority` is a whole number from 0 to 65535"),
+        ("when = \"mon\"", "a time window is written { days = \"mon-fri\""),
+        ("when = []", "a time window is written { days = \"mon-fri\""),
+        ("when = { zone = \"Europe/Zurich\" }", "says at least one of days, hours, from, until"),
+        ("when = { hours = \"8-18\" }", "such as 08:00-18:00, 22:00-06:00"),
+        ("when = { hours = \"08:00-08:00\" }", "is no span of hours"),
+        ("when = { hours = \"08:00-25:00\" }", "is no span of hours"),
+        ("when = { days = \"monday\" }", "days: mon, tue, wed, thu, fri, sat, sun"),
+        ("when = { days = [], hours = \"08:00-09:00\" }", "`days` is empty"),
+        ("when = { hours = \"08:00-09:00\", zone = \"Europe/Zürich\" }", "did you mean `Europe/Zurich`?"),
+        ("when = { from = 2026-05-01, until = 2026-04-30 }", "`until` is not after `from`"),
+        ("when = { from = \"soon\" }", "a date goes here: 2026-03-01"),
+        ("when = { form = 2026-01-01, until = 2026-02-01 }", "did you mean `from`?"),
+        ("granularity = \"wide\"", "`wide` is none of network, host, application, flow"),
+    ] {
+        let message = rule(key);
+        assert!(message.contains(way_out), "{key}: {message}");
+    }
+    let who = |who: &str| fault_after(&format!("[[rules]]\naction = \"deny\"\nwho = \"{who}\"\nto = \"git\""));
+    assert_eq!(who("192.0.2.0/24"), "write \"address:192.0.2.0/24\"");
+    assert_eq!(who("2001:db8::1"), "write \"address:2001:db8::1\"");
+    assert!(who("address:192.0.2.1/24").contains("write 192.0.2.0/24"));
+    assert!(who("device:x").contains("\"tag:NAME\", \"address:PREFIX\""));
 }

@@ -1,17 +1,35 @@
 //! From `policy.toml` to a valid [`Policy`]: names resolved, prefixes masked, contradictions reported.
 
+mod when;
+
+use super::index::Index;
+use super::spans::Spans;
 use super::{Action, Granularity, Policy, Receiver, Rule, Terms, Who, has_ports, masked};
 use crate::api::Service;
 use crate::document::{Faults, Fields, Reader, hint, texts};
 use ipnet::IpNet;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use toml::Spanned;
 use wire::Suite;
 
 const RECEIVER_KEYS: &[&str] = &["name", "address", "services", "verifier"];
-const RULE_KEYS: &[&str] =
-    &["name", "action", "who", "to", "granularity", "lifetime", "single", "bind_source", "suite"];
+const RULE_KEYS: &[&str] = &[
+    "name",
+    "action",
+    "priority",
+    "who",
+    "to",
+    "when",
+    "granularity",
+    "lifetime",
+    "single",
+    "reply",
+    "bind_source",
+    "suite",
+];
+/// The keys that say how a grant is made.
+const TERMS_KEYS: &[&str] = &["granularity", "lifetime", "single", "reply", "bind_source", "suite"];
 const PROTOCOLS: &[(&str, u8)] = &[
     ("icmp", 1),
     ("tcp", 6),
@@ -25,6 +43,8 @@ const PROTOCOLS: &[(&str, u8)] = &[
 ];
 /// How long a grant lives where its rule doesn't say, seconds.
 const DEFAULT_LIFETIME: u32 = 300;
+/// Receivers around one prefix: bounds what a decision costs, and the check of overlaps.
+const MOST_AROUND: usize = 256;
 /// Below this a grant would end before a slow connection is up, seconds.
 const LEAST_LIFETIME: u32 = 10;
 
@@ -35,6 +55,7 @@ pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
         let verifier_spans = read_receivers(reader, root, &mut policy);
         check_overlaps(reader, &policy, &verifier_spans);
         read_rules(reader, root, &mut policy, max_lifetime);
+        policy.index = Index::new(&policy.receivers, &policy.rules);
         Some(policy)
     })
 }
@@ -75,36 +96,55 @@ fn read_groups(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Poli
 
 /// Reads the receivers; gives the place of each one's verifier.
 fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy) -> Vec<std::ops::Range<usize>> {
-    let mut spans = Vec::new();
+    let mut verifier_spans = Vec::new();
     for fields in root.tables(reader, "receivers", "a receiver", RECEIVER_KEYS) {
+        if reader.is_full() {
+            break;
+        }
         let name = fields.required_text(reader, "name");
         let addresses = fields.required_texts(reader, "address");
         let services = fields.required_texts(reader, "services");
         let verifier = fields.required_text(reader, "verifier");
         let prefixes = addresses.iter().filter_map(|address| prefix(reader, address)).collect();
-        let services = services.iter().filter_map(|text| service(reader, text)).collect();
+        let services: Vec<_> = services.iter().filter_map(|text| service(reader, text)).collect();
+        let spans = Spans::new(&services);
         let (Some(name), Some(verifier)) = (name, verifier) else { continue };
         check_name(reader, &name);
         check_name(reader, &verifier);
-        if policy.receivers.iter().any(|other| other.name == *name.get_ref()) {
+        if policy.names.insert(name.get_ref().to_string(), policy.receivers.len()).is_some() {
             reader.fault(name.span(), format!("there is already a receiver `{}`", name.get_ref()));
         }
-        spans.push(verifier.span());
+        verifier_spans.push(verifier.span());
         policy.receivers.push(Receiver {
             name: name.get_ref().to_string(),
             prefixes,
             services,
             verifier: verifier.get_ref().to_string(),
+            spans,
         });
     }
-    spans
+    verifier_spans
 }
 
 /// One destination has one verifier: whose key would its grant be made with otherwise?
 fn check_overlaps(reader: &mut Reader<'_>, policy: &Policy, verifier_spans: &[std::ops::Range<usize>]) {
-    for (index, (one, span)) in policy.receivers.iter().zip(verifier_spans).enumerate() {
-        for other in &policy.receivers[..index] {
-            if one.verifier != other.verifier && one.overlaps(other) {
+    let index = Index::new(&policy.receivers, &[]);
+    let mut told = BTreeSet::new();
+    for (number, (one, span)) in policy.receivers.iter().zip(verifier_spans).enumerate() {
+        if reader.is_full() {
+            return;
+        }
+        if let Some(prefix) = one.prefixes.iter().find(|prefix| index.around_prefix(**prefix).count() > MOST_AROUND) {
+            let why = format!("more than {MOST_AROUND} receivers lie around {prefix}, the last of them `{}`", one.name);
+            reader.fault(span.clone(), format!("{why}; join some: a receiver may have many services"));
+            return;
+        }
+        let near: BTreeSet<_> = one.prefixes.iter().flat_map(|prefix| index.around_prefix(*prefix)).collect();
+        for other in near {
+            let pair = (number.max(other), number.min(other));
+            let (one, other) = (&policy.receivers[pair.0], &policy.receivers[pair.1]);
+            let span = &verifier_spans[pair.0];
+            if one.verifier != other.verifier && one.spans.overlaps(&other.spans) && told.insert(pair) {
                 let (one, other, verifier) = (&one.name, &other.name, &other.verifier);
                 let why = format!("`{one}` overlaps `{other}`, which is behind verifier `{verifier}`");
                 reader.fault(span.clone(), format!("{why}; an address and service have one verifier"));
@@ -162,6 +202,9 @@ fn service(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<Service> {
 fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy, max_lifetime: u32) {
     let mut names = BTreeMap::new();
     for (index, fields) in root.tables(reader, "rules", "a rule", RULE_KEYS).into_iter().enumerate() {
+        if reader.is_full() {
+            break;
+        }
         let name = fields.text(reader, "name");
         let line = reader.place(fields.span().start).0;
         if let Some(name) = &name
@@ -175,13 +218,14 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
         let action = fields.required_text(reader, "action");
         let actions = [("allow", Action::Allow), ("deny", Action::Deny)];
         let action = action.and_then(|word| choice(reader, &word, &actions)).unwrap_or(Action::Deny);
+        let priority = fields.number(reader, "priority", action.default_priority().into(), 0, u16::MAX.into());
         let who = fields.required_texts(reader, "who");
         let who = who.iter().filter_map(|word| subject(reader, word, policy)).collect();
         let to = fields.required_texts(reader, "to");
         let to: Vec<_> = to.iter().filter_map(|word| Some((receiver(reader, word, policy)?, word.span()))).collect();
         let terms = read_terms(reader, &fields, max_lifetime);
         if action == Action::Deny {
-            for key in ["granularity", "lifetime", "single", "bind_source", "suite"] {
+            for key in TERMS_KEYS {
                 if let Some(value) = fields.value(key) {
                     reader.fault(value.span(), format!("a rule that denies gives no grant: drop `{key}`"));
                 }
@@ -194,7 +238,9 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
             line,
             name: name.map(|name| name.get_ref().to_string()),
             action,
+            priority: u16::try_from(priority).unwrap_or(u16::MAX),
             who,
+            when: when::read(reader, &fields),
             to: to.into_iter().map(|(index, _)| index).collect(),
             terms,
         });
@@ -202,16 +248,22 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
 }
 
 fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u32) -> Terms {
-    let widths =
-        [("application", Granularity::Application), ("host", Granularity::Host), ("network", Granularity::Network)];
+    let widths = [
+        ("network", (Granularity::Network, false)),
+        ("host", (Granularity::Host, false)),
+        ("application", (Granularity::Application, false)),
+        ("flow", (Granularity::Application, true)),
+    ];
     let suites = [Suite::Siphash, Suite::AesCmac].map(|suite| (suite.name(), suite));
     let granularity = fields.text(reader, "granularity").and_then(|word| choice(reader, &word, &widths));
     let suite = fields.text(reader, "suite").and_then(|word| choice(reader, &word, &suites));
+    let (granularity, flow) = granularity.unwrap_or_default();
     let default = DEFAULT_LIFETIME.min(max_lifetime);
     Terms {
-        granularity: granularity.unwrap_or_default(),
+        granularity,
         lifetime: fields.seconds(reader, "lifetime", default, LEAST_LIFETIME, max_lifetime),
-        single: fields.yes(reader, "single"),
+        single: fields.yes(reader, "single") || flow,
+        reply: fields.yes(reader, "reply"),
         bind_source: fields.yes(reader, "bind_source"),
         suite: suite.unwrap_or(Suite::Siphash),
     }
@@ -246,17 +298,23 @@ fn subject(reader: &mut Reader<'_>, word: &Spanned<&str>, policy: &Policy) -> Op
         None if text == "everyone" => return Some(Who::Everyone),
         Some(("group", name)) if policy.groups.contains_key(name) => return Some(Who::Group(name.to_string())),
         Some(("person", name)) if name_is_valid(name) => return Some(Who::Person(name.to_string())),
+        Some(("tag", name)) if name_is_valid(name) => return Some(Who::Tag(name.to_string())),
+        Some(("address", text)) => return prefix(reader, &Spanned::new(word.span(), text)).map(Who::Address),
+        _ if text.parse::<IpNet>().is_ok() || text.parse::<IpAddr>().is_ok() => format!("write \"address:{text}\""),
         Some(("group", name)) => format!("no group `{name}`{}", hint(name, policy.groups.keys().map(String::as_str))),
         _ if policy.groups.contains_key(text) => format!("write \"group:{text}\""),
         None if name_is_valid(text) && !text.starts_with("every") => format!("write \"person:{text}\""),
-        _ => format!("`{}` is none of \"group:NAME\", \"person:NAME\", \"everyone\"", text.escape_debug()),
+        _ => {
+            let kinds = "\"group:NAME\", \"person:NAME\", \"tag:NAME\", \"address:PREFIX\", \"everyone\"";
+            format!("`{}` is none of {kinds}", text.escape_debug())
+        }
     };
     reader.fault(word.span(), who);
     None
 }
 
 fn receiver(reader: &mut Reader<'_>, word: &Spanned<&str>, policy: &Policy) -> Option<usize> {
-    let found = policy.receivers.iter().position(|receiver| receiver.name == *word.get_ref());
+    let found = policy.names.get(*word.get_ref()).copied();
     if found.is_none() {
         let hint = hint(word.get_ref(), policy.receivers.iter().map(|receiver| receiver.name.as_str()));
         reader.fault(word.span(), format!("no receiver `{}`{hint}", word.get_ref().escape_debug()));

@@ -1,0 +1,39 @@
+//! Which receivers somebody can reach at all: what an agent needs to know to ask for grants where it makes sense.
+
+use super::{Action, Policy, Receiver, Subject};
+use std::collections::BTreeSet;
+
+impl Policy {
+    /// The receivers of which the subject may reach some part at this time, in the file's order. May name one too many
+    /// where several rules that deny close it only together.
+    pub fn destinations(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
+        let about: Vec<_> =
+            self.rules.iter().map(|rule| self.is_about(rule, subject) && rule.when.covers(now)).collect();
+        let strongest = |receiver: usize, action: Action| {
+            let rules = self.index.rules_of(receiver).iter();
+            rules.copied().find(|rule| about[*rule] && self.rules[*rule].action == action)
+        };
+        let strongest =
+            |action| (0..self.receivers.len()).map(|receiver| strongest(receiver, action)).collect::<Vec<_>>();
+        let (allows, denies) = (strongest(Action::Allow), strongest(Action::Deny));
+        let order = |rule: &usize| self.rules[*rule].order();
+        let reachable = |receiver: &usize| {
+            let receiver = &self.receivers[*receiver];
+            let near = receiver.prefixes.iter().flat_map(|prefix| self.index.overlapping(prefix));
+            let near = near.filter(|other| self.receivers[*other].spans.overlaps(&receiver.spans));
+            let allow = near.filter_map(|other| allows[other].as_ref()).max_by_key(|rule| order(rule));
+            let around = self.around(receiver).into_iter();
+            let around = around.filter(|other| self.receivers[*other].spans.contains(&receiver.spans));
+            let deny = around.filter_map(|other| denies[other].as_ref()).max_by_key(|rule| order(rule));
+            allow.is_some_and(|allow| deny.is_none_or(|deny| order(allow) > order(deny)))
+        };
+        (0..self.receivers.len()).filter(reachable).map(|index| &self.receivers[index]).collect()
+    }
+
+    /// The receivers that contain all addresses of another.
+    fn around(&self, receiver: &Receiver) -> BTreeSet<usize> {
+        let mut prefixes = receiver.prefixes.iter().map(|prefix| self.index.around_prefix(*prefix).collect());
+        let first: BTreeSet<_> = prefixes.next().unwrap_or_default();
+        prefixes.fold(first, |all, these| &all & &these)
+    }
+}

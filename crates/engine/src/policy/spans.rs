@@ -1,0 +1,95 @@
+//! Services as spans that don't touch, in order: what two receivers have in common is seen in one pass over both.
+
+use crate::api::Service;
+
+/// Spans of protocol and port as one number, both ends included, sorted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Spans(Vec<(u32, u32)>);
+
+impl Spans {
+    pub(super) fn new(services: &[Service]) -> Self {
+        let span = |service: &Service| match service.protocol {
+            0 => (0, number(u8::MAX, u16::MAX)),
+            protocol => (number(protocol, service.first_port), number(protocol, service.last_port)),
+        };
+        let mut spans: Vec<_> = services.iter().map(span).collect();
+        spans.sort_unstable();
+        let mut joined: Vec<(u32, u32)> = Vec::new();
+        for (first, last) in spans {
+            match joined.last_mut() {
+                Some((_, end)) if first <= end.saturating_add(1) => *end = last.max(*end),
+                _ => joined.push((first, last)),
+            }
+        }
+        Self(joined)
+    }
+
+    pub(super) fn covers(&self, protocol: u8, port: u16) -> bool {
+        self.contains_span(number(protocol, port), number(protocol, port))
+    }
+
+    pub(super) fn contains(&self, other: &Self) -> bool {
+        other.0.iter().all(|(first, last)| self.contains_span(*first, *last))
+    }
+
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        let (mut one, mut two) = (self.0.iter().peekable(), other.0.iter().peekable());
+        while let (Some((first, last)), Some((other_first, other_last))) = (one.peek(), two.peek()) {
+            if first <= other_last && other_first <= last {
+                return true;
+            }
+            if last < other_last {
+                one.next()
+            } else {
+                two.next()
+            };
+        }
+        false
+    }
+
+    fn contains_span(&self, first: u32, last: u32) -> bool {
+        let after = self.0.partition_point(|(begin, _)| *begin <= first);
+        after.checked_sub(1).is_some_and(|at| last <= self.0[at].1)
+    }
+}
+
+fn number(protocol: u8, port: u16) -> u32 {
+    u32::from(protocol) << 16 | u32::from(port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spans(services: &[(u8, u16, u16)]) -> Spans {
+        let service = |(protocol, first_port, last_port): &_| Service {
+            protocol: *protocol,
+            first_port: *first_port,
+            last_port: *last_port,
+        };
+        Spans::new(&services.iter().map(service).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn spans_that_touch_are_one() {
+        assert_eq!(spans(&[(6, 30, 40), (6, 20, 29), (17, 1, 2)]), spans(&[(6, 20, 40), (17, 1, 2)]));
+        assert!(spans(&[(6, 20, 29), (6, 30, 40)]).contains(&spans(&[(6, 25, 35)])));
+        assert!(!spans(&[(6, 20, 29), (6, 31, 40)]).contains(&spans(&[(6, 25, 35)])));
+    }
+
+    #[test]
+    fn all_services_contain_every_other() {
+        let all = Spans::new(&[Service::ALL]);
+        assert!(all.contains(&spans(&[(1, 0, 65535), (255, 0, 65535)])) && all.covers(47, 0));
+        assert!(!spans(&[(6, 0, 65535)]).contains(&all) && all.overlaps(&spans(&[(6, 7, 7)])));
+    }
+
+    #[test]
+    fn a_span_overlaps_at_its_ends() {
+        let one = spans(&[(6, 20, 30), (17, 5, 5)]);
+        for (other, overlaps) in [((6, 30, 40), true), ((6, 31, 40), false), ((6, 1, 20), true), ((17, 20, 30), false)]
+        {
+            assert_eq!((one.overlaps(&spans(&[other])), spans(&[other]).overlaps(&one)), (overlaps, overlaps));
+        }
+    }
+}
