@@ -62,6 +62,17 @@ pub async fn revoke(directory: &Directory, which: &Which) -> Result<usize> {
     Ok(revoked)
 }
 
+/// Gives a device these tags and no others; gives what the server did about it.
+pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags: &[String]) -> Result<String> {
+    tags.iter().try_for_each(|tag| check_name(tag))?;
+    Database::open(&directory.database())?.tag_device(person, device, tags, &Operator::current(), now())?;
+    match control::tell(directory, Command::Judge).await? {
+        Some(Reply::Refused(why)) => bail!("recorded, but the server failed to act on it: {why}"),
+        Some(Reply::Done(text)) => Ok(text),
+        None => Ok("no server runs; the next one judges grants by it".into()),
+    }
+}
+
 /// Puts a policy file in the place of the directory's and in force. A wrong one changes nothing.
 pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<String> {
     let (_, text) = directory.read_policy(file)?;

@@ -18,6 +18,8 @@ use table::{Table, utc};
 use tokio::signal::unix::{SignalKind, signal};
 use zeroize::Zeroizing;
 
+const WRITE_DEVICE: &str = "a device is written PERSON/DEVICE, as `device list` lists it";
+
 /// Where the authority lives.
 #[derive(Args, Debug)]
 pub struct At {
@@ -75,6 +77,9 @@ pub enum AuthorityCommand {
     /// Accounts
     #[command(subcommand)]
     User(UserCommand),
+    /// Devices and their tags
+    #[command(subcommand)]
+    Device(DeviceCommand),
     /// Verifiers
     #[command(subcommand)]
     Verifier(VerifierCommand),
@@ -141,6 +146,25 @@ pub enum UserCommand {
         #[command(flatten)]
         password: Password,
     },
+}
+
+/// Devices and their tags
+#[derive(Subcommand, Debug)]
+pub enum DeviceCommand {
+    /// Give a device these tags and no others, for rules about "tag:NAME"; without tags it loses all
+    Tag {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// The device
+        #[arg(value_name = "PERSON/DEVICE")]
+        device: String,
+        /// Its tags
+        #[arg(value_name = "TAG")]
+        tags: Vec<String>,
+    },
+    /// List devices
+    List(List),
 }
 
 /// Where a password comes from
@@ -228,7 +252,7 @@ impl Revocation {
         match (self.person, self.device.as_deref().and_then(|device| device.split_once('/'))) {
             (Some(person), _) => Ok(Which::Person(person)),
             (None, Some((person, device))) => Ok(Which::Device(person.into(), device.into())),
-            (None, None) => bail!("a device is written PERSON/DEVICE, as `user list` lists it"),
+            (None, None) => bail!(WRITE_DEVICE),
         }
     }
 }
@@ -260,6 +284,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
         AuthorityCommand::Init { at, names, listen } => init(&at, names, listen)?,
         AuthorityCommand::Run { at, listen } => serve(&at, listen).await?,
         AuthorityCommand::User(command) => user(command).await?,
+        AuthorityCommand::Device(command) => device(command).await?,
         AuthorityCommand::Verifier(command) => verifier(command).await?,
         AuthorityCommand::Policy(command) => return policy(command).await,
         AuthorityCommand::Revoke { at, which } => {
@@ -340,6 +365,23 @@ async fn user(command: UserCommand) -> Result<()> {
         UserCommand::Passwd { at, name, password } => {
             admin::change_password(&at.directory(), &name, &password.read()?).await?;
             println!("changed the password of {name}; its sessions ended");
+        }
+    }
+    Ok(())
+}
+
+async fn device(command: DeviceCommand) -> Result<()> {
+    match command {
+        DeviceCommand::Tag { at, device, tags } => {
+            let (person, name) = device.split_once('/').context(WRITE_DEVICE)?;
+            println!("{}", admin::tag_device(&at.directory(), person, name, &tags).await?);
+        }
+        DeviceCommand::List(list) => {
+            let devices = list.at.database()?.devices()?;
+            show(&list, &devices, &["PERSON", "DEVICE", "TAGS", "LAST LOGIN"], |device| {
+                let tags = if device.tags.is_empty() { "-".into() } else { device.tags.join(", ") };
+                vec![device.person.clone(), device.device.clone(), tags, utc(device.last_login)]
+            })?;
         }
     }
     Ok(())

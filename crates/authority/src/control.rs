@@ -23,6 +23,8 @@ const MOST: u64 = 64 * 1024;
 pub enum Command {
     /// The database changed.
     Sync,
+    /// What the policy goes by changed in the database: the tags of a device.
+    Judge,
     /// The policy file changed.
     ReloadPolicy {
         /// Who changed it, if that is known.
@@ -87,6 +89,9 @@ async fn answer(stream: UnixStream, authority: &Authority) -> Result<()> {
     let (reader, mut writer) = stream.into_split();
     let done = match read(reader).await? {
         Command::Sync => authority.sync().await.map(|()| "told the server".to_owned()),
+        Command::Judge => {
+            authority.judge_anew("tags of a device changed").await.map(|revoked| format!("{revoked} grants revoked"))
+        }
         Command::ReloadPolicy { by } => authority.reload_policy(by.as_ref()).await,
     };
     let reply = done.map_or_else(|error| Reply::Refused(format!("{error:#}")), Reply::Done);

@@ -17,7 +17,7 @@ use engine::api::{
     Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, Explanation, FlowsToCut, Grant, GrantOwner,
     GrantRequest, LIVE_FLOWS_MAX, LiveFlows, Login, VerifierConfig,
 };
-use engine::policy::name_is_valid;
+use engine::policy::{Policy, Request, Subject, name_is_valid};
 use futures_util::{Stream, StreamExt};
 use serde::Deserialize;
 use std::convert::Infallible;
@@ -115,7 +115,7 @@ async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -
     let now = now();
     let expires = now + u64::from(authority.config.session_lifetime);
     let (token, hash) = credentials::new_token::<32>()?;
-    let session = Session { person: person.clone(), device: device.clone(), expires };
+    let session = Session { person: person.clone(), device: device.clone(), expires, tags: Vec::new() };
     authority.add_session(hash, session, account.password, peer.address).await?;
     peer.prove();
     Ok(Json(engine::api::Session { token: token.to_string(), person, device, expires, now }))
@@ -129,11 +129,9 @@ async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<Statu
 }
 
 async fn destinations(State(authority): Shared, caller: SessionCaller) -> Authorized<Destinations> {
-    let person = &caller.session.person;
-    let destinations = authority
-        .with_policy(|policy| policy.destinations(person).iter().flat_map(|receiver| receiver.entries()).collect())
-        .await;
-    Ok(Json(Destinations { destinations, now: now() }))
+    let (subject, now) = (caller.session.subject(caller.peer.address), now());
+    let reachable = |policy: &Policy| policy.destinations(&subject, now).iter().flat_map(|r| r.entries()).collect();
+    Ok(Json(Destinations { destinations: authority.with_policy(reachable).await, now }))
 }
 
 async fn grant(
@@ -241,5 +239,6 @@ async fn explain(
     let ExplainRequest { person, address, protocol, port } = request;
     let to = Destination { address: address.to_canonical(), protocol, port };
     tracing::debug!(verifier = %caller.id, person, "explains");
-    Ok(Json(authority.with_policy(|policy| policy.decide(&person, &to).explain(&person, &to)).await))
+    let request = Request { subject: Subject::person(&person), to, now: now() };
+    Ok(Json(authority.with_policy(|policy| policy.decide(&request).explain(&request)).await))
 }

@@ -5,9 +5,8 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::api;
-use engine::policy::Decision;
+use engine::policy::{Decision, Request};
 use std::time::Duration;
-use wire::Destination;
 
 /// Why a call fails.
 pub enum Problem {
@@ -49,13 +48,13 @@ pub enum Problem {
 
 impl Problem {
     /// A denial.
-    pub fn denied(decision: &Decision<'_>, person: &str, to: &Destination) -> Self {
+    pub fn denied(decision: &Decision<'_>, request: &Request<'_>) -> Self {
         let kind = match decision {
             Decision::NoReceiver => "no_receiver",
             Decision::DefaultDeny { .. } => "no_rule",
             Decision::Denied { .. } | Decision::Allowed(_) => "denied",
         };
-        Self::Denied(decision.explain(person, to), kind)
+        Self::Denied(decision.explain(request), kind)
     }
 
     fn parts(&self) -> (StatusCode, &'static str, String) {

@@ -114,6 +114,7 @@ async fn keep_house(authority: Arc<Authority>) -> Result<()> {
                 authority.sync().await?;
             }
             authority.settle_refusals(now() / 60).await?;
+            authority.follow_time().await?;
             if pruned.elapsed() >= PRUNE {
                 pruned = tokio::time::Instant::now();
                 authority.prune().await?;

@@ -15,7 +15,7 @@ use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
 use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
 use engine::issue::Issue;
-use engine::policy::{Decision, Policy};
+use engine::policy::{Decision, Policy, Request};
 use engine::verifier::CLOCK_SKEW_MAX;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -43,6 +43,8 @@ pub struct Authority {
     master: MasterKey,
     /// Held for reading from a decision until its grant is recorded: none slips past a change of policy.
     policy: tokio::sync::RwLock<Policy>,
+    /// When the policy in force says something else by itself.
+    next_change: std::sync::Mutex<Option<u64>>,
     sessions: RwLock<HashMap<TokenHash, Arc<Session>>>,
     verifiers: RwLock<HashMap<TokenHash, Arc<str>>>,
     /// Held while database and memory are brought together.
@@ -62,6 +64,7 @@ impl Authority {
             repeats: Repeats::default(),
             password_slots: Semaphore::new(PASSWORD_SLOTS),
             nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
+            next_change: std::sync::Mutex::default(),
             policy: tokio::sync::RwLock::new(policy),
             sessions: RwLock::default(),
             verifiers: RwLock::default(),
@@ -70,7 +73,7 @@ impl Authority {
             directory,
         };
         authority.prune().await?;
-        authority.revoke_unpermitted(&*authority.policy.read().await).await?;
+        authority.revoke_unpermitted(&*authority.policy.read().await, "the policy changed").await?;
         authority.sync().await?;
         for (person, source) in authority.storage.call(|database| database.login_sources()).await? {
             authority.throttle.remember(person, source);
@@ -117,9 +120,10 @@ impl Authority {
             Destination { address: request.address.to_canonical(), protocol: request.protocol, port: request.port };
         let (person, device, now) = (&session.person, &session.device, now());
         let policy = self.policy.read().await;
-        let decision = policy.decide(person, &to);
+        let request = Request { subject: session.subject(source), to, now };
+        let decision = policy.decide(&request);
         let Decision::Allowed(permit) = &decision else {
-            let problem = Problem::denied(&decision, person, &to);
+            let problem = Problem::denied(&decision, &request);
             if let Problem::Denied(explanation, _) = &problem {
                 tracing::info!("denied: {}", explanation.text);
                 let mut event = AuditEvent::new("denied").person(person).device(device).source(source);
@@ -171,7 +175,8 @@ impl Authority {
     pub async fn to_cut(&self, verifier: Arc<str>, handles: Vec<u64>) -> Result<Vec<RevokedGrant>> {
         let grants = self.storage.call(move |database| database.grants_of(&verifier, &handles)).await?;
         let policy = self.policy.read().await;
-        let may_live = |entry: &Option<GrantEntry>| entry.as_ref().is_some_and(|entry| permits(&policy, entry));
+        let now = now();
+        let may_live = |entry: &Option<GrantEntry>| entry.as_ref().is_some_and(|entry| permits(&policy, entry, now));
         Ok(grants.into_iter().filter(|(_, entry)| !may_live(entry)).map(|(grant, _)| grant).collect())
     }
 
@@ -184,9 +189,11 @@ impl Authority {
         source: IpAddr,
     ) -> Result<()> {
         let syncing = self.syncing.lock().await;
-        let kept = Arc::new(session.clone());
+        let mut kept = session.clone();
         let add = move |database: &mut Database| database.add_session(token, &session, &password, source, now());
-        let displaced = self.storage.call(add).await?;
+        let (tags, displaced) = self.storage.call(add).await?;
+        kept.tags = tags;
+        let kept = Arc::new(kept);
         tracing::info!(person = kept.person, device = kept.device, %source, "logged in");
         self.throttle.remember(kept.person.clone(), source);
         self.sessions.write().unwrap_or_else(PoisonError::into_inner).insert(token, kept);
@@ -277,7 +284,7 @@ impl Authority {
         let (policy, _) = self.directory.read_policy(None)?;
         let (receivers, rules) = (policy.receivers().len(), policy.rules().len());
         let mut in_force = self.policy.write().await;
-        let revoked = self.revoke_unpermitted(&policy).await?;
+        let revoked = self.revoke_unpermitted(&policy, "the policy changed").await?;
         *in_force = policy;
         drop(in_force);
         let text = format!("{receivers} receivers and {rules} rules in force; {revoked} grants revoked");
@@ -288,6 +295,29 @@ impl Authority {
         self.sync().await?;
         tracing::info!("policy: {text}");
         Ok(text)
+    }
+
+    /// Judges the grants anew where the time made other rules hold; to be called every second.
+    pub async fn follow_time(&self) -> Result<()> {
+        let due = *self.next_change.lock().unwrap_or_else(PoisonError::into_inner);
+        if due.is_some_and(|due| due <= now()) {
+            self.judge_anew("a time window opened or closed").await?;
+        }
+        Ok(())
+    }
+
+    /// Judges the grants anew by the policy in force, where something that it goes by changed: the time, what tags a device
+    /// has, what groups somebody is in. What may no longer be is cut; everybody reads anew what they may reach.
+    pub async fn judge_anew(&self, why: &'static str) -> Result<usize> {
+        self.sync().await?;
+        // For writing: no grant that was decided before is recorded after.
+        let policy = self.policy.write().await;
+        let revoked = self.revoke_unpermitted(&policy, why).await?;
+        drop(policy);
+        tracing::info!(revoked, "{why}: grants judged anew");
+        self.push.tell_all(&Event::Policy);
+        self.sync().await?;
+        Ok(revoked)
     }
 
     /// Ends the streams of those who may no longer listen.
@@ -309,30 +339,35 @@ impl Authority {
         self.sync().await
     }
 
-    async fn revoke_unpermitted(&self, policy: &Policy) -> Result<usize> {
+    /// Revokes the grants that the policy would not give, and notes until when that answer holds.
+    async fn revoke_unpermitted(&self, policy: &Policy, why: &'static str) -> Result<usize> {
+        let now = now();
         // A verifier whose clock is behind may take them for live a little longer.
-        let since = now().saturating_sub(CLOCK_SKEW_MAX.into());
+        let since = now.saturating_sub(CLOCK_SKEW_MAX.into());
         let live = self.storage.call(move |database| database.grants(since, false)).await?;
-        let unpermitted: Vec<_> = live.into_iter().filter(|grant| !permits(policy, grant)).collect();
+        let unpermitted: Vec<_> = live.into_iter().filter(|grant| !permits(policy, grant, now)).collect();
         let handles =
             unpermitted.iter().map(|grant| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person.clone())));
         let handles: Vec<_> = handles.collect::<Result<_>>()?;
         let count = handles.len();
         if count > 0 {
-            self.storage.call(move |database| database.revoke_unpermitted(&handles, now())).await?;
+            self.storage.call(move |database| database.revoke_unpermitted(&handles, why, now)).await?;
         }
+        *self.next_change.lock().unwrap_or_else(PoisonError::into_inner) = policy.next_change(now);
         Ok(count)
     }
 }
 
 /// Whether the policy would give at least this grant on no stricter terms. A shorter lifetime alone ends no grant: all
 /// of them end within the hour.
-fn permits(policy: &Policy, grant: &GrantEntry) -> bool {
+fn permits(policy: &Policy, grant: &GrantEntry, now: u64) -> bool {
     let to = Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
-    let Decision::Allowed(permit) = policy.decide(&grant.person, &to) else { return false };
+    let request = Request { subject: grant.subject(), to, now };
+    let Decision::Allowed(permit) = policy.decide(&request) else { return false };
     let (terms, flags) = (permit.rule.terms, Flags(grant.flags));
     permit.receiver.verifier == grant.verifier
         && permit.scope.covers(&grant.scope())
         && (!terms.single || flags.has(Flags::SINGLE))
+        && (terms.reply || !flags.has(Flags::REPLY))
         && (!terms.bind_source || flags.has(Flags::SOURCE))
 }

@@ -5,6 +5,7 @@
 
 mod accounts;
 mod audit;
+mod devices;
 mod grants;
 mod sessions;
 mod trail;
@@ -12,6 +13,7 @@ mod verifiers;
 
 pub use accounts::{Account, AccountEntry};
 pub use audit::{AuditEntry, AuditEvent, Operator, Subject};
+pub use devices::DeviceEntry;
 pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
 pub use sessions::Session;
 pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
@@ -26,7 +28,7 @@ use tokio::sync::oneshot;
 /// The SHA-256 of a bearer token or one-time code: what is stored in its place.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 3;
+const SCHEMA_VERSION: i64 = 4;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -35,6 +37,9 @@ CREATE TABLE accounts (
 CREATE TABLE devices (
     person TEXT NOT NULL, device TEXT NOT NULL, first_login INTEGER NOT NULL, last_login INTEGER NOT NULL,
     PRIMARY KEY (person, device)
+) STRICT;
+CREATE TABLE device_tags (
+    person TEXT NOT NULL, device TEXT NOT NULL, tag TEXT NOT NULL, PRIMARY KEY (person, device, tag)
 ) STRICT;
 CREATE TABLE sessions (
     token BLOB PRIMARY KEY, person TEXT NOT NULL, device TEXT NOT NULL, source TEXT NOT NULL,

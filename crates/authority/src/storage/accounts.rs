@@ -1,6 +1,6 @@
 //! Accounts and devices.
 
-use super::{AuditEvent, Database, Operator, grants, sessions};
+use super::{AuditEvent, Database, Operator, devices, grants, sessions};
 use anyhow::{Result, bail};
 use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
@@ -61,6 +61,7 @@ impl Database {
                 bail!("no account {person}: `user list` shows them");
             }
             transaction.execute("DELETE FROM devices WHERE person = ?1", [person])?;
+            devices::forget_tags(transaction, person, None)?;
             sessions::end_of_person(transaction, person, now)?;
             grants::revoke_of_person(transaction, person, now)?;
             AuditEvent::new("account_removed").person(person).by(by).write(transaction, now)

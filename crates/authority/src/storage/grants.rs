@@ -1,13 +1,13 @@
 //! Grants issued, so that they can be listed, judged anew and revoked. Their keys are never stored.
 
-use super::{AuditEvent, Database, Operator, TokenHash, sessions};
+use super::{AuditEvent, Database, Operator, TokenHash, devices, sessions};
 use anyhow::{Context, Result, bail};
 use engine::api::{GrantOwner, RevokedGrant};
-use engine::policy::Scope;
+use engine::policy::{Scope, Subject};
 use engine::verifier::CLOCK_SKEW_MAX;
 use ipnet::IpNet;
 use rusqlite::types::ValueRef;
-use rusqlite::{OptionalExtension, Row, ToSql, Transaction, params};
+use rusqlite::{Connection, OptionalExtension, Row, ToSql, Transaction, params};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -83,9 +83,17 @@ pub struct GrantEntry {
     pub expires: u64,
     /// When it was revoked, Unix seconds.
     pub revoked: Option<u64>,
+    /// The tags of its device.
+    pub tags: Vec<String>,
 }
 
 impl GrantEntry {
+    /// Who holds it.
+    pub fn subject(&self) -> Subject<'_> {
+        let source = self.source.parse().ok();
+        Subject { person: &self.person, tags: &self.tags, source, ..Subject::default() }
+    }
+
     /// What it covers.
     pub fn scope(&self) -> Scope {
         let application = Flags(self.flags).has(Flags::PORT);
@@ -178,7 +186,7 @@ impl Database {
              FROM grants WHERE {} ORDER BY issued DESC, handle",
             if all { "?1 = ?1" } else { live }
         ))?;
-        let rows = statement.query_and_then([now.cast_signed()], entry)?;
+        let rows = statement.query_and_then([now.cast_signed()], |row| entry(&self.connection, row))?;
         rows.collect()
     }
 
@@ -215,7 +223,7 @@ impl Database {
         let mut look_up = |handle: u64| {
             let mut rows = statement.query(params![handle.cast_signed(), verifier])?;
             let Some(row) = rows.next()? else { return Ok((RevokedGrant { handle, expires: 0 }, None)) };
-            let (entry, there): (_, bool) = (entry(row)?, row.get(15)?);
+            let (entry, there): (_, bool) = (entry(&self.connection, row)?, row.get(15)?);
             let grant = RevokedGrant { handle, expires: row.get(13)? };
             Ok((grant, Some(entry).filter(|entry| there && entry.revoked.is_none())))
         };
@@ -262,12 +270,12 @@ impl Database {
     }
 
     /// Revokes grants that the policy no longer permits.
-    pub fn revoke_unpermitted(&mut self, grants: &[(u64, String)], now: u64) -> Result<()> {
+    pub fn revoke_unpermitted(&mut self, grants: &[(u64, String)], why: &str, now: u64) -> Result<()> {
         self.write(|transaction| {
             for (handle, person) in grants {
                 mark(transaction, "handle = ?3", now, &[&handle.cast_signed()])?;
                 let event = AuditEvent::new("revoked").person(person);
-                event.detail(format!("{handle:016x}: the policy changed")).write(transaction, now)?;
+                event.detail(format!("{handle:016x}: {why}")).write(transaction, now)?;
             }
             Ok(())
         })
@@ -362,12 +370,14 @@ fn revoked_grant(row: &Row<'_>) -> rusqlite::Result<RevokedGrant> {
     Ok(RevokedGrant { handle: row.get::<_, i64>(0)?.cast_unsigned(), expires: row.get(1)? })
 }
 
-fn entry(row: &Row<'_>) -> Result<GrantEntry> {
+fn entry(connection: &Connection, row: &Row<'_>) -> Result<GrantEntry> {
     let (address, prefix): (String, String) = (row.get(7)?, row.get(10)?);
+    let (person, device): (String, String) = (row.get(1)?, row.get(2)?);
     Ok(GrantEntry {
         handle: format!("{:016x}", row.get::<_, i64>(0)?),
-        person: row.get(1)?,
-        device: row.get(2)?,
+        tags: devices::tags_of(connection, &person, &device)?,
+        person,
+        device,
         verifier: row.get(3)?,
         receiver: row.get(4)?,
         rule: row.get(5)?,

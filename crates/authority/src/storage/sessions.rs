@@ -1,7 +1,8 @@
 //! Sessions: who is logged in, by the hash of the bearer token.
 
-use super::{AuditEvent, Database, TokenHash, grants};
+use super::{AuditEvent, Database, TokenHash, devices, grants};
 use anyhow::{Result, bail};
+use engine::policy::Subject;
 use rusqlite::{Transaction, params};
 use std::net::IpAddr;
 
@@ -17,10 +18,19 @@ pub struct Session {
     pub device: String,
     /// When it ends, Unix seconds.
     pub expires: u64,
+    /// The device's tags.
+    pub tags: Vec<String>,
+}
+
+impl Session {
+    /// Who asks, calling from `source`.
+    pub fn subject(&self, source: IpAddr) -> Subject<'_> {
+        Subject { person: &self.person, tags: &self.tags, source: Some(source), ..Subject::default() }
+    }
 }
 
 impl Database {
-    /// Records a login; true if older sessions of the person gave way. Fails where the account or the password that was
+    /// Records a login; gives the device's tags, and true if older sessions of the person gave way. Fails where the account or the password that was
     /// checked is gone by then.
     pub fn add_session(
         &mut self,
@@ -29,8 +39,8 @@ impl Database {
         password: &str,
         source: IpAddr,
         now: u64,
-    ) -> Result<bool> {
-        let Session { person, device, expires } = session;
+    ) -> Result<(Vec<String>, bool)> {
+        let Session { person, device, expires, .. } = session;
         self.write(|transaction| {
             let count: i64 = transaction.query_row(
                 "SELECT count(*) FROM accounts WHERE person = ?1 AND password = ?2",
@@ -58,7 +68,7 @@ impl Database {
                 end(transaction, token, person, now)?;
             }
             AuditEvent::new("login").person(person).device(device).source(source).write(transaction, now)?;
-            Ok(!tokens.is_empty())
+            Ok((devices::tags_of(transaction, person, device)?, !tokens.is_empty()))
         })
     }
 
@@ -83,11 +93,13 @@ impl Database {
     pub fn sessions(&self, now: u64) -> Result<Vec<(TokenHash, Session)>> {
         let mut statement =
             self.connection.prepare_cached("SELECT token, person, device, expires FROM sessions WHERE expires > ?1")?;
-        let rows = statement.query_map([now.cast_signed()], |row| {
+        let rows = statement.query_and_then([now.cast_signed()], |row| {
             let expires = row.get::<_, i64>(3)?.cast_unsigned();
-            Ok((row.get(0)?, Session { person: row.get(1)?, device: row.get(2)?, expires }))
+            let (person, device): (String, String) = (row.get(1)?, row.get(2)?);
+            let tags = devices::tags_of(&self.connection, &person, &device)?;
+            Ok((row.get(0)?, Session { person, device, expires, tags }))
         })?;
-        Ok(rows.collect::<Result<_, _>>()?)
+        rows.collect()
     }
 }
 

@@ -3,4 +3,5 @@
 mod api;
 mod audit;
 mod changes;
+mod policy;
 mod stage;

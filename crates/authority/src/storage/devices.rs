@@ -1,0 +1,69 @@
+//! Devices and their tags. A device is what a person calls the machine that they logged in from.
+
+use super::{AuditEvent, Database, Operator};
+use anyhow::{Result, bail};
+use rusqlite::{Connection, Transaction, params};
+use serde::Serialize;
+
+/// A device as it is listed.
+#[derive(Debug, Serialize)]
+pub struct DeviceEntry {
+    /// Whose it is.
+    pub person: String,
+    /// What they call it.
+    pub device: String,
+    /// Its tags.
+    pub tags: Vec<String>,
+    /// When it was logged in from last, Unix seconds.
+    pub last_login: u64,
+}
+
+impl Database {
+    /// Gives a device these tags and no others.
+    pub fn tag_device(&mut self, person: &str, device: &str, tags: &[String], by: &Operator, now: u64) -> Result<()> {
+        self.write(|transaction| {
+            let known: bool = transaction.query_row(
+                "SELECT EXISTS (SELECT 1 FROM devices WHERE person = ?1 AND device = ?2)",
+                [person, device],
+                |row| row.get(0),
+            )?;
+            if !known {
+                bail!("no device {person}/{device} has logged in: `device list` shows them");
+            }
+            forget_tags(transaction, person, Some(device))?;
+            for tag in tags {
+                let add = "INSERT OR IGNORE INTO device_tags (person, device, tag) VALUES (?1, ?2, ?3)";
+                transaction.execute(add, params![person, device, tag])?;
+            }
+            let detail = if tags.is_empty() { "no tags".to_owned() } else { tags.join(", ") };
+            AuditEvent::new("device_tagged").person(person).device(device).detail(detail).by(by).write(transaction, now)
+        })
+    }
+
+    /// Every device, by person and name.
+    pub fn devices(&self) -> Result<Vec<DeviceEntry>> {
+        let mut statement =
+            self.connection.prepare("SELECT person, device, last_login FROM devices ORDER BY person, device")?;
+        let rows = statement.query_and_then([], |row| {
+            let (person, device): (String, String) = (row.get(0)?, row.get(1)?);
+            let tags = tags_of(&self.connection, &person, &device)?;
+            Ok(DeviceEntry { person, device, tags, last_login: row.get::<_, i64>(2)?.cast_unsigned() })
+        })?;
+        rows.collect()
+    }
+}
+
+/// The tags of a device, sorted.
+pub(super) fn tags_of(connection: &Connection, person: &str, device: &str) -> Result<Vec<String>> {
+    let mut statement =
+        connection.prepare_cached("SELECT tag FROM device_tags WHERE person = ?1 AND device = ?2 ORDER BY tag")?;
+    let rows = statement.query_map([person, device], |row| row.get(0))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Drops the tags of a person's device, or of all of them.
+pub(super) fn forget_tags(transaction: &Transaction<'_>, person: &str, device: Option<&str>) -> Result<()> {
+    let delete = "DELETE FROM device_tags WHERE person = ?1 AND (?2 IS NULL OR device = ?2)";
+    transaction.execute(delete, params![person, device])?;
+    Ok(())
+}
