@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use engine::agent::{Consent, Settings, Subject};
 use engine::document::{Faults, Reader, texts};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use wire::map::{Owner, owner};
 
@@ -13,7 +14,8 @@ pub const DEFAULT_CONFIG: &str = "/etc/vouchsafe/agent.toml";
 pub const DEFAULT_SOCKET: &str = "/run/vouchsafe/agent.sock";
 const DEFAULT_DIR: &str = "/var/lib/vouchsafe/agent";
 const DEFAULT_INSTANCE: &str = "default";
-const KEYS: &[&str] = &["dir", "socket", "instance", "interface", "forwarded_as", "cgroup", "default", "authority"];
+const KEYS: &[&str] =
+    &["dir", "socket", "instance", "interface", "forwarded_as", "cgroup", "default", "authority", "metrics"];
 
 /// Settings of the daemon, as flags
 #[derive(Args, Clone, Debug, Default)]
@@ -45,6 +47,9 @@ pub struct Flags {
     /// Only this authority may be logged in to; may be repeated [default: any]
     #[arg(long, value_name = "URL", env = "VOUCHSAFE_AGENT_AUTHORITY", value_delimiter = ',')]
     pub authority: Vec<String>,
+    /// Where metrics for Prometheus are served, in plain HTTP [default: nowhere]
+    #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_METRICS")]
+    pub metrics: Option<SocketAddr>,
 }
 
 /// The daemon's settings.
@@ -60,6 +65,8 @@ pub struct Config {
     pub interfaces: Vec<String>,
     /// The authorities that may be logged in to; any where none is named.
     pub authorities: Vec<String>,
+    /// Where metrics are served, if anywhere.
+    pub metrics: Option<SocketAddr>,
     /// What the state machine has to know.
     pub settings: Settings,
 }
@@ -103,6 +110,7 @@ impl Config {
             instance,
             interfaces: either(flags.interface, file.interface),
             authorities: either(flags.authority, file.authority),
+            metrics: flags.metrics.or(file.metrics),
             settings: Settings { default, owners },
         })
     }
@@ -118,8 +126,26 @@ fn read(text: &str) -> Result<Flags, Faults> {
             list.iter().map(|text| (*text.get_ref()).to_owned()).collect()
         };
         let [interface, cgroup, authority] = ["interface", "cgroup", "authority"].map(&mut many);
+        let metrics = fields.text(reader, "metrics").and_then(|text| {
+            let address = text.get_ref().parse().ok();
+            if address.is_none() {
+                reader.fault(text.span(), "`metrics` is an address and a port, such as \"127.0.0.1:9466\"");
+            }
+            address
+        });
         let (dir, socket) = (dir.map(PathBuf::from), socket.map(PathBuf::from));
-        Some(Flags { config: None, dir, socket, instance, interface, forwarded_as, cgroup, default, authority })
+        Some(Flags {
+            config: None,
+            dir,
+            socket,
+            instance,
+            interface,
+            forwarded_as,
+            cgroup,
+            default,
+            authority,
+            metrics,
+        })
     })
 }
 

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::kernel::{HeldPacket, Kernel};
+use crate::metrics::{self, Answers, Snapshot};
 use crate::protocol::{Call, Grant, Reply, Session, Standing, Status};
 use crate::sessions::{Folder, Kept, KeptSession};
 use crate::socket::{self, Command};
@@ -9,7 +10,7 @@ use crate::{now, unix};
 use anyhow::{Context, Result};
 use client::{Authority, Error};
 use datapath::Pins;
-use engine::agent::{self, Agent, Clock, FetchId, Login, Output, Place, Refusal, Subject};
+use engine::agent::{self, Agent, Clock, FetchId, GrantView, Login, Output, Place, Refusal, Subject};
 use engine::api::{self, Destinations, Event, GrantRequest};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,6 +31,7 @@ enum Message {
     Grant(Subject, FetchId, Timed<Result<api::Grant, Error>>),
     Destinations(Subject, u64, Timed<Result<Destinations, Error>>),
     Event(Subject, u64, Result<Event, Error>),
+    Metrics(oneshot::Sender<Result<Snapshot>>),
 }
 
 struct LoggedIn {
@@ -84,6 +86,7 @@ struct Daemon {
     kept: BTreeMap<u32, Kept>,
     connections: BTreeMap<Subject, Connection>,
     logins: u64,
+    answers: Answers,
     waiters: Vec<Waiter>,
     messages: mpsc::Sender<Message>,
 }
@@ -101,10 +104,16 @@ pub async fn run(config: Config) -> Result<()> {
         )
     })?;
     let listener = socket::listen(&config.socket)?;
+    let readers = match config.metrics {
+        Some(address) => Some(shell::metrics::listen(address).await?),
+        None => None,
+    };
     let (held_sender, mut held) = mpsc::channel(QUEUE);
     let (command_sender, mut commands) = mpsc::channel(QUEUE);
     let (message_sender, mut messages) = mpsc::channel(QUEUE);
+    let asking = message_sender.clone();
     let mut daemon = Daemon::start(config, folder, pins, held_sender, message_sender)?;
+    let measuring = readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asking.clone()))));
     let calls = tokio::spawn(socket::serve(listener, command_sender));
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tracing::info!(socket = %daemon.config.socket.display(), "the agent runs");
@@ -130,6 +139,7 @@ pub async fn run(config: Config) -> Result<()> {
         daemon.act();
     }
     calls.abort();
+    measuring.inspect(JoinHandle::abort);
     let _ = std::fs::remove_file(&daemon.config.socket);
     tracing::info!("the agent ends; what is in the kernel stays");
     Ok(())
@@ -152,7 +162,18 @@ impl Daemon {
         };
         let agent = Agent::new(config.settings.clone(), clock);
         let (connections, waiters) = (BTreeMap::new(), Vec::new());
-        let mut daemon = Self { config, kernel, agent, folder, kept, connections, logins: 0, waiters, messages };
+        let mut daemon = Self {
+            config,
+            kernel,
+            agent,
+            folder,
+            kept,
+            connections,
+            logins: 0,
+            answers: Answers::default(),
+            waiters,
+            messages,
+        };
         daemon.restore();
         daemon.act();
         daemon.kernel.let_go();
@@ -249,6 +270,8 @@ impl Daemon {
             return self.answered(subject, id, Timed { value, asked, answered: asked });
         };
         let (authority, messages) = (connection.authority.clone(), self.messages.clone());
+        let at_hand = self.agent.grants(subject, |_| None);
+        self.answers.renewals += u64::from(at_hand.iter().any(|view| covers(view, &request)));
         tokio::spawn(async move {
             let answer = timed(authority.grant(&request)).await;
             let _ = messages.send(Message::Grant(subject, id, answer)).await;
@@ -273,6 +296,7 @@ impl Daemon {
                     self.destinations(subject, answer);
                 }
             }
+            Message::Metrics(reply) => drop(reply.send(self.snapshot())),
             Message::Event(subject, login, event) => {
                 if self.is_current(subject, login) {
                     self.event(subject, event);
@@ -295,6 +319,11 @@ impl Daemon {
 
     fn answered(&mut self, subject: Subject, id: FetchId, answer: Timed<Result<api::Grant, Error>>) {
         self.note(subject, &answer.value);
+        match &answer.value {
+            Ok(_) => self.answers.granted += 1,
+            Err(Error::Denied(_)) => self.answers.denied += 1,
+            Err(_) => self.answers.failed += 1,
+        }
         if let Ok(grant) = &answer.value
             && self.agent.awaits(subject, id)
         {
@@ -518,6 +547,21 @@ impl Daemon {
         let _ = reply.send(Reply::Standing(standing));
     }
 
+    fn snapshot(&self) -> Result<Snapshot> {
+        let reachable = self.connections.values().filter(|connection| connection.trouble.is_none()).count();
+        let interfaces = self.kernel.interfaces();
+        let attached = interfaces.iter().filter(|interface| interface.trouble.is_none()).count();
+        Ok(Snapshot {
+            counters: self.kernel.counters().context("the kernel's counters")?,
+            answers: self.answers,
+            grants: self.connections.keys().map(|subject| self.agent.grants(*subject, |_| None).len()).sum(),
+            reachable,
+            unreachable: self.connections.len() - reachable,
+            attached,
+            failing: interfaces.len() - attached,
+        })
+    }
+
     fn status(&self, uid: u32) -> Reply {
         let subject = Subject::of_user(uid);
         let kept = self.kept.get(&uid).and_then(|kept| kept.session.as_ref());
@@ -541,6 +585,18 @@ impl Daemon {
             })),
         }
     }
+}
+
+/// The page of metrics, of what the loop tells.
+async fn page(messages: mpsc::Sender<Message>) -> Result<shell::metrics::Page> {
+    let (reply, told) = oneshot::channel();
+    messages.send(Message::Metrics(reply)).await.ok().context("the agent ends")?;
+    Ok(metrics::page(&told.await.context("the agent ends")??))
+}
+
+fn covers(view: &GrantView, request: &GrantRequest) -> bool {
+    let service = (request.protocol, request.port);
+    view.prefix.contains(&request.address) && view.service.is_none_or(|own| own == service)
 }
 
 fn refusal(error: Error) -> Refusal {

@@ -8,6 +8,7 @@ pub mod config;
 mod daemon;
 mod inject;
 mod kernel;
+pub mod metrics;
 pub mod protocol;
 mod sessions;
 mod socket;

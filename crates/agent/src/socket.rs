@@ -2,14 +2,12 @@
 
 use crate::protocol::{Call, Reply, Request};
 use anyhow::{Context, Result, bail};
+use shell::lines;
 use std::collections::HashMap;
-use std::fs;
-use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
@@ -39,24 +37,7 @@ pub struct Command {
 
 /// Listens at `path`, for every user of this machine.
 pub fn listen(path: &Path) -> Result<UnixListener> {
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
-    }
-    anyhow::ensure!(
-        std::os::unix::net::UnixStream::connect(path).is_err(),
-        "another agent listens at {}; a second one needs another --socket",
-        path.display()
-    );
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("cannot remove the old {}", path.display()));
-        }
-        _ => {}
-    }
-    let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
-    let everybody = fs::Permissions::from_mode(0o666);
-    fs::set_permissions(path, everybody).with_context(|| format!("cannot open {} to all users", path.display()))?;
-    Ok(listener)
+    lines::listen(path, "agent", "a second one needs another --socket")
 }
 
 /// Who calls at the moment: connections per user.
@@ -112,7 +93,7 @@ pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) {
         let Ok(credentials) = stream.peer_cred() else { continue };
         let Some(caller) = callers.admit(credentials.uid()) else {
             let text = "too many connections to the agent at a time".to_owned();
-            if let Ok(line) = encoded(&refused("busy", text)) {
+            if let Ok(line) = lines::encode(&refused("busy", text)) {
                 let _ = stream.try_write(&line);
             }
             continue;
@@ -129,7 +110,7 @@ pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) {
 async fn converse(stream: UnixStream, caller: &Caller, commands: mpsc::Sender<Command>) -> Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    while let Some(line) = timeout(PATIENCE, line(&mut reader)).await?? {
+    while let Some(line) = timeout(PATIENCE, lines::read(&mut reader, MOST)).await?? {
         let reply = match serde_json::from_slice::<Request>(&line) {
             Err(error) => refused("malformed", format!("the call can't be read: {error}")),
             Ok(Request { uid: Some(uid), .. }) if uid != caller.uid && caller.uid != 0 => {
@@ -145,7 +126,7 @@ async fn converse(stream: UnixStream, caller: &Caller, commands: mpsc::Sender<Co
                 answered.await.unwrap_or_else(|_| Ok(refused("slow", "no answer in time".to_owned())))?
             }
         };
-        timeout(PATIENCE, writer.write_all(&encoded(&reply)?)).await??;
+        timeout(PATIENCE, writer.write_all(&lines::encode(&reply)?)).await??;
     }
     Ok(())
 }
@@ -166,29 +147,13 @@ async fn ask(path: &Path, request: &Request) -> Result<Reply> {
     })?;
     let (reader, mut writer) = stream.into_split();
     // An agent that has no place for us says so without reading.
-    let written = writer.write_all(&encoded(request)?).await;
-    match line(&mut BufReader::new(reader)).await? {
+    let written = writer.write_all(&lines::encode(request)?).await;
+    match lines::read(&mut BufReader::new(reader), MOST).await? {
         Some(line) => serde_json::from_slice(&line).context("the agent's answer can't be read: another version?"),
         None => {
             written?;
             bail!("the agent hung up")
         }
-    }
-}
-
-fn encoded(message: &impl serde::Serialize) -> Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    Ok(line)
-}
-
-async fn line(reader: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<Vec<u8>>> {
-    let mut line = Vec::new();
-    reader.take(MOST).read_until(b'\n', &mut line).await?;
-    match line.last() {
-        None => Ok(None),
-        Some(b'\n') => Ok(Some(line)),
-        Some(_) => bail!("a message without end"),
     }
 }
 
@@ -236,6 +201,6 @@ mod tests {
         assert!(matches!(reply, Reply::Done { .. }));
         served.abort();
         answers.abort();
-        let _ = fs::remove_dir_all(folder);
+        let _ = std::fs::remove_dir_all(folder);
     }
 }

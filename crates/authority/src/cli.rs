@@ -1,7 +1,6 @@
 //! `vouchsafe authority …`: arguments in, words out. What is done is `admin`'s and `server`'s.
 
 mod audit;
-mod table;
 
 use crate::control::{self, Command};
 use crate::directory::default_names;
@@ -10,11 +9,11 @@ use crate::{Directory, Server, admin, config, now, tls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use shell::table::{Table, utc};
 use std::io::{IsTerminal, Read};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use table::{Table, utc};
 use tokio::signal::unix::{SignalKind, signal};
 use zeroize::Zeroizing;
 

@@ -6,14 +6,24 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 /// Where the API listens unless the configuration says otherwise.
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
 
-const KEYS: &[&str] =
-    &["listen", "epoch_length", "max_lifetime", "session_lifetime", "max_connections", "grants_kept", "audit_lifetime"];
+const KEYS: &[&str] = &[
+    "listen",
+    "metrics",
+    "epoch_length",
+    "max_lifetime",
+    "session_lifetime",
+    "max_connections",
+    "grants_kept",
+    "audit_lifetime",
+];
 
 /// The configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Where the API listens. Default `[::]:8443`.
     pub listen: SocketAddr,
+    /// Where metrics are served, in plain HTTP. Default nowhere.
+    pub metrics: Option<SocketAddr>,
     /// Seconds an epoch lasts. Default one hour. At least `max_lifetime`: a verifier keeps the previous epoch's key only.
     pub epoch_length: u32,
     /// The longest lifetime of a grant, seconds. Default one hour.
@@ -39,6 +49,13 @@ impl Config {
                     None
                 }),
             };
+            let metrics = fields.text(reader, "metrics").and_then(|text| {
+                let address = text.get_ref().parse().ok();
+                if address.is_none() {
+                    reader.fault(text.span(), "`metrics` is an address and a port, such as \"127.0.0.1:9464\"");
+                }
+                address
+            });
             let epoch_length = fields.seconds(reader, "epoch_length", 3600, 60, 86_400);
             let max_lifetime = fields.seconds(reader, "max_lifetime", epoch_length.min(3600), 60, 86_400);
             if max_lifetime > epoch_length {
@@ -47,6 +64,7 @@ impl Config {
             }
             Some(Self {
                 listen: listen?,
+                metrics,
                 epoch_length,
                 max_lifetime,
                 session_lifetime: fields.seconds(reader, "session_lifetime", 12 * 3600, 60, 90 * 86_400),
@@ -62,6 +80,8 @@ impl Config {
         format!(
             "# The authority's configuration. Times are written like \"90s\", \"5m\", \"12h\", \"30d\".\n\n\
              # Where the HTTPS API listens.\nlisten = \"{listen}\"\n\n\
+             # Where metrics for Prometheus are served, in plain HTTP; without the key nowhere.\n\
+             #metrics = \"127.0.0.1:9464\"\n\n\
              # How long verifier keys last.\n#epoch_length = \"1h\"\n\n\
              # The longest lifetime that a rule of policy.toml may ask for; at most epoch_length.\n\
              #max_lifetime = \"1h\"\n\n\

@@ -4,12 +4,13 @@
 use crate::Directory;
 use crate::state::Authority;
 use crate::storage::Operator;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use shell::lines;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
 /// How long either side waits for the other.
@@ -52,7 +53,7 @@ pub async fn tell(directory: &Directory, command: Command) -> Result<Option<Repl
     };
     let (reader, mut writer) = stream.into_split();
     let exchange = async {
-        writer.write_all(&line(&command)?).await?;
+        writer.write_all(&lines::encode(&command)?).await?;
         read(reader).await
     };
     tokio::time::timeout(PATIENCE, exchange).await.context("the server does not answer")?.map(Some)
@@ -95,19 +96,10 @@ async fn answer(stream: UnixStream, authority: &Authority) -> Result<()> {
         Command::ReloadPolicy { by } => authority.reload_policy(by.as_ref()).await,
     };
     let reply = done.map_or_else(|error| Reply::Refused(format!("{error:#}")), Reply::Done);
-    Ok(writer.write_all(&line(&reply)?).await?)
-}
-
-fn line(message: &impl Serialize) -> Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    Ok(line)
+    Ok(writer.write_all(&lines::encode(&reply)?).await?)
 }
 
 async fn read<T: for<'de> Deserialize<'de>>(reader: tokio::net::unix::OwnedReadHalf) -> Result<T> {
-    let mut line = String::new();
-    if BufReader::new(reader.take(MOST)).read_line(&mut line).await? == 0 {
-        bail!("the other side hung up");
-    }
-    Ok(serde_json::from_str(&line)?)
+    let line = lines::read(&mut BufReader::new(reader), MOST).await?;
+    Ok(serde_json::from_slice(&line.context("the other side hung up")?)?)
 }

@@ -5,15 +5,18 @@ use crate::problem::Problem;
 use crate::push::Listener;
 use crate::state::Authority;
 use crate::storage::{Session, TokenHash};
+use crate::throttle::Key;
 use axum::body::Bytes;
-use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::extract::{FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
 use serde::de::DeserializeOwned;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a body may take to come.
 const BODY_TIME: Duration = Duration::from_secs(10);
@@ -32,6 +35,20 @@ impl Peer {
     pub fn prove(&self) {
         self.proven.store(true, Ordering::Relaxed);
     }
+}
+
+/// Slows down who has not shown a credential on this connection, whatever the call.
+pub async fn slow_strangers(
+    State(authority): State<Arc<Authority>>,
+    peer: Peer,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    if !peer.proven.load(Ordering::Relaxed) {
+        let calls = [Key::Stranger(Key::source(peer.address))];
+        authority.throttle.charge(&calls, Instant::now()).map_err(Problem::TooMany)?;
+    }
+    Ok(next.run(request).await)
 }
 
 impl<S: Sync> FromRequestParts<S> for Peer {

@@ -1,15 +1,16 @@
 //! The HTTPS API, call by call (`engine::api`).
 
 use crate::credentials::{self, MOST_PASSWORD};
-use crate::extract::{Body, Caller, Peer, SessionCaller, VerifierCaller};
-use crate::now;
+use crate::extract::{Body, Caller, Peer, SessionCaller, VerifierCaller, slow_strangers};
 use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Session};
 use crate::throttle::Key;
+use crate::{metrics, now};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
 use axum::response::sse::{self, Sse};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -59,6 +60,8 @@ pub fn router(authority: Arc<Authority>) -> Router {
         .fallback(async || Problem::NotFound("call"))
         .method_not_allowed_fallback(async || Problem::WrongMethod)
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .layer(from_fn_with_state(authority.clone(), slow_strangers))
+        .layer(from_fn_with_state(authority.clone(), metrics::count))
         .with_state(authority)
 }
 

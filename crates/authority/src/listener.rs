@@ -1,16 +1,15 @@
-//! Accepts connections: TLS, time limits, and seats, of which one source address can't take all.
+//! Accepts connections: TLS, time limits, seats.
 
 use crate::extract::Peer;
+use crate::state::Authority;
 use crate::throttle::Key;
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
-use std::collections::HashMap;
-use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -31,9 +30,9 @@ const STREAMS: u32 = 32;
 const WINDOW: u32 = 64 * 1024;
 
 /// Serves `router` until the future is dropped, which closes all connections.
-pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router, most: u32) {
+pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router, authority: Arc<Authority>) {
+    let (seats, throttle) = (&authority.seats, &authority.throttle);
     let acceptor = TlsAcceptor::from(tls);
-    let seats = Arc::new(Seats { taken: Mutex::default(), most, most_per_source: most.div_ceil(4) });
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -50,16 +49,24 @@ pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router
             }
         };
         let peer = Peer { address: address.ip().to_canonical(), proven: Arc::new(AtomicBool::new(false)) };
-        let Some(seat) = seats.take(Key::source(peer.address)) else {
+        let opens = [Key::Connection(Key::source(peer.address))];
+        if throttle.charge(&opens, std::time::Instant::now()).is_err() {
+            seats.turn_away();
+            tracing::debug!(%address, "too many connections from there");
+            continue;
+        }
+        let Some(seat) = seats.take(&peer) else {
             tracing::debug!(%address, "no seat for another connection");
             continue;
         };
         let (acceptor, router) = (acceptor.clone(), router.clone());
         connections.spawn(async move {
-            if let Err(error) = connection(stream, acceptor, router, peer).await {
-                tracing::debug!(%address, "connection: {error}");
+            tokio::select! {
+                served = connection(stream, acceptor, router, peer) => if let Err(error) = served {
+                    tracing::debug!(%address, "connection: {error}");
+                },
+                () = seat.given_away() => tracing::debug!(%address, "its seat went to another connection"),
             }
-            drop(seat);
         });
     }
 }
@@ -89,64 +96,4 @@ async fn connection(
         () = tokio::time::sleep(UNPROVEN_TIME) => {}
     }
     if proven.load(Ordering::Relaxed) { served.await } else { Err("no credential in time".into()) }
-}
-
-struct Seats {
-    taken: Mutex<Taken>,
-    most: u32,
-    most_per_source: u32,
-}
-
-#[derive(Default)]
-struct Taken {
-    all: u32,
-    by_source: HashMap<IpAddr, u32>,
-}
-
-/// A place that a connection holds until this is dropped.
-struct Seat {
-    seats: Arc<Seats>,
-    source: IpAddr,
-}
-
-impl Seats {
-    fn take(self: &Arc<Self>, source: IpAddr) -> Option<Seat> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        let own = taken.by_source.get(&source).copied().unwrap_or(0);
-        if taken.all >= self.most || own >= self.most_per_source {
-            return None;
-        }
-        taken.by_source.insert(source, own + 1);
-        taken.all += 1;
-        Some(Seat { seats: self.clone(), source })
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let mut taken = self.seats.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.all -= 1;
-        let Some(own) = taken.by_source.get_mut(&self.source) else { return };
-        *own -= 1;
-        if *own == 0 {
-            taken.by_source.remove(&self.source);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_source_cant_take_all_seats() {
-        let seats = Arc::new(Seats { taken: Mutex::default(), most: 4, most_per_source: 2 });
-        let source = |n| IpAddr::from([192, 0, 2, n]);
-        let held = (seats.take(source(1)), seats.take(source(1)));
-        assert!(held.0.is_some() && held.1.is_some() && seats.take(source(1)).is_none());
-        let others = [seats.take(source(2)), seats.take(source(3))];
-        assert!(others.iter().all(Option::is_some) && seats.take(source(4)).is_none());
-        drop(held);
-        assert!(seats.take(source(1)).is_some());
-    }
 }

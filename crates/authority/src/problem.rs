@@ -1,6 +1,7 @@
 //! The one place where what went wrong becomes an HTTP answer (RFC 9457). What is the authority's own fault is logged
 //! and not told.
 
+use crate::metrics::Outcome;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -115,6 +116,7 @@ impl IntoResponse for Problem {
         };
         let body = api::Problem { r#type: kind.into(), title, status: status.as_u16(), detail };
         let mut response = (status, Json(body)).into_response();
+        response.extensions_mut().insert(Outcome(kind));
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Self::TooMany(wait) | Self::TooManyGrants(wait) = self {

@@ -77,6 +77,17 @@ impl Push {
         });
     }
 
+    /// How many streams of sessions and of verifiers are open.
+    pub fn count(&self) -> (usize, usize) {
+        self.lock().iter().fold((0, 0), |(sessions, verifiers), (listener, senders)| {
+            let open = senders.iter().filter(|sender| !sender.is_closed()).count();
+            match listener {
+                Listener::Session(_) => (sessions + open, verifiers),
+                Listener::Verifier(_) => (sessions, verifiers + open),
+            }
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Streams> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }

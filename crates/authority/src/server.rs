@@ -22,6 +22,7 @@ const PRUNE: Duration = Duration::from_secs(3600);
 pub struct Server {
     address: SocketAddr,
     authority: Arc<Authority>,
+    metrics: Option<SocketAddr>,
     tasks: JoinSet<Result<()>>,
     _lock: std::fs::File,
 }
@@ -36,25 +37,46 @@ impl Server {
         let address = listener.local_addr()?;
         let socket = control::listen(&directory)?;
         let router = handlers::router(authority.clone());
-        let most = authority.config.max_connections;
+        let serving = authority.clone();
+        let readers = match authority.config.metrics {
+            Some(address) => Some(shell::metrics::listen(address).await?),
+            None => None,
+        };
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
-            listener::serve(listener, tls, router, most).await;
+            listener::serve(listener, tls, router, serving).await;
             Ok(())
         });
         tasks.spawn(control::serve(socket, authority.clone()));
         tasks.spawn(keep_alive(authority.clone()));
         tasks.spawn(keep_house(authority.clone()));
+        let metrics = readers.as_ref().map(TcpListener::local_addr).transpose()?;
+        if let Some(readers) = readers {
+            let authority = authority.clone();
+            let page = move || {
+                let authority = authority.clone();
+                async move { authority.metrics_page().await }
+            };
+            tasks.spawn(async move {
+                shell::metrics::serve(readers, page).await;
+                Ok(())
+            });
+        }
         let version = env!("CARGO_PKG_VERSION");
         authority.audit(AuditEvent::new("started").detail(format!("version {version} at {address}"))).await?;
         authority.log_audit_heads().await?;
         tracing::info!(%address, directory = %directory.path().display(), "the authority runs");
-        Ok(Self { address, authority, tasks, _lock: lock })
+        Ok(Self { address, authority, metrics, tasks, _lock: lock })
     }
 
     /// Where the API listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where metrics are served, if they are.
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics
     }
 
     /// Waits until the server fails; it doesn't end by itself.

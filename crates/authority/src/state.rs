@@ -4,9 +4,11 @@
 //! Whatever changes them writes the database first and then calls [`Authority::sync`].
 
 use crate::credentials;
+use crate::metrics::{Metrics, Snapshot};
 use crate::problem::Problem;
 use crate::push::{Listener, Push};
 use crate::repeats::Repeats;
+use crate::seats::Seats;
 use crate::storage::{
     AuditEvent, Database, GrantEntry, Issuance, Operator, Recorded, Session, Storage, Subject, TokenHash,
 };
@@ -36,6 +38,8 @@ pub struct Authority {
     pub(crate) storage: Storage,
     pub(crate) push: Push,
     pub(crate) throttle: Throttle,
+    pub(crate) metrics: Metrics,
+    pub(crate) seats: Arc<Seats>,
     repeats: Repeats<Subject>,
     pub(crate) password_slots: Semaphore,
     /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
@@ -61,6 +65,8 @@ impl Authority {
             storage: Storage::start(Database::open(&directory.database())?)?,
             push: Push::default(),
             throttle: Throttle::default(),
+            metrics: Metrics::default(),
+            seats: Arc::new(Seats::new(config.max_connections)),
             repeats: Repeats::default(),
             password_slots: Semaphore::new(PASSWORD_SLOTS),
             nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
@@ -318,6 +324,19 @@ impl Authority {
         self.push.tell_all(&Event::Policy);
         self.sync().await?;
         Ok(revoked)
+    }
+
+    /// What metrics tell, but for what the database knows.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let (sessions, verifiers) = (&self.sessions, &self.verifiers);
+        Snapshot {
+            sessions: sessions.read().unwrap_or_else(PoisonError::into_inner).len(),
+            verifiers: verifiers.read().unwrap_or_else(PoisonError::into_inner).len(),
+            listeners: self.push.count(),
+            connections: self.seats.count(),
+            turned_away: self.seats.turned_away(),
+            heads: Vec::new(),
+        }
     }
 
     /// Ends the streams of those who may no longer listen.

@@ -22,8 +22,14 @@ pub enum Key {
     /// Attempts from one source, but for those on an account from where it was logged in to before: others behind the
     /// same address leave its owner a way in.
     Source(IpAddr),
+    /// Attempts from one network, with the same exception: a provider's customer has many sources.
+    Network(IpAddr),
     /// Everybody's attempts to enrol.
     Enrolments,
+    /// Connections opened by one source.
+    Connection(IpAddr),
+    /// Calls of one source on connections that have not shown a credential.
+    Stranger(IpAddr),
     /// Attempts to enrol from one source.
     Enrolment(IpAddr),
     /// Attempts on one account from one source.
@@ -40,10 +46,19 @@ impl Key {
         wire::grant::mask(address, if address.is_ipv4() { 32 } else { 64 })
     }
 
+    /// The network of a source, as wide as what one customer of a provider easily gets: an IPv4 /24 or an IPv6 /48.
+    pub fn network(address: IpAddr) -> IpAddr {
+        wire::grant::mask(address, if address.is_ipv4() { 24 } else { 48 })
+    }
+
     /// How many at once, and how long until one more.
     fn limit(&self) -> (f64, Duration) {
         match self {
-            Self::Everybody => (200.0, Duration::from_millis(200)),
+            Self::Everybody => (300.0, Duration::from_millis(100)),
+            Self::Network(_) => (60.0, Duration::from_secs(2)),
+            // Thousands of agents may share an address, and come back together when the authority was restarted.
+            Self::Connection(_) => (1000.0, Duration::from_millis(20)),
+            Self::Stranger(_) => (1000.0, Duration::from_millis(20)),
             Self::Enrolments => (100.0, Duration::from_secs(1)),
             Self::Enrolment(_) => (20.0, Duration::from_secs(6)),
             Self::Source(_) => (30.0, Duration::from_secs(3)),
@@ -106,11 +121,11 @@ impl Throttle {
 
     /// What a login attempt is charged to.
     pub fn login(&self, person: Option<&str>, source: IpAddr) -> Vec<Key> {
-        let source = Key::source(source);
+        let (source, network) = (Key::source(source), Key::network(source));
         let own = person.map(|person| Key::Account(person.into(), source));
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let is_known = person.is_some_and(|person| known.contains(&(person.to_owned(), source)));
-        let shared = [Key::Everybody, Key::Source(source)].into_iter().filter(|_| !is_known);
+        let shared = [Key::Everybody, Key::Network(network), Key::Source(source)].into_iter().filter(|_| !is_known);
         shared.chain(own).collect()
     }
 

@@ -1,8 +1,6 @@
 //! `vouchsafe verifier …`: arguments in, words out. What is done is `daemon`'s, what is known the daemon's behind its
 //! control socket.
 
-mod table;
-
 use crate::control::{self, Request};
 use crate::directory::Directory;
 use crate::settings::{Options, duration};
@@ -13,11 +11,11 @@ use clap::{Args, Subcommand};
 use datapath::Pins;
 use engine::api::Explanation;
 use serde::Serialize;
+use shell::table::{Table, bytes, utc};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use table::{Table, bytes, utc};
 
 /// How often `drops --follow` looks.
 const FOLLOW: Duration = Duration::from_millis(300);

@@ -7,17 +7,17 @@
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::fs::{self, Permissions};
+use shell::lines;
 use std::future::Future;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 /// How long either side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -119,22 +119,9 @@ pub fn default_socket(instance: &str) -> PathBuf {
     Path::new("/run/vouchsafe").join(name)
 }
 
-/// Listens at `path`. Fails if another daemon does.
-pub async fn listen(path: &Path) -> Result<UnixListener> {
-    if UnixStream::connect(path).await.is_ok() {
-        bail!("another verifier listens at {}: use another --instance and --dir", path.display());
-    }
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).context("can't remove the old socket"),
-        _ => {}
-    }
-    if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("can't make {}", parent.display()))?;
-    }
-    let listener = UnixListener::bind(path).with_context(|| format!("can't listen at {}", path.display()))?;
-    // Anyone may connect; who is answered is `Access`'s to say.
-    fs::set_permissions(path, Permissions::from_mode(0o666))?;
-    Ok(listener)
+/// Listens at `path`. Anyone may connect; who is answered is [`Access`]'s to say. Fails if another daemon does.
+pub fn listen(path: &Path) -> Result<UnixListener> {
+    lines::listen(path, "verifier", "use another --instance and --dir")
 }
 
 /// Answers requests by `answer` until the future is dropped.
@@ -160,7 +147,7 @@ where
             if let Ok(permit) = strangers.clone().try_acquire_owned() {
                 tokio::spawn(async move {
                     let _permit = permit;
-                    let _ = tokio::time::timeout(STRANGERS_PATIENCE, refuse(stream)).await;
+                    let _ = timeout(STRANGERS_PATIENCE, refuse(stream)).await;
                 });
             }
             continue;
@@ -179,9 +166,8 @@ where
 
 /// Hears the question out, as the kernel throws an answer away that is sent by closing on unread bytes.
 async fn refuse(mut stream: UnixStream) -> Result<()> {
-    let mut most = BufReader::new((&mut stream).take(MOST));
-    most.read_line(&mut String::new()).await?;
-    Ok(stream.write_all(&line(&Answer::<()>::Error("you may not ask the verifier".into()))).await?)
+    lines::read(&mut BufReader::new(&mut stream), MOST).await?;
+    Ok(stream.write_all(&lines::encode(&Answer::<()>::Error("you may not ask the verifier".into()))?).await?)
 }
 
 async fn converse<F, A>(stream: UnixStream, user: u32, access: &Access, answer: F) -> Result<()>
@@ -191,25 +177,15 @@ where
 {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    loop {
-        let mut text = String::new();
-        let mut most = (&mut reader).take(MOST);
-        if tokio::time::timeout(PATIENCE, most.read_line(&mut text)).await?? == 0 {
-            return Ok(());
-        }
-        let reply = match serde_json::from_str(&text) {
+    while let Some(line) = timeout(PATIENCE, lines::read(&mut reader, MOST)).await?? {
+        let reply = match serde_json::from_slice(&line) {
             Err(error) => Answer::Error(format!("no such request: {error}")),
             Ok(request) if !access.allows(user, &request) => Answer::Error("you may ask `whois` only".into()),
             Ok(request) => answer(request).await,
         };
-        tokio::time::timeout(PATIENCE, writer.write_all(&line(&reply))).await??;
+        timeout(PATIENCE, writer.write_all(&lines::encode(&reply)?)).await??;
     }
-}
-
-fn line(message: &impl Serialize) -> Vec<u8> {
-    let mut line = serde_json::to_vec(message).unwrap_or_default();
-    line.push(b'\n');
-    line
+    Ok(())
 }
 
 /// Asks the daemon that listens at `path`.
@@ -229,13 +205,11 @@ pub async fn try_ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Res
     };
     let exchange = async {
         // A daemon that refuses may have hung up before it heard the question.
-        let _ = stream.write_all(&line(request)).await;
-        let mut text = String::new();
-        BufReader::new(&mut stream).read_line(&mut text).await?;
-        anyhow::Ok(text)
+        let _ = stream.write_all(&lines::encode(request)?).await;
+        lines::read(&mut BufReader::new(&mut stream), u64::MAX).await?.context("the verifier hung up")
     };
-    let text = tokio::time::timeout(PATIENCE * 2, exchange).await.context("the verifier does not answer")??;
-    match serde_json::from_str(&text).context("the verifier's answer is broken")? {
+    let line = timeout(PATIENCE * 2, exchange).await.context("the verifier does not answer")??;
+    match serde_json::from_slice(&line).context("the verifier's answer is broken")? {
         Answer::Ok(answer) => Ok(Some(answer)),
         Answer::Error(why) => bail!(why),
     }

@@ -60,7 +60,11 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? };
     let _lock = directory.lock()?;
     let access = access(&settings.whois_users)?;
-    let listener = control::listen(&socket).await?;
+    let listener = control::listen(&socket)?;
+    let readers = match settings.metrics {
+        Some(address) => Some(shell::metrics::listen(address).await?),
+        None => None,
+    };
     let authority = directory.caller(&enrolment)?;
     let pins = Pins::new("verifier", &instance)?;
     let _instance_lock = pins.lock()?;
@@ -104,6 +108,9 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     *shared.trial() = trial.map(|trial| (Instant::now() + trial).into_std());
     let answering = shared.clone();
     let server = tokio::spawn(control::serve(listener, access, move |request| answering.clone().answer(request)));
+    let measured = shared.clone();
+    let measuring =
+        readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || measured.clone().metrics())));
     let daemon = Daemon {
         directory,
         authority: authority.clone(),
@@ -122,6 +129,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     };
     let done = daemon.follow(ordered, signals, trial).await;
     server.abort();
+    measuring.inspect(JoinHandle::abort);
     let _ = std::fs::remove_file(&socket);
     done
 }

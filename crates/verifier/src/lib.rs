@@ -12,6 +12,7 @@ mod daemon;
 pub mod directory;
 pub mod drops;
 pub mod explain;
+pub mod metrics;
 pub mod owners;
 pub mod plan;
 mod protection;

@@ -7,6 +7,7 @@ use clap::builder::FalseyValueParser;
 use datapath::hook::Hook;
 use datapath::verifier::Sizes;
 use engine::document::{self, Faults, Fields, Reader};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use zeroize::Zeroizing;
 
@@ -20,6 +21,7 @@ const KEYS: &[&str] = &[
     "observe",
     "no_adopt",
     "whois_users",
+    "metrics",
     "max_flows",
     "max_grants",
     "max_revoked",
@@ -50,6 +52,9 @@ pub struct Options {
     /// A user besides root who may ask `whois`, by name or number; may be repeated
     #[arg(long, value_name = "USER", env = "VOUCHSAFE_WHOIS_USERS", value_delimiter = ',')]
     pub whois_users: Vec<String>,
+    /// Where metrics for Prometheus are served, in plain HTTP [default: nowhere]
+    #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_METRICS")]
+    pub metrics: Option<SocketAddr>,
     /// Room for admitted flows of each family, 104 bytes each for IPv4 and 128 for IPv6 [default: 262144]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_FLOWS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_flows: Option<u32>,
@@ -116,6 +121,8 @@ pub struct Settings {
     pub adopt: bool,
     /// Users besides root who may ask `whois`.
     pub whois_users: Vec<String>,
+    /// Where metrics are served, if anywhere.
+    pub metrics: Option<SocketAddr>,
     /// Room in the tables.
     pub sizes: Sizes,
     /// What the kernel program is loaded with, but for what the authority and the directory say.
@@ -132,6 +139,7 @@ impl Options {
             observe: self.observe || other.observe,
             no_adopt: self.no_adopt || other.no_adopt,
             whois_users: list(self.whois_users, other.whois_users),
+            metrics: self.metrics.or(other.metrics),
             max_flows: self.max_flows.or(other.max_flows),
             max_grants: self.max_grants.or(other.max_grants),
             max_revoked: self.max_revoked.or(other.max_revoked),
@@ -153,6 +161,7 @@ impl Options {
             observe: self.observe,
             adopt: !self.no_adopt,
             whois_users: self.whois_users,
+            metrics: self.metrics,
             sizes: Sizes {
                 flows: self.max_flows.unwrap_or(sizes.flows),
                 grants: self.max_grants.unwrap_or(sizes.grants),
@@ -188,6 +197,13 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
             observe: fields.yes(reader, "observe"),
             no_adopt: fields.yes(reader, "no_adopt"),
             whois_users: texts(reader, fields, "whois_users"),
+            metrics: fields.text(reader, "metrics").and_then(|text| {
+                let address = text.get_ref().parse().ok();
+                if address.is_none() {
+                    reader.fault(text.span(), "`metrics` is an address and a port, such as \"127.0.0.1:9465\"");
+                }
+                address
+            }),
             max_flows: number(reader, fields, "max_flows", &MAX_FLOWS),
             max_grants: number(reader, fields, "max_grants", &MAX_FLOWS),
             max_revoked: number(reader, fields, "max_revoked", &MAX_FLOWS),
@@ -257,6 +273,9 @@ pub const TEMPLATE: &str = r#"
 
 # Users besides root who may ask `whois`, by name or number.
 #whois_users = ["www-data"]
+
+# Where metrics for Prometheus are served, in plain HTTP; without the key nowhere.
+#metrics = "127.0.0.1:9465"
 
 # Room for admitted flows of each family (104 bytes each for IPv4, 128 for IPv6), grants in use (112), revoked grants
 # (64), and for tokens seen in the last minute, in buckets of eight (136; a power of two).

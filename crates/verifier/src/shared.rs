@@ -4,7 +4,7 @@ use crate::control::{Answer, Request};
 use crate::drops::Ring;
 use crate::owners::{OWNERS_MAX, Owners};
 use crate::protection::Protection;
-use crate::{explain, now, view};
+use crate::{explain, metrics, now, view};
 use anyhow::{Context, Result};
 use engine::api::ExplainRequest;
 use serde::Serialize;
@@ -156,6 +156,12 @@ impl Shared {
             Request::Confirm => json(&self.order(Order::Confirm).await?),
             Request::Detach => json(&self.order(Order::Detach).await?),
         }
+    }
+
+    /// The page of metrics.
+    pub async fn metrics(self: Arc<Self>) -> Result<shell::metrics::Page> {
+        let look = |shared: &Self| Ok(metrics::page(&shared.status(), &shared.protection().counts()?, now()));
+        self.read(look).await
     }
 
     async fn order(&self, order: Order) -> Result<String> {

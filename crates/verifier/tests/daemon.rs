@@ -34,7 +34,7 @@ fn a_verifier_enrols_protects_and_tells_how_it_stands() {
             stage.cli(&enrol, ["--authority", "https://x", "--code", "x"].map(Into::into).to_vec()).await;
         assert_eq!((code, text.contains("--again")), (2, true), "{text}");
 
-        let verifier = stage.run(&[]).await;
+        let verifier = stage.run(&["--metrics", "10.77.0.1:9465"]).await;
         assert!(!stage.connects(SSH) && stage.connects(WEB));
         let status = stage.status().await;
         assert_eq!((status.verifier.as_str(), status.state.as_str()), ("edge-1", "protecting"));
@@ -45,6 +45,17 @@ fn a_verifier_enrols_protects_and_tells_how_it_stands() {
         assert!(drops.reasons.iter().any(|reason| reason.name == "no_token" && reason.packets > 0), "{drops:?}");
         until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
             .await;
+
+        let page = stage.outside(&["curl", "-sS", "--max-time", "5", "http://10.77.0.1:9465/metrics"]);
+        for line in [
+            "vouchsafe_verifier_state{state=\"protecting\"} 1.0",
+            "vouchsafe_verifier_interface{interface=\"eth0\",hook=\"xdp\",mode=\"native\"} 1.0",
+            "vouchsafe_verifier_connected 1.0",
+            "vouchsafe_verifier_dropped_packets_total{reason=\"no_token\"} ",
+            "vouchsafe_verifier_table_entries_max{table=\"grants\"} 65536.0",
+        ] {
+            assert!(page.contains(line), "{line}: {page}");
+        }
 
         for command in ["status", "flows", "drops"] {
             let (code, text) = stage.cli(&[command], stage.daemon()).await;

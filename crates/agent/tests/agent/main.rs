@@ -3,7 +3,7 @@
 
 mod stage;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use datapath::Pins;
 use datapath::agent::{Attachment, supported_attachment};
 use datapath::interface::Interface;
@@ -23,7 +23,7 @@ const RETRANSMISSION: Duration = Duration::from_millis(900);
 #[test]
 fn a_first_packet_waits_for_its_grant_and_nobody_notices() {
     test(|| {
-        let stage = Stage::start()?;
+        let stage = Stage::start_with(&["--metrics", "10.0.0.1:9466"])?;
         for at in &SERVICES[..2] {
             let took = stage.connect(at)?;
             assert!(took < RETRANSMISSION, "{took:?}");
@@ -39,6 +39,17 @@ fn a_first_packet_waits_for_its_grant_and_nobody_notices() {
             assert_ne!((first.time, first.nonce), (second.time, second.nonce));
         }
         assert_eq!((stage.counter("held")?, stage.counter("tokens")?), (2, 4));
+        let page = stage.client.run(["curl", "-sS", "--max-time", "5", "http://10.0.0.1:9466/metrics"])?;
+        for line in [
+            "vouchsafe_agent_packets_total{outcome=\"tokens\"} 4",
+            "vouchsafe_agent_packets_total{outcome=\"held\"} 2",
+            "vouchsafe_agent_grant_answers_total{result=\"granted\"} 2",
+            "vouchsafe_agent_grants 2.0",
+            "vouchsafe_agent_sessions{authority_reachable=\"yes\"} 1.0",
+            "vouchsafe_agent_interfaces{attached=\"yes\"} 1.0",
+        ] {
+            ensure!(page.contains(line), "{line}: {page}");
+        }
         Ok(())
     })
 }

@@ -1,11 +1,11 @@
 //! `vouchsafe authority audit …`: the audit trail in words, as JSON lines, and whether it is whole.
 
-use super::table::{Table, utc};
 use super::{At, List};
 use crate::admin;
 use crate::storage::{AuditEntry, NotedHead, Verdict};
 use anyhow::Result;
 use clap::{Args, Subcommand};
+use shell::table::{Table, utc};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::process::ExitCode;
 

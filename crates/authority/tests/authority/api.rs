@@ -222,9 +222,7 @@ async fn nobody_else_is_taken_for_the_authority() {
 #[tokio::test]
 async fn garbage_is_answered_with_its_problem() {
     let stage = Stage::start().await;
-    let ca = reqwest::Certificate::from_pem(&std::fs::read(stage.directory.ca()).unwrap()).unwrap();
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let raw = reqwest::Client::builder().tls_certs_only([ca]).build().unwrap();
+    let raw = stage.raw();
     let url = |path: &str| format!("https://{}{path}", stage.address);
     let sent = async |request: reqwest::RequestBuilder| {
         let answer = request.send().await.unwrap();

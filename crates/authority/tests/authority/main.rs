@@ -3,5 +3,6 @@
 mod api;
 mod audit;
 mod changes;
+mod metrics;
 mod policy;
 mod stage;

@@ -1,5 +1,6 @@
 //! A real authority on a port of its own, with real TLS, in a directory that vanishes with it.
 
+use authority::storage::Database;
 use authority::{Directory, Server, admin};
 use client::{Authority, Error, EventStream};
 use engine::api::{Event, Grant, GrantRequest, Login, Problem};
@@ -58,10 +59,18 @@ pub struct Stage {
 impl Stage {
     /// An authority with the accounts alice, bob and eve, and the policy above.
     pub async fn start() -> Self {
+        Self::start_with("").await
+    }
+
+    /// The same, with more lines at the head of its configuration.
+    pub async fn start_with(settings: &str) -> Self {
         let room = tempfile::tempdir().unwrap();
         let directory = Directory::at(room.path().join("authority"));
         directory.init(&["localhost".into(), "127.0.0.1".into()], "127.0.0.1:0".parse().unwrap()).unwrap();
         std::fs::write(directory.policy(), POLICY).unwrap();
+        let config = directory.path().join("authority.toml");
+        let text = format!("{settings}{}", std::fs::read_to_string(&config).unwrap());
+        std::fs::write(&config, text).unwrap();
         for person in ["alice", "bob", "eve"] {
             admin::add_account(&directory, person, PASSWORD, false).await.unwrap();
         }
@@ -87,6 +96,18 @@ impl Stage {
         let database = rusqlite::Connection::open(self.directory.database()).unwrap();
         database.busy_timeout(SOON).unwrap();
         database.execute("UPDATE grants SET expires = ?1", [authority::now() as i64 - 3600]).unwrap();
+    }
+
+    /// Its database.
+    pub fn database(&self) -> Database {
+        Database::open(&self.directory.database()).unwrap()
+    }
+
+    /// A caller that says what it likes.
+    pub fn raw(&self) -> reqwest::Client {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let ca = reqwest::Certificate::from_pem(&std::fs::read(self.directory.ca()).unwrap()).unwrap();
+        reqwest::Client::builder().tls_certs_only([ca]).build().unwrap()
     }
 
     /// A caller that trusts this authority.

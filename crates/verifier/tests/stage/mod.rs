@@ -270,6 +270,13 @@ impl Stage {
         })
     }
 
+    /// What a program says that runs where the client is.
+    pub fn outside(&self, words: &[&str]) -> String {
+        let said = Command::new("ip").args(["netns", "exec", &self.client.0]).args(words).output().unwrap();
+        assert!(said.status.success(), "{words:?}: {}", String::from_utf8_lossy(&said.stderr));
+        String::from_utf8(said.stdout).unwrap()
+    }
+
     /// Whether a new connection comes up.
     pub fn connects(&self, to: &str) -> bool {
         match self.connect(to) {

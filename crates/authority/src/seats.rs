@@ -1,0 +1,202 @@
+//! Who may stay connected: a bounded number of seats, of which neither a source nor its network takes all.
+//!
+//! Whoever has shown a credential keeps the seat. Of the others, when seats are short, the one gives way that sat longest
+//! among those of the network that holds the most: strangers push out their own kind, not a newcomer from elsewhere.
+
+use crate::extract::Peer;
+use crate::throttle::Key;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// The seats.
+pub struct Seats {
+    most: u32,
+    most_of_source: u32,
+    most_of_network: u32,
+    taken: Mutex<Taken>,
+    turned_away: AtomicU64,
+}
+
+#[derive(Default)]
+struct Taken {
+    next: u64,
+    /// By number, so that who came first is first.
+    holders: BTreeMap<u64, Holder>,
+    by_source: HashMap<IpAddr, u32>,
+    by_network: HashMap<IpAddr, u32>,
+}
+
+struct Holder {
+    source: IpAddr,
+    network: IpAddr,
+    proven: Arc<AtomicBool>,
+    leave: Arc<Notify>,
+}
+
+/// A place that a connection holds until this is dropped.
+pub struct Seat {
+    seats: Arc<Seats>,
+    number: u64,
+    leave: Arc<Notify>,
+}
+
+impl Seat {
+    /// Waits until another needs the place more.
+    pub async fn given_away(&self) {
+        self.leave.notified().await;
+    }
+}
+
+impl Seats {
+    /// So many seats; one source gets a quarter at most, its network (see [`Key::network`]) half.
+    pub fn new(most: u32) -> Self {
+        let taken = Mutex::default();
+        let (most_of_source, most_of_network) = (most.div_ceil(4), most.div_ceil(2));
+        Self { most, most_of_source, most_of_network, taken, turned_away: AtomicU64::default() }
+    }
+
+    /// A seat for a peer, if need be that of somebody without credential.
+    pub fn take(self: &Arc<Self>, peer: &Peer) -> Option<Seat> {
+        let (source, network) = (Key::source(peer.address), Key::network(peer.address));
+        let mut taken = self.lock();
+        let own = |counts: &HashMap<IpAddr, u32>, key| counts.get(&key).copied().unwrap_or(0);
+        let gives_way = if own(&taken.by_source, source) >= self.most_of_source {
+            Some(taken.longest(|holder| holder.source == source))
+        } else if own(&taken.by_network, network) >= self.most_of_network {
+            Some(taken.longest(|holder| holder.network == network))
+        } else if taken.holders.len() as u64 >= u64::from(self.most) {
+            let crowd = taken.crowd();
+            Some(taken.longest(|holder| Some(holder.network) == crowd))
+        } else {
+            None
+        };
+        if let Some(gives_way) = gives_way {
+            self.turn_away();
+            taken.remove(gives_way?)?.leave.notify_one();
+        }
+        let (number, leave) = (taken.next, Arc::new(Notify::new()));
+        taken.next += 1;
+        *taken.by_source.entry(source).or_default() += 1;
+        *taken.by_network.entry(network).or_default() += 1;
+        let holder = Holder { source, network, proven: peer.proven.clone(), leave: leave.clone() };
+        taken.holders.insert(number, holder);
+        Some(Seat { seats: self.clone(), number, leave })
+    }
+
+    /// How many are held by those who have shown a credential, and by the others.
+    pub fn count(&self) -> (u32, u32) {
+        let taken = self.lock();
+        let proven = taken.holders.values().filter(|holder| holder.is_proven()).count() as u32;
+        (proven, taken.holders.len() as u32 - proven)
+    }
+
+    /// How many connections did not get a seat or had to leave it.
+    pub fn turned_away(&self) -> u64 {
+        self.turned_away.load(Ordering::Relaxed)
+    }
+
+    /// Counts a connection that did not even ask for a seat.
+    pub fn turn_away(&self) {
+        self.turned_away.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Holder {
+    fn is_proven(&self) -> bool {
+        self.proven.load(Ordering::Relaxed)
+    }
+}
+
+impl Taken {
+    /// Who sat longest without credential, among some.
+    fn longest(&self, among: impl Fn(&Holder) -> bool) -> Option<u64> {
+        let mut strangers = self.holders.iter().filter(|(_, holder)| !holder.is_proven() && among(holder));
+        strangers.next().map(|(number, _)| *number)
+    }
+
+    /// The network with the most seats without credential.
+    fn crowd(&self) -> Option<IpAddr> {
+        let mut counts: BTreeMap<IpAddr, u32> = BTreeMap::new();
+        for holder in self.holders.values().filter(|holder| !holder.is_proven()) {
+            *counts.entry(holder.network).or_default() += 1;
+        }
+        counts.into_iter().max_by_key(|(_, count)| *count).map(|(network, _)| network)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Holder> {
+        let holder = self.holders.remove(&number)?;
+        for (counts, key) in [(&mut self.by_source, holder.source), (&mut self.by_network, holder.network)] {
+            if let Some(count) = counts.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    counts.remove(&key);
+                }
+            }
+        }
+        Some(holder)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.seats.lock().remove(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(address: [u8; 4]) -> Peer {
+        Peer { address: address.into(), proven: Arc::default() }
+    }
+
+    async fn has_to_leave(seat: &Seat) -> bool {
+        tokio::time::timeout(std::time::Duration::ZERO, seat.given_away()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn strangers_push_out_their_own_kind() {
+        let seats = Arc::new(Seats::new(8));
+        let crowd: Vec<_> = (0..4).map(|n| seats.take(&peer([192, 0, 2, n])).expect("a seat")).collect();
+        let others: Vec<_> = (0..4).map(|n| seats.take(&peer([198, 51, n, 1])).expect("a seat")).collect();
+        let newcomer = seats.take(&peer([203, 0, 113, 1])).expect("the crowd makes room");
+        assert!(has_to_leave(&crowd[0]).await);
+        assert!(!has_to_leave(&crowd[1]).await && !has_to_leave(&others[0]).await && !has_to_leave(&newcomer).await);
+        assert_eq!((seats.count(), seats.turned_away()), ((0, 8), 1));
+        drop(crowd);
+        assert_eq!(seats.count(), (0, 5), "whoever had to leave gives no second seat free");
+    }
+
+    #[tokio::test]
+    async fn a_credential_keeps_the_seat() {
+        let seats = Arc::new(Seats::new(4));
+        let members: Vec<_> = (0..4)
+            .map(|n| {
+                let peer = peer([198, 51, n, 1]);
+                peer.prove();
+                seats.take(&peer).expect("a seat")
+            })
+            .collect();
+        assert!(seats.take(&peer([203, 0, 113, 1])).is_none(), "nobody has to leave");
+        drop(members);
+        assert!(seats.take(&peer([203, 0, 113, 1])).is_some());
+    }
+
+    #[tokio::test]
+    async fn neither_a_source_nor_its_network_takes_all() {
+        let seats = Arc::new(Seats::new(16));
+        let own: Vec<_> = (0..5).map(|_| seats.take(&peer([192, 0, 2, 1])).expect("a seat")).collect();
+        assert!(has_to_leave(&own[0]).await && !has_to_leave(&own[1]).await);
+        let network: Vec<_> = (2..8).map(|n| seats.take(&peer([192, 0, 2, n])).expect("a seat")).collect();
+        assert_eq!(seats.count(), (0, 8));
+        assert!(has_to_leave(&own[2]).await && !has_to_leave(&network[0]).await);
+    }
+}

@@ -1,0 +1,46 @@
+//! The verifier's metrics: `status` and `drops` in numbers. Nobody's name is among them.
+
+use crate::view::{Drops, Status};
+use shell::metrics::{Page, label};
+
+/// States that a verifier can be in.
+const STATES: [&str; 4] = ["protecting", "observing", "trying", "closed"];
+
+/// The page.
+pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
+    let mut page = Page::new("verifier");
+    let packets = |outcomes: &[crate::view::Counter], name| {
+        outcomes.iter().map(|one| (label(name, &one.name), one.packets)).collect::<Vec<_>>()
+    };
+    page.counters("packets", "Packets that passed, by outcome", packets(&drops.passed, "outcome"));
+    page.counters(
+        "dropped_packets",
+        "Packets that were dropped (when observing: would have been), by drop reason",
+        packets(&drops.reasons, "reason"),
+    );
+    page.counter("samples_lost", "Drops that were counted and not reported", drops.samples_lost);
+    let used = status.tables.iter().filter_map(|table| Some((label("table", &table.name), table.used? as f64)));
+    page.gauges("table_entries", "Entries in use, by table", used);
+    let max = status.tables.iter().map(|table| (label("table", &table.name), table.max as f64));
+    page.gauges("table_entries_max", "Room for entries, by table", max);
+    page.gauges(
+        "state",
+        "1 for the state it is in",
+        STATES.map(|state| (label("state", state), f64::from(status.state == state))),
+    );
+    let interfaces = status.interfaces.iter().map(|interface| {
+        let texts = [("interface", &interface.name), ("hook", &interface.hook), ("mode", &interface.mode)];
+        (texts.map(|(name, text)| (name, text.clone())).to_vec(), 1.0)
+    });
+    page.gauges("interface", "1 for each attached interface, with hook and mode", interfaces);
+    page.gauge("not_attached", "Interfaces that are left out or can't be protected", status.not_attached.len() as f64);
+    page.gauge("connected", "Whether the authority's event stream is up", status.connected.into());
+    page.gauge("trouble", "Whether something is wrong with the authority", status.trouble.is_some().into());
+    let age = status.read.map_or(f64::NAN, |read| now.saturating_sub(read) as f64);
+    page.gauge("keys_age_seconds", "Since configuration and keys were read from the authority", age);
+    let left = status.keys_until.map_or(0.0, |until| until.saturating_sub(now) as f64);
+    page.gauge("keys_left_seconds", "Until there is no key; 0 if there is none for the current epoch", left);
+    page.gauge("protected_prefixes", "Prefixes under protection", status.protected.len() as f64);
+    page.gauge("owners", "Grants whose owners are known", status.owners as f64);
+    page
+}

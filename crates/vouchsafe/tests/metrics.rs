@@ -1,0 +1,96 @@
+//! The metrics of all three roles are those that the dashboard draws and docs/operations.md explains.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use verifier::view;
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// A page of each role on which no metric is empty.
+fn pages() -> [String; 3] {
+    let calls = authority::metrics::Metrics::default();
+    calls.note("/v1/grants", "ok", 0.01);
+    let heads = authority::storage::Trail::ALL.map(|trail| authority::storage::Head { trail, id: 7, hash: [1; 32] });
+    let snapshot = authority::metrics::Snapshot { heads: heads.to_vec(), ..Default::default() };
+    let counter = || vec![view::Counter { name: "flow".into(), packets: 1 }];
+    let drops = view::Drops { reasons: counter(), passed: counter(), samples_lost: 0, samples: Vec::new() };
+    let interface = view::Interface { name: "eth0".into(), hook: "xdp".into(), mode: "native".into(), driver: None };
+    let status = view::Status {
+        verifier: "edge".into(),
+        instance: "main".into(),
+        state: "protecting".into(),
+        trial_left: None,
+        interfaces: vec![interface],
+        not_attached: Vec::new(),
+        authority: "https://authority".into(),
+        connected: true,
+        trouble: None,
+        read: Some(1000),
+        keys_until: Some(5000),
+        epoch_length: 3600,
+        max_lifetime: 3600,
+        protected: Vec::new(),
+        tables: vec![view::Table { name: "flows, IPv4".into(), used: Some(1), max: 16, bytes: 104 }],
+        owners: 1,
+    };
+    let agent = agent::metrics::Snapshot { counters: BTreeMap::from([("tokens".into(), 1)]), ..Default::default() };
+    [
+        authority::metrics::page(&calls, &snapshot).text(),
+        verifier::metrics::page(&status, &drops, 1010).text(),
+        agent::metrics::page(&agent).text(),
+    ]
+}
+
+/// What can be asked for: the names of samples.
+fn samples() -> BTreeSet<String> {
+    let pages = pages().concat();
+    let lines = pages.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| line.split(['{', ' ']).next().unwrap().to_owned()).collect()
+}
+
+/// The names in a text that begin with `vouchsafe_` and a role.
+fn named(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let roles = ["vouchsafe_authority_", "vouchsafe_verifier_", "vouchsafe_agent_"];
+    words.filter(|word| roles.iter().any(|role| word.starts_with(role))).map(str::to_owned).collect()
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(Path::new(ROOT).join(path)).unwrap()
+}
+
+#[test]
+fn the_dashboard_draws_metrics_that_exist() {
+    let text = read("packaging/grafana/vouchsafe.json");
+    let dashboard: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    let asked: BTreeSet<_> = targets.flat_map(|target| named(target["expr"].as_str().unwrap())).collect();
+    let missing: Vec<_> = asked.difference(&samples()).cloned().collect();
+    assert!(missing.is_empty(), "no role has {missing:?}");
+    // A histogram's parts aside, everything that is measured is drawn.
+    let drawn = |name: &String| asked.contains(name) || name.contains("_call_seconds");
+    let forgotten: Vec<_> = samples().into_iter().filter(|name| !drawn(name)).collect();
+    assert!(forgotten.is_empty(), "nowhere drawn: {forgotten:?}");
+}
+
+#[test]
+fn operations_explains_every_metric() {
+    let text = read("docs/operations.md");
+    let rows =
+        text.lines().filter(|line| line.starts_with("| `vouchsafe_")).map(|line| line.split('|').nth(1).unwrap());
+    let explained: BTreeSet<_> = rows.flat_map(named).collect();
+    let base = |name: &String| {
+        let histogram = ["_bucket", "_sum", "_count"].into_iter().find_map(|end| name.strip_suffix(end));
+        histogram.unwrap_or(name).to_owned()
+    };
+    assert_eq!(explained, samples().iter().map(base).collect());
+}
+
+#[test]
+fn no_metric_says_who_somebody_is() {
+    for page in pages() {
+        assert!(page.ends_with("# EOF\n"));
+        assert!(!page.contains("person") && !page.contains("alice"));
+    }
+}
