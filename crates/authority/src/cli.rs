@@ -5,7 +5,7 @@ mod audit;
 use crate::control::{self, Command};
 use crate::directory::default_names;
 use crate::storage::{Database, Which};
-use crate::{Directory, Server, admin, config, now, tls};
+use crate::{Directory, Server, admin, config, now, openapi, tls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -103,6 +103,8 @@ pub enum AuthorityCommand {
         #[arg(long)]
         all: bool,
     },
+    /// Print the description of the HTTPS API (OpenAPI, JSON)
+    Openapi,
     /// What happened
     Audit(audit::AuditArgs),
 }
@@ -302,6 +304,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
                 texts.map(Clone::clone).to_vec()
             })?;
         }
+        AuthorityCommand::Openapi => print!("{}", openapi::text()),
         AuthorityCommand::Audit(arguments) => return audit::run(arguments),
     }
     Ok(ExitCode::SUCCESS)
