@@ -22,6 +22,11 @@ pub struct Fault {
 pub struct Faults(Vec<Fault>);
 
 impl Faults {
+    /// A fault of the document as a whole.
+    pub fn whole(message: impl Into<String>) -> Self {
+        Self(vec![Fault { line: 1, column: 1, message: message.into() }])
+    }
+
     /// The faults.
     pub fn all(&self) -> &[Fault] {
         &self.0
@@ -48,6 +53,8 @@ impl std::error::Error for Faults {}
 
 /// Faults that are told; whoever wrote a file with more knows where to begin. Bounds what reading a hostile file costs.
 const MOST_FAULTS: usize = 100;
+/// The longest text of which all errors of syntax are told, not the first alone.
+const MOST_RECOVERED: usize = 256 << 10;
 /// Names longer than this are not compared, nor are more than so many.
 const LONGEST_COMPARED: usize = 64;
 const MOST_COMPARED: usize = 4096;
@@ -69,13 +76,17 @@ impl<'t> Reader<'t> {
         read: impl FnOnce(&mut Self, &Fields<'_, 't>) -> Option<T>,
     ) -> Result<T, Faults> {
         let mut reader = Self::new(text);
-        let (root, errors) = DeTable::parse_recoverable(text);
-        for error in errors {
-            reader.fault(error.span().unwrap_or(0..0), error.message());
-        }
-        if !reader.faults.is_empty() {
-            return Err(reader.into_faults());
-        }
+        let root = match DeTable::parse(text) {
+            Ok(root) => root,
+            Err(first) => {
+                // Every error is an allocation or more, and there may be two in three bytes.
+                let all = if text.len() <= MOST_RECOVERED { DeTable::parse_recoverable(text).1 } else { vec![first] };
+                for error in all {
+                    reader.fault(error.span().unwrap_or(0..0), error.message());
+                }
+                return Err(reader.into_faults());
+            }
+        };
         let fields = Fields::new(&mut reader, root.get_ref(), 0..0, "the document", known);
         match read(&mut reader, &fields) {
             Some(made) if reader.faults.is_empty() => Ok(made),
@@ -143,7 +154,7 @@ impl<'a, 't> Fields<'a, 't> {
     ) -> Self {
         for key in table.keys() {
             if !known.contains(&key.get_ref().as_ref()) {
-                let hint = hint(key.get_ref(), known.iter().copied());
+                let hint = if reader.is_full() { String::new() } else { hint(key.get_ref(), known.iter().copied()) };
                 reader.fault(key.span(), format!("{what} has no key `{}`{hint}", key.get_ref()));
             }
         }

@@ -4,6 +4,9 @@
 //! Among the rules that match, the one of the highest priority decides, and among those of one priority the last. Where no
 //! rule matches, the answer is no.
 
+mod asker;
+pub mod diff;
+mod expectation;
 mod explain;
 mod index;
 mod reach;
@@ -11,12 +14,17 @@ mod request;
 mod scope;
 mod spans;
 mod text;
+mod trace;
 mod window;
 
+pub use asker::{Asker, destination};
+pub use expectation::{Expectation, Failure, Outcome};
+pub use explain::place;
 pub use request::{Request, Subject};
 pub use scope::Scope;
-pub use text::name_is_valid;
-pub use window::{When, instant};
+pub use text::{MOST_TEXT, name_is_valid};
+pub use trace::{Reason, Trace};
+pub use window::{When, instant, written};
 
 use crate::api;
 use crate::document::Faults;
@@ -35,6 +43,7 @@ pub struct Policy {
     /// The receivers by name.
     names: BTreeMap<String, usize>,
     rules: Vec<Rule>,
+    expectations: Vec<Expectation>,
     index: Index,
 }
 

@@ -3,6 +3,7 @@
 use engine::agent::Target;
 use engine::api;
 use engine::document::{Reader, duration, hint, seconds};
+use engine::policy::diff::compare;
 use engine::policy::{Action, Decision, Policy, Request, Subject};
 use engine::protected;
 use serde::{Serialize, de::DeserializeOwned};
@@ -19,6 +20,10 @@ pub fn policy(input: &[u8]) {
             return assert!(faults.all().iter().all(|fault| (1..=lines).contains(&fault.line) && fault.column > 0));
         }
     };
+    assert!(policy.failures().len() <= policy.expectations().len());
+    if policy.receivers().len() <= 4 && policy.rules().len() <= 4 {
+        assert!(compare(&policy, &policy, 0).is_ok_and(|changes| changes.is_empty()), "a policy differs from itself");
+    }
     let mut persons = policy.persons();
     persons.insert("somebody");
     let receivers: Vec<_> = policy.receivers().iter().flat_map(|receiver| receiver.entries()).collect();
@@ -44,6 +49,8 @@ fn decide(policy: &Policy, request: &Request<'_>) {
     let to = &request.to;
     let decision = policy.decide(request);
     let explained = decision.explain(request);
+    let trace = policy.trace(request);
+    assert_eq!((trace.allowed, trace.rule.map(|rule| rule.rule)), (explained.allowed, explained.rule.clone()));
     match &decision {
         Decision::NoReceiver => panic!("a receiver's own address is no receiver"),
         Decision::DefaultDeny { .. } => assert!(!explained.allowed && explained.rule.is_none()),

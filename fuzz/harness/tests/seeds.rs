@@ -214,6 +214,9 @@ fn write_texts() {
                    [\"08:00-12:00\", \"22:00-06:00\"], zone = \"Europe/Zurich\" }, { from = 2026-01-01, until = \"2026-02-01\" }]\n";
     let who = rule.replace("\"everyone\"", "[\"tag:laptops\", \"address:192.0.2.0/24\", \"address:2001:db8::1\"]");
     write("policy", "windows", format!("{receiver}{who}{windows}"));
+    let test = "[[tests]]\nwho = [\"person:bob\", \"tag:laptops\"]\nfrom = \"192.0.2.7\"\nto = \"203.0.113.10 tcp/22\"\n\
+                at = 2026-03-02T09:00:00Z\nexpect = \"allow\"\n";
+    write("policy", "tests", format!("{receiver}{who}{windows}{test}"));
     write("policy", "faults", format!("{receiver}{rule}{terms}lifetme = 5\n"));
     write("policy", "empty", "");
     write("policy", "names", receiver.replace("\"a\"", "\"é\"").replace("/24", "/33"));

@@ -1,7 +1,6 @@
 //! Which receivers somebody can reach at all: what an agent needs to know to ask for grants where it makes sense.
 
 use super::{Action, Policy, Receiver, Subject};
-use std::collections::BTreeSet;
 
 impl Policy {
     /// The receivers of which the subject may reach some part at this time, in the file's order. May name one too many
@@ -31,9 +30,15 @@ impl Policy {
     }
 
     /// The receivers that contain all addresses of another.
-    fn around(&self, receiver: &Receiver) -> BTreeSet<usize> {
-        let mut prefixes = receiver.prefixes.iter().map(|prefix| self.index.around_prefix(*prefix).collect());
-        let first: BTreeSet<_> = prefixes.next().unwrap_or_default();
-        prefixes.fold(first, |all, these| &all & &these)
+    fn around(&self, receiver: &Receiver) -> Vec<usize> {
+        let mut prefixes = receiver.prefixes.iter();
+        let Some(first) = prefixes.next() else { return Vec::new() };
+        let mut all: Vec<_> = self.index.around_prefix(*first).collect();
+        for prefix in prefixes {
+            let mut these: Vec<_> = self.index.around_prefix(*prefix).collect();
+            these.sort_unstable();
+            all.retain(|receiver| these.binary_search(receiver).is_ok());
+        }
+        all
     }
 }

@@ -47,6 +47,11 @@ impl Spans {
         false
     }
 
+    /// Where spans begin, and what follows their ends.
+    pub(super) fn bounds(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().flat_map(|(first, last)| [*first, *last + 1])
+    }
+
     fn contains_span(&self, first: u32, last: u32) -> bool {
         let after = self.0.partition_point(|(begin, _)| *begin <= first);
         after.checked_sub(1).is_some_and(|at| last <= self.0[at].1)

@@ -2,6 +2,8 @@ use super::*;
 use proptest::prelude::*;
 
 mod cases;
+mod differences;
+mod hostile;
 
 mod reference;
 
@@ -371,4 +373,116 @@ fn faults_of_windows_and_priorities_say_the_way_out() {
     assert_eq!(who("2001:db8::1"), "write \"address:2001:db8::1\"");
     assert!(who("address:192.0.2.1/24").contains("write 192.0.2.0/24"));
     assert!(who("device:x").contains("\"tag:NAME\", \"address:PREFIX\""));
+}
+
+const TESTS: &str = r#"
+[[tests]]
+name = "alice works"
+who = "person:alice"
+to = "203.0.113.10 tcp/22"
+expect = "allow"
+rule = "staff may use git"
+
+[[tests]]
+who = "person:bob"
+to = "203.0.113.10:22"
+expect = "deny"
+
+[[tests]]
+who = ["everyone", "tag:laptops"]
+from = "192.0.2.1"
+to = "[2001:db8:1::5]:80"
+expect = "allow"
+
+[[tests]]
+who = "group:staff"
+to = "192.0.2.1 icmp"
+expect = "unprotected"
+"#;
+
+fn failures(tests: &str) -> Vec<String> {
+    let policy = Policy::parse(&format!("{POLICY}{tests}"), 3600).unwrap_or_else(|faults| panic!("{faults}"));
+    policy.failures().into_iter().map(|failure| format!("{}: {}", failure.line, failure.message)).collect()
+}
+
+#[test]
+fn tests_in_the_file_say_what_is_not_as_expected() {
+    assert_eq!(failures(TESTS), [""; 0]);
+    let wrong = TESTS
+        .replace("expect = \"allow\"\nrule", "expect = \"deny\"\nrule")
+        .replace("192.0.2.1 icmp", "203.0.113.10 icmp");
+    assert_eq!(
+        failures(&wrong),
+        [
+            "44: alice works: expected deny by `staff may use git`, and yet: alice may reach 203.0.113.10 tcp/22 \
+             (receiver git): allowed by policy.toml:23 staff may use git",
+            "62: expected unprotected, and yet: anybody else may reach 203.0.113.10 icmp (receiver git): allowed by \
+             policy.toml:23 staff may use git"
+        ]
+    );
+    // The right answer by another rule is not what was expected.
+    let other =
+        "[[tests]]\nwho = \"person:bob\"\nto = \"203.0.113.10:22\"\nexpect = \"deny\"\nrule = \"staff may use git\"";
+    assert_eq!(failures(other).len(), 1);
+    // Nothing protected there is not the same as denied.
+    assert_eq!(failures("[[tests]]\nwho = \"person:bob\"\nto = \"192.0.2.1:22\"\nexpect = \"deny\"").len(), 1);
+}
+
+#[test]
+fn faults_of_tests_say_the_way_out() {
+    let test = |key: &str, text: &str| {
+        let fields = [("who", "\"person:alice\""), ("to", "\"203.0.113.10:22\""), ("expect", "\"allow\"")];
+        let others = fields.iter().filter(|(name, _)| *name != key).map(|(name, value)| format!("{name} = {value}"));
+        fault_after(&format!("[[tests]]\n{}\n{key} = {text}", others.collect::<Vec<_>>().join("\n")))
+    };
+    assert_eq!(test("who", "\"alice\""), "write \"person:alice\"");
+    assert_eq!(test("who", "\"group:staf\""), "no group `staf`; did you mean `staff`?");
+    assert_eq!(test("who", "[\"person:a\", \"person:b\"]"), "somebody has one name and one address");
+    assert!(test("to", "\"git\"").contains("203.0.113.10 tcp/22"));
+    assert!(test("to", "\"203.0.113.10 tcp\"").contains("203.0.113.10 tcp/22"));
+    assert!(test("expect", "\"yes\"").contains("none of allow, deny, unprotected"));
+    assert!(test("rule", "\"staff may use gti\"").contains("did you mean `staff may use git`?"));
+    assert!(test("at", "\"tomorrow\"").contains("2026-03-02T09:00:00Z"));
+    assert!(test("from", "\"home\"").contains("`home` is no address"));
+    let timed = "[[rules]]\naction = \"deny\"\nwho = \"everyone\"\nto = \"git\"\nwhen = { days = \"sun\" }\n\
+                 [[tests]]\nwho = \"everyone\"\nto = \"203.0.113.10:22\"\nexpect = \"deny\"";
+    assert!(fault_after(timed).contains("a test says `at`"));
+}
+
+#[test]
+fn a_trace_names_the_rules_that_lost_and_those_that_only_just_miss() {
+    let policy = format!(
+        "{POLICY}[[rules]]\nname = \"ops\"\naction = \"allow\"\nwho = \"person:carol\"\nto = \"git\"\npriority = 300\n\
+         [[rules]]\nname = \"weekend\"\naction = \"deny\"\nwho = \"everyone\"\nto = \"git\"\nwhen = {{ days = \"sun\" }}\n"
+    );
+    let policy = Policy::parse(&policy, 3600).unwrap();
+    let request = Request { now: instant("2026-03-02T12:00:00Z").unwrap(), ..ask("bob", &to("203.0.113.10", 6, 22)) };
+    let trace = policy.trace(&request);
+    let told = |reasons: &[Reason]| {
+        reasons.iter().map(|r| format!("{} {} {}: {}", r.rule, r.action, r.priority, r.why)).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (trace.allowed, trace.rule.as_ref().map(|rule| rule.rule.as_str())),
+        (false, Some("policy.toml:29 rule 2"))
+    );
+    assert_eq!(told(&trace.beaten), ["policy.toml:23 staff may use git allow 100: 200 is the higher priority"]);
+    assert_eq!(
+        told(&trace.near),
+        [
+            "policy.toml:43 ops allow 300: it is about person:carol",
+            "policy.toml:49 weekend deny 200: it does not hold at 2026-03-02T12:00:00Z; again from 2026-03-08T00:00:00Z"
+        ]
+    );
+    let sunday = Request { now: instant("2026-03-08T12:00:00Z").unwrap(), ..request };
+    assert_eq!(
+        told(&policy.trace(&sunday).beaten)[0],
+        "policy.toml:29 rule 2 deny 200: of one priority the last decides, on line 49"
+    );
+    let lab = policy.trace(&ask("alice", &to("203.0.113.65", 6, 22)));
+    let grant = "203.0.113.64/28 with all services, for 1h, for one flow, bound to the source address";
+    assert_eq!(lab.grant.as_deref(), Some(grant));
+    assert_eq!(
+        told(&policy.trace(&ask("alice", &to("203.0.113.10", 6, 23))).near)[0],
+        "policy.toml:23 staff may use git allow 100: 203.0.113.10 tcp/23 is no service of git"
+    );
 }

@@ -1,5 +1,6 @@
 //! From `policy.toml` to a valid [`Policy`]: names resolved, prefixes masked, contradictions reported.
 
+mod expectations;
 mod when;
 
 use super::index::Index;
@@ -43,21 +44,39 @@ const PROTOCOLS: &[(&str, u8)] = &[
 ];
 /// How long a grant lives where its rule doesn't say, seconds.
 const DEFAULT_LIFETIME: u32 = 300;
+/// The longest text of a policy, in bytes: room for tens of thousands of receivers and rules.
+pub const MOST_TEXT: usize = 4 << 20;
 /// Receivers around one prefix: bounds what a decision costs, and the check of overlaps.
 const MOST_AROUND: usize = 256;
 /// Below this a grant would end before a slow connection is up, seconds.
 const LEAST_LIFETIME: u32 = 10;
 
 pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
-    Reader::read(text, &["groups", "receivers", "rules"], |reader, root| {
+    if text.len() > MOST_TEXT {
+        let size = text.len();
+        return Err(Faults::whole(format!("a policy of {size} bytes is too long: at most {MOST_TEXT}")));
+    }
+    Reader::read(text, &["groups", "receivers", "rules", "tests"], |reader, root| {
         let mut policy = Policy::default();
         read_groups(reader, root, &mut policy);
         let verifier_spans = read_receivers(reader, root, &mut policy);
         check_overlaps(reader, &policy, &verifier_spans);
         read_rules(reader, root, &mut policy, max_lifetime);
+        expectations::read(reader, root, &mut policy);
         policy.index = Index::new(&policy.receivers, &policy.rules);
         Some(policy)
     })
+}
+
+/// The number of an IP protocol, by name or in digits.
+pub(super) fn protocol_number(name: &str) -> Option<u8> {
+    let by_name = PROTOCOLS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
+    by_name.or_else(|| name.parse().ok().filter(|number| *number > 0))
+}
+
+/// A port that a packet may have.
+pub(super) fn port_of(text: &str) -> Option<u16> {
+    text.parse().ok().filter(|port| *port > 0)
 }
 
 /// The name of an IP protocol, where the policy has a word for it.
@@ -139,7 +158,9 @@ fn check_overlaps(reader: &mut Reader<'_>, policy: &Policy, verifier_spans: &[st
             reader.fault(span.clone(), format!("{why}; join some: a receiver may have many services"));
             return;
         }
-        let near: BTreeSet<_> = one.prefixes.iter().flat_map(|prefix| index.around_prefix(*prefix)).collect();
+        let mut near: Vec<_> = one.prefixes.iter().flat_map(|prefix| index.around_prefix(*prefix)).collect();
+        near.sort_unstable();
+        near.dedup();
         for other in near {
             let pair = (number.max(other), number.min(other));
             let (one, other) = (&policy.receivers[pair.0], &policy.receivers[pair.1]);
@@ -173,8 +194,7 @@ fn service(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<Service> {
         return Some(Service::ALL);
     }
     let (name, ports) = word.split_once('/').map_or((word, None), |(name, ports)| (name, Some(ports)));
-    let by_name = PROTOCOLS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
-    let Some(protocol) = by_name.or_else(|| name.parse().ok().filter(|number| *number > 0)) else {
+    let Some(protocol) = protocol_number(name) else {
         let hint = hint(name, PROTOCOLS.iter().map(|(known, _)| *known).chain(["all"]));
         reader.fault(text.span(), format!("`{}` is no protocol{hint}", name.escape_debug()));
         return None;
@@ -187,8 +207,8 @@ fn service(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<Service> {
         return None;
     }
     let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
-    match (first.parse(), last.parse()) {
-        (Ok(first_port), Ok(last_port)) if 0 < first_port && first_port <= last_port => {
+    match (port_of(first), port_of(last)) {
+        (Some(first_port), Some(last_port)) if first_port <= last_port => {
             Some(Service { protocol, first_port, last_port })
         }
         _ => {

@@ -9,6 +9,8 @@ use jiff::{Timestamp, ToSpan};
 const EVERY_DAY: u8 = 0x7f;
 /// Minutes of a day.
 pub(super) const DAY: u16 = 24 * 60;
+/// Within it, every clock that changes twice a year has.
+const YEAR: u64 = 400 * 86_400;
 /// Steps from window to window in which a change of the whole is looked for. Beyond, an instant that changes nothing may
 /// be named: whoever waits for it looks again.
 const STEPS: usize = 256;
@@ -60,6 +62,19 @@ impl When {
             }
         }
         Some(at)
+    }
+}
+
+impl When {
+    /// Times from `now` on at which the weekly rhythm becomes another: windows begin or end for good, clocks change.
+    pub(super) fn turns(&self, now: u64) -> Vec<u64> {
+        let ends = self.0.iter().flat_map(|window| window.from.into_iter().chain(window.until));
+        let horizon = now.saturating_add(YEAR);
+        let clocks = self.0.iter().filter(|window| !window.is_all_week()).flat_map(|window| {
+            let changes = window.zone.following(timestamp(now)).map(|change| seconds(change.timestamp()));
+            changes.take_while(|at| *at <= horizon).take(4).collect::<Vec<_>>()
+        });
+        ends.chain(clocks).filter(|at| *at >= now).collect()
     }
 }
 
@@ -183,6 +198,11 @@ pub(super) fn date(text: &str, zone: &TimeZone) -> Option<(Timestamp, bool)> {
 pub(super) fn day_after(at: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
     let next = zone.to_datetime(at).date().tomorrow().ok()?;
     zone.to_timestamp(next.to_datetime(jiff::civil::Time::midnight())).ok()
+}
+
+/// A time as `2030-01-31T12:00:00Z`.
+pub fn written(at: u64) -> String {
+    timestamp(at).to_string()
 }
 
 /// Unix seconds; those before 1970 count as 1970.

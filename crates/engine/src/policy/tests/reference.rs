@@ -12,10 +12,10 @@ const PAIRS: usize = 1_000_000;
 const REQUESTS_PER_POLICY: usize = 200;
 
 /// A source of chance that is the same in every run (splitmix64).
-struct Chance(u64);
+pub(super) struct Chance(pub(super) u64);
 
 impl Chance {
-    fn below(&mut self, bound: usize) -> usize {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -93,20 +93,20 @@ struct Entry {
     lifetime: u32,
 }
 
-struct World {
+pub(super) struct World {
     receivers: Vec<(Vec<Block>, Vec<Span>)>,
     entries: Vec<Entry>,
 }
 
-struct Question {
-    person: &'static str,
-    groups: Vec<&'static str>,
-    tags: Vec<&'static str>,
-    source: (u128, bool),
-    to: (u128, bool),
-    protocol: u8,
-    port: u16,
-    minute: u64,
+pub(super) struct Question {
+    pub(super) person: &'static str,
+    pub(super) groups: Vec<&'static str>,
+    pub(super) tags: Vec<&'static str>,
+    pub(super) source: (u128, bool),
+    pub(super) to: (u128, bool),
+    pub(super) protocol: u8,
+    pub(super) port: u16,
+    pub(super) minute: u64,
 }
 
 #[derive(Debug, PartialEq)]
@@ -119,14 +119,14 @@ enum Answer {
 }
 
 impl World {
-    fn random(chance: &mut Chance) -> Self {
+    pub(super) fn random(chance: &mut Chance) -> Self {
         let receivers: Vec<_> =
             (0..1 + chance.below(5)).map(|_| (chance.some(&BLOCKS, 3), chance.some(&SPANS, 2))).collect();
         let entries = (0..chance.below(8)).map(|_| Entry::random(chance, &receivers)).collect();
         Self { receivers, entries }
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let mut text = String::from("[groups]\n");
         for (name, members) in GROUPS {
             writeln!(text, "{name} = {members:?}").unwrap();
@@ -294,7 +294,7 @@ impl Entry {
 }
 
 impl Question {
-    fn random(chance: &mut Chance) -> Self {
+    pub(super) fn random(chance: &mut Chance) -> Self {
         let v6 = chance.below(4) == 0;
         let protocol = chance.pick(&[6, 6, 6, 17, 1, 47]);
         Self {
@@ -320,7 +320,7 @@ fn within(block: &Block, address: (u128, bool)) -> bool {
     block.2 == address.1 && block.0 <= address.0 && address.0 <= block.1
 }
 
-fn address((bits, v6): (u128, bool)) -> IpAddr {
+pub(super) fn address((bits, v6): (u128, bool)) -> IpAddr {
     if v6 { Ipv6Addr::from(bits).into() } else { Ipv4Addr::from(bits as u32).into() }
 }
 

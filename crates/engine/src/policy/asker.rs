@@ -1,0 +1,108 @@
+//! Somebody in words, as tests in a policy file and commands name them: `person:alice`, `group:staff`, `tag:laptops`,
+//! `address:192.0.2.7`, or several of these. And destinations in words: `203.0.113.10 tcp/22`, `203.0.113.10:22`.
+
+use super::text::{name_is_valid, port_of, protocol_number};
+use super::{Subject, has_ports};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use wire::Destination;
+
+/// Who asks. Without a name: somebody whom no rule and no group names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Asker {
+    /// The person, or nothing.
+    pub person: String,
+    /// Groups by login.
+    pub groups: Vec<String>,
+    /// Tags of the device.
+    pub tags: Vec<String>,
+    /// Where they ask from.
+    pub source: Option<IpAddr>,
+}
+
+impl Asker {
+    /// As a decision takes it.
+    pub fn subject(&self) -> Subject<'_> {
+        Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source: self.source }
+    }
+
+    /// Adds what one word says; the error says the way out.
+    pub fn add(&mut self, word: &str) -> Result<(), String> {
+        match word.split_once(':') {
+            None if word == "everyone" => {}
+            Some(("person", name)) if name_is_valid(name) && self.person.is_empty() => self.person = name.into(),
+            Some(("group", name)) if name_is_valid(name) => self.groups.push(name.into()),
+            Some(("tag", name)) if name_is_valid(name) => self.tags.push(name.into()),
+            Some(("address", address)) if self.source.is_none() => {
+                let read = address.parse::<IpAddr>();
+                self.source = Some(read.map_err(|_| format!("`{}` is no address", address.escape_debug()))?);
+            }
+            Some(("person" | "address", _)) => return Err("somebody has one name and one address".into()),
+            None if name_is_valid(word) => return Err(format!("write \"person:{word}\"")),
+            _ => {
+                let kinds = "person:NAME, group:NAME, tag:NAME, address:ADDRESS, everyone";
+                return Err(format!("`{}` is none of {kinds}", word.escape_debug()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Words with commas between; the first may be a bare name.
+impl FromStr for Asker {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut asker = Self::default();
+        for (index, word) in text.split(',').map(str::trim).enumerate() {
+            let bare = index == 0 && word != "everyone" && name_is_valid(word);
+            if bare { asker.add(&format!("person:{word}"))? } else { asker.add(word)? }
+        }
+        Ok(asker)
+    }
+}
+
+impl fmt::Display for Asker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.subject().fmt(f)
+    }
+}
+
+impl fmt::Display for Subject<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.person.is_empty() { "anybody else" } else { self.person })?;
+        for group in self.groups {
+            write!(f, ", in {group}")?;
+        }
+        for tag in self.tags {
+            write!(f, ", on {tag}")?;
+        }
+        match self.source {
+            Some(source) => write!(f, ", from {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Reads a destination; the error says the way out.
+pub fn destination(text: &str) -> Result<Destination, String> {
+    if let Ok(socket) = text.parse::<SocketAddr>() {
+        return Ok(Destination { address: socket.ip().to_canonical(), protocol: 6, port: socket.port() });
+    }
+    let way_out = || {
+        let forms = "203.0.113.10 tcp/22, 203.0.113.10 icmp, 203.0.113.10:22 or [2001:db8::1]:22";
+        format!("`{}` is no destination: write it like {forms}", text.escape_debug())
+    };
+    let (address, service) = text.split_once(' ').ok_or_else(way_out)?;
+    let (name, port) = service.split_once('/').map_or((service, None), |(name, port)| (name, Some(port)));
+    let address = address.parse::<IpAddr>().map_err(|_| way_out())?.to_canonical();
+    let protocol = protocol_number(name).ok_or_else(way_out)?;
+    match port {
+        Some(port) if has_ports(protocol) => {
+            Ok(Destination { address, protocol, port: port_of(port).ok_or_else(way_out)? })
+        }
+        None if !has_ports(protocol) => Ok(Destination { address, protocol, port: 0 }),
+        _ => Err(way_out()),
+    }
+}

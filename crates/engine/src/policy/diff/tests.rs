@@ -1,0 +1,144 @@
+use super::*;
+
+const NOW: u64 = 1_772_452_800; // 2026-03-02T12:00:00Z, a Monday
+
+const BEFORE: &str = r#"
+[groups]
+staff = ["alice", "bob"]
+
+[[receivers]]
+name = "git"
+address = ["203.0.113.10", "2001:db8::10"]
+services = ["tcp/22", "tcp/443"]
+verifier = "v"
+
+[[receivers]]
+name = "lab"
+address = "203.0.113.64/28"
+services = "all"
+verifier = "v"
+
+[[rules]]
+name = "git"
+action = "allow"
+who = "group:staff"
+to = "git"
+"#;
+
+fn told(old: &str, new: &str) -> Vec<String> {
+    let read = |text: &str| Policy::parse(text, 3600).unwrap_or_else(|faults| panic!("{faults}"));
+    let changes = compare(&read(old), &read(new), NOW).unwrap();
+    let words = changes.iter().map(|change| {
+        let to: Vec<_> = change
+            .to
+            .iter()
+            .map(|place| {
+                format!("{} {} ({})", place.prefixes.join(" "), place.services.join(" "), place.receivers.join(" "))
+            })
+            .collect();
+        let at = if change.at.is_empty() { String::new() } else { format!(" at {}", change.at.join(" ")) };
+        format!("{:?}: {}: {}{at}: {} -> {}", change.kind, change.who.join("; "), to.join("; "), change.old, change.new)
+    });
+    words.collect()
+}
+
+#[test]
+fn the_same_policy_in_other_words_changes_nothing() {
+    assert_eq!(told(BEFORE, BEFORE), [""; 0]);
+    let other = BEFORE.replace("who = \"group:staff\"", "who = [\"person:bob\", \"person:alice\", \"group:staff\"]");
+    assert_eq!(told(BEFORE, &format!("# moved\n\n{other}")), [""; 0]);
+}
+
+#[test]
+fn a_new_member_gains_and_a_removed_one_loses() {
+    let to = "203.0.113.10 2001:db8::10 tcp/22 tcp/443 (git)";
+    let allowed = "allowed by policy.toml:17 git (application, 5m, siphash)";
+    let changed = BEFORE.replace("\"bob\"", "\"carol\"");
+    assert_eq!(
+        told(BEFORE, &changed),
+        [
+            format!("Gains: carol: {to}: no rule allows it -> {allowed}"),
+            format!("Loses: bob: {to}: {allowed} -> no rule allows it"),
+            // Who is staff by login is so under both.
+            format!("Stays: bob, in staff by login; carol, in staff by login: {to}: {allowed} -> {allowed}")
+        ]
+    );
+}
+
+#[test]
+fn only_the_part_that_changes_is_told() {
+    let deny = "\n[[receivers]]\nname = \"printer\"\naddress = \"203.0.113.70\"\nservices = \"tcp/631\"\nverifier = \"v\"\n\
+                [[rules]]\naction = \"allow\"\nwho = \"person:alice\"\nto = \"printer\"\n";
+    assert_eq!(
+        told(BEFORE, &format!("{BEFORE}{deny}")),
+        [
+            "Gains: alice: 203.0.113.70 tcp/631 (lab printer): no rule allows it -> allowed by policy.toml:28 rule 2 (application, 5m, siphash)"
+        ]
+    );
+}
+
+#[test]
+fn groups_by_login_tags_and_addresses_are_told_where_they_matter() {
+    let lab = |who: &str| format!("{BEFORE}[[rules]]\naction = \"allow\"\nwho = [{who}]\nto = \"lab\"\n");
+    let gains = |who: &str| {
+        format!(
+            "Gains: {who}: 203.0.113.64/28 all (lab): no rule allows it -> allowed by policy.toml:22 rule 2 (application, 5m, siphash)"
+        )
+    };
+    let sorted = |with: &str| ["alice", "anybody else", "bob"].map(|name| format!("{name}, {with}")).join("; ");
+    assert_eq!(told(BEFORE, &lab("\"tag:laptops\"")), [gains(&sorted("on laptops"))]);
+    assert_eq!(told(BEFORE, &lab("\"address:192.0.2.0/24\"")), [gains(&sorted("from 192.0.2.0/24"))]);
+    // Staff by login is staff: it is not told of those who are staff by the file.
+    let staff = told(BEFORE, &lab("\"group:staff\""));
+    assert_eq!(staff, [gains("alice; anybody else, in staff by login; bob")]);
+}
+
+#[test]
+fn an_exception_is_told_as_what_stays() {
+    let changed = format!(
+        "{BEFORE}[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"lab\"\n\
+                           [[rules]]\nname = \"byod\"\naction = \"deny\"\nwho = \"tag:byod\"\nto = \"lab\"\n"
+    );
+    let old = format!("{BEFORE}[[rules]]\nname = \"byod\"\naction = \"deny\"\nwho = \"tag:byod\"\nto = \"lab\"\n");
+    assert_eq!(
+        told(&old, &changed),
+        [
+            "Gains: alice; anybody else; bob: 203.0.113.64/28 all (lab): no rule allows it -> allowed by policy.toml:22 rule 2 (application, 5m, siphash)",
+            "Stays: alice, on byod; anybody else, on byod; bob, on byod: 203.0.113.64/28 all (lab): denied by policy.toml:22 byod -> denied by policy.toml:26 byod"
+        ]
+    );
+}
+
+#[test]
+fn protection_that_begins_or_ends_is_told_of_strangers_too() {
+    let open = BEFORE.replace("services = [\"tcp/22\", \"tcp/443\"]", "services = \"tcp/22\"");
+    let to = "203.0.113.10 2001:db8::10 tcp/443 (git)";
+    let allowed = "allowed by policy.toml:17 git (application, 5m, siphash)";
+    assert_eq!(
+        told(BEFORE, &open),
+        [
+            format!("Gains: anybody else; whoever is not logged in: {to}: no rule allows it -> not protected"),
+            format!("Terms: alice; anybody else, in staff by login; bob: {to}: {allowed} -> not protected")
+        ]
+    );
+}
+
+#[test]
+fn other_terms_are_told() {
+    let changed = format!("{BEFORE}granularity = \"flow\"\nlifetime = \"1m\"\n");
+    let told = told(BEFORE, &changed);
+    assert_eq!(told.len(), 1);
+    assert!(told[0].starts_with("Terms: alice; anybody else, in staff by login; bob: "), "{told:?}");
+    assert!(told[0].ends_with("-> allowed by policy.toml:17 git (flow, 1m, siphash)"), "{told:?}");
+}
+
+#[test]
+fn a_window_changes_only_the_times_outside_of_it() {
+    let changed = format!("{BEFORE}when = {{ days = \"mon-fri\", hours = \"08:00-18:00\" }}\n");
+    let told = told(BEFORE, &changed);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].contains(" at 2026-03-02T18:00:00Z: "), "{told:?}");
+    // One that lies in the future is found, too.
+    let told = super::tests::told(BEFORE, &format!("{BEFORE}when = {{ until = 2027-05-01 }}\n"));
+    assert!(told.len() == 1 && told[0].contains(" at 2027-05-02T00:00:00Z: "), "{told:?}");
+}

@@ -1,0 +1,172 @@
+//! Why a decision is what it is: the deciding rule, those that it beat, and those that only just don't match.
+
+use super::explain::Place;
+use super::window::written;
+use super::{Action, Decision, Granularity, Policy, Request, Rule, Who};
+use crate::document::duration;
+use serde::Serialize;
+
+/// A decision with its reasons, in words and for machines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Trace {
+    /// Whether a grant would be given.
+    pub allowed: bool,
+    /// The receiver's name, if the destination is one.
+    pub receiver: Option<String>,
+    /// The deciding rule, if one matched.
+    pub rule: Option<Reason>,
+    /// One sentence.
+    pub text: String,
+    /// What the grant would be like.
+    pub grant: Option<String>,
+    /// Rules that match, too, the strongest first.
+    pub beaten: Vec<Reason>,
+    /// Rules that miss by one thing only: whom they are about, the service, or the time.
+    pub near: Vec<Reason>,
+}
+
+/// A rule and its part in a decision.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Reason {
+    /// Place and name.
+    pub rule: String,
+    /// `allow` or `deny`.
+    pub action: &'static str,
+    /// Its priority.
+    pub priority: u16,
+    /// Why it decides or does not.
+    pub why: String,
+}
+
+impl Policy {
+    /// Decides, and says why.
+    pub fn trace(&self, request: &Request<'_>) -> Trace {
+        let request = &request.normal();
+        let decision = self.decide(request);
+        let explained = decision.explain(request);
+        let deciding = decision.rule();
+        let mut matching: Vec<_> =
+            self.rules.iter().filter(|rule| self.miss(rule, request).is_some_and(|m| m.is_empty())).collect();
+        matching.sort_by_key(|rule| std::cmp::Reverse(rule.order()));
+        let beaten = deciding.into_iter().flat_map(|winner| {
+            let others = matching.iter().filter(|rule| rule.number != winner.number);
+            others.map(|rule| {
+                let why = if rule.priority < winner.priority {
+                    format!("{} is the higher priority", winner.priority)
+                } else {
+                    format!("of one priority the last decides, on line {}", winner.line)
+                };
+                reason(rule, why)
+            })
+        });
+        let near = self.rules.iter().filter_map(|rule| match self.miss(rule, request)?.as_slice() {
+            [one] => Some(reason(rule, one.clone())),
+            _ => None,
+        });
+        let grant = match &decision {
+            Decision::Allowed(permit) => Some(grant(permit)),
+            _ => None,
+        };
+        Trace {
+            allowed: explained.allowed,
+            receiver: explained.receiver,
+            rule: deciding.map(|rule| reason(rule, "it decides".into())),
+            text: explained.text,
+            grant,
+            beaten: beaten.collect(),
+            near: near.collect(),
+        }
+    }
+
+    /// What keeps a rule from matching; `None` where it is about other addresses altogether.
+    fn miss(&self, rule: &Rule, request: &Request<'_>) -> Option<Vec<String>> {
+        let receivers = || rule.to.iter().map(|index| &self.receivers[*index]);
+        let there = || receivers().filter(|receiver| receiver.prefix_of(&request.to).is_some());
+        there().next()?;
+        let mut misses = Vec::new();
+        if !there().any(|receiver| receiver.serves(&request.to)) {
+            let names: Vec<_> = there().map(|receiver| receiver.name.as_str()).collect();
+            misses.push(format!("{} is no service of {}", Place(&request.to), names.join(", ")));
+        }
+        if !self.is_about(rule, &request.subject) {
+            let who: Vec<_> = rule.who.iter().take(4).map(ToString::to_string).collect();
+            let more = if rule.who.len() > 4 { ", …" } else { "" };
+            misses.push(format!("it is about {}{more}", who.join(", ")));
+        }
+        if !rule.when.covers(request.now) {
+            let next = rule.when.next_change(request.now);
+            let next = next.map_or_else(|| "never again".into(), |at| format!("again from {}", written(at)));
+            misses.push(format!("it does not hold at {}; {next}", written(request.now)));
+        }
+        Some(misses)
+    }
+}
+
+impl<'p> Decision<'p> {
+    /// The rule that decided.
+    pub fn rule(&self) -> Option<&'p Rule> {
+        match self {
+            Self::NoReceiver | Self::DefaultDeny { .. } => None,
+            Self::Denied { rule, .. } => Some(rule),
+            Self::Allowed(permit) => Some(permit.rule),
+        }
+    }
+}
+
+impl Action {
+    /// Its word.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        }
+    }
+}
+
+impl std::fmt::Display for Who {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Everyone => f.write_str("everyone"),
+            Self::Group(name) => write!(f, "group:{name}"),
+            Self::Person(name) => write!(f, "person:{name}"),
+            Self::Tag(name) => write!(f, "tag:{name}"),
+            Self::Address(prefix) => write!(f, "address:{prefix}"),
+        }
+    }
+}
+
+fn reason(rule: &Rule, why: String) -> Reason {
+    Reason { rule: rule.label(), action: rule.action.name(), priority: rule.priority, why }
+}
+
+fn grant(permit: &super::Permit<'_>) -> String {
+    let terms = permit.rule.terms;
+    let wanted = match terms.granularity {
+        Granularity::Network => "network",
+        Granularity::Host => "host",
+        Granularity::Application => "application",
+    };
+    let scope = match permit.scope.service {
+        None => format!("{} with all services", permit.scope.prefix),
+        Some((protocol, port)) => {
+            let place = wire::Destination { address: permit.scope.prefix.addr(), protocol, port };
+            let narrowed = if wanted == "application" { "" } else { ", narrowed: a rule decides otherwise inside" };
+            format!("{}{narrowed}", Place(&place))
+        }
+    };
+    let mut text = format!("{scope}, for {}", duration(terms.lifetime));
+    for (set, word) in [
+        (terms.single, "for one flow"),
+        (terms.reply, "with consent to packets from the receiver"),
+        (terms.bind_source, "bound to the source address"),
+    ] {
+        if set {
+            text += ", ";
+            text += word;
+        }
+    }
+    if let Some(until) = permit.until {
+        text += &format!(", at most until {}", written(until));
+    }
+    text
+}
