@@ -3,7 +3,8 @@
 
 use crate::control::{self, Command, Reply};
 use crate::credentials;
-use crate::storage::{Database, NotedHead, Operator, Verdict, Which};
+use crate::policies::Candidate;
+use crate::storage::{Database, NotedHead, Operator, PolicyChange, Verdict, Which};
 use crate::{Directory, now};
 use anyhow::{Result, bail};
 use engine::policy::{Policy, name_is_valid};
@@ -73,16 +74,33 @@ pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags:
     }
 }
 
-/// Puts a policy file in the place of the directory's and in force. A wrong one changes nothing.
+/// Puts a policy file in the place of the directory's and in force, or the directory's own as it was edited. A wrong one
+/// changes nothing.
 pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<String> {
-    let (_, text) = directory.read_policy(file)?;
-    if file.is_some() {
-        directory.replace_policy(&text)?;
-    }
-    match control::tell(directory, Command::ReloadPolicy { by: Some(Operator::current()) }).await? {
+    let candidate = Candidate::read(directory, file)?;
+    let note = file.map_or_else(|| "reload".into(), |file| format!("apply {}", file.display()));
+    put_in_force(directory, candidate, note, file.is_some()).await
+}
+
+/// Puts an earlier version in force again, as a new one.
+pub async fn roll_back_policy(directory: &Directory, version: i64) -> Result<String> {
+    let text = Database::open(&directory.database())?.policy_text(version)?;
+    let candidate = Candidate::new(text, &format!("version {version}"), directory.config()?.max_lifetime)?;
+    put_in_force(directory, candidate, format!("rollback to {version}"), true).await
+}
+
+async fn put_in_force(directory: &Directory, candidate: Candidate, note: String, replaces: bool) -> Result<String> {
+    let by = Some(Operator::current());
+    let text = replaces.then(|| candidate.text.clone());
+    match control::tell(directory, Command::ApplyPolicy { text, note: note.clone(), by: by.clone() }).await? {
         Some(Reply::Done(text)) => Ok(text),
         Some(Reply::Refused(why)) => bail!("the server keeps the policy it has: {why}"),
-        None => Ok("the policy is valid; no server runs, the next one takes it".into()),
+        None => {
+            let change = PolicyChange { summary: candidate.summary(), text: candidate.text, note, by };
+            let put = || if replaces { directory.replace_policy(&change.text) } else { Ok(()) };
+            let version = Database::open(&directory.database())?.apply_policy(&change, &[], now(), put)?;
+            Ok(format!("version {version}: {}; no server runs, the next one judges grants by it", change.summary))
+        }
     }
 }
 

@@ -1,11 +1,12 @@
 //! `vouchsafe authority …`: arguments in, words out. What is done is `admin`'s and `server`'s.
 
 mod audit;
+mod policy;
 
 use crate::control::{self, Command};
 use crate::directory::default_names;
 use crate::storage::{Database, Which};
-use crate::{Directory, Server, admin, config, now, openapi, tls};
+use crate::{Directory, Server, admin, config, now, tls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -84,7 +85,7 @@ pub enum AuthorityCommand {
     Verifier(VerifierCommand),
     /// The policy
     #[command(subcommand)]
-    Policy(PolicyCommand),
+    Policy(policy::PolicyCommand),
     /// End grants early; established flows are cut
     Revoke {
         /// Where the authority lives
@@ -103,8 +104,6 @@ pub enum AuthorityCommand {
         #[arg(long)]
         all: bool,
     },
-    /// Print the description of the HTTPS API (OpenAPI, JSON)
-    Openapi,
     /// What happened
     Audit(audit::AuditArgs),
 }
@@ -202,33 +201,6 @@ pub enum VerifierCommand {
     },
 }
 
-/// The policy
-#[derive(Subcommand, Debug)]
-pub enum PolicyCommand {
-    /// Say whether a policy file is valid, and what is wrong with it
-    Check {
-        /// Where the authority lives
-        #[command(flatten)]
-        at: At,
-        /// The file [default: the directory's policy.toml]
-        file: Option<PathBuf>,
-    },
-    /// Put a policy file in the place of the directory's and in force; a wrong one changes nothing
-    Apply {
-        /// Where the authority lives
-        #[command(flatten)]
-        at: At,
-        /// The file [default: the directory's policy.toml]
-        file: Option<PathBuf>,
-    },
-    /// Put the directory's policy.toml in force after it was edited
-    Reload {
-        /// Where the authority lives
-        #[command(flatten)]
-        at: At,
-    },
-}
-
 /// Which grants end
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
@@ -287,7 +259,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
         AuthorityCommand::User(command) => user(command).await?,
         AuthorityCommand::Device(command) => device(command).await?,
         AuthorityCommand::Verifier(command) => verifier(command).await?,
-        AuthorityCommand::Policy(command) => return policy(command).await,
+        AuthorityCommand::Policy(command) => return policy::run(command).await,
         AuthorityCommand::Revoke { at, which } => {
             let revoked = admin::revoke(&at.directory(), &which.which()?).await?;
             println!("{revoked} grants revoked; flows of theirs and of those that had ended are cut");
@@ -304,7 +276,6 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
                 texts.map(Clone::clone).to_vec()
             })?;
         }
-        AuthorityCommand::Openapi => print!("{}", openapi::text()),
         AuthorityCommand::Audit(arguments) => return audit::run(arguments),
     }
     Ok(ExitCode::SUCCESS)
@@ -334,7 +305,7 @@ async fn serve(at: &At, listen: Option<SocketAddr>) -> Result<()> {
             _ = terminate.recv() => break,
             // The customary "read your configuration again".
             _ = hang_up.recv() => if let Some(control::Reply::Refused(why)) =
-                control::tell(&directory, Command::ReloadPolicy { by: None }).await? {
+                control::tell(&directory, Command::ApplyPolicy { text: None, note: "reload by signal".into(), by: None }).await? {
                 tracing::error!("the policy in force stays: {why}");
             },
             error = server.failed() => return Err(error),
@@ -410,34 +381,6 @@ async fn verifier(command: VerifierCommand) -> Result<()> {
         }
     }
     Ok(())
-}
-
-async fn policy(command: PolicyCommand) -> Result<ExitCode> {
-    match command {
-        PolicyCommand::Check { at, file } => {
-            let directory = at.directory();
-            directory.config()?;
-            let path = file.clone().unwrap_or_else(|| directory.policy());
-            std::fs::File::open(&path).with_context(|| format!("can't read {}", path.display()))?;
-            match directory.read_policy(file.as_deref()) {
-                Ok((policy, _)) => {
-                    println!("valid: {} receivers, {} rules", policy.receivers().len(), policy.rules().len());
-                    for warning in admin::unknown_names(&directory, &policy)? {
-                        println!("note: {warning}");
-                    }
-                }
-                Err(faults) => {
-                    println!("{faults:#}");
-                    return Ok(ExitCode::FAILURE);
-                }
-            }
-        }
-        PolicyCommand::Apply { at, file } => {
-            println!("{}", admin::apply_policy(&at.directory(), file.as_deref()).await?);
-        }
-        PolicyCommand::Reload { at } => println!("{}", admin::apply_policy(&at.directory(), None).await?),
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn show<T: Serialize>(list: &List, items: &[T], head: &[&str], row: impl Fn(&T) -> Vec<String>) -> Result<()> {

@@ -16,7 +16,7 @@ use tokio::net::{UnixListener, UnixStream};
 /// How long either side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The longest message, in bytes.
-const MOST: u64 = 64 * 1024;
+const MOST: u64 = 8 * engine::policy::MOST_TEXT as u64;
 
 /// What the server is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,9 +26,13 @@ pub enum Command {
     Sync,
     /// What the policy goes by changed in the database: the tags of a device.
     Judge,
-    /// The policy file changed.
-    ReloadPolicy {
-        /// Who changed it, if that is known.
+    /// Another policy is to be in force.
+    ApplyPolicy {
+        /// Its text; the policy file's where it is left out.
+        text: Option<String>,
+        /// How it comes about.
+        note: String,
+        /// Who changes it, if that is known.
         by: Option<Operator>,
     },
 }
@@ -86,17 +90,25 @@ pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> 
     }
 }
 
-async fn answer(stream: UnixStream, authority: &Authority) -> Result<()> {
+async fn answer(stream: UnixStream, authority: &Arc<Authority>) -> Result<()> {
     let (reader, mut writer) = stream.into_split();
-    let done = match read(reader).await? {
-        Command::Sync => authority.sync().await.map(|()| "told the server".to_owned()),
-        Command::Judge => {
-            authority.judge_anew("tags of a device changed").await.map(|revoked| format!("{revoked} grants revoked"))
-        }
-        Command::ReloadPolicy { by } => authority.reload_policy(by.as_ref()).await,
-    };
+    let command = read(reader).await?;
+    let authority = authority.clone();
+    // A task of its own: what was begun is done to its end, also where the caller's patience ends.
+    let done = tokio::spawn(async move { act(&authority, command).await }).await?;
     let reply = done.map_or_else(|error| Reply::Refused(format!("{error:#}")), Reply::Done);
     Ok(writer.write_all(&lines::encode(&reply)?).await?)
+}
+
+async fn act(authority: &Authority, command: Command) -> Result<String> {
+    match command {
+        Command::Sync => authority.sync().await.map(|()| "told the server".to_owned()),
+        Command::Judge => {
+            let revoked = authority.judge_anew("tags of a device changed").await?;
+            Ok(format!("{revoked} grants revoked"))
+        }
+        Command::ApplyPolicy { text, note, by } => authority.apply_policy(text, note, by).await,
+    }
 }
 
 async fn read<T: for<'de> Deserialize<'de>>(reader: tokio::net::unix::OwnedReadHalf) -> Result<T> {

@@ -3,7 +3,7 @@
 use crate::credentials;
 use crate::storage::Database;
 use crate::tls::{Certificates, der, fingerprint};
-use crate::{Config, now};
+use crate::{Config, now, policies};
 use anyhow::{Context, Result, bail};
 use engine::policy::Policy;
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -80,7 +80,7 @@ impl Directory {
     pub fn read_policy(&self, file: Option<&Path>) -> Result<(Policy, String)> {
         let max_lifetime = self.config()?.max_lifetime;
         let path = file.map_or_else(|| self.policy(), Path::to_owned);
-        let text = read_text(&path)?;
+        let text = policies::read_text(&path)?;
         match Policy::parse(&text, max_lifetime) {
             Ok(policy) => Ok((policy, text)),
             Err(faults) => bail!(faults.in_file(&path.display().to_string())),

@@ -5,12 +5,13 @@
 
 use crate::credentials;
 use crate::metrics::{Metrics, Snapshot};
+use crate::policies::Candidate;
 use crate::problem::Problem;
 use crate::push::{Listener, Push};
 use crate::repeats::Repeats;
 use crate::seats::Seats;
 use crate::storage::{
-    AuditEvent, Database, GrantEntry, Issuance, Operator, Recorded, Session, Storage, Subject, TokenHash,
+    AuditEvent, Database, GrantEntry, Issuance, PolicyChange, Recorded, Refusal, Session, Storage, Subject, TokenHash,
 };
 use crate::throttle::Throttle;
 use crate::{Config, Directory, now};
@@ -46,7 +47,7 @@ pub struct Authority {
     pub(crate) nobodys_password: String,
     master: MasterKey,
     /// Held for reading from a decision until its grant is recorded: none slips past a change of policy.
-    policy: tokio::sync::RwLock<Policy>,
+    pub(crate) policy: tokio::sync::RwLock<Policy>,
     /// When the policy in force says something else by itself.
     next_change: std::sync::Mutex<Option<u64>>,
     sessions: RwLock<HashMap<TokenHash, Arc<Session>>>,
@@ -59,7 +60,9 @@ impl Authority {
     /// Reads the directory. Judges the grants of an earlier run by the policy as it is.
     pub async fn load(directory: Directory) -> Result<Self> {
         let config = directory.config()?;
-        let (policy, _) = directory.read_policy(None)?;
+        let Candidate { policy, text } = Candidate::read(&directory, None)?;
+        let summary = format!("{} receivers and {} rules", policy.receivers().len(), policy.rules().len());
+        let change = PolicyChange { text, note: "found at start".into(), by: None, summary };
         let authority = Self {
             master: directory.read_master_key()?,
             storage: Storage::start(Database::open(&directory.database())?)?,
@@ -79,7 +82,8 @@ impl Authority {
             directory,
         };
         authority.prune().await?;
-        authority.revoke_unpermitted(&*authority.policy.read().await, "the policy changed").await?;
+        authority.storage.call(move |database| database.note_policy(&change, now())).await?;
+        authority.revoke_forbidden(&*authority.policy.read().await, "the policy changed").await?;
         authority.sync().await?;
         for (person, source) in authority.storage.call(|database| database.login_sources()).await? {
             authority.throttle.remember(person, source);
@@ -139,7 +143,11 @@ impl Authority {
                 if let Some(rule) = &explanation.rule {
                     event = event.rule(rule);
                 }
-                self.audit_refusal(event.detail(&explanation.text)).await?;
+                if self.audit_refusal(event.detail(&explanation.text)).await? {
+                    let (person, device, tags) = (person.clone(), device.clone(), Vec::new());
+                    let refusal = Refusal { time: now, person, device, source, to, tags };
+                    self.storage.call(move |database| database.add_refusal(&refusal)).await?;
+                }
             }
             return Err(problem);
         };
@@ -222,9 +230,13 @@ impl Authority {
     }
 
     /// Writes a refusal down. Those of one person and source in one minute are only counted beyond the first few;
-    /// [`Self::settle_refusals`] writes the count down.
-    pub async fn audit_refusal(&self, event: AuditEvent) -> Result<()> {
-        if self.repeats.note(event.subject(), now() / 60) { self.audit(event).await } else { Ok(()) }
+    /// [`Self::settle_refusals`] writes the count down. Gives whether it was written down.
+    pub async fn audit_refusal(&self, event: AuditEvent) -> Result<bool> {
+        let written = self.repeats.note(event.subject(), now() / 60);
+        if written {
+            self.audit(event).await?;
+        }
+        Ok(written)
     }
 
     /// Writes down how many refusals before `minute` were not.
@@ -285,24 +297,6 @@ impl Authority {
         Ok(())
     }
 
-    /// Puts the policy file in force. A wrong one changes nothing.
-    pub async fn reload_policy(&self, by: Option<&Operator>) -> Result<String> {
-        let (policy, _) = self.directory.read_policy(None)?;
-        let (receivers, rules) = (policy.receivers().len(), policy.rules().len());
-        let mut in_force = self.policy.write().await;
-        let revoked = self.revoke_unpermitted(&policy, "the policy changed").await?;
-        *in_force = policy;
-        drop(in_force);
-        let text = format!("{receivers} receivers and {rules} rules in force; {revoked} grants revoked");
-        let event = AuditEvent::new("policy").detail(&text);
-        self.audit(if let Some(by) = by { event.by(by) } else { event }).await?;
-        // Receivers before revocations: a verifier that reads its configuration at the first sees both.
-        self.push.tell_all(&Event::Policy);
-        self.sync().await?;
-        tracing::info!("policy: {text}");
-        Ok(text)
-    }
-
     /// Judges the grants anew where the time made other rules hold; to be called every second.
     pub async fn follow_time(&self) -> Result<()> {
         let due = *self.next_change.lock().unwrap_or_else(PoisonError::into_inner);
@@ -318,7 +312,7 @@ impl Authority {
         self.sync().await?;
         // For writing: no grant that was decided before is recorded after.
         let policy = self.policy.write().await;
-        let revoked = self.revoke_unpermitted(&policy, why).await?;
+        let revoked = self.revoke_forbidden(&policy, why).await?;
         drop(policy);
         tracing::info!(revoked, "{why}: grants judged anew");
         self.push.tell_all(&Event::Policy);
@@ -359,21 +353,29 @@ impl Authority {
     }
 
     /// Revokes the grants that the policy would not give, and notes until when that answer holds.
-    async fn revoke_unpermitted(&self, policy: &Policy, why: &'static str) -> Result<usize> {
+    async fn revoke_forbidden(&self, policy: &Policy, why: &'static str) -> Result<usize> {
         let now = now();
+        let forbidden = self.forbidden(policy, now).await?;
+        let count = forbidden.len();
+        if count > 0 {
+            self.storage.call(move |database| database.revoke_forbidden(&forbidden, why, now)).await?;
+        }
+        self.watch(policy, now);
+        Ok(count)
+    }
+
+    /// The live grants that the policy would not give, with their persons.
+    pub(crate) async fn forbidden(&self, policy: &Policy, now: u64) -> Result<Vec<(u64, String)>> {
         // A verifier whose clock is behind may take them for live a little longer.
         let since = now.saturating_sub(CLOCK_SKEW_MAX.into());
         let live = self.storage.call(move |database| database.grants(since, false)).await?;
-        let unpermitted: Vec<_> = live.into_iter().filter(|grant| !permits(policy, grant, now)).collect();
-        let handles =
-            unpermitted.iter().map(|grant| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person.clone())));
-        let handles: Vec<_> = handles.collect::<Result<_>>()?;
-        let count = handles.len();
-        if count > 0 {
-            self.storage.call(move |database| database.revoke_unpermitted(&handles, why, now)).await?;
-        }
+        let forbidden = live.into_iter().filter(|grant| !permits(policy, grant, now));
+        forbidden.map(|grant| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person))).collect()
+    }
+
+    /// Notes when the policy, by which grants were judged `now`, will say something else by itself.
+    pub(crate) fn watch(&self, policy: &Policy, now: u64) {
         *self.next_change.lock().unwrap_or_else(PoisonError::into_inner) = policy.next_change(now);
-        Ok(count)
     }
 }
 

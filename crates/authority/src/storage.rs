@@ -7,6 +7,7 @@ mod accounts;
 mod audit;
 mod devices;
 mod grants;
+mod policies;
 mod sessions;
 mod trail;
 mod verifiers;
@@ -15,6 +16,7 @@ pub use accounts::{Account, AccountEntry};
 pub use audit::{AuditEntry, AuditEvent, Operator, Subject};
 pub use devices::DeviceEntry;
 pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
+pub use policies::{PolicyChange, PolicyVersion, Refusal};
 pub use sessions::Session;
 pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use verifiers::VerifierEntry;
@@ -28,7 +30,7 @@ use tokio::sync::oneshot;
 /// The SHA-256 of a bearer token or one-time code: what is stored in its place.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 4;
+const SCHEMA_VERSION: i64 = 5;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -77,6 +79,7 @@ impl Database {
         let transaction = connection.transaction()?;
         transaction.execute_batch(SCHEMA)?;
         transaction.execute_batch(trail::SCHEMA)?;
+        transaction.execute_batch(policies::SCHEMA)?;
         trail::begin(&transaction, identity)?;
         transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         transaction.commit()?;
@@ -110,6 +113,7 @@ impl Database {
             let now = time.cast_signed();
             transaction.execute("DELETE FROM sessions WHERE expires <= ?1", [now])?;
             transaction.execute("DELETE FROM grants WHERE expires <= ?1", [now - i64::from(grants_kept)])?;
+            policies::prune(transaction, now)?;
             trail::cut(transaction, now - i64::from(audit_lifetime), time)
         })
     }

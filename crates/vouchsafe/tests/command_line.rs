@@ -151,3 +151,63 @@ fn the_audit_trail_is_verified_from_the_command_line() {
     assert!(text(&broken).contains("trail acts, entry 1: it is not the one that was noted"));
     assert_eq!(authority(&["audit", "verify", "--head", "acts:one"]).status.code(), Some(2));
 }
+
+const POLICY: &str = "[groups]\nstaff = [\"alice\"]\n[[receivers]]\nname = \"git\"\naddress = \"203.0.113.10\"\n\
+                      services = \"tcp/22\"\nverifier = \"edge\"\n[[rules]]\nname = \"staff\"\naction = \"allow\"\n\
+                      who = \"group:staff\"\nto = \"git\"\n[[tests]]\nwho = \"person:alice\"\n\
+                      to = \"203.0.113.10:22\"\nexpect = \"allow\"\n";
+
+#[test]
+fn a_policy_is_tried_applied_and_taken_back_from_the_command_line() {
+    let room = tempfile::tempdir().unwrap();
+    let dir = room.path().join("authority");
+    let policy = |arguments: &[&str]| {
+        let mut command = Command::new(VOUCHSAFE);
+        let output = command.args(["authority", "policy"]).args(arguments).arg("--dir").arg(&dir).output().unwrap();
+        let words = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        (output.status.code().unwrap(), words)
+    };
+    let init = ["authority", "init", "--name", "localhost", "--dir", dir.to_str().unwrap()];
+    assert_eq!(vouchsafe(&init).status.code(), Some(0));
+    let write = |name: &str, text: &str| {
+        std::fs::write(room.path().join(name), text).unwrap();
+        room.path().join(name).to_str().unwrap().to_owned()
+    };
+    let (first, second) =
+        (write("first.toml", POLICY), write("second.toml", &POLICY.replace("[\"alice\"]", "[\"bob\"]")));
+
+    assert_eq!(policy(&["test", &first]), (0, "1 tests, 0 failed\n".into()));
+    let (code, words) = policy(&["test", &second, "--json"]);
+    let tested: Value = serde_json::from_str(&words).unwrap();
+    assert_eq!((code, &tested["failures"][0]["line"]), (1, &Value::from(13)));
+    assert_eq!(policy(&["apply", &first]).0, 0);
+    let (code, words) = policy(&["apply", &second]);
+    assert!(
+        code == 2 && words.contains("second.toml:13: expected allow, and yet: no rule lets alice reach"),
+        "{words}"
+    );
+    let (code, words) = policy(&["diff", &first, &second]);
+    assert!(code == 1 && words.contains("+ gains: bob\n    to   git: 203.0.113.10: tcp/22\n"), "{words}");
+    assert!(words.contains("- loses: alice\n"), "{words}");
+    let (code, words) = policy(&["diff", &first, &first, "--json"]);
+    assert_eq!((code, words.as_str()), (0, "[]\n"));
+    let (code, words) = policy(&["explain", "alice", "203.0.113.10:22"]);
+    assert!(code == 0 && words.contains("allowed by policy.toml:8 staff"), "{words}");
+    let (code, words) = policy(&["explain", "bob -> 203.0.113.10 tcp/22"]);
+    assert!(
+        code == 1 && words.contains("near, and yet no match:") && words.contains("it is about group:staff"),
+        "{words}"
+    );
+    let (code, words) = policy(&["explain", "alice", "-"]);
+    assert!(code == 2 && words.contains("quotes"), "{words}");
+    assert_eq!(policy(&["replay", &first]), (0, "0 grants and 0 refusals of the last 24 h judged\n".into()));
+
+    let third = write("third.toml", &POLICY.replace("tcp/22\"\nverifier", "all\"\nverifier"));
+    assert_eq!(policy(&["apply", &third]).0, 0);
+    assert_eq!(policy(&["rollback", "1"]).0, 0);
+    assert_eq!(policy(&["show", "3"]), (0, POLICY.into()));
+    let history: Value = serde_json::from_str(&policy(&["history", "--json"]).1).unwrap();
+    assert_eq!((history[0]["version"].as_i64(), history[0]["note"].as_str()), (Some(3), Some("rollback to 1")));
+    assert_eq!(history[0]["sha256"], history[2]["sha256"]);
+    assert!(policy(&["history"]).1.starts_with("VERSION  TIME"));
+}

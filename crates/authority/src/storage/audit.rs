@@ -13,6 +13,10 @@ use std::net::IpAddr;
 pub struct Operator(String);
 
 impl Operator {
+    pub(super) fn name(&self) -> &str {
+        &self.0
+    }
+
     /// Who runs this process: its user, or who became root by sudo.
     pub fn current() -> Self {
         let uid = nix::unistd::getuid();

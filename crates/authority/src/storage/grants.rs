@@ -269,16 +269,20 @@ impl Database {
         })
     }
 
-    /// Revokes grants that the policy no longer permits.
-    pub fn revoke_unpermitted(&mut self, grants: &[(u64, String)], why: &str, now: u64) -> Result<()> {
-        self.write(|transaction| {
-            for (handle, person) in grants {
-                mark(transaction, "handle = ?3", now, &[&handle.cast_signed()])?;
-                let event = AuditEvent::new("revoked").person(person);
-                event.detail(format!("{handle:016x}: {why}")).write(transaction, now)?;
-            }
-            Ok(())
-        })
+    /// Revokes grants that the policy does not permit.
+    pub fn revoke_forbidden(&mut self, grants: &[(u64, String)], why: &str, now: u64) -> Result<()> {
+        self.write(|transaction| revoke_forbidden(transaction, grants, why, now))
+    }
+
+    /// The grants that were issued since, whatever became of them, oldest first.
+    pub fn grants_since(&self, since: u64) -> Result<Vec<GrantEntry>> {
+        let mut statement = self.connection.prepare(
+            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
+                issued, expires, revoked
+             FROM grants WHERE issued >= ?1 ORDER BY issued, handle",
+        )?;
+        let rows = statement.query_and_then([since.cast_signed()], |row| entry(&self.connection, row))?;
+        rows.collect()
     }
 
     /// The revoked grants that nobody was told of, which this call takes as told.
@@ -311,6 +315,20 @@ impl Database {
             Ok(rows.collect::<Result<_, _>>()?)
         })
     }
+}
+
+pub(super) fn revoke_forbidden(
+    transaction: &Transaction<'_>,
+    grants: &[(u64, String)],
+    why: &str,
+    now: u64,
+) -> Result<()> {
+    for (handle, person) in grants {
+        mark(transaction, "handle = ?3", now, &[&handle.cast_signed()])?;
+        let event = AuditEvent::new("revoked").person(person);
+        event.detail(format!("{handle:016x}: {why}")).write(transaction, now)?;
+    }
+    Ok(())
 }
 
 pub(super) fn revoke_of_person(transaction: &Transaction<'_>, person: &str, now: u64) -> Result<()> {

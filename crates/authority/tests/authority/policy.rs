@@ -1,6 +1,9 @@
-//! What rules go by changes under those who are connected: the time, and what is known of a device.
+//! Policies as versions, drafts that are tried on what was, and rules that go by what changes under those who are
+//! connected: the time, and what is known of a device.
 
 use crate::stage::*;
+use authority::replay::{Case, Replay};
+use authority::storage::Database;
 use authority::{admin, now};
 use engine::api::Event;
 
@@ -64,6 +67,131 @@ async fn rules_about_addresses_go_by_where_the_call_comes_from() {
         stage.apply(&POLICY.replace(to_git, &format!("who = \"{who}\"\nto = \"git\""))).await.unwrap();
         assert_eq!(alice.grant(&git()).await.is_ok(), allowed, "{who}");
     }
+}
+
+#[tokio::test]
+async fn every_policy_in_force_is_a_version_that_can_be_put_back() {
+    let mut stage = Stage::start().await;
+    let database = || Database::open(&stage.directory.database()).unwrap();
+    let (alice, verifier) = (stage.login("alice").await, stage.verifier("edge-1").await);
+    let closed = POLICY.replace("\"tcp/22\", ", "");
+    stage.apply(&closed).await.unwrap();
+    assert_eq!(problem(alice.grant(&git()).await).r#type, "no_receiver");
+
+    let text = admin::roll_back_policy(&stage.directory, 1).await.unwrap();
+    assert!(text.starts_with("version 3: "), "{text}");
+    assert!(alice.grant(&git()).await.is_ok());
+    assert_eq!(std::fs::read_to_string(stage.directory.policy()).unwrap(), POLICY);
+    let notes: Vec<_> = database().policies().unwrap().into_iter().map(|v| (v.version, v.note)).collect();
+    assert_eq!(notes[0], (3, "rollback to 1".into()));
+    assert!(notes[1].1.starts_with("apply ") && notes[1].1.ends_with("next.toml"));
+    assert_eq!(notes[2], (1, "found at start".into()));
+    assert_eq!(
+        (database().policy_text(1).unwrap(), database().policy_text(2).unwrap()),
+        (POLICY.into(), closed.clone())
+    );
+    let mut digests: Vec<_> = database().policies().unwrap().into_iter().map(|v| (v.sha256, v.operator)).collect();
+    assert_eq!(digests[0].0, digests[2].0);
+    assert!(digests.remove(0).1.unwrap().starts_with("uid "));
+    let error = admin::roll_back_policy(&stage.directory, 9).await.unwrap_err().to_string();
+    assert!(error.contains("no version 9"), "{error}");
+
+    let audited = database().audit_entries(None, 100).unwrap();
+    let audited: Vec<_> = audited.iter().filter(|entry| entry.event == "policy").collect();
+    assert_eq!(audited.len(), 3);
+    assert!(audited[2].detail.starts_with("version 3 (sha256 ") && audited[2].detail.contains("rollback to 1"));
+    assert!(audited[2].operator.is_some() && audited[0].operator.is_none());
+
+    // What is edited while no server runs is a version, too, and so is what is applied then.
+    stage.server.take().unwrap().stop().await;
+    std::fs::write(stage.directory.path().join("next.toml"), &closed).unwrap();
+    let text = admin::apply_policy(&stage.directory, Some(&stage.directory.path().join("next.toml"))).await.unwrap();
+    assert!(text.starts_with("version 4: ") && text.contains("no server runs"), "{text}");
+    std::fs::write(stage.directory.policy(), format!("{closed}\n# edited\n")).unwrap();
+    stage.restart_stopped().await;
+    assert_eq!(problem(alice.grant(&git()).await).r#type, "no_receiver");
+    assert_eq!(verifier.config().await.unwrap().revoked.len(), 1);
+    let versions = Database::open(&stage.directory.database()).unwrap().policies().unwrap();
+    assert_eq!((versions[0].version, versions[0].note.as_str()), (5, "found at start"));
+    stage.restart().await;
+    assert_eq!(Database::open(&stage.directory.database()).unwrap().policies().unwrap().len(), 5);
+}
+
+const FAILING_TEST: &str = "\n[[tests]]\nname = \"bob is out\"\nwho = \"person:bob\"\nto = \"203.0.113.10:22\"\n\
+                            expect = \"allow\"\n";
+
+#[tokio::test]
+async fn a_policy_whose_own_tests_fail_changes_nothing() {
+    let stage = Stage::start().await;
+    let alice = stage.login("alice").await;
+    let wrong = POLICY.replace("\"tcp/22\", ", "") + FAILING_TEST;
+    let error = stage.apply(&wrong).await.unwrap_err().to_string();
+    assert!(error.contains("next.toml:"), "{error}");
+    assert!(error.contains("bob is out: expected allow, and yet: nothing is protected"), "{error}");
+    assert_eq!(std::fs::read_to_string(stage.directory.policy()).unwrap(), POLICY);
+    std::fs::write(stage.directory.policy(), &wrong).unwrap();
+    assert!(admin::apply_policy(&stage.directory, None).await.is_err());
+    assert!(alice.grant(&git()).await.is_ok());
+    assert_eq!(Database::open(&stage.directory.database()).unwrap().policies().unwrap().len(), 1);
+    stage.apply(&(POLICY.to_owned() + &FAILING_TEST.replace("expect = \"allow\"", "expect = \"deny\""))).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_file_that_cant_be_replaced_leaves_no_version() {
+    let stage = Stage::start().await;
+    let alice = stage.login("alice").await;
+    // A directory can't be overwritten by a file.
+    std::fs::remove_file(stage.directory.policy()).unwrap();
+    std::fs::create_dir(stage.directory.policy()).unwrap();
+    let error = format!("{:#}", stage.apply(&POLICY.replace("\"tcp/22\", ", "")).await.unwrap_err());
+    assert!(error.contains("can't replace the policy"), "{error}");
+    assert!(alice.grant(&git()).await.is_ok());
+    let database = Database::open(&stage.directory.database()).unwrap();
+    assert_eq!(database.policies().unwrap().len(), 1);
+    assert!(database.grants(now(), false).unwrap().len() == 1);
+}
+
+#[tokio::test]
+async fn a_file_without_end_is_refused() {
+    let stage = Stage::start().await;
+    let error = admin::apply_policy(&stage.directory, Some("/dev/zero".as_ref())).await.unwrap_err().to_string();
+    assert!(error.contains("/dev/zero:1:1: a policy has at most"), "{error}");
+    stage.login("alice").await.grant(&git()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_draft_is_tried_on_what_was_asked_for() {
+    let stage = Stage::start().await;
+    let (alice, bob) = (stage.login("alice").await, stage.login("bob").await);
+    alice.grant(&git()).await.unwrap();
+    alice.grant(&git()).await.unwrap();
+    alice.grant(&to("203.0.113.70", 6, 80)).await.unwrap();
+    problem(bob.grant(&git()).await);
+    let replay = |draft: &str, since: u64| {
+        let draft = engine::policy::Policy::parse(draft, 3600).unwrap();
+        let database = Database::open(&stage.directory.database()).unwrap();
+        let replay = Replay::of(&draft, &database, since).unwrap();
+        let words = |cases: Vec<Case>| {
+            let word = |case: Case| format!("{} {}x {} {}", case.person, case.times, case.to, case.why);
+            cases.into_iter().map(word).collect::<Vec<_>>()
+        };
+        ((replay.grants, replay.refusals), words(replay.refused), words(replay.allowed))
+    };
+    let none = Vec::<String>::new();
+    assert_eq!(replay(POLICY, now() - 60), ((3, 1), none.clone(), none.clone()));
+    let draft = POLICY.replace("person:bob", "person:alice");
+    let (asked, refused, allowed) = replay(&draft, now() - 60);
+    assert_eq!((asked, refused.len(), allowed.len()), ((3, 1), 1, 1));
+    assert!(
+        refused[0].starts_with("alice 2x 203.0.113.10 tcp/22 alice may not reach 203.0.113.10 tcp/22"),
+        "{refused:?}"
+    );
+    assert!(allowed[0].starts_with("bob 1x 203.0.113.10 tcp/22 bob may reach 203.0.113.10 tcp/22"), "{allowed:?}");
+    assert_eq!(replay(&draft, now() + 60), ((0, 0), none.clone(), none));
+    // Old refusals are forgotten.
+    let mut database = Database::open(&stage.directory.database()).unwrap();
+    database.prune(now() + 8 * 86_400, 30 * 86_400, 365 * 86_400).unwrap();
+    assert_eq!(database.refusals(0).unwrap().len(), 0);
 }
 
 /// A time as the policy file writes it.

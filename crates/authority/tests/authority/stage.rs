@@ -81,6 +81,11 @@ impl Stage {
     /// Stops the server and starts another on the same address.
     pub async fn restart(&mut self) {
         self.server.take().unwrap().stop().await;
+        self.restart_stopped().await;
+    }
+
+    /// Starts another on the same address after the server was stopped.
+    pub async fn restart_stopped(&mut self) {
         self.server = Some(Server::start(self.directory.clone(), Some(self.address)).await.unwrap());
     }
 

@@ -1,0 +1,304 @@
+//! `vouchsafe authority policy …`.
+
+use super::{At, List, show};
+use crate::replay::{Case, Replay};
+use crate::{admin, now};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use engine::policy::diff::{Change, Kind, compare};
+use engine::policy::{Asker, Request, destination, instant};
+use serde::Serialize;
+use shell::table::{Table, utc};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// The policy
+#[derive(Subcommand, Debug)]
+pub enum PolicyCommand {
+    /// Say whether a policy file is valid, and what is wrong with it
+    Check(OneFile),
+    /// Run the tests that stand in a policy file
+    Test {
+        /// Which file
+        #[command(flatten)]
+        file: OneFile,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say whether somebody would get a grant: by which rule, which others it beats, which only just don't match
+    Explain(Explain),
+    /// Say who gains and who loses what between two policy files. The exit code is 1 if anybody does
+    Diff {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// The old policy
+        old: PathBuf,
+        /// The new policy [default: the directory's policy.toml]
+        new: Option<PathBuf>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Judge by a draft what was asked for of late: what would be refused, what allowed. The exit code is 1 if any would
+    Replay {
+        /// Which file is the draft
+        #[command(flatten)]
+        file: OneFile,
+        /// How many hours back
+        #[arg(long, default_value_t = 24)]
+        hours: u64,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put a policy file in the place of the directory's and in force; a wrong one changes nothing
+    Apply(OneFile),
+    /// Put the directory's policy.toml in force after it was edited
+    Reload {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+    },
+    /// List the versions of the policy that were in force, newest first
+    History(List),
+    /// Print a version
+    Show {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// Its number
+        version: i64,
+    },
+    /// Put an earlier version in force again
+    Rollback {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// Its number
+        version: i64,
+    },
+}
+
+/// A policy file
+#[derive(Args, Debug)]
+pub struct OneFile {
+    /// Where the authority lives
+    #[command(flatten)]
+    at: At,
+    /// The file [default: the directory's policy.toml]
+    file: Option<PathBuf>,
+}
+
+/// A question
+#[derive(Args, Debug)]
+pub struct Explain {
+    /// Where the authority lives
+    #[command(flatten)]
+    at: At,
+    /// Who, and where to: alice 203.0.113.10:22, or 'person:alice,tag:laptops,address:192.0.2.7 -> 203.0.113.53 udp/53'
+    #[arg(required = true, value_name = "WHO -> WHAT")]
+    question: Vec<String>,
+    /// Take the tags of this device of the person
+    #[arg(long)]
+    device: Option<String>,
+    /// When, such as 2026-03-02T09:00:00Z [default: at this moment]
+    #[arg(long = "at", value_name = "TIME")]
+    time: Option<String>,
+    /// The policy file [default: the directory's policy.toml]
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does what the command says. The exit code is 1 where a question's answer is no.
+pub async fn run(command: PolicyCommand) -> Result<ExitCode> {
+    match command {
+        PolicyCommand::Check(file) => return check(&file),
+        PolicyCommand::Test { file, json } => return test(&file, json),
+        PolicyCommand::Explain(question) => return explain(&question),
+        PolicyCommand::Diff { at, old, new, json } => return diff(&at, &old, new.as_deref(), json),
+        PolicyCommand::Replay { file, hours, json } => return replay(&file, hours, json),
+        PolicyCommand::Apply(OneFile { at, file }) => {
+            println!("{}", admin::apply_policy(&at.directory(), file.as_deref()).await?);
+        }
+        PolicyCommand::Reload { at } => println!("{}", admin::apply_policy(&at.directory(), None).await?),
+        PolicyCommand::History(list) => {
+            let versions = list.at.database()?.policies()?;
+            show(&list, &versions, &["VERSION", "TIME", "BY", "HOW", "SHA-256"], |version| {
+                let by = version.operator.clone().unwrap_or_else(|| "-".into());
+                let head = vec![version.version.to_string(), utc(version.time)];
+                [head, vec![by, version.note.clone(), version.sha256.clone()]].concat()
+            })?;
+        }
+        PolicyCommand::Show { at, version } => print!("{}", at.database()?.policy_text(version)?),
+        PolicyCommand::Rollback { at, version } => {
+            println!("{}", admin::roll_back_policy(&at.directory(), version).await?);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl OneFile {
+    fn path(&self) -> PathBuf {
+        self.file.clone().unwrap_or_else(|| self.at.directory().policy())
+    }
+}
+
+fn check(file: &OneFile) -> Result<ExitCode> {
+    let directory = file.at.directory();
+    directory.config()?;
+    readable(&file.path())?;
+    match directory.read_policy(file.file.as_deref()) {
+        Ok((policy, _)) => {
+            let (receivers, rules) = (policy.receivers().len(), policy.rules().len());
+            println!("valid: {receivers} receivers, {rules} rules, {} tests", policy.expectations().len());
+            for warning in admin::unknown_names(&directory, &policy)? {
+                println!("note: {warning}");
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(faults) => {
+            println!("{faults:#}");
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Tested {
+    tests: usize,
+    failures: Vec<FailedTest>,
+}
+
+#[derive(Serialize)]
+struct FailedTest {
+    line: usize,
+    message: String,
+}
+
+fn test(file: &OneFile, json: bool) -> Result<ExitCode> {
+    let (policy, _) = file.at.directory().read_policy(file.file.as_deref())?;
+    let failures = policy.failures().into_iter();
+    let failures: Vec<_> =
+        failures.map(|failure| FailedTest { line: failure.line, message: failure.message }).collect();
+    let tested = Tested { tests: policy.expectations().len(), failures };
+    if json {
+        println!("{}", serde_json::to_string_pretty(&tested)?);
+    } else {
+        let path = file.path();
+        for failure in &tested.failures {
+            println!("{}:{}: {}", path.display(), failure.line, failure.message);
+        }
+        println!("{} tests, {} failed", tested.tests, tested.failures.len());
+    }
+    Ok(if tested.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn explain(question: &Explain) -> Result<ExitCode> {
+    let (mut who, to) = read_question(&question.question)?;
+    let (policy, _) = question.at.directory().read_policy(question.policy.as_deref())?;
+    if let Some(name) = &question.device {
+        let devices = question.at.database()?.devices()?;
+        let device = devices.into_iter().find(|device| device.person == who.person && device.device == *name);
+        let device = device.with_context(|| format!("no device {}/{name}: `device list` shows them", who.person))?;
+        who.tags.extend(device.tags);
+    }
+    let now = match &question.time {
+        None => now(),
+        Some(time) => instant(time).with_context(|| format!("`{time}` is no time such as 2026-03-02T09:00:00Z"))?,
+    };
+    let trace = policy.trace(&Request { subject: who.subject(), to, now });
+    if question.json {
+        println!("{}", serde_json::to_string_pretty(&trace)?);
+    } else {
+        println!("{}", trace.text);
+        if let Some(grant) = &trace.grant {
+            println!("the grant: {grant}");
+        }
+        for (head, reasons) in [("it beats", &trace.beaten), ("near, and yet no match", &trace.near)] {
+            if !reasons.is_empty() {
+                println!("\n{head}:");
+                let row = |r: &engine::policy::Reason| {
+                    vec![format!("  {}", r.rule), r.action.into(), r.priority.to_string(), r.why.clone()]
+                };
+                print!("{}", Table::new(&["  RULE", "ACTION", "PRIORITY", "WHY"], reasons.iter().map(row)));
+            }
+        }
+    }
+    Ok(if trace.allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn diff(at: &At, old: &Path, new: Option<&Path>, json: bool) -> Result<ExitCode> {
+    let directory = at.directory();
+    let ((old, _), (new, _)) = (directory.read_policy(Some(old))?, directory.read_policy(new)?);
+    let changes = compare(&old, &new, now())?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&changes)?);
+    } else if changes.is_empty() {
+        println!("nobody gains or loses anything");
+    } else {
+        changes.iter().for_each(print_change);
+    }
+    Ok(if changes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn print_change(change: &Change) {
+    let kind = match change.kind {
+        Kind::Gains => "+ gains",
+        Kind::Loses => "- loses",
+        Kind::Terms => "~ other terms",
+        Kind::Stays => "  stays as it is",
+    };
+    println!("{kind}: {}", change.who.join("; "));
+    for place in &change.to {
+        let (receivers, prefixes) = (place.receivers.join(", "), place.prefixes.join(", "));
+        println!("    to   {receivers}: {prefixes}: {}", place.services.join(", "));
+    }
+    if !change.at.is_empty() {
+        println!("    at   times like {}", change.at.join(", "));
+    }
+    println!("    was  {}\n    is   {}", change.old, change.new);
+}
+
+fn replay(file: &OneFile, hours: u64, json: bool) -> Result<ExitCode> {
+    let (draft, _) = file.at.directory().read_policy(file.file.as_deref())?;
+    let since = now().saturating_sub(hours.saturating_mul(3600));
+    let replay = Replay::of(&draft, &file.at.database()?, since)?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&replay)?);
+    } else {
+        for (head, cases) in [("would be refused", &replay.refused), ("would be allowed", &replay.allowed)] {
+            if !cases.is_empty() {
+                println!("{head}:");
+                let row = |case: &Case| {
+                    let texts = [&case.person, &case.device, &case.to].map(Clone::clone);
+                    [vec![format!("  {}", case.times)], texts.to_vec(), vec![utc(case.last), case.why.clone()]].concat()
+                };
+                print!("{}", Table::new(&["  TIMES", "PERSON", "DEVICE", "TO", "LAST", "WHY"], cases.iter().map(row)));
+            }
+        }
+        println!("{} grants and {} refusals of the last {hours} h judged", replay.grants, replay.refusals);
+    }
+    let same = replay.refused.is_empty() && replay.allowed.is_empty();
+    Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// `WHO WHAT`, `WHO -> WHAT`, `WHO → WHAT`, in one word or several.
+fn read_question(words: &[String]) -> Result<(Asker, wire::Destination)> {
+    if words.last().is_some_and(|word| word == "-") {
+        bail!("the shell took the `>` of `->` for itself: leave the arrow out, or put the question in quotes");
+    }
+    let text = words.join(" ").replace('→', "->");
+    let (who, to) = text.split_once("->").or_else(|| text.split_once(' ')).context("and where to?")?;
+    let who = who.trim().parse::<Asker>().map_err(anyhow::Error::msg)?;
+    Ok((who, destination(to.trim()).map_err(anyhow::Error::msg)?))
+}
+
+/// Tells a file that can't be read from one that is wrong.
+fn readable(path: &Path) -> Result<()> {
+    std::fs::File::open(path).map(drop).with_context(|| format!("can't read {}", path.display()))
+}

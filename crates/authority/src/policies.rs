@@ -1,0 +1,106 @@
+//! From the text of a policy to the one in force: read with bounds, tried by its own tests, recorded as a version, put in
+//! force whole or not at all.
+
+use crate::state::Authority;
+use crate::storage::{Operator, PolicyChange};
+use crate::{Directory, now};
+use anyhow::{Context, Result, bail};
+use engine::api::Event;
+use engine::policy::{MOST_TEXT, Policy};
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// A policy that may be put in force: valid, and its own tests pass.
+pub struct Candidate {
+    /// The policy.
+    pub policy: Policy,
+    /// Its text.
+    pub text: String,
+}
+
+impl Candidate {
+    /// Reads a policy file: the directory's own unless another is given.
+    pub fn read(directory: &Directory, file: Option<&Path>) -> Result<Self> {
+        let (policy, text) = directory.read_policy(file)?;
+        let path = file.map_or_else(|| directory.policy(), Path::to_owned);
+        Self { policy, text }.tested(&path.display().to_string())
+    }
+
+    /// Takes a text that is called `name`.
+    pub fn new(text: String, name: &str, max_lifetime: u32) -> Result<Self> {
+        match Policy::parse(&text, max_lifetime) {
+            Ok(policy) => Self { policy, text }.tested(name),
+            Err(faults) => bail!(faults.in_file(name)),
+        }
+    }
+
+    /// What is in it.
+    pub fn summary(&self) -> String {
+        format!("{} receivers and {} rules in force", self.policy.receivers().len(), self.policy.rules().len())
+    }
+
+    fn tested(self, name: &str) -> Result<Self> {
+        let failures = self.policy.failures();
+        if failures.is_empty() {
+            return Ok(self);
+        }
+        let lines: Vec<_> =
+            failures.iter().map(|failure| format!("{name}:{}: {}", failure.line, failure.message)).collect();
+        bail!("{}\n{} of the policy's own tests fail; nothing was changed", lines.join("\n"), failures.len());
+    }
+}
+
+/// Reads the text of a policy. One that is longer than a policy may be is not read to its end.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    let shown = path.display();
+    let file = File::open(path).with_context(|| format!("can't read {shown}"))?;
+    let mut text = Vec::new();
+    file.take(MOST_TEXT as u64 + 1).read_to_end(&mut text).with_context(|| format!("can't read {shown}"))?;
+    if text.len() > MOST_TEXT {
+        bail!("{shown}:1:1: a policy has at most {MOST_TEXT} bytes; this is longer");
+    }
+    String::from_utf8(text).map_err(|error| {
+        let line =
+            1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
+        anyhow::anyhow!("{shown}:{line}: no UTF-8 text from here on")
+    })
+}
+
+impl Authority {
+    /// Puts a text in force, and in the place of the policy file; without one, the file as it is. A wrong one changes
+    /// nothing.
+    pub async fn apply_policy(&self, text: Option<String>, note: String, by: Option<Operator>) -> Result<String> {
+        let (directory, max_lifetime) = (self.directory.clone(), self.config.max_lifetime);
+        let replaces = text.is_some();
+        let read = move || match text {
+            Some(text) => Candidate::new(text, "policy.toml", max_lifetime),
+            None => Candidate::read(&directory, None),
+        };
+        let candidate = tokio::task::spawn_blocking(read).await??;
+        let (summary, Candidate { policy, text }) = (candidate.summary(), candidate);
+        let mut in_force = self.policy.write().await;
+        let time = now();
+        let forbidden = self.forbidden(&policy, time).await?;
+        let revoked = forbidden.len();
+        let summary = format!("{summary}; {revoked} grants revoked");
+        let change = PolicyChange { text, note, by, summary: summary.clone() };
+        let directory = self.directory.clone();
+        let version = self
+            .storage
+            .call(move |database| {
+                let put = || if replaces { directory.replace_policy(&change.text) } else { Ok(()) };
+                database.apply_policy(&change, &forbidden, time, put)
+            })
+            .await?;
+        self.watch(&policy, time);
+        *in_force = policy;
+        drop(in_force);
+        // Receivers before revocations: a verifier that reads its configuration at the first sees both.
+        self.push.tell_all(&Event::Policy);
+        self.sync().await?;
+        let text = format!("version {version}: {summary}");
+        tracing::info!("policy: {text}");
+        Ok(text)
+    }
+}

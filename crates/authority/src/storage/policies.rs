@@ -1,0 +1,205 @@
+//! The policies that were in force, as numbered versions, and what was refused, so that a draft can be tried on it.
+
+use super::{AuditEvent, Database, Operator, devices, grants};
+use anyhow::{Context, Result};
+use engine::policy::Subject;
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use std::net::IpAddr;
+use wire::Destination;
+
+pub(super) const SCHEMA: &str = "
+CREATE TABLE policies (
+    version INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL, operator TEXT, note TEXT NOT NULL,
+    sha256 TEXT NOT NULL, text TEXT NOT NULL
+) STRICT;
+CREATE TABLE refusals (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, time INTEGER NOT NULL, person TEXT NOT NULL, device TEXT NOT NULL,
+    source TEXT NOT NULL, address TEXT NOT NULL, protocol INTEGER NOT NULL, port INTEGER NOT NULL
+) STRICT;
+CREATE INDEX refusals_by_time ON refusals (time);
+";
+
+/// Refusals that are kept, and for how many seconds.
+const MOST_REFUSALS: u32 = 100_000;
+const REFUSALS_KEPT: i64 = 7 * 86_400;
+
+/// A policy that was put in force.
+#[derive(Debug, Serialize)]
+pub struct PolicyVersion {
+    /// Its number, from 1.
+    pub version: i64,
+    /// When it was put in force, Unix seconds.
+    pub time: u64,
+    /// The local user who did it.
+    pub operator: Option<String>,
+    /// How: `apply FILE`, `reload`, `rollback to N`, `found at start`.
+    pub note: String,
+    /// The SHA-256 of its text.
+    pub sha256: String,
+}
+
+/// A policy about to be put in force.
+pub struct PolicyChange {
+    /// Its text.
+    pub text: String,
+    /// How it comes about.
+    pub note: String,
+    /// Who does it, if that is known.
+    pub by: Option<Operator>,
+    /// What is in it, for the audit trail.
+    pub summary: String,
+}
+
+/// A request that the policy of its time refused.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// When, Unix seconds.
+    pub time: u64,
+    /// Who asked.
+    pub person: String,
+    /// From which device.
+    pub device: String,
+    /// From where.
+    pub source: IpAddr,
+    /// For what.
+    pub to: Destination,
+    /// The tags that the device has.
+    pub tags: Vec<String>,
+}
+
+impl Refusal {
+    /// Who asked.
+    pub fn subject(&self) -> Subject<'_> {
+        Subject { person: &self.person, tags: &self.tags, source: Some(self.source), ..Subject::default() }
+    }
+}
+
+impl Database {
+    /// Records a policy, revokes what it forbids and has `put` write its file: all of it or nothing. Gives the version's
+    /// number, which is the one before where the text is the same.
+    pub fn apply_policy(
+        &mut self,
+        change: &PolicyChange,
+        forbidden: &[(u64, String)],
+        now: u64,
+        put: impl FnOnce() -> Result<()>,
+    ) -> Result<i64> {
+        self.write(|transaction| {
+            let version = record(transaction, change, now)?;
+            grants::revoke_forbidden(transaction, forbidden, "the policy changed", now)?;
+            put()?;
+            Ok(version)
+        })
+    }
+
+    /// Records the policy that a server starts with, unless it is the one that was recorded last.
+    pub fn note_policy(&mut self, change: &PolicyChange, now: u64) -> Result<()> {
+        let same = self.policies()?.first().is_some_and(|last| last.sha256 == digest(&change.text));
+        if same { Ok(()) } else { self.write(|transaction| record(transaction, change, now).map(|_| ())) }
+    }
+
+    /// Every version, newest first.
+    pub fn policies(&self) -> Result<Vec<PolicyVersion>> {
+        let mut statement = self
+            .connection
+            .prepare("SELECT version, time, operator, note, sha256 FROM policies ORDER BY version DESC")?;
+        let rows = statement.query_map([], |row| {
+            Ok(PolicyVersion {
+                version: row.get(0)?,
+                time: row.get::<_, i64>(1)?.cast_unsigned(),
+                operator: row.get(2)?,
+                note: row.get(3)?,
+                sha256: row.get(4)?,
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The text of a version.
+    pub fn policy_text(&self, version: i64) -> Result<String> {
+        let read = "SELECT text FROM policies WHERE version = ?1";
+        let text = self.connection.query_row(read, [version], |row| row.get(0)).optional()?;
+        text.with_context(|| format!("no version {version} of the policy: `policy history` lists them"))
+    }
+
+    /// Records a refusal.
+    pub fn add_refusal(&mut self, refusal: &Refusal) -> Result<()> {
+        let Refusal { time, person, device, source, to, .. } = refusal;
+        self.write_soon(|transaction| {
+            transaction.execute(
+                "INSERT INTO refusals (time, person, device, source, address, protocol, port)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                params![
+                    time.cast_signed(),
+                    person,
+                    device,
+                    source.to_string(),
+                    to.address.to_string(),
+                    to.protocol,
+                    to.port
+                ],
+            )?;
+            Ok(())
+        })
+    }
+
+    /// Refusals since a time, oldest first.
+    pub fn refusals(&self, since: u64) -> Result<Vec<Refusal>> {
+        let mut statement = self.connection.prepare(
+            "SELECT time, person, device, source, address, protocol, port FROM refusals WHERE time >= ?1 ORDER BY id",
+        )?;
+        let rows = statement.query_and_then([since.cast_signed()], |row| {
+            let (person, device): (String, String) = (row.get(1)?, row.get(2)?);
+            let (source, address): (String, String) = (row.get(3)?, row.get(4)?);
+            let address = address.parse().context("the refusals table holds a broken address")?;
+            Ok(Refusal {
+                time: row.get::<_, i64>(0)?.cast_unsigned(),
+                tags: devices::tags_of(&self.connection, &person, &device)?,
+                person,
+                device,
+                source: source.parse().context("the refusals table holds a broken address")?,
+                to: Destination { address, protocol: row.get(5)?, port: row.get(6)? },
+            })
+        })?;
+        rows.collect()
+    }
+}
+
+/// Drops refusals that are old, or too many.
+pub(super) fn prune(transaction: &Transaction<'_>, now: i64) -> Result<()> {
+    transaction.execute("DELETE FROM refusals WHERE time <= ?1", [now - REFUSALS_KEPT])?;
+    let surplus = "DELETE FROM refusals WHERE id <= (SELECT id FROM refusals ORDER BY id DESC LIMIT 1 OFFSET ?1)";
+    transaction.execute(surplus, [MOST_REFUSALS])?;
+    Ok(())
+}
+
+fn record(transaction: &Transaction<'_>, change: &PolicyChange, now: u64) -> Result<i64> {
+    let sha256 = digest(&change.text);
+    let version = match last(transaction)? {
+        Some((version, text)) if text == sha256 => version,
+        _ => {
+            let operator = change.by.as_ref().map(Operator::name);
+            transaction.execute(
+                "INSERT INTO policies (time, operator, note, sha256, text) VALUES (?1, ?2, ?3, ?4, ?5)",
+                params![now.cast_signed(), operator, change.note, sha256, change.text],
+            )?;
+            transaction.last_insert_rowid()
+        }
+    };
+    let detail = format!("version {version} (sha256 {sha256}), {}: {}", change.note, change.summary);
+    let event = AuditEvent::new("policy").detail(detail);
+    let event = if let Some(by) = &change.by { event.by(by) } else { event };
+    event.write(transaction, now)?;
+    Ok(version)
+}
+
+fn last(connection: &Connection) -> Result<Option<(i64, String)>> {
+    let read = "SELECT version, sha256 FROM policies ORDER BY version DESC LIMIT 1";
+    Ok(connection.query_row(read, [], |row| Ok((row.get(0)?, row.get(1)?))).optional()?)
+}
+
+fn digest(text: &str) -> String {
+    hex::encode(Sha256::digest(text.as_bytes()))
+}
