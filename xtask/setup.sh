@@ -5,16 +5,17 @@ set -eu
 
 build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
 network='python3 iproute2 nftables conntrack ethtool tcpdump util-linux'
+tester='python3-venv'
 scenarios='openssh-server openssh-client iperf3 nmap curl'
 kernels='qemu-system-x86 busybox-static cpio binutils'
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() { say "$*" >&2; exit 2; }
 
-command -v dpkg-query >/dev/null || fail "only Debian and Ubuntu are known here; install by hand: $build $network $scenarios $kernels"
+command -v dpkg-query >/dev/null || fail "only Debian and Ubuntu are known here; install by hand: $build $network $tester $scenarios $kernels"
 
 missing=''
-for package in $build $network $scenarios $kernels; do
+for package in $build $network $tester $scenarios $kernels; do
     case $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) in
     installed) ;;
     *) missing="$missing $package" ;;
@@ -51,4 +52,16 @@ if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 
     command -v rustup >/dev/null || fail "rustfmt and clippy are missing and there is no rustup to add them"
     say "adding rustfmt and clippy"
     rustup --quiet component add rustfmt clippy
+fi
+
+# The property tester of the API's tests, from PyPI, every version pinned; beside what cargo builds, so that nothing of the
+# system's Python changes.
+tester="${CARGO_TARGET_DIR:-target}/tools/schemathesis"
+if ! cmp -s xtask/schemathesis.txt "$tester/installed.txt"; then
+    say "installing schemathesis into $tester"
+    rm -rf "$tester"
+    python3 -m venv "$tester" || fail "python3 can't make $tester: is python3-venv there?"
+    "$tester/bin/pip" install --quiet --disable-pip-version-check --no-deps -r xtask/schemathesis.txt </dev/null ||
+        fail "pip could not install schemathesis"
+    cp xtask/schemathesis.txt "$tester/installed.txt"
 fi

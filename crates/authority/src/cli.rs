@@ -6,7 +6,7 @@ mod policy;
 use crate::control::{self, Command};
 use crate::directory::default_names;
 use crate::storage::{Database, Which};
-use crate::{Directory, Server, admin, config, now, tls};
+use crate::{Directory, Server, admin, config, now, openapi, tls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -104,6 +104,8 @@ pub enum AuthorityCommand {
         #[arg(long)]
         all: bool,
     },
+    /// Print the description of the HTTPS API (OpenAPI, JSON)
+    Openapi,
     /// What happened
     Audit(audit::AuditArgs),
 }
@@ -276,6 +278,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
                 texts.map(Clone::clone).to_vec()
             })?;
         }
+        AuthorityCommand::Openapi => print!("{}", openapi::text()),
         AuthorityCommand::Audit(arguments) => return audit::run(arguments),
     }
     Ok(ExitCode::SUCCESS)

@@ -2,17 +2,19 @@
 
 use crate::credentials::{self, MOST_PASSWORD};
 use crate::extract::{Body, Caller, Peer, SessionCaller, VerifierCaller, slow_strangers};
+use crate::openapi::HandleText;
 use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Session};
 use crate::throttle::Key;
-use crate::{metrics, now};
+use crate::{metrics, now, openapi};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::middleware::from_fn_with_state;
 use axum::response::sse::{self, Sse};
-use axum::routing::{get, post};
+use axum::routing::get;
 use axum::{Json, Router};
 use engine::api::{
     Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, Explanation, FlowsToCut, Grant, GrantOwner,
@@ -20,11 +22,14 @@ use engine::api::{
 };
 use engine::policy::{Policy, Request, Subject, name_is_valid};
 use futures_util::{Stream, StreamExt};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_stream::wrappers::ReceiverStream;
+use utoipa::{OpenApi, ToSchema};
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
+use utoipa_axum::routes;
 use wire::{Destination, Epoch};
 use zeroize::Zeroizing;
 
@@ -42,21 +47,30 @@ const DEFAULT_AHEAD: u64 = 2;
 type Authorized<T> = Result<Json<T>, Problem>;
 type Shared = State<Arc<Authority>>;
 
-/// All routes.
+/// Every call, with its description.
+pub fn routes() -> OpenApiRouter<Arc<Authority>> {
+    OpenApiRouter::with_openapi(openapi::Head::openapi())
+        .routes(routes!(login))
+        .routes(routes!(logout))
+        .routes(routes!(destinations))
+        .routes(routes!(grant))
+        .routes(routes!(events))
+        .routes(routes!(enrol))
+        .routes(routes!(config))
+        .routes(routes!(keys))
+        .routes(routes!(grant_owner))
+        .routes(routes!(flows).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
+        .routes(routes!(explain))
+        .routes(routes!(health))
+}
+
+/// The API.
 pub fn router(authority: Arc<Authority>) -> Router {
-    Router::new()
-        .route("/v1/login", post(login))
-        .route("/v1/logout", post(logout))
-        .route("/v1/destinations", get(destinations))
-        .route("/v1/grants", post(grant))
-        .route("/v1/events", get(events))
-        .route("/v1/verifiers/enrol", post(enrol))
-        .route("/v1/verifier/config", get(config))
-        .route("/v1/verifier/keys", get(keys))
-        .route("/v1/verifier/grants/{handle}", get(grant_owner))
-        .route("/v1/verifier/flows", post(flows).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
-        .route("/v1/verifier/explain", post(explain))
-        .route("/v1/health", get(async || Json(serde_json::json!({ "status": "ok", "now": now() }))))
+    let (router, _) = routes().split_for_parts();
+    let description: Arc<str> = openapi::text().into();
+    let described = async move || ([(CONTENT_TYPE, "application/json")], description.to_string());
+    router
+        .route("/v1/openapi.json", get(described))
         .fallback(async || Problem::NotFound("call"))
         .method_not_allowed_fallback(async || Problem::WrongMethod)
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
@@ -65,11 +79,30 @@ pub fn router(authority: Arc<Authority>) -> Router {
         .with_state(authority)
 }
 
+/// The authority answers, and what its clock says
+#[derive(Serialize, ToSchema)]
+struct Health {
+    /// `ok`.
+    status: &'static str,
+    /// The authority's clock.
+    now: u64,
+}
+
+/// Is anybody there?
+#[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health), Problem))]
+async fn health() -> Json<Health> {
+    Json(Health { status: "ok", now: now() })
+}
+
+/// Log in with name, password and second factor
+#[utoipa::path(
+    post, path = "/v1/login", request_body = Login, responses((status = 200, body = engine::api::Session), Problem)
+)]
 async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -> Authorized<engine::api::Session> {
     let Login { person, password, totp, device } = login;
     let password = Zeroizing::new(password);
-    if device.is_empty() || device.len() > 64 || device.contains(char::is_control) {
-        return Err(Problem::Malformed("a device's name is 1 to 64 printable bytes".into()));
+    if device.is_empty() || device.chars().count() > 64 || device.contains(char::is_control) {
+        return Err(Problem::Malformed("a device's name is 1 to 64 printable characters".into()));
     }
     // Names that no account can have are answered as wrong ones are, and never stored.
     let known_form = name_is_valid(&person) && password.len() <= MOST_PASSWORD;
@@ -124,6 +157,10 @@ async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -
     Ok(Json(engine::api::Session { token: token.to_string(), person, device, expires, now }))
 }
 
+/// End the session and its grants
+#[utoipa::path(
+    post, path = "/v1/logout", security(("session" = [])), responses((status = 204, description = "Ended"), Problem)
+)]
 async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<StatusCode, Problem> {
     let SessionCaller { token, session, peer } = caller;
     authority.storage.call(move |database| database.end_session(token, &session, peer.address, now())).await?;
@@ -131,12 +168,21 @@ async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<Statu
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// What may this person reach?
+#[utoipa::path(
+    get, path = "/v1/destinations", security(("session" = [])), responses((status = 200, body = Destinations), Problem)
+)]
 async fn destinations(State(authority): Shared, caller: SessionCaller) -> Authorized<Destinations> {
     let (subject, now) = (caller.session.subject(caller.peer.address), now());
     let reachable = |policy: &Policy| policy.destinations(&subject, now).iter().flat_map(|r| r.entries()).collect();
     Ok(Json(Destinations { destinations: authority.with_policy(reachable).await, now }))
 }
 
+/// May I send there?
+#[utoipa::path(
+    post, path = "/v1/grants", security(("session" = [])), request_body = GrantRequest,
+    responses((status = 200, body = Grant), Problem)
+)]
 async fn grant(
     State(authority): Shared,
     caller: SessionCaller,
@@ -149,6 +195,11 @@ async fn grant(
     authority.grant(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
 }
 
+/// Server-sent events: what changes, as it does
+#[utoipa::path(
+    get, path = "/v1/events", security(("session" = []), ("verifier" = [])),
+    responses((status = 200, body = engine::api::Event, content_type = "text/event-stream"), Problem)
+)]
 async fn events(
     State(authority): Shared,
     caller: Caller,
@@ -161,6 +212,10 @@ async fn events(
     Ok(Sse::new(stream.map(|text| Ok(sse::Event::default().data(text)))))
 }
 
+/// Make a verifier known by its one-time code
+#[utoipa::path(
+    post, path = "/v1/verifiers/enrol", request_body = Enrolment, responses((status = 200, body = Enrolled), Problem)
+)]
 async fn enrol(State(authority): Shared, peer: Peer, Body(enrolment): Body<Enrolment>) -> Authorized<Enrolled> {
     let keys = [Key::Enrolments, Key::Enrolment(Key::source(peer.address))];
     authority.throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
@@ -172,6 +227,11 @@ async fn enrol(State(authority): Shared, peer: Peer, Body(enrolment): Body<Enrol
     Ok(Json(Enrolled { verifier, token: token.to_string() }))
 }
 
+/// What does this verifier protect?
+#[utoipa::path(
+    get, path = "/v1/verifier/config", security(("verifier" = [])),
+    responses((status = 200, body = VerifierConfig), Problem)
+)]
 async fn config(State(authority): Shared, caller: VerifierCaller) -> Authorized<VerifierConfig> {
     let verifier = caller.id.to_string();
     let id = verifier.clone();
@@ -187,6 +247,12 @@ struct KeysQuery {
     ahead: Option<u64>,
 }
 
+/// The verifier's keys: of the previous, the current and some epochs ahead
+#[utoipa::path(
+    get, path = "/v1/verifier/keys", security(("verifier" = [])),
+    params(("ahead" = Option<u64>, Query, maximum = 48, description = "Epochs ahead; 2 where absent")),
+    responses((status = 200, body = EpochKeys), Problem)
+)]
 async fn keys(
     State(authority): Shared,
     caller: VerifierCaller,
@@ -208,17 +274,29 @@ async fn keys(
     Ok(Json(EpochKeys { keys, now }))
 }
 
+/// Whose is a grant?
+#[utoipa::path(
+    get, path = "/v1/verifier/grants/{handle}", security(("verifier" = [])),
+    params(("handle" = inline(HandleText), Path, description = "The grant's handle, 16 hex digits")),
+    responses((status = 200, body = GrantOwner), Problem)
+)]
 async fn grant_owner(
     State(authority): Shared,
     caller: VerifierCaller,
     Path(handle): Path<String>,
 ) -> Authorized<GrantOwner> {
-    let handle = u64::from_str_radix(&handle, 16).ok().filter(|_| handle.len() == 16);
+    let is_handle = handle.len() == 16 && handle.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let handle = u64::from_str_radix(&handle, 16).ok().filter(|_| is_handle);
     let handle = handle.ok_or_else(|| Problem::Malformed("a handle is 16 hex digits".into()))?;
     let owner = authority.storage.call(move |database| database.grant_owner(&caller.id, handle)).await?;
     owner.map(Json).ok_or(Problem::NotFound("grant of this verifier"))
 }
 
+/// Which of these flows are to be cut?
+#[utoipa::path(
+    post, path = "/v1/verifier/flows", security(("verifier" = [])), request_body = LiveFlows,
+    responses((status = 200, body = FlowsToCut), Problem)
+)]
 async fn flows(
     State(authority): Shared,
     caller: VerifierCaller,
@@ -234,6 +312,11 @@ async fn flows(
     Ok(Json(FlowsToCut { cut }))
 }
 
+/// Would the policy let this person in?
+#[utoipa::path(
+    post, path = "/v1/verifier/explain", security(("verifier" = [])), request_body = ExplainRequest,
+    responses((status = 200, body = Explanation), Problem)
+)]
 async fn explain(
     State(authority): Shared,
     caller: VerifierCaller,

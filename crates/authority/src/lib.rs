@@ -14,6 +14,7 @@ mod extract;
 mod handlers;
 mod listener;
 pub mod metrics;
+pub mod openapi;
 mod policies;
 mod problem;
 mod push;

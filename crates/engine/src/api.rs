@@ -3,11 +3,15 @@
 //! JSON under `/v1`; errors are [`Problem`] bodies (RFC 9457). Byte strings are lower-case hex. Times are Unix seconds.
 
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::net::IpAddr;
+use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ArrayBuilder, KnownFormat, ObjectBuilder, OneOfBuilder, Schema, SchemaFormat, Type};
 
 /// `POST /v1/login`, unauthenticated.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Login {
     /// The account's name.
@@ -17,12 +21,13 @@ pub struct Login {
     /// The six digits of the account's second factor, where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub totp: Option<String>,
-    /// What the person calls this device.
+    /// What the person calls this device: 1 to 64 printable characters.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$")]
     pub device: String,
 }
 
 /// The answer to [`Login`].
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct Session {
     /// The bearer token for later calls. Secret.
     pub token: String,
@@ -37,7 +42,7 @@ pub struct Session {
 }
 
 /// A span of ports of one protocol, both ends included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct Service {
     /// The IP protocol number; 0 is every protocol.
     pub protocol: u8,
@@ -58,18 +63,19 @@ impl Service {
 }
 
 /// Something protected.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Receiver {
     /// Its name in the policy.
     pub name: String,
     /// Its address or network.
+    #[schema(value_type = String, example = "203.0.113.0/28")]
     pub prefix: IpNet,
     /// What of it is protected.
     pub services: Vec<Service>,
 }
 
 /// `GET /v1/destinations` of a session: the receivers that some rule lets this person reach.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Destinations {
     /// The receivers.
     pub destinations: Vec<Receiver>,
@@ -78,25 +84,31 @@ pub struct Destinations {
 }
 
 /// `POST /v1/grants` of a session: may I send there?
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GrantRequest {
     /// The receiver's address.
+    #[schema(schema_with = address, example = "203.0.113.10")]
     pub address: IpAddr,
     /// The IP protocol number.
+    #[schema(minimum = 1, maximum = 255)]
+    #[serde(deserialize_with = "whole")]
     pub protocol: u8,
     /// The destination port.
+    #[schema(maximum = 65535)]
+    #[serde(deserialize_with = "whole")]
     pub port: u16,
 }
 
 /// The answer to [`GrantRequest`] where a rule allows it. A denial is a [`Problem`] with status 403.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct Grant {
     /// The grant header's 16 bytes, hex.
     pub header: String,
     /// The grant key's 16 bytes, hex. Secret.
     pub key: String,
     /// The destination masked to the header's prefix length.
+    #[schema(value_type = String, example = "203.0.113.0/28")]
     pub prefix: IpNet,
     /// The receiver's name.
     pub receiver: String,
@@ -111,7 +123,7 @@ pub struct Grant {
 }
 
 /// `POST /v1/verifiers/enrol`, unauthenticated but for the one-time code.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Enrolment {
     /// The one-time code that `authority verifier add` printed.
@@ -119,7 +131,7 @@ pub struct Enrolment {
 }
 
 /// The answer to [`Enrolment`].
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct Enrolled {
     /// The verifier's id, which its keys derive from.
     pub verifier: String,
@@ -128,7 +140,7 @@ pub struct Enrolled {
 }
 
 /// `GET /v1/verifier/config` of a verifier.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VerifierConfig {
     /// The verifier's id.
     pub verifier: String,
@@ -145,17 +157,18 @@ pub struct VerifierConfig {
 }
 
 /// A grant that ended early.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RevokedGrant {
     /// The grant's handle.
     #[serde(with = "handle_hex")]
+    #[schema(schema_with = handle)]
     pub handle: u64,
     /// When it would have ended.
     pub expires: u32,
 }
 
 /// `GET /v1/verifier/keys?ahead=N`: the previous, the current and the next N epochs (N at most 48).
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct EpochKeys {
     /// One key per epoch, oldest first.
     pub keys: Vec<EpochKey>,
@@ -164,7 +177,7 @@ pub struct EpochKeys {
 }
 
 /// A verifier's key for one epoch.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct EpochKey {
     /// The epoch's whole number.
     pub epoch: u64,
@@ -177,16 +190,17 @@ pub const LIVE_FLOWS_MAX: usize = 4096;
 
 /// `POST /v1/verifier/flows` of a verifier: which of the flows that live are to be cut? A flow may outlive its grant, and
 /// [`Event::Revoked`] names only grants that have not ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LiveFlows {
     /// The handles of the grants that admitted them, each once; at most [`LIVE_FLOWS_MAX`].
     #[serde(with = "handles_hex")]
+    #[schema(schema_with = handles)]
     pub handles: Vec<u64>,
 }
 
 /// The answer to [`LiveFlows`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FlowsToCut {
     /// The grants that were revoked, before or after they ended, whose person or device is gone, or which the policy would
     /// no longer give; and those that the authority doesn't know (any more), as ended at time 0.
@@ -194,10 +208,11 @@ pub struct FlowsToCut {
 }
 
 /// Who is behind a handle: an event to the verifier, and `GET /v1/verifier/grants/HANDLE`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct GrantOwner {
     /// The grant's handle.
     #[serde(with = "handle_hex")]
+    #[schema(schema_with = handle)]
     pub handle: u64,
     /// Whose grant it is.
     pub person: String,
@@ -214,21 +229,26 @@ pub struct GrantOwner {
 }
 
 /// `POST /v1/verifier/explain` of a verifier: would the policy let this person in?
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExplainRequest {
     /// The person's name.
     pub person: String,
     /// The receiver's address.
+    #[schema(schema_with = address, example = "203.0.113.10")]
     pub address: IpAddr,
     /// The IP protocol number.
+    #[schema(maximum = 255)]
+    #[serde(deserialize_with = "whole")]
     pub protocol: u8,
     /// The destination port.
+    #[schema(maximum = 65535)]
+    #[serde(deserialize_with = "whole")]
     pub port: u16,
 }
 
 /// The answer to [`ExplainRequest`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Explanation {
     /// Whether a grant would be given.
     pub allowed: bool,
@@ -242,7 +262,7 @@ pub struct Explanation {
 
 /// `GET /v1/events` of a session or a verifier: server-sent events, each one of these as JSON. A stream begins with
 /// `Hello`; whoever (re)connects reads configuration or destinations anew after it, so that nothing is missed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// The stream is open.
@@ -268,7 +288,7 @@ pub enum Event {
 }
 
 /// An error body, RFC 9457.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// A stable name, such as `denied`, `not_logged_in`, `wrong_password`.
     pub r#type: String,
@@ -279,6 +299,29 @@ pub struct Problem {
     /// Particulars, where there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+}
+
+/// A whole number, however it is written: JSON makes no difference between 6 and 6.0 (RFC 8259 §6), nor do descriptions.
+fn whole<'de, D: Deserializer<'de>, T: TryFrom<u32>>(from: D) -> Result<T, D::Error> {
+    let number = f64::deserialize(from)?;
+    let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u16::MAX)).contains(&number);
+    let whole = is_whole.then_some(number as u32).and_then(|whole| T::try_from(whole).ok());
+    whole.ok_or_else(|| D::Error::custom(format_args!("{number} is no whole number of this range")))
+}
+
+/// An IPv4 or IPv6 address in the description of the API.
+fn address() -> Schema {
+    let text = |format| ObjectBuilder::new().schema_type(Type::String).format(Some(SchemaFormat::KnownFormat(format)));
+    OneOfBuilder::new().item(text(KnownFormat::Ipv4)).item(text(KnownFormat::Ipv6)).build().into()
+}
+
+/// A handle in it: 16 hex digits.
+fn handle() -> Schema {
+    ObjectBuilder::new().schema_type(Type::String).pattern(Some("^[0-9a-fA-F]{16}$")).build().into()
+}
+
+fn handles() -> Schema {
+    ArrayBuilder::new().items(RefOr::T(handle())).max_items(Some(LIVE_FLOWS_MAX)).build().into()
 }
 
 mod handles_hex {
@@ -309,7 +352,9 @@ mod handle_hex {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
         let text = String::deserialize(from)?;
-        u64::from_str_radix(&text, 16).map_err(|_| D::Error::custom("a handle is 16 hex digits"))
+        let wrong = || D::Error::custom("a handle is 16 hex digits");
+        let is_handle = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if is_handle { u64::from_str_radix(&text, 16).map_err(|_| wrong()) } else { Err(wrong()) }
     }
 }
 
@@ -327,6 +372,21 @@ mod tests {
         let answer = FlowsToCut { cut: vec![RevokedGrant { handle: 7, expires: 0 }] };
         let text = serde_json::to_string(&answer).unwrap();
         assert_eq!(serde_json::from_str::<FlowsToCut>(&text).unwrap(), answer);
+    }
+
+    #[test]
+    fn numbers_are_whole_and_in_their_range() {
+        let asked = |protocol: &str, port: &str| {
+            let text = format!(r#"{{"address":"::1","protocol":{protocol},"port":{port}}}"#);
+            serde_json::from_str::<GrantRequest>(&text).map(|request| (request.protocol, request.port)).ok()
+        };
+        assert_eq!(asked("6", "65535"), Some((6, 65535)));
+        assert_eq!(asked("6.0", "2.2e1"), Some((6, 22)));
+        for (protocol, port) in
+            [("256", "22"), ("6", "65536"), ("-1", "22"), ("6.5", "22"), ("6", "1e300"), ("6", "\"22\"")]
+        {
+            assert_eq!(asked(protocol, port), None);
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,7 +38,7 @@ pub struct Stage {
     port: u16,
     tls: Arc<ClientConfig>,
     dir: PathBuf,
-    _room: TempDir,
+    room: TempDir,
 }
 
 /// An answer: its status and body.
@@ -78,12 +78,27 @@ impl Stage {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let tls = Arc::new(tls.with_root_certificates(roots).with_no_client_auth());
-        Self { process, port, tls, dir, _room: room }
+        Self { process, port, tls, dir, room }
     }
 
     /// What a command of the authority prints.
     pub fn authority(&self, words: &[&str]) -> String {
         run(&self.dir, words, "")
+    }
+
+    /// A call's whole address.
+    pub fn url(&self, path: &str) -> String {
+        format!("https://localhost:{}{path}", self.port)
+    }
+
+    /// The CA certificate's file.
+    pub fn ca(&self) -> PathBuf {
+        self.dir.join("ca.pem")
+    }
+
+    /// A directory that vanishes with the stage.
+    pub fn room(&self) -> &Path {
+        self.room.path()
     }
 
     /// A bare TCP connection from an address.
@@ -173,7 +188,7 @@ impl Drop for Stage {
     }
 }
 
-fn run(dir: &std::path::Path, words: &[&str], input: &str) -> String {
+fn run(dir: &Path, words: &[&str], input: &str) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vouchsafe"));
     command.arg("authority").args(words).arg("--dir").arg(dir);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
