@@ -48,8 +48,8 @@ pub struct Authority {
     master: MasterKey,
     /// Held for reading from a decision until its grant is recorded: none slips past a change of policy.
     pub(crate) policy: tokio::sync::RwLock<Policy>,
-    /// When the policy in force says something else by itself.
-    next_change: std::sync::Mutex<Option<u64>>,
+    /// When grants were judged last, and when the policy in force says something else by itself.
+    judged: std::sync::Mutex<(u64, Option<u64>)>,
     sessions: RwLock<HashMap<TokenHash, Arc<Session>>>,
     verifiers: RwLock<HashMap<TokenHash, Arc<str>>>,
     /// Held while database and memory are brought together.
@@ -73,7 +73,7 @@ impl Authority {
             repeats: Repeats::default(),
             password_slots: Semaphore::new(PASSWORD_SLOTS),
             nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
-            next_change: std::sync::Mutex::default(),
+            judged: std::sync::Mutex::default(),
             policy: tokio::sync::RwLock::new(policy),
             sessions: RwLock::default(),
             verifiers: RwLock::default(),
@@ -299,8 +299,10 @@ impl Authority {
 
     /// Judges the grants anew where the time made other rules hold; to be called every second.
     pub async fn follow_time(&self) -> Result<()> {
-        let due = *self.next_change.lock().unwrap_or_else(PoisonError::into_inner);
-        if due.is_some_and(|due| due <= now()) {
+        let (judged, next) = *self.judged.lock().unwrap_or_else(PoisonError::into_inner);
+        // A clock that was set back may stand before a change that was passed already.
+        let now = now();
+        if next.is_some_and(|next| next <= now || now < judged) {
             self.judge_anew("a time window opened or closed").await?;
         }
         Ok(())
@@ -375,7 +377,7 @@ impl Authority {
 
     /// Notes when the policy, by which grants were judged `now`, will say something else by itself.
     pub(crate) fn watch(&self, policy: &Policy, now: u64) {
-        *self.next_change.lock().unwrap_or_else(PoisonError::into_inner) = policy.next_change(now);
+        *self.judged.lock().unwrap_or_else(PoisonError::into_inner) = (now, policy.next_change(now));
     }
 }
 

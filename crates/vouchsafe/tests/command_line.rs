@@ -211,3 +211,32 @@ fn a_policy_is_tried_applied_and_taken_back_from_the_command_line() {
     assert_eq!(history[0]["sha256"], history[2]["sha256"]);
     assert!(policy(&["history"]).1.starts_with("VERSION  TIME"));
 }
+
+#[test]
+fn a_policy_made_to_blow_up_is_refused_in_bounded_memory() {
+    let room = tempfile::tempdir().unwrap();
+    let dir = room.path().join("authority");
+    let init = ["authority", "init", "--name", "localhost", "--dir", dir.to_str().unwrap()];
+    assert_eq!(vouchsafe(&init).status.code(), Some(0));
+    let file = room.path().join("policy.toml");
+    let fill = |part: &str| part.repeat((4 << 20) / part.len());
+    let keys: String = (0..300_000).map(|index| format!("k{index} = 1\n")).collect();
+    let cases = [
+        ("no keys", fill("=\n"), "unquoted keys cannot be empty"),
+        ("many keys", keys, "(and 299900 more faults)"),
+        ("many rules", fill("[[rules]]\n"), "a rule lacks the key `action`"),
+        ("a long path", fill("a."), "key with no value"),
+        ("nesting", format!("a = {}", &fill("[")[..4_000_000]), "recurs"),
+        ("a long list", format!("a = [{}]", &fill("1,")[..4_000_000]), "the document has no key `a`"),
+        ("too long", "#".repeat(5 << 20), "has at most 4194304 bytes"),
+    ];
+    for (name, text, expected) in cases {
+        std::fs::write(&file, text).unwrap();
+        // 1 GiB of addresses, in KiB: what does not fit aborts.
+        let script = "ulimit -v 1048576; exec \"$0\" authority policy check \"$1\" --dir \"$2\"";
+        let output = Command::new("sh").args(["-c", script, VOUCHSAFE]).arg(&file).arg(&dir).output().unwrap();
+        let words = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{name}: {words}");
+        assert!(words.contains(expected) && words.len() < 64 * 1024, "{name}: {words}");
+    }
+}
