@@ -4,7 +4,7 @@
 use crate::control::{self, Command, Reply};
 use crate::credentials;
 use crate::policies::Candidate;
-use crate::storage::{Database, NotedHead, Operator, PolicyChange, Verdict, Which};
+use crate::storage::{AuditEvent, Database, NotedHead, Operator, PolicyChange, Verdict, Which};
 use crate::{Directory, now};
 use anyhow::{Result, bail};
 use engine::policy::{Policy, name_is_valid};
@@ -101,6 +101,27 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
             let version = Database::open(&directory.database())?.apply_policy(&change, &[], now(), put)?;
             Ok(format!("version {version}: {}; no server runs, the next one judges grants by it", change.summary))
         }
+    }
+}
+
+/// Rotates the master key: a new one follows at the epoch after the next, or, with `compromised`, takes the place of all at
+/// once. Gives what became of it, for people.
+pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Result<String> {
+    let epoch_length = directory.config()?.epoch_length;
+    let done = directory.change_master_keys(|keys| {
+        if compromised {
+            keys.replace()?;
+            return Ok("a new master key is in force; grants that were given before are of no use".to_owned());
+        }
+        let from = keys.follow(now(), epoch_length)?;
+        Ok(format!("a new master key follows in {} s; no grant and no flow is affected", from - now()))
+    })?;
+    let event = AuditEvent::new("master_key_rotated").detail(&done).by(&Operator::current());
+    Database::open(&directory.database())?.audit(&event, now())?;
+    match control::tell(directory, Command::ReloadKeys { anew: compromised }).await? {
+        Some(Reply::Done(told)) => Ok(format!("{done}; {told}")),
+        Some(Reply::Refused(why)) => bail!("the key is rotated, but the server goes on with the one before: {why}"),
+        None => Ok(format!("{done}; no server runs, the next one takes it")),
     }
 }
 

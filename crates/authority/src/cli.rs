@@ -6,7 +6,7 @@ mod policy;
 use crate::control::{self, Command};
 use crate::directory::default_names;
 use crate::storage::{Database, Which};
-use crate::{Directory, Server, admin, config, now, openapi, tls};
+use crate::{Directory, Server, admin, backup, config, now, openapi, tls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -103,6 +103,34 @@ pub enum AuthorityCommand {
         /// Also those that ended or were revoked
         #[arg(long)]
         all: bool,
+    },
+    /// Write configuration, policy, keys and database to a new file of mode 0600; the server may run
+    Backup {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// The file; `-` is standard output, for a program that encrypts
+        file: PathBuf,
+    },
+    /// Make the directory of a backup; refuses one that has anything in it
+    Restore {
+        /// Where the authority is to live
+        #[command(flatten)]
+        at: At,
+        /// The file; `-` is standard input
+        file: PathBuf,
+        /// Keep sessions and grants: those that were ended since the backup was made come to life again
+        #[arg(long)]
+        keep_sessions: bool,
+    },
+    /// Make a new master key, which follows at the epoch after the next: no grant and no flow is affected
+    RotateMasterKey {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// Somebody has the key: put the new one in force at once. Flows go on, agents ask for new grants
+        #[arg(long)]
+        compromised: bool,
     },
     /// Print the description of the HTTPS API (OpenAPI, JSON)
     Openapi,
@@ -277,6 +305,27 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
                 let texts = [&grant.handle, &grant.person, &grant.device, &to, &grant.receiver, &grant.rule, &until];
                 texts.map(Clone::clone).to_vec()
             })?;
+        }
+        AuthorityCommand::Backup { at, file } => {
+            if file.as_os_str() == "-" {
+                backup::write(&at.directory(), std::io::stdout().lock(), "standard output")?;
+            } else {
+                backup::write_file(&at.directory(), &file)?;
+                println!("wrote {}; it holds every secret: encrypt it before it leaves this machine", file.display());
+            }
+        }
+        AuthorityCommand::Restore { at, file, keep_sessions } => {
+            let directory = at.directory();
+            let heads = if file.as_os_str() == "-" {
+                backup::restore(&directory, std::io::stdin().lock(), "standard input", keep_sessions)?
+            } else {
+                backup::restore(&directory, backup::open(&file)?, &file.display().to_string(), keep_sessions)?
+            };
+            println!("made {}; its audit trails are whole and end at", directory.path().display());
+            heads.iter().for_each(|head| println!("{head}"));
+        }
+        AuthorityCommand::RotateMasterKey { at, compromised } => {
+            println!("{}", admin::rotate_master_key(&at.directory(), compromised).await?);
         }
         AuthorityCommand::Openapi => print!("{}", openapi::text()),
         AuthorityCommand::Audit(arguments) => return audit::run(arguments),

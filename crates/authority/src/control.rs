@@ -26,6 +26,11 @@ pub enum Command {
     Sync,
     /// What the policy goes by changed in the database: the tags of a device.
     Judge,
+    /// The master keys changed.
+    ReloadKeys {
+        /// Whether those in use did.
+        anew: bool,
+    },
     /// Another policy is to be in force.
     ApplyPolicy {
         /// Its text; the policy file's where it is left out.
@@ -107,6 +112,7 @@ async fn act(authority: &Authority, command: Command) -> Result<String> {
             let revoked = authority.judge_anew("tags of a device changed").await?;
             Ok(format!("{revoked} grants revoked"))
         }
+        Command::ReloadKeys { anew } => authority.reload_keys(anew).await,
         Command::ApplyPolicy { text, note, by } => authority.apply_policy(text, note, by).await,
     }
 }

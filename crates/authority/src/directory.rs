@@ -1,6 +1,7 @@
 //! The authority's directory: which file is where, and how a new one is made, all or nothing.
 
 use crate::credentials;
+use crate::keys::MasterKeys;
 use crate::storage::Database;
 use crate::tls::{Certificates, der, fingerprint};
 use crate::{Config, now, policies};
@@ -11,7 +12,6 @@ use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use wire::MasterKey;
 use zeroize::Zeroizing;
 
 /// The policy's file name, which rules are called by.
@@ -29,6 +29,11 @@ impl Directory {
 
     /// Makes the directory; gives the CA certificate's fingerprint. Refuses one that has anything in it.
     pub fn init(&self, names: &[String], listen: SocketAddr) -> Result<String> {
+        self.make(|aside| aside.fill(names, listen))
+    }
+
+    /// Makes the directory of what `fill` puts into one aside, whole or not at all. Refuses one that has anything in it.
+    pub(crate) fn make<T>(&self, fill: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let path = std::path::absolute(&self.0)?;
         let shown = path.display();
         match fs::read_dir(&path) {
@@ -42,18 +47,19 @@ impl Directory {
         }
         let parent = path.parent().with_context(|| format!("{shown} has no parent directory"))?;
         fs::create_dir_all(parent).with_context(|| format!("can't make {}", parent.display()))?;
-        // Made aside and renamed: an init that fails half-way leaves nothing behind.
+        // Made aside and renamed: what fails half-way leaves nothing behind.
         let aside = tempfile::Builder::new().prefix(".vouchsafe-").tempdir_in(parent);
         let aside = aside.with_context(|| format!("can't write in {}", parent.display()))?;
-        let fingerprint = Self(aside.path().to_owned()).fill(names, listen)?;
+        fs::set_permissions(aside.path(), Permissions::from_mode(0o700))?;
+        let filled = fill(&Self(aside.path().to_owned()))?;
+        sync(aside.path())?;
         fs::rename(aside.path(), &path).with_context(|| format!("can't make {shown}"))?;
         let _ = aside.keep();
         sync(parent)?;
-        Ok(fingerprint)
+        Ok(filled)
     }
 
     fn fill(&self, names: &[String], listen: SocketAddr) -> Result<String> {
-        fs::set_permissions(&self.0, Permissions::from_mode(0o700))?;
         let certificates = Certificates::new(names, now())?;
         let master = Zeroizing::new(credentials::random::<32>()?);
         write_new(&self.master_key(), &*master)?;
@@ -65,7 +71,6 @@ impl Directory {
         write_new(&self.certificate_key(), certificates.server_key.as_bytes())?;
         write_new(&self.database(), b"")?;
         Database::create(&self.database(), &der(certificates.ca.as_bytes())?)?;
-        sync(&self.0)?;
         fingerprint(certificates.ca.as_bytes())
     }
 
@@ -89,18 +94,22 @@ impl Directory {
 
     /// Puts another policy text in the place of the directory's, whole or not at all.
     pub fn replace_policy(&self, text: &str) -> Result<()> {
-        let mut aside = tempfile::NamedTempFile::new_in(&self.0).context("can't write beside the policy")?;
-        aside.write_all(text.as_bytes())?;
+        self.replace(&self.policy(), text.as_bytes()).context("can't replace the policy")
+    }
+
+    fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        let mut aside = tempfile::NamedTempFile::new_in(&self.0)?;
+        aside.write_all(bytes)?;
         // Root may command the server of another user, who has to read the file then.
         let owner = fs::metadata(&self.0)?;
         std::os::unix::fs::fchown(aside.as_file(), Some(owner.uid()), Some(owner.gid()))?;
         aside.as_file().sync_all()?;
-        aside.persist(self.policy()).context("can't replace the policy")?;
+        aside.persist(path)?;
         sync(&self.0)
     }
 
-    /// Reads the master key. Refuses one that others can read.
-    pub fn read_master_key(&self) -> Result<MasterKey> {
+    /// Reads the master keys. Refuses a file that others can read.
+    pub fn read_master_keys(&self) -> Result<MasterKeys> {
         let path = self.master_key();
         let shown = path.display();
         let mode = fs::metadata(&path).with_context(|| format!("can't read {shown}"))?.mode();
@@ -108,8 +117,19 @@ impl Directory {
             bail!("{shown} is open to others (mode {:03o}): chmod 600 it, or make a new one", mode & 0o777);
         }
         let bytes = Zeroizing::new(fs::read(&path).with_context(|| format!("can't read {shown}"))?);
-        let key = <[u8; 32]>::try_from(bytes.as_slice()).with_context(|| format!("{shown} is not 32 bytes long"))?;
-        Ok(MasterKey::new(key))
+        MasterKeys::parse(&bytes).with_context(|| format!("{shown} can't be used"))
+    }
+
+    /// Changes the master keys, one command at a time.
+    pub fn change_master_keys<T>(&self, change: impl FnOnce(&mut MasterKeys) -> Result<T>) -> Result<T> {
+        let lock = self.0.join("rotate.lock");
+        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(lock);
+        let lock = lock.context("can't open rotate.lock")?;
+        lock.lock()?;
+        let mut keys = self.read_master_keys()?;
+        let changed = change(&mut keys)?;
+        self.replace(&self.master_key(), &keys.encode()).context("can't replace the master key")?;
+        Ok(changed)
     }
 
     /// Takes the lock that keeps a second server out; held until the file is dropped.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
+pub mod backup;
 pub mod cli;
 pub mod config;
 pub mod control;
@@ -12,6 +13,7 @@ mod credentials;
 pub mod directory;
 mod extract;
 mod handlers;
+mod keys;
 mod listener;
 pub mod metrics;
 pub mod openapi;

@@ -4,6 +4,7 @@
 //! Whatever changes them writes the database first and then calls [`Authority::sync`].
 
 use crate::credentials;
+use crate::keys::MasterKeys;
 use crate::metrics::{Metrics, Snapshot};
 use crate::policies::Candidate;
 use crate::problem::Problem;
@@ -15,7 +16,7 @@ use crate::storage::{
 };
 use crate::throttle::Throttle;
 use crate::{Config, Directory, now};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
 use engine::issue::Issue;
 use engine::policy::{Decision, Policy, Request};
@@ -25,7 +26,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
-use wire::{Destination, Epoch, Flags, Handle, MasterKey, VerifierKey};
+use wire::{Destination, Epoch, Flags, Handle, VerifierKey};
 
 /// Passwords checked at a time: each takes 19 MiB and some 20 ms of a core.
 const PASSWORD_SLOTS: usize = 2;
@@ -45,7 +46,7 @@ pub struct Authority {
     pub(crate) password_slots: Semaphore,
     /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
     pub(crate) nobodys_password: String,
-    master: MasterKey,
+    master: RwLock<MasterKeys>,
     /// Held for reading from a decision until its grant is recorded: none slips past a change of policy.
     pub(crate) policy: tokio::sync::RwLock<Policy>,
     /// When grants were judged last, and when the policy in force says something else by itself.
@@ -64,7 +65,7 @@ impl Authority {
         let summary = format!("{} receivers and {} rules", policy.receivers().len(), policy.rules().len());
         let change = PolicyChange { text, note: "found at start".into(), by: None, summary };
         let authority = Self {
-            master: directory.read_master_key()?,
+            master: RwLock::new(directory.read_master_keys()?),
             storage: Storage::start(Database::open(&directory.database())?)?,
             push: Push::default(),
             throttle: Throttle::default(),
@@ -104,7 +105,8 @@ impl Authority {
 
     /// The key of a verifier for an epoch.
     pub fn verifier_key(&self, verifier: &str, epoch: Epoch) -> Result<VerifierKey> {
-        self.master.verifier_key(verifier, epoch).context("a verifier's id is too long")
+        let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
+        master.verifier_key(verifier, epoch, self.config.epoch_length)
     }
 
     /// Asks the policy in force.
@@ -320,6 +322,31 @@ impl Authority {
         self.push.tell_all(&Event::Policy);
         self.sync().await?;
         Ok(revoked)
+    }
+
+    /// Reads the master keys anew and has verifiers fetch theirs. With `anew` those in use changed, too: then sessions are
+    /// told that their grants are over, so that agents ask for others; flows that were admitted go on.
+    pub async fn reload_keys(&self, anew: bool) -> Result<String> {
+        let keys = self.directory.read_master_keys()?;
+        // For writing: no grant that was made with the key before is recorded after.
+        let policy = self.policy.write().await;
+        *self.master.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        let time = now();
+        let live =
+            if anew { self.storage.call(move |database| database.live_of_sessions(time)).await? } else { Vec::new() };
+        drop(policy);
+        self.push.tell_all(&Event::Policy);
+        let mut told: HashMap<TokenHash, Vec<RevokedGrant>> = HashMap::new();
+        for (session, grant) in live {
+            told.entry(session).or_default().push(grant);
+        }
+        for (session, grants) in told {
+            for grants in grants.chunks(REVOKED_PER_EVENT) {
+                self.push.tell(&Listener::Session(session), &Event::Revoked { grants: grants.to_vec() });
+            }
+        }
+        tracing::info!(anew, "the master key was rotated");
+        Ok("the server has told the verifiers".into())
     }
 
     /// What metrics tell, but for what the database knows.

@@ -5,6 +5,7 @@
 
 mod accounts;
 mod audit;
+mod copies;
 mod devices;
 mod grants;
 mod policies;

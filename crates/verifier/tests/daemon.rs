@@ -637,3 +637,55 @@ fn a_wrong_setting_is_named() {
         assert!(verifier.log().contains("did you mean `tcp_idle`?"), "{}", verifier.log());
     });
 }
+
+#[test]
+fn a_master_key_that_follows_affects_no_grant_and_no_flow() {
+    act(|stage| async move {
+        let verifier = stage.run(&[]).await;
+        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
+            .await;
+        let alice = stage.alice().await;
+        let before = grant(&alice).await;
+        let kernel = stage.kernel(Sizes::default());
+        assert_eq!(kernel.run(&syn(&before, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
+        let cache = stage.directory().join("cache.json");
+        let held = || {
+            let cache: serde_json::Value = serde_json::from_slice(&std::fs::read(&cache).ok()?).ok()?;
+            Some(cache["keys"]["keys"].clone())
+        };
+        let before_rotation = held().unwrap();
+        admin::rotate_master_key(&stage.authority, false).await.unwrap();
+        until("later keys of the new master key", || held().filter(|keys| *keys != before_rotation)).await;
+        assert_eq!(kernel.flows.keys().len(), 1, "the flow goes on");
+        assert_eq!(kernel.run(&syn(&before, "10.77.0.2:4712", 2), 1).unwrap().code, XDP_PASS);
+        let after = grant(&alice).await;
+        assert_eq!(kernel.run(&syn(&after, "10.77.0.2:4713", 3), 1).unwrap().code, XDP_PASS);
+    });
+}
+
+#[test]
+fn a_replaced_master_key_ends_grants_and_no_flow() {
+    act(|stage| async move {
+        let verifier = stage.run(&[]).await;
+        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
+            .await;
+        let alice = stage.alice().await;
+        let before = grant(&alice).await;
+        let kernel = stage.kernel(Sizes::default());
+        assert_eq!(kernel.run(&syn(&before, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
+        admin::rotate_master_key(&stage.authority, true).await.unwrap();
+        let after = grant(&alice).await;
+        let mut nonce = 10;
+        until("keys of the new master key", || {
+            nonce += 1;
+            (kernel.run(&syn(&after, "10.77.0.2:4712", nonce), 1).unwrap().code == XDP_PASS).then_some(())
+        })
+        .await;
+        assert_eq!(
+            kernel.run(&syn(&before, "10.77.0.2:4713", 2), 1).unwrap().code,
+            XDP_DROP,
+            "its key is worth nothing"
+        );
+        assert_eq!(kernel.flows.keys().len(), 2, "the flow that was admitted before goes on");
+    });
+}

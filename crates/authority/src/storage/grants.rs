@@ -239,6 +239,15 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
+    /// The sessions' grants that have neither ended nor been revoked.
+    pub fn live_of_sessions(&self, now: u64) -> Result<Vec<(TokenHash, RevokedGrant)>> {
+        let mut statement = self
+            .connection
+            .prepare("SELECT handle, expires, session FROM grants WHERE expires > ?1 AND revoked IS NULL")?;
+        let rows = statement.query_map([now.cast_signed()], |row| Ok((row.get(2)?, revoked_grant(row)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
     /// Revokes grants as a command asks; gives how many ended by that.
     pub fn revoke(&mut self, which: &Which, by: &Operator, now: u64) -> Result<usize> {
         self.write(|transaction| {
@@ -342,6 +351,10 @@ pub(super) fn revoke_of_session(
     now: u64,
 ) -> Result<()> {
     mark(transaction, "person = ?3 AND session = ?4", now, &[&person, token])
+}
+
+pub(super) fn revoke_all(transaction: &Transaction<'_>, now: u64) -> Result<()> {
+    mark(transaction, "?3 = ?3", now, &[&0])
 }
 
 pub(super) fn revoke_of_verifier(transaction: &Transaction<'_>, verifier: &str, now: u64) -> Result<()> {

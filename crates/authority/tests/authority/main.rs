@@ -2,7 +2,9 @@
 
 mod api;
 mod audit;
+mod backup;
 mod changes;
 mod metrics;
 mod policy;
+mod rotation;
 mod stage;

@@ -1,0 +1,132 @@
+//! The master keys: the one in force, the one before while its epochs may matter, and one that is to follow. Which is for
+//! an epoch depends on nothing but when the epoch begins.
+
+use crate::credentials;
+use anyhow::{Context, Result, bail};
+use wire::{Epoch, MasterKey, VerifierKey};
+use zeroize::Zeroizing;
+
+const KEY: usize = 32;
+/// A key behind the time from which it is used, Unix seconds in 8 bytes.
+const RECORD: usize = 8 + KEY;
+
+/// The keys, oldest first. Has no `Debug`.
+pub struct MasterKeys(Vec<(u64, Zeroizing<[u8; KEY]>)>);
+
+impl MasterKeys {
+    /// Reads what [`Self::encode`] writes, or a single key of 32 bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
+        if let Ok(key) = <[u8; KEY]>::try_from(bytes) {
+            return Ok(Self(vec![(0, Zeroizing::new(key))]));
+        }
+        let records = bytes.chunks_exact(RECORD);
+        if bytes.is_empty() || !records.remainder().is_empty() {
+            bail!("it is neither {KEY} bytes long nor a multiple of {RECORD}");
+        }
+        let read = |record: &[u8]| {
+            let (from, key) = record.split_first_chunk::<8>()?;
+            Some((u64::from_be_bytes(*from), Zeroizing::new(key.try_into().ok()?)))
+        };
+        let keys: Vec<_> = records.map(read).collect::<Option<_>>().context("it is broken")?;
+        if keys[0].0 != 0 || !keys.is_sorted_by_key(|(from, _)| *from) {
+            bail!("its keys are in no order");
+        }
+        Ok(Self(keys))
+    }
+
+    /// The bytes of the key file.
+    pub fn encode(&self) -> Zeroizing<Vec<u8>> {
+        let mut bytes = Zeroizing::new(Vec::with_capacity(self.0.len() * RECORD));
+        for (from, key) in &self.0 {
+            bytes.extend_from_slice(&from.to_be_bytes());
+            bytes.extend_from_slice(&**key);
+        }
+        bytes
+    }
+
+    /// The key of a verifier for an epoch.
+    pub fn verifier_key(&self, verifier: &str, epoch: Epoch, epoch_length: u32) -> Result<VerifierKey> {
+        let begins = epoch.0.saturating_mul(epoch_length.into());
+        let (_, key) =
+            self.0.iter().rev().find(|(from, _)| *from <= begins).context("no key for such an early epoch")?;
+        MasterKey::new(**key).verifier_key(verifier, epoch).context("a verifier's id is too long")
+    }
+
+    /// Another key follows, from the epoch after the next on: verifiers hold the keys of the epoch before, the current and
+    /// the next, and none of these changes. Gives when that is.
+    pub fn follow(&mut self, now: u64, epoch_length: u32) -> Result<u64> {
+        if let Some((from, _)) = self.0.last().filter(|(from, _)| *from > now) {
+            bail!("a new master key follows in {} s already", from - now);
+        }
+        let length = u64::from(epoch_length);
+        let from = (Epoch::at(now, epoch_length).0 + 2) * length;
+        // Of the keys before the one in force none is asked for any more but for the epoch before.
+        let oldest = (Epoch::at(now, epoch_length).0).saturating_sub(1) * length;
+        let first = self.0.iter().rposition(|(from, _)| *from <= oldest).unwrap_or(0);
+        self.0.drain(..first);
+        self.0[0].0 = 0;
+        self.0.push((from, Zeroizing::new(credentials::random()?)));
+        Ok(from)
+    }
+
+    /// Another key takes the place of all, for every epoch.
+    pub fn replace(&mut self) -> Result<()> {
+        self.0 = vec![(0, Zeroizing::new(credentials::random()?))];
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: u32 = 3600;
+    const NOW: u64 = 1_000_000 * 3600 + 1800;
+
+    fn keys(of: &MasterKeys, epochs: std::ops::RangeInclusive<i64>) -> Vec<[u8; 32]> {
+        let key = |ahead: i64| {
+            *of.verifier_key("edge", Epoch(1_000_000_u64.saturating_add_signed(ahead)), HOUR).unwrap().bytes()
+        };
+        epochs.map(key).collect()
+    }
+
+    #[test]
+    fn a_key_that_follows_changes_none_that_verifiers_use() {
+        let mut master = MasterKeys::parse(&[7; 32]).unwrap();
+        let before = keys(&master, -1..=5);
+        let from = master.follow(NOW, HOUR).unwrap();
+        assert_eq!(from, 1_000_002 * 3600);
+        let master = MasterKeys::parse(&master.encode()).unwrap();
+        let after = keys(&master, -1..=5);
+        assert_eq!(before[..3], after[..3], "the epoch before, the current, the next");
+        assert!(before[3..].iter().zip(&after[3..]).all(|(before, after)| before != after));
+    }
+
+    #[test]
+    fn one_key_follows_at_a_time_and_old_ones_go() {
+        let mut master = MasterKeys::parse(&[7; 32]).unwrap();
+        let from = master.follow(NOW, HOUR).unwrap();
+        assert!(master.follow(NOW, HOUR).is_err());
+        let in_force = keys(&master, 2..=2);
+        master.follow(from + 2 * 3600, HOUR).unwrap();
+        assert_eq!(master.0.len(), 2, "the first is not asked for any more");
+        assert_eq!(keys(&master, 2..=2), in_force);
+    }
+
+    #[test]
+    fn a_replaced_key_is_gone() {
+        let mut master = MasterKeys::parse(&[7; 32]).unwrap();
+        let before = keys(&master, -1..=2);
+        master.replace().unwrap();
+        assert!(before.iter().zip(keys(&master, -1..=2)).all(|(before, after)| *before != after));
+        assert_eq!(master.encode().len(), RECORD);
+    }
+
+    #[test]
+    fn a_broken_file_is_refused() {
+        let out_of_order = [&9_u64.to_be_bytes()[..], &[1; 32]].concat();
+        for wrong in [&[][..], &[1; 31], &[0; 41], &out_of_order] {
+            assert!(MasterKeys::parse(wrong).is_err());
+        }
+    }
+}
