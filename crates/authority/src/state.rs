@@ -156,7 +156,9 @@ impl Authority {
         let verifier = &permit.receiver.verifier;
         let epoch = Epoch::at(now, self.config.epoch_length);
         let issued = Issue {
-            permit,
+            terms: permit.rule.terms,
+            scope: permit.scope,
+            until: permit.until,
             to,
             source,
             handle: Handle(u64::from_be_bytes(credentials::random()?)),

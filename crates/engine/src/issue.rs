@@ -1,7 +1,7 @@
-//! Makes a grant from a permit: header and key (wire.md §3). Handle, time and key are passed in.
+//! Makes a grant on a rule's terms: header and key (wire.md §3). Handle, time and key are passed in.
 
 use crate::api;
-use crate::policy::{Permit, Scope};
+use crate::policy::{Permit, Scope, Terms};
 use std::fmt;
 use std::net::IpAddr;
 use wire::{Destination, Epoch, Flags, GrantHeader, GrantKey, Handle, VerifierKey};
@@ -11,8 +11,12 @@ pub const CLOCK_MARGIN: u32 = 30;
 
 /// What a grant is made of.
 pub struct Issue<'a> {
-    /// Why it may be made.
-    pub permit: &'a Permit<'a>,
+    /// The terms on which it may be made.
+    pub terms: Terms,
+    /// The destinations that it may cover.
+    pub scope: Scope,
+    /// When it has to end, if its terms alone don't say so.
+    pub until: Option<u64>,
     /// What was asked for.
     pub to: Destination,
     /// The requester's address as the authority sees it.
@@ -64,14 +68,13 @@ impl std::error::Error for IssueError {}
 impl Issue<'_> {
     /// Makes the grant.
     pub fn issue(&self) -> Result<Issued, IssueError> {
-        let terms = self.permit.rule.terms;
-        let scope = self.permit.scope;
+        let (terms, scope) = (self.terms, self.scope);
         if terms.bind_source && self.source.is_ipv4() != self.to.address.is_ipv4() {
             return Err(IssueError::SourceFamily);
         }
         let lifetime = terms.lifetime.min(self.max_lifetime.saturating_sub(CLOCK_MARGIN));
         let expires = self.now.saturating_add(lifetime.into());
-        let expires = self.permit.until.map_or(expires, |until| until.min(expires));
+        let expires = self.until.map_or(expires, |until| until.min(expires));
         let expires = u32::try_from(expires).map_err(|_| IssueError::Time)?;
         let flags = [
             (scope.service.is_some(), Flags::PORT),
@@ -147,7 +150,9 @@ mod tests {
         let Decision::Allowed(permit) = policy.decide(&request) else { panic!() };
         let verifier_key = MasterKey::new([7; 32]).verifier_key("edge", Epoch::at(NOW, 3600)).unwrap();
         let issue = Issue {
-            permit: &permit,
+            terms: permit.rule.terms,
+            scope: permit.scope,
+            until: permit.until,
             to,
             source: source.parse().unwrap(),
             handle: Handle(0x1234),
