@@ -8,4 +8,5 @@ pub mod insertion;
 pub mod issue;
 pub mod policy;
 pub mod protected;
+pub mod rulebook;
 pub mod verifier;

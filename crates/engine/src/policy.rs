@@ -5,6 +5,7 @@
 //! rule matches, the answer is no.
 
 mod asker;
+mod compile;
 pub mod diff;
 mod expectation;
 mod explain;
@@ -18,6 +19,7 @@ mod trace;
 mod window;
 
 pub use asker::{Asker, destination};
+pub use compile::Compiled;
 pub use expectation::{Expectation, Failure, Outcome};
 pub use explain::place;
 pub use request::{Request, Subject};
@@ -86,7 +88,7 @@ pub struct Rule {
 }
 
 /// Whether a rule allows or denies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
     /// Grants are given.
     Allow,
