@@ -11,12 +11,12 @@ use crate::{build, target_dir};
 
 /// The benches: a name to pick it by, its package, its target. Each prints one line of JSON,
 /// {name: {value, unit, baseline, ratio, bound, holds}}.
-const BENCHES: [(&str, &str); 2] = [("datapath", "kernel"), ("lab", "network")];
+const BENCHES: [(&str, &str); 3] = [("engine", "engine"), ("datapath", "kernel"), ("lab", "network")];
 
 /// Runs them all, or only those whose target is named.
 pub fn run(parts: &[String]) -> Result<()> {
     let unknown = parts.iter().find(|part| !BENCHES.iter().any(|(_, target)| target == part));
-    ensure!(unknown.is_none(), "there is no bench {unknown:?}; there are: kernel, network");
+    ensure!(unknown.is_none(), "there is no bench {unknown:?}; there are: engine, kernel, network");
     let vouchsafe = build::release()?;
     let mut figures = Map::new();
     for (package, target) in BENCHES {

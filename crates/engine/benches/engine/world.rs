@@ -1,0 +1,308 @@
+//! Receivers, senders and requests for the bench, all reckoned from their numbers, so that making a request touches none
+//! of the memory that deciding it will.
+
+use engine::api::Service;
+use engine::issue::{Issue, Issued};
+use engine::policy::{Action, Granularity, Terms};
+use engine::rulebook::{Decision, Entry, Receiver, Request, Rulebook, Ruling, Sender};
+use ipnet::IpNet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::num::NonZeroU16;
+use std::time::{Duration, Instant};
+use wire::{Destination, Handle, Suite, VerifierKey};
+
+/// Entries per receiver.
+pub const ENTRIES: usize = 1000;
+/// Groups that a person is in.
+const GROUPS: usize = 4;
+const TAGS: u64 = 100;
+const NOW: u64 = 1_800_000_000;
+/// The windows of this number are closed at the bench's time.
+const CLOSED: u16 = 2;
+
+/// Whether it is time for a window.
+pub fn open(window: NonZeroU16) -> bool {
+    window.get() != CLOSED
+}
+
+/// Whether a ruling allows.
+pub fn allows(ruling: &Ruling) -> bool {
+    ruling.entry.action == Action::Allow
+}
+
+/// What is in the rulebook.
+pub struct World {
+    receivers: u64,
+    persons: u64,
+    networks: [Vec<Sender>; 4],
+    terms: Vec<Terms>,
+    keys: Vec<VerifierKey>,
+}
+
+/// A stream of requests.
+pub struct Requests<'w> {
+    world: &'w World,
+    chance: Chance,
+}
+
+/// A request that owns its subjects.
+pub struct Drawn {
+    subjects: [Sender; GROUPS + 2],
+    source: IpAddr,
+    to: Destination,
+    handle: Handle,
+}
+
+impl Drawn {
+    /// As the rulebook takes it.
+    pub fn request(&self) -> Request<'_> {
+        Request { subjects: &self.subjects, source: Some(self.source), to: self.to }
+    }
+}
+
+/// Numbers that look random: splitmix64.
+#[derive(Clone)]
+struct Chance(u64);
+
+impl Chance {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
+    }
+}
+
+/// What an entry is about, as the bench reckons it.
+enum About {
+    Person(u64),
+    Group(u64),
+    Tag(u64),
+    /// One of the kinds of [`network`], and its number.
+    Network(usize, u64),
+}
+
+impl World {
+    /// Fills a rulebook. The time is that of giving it the lists, without reckoning them.
+    pub fn load(receivers: usize) -> (Self, Rulebook, Duration) {
+        let receivers = receivers as u64;
+        let mut book = Rulebook::default();
+        let mut world = Self {
+            receivers,
+            persons: receivers.max(10_000),
+            networks: [receivers / 2, receivers / 8, receivers / 4, receivers / 8]
+                .map(|count| vec![Sender::EVERYONE; count as usize]),
+            terms: terms(),
+            keys: (0..1000).map(|number: u64| VerifierKey::new([number as u8; 32])).collect(),
+        };
+        let mut loading = Duration::ZERO;
+        let start = Instant::now();
+        for (kind, senders) in world.networks.iter_mut().enumerate() {
+            for (number, sender) in senders.iter_mut().enumerate() {
+                *sender = book.network(network(kind, number as u64));
+            }
+        }
+        loading += start.elapsed();
+        let mut entries = Vec::with_capacity(ENTRIES);
+        for number in 0..receivers {
+            entries.clear();
+            entries.extend((0..ENTRIES as u64).map(|place| world.entry(number, place)));
+            let start = Instant::now();
+            book.set(world.receiver(number), &entries);
+            loading += start.elapsed();
+        }
+        (world, book, loading)
+    }
+
+    /// Draws requests, the same for a seed.
+    pub fn requests(&self, seed: u64) -> Requests<'_> {
+        Requests { world: self, chance: Chance(seed << 32) }
+    }
+
+    /// Decides, and makes the grant where that is the answer.
+    pub fn issue(&self, book: &Rulebook, drawn: &Drawn) -> Option<Issued> {
+        let request = drawn.request();
+        let judgement = book.decide(&request, open);
+        let Decision::Decided(ruling) = judgement.decision else { return None };
+        if !allows(&ruling) {
+            return None;
+        }
+        let terms = self.terms[usize::from(ruling.entry.terms)];
+        let issue = Issue {
+            terms,
+            scope: judgement.scope(&ruling, terms.granularity),
+            until: judgement.windows.iter().map(|window| NOW + 100 * u64::from(window.get())).min(),
+            to: drawn.to,
+            source: drawn.source,
+            handle: drawn.handle,
+            now: NOW,
+            epoch_length: 3600,
+            max_lifetime: 3600,
+            verifier_key: &self.keys[ruling.receiver.verifier as usize],
+        };
+        issue.issue().ok()
+    }
+
+    /// Adds an entry to some receiver's list, or takes it back: every second change does.
+    pub fn change(&self, book: &mut Rulebook, number: usize) {
+        let mut chance = Chance(number as u64 / 2);
+        let receiver = self.receiver(chance.below(self.receivers));
+        let mut entry = self.entry(chance.below(self.receivers), chance.below(ENTRIES as u64));
+        entry.fresh = (self.receivers + 1) * ENTRIES as u64 + number as u64 / 2;
+        let done =
+            if number.is_multiple_of(2) { book.insert(&receiver, entry) } else { book.remove(&receiver, &entry) };
+        assert!(done, "the receiver and the entry are there");
+    }
+
+    /// A fifth of the receivers are networks, the wider first; the others are hosts inside them.
+    fn receiver(&self, number: u64) -> Receiver {
+        let wide = self.receivers / 5;
+        let (network, host) = if number < wide { (number, None) } else { (number % wide, Some(number / wide)) };
+        let prefix: IpNet = if network.is_multiple_of(4) {
+            let bits = (0x2001_0db8_u128 << 96) | (u128::from(network) << 64) | u128::from(host.unwrap_or(0));
+            IpNet::new(Ipv6Addr::from_bits(bits).into(), if host.is_some() { 128 } else { 64 }).expect("a prefix")
+        } else {
+            let bits = 0x4000_0000 | ((network as u32) << 8) | host.unwrap_or(0) as u32;
+            IpNet::new(Ipv4Addr::from_bits(bits).into(), if host.is_some() { 32 } else { 24 }).expect("a prefix")
+        };
+        let service = if number.is_multiple_of(2) {
+            Service::ALL
+        } else {
+            Service { protocol: 6, first_port: 1, last_port: 1023 }
+        };
+        Receiver { prefix, service, number: number as u32, verifier: (network % 1000) as u32 }
+    }
+
+    fn about(&self, receiver: u64, place: u64) -> (About, Chance) {
+        let mut chance = Chance((receiver << 20) | place);
+        let about = match chance.below(100) {
+            0..50 => About::Person(chance.below(self.persons)),
+            50..60 => About::Group(chance.below(self.groups())),
+            60..65 => About::Tag(chance.below(TAGS)),
+            65..80 => About::Network(0, chance.below(self.networks[0].len() as u64)),
+            80..90 => About::Network(1, chance.below(self.networks[1].len() as u64)),
+            90..95 => About::Network(2, chance.below(self.networks[2].len() as u64)),
+            _ => About::Network(3, chance.below(self.networks[3].len() as u64)),
+        };
+        (about, chance)
+    }
+
+    fn entry(&self, receiver: u64, place: u64) -> Entry {
+        let (about, mut chance) = self.about(receiver, place);
+        let sender = match about {
+            About::Person(number) => person(number),
+            About::Group(number) => self.group(number),
+            About::Tag(number) => self.tag(number),
+            About::Network(kind, number) => self.networks[kind][number as usize],
+        };
+        let action = if chance.below(4) == 0 { Action::Deny } else { Action::Allow };
+        Entry {
+            sender,
+            action,
+            priority: 100 * (1 + chance.below(3) as u16),
+            fresh: receiver * ENTRIES as u64 + place,
+            terms: if action == Action::Deny { 0 } else { chance.below(self.terms.len() as u64) as u16 },
+            window: NonZeroU16::new(chance.below(10).saturating_sub(7) as u16),
+        }
+    }
+
+    fn groups(&self) -> u64 {
+        self.persons / 100
+    }
+
+    fn group(&self, number: u64) -> Sender {
+        subject(self.persons + number)
+    }
+
+    fn tag(&self, number: u64) -> Sender {
+        subject(self.persons + self.groups() + number)
+    }
+}
+
+impl Requests<'_> {
+    /// The next one: from somebody about whom the receiver has an entry, or, every second time, from anybody.
+    pub fn draw(&mut self) -> Drawn {
+        let (world, chance) = (self.world, &mut self.chance);
+        let number = chance.below(world.receivers);
+        let receiver = world.receiver(number);
+        let inside = 5 + chance.next() % 200;
+        let address = match receiver.prefix {
+            IpNet::V4(net) if net.prefix_len() < 32 => Ipv4Addr::from_bits(net.addr().to_bits() + inside as u32).into(),
+            IpNet::V6(net) if net.prefix_len() < 128 => {
+                Ipv6Addr::from_bits(net.addr().to_bits() + u128::from(inside)).into()
+            }
+            host => host.addr(),
+        };
+        let mut who = chance.below(world.persons);
+        let mut groups = [(); GROUPS].map(|()| chance.below(world.groups()));
+        let mut tag = chance.below(TAGS);
+        let kind = chance.below(4) as usize;
+        let mut source = (kind, chance.below(world.networks[kind].len() as u64));
+        if chance.below(2) == 0 {
+            match world.about(number, chance.below(ENTRIES as u64)).0 {
+                About::Person(number) => who = number,
+                About::Group(number) => groups[0] = number,
+                About::Tag(number) => tag = number,
+                About::Network(kind, number) => source = (kind, number),
+            }
+        }
+        let source = match network(source.0, source.1) {
+            IpNet::V4(net) if net.prefix_len() < 32 => Ipv4Addr::from_bits(net.addr().to_bits() + 9).into(),
+            IpNet::V6(net) if net.prefix_len() < 128 => Ipv6Addr::from_bits(net.addr().to_bits() + 9).into(),
+            host => host.addr(),
+        };
+        let mut subjects = [person(who); GROUPS + 2];
+        for (room, group) in subjects[1..].iter_mut().zip(groups) {
+            *room = world.group(group);
+        }
+        subjects[GROUPS + 1] = world.tag(tag);
+        let to = Destination { address, protocol: 6, port: 22 };
+        Drawn { subjects, source, to, handle: Handle(chance.next()) }
+    }
+}
+
+/// Networks that entries are about: IPv4 hosts, IPv4 networks of three lengths around some of them, the same of IPv6.
+fn network(kind: usize, number: u64) -> IpNet {
+    let v4 = |bits: u32, length| IpNet::new(Ipv4Addr::from_bits(bits).into(), length).expect("a prefix").trunc();
+    let v6 = |bits: u128, length| IpNet::new(Ipv6Addr::from_bits(bits).into(), length).expect("a prefix").trunc();
+    let wide = 0x2a00_u128 << 112;
+    match kind {
+        0 => v4(0x8000_0000 | ((number as u32) << 5), 32),
+        1 => v4(
+            0x8000_0000 | ((number as u32) << 8),
+            if number.is_multiple_of(256) { 16 } else { 24 - (number % 2) as u8 * 4 },
+        ),
+        2 => v6(wide | (u128::from(number) << 62) | 1, 128),
+        _ => v6(wide | (u128::from(number) << 64), if number.is_multiple_of(256) { 48 } else { 64 }),
+    }
+}
+
+fn person(number: u64) -> Sender {
+    subject(number)
+}
+
+fn subject(number: u64) -> Sender {
+    Sender::subject(number as u32 + 1).expect("few subjects")
+}
+
+fn terms() -> Vec<Terms> {
+    let terms = |granularity, single, suite| Terms {
+        granularity,
+        lifetime: 300,
+        single,
+        reply: false,
+        bind_source: false,
+        suite,
+    };
+    vec![
+        terms(Granularity::Application, false, Suite::Siphash),
+        terms(Granularity::Application, true, Suite::Siphash),
+        terms(Granularity::Host, false, Suite::Siphash),
+        terms(Granularity::Network, false, Suite::Siphash),
+    ]
+}
