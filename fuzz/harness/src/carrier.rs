@@ -46,8 +46,9 @@ fn sum_is_right(frame: &[u8], packet: &Packet) -> bool {
     tail::fold(pseudo + tail::sum(transport, false)) == 0xffff
 }
 
-/// Whether the transport's checksum is right, or plainly partial, and IPv4's is one that a sender computes: a wrong
-/// checksum stays wrong, but may come back as the other of one's complement's two zeros.
+/// Whether the transport's checksum is either right or partial, and IPv4's is one that a sender computes: a wrong
+/// checksum stays wrong, but may come back as the other of one's complement's two zeros; and one that is both, one partial
+/// sum in 65 536, is taken for whole.
 fn sums_are_clear(frame: &[u8], packet: &Packet) -> bool {
     let Some(transport) = frame.get(packet.transport..packet.end) else { return false };
     let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
@@ -59,7 +60,7 @@ fn sums_are_clear(frame: &[u8], packet: &Packet) -> bool {
     let transport_is_clear = match checksum {
         0 => of_udp,
         0xffff => of_udp && right,
-        _ => right || checksum == tail::fold(pseudo),
+        _ => right != (checksum == tail::fold(pseudo)),
     };
     ip_is_clear && transport_is_clear
 }
