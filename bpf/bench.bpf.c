@@ -4,7 +4,7 @@
 #include "xdp.h"
 #include "admit.h"
 
-enum { FED_FRAMES = 16384, FED_LENGTH = 114 /* a SYN over IPv4 with 20 bytes of options, and the token */ };
+enum { FED_FRAMES = 512, FED_LENGTH = 114 /* a SYN over IPv4 with 20 bytes of options, and the token */ };
 
 struct fed_frame {
 	__u8 bytes[FED_LENGTH];

@@ -5,6 +5,7 @@
  * can push somebody else out. */
 #pragma once
 #include "drop_reason.h"
+#include "revoked.h"
 #include "token.h"
 
 /* IPv4 flows have a map of their own: hashing a short key costs half of what a long one does. */
@@ -36,24 +37,24 @@ struct {
 	__type(value, __u32);
 } fragments SEC(".maps");
 
-/* Tokens seen, in buckets of eight found by their tag. An entry whose token the clock check refuses anyway is free, so
- * the table needs no upkeep; a bucket full of live tokens refuses more. */
-#define REPLAY_ENTRIES 8
-
 /* Where a TCP connection stands, as far as the client's packets show. */
 enum stage { STAGE_OPEN = 0, STAGE_OPENING = 1, STAGE_CLOSING = 2, STAGE_RESET = 3 };
 
+/* Tokens seen, in buckets found by their tag. An entry is a set bit, 19 other bits of the tag, and 12 of the token's time;
+ * it is free once the clock check refuses that time, so the table needs no upkeep. A bucket full of live tokens refuses
+ * more. */
+enum { REPLAY_ENTRIES = 8, REPLAY_TIME = 0xfff, CLOCK_SET_BACK_MAX = 600 };
+#define REPLAY_USED 0x80000000
+
 struct replay_bucket {
-	struct bpf_spin_lock lock;
-	struct {
-		__u32 time;
-		__u32 tag[3];
-	} entries[REPLAY_ENTRIES];
+	__u32 entries[REPLAY_ENTRIES];
 };
 
+/* Mappable only because such maps begin on a page: a bucket is in one line of the cache. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct replay_bucket);
 } replays SEC(".maps");
@@ -157,48 +158,62 @@ static __always_inline int fragment_known(const struct packet *p)
 	return time && (__s32)(p->time - *time) <= FRAGMENT_LIFE;
 }
 
-/* CONTINUE if the token is new and remembered. The eight entries are looked at under the bucket's lock, so that of two
- * copies on two cores one wins. */
-__noinline int first_use(const struct token *token, __u32 clock_now)
+static __always_inline struct replay_bucket *bucket_of(const struct token *token)
 {
-	__u32 time, t0, t1, t2, index, taken = 0, done = 0;
-	struct replay_bucket *bucket;
-	__u64 hash;
+	__u64 hash = ((__u64)token->block.tag[0] << 32 | token->block.tag[1]) ^ config.replay_seed;
+	__u32 index = (hash * 0x9e3779b97f4a7c15ULL >> 32) & config.replay_mask;
 
-	if (!token)
-		return DROP_REPLAYED;
-	time = bpf_ntohl(token->block.time);
-	t0 = token->block.tag[0];
-	t1 = token->block.tag[1];
-	t2 = token->block.tag[2];
-	hash = ((__u64)t0 << 32 | t1) ^ config.replay_seed;
-	hash *= 0x9e3779b97f4a7c15ULL;
-	index = (hash >> 32) & config.replay_mask;
-	bucket = bpf_map_lookup_elem(&replays, &index);
-	if (!bucket)
-		return DROP_FLOW_LIMIT;
-	bpf_spin_lock(&bucket->lock);
+	return bpf_map_lookup_elem(&replays, &index);
+}
+
+/* All ones where the entry is live. A clock that is set back a little keeps entries, for their time comes again. Hidden
+ * from clang, which would make a branch of it: the kernel, which follows both ways of each entry, would give up. */
+static __always_inline __u32 mask_if_live(__u32 entry, __u32 clock_now)
+{
+	__u32 age = (clock_now - entry + CLOCK_SET_BACK_MAX) & REPLAY_TIME;
+	__u32 mask = (__s32)((age - CLOCK_SET_BACK_MAX - CLOCK_SKEW_MAX - 1) & entry) >> 31;
+
+	asm volatile("" : "+r"(mask));
+	return mask;
+}
+
+enum { REPLAY_TRIES = 4 };
+
+/* CONTINUE if the token is new and remembered. Without a lock: of copies on several cores that take different places at
+ * the same time, each finds another's and all are refused. */
+static __noinline int first_use(struct replay_bucket *bucket, const struct token *token, __u32 clock_now)
+{
+	__u32 time = bpf_ntohl(token->block.time);
+	__u32 entry = REPLAY_USED | (token->block.tag[2] & ~REPLAY_TIME) | (time & REPLAY_TIME);
+	volatile __u32 *entries = bucket->entries;
+
+	for (int try = 0; try < REPLAY_TRIES; try++) {
+		__u32 place = REPLAY_ENTRIES, was;
+
 #pragma unroll
-	for (int i = 0; i < REPLAY_ENTRIES; i++) {
-		if (bucket->entries[i].time == time && bucket->entries[i].tag[0] == t0 &&
-		    bucket->entries[i].tag[1] == t1 && bucket->entries[i].tag[2] == t2)
-			taken = 1;
-	}
-#pragma unroll
-	for (int i = 0; i < REPLAY_ENTRIES; i++) {
-		if (!taken && !done &&
-		    (!bucket->entries[i].time || (__s32)(clock_now - bucket->entries[i].time) > CLOCK_SKEW_MAX)) {
-			bucket->entries[i].time = time;
-			bucket->entries[i].tag[0] = t0;
-			bucket->entries[i].tag[1] = t1;
-			bucket->entries[i].tag[2] = t2;
-			done = 1;
+		for (int i = REPLAY_ENTRIES - 1; i >= 0; i--) {
+			__u32 seen = entries[i], live;
+
+			if (seen == entry)
+				return DROP_REPLAYED;
+			live = mask_if_live(seen, clock_now);
+			place = (place & live) | (i & ~live);
 		}
+		if (place >= REPLAY_ENTRIES)
+			return DROP_FLOW_LIMIT;
+		was = entries[place];
+		if (mask_if_live(was, clock_now))
+			continue;
+		if (__sync_val_compare_and_swap(&bucket->entries[place], was, entry) != was)
+			continue;
+#pragma unroll
+		for (__u32 i = 0; i < REPLAY_ENTRIES; i++) {
+			if (entries[i] == entry && i != place)
+				return DROP_REPLAYED;
+		}
+		return CONTINUE;
 	}
-	bpf_spin_unlock(&bucket->lock);
-	if (taken)
-		return DROP_REPLAYED;
-	return done ? CONTINUE : DROP_FLOW_LIMIT;
+	return DROP_FLOW_LIMIT;
 }
 
 static __always_inline int same_flow(const struct flow_key *one, const struct flow_key *other)
@@ -230,10 +245,12 @@ static __always_inline int has_token_left(struct grant_use *use, __u32 time)
 	return __sync_fetch_and_add(&use->tokens, 1) / TOKENS_PER_FLOW < config.flows_per_grant;
 }
 
-/* CONTINUE if the token is used for the first time and the flow is in the table: replay, then flow limit. */
+/* CONTINUE if the token is used for the first time and the flow is in the table: revoked, replay, flow limit. All tables
+ * are searched first, one after the other, so that the processor waits for their memory only once. */
 __noinline int admit_flow(struct packet *p, const struct token *token)
 {
 	struct flow fresh = {}, *flow;
+	struct replay_bucket *bucket;
 	struct grant_use *use;
 	struct flow_key key; /* copied: Linux 6.1 takes map keys from the stack, not through pointers like `p` */
 	__u64 handle, before;
@@ -243,7 +260,11 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		return DROP_REPLAYED;
 	key = p->flow;
 	handle = p->handle;
+	bucket = bucket_of(token);
+	flow = find_flow(&key);
 	use = bpf_map_lookup_elem(&grants, &handle);
+	if (is_revoked(handle))
+		return DROP_REVOKED;
 	if (!use) {
 		struct grant_use first = { .expires = token->expires, .first = key };
 
@@ -252,12 +273,11 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		if (!use)
 			return DROP_FLOW_LIMIT;
 	}
-	if (!has_token_left(use, p->time))
+	if (!bucket || !has_token_left(use, p->time))
 		return DROP_FLOW_LIMIT;
-	outcome = first_use(token, p->time);
+	outcome = first_use(bucket, token, p->time);
 	if (outcome != CONTINUE)
 		return outcome;
-	flow = find_flow(&key);
 	if (flow && flow->handle == handle && flow_is_live(key.protocol, flow, p->time)) {
 		/* UDP was counted when its flow was looked up. */
 		if (p->flow.protocol == IP_TCP)

@@ -52,8 +52,8 @@ __noinline int sample(context *ctx, const struct packet *p, __u32 reason)
 {
 	__u32 zero = 0;
 	struct sample_rate *rate = bpf_map_lookup_elem(&sample_rates, &zero);
-	__u32 length = frame_length(ctx);
 	struct drop_sample *room;
+	__u32 length;
 
 	if (!rate || !p)
 		return 0;
@@ -71,6 +71,7 @@ __noinline int sample(context *ctx, const struct packet *p, __u32 reason)
 		count(SAMPLES_LOST);
 		return 0;
 	}
+	length = frame_length(ctx);
 	room->handle = p->handle;
 	room->flow = p->flow;
 	room->interface = interface_of(ctx);
@@ -210,7 +211,7 @@ __noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
 		return outcome;
 	if (several || (p->flow.protocol == IP_UDP && p->payload + TAIL_LEN == p->end))
 		return CONSUMED;
-	return strip_tail(ctx, p) ? DROP_MALFORMED : PASS_TOKEN;
+	return strip_tail(ctx, p, token) ? DROP_MALFORMED : PASS_TOKEN;
 }
 
 static __always_inline int judge(context *ctx, struct packet *p, int form)
@@ -319,7 +320,7 @@ static __always_inline int parse_fast(context *ctx, struct packet *p)
 	} else {
 		return -1;
 	}
-	if (p->end > frame_length(ctx))
+	if (!reaches(ctx, p->end) && p->end > frame_length(ctx))
 		goto unusual;
 	if (protocol == IP_TCP) {
 		struct tcp *tcp = transport;

@@ -96,7 +96,8 @@ struct services {
 	struct service spans[SERVICES_MAX];
 };
 
-struct open_set {
+/* A bit for each of 65 536 classes. */
+struct class_set {
 	__u64 bits[1024];
 };
 

@@ -26,7 +26,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct open_set);
+	__type(value, struct class_set);
 } open4 SEC(".maps");
 
 /* The same for the first half of IPv6 addresses. */
@@ -34,23 +34,26 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct open_set);
+	__type(value, struct class_set);
 } open6 SEC(".maps");
+
+static __always_inline int in_class_set(const struct class_set *set, __u32 class)
+{
+	return set && set->bits[class >> 6 & 1023] >> (class & 63) & 1;
+}
 
 static __always_inline int is_open4(__be32 address)
 {
-	__u32 zero = 0, class = (address * 0x9e3779b1U) >> 16;
-	struct open_set *set = bpf_map_lookup_elem(&open4, &zero);
+	__u32 zero = 0;
 
-	return set && set->bits[class >> 6 & 1023] >> (class & 63) & 1;
+	return in_class_set(bpf_map_lookup_elem(&open4, &zero), (address * 0x9e3779b1U) >> 16);
 }
 
 static __always_inline int is_open6(__be64 half)
 {
-	__u32 zero = 0, class = (half * 0x9e3779b97f4a7c15ULL) >> 48;
-	struct open_set *set = bpf_map_lookup_elem(&open6, &zero);
+	__u32 zero = 0;
 
-	return set && set->bits[class >> 6 & 1023] >> (class & 63) & 1;
+	return in_class_set(bpf_map_lookup_elem(&open6, &zero), (half * 0x9e3779b97f4a7c15ULL) >> 48);
 }
 
 static __always_inline struct services *services_of(__u8 family, const __u8 *address)

@@ -3,6 +3,7 @@
  * have ended. Runs in the kernel so that a flow and its grant's count change together. */
 #pragma once
 #include "admission.h"
+#include "revoked.h"
 
 struct bpf_map;
 

@@ -51,51 +51,57 @@ __noinline int checksum_is_whole(context *ctx, const struct packet *p)
 	return !summing.failed && fold(summing.sum) == 0xffff;
 }
 
-__noinline int strip_tail(context *ctx, const struct packet *p)
+/* The folded sum of the block. */
+static __always_inline __u16 block_sum(const struct token *token)
 {
-	__u32 end, field, block[TAIL_LEN / 4];
-	__u16 old_len, new_len, old, new;
-	__be16 lengths[2], ip_len;
+	__u64 sum = 0;
 
-	if (!p)
+#pragma unroll
+	for (int i = 0; i < TAIL_LEN / 8; i++)
+		sum += (token->words[i] & 0xffffffff) + (token->words[i] >> 32);
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return fold((sum & 0xffff) + (sum >> 16));
+}
+
+__noinline int strip_tail(context *ctx, const struct packet *p, const struct token *token)
+{
+	__u32 end, field;
+	__u16 old_len, new_len, old, new, ip_len;
+
+	if (!p || !token)
 		return -1;
 	end = p->end - TAIL_LEN;
 	old_len = p->end - p->transport;
 	new_len = old_len - TAIL_LEN;
 	field = p->transport + (p->flow.protocol == IP_TCP ? 16 : 6);
-	if (load(ctx, p->end - TAIL_LEN, block, TAIL_LEN) || load(ctx, field, &old, 2))
+	if (load_field(ctx, field, &old))
 		return -1;
 	if (p->flow.protocol == IP_TCP || old) {
 		if (old == fold(pseudo_header(p, old_len)) && !checksum_is_whole(ctx, p)) {
 			new = fold(pseudo_header(p, new_len));
 		} else {
-			__u16 removed = fold(bpf_csum_diff(0, 0, block, TAIL_LEN, 0));
-
 			new = replace(old, bpf_htons(old_len), bpf_htons(new_len));
 			if (p->flow.protocol == IP_UDP)
 				new = replace(new, bpf_htons(old_len), bpf_htons(new_len));
-			new = replace(new, shift(removed, (end - p->transport) & 1), 0);
+			new = replace(new, shift(block_sum(token), (end - p->transport) & 1), 0);
 			if (p->flow.protocol == IP_UDP && !new)
 				new = 0xffff;
 		}
-		if (store(ctx, field, &new, 2))
+		if (store_field(ctx, field, new))
 			return -1;
 	}
-	if (p->flow.protocol == IP_UDP) {
-		ip_len = bpf_htons(new_len);
-		if (store(ctx, p->transport + 4, &ip_len, 2))
-			return -1;
-	}
+	if (p->flow.protocol == IP_UDP && store_field(ctx, p->transport + 4, bpf_htons(new_len)))
+		return -1;
 	if (p->flow.family == 6) {
-		ip_len = bpf_htons(end - p->network - IPV6_LEN);
-		if (store(ctx, p->network + 4, &ip_len, 2))
+		if (store_field(ctx, p->network + 4, bpf_htons(end - p->network - IPV6_LEN)))
 			return -1;
 	} else {
-		if (load(ctx, p->network + 2, &ip_len, 2) || load(ctx, p->network + 10, &old, 2))
+		__u16 length = bpf_htons(end - p->network);
+
+		if (load_field(ctx, p->network + 2, &ip_len) || load_field(ctx, p->network + 10, &old))
 			return -1;
-		lengths[0] = bpf_htons(end - p->network);
-		new = replace(old, ip_len, lengths[0]);
-		if (store(ctx, p->network + 10, &new, 2) || store(ctx, p->network + 2, lengths, 2))
+		if (store_field(ctx, p->network + 10, replace(old, ip_len, length)) ||
+		    store_field(ctx, p->network + 2, length))
 			return -1;
 	}
 	return cut_tail(ctx, end) ? -1 : 0;

@@ -21,6 +21,38 @@ static __always_inline long store(context *ctx, __u32 at, const void *from, __u3
 	return bpf_xdp_store_bytes(ctx, at, (void *)from, len);
 }
 
+/* Where `len` bytes of the frame's first piece are, or 0. */
+static __always_inline void *near(context *ctx, __u32 at, __u32 len)
+{
+	__u32 bounded = at;
+	void *place;
+
+	/* In assembly, or clang drops the bound that the kernel asks for. */
+	asm volatile("%0 &= 0x7fff" : "+r"(bounded));
+	place = (void *)(long)ctx->data + bounded;
+	return bounded == at && place + len <= (void *)(long)ctx->data_end ? place : 0;
+}
+
+static __always_inline long load_field(context *ctx, __u32 at, __u16 *field)
+{
+	__u16 *place = near(ctx, at, sizeof(*field));
+
+	if (!place)
+		return load(ctx, at, field, sizeof(*field));
+	*field = *place;
+	return 0;
+}
+
+static __always_inline long store_field(context *ctx, __u32 at, __u16 field)
+{
+	__u16 *place = near(ctx, at, sizeof(field));
+
+	if (!place)
+		return store(ctx, at, &field, sizeof(field));
+	*place = field;
+	return 0;
+}
+
 /* Ends the frame at `end`. */
 static __always_inline long cut_tail(context *ctx, __u32 end)
 {

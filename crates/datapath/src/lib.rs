@@ -11,6 +11,7 @@ mod link;
 mod object;
 pub mod probe;
 pub mod protected;
+pub mod revoked;
 pub mod run;
 pub mod table;
 pub mod verifier;

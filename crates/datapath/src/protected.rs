@@ -6,7 +6,7 @@ use anyhow::Result;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use wire::map::{OpenSet, Prefix4, Prefix6, Services};
+use wire::map::{ClassSet, Prefix4, Prefix6, Services};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The maps of protected prefixes.
@@ -15,8 +15,8 @@ pub struct Protected {
     pub four: Table<Prefix4, Services>,
     /// IPv6 prefixes.
     pub six: Table<Prefix6, Services>,
-    open4: Table<u32, OpenSet>,
-    open6: Table<u32, OpenSet>,
+    open4: Table<u32, ClassSet>,
+    open6: Table<u32, ClassSet>,
 }
 
 /// A prefix with more classes of addresses than this makes none open.
@@ -39,8 +39,8 @@ impl Protected {
     /// from it.
     pub(crate) fn replace(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
         // While prefixes change, every packet is looked up.
-        self.open4.set(&0, &OpenSet::NOTHING)?;
-        self.open6.set(&0, &OpenSet::NOTHING)?;
+        self.open4.set(&0, &ClassSet::NOTHING)?;
+        self.open6.set(&0, &ClassSet::NOTHING)?;
         let (mut four, mut six) = (HashMap::new(), HashMap::new());
         for (address, length, services) in entries {
             let length = u32::from(*length);
@@ -78,8 +78,8 @@ where
 }
 
 /// The classes of addresses that none of these prefixes touches.
-fn open_sets(entries: &[(IpAddr, u8, Services)]) -> (OpenSet, OpenSet) {
-    let (mut open4, mut open6) = (OpenSet::EVERYTHING, OpenSet::EVERYTHING);
+fn open_sets(entries: &[(IpAddr, u8, Services)]) -> (ClassSet, ClassSet) {
+    let (mut open4, mut open6) = (ClassSet::EVERYTHING, ClassSet::EVERYTHING);
     let (mut work4, mut work6) = (0, 0);
     for (address, length, _) in entries {
         // Of IPv6 only the first half tells classes apart.
@@ -90,7 +90,7 @@ fn open_sets(entries: &[(IpAddr, u8, Services)]) -> (OpenSet, OpenSet) {
         let classes = 1u64 << free_bits.min(63);
         *work += classes.min(WORK_MAX);
         if classes > u64::from(CLASSES_MAX) || *work > WORK_MAX {
-            *set = OpenSet::NOTHING;
+            *set = ClassSet::NOTHING;
             continue;
         }
         for index in 0..1u32 << free_bits {
@@ -98,7 +98,7 @@ fn open_sets(entries: &[(IpAddr, u8, Services)]) -> (OpenSet, OpenSet) {
                 IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits() | index)),
                 IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits() | u128::from(index) << 64)),
             };
-            set.close(OpenSet::class(member));
+            set.remove(ClassSet::class_of(member));
         }
     }
     (open4, open6)
@@ -113,9 +113,8 @@ mod tests {
         spans: [wire::map::Service { protocol: 0, reserved: 0, first_port: 0, last_port: 0 }; wire::map::SERVICES_MAX],
     };
 
-    fn is_open(set: &OpenSet, address: &str) -> bool {
-        let class = OpenSet::class(address.parse().expect("an address"));
-        set.bits[usize::from(class >> 6)] >> (class & 63) & 1 == 1
+    fn is_open(set: &ClassSet, address: &str) -> bool {
+        set.contains(ClassSet::class_of(address.parse().expect("an address")))
     }
 
     #[test]
@@ -143,6 +142,6 @@ mod tests {
     fn a_wide_prefix_makes_nothing_open() {
         let (open4, open6) =
             open_sets(&[(Ipv4Addr::UNSPECIFIED.into(), 0, NONE), (Ipv6Addr::UNSPECIFIED.into(), 0, NONE)]);
-        assert!(open4 == OpenSet::NOTHING && open6 == OpenSet::NOTHING);
+        assert!(open4 == ClassSet::NOTHING && open6 == ClassSet::NOTHING);
     }
 }

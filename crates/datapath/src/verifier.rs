@@ -5,6 +5,7 @@ use crate::hook::{Attached, Hook, Mode};
 use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened, Pins};
 use crate::protected::Protected;
+use crate::revoked::Revoked;
 use crate::run::{self, Ran};
 use crate::table::Table;
 use anyhow::{Context, Result};
@@ -19,7 +20,7 @@ use zerocopy::{FromBytes, IntoBytes};
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 13] = [
+const PINNED: [&str; 14] = [
     "protected4",
     "protected6",
     "open4",
@@ -27,6 +28,7 @@ const PINNED: [&str; 13] = [
     "epoch_keys",
     "clock",
     "revoked",
+    "revoked_classes",
     "flows4",
     "flows6",
     "grants",
@@ -42,7 +44,7 @@ pub struct Sizes {
     pub flows: u32,
     /// Grants in use, 112 bytes each.
     pub grants: u32,
-    /// Buckets for eight tokens each, 136 bytes (17 a token); a power of two.
+    /// Buckets for eight tokens each, 32 bytes (4 a token); a power of two.
     pub replay_buckets: u32,
     /// Revoked grants.
     pub revoked: u32,
@@ -74,8 +76,8 @@ pub struct Verifier {
     pub flows: Flows,
     /// Grants in use, by handle.
     pub grants: Table<u64, GrantUse>,
-    /// Revoked grants: when they would have ended, by handle.
-    pub revoked: Table<u64, u32>,
+    /// Revoked grants.
+    pub revoked: Revoked,
     /// Keys, by the low 8 bits of their epoch.
     pub epoch_keys: Table<u32, EpochKey>,
     /// What is protected.
@@ -127,7 +129,7 @@ impl Verifier {
         Ok(Self {
             flows: Flows::new(object.table("flows4")?, object.table("flows6")?),
             grants: object.table("grants")?,
-            revoked: object.table("revoked")?,
+            revoked: Revoked::new(&object)?,
             epoch_keys: object.table("epoch_keys")?,
             protected: Protected::new(&object)?,
             fragments: object.table("fragments")?,
@@ -262,6 +264,7 @@ impl Verifier {
         let input = ProgramInput { context_in: Some(swept.as_mut_bytes()), ..ProgramInput::default() };
         let result = program.test_run(input).context("cannot run the sweep program")?;
         anyhow::ensure!(result.return_value == 0, "the sweep program failed: {}", result.return_value);
+        self.revoked.tidy()?;
         Ok(swept)
     }
 

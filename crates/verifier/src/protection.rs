@@ -159,7 +159,7 @@ impl Protection {
         for grant in grants {
             // One that has ended stays for a while, too: its flows may still be there.
             let until = grant.expires.max(now as u32);
-            if let Err(error) = self.verifier.revoked.set(&grant.handle, &until) {
+            if let Err(error) = self.verifier.revoked.set(grant.handle, until) {
                 tracing::debug!(handle = %Handle(grant.handle), "no room: {error:#}");
                 left.insert(grant.handle);
             }
@@ -177,7 +177,7 @@ impl Protection {
     pub fn cut(&self, grants: &[RevokedGrant], now: u64) -> Cut {
         let (ended, lasting) = plan::ended(grants, |handle| self.expiry(handle), now);
         let (mut flows, mut room, mut left) = (0, true, HashSet::new());
-        let put = |grant: &RevokedGrant| self.verifier.revoked.set(&grant.handle, &grant.expires).is_ok();
+        let put = |grant: &RevokedGrant| self.verifier.revoked.set(grant.handle, grant.expires).is_ok();
         for grant in &ended {
             room = room
                 && (put(grant) || {
@@ -476,8 +476,8 @@ impl Protection {
             table("flows, IPv4", Some(four), flows.into(), 104),
             table("flows, IPv6", Some(keys.len() - four), flows.into(), 128),
             table("grants", Some(verifier.grants.keys().len()), grants.into(), 112),
-            table("revoked", Some(verifier.revoked.keys().len()), revoked.into(), 64),
-            table("replays", None, u64::from(replay_buckets) * 8, 17),
+            table("revoked", Some(verifier.revoked.handles().len()), revoked.into(), 64),
+            table("replays", None, u64::from(replay_buckets) * 8, 4),
         ]
     }
 
@@ -516,7 +516,7 @@ impl explain::Tables for Protection {
     }
 
     fn is_revoked(&self, handle: Handle) -> bool {
-        self.verifier.revoked.get(&handle.0).ok().flatten().is_some()
+        self.verifier.revoked.get(handle.0).ok().flatten().is_some()
     }
 
     fn grant_use(&self, handle: Handle) -> Option<GrantUse> {

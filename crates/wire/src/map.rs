@@ -149,22 +149,22 @@ impl FlowKey4 {
     }
 }
 
-/// Classes of addresses none of which is protected; see [`OpenSet::class`].
+/// A set of classes: of addresses none of which is protected, or of handles some of which are revoked.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct OpenSet {
-    /// A bit per class, set where the class is open.
+pub struct ClassSet {
+    /// A bit per class.
     pub bits: [u64; 1024],
 }
 
-impl OpenSet {
-    /// Nothing is known to be open.
+impl ClassSet {
+    /// No class is in it.
     pub const NOTHING: Self = Self { bits: [0; 1024] };
-    /// Everything is open.
+    /// Every class is in it.
     pub const EVERYTHING: Self = Self { bits: [u64::MAX; 1024] };
 
     /// The class of an address: of IPv4 the whole address counts, of IPv6 the first half.
-    pub fn class(address: IpAddr) -> u16 {
+    pub fn class_of(address: IpAddr) -> u16 {
         match address {
             IpAddr::V4(a) => (u32::from_ne_bytes(a.octets()).wrapping_mul(0x9e37_79b1) >> 16) as u16,
             IpAddr::V6(a) => {
@@ -174,11 +174,38 @@ impl OpenSet {
         }
     }
 
+    /// The class of a handle. Handles are random.
+    pub fn class_of_handle(handle: u64) -> u16 {
+        handle as u16
+    }
+
+    /// Puts a class in.
+    pub fn insert(&mut self, class: u16) {
+        if let Some(word) = self.bits.get_mut(usize::from(class >> 6)) {
+            *word |= 1 << (class & 63);
+        }
+    }
+
     /// Takes a class out.
-    pub fn close(&mut self, class: u16) {
+    pub fn remove(&mut self, class: u16) {
         if let Some(word) = self.bits.get_mut(usize::from(class >> 6)) {
             *word &= !(1 << (class & 63));
         }
+    }
+
+    /// Whether a class is in it.
+    pub fn contains(&self, class: u16) -> bool {
+        self.bits.get(usize::from(class >> 6)).is_some_and(|word| word >> (class & 63) & 1 == 1)
+    }
+
+    /// How many classes are in it.
+    pub fn len(&self) -> u32 {
+        self.bits.iter().map(|word| word.count_ones()).sum()
+    }
+
+    /// Whether no class is in it.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 }
 
@@ -296,24 +323,13 @@ pub struct GrantUse {
 /// Tokens that a bucket of the replay table holds.
 pub const REPLAY_ENTRIES: usize = 8;
 
-/// A token that was seen.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct SeenToken {
-    /// The token's time; the entry is free once the clock check refuses it.
-    pub time: u32,
-    /// The token's tag.
-    pub tag: [u8; 12],
-}
-
-/// A bucket of the replay table.
+/// A bucket of the replay table. A token's entry is a set bit, 19 bits of its tag, and the low 12 of its time; it is free
+/// once the clock check refuses that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReplayBucket {
-    /// The kernel's lock; zero from here.
-    pub lock: u32,
     /// The tokens.
-    pub seen: [SeenToken; REPLAY_ENTRIES],
+    pub seen: [u32; REPLAY_ENTRIES],
 }
 
 /// A verifier's key for one epoch; the array's index is the epoch's low 8 bits.

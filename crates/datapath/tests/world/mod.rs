@@ -194,8 +194,8 @@ impl Deciders {
         for key in self.kernel.grants.keys() {
             self.kernel.grants.remove(&key).expect("grants");
         }
-        for key in self.kernel.revoked.keys() {
-            self.kernel.revoked.remove(&key).expect("revoked");
+        for key in self.kernel.revoked.handles() {
+            self.kernel.revoked.remove(key).expect("revoked");
         }
         for bucket in 0..self.kernel.replays.capacity() {
             self.kernel.replays.set(&bucket, &ReplayBucket::default()).expect("replays");
@@ -214,7 +214,7 @@ impl Deciders {
 
     pub fn revoke(&mut self, handle: u64, expires: u32) {
         self.model.revoked.insert(Handle(handle), expires);
-        self.kernel.revoked.set(&handle, &expires).expect("revoked");
+        self.kernel.revoked.set(handle, expires).expect("revoked");
     }
 
     pub fn sweep(&mut self, now: u32) {
