@@ -48,17 +48,16 @@ static __always_inline void count(__u32 outcome)
 		*counter += 1;
 }
 
-__noinline int sample(context *ctx, const struct packet *p, __u32 reason)
+/* Whether one more drop may be reported in this second. */
+static __always_inline int has_sample_left(__u32 time)
 {
 	__u32 zero = 0;
 	struct sample_rate *rate = bpf_map_lookup_elem(&sample_rates, &zero);
-	struct drop_sample *room;
-	__u32 length;
 
-	if (!rate || !p)
+	if (!rate)
 		return 0;
-	if (rate->second != p->time) {
-		rate->second = p->time;
+	if (rate->second != time) {
+		rate->second = time;
 		rate->count = 0;
 	}
 	if (rate->count >= config.samples_per_second) {
@@ -66,6 +65,16 @@ __noinline int sample(context *ctx, const struct packet *p, __u32 reason)
 		return 0;
 	}
 	rate->count++;
+	return 1;
+}
+
+__noinline int sample(context *ctx, const struct packet *p, __u32 reason)
+{
+	struct drop_sample *room;
+	__u32 length;
+
+	if (!p)
+		return 0;
 	room = bpf_ringbuf_reserve(&samples, sizeof(*room), 0);
 	if (!room) {
 		count(SAMPLES_LOST);
@@ -370,6 +379,7 @@ static __always_inline int decide(context *ctx)
 		return 0;
 	if (outcome >= PASS_NOT_OURS)
 		return 1;
-	sample(ctx, &p, outcome);
+	if (has_sample_left(p.time))
+		sample(ctx, &p, outcome);
 	return config.observe;
 }

@@ -168,7 +168,7 @@ static __always_inline int tag_is_right(const struct packet *p, struct token *to
 }
 
 /* CONTINUE, or the first thing that is wrong: form, suite, epoch, expiry, clock, tag. */
-__noinline int judge_token(struct packet *p, struct token *token)
+static __always_inline int judge_token(struct packet *p, struct token *token)
 {
 	const struct token_block *block = &token->block;
 	__u32 slot, suite, time;

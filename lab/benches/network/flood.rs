@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
 use lab::Port;
 use lab::forge::{Packet, Tcp};
 use lab::mint::Mint;
@@ -88,7 +89,11 @@ impl Flood {
                     if end.load(Relaxed) {
                         break;
                     }
-                    self.port.send(frame)?;
+                    match self.port.send(frame) {
+                        // The cable is full.
+                        Err(error) if error.downcast_ref() == Some(&Errno::ENOBUFS) => continue,
+                        done => done?,
+                    }
                     let count = sent.fetch_add(1, Relaxed) + 1;
                     if count.is_multiple_of(64) {
                         let due = Duration::from_secs_f64(count as f64 / RATE as f64);
