@@ -7,11 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use nix::errno::Errno;
 use lab::Port;
 use lab::forge::{Packet, Tcp};
 use lab::mint::Mint;
 use lab::world::{DARK4, Network, PUBLIC4, VERIFIER, Way};
+use nix::errno::Errno;
 use wire::{Destination, DropReason};
 
 use crate::Guarded;
