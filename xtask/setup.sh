@@ -2,20 +2,28 @@
 # Installs every package that building, testing and showing Vouchsafe needs on Debian 12 or Ubuntu 24.04.
 # Plain sh, because xtask itself can't be linked before gcc is there. Asks nothing; quick when nothing is missing.
 set -eu
+cd "$(dirname "$0")/.."
 
 build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
 network='python3 iproute2 nftables conntrack ethtool tcpdump util-linux'
 tester='python3-venv'
 scenarios='openssh-server openssh-client iperf3 nmap curl'
 kernels='qemu-system-x86 busybox-static cpio binutils'
+logins='chromium chromium-driver'
+# shellcheck source=/dev/null
+[ "$(. /etc/os-release; echo "$ID")" != ubuntu ] || logins='chromium-browser chromium-chromedriver'
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() { say "$*" >&2; exit 2; }
 
-command -v dpkg-query >/dev/null || fail "only Debian and Ubuntu are known here; install by hand: $build $network $tester $scenarios $kernels"
+command -v dpkg-query >/dev/null || fail "only Debian and Ubuntu are known here; install by hand: $build $network $tester $scenarios $kernels $logins nodejs npm"
+
+# Node may have come from elsewhere than a package, or its package may bring npm along.
+command -v node >/dev/null || logins="$logins nodejs"
+command -v npm >/dev/null || logins="$logins npm"
 
 missing=''
-for package in $build $network $tester $scenarios $kernels; do
+for package in $build $network $tester $scenarios $kernels $logins; do
     case $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) in
     installed) ;;
     *) missing="$missing $package" ;;
@@ -64,4 +72,18 @@ if ! cmp -s xtask/schemathesis.txt "$tester/installed.txt"; then
     "$tester/bin/pip" install --quiet --disable-pip-version-check --no-deps -r xtask/schemathesis.txt </dev/null ||
         fail "pip could not install schemathesis"
     cp xtask/schemathesis.txt "$tester/installed.txt"
+fi
+
+# The OpenID provider of the scenarios that log in: what its lock file names, once per lock file.
+provider=lab/provider
+parts=${CARGO_TARGET_DIR:-target}/parts/provider
+locked=$(cat "$provider/package.json" "$provider/package-lock.json" | sha256sum | cut -d ' ' -f 1)
+if [ "$(cat "$parts/locked" 2>/dev/null)" != "$locked" ]; then
+    say "installing the OpenID provider of the scenarios"
+    rm -rf "$parts"
+    mkdir -p "$parts"
+    cp "$provider/package.json" "$provider/package-lock.json" "$parts"
+    (cd "$parts" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null) \
+        || fail "npm could not install what $provider/package-lock.json names"
+    echo "$locked" >"$parts/locked"
 fi

@@ -3,6 +3,7 @@
 //! The scenarios (demo, benches, end-to-end tests) are made of these. They know the product only as a process and by what
 //! it does to packets. Needs root.
 
+pub mod browser;
 pub mod capture;
 pub mod counter;
 pub mod evidence;
@@ -14,6 +15,7 @@ pub mod outsider;
 pub mod port;
 pub mod probe;
 pub mod process;
+pub mod provider;
 pub mod seen;
 pub mod service;
 pub mod transfer;
@@ -23,12 +25,14 @@ pub mod world;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+pub use browser::Browser;
 pub use capture::Capture;
 pub use evidence::test;
 pub use net::Namespace;
 pub use outsider::{Outsider, Place};
 pub use port::Port;
 pub use process::Process;
+pub use provider::Provider;
 pub use world::World;
 
 /// Asks `condition` again and again until it holds or the time `within` is over; says whether it held.

@@ -61,6 +61,14 @@ impl Agent {
         answer(&mut command)
     }
 
+    /// Starts a login in another way than by password; it ends by itself once it is done.
+    pub fn begin_login(&self, authority: &Authority, arguments: &[&str]) -> Result<Process> {
+        let mut command = self.command("login");
+        command.args(["--authority", &authority.url(), "--device", "laptop", "--no-open"]);
+        command.arg("--ca").arg(authority.ca()).args(arguments);
+        Process::start(command, self.dir.parent().context("a folder in the namespace's")?)
+    }
+
     /// Logs out.
     pub fn logout(&self) -> Result<()> {
         answer(&mut self.command("logout")).map(drop)

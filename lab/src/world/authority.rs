@@ -1,7 +1,7 @@
 //! The authority of the standard world.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -26,6 +26,16 @@ pub struct Authority {
 impl Authority {
     /// Makes one in `namespace`, and runs it.
     pub fn start(namespace: &Namespace, policy: &str) -> Result<Self> {
+        Self::make(namespace, policy, "", &["alice", "mallory"])
+    }
+
+    /// The same without accounts and with more in authority.toml. The secret that [`crate::provider`] knows it by is at
+    /// hand.
+    pub fn without_accounts(namespace: &Namespace, policy: &str, configuration: &str) -> Result<Self> {
+        Self::make(namespace, policy, configuration, &[])
+    }
+
+    fn make(namespace: &Namespace, policy: &str, configuration: &str, people: &[&str]) -> Result<Self> {
         let dir = namespace.dir().join("authority-state");
         let start = {
             let (run, logs) = (namespace.path(), namespace.dir().to_owned());
@@ -42,8 +52,11 @@ impl Authority {
         let mut this = Self { process: None, start: Box::new(start), dir };
         this.command(&["init"], &["--name", AUTHORITY, "--listen", &format!("{AUTHORITY}:{PORT}")])?;
         fs::write(this.dir.join("policy.toml"), policy)?;
+        fs::write(this.dir.join("oidc.secret"), crate::provider::SECRET)?;
+        let file = this.dir.join("authority.toml");
+        fs::write(&file, fs::read_to_string(&file)? + configuration)?;
         fs::write(this.password_file(), PASSWORD)?;
-        for person in ["alice", "mallory"] {
+        for person in people {
             let file = this.password_file();
             this.command(&["user", "add"], &[person, "--password-file", &file.to_string_lossy()])?;
         }
@@ -59,6 +72,29 @@ impl Authority {
     /// The certificate to trust.
     pub fn ca(&self) -> PathBuf {
         self.dir.join("ca.pem")
+    }
+
+    /// The certificate for its address, and the key to it.
+    pub fn certificate(&self) -> (PathBuf, PathBuf) {
+        (self.dir.join("tls.pem"), self.dir.join("tls.key"))
+    }
+
+    /// Has it ask the identity provider about everybody's sessions.
+    pub fn refresh_sessions(&self) -> Result<String> {
+        self.command(&["session", "refresh"], &[])
+    }
+
+    /// Makes a service account in these groups, whose key goes to `file`.
+    pub fn add_service(&self, name: &str, groups: &[&str], file: &Path) -> Result<()> {
+        let file = file.to_string_lossy();
+        let groups = groups.iter().flat_map(|group| ["--group", group]);
+        let rest: Vec<_> = [name, "--key-file", &file].into_iter().chain(groups).collect();
+        self.command(&["service", "add"], &rest).map(drop)
+    }
+
+    /// Removes a service account.
+    pub fn remove_service(&self, name: &str) -> Result<()> {
+        self.command(&["service", "remove"], &[name]).map(drop)
     }
 
     /// A file with everybody's password.
@@ -91,6 +127,13 @@ impl Authority {
     pub fn grants(&self) -> Result<Vec<Value>> {
         let list =
             ask_json(Command::new(crate::vouchsafe()).args(["authority", "grants", "--json", "--dir"]).arg(&self.dir))?;
+        Ok(list.as_array().cloned().unwrap_or_default())
+    }
+
+    /// Who is logged in.
+    pub fn sessions(&self) -> Result<Vec<Value>> {
+        let mut command = Command::new(crate::vouchsafe());
+        let list = ask_json(command.args(["authority", "session", "list", "--json", "--dir"]).arg(&self.dir))?;
         Ok(list.as_array().cloned().unwrap_or_default())
     }
 
