@@ -1,6 +1,8 @@
 //! `vouchsafe agent …`: arguments in, words out. What is done is the daemon's.
 
+mod login;
 mod ping;
+mod redirect;
 mod words;
 
 use crate::config::{Config, DEFAULT_SOCKET, Flags};
@@ -9,12 +11,11 @@ use crate::{daemon, kernel, socket};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::agent::{Consent, Target};
-use std::io::{IsTerminal, Read, Write};
+use std::io::Write;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use words::{ago, left, service, table};
-use zeroize::Zeroizing;
 
 /// Which daemon, and for whom
 #[derive(Args, Clone, Debug)]
@@ -43,8 +44,11 @@ pub enum AgentCommand {
     Shortcut(Shortcut),
 }
 
-const LOGIN: &str = "Example:
-  vouchsafe login --authority https://server.example.org:8443 --ca ca.pem --user alice";
+const LOGIN: &str = "Examples:
+  vouchsafe login --authority https://server.example.org:8443 --ca ca.pem
+  vouchsafe login --authority https://server.example.org:8443 --ca ca.pem --device-code
+  vouchsafe login --authority https://server.example.org:8443 --ca ca.pem --user alice
+  vouchsafe login --authority https://server.example.org:8443 --service-key backup.key";
 const ALLOW: &str = "Examples:
   vouchsafe grants allow server.example.org:22
   vouchsafe grants allow 192.0.2.0/24";
@@ -54,7 +58,7 @@ const ALLOW: &str = "Examples:
 pub enum Shortcut {
     /// Log in to an authority
     #[command(after_help = LOGIN)]
-    Login(Box<LoginArguments>),
+    Login(Box<login::LoginArguments>),
     /// End the session
     Logout(At),
     /// Say who is logged in and how things are
@@ -70,31 +74,6 @@ impl From<Shortcut> for AgentCommand {
     fn from(shortcut: Shortcut) -> Self {
         Self::Shortcut(shortcut)
     }
-}
-
-/// Log in to an authority
-#[derive(Args, Debug)]
-pub struct LoginArguments {
-    #[command(flatten)]
-    at: At,
-    /// The authority
-    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
-    authority: String,
-    /// Trust the certificates in this file and no others [default: the system's]
-    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
-    ca: Option<PathBuf>,
-    /// Your name there [default: ask]
-    #[arg(long, value_name = "NAME")]
-    user: Option<String>,
-    /// Read the password from standard input
-    #[arg(long)]
-    password_stdin: bool,
-    /// The six digits of your second factor [default: ask where needed]
-    #[arg(long, value_name = "CODE")]
-    totp: Option<String>,
-    /// What to call this device [default: its host name]
-    #[arg(long, value_name = "NAME")]
-    device: Option<String>,
 }
 
 /// Say who is logged in and how things are
@@ -151,7 +130,7 @@ pub async fn run(command: AgentCommand) -> Result<ExitCode> {
             }
             None => no(&format!("nothing of an agent {instance:?} is in the kernel")),
         },
-        AgentCommand::Shortcut(Shortcut::Login(arguments)) => login(*arguments).await,
+        AgentCommand::Shortcut(Shortcut::Login(arguments)) => login::run(*arguments).await,
         AgentCommand::Shortcut(Shortcut::Logout(at)) => done(at.call(Call::Logout).await?),
         AgentCommand::Shortcut(Shortcut::Status(arguments)) => status(arguments).await,
         AgentCommand::Shortcut(Shortcut::Grants(command)) => grants(command).await,
@@ -186,48 +165,6 @@ fn unexpected(reply: Reply) -> Result<ExitCode> {
         Reply::Refused { kind, text } if matches!(kind.as_str(), "unreachable" | "malformed" | "other") => bail!(text),
         Reply::Refused { text, .. } => no(&text),
         _ => bail!("the agent answered something else: another version?"),
-    }
-}
-
-async fn login(arguments: LoginArguments) -> Result<ExitCode> {
-    let LoginArguments { at, authority, ca, user, password_stdin, totp, device } = arguments;
-    let ca = match ca {
-        Some(file) => Some(std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?),
-        None => None,
-    };
-    let person = match user {
-        Some(user) => user,
-        None => ask("User: ")?,
-    };
-    let password = if password_stdin {
-        let mut text = Zeroizing::new(String::new());
-        std::io::stdin().take(64 * 1024).read_to_string(&mut text).context("cannot read the password")?;
-        Zeroizing::new(text.trim_end_matches(['\r', '\n']).to_owned())
-    } else {
-        Zeroizing::new(rpassword::prompt_password("Password: ").context("cannot ask for the password")?)
-    };
-    let device = match device {
-        Some(device) => device,
-        None => {
-            let host = nix::sys::utsname::uname().context("cannot find this host's name")?;
-            host.nodename().to_string_lossy().into_owned()
-        }
-    };
-    let call = |totp| Call::Login {
-        authority: authority.clone(),
-        ca: ca.clone(),
-        person: person.clone(),
-        password: password.to_string(),
-        totp,
-        device: device.clone(),
-    };
-    let asks = totp.is_none() && std::io::stdin().is_terminal();
-    match at.call(call(totp)).await? {
-        Reply::Refused { kind, .. } if kind == "second_factor_required" && asks => {
-            let code = ask("Second factor: ")?;
-            done(at.call(call(Some(code))).await?)
-        }
-        reply => done(reply),
     }
 }
 

@@ -1,5 +1,7 @@
 //! The daemon: one loop that feeds the state machine and does what it says.
 
+mod login;
+
 use crate::config::Config;
 use crate::kernel::{HeldPacket, Kernel};
 use crate::metrics::{self, Answers, Snapshot};
@@ -12,6 +14,7 @@ use client::{Authority, Error};
 use datapath::Pins;
 use engine::agent::{self, Agent, Clock, FetchId, GrantView, Login, Output, Place, Refusal, Subject};
 use engine::api::{self, Destinations, Event, GrantRequest};
+use login::{At, Started};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -28,6 +31,7 @@ const QUEUE: usize = 1024;
 /// What tasks tell the loop.
 enum Message {
     Login(u32, Box<LoggedIn>, oneshot::Sender<Reply>),
+    LoginStarted(u32, Started, Reply, oneshot::Sender<Reply>),
     Grant(Subject, FetchId, Timed<Result<api::Grant, Error>>),
     Destinations(Subject, u64, Timed<Result<Destinations, Error>>),
     Event(Subject, u64, Result<Event, Error>),
@@ -87,6 +91,8 @@ struct Daemon {
     connections: BTreeMap<Subject, Connection>,
     logins: u64,
     answers: Answers,
+    /// Logins with an identity provider under way, one per user.
+    started: BTreeMap<u32, Started>,
     waiters: Vec<Waiter>,
     messages: mpsc::Sender<Message>,
 }
@@ -161,17 +167,17 @@ impl Daemon {
             offset => Clock::at(Duration::from_nanos(offset) + now(), now()),
         };
         let agent = Agent::new(config.settings.clone(), clock);
-        let (connections, waiters) = (BTreeMap::new(), Vec::new());
         let mut daemon = Self {
             config,
             kernel,
             agent,
             folder,
             kept,
-            connections,
+            connections: BTreeMap::new(),
             logins: 0,
             answers: Answers::default(),
-            waiters,
+            started: BTreeMap::new(),
+            waiters: Vec::new(),
             messages,
         };
         daemon.restore();
@@ -290,6 +296,10 @@ impl Daemon {
     fn message(&mut self, message: Message) {
         match message {
             Message::Login(uid, done, reply) => self.logged_in(uid, *done, reply),
+            Message::LoginStarted(uid, started, answer, reply) => {
+                self.started.insert(uid, started);
+                let _ = reply.send(answer);
+            }
             Message::Grant(subject, id, answer) => self.answered(subject, id, answer),
             Message::Destinations(subject, login, answer) => {
                 if self.is_current(subject, login) {
@@ -415,9 +425,17 @@ impl Daemon {
         let Command { uid, call, reply } = command;
         let subject = Subject::of_user(uid);
         let answer = match call {
-            Call::Login { authority, ca, person, password, totp, device } => {
+            Call::Login { authority: url, ca, person, password, totp, device } => {
                 let login = api::Login { person, password, totp, device };
-                return self.login(uid, authority, ca, login, reply);
+                return self.login(uid, At { url, ca }, login, reply);
+            }
+            Call::LoginMethods { authority: url, ca } => return self.login_methods(At { url, ca }, reply),
+            Call::StartLogin { authority: url, ca, device, way } => {
+                return self.start_login(uid, At { url, ca }, device, way, reply);
+            }
+            Call::FinishLogin { callback } => return self.finish_login(uid, callback, reply),
+            Call::ServiceLogin { authority: url, ca, key, device } => {
+                return self.service_login(uid, At { url, ca }, key, device, reply);
             }
             Call::Explain { address, protocol, port } => {
                 let place = Place { address: address.to_canonical(), protocol, port };
@@ -437,77 +455,6 @@ impl Daemon {
             Call::Rule { target, consent } => self.rule(uid, target, consent),
         };
         let _ = reply.send(answer);
-    }
-
-    fn login(&self, uid: u32, url: String, ca: Option<String>, login: api::Login, reply: oneshot::Sender<Reply>) {
-        if !self.config.authorities.is_empty() && !self.config.authorities.contains(&url) {
-            let text = format!("this machine's agent only takes: {}", self.config.authorities.join(", "));
-            let _ = reply.send(refused("other_authority", text));
-            return;
-        }
-        let messages = self.messages.clone();
-        tokio::spawn(async move {
-            let answer = async {
-                let authority = Authority::new(&url, ca.as_deref().map(str::as_bytes))?;
-                let Timed { value, asked, answered } = timed(authority.login(&login)).await;
-                let api::Session { token, person, device, expires, now } = value?;
-                let authority = authority.with_token(&token);
-                // Before the answer, so that the person's next command finds its destination protected.
-                let receivers = authority.destinations().await?.destinations;
-                if let Err(error) = agent::check_receivers(&receivers) {
-                    tracing::error!(uid, authority = url, "login refused: {error}");
-                    return Err(Error::Other(error.to_string()));
-                }
-                let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers, skew: 0 };
-                Ok::<_, Error>(LoggedIn { authority, kept, told: Timed { value: now, asked, answered } })
-            };
-            match answer.await {
-                Ok(done) => drop(messages.send(Message::Login(uid, Box::new(done), reply)).await),
-                Err(error) => drop(reply.send(refused_by(&error))),
-            }
-        });
-    }
-
-    fn logged_in(&mut self, uid: u32, done: LoggedIn, reply: oneshot::Sender<Reply>) {
-        let LoggedIn { authority, mut kept, told } = done;
-        let subject = Subject::of_user(uid);
-        // The session before ends on the authority's side, too.
-        if let Some(before) = self.connections.remove(&subject) {
-            let authority = before.authority.clone();
-            tokio::spawn(async move { authority.logout().await });
-        }
-        self.connect(subject, authority);
-        self.agent.login(subject, Login { expires: kept.expires, receivers: kept.receivers.clone(), skew: 0 });
-        self.agent.told_time(subject, told.value, told.asked, told.answered);
-        kept.skew = self.agent.skew(subject);
-        self.act();
-        tracing::info!(uid, person = kept.person, authority = kept.authority, "logged in");
-        let text = format!("logged in to {} as {}", kept.authority, kept.person);
-        self.kept.entry(uid).or_default().session = Some(kept);
-        self.save(uid);
-        let _ = reply.send(Reply::Done { text });
-    }
-
-    fn logout(&mut self, subject: Subject) -> Reply {
-        let uid = subject.user();
-        self.agent.logout(subject);
-        let session = self.kept.get_mut(&uid).and_then(|kept| kept.session.take());
-        self.save(uid);
-        if let Some(connection) = self.connections.remove(&subject) {
-            let authority = connection.authority.clone();
-            tokio::spawn(async move {
-                if let Err(error) = authority.logout().await {
-                    tracing::warn!(uid, "the authority doesn't know of the logout: {error}");
-                }
-            });
-        }
-        match session {
-            Some(session) => {
-                tracing::info!(uid, "logged out");
-                Reply::Done { text: format!("logged out of {}", session.authority) }
-            }
-            None => refused("not_logged_in", "nobody was logged in".to_owned()),
-        }
     }
 
     fn rule(&mut self, uid: u32, target: agent::Target, consent: Option<agent::Consent>) -> Reply {

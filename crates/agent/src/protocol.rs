@@ -14,7 +14,7 @@
 //! ```
 
 use engine::agent::{Consent, GrantView, Target, consent::ConsentRule};
-use engine::api::Receiver;
+use engine::api::{Callback, LoginMethods, Receiver, ServiceKey};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -49,6 +49,40 @@ pub enum Call {
         /// What the person calls this device.
         device: String,
     },
+    /// Which ways to log in an authority has.
+    LoginMethods {
+        /// `https://…`
+        authority: String,
+        /// The certificates to trust, PEM.
+        ca: Option<String>,
+    },
+    /// Start a login with the authority's identity provider; takes the place of one that was started before.
+    StartLogin {
+        /// `https://…`
+        authority: String,
+        /// The certificates to trust, PEM.
+        ca: Option<String>,
+        /// What the person calls this device.
+        device: String,
+        /// How.
+        way: LoginWay,
+    },
+    /// Finish the login that was started; takes the place of an earlier session.
+    FinishLogin {
+        /// What the browser brought back; absent for a device code.
+        callback: Option<Callback>,
+    },
+    /// Log in as a service account.
+    ServiceLogin {
+        /// `https://…`
+        authority: String,
+        /// The certificates to trust, PEM.
+        ca: Option<String>,
+        /// The key, with what belongs to it.
+        key: ServiceKey,
+        /// What this device is called.
+        device: String,
+    },
     /// End the session; the authority is told.
     Logout,
     /// How things are.
@@ -73,6 +107,47 @@ pub enum Call {
     },
 }
 
+/// How a person logs in with an identity provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "way", rename_all = "snake_case")]
+pub enum LoginWay {
+    /// In a browser on this machine, which comes back to the caller at this port of 127.0.0.1.
+    Browser {
+        /// The port.
+        port: u16,
+    },
+    /// In a browser anywhere, with a code that the person types there.
+    DeviceCode,
+}
+
+/// A login that was started.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "started", rename_all = "snake_case")]
+pub enum LoginStarted {
+    /// By [`LoginWay::Browser`].
+    Browser {
+        /// What to open.
+        url: String,
+        /// What the browser must bring back.
+        state: String,
+        /// Seconds until the login is forgotten.
+        expires_in: u64,
+    },
+    /// By [`LoginWay::DeviceCode`].
+    DeviceCode {
+        /// What the person types.
+        user_code: String,
+        /// Where.
+        url: String,
+        /// The same with the code in it.
+        url_with_code: Option<String>,
+        /// Seconds to wait between two [`Call::FinishLogin`].
+        interval: u64,
+        /// Seconds until the login is forgotten.
+        expires_in: u64,
+    },
+}
+
 /// The daemon's answer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
@@ -89,6 +164,12 @@ pub enum Reply {
         /// One line for people.
         text: String,
     },
+    /// To [`Call::LoginMethods`].
+    LoginMethods(LoginMethods),
+    /// To [`Call::StartLogin`].
+    LoginStarted(LoginStarted),
+    /// To [`Call::FinishLogin`]: the person has not entered the code yet.
+    LoginPending,
     /// To [`Call::Status`].
     Status(Box<Status>),
     /// To [`Call::Grants`].

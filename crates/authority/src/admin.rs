@@ -5,8 +5,9 @@ use crate::control::{self, Command, Reply};
 use crate::credentials;
 use crate::policies::Candidate;
 use crate::storage::{AuditEvent, Database, NotedHead, Operator, PolicyChange, Verdict, Which};
-use crate::{Directory, now};
+use crate::{Directory, login, now};
 use anyhow::{Result, bail};
+use engine::api::ServiceKey;
 use engine::policy::{Policy, name_is_valid};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -39,6 +40,38 @@ pub async fn change_password(directory: &Directory, person: &str, password: &str
 pub async fn remove_account(directory: &Directory, person: &str) -> Result<()> {
     Database::open(&directory.database())?.remove_account(person, &Operator::current(), now())?;
     sync(directory).await
+}
+
+/// Adds a service account; gives the key that its machine logs in with, which exists only there.
+pub async fn add_service(directory: &Directory, name: &str, groups: &[String]) -> Result<ServiceKey> {
+    check_name(name)?;
+    groups.iter().try_for_each(|group| check_name(group))?;
+    let ca = std::fs::read_to_string(directory.ca())?;
+    let (key, public) = login::service::new_key(name, directory.audience()?, ca)?;
+    Database::open(&directory.database())?.add_service(name, &public, groups, &Operator::current(), now())?;
+    Ok(key)
+}
+
+/// Puts a service account into these groups and no others; live grants are judged anew.
+pub async fn set_service_groups(directory: &Directory, name: &str, groups: &[String]) -> Result<()> {
+    groups.iter().try_for_each(|group| check_name(group))?;
+    Database::open(&directory.database())?.set_service_groups(name, groups, &Operator::current(), now())?;
+    judge(directory).await
+}
+
+/// Removes a service account; its sessions and grants end.
+pub async fn remove_service(directory: &Directory, name: &str) -> Result<()> {
+    Database::open(&directory.database())?.remove_service(name, &Operator::current(), now())?;
+    sync(directory).await
+}
+
+/// Has the server ask the identity provider about sessions now; gives what came of it.
+pub async fn renew_sessions(directory: &Directory, person: Option<String>) -> Result<String> {
+    match control::tell(directory, Command::RenewSessions { person }).await? {
+        Some(Reply::Done(text)) => Ok(text),
+        Some(Reply::Refused(why)) => bail!(why),
+        None => bail!("no server runs: `vouchsafe authority run`"),
+    }
 }
 
 /// Adds a verifier, or renews its code; gives the one-time code, which is shown only here.
@@ -141,6 +174,13 @@ pub fn unknown_names(directory: &Directory, policy: &Policy) -> Result<Vec<Strin
     let persons = persons.map(|person| format!("no account {person}: `vouchsafe authority user add {person}`"));
     let named = named.map(|id| format!("no verifier {id}: `vouchsafe authority verifier add {id}`"));
     Ok(persons.chain(named).collect())
+}
+
+async fn judge(directory: &Directory) -> Result<()> {
+    match control::tell(directory, Command::Judge).await? {
+        Some(Reply::Refused(why)) => bail!("recorded, but the server failed to act on it: {why}"),
+        Some(Reply::Done(_)) | None => Ok(()),
+    }
 }
 
 async fn sync(directory: &Directory) -> Result<()> {

@@ -2,6 +2,8 @@
 
 mod audit;
 mod policy;
+mod service;
+mod session;
 
 use crate::control::{self, Command};
 use crate::directory::default_names;
@@ -80,6 +82,12 @@ pub enum AuthorityCommand {
     /// Devices and their tags
     #[command(subcommand)]
     Device(DeviceCommand),
+    /// Service accounts: machines that log in with a key
+    #[command(subcommand)]
+    Service(service::ServiceCommand),
+    /// Sessions
+    #[command(subcommand)]
+    Session(session::SessionCommand),
     /// Verifiers
     #[command(subcommand)]
     Verifier(VerifierCommand),
@@ -155,9 +163,9 @@ pub enum UserCommand {
         #[command(flatten)]
         password: Password,
     },
-    /// List accounts and their devices
+    /// List accounts, the identity provider's people who logged in, and their devices
     List(List),
-    /// Remove an account; its sessions and grants end
+    /// Remove an account, or forget one of the identity provider's people; sessions and grants end
     Remove {
         /// Where the authority lives
         #[command(flatten)]
@@ -288,6 +296,8 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
         AuthorityCommand::Run { at, listen } => serve(&at, listen).await?,
         AuthorityCommand::User(command) => user(command).await?,
         AuthorityCommand::Device(command) => device(command).await?,
+        AuthorityCommand::Service(command) => service::run(command).await?,
+        AuthorityCommand::Session(command) => return session::run(command).await,
         AuthorityCommand::Verifier(command) => verifier(command).await?,
         AuthorityCommand::Policy(command) => return policy::run(command).await,
         AuthorityCommand::Revoke { at, which } => {
@@ -378,9 +388,11 @@ async fn user(command: UserCommand) -> Result<()> {
         }
         UserCommand::List(list) => {
             let accounts = list.at.database()?.accounts()?;
-            show(&list, &accounts, &["PERSON", "SECOND FACTOR", "CREATED", "DEVICES"], |account| {
+            show(&list, &accounts, &["PERSON", "FROM", "SECOND FACTOR", "GROUPS", "CREATED", "DEVICES"], |account| {
                 let factor = if account.totp { "totp" } else { "-" };
-                vec![account.person.clone(), factor.into(), utc(account.created), account.devices.join(", ")]
+                let from = account.issuer.clone().unwrap_or_else(|| "here".into());
+                let (groups, devices) = (account.groups.join(", "), account.devices.join(", "));
+                vec![account.person.clone(), from, factor.into(), groups, utc(account.created), devices]
             })?;
         }
         UserCommand::Remove { at, name } => {

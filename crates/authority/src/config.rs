@@ -1,5 +1,6 @@
 //! The authority's configuration, `authority.toml`: parsed once into a valid type.
 
+use crate::login::ProviderConfig;
 use engine::document::{Faults, Reader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -15,6 +16,7 @@ const KEYS: &[&str] = &[
     "max_connections",
     "grants_kept",
     "audit_lifetime",
+    "oidc",
 ];
 
 /// The configuration.
@@ -36,6 +38,8 @@ pub struct Config {
     pub grants_kept: u32,
     /// Seconds that audit entries are kept. Default 365 days.
     pub audit_lifetime: u32,
+    /// The identity provider. Default none: accounts here only.
+    pub provider: Option<ProviderConfig>,
 }
 
 impl Config {
@@ -71,6 +75,7 @@ impl Config {
                 max_connections: fields.number(reader, "max_connections", 4096, 16, 1 << 20),
                 grants_kept: fields.seconds(reader, "grants_kept", 30 * 86_400, 86_400, 3650 * 86_400),
                 audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
+                provider: ProviderConfig::read(reader, fields),
             })
         })
     }
@@ -89,7 +94,10 @@ impl Config {
              # Connections at a time; one source address gets a quarter of them.\n#max_connections = 4096\n\n\
              # How long grants are remembered after their end; flows that live on longer are cut.\n\
              #grants_kept = \"30d\"\n\n\
-             # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n"
+             # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n\n\
+             # Log in with an identity provider (OpenID Connect): docs/configuration.md has the other keys.\n\
+             #[oidc]\n#issuer = \"https://id.example.org\"\n#client_id = \"vouchsafe\"\n\
+             #client_secret_file = \"oidc.secret\"\n"
         )
     }
 }
@@ -109,8 +117,9 @@ mod tests {
     fn every_commented_key_of_the_template_is_known() {
         let text = Config::template(DEFAULT_LISTEN).replace("\n#", "\n").replace("\n ", "\n#");
         let lines: Vec<_> = text.lines().filter(|line| line.contains(" = ")).collect();
-        assert_eq!(lines.len(), KEYS.len());
-        assert!(Config::parse(&lines.join("\n")).is_ok());
+        let (keys, provider) = lines.split_at(KEYS.len() - 1);
+        let text = format!("{}\n[oidc]\n{}", keys.join("\n"), provider.join("\n"));
+        assert!(Config::parse(&text).unwrap().provider.is_some());
     }
 
     #[test]

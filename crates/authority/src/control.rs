@@ -24,7 +24,7 @@ const MOST: u64 = 8 * engine::policy::MOST_TEXT as u64;
 pub enum Command {
     /// The database changed.
     Sync,
-    /// What the policy goes by changed in the database: the tags of a device.
+    /// What the policy goes by changed in the database: tags of a device, groups.
     Judge,
     /// The master keys changed.
     ReloadKeys {
@@ -39,6 +39,11 @@ pub enum Command {
         note: String,
         /// Who changes it, if that is known.
         by: Option<Operator>,
+    },
+    /// Ask the identity provider about sessions now; of one person if given.
+    RenewSessions {
+        /// The person.
+        person: Option<String>,
     },
 }
 
@@ -109,10 +114,11 @@ async fn act(authority: &Authority, command: Command) -> Result<String> {
     match command {
         Command::Sync => authority.sync().await.map(|()| "told the server".to_owned()),
         Command::Judge => {
-            let revoked = authority.judge_anew("tags of a device changed").await?;
+            let revoked = authority.judge_anew("tags or groups changed").await?;
             Ok(format!("{revoked} grants revoked"))
         }
         Command::ReloadKeys { anew } => authority.reload_keys(anew).await,
+        Command::RenewSessions { person } => authority.renew_now(person).await.map(|done| done.to_string()),
         Command::ApplyPolicy { text, note, by } => authority.apply_policy(text, note, by).await,
     }
 }

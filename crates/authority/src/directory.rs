@@ -74,6 +74,11 @@ impl Directory {
         fingerprint(certificates.ca.as_bytes())
     }
 
+    /// What the authority calls itself in service accounts' assertions: its CA's fingerprint.
+    pub fn audience(&self) -> Result<String> {
+        fingerprint(read_text(&self.ca())?.as_bytes())
+    }
+
     /// Reads `authority.toml`.
     pub fn config(&self) -> Result<Config> {
         let path = self.0.join("authority.toml");

@@ -2,10 +2,11 @@
 
 use crate::credentials::{self, MOST_PASSWORD};
 use crate::extract::{Body, Caller, Peer, SessionCaller, VerifierCaller, slow_strangers};
+use crate::login;
 use crate::openapi::HandleText;
 use crate::problem::Problem;
 use crate::state::Authority;
-use crate::storage::{AuditEvent, Session};
+use crate::storage::{AuditEvent, Database, Proof};
 use crate::throttle::Key;
 use crate::{metrics, now, openapi};
 use axum::extract::rejection::QueryRejection;
@@ -50,7 +51,8 @@ type Shared = State<Arc<Authority>>;
 /// Every call, with its description.
 pub fn routes() -> OpenApiRouter<Arc<Authority>> {
     OpenApiRouter::with_openapi(openapi::Head::openapi())
-        .routes(routes!(login))
+        .routes(routes!(login_by_password))
+        .merge(login::handlers::routes())
         .routes(routes!(logout))
         .routes(routes!(destinations))
         .routes(routes!(grant))
@@ -98,12 +100,14 @@ async fn health() -> Json<Health> {
 #[utoipa::path(
     post, path = "/v1/login", request_body = Login, responses((status = 200, body = engine::api::Session), Problem)
 )]
-async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -> Authorized<engine::api::Session> {
-    let Login { person, password, totp, device } = login;
+async fn login_by_password(
+    State(authority): Shared,
+    peer: Peer,
+    Body(asked): Body<Login>,
+) -> Authorized<engine::api::Session> {
+    let Login { person, password, totp, device } = asked;
     let password = Zeroizing::new(password);
-    if device.is_empty() || device.chars().count() > 64 || device.contains(char::is_control) {
-        return Err(Problem::Malformed("a device's name is 1 to 64 printable characters".into()));
-    }
+    check_device(&device)?;
     // Names that no account can have are answered as wrong ones are, and never stored.
     let known_form = name_is_valid(&person) && password.len() <= MOST_PASSWORD;
     let keys = authority.throttle.login(known_form.then_some(&person), peer.address);
@@ -148,13 +152,17 @@ async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -
     }
     authority.throttle.refund(&keys);
 
-    let now = now();
-    let expires = now + u64::from(authority.config.session_lifetime);
-    let (token, hash) = credentials::new_token::<32>()?;
-    let session = Session { person: person.clone(), device: device.clone(), expires, tags: Vec::new() };
-    authority.add_session(hash, session, account.password, peer.address).await?;
+    let session = authority.add_session(person, device, Proof::Password(account.password), peer.address).await?;
     peer.prove();
-    Ok(Json(engine::api::Session { token: token.to_string(), person, device, expires, now }))
+    Ok(Json(session))
+}
+
+/// What a person may call a device.
+pub(crate) fn check_device(device: &str) -> Result<(), Problem> {
+    if device.is_empty() || device.chars().count() > 64 || device.contains(char::is_control) {
+        return Err(Problem::Malformed("a device's name is 1 to 64 printable characters".into()));
+    }
+    Ok(())
 }
 
 /// End the session and its grants
@@ -163,8 +171,16 @@ async fn login(State(authority): Shared, peer: Peer, Body(login): Body<Login>) -
 )]
 async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<StatusCode, Problem> {
     let SessionCaller { token, session, peer } = caller;
-    authority.storage.call(move |database| database.end_session(token, &session, peer.address, now())).await?;
+    let end = move |database: &mut Database| {
+        let refresh_token = database.refresh_token(&token)?;
+        database.end_session(token, &session, peer.address, now())?;
+        Ok(refresh_token)
+    };
+    let refresh_token = authority.storage.call(end).await?;
     authority.sync().await?;
+    if let Some(refresh_token) = refresh_token {
+        login::handlers::forget(authority, refresh_token);
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -325,6 +341,9 @@ async fn explain(
     let ExplainRequest { person, address, protocol, port } = request;
     let to = Destination { address: address.to_canonical(), protocol, port };
     tracing::debug!(verifier = %caller.id, person, "explains");
-    let request = Request { subject: Subject::person(&person), to, now: now() };
+    let groups_of = person.clone();
+    let groups = authority.storage.call(move |database| database.groups_of(&groups_of)).await?;
+    let subject = Subject { groups: &groups, ..Subject::person(&person) };
+    let request = Request { subject, to, now: now() };
     Ok(Json(authority.with_policy(|policy| policy.decide(&request).explain(&request)).await))
 }

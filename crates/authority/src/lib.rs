@@ -15,6 +15,7 @@ mod extract;
 mod handlers;
 mod keys;
 mod listener;
+pub mod login;
 pub mod metrics;
 pub mod openapi;
 mod policies;

@@ -27,6 +27,18 @@ pub enum Problem {
     SecondFactorRequired,
     /// A wrong or used code.
     WrongSecondFactor,
+    /// No such login under way, or not this caller's.
+    WrongLogin,
+    /// A name that belongs to somebody else.
+    NameTaken(String),
+    /// There is no identity provider.
+    NoProvider,
+    /// The identity provider, or what it said, does not let the person in.
+    ProviderRefused(String),
+    /// The identity provider can't be reached or does not work.
+    ProviderUnavailable(anyhow::Error),
+    /// An assertion that is not believed.
+    WrongAssertion,
     /// A wrong, used or ended enrolment code.
     WrongCode,
     /// The policy says no.
@@ -65,6 +77,12 @@ impl Problem {
             Self::Denied(explanation, kind) => return (S::FORBIDDEN, kind, explanation.text.clone()),
             Self::CantIssue(error) => return (S::FORBIDDEN, "cant_issue", error.to_string()),
             Self::NotFound(what) => return (S::NOT_FOUND, "not_found", format!("there is no such {what}")),
+            Self::NameTaken(person) => {
+                let title =
+                    format!("the name {person} belongs to somebody else here; ask the authority's administrator");
+                return (S::FORBIDDEN, "name_taken", title);
+            }
+            Self::ProviderRefused(why) => return (S::UNAUTHORIZED, "provider_refused", why.clone()),
             Self::TooMany(wait) => {
                 let title = format!("too many attempts; wait {} s", wait.as_secs() + 1);
                 return (S::TOO_MANY_REQUESTS, "too_many", title);
@@ -84,6 +102,20 @@ impl Problem {
             Self::WrongSecondFactor => {
                 (S::UNAUTHORIZED, "wrong_second_factor", "wrong or used code: wait for the next one")
             }
+            Self::WrongLogin => {
+                (S::UNAUTHORIZED, "wrong_login", "no such login is under way, or not here, or no longer: begin anew")
+            }
+            Self::NoProvider => (S::NOT_FOUND, "no_provider", "this authority has no identity provider"),
+            Self::ProviderUnavailable(_) => (
+                S::BAD_GATEWAY,
+                "provider_unavailable",
+                "the identity provider does not answer as it should; try later",
+            ),
+            Self::WrongAssertion => (
+                S::UNAUTHORIZED,
+                "wrong_assertion",
+                "the service account's key is not known, or its assertion is wrong",
+            ),
             Self::WrongCode => (
                 S::UNAUTHORIZED,
                 "wrong_code",
@@ -109,6 +141,10 @@ impl IntoResponse for Problem {
         let detail = match &self {
             Self::Internal(error) => {
                 tracing::error!("a call failed: {error:#}");
+                None
+            }
+            Self::ProviderUnavailable(error) => {
+                tracing::warn!("the identity provider: {error:#}");
                 None
             }
             Self::Denied(explanation, _) => explanation.rule.clone(),

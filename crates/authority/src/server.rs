@@ -2,7 +2,7 @@
 
 use crate::state::Authority;
 use crate::storage::AuditEvent;
-use crate::{Directory, control, handlers, listener, now, tls};
+use crate::{Directory, control, handlers, listener, login, now, tls};
 use anyhow::{Context, Result};
 use engine::api::Event;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -49,6 +49,7 @@ impl Server {
         });
         tasks.spawn(control::serve(socket, authority.clone()));
         tasks.spawn(keep_alive(authority.clone()));
+        tasks.spawn(keep_sessions(authority.clone()));
         tasks.spawn(keep_house(authority.clone()));
         let metrics = readers.as_ref().map(TcpListener::local_addr).transpose()?;
         if let Some(readers) = readers {
@@ -121,6 +122,16 @@ async fn keep_alive(authority: Arc<Authority>) -> Result<()> {
         ticks.tick().await;
         authority.close_streams();
         authority.push.tell_all(&Event::Alive);
+    }
+}
+
+async fn keep_sessions(authority: Arc<Authority>) -> Result<()> {
+    let mut ticks = tokio::time::interval(login::LOOK);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = authority.renew_due().await {
+            tracing::error!("renewal: {error:#}");
+        }
     }
 }
 

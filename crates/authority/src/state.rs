@@ -5,6 +5,7 @@
 
 use crate::credentials;
 use crate::keys::MasterKeys;
+use crate::login::{Logins, Provider};
 use crate::metrics::{Metrics, Snapshot};
 use crate::policies::Candidate;
 use crate::problem::Problem;
@@ -12,11 +13,12 @@ use crate::push::{Listener, Push};
 use crate::repeats::Repeats;
 use crate::seats::Seats;
 use crate::storage::{
-    AuditEvent, Database, GrantEntry, Issuance, PolicyChange, Recorded, Refusal, Session, Storage, Subject, TokenHash,
+    AuditEvent, Database, GrantEntry, Issuance, Login, PolicyChange, Proof, Recorded, Refusal, Session, Storage,
+    Subject, TokenHash,
 };
 use crate::throttle::Throttle;
 use crate::{Config, Directory, now};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
 use engine::issue::Issue;
 use engine::policy::{Decision, Policy, Request};
@@ -46,6 +48,14 @@ pub struct Authority {
     pub(crate) password_slots: Semaphore,
     /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
     pub(crate) nobodys_password: String,
+    /// The identity provider, where there is one.
+    pub(crate) provider: Option<Provider>,
+    /// Logins under way.
+    pub(crate) logins: Logins,
+    /// Held while the provider is asked about sessions: a refresh token may be good for one use only.
+    pub(crate) renewing: Mutex<()>,
+    /// What the authority calls itself in service accounts' assertions: its CA's fingerprint.
+    pub(crate) audience: String,
     master: RwLock<MasterKeys>,
     /// Held for reading from a decision until its grant is recorded: none slips past a change of policy.
     pub(crate) policy: tokio::sync::RwLock<Policy>,
@@ -64,7 +74,13 @@ impl Authority {
         let Candidate { policy, text } = Candidate::read(&directory, None)?;
         let summary = format!("{} receivers and {} rules", policy.receivers().len(), policy.rules().len());
         let change = PolicyChange { text, note: "found at start".into(), by: None, summary };
+        let provider = config.provider.clone().map(|provider| Provider::new(provider, &directory)).transpose();
+        let provider = provider.context("the identity provider ([oidc] in authority.toml)")?;
         let authority = Self {
+            audience: directory.audience()?,
+            provider,
+            logins: Logins::default(),
+            renewing: Mutex::new(()),
             master: RwLock::new(directory.read_master_keys()?),
             storage: Storage::start(Database::open(&directory.database())?)?,
             push: Push::default(),
@@ -84,6 +100,9 @@ impl Authority {
         };
         authority.prune().await?;
         authority.storage.call(move |database| database.note_policy(&change, now())).await?;
+        let issuer = authority.config.provider.as_ref().map(|provider| provider.issuer.clone());
+        let end_others = move |database: &mut Database| database.end_of_other_issuers(issuer.as_deref(), now());
+        authority.storage.call(end_others).await?;
         authority.revoke_forbidden(&*authority.policy.read().await, "the policy changed").await?;
         authority.sync().await?;
         for (person, source) in authority.storage.call(|database| database.login_sources()).await? {
@@ -198,25 +217,47 @@ impl Authority {
         Ok(grants.into_iter().filter(|(_, entry)| !may_live(entry)).map(|(grant, _)| grant).collect())
     }
 
-    /// Records a login.
+    /// Records a login, whose proof was checked; gives the session for its holder.
     pub async fn add_session(
         &self,
-        token: TokenHash,
-        session: Session,
-        password: String,
+        person: String,
+        device: String,
+        proof: Proof,
         source: IpAddr,
-    ) -> Result<()> {
+    ) -> Result<engine::api::Session, Problem> {
+        let now = now();
+        let expires = now + u64::from(self.config.session_lifetime);
+        let (token, hash) = credentials::new_token::<32>()?;
+        let mut kept = Session { person, device, expires, tags: Vec::new(), groups: Vec::new() };
         let syncing = self.syncing.lock().await;
-        let mut kept = session.clone();
-        let add = move |database: &mut Database| database.add_session(token, &session, &password, source, now());
-        let (tags, displaced) = self.storage.call(add).await?;
-        kept.tags = tags;
-        let kept = Arc::new(kept);
-        tracing::info!(person = kept.person, device = kept.device, %source, "logged in");
-        self.throttle.remember(kept.person.clone(), source);
-        self.sessions.write().unwrap_or_else(PoisonError::into_inner).insert(token, kept);
+        let session = kept.clone();
+        let add = move |database: &mut Database| database.add_session(hash, &session, &proof, source, now);
+        let displaced = match self.storage.call(add).await? {
+            Login::Done { displaced, tags, groups } => {
+                (kept.tags, kept.groups) = (tags, groups);
+                displaced
+            }
+            Login::Outdated => return Err(Problem::WrongPassword),
+            Login::NameTaken => return Err(Problem::NameTaken(kept.person)),
+        };
+        let Session { person, device, .. } = kept.clone();
+        tracing::info!(person, device, %source, "logged in");
+        self.throttle.remember(person.clone(), source);
+        self.sessions.write().unwrap_or_else(PoisonError::into_inner).insert(hash, Arc::new(kept));
         drop(syncing);
-        if displaced { self.sync().await } else { Ok(()) }
+        if self.groups_differ(&person) {
+            self.judge_anew("a login brought news of groups").await?;
+        } else if displaced {
+            self.sync().await?;
+        }
+        Ok(engine::api::Session { token: token.to_string(), person, device, expires, now })
+    }
+
+    /// Whether a person's sessions were begun when the person was in different groups: the newest are what counts.
+    fn groups_differ(&self, person: &str) -> bool {
+        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+        let mut own = sessions.values().filter(|session| session.person == person).map(|session| &session.groups);
+        own.next().is_some_and(|first| own.any(|groups| groups != first))
     }
 
     /// Uses up an enrolment code.

@@ -8,6 +8,7 @@ mod audit;
 mod copies;
 mod devices;
 mod grants;
+mod identities;
 mod policies;
 mod sessions;
 mod trail;
@@ -17,8 +18,9 @@ pub use accounts::{Account, AccountEntry};
 pub use audit::{AuditEntry, AuditEvent, Operator, Subject};
 pub use devices::DeviceEntry;
 pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
+pub use identities::{Proof, Renewable, Renewed, ServiceEntry};
 pub use policies::{PolicyChange, PolicyVersion, Refusal};
-pub use sessions::Session;
+pub use sessions::{Login, Session, SessionEntry};
 pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use verifiers::VerifierEntry;
 
@@ -31,7 +33,7 @@ use tokio::sync::oneshot;
 /// The SHA-256 of a bearer token or one-time code: what is stored in its place.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 5;
+const SCHEMA_VERSION: i64 = 6;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -79,6 +81,7 @@ impl Database {
         connection.pragma_update(None, "journal_mode", "WAL")?;
         let transaction = connection.transaction()?;
         transaction.execute_batch(SCHEMA)?;
+        transaction.execute_batch(identities::SCHEMA)?;
         transaction.execute_batch(trail::SCHEMA)?;
         transaction.execute_batch(policies::SCHEMA)?;
         trail::begin(&transaction, identity)?;

@@ -24,6 +24,12 @@ pub enum Key {
     Source(IpAddr),
     /// Attempts from one network, with the same exception: a provider's customer has many sources.
     Network(IpAddr),
+    /// Logins that everybody starts, but for those from where somebody logged in before.
+    Starts,
+    /// Logins that one source starts.
+    Start(IpAddr),
+    /// Logout tokens from one source.
+    Logouts(IpAddr),
     /// Everybody's attempts to enrol.
     Enrolments,
     /// Connections opened by one source.
@@ -59,6 +65,9 @@ impl Key {
             // Thousands of agents may share an address, and come back together when the authority was restarted.
             Self::Connection(_) => (1000.0, Duration::from_millis(20)),
             Self::Stranger(_) => (1000.0, Duration::from_millis(20)),
+            Self::Starts => (200.0, Duration::from_millis(200)),
+            Self::Start(_) => (30.0, Duration::from_secs(3)),
+            Self::Logouts(_) => (100.0, Duration::from_millis(200)),
             Self::Enrolments => (100.0, Duration::from_secs(1)),
             Self::Enrolment(_) => (20.0, Duration::from_secs(6)),
             Self::Source(_) => (30.0, Duration::from_secs(3)),
@@ -79,6 +88,7 @@ struct Bucket {
 pub struct Throttle {
     buckets: Mutex<HashMap<Key, Bucket>>,
     known: Mutex<HashSet<(String, IpAddr)>>,
+    sources: Mutex<HashSet<IpAddr>>,
 }
 
 impl Throttle {
@@ -129,8 +139,21 @@ impl Throttle {
         shared.chain(own).collect()
     }
 
+    /// What the start of a login at the identity provider is charged to: nobody has a name yet.
+    pub fn start(&self, source: IpAddr) -> Vec<Key> {
+        let source = Key::source(source);
+        let is_known = self.sources.lock().unwrap_or_else(PoisonError::into_inner).contains(&source);
+        [Key::Starts].into_iter().filter(|_| !is_known).chain([Key::Start(source)]).collect()
+    }
+
     /// Notes that an account was logged in to from a source.
     pub fn remember(&self, person: String, source: IpAddr) {
+        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        if sources.len() >= MOST_KNOWN {
+            sources.clear();
+        }
+        sources.insert(Key::source(source));
+        drop(sources);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MOST_KNOWN {
             known.clear();

@@ -4,13 +4,16 @@ use anyhow::{Context, Result};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
-use rustls::ServerConfig;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::sync::Arc;
 use zeroize::Zeroizing;
+
+/// The system's certificates, where `SSL_CERT_FILE` names no other file.
+const SYSTEM_CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// Years that certificates last: clients pin the CA, so renewing it means visiting every client.
 const YEARS: i32 = 10;
@@ -84,4 +87,25 @@ pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>
         .with_context(|| format!("{} and its key don't belong together", certificate.display()))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
+}
+/// How the authority calls others: trusts the certificates in `ca_pem` alone, or the system's.
+pub fn client_config(ca_pem: Option<&[u8]>) -> Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    match ca_pem {
+        Some(pem) => {
+            for certificate in CertificateDer::pem_slice_iter(pem) {
+                roots.add(certificate.context("a CA certificate can't be read")?)?;
+            }
+            anyhow::ensure!(!roots.is_empty(), "the CA file holds no certificate");
+        }
+        None => {
+            let file = std::env::var("SSL_CERT_FILE").unwrap_or_else(|_| SYSTEM_CERTIFICATES.into());
+            // A host without any still calls those whose CA it is told.
+            let pem = std::fs::read(&file).unwrap_or_default();
+            roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok));
+        }
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
 }

@@ -8,8 +8,9 @@ mod tls;
 pub use events::EventStream;
 
 use engine::api::{
-    Destinations, Enrolled, Enrolment, EpochKeys, ExplainRequest, Explanation, FlowsToCut, Grant, GrantOwner,
-    GrantRequest, LiveFlows, Login, Problem, RevokedGrant, Session, VerifierConfig,
+    BrowserLogin, BrowserLoginStarted, Challenge, Destinations, DeviceLogin, DeviceLoginStarted, Enrolled, Enrolment,
+    EpochKeys, ExplainRequest, Explanation, FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, LiveFlows, Login,
+    LoginMethods, LoginOutcome, Problem, RevokedGrant, ServiceLogin, Session, VerifierConfig,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
@@ -93,6 +94,36 @@ impl Authority {
     /// Logs a person in. The token in the answer goes into [`Self::with_token`].
     pub async fn login(&self, login: &Login) -> Result<Session, Error> {
         self.post("v1/login", login).await
+    }
+
+    /// The ways to log in.
+    pub async fn login_methods(&self) -> Result<LoginMethods, Error> {
+        call(self.request(Method::GET, "v1/login")?).await
+    }
+
+    /// Starts a login with the identity provider in a browser on this machine.
+    pub async fn start_browser_login(&self, login: &BrowserLogin) -> Result<BrowserLoginStarted, Error> {
+        self.post("v1/login/browser", login).await
+    }
+
+    /// Starts a login with the identity provider in a browser anywhere.
+    pub async fn start_device_login(&self, login: &DeviceLogin) -> Result<DeviceLoginStarted, Error> {
+        self.post("v1/login/device", login).await
+    }
+
+    /// Finishes a login with the identity provider, or says that the person isn't there yet.
+    pub async fn finish_login(&self, login: &FinishLogin) -> Result<LoginOutcome, Error> {
+        self.post("v1/login/finish", login).await
+    }
+
+    /// What a machine has to sign in order to log in.
+    pub async fn challenge(&self) -> Result<Challenge, Error> {
+        call(self.request(Method::POST, "v1/login/challenge")?).await
+    }
+
+    /// Logs a machine in.
+    pub async fn service_login(&self, login: &ServiceLogin) -> Result<Session, Error> {
+        self.post("v1/login/service", login).await
     }
 
     /// Ends the session and its grants.

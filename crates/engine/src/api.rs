@@ -2,6 +2,13 @@
 //!
 //! JSON under `/v1`; errors are [`Problem`] bodies (RFC 9457). Byte strings are lower-case hex. Times are Unix seconds.
 
+mod login;
+
+pub use login::{
+    BrowserLogin, BrowserLoginStarted, Callback, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin,
+    IdentityProvider, LoginMethods, LoginOutcome, ServiceKey, ServiceLogin,
+};
+
 use ipnet::IpNet;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};

@@ -1,6 +1,6 @@
 //! Accounts and devices.
 
-use super::{AuditEvent, Database, Operator, devices, grants, sessions};
+use super::{AuditEvent, Database, Operator, devices, grants, identities, sessions};
 use anyhow::{Result, bail};
 use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
@@ -19,7 +19,11 @@ pub struct Account {
 pub struct AccountEntry {
     /// The person's name.
     pub person: String,
-    /// Whether the account has a second factor.
+    /// The identity provider that vouches for the person; none for an account here.
+    pub issuer: Option<String>,
+    /// Groups that the identity provider said the person is in.
+    pub groups: Vec<String>,
+    /// Whether the account has a second factor here.
     pub totp: bool,
     /// When it was made, Unix seconds.
     pub created: u64,
@@ -31,6 +35,9 @@ impl Database {
     /// Adds an account.
     pub fn add_account(&mut self, person: &str, account: &Account, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
+            if identities::is_known(transaction, person)? {
+                bail!("{person} is a name of the identity provider's, or a service's: `user list` shows them");
+            }
             let added = transaction.execute(
                 "INSERT OR IGNORE INTO accounts (person, password, totp, created) VALUES (?1, ?2, ?3, ?4)",
                 params![person, account.password, account.totp.as_ref().map(|totp| totp.as_slice()), now.cast_signed()],
@@ -57,7 +64,8 @@ impl Database {
     /// Removes an account with its devices, ends its sessions and grants.
     pub fn remove_account(&mut self, person: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
-            if transaction.execute("DELETE FROM accounts WHERE person = ?1", [person])? == 0 {
+            let removed = transaction.execute("DELETE FROM accounts WHERE person = ?1", [person])?;
+            if removed + transaction.execute("DELETE FROM identities WHERE person = ?1", [person])? == 0 {
                 bail!("no account {person}: `user list` shows them");
             }
             transaction.execute("DELETE FROM devices WHERE person = ?1", [person])?;
@@ -88,15 +96,19 @@ impl Database {
         })
     }
 
-    /// Every account, by name.
+    /// Every account, and everybody whom the identity provider vouched for, by name.
     pub fn accounts(&self) -> Result<Vec<AccountEntry>> {
         let mut devices = self.connection.prepare("SELECT device FROM devices WHERE person = ?1 ORDER BY device")?;
-        let mut statement =
-            self.connection.prepare("SELECT person, totp IS NOT NULL, created FROM accounts ORDER BY person")?;
+        let mut statement = self.connection.prepare(
+            "SELECT person, totp IS NOT NULL, created, NULL, NULL FROM accounts
+             UNION ALL SELECT person, 0, created, issuer, groups FROM identities WHERE issuer <> '' ORDER BY person",
+        )?;
         let rows = statement.query_map([], |row| {
             let person: String = row.get(0)?;
             let devices = devices.query_map([&person], |row| row.get(0))?.collect::<Result<_, _>>()?;
-            Ok(AccountEntry { person, totp: row.get(1)?, created: row.get::<_, i64>(2)?.cast_unsigned(), devices })
+            let (issuer, groups) = (row.get(3)?, identities::groups(row.get(4)?));
+            let created = row.get::<_, i64>(2)?.cast_unsigned();
+            Ok(AccountEntry { person, issuer, groups, totp: row.get(1)?, created, devices })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }

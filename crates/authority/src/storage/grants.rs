@@ -1,6 +1,6 @@
 //! Grants issued, so that they can be listed, judged anew and revoked. Their keys are never stored.
 
-use super::{AuditEvent, Database, Operator, TokenHash, devices, sessions};
+use super::{AuditEvent, Database, Operator, TokenHash, devices, identities, sessions};
 use anyhow::{Context, Result, bail};
 use engine::api::{GrantOwner, RevokedGrant};
 use engine::policy::{Scope, Subject};
@@ -85,13 +85,15 @@ pub struct GrantEntry {
     pub revoked: Option<u64>,
     /// The tags of its device.
     pub tags: Vec<String>,
+    /// The groups of its person besides those of the policy.
+    pub groups: Vec<String>,
 }
 
 impl GrantEntry {
     /// Who holds it.
     pub fn subject(&self) -> Subject<'_> {
         let source = self.source.parse().ok();
-        Subject { person: &self.person, tags: &self.tags, source, ..Subject::default() }
+        Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source }
     }
 
     /// What it covers.
@@ -215,7 +217,8 @@ impl Database {
         let mut statement = self.connection.prepare_cached(
             "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
                 issued, expires, revoked,
-                EXISTS (SELECT 1 FROM accounts WHERE accounts.person = grants.person)
+                (EXISTS (SELECT 1 FROM accounts WHERE accounts.person = grants.person)
+                    OR EXISTS (SELECT 1 FROM identities WHERE identities.person = grants.person))
                 AND EXISTS (SELECT 1 FROM devices
                     WHERE devices.person = grants.person AND devices.device = grants.device)
              FROM grants WHERE handle = ?1 AND verifier = ?2",
@@ -407,6 +410,7 @@ fn entry(connection: &Connection, row: &Row<'_>) -> Result<GrantEntry> {
     Ok(GrantEntry {
         handle: format!("{:016x}", row.get::<_, i64>(0)?),
         tags: devices::tags_of(connection, &person, &device)?,
+        groups: identities::groups_of(connection, &person)?,
         person,
         device,
         verifier: row.get(3)?,

@@ -1,9 +1,10 @@
 //! Sessions: who is logged in, by the hash of the bearer token.
 
-use super::{AuditEvent, Database, TokenHash, devices, grants};
-use anyhow::{Result, bail};
+use super::{AuditEvent, Database, Proof, TokenHash, devices, grants, identities};
+use anyhow::Result;
 use engine::policy::Subject;
 use rusqlite::{Transaction, params};
+use serde::Serialize;
 use std::net::IpAddr;
 
 /// Sessions that one person may have at a time; the oldest give way.
@@ -20,35 +21,68 @@ pub struct Session {
     pub expires: u64,
     /// The device's tags.
     pub tags: Vec<String>,
+    /// Groups besides those of the policy: the identity provider's, or a service account's.
+    pub groups: Vec<String>,
 }
 
 impl Session {
     /// Who asks, calling from `source`.
     pub fn subject(&self, source: IpAddr) -> Subject<'_> {
-        Subject { person: &self.person, tags: &self.tags, source: Some(source), ..Subject::default() }
+        Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source: Some(source) }
     }
 }
 
+/// A session as it is listed.
+#[derive(Debug, Serialize)]
+pub struct SessionEntry {
+    /// Whose it is.
+    pub person: String,
+    /// The device's name.
+    pub device: String,
+    /// Where the login came from.
+    pub source: String,
+    /// Groups besides those of the policy.
+    pub groups: Vec<String>,
+    /// When it began, Unix seconds.
+    pub created: u64,
+    /// When it ends, Unix seconds.
+    pub expires: u64,
+    /// When the identity provider was asked about it last, Unix seconds.
+    pub renewed: Option<u64>,
+}
+
+/// What became of a login.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Login {
+    /// It is recorded.
+    Done {
+        /// Whether older sessions of the person gave way.
+        displaced: bool,
+        /// The device's tags.
+        tags: Vec<String>,
+        /// Groups besides those of the policy.
+        groups: Vec<String>,
+    },
+    /// What was proved is no longer so.
+    Outdated,
+    /// The name is somebody else's: an account's here, a service's, or another of the provider's persons'.
+    NameTaken,
+}
+
 impl Database {
-    /// Records a login; gives the device's tags, and true if older sessions of the person gave way. Fails where the account or the password that was
-    /// checked is gone by then.
+    /// Records a login, unless what was proved does not hold (any more).
     pub fn add_session(
         &mut self,
         token: TokenHash,
         session: &Session,
-        password: &str,
+        proof: &Proof,
         source: IpAddr,
         now: u64,
-    ) -> Result<(Vec<String>, bool)> {
+    ) -> Result<Login> {
         let Session { person, device, expires, .. } = session;
         self.write(|transaction| {
-            let count: i64 = transaction.query_row(
-                "SELECT count(*) FROM accounts WHERE person = ?1 AND password = ?2",
-                [person.as_str(), password],
-                |row| row.get(0),
-            )?;
-            if count == 0 {
-                bail!("the account of {person} changed during its login");
+            if let Some(refused) = identities::check(transaction, person, proof, now)? {
+                return Ok(refused);
             }
             transaction.execute(
                 "INSERT INTO sessions (token, person, device, source, created, expires) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
@@ -59,6 +93,7 @@ impl Database {
                  ON CONFLICT DO UPDATE SET last_login = ?3",
                 params![person, device, now.cast_signed()],
             )?;
+            identities::attach(transaction, &token, proof, now)?;
             let mut surplus = transaction.prepare_cached(
                 "SELECT token FROM sessions WHERE person = ?1 ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?2",
             )?;
@@ -67,8 +102,11 @@ impl Database {
             for token in &tokens {
                 end(transaction, token, person, now)?;
             }
-            AuditEvent::new("login").person(person).device(device).source(source).write(transaction, now)?;
-            Ok((devices::tags_of(transaction, person, device)?, !tokens.is_empty()))
+            let event = AuditEvent::new("login").person(person).device(device).source(source);
+            event.detail(proof.described()).write(transaction, now)?;
+            let tags = devices::tags_of(transaction, person, device)?;
+            let groups = identities::groups_of(transaction, person)?;
+            Ok(Login::Done { displaced: !tokens.is_empty(), tags, groups })
         })
     }
 
@@ -89,6 +127,27 @@ impl Database {
         Ok(rows.into_iter().filter_map(|(person, source)| Some((person, source.parse().ok()?))).collect())
     }
 
+    /// The sessions that have not ended, as they are listed.
+    pub fn session_entries(&self, now: u64) -> Result<Vec<SessionEntry>> {
+        let mut statement = self.connection.prepare(
+            "SELECT sessions.person, device, source, groups, sessions.created, expires, renewed FROM sessions
+             LEFT JOIN identities USING (person) LEFT JOIN provider_sessions USING (token)
+             WHERE expires > ?1 ORDER BY sessions.person, sessions.created",
+        )?;
+        let rows = statement.query_map([now.cast_signed()], |row| {
+            Ok(SessionEntry {
+                person: row.get(0)?,
+                device: row.get(1)?,
+                source: row.get(2)?,
+                groups: identities::groups(row.get(3)?),
+                created: row.get::<_, i64>(4)?.cast_unsigned(),
+                expires: row.get::<_, i64>(5)?.cast_unsigned(),
+                renewed: row.get::<_, Option<i64>>(6)?.map(i64::cast_unsigned),
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
     /// The sessions that have not ended.
     pub fn sessions(&self, now: u64) -> Result<Vec<(TokenHash, Session)>> {
         let mut statement =
@@ -97,13 +156,14 @@ impl Database {
             let expires = row.get::<_, i64>(3)?.cast_unsigned();
             let (person, device): (String, String) = (row.get(1)?, row.get(2)?);
             let tags = devices::tags_of(&self.connection, &person, &device)?;
-            Ok((row.get(0)?, Session { person, device, expires, tags }))
+            let groups = identities::groups_of(&self.connection, &person)?;
+            Ok((row.get(0)?, Session { person, device, expires, tags, groups }))
         })?;
         rows.collect()
     }
 }
 
-fn end(transaction: &Transaction<'_>, token: &TokenHash, person: &str, now: u64) -> Result<()> {
+pub(super) fn end(transaction: &Transaction<'_>, token: &TokenHash, person: &str, now: u64) -> Result<()> {
     transaction.execute("DELETE FROM sessions WHERE token = ?1", [token])?;
     grants::revoke_of_session(transaction, token, person, now)
 }

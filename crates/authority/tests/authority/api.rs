@@ -240,7 +240,7 @@ async fn garbage_is_answered_with_its_problem() {
     let big = "x".repeat(16 * 1024 + 1);
     assert_eq!(sent(raw.post(url("/v1/login")).body(big)).await, answer(413, "too_large"));
     assert_eq!(sent(raw.get(url("/v1/nothing"))).await, answer(404, "not_found"));
-    assert_eq!(sent(raw.get(url("/v1/login"))).await, answer(405, "wrong_method"));
+    assert_eq!(sent(raw.delete(url("/v1/login"))).await, answer(405, "wrong_method"));
     assert_eq!(sent(raw.post(url("/v1/grants")).bearer_auth("é")).await, answer(401, "not_logged_in"));
     assert!(stage.client().health().await.is_ok());
 }

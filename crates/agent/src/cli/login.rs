@@ -1,0 +1,213 @@
+//! `vouchsafe login`: with a password, through a browser, by device code, or with a service account's key.
+
+use super::redirect::Redirect;
+use super::{At, ask, done, no, unexpected};
+use crate::protocol::{Call, LoginStarted, LoginWay, Reply};
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use engine::api::ServiceKey;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+use zeroize::Zeroizing;
+
+/// Log in to an authority
+#[derive(Args, Debug)]
+pub struct LoginArguments {
+    #[command(flatten)]
+    at: At,
+    /// The authority
+    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
+    authority: String,
+    /// Trust the certificates in this file and no others [default: the system's]
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
+    ca: Option<PathBuf>,
+    /// Log in with a password, by this name [default: with the identity provider, where the authority has one]
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Read the password from standard input
+    #[arg(long)]
+    password_stdin: bool,
+    /// The six digits of your second factor [default: ask where needed]
+    #[arg(long, value_name = "CODE")]
+    totp: Option<String>,
+    /// Log in with the identity provider in a browser on another machine
+    #[arg(long, conflicts_with_all = ["user", "password_stdin", "totp"])]
+    device_code: bool,
+    /// Print the browser's address, don't open it
+    #[arg(long)]
+    no_open: bool,
+    /// Log in as a service account, with the key in this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["user", "password_stdin", "totp", "device_code"])]
+    service_key: Option<PathBuf>,
+    /// What to call this device [default: its host name]
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+}
+
+/// Where and as which device.
+struct Place {
+    at: At,
+    authority: String,
+    ca: Option<String>,
+    device: String,
+}
+
+pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
+    let LoginArguments { at, authority, ca, user, password_stdin, totp, device_code, no_open, service_key, device } =
+        arguments;
+    let ca = ca.as_deref().map(read).transpose()?;
+    let device = match device {
+        Some(device) => device,
+        None => {
+            let host = nix::sys::utsname::uname().context("cannot find this host's name")?;
+            host.nodename().to_string_lossy().into_owned()
+        }
+    };
+    let place = Place { at, authority, ca, device };
+    if let Some(file) = service_key {
+        return service(place, &file).await;
+    }
+    if device_code {
+        return by_device_code(&place).await;
+    }
+    if user.is_none() && !password_stdin {
+        let call = Call::LoginMethods { authority: place.authority.clone(), ca: place.ca.clone() };
+        match place.at.call(call).await? {
+            Reply::LoginMethods(methods) => {
+                if let Some(provider) = methods.provider {
+                    return by_browser(&place, provider.redirect_port, !no_open).await;
+                }
+            }
+            other => return unexpected(other),
+        }
+    }
+    by_password(place, user, password_stdin, totp).await
+}
+
+async fn by_password(
+    place: Place,
+    user: Option<String>,
+    password_stdin: bool,
+    totp: Option<String>,
+) -> Result<ExitCode> {
+    let person = match user {
+        Some(user) => user,
+        None => ask("User: ")?,
+    };
+    let password = if password_stdin {
+        let mut text = Zeroizing::new(String::new());
+        std::io::stdin().take(64 * 1024).read_to_string(&mut text).context("cannot read the password")?;
+        Zeroizing::new(text.trim_end_matches(['\r', '\n']).to_owned())
+    } else {
+        Zeroizing::new(rpassword::prompt_password("Password: ").context("cannot ask for the password")?)
+    };
+    let Place { at, authority, ca, device } = place;
+    let call = |totp| Call::Login {
+        authority: authority.clone(),
+        ca: ca.clone(),
+        person: person.clone(),
+        password: password.to_string(),
+        totp,
+        device: device.clone(),
+    };
+    let asks = totp.is_none() && std::io::stdin().is_terminal();
+    match at.call(call(totp)).await? {
+        Reply::Refused { kind, .. } if kind == "second_factor_required" && asks => {
+            let code = ask("Second factor: ")?;
+            done(at.call(call(Some(code))).await?)
+        }
+        reply => done(reply),
+    }
+}
+
+async fn by_browser(place: &Place, port: Option<u16>, open: bool) -> Result<ExitCode> {
+    let redirect = Redirect::listen(port).await?;
+    let way = LoginWay::Browser { port: redirect.port() };
+    let (url, state, expires_in) = match start(place, way).await? {
+        Reply::LoginStarted(LoginStarted::Browser { url, state, expires_in }) => (url, state, expires_in),
+        other => return unexpected(other),
+    };
+    println!("Log in with your browser:\n\n  {url}\n");
+    if open {
+        open_browser(&url);
+    }
+    let came = tokio::time::timeout(Duration::from_secs(expires_in), redirect.callback(&state)).await;
+    let Ok(came) = came else { return no("nobody logged in; begin anew") };
+    let (answer, page) = came?;
+    let callback = match answer {
+        Ok(callback) => callback,
+        Err(why) => {
+            page.refuse(&why).await;
+            return no(&format!("the identity provider says no: {why}"));
+        }
+    };
+    // The browser hears what came of it, not only that it was sent back.
+    match place.at.call(Call::FinishLogin { callback: Some(callback) }).await? {
+        Reply::Done { text } => {
+            page.welcome(&text).await;
+            done(Reply::Done { text })
+        }
+        Reply::Refused { kind, text } => {
+            page.refuse(&text).await;
+            unexpected(Reply::Refused { kind, text })
+        }
+        other => unexpected(other),
+    }
+}
+
+async fn by_device_code(place: &Place) -> Result<ExitCode> {
+    let (user_code, url, url_with_code, interval, expires_in) = match start(place, LoginWay::DeviceCode).await? {
+        Reply::LoginStarted(LoginStarted::DeviceCode { user_code, url, url_with_code, interval, expires_in }) => {
+            (user_code, url, url_with_code, interval, expires_in)
+        }
+        other => return unexpected(other),
+    };
+    println!("In a browser on any machine, open\n\n  {url}\n\nand enter the code\n\n  {user_code}\n");
+    if let Some(url) = url_with_code {
+        println!("or open, and compare the code:\n\n  {url}\n");
+    }
+    println!("Enter a code that you asked for yourself, and no other.");
+    let until = Instant::now() + Duration::from_secs(expires_in);
+    while Instant::now() < until {
+        tokio::time::sleep(Duration::from_secs(interval)).await;
+        match place.at.call(Call::FinishLogin { callback: None }).await? {
+            Reply::LoginPending => {}
+            reply => return done(reply),
+        }
+    }
+    no("nobody entered the code; begin anew")
+}
+
+async fn service(place: Place, file: &Path) -> Result<ExitCode> {
+    let Place { at, authority, ca, device } = place;
+    let text = Zeroizing::new(read(file)?);
+    let key: ServiceKey =
+        serde_json::from_str(&text).with_context(|| format!("{} is no service account's key", file.display()))?;
+    // The key is shown to nobody but the authority that made it, unless its certificate was renewed since.
+    let ca = Some(ca.unwrap_or_else(|| key.ca.clone()));
+    done(at.call(Call::ServiceLogin { authority, ca, key, device }).await?)
+}
+
+async fn start(place: &Place, way: LoginWay) -> Result<Reply> {
+    let Place { at, authority, ca, device } = place;
+    let (authority, ca, device) = (authority.clone(), ca.clone(), device.clone());
+    at.call(Call::StartLogin { authority, ca, device, way }).await
+}
+
+fn open_browser(url: &str) {
+    let graphical = ["DISPLAY", "WAYLAND_DISPLAY", "BROWSER"].iter().any(|name| std::env::var_os(name).is_some());
+    if graphical {
+        let mut command = Command::new("xdg-open");
+        let _ = command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    }
+}
+
+fn read(file: &Path) -> Result<String> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    match text.is_empty() {
+        true => bail!("{} is empty", file.display()),
+        false => Ok(text),
+    }
+}

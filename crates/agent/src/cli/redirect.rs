@@ -1,0 +1,180 @@
+//! Where the browser comes back to after a login: a port of this machine's loopback address (RFC 8252, §7.3), for one
+//! visit. Other pages and programs can knock here, too: what doesn't bring the login's state is turned away.
+
+use anyhow::{Context, Result};
+use engine::api::Callback;
+use openidconnect::url::{Url, form_urlencoded};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+/// The longest request, in bytes.
+const MOST: usize = 16 * 1024;
+/// How long a visitor may take to say what it wants, and to take the answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The port, waiting.
+pub struct Redirect {
+    listener: TcpListener,
+    port: u16,
+}
+
+/// The browser, waiting to hear what came of it.
+pub struct Page(TcpStream);
+
+impl Redirect {
+    /// Listens on any port, or the one that the provider insists on.
+    pub async fn listen(port: Option<u16>) -> Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", port.unwrap_or(0))).await;
+        let listener = listener.context("cannot listen for the browser on 127.0.0.1")?;
+        let port = listener.local_addr()?.port();
+        Ok(Self { listener, port })
+    }
+
+    /// The port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Waits for the browser that brings `state`: with a code, or with the provider's reason for giving none.
+    pub async fn callback(&self, state: &str) -> Result<(Result<Callback, String>, Page)> {
+        let (came, mut comes) = tokio::sync::mpsc::channel(1);
+        loop {
+            tokio::select! {
+                Some(answer) = comes.recv() => return Ok(answer),
+                accepted = self.listener.accept() => {
+                    // One that is slow keeps nobody else waiting.
+                    let (stream, _) = accepted.context("cannot hear the browser")?;
+                    let (came, state, port) = (came.clone(), state.to_owned(), self.port);
+                    tokio::spawn(async move {
+                        if let Ok(Ok(Some(answer))) = timeout(PATIENCE, visit(stream, &state, port)).await {
+                            let _ = came.send(answer).await;
+                        }
+                    });
+                }
+            }
+        }
+    }
+}
+
+impl Page {
+    /// All went well.
+    pub async fn welcome(self, text: &str) {
+        self.answer("200 OK", &format!("You are {text}. You can close this window.")).await;
+    }
+
+    /// It did not.
+    pub async fn refuse(self, why: &str) {
+        self.answer("403 Forbidden", &format!("You are not logged in: {why}")).await;
+    }
+
+    async fn answer(mut self, status: &str, text: &str) {
+        let text = text.replace('&', "&amp;").replace('<', "&lt;");
+        let body = format!(
+            "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>Vouchsafe</title><p>{text}</p></html>\n"
+        );
+        let head = format!(
+            "HTTP/1.1 {status}\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: {}\r\n\
+             Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\nX-Content-Type-Options: nosniff\r\n\
+             Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\nConnection: close\r\n\r\n",
+            body.len()
+        );
+        let _ = timeout(PATIENCE, async {
+            self.0.write_all(head.as_bytes()).await?;
+            self.0.write_all(body.as_bytes()).await?;
+            self.0.shutdown().await
+        })
+        .await;
+    }
+}
+
+async fn visit(mut stream: TcpStream, state: &str, port: u16) -> Result<Option<(Result<Callback, String>, Page)>> {
+    let mut head = Vec::new();
+    while !head.windows(4).any(|window| window == b"\r\n\r\n") {
+        let mut chunk = [0; 2048];
+        let size = stream.read(&mut chunk).await?;
+        if size == 0 || head.len() + size > MOST {
+            return Ok(None);
+        }
+        head.extend_from_slice(&chunk[..size]);
+    }
+    let page = Page(stream);
+    match judge(&String::from_utf8_lossy(&head), state, port) {
+        Some(answer) => Ok(Some((answer, page))),
+        None => {
+            page.answer("404 Not Found", "There is nothing here.").await;
+            Ok(None)
+        }
+    }
+}
+
+/// What a request brings, if it is the one that is waited for.
+fn judge(head: &str, state: &str, port: u16) -> Option<Result<Callback, String>> {
+    let mut lines = head.split("\r\n");
+    let target = lines.next()?.strip_prefix("GET ")?.strip_suffix(" HTTP/1.1")?;
+    // A name that somebody pointed at 127.0.0.1 is not this address.
+    let mut hosts = lines.filter_map(|line| line.split_once(':')).filter(|(name, _)| name.eq_ignore_ascii_case("host"));
+    let host = hosts.next()?.1.trim();
+    if hosts.next().is_some() || host != format!("127.0.0.1:{port}") {
+        return None;
+    }
+    let url = Url::parse(&format!("http://{host}")).ok()?.join(target).ok()?;
+    if url.path() != "/callback" || url.port() != Some(port) {
+        return None;
+    }
+    let mut told = BTreeMap::new();
+    for (name, value) in form_urlencoded::parse(url.query()?.as_bytes()) {
+        if told.insert(name.into_owned(), value.into_owned()).is_some() {
+            return None;
+        }
+    }
+    if told.remove("state")? != state {
+        return None;
+    }
+    match (told.remove("code"), told.remove("error")) {
+        (Some(code), None) => Some(Ok(Callback { code, state: state.to_owned(), iss: told.remove("iss") })),
+        (None, Some(error)) => Some(Err(match told.remove("error_description") {
+            Some(description) => format!("{error}: {description}").escape_debug().to_string(),
+            None => error.escape_debug().to_string(),
+        })),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(target: &str, host: &str) -> Option<Result<Callback, String>> {
+        judge(&format!("GET {target} HTTP/1.1\r\nAccept: */*\r\nHost: {host}\r\n\r\n"), "s t", 4000)
+    }
+
+    #[test]
+    fn what_the_provider_sent_is_taken() {
+        let callback = asked("/callback?code=a%2Bb&state=s+t&iss=https%3A%2F%2Fid.example.org", "127.0.0.1:4000");
+        let callback = callback.unwrap().ok().unwrap();
+        assert_eq!((callback.code.as_str(), callback.iss.as_deref()), ("a+b", Some("https://id.example.org")));
+        let refused = asked("/callback?error=access_denied&state=s%20t", "127.0.0.1:4000").unwrap().err().unwrap();
+        assert_eq!(refused, "access_denied");
+    }
+
+    #[test]
+    fn what_anybody_else_sends_is_turned_away() {
+        for (target, host) in [
+            ("/callback?code=a&state=other", "127.0.0.1:4000"),
+            ("/callback?code=a", "127.0.0.1:4000"),
+            ("/callback?code=a&state=s+t", "rebound.example.org:4000"),
+            ("/callback?code=a&state=s+t", "127.0.0.1"),
+            ("/callback?code=a&code=b&state=s+t", "127.0.0.1:4000"),
+            ("/callback?code=a&state=other&state=s+t", "127.0.0.1:4000"),
+            ("/callback?code=a&error=x&state=s+t", "127.0.0.1:4000"),
+            ("/callback/x?code=a&state=s+t", "127.0.0.1:4000"),
+            ("http://elsewhere.example.org/callback?code=a&state=s+t", "127.0.0.1:4000"),
+            ("/", "127.0.0.1:4000"),
+        ] {
+            assert!(asked(target, host).is_none(), "{target} {host}");
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Logging in and out: with a password, through a browser or a device code, with a service account's key.
+//!
+//! A login with an identity provider has two halves, which this daemon holds together: only it knows the verifier, so
+//! that what a browser brings back is worth nothing to anybody else.
+
+use super::{Daemon, LoggedIn, Message, Timed, refused, refused_by, timed};
+use crate::assertion;
+use crate::protocol::{LoginStarted, LoginWay, Reply};
+use crate::sessions::KeptSession;
+use client::{Authority, Error};
+use engine::agent::{self, Login, Subject};
+use engine::api::{
+    self, BrowserLogin, BrowserLoginStarted, Callback, DeviceLogin, DeviceLoginStarted, FinishLogin, LoginOutcome,
+    ServiceKey, ServiceLogin,
+};
+use sha2::{Digest, Sha256};
+use tokio::sync::oneshot;
+use zeroize::Zeroizing;
+
+/// The authority to log in to.
+pub(super) struct At {
+    pub url: String,
+    /// The certificates to trust, PEM; the system's where there are none.
+    pub ca: Option<String>,
+}
+
+/// A login with an identity provider that a user has started. No `Debug`: it holds a secret.
+pub(super) struct Started {
+    at: At,
+    login: String,
+    verifier: Zeroizing<String>,
+}
+
+impl At {
+    fn authority(&self) -> Result<Authority, Error> {
+        Authority::new(&self.url, self.ca.as_deref().map(str::as_bytes))
+    }
+}
+
+impl Daemon {
+    /// Whether this machine's agent logs in to that authority; tells the caller if not.
+    fn takes(&self, url: &str, reply: oneshot::Sender<Reply>) -> Option<oneshot::Sender<Reply>> {
+        if self.config.authorities.is_empty() || self.config.authorities.iter().any(|only| only == url) {
+            return Some(reply);
+        }
+        let text = format!("this machine's agent only takes: {}", self.config.authorities.join(", "));
+        let _ = reply.send(refused("other_authority", text));
+        None
+    }
+
+    pub(super) fn login(&self, uid: u32, at: At, login: api::Login, reply: oneshot::Sender<Reply>) {
+        let Some(reply) = self.takes(&at.url, reply) else { return };
+        self.enter(uid, at, reply, move |authority: Authority| async move {
+            authority.login(&login).await.map(LoginOutcome::LoggedIn)
+        });
+    }
+
+    pub(super) fn login_methods(&self, at: At, reply: oneshot::Sender<Reply>) {
+        let Some(reply) = self.takes(&at.url, reply) else { return };
+        tokio::spawn(async move {
+            let answer = async { at.authority()?.login_methods().await };
+            let _ = reply.send(match answer.await {
+                Ok(methods) => Reply::LoginMethods(methods),
+                Err(error) => refused_by(&error),
+            });
+        });
+    }
+
+    /// The first half of a login with an identity provider.
+    pub(super) fn start_login(&self, uid: u32, at: At, device: String, way: LoginWay, reply: oneshot::Sender<Reply>) {
+        let Some(reply) = self.takes(&at.url, reply) else { return };
+        let messages = self.messages.clone();
+        tokio::spawn(async move {
+            let answer = async {
+                let mut bytes = Zeroizing::new([0; 32]);
+                getrandom::fill(&mut *bytes).map_err(|error| Error::Other(error.to_string()))?;
+                let verifier = Zeroizing::new(hex::encode(*bytes));
+                let challenge = hex::encode(Sha256::digest(verifier.as_bytes()));
+                let authority = at.authority()?;
+                let (login, started) = match way {
+                    LoginWay::Browser { port } => {
+                        let started = authority.start_browser_login(&BrowserLogin { device, challenge, port }).await?;
+                        let BrowserLoginStarted { login, url, state, expires_in } = started;
+                        (login, LoginStarted::Browser { url, state, expires_in })
+                    }
+                    LoginWay::DeviceCode => {
+                        let started = authority.start_device_login(&DeviceLogin { device, challenge }).await?;
+                        let DeviceLoginStarted { login, user_code, url, url_with_code, interval, expires_in } = started;
+                        (login, LoginStarted::DeviceCode { user_code, url, url_with_code, interval, expires_in })
+                    }
+                };
+                Ok::<_, Error>((Started { at, login, verifier }, Reply::LoginStarted(started)))
+            };
+            match answer.await {
+                Ok((started, answer)) => {
+                    drop(messages.send(Message::LoginStarted(uid, started, answer, reply)).await);
+                }
+                Err(error) => drop(reply.send(refused_by(&error))),
+            }
+        });
+    }
+
+    /// The second half: what the browser brought back, or none for a device code.
+    pub(super) fn finish_login(&mut self, uid: u32, callback: Option<Callback>, reply: oneshot::Sender<Reply>) {
+        let Some(Started { at, login, verifier }) = self.started.get(&uid) else {
+            drop(reply.send(refused("wrong_login", "no login was started here: `vouchsafe login`".to_owned())));
+            return;
+        };
+        let at = At { url: at.url.clone(), ca: at.ca.clone() };
+        let finish = FinishLogin { login: login.clone(), verifier: verifier.to_string(), callback };
+        self.enter(uid, at, reply, move |authority: Authority| async move { authority.finish_login(&finish).await });
+    }
+
+    pub(super) fn service_login(
+        &self,
+        uid: u32,
+        at: At,
+        key: ServiceKey,
+        device: String,
+        reply: oneshot::Sender<Reply>,
+    ) {
+        let Some(reply) = self.takes(&at.url, reply) else { return };
+        self.enter(uid, at, reply, move |authority: Authority| async move {
+            let nonce = authority.challenge().await?.nonce;
+            let assertion = assertion::sign(&key, &nonce).map_err(|error| Error::Other(format!("{error:#}")))?;
+            let login = ServiceLogin { service: key.service, nonce, assertion, device };
+            authority.service_login(&login).await.map(LoginOutcome::LoggedIn)
+        });
+    }
+
+    /// Asks for a session, and has the loop take it up.
+    fn enter<F>(
+        &self,
+        uid: u32,
+        at: At,
+        reply: oneshot::Sender<Reply>,
+        ask: impl FnOnce(Authority) -> F + Send + 'static,
+    ) where
+        F: Future<Output = Result<LoginOutcome, Error>> + Send,
+    {
+        let messages = self.messages.clone();
+        tokio::spawn(async move {
+            let answer = async {
+                let authority = at.authority()?;
+                let Timed { value, asked, answered } = timed(ask(authority.clone())).await;
+                let LoginOutcome::LoggedIn(session) = value? else { return Ok(None) };
+                let api::Session { token, person, device, expires, now } = session;
+                let authority = authority.with_token(&token);
+                // Before the answer, so that the person's next command finds its destination protected.
+                let receivers = authority.destinations().await?.destinations;
+                let At { url, ca } = at;
+                if let Err(error) = agent::check_receivers(&receivers) {
+                    tracing::error!(uid, authority = url, "login refused: {error}");
+                    return Err(Error::Other(error.to_string()));
+                }
+                let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers, skew: 0 };
+                Ok::<_, Error>(Some(LoggedIn { authority, kept, told: Timed { value: now, asked, answered } }))
+            };
+            match answer.await {
+                Ok(Some(done)) => drop(messages.send(Message::Login(uid, Box::new(done), reply)).await),
+                Ok(None) => drop(reply.send(Reply::LoginPending)),
+                Err(error) => drop(reply.send(refused_by(&error))),
+            }
+        });
+    }
+
+    pub(super) fn logged_in(&mut self, uid: u32, done: LoggedIn, reply: oneshot::Sender<Reply>) {
+        let LoggedIn { authority, mut kept, told } = done;
+        self.started.remove(&uid);
+        let subject = Subject::of_user(uid);
+        // The session before ends on the authority's side, too.
+        if let Some(before) = self.connections.remove(&subject) {
+            let authority = before.authority.clone();
+            tokio::spawn(async move { authority.logout().await });
+        }
+        self.connect(subject, authority);
+        self.agent.login(subject, Login { expires: kept.expires, receivers: kept.receivers.clone(), skew: 0 });
+        self.agent.told_time(subject, told.value, told.asked, told.answered);
+        kept.skew = self.agent.skew(subject);
+        self.act();
+        tracing::info!(uid, person = kept.person, authority = kept.authority, "logged in");
+        let text = format!("logged in to {} as {}", kept.authority, kept.person);
+        self.kept.entry(uid).or_default().session = Some(kept);
+        self.save(uid);
+        let _ = reply.send(Reply::Done { text });
+    }
+
+    pub(super) fn logout(&mut self, subject: Subject) -> Reply {
+        let uid = subject.user();
+        self.agent.logout(subject);
+        let session = self.kept.get_mut(&uid).and_then(|kept| kept.session.take());
+        self.save(uid);
+        if let Some(connection) = self.connections.remove(&subject) {
+            let authority = connection.authority.clone();
+            tokio::spawn(async move {
+                if let Err(error) = authority.logout().await {
+                    tracing::warn!(uid, "the authority doesn't know of the logout: {error}");
+                }
+            });
+        }
+        match session {
+            Some(session) => {
+                tracing::info!(uid, "logged out");
+                Reply::Done { text: format!("logged out of {}", session.authority) }
+            }
+            None => refused("not_logged_in", "nobody was logged in".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! `vouchsafe authority session …`: who is logged in, and asking the identity provider about them.
+
+use super::{At, List, show};
+use crate::{admin, now};
+use anyhow::Result;
+use clap::Subcommand;
+use shell::table::utc;
+use std::process::ExitCode;
+
+/// Sessions
+#[derive(Subcommand, Debug)]
+pub enum SessionCommand {
+    /// List who is logged in
+    List(List),
+    /// Ask the identity provider now who is in which group; who lost one loses what rested on it
+    Refresh {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// Only about this person
+        #[arg(long)]
+        person: Option<String>,
+    },
+}
+
+pub(super) async fn run(command: SessionCommand) -> Result<ExitCode> {
+    match command {
+        SessionCommand::List(list) => {
+            let sessions = list.at.database()?.session_entries(now())?;
+            show(&list, &sessions, &["PERSON", "DEVICE", "SOURCE", "GROUPS", "SINCE", "UNTIL", "ASKED"], |session| {
+                let asked = session.renewed.map_or_else(|| "-".into(), utc);
+                let times = [utc(session.created), utc(session.expires), asked];
+                let texts = [&session.person, &session.device, &session.source, &session.groups.join(", ")];
+                texts.into_iter().chain(&times).cloned().collect()
+            })?;
+        }
+        SessionCommand::Refresh { at, person } => {
+            println!("{}", admin::renew_sessions(&at.directory(), person).await?);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,97 @@
+//! What a provider says about a person, as far as the authority cares.
+
+use super::ProviderConfig;
+use engine::policy::name_is_valid;
+use serde_json::{Map, Value};
+
+/// Groups that one person may be in.
+const MOST_GROUPS: usize = 1000;
+
+/// Who a provider says somebody is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The provider's issuer identifier.
+    pub issuer: String,
+    /// The provider's own name for the person, which never changes hands.
+    pub subject: String,
+    /// The person's name here.
+    pub person: String,
+    /// The groups, sorted.
+    pub groups: Vec<String>,
+    /// The provider's name for its own session, for logouts by the back channel.
+    pub sid: Option<String>,
+}
+
+impl Identity {
+    /// Reads verified claims; or says, for the person who logs in, what is wrong with them.
+    pub fn read(config: &ProviderConfig, claims: &Map<String, Value>) -> Result<Self, String> {
+        let text = |name: &str| claims.get(name).and_then(Value::as_str);
+        let subject = text("sub").ok_or("the identity provider does not say who this is")?;
+        let claim = &config.person_claim;
+        let person = text(claim)
+            .ok_or_else(|| format!("the identity provider gives no `{claim}`: a scope or `person_claim` is missing"))?;
+        if claim == "email" && claims.get("email_verified") != Some(&Value::Bool(true)) {
+            return Err(format!("the identity provider has not verified the address {}", person.escape_debug()));
+        }
+        if !name_is_valid(person) {
+            return Err(format!("`{}` can't be a name here; set `person_claim`", person.escape_debug()));
+        }
+        let mut groups = match claims.get(&config.groups_claim) {
+            None | Some(Value::Null) => Vec::new(),
+            Some(Value::String(group)) => vec![group.clone()],
+            Some(Value::Array(groups)) => groups.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
+            Some(_) => return Err(format!("the identity provider's `{}` is no list of names", config.groups_claim)),
+        };
+        if groups.len() > MOST_GROUPS {
+            return Err(format!("the identity provider lists {} groups; at most {MOST_GROUPS}", groups.len()));
+        }
+        // What no policy can name decides nothing.
+        groups.retain(|group| name_is_valid(group));
+        groups.sort();
+        groups.dedup();
+        let sid = text("sid").map(str::to_owned);
+        Ok(Self { issuer: config.issuer.clone(), subject: subject.into(), person: person.into(), groups, sid })
+    }
+
+    /// Whether the claims lack something that another place of the provider might tell.
+    pub fn lacks(config: &ProviderConfig, claims: &Map<String, Value>) -> bool {
+        [&config.person_claim, &config.groups_claim].iter().any(|name| !claims.contains_key(*name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use serde_json::json;
+
+    fn read(claims: Value) -> Result<Identity, String> {
+        let text = "[oidc]\nissuer = \"https://id.example.org\"\nclient_id = \"vouchsafe\"";
+        let config = Config::parse(text).unwrap().provider.unwrap();
+        Identity::read(&config, claims.as_object().unwrap())
+    }
+
+    #[test]
+    fn a_verified_address_is_a_name_and_groups_are_sorted() {
+        let claims =
+            json!({"sub": "1", "email": "a@example.org", "email_verified": true, "groups": ["z", "a", "z", "/x"]});
+        let identity = read(claims).unwrap();
+        assert_eq!((identity.person.as_str(), identity.groups), ("a@example.org", vec!["a".into(), "z".into()]));
+    }
+
+    #[test]
+    fn an_address_that_nobody_verified_is_no_name() {
+        assert!(read(json!({"sub": "1", "email": "a@example.org"})).is_err());
+        assert!(read(json!({"sub": "1", "email": "a@example.org", "email_verified": false})).is_err());
+        assert!(read(json!({"sub": "1", "email": "a@example.org", "email_verified": "true"})).is_err());
+    }
+
+    #[test]
+    fn claims_of_the_wrong_form_are_refused() {
+        assert!(read(json!({"email": "a@example.org", "email_verified": true})).is_err());
+        assert!(read(json!({"sub": "1", "email": "../a", "email_verified": true})).is_err());
+        assert!(read(json!({"sub": "1", "email": "a@b", "email_verified": true, "groups": {"x": 1}})).is_err());
+        let many: Vec<_> = (0..=MOST_GROUPS).map(|n| n.to_string()).collect();
+        assert!(read(json!({"sub": "1", "email": "a@b", "email_verified": true, "groups": many})).is_err());
+    }
+}

@@ -1,0 +1,124 @@
+//! `[oidc]` of authority.toml: the identity provider.
+
+use engine::document::{Fields, Reader};
+use openidconnect::IssuerUrl;
+use std::path::PathBuf;
+
+const KEYS: &[&str] = &[
+    "issuer",
+    "client_id",
+    "client_secret_file",
+    "scopes",
+    "person_claim",
+    "groups_claim",
+    "refresh",
+    "reauthenticate",
+    "redirect_port",
+    "ca_file",
+];
+
+/// An identity provider, as the configuration describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProviderConfig {
+    /// Its issuer identifier: `https://`, or `http://` on a loopback address.
+    pub issuer: String,
+    /// What it calls this authority.
+    pub client_id: String,
+    /// The file with the secret it knows this authority by, relative to the authority's directory; none for a public
+    /// client.
+    pub client_secret_file: Option<PathBuf>,
+    /// What is asked for besides `openid`. Default: what the provider knows of `profile`, `email`, `groups` and
+    /// `offline_access`.
+    pub scopes: Option<Vec<String>>,
+    /// The claim that becomes the person's name. Default `email`, which the provider must have verified.
+    pub person_claim: String,
+    /// The claim that lists groups. Default `groups`.
+    pub groups_claim: String,
+    /// Seconds after which the provider is asked again who is in which group, where it gave a refresh token. Default 5
+    /// minutes.
+    pub refresh: u32,
+    /// Seconds after which a login at the provider is too old to log in with. Default: never.
+    pub reauthenticate: Option<u32>,
+    /// The port of 127.0.0.1 that agents await the browser on, where the provider takes no other. Default any.
+    pub redirect_port: Option<u16>,
+    /// The certificates the provider is trusted by, PEM, relative to the authority's directory. Default the system's.
+    pub ca_file: Option<PathBuf>,
+}
+
+impl ProviderConfig {
+    /// Reads the table, if there is one.
+    pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
+        let value = fields.value("oidc")?;
+        let Some(table) = value.get_ref().as_table() else {
+            reader.fault(value.span(), "`oidc` is a table: write it as `[oidc]`");
+            return None;
+        };
+        let fields = Fields::new(reader, table, value.span(), "the provider", KEYS);
+        let issuer = fields.required_text(reader, "issuer")?;
+        let url = IssuerUrl::new(issuer.get_ref().to_string()).ok();
+        if !url.as_ref().is_some_and(|url| is_confidential(url.url())) {
+            reader.fault(issuer.span(), "`issuer` is an https:// address (http:// on 127.0.0.1 or [::1] only)");
+        }
+        let client_id = fields.required_text(reader, "client_id")?;
+        if client_id.get_ref().is_empty() {
+            reader.fault(client_id.span(), "`client_id` is empty");
+        }
+        let file = |reader: &mut Reader<'_>, key| fields.text(reader, key).map(|text| PathBuf::from(*text.get_ref()));
+        let claim = |reader: &mut Reader<'_>, key, default: &str| {
+            fields.text(reader, key).map_or_else(|| default.to_owned(), |text| (*text.get_ref()).to_owned())
+        };
+        let scopes = fields.value("scopes").is_some().then(|| {
+            let scopes = fields.required_texts(reader, "scopes");
+            scopes.iter().map(|scope| (*scope.get_ref()).to_owned()).collect()
+        });
+        let reauthenticate = fields.value("reauthenticate").is_some();
+        let reauthenticate = reauthenticate.then(|| fields.seconds(reader, "reauthenticate", 0, 60, 90 * 86_400));
+        let redirect_port = fields.value("redirect_port").is_some();
+        let redirect_port = redirect_port.then(|| fields.number(reader, "redirect_port", 0, 1024, 65_535));
+        Some(Self {
+            issuer: (*issuer.get_ref()).to_owned(),
+            client_id: (*client_id.get_ref()).to_owned(),
+            client_secret_file: file(reader, "client_secret_file"),
+            scopes,
+            person_claim: claim(reader, "person_claim", "email"),
+            groups_claim: claim(reader, "groups_claim", "groups"),
+            refresh: fields.seconds(reader, "refresh", 300, 10, 86_400),
+            reauthenticate,
+            redirect_port: redirect_port.and_then(|port| u16::try_from(port).ok()),
+            ca_file: file(reader, "ca_file"),
+        })
+    }
+}
+
+/// Whether nobody on the way can read or change what is said to this address.
+pub fn is_confidential(url: &openidconnect::url::Url) -> bool {
+    use openidconnect::url::Host;
+    let loopback = match url.host() {
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        _ => false,
+    };
+    url.scheme() == "https" || url.scheme() == "http" && loopback
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Config;
+
+    #[test]
+    fn a_provider_needs_an_issuer_and_a_client_id() {
+        let provider = |rest: &str| Config::parse(&format!("[oidc]\n{rest}"));
+        let full = "issuer = \"https://id.example.org\"\nclient_id = \"vouchsafe\"\n";
+        let read = provider(full).unwrap().provider.unwrap();
+        assert_eq!((read.person_claim.as_str(), read.groups_claim.as_str(), read.refresh), ("email", "groups", 300));
+        assert_eq!((read.scopes, read.reauthenticate, read.redirect_port), (None, None, None));
+        assert!(Config::parse("").unwrap().provider.is_none());
+        for wrong in ["client_id = \"x\"", "issuer = \"https://id.example.org\"", "issuer = \"x\"\nclient_id = \"x\""] {
+            assert!(provider(wrong).is_err(), "{wrong}");
+        }
+        assert!(provider(&full.replace("https://id.example.org", "http://id.example.org")).is_err());
+        assert!(provider(&full.replace("https://id.example.org", "http://127.0.0.1:5556/dex")).is_ok());
+        let faults = provider(&format!("{full}isuer = \"x\"")).unwrap_err().to_string();
+        assert!(faults.contains("did you mean `issuer`?"), "{faults}");
+    }
+}

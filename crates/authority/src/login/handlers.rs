@@ -1,0 +1,264 @@
+//! The calls that log in with the identity provider or as a machine (`engine::api`).
+
+use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, Finish, Started, Way};
+use super::provider::{Refusal, Verified};
+use super::{Provider, service};
+use crate::extract::{Body, Peer};
+use crate::handlers::check_device;
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::{AuditEvent, Proof};
+use crate::throttle::Key;
+use axum::extract::State;
+use axum::extract::rejection::FormRejection;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::IntoResponse;
+use axum::{Form, Json};
+use engine::api::{
+    BrowserLogin, BrowserLoginStarted, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin, IdentityProvider,
+    LoginMethods, LoginOutcome, ServiceLogin, Session,
+};
+use serde::Deserialize;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::oneshot;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use zeroize::Zeroizing;
+
+type Shared = State<Arc<Authority>>;
+
+/// The calls, with their descriptions.
+pub fn routes() -> OpenApiRouter<Arc<Authority>> {
+    OpenApiRouter::new()
+        .routes(routes!(methods))
+        .routes(routes!(browser))
+        .routes(routes!(device))
+        .routes(routes!(finish))
+        .routes(routes!(challenge))
+        .routes(routes!(service_login))
+        .routes(routes!(backchannel_logout))
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::No(why) => Self::ProviderRefused(why),
+            Refusal::Unavailable(error) => Self::ProviderUnavailable(error),
+        }
+    }
+}
+
+/// Tells the provider, in its own time, that a refresh token is not needed any more.
+pub fn forget(authority: Arc<Authority>, refresh_token: Zeroizing<String>) {
+    tokio::spawn(async move {
+        let Some(provider) = &authority.provider else { return };
+        if let Err(error) = provider.forget(openidconnect::RefreshToken::new(refresh_token.to_string())).await {
+            tracing::debug!("the identity provider: {error:#}");
+        }
+    });
+}
+
+/// Which ways to log in are there?
+#[utoipa::path(get, path = "/v1/login", responses((status = 200, body = LoginMethods), Problem))]
+pub async fn methods(State(authority): Shared) -> Json<LoginMethods> {
+    let provider = authority.provider.as_ref().map(|provider| IdentityProvider {
+        issuer: provider.config.issuer.clone(),
+        redirect_port: provider.config.redirect_port,
+    });
+    Json(LoginMethods { provider })
+}
+
+/// Start a login with the identity provider in a browser on the caller's machine
+#[utoipa::path(
+    post, path = "/v1/login/browser", request_body = BrowserLogin,
+    responses((status = 200, body = BrowserLoginStarted), Problem)
+)]
+async fn browser(
+    State(authority): Shared,
+    peer: Peer,
+    Body(BrowserLogin { device, challenge, port }): Body<BrowserLogin>,
+) -> Result<Json<BrowserLoginStarted>, Problem> {
+    let (provider, challenge) = prepare(&authority, &peer, &device, &challenge)?;
+    if port < 1024 || provider.config.redirect_port.is_some_and(|only| only != port) {
+        return Err(Problem::Malformed("the identity provider does not send browsers to this port".into()));
+    }
+    // The caller chooses no more than the port: nobody's browser is sent anywhere but to its own machine.
+    let departure = provider.depart(format!("http://127.0.0.1:{port}/callback")).await?;
+    let (url, state) = (departure.url.clone(), departure.state.clone());
+    let (source, until) = (Key::source(peer.address), Instant::now() + BROWSER_TIME);
+    let login = authority.logins.begin(Started { challenge, device, source, until, way: Way::Browser(departure) })?;
+    Ok(Json(BrowserLoginStarted { login, url, state, expires_in: BROWSER_TIME.as_secs() }))
+}
+
+/// Start a login with the identity provider in a browser anywhere
+#[utoipa::path(
+    post, path = "/v1/login/device", request_body = DeviceLogin,
+    responses((status = 200, body = DeviceLoginStarted), Problem)
+)]
+async fn device(
+    State(authority): Shared,
+    peer: Peer,
+    Body(DeviceLogin { device, challenge }): Body<DeviceLogin>,
+) -> Result<Json<DeviceLoginStarted>, Problem> {
+    let (provider, challenge) = prepare(&authority, &peer, &device, &challenge)?;
+    let details = provider.device().await?;
+    let expires_in = details.expires_in().min(BROWSER_TIME);
+    let mut started = DeviceLoginStarted {
+        login: String::new(),
+        user_code: details.user_code().secret().clone(),
+        url: details.verification_uri().to_string(),
+        url_with_code: details.verification_uri_complete().map(|url| url.secret().clone()),
+        interval: details.interval().as_secs().max(1),
+        expires_in: expires_in.as_secs(),
+    };
+    let (outcome, comes) = oneshot::channel();
+    let waiting = authority.clone();
+    let task = tokio::spawn(async move {
+        let Some(provider) = &waiting.provider else { return };
+        let _ = outcome.send(provider.await_device(&details).await);
+    });
+    let way = Way::Device(comes, Abort(task.abort_handle()));
+    let (source, until) = (Key::source(peer.address), Instant::now() + expires_in);
+    started.login = authority.logins.begin(Started { challenge, device, source, until, way })?;
+    Ok(Json(started))
+}
+
+/// Finish a login with the identity provider
+#[utoipa::path(
+    post, path = "/v1/login/finish", request_body = FinishLogin, responses((status = 200, body = LoginOutcome), Problem)
+)]
+async fn finish(
+    State(authority): Shared,
+    peer: Peer,
+    Body(FinishLogin { login, verifier, callback }): Body<FinishLogin>,
+) -> Result<Json<LoginOutcome>, Problem> {
+    let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
+    let found = authority.logins.finish(&login, &verifier, callback.as_ref(), &provider.config.issuer)?;
+    let (verified, device) = match found {
+        Finish::Pending => return Ok(Json(LoginOutcome::Pending)),
+        Finish::Arrived(departure, code, device) => (provider.arrive(departure, code).await, device),
+        Finish::Verified(verified, device) => (verified, device),
+    };
+    let Verified { identity, refresh_token } = match verified {
+        Ok(verified) => verified,
+        Err(refusal) => {
+            if let Refusal::No(why) = &refusal {
+                let event = AuditEvent::new("login_failed").source(peer.address).detail(why);
+                authority.audit_refusal(event).await?;
+            }
+            return Err(refusal.into());
+        }
+    };
+    let refresh_token = refresh_token.map(|token| Zeroizing::new(token.into_secret()));
+    let person = identity.person.clone();
+    let session = add(&authority, &peer, person, device, Proof::Provider { identity, refresh_token }).await?;
+    authority.throttle.refund(&authority.throttle.start(peer.address));
+    Ok(Json(LoginOutcome::LoggedIn(session)))
+}
+
+/// What a machine has to sign in order to log in
+#[utoipa::path(post, path = "/v1/login/challenge", responses((status = 200, body = Challenge), Problem))]
+async fn challenge(State(authority): Shared, peer: Peer) -> Result<Json<Challenge>, Problem> {
+    authority.throttle.charge(&authority.throttle.start(peer.address), Instant::now()).map_err(Problem::TooMany)?;
+    let (source, until) = (Key::source(peer.address), Instant::now() + CHALLENGE_TIME);
+    let (challenge, device) = ([0; 32], String::new());
+    let nonce = authority.logins.begin(Started { challenge, device, source, until, way: Way::Challenge })?;
+    Ok(Json(Challenge { nonce }))
+}
+
+/// Log a machine in
+#[utoipa::path(
+    post, path = "/v1/login/service", request_body = ServiceLogin, responses((status = 200, body = Session), Problem)
+)]
+async fn service_login(
+    State(authority): Shared,
+    peer: Peer,
+    Body(ServiceLogin { service, nonce, assertion, device }): Body<ServiceLogin>,
+) -> Result<Json<Session>, Problem> {
+    check_device(&device)?;
+    let name = service.clone();
+    let known = engine::policy::name_is_valid(&service) && authority.logins.answer(&nonce);
+    let key = if known { authority.storage.call(move |database| database.service_key(&name)).await? } else { None };
+    let genuine =
+        |key: &String| service::is_genuine(&assertion, &service, &nonce, &authority.audience, key).unwrap_or_default();
+    let Some(key) = key.filter(genuine) else {
+        authority.audit_refusal(AuditEvent::new("login_failed").source(peer.address).detail("assertion")).await?;
+        return Err(Problem::WrongAssertion);
+    };
+    let session = add(&authority, &peer, service, device, Proof::Service(key)).await?;
+    authority.throttle.refund(&authority.throttle.start(peer.address));
+    Ok(Json(session))
+}
+
+/// What an identity provider posts to log somebody out
+#[derive(Deserialize, ToSchema)]
+struct LogoutForm {
+    /// A JWT that the provider signed.
+    logout_token: String,
+}
+
+/// The identity provider logs somebody out (OpenID Connect Back-Channel Logout 1.0)
+#[utoipa::path(
+    post, path = "/v1/login/backchannel-logout",
+    request_body(content = LogoutForm, content_type = "application/x-www-form-urlencoded"),
+    responses((status = 200, description = "Ended"), Problem)
+)]
+async fn backchannel_logout(
+    State(authority): Shared,
+    peer: Peer,
+    form: Result<Form<LogoutForm>, FormRejection>,
+) -> Result<impl IntoResponse, Problem> {
+    let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
+    let key = [Key::Logouts(Key::source(peer.address))];
+    authority.throttle.charge(&key, Instant::now()).map_err(Problem::TooMany)?;
+    let malformed = |_| Problem::Malformed("a form with a `logout_token` is wanted".into());
+    let Form(LogoutForm { logout_token }) = form.map_err(malformed)?;
+    let logout = match provider.logout(&logout_token).await {
+        Err(Refusal::No(why)) => return Err(Problem::Malformed(why)),
+        judged => judged?,
+    };
+    authority.throttle.refund(&key);
+    let end = {
+        let super::provider::Logout { subject, sid } = logout;
+        move |database: &mut crate::storage::Database| database.end_by_logout(&subject, sid.as_deref(), crate::now())
+    };
+    let ended = authority.storage.call(end).await?;
+    authority.sync().await?;
+    tracing::info!(ended, "the identity provider logged somebody out");
+    Ok((StatusCode::OK, [(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))]))
+}
+
+/// What both kinds of logins with the provider begin with.
+fn prepare<'a>(
+    authority: &'a Authority,
+    peer: &Peer,
+    device: &str,
+    challenge: &str,
+) -> Result<(&'a Provider, [u8; 32]), Problem> {
+    let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
+    check_device(device)?;
+    let mut hash = [0; 32];
+    hex::decode_to_slice(challenge, &mut hash)
+        .map_err(|_| Problem::Malformed("a challenge is a SHA-256, 64 hex digits".into()))?;
+    authority.throttle.charge(&authority.throttle.start(peer.address), Instant::now()).map_err(Problem::TooMany)?;
+    Ok((provider, hash))
+}
+
+async fn add(
+    authority: &Arc<Authority>,
+    peer: &Peer,
+    person: String,
+    device: String,
+    proof: Proof,
+) -> Result<Session, Problem> {
+    let added = authority.add_session(person.clone(), device, proof, peer.address).await;
+    if let Err(Problem::NameTaken(_)) = &added {
+        let event = AuditEvent::new("login_failed").person(&person).source(peer.address);
+        authority.audit_refusal(event.detail("the name belongs to somebody else here")).await?;
+    }
+    let session = added?;
+    peer.prove();
+    Ok(session)
+}

@@ -1,0 +1,77 @@
+//! How the authority calls the identity provider: TLS, no redirects, bounded in time and size.
+
+use super::config::is_confidential;
+use crate::tls;
+use anyhow::Result;
+use openidconnect::{AsyncHttpClient, HttpRequest, HttpResponse};
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+/// How long a connection may take to come up, and how long a call may take in all.
+const TIMES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
+/// The longest answer, in bytes.
+const MOST_ANSWER: usize = 1024 * 1024;
+
+/// Calls a provider.
+#[derive(Clone)]
+pub struct Http(reqwest::Client);
+
+/// Why a call failed.
+#[derive(Debug)]
+pub struct Failure(String);
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<reqwest::Error> for Failure {
+    fn from(error: reqwest::Error) -> Self {
+        // An address may carry secrets; causes are what helps.
+        Self(format!("{:#}", anyhow::Error::from(error.without_url())))
+    }
+}
+
+impl Http {
+    /// A client that trusts the certificates in `ca_pem`, or the system's.
+    pub fn new(ca_pem: Option<&[u8]>) -> Result<Self> {
+        // A redirect could lead anywhere in the authority's network.
+        let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
+        let builder = builder.tls_backend_preconfigured(tls::client_config(ca_pem)?);
+        Ok(Self(builder.connect_timeout(TIMES.0).timeout(TIMES.1).no_proxy().build()?))
+    }
+
+    async fn send(&self, request: HttpRequest) -> Result<HttpResponse, Failure> {
+        let (parts, body) = request.into_parts();
+        let url = reqwest::Url::parse(&parts.uri.to_string()).map_err(|error| Failure(error.to_string()))?;
+        if !is_confidential(&url) {
+            return Err(Failure("the provider wants to be called without TLS".into()));
+        }
+        let mut response = self.0.request(parts.method, url).headers(parts.headers).body(body).send().await?;
+        let mut answer = openidconnect::http::Response::builder().status(response.status());
+        if let Some(headers) = answer.headers_mut() {
+            *headers = response.headers().clone();
+        }
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await? {
+            if body.len() + chunk.len() > MOST_ANSWER {
+                return Err(Failure("the provider's answer has no end".into()));
+            }
+            body.extend_from_slice(&chunk);
+        }
+        answer.body(body).map_err(|error| Failure(error.to_string()))
+    }
+}
+
+impl<'c> AsyncHttpClient<'c> for Http {
+    type Error = Failure;
+    type Future = Pin<Box<dyn Future<Output = Result<HttpResponse, Failure>> + Send + 'c>>;
+
+    fn call(&'c self, request: HttpRequest) -> Self::Future {
+        Box::pin(self.send(request))
+    }
+}

@@ -1,0 +1,425 @@
+//! The identity provider, seen from its relying party: what it is asked, and which of its answers are believed.
+
+use super::http::{Failure, Http};
+use super::{Identity, ProviderConfig};
+use crate::Directory;
+use anyhow::{Context, Result, anyhow};
+use openidconnect::core::{
+    CoreAuthDisplay, CoreAuthPrompt, CoreAuthenticationFlow, CoreClaimName, CoreClaimType, CoreClientAuthMethod,
+    CoreDeviceAuthorizationResponse, CoreErrorResponseType, CoreGenderClaim, CoreGrantType, CoreJsonWebKey,
+    CoreJweContentEncryptionAlgorithm, CoreJweKeyManagementAlgorithm, CoreJwsSigningAlgorithm, CoreResponseMode,
+    CoreResponseType, CoreRevocableToken, CoreRevocationErrorResponse, CoreSubjectIdentifierType,
+    CoreTokenIntrospectionResponse, CoreTokenType,
+};
+use openidconnect::{
+    AccessToken, AccessTokenHash, AdditionalClaims, AdditionalProviderMetadata, AuthorizationCode, ClientId,
+    ClientSecret, CsrfToken, DeviceAuthorizationUrl, EmptyExtraTokenFields, EndpointMaybeSet, EndpointNotSet,
+    EndpointSet, IdToken, IdTokenFields, IdTokenVerifier, IssuerUrl, JsonWebTokenType, Nonce, NonceVerifier,
+    OAuth2TokenResponse, PkceCodeChallenge, PkceCodeVerifier, ProviderMetadata, RedirectUrl, RefreshToken,
+    RequestTokenError, RevocationUrl, Scope, StandardErrorResponse, StandardTokenResponse, SubjectIdentifier,
+    TokenResponse, UserInfoClaims,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
+
+/// How long what the provider says about itself, keys included, is taken for true.
+const METADATA_TIME: Duration = Duration::from_secs(600);
+/// How soon after a failure or a look-up the provider may be asked about itself again.
+const METADATA_PAUSE: Duration = Duration::from_secs(5);
+/// How far the provider's clock may be from ours where ages matter, seconds.
+const SKEW: i64 = 60;
+/// What is asked for unless the configuration says otherwise, as far as the provider knows it.
+const SCOPES: [&str; 4] = ["profile", "email", "groups", "offline_access"];
+/// Signatures that are believed: none that rests on a shared secret or on nothing.
+const SIGNATURES: [CoreJwsSigningAlgorithm; 9] = [
+    CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha256,
+    CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha384,
+    CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha512,
+    CoreJwsSigningAlgorithm::RsaSsaPssSha256,
+    CoreJwsSigningAlgorithm::RsaSsaPssSha384,
+    CoreJwsSigningAlgorithm::RsaSsaPssSha512,
+    CoreJwsSigningAlgorithm::EcdsaP256Sha256,
+    CoreJwsSigningAlgorithm::EcdsaP384Sha384,
+    CoreJwsSigningAlgorithm::EdDsa,
+];
+/// What makes a token a logout token (OpenID Connect Back-Channel Logout 1.0, §2.4).
+const LOGOUT: &str = "http://schemas.openid.net/event/backchannel-logout";
+
+/// What an ID token and a logout token may call themselves (RFC 8725, §3.11).
+const ID_TYPES: [&str; 1] = ["JWT"];
+const LOGOUT_TYPES: [&str; 2] = ["JWT", "logout+jwt"];
+
+/// Every claim that the standard does not name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Claims(Map<String, Value>);
+impl AdditionalClaims for Claims {}
+
+/// What providers say about themselves beyond OpenID Connect Discovery.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Endpoints {
+    device_authorization_endpoint: Option<DeviceAuthorizationUrl>,
+    revocation_endpoint: Option<RevocationUrl>,
+}
+impl AdditionalProviderMetadata for Endpoints {}
+
+type Metadata = ProviderMetadata<
+    Endpoints,
+    CoreAuthDisplay,
+    CoreClientAuthMethod,
+    CoreClaimName,
+    CoreClaimType,
+    CoreGrantType,
+    CoreJweContentEncryptionAlgorithm,
+    CoreJweKeyManagementAlgorithm,
+    CoreJsonWebKey,
+    CoreResponseMode,
+    CoreResponseType,
+    CoreSubjectIdentifierType,
+>;
+type Tokens = StandardTokenResponse<
+    IdTokenFields<
+        Claims,
+        EmptyExtraTokenFields,
+        CoreGenderClaim,
+        CoreJweContentEncryptionAlgorithm,
+        CoreJwsSigningAlgorithm,
+    >,
+    CoreTokenType,
+>;
+type Client = openidconnect::Client<
+    Claims,
+    CoreAuthDisplay,
+    CoreGenderClaim,
+    CoreJweContentEncryptionAlgorithm,
+    CoreJsonWebKey,
+    CoreAuthPrompt,
+    StandardErrorResponse<CoreErrorResponseType>,
+    Tokens,
+    CoreTokenIntrospectionResponse,
+    CoreRevocableToken,
+    CoreRevocationErrorResponse,
+    EndpointSet,
+    EndpointNotSet,
+    EndpointNotSet,
+    EndpointNotSet,
+    EndpointMaybeSet,
+    EndpointMaybeSet,
+>;
+type Token = IdToken<Claims, CoreGenderClaim, CoreJweContentEncryptionAlgorithm, CoreJwsSigningAlgorithm>;
+
+/// Why a login or a renewal did not come about.
+pub enum Refusal {
+    /// The provider, or what it said, does not let the person in; one line for them.
+    No(String),
+    /// The provider can't be reached or does not work.
+    Unavailable(anyhow::Error),
+}
+
+/// What a provider gave for one login or renewal.
+pub struct Verified {
+    /// Who it is.
+    pub identity: Identity,
+    /// What the next renewal is asked with. Secret.
+    pub refresh_token: Option<RefreshToken>,
+}
+
+/// What a browser is sent away with, and what must come back.
+pub struct Departure {
+    /// Where it is sent.
+    pub url: String,
+    /// What it must bring back.
+    pub state: String,
+    /// What the ID token must hold.
+    pub nonce: Nonce,
+    /// What the code is exchanged with. Secret.
+    pub verifier: PkceCodeVerifier,
+    /// Where it is sent back to.
+    pub redirect: RedirectUrl,
+}
+
+/// A logout by the back channel: sessions of this subject, or the one of this name, are over.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Logout {
+    /// The provider's name for the person.
+    pub subject: String,
+    /// The provider's name for its session; all of the person's where there is none.
+    pub sid: Option<String>,
+}
+
+struct Known {
+    metadata: Result<Arc<Metadata>, String>,
+    since: Instant,
+}
+
+/// The identity provider of an authority.
+pub struct Provider {
+    pub(crate) config: ProviderConfig,
+    http: Http,
+    issuer: IssuerUrl,
+    secret: Option<ClientSecret>,
+    known: Mutex<Option<Known>>,
+}
+
+impl Provider {
+    /// Reads the files that the configuration names; asks nobody yet.
+    pub fn new(config: ProviderConfig, directory: &Directory) -> Result<Self> {
+        let read = |file: &std::path::Path| {
+            let path = directory.path().join(file);
+            std::fs::read_to_string(&path).with_context(|| format!("can't read {}", path.display()))
+        };
+        let secret = config.client_secret_file.as_deref().map(read).transpose()?;
+        let secret = secret.map(|text| ClientSecret::new(text.trim().to_owned()));
+        let ca = config.ca_file.as_deref().map(read).transpose()?;
+        let http = Http::new(ca.as_deref().map(str::as_bytes))?;
+        let issuer = IssuerUrl::new(config.issuer.clone())?;
+        Ok(Self { config, http, issuer, secret, known: Mutex::new(None) })
+    }
+
+    /// Where to send a browser that shall come back to `redirect`.
+    pub async fn depart(&self, redirect: String) -> Result<Departure, Refusal> {
+        let metadata = self.metadata(false).await?;
+        let redirect = RedirectUrl::new(redirect).map_err(|error| Refusal::Unavailable(error.into()))?;
+        let (challenge, verifier) = PkceCodeChallenge::new_random_sha256();
+        let client = self.client(&metadata).set_redirect_uri(redirect.clone());
+        let flow = CoreAuthenticationFlow::AuthorizationCode;
+        let mut request = client.authorize_url(flow, CsrfToken::new_random, Nonce::new_random);
+        request = request.add_scopes(self.scopes(&metadata)).set_pkce_challenge(challenge);
+        if let Some(age) = self.config.reauthenticate {
+            request = request.set_max_age(Duration::from_secs(age.into()));
+        }
+        let (url, state, nonce) = request.url();
+        Ok(Departure { url: url.into(), state: state.into_secret(), nonce, verifier, redirect })
+    }
+
+    /// Exchanges the code that a browser brought back.
+    pub async fn arrive(&self, departure: Departure, code: String) -> Result<Verified, Refusal> {
+        let metadata = self.metadata(false).await?;
+        let client = self.client(&metadata).set_redirect_uri(departure.redirect);
+        let request = client.exchange_code(AuthorizationCode::new(code)).map_err(broken)?;
+        let tokens = request.set_pkce_verifier(departure.verifier).request_async(&self.http).await.map_err(refused)?;
+        self.verified(&tokens, &departure.nonce, None).await
+    }
+
+    /// Begins a login by device code.
+    pub async fn device(&self) -> Result<CoreDeviceAuthorizationResponse, Refusal> {
+        let metadata = self.metadata(false).await?;
+        let url = metadata.additional_metadata().device_authorization_endpoint.clone();
+        let url = url.ok_or_else(|| Refusal::No("the identity provider knows no logins by device code".into()))?;
+        let client = self.client(&metadata).set_device_authorization_url(url);
+        let request = client.exchange_device_code().add_scopes(self.scopes(&metadata));
+        request.request_async(&self.http).await.map_err(refused)
+    }
+
+    /// Waits until the person has entered the code, as long as it is good, no more often than the provider wants.
+    pub async fn await_device(&self, details: &CoreDeviceAuthorizationResponse) -> Result<Verified, Refusal> {
+        let metadata = self.metadata(false).await?;
+        let client = self.client(&metadata);
+        let request = client.exchange_device_access_token(details).map_err(broken)?;
+        let tokens = request.request_async(&self.http, tokio::time::sleep, None).await.map_err(refused)?;
+        // No nonce: the token came over a connection of ours, for a code that is ours.
+        self.verified(&tokens, |_: Option<&Nonce>| Ok(()), None).await
+    }
+
+    /// Asks again about a person who logged in before.
+    pub async fn renew(&self, subject: &str, token: &RefreshToken) -> Result<Verified, Refusal> {
+        let metadata = self.metadata(false).await?;
+        let client = self.client(&metadata);
+        let request = client.exchange_refresh_token(token).map_err(broken)?;
+        let tokens = request.request_async(&self.http).await.map_err(refused)?;
+        let mut renewed = self.verified(&tokens, |_: Option<&Nonce>| Ok(()), Some(subject)).await?;
+        renewed.refresh_token.get_or_insert_with(|| token.clone());
+        Ok(renewed)
+    }
+
+    /// Tells the provider that a refresh token will not be used any more, where it cares.
+    pub async fn forget(&self, token: RefreshToken) -> Result<()> {
+        let Ok(metadata) = self.metadata(false).await else { return Ok(()) };
+        let Some(url) = metadata.additional_metadata().revocation_endpoint.clone() else { return Ok(()) };
+        let client = self.client(&metadata).set_revocation_url(url);
+        client.revoke_token(token.into())?.request_async(&self.http).await.context("the refresh token lives on")
+    }
+
+    /// Judges a logout token.
+    pub async fn logout(&self, token: &str) -> Result<Logout, Refusal> {
+        let token: Token = token.parse().map_err(|_| Refusal::No("this is no token".into()))?;
+        let no_nonce = |nonce: Option<&Nonce>| match nonce {
+            // The standard forbids it, so that no ID token passes for a logout token.
+            Some(_) => Err("a logout token has no nonce".to_owned()),
+            None => Ok(()),
+        };
+        let claims = self.claims(&token, no_nonce, &LOGOUT_TYPES).await?;
+        let is_logout = claims.get("events").and_then(|events| events.get(LOGOUT)).is_some_and(Value::is_object);
+        let subject = claims.get("sub").and_then(Value::as_str).filter(|_| is_logout);
+        let subject = subject.ok_or_else(|| Refusal::No("this is no logout token".into()))?.to_owned();
+        Ok(Logout { subject, sid: claims.get("sid").and_then(Value::as_str).map(str::to_owned) })
+    }
+
+    async fn verified<N: NonceVerifier + Clone>(
+        &self,
+        tokens: &Tokens,
+        nonce: N,
+        subject: Option<&str>,
+    ) -> Result<Verified, Refusal> {
+        let mut claims = match (tokens.id_token(), subject) {
+            (Some(token), _) => {
+                let claims = self.claims(token, nonce, &ID_TYPES).await?;
+                self.check_age(&claims)?;
+                self.check_hash(token, tokens.access_token()).await?;
+                claims
+            }
+            // A renewal may come without one (OpenID Connect Core, §12.2): then the provider is asked.
+            (None, Some(subject)) if self.config.reauthenticate.is_none() => {
+                Map::from_iter([("sub".to_owned(), subject.into())])
+            }
+            _ => return Err(Refusal::No("the identity provider gave no ID token: is `openid` allowed?".into())),
+        };
+        if subject.is_some_and(|subject| claims.get("sub").and_then(Value::as_str) != Some(subject)) {
+            return Err(Refusal::No("the identity provider spoke of somebody else".into()));
+        }
+        if Identity::lacks(&self.config, &claims) {
+            for (name, value) in self.user_info(&claims, tokens.access_token()).await? {
+                claims.entry(name).or_insert(value);
+            }
+        }
+        let identity = Identity::read(&self.config, &claims).map_err(Refusal::No)?;
+        Ok(Verified { identity, refresh_token: tokens.refresh_token().cloned() })
+    }
+
+    /// The claims of an ID token with issuer, audience, signature, expiry and nonce as they must be. Keys that the provider
+    /// may have changed are asked for once more.
+    async fn claims<N: NonceVerifier + Clone>(
+        &self,
+        token: &Token,
+        nonce: N,
+        types: &[&str],
+    ) -> Result<Map<String, Value>, Refusal> {
+        let mut last = String::new();
+        for anew in [false, true] {
+            let metadata = self.metadata(anew).await?;
+            let types = types.iter().filter_map(|name| JsonWebTokenType::new((*name).to_owned()).normalize().ok());
+            let verifier = self.verifier(&metadata).set_allowed_jose_types(types);
+            match token.claims(&verifier, nonce.clone()) {
+                Ok(claims) => match serde_json::to_value(claims) {
+                    Ok(Value::Object(claims)) => return Ok(claims),
+                    _ => return Err(Refusal::No("the identity provider's claims can't be read".into())),
+                },
+                Err(error) => last = format!("{:#}", anyhow!(error)),
+            }
+        }
+        tracing::warn!("a token of the identity provider is not believed: {last}");
+        Err(Refusal::No("the identity provider's answer is not believed; the authority's log says why".into()))
+    }
+
+    fn verifier(&self, metadata: &Metadata) -> IdTokenVerifier<'_, CoreJsonWebKey> {
+        let client_id = ClientId::new(self.config.client_id.clone());
+        IdTokenVerifier::new_public_client(client_id, self.issuer.clone(), metadata.jwks().clone())
+            .set_allowed_algs(SIGNATURES)
+    }
+
+    fn check_age(&self, claims: &Map<String, Value>) -> Result<(), Refusal> {
+        let Some(most) = self.config.reauthenticate else { return Ok(()) };
+        let at = claims.get("auth_time").and_then(Value::as_i64);
+        match at {
+            Some(at) if crate::now().cast_signed() - at <= i64::from(most) + SKEW => Ok(()),
+            Some(_) => Err(Refusal::No("the login at the identity provider is too old: log in there anew".into())),
+            None => Err(Refusal::No("the identity provider does not say when the person logged in there".into())),
+        }
+    }
+
+    /// That the access token belongs to the ID token, where the provider says which does.
+    async fn check_hash(&self, token: &Token, access: &AccessToken) -> Result<(), Refusal> {
+        let metadata = self.metadata(false).await?;
+        let verifier = self.verifier(&metadata);
+        let Ok(claims) = token.claims(&verifier, |_: Option<&Nonce>| Ok(())) else { return Ok(()) };
+        let Some(expected) = claims.access_token_hash() else { return Ok(()) };
+        let algorithm = token.signing_alg().map_err(|error| Refusal::No(error.to_string()))?;
+        let key = token.signing_key(&verifier).map_err(|error| Refusal::No(error.to_string()))?;
+        match AccessTokenHash::from_token(access, algorithm, key) {
+            Ok(actual) if actual == *expected => Ok(()),
+            _ => Err(Refusal::No("the identity provider's tokens don't belong together".into())),
+        }
+    }
+
+    async fn user_info(
+        &self,
+        claims: &Map<String, Value>,
+        access: &AccessToken,
+    ) -> Result<Map<String, Value>, Refusal> {
+        let metadata = self.metadata(false).await?;
+        let subject = claims.get("sub").and_then(Value::as_str).map(|text| SubjectIdentifier::new(text.to_owned()));
+        let client = self.client(&metadata);
+        let Ok(request) = client.user_info(access.clone(), subject) else { return Ok(Map::new()) };
+        let told: UserInfoClaims<Claims, CoreGenderClaim> =
+            request.request_async(&self.http).await.map_err(|error| Refusal::Unavailable(anyhow!(error)))?;
+        match serde_json::to_value(told) {
+            Ok(Value::Object(told)) => Ok(told),
+            _ => Ok(Map::new()),
+        }
+    }
+
+    fn client(&self, metadata: &Metadata) -> Client {
+        let client_id = ClientId::new(self.config.client_id.clone());
+        Client::from_provider_metadata(metadata.clone(), client_id, self.secret.clone())
+    }
+
+    fn scopes(&self, metadata: &Metadata) -> Vec<Scope> {
+        let supported = |scope: &&str| {
+            let known = metadata.scopes_supported();
+            known.is_none_or(|known| known.iter().any(|known| known.as_str() == *scope))
+        };
+        match &self.config.scopes {
+            Some(scopes) => scopes.iter().filter(|scope| *scope != "openid").cloned().map(Scope::new).collect(),
+            None => SCOPES.iter().filter(|scope| supported(scope)).map(|scope| Scope::new((*scope).into())).collect(),
+        }
+    }
+
+    /// What the provider says about itself; asked for `anew` where what is known may be out of date.
+    async fn metadata(&self, anew: bool) -> Result<Arc<Metadata>, Refusal> {
+        let mut known = self.known.lock().await;
+        let age = if anew { METADATA_PAUSE } else { METADATA_TIME };
+        let told = known
+            .as_ref()
+            .filter(|known| known.since.elapsed() < if known.metadata.is_ok() { age } else { METADATA_PAUSE });
+        let unavailable = |error: String| Refusal::Unavailable(anyhow!(error));
+        if let Some(told) = told {
+            return told.metadata.clone().map_err(unavailable);
+        }
+        let asked = Metadata::discover_async(self.issuer.clone(), &self.http).await;
+        let metadata = match asked {
+            Ok(metadata) => Ok(Arc::new(metadata)),
+            Err(error) => {
+                let error = format!("{}: {:#}", self.config.issuer, anyhow!(error));
+                match known.take().map(|known| known.metadata) {
+                    // A provider that is out of order for a moment has not changed its keys.
+                    Some(Ok(before)) if !anew => {
+                        tracing::warn!("the identity provider does not say about itself: {error}");
+                        Ok(before)
+                    }
+                    _ => Err(error),
+                }
+            }
+        };
+        *known = Some(Known { metadata: metadata.clone(), since: Instant::now() });
+        metadata.map_err(unavailable)
+    }
+}
+
+fn broken(error: impl std::error::Error + Send + Sync + 'static) -> Refusal {
+    Refusal::Unavailable(anyhow!(error).context("the identity provider has no token endpoint"))
+}
+
+/// A provider that answers with an error says no; one that doesn't answer, or not as it should, is out of order.
+fn refused<E>(error: RequestTokenError<Failure, E>) -> Refusal
+where
+    E: openidconnect::ErrorResponse + std::fmt::Display + Send + Sync + 'static,
+{
+    match error {
+        RequestTokenError::ServerResponse(answer) => {
+            Refusal::No(format!("the identity provider says no: {}", answer.to_string().escape_debug()))
+        }
+        other => Refusal::Unavailable(anyhow!(other)),
+    }
+}

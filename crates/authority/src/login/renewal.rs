@@ -1,0 +1,117 @@
+//! Asking the provider again about people who are logged in: who leaves a group, or the organisation, loses at once what
+//! rested on it.
+
+use super::provider::{Refusal, Verified};
+use crate::now;
+use crate::state::Authority;
+use crate::storage::{Renewable, Renewed};
+use anyhow::Result;
+use futures_util::StreamExt;
+use openidconnect::RefreshToken;
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::time::Duration;
+
+/// How often it is looked which sessions are due.
+pub const LOOK: Duration = Duration::from_secs(5);
+/// Sessions asked about at a time.
+const AT_A_TIME: usize = 8;
+
+/// What came of asking.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Renewals {
+    /// Sessions asked about.
+    pub asked: usize,
+    /// Those whose person's groups are others now.
+    pub changed: usize,
+    /// Those that ended.
+    pub ended: usize,
+    /// Those that nothing could be learned about; they go on.
+    pub failed: usize,
+    /// Grants revoked.
+    pub revoked: usize,
+}
+
+impl fmt::Display for Renewals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { asked, changed, ended, failed, revoked } = self;
+        write!(
+            f,
+            "{asked} sessions asked about: {changed} with other groups, {ended} ended, {failed} without an answer; "
+        )?;
+        write!(f, "{revoked} grants revoked")
+    }
+}
+
+impl Authority {
+    /// Asks about the sessions that are due.
+    pub async fn renew_due(&self) -> Result<()> {
+        let Some(provider) = &self.provider else { return Ok(()) };
+        let before = now().saturating_sub(provider.config.refresh.into());
+        let done = self.renew(None, before).await?;
+        if done.asked > 0 {
+            tracing::debug!("{done}");
+        }
+        Ok(())
+    }
+
+    /// Asks about every session, or every session of a person, now.
+    pub async fn renew_now(&self, person: Option<String>) -> Result<Renewals> {
+        anyhow::ensure!(
+            self.provider.is_some(),
+            "the authority has no identity provider: authority.toml has no [oidc]"
+        );
+        self.renew(person, now()).await
+    }
+
+    async fn renew(&self, person: Option<String>, before: u64) -> Result<Renewals> {
+        let _renewing = self.renewing.lock().await;
+        let due = self.storage.call(move |database| database.renewable(person.as_deref(), before, now())).await?;
+        let done = Mutex::new(Renewals { asked: due.len(), ..Renewals::default() });
+        let note = |change: fn(&mut Renewals)| change(&mut done.lock().unwrap_or_else(PoisonError::into_inner));
+        futures_util::stream::iter(due)
+            .for_each_concurrent(AT_A_TIME, |session| async {
+                match self.renew_one(session).await {
+                    Ok(Some(Renewed::Same)) => {}
+                    Ok(Some(Renewed::Groups)) => note(|done| done.changed += 1),
+                    Ok(Some(Renewed::Ended)) => note(|done| done.ended += 1),
+                    Ok(None) => note(|done| done.failed += 1),
+                    Err(error) => {
+                        tracing::error!("renewal: {error:#}");
+                        note(|done| done.failed += 1);
+                    }
+                }
+            })
+            .await;
+        let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if done.changed + done.ended > 0 {
+            done.revoked = self.judge_anew("the identity provider's word on groups changed").await?;
+            tracing::info!("{done}");
+        }
+        Ok(done)
+    }
+
+    /// `None` where the provider gave no answer.
+    async fn renew_one(&self, session: Renewable) -> Result<Option<Renewed>> {
+        let Some(provider) = &self.provider else { return Ok(None) };
+        let token = RefreshToken::new(session.refresh_token.to_string());
+        match provider.renew(&session.subject, &token).await {
+            Ok(Verified { identity, refresh_token }) => {
+                let token = refresh_token.unwrap_or(token).into_secret();
+                let token = zeroize::Zeroizing::new(token);
+                let renew =
+                    move |database: &mut crate::storage::Database| database.renew(&session, &identity, &token, now());
+                self.storage.call(renew).await.map(Some)
+            }
+            Err(Refusal::No(why)) => {
+                self.storage.call(move |database| database.end_by_provider(&session, &why, now())).await?;
+                Ok(Some(Renewed::Ended))
+            }
+            Err(Refusal::Unavailable(error)) => {
+                tracing::warn!(person = session.person, "the identity provider: {error:#}");
+                Ok(None)
+            }
+        }
+    }
+}

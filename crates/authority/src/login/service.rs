@@ -1,0 +1,28 @@
+//! Service accounts: a machine signs a challenge with the key that `authority service add` wrote for it, as a JWT whose
+//! issuer and subject are the service (in the manner of RFC 7523).
+
+use anyhow::{Context, Result};
+use engine::api::ServiceKey;
+use openidconnect::core::{CoreIdToken, CoreJsonCurveType, CoreJsonWebKey, CoreJwsSigningAlgorithm};
+use openidconnect::{ClientId, IdTokenVerifier, IssuerUrl, JsonWebKeySet, Nonce};
+use rcgen::{KeyPair, PKCS_ED25519, PublicKeyData};
+
+/// A new key for a service, and its public half in hex.
+pub fn new_key(service: &str, audience: String, ca: String) -> Result<(ServiceKey, String)> {
+    let pair = KeyPair::generate_for(&PKCS_ED25519)?;
+    let key = ServiceKey { service: service.to_owned(), audience, ca, key: pair.serialize_pem() };
+    Ok((key, hex::encode(pair.der_bytes())))
+}
+
+/// Whether `assertion` is this service's answer to the challenge `nonce` of the authority `audience`.
+pub fn is_genuine(assertion: &str, service: &str, nonce: &str, audience: &str, public_key: &str) -> Result<bool> {
+    let bytes = hex::decode(public_key).context("a stored service key is broken")?;
+    let key = CoreJsonWebKey::new_okp(bytes, CoreJsonCurveType::Ed25519, None);
+    let issuer = IssuerUrl::new(format!("vouchsafe:{service}"))?;
+    let verifier =
+        IdTokenVerifier::new_public_client(ClientId::new(audience.to_owned()), issuer, JsonWebKeySet::new(vec![key]))
+            .set_allowed_algs([CoreJwsSigningAlgorithm::EdDsa]);
+    let Ok(token) = assertion.parse::<CoreIdToken>() else { return Ok(false) };
+    let claims = token.claims(&verifier, &Nonce::new(nonce.to_owned()));
+    Ok(claims.is_ok_and(|claims| claims.subject().as_str() == service))
+}

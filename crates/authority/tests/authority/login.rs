@@ -1,0 +1,456 @@
+//! Logins with an identity provider and as a machine, and what must not become one.
+
+use crate::provider::{CLIENT, Key, LOGOUT, Provider};
+use crate::stage::{PASSWORD, SOON, Stage, events, git, handle, login, problem, revoked};
+use authority::admin;
+use client::{Authority, Error};
+use engine::api::{
+    BrowserLogin, BrowserLoginStarted, Callback, DeviceLogin, FinishLogin, LoginOutcome, ServiceLogin, Session,
+};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+const VERIFIER: &str = "what only the agent knows";
+
+/// An authority with a provider whose key is known.
+struct Scene {
+    stage: Stage,
+    provider: Provider,
+    key: Key,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        Self::with("").await
+    }
+
+    async fn with(more: &str) -> Self {
+        let key = Key::new();
+        let provider = Provider::start(&key).await;
+        let stage = Stage::start_with(&provider.configuration(more)).await;
+        stage.apply(&crate::stage::POLICY.replace("\"alice\", \"bob\"", "\"alice\"")).await.unwrap();
+        Self { stage, provider, key }
+    }
+
+    async fn start(&self) -> BrowserLoginStarted {
+        self.stage.client().start_browser_login(&start(4000)).await.unwrap()
+    }
+
+    /// Starts a login whose ID token will be good but for what `change` does to it.
+    async fn start_for(&self, groups: &[&str], change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> Going {
+        let started = self.start().await;
+        let asked = query(&started.url);
+        let mut claims = self.provider.claims(Some(&asked["nonce"]), groups);
+        change(&mut claims);
+        self.provider.gives(self.key.token(&claims));
+        Going { finish: finish(&started.login, VERIFIER, "a code", &started.state) }
+    }
+
+    async fn session(&self, groups: &[&str]) -> (Authority, Session) {
+        let going = self.start_for(groups, |_| {}).await;
+        let session = entered(going.end(&self.stage).await.unwrap());
+        (self.stage.client().with_token(&session.token), session)
+    }
+
+    /// Tells the authority of a logout, as a provider does.
+    async fn log_out(&self, token: String) -> u16 {
+        let url = format!("https://{}/v1/login/backchannel-logout", self.stage.address);
+        let sent = self.stage.raw().post(url).header("Content-Type", "application/x-www-form-urlencoded");
+        sent.body(format!("logout_token={token}")).send().await.unwrap().status().as_u16()
+    }
+}
+
+/// A login that has only to be finished.
+struct Going {
+    finish: FinishLogin,
+}
+
+impl Going {
+    async fn end(self, stage: &Stage) -> Result<LoginOutcome, Error> {
+        stage.client().finish_login(&self.finish).await
+    }
+}
+
+fn start(port: u16) -> BrowserLogin {
+    BrowserLogin { device: "laptop".into(), challenge: hex::encode(Sha256::digest(VERIFIER)), port }
+}
+
+fn finish(login: &str, verifier: &str, code: &str, state: &str) -> FinishLogin {
+    let callback = Some(Callback { code: code.into(), state: state.into(), iss: None });
+    FinishLogin { login: login.into(), verifier: verifier.into(), callback }
+}
+
+fn query(url: &str) -> HashMap<String, String> {
+    reqwest::Url::parse(url).unwrap().query_pairs().into_owned().collect()
+}
+
+fn entered(outcome: LoginOutcome) -> Session {
+    match outcome {
+        LoginOutcome::LoggedIn(session) => session,
+        LoginOutcome::Pending => panic!("not logged in yet"),
+    }
+}
+
+#[tokio::test]
+async fn a_person_of_the_provider_logs_in_and_the_groups_there_decide() {
+    let scene = Scene::new().await;
+    let (carol, session) = scene.session(&["staff"]).await;
+    assert_eq!(session.person, "carol@example.org");
+    carol.grant(&git()).await.unwrap();
+    let (carol, _) = scene.session(&["guests"]).await;
+    assert_eq!(problem(carol.grant(&git()).await).r#type, "no_rule");
+}
+
+#[tokio::test]
+async fn the_browser_is_sent_with_pkce_and_only_back_to_its_own_machine() {
+    let scene = Scene::new().await;
+    let started = scene.start().await;
+    let asked = query(&started.url);
+    assert_eq!(asked["redirect_uri"], "http://127.0.0.1:4000/callback");
+    assert_eq!((asked["code_challenge_method"].as_str(), asked["response_type"].as_str()), ("S256", "code"));
+    assert_eq!(asked["state"], started.state);
+    assert_eq!(asked["scope"], "openid email groups", "what the provider does not know is not asked for");
+    assert_eq!(problem(scene.stage.client().start_browser_login(&start(80)).await).r#type, "malformed");
+
+    let claims = scene.provider.claims(Some(&asked["nonce"]), &[]);
+    scene.provider.gives(scene.key.token(&claims));
+    let done = finish(&started.login, VERIFIER, "a code", &started.state);
+    entered(scene.stage.client().finish_login(&done).await.unwrap());
+    let exchanged = scene.provider.says.lock().unwrap().asked[0].clone();
+    let challenge = Sha256::digest(exchanged["code_verifier"].as_bytes());
+    use base64::Engine;
+    assert_eq!(base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(challenge), asked["code_challenge"]);
+    assert_eq!(exchanged["redirect_uri"], asked["redirect_uri"]);
+}
+
+#[tokio::test]
+async fn a_stolen_code_is_worth_nothing_without_the_verifier() {
+    let scene = Scene::new().await;
+    let going = scene.start_for(&["staff"], |_| {}).await;
+    let stolen = FinishLogin { verifier: "a guess".into(), ..going.finish.clone() };
+    assert_eq!(problem(scene.stage.client().finish_login(&stolen).await).r#type, "wrong_login");
+    assert!(scene.provider.says.lock().unwrap().asked.is_empty(), "the code was spent");
+    // And whoever started the login is none the worse for it.
+    entered(going.end(&scene.stage).await.unwrap());
+}
+
+#[tokio::test]
+async fn a_login_is_finished_once_and_with_what_belongs_to_it() {
+    let scene = Scene::new().await;
+    let used = scene.start_for(&[], |_| {}).await;
+    let again = Going { finish: used.finish.clone() };
+    entered(used.end(&scene.stage).await.unwrap());
+    assert_eq!(problem(again.end(&scene.stage).await).r#type, "wrong_login");
+
+    let refused = async |change: fn(&mut FinishLogin)| {
+        let mut going = scene.start_for(&[], |_| {}).await;
+        change(&mut going.finish);
+        problem(going.end(&scene.stage).await).r#type
+    };
+    assert_eq!(refused(|finish| finish.login = "0".repeat(32)).await, "wrong_login");
+    assert_eq!(refused(|finish| drop(finish.callback.take())).await, "wrong_login");
+    assert_eq!(refused(|finish| finish.callback.as_mut().unwrap().state = "x".into()).await, "wrong_login");
+    let mixed_up = refused(|finish| finish.callback.as_mut().unwrap().iss = Some("https://evil.example.org".into()));
+    assert_eq!(mixed_up.await, "wrong_login");
+}
+
+#[tokio::test]
+async fn an_id_token_that_is_not_for_this_login_lets_nobody_in() {
+    let scene = Scene::new().await;
+    type Change = fn(&mut serde_json::Map<String, Value>);
+    let changes: [(&str, Change); 8] = [
+        ("another login's nonce", |claims| drop(claims.insert("nonce".into(), "x".into()))),
+        ("no nonce", |claims| drop(claims.remove("nonce"))),
+        ("another client's", |claims| drop(claims.insert("aud".into(), json!(["other"])))),
+        ("also for another client", |claims| drop(claims.insert("aud".into(), json!([CLIENT, "other"])))),
+        ("another issuer's", |claims| drop(claims.insert("iss".into(), json!("https://evil.example.org")))),
+        ("ended", |claims| drop(claims.insert("exp".into(), json!(authority::now() - 1)))),
+        ("an address that nobody verified", |claims| drop(claims.insert("email_verified".into(), json!(false)))),
+        ("another access token's", |claims| drop(claims.insert("at_hash".into(), json!("AAAAAAAAAAAAAAAAAAAAAA")))),
+    ];
+    for (what, change) in changes {
+        let going = scene.start_for(&["staff"], change).await;
+        assert_eq!(problem(going.end(&scene.stage).await).r#type, "provider_refused", "{what}");
+    }
+    for (what, head) in [
+        ("unsigned", json!({ "alg": "none" })),
+        ("signed with the client's secret", json!({ "alg": "HS256" })),
+        ("of another kind", json!({ "alg": "EdDSA", "typ": "at+jwt" })),
+    ] {
+        let started = scene.start().await;
+        let claims = scene.provider.claims(Some(&query(&started.url)["nonce"]), &["staff"]);
+        let mut token = scene.key.sign(head.clone(), &claims);
+        if head["alg"] == "none" {
+            token.truncate(token.rfind('.').unwrap() + 1);
+        }
+        scene.provider.gives(token);
+        let done = finish(&started.login, VERIFIER, "a code", &started.state);
+        let answer = problem(scene.stage.client().finish_login(&done).await).r#type;
+        assert!(["provider_refused", "provider_unavailable"].contains(&answer.as_str()), "{what}: {answer}");
+    }
+    let started = scene.start().await;
+    let claims = scene.provider.claims(Some(&query(&started.url)["nonce"]), &["staff"]);
+    scene.provider.gives(Key::new().token(&claims));
+    let done = finish(&started.login, VERIFIER, "a code", &started.state);
+    assert_eq!(problem(scene.stage.client().finish_login(&done).await).r#type, "provider_refused");
+    assert!(scene.stage.database().session_entries(authority::now()).unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn nobody_takes_a_name_that_is_somebody_elses() {
+    let scene = Scene::with(", person_claim = \"name\"").await;
+    let named = |name: &'static str, subject: &'static str| {
+        move |claims: &mut serde_json::Map<String, Value>| {
+            claims.insert("name".into(), name.into());
+            claims.insert("sub".into(), subject.into());
+        }
+    };
+    let going = scene.start_for(&["staff"], named("alice", "c-1")).await;
+    assert_eq!(problem(going.end(&scene.stage).await).r#type, "name_taken", "alice has an account here");
+    let going = scene.start_for(&["staff"], named("carol", "c-1")).await;
+    entered(going.end(&scene.stage).await.unwrap());
+    let going = scene.start_for(&["staff"], named("carol", "m-1")).await;
+    assert_eq!(problem(going.end(&scene.stage).await).r#type, "name_taken", "another carol");
+    assert!(admin::add_account(&scene.stage.directory, "carol", PASSWORD, false).await.is_err());
+    assert!(admin::add_service(&scene.stage.directory, "carol", &[]).await.is_err());
+
+    // Who is called something else now takes none of the former name's sessions along.
+    let before = scene.stage.database().session_entries(authority::now()).unwrap();
+    assert_eq!(before.len(), 1);
+    let going = scene.start_for(&["staff"], named("caroline", "c-1")).await;
+    assert_eq!(entered(going.end(&scene.stage).await.unwrap()).person, "caroline");
+    let after = scene.stage.database().session_entries(authority::now()).unwrap();
+    assert_eq!(after.iter().map(|session| session.person.as_str()).collect::<Vec<_>>(), ["caroline"]);
+}
+
+#[tokio::test]
+async fn a_group_that_is_lost_revokes_what_rested_on_it() {
+    let scene = Scene::new().await;
+    let (carol, _) = scene.session(&["staff"]).await;
+    let edge = scene.stage.verifier("edge-1").await;
+    let mut heard = events(&edge).await;
+    let grant = carol.grant(&git()).await.unwrap();
+
+    scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["staff"])));
+    let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
+    assert!(told.starts_with("1 sessions asked about: 0 with other groups, 0 ended"), "{told}");
+    assert_eq!(scene.provider.says.lock().unwrap().asked[0]["grant_type"], "refresh_token");
+
+    scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["guests"])));
+    let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
+    assert!(told.contains("1 with other groups") && told.ends_with("1 grants revoked"), "{told}");
+    assert_eq!(revoked(&mut heard).await, [handle(&grant)]);
+    assert_eq!(problem(carol.grant(&git()).await).r#type, "no_rule");
+    assert!(carol.destinations().await.unwrap().destinations.is_empty());
+
+    // A flow that outlived its grant is judged by the same groups.
+    scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["staff"])));
+    admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
+    let second = carol.grant(&git()).await.unwrap();
+    let cut = edge.flows_to_cut(&[handle(&second)]).await.unwrap();
+    assert!(cut.is_empty(), "a provider's person has no account here and may all the same");
+}
+
+#[tokio::test]
+async fn a_login_with_other_groups_counts_for_the_persons_other_sessions() {
+    let scene = Scene::new().await;
+    let (first, _) = scene.session(&["staff"]).await;
+    first.grant(&git()).await.unwrap();
+    scene.session(&["guests"]).await;
+    assert_eq!(problem(first.grant(&git()).await).r#type, "no_rule");
+}
+
+#[tokio::test]
+async fn who_is_not_let_in_any_more_at_the_provider_is_logged_out() {
+    let scene = Scene::new().await;
+    let (carol, _) = scene.session(&["staff"]).await;
+    scene.provider.refuses();
+    let told = admin::renew_sessions(&scene.stage.directory, Some("carol@example.org".into())).await.unwrap();
+    assert!(told.contains("1 ended"), "{told}");
+    assert!(matches!(carol.destinations().await, Err(Error::NotLoggedIn)));
+}
+
+#[tokio::test]
+async fn a_renewal_that_speaks_of_somebody_else_changes_nobody() {
+    let scene = Scene::new().await;
+    let (carol, _) = scene.session(&["guests"]).await;
+    let mut claims = scene.provider.claims(None, &["staff"]);
+    claims.insert("sub".into(), "m-1".into());
+    scene.provider.gives(scene.key.token(&claims));
+    let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
+    assert!(told.contains("0 with other groups, 1 ended"), "{told}");
+    assert!(matches!(carol.destinations().await, Err(Error::NotLoggedIn)));
+}
+
+#[tokio::test]
+async fn a_provider_that_changed_its_keys_is_asked_for_them() {
+    let mut scene = Scene::new().await;
+    scene.session(&[]).await;
+    scene.key = Key::new();
+    scene.provider.publishes(&scene.key);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // Not at once: nobody makes the authority ask more often than every few seconds.
+    loop {
+        let going = scene.start_for(&[], |_| {}).await;
+        match going.end(&scene.stage).await {
+            Ok(outcome) => break drop(entered(outcome)),
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+#[tokio::test]
+async fn only_a_genuine_logout_token_logs_out() {
+    let scene = Scene::new().await;
+    let (carol, _) = scene.session(&["staff"]).await;
+    let good = || {
+        let mut claims = scene.provider.claims(None, &[]);
+        claims.insert("events".into(), json!({ LOGOUT: {} }));
+        claims
+    };
+    let with = |name: &str, value: Value| {
+        let mut claims = good();
+        claims.insert(name.into(), value);
+        claims
+    };
+    for (what, token) in [
+        ("an ID token", scene.key.token(&scene.provider.claims(None, &[]))),
+        ("a nonce", scene.key.token(&with("nonce", json!("x")))),
+        ("another client", scene.key.token(&with("aud", json!(["other"])))),
+        ("another issuer", scene.key.token(&with("iss", json!("https://evil.example.org")))),
+        ("ended", scene.key.token(&with("exp", json!(authority::now() - 1)))),
+        ("another key", Key::new().token(&good())),
+        ("no token", "x".to_owned()),
+    ] {
+        assert_eq!(scene.log_out(token).await, 400, "{what}");
+        carol.destinations().await.unwrap();
+    }
+    let other_session = scene.key.token(&with("sid", json!("s-2")));
+    assert_eq!(scene.log_out(other_session).await, 200);
+    carol.destinations().await.unwrap();
+
+    let edge = scene.stage.verifier("edge-1").await;
+    let mut heard = events(&edge).await;
+    let grant = carol.grant(&git()).await.unwrap();
+    let asked = Instant::now();
+    let head = json!({ "alg": "EdDSA", "typ": "logout+jwt" });
+    assert_eq!(scene.log_out(scene.key.sign(head, &good())).await, 200);
+    assert_eq!(revoked(&mut heard).await, [handle(&grant)]);
+    assert!(asked.elapsed() < SOON);
+    assert!(matches!(carol.destinations().await, Err(Error::NotLoggedIn)));
+}
+
+#[tokio::test]
+async fn nobody_asks_about_a_session_that_was_logged_out() {
+    let scene = Scene::new().await;
+    let (carol, _) = scene.session(&["staff"]).await;
+    carol.logout().await.unwrap();
+    let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
+    assert!(told.starts_with("0 sessions asked about"), "{told}");
+}
+
+#[tokio::test]
+async fn a_device_code_waits_for_the_person_and_for_whoever_asked_for_it() {
+    let scene = Scene::new().await;
+    scene.provider.says.lock().unwrap().pending = true;
+    let asked = DeviceLogin { device: "printer".into(), challenge: hex::encode(Sha256::digest(VERIFIER)) };
+    let started = scene.stage.client().start_device_login(&asked).await.unwrap();
+    assert_eq!((started.user_code.as_str(), started.interval), ("ABCD", 1));
+    let done = |verifier: &str| FinishLogin { login: started.login.clone(), verifier: verifier.into(), callback: None };
+    let client = scene.stage.client();
+    assert!(matches!(client.finish_login(&done(VERIFIER)).await.unwrap(), LoginOutcome::Pending));
+    assert_eq!(problem(client.finish_login(&done("a guess")).await).r#type, "wrong_login");
+
+    scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["staff"])));
+    scene.provider.says.lock().unwrap().pending = false;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let session = loop {
+        if let LoginOutcome::LoggedIn(session) = client.finish_login(&done(VERIFIER)).await.unwrap() {
+            break session;
+        }
+        assert!(Instant::now() < deadline, "the person entered the code long ago");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(session.device, "printer");
+    client.with_token(&session.token).grant(&git()).await.unwrap();
+    assert_eq!(problem(client.finish_login(&done(VERIFIER)).await).r#type, "wrong_login");
+}
+
+#[tokio::test]
+async fn a_provider_that_is_gone_keeps_nobody_else_out() {
+    let mut scene = Scene::new().await;
+    let (carol, _) = scene.session(&["staff"]).await;
+    let gone = Provider { issuer: "http://127.0.0.1:9".into(), says: scene.provider.says.clone() };
+    let config = scene.stage.directory.path().join("authority.toml");
+    let text = std::fs::read_to_string(&config).unwrap().replace(&scene.provider.issuer, &gone.issuer);
+    std::fs::write(&config, text).unwrap();
+    scene.stage.restart().await;
+    assert_eq!(problem(scene.stage.client().start_browser_login(&start(4000)).await).r#type, "provider_unavailable");
+    scene.stage.login("alice").await.grant(&git()).await.unwrap();
+    // Sessions that another provider vouched for are not this one's.
+    assert!(matches!(carol.destinations().await, Err(Error::NotLoggedIn)));
+}
+
+#[tokio::test]
+async fn an_authority_without_a_provider_says_so() {
+    let stage = Stage::start().await;
+    assert!(stage.client().login_methods().await.unwrap().provider.is_none());
+    assert_eq!(problem(stage.client().start_browser_login(&start(4000)).await).r#type, "no_provider");
+    stage.client().login(&login("alice", PASSWORD, None)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_logs_in_with_its_key_once_per_challenge() {
+    let stage = Stage::start().await;
+    let file = admin::add_service(&stage.directory, "backup", &["staff".into()]).await.unwrap();
+    let key = Key::of(&file.key);
+    let client = stage.client();
+    let assertion = |nonce: &str, change: fn(&mut serde_json::Map<String, Value>)| {
+        let claims = json!({
+            "iss": "vouchsafe:backup", "sub": "backup", "aud": [file.audience], "nonce": nonce,
+            "iat": authority::now(), "exp": authority::now() + 60,
+        });
+        let mut claims = claims.as_object().unwrap().clone();
+        change(&mut claims);
+        claims
+    };
+    let answer = async |nonce: &str, assertion: String| {
+        let (service, nonce) = ("backup".into(), nonce.into());
+        client.service_login(&ServiceLogin { service, nonce, assertion, device: "cellar".into() }).await
+    };
+    type Change = fn(&mut serde_json::Map<String, Value>);
+    let changes: [(&str, Change); 5] = [
+        ("for another authority", |claims| drop(claims.insert("aud".into(), json!(["other"])))),
+        ("to another challenge", |claims| drop(claims.insert("nonce".into(), json!("x")))),
+        ("of another issuer", |claims| drop(claims.insert("iss".into(), json!("vouchsafe:other")))),
+        ("about another service", |claims| drop(claims.insert("sub".into(), json!("other")))),
+        ("that has ended", |claims| drop(claims.insert("exp".into(), json!(authority::now() - 1)))),
+    ];
+    for (what, change) in changes {
+        let nonce = client.challenge().await.unwrap().nonce;
+        let refused = answer(&nonce, key.token(&assertion(&nonce, change))).await;
+        assert_eq!(problem(refused).r#type, "wrong_assertion", "{what}");
+    }
+    let nonce = client.challenge().await.unwrap().nonce;
+    let forged = answer(&nonce, Key::new().token(&assertion(&nonce, |_| {}))).await;
+    assert_eq!(problem(forged).r#type, "wrong_assertion");
+
+    let nonce = client.challenge().await.unwrap().nonce;
+    let signed = key.token(&assertion(&nonce, |_| {}));
+    let session = answer(&nonce, signed.clone()).await.unwrap();
+    assert_eq!((session.person.as_str(), session.device.as_str()), ("backup", "cellar"));
+    assert_eq!(problem(answer(&nonce, signed).await).r#type, "wrong_assertion", "replayed");
+
+    let backup = client.with_token(&session.token);
+    backup.grant(&git()).await.unwrap();
+    admin::set_service_groups(&stage.directory, "backup", &[]).await.unwrap();
+    assert_eq!(problem(backup.grant(&git()).await).r#type, "no_rule");
+    admin::remove_service(&stage.directory, "backup").await.unwrap();
+    assert!(matches!(backup.destinations().await, Err(Error::NotLoggedIn)));
+    let nonce = client.challenge().await.unwrap().nonce;
+    let refused = answer(&nonce, key.token(&assertion(&nonce, |_| {}))).await;
+    assert_eq!(problem(refused).r#type, "wrong_assertion");
+}
