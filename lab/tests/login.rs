@@ -1,0 +1,196 @@
+//! People and machines log in as they do in earnest: a person in a real browser at a real identity provider, by device
+//! code on another machine, a machine with its key; and what the provider says about groups decides.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lab::provider::{self, Options, PASSWORD, Provider};
+use lab::service::{call, exchange};
+use lab::world::{AUTHORITY, Agent, Authority, ECHO, FRONT4, Network, SOON, Services, Verifier, Way, World, policy};
+use lab::{Browser, Process, poll, test};
+
+/// Long enough for an answer that must not come.
+const QUIET: Duration = Duration::from_millis(400);
+
+/// The standard world, where only the provider knows who is staff.
+struct Organisation {
+    provider: Provider,
+    world: World,
+}
+
+impl Organisation {
+    fn new(options: impl FnOnce(&Authority) -> Options) -> Result<Self> {
+        let network = Network::new(Way::Nat)?;
+        let services = Services::start(&network)?;
+        let policy = policy("5m").replace("staff = [\"alice\"]", "staff = []");
+        // The provider's people; accounts of the same names would be somebody else's.
+        let authority = Authority::without_accounts(&network.authority, &policy, &provider::configuration(AUTHORITY))?;
+        let (certificate, key) = authority.certificate();
+        let provider = Provider::start(&network.authority, AUTHORITY, &certificate, &key, &options(&authority))?;
+        let verifier = Verifier::start(&network.server, &authority)?;
+        let agent = Agent::start(&network.alice)?;
+        Ok(Self { provider, world: World { agent, verifier, authority, services, network } })
+    }
+
+    /// Alice's `vouchsafe login`, and her browser.
+    fn log_in(&self, browser: &Browser<'_>, person: &str) -> Result<String> {
+        let mut login = self.world.agent.begin_login(&self.world.authority, &[])?;
+        let url = address(&mut login, &self.provider.issuer())?;
+        browser.open(&url)?;
+        enter(browser, person)?;
+        browser.wait_for("You are logged in")?;
+        finished(&mut login, true)
+    }
+
+    fn groups(&self) -> Result<serde_json::Value> {
+        let sessions = self.world.authority.sessions()?;
+        Ok(sessions.first().context("nobody is logged in")?["groups"].clone())
+    }
+}
+
+fn echo() -> SocketAddr {
+    format!("{FRONT4}:{ECHO}").parse().expect("an address")
+}
+
+/// The first address at the provider that a login prints.
+fn address(login: &mut Process, issuer: &str) -> Result<String> {
+    login.wait_for(issuer, SOON)?;
+    ensure!(poll(SOON, || login.log().lines().any(|line| line.trim().starts_with(issuer))), "no address");
+    let log = login.log();
+    let line = log.lines().map(str::trim).find(|line| line.starts_with(issuer));
+    Ok(line.context("no address")?.to_owned())
+}
+
+fn enter(browser: &Browser<'_>, person: &str) -> Result<()> {
+    browser.fill("input[name=login]", person)?;
+    browser.fill("input[name=password]", PASSWORD)?;
+    browser.click("button[type=submit]")
+}
+
+/// Waits until a login has ended, well or not; gives what it said.
+fn finished(login: &mut Process, well: bool) -> Result<String> {
+    let status = login.wait(SOON)?;
+    ensure!(status.success() == well, "the login ended with {status}:\n{}", login.log());
+    Ok(login.log())
+}
+
+fn at_id_token(_: &Authority) -> Options {
+    Options { claims_at_userinfo: false, logout_uri: None }
+}
+
+#[test]
+fn a_person_logs_in_with_a_browser_and_the_providers_groups_decide() {
+    test(|| {
+        let mut organisation = Organisation::new(at_id_token)?;
+        ensure!(call(&organisation.world.network.alice, echo(), QUIET).is_err(), "admitted without a login");
+        {
+            let browser = Browser::start(&organisation.world.network.alice)?;
+            let said = organisation.log_in(&browser, "alice")?;
+            ensure!(said.contains("as alice"), "{said}");
+        }
+        let mut flow = call(&organisation.world.network.alice, echo(), SOON).context("alice, who is staff")?;
+        ensure!(call(&organisation.world.network.mallory, echo(), QUIET).is_err(), "mallory got in");
+
+        // The provider takes her out of the group, and the authority hears of it.
+        organisation.provider.set_groups("alice", &["guests"])?;
+        exchange(&mut flow).context("nobody has told the authority yet")?;
+        flow.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let asked = Instant::now();
+        let told = organisation.world.authority.refresh_sessions()?;
+        ensure!(told.contains("1 with other groups"), "{told}");
+        ensure!(poll(SOON, || exchange(&mut flow).is_err()), "the flow lives on");
+        let lived = asked.elapsed();
+        ensure!(lived < Duration::from_secs(1), "the flow lived {lived:?} more");
+        println!("the flow of a person who lost her group was cut after {} ms", lived.as_millis());
+        ensure!(call(&organisation.world.network.alice, echo(), QUIET).is_err(), "a new flow was admitted");
+        ensure!(organisation.groups()? == serde_json::json!(["guests"]), "{}", organisation.groups()?);
+
+        // And back again, without a new login.
+        organisation.provider.set_groups("alice", &["staff"])?;
+        organisation.world.authority.refresh_sessions()?;
+        let again = poll(SOON, || call(&organisation.world.network.alice, echo(), QUIET).is_ok());
+        ensure!(again, "alice is staff again and not admitted");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_person_logs_in_by_device_code_and_somebody_in_no_group_gets_nothing() {
+    test(|| {
+        // Here the ID token says nothing about groups: the authority has to ask.
+        let organisation = Organisation::new(|_| Options { claims_at_userinfo: true, logout_uri: None })?;
+        let world = &organisation.world;
+        // The browser is on another machine than the agent.
+        for (person, admitted) in [("mallory", false), ("alice", true)] {
+            let browser = Browser::start(&world.network.mallory)?;
+            let mut login = world.agent.begin_login(&world.authority, &["--device-code"])?;
+            let url = address(&mut login, &organisation.provider.issuer())?;
+            let log = login.log();
+            let code = log.split("enter the code").nth(1).and_then(|rest| rest.split_whitespace().next());
+            browser.open(&url)?;
+            browser.fill("input[name=user_code]", code.context("no code")?)?;
+            browser.click("button[type=submit]")?;
+            browser.click("button[type=submit]")?;
+            enter(&browser, person)?;
+            browser.wait_for("Sign-in Success")?;
+            let said = finished(&mut login, true)?;
+            ensure!(said.contains(&format!("as {person}")), "{said}");
+            if admitted {
+                call(&world.network.alice, echo(), SOON).context("alice, who is staff")?;
+            } else {
+                ensure!(call(&world.network.alice, echo(), QUIET).is_err(), "{person}, who is in no group, got in");
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_logout_at_the_provider_cuts_the_flow_within_a_second() {
+    test(|| {
+        let logout_uri = |authority: &Authority| format!("{}/v1/login/backchannel-logout", authority.url());
+        let organisation = Organisation::new(|authority| Options {
+            claims_at_userinfo: false,
+            logout_uri: Some(logout_uri(authority)),
+        })?;
+        let world = &organisation.world;
+        let browser = Browser::start(&world.network.alice)?;
+        organisation.log_in(&browser, "alice")?;
+        let mut flow = call(&world.network.alice, echo(), SOON).context("alice, who is staff")?;
+        flow.set_read_timeout(Some(Duration::from_millis(50)))?;
+        browser.open(&organisation.provider.logout_url())?;
+        exchange(&mut flow).context("she has only been asked whether she wants to log out")?;
+        let asked = Instant::now();
+        browser.click("button[name=logout]")?;
+        ensure!(poll(SOON, || exchange(&mut flow).is_err()), "the flow lives on");
+        let lived = asked.elapsed();
+        ensure!(lived < Duration::from_secs(2), "the flow lived {lived:?} more, the browser's part included");
+        ensure!(world.authority.sessions()?.is_empty(), "the session lives on");
+        ensure!(call(&world.network.alice, echo(), QUIET).is_err(), "a new flow was admitted");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_machine_logs_in_with_its_key_until_its_account_is_removed() {
+    test(|| {
+        let network = Network::new(Way::Nat)?;
+        let services = Services::start(&network)?;
+        let world = World::around(network, services, "5m")?;
+        let key = world.network.alice.dir().join("backup.key");
+        world.authority.add_service("backup", &["staff"], &key)?;
+        let key = key.to_string_lossy().into_owned();
+        let mut login = world.agent.begin_login(&world.authority, &["--service-key", &key])?;
+        let said = finished(&mut login, true)?;
+        ensure!(said.contains("as backup"), "{said}");
+        let mut flow = call(&world.network.alice, echo(), SOON).context("the machine, which is in a group")?;
+        flow.set_read_timeout(Some(Duration::from_millis(50)))?;
+        world.authority.remove_service("backup")?;
+        let removed = Instant::now();
+        ensure!(poll(SOON, || exchange(&mut flow).is_err()), "the flow lives on");
+        ensure!(removed.elapsed() < Duration::from_secs(1), "the flow lived {:?} more", removed.elapsed());
+        let mut login = world.agent.begin_login(&world.authority, &["--service-key", &key])?;
+        finished(&mut login, false).map(drop)
+    });
+}
