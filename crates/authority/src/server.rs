@@ -100,6 +100,7 @@ impl Server {
         if let Err(error) = written.await {
             tracing::error!("the audit trail misses the end: {error:#}");
         }
+        self.authority.storage.close().await;
     }
 }
 

@@ -143,19 +143,29 @@ type Job = Box<dyn FnOnce(&mut Database) + Send>;
 /// The database for tasks: jobs go to its thread one after the other.
 #[derive(Clone)]
 pub struct Storage {
-    jobs: tokio::sync::mpsc::Sender<Job>,
+    /// No job: the thread ends.
+    jobs: tokio::sync::mpsc::Sender<Option<Job>>,
 }
 
 impl Storage {
-    /// Starts the thread. It ends when the last clone is dropped.
+    /// Starts the thread. It ends when the last clone is dropped, or with [`Self::close`].
     pub fn start(mut database: Database) -> Result<Self> {
-        let (jobs, mut queue) = tokio::sync::mpsc::channel::<Job>(256);
+        let (jobs, mut queue) = tokio::sync::mpsc::channel::<Option<Job>>(256);
         std::thread::Builder::new().name("storage".into()).spawn(move || {
-            while let Some(job) = queue.blocking_recv() {
+            while let Some(Some(job)) = queue.blocking_recv() {
                 job(&mut database);
             }
+            // Before the queue: whoever waits for the end of that finds the file closed.
+            drop(database);
         })?;
         Ok(Self { jobs })
+    }
+
+    /// Closes the database once all work before this is done.
+    pub async fn close(&self) {
+        // A thread that is gone already has closed it.
+        let _ = self.jobs.send(None).await;
+        self.jobs.closed().await;
     }
 
     /// Does some work with the database. Work that was begun is done even if the caller goes away.
@@ -165,7 +175,7 @@ impl Storage {
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let job: Job = Box::new(move |database| drop(answer.send(work(database))));
-        self.jobs.send(job).await.map_err(|_| anyhow!("the storage thread is gone"))?;
+        self.jobs.send(Some(job)).await.map_err(|_| anyhow!("the storage thread is gone"))?;
         answered.await.map_err(|_| anyhow!("the storage thread is gone"))?
     }
 }
