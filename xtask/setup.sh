@@ -65,7 +65,8 @@ fi
 # The property tester of the API's tests, from PyPI, every version pinned; beside what cargo builds, so that nothing of the
 # system's Python changes.
 tester="${CARGO_TARGET_DIR:-target}/tools/schemathesis"
-if ! cmp -s xtask/schemathesis.txt "$tester/installed.txt"; then
+# A copied or moved one names its old place and does not start.
+if ! cmp -s xtask/schemathesis.txt "$tester/installed.txt" || ! "$tester/bin/pip" --version >/dev/null 2>&1; then
     say "installing schemathesis into $tester"
     rm -rf "$tester"
     python3 -m venv "$tester" || fail "python3 can't make $tester: is python3-venv there?"
