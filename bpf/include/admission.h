@@ -121,11 +121,16 @@ static __always_inline __u8 next_stage(__u8 stage, __u8 flags, int has_payload)
 	return flags & TCP_RST ? STAGE_RESET : STAGE_OPEN;
 }
 
-static __always_inline void refresh(struct flow *flow, const struct packet *p, __u32 time)
+static __always_inline void count_packet(struct flow *flow, __u32 time, __u32 bytes)
 {
 	flow->seen = time;
 	flow->packets += 1;
-	flow->bytes += p->end - p->network;
+	flow->bytes += bytes;
+}
+
+static __always_inline void refresh(struct flow *flow, const struct packet *p, __u32 time)
+{
+	count_packet(flow, time, p->end - p->network);
 	if (p->flow.protocol == IP_TCP)
 		flow->stage = next_stage(flow->stage, p->tcp_flags, p->payload < p->end);
 }

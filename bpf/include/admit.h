@@ -14,6 +14,7 @@
 #include "token.h"
 #include "tail.h"
 #include "admission.h"
+#include "clock.h"
 #include "sweep.h"
 
 struct {
@@ -283,9 +284,7 @@ static __always_inline int settle_fast(context *ctx)
 	time = now();
 	if (!flow || !flow_is_live(IP_TCP, flow, time))
 		return CONTINUE;
-	flow->seen = time;
-	flow->packets += 1;
-	flow->bytes += total_len;
+	count_packet(flow, time, total_len);
 	flow->stage = next_stage(flow->stage, tcp->flags, IPV4_LEN + header_len < total_len);
 	return PASS_FLOW;
 }

@@ -2,8 +2,8 @@
 /* Revoked grants. */
 #pragma once
 #include <bpf/bpf_helpers.h>
+#include "class_set.h"
 #include "layout.h"
-#include "services.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

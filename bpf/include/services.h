@@ -2,6 +2,7 @@
 /* What is protected: networks, each with spans of ports; the longest prefix holds all that applies to an address. */
 #pragma once
 #include <bpf/bpf_helpers.h>
+#include "class_set.h"
 #include "layout.h"
 
 struct {
@@ -36,11 +37,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct class_set);
 } open6 SEC(".maps");
-
-static __always_inline int in_class_set(const struct class_set *set, __u32 class)
-{
-	return set && set->bits[class >> 6 & 1023] >> (class & 63) & 1;
-}
 
 static __always_inline int is_open4(__be32 address)
 {

@@ -30,16 +30,6 @@ static __always_inline void *near(context *ctx, __u32 at, __u32 len)
 	return 0;
 }
 
-static __always_inline long load_field(context *ctx, __u32 at, __u16 *field)
-{
-	return load(ctx, at, field, sizeof(*field));
-}
-
-static __always_inline long store_field(context *ctx, __u32 at, __u16 field)
-{
-	return store(ctx, at, &field, sizeof(field));
-}
-
 /* Ends the frame at `end`. The kernel forgets a sum of the whole packet, and that it was a super-packet. */
 static __always_inline long cut_tail(context *ctx, __u32 end)
 {

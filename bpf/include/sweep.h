@@ -18,7 +18,7 @@ static __always_inline void sweep_flow(struct bpf_map *map, const void *key, __u
 	__u64 handle = flow->handle;
 	int counted;
 
-	if (flow_is_live(protocol, flow, sweep->now) && !(handle && bpf_map_lookup_elem(&revoked, &handle)))
+	if (flow_is_live(protocol, flow, sweep->now) && !(handle && is_revoked(handle)))
 		return;
 	counted = !flow->adopted;
 	if (bpf_map_delete_elem(map, key))

@@ -51,6 +51,26 @@ __noinline int checksum_is_whole(context *ctx, const struct packet *p)
 	return !summing.failed && fold(summing.sum) == 0xffff;
 }
 
+static __always_inline long load_field(context *ctx, __u32 at, __u16 *field)
+{
+	__u16 *place = near(ctx, at, sizeof(*field));
+
+	if (!place)
+		return load(ctx, at, field, sizeof(*field));
+	*field = *place;
+	return 0;
+}
+
+static __always_inline long store_field(context *ctx, __u32 at, __u16 field)
+{
+	__u16 *place = near(ctx, at, sizeof(field));
+
+	if (!place)
+		return store(ctx, at, &field, sizeof(field));
+	*place = field;
+	return 0;
+}
+
 /* The folded sum of the block. */
 static __always_inline __u16 block_sum(const struct token *token)
 {

@@ -17,14 +17,6 @@ struct {
 	__type(value, struct epoch_key);
 } epoch_keys SEC(".maps");
 
-/* What to add to the coarse monotonic clock for Unix time, in nanoseconds. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} clock SEC(".maps");
-
 struct token_block {
 	__u32 magic;
 	__u8 version_suite, flags, epoch, prefix_length;
@@ -53,37 +45,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct token);
 } tokens SEC(".maps");
-
-/* The second that a core's latest packet came in. Most come in the same tick, as far as which the coarse clock goes, and
- * need neither a call nor a division. */
-struct tick {
-	__u64 jiffies;
-	__u64 offset;
-	__u64 second;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct tick);
-} ticks SEC(".maps");
-
-static __always_inline __u32 now(void)
-{
-	__u32 zero = 0;
-	__u64 *offset = bpf_map_lookup_elem(&clock, &zero), jiffies = bpf_jiffies64();
-	struct tick *tick = bpf_map_lookup_elem(&ticks, &zero);
-
-	if (!offset || !tick)
-		return 0;
-	if (tick->jiffies != jiffies || tick->offset != *offset) {
-		tick->jiffies = jiffies;
-		tick->offset = *offset;
-		tick->second = (bpf_ktime_get_coarse_ns() + tick->offset) / 1000000000;
-	}
-	return tick->second;
-}
 
 /* 0 if the packet's payload ends in a block. */
 static __always_inline int find_token(context *ctx, const struct packet *p, struct token *token)
@@ -124,8 +85,6 @@ static __always_inline int tag_is_right(const struct packet *p, struct token *to
 	__u32 words;
 	__u8 suite;
 
-	if (!p || !token || !key)
-		return 0;
 	message = token->message;
 	tag = token->tag;
 	suite = block->version_suite & 15;
@@ -176,8 +135,6 @@ static __always_inline int judge_token(struct packet *p, struct token *token)
 	__u64 epoch_length;
 	__u8 ipv6;
 
-	if (!p || !token)
-		return DROP_MALFORMED;
 	slot = block->epoch;
 	suite = block->version_suite & 15;
 	time = bpf_ntohl(block->time);

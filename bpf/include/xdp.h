@@ -33,26 +33,6 @@ static __always_inline void *near(context *ctx, __u32 at, __u32 len)
 	return bounded == at && place + len <= (void *)(long)ctx->data_end ? place : 0;
 }
 
-static __always_inline long load_field(context *ctx, __u32 at, __u16 *field)
-{
-	__u16 *place = near(ctx, at, sizeof(*field));
-
-	if (!place)
-		return load(ctx, at, field, sizeof(*field));
-	*field = *place;
-	return 0;
-}
-
-static __always_inline long store_field(context *ctx, __u32 at, __u16 field)
-{
-	__u16 *place = near(ctx, at, sizeof(field));
-
-	if (!place)
-		return store(ctx, at, &field, sizeof(field));
-	*place = field;
-	return 0;
-}
-
 /* Ends the frame at `end`. */
 static __always_inline long cut_tail(context *ctx, __u32 end)
 {

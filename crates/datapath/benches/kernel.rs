@@ -159,6 +159,7 @@ fn first_packets(
             last = Transport::Tcp.first(family, &grant, 1024 + (number % 60_000) as u16, number).frame();
             frames.set(&index, &last.as_slice().try_into().expect("all are as long")).expect("fed_frames");
         }
+        // The small table would fill up.
         for bucket in 0..CACHED.replay_buckets {
             kernel.replays.set(&bucket, &ReplayBucket::default()).expect("replays");
         }

@@ -6,10 +6,11 @@ mod world;
 
 use agents::Agents;
 use datapath::hook::Hook;
+use datapath::verifier::Sizes;
 use engine::insertion::Action;
 use engine::verifier::Outcome;
-use table::{Case, Step};
-use world::{Deciders, NOW};
+use table::{Case, Step, Transport};
+use world::{Deciders, Grant, NOW};
 
 fn check(deciders: &mut Deciders, cases: &[Case], failures: &mut Vec<String>) {
     for case in cases {
@@ -90,6 +91,27 @@ fn kernel_that_observes_drops_nothing_and_counts_the_same() {
         check(&mut Deciders::new(hook, observing, &world::receivers()), &cases, &mut failures);
     }
     report(&failures, cases.len());
+}
+
+#[test]
+fn kernel_forgets_no_revocation_when_thousands_of_others_end() {
+    let sizes = Sizes { revoked: 16384, ..world::SIZES };
+    let [family, _] = world::families();
+    for hook in Hook::ALL {
+        let mut deciders = Deciders::with_sizes(hook, world::config(), &world::receivers(), sizes);
+        deciders.revoke(7, NOW + 3600);
+        for handle in 1000..9000 {
+            deciders.revoke(handle, NOW - 100);
+        }
+        deciders.sweep(NOW);
+        assert_eq!(deciders.kernel.revoked.handles(), [7]);
+        deciders.set_clock(NOW);
+        let grant = Grant::new(&family, 7);
+        let first = Transport::Tcp.first(&family, &grant, table::CLIENT_PORT, 1).frame();
+        for (outcome, _) in deciders.judge(&first, NOW) {
+            assert_eq!(outcome, Outcome::Drop(wire::DropReason::Revoked));
+        }
+    }
 }
 
 #[test]
