@@ -100,11 +100,8 @@ pub async fn revoke(directory: &Directory, which: &Which) -> Result<usize> {
 pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags: &[String]) -> Result<String> {
     tags.iter().try_for_each(|tag| check_name(tag))?;
     Database::open(&directory.database())?.tag_device(person, device, tags, &Operator::current(), now())?;
-    match control::tell(directory, Command::Judge).await? {
-        Some(Reply::Refused(why)) => bail!("recorded, but the server failed to act on it: {why}"),
-        Some(Reply::Done(text)) => Ok(text),
-        None => Ok("no server runs; the next one judges grants by it".into()),
-    }
+    let done = act_on(directory, Command::Judge).await?;
+    Ok(done.unwrap_or_else(|| "no server runs; the next one judges grants by it".into()))
 }
 
 /// Puts a policy file in the place of the directory's and in force, or the directory's own as it was edited. A wrong one
@@ -177,16 +174,19 @@ pub fn unknown_names(directory: &Directory, policy: &Policy) -> Result<Vec<Strin
 }
 
 async fn judge(directory: &Directory) -> Result<()> {
-    match control::tell(directory, Command::Judge).await? {
-        Some(Reply::Refused(why)) => bail!("recorded, but the server failed to act on it: {why}"),
-        Some(Reply::Done(_)) | None => Ok(()),
-    }
+    act_on(directory, Command::Judge).await.map(drop)
 }
 
 async fn sync(directory: &Directory) -> Result<()> {
-    match control::tell(directory, Command::Sync).await? {
+    act_on(directory, Command::Sync).await.map(drop)
+}
+
+/// Has the server act on what was recorded; gives what it did, `None` if none runs.
+async fn act_on(directory: &Directory, command: Command) -> Result<Option<String>> {
+    match control::tell(directory, command).await? {
         Some(Reply::Refused(why)) => bail!("recorded, but the server failed to act on it: {why}"),
-        Some(Reply::Done(_)) | None => Ok(()),
+        Some(Reply::Done(text)) => Ok(Some(text)),
+        None => Ok(None),
     }
 }
 

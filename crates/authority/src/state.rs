@@ -330,11 +330,7 @@ impl Authority {
         if !told.is_empty() {
             tracing::info!(listeners = told.len(), "announcing revoked grants");
         }
-        for (listener, grants) in told {
-            for grants in grants.chunks(REVOKED_PER_EVENT) {
-                self.push.tell(&listener, &Event::Revoked { grants: grants.to_vec() });
-            }
-        }
+        self.tell_revoked(told);
         for verifier in rechecks {
             self.push.tell(&Listener::Verifier(verifier), &Event::Recheck);
         }
@@ -379,17 +375,22 @@ impl Authority {
             if anew { self.storage.call(move |database| database.live_of_sessions(time)).await? } else { Vec::new() };
         drop(policy);
         self.push.tell_all(&Event::Policy);
-        let mut told: HashMap<TokenHash, Vec<RevokedGrant>> = HashMap::new();
+        let mut told: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
         for (session, grant) in live {
-            told.entry(session).or_default().push(grant);
+            told.entry(Listener::Session(session)).or_default().push(grant);
         }
-        for (session, grants) in told {
-            for grants in grants.chunks(REVOKED_PER_EVENT) {
-                self.push.tell(&Listener::Session(session), &Event::Revoked { grants: grants.to_vec() });
-            }
-        }
+        self.tell_revoked(told);
         tracing::info!(anew, "the master key was rotated");
         Ok("the server has told the verifiers".into())
+    }
+
+    /// Tells listeners which grants are over for them.
+    fn tell_revoked(&self, told: HashMap<Listener, Vec<RevokedGrant>>) {
+        for (listener, grants) in told {
+            for grants in grants.chunks(REVOKED_PER_EVENT) {
+                self.push.tell(&listener, &Event::Revoked { grants: grants.to_vec() });
+            }
+        }
     }
 
     /// What metrics tell, but for what the database knows.

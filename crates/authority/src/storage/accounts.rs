@@ -1,6 +1,6 @@
 //! Accounts and devices.
 
-use super::{AuditEvent, Database, Operator, devices, grants, identities, sessions};
+use super::{AuditEvent, Database, Operator, devices, identities, sessions};
 use anyhow::{Result, bail};
 use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
@@ -68,10 +68,8 @@ impl Database {
             if removed + transaction.execute("DELETE FROM identities WHERE person = ?1", [person])? == 0 {
                 bail!("no account {person}: `user list` shows them");
             }
-            transaction.execute("DELETE FROM devices WHERE person = ?1", [person])?;
-            devices::forget_tags(transaction, person, None)?;
+            devices::forget(transaction, person)?;
             sessions::end_of_person(transaction, person, now)?;
-            grants::revoke_of_person(transaction, person, now)?;
             AuditEvent::new("account_removed").person(person).by(by).write(transaction, now)
         })
     }

@@ -30,7 +30,7 @@ impl Database {
             if !known {
                 bail!("no device {person}/{device} has logged in: `device list` shows them");
             }
-            forget_tags(transaction, person, Some(device))?;
+            transaction.execute("DELETE FROM device_tags WHERE person = ?1 AND device = ?2", [person, device])?;
             for tag in tags {
                 let add = "INSERT OR IGNORE INTO device_tags (person, device, tag) VALUES (?1, ?2, ?3)";
                 transaction.execute(add, params![person, device, tag])?;
@@ -61,9 +61,9 @@ pub(super) fn tags_of(connection: &Connection, person: &str, device: &str) -> Re
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Drops the tags of a person's device, or of all of them.
-pub(super) fn forget_tags(transaction: &Transaction<'_>, person: &str, device: Option<&str>) -> Result<()> {
-    let delete = "DELETE FROM device_tags WHERE person = ?1 AND (?2 IS NULL OR device = ?2)";
-    transaction.execute(delete, params![person, device])?;
+/// Forgets a person's devices with their tags: whoever has the name next starts without.
+pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> {
+    transaction.execute("DELETE FROM device_tags WHERE person = ?1", [person])?;
+    transaction.execute("DELETE FROM devices WHERE person = ?1", [person])?;
     Ok(())
 }

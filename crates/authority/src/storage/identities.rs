@@ -2,7 +2,7 @@
 //! belongs to one of these for good, so that nobody becomes somebody else by renaming themselves elsewhere.
 
 use super::sessions::{self, Login};
-use super::{AuditEvent, Database, Operator, TokenHash, grants};
+use super::{AuditEvent, Database, Operator, TokenHash, devices};
 use crate::login::Identity;
 use anyhow::{Result, bail};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
@@ -129,9 +129,8 @@ impl Database {
             if transaction.execute(removed, [name, SERVICE])? == 0 {
                 bail!("no service account {name}: `service list` shows them");
             }
-            transaction.execute("DELETE FROM devices WHERE person = ?1", [name])?;
+            devices::forget(transaction, name)?;
             sessions::end_of_person(transaction, name, now)?;
-            grants::revoke_of_person(transaction, name, now)?;
             AuditEvent::new("service_removed").person(name).by(by).write(transaction, now)
         })
     }
@@ -297,6 +296,7 @@ pub(super) fn check(transaction: &Transaction<'_>, person: &str, proof: &Proof, 
                 )
                 .optional()?;
             if let Some(former) = former {
+                devices::forget(transaction, &former)?;
                 sessions::end_of_person(transaction, &former, now)?;
                 let event = AuditEvent::new("renamed").person(&former);
                 event.detail(format!("the identity provider calls them {person} now")).write(transaction, now)?;

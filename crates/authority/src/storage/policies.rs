@@ -96,7 +96,7 @@ impl Database {
 
     /// Records the policy that a server starts with, unless it is the one that was recorded last.
     pub fn note_policy(&mut self, change: &PolicyChange, now: u64) -> Result<()> {
-        let same = self.policies()?.first().is_some_and(|last| last.sha256 == digest(&change.text));
+        let same = last(&self.connection)?.is_some_and(|(_, sha256)| sha256 == digest(&change.text));
         if same { Ok(()) } else { self.write(|transaction| record(transaction, change, now).map(|_| ())) }
     }
 
@@ -178,7 +178,7 @@ pub(super) fn prune(transaction: &Transaction<'_>, now: i64) -> Result<()> {
 fn record(transaction: &Transaction<'_>, change: &PolicyChange, now: u64) -> Result<i64> {
     let sha256 = digest(&change.text);
     let version = match last(transaction)? {
-        Some((version, text)) if text == sha256 => version,
+        Some((version, before)) if before == sha256 => version,
         _ => {
             let operator = change.by.as_ref().map(Operator::name);
             transaction.execute(

@@ -444,6 +444,7 @@ async fn a_machine_logs_in_with_its_key_once_per_challenge() {
     assert_eq!((session.person.as_str(), session.device.as_str()), ("backup", "cellar"));
     assert_eq!(problem(answer(&nonce, signed).await).r#type, "wrong_assertion", "replayed");
 
+    admin::tag_device(&stage.directory, "backup", "cellar", &["trusted".into()]).await.unwrap();
     let backup = client.with_token(&session.token);
     backup.grant(&git()).await.unwrap();
     admin::set_service_groups(&stage.directory, "backup", &[]).await.unwrap();
@@ -453,4 +454,10 @@ async fn a_machine_logs_in_with_its_key_once_per_challenge() {
     let nonce = client.challenge().await.unwrap().nonce;
     let refused = answer(&nonce, key.token(&assertion(&nonce, |_| {}))).await;
     assert_eq!(problem(refused).r#type, "wrong_assertion");
+
+    // Who has the name next does not have the tags.
+    let next = admin::add_service(&stage.directory, "backup", &[]).await.unwrap();
+    let nonce = client.challenge().await.unwrap().nonce;
+    answer(&nonce, Key::of(&next.key).token(&assertion(&nonce, |_| {}))).await.unwrap();
+    assert!(stage.database().devices().unwrap().iter().all(|device| device.tags.is_empty()));
 }

@@ -10,7 +10,8 @@ use engine::api::Event;
 #[tokio::test]
 async fn a_window_that_closes_cuts_what_it_allowed() {
     let stage = Stage::start().await;
-    let closes = now() + 2;
+    // Cut to whole seconds, 2 to 3 s for what comes before it closes; `next` waits 5 s.
+    let closes = now() + 3;
     let rule = "to = \"git\"\n\n[[rules]]\nname = \"not bob\"";
     let policy =
         POLICY.replace(rule, &rule.replacen("git\"", &format!("git\"\nwhen = {{ until = {} }}", written(closes)), 1));
