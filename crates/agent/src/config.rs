@@ -126,13 +126,7 @@ fn read(text: &str) -> Result<Flags, Faults> {
             list.iter().map(|text| (*text.get_ref()).to_owned()).collect()
         };
         let [interface, cgroup, authority] = ["interface", "cgroup", "authority"].map(&mut many);
-        let metrics = fields.text(reader, "metrics").and_then(|text| {
-            let address = text.get_ref().parse().ok();
-            if address.is_none() {
-                reader.fault(text.span(), "`metrics` is an address and a port, such as \"127.0.0.1:9466\"");
-            }
-            address
-        });
+        let metrics = fields.address(reader, "metrics", "127.0.0.1:9466");
         let (dir, socket) = (dir.map(PathBuf::from), socket.map(PathBuf::from));
         Some(Flags {
             config: None,

@@ -53,13 +53,7 @@ impl Config {
                     None
                 }),
             };
-            let metrics = fields.text(reader, "metrics").and_then(|text| {
-                let address = text.get_ref().parse().ok();
-                if address.is_none() {
-                    reader.fault(text.span(), "`metrics` is an address and a port, such as \"127.0.0.1:9464\"");
-                }
-                address
-            });
+            let metrics = fields.address(reader, "metrics", "127.0.0.1:9464");
             let epoch_length = fields.seconds(reader, "epoch_length", 3600, 60, 86_400);
             let max_lifetime = fields.seconds(reader, "max_lifetime", epoch_length.min(3600), 60, 86_400);
             if max_lifetime > epoch_length {

@@ -2,6 +2,7 @@
 //! with the nearest known name where one was probably meant. Knows nothing of what the documents mean.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -183,6 +184,16 @@ impl<'a, 't> Fields<'a, 't> {
     /// A string.
     pub fn text(&self, reader: &mut Reader<'_>, key: &str) -> Option<Spanned<&'a str>> {
         self.value(key).and_then(|value| text(reader, value))
+    }
+
+    /// An address and a port, such as `example`.
+    pub fn address(&self, reader: &mut Reader<'_>, key: &str, example: &str) -> Option<SocketAddr> {
+        let text = self.text(reader, key)?;
+        let address = text.get_ref().parse().ok();
+        if address.is_none() {
+            reader.fault(text.span(), format!("`{key}` is an address and a port, such as \"{example}\""));
+        }
+        address
     }
 
     /// A string that must be there.

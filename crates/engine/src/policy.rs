@@ -316,6 +316,11 @@ pub fn has_ports(protocol: u8) -> bool {
     matches!(protocol, 6 | 17 | 33 | 132 | 136)
 }
 
+/// The same destination, without the port that packets of the protocol don't have.
+pub(crate) fn normal(to: &Destination) -> Destination {
+    Destination { port: if has_ports(to.protocol) { to.port } else { 0 }, ..*to }
+}
+
 /// A prefix whose host bits are cleared, as the grant's key is made over it.
 pub(crate) fn masked(prefix: IpNet) -> IpNet {
     IpNet::new(mask(prefix.addr(), prefix.prefix_len()), prefix.prefix_len()).unwrap_or(prefix)

@@ -10,7 +10,7 @@ mod index;
 mod list;
 
 use crate::api::Service;
-use crate::policy::{Action, Granularity, Scope, has_ports};
+use crate::policy::{Action, Granularity, Scope, normal};
 use index::Index;
 use ipnet::IpNet;
 use list::List;
@@ -240,7 +240,7 @@ impl Rulebook {
 
     /// Decides a request, where `open` says whether it is time for a window.
     pub fn decide(&self, request: &Request<'_>, open: impl Fn(NonZeroU16) -> bool) -> Judgement<'_> {
-        let to = plain(&request.to);
+        let to = normal(&request.to);
         request.source.iter().for_each(|source| self.networks.touch(*source));
         self.receivers.touch(to.address);
         let mut senders = Vec::with_capacity(request.subjects.len() + 8);
@@ -347,11 +347,6 @@ impl Listed {
 /// The prefix of this length around an address.
 fn around(address: IpAddr, length: u8) -> IpNet {
     IpNet::new(address, length).map_or(address.into(), |prefix| prefix.trunc())
-}
-
-/// Ports of protocols that have none don't matter.
-fn plain(to: &Destination) -> Destination {
-    Destination { port: if has_ports(to.protocol) { to.port } else { 0 }, ..*to }
 }
 
 #[cfg(test)]

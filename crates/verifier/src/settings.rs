@@ -64,7 +64,7 @@ pub struct Options {
     /// Room for revoked grants, 64 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_REVOKED", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_revoked: Option<u32>,
-    /// Room for tokens seen in the last minute, in buckets of eight, 136 bytes each; a power of two [default: 65536]
+    /// Room for tokens seen in the last minute, in buckets of eight, 32 bytes each; a power of two [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_REPLAY_BUCKETS", value_parser = replay_buckets)]
     pub replay_buckets: Option<u32>,
     /// How many flows one grant may have [default: 1024]
@@ -197,13 +197,7 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
             observe: fields.yes(reader, "observe"),
             no_adopt: fields.yes(reader, "no_adopt"),
             whois_users: texts(reader, fields, "whois_users"),
-            metrics: fields.text(reader, "metrics").and_then(|text| {
-                let address = text.get_ref().parse().ok();
-                if address.is_none() {
-                    reader.fault(text.span(), "`metrics` is an address and a port, such as \"127.0.0.1:9465\"");
-                }
-                address
-            }),
+            metrics: fields.address(reader, "metrics", "127.0.0.1:9465"),
             max_flows: number(reader, fields, "max_flows", &MAX_FLOWS),
             max_grants: number(reader, fields, "max_grants", &MAX_FLOWS),
             max_revoked: number(reader, fields, "max_revoked", &MAX_FLOWS),
@@ -278,7 +272,7 @@ pub const TEMPLATE: &str = r#"
 #metrics = "127.0.0.1:9465"
 
 # Room for admitted flows of each family (104 bytes each for IPv4, 128 for IPv6), grants in use (112), revoked grants
-# (64), and for tokens seen in the last minute, in buckets of eight (136; a power of two).
+# (64), and for tokens seen in the last minute, in buckets of eight (32; a power of two).
 #max_flows = 262144
 #max_grants = 65536
 #max_revoked = 65536

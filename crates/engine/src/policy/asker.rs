@@ -71,7 +71,7 @@ impl fmt::Display for Asker {
 
 impl fmt::Display for Subject<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.person.is_empty() { "anybody else" } else { self.person })?;
+        f.write_str(self.name())?;
         for group in self.groups {
             write!(f, ", in {group}")?;
         }

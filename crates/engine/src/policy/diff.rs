@@ -170,8 +170,8 @@ impl People {
         let persons: BTreeSet<_> = policies.iter().flat_map(|policy| policy.persons()).chain([""]).collect();
         for person in persons {
             let subject = Subject::person(person);
-            let name = if person.is_empty() { "anybody else" } else { person };
-            classes.entry(matching(&|policy, rule| policy.is_about(rule, &subject))).or_default().push(name.into());
+            let class = classes.entry(matching(&|policy, rule| policy.is_about(rule, &subject))).or_default();
+            class.push(subject.name().into());
         }
         let mut traits: Vec<_> = classes.keys().cloned().collect();
         let mut askers: Vec<_> = classes

@@ -84,10 +84,13 @@ impl Expectation {
         let deciding = decision.rule();
         let as_expected = Outcome::of(&decision) == self.outcome
             && self.rule.as_ref().is_none_or(|name| deciding.is_some_and(|rule| rule.name.as_ref() == Some(name)));
+        if as_expected {
+            return None;
+        }
         let rule = self.rule.as_ref().map(|rule| format!(" by `{rule}`")).unwrap_or_default();
         let name = self.name.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
         let why = decision.explain(&request).text;
         let message = format!("{name}expected {}{rule}, and yet: {why}", self.outcome);
-        (!as_expected).then_some(Failure { line: self.line, message })
+        Some(Failure { line: self.line, message })
     }
 }

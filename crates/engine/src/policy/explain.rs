@@ -9,8 +9,7 @@ use wire::Destination;
 impl Decision<'_> {
     /// The decision as the API explains it.
     pub fn explain(&self, request: &Request<'_>) -> api::Explanation {
-        let subject = request.subject;
-        let person = if subject.person.is_empty() { "anybody else" } else { subject.person };
+        let person = request.subject.name();
         let (receiver, rule) = match self {
             Self::NoReceiver => (None, None),
             Self::DefaultDeny { receiver } => (Some(&receiver.name), None),

@@ -24,22 +24,27 @@ struct Prefixes {
 }
 
 impl Index {
-    pub(super) fn new(receivers: &[Receiver], rules: &[Rule]) -> Self {
+    /// Of receivers that no rule names yet.
+    pub(super) fn new(receivers: &[Receiver]) -> Self {
         let mut index = Self { rules: vec![Vec::new(); receivers.len()], ..Self::default() };
         for (number, receiver) in receivers.iter().enumerate() {
             receiver.prefixes.iter().for_each(|prefix| index.add(prefix, number));
         }
-        for (number, rule) in rules.iter().enumerate() {
-            rule.to.iter().for_each(|receiver| index.rules[*receiver].push(number));
-        }
-        for of_receiver in &mut index.rules {
-            of_receiver.sort_by_key(|rule| Reverse(rules[*rule].order()));
-            of_receiver.dedup();
-        }
         index
     }
 
-    pub(super) fn add(&mut self, prefix: &IpNet, receiver: usize) {
+    /// Takes down which receivers the rules name.
+    pub(super) fn add_rules(&mut self, rules: &[Rule]) {
+        for (number, rule) in rules.iter().enumerate() {
+            rule.to.iter().for_each(|receiver| self.rules[*receiver].push(number));
+        }
+        for of_receiver in &mut self.rules {
+            of_receiver.sort_by_key(|rule| Reverse(rules[*rule].order()));
+            of_receiver.dedup();
+        }
+    }
+
+    fn add(&mut self, prefix: &IpNet, receiver: usize) {
         let (family, bits, length) = self.family_mut(prefix);
         family.lengths.insert(Reverse(length));
         family.receivers.entry((bits, length)).or_default().push(receiver);

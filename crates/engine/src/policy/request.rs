@@ -1,6 +1,6 @@
 //! What a decision is asked about: who wants to send, where, and when.
 
-use super::has_ports;
+use super::normal;
 use std::net::IpAddr;
 use wire::Destination;
 
@@ -22,6 +22,11 @@ impl<'s> Subject<'s> {
     pub fn person(person: &'s str) -> Self {
         Self { person, ..Self::default() }
     }
+
+    /// The person's name, or words for whoever has none.
+    pub(super) fn name(&self) -> &'s str {
+        if self.person.is_empty() { "anybody else" } else { self.person }
+    }
 }
 
 /// A question to the policy.
@@ -38,7 +43,6 @@ pub struct Request<'s> {
 impl Request<'_> {
     /// The same question, without the port that packets of the protocol don't have.
     pub(super) fn normal(&self) -> Self {
-        let port = if has_ports(self.to.protocol) { self.to.port } else { 0 };
-        Self { to: Destination { port, ..self.to }, ..*self }
+        Self { to: normal(&self.to), ..*self }
     }
 }

@@ -60,10 +60,11 @@ pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
         let mut policy = Policy::default();
         read_groups(reader, root, &mut policy);
         let verifier_spans = read_receivers(reader, root, &mut policy);
+        policy.index = Index::new(&policy.receivers);
         check_overlaps(reader, &policy, &verifier_spans);
         read_rules(reader, root, &mut policy, max_lifetime);
         expectations::read(reader, root, &mut policy);
-        policy.index = Index::new(&policy.receivers, &policy.rules);
+        policy.index.add_rules(&policy.rules);
         Some(policy)
     })
 }
@@ -147,7 +148,7 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
 
 /// One destination has one verifier: whose key would its grant be made with otherwise?
 fn check_overlaps(reader: &mut Reader<'_>, policy: &Policy, verifier_spans: &[std::ops::Range<usize>]) {
-    let index = Index::new(&policy.receivers, &[]);
+    let index = &policy.index;
     let mut told = BTreeSet::new();
     for (number, (one, span)) in policy.receivers.iter().zip(verifier_spans).enumerate() {
         if reader.is_full() {

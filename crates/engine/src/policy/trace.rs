@@ -45,8 +45,9 @@ impl Policy {
         let decision = self.decide(request);
         let explained = decision.explain(request);
         let deciding = decision.rule();
+        let misses: Vec<_> = self.rules.iter().filter_map(|rule| Some((rule, self.miss(rule, request)?))).collect();
         let mut matching: Vec<_> =
-            self.rules.iter().filter(|rule| self.miss(rule, request).is_some_and(|m| m.is_empty())).collect();
+            misses.iter().filter(|(_, missed)| missed.is_empty()).map(|(rule, _)| *rule).collect();
         matching.sort_by_key(|rule| std::cmp::Reverse(rule.order()));
         let beaten = deciding.into_iter().flat_map(|winner| {
             let others = matching.iter().filter(|rule| rule.number != winner.number);
@@ -59,7 +60,7 @@ impl Policy {
                 reason(rule, why)
             })
         });
-        let near = self.rules.iter().filter_map(|rule| match self.miss(rule, request)?.as_slice() {
+        let near = misses.iter().filter_map(|(rule, missed)| match missed.as_slice() {
             [one] => Some(reason(rule, one.clone())),
             _ => None,
         });
