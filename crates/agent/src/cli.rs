@@ -11,11 +11,12 @@ use crate::{daemon, kernel, socket};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::agent::{Consent, Target};
+use shell::table::Table;
 use std::io::Write;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use words::{ago, left, service, table};
+use words::{ago, left, service};
 
 /// Which daemon, and for whom
 #[derive(Args, Clone, Debug)]
@@ -203,16 +204,16 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
     let interfaces = status.interfaces.iter().map(|interface| {
         vec![interface.name.clone(), interface.trouble.clone().unwrap_or_else(|| interface.attachment.clone())]
     });
-    print!("\n{}", table(&["INTERFACE", "ATTACHED"], interfaces));
+    print!("\n{}", Table::new(&["INTERFACE", "ATTACHED"], interfaces));
     let counters = status.counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]);
-    print!("\n{}", table(&["PACKETS", "COUNT"], counters));
+    print!("\n{}", Table::new(&["PACKETS", "COUNT"], counters));
     let destinations = status.session.iter().flat_map(|session| &session.destinations);
     let destinations = destinations.map(|receiver| {
         let services: Vec<_> =
             receiver.services.iter().map(|span| service(span.protocol, span.first_port, span.last_port)).collect();
         vec![receiver.name.clone(), receiver.prefix.to_string(), services.join(" ")]
     });
-    print!("\n{}", table(&["RECEIVER", "ADDRESS", "SERVICES"], destinations));
+    print!("\n{}", Table::new(&["RECEIVER", "ADDRESS", "SERVICES"], destinations));
     Ok(code)
 }
 
@@ -243,10 +244,10 @@ async fn list(at: &At, json: bool) -> Result<ExitCode> {
             ago(grant.used.into(), now),
         ]
     });
-    print!("{}", table(&["DESTINATION", "RECEIVER", "RULE", "EXPIRES", "USED"], rows));
+    print!("{}", Table::new(&["DESTINATION", "RECEIVER", "RULE", "EXPIRES", "USED"], rows));
     let rules = rules.iter().map(|rule| vec![rule.target.to_string(), rule.consent.name().to_owned()]);
     let rules = rules.chain([vec!["everything else".to_owned(), default.name().to_owned()]]);
-    print!("\n{}", table(&["YOUR RULES", "TOKENS"], rules));
+    print!("\n{}", Table::new(&["YOUR RULES", "TOKENS"], rules));
     Ok(ExitCode::SUCCESS)
 }
 

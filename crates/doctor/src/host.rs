@@ -77,7 +77,7 @@ fn loads<T>(role: &'static str, loaded: Result<T>) -> Check {
     match loaded {
         Ok(_) => Check::ok(role, "its programs load"),
         Err(error) => {
-            let remedy = format!("see what the kernel says: `VOUCHSAFE_LOG=libbpf=debug vouchsafe {role} run`");
+            let remedy = "see what the kernel says: `sudo VOUCHSAFE_LOG=libbpf=debug vouchsafe doctor`";
             Check::missing(role, why(&error), remedy)
         }
     }

@@ -43,8 +43,7 @@ fn a_verifier_enrols_protects_and_tells_how_it_stands() {
         assert!(status.keys_until.unwrap() > verifier::now() + 23 * 3600);
         let drops: view::Drops = stage.ask(Request::Drops { from: 0 }).await;
         assert!(drops.reasons.iter().any(|reason| reason.name == "no_token" && reason.packets > 0), "{drops:?}");
-        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
-            .await;
+        verifier.connected().await;
 
         let page = stage.outside(&["curl", "-sS", "--max-time", "5", "http://10.77.0.1:9465/metrics"]);
         for line in [
@@ -228,8 +227,7 @@ fn an_observer_reports_and_drops_nothing() {
 fn a_revoked_grant_loses_its_flows_within_a_second() {
     act(|stage| async move {
         let verifier = stage.run(&[]).await;
-        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
-            .await;
+        verifier.connected().await;
         let alice = stage.alice().await;
         let grants = [grant(&alice).await, grant(&alice).await];
         let kernel = stage.kernel(Sizes::default());
@@ -286,8 +284,7 @@ fn what_was_revoked_while_the_daemon_was_down_is_cut_when_it_is_back() {
 fn flows_that_outlived_their_grant_are_cut_within_a_second_of_its_revocation() {
     act(|stage| async move {
         let verifier = stage.run(&["--max-revoked", "16"]).await;
-        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
-            .await;
+        verifier.connected().await;
         let alice = stage.alice().await;
         let kernel = stage.kernel(Sizes { revoked: 16, ..Sizes::default() });
         for port in 4000..4030 {
@@ -314,8 +311,7 @@ fn flows_that_outlived_their_grant_are_cut_within_a_second_of_its_revocation() {
 fn flows_that_outlived_their_grant_are_cut_by_a_policy_that_would_not_give_it() {
     act(|stage| async move {
         let verifier = stage.run(&[]).await;
-        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
-            .await;
+        verifier.connected().await;
         let grant = grant(&stage.alice().await).await;
         let kernel = stage.kernel(Sizes::default());
         assert_eq!(kernel.run(&syn(&grant, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
@@ -355,8 +351,7 @@ fn flows_that_outlived_their_grant_are_cut_when_the_daemon_is_back() {
 fn ten_thousand_flows_are_rechecked_within_a_second() {
     act(|stage| async move {
         let verifier = stage.run(&[]).await;
-        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
-            .await;
+        verifier.connected().await;
         let grant = grant(&stage.alice().await).await;
         let kernel = stage.kernel(Sizes::default());
         assert_eq!(kernel.run(&syn(&grant, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
@@ -385,8 +380,7 @@ fn flow(handle: u64) -> Flow {
 fn without_room_for_revocations_nothing_new_is_admitted() {
     act(|stage| async move {
         let verifier = stage.run(&["--max-revoked", "16"]).await;
-        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
-            .await;
+        verifier.connected().await;
         let alice = stage.alice().await;
         let kept = grant(&alice).await;
         let mut revoked = Vec::new();
@@ -418,8 +412,7 @@ fn a_changed_policy_changes_what_is_protected() {
     act(|stage| async move {
         echo(WEB);
         let verifier = stage.run(&[]).await;
-        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
-            .await;
+        verifier.connected().await;
         assert!(stage.connects(WEB));
         stage.apply(&POLICY.replace("tcp/22", "tcp/80")).await;
         until("protection of the other port", || (!stage.connects(WEB)).then_some(())).await;
@@ -560,8 +553,7 @@ fn at_tc_a_verifier_admits_drops_and_cuts() {
         let interface = stage.status().await.interfaces.swap_remove(0);
         assert_eq!((interface.hook.as_str(), interface.mode.as_str()), ("tc", tc_mode()));
         assert!(echoes(&adopted) && stage.connects(WEB) && !stage.connects(SSH));
-        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
-            .await;
+        verifier.connected().await;
         let grant = grant(&stage.alice().await).await;
         // Answered, so the stack has found the SYN whole without its token.
         assert!(stage.is_answered(&syn(&grant, "10.77.0.2:4711", 1)));
@@ -642,8 +634,7 @@ fn a_wrong_setting_is_named() {
 fn a_master_key_that_follows_affects_no_grant_and_no_flow() {
     act(|stage| async move {
         let verifier = stage.run(&[]).await;
-        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
-            .await;
+        verifier.connected().await;
         let alice = stage.alice().await;
         let before = grant(&alice).await;
         let kernel = stage.kernel(Sizes::default());
@@ -667,8 +658,7 @@ fn a_master_key_that_follows_affects_no_grant_and_no_flow() {
 fn a_replaced_master_key_ends_grants_and_no_flow() {
     act(|stage| async move {
         let verifier = stage.run(&[]).await;
-        until("a connection to the authority", || verifier.log().contains("connected to the authority").then_some(()))
-            .await;
+        verifier.connected().await;
         let alice = stage.alice().await;
         let before = grant(&alice).await;
         let kernel = stage.kernel(Sizes::default());

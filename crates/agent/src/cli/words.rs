@@ -1,21 +1,6 @@
-//! Numbers and lists as people read them.
+//! Numbers as people read them.
 
 use wire::packet::{TCP, UDP};
-
-/// Rows under a head, in aligned columns; each row has as many cells as the head.
-pub fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
-    // What an authority named things must not steer the terminal.
-    let plain = |row: Vec<String>| row.iter().map(|cell| cell.replace(char::is_control, "?")).collect::<Vec<_>>();
-    let head = head.iter().map(|cell| (*cell).to_owned()).collect();
-    let rows: Vec<_> = std::iter::once(head).chain(rows.map(plain)).collect();
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
-    let widths: Vec<_> = (0..rows[0].len()).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells: Vec<_> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        format!("{}\n", cells.join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
-}
 
 /// A span of ports: `tcp/22`, `udp/5000-5010`, `all`.
 pub fn service(protocol: u8, first_port: u16, last_port: u16) -> String {
@@ -60,11 +45,5 @@ mod tests {
         let services = [service(6, 22, 22), service(17, 1, 9), service(0, 0, 65535), service(6, 0, 65535)];
         assert_eq!(services, ["tcp/22", "udp/1-9", "all", "tcp"]);
         assert_eq!([left(100, 40), left(40, 40), ago(0, 9), ago(40, 4000)], ["60 s", "over", "never", "66 min ago"]);
-    }
-
-    #[test]
-    fn cells_cant_steer_the_terminal() {
-        let text = table(&["A", "B"], [vec!["x\u{1b}[2J".to_owned(), "y".to_owned()]].into_iter());
-        assert_eq!(text, "A      B\nx?[2J  y\n");
     }
 }

@@ -324,6 +324,12 @@ impl Verifier {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Waits until it hears from the authority.
+    pub async fn connected(&self) {
+        until("a connection to the authority", || self.log().contains("connected to the authority").then_some(()))
+            .await;
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
