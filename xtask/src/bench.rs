@@ -9,14 +9,15 @@ use serde_json::{Map, Value};
 use crate::run::{cargo, is_root, output};
 use crate::{build, target_dir};
 
-/// The benches: a name to pick it by, its package, its target. Each prints one line of JSON,
+/// The benches: package, and target, which is the name to pick it by. Each prints one line of JSON,
 /// {name: {value, unit, baseline, ratio, bound, holds}}.
 const BENCHES: [(&str, &str); 3] = [("engine", "engine"), ("datapath", "kernel"), ("lab", "network")];
 
 /// Runs them all, or only those whose target is named.
 pub fn run(parts: &[String]) -> Result<()> {
-    let unknown = parts.iter().find(|part| !BENCHES.iter().any(|(_, target)| target == part));
-    ensure!(unknown.is_none(), "there is no bench {unknown:?}; there are: engine, kernel, network");
+    if let Some(unknown) = parts.iter().find(|part| !BENCHES.iter().any(|(_, target)| target == part)) {
+        bail!("there is no bench {unknown}; there are: {}", BENCHES.map(|(_, target)| target).join(", "));
+    }
     let vouchsafe = build::release()?;
     let mut figures = Map::new();
     for (package, target) in BENCHES {

@@ -50,7 +50,7 @@ enum Task {
     },
     /// Measure; figures go to target/bench/summary.json
     Bench {
-        /// Only these: kernel (programs alone), network (whole paths)
+        /// Only these: engine (policy), kernel (programs alone), network (whole paths)
         parts: Vec<String>,
     },
     /// Show that a protected host answers nothing
