@@ -414,7 +414,7 @@ async fn device(command: DeviceCommand) -> Result<()> {
             println!("{}", admin::tag_device(&at.directory(), person, name, &tags).await?);
         }
         DeviceCommand::List(list) => {
-            let devices = list.at.database()?.devices()?;
+            let devices = list.at.database()?.devices(None)?;
             show(&list, &devices, &["PERSON", "DEVICE", "TAGS", "LAST LOGIN"], |device| {
                 let tags = if device.tags.is_empty() { "-".into() } else { device.tags.join(", ") };
                 vec![device.person.clone(), device.device.clone(), tags, utc(device.last_login)]

@@ -1,5 +1,6 @@
 //! The authority's configuration, `authority.toml`: parsed once into a valid type.
 
+use crate::console::ConsoleConfig;
 use crate::login::ProviderConfig;
 use engine::document::{Faults, Reader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -16,6 +17,7 @@ const KEYS: &[&str] = &[
     "max_connections",
     "grants_kept",
     "audit_lifetime",
+    "console",
     "oidc",
 ];
 
@@ -38,6 +40,8 @@ pub struct Config {
     pub grants_kept: u32,
     /// Seconds that audit entries are kept. Default 365 days.
     pub audit_lifetime: u32,
+    /// The console.
+    pub console: ConsoleConfig,
     /// The identity provider. Default none: accounts here only.
     pub provider: Option<ProviderConfig>,
 }
@@ -69,6 +73,7 @@ impl Config {
                 max_connections: fields.number(reader, "max_connections", 4096, 16, 1 << 20),
                 grants_kept: fields.seconds(reader, "grants_kept", 30 * 86_400, 86_400, 3650 * 86_400),
                 audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
+                console: ConsoleConfig::read(reader, fields),
                 provider: ProviderConfig::read(reader, fields),
             })
         })
@@ -89,6 +94,10 @@ impl Config {
              # How long grants are remembered after their end; flows that live on longer are cut.\n\
              #grants_kept = \"30d\"\n\n\
              # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n\n\
+             # Pages for people and administrators: docs/console.md.\n#[console]\n\
+             # What browsers call this authority; for passkeys and logins with an identity provider.\n\
+             #url = \"https://authority.example.org:8443\"\n#administrators = [\"person:alice\", \"group:operators\"]\n\
+             #idle = \"30m\"\n#lifetime = \"12h\"\n\n\
              # Log in with an identity provider (OpenID Connect): docs/configuration.md has the other keys.\n\
              #[oidc]\n#issuer = \"https://id.example.org\"\n#client_id = \"vouchsafe\"\n\
              #client_secret_file = \"oidc.secret\"\n"
@@ -110,10 +119,11 @@ mod tests {
     #[test]
     fn every_commented_key_of_the_template_is_known() {
         let text = Config::template(DEFAULT_LISTEN).replace("\n#", "\n").replace("\n ", "\n#");
-        let lines: Vec<_> = text.lines().filter(|line| line.contains(" = ")).collect();
-        let (keys, provider) = lines.split_at(KEYS.len() - 1);
-        let text = format!("{}\n[oidc]\n{}", keys.join("\n"), provider.join("\n"));
-        assert!(Config::parse(&text).unwrap().provider.is_some());
+        let lines = text.lines().filter(|line| line.contains(" = ") || line.starts_with('['));
+        let text = lines.collect::<Vec<_>>().join("\n");
+        assert_eq!(KEYS.iter().filter(|key| !text.contains(*key)).count(), 0);
+        let config = Config::parse(&text).unwrap();
+        assert!(config.provider.is_some() && config.console.url.is_some());
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! The HTTPS API, call by call (`engine::api`).
+//! The HTTPS API, call by call (`engine::api`); beside it, the console.
 
-use crate::credentials::{self, MOST_PASSWORD};
+use crate::credentials;
 use crate::extract::{Body, Caller, Peer, SessionCaller, VerifierCaller, slow_strangers};
-use crate::login;
+use crate::login::{self, Attempt};
 use crate::openapi::HandleText;
 use crate::problem::Problem;
 use crate::state::Authority;
-use crate::storage::{AuditEvent, Database, Proof};
+use crate::storage::Database;
 use crate::throttle::Key;
-use crate::{metrics, now, openapi};
+use crate::{console, metrics, now, openapi};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
@@ -21,12 +21,12 @@ use engine::api::{
     Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, Explanation, FlowsToCut, Grant, GrantOwner,
     GrantRequest, LIVE_FLOWS_MAX, LiveFlows, Login, VerifierConfig,
 };
-use engine::policy::{Policy, Request, Subject, name_is_valid};
+use engine::policy::{Policy, Request, Subject};
 use futures_util::{Stream, StreamExt};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
@@ -38,8 +38,6 @@ use zeroize::Zeroizing;
 const BODY_LIMIT: usize = 16 * 1024;
 /// The longest body that lists handles, in bytes: each takes 19, and a writer of JSON may be generous with spaces.
 const HANDLES_LIMIT: usize = 128 * 1024;
-/// How long a login waits for its turn to have its password checked.
-const PASSWORD_WAIT: Duration = Duration::from_secs(5);
 /// Keys that a verifier may ask for ahead of time, in epochs.
 const MOST_AHEAD: u64 = 48;
 /// Keys that a verifier gets ahead of time unless it asks for more.
@@ -73,9 +71,10 @@ pub fn router(authority: Arc<Authority>) -> Router {
     let described = async move || ([(CONTENT_TYPE, "application/json")], description.to_string());
     router
         .route("/v1/openapi.json", get(described))
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .merge(console::router(authority.clone()))
         .fallback(async || Problem::NotFound("call"))
         .method_not_allowed_fallback(async || Problem::WrongMethod)
-        .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .layer(from_fn_with_state(authority.clone(), slow_strangers))
         .layer(from_fn_with_state(authority.clone(), metrics::count))
         .with_state(authority)
@@ -106,53 +105,10 @@ async fn login_by_password(
     Body(asked): Body<Login>,
 ) -> Authorized<engine::api::Session> {
     let Login { person, password, totp, device } = asked;
-    let password = Zeroizing::new(password);
     check_device(&device)?;
-    // Names that no account can have are answered as wrong ones are, and never stored.
-    let known_form = name_is_valid(&person) && password.len() <= MOST_PASSWORD;
-    let keys = authority.throttle.login(known_form.then_some(&person), peer.address);
-    authority.throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
-    let failed = |why: &str| {
-        let event = AuditEvent::new("login_failed").source(peer.address).detail(why);
-        if known_form { event.person(&person) } else { event }
-    };
-    if !known_form {
-        authority.audit_refusal(failed("no such name")).await?;
-        return Err(Problem::WrongPassword);
-    }
-
-    let wanted = person.clone();
-    let account = authority.storage.call(move |database| database.account(&wanted)).await?;
-    let hash = account.as_ref().map_or(&authority.nobodys_password, |account| &account.password).clone();
-    let slot = tokio::time::timeout(PASSWORD_WAIT, authority.password_slots.acquire()).await;
-    let slot = slot.map_err(|_| Problem::Busy)?.map_err(|_| Problem::Busy)?;
-    let checked = tokio::task::spawn_blocking(move || credentials::password_matches(&password, &hash));
-    let matches = checked.await.map_err(anyhow::Error::from)??;
-    drop(slot);
-    let Some(account) = account.filter(|_| matches) else {
-        authority.audit_refusal(failed("wrong name or password")).await?;
-        return Err(Problem::WrongPassword);
-    };
-    if let Some(secret) = &account.totp {
-        let code = totp.ok_or(Problem::SecondFactorRequired)?;
-        let factor = [Key::SecondFactor(person.clone())];
-        authority.throttle.charge(&factor, Instant::now()).map_err(Problem::TooMany)?;
-        let fresh = match credentials::totp_step(secret, &code, now())? {
-            None => false,
-            Some(step) => {
-                let person = person.clone();
-                authority.storage.call(move |database| database.use_totp_step(&person, step)).await?
-            }
-        };
-        if !fresh {
-            authority.audit_refusal(failed("wrong or used code")).await?;
-            return Err(Problem::WrongSecondFactor);
-        }
-        authority.throttle.refund(&factor);
-    }
-    authority.throttle.refund(&keys);
-
-    let session = authority.add_session(person, device, Proof::Password(account.password), peer.address).await?;
+    let attempt = Attempt { person, password: Zeroizing::new(password), code: totp };
+    let (person, proof) = authority.check_password(attempt, &peer).await?;
+    let session = authority.add_session(person, device, proof, peer.address).await?;
     peer.prove();
     Ok(Json(session))
 }

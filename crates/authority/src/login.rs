@@ -1,4 +1,4 @@
-//! Logging in otherwise than by an account's password: with an identity provider (OpenID Connect), and as a machine.
+//! Logging in: with the password of an account, with an identity provider (OpenID Connect), and as a machine.
 //!
 //! The authority is the provider's relying party: it holds the client secret and judges ID tokens. A session goes only to
 //! whoever started the login and, where a browser was sent away, holds what the browser brought back to that machine.
@@ -7,6 +7,7 @@ mod claims;
 mod config;
 pub(crate) mod handlers;
 mod http;
+mod password;
 mod pending;
 mod provider;
 mod renewal;
@@ -14,6 +15,7 @@ pub(crate) mod service;
 
 pub use claims::Identity;
 pub use config::ProviderConfig;
-pub(crate) use pending::Logins;
+pub(crate) use password::Attempt;
+pub(crate) use pending::{BROWSER_TIME, Finish, Logins, Purpose, Started, Way};
 pub(crate) use provider::Provider;
 pub(crate) use renewal::LOOK;

@@ -1,5 +1,5 @@
-//! The one place where what went wrong becomes an HTTP answer (RFC 9457). What is the authority's own fault is logged
-//! and not told.
+//! The one place where what went wrong becomes an HTTP answer (RFC 9457), which the console makes a page of. What is the
+//! authority's own fault is logged and not told.
 
 use crate::metrics::Outcome;
 use axum::Json;
@@ -53,6 +53,10 @@ pub enum Problem {
     TooMany(Duration),
     /// Too many live grants; how long until one ends.
     TooManyGrants(Duration),
+    /// A form that did not come from a page of the console's in the same browser session.
+    WrongForm,
+    /// A page for administrators.
+    NotAdministrator,
     /// More logins at a time than can be checked.
     Busy,
     /// The authority's own fault.
@@ -68,6 +72,16 @@ impl Problem {
             Decision::Denied { .. } | Decision::Allowed(_) => "denied",
         };
         Self::Denied(decision.explain(request), kind)
+    }
+
+    /// What is said about it.
+    pub fn said(&self) -> api::Problem {
+        let (status, kind, title) = self.parts();
+        let detail = match self {
+            Self::Denied(explanation, _) => explanation.rule.clone(),
+            _ => None,
+        };
+        api::Problem { r#type: kind.into(), title, status: status.as_u16(), detail }
     }
 
     fn parts(&self) -> (StatusCode, &'static str, String) {
@@ -121,6 +135,12 @@ impl Problem {
                 "wrong_code",
                 "wrong, used or ended code: `vouchsafe authority verifier add --renew` prints another",
             ),
+            Self::WrongForm => (
+                S::FORBIDDEN,
+                "wrong_form",
+                "this form is out of date or came from elsewhere: open the page again and repeat what you did",
+            ),
+            Self::NotAdministrator => (S::FORBIDDEN, "not_administrator", "this page is for administrators"),
             Self::WrongMethod => (S::METHOD_NOT_ALLOWED, "wrong_method", "not with this method"),
             Self::Busy => (S::SERVICE_UNAVAILABLE, "busy", "too many logins at a time; try again"),
             Self::Internal(_) => (S::INTERNAL_SERVER_ERROR, "internal", "the authority failed; its log says why"),
@@ -137,22 +157,17 @@ impl From<anyhow::Error> for Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let (status, kind, title) = self.parts();
-        let detail = match &self {
-            Self::Internal(error) => {
-                tracing::error!("a call failed: {error:#}");
-                None
-            }
-            Self::ProviderUnavailable(error) => {
-                tracing::warn!("the identity provider: {error:#}");
-                None
-            }
-            Self::Denied(explanation, _) => explanation.rule.clone(),
-            _ => None,
-        };
-        let body = api::Problem { r#type: kind.into(), title, status: status.as_u16(), detail };
-        let mut response = (status, Json(body)).into_response();
+        let (status, kind, _) = self.parts();
+        match &self {
+            Self::Internal(error) => tracing::error!("a call failed: {error:#}"),
+            Self::ProviderUnavailable(error) => tracing::warn!("the identity provider: {error:#}"),
+            _ => {}
+        }
+        let body = self.said();
+        let mut response = (status, Json(&body)).into_response();
         response.extensions_mut().insert(Outcome(kind));
+        // For the console, which says the same on a page.
+        response.extensions_mut().insert(body);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Self::TooMany(wait) | Self::TooManyGrants(wait) = self {

@@ -29,6 +29,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
 use wire::{Destination, Epoch, Flags, Handle, VerifierKey};
+use zeroize::Zeroizing;
 
 /// Passwords checked at a time: each takes 19 MiB and some 20 ms of a core.
 const PASSWORD_SLOTS: usize = 2;
@@ -111,10 +112,31 @@ impl Authority {
         Ok(authority)
     }
 
-    /// The session of a token, if it has not ended.
+    /// The session of a token, if it has not ended. What a browser at the console has is no token.
     pub fn session(&self, token: &TokenHash) -> Option<Arc<Session>> {
+        self.any_session(token).filter(|session| session.ends.is_none())
+    }
+
+    /// The session of a browser at the console, if it has not ended.
+    pub fn console_session(&self, token: &TokenHash) -> Option<Arc<Session>> {
+        self.any_session(token).filter(|session| session.ends.is_some())
+    }
+
+    fn any_session(&self, token: &TokenHash) -> Option<Arc<Session>> {
         let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
         sessions.get(token).filter(|session| session.expires > now()).cloned()
+    }
+
+    /// Notes that a session at the console is used: it lasts longer.
+    pub async fn prolong_session(&self, token: TokenHash, idle: u32) -> Result<()> {
+        let expires = now() + u64::from(idle);
+        self.storage.call(move |database| database.prolong_session(token, expires)).await?;
+        let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = sessions.get_mut(&token) {
+            let ends = session.ends.unwrap_or(expires);
+            Arc::make_mut(session).expires = expires.min(ends);
+        }
+        Ok(())
     }
 
     /// The verifier of a token.
@@ -227,18 +249,34 @@ impl Authority {
     ) -> Result<engine::api::Session, Problem> {
         let now = now();
         let expires = now + u64::from(self.config.session_lifetime);
+        let (tags, groups) = (Vec::new(), Vec::new());
+        let session = Session { person: person.clone(), device: device.clone(), expires, tags, groups, ends: None };
+        let token = self.begin_session(session, proof, source).await?;
+        Ok(engine::api::Session { token: token.to_string(), person, device, expires, now })
+    }
+
+    /// Records a login, whose proof was checked; gives what its holder proves it with from now on, which is always new.
+    pub async fn begin_session(
+        &self,
+        mut kept: Session,
+        proof: Proof,
+        source: IpAddr,
+    ) -> Result<Zeroizing<String>, Problem> {
         let (token, hash) = credentials::new_token::<32>()?;
-        let mut kept = Session { person, device, expires, tags: Vec::new(), groups: Vec::new() };
         let syncing = self.syncing.lock().await;
         let session = kept.clone();
-        let add = move |database: &mut Database| database.add_session(hash, &session, &proof, source, now);
+        let add = move |database: &mut Database| database.add_session(hash, &session, &proof, source, now());
         let displaced = match self.storage.call(add).await? {
             Login::Done { displaced, tags, groups } => {
                 (kept.tags, kept.groups) = (tags, groups);
                 displaced
             }
             Login::Outdated => return Err(Problem::WrongPassword),
-            Login::NameTaken => return Err(Problem::NameTaken(kept.person)),
+            Login::NameTaken => {
+                let event = AuditEvent::new("login_failed").person(&kept.person).source(source);
+                self.audit_refusal(event.detail("the name belongs to somebody else here")).await?;
+                return Err(Problem::NameTaken(kept.person));
+            }
         };
         let Session { person, device, .. } = kept.clone();
         tracing::info!(person, device, %source, "logged in");
@@ -250,7 +288,7 @@ impl Authority {
         } else if displaced {
             self.sync().await?;
         }
-        Ok(engine::api::Session { token: token.to_string(), person, device, expires, now })
+        Ok(token)
     }
 
     /// Whether a person's sessions were begun when the person was in different groups: the newest are what counts.

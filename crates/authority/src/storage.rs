@@ -20,7 +20,7 @@ pub use devices::DeviceEntry;
 pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
 pub use identities::{Proof, Renewable, Renewed, ServiceEntry};
 pub use policies::{PolicyChange, PolicyVersion, Refusal};
-pub use sessions::{Login, Session, SessionEntry};
+pub use sessions::{Login, OwnSession, Session, SessionEntry, session_number};
 pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use verifiers::VerifierEntry;
 
@@ -33,7 +33,7 @@ use tokio::sync::oneshot;
 /// The SHA-256 of a bearer token or one-time code: what is stored in its place.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 6;
+const SCHEMA_VERSION: i64 = 7;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -48,7 +48,7 @@ CREATE TABLE device_tags (
 ) STRICT;
 CREATE TABLE sessions (
     token BLOB PRIMARY KEY, person TEXT NOT NULL, device TEXT NOT NULL, source TEXT NOT NULL,
-    created INTEGER NOT NULL, expires INTEGER NOT NULL
+    created INTEGER NOT NULL, expires INTEGER NOT NULL, ends INTEGER
 ) STRICT;
 CREATE INDEX sessions_of_person ON sessions (person);
 CREATE TABLE verifiers (

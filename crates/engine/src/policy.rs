@@ -242,6 +242,12 @@ impl Policy {
         self.groups.values().flatten().map(String::as_str).chain(named).collect()
     }
 
+    /// Whether somebody is in a group, by the policy or by their login.
+    pub fn is_in(&self, subject: &Subject<'_>, group: &str) -> bool {
+        subject.groups.iter().any(|own| own == group)
+            || self.groups.get(group).is_some_and(|members| members.contains(subject.person))
+    }
+
     /// Whether a rule is about the subject, at this time.
     fn holds(&self, rule: &Rule, request: &Request<'_>) -> bool {
         self.is_about(rule, &request.subject) && rule.when.covers(request.now)
@@ -251,10 +257,7 @@ impl Policy {
         rule.who.iter().any(|who| match who {
             Who::Everyone => true,
             Who::Person(named) => named == subject.person,
-            Who::Group(group) => {
-                subject.groups.contains(group)
-                    || self.groups.get(group).is_some_and(|members| members.contains(subject.person))
-            }
+            Who::Group(group) => self.is_in(subject, group),
             Who::Tag(tag) => subject.tags.contains(tag),
             Who::Address(prefix) => subject.source.is_some_and(|source| prefix.contains(&source)),
         })

@@ -202,7 +202,7 @@ fn explain(question: &Explain) -> Result<ExitCode> {
     let (mut who, to) = read_question(&question.question)?;
     let (policy, _) = question.at.directory().read_policy(question.policy.as_deref())?;
     if let Some(name) = &question.device {
-        let devices = question.at.database()?.devices()?;
+        let devices = question.at.database()?.devices(None)?;
         let device = devices.into_iter().find(|device| device.person == who.person && device.device == *name);
         let device = device.with_context(|| format!("no device {}/{name}: `device list` shows them", who.person))?;
         who.tags.extend(device.tags);

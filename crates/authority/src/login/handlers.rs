@@ -1,6 +1,6 @@
 //! The calls that log in with the identity provider or as a machine (`engine::api`).
 
-use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, Finish, Started, Way};
+use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, Finish, Purpose, Started, Way};
 use super::provider::{Refusal, Verified};
 use super::{Provider, service};
 use crate::extract::{Body, Peer};
@@ -88,7 +88,8 @@ async fn browser(
     let departure = provider.depart(format!("http://127.0.0.1:{port}/callback")).await?;
     let (url, state) = (departure.url.clone(), departure.state.clone());
     let (source, until) = (Key::source(peer.address), Instant::now() + BROWSER_TIME);
-    let login = authority.logins.begin(Started { challenge, device, source, until, way: Way::Browser(departure) })?;
+    let (purpose, way) = (Purpose::Device(device), Way::Browser(departure));
+    let login = authority.logins.begin(Started { challenge, purpose, source, until, way })?;
     Ok(Json(BrowserLoginStarted { login, url, state, expires_in: BROWSER_TIME.as_secs() }))
 }
 
@@ -121,7 +122,8 @@ async fn device(
     });
     let way = Way::Device(comes, Abort(task.abort_handle()));
     let (source, until) = (Key::source(peer.address), Instant::now() + expires_in);
-    started.login = authority.logins.begin(Started { challenge, device, source, until, way })?;
+    let purpose = Purpose::Device(device);
+    started.login = authority.logins.begin(Started { challenge, purpose, source, until, way })?;
     Ok(Json(started))
 }
 
@@ -138,9 +140,22 @@ async fn finish(
     let found = authority.logins.finish(&login, &verifier, callback.as_ref(), &provider.config.issuer)?;
     let (verified, device) = match found {
         Finish::Pending => return Ok(Json(LoginOutcome::Pending)),
-        Finish::Arrived(departure, code, device) => (provider.arrive(departure, code).await, device),
-        Finish::Verified(verified, device) => (verified, device),
+        Finish::Arrived(departure, code, Purpose::Device(device)) => (provider.arrive(departure, code).await, device),
+        Finish::Verified(verified, Purpose::Device(device)) => (verified, device),
+        Finish::Arrived(..) | Finish::Verified(..) => return Err(Problem::WrongLogin),
     };
+    let (person, proof) = proved(&authority, &peer, verified).await?;
+    let session = add(&authority, &peer, person, device, proof).await?;
+    authority.throttle.refund(&authority.throttle.start(peer.address));
+    Ok(Json(LoginOutcome::LoggedIn(session)))
+}
+
+/// What the provider's word proves; a refusal of the provider's is written down.
+pub(crate) async fn proved(
+    authority: &Authority,
+    peer: &Peer,
+    verified: Result<Verified, Refusal>,
+) -> Result<(String, Proof), Problem> {
     let Verified { identity, refresh_token } = match verified {
         Ok(verified) => verified,
         Err(refusal) => {
@@ -153,9 +168,7 @@ async fn finish(
     };
     let refresh_token = refresh_token.map(|token| Zeroizing::new(token.into_secret()));
     let person = identity.person.clone();
-    let session = add(&authority, &peer, person, device, Proof::Provider { identity, refresh_token }).await?;
-    authority.throttle.refund(&authority.throttle.start(peer.address));
-    Ok(Json(LoginOutcome::LoggedIn(session)))
+    Ok((person, Proof::Provider { identity, refresh_token }))
 }
 
 /// What a machine has to sign in order to log in
@@ -163,8 +176,8 @@ async fn finish(
 async fn challenge(State(authority): Shared, peer: Peer) -> Result<Json<Challenge>, Problem> {
     authority.throttle.charge(&authority.throttle.start(peer.address), Instant::now()).map_err(Problem::TooMany)?;
     let (source, until) = (Key::source(peer.address), Instant::now() + CHALLENGE_TIME);
-    let (challenge, device) = ([0; 32], String::new());
-    let nonce = authority.logins.begin(Started { challenge, device, source, until, way: Way::Challenge })?;
+    let (challenge, purpose) = ([0; 32], Purpose::Device(String::new()));
+    let nonce = authority.logins.begin(Started { challenge, purpose, source, until, way: Way::Challenge })?;
     Ok(Json(Challenge { nonce }))
 }
 
@@ -253,12 +266,7 @@ async fn add(
     device: String,
     proof: Proof,
 ) -> Result<Session, Problem> {
-    let added = authority.add_session(person.clone(), device, proof, peer.address).await;
-    if let Err(Problem::NameTaken(_)) = &added {
-        let event = AuditEvent::new("login_failed").person(&person).source(peer.address);
-        authority.audit_refusal(event.detail("the name belongs to somebody else here")).await?;
-    }
-    let session = added?;
+    let session = authority.add_session(person, device, proof, peer.address).await?;
     peer.prove();
     Ok(session)
 }

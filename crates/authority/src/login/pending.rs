@@ -43,12 +43,20 @@ impl Drop for Abort {
     }
 }
 
+/// What becomes of a login: whoever finishes it for something else finds none.
+pub enum Purpose {
+    /// A session for a device that is called so.
+    Device(String),
+    /// A session at the console, and the page to go on to.
+    Console(String),
+}
+
 /// A login that somebody started.
 pub struct Started {
     /// The hash of the verifier.
     pub challenge: [u8; 32],
-    /// What the device is called.
-    pub device: String,
+    /// What it is for.
+    pub purpose: Purpose,
     /// Where it was started from.
     pub source: IpAddr,
     /// When it is forgotten.
@@ -62,9 +70,9 @@ pub enum Finish {
     /// The person has not logged in at the provider yet.
     Pending,
     /// A browser came back with a code.
-    Arrived(Departure, String, String),
+    Arrived(Departure, String, Purpose),
     /// The provider has spoken.
-    Verified(Result<Verified, Refusal>, String),
+    Verified(Result<Verified, Refusal>, Purpose),
 }
 
 /// The logins under way, by name.
@@ -111,16 +119,17 @@ impl Logins {
                 Err(oneshot::error::TryRecvError::Closed) => return Err(Problem::WrongLogin),
                 Ok(outcome) => outcome,
             };
-            return Ok(Finish::Verified(outcome, all.remove(name).map(|login| login.device).unwrap_or_default()));
+            let login = all.remove(name).ok_or(Problem::WrongLogin)?;
+            return Ok(Finish::Verified(outcome, login.purpose));
         }
         // From here on the login is used up, whatever comes of it.
-        match (all.remove(name).map(|login| (login.way, login.device)), callback) {
-            (Some((Way::Browser(departure), device)), Some(callback)) => {
+        match (all.remove(name).map(|login| (login.way, login.purpose)), callback) {
+            (Some((Way::Browser(departure), purpose)), Some(callback)) => {
                 let same_state = bool::from(callback.state.as_bytes().ct_eq(departure.state.as_bytes()));
                 // A code of another provider's must not be shown to this one (mix-up, RFC 9207).
                 let same_issuer = callback.iss.as_ref().is_none_or(|from| from == issuer);
                 match same_state && same_issuer {
-                    true => Ok(Finish::Arrived(departure, callback.code.clone(), device)),
+                    true => Ok(Finish::Arrived(departure, callback.code.clone(), purpose)),
                     false => Err(Problem::WrongLogin),
                 }
             }
@@ -161,7 +170,8 @@ mod tests {
     fn challenge(source: u32) -> Started {
         let until = Instant::now() + CHALLENGE_TIME;
         let source = IpAddr::V4(source.into());
-        Started { challenge: [0; 32], device: "x".into(), source, until, way: Way::Challenge }
+        let purpose = Purpose::Device("x".into());
+        Started { challenge: [0; 32], purpose, source, until, way: Way::Challenge }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use rusqlite::{Transaction, params};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// The local user who gives a command.
+/// The local user who gives a command, or an administrator at the console.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Operator(String);
@@ -15,6 +15,11 @@ pub struct Operator(String);
 impl Operator {
     pub(super) fn name(&self) -> &str {
         &self.0
+    }
+
+    /// An administrator at the console.
+    pub(crate) fn at_console(person: &str) -> Self {
+        Self(format!("{person} (console)"))
     }
 
     /// Who runs this process: its user, or who became root by sudo.
@@ -77,7 +82,7 @@ impl AuditEvent {
         Self { detail: detail.into(), ..self }
     }
 
-    /// The local user whose command it was.
+    /// Whose command it was.
     pub fn by(self, operator: &Operator) -> Self {
         Self { operator: Some(operator.clone()), ..self }
     }
@@ -154,7 +159,7 @@ pub struct AuditEntry {
     pub rule: Option<String>,
     /// Particulars.
     pub detail: String,
-    /// The local user whose command it was, such as `uid 1000 (sudo)`.
+    /// Whose command it was, such as `uid 1000 (sudo)` or `alice (console)`.
     pub operator: Option<String>,
     /// SHA-256 over this entry and all before it of its trail, in hex.
     pub hash: String,

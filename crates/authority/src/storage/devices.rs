@@ -40,11 +40,12 @@ impl Database {
         })
     }
 
-    /// Every device, by person and name.
-    pub fn devices(&self) -> Result<Vec<DeviceEntry>> {
-        let mut statement =
-            self.connection.prepare("SELECT person, device, last_login FROM devices ORDER BY person, device")?;
-        let rows = statement.query_and_then([], |row| {
+    /// Every device, by person and name; of one person if given.
+    pub fn devices(&self, person: Option<&str>) -> Result<Vec<DeviceEntry>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT person, device, last_login FROM devices WHERE ?1 IS NULL OR person = ?1 ORDER BY person, device",
+        )?;
+        let rows = statement.query_and_then([person], |row| {
             let (person, device): (String, String) = (row.get(0)?, row.get(1)?);
             let tags = tags_of(&self.connection, &person, &device)?;
             Ok(DeviceEntry { person, device, tags, last_login: row.get::<_, i64>(2)?.cast_unsigned() })

@@ -119,6 +119,8 @@ pub struct Ended {
 pub enum Which {
     /// One.
     Grant(u64),
+    /// One of this person.
+    OwnGrant(String, u64),
     /// All of a person; their sessions end, too.
     Person(String),
     /// All of one device of a person; its sessions end, too.
@@ -192,6 +194,17 @@ impl Database {
         rows.collect()
     }
 
+    /// A person's grants that have neither ended nor been revoked, newest first.
+    pub fn live_grants_of(&self, person: &str, now: u64) -> Result<Vec<GrantEntry>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
+                issued, expires, revoked
+             FROM grants WHERE person = ?2 AND expires > ?1 AND revoked IS NULL ORDER BY issued DESC, handle",
+        )?;
+        let rows = statement.query_and_then(params![now.cast_signed(), person], |row| entry(&self.connection, row))?;
+        rows.collect()
+    }
+
     /// Whose a grant of `verifier` is.
     pub fn grant_owner(&self, verifier: &str, handle: u64) -> Result<Option<GrantOwner>> {
         let mut statement = self.connection.prepare_cached(
@@ -257,14 +270,17 @@ impl Database {
             let before = to_announce(transaction)?;
             let event = match which {
                 Which::Grant(handle) => {
-                    let held: Option<i64> = transaction
-                        .query_row("SELECT handle FROM grants WHERE handle = ?1", [handle.cast_signed()], |r| r.get(0))
-                        .optional()?;
-                    if held.is_none() {
-                        bail!("no grant {handle:016x}: `grants` lists them");
+                    let holder = holder(transaction, *handle)?;
+                    let Some(holder) = holder else { bail!("no grant {handle:016x}: `grants` lists them") };
+                    mark(transaction, "handle = ?3", now, &[&handle.cast_signed()])?;
+                    AuditEvent::new("revoked").person(&holder).detail(format!("{handle:016x}"))
+                }
+                Which::OwnGrant(person, handle) => {
+                    if holder(transaction, *handle)?.as_ref() != Some(person) {
+                        bail!("{person} has no grant {handle:016x}");
                     }
                     mark(transaction, "handle = ?3", now, &[&handle.cast_signed()])?;
-                    AuditEvent::new("revoked").detail(format!("{handle:016x}"))
+                    AuditEvent::new("revoked").person(person).detail(format!("{handle:016x}"))
                 }
                 Which::Person(person) => {
                     sessions::end_of_person(transaction, person, now)?;
@@ -392,6 +408,11 @@ fn mark(transaction: &Transaction<'_>, condition: &'static str, now: u64, values
 /// A grant that ended by then has ended for verifiers, too, whose clocks may be behind.
 fn ended_by(now: u64) -> i64 {
     now.cast_signed() - i64::from(CLOCK_SKEW_MAX)
+}
+
+fn holder(transaction: &Transaction<'_>, handle: u64) -> Result<Option<String>> {
+    let mut statement = transaction.prepare_cached("SELECT person FROM grants WHERE handle = ?1")?;
+    Ok(statement.query_row([handle.cast_signed()], |row| row.get(0)).optional()?)
 }
 
 fn to_announce(connection: &rusqlite::Connection) -> Result<usize> {

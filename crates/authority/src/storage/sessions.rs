@@ -1,6 +1,6 @@
-//! Sessions: who is logged in, by the hash of the bearer token.
+//! Sessions: who is logged in, by the hash of the bearer token or, at the console, of the cookie.
 
-use super::{AuditEvent, Database, Proof, TokenHash, devices, grants, identities};
+use super::{AuditEvent, Database, Operator, Proof, TokenHash, devices, grants, identities};
 use anyhow::Result;
 use engine::policy::Subject;
 use rusqlite::{Transaction, params};
@@ -23,6 +23,8 @@ pub struct Session {
     pub tags: Vec<String>,
     /// Groups besides those of the policy: the identity provider's, or a service account's.
     pub groups: Vec<String>,
+    /// Where it is a browser's at the console: when it ends, however much it is used. Such a session gets no grants.
+    pub ends: Option<u64>,
 }
 
 impl Session {
@@ -49,6 +51,23 @@ pub struct SessionEntry {
     pub expires: u64,
     /// When the identity provider was asked about it last, Unix seconds.
     pub renewed: Option<u64>,
+}
+
+/// A session as its person sees it.
+#[derive(Debug)]
+pub struct OwnSession {
+    /// The hash of its token.
+    pub token: TokenHash,
+    /// The device's name; of a session at the console, the browser's.
+    pub device: String,
+    /// Where the login came from.
+    pub source: String,
+    /// When it began, Unix seconds.
+    pub created: u64,
+    /// When it ends, Unix seconds.
+    pub expires: u64,
+    /// Whether it is one at the console.
+    pub console: bool,
 }
 
 /// What became of a login.
@@ -79,30 +98,43 @@ impl Database {
         source: IpAddr,
         now: u64,
     ) -> Result<Login> {
-        let Session { person, device, expires, .. } = session;
+        let Session { person, device, expires, ends, .. } = session;
         self.write(|transaction| {
             if let Some(refused) = identities::check(transaction, person, proof, now)? {
                 return Ok(refused);
             }
             transaction.execute(
-                "INSERT INTO sessions (token, person, device, source, created, expires) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
-                params![token, person, device, source.to_string(), now.cast_signed(), expires.cast_signed()],
+                "INSERT INTO sessions (token, person, device, source, created, expires, ends)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+                params![
+                    token,
+                    person,
+                    device,
+                    source.to_string(),
+                    now.cast_signed(),
+                    expires.cast_signed(),
+                    ends.map(u64::cast_signed)
+                ],
             )?;
-            transaction.execute(
-                "INSERT INTO devices (person, device, first_login, last_login) VALUES (?1, ?2, ?3, ?3)
-                 ON CONFLICT DO UPDATE SET last_login = ?3",
-                params![person, device, now.cast_signed()],
-            )?;
+            if ends.is_none() {
+                transaction.execute(
+                    "INSERT INTO devices (person, device, first_login, last_login) VALUES (?1, ?2, ?3, ?3)
+                     ON CONFLICT DO UPDATE SET last_login = ?3",
+                    params![person, device, now.cast_signed()],
+                )?;
+            }
             identities::attach(transaction, &token, proof, now)?;
             let mut surplus = transaction.prepare_cached(
-                "SELECT token FROM sessions WHERE person = ?1 ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?2",
+                "SELECT token FROM sessions WHERE person = ?1 AND (ends IS NULL) = ?3
+                 ORDER BY created DESC, rowid DESC LIMIT -1 OFFSET ?2",
             )?;
-            let tokens = surplus.query_map(params![person, MOST_PER_PERSON], |row| row.get(0))?;
+            let tokens = surplus.query_map(params![person, MOST_PER_PERSON, ends.is_none()], |row| row.get(0))?;
             let tokens = tokens.collect::<Result<Vec<TokenHash>, _>>()?;
             for token in &tokens {
                 end(transaction, token, person, now)?;
             }
-            let event = AuditEvent::new("login").person(person).device(device).source(source);
+            let event = if ends.is_some() { "console_login" } else { "login" };
+            let event = AuditEvent::new(event).person(person).device(device).source(source);
             event.detail(proof.described()).write(transaction, now)?;
             let tags = devices::tags_of(transaction, person, device)?;
             let groups = identities::groups_of(transaction, person)?;
@@ -114,9 +146,65 @@ impl Database {
     pub fn end_session(&mut self, token: TokenHash, session: &Session, source: IpAddr, now: u64) -> Result<()> {
         self.write(|transaction| {
             end(transaction, &token, &session.person, now)?;
-            let event = AuditEvent::new("logout").person(&session.person).device(&session.device);
+            let event = if session.ends.is_some() { "console_logout" } else { "logout" };
+            let event = AuditEvent::new(event).person(&session.person).device(&session.device);
             event.source(source).write(transaction, now)
         })
+    }
+
+    /// Ends a session of a person's, known by the first bytes of its token's hash, with its grants; false if there is none.
+    pub fn end_own_session(&mut self, person: &str, number: u64, by: &Operator, now: u64) -> Result<bool> {
+        self.write(|transaction| {
+            let own = own_sessions(transaction, person)?;
+            let found = own.iter().find(|(token, _)| session_number(token) == number);
+            let Some((token, device)) = found else { return Ok(false) };
+            end(transaction, token, person, now)?;
+            let event = AuditEvent::new("logout").person(person).device(device).by(by);
+            event.detail("ended from elsewhere").write(transaction, now)?;
+            Ok(true)
+        })
+    }
+
+    /// Ends all sessions of a person's but one, with their grants.
+    pub fn end_other_sessions(&mut self, person: &str, but: &TokenHash, by: &Operator, now: u64) -> Result<()> {
+        self.write(|transaction| {
+            for (token, device) in own_sessions(transaction, person)?.iter().filter(|(token, _)| token != but) {
+                end(transaction, token, person, now)?;
+                let event = AuditEvent::new("logout").person(person).device(device).by(by);
+                event.detail("ended from elsewhere").write(transaction, now)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Lets a session at the console last until `expires`, though not beyond its end.
+    pub fn prolong_session(&mut self, token: TokenHash, expires: u64) -> Result<()> {
+        self.write_soon(|transaction| {
+            transaction.execute(
+                "UPDATE sessions SET expires = min(?2, ends) WHERE token = ?1 AND ends IS NOT NULL",
+                params![token, expires.cast_signed()],
+            )?;
+            Ok(())
+        })
+    }
+
+    /// A person's sessions that have not ended, newest first.
+    pub fn sessions_of(&self, person: &str, now: u64) -> Result<Vec<OwnSession>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT token, device, source, created, expires, ends IS NOT NULL FROM sessions
+             WHERE person = ?1 AND expires > ?2 ORDER BY created DESC, rowid DESC",
+        )?;
+        let rows = statement.query_map(params![person, now.cast_signed()], |row| {
+            Ok(OwnSession {
+                token: row.get(0)?,
+                device: row.get(1)?,
+                source: row.get(2)?,
+                created: row.get::<_, i64>(3)?.cast_unsigned(),
+                expires: row.get::<_, i64>(4)?.cast_unsigned(),
+                console: row.get(5)?,
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
     }
 
     /// The accounts and sources of the sessions that have not been dropped.
@@ -150,17 +238,30 @@ impl Database {
 
     /// The sessions that have not ended.
     pub fn sessions(&self, now: u64) -> Result<Vec<(TokenHash, Session)>> {
-        let mut statement =
-            self.connection.prepare_cached("SELECT token, person, device, expires FROM sessions WHERE expires > ?1")?;
+        let mut statement = self
+            .connection
+            .prepare_cached("SELECT token, person, device, expires, ends FROM sessions WHERE expires > ?1")?;
         let rows = statement.query_and_then([now.cast_signed()], |row| {
             let expires = row.get::<_, i64>(3)?.cast_unsigned();
             let (person, device): (String, String) = (row.get(1)?, row.get(2)?);
             let tags = devices::tags_of(&self.connection, &person, &device)?;
             let groups = identities::groups_of(&self.connection, &person)?;
-            Ok((row.get(0)?, Session { person, device, expires, tags, groups }))
+            let ends = row.get::<_, Option<i64>>(4)?.map(i64::cast_unsigned);
+            Ok((row.get(0)?, Session { person, device, expires, tags, groups, ends }))
         })?;
         rows.collect()
     }
+}
+
+/// What a session is called where its token's hash would be too long: the first bytes of that.
+pub fn session_number(token: &TokenHash) -> u64 {
+    token[..8].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+fn own_sessions(transaction: &Transaction<'_>, person: &str) -> Result<Vec<(TokenHash, String)>> {
+    let mut statement = transaction.prepare_cached("SELECT token, device FROM sessions WHERE person = ?1")?;
+    let rows = statement.query_map([person], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
 }
 
 pub(super) fn end(transaction: &Transaction<'_>, token: &TokenHash, person: &str, now: u64) -> Result<()> {

@@ -4,6 +4,7 @@ mod api;
 mod audit;
 mod backup;
 mod changes;
+mod console;
 mod login;
 mod metrics;
 mod policy;

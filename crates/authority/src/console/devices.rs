@@ -1,0 +1,70 @@
+//! A person's devices, and logging one out that is lost.
+
+use super::overview::Said;
+use super::page::{self, Page, act, table, time};
+use super::visitor::{Form, Visitor};
+use crate::now;
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::Which;
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::response::Redirect;
+use axum::routing::{get, post};
+use maud::{Markup, html};
+use std::sync::Arc;
+
+type Shared = State<Arc<Authority>>;
+
+/// The pages.
+pub fn routes() -> Router<Arc<Authority>> {
+    Router::new().route("/devices", get(show)).route("/devices/revoke", post(revoke))
+}
+
+async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
+    let person = visitor.person().to_owned();
+    let (devices, sessions) = authority
+        .storage
+        .call(move |database| Ok((database.devices(Some(&person))?, database.sessions_of(&person, now())?)))
+        .await?;
+    let rows: Vec<_> = devices
+        .iter()
+        .map(|entry| {
+            let device = entry.device.as_str();
+            let is_in = sessions.iter().any(|session| !session.console && session.device == device);
+            html! {
+                th scope="row" { (device) }
+                td { @if is_in { "logged in" } @else { "logged out" } }
+                td { (time(entry.last_login)) }
+                td { (entry.tags.join(", ")) }
+                td { (act(&visitor, "/devices/revoke", &[("device", device)], "Revoke", device)) }
+            }
+        })
+        .collect();
+    Ok(Page::new("Devices").of(Some(&visitor)).at("/devices").done(said.done.as_deref()).show(&html! {
+        p { "Machines that you have logged in from with " code { "vouchsafe login" } ". Revoke one that you lost: it is \
+             logged out, its grants end, and its flows are cut within about a second." }
+        @if rows.is_empty() { p { "You have not logged in from any machine yet." } }
+        @else { (table("Your devices", &["Device", "State", "Last login", "Tags", "Act"], &rows)) }
+    }))
+}
+
+async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Redirect, Problem> {
+    let (person, device) = (visitor.person().to_owned(), fields.text("device")?.to_owned());
+    let by = visitor.operator();
+    let known = authority
+        .storage
+        .call(move |database| {
+            if !database.devices(Some(&person))?.iter().any(|entry| entry.device == device) {
+                return Ok(false);
+            }
+            database.revoke(&Which::Device(person, device), &by, now())?;
+            Ok(true)
+        })
+        .await?;
+    if !known {
+        return Err(Problem::NotFound("device of yours"));
+    }
+    authority.sync().await?;
+    Ok(page::done("/devices", "device-revoked"))
+}

@@ -1,0 +1,78 @@
+//! A person's grants: what their devices may send to just now.
+
+use super::overview::Said;
+use super::page::{self, Page, act, table, time};
+use super::visitor::{Form, Visitor};
+use crate::now;
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::{GrantEntry, Which};
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::response::Redirect;
+use axum::routing::{get, post};
+use engine::policy::place;
+use maud::{Markup, html};
+use std::sync::Arc;
+use wire::Destination;
+
+type Shared = State<Arc<Authority>>;
+
+/// The pages.
+pub fn routes() -> Router<Arc<Authority>> {
+    Router::new().route("/grants", get(show)).route("/grants/revoke", post(revoke))
+}
+
+async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
+    let person = visitor.person().to_owned();
+    let grants = authority.storage.call(move |database| database.live_grants_of(&person, now())).await?;
+    let rows: Vec<_> = grants
+        .iter()
+        .map(|grant| {
+            let covers = covers(grant);
+            html! {
+                th scope="row" { (grant.receiver) }
+                td { (covers) }
+                td { (grant.device) ", from " (grant.source) }
+                td { (time(grant.expires)) }
+                td { (grant.rule) }
+                td { (act(&visitor, "/grants/revoke", &[("grant", &grant.handle)], "Revoke", &format!("the grant for {covers}"))) }
+            }
+        })
+        .collect();
+    Ok(Page::new("Grants").of(Some(&visitor)).at("/grants").done(said.done.as_deref()).show(&html! {
+        p { "What your devices may send to just now. A grant lasts minutes and is renewed while it is used. Whoever revokes one \
+             cuts its flows; the device may ask for another, unless you say where your identity may not go." }
+        @if rows.is_empty() { p { "There are none." } }
+        @else { (table("Your grants", &["Receiver", "Covers", "Device", "Until", "By rule", "Act"], &rows)) }
+    }))
+}
+
+/// The destinations that a grant is for, in words.
+fn covers(grant: &GrantEntry) -> String {
+    match grant.scope().service {
+        Some((protocol, port)) => place(&Destination { address: grant.address, protocol, port }),
+        None => format!("all of {}", grant.prefix),
+    }
+}
+
+async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Redirect, Problem> {
+    let not_yours = Problem::NotFound("grant of yours");
+    let Ok(handle) = u64::from_str_radix(fields.text("grant")?, 16) else { return Err(not_yours) };
+    let (person, by) = (visitor.person().to_owned(), visitor.operator());
+    let revoked = authority
+        .storage
+        .call(move |database| {
+            if !database.live_grants_of(&person, now())?.iter().any(|own| own.handle == format!("{handle:016x}")) {
+                return Ok(false);
+            }
+            database.revoke(&Which::OwnGrant(person, handle), &by, now())?;
+            Ok(true)
+        })
+        .await?;
+    if !revoked {
+        return Err(not_yours);
+    }
+    authority.sync().await?;
+    Ok(page::done("/grants", "grant-revoked"))
+}

@@ -1,0 +1,192 @@
+//! What every request to the console passes: who comes, whether a form is one of ours, and what browsers are told about
+//! every answer.
+//!
+//! A form counts only where the browser says that a page of this origin sent it *and* it holds the token that is bound to the
+//! browser's session; before a login, to the cookie that the login page set.
+
+use super::ROOT;
+use super::cookie::Cookie;
+use super::page::{self, Page};
+use super::visitor::{Fields, Visit, Visitor};
+use crate::credentials::{self, token_hash};
+use crate::extract::Peer;
+use crate::metrics::Outcome;
+use crate::now;
+use crate::problem::Problem;
+use crate::state::Authority;
+use axum::body::{Body, to_bytes};
+use axum::extract::{OriginalUri, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Redirect, Response};
+use engine::api;
+use std::sync::Arc;
+use std::time::Duration;
+use subtle::ConstantTimeEq;
+
+/// How long a form may take to come.
+const BODY_TIME: Duration = Duration::from_secs(10);
+/// The longest form, in bytes.
+const MOST_FORM: usize = 16 * 1024;
+/// The longest of an administrator, who may send a policy: every byte of it may take three.
+const MOST_FORM_OF_ADMINISTRATOR: usize = 3 * engine::policy::MOST_TEXT + MOST_FORM;
+/// How often it is written down that a session is used, seconds.
+const NOTE: u64 = 60;
+
+const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
+                      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+const HEADERS: [(HeaderName, HeaderValue); 7] = [
+    (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
+    (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
+    // Not `no-referrer`: browsers then hide the origin of forms, which is checked.
+    (header::REFERRER_POLICY, HeaderValue::from_static("same-origin")),
+    (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
+    (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
+    (
+        HeaderName::from_static("permissions-policy"),
+        HeaderValue::from_static("camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
+    ),
+];
+
+/// Judges a request, lets it through, and completes the answer.
+pub async fn guard(State(authority): State<Arc<Authority>>, peer: Peer, request: Request, next: Next) -> Response {
+    // What the browser asked for; the router's own paths begin below the console's.
+    let asked = request.extensions().get().map_or_else(|| request.uri(), |OriginalUri(uri)| uri);
+    let path = asked.path_and_query().map_or("", |path| path.as_str()).to_owned();
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    let visit = match visit(&authority, &peer, request.headers()).await {
+        Ok(visit) => visit,
+        Err(error) => return finish(Problem::Internal(error).into_response(), None, &path, reads),
+    };
+    let response = match pass(&visit, request, reads).await {
+        Ok(request) => next.run(request).await,
+        Err(problem) => problem.into_response(),
+    };
+    let mut response = finish(response, visit.visitor.as_ref(), &path, reads);
+    if visit.is_new {
+        Cookie::Visit.set(response.headers_mut(), &visit.secret, super::login::VISIT_TIME);
+    }
+    response
+}
+
+/// Who comes.
+async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap) -> anyhow::Result<Visit> {
+    if let Some(secret) = Cookie::Session.read(headers) {
+        let token = token_hash(&secret);
+        if let Some(session) = authority.console_session(&token) {
+            peer.prove();
+            let idle = authority.config.console.idle;
+            if session.ends.is_some_and(|ends| ends > session.expires)
+                && now() + u64::from(idle) >= session.expires + NOTE.min(u64::from(idle) / 2)
+            {
+                authority.prolong_session(token, idle).await?;
+            }
+            let is_administrator =
+                authority.with_policy(|policy| authority.config.console.is_administrator(policy, &session)).await;
+            let source = peer.address;
+            let form = form_token(&secret);
+            let visitor = Visitor { session, token, source, is_administrator, form: form.clone() };
+            return Ok(Visit { secret, form, is_new: false, visitor: Some(visitor) });
+        }
+    }
+    let (secret, is_new) = match Cookie::Visit.read(headers) {
+        Some(secret) => (secret, false),
+        None => (credentials::new_token::<32>()?.0, true),
+    };
+    Ok(Visit { form: form_token(&secret), secret, is_new, visitor: None })
+}
+
+/// Gives the request on, with who comes and what the form says.
+async fn pass(visit: &Visit, request: Request, reads: bool) -> Result<Request, Problem> {
+    let (mut parts, body) = request.into_parts();
+    if !reads {
+        if parts.method != Method::POST {
+            return Err(Problem::WrongMethod);
+        }
+        if !is_from_here(&parts.headers, &parts.uri) || visit.is_new {
+            return Err(Problem::WrongForm);
+        }
+        let is_form = |value: &HeaderValue| value.as_bytes().starts_with(b"application/x-www-form-urlencoded");
+        if !parts.headers.get(header::CONTENT_TYPE).is_some_and(is_form) {
+            return Err(Problem::WrongForm);
+        }
+        let administers = visit.visitor.as_ref().is_some_and(|visitor| visitor.is_administrator);
+        let most = if administers { MOST_FORM_OF_ADMINISTRATOR } else { MOST_FORM };
+        let bytes = tokio::time::timeout(BODY_TIME, to_bytes(body, most)).await.map_err(|_| Problem::TooSlow)?;
+        let fields = Fields::read(&bytes.map_err(|_| Problem::TooLarge)?);
+        if !bool::from(fields.text("form")?.as_bytes().ct_eq(visit.form.as_bytes())) {
+            return Err(Problem::WrongForm);
+        }
+        parts.extensions.insert(Arc::new(fields));
+    }
+    parts.extensions.insert(visit.clone());
+    Ok(Request::from_parts(parts, Body::empty()))
+}
+
+/// Whether the browser says that one of our own pages sends this.
+fn is_from_here(headers: &HeaderMap, uri: &Uri) -> bool {
+    let site = headers.get("sec-fetch-site");
+    if site.is_some_and(|site| site != "same-origin") {
+        return false;
+    }
+    // HTTP/2 names the host in the request line.
+    let host = uri.authority().map(|host| host.as_str());
+    let host = host.or_else(|| headers.get(header::HOST).and_then(|host| host.to_str().ok()));
+    let origin = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
+    match (origin, host) {
+        (Some(origin), Some(host)) => origin.strip_prefix("https://") == Some(host),
+        // No browser leaves both out.
+        _ => false,
+    }
+}
+
+/// The token of the forms that whoever holds `secret` is given.
+fn form_token(secret: &str) -> Arc<str> {
+    hex::encode(token_hash(&format!("vouchsafe console form v1 {secret}"))).into()
+}
+
+/// Makes a page of what went wrong, and tells browsers what they must not do with the answer.
+fn finish(mut response: Response, visitor: Option<&Visitor>, path: &str, reads: bool) -> Response {
+    if let Some(problem) = response.extensions_mut().remove::<api::Problem>() {
+        let outcome = response.extensions_mut().remove::<Outcome>();
+        let retry = response.headers_mut().remove(header::RETRY_AFTER);
+        response = match (response.status(), visitor) {
+            (StatusCode::UNAUTHORIZED, None) if reads && problem.r#type == "not_logged_in" => {
+                Redirect::to(&format!("{ROOT}/login?to={}", page::encoded(path))).into_response()
+            }
+            (status, _) => (status, Page::new("Not done").of(visitor).problem(&problem)).into_response(),
+        };
+        outcome.map(|outcome| response.extensions_mut().insert(outcome));
+        retry.map(|retry| response.headers_mut().insert(header::RETRY_AFTER, retry));
+    }
+    let headers = response.headers_mut();
+    headers.extend(HEADERS);
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(headers: &[(&'static str, &'static str)]) -> bool {
+        let headers =
+            headers.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+        is_from_here(&headers.collect(), &Uri::from_static("/console/login"))
+    }
+
+    #[test]
+    fn a_form_comes_from_this_origin_or_is_none() {
+        let (host, origin) = (("host", "a.example.org:8443"), ("origin", "https://a.example.org:8443"));
+        assert!(judged(&[host, origin]));
+        assert!(judged(&[host, origin, ("sec-fetch-site", "same-origin")]));
+        for site in ["cross-site", "same-site", "none"] {
+            assert!(!judged(&[host, origin, ("sec-fetch-site", site)]), "{site}");
+        }
+        for origin in ["null", "https://a.example.org", "http://a.example.org:8443", "https://evil.example.org:8443"] {
+            assert!(!judged(&[host, ("origin", origin)]), "{origin}");
+        }
+        assert!(!judged(&[host]) && !judged(&[host, ("sec-fetch-site", "same-origin")]) && !judged(&[]));
+    }
+}

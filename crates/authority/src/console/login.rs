@@ -1,0 +1,294 @@
+//! Logging in to the console and out of it. A login always begins a session of a new name; what the browser brought along
+//! before is worth nothing after it.
+
+use super::ROOT;
+use super::cookie::Cookie;
+use super::page::{self, Page};
+use super::visitor::{Form, Visit, Visitor};
+use crate::extract::Peer;
+use crate::login::{Attempt, BROWSER_TIME, Finish, Purpose, Started, Way, handlers};
+use crate::now;
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::{Database, Proof, Session};
+use crate::throttle::Key;
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::http::header::{HeaderMap, USER_AGENT};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::{get, post};
+use engine::api::{self, Callback};
+use maud::{Markup, html};
+use serde::Deserialize;
+use std::sync::Arc;
+use std::time::Instant;
+use zeroize::Zeroizing;
+
+/// How long a browser keeps what it is known by before a login, seconds.
+pub const VISIT_TIME: u32 = 3600;
+/// Where the identity provider sends browsers back to, below the authority's address.
+const CALLBACK: &str = "/console/login/callback";
+
+type Shared = State<Arc<Authority>>;
+
+/// The pages.
+pub fn routes() -> Router<Arc<Authority>> {
+    Router::new()
+        .route("/login", get(show).post(by_password))
+        .route("/login/provider", post(depart))
+        .route("/login/callback", get(arrive))
+        .route("/logout", post(logout))
+}
+
+#[derive(Deserialize)]
+struct Asked {
+    to: Option<String>,
+    done: Option<String>,
+}
+
+async fn show(State(authority): Shared, visit: Visit, Query(asked): Query<Asked>) -> Response {
+    let to = local(asked.to.as_deref());
+    if visit.visitor.is_some() {
+        return Redirect::to(&to).into_response();
+    }
+    form(&authority, &visit, &to, asked.done.as_deref(), None).into_response()
+}
+
+/// The login page; `wrong` is why the attempt before failed.
+fn form(authority: &Authority, visit: &Visit, to: &str, done: Option<&str>, wrong: Option<&api::Problem>) -> Markup {
+    let provider = authority.provider.as_ref().filter(|_| authority.config.console.url.is_some());
+    Page::new("Log in").done(done).show(&html! {
+        @if let Some(problem) = wrong { p.wrong role="alert" { (problem.title) } }
+        @if let Some(provider) = provider {
+            form.login method="post" action={ (ROOT) "/login/provider" } {
+                (visit.token())
+                input type="hidden" name="to" value=(to);
+                button.first type="submit" { "Log in with " (host(&provider.config.issuer)) }
+            }
+            h2 { "Or with an account here" }
+        }
+        form.login method="post" action={ (ROOT) "/login" } {
+            (visit.token())
+            input type="hidden" name="to" value=(to);
+            label for="person" { "Name" }
+            input #person name="person" type="text" autocomplete="username" autocapitalize="none" spellcheck="false" required;
+            label for="password" { "Password" }
+            input #password name="password" type="password" autocomplete="current-password" required;
+            label for="code" { "Code of your second factor, if you have one" }
+            input #code name="code" type="text" inputmode="numeric" autocomplete="one-time-code" pattern="[0-9]{6}";
+            button type="submit" { "Log in" }
+        }
+    })
+}
+
+/// What a person knows a provider by.
+fn host(issuer: &str) -> &str {
+    let rest = issuer.split_once("://").map_or(issuer, |(_, rest)| rest);
+    rest.split('/').next().unwrap_or(rest)
+}
+
+async fn by_password(
+    State(authority): Shared,
+    visit: Visit,
+    peer: Peer,
+    headers: HeaderMap,
+    Form(fields): Form,
+) -> Result<Response, Problem> {
+    let to = local(fields.filled("to"));
+    let password = Zeroizing::new(fields.text("password")?.to_owned());
+    let code = fields.filled("code").map(|code| code.replace(' ', ""));
+    let attempt = Attempt { person: fields.text("person")?.trim().to_owned(), password, code };
+    match authority.check_password(attempt, &peer).await {
+        Ok((person, proof)) => begin(&authority, &visit, &peer, &headers, person, proof, &to).await,
+        Err(problem @ (Problem::WrongPassword | Problem::WrongSecondFactor | Problem::SecondFactorRequired)) => {
+            let said = problem.said();
+            let page = form(&authority, &visit, &to, None, Some(&said));
+            Ok((StatusCode::UNAUTHORIZED, page).into_response())
+        }
+        Err(problem) => Err(problem),
+    }
+}
+
+/// Begins a session for whoever proved who they are.
+async fn begin(
+    authority: &Authority,
+    visit: &Visit,
+    peer: &Peer,
+    headers: &HeaderMap,
+    person: String,
+    proof: Proof,
+    to: &str,
+) -> Result<Response, Problem> {
+    if let Some(before) = &visit.visitor {
+        end(authority, before).await?;
+    }
+    let config = &authority.config.console;
+    let (ends, idle) = (now() + u64::from(config.lifetime), now() + u64::from(config.idle));
+    let session = Session {
+        person,
+        device: browser(headers),
+        expires: idle.min(ends),
+        tags: Vec::new(),
+        groups: Vec::new(),
+        ends: Some(ends),
+    };
+    let secret = authority.begin_session(session, proof, peer.address).await?;
+    peer.prove();
+    let mut response = Redirect::to(to).into_response();
+    Cookie::Session.set(response.headers_mut(), &secret, config.lifetime);
+    Cookie::Visit.forget(response.headers_mut());
+    Cookie::Away.forget(response.headers_mut());
+    Ok(response)
+}
+
+async fn depart(State(authority): Shared, visit: Visit, peer: Peer, Form(fields): Form) -> Result<Response, Problem> {
+    let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
+    let url = authority.config.console.url.as_ref().ok_or(Problem::NoProvider)?;
+    authority.throttle.charge(&authority.throttle.start(peer.address), Instant::now()).map_err(Problem::TooMany)?;
+    let departure = provider.depart(format!("{url}{CALLBACK}")).await?;
+    let address = departure.url.clone();
+    let login = authority.logins.begin(Started {
+        challenge: crate::credentials::token_hash(&visit.secret),
+        purpose: Purpose::Console(local(fields.filled("to"))),
+        source: Key::source(peer.address),
+        until: Instant::now() + BROWSER_TIME,
+        way: Way::Browser(departure),
+    })?;
+    // A page, not a redirect: our own policy lets forms lead to nowhere but here.
+    let page = Page::new("Log in").onward(&address).show(&html! {
+        p { a href=(address) { "Go on to " (host(&provider.config.issuer)) } }
+    });
+    let mut response = page.into_response();
+    Cookie::Away.set(response.headers_mut(), &login, BROWSER_TIME.as_secs() as u32);
+    Ok(response)
+}
+
+#[derive(Deserialize)]
+struct Brought {
+    code: Option<String>,
+    state: Option<String>,
+    iss: Option<String>,
+}
+
+async fn arrive(
+    State(authority): Shared,
+    visit: Visit,
+    peer: Peer,
+    headers: HeaderMap,
+    Query(Brought { code, state, iss }): Query<Brought>,
+) -> Result<Response, Problem> {
+    let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
+    let login = Cookie::Away.read(&headers).ok_or(Problem::WrongLogin)?;
+    let (Some(code), Some(state)) = (code, state) else {
+        return Err(Problem::ProviderRefused("the identity provider did not log you in".into()));
+    };
+    let callback = Callback { code, state, iss };
+    let found = authority.logins.finish(&login, &visit.secret, Some(&callback), &provider.config.issuer)?;
+    let Finish::Arrived(departure, code, Purpose::Console(to)) = found else { return Err(Problem::WrongLogin) };
+    let verified = provider.arrive(departure, code).await;
+    let (person, proof) = handlers::proved(&authority, &peer, verified).await?;
+    let response = begin(&authority, &visit, &peer, &headers, person, proof, &to).await?;
+    authority.throttle.refund(&authority.throttle.start(peer.address));
+    Ok(response)
+}
+
+async fn logout(State(authority): Shared, visitor: Visitor) -> Result<Response, Problem> {
+    let refresh_token = end(&authority, &visitor).await?;
+    if let Some(refresh_token) = refresh_token {
+        handlers::forget(authority, refresh_token);
+    }
+    let mut response = page::done("/login", "logged-out").into_response();
+    Cookie::Session.forget(response.headers_mut());
+    Ok(response)
+}
+
+async fn end(authority: &Authority, visitor: &Visitor) -> Result<Option<Zeroizing<String>>, Problem> {
+    let Visitor { token, session, source, .. } = visitor.clone();
+    let end = move |database: &mut Database| {
+        let refresh_token = database.refresh_token(&token)?;
+        database.end_session(token, &session, source, now())?;
+        Ok(refresh_token)
+    };
+    let refresh_token = authority.storage.call(end).await?;
+    authority.sync().await?;
+    Ok(refresh_token)
+}
+
+/// Where to go on after a login: a page of the console's, whatever is asked for.
+fn local(to: Option<&str>) -> String {
+    let is_ours = |to: &&str| {
+        let rest = to.strip_prefix(ROOT)?;
+        let path = to.parse::<Uri>().ok().filter(|uri| uri.host().is_none())?.path().to_owned();
+        let plain = to.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\') && !path.contains("//");
+        let leads_on = rest.is_empty() || rest.starts_with(['/', '?']);
+        (plain && leads_on && !path.contains("..") && !path.starts_with("/console/log")).then_some(())
+    };
+    to.filter(|to| is_ours(to).is_some()).unwrap_or(ROOT).to_owned()
+}
+
+/// What a session at the console is called in lists: the browser and its system, in words of ours.
+fn browser(headers: &HeaderMap) -> String {
+    let said = headers.get(USER_AGENT).and_then(|said| said.to_str().ok()).unwrap_or_default();
+    let known =
+        |known: &[(&str, &'static str)]| known.iter().find(|(sign, _)| said.contains(sign)).map(|(_, name)| *name);
+    let browsers = [("Firefox/", "Firefox"), ("Edg/", "Edge"), ("Chrome/", "Chrome"), ("Safari/", "Safari")];
+    let systems = [
+        ("Android", "Android"),
+        ("iPhone", "iPhone"),
+        ("iPad", "iPad"),
+        ("Windows", "Windows"),
+        ("Mac OS", "macOS"),
+        ("Linux", "Linux"),
+    ];
+    match (known(&browsers), known(&systems)) {
+        (Some(browser), Some(system)) => format!("{browser} on {system}"),
+        (Some(name), None) | (None, Some(name)) => name.to_owned(),
+        (None, None) => "a browser".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_led_elsewhere() {
+        for ours in ["/console", "/console/devices", "/console?done=x", "/console/admin/audit?after=3&person=a%40b"] {
+            assert_eq!(local(Some(ours)), ours);
+        }
+        for elsewhere in [
+            "",
+            "/",
+            "https://evil.example.org/console",
+            "//evil.example.org/console",
+            "/consoleevil",
+            "/console@evil.example.org",
+            "/console/\\evil.example.org",
+            "/console//evil.example.org",
+            "/console/../v1/health",
+            "/console/\r\nSet-Cookie: a=b",
+            "javascript:alert(1)",
+            "/console/login?to=/console/login",
+            "/console/logout",
+            "console",
+        ] {
+            assert_eq!(local(Some(elsewhere)), ROOT, "{elsewhere}");
+        }
+        assert_eq!(local(None), ROOT);
+    }
+
+    #[test]
+    fn a_browser_has_a_name_of_ours() {
+        let name = |said: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(USER_AGENT, said.parse().unwrap());
+            browser(&headers)
+        };
+        let chrome =
+            "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36";
+        assert_eq!(name(chrome), "Chrome on Linux");
+        assert_eq!(name("<script>alert(1)</script>"), "a browser");
+        assert_eq!(browser(&HeaderMap::new()), "a browser");
+    }
+}

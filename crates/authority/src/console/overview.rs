@@ -1,0 +1,25 @@
+//! The first page that a person sees.
+
+use super::page::{Page, time};
+use super::visitor::Visitor;
+use axum::extract::Query;
+use maud::{Markup, html};
+use serde::Deserialize;
+
+/// What a page's address may say besides where it is.
+#[derive(Deserialize)]
+pub struct Said {
+    /// What was done.
+    pub done: Option<String>,
+}
+
+/// Shows it.
+pub async fn show(visitor: Visitor, Query(said): Query<Said>) -> Markup {
+    let session = &visitor.session;
+    Page::new("Overview").of(Some(&visitor)).at("").done(said.done.as_deref()).show(&html! {
+        p { "You are logged in as " strong { (visitor.person()) } "." }
+        @if let Some(ends) = session.ends {
+            p { "This session ends " (time(ends)) ", or before if you leave it unused until " (time(session.expires)) "." }
+        }
+    })
+}

@@ -1,0 +1,162 @@
+//! What every page has around it: head, skip link, navigation, the line that says what was done. And the small parts that
+//! pages share: times, tables, buttons that act.
+
+use super::ROOT;
+use super::assets::{SCRIPT, STYLE};
+use super::visitor::Visitor;
+use axum::response::Redirect;
+use engine::api::Problem;
+use maud::{DOCTYPE, Markup, html};
+use openidconnect::url::form_urlencoded::byte_serialize;
+use shell::table::utc;
+
+/// The pages of everybody, below the console's root.
+const PAGES: &[(&str, &str)] =
+    &[("", "Overview"), ("/devices", "Devices"), ("/grants", "Grants"), ("/sessions", "Sessions")];
+/// The pages of administrators, below the console's root.
+const ADMINISTRATION: &[(&str, &str)] = &[("/admin", "Administration")];
+
+/// What was done, by the word that an address carries; other words say nothing.
+const DONE: &[(&str, &str)] = &[
+    ("logged-out", "You are logged out."),
+    ("device-revoked", "The device is logged out, and its grants are over. Its flows are being cut."),
+    ("grant-revoked", "The grant is over. Its flows are being cut."),
+    ("session-ended", "That session is over, with its grants."),
+    ("sessions-ended", "All your other sessions are over, with their grants."),
+];
+
+/// A page to be.
+pub struct Page<'a> {
+    title: &'a str,
+    here: &'a str,
+    done: Option<&'static str>,
+    onward: Option<&'a str>,
+    visitor: Option<&'a Visitor>,
+}
+
+impl<'a> Page<'a> {
+    /// A page of this title.
+    pub fn new(title: &'a str) -> Self {
+        Self { title, here: "-", done: None, onward: None, visitor: None }
+    }
+
+    /// Who looks at it, if anybody is known.
+    pub fn of(self, visitor: Option<&'a Visitor>) -> Self {
+        Self { visitor, ..self }
+    }
+
+    /// Which entry of the navigation it is, as a path below the console's root.
+    pub fn at(self, here: &'a str) -> Self {
+        Self { here, ..self }
+    }
+
+    /// Where a browser goes on to by itself.
+    pub fn onward(self, address: &'a str) -> Self {
+        Self { onward: Some(address), ..self }
+    }
+
+    /// What was done, by its word (see [`done`]).
+    pub fn done(self, word: Option<&str>) -> Self {
+        let said = word.and_then(|word| DONE.iter().find(|(known, _)| *known == word));
+        Self { done: said.map(|(_, text)| *text), ..self }
+    }
+
+    /// The whole page.
+    pub fn show(&self, body: &Markup) -> Markup {
+        let entry = |(path, name): &(&str, &str)| {
+            html! { li { a href={ (ROOT) (path) } aria-current=[(*path == self.here).then_some("page")] { (name) } } }
+        };
+        html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    meta name="color-scheme" content="light dark";
+                    @if let Some(address) = self.onward { meta http-equiv="refresh" content={ "0;url=" (address) }; }
+                    title { (self.title) " · Vouchsafe" }
+                    link rel="stylesheet" href=(STYLE.path());
+                    script src=(SCRIPT.path()) defer {}
+                }
+                body {
+                    a.skip href="#main" { "Skip to the content" }
+                    header {
+                        a.name href=(ROOT) { "Vouchsafe" }
+                        @if let Some(visitor) = self.visitor {
+                            nav aria-label="Pages" {
+                                ul {
+                                    @for page in PAGES { (entry(page)) }
+                                    @if visitor.is_administrator {
+                                        @for page in ADMINISTRATION { (entry(page)) }
+                                    }
+                                }
+                            }
+                            form.leave method="post" action={ (ROOT) "/logout" } {
+                                (visitor.token())
+                                span { (visitor.person()) }
+                                button type="submit" { "Log out" }
+                            }
+                        }
+                    }
+                    main #main tabindex="-1" {
+                        h1 { (self.title) }
+                        @if let Some(done) = self.done { p.done role="status" { (done) } }
+                        (body)
+                    }
+                }
+            }
+        }
+    }
+
+    /// The page that says what went wrong.
+    pub fn problem(&self, problem: &Problem) -> Markup {
+        self.show(&html! {
+            p.wrong role="alert" { (problem.title) }
+            @if let Some(detail) = &problem.detail { p { (detail) } }
+            p { a href=(ROOT) { "To the overview" } }
+        })
+    }
+}
+
+/// Goes on to a page that says what was done; `path` is below the console's root, `word` one of the words that are known.
+pub fn done(path: &str, word: &'static str) -> Redirect {
+    debug_assert!(DONE.iter().any(|(known, _)| *known == word), "{word} says nothing");
+    Redirect::to(&format!("{ROOT}{path}?done={word}"))
+}
+
+/// A text as a part of an address.
+pub fn encoded(text: &str) -> String {
+    byte_serialize(text.as_bytes()).collect()
+}
+
+/// A time, which script shows by the browser's clock.
+pub fn time(time: u64) -> Markup {
+    let utc = utc(time);
+    let shown = utc.replace('T', " ").replace('Z', " UTC");
+    html! { time datetime=(utc) { (shown) } }
+}
+
+/// A table that scrolls by itself on narrow screens. Cells of rows are `td`s or `th`s with `scope="row"`.
+pub fn table(caption: &str, head: &[&str], rows: &[Markup]) -> Markup {
+    html! {
+        div.table tabindex="0" role="region" aria-label=(caption) {
+            table {
+                caption { (caption) }
+                thead { tr { @for cell in head { th scope="col" { (cell) } } } }
+                tbody { @for row in rows { tr { (row) } } }
+            }
+        }
+    }
+}
+
+/// A button that acts, in a form of its own with these hidden fields. `what` completes the name for whoever does not see
+/// the row that it stands in.
+pub fn act(visitor: &Visitor, action: &str, fields: &[(&str, &str)], name: &str, what: &str) -> Markup {
+    html! {
+        form.act method="post" action={ (ROOT) (action) } {
+            (visitor.token())
+            @for (name, value) in fields { input type="hidden" name=(name) value=(value); }
+            button type="submit" { (name) @if !what.is_empty() { span.unseen { " " (what) } } }
+        }
+    }
+}

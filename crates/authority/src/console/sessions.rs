@@ -1,0 +1,74 @@
+//! Where a person is logged in, and logging out elsewhere.
+
+use super::overview::Said;
+use super::page::{self, Page, act, table, time};
+use super::visitor::{Form, Visitor};
+use crate::now;
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::session_number;
+use axum::Router;
+use axum::extract::{Query, State};
+use axum::response::Redirect;
+use axum::routing::{get, post};
+use maud::{Markup, html};
+use std::sync::Arc;
+
+type Shared = State<Arc<Authority>>;
+
+/// The pages.
+pub fn routes() -> Router<Arc<Authority>> {
+    Router::new()
+        .route("/sessions", get(show))
+        .route("/sessions/end", post(end))
+        .route("/sessions/end-others", post(end_others))
+}
+
+async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
+    let person = visitor.person().to_owned();
+    let sessions = authority.storage.call(move |database| database.sessions_of(&person, now())).await?;
+    let rows: Vec<_> = sessions
+        .iter()
+        .map(|session| {
+            let number = format!("{:016x}", session_number(&session.token));
+            let what = format!("{} from {}", session.device, session.source);
+            html! {
+                th scope="row" { (session.device) }
+                td { @if session.console { "this console" } @else { "agent" } }
+                td { (session.source) }
+                td { (time(session.created)) }
+                td { (time(session.expires)) }
+                td {
+                    @if session.token == visitor.token { "this session" }
+                    @else { (act(&visitor, "/sessions/end", &[("session", &number)], "Log out", &what)) }
+                }
+            }
+        })
+        .collect();
+    Ok(Page::new("Sessions").of(Some(&visitor)).at("/sessions").done(said.done.as_deref()).show(&html! {
+        p { "Where you are logged in: with browsers at this console, and with agents on your machines." }
+        (table("Your sessions", &["Where", "What", "From", "Since", "Until", "Act"], &rows))
+        @if sessions.len() > 1 {
+            (act(&visitor, "/sessions/end-others", &[], "Log out everywhere else", ""))
+        }
+    }))
+}
+
+async fn end(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Redirect, Problem> {
+    let not_yours = Problem::NotFound("session of yours");
+    let Ok(number) = u64::from_str_radix(fields.text("session")?, 16) else { return Err(not_yours) };
+    let (person, by) = (visitor.person().to_owned(), visitor.operator());
+    let ended = authority.storage.call(move |database| database.end_own_session(&person, number, &by, now())).await?;
+    if !ended {
+        return Err(not_yours);
+    }
+    authority.sync().await?;
+    Ok(page::done("/sessions", "session-ended"))
+}
+
+async fn end_others(State(authority): Shared, visitor: Visitor) -> Result<Redirect, Problem> {
+    let (person, token, by) = (visitor.person().to_owned(), visitor.token, visitor.operator());
+    authority.storage.call(move |database| database.end_other_sessions(&person, &token, &by, now())).await?;
+    authority.sync().await?;
+    Ok(page::done("/sessions", "sessions-ended"))
+}

@@ -1,0 +1,76 @@
+//! Checking a name, a password and a second factor: slowly for whoever guesses, and without a word about which is wrong.
+
+use crate::credentials::{self, MOST_PASSWORD};
+use crate::extract::Peer;
+use crate::now;
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::{AuditEvent, Proof};
+use crate::throttle::Key;
+use engine::policy::name_is_valid;
+use std::time::{Duration, Instant};
+use zeroize::Zeroizing;
+
+/// How long a login waits for its turn to have its password checked.
+const PASSWORD_WAIT: Duration = Duration::from_secs(5);
+
+/// What somebody who wants to log in shows. No `Debug`: it holds secrets.
+pub struct Attempt {
+    /// The account's name.
+    pub person: String,
+    /// The password.
+    pub password: Zeroizing<String>,
+    /// The second factor's six digits, where given.
+    pub code: Option<String>,
+}
+
+impl Authority {
+    /// Checks an attempt to log in, and writes down one that fails.
+    pub(crate) async fn check_password(&self, attempt: Attempt, peer: &Peer) -> Result<(String, Proof), Problem> {
+        let Attempt { person, password, code } = attempt;
+        // Names that no account can have are answered as wrong ones are, and never stored.
+        let known_form = name_is_valid(&person) && password.len() <= MOST_PASSWORD;
+        let keys = self.throttle.login(known_form.then_some(&person), peer.address);
+        self.throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
+        let failed = |why: &str| {
+            let event = AuditEvent::new("login_failed").source(peer.address).detail(why);
+            if known_form { event.person(&person) } else { event }
+        };
+        if !known_form {
+            self.audit_refusal(failed("no such name")).await?;
+            return Err(Problem::WrongPassword);
+        }
+
+        let wanted = person.clone();
+        let account = self.storage.call(move |database| database.account(&wanted)).await?;
+        let hash = account.as_ref().map_or(&self.nobodys_password, |account| &account.password).clone();
+        let slot = tokio::time::timeout(PASSWORD_WAIT, self.password_slots.acquire()).await;
+        let slot = slot.map_err(|_| Problem::Busy)?.map_err(|_| Problem::Busy)?;
+        let checked = tokio::task::spawn_blocking(move || credentials::password_matches(&password, &hash));
+        let matches = checked.await.map_err(anyhow::Error::from)??;
+        drop(slot);
+        let Some(account) = account.filter(|_| matches) else {
+            self.audit_refusal(failed("wrong name or password")).await?;
+            return Err(Problem::WrongPassword);
+        };
+        if let Some(secret) = &account.totp {
+            let code = code.ok_or(Problem::SecondFactorRequired)?;
+            let factor = [Key::SecondFactor(person.clone())];
+            self.throttle.charge(&factor, Instant::now()).map_err(Problem::TooMany)?;
+            let fresh = match credentials::totp_step(secret, &code, now())? {
+                None => false,
+                Some(step) => {
+                    let person = person.clone();
+                    self.storage.call(move |database| database.use_totp_step(&person, step)).await?
+                }
+            };
+            if !fresh {
+                self.audit_refusal(failed("wrong or used code")).await?;
+                return Err(Problem::WrongSecondFactor);
+            }
+            self.throttle.refund(&factor);
+        }
+        self.throttle.refund(&keys);
+        Ok((person, Proof::Password(account.password)))
+    }
+}
