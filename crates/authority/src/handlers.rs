@@ -19,7 +19,8 @@ use axum::routing::get;
 use axum::{Json, Router};
 use engine::api::{
     Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, Explanation, FlowsToCut, Grant, GrantOwner,
-    GrantRequest, LIVE_FLOWS_MAX, LiveFlows, Login, VerifierConfig,
+    GrantRequest, LIVE_FLOWS_MAX, LiveFlows, Login, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported,
+    VerifierConfig,
 };
 use engine::policy::{Policy, Request, Subject};
 use futures_util::{Stream, StreamExt};
@@ -38,6 +39,8 @@ use zeroize::Zeroizing;
 const BODY_LIMIT: usize = 16 * 1024;
 /// The longest body that lists handles, in bytes: each takes 19, and a writer of JSON may be generous with spaces.
 const HANDLES_LIMIT: usize = 128 * 1024;
+/// The longest report, in bytes: each flow takes some 300.
+const REPORT_LIMIT: usize = 128 * 1024;
 /// Keys that a verifier may ask for ahead of time, in epochs.
 const MOST_AHEAD: u64 = 48;
 /// Keys that a verifier gets ahead of time unless it asks for more.
@@ -60,6 +63,7 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(keys))
         .routes(routes!(grant_owner))
         .routes(routes!(flows).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
+        .routes(routes!(report).layer(DefaultBodyLimit::max(REPORT_LIMIT)))
         .routes(routes!(explain))
         .routes(routes!(health))
 }
@@ -282,6 +286,22 @@ async fn flows(
     let cut = authority.to_cut(caller.id, handles).await?;
     tracing::debug!(%verifier, asked, cut = cut.len(), "rechecked flows");
     Ok(Json(FlowsToCut { cut }))
+}
+
+/// How does this verifier stand?
+#[utoipa::path(
+    post, path = "/v1/verifier/report", security(("verifier" = [])), request_body = Report,
+    responses((status = 200, body = Reported), Problem)
+)]
+async fn report(State(authority): Shared, caller: VerifierCaller, Body(report): Body<Report>) -> Authorized<Reported> {
+    let (flows, reasons) = (report.flows.len(), report.drops.len());
+    if flows > REPORTED_FLOWS_MAX || reasons > REPORTED_REASONS_MAX {
+        let most = format!("at most {REPORTED_FLOWS_MAX} flows and {REPORTED_REASONS_MAX} drop reasons");
+        return Err(Problem::Malformed(format!("{flows} flows, {reasons} drop reasons: a report has {most}")));
+    }
+    let now = now();
+    let pause = authority.reports.note(caller.id, report, now);
+    Ok(Json(Reported { pause, now }))
 }
 
 /// Would the policy let this person in?

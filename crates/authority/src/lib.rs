@@ -24,6 +24,7 @@ mod problem;
 mod push;
 mod repeats;
 pub mod replay;
+mod reports;
 mod seats;
 pub mod server;
 mod state;

@@ -4,7 +4,7 @@ use crate::state::Authority;
 use crate::storage::AuditEvent;
 use crate::{Directory, control, handlers, listener, login, now, tls};
 use anyhow::{Context, Result};
-use engine::api::Event;
+use engine::api::{Event, Report};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -78,6 +78,11 @@ impl Server {
     /// Where metrics are served, if they are.
     pub fn metrics(&self) -> Option<SocketAddr> {
         self.metrics
+    }
+
+    /// The latest report of each verifier and when it came, by id.
+    pub fn reports(&self) -> Vec<(Arc<str>, u64, Report)> {
+        self.authority.reports.latest()
     }
 
     /// Waits until the server fails; it doesn't end by itself.

@@ -11,6 +11,7 @@ use crate::policies::Candidate;
 use crate::problem::Problem;
 use crate::push::{Listener, Push};
 use crate::repeats::Repeats;
+use crate::reports::Reports;
 use crate::seats::Seats;
 use crate::storage::{
     AuditEvent, Database, GrantEntry, Issuance, Login, PolicyChange, Proof, Recorded, Refusal, Session, Storage,
@@ -45,6 +46,8 @@ pub struct Authority {
     pub(crate) throttle: Throttle,
     pub(crate) metrics: Metrics,
     pub(crate) seats: Arc<Seats>,
+    /// What verifiers tell of themselves.
+    pub(crate) reports: Reports,
     repeats: Repeats<Subject>,
     pub(crate) password_slots: Semaphore,
     /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
@@ -88,6 +91,7 @@ impl Authority {
             throttle: Throttle::default(),
             metrics: Metrics::default(),
             seats: Arc::new(Seats::new(config.max_connections)),
+            reports: Reports::default(),
             repeats: Repeats::default(),
             password_slots: Semaphore::new(PASSWORD_SLOTS),
             nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
@@ -454,6 +458,7 @@ impl Authority {
             Listener::Session(token) => sessions.get(token).is_some_and(|session| session.expires > now),
             Listener::Verifier(id) => ids.contains(id.as_str()),
         });
+        self.reports.keep(|verifier| ids.contains(verifier));
     }
 
     /// Drops what ended long ago.

@@ -10,7 +10,7 @@ pub use events::EventStream;
 use engine::api::{
     BrowserLogin, BrowserLoginStarted, Challenge, Destinations, DeviceLogin, DeviceLoginStarted, Enrolled, Enrolment,
     EpochKeys, ExplainRequest, Explanation, FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, LiveFlows, Login,
-    LoginMethods, LoginOutcome, Problem, RevokedGrant, ServiceLogin, Session, VerifierConfig,
+    LoginMethods, LoginOutcome, Problem, Report, Reported, RevokedGrant, ServiceLogin, Session, VerifierConfig,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
@@ -169,6 +169,11 @@ impl Authority {
     pub async fn flows_to_cut(&self, handles: &[u64]) -> Result<Vec<RevokedGrant>, Error> {
         let request = LiveFlows { handles: handles.to_vec() };
         Ok(self.authorized_post::<FlowsToCut>("v1/verifier/flows", &request).await?.cut)
+    }
+
+    /// Tells how this verifier stands; the answer says when to tell again.
+    pub async fn report(&self, report: &Report) -> Result<Reported, Error> {
+        self.authorized_post("v1/verifier/report", report).await
     }
 
     /// Asks what the policy says about a person and a destination.

@@ -3,11 +3,14 @@
 //! JSON under `/v1`; errors are [`Problem`] bodies (RFC 9457). Byte strings are lower-case hex. Times are Unix seconds.
 
 mod login;
+mod report;
 
 pub use login::{
     BrowserLogin, BrowserLoginStarted, Callback, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin,
     IdentityProvider, LoginMethods, LoginOutcome, ServiceKey, ServiceLogin,
 };
+
+pub use report::{DropCount, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, ReportedFlow, VerifierState};
 
 use ipnet::IpNet;
 use serde::de::Error;

@@ -1,6 +1,7 @@
 //! Decisions and state machines without IO: time and chance come in as arguments, effects go out as values.
 #![forbid(unsafe_code)]
 
+pub mod activity;
 pub mod agent;
 pub mod api;
 pub mod document;

@@ -8,7 +8,7 @@ use crate::protection::{Cut, Protection};
 use crate::recheck::Recheck;
 use crate::settings::Settings;
 use crate::shared::{Names, Order, Shared};
-use crate::{adoption, now, plan};
+use crate::{adoption, now, plan, report};
 use anyhow::{Context, Result, bail};
 use datapath::Pins;
 use engine::api::{Event, RevokedGrant};
@@ -111,6 +111,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let measured = shared.clone();
     let measuring =
         readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || measured.clone().metrics())));
+    let reporting = tokio::spawn(report::keep(shared.clone(), authority.clone()));
     let daemon = Daemon {
         directory,
         authority: authority.clone(),
@@ -129,6 +130,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     };
     let done = daemon.follow(ordered, signals, trial).await;
     server.abort();
+    reporting.abort();
     measuring.inspect(JoinHandle::abort);
     let _ = std::fs::remove_file(&socket);
     done

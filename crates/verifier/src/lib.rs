@@ -18,6 +18,7 @@ pub mod plan;
 mod protection;
 pub mod protocol;
 mod recheck;
+mod report;
 pub mod settings;
 mod shared;
 pub mod view;

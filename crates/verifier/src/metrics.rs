@@ -1,10 +1,8 @@
 //! The verifier's metrics: `status` and `drops` in numbers. Nobody's name is among them.
 
 use crate::view::{Drops, Status};
+use engine::api::VerifierState;
 use shell::metrics::{Page, label};
-
-/// States that a verifier can be in.
-const STATES: [&str; 4] = ["protecting", "observing", "trying", "closed"];
 
 /// The page.
 pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
@@ -26,7 +24,7 @@ pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
     page.gauges(
         "state",
         "1 for the state it is in",
-        STATES.map(|state| (label("state", state), f64::from(status.state == state))),
+        VerifierState::ALL.map(|state| (label("state", state.name()), f64::from(status.state == state.name()))),
     );
     let interfaces = status.interfaces.iter().map(|interface| {
         let texts = [("interface", &interface.name), ("hook", &interface.hook), ("mode", &interface.mode)];

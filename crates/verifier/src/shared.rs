@@ -6,7 +6,7 @@ use crate::owners::{OWNERS_MAX, Owners};
 use crate::protection::Protection;
 use crate::{explain, metrics, now, view};
 use anyhow::{Context, Result};
-use engine::api::ExplainRequest;
+use engine::api::{ExplainRequest, VerifierState};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -214,16 +214,20 @@ impl Shared {
         Ok(drops)
     }
 
+    /// What it does.
+    pub fn state(&self, protection: &Protection) -> VerifierState {
+        match () {
+            () if protection.is_closed() => VerifierState::Closed,
+            () if self.trial().is_some() => VerifierState::Trying,
+            () if self.observe => VerifierState::Observing,
+            () => VerifierState::Protecting,
+        }
+    }
+
     fn status(&self) -> view::Status {
         let protection = self.protection();
         let health = self.health();
         let trial = *self.trial();
-        let state = match () {
-            () if protection.is_closed() => "closed",
-            () if trial.is_some() => "trying",
-            () if self.observe => "observing",
-            () => "protecting",
-        };
         let protected = protection.protected().into_iter().map(|entry| view::Protected {
             prefix: entry.prefix.to_string(),
             services: entry.services.spans[..entry.services.count as usize]
@@ -238,7 +242,7 @@ impl Shared {
         view::Status {
             verifier: self.verifier.clone(),
             instance: self.instance.clone(),
-            state: state.into(),
+            state: self.state(&protection).name().into(),
             trial_left: trial.map(|end| end.saturating_duration_since(Instant::now()).as_secs()),
             interfaces: protection.interfaces(),
             not_attached: protection.not_attached(),

@@ -112,6 +112,8 @@ pub fn api(input: &[u8]) {
     again::<api::VerifierConfig>(input);
     again::<api::LiveFlows>(input);
     again::<api::FlowsToCut>(input);
+    again::<api::Report>(input);
+    again::<api::Reported>(input);
     again::<api::EpochKeys>(input);
     again::<api::GrantOwner>(input);
     again::<api::ExplainRequest>(input);

@@ -233,6 +233,7 @@ fn write_texts() {
     let receiver =
         r#"{"name":"ssh","prefix":"203.0.113.10/32","services":[{"protocol":6,"first_port":22,"last_port":22}]}"#;
     let owner = r#""handle":"00ff00ff00ff00ff","person":"alice","device":"laptop","receiver":"ssh","rule":"policy.toml:9 staff","issued":1,"expires":2"#;
+    let flow = r#"{"client":"203.0.113.5","client_port":4711,"server":"2001:db8::1","server_port":22,"protocol":6,"handle":"00ff00ff00ff00ff","since":1,"seen":2,"packets":3,"bytes":4}"#;
     for (name, json) in [
         ("hello", r#"{"event":"hello"}"#.to_owned()),
         ("revoked", r#"{"event":"revoked","grants":[{"handle":"00000000000000aa","expires":1800000000}]}"#.to_owned()),
@@ -250,6 +251,12 @@ fn write_texts() {
         ("keys", r#"{"keys":[{"epoch":5,"key":"00"}],"now":5}"#.to_owned()),
         ("explain", r#"{"person":"alice","address":"2001:db8::1","protocol":17,"port":53}"#.to_owned()),
         ("explanation", r#"{"allowed":true,"receiver":"ssh","rule":null,"text":"yes"}"#.to_owned()),
+        (
+            "report",
+            format!(
+                r#"{{"state":"trying","keys_until":7,"admitted":1,"passed":2,"drops":[{{"reason":1,"packets":3}}],"live":1,"flows":[{flow}]}}"#
+            ),
+        ),
         ("problem", r#"{"type":"denied","title":"no","status":403}"#.to_owned()),
     ] {
         write("api", name, json);

@@ -9,5 +9,6 @@ mod login;
 mod metrics;
 mod policy;
 mod provider;
+mod reports;
 mod rotation;
 mod stage;

@@ -1,0 +1,132 @@
+//! Tells the authority how this verifier stands, for its console: from the kernel's tables, which are read beside the path
+//! of packets. Protection doesn't depend on it, and nothing is kept for later when the authority can't be reached.
+
+use crate::shared::Shared;
+use crate::{now, view};
+use anyhow::Result;
+use client::Error;
+use engine::api::{DropCount, REPORTED_FLOWS_MAX, Report, ReportedFlow};
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+use wire::DropReason;
+use wire::map::{Flow, FlowKey};
+
+/// The shortest and the longest pause between reports that an authority can ask for.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
+/// The first and the longest pause after a failure.
+const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The pause for an authority of a version that takes no reports.
+const UNWANTED: Duration = Duration::from_secs(600);
+/// A pause is so many times as long as reading the tables took: long tables cost a twentieth of a core at most.
+const SHARE: u32 = 20;
+
+/// Reports until it is aborted.
+pub async fn keep(shared: Arc<Shared>, authority: client::Authority) {
+    let mut retry = RETRIES.0;
+    loop {
+        let began = Instant::now();
+        let reading = shared.clone();
+        let read = tokio::task::spawn_blocking(move || read(&reading)).await;
+        let took = began.elapsed();
+        let told = match read.map_err(anyhow::Error::from).flatten() {
+            Ok(report) => authority.report(&report).await,
+            Err(error) => Err(Error::Other(format!("{error:#}"))),
+        };
+        let pause = match told {
+            Ok(answer) => {
+                retry = RETRIES.0;
+                Duration::from_secs(answer.pause.into()).clamp(PAUSES.0, PAUSES.1)
+            }
+            Err(Error::Refused(problem)) if problem.status == 404 => {
+                tracing::info!("the authority takes no reports; its console shows nothing of this verifier");
+                UNWANTED
+            }
+            Err(error) => {
+                tracing::debug!(%error, "cannot report");
+                let pause = retry;
+                retry = (retry * 2).min(RETRIES.1);
+                pause
+            }
+        };
+        sleep(pause.max(took * SHARE)).await;
+    }
+}
+
+fn read(shared: &Shared) -> Result<Report> {
+    let protection = shared.protection();
+    let counts = protection.counts()?;
+    let passed = |name| passed(&counts, name);
+    let drops = DropReason::ALL.iter().zip(&counts.reasons);
+    let mut flows = protection.flows();
+    let live = flows.len() as u64;
+    latest(&mut flows);
+    Ok(Report {
+        state: shared.state(&protection),
+        keys_until: protection.keys_until(now()),
+        admitted: passed("token"),
+        passed: passed("flow"),
+        drops: drops.map(|(reason, count)| DropCount { reason: *reason as u8, packets: count.packets }).collect(),
+        live,
+        flows: flows.iter().map(|(key, flow)| reported(key, flow)).collect(),
+    })
+}
+
+fn passed(counts: &view::Drops, name: &str) -> u64 {
+    counts.passed.iter().find(|outcome| outcome.name == name).map_or(0, |outcome| outcome.packets)
+}
+
+/// Leaves the flows whose last packet came last, and of those of the same second the youngest; newest first.
+fn latest(flows: &mut Vec<(FlowKey, Flow)>) {
+    let order = |(key, flow): &(FlowKey, Flow)| (Reverse(flow.seen), Reverse(flow.since), *key);
+    if flows.len() > REPORTED_FLOWS_MAX {
+        flows.select_nth_unstable_by_key(REPORTED_FLOWS_MAX, order);
+        flows.truncate(REPORTED_FLOWS_MAX);
+    }
+    flows.sort_unstable_by_key(order);
+}
+
+fn reported(key: &FlowKey, flow: &Flow) -> ReportedFlow {
+    let ((client, client_port), (server, server_port)) = (key.client(), key.server());
+    ReportedFlow {
+        client,
+        client_port,
+        server,
+        server_port,
+        protocol: key.protocol,
+        handle: (flow.adopted == 0).then_some(flow.handle),
+        since: flow.since.into(),
+        seen: flow.seen.into(),
+        packets: flow.packets,
+        bytes: flow.bytes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_names_the_latest_flows() {
+        let flow = |port: u16, seen: u32, since: u32| {
+            let [client, server] = ["203.0.113.5", "203.0.113.10"].map(|text| text.parse().unwrap());
+            let (handle, adopted) = (u64::from(port), u8::from(port == 1));
+            let (bytes, packets, stage, reserved) = (0, 0, 0, [0; 6]);
+            let flow = Flow { handle, bytes, packets, since, seen, stage, adopted, reserved };
+            (FlowKey::new(client, port, server, 22, 6), flow)
+        };
+        let mut flows: Vec<_> =
+            (1..=REPORTED_FLOWS_MAX as u16 + 50).map(|port| flow(port, 1000 + u32::from(port), 7)).collect();
+        flows.push(flow(9999, 1001, 8));
+        latest(&mut flows);
+        let ports: Vec<_> = flows.iter().map(|(key, _)| key.client().1).collect();
+        let newest = REPORTED_FLOWS_MAX as u16 + 50;
+        assert_eq!(ports, (51..=newest).rev().collect::<Vec<_>>());
+
+        let mut few = vec![flow(1, 1001, 7), flow(2, 1001, 8), flow(3, 1002, 7)];
+        latest(&mut few);
+        let told: Vec<_> = few.iter().map(|(key, flow)| reported(key, flow)).collect();
+        assert_eq!(told.iter().map(|flow| flow.handle).collect::<Vec<_>>(), [Some(3), Some(2), None]);
+    }
+}
