@@ -119,7 +119,7 @@ async fn act(authority: &Authority, command: Command) -> Result<String> {
         }
         Command::ReloadKeys { anew } => authority.reload_keys(anew).await,
         Command::RenewSessions { person } => authority.renew_now(person).await.map(|done| done.to_string()),
-        Command::ApplyPolicy { text, note, by } => authority.apply_policy(text, note, by).await,
+        Command::ApplyPolicy { text, note, by } => authority.apply_policy(text, note, by, None).await,
     }
 }
 

@@ -69,8 +69,14 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
 
 impl Authority {
     /// Puts a text in force, and in the place of the policy file; without one, the file as it is. A wrong one changes
-    /// nothing.
-    pub async fn apply_policy(&self, text: Option<String>, note: String, by: Option<Operator>) -> Result<String> {
+    /// nothing, nor does one that is to follow another version than the one in force.
+    pub async fn apply_policy(
+        &self,
+        text: Option<String>,
+        note: String,
+        by: Option<Operator>,
+        after: Option<i64>,
+    ) -> Result<String> {
         let (directory, max_lifetime) = (self.directory.clone(), self.config.max_lifetime);
         let replaces = text.is_some();
         let read = move || match text {
@@ -84,7 +90,7 @@ impl Authority {
         let forbidden = self.forbidden(&policy, time).await?;
         let revoked = forbidden.len();
         let summary = format!("{summary}; {revoked} grants revoked");
-        let change = PolicyChange { text, note, by, summary: summary.clone() };
+        let change = PolicyChange { text, note, by, summary: summary.clone(), after };
         let directory = self.directory.clone();
         let version = self
             .storage

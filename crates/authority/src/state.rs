@@ -77,7 +77,7 @@ impl Authority {
         let config = directory.config()?;
         let Candidate { policy, text } = Candidate::read(&directory, None)?;
         let summary = format!("{} receivers and {} rules", policy.receivers().len(), policy.rules().len());
-        let change = PolicyChange { text, note: "found at start".into(), by: None, summary };
+        let change = PolicyChange { text, note: "found at start".into(), by: None, summary, after: None };
         let provider = config.provider.clone().map(|provider| Provider::new(provider, &directory)).transpose();
         let provider = provider.context("the identity provider ([oidc] in authority.toml)")?;
         let authority = Self {

@@ -94,6 +94,13 @@ impl Database {
         })
     }
 
+    /// Whether somebody has this name: an account, one of the identity provider's people, or a service.
+    pub fn knows(&self, person: &str) -> Result<bool> {
+        let known = "SELECT EXISTS (SELECT 1 FROM accounts WHERE person = ?1)
+                         OR EXISTS (SELECT 1 FROM identities WHERE person = ?1)";
+        Ok(self.connection.query_row(known, [person], |row| row.get(0))?)
+    }
+
     /// Every account, and everybody whom the identity provider vouched for, by name.
     pub fn accounts(&self) -> Result<Vec<AccountEntry>> {
         let mut devices = self.connection.prepare("SELECT device FROM devices WHERE person = ?1 ORDER BY device")?;

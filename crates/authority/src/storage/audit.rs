@@ -165,6 +165,21 @@ pub struct AuditEntry {
     pub hash: String,
 }
 
+/// What is looked for in the audit trail; what is left out, anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AuditQuery {
+    /// About this person, or done by them.
+    pub person: Option<String>,
+    /// Of this name.
+    pub event: Option<String>,
+    /// From this time on, Unix seconds.
+    pub since: Option<u64>,
+    /// Up to this time.
+    pub until: Option<u64>,
+    /// Before the entry of this number.
+    pub before: Option<i64>,
+}
+
 impl Database {
     /// Writes an event down.
     pub fn audit(&mut self, event: &AuditEvent, now: u64) -> Result<()> {
@@ -180,6 +195,41 @@ impl Database {
              ORDER BY id",
         )?;
         let rows = statement.query_map(params![person, count], trail::read)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// Hands what a query finds to `take`, newest first, until that says no.
+    pub fn find_audit_entries(
+        &self,
+        query: &AuditQuery,
+        mut take: impl FnMut(AuditEntry) -> Result<bool>,
+    ) -> Result<()> {
+        let AuditQuery { person, event, since, until, before } = query;
+        let time = |time: &Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
+        let by = person.as_deref().map(Operator::at_console);
+        let mut statement = self.connection.prepare_cached(
+            "SELECT id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash FROM audit
+             WHERE (?1 IS NULL OR person = ?1 OR operator = ?2) AND (?3 IS NULL OR event = ?3)
+                 AND time >= ?4 AND time <= ?5 AND id < ?6
+             ORDER BY id DESC",
+        )?;
+        let (since, until) = (time(since).unwrap_or(0), time(until).unwrap_or(i64::MAX));
+        let by = by.as_ref().map(Operator::name);
+        let mut rows = statement.query(params![person, by, event, since, until, before.unwrap_or(i64::MAX)])?;
+        while let Some(row) = rows.next()? {
+            if !take(trail::read(row)?)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of the latest entries' events.
+    pub fn audit_events(&self) -> Result<Vec<String>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT DISTINCT event FROM (SELECT event FROM audit ORDER BY id DESC LIMIT 10000) ORDER BY event",
+        )?;
+        let rows = statement.query_map([], |row| row.get(0))?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 

@@ -125,6 +125,8 @@ pub enum Which {
     Person(String),
     /// All of one device of a person; its sessions end, too.
     Device(String, String),
+    /// All of one session, which ends, too.
+    Session(TokenHash),
 }
 
 impl Database {
@@ -192,6 +194,26 @@ impl Database {
         ))?;
         let rows = statement.query_and_then([now.cast_signed()], |row| entry(&self.connection, row))?;
         rows.collect()
+    }
+
+    /// A grant, ended or not.
+    pub fn grant(&self, handle: u64) -> Result<Option<GrantEntry>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
+                issued, expires, revoked
+             FROM grants WHERE handle = ?1",
+        )?;
+        let mut rows = statement.query([handle.cast_signed()])?;
+        rows.next()?.map(|row| entry(&self.connection, row)).transpose()
+    }
+
+    /// The handles of a session's grants, 16 hex digits each.
+    pub fn handles_of_session(&self, token: &TokenHash) -> Result<BTreeSet<String>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT handle FROM grants WHERE person = (SELECT person FROM sessions WHERE token = ?1) AND session = ?1",
+        )?;
+        let rows = statement.query_map([token], |row| Ok(format!("{:016x}", row.get::<_, i64>(0)?)))?;
+        Ok(rows.collect::<Result<_, _>>()?)
     }
 
     /// A person's grants that have neither ended nor been revoked, newest first.
@@ -285,6 +307,13 @@ impl Database {
                 Which::Person(person) => {
                     sessions::end_of_person(transaction, person, now)?;
                     AuditEvent::new("revoked").person(person).detail("all sessions and grants")
+                }
+                Which::Session(token) => {
+                    let Some(session) = sessions::of_token(transaction, token, now)? else {
+                        bail!("no such session: `session list` shows them");
+                    };
+                    sessions::end(transaction, token, &session.person, now)?;
+                    AuditEvent::new("revoked").person(&session.person).device(&session.device).detail("one session")
                 }
                 Which::Device(person, device) => {
                     sessions::end_of_device(transaction, person, device)?;

@@ -1,7 +1,7 @@
 //! The policies that were in force, as numbered versions, and what was refused, so that a draft can be tried on it.
 
 use super::{AuditEvent, Database, Operator, devices, grants};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use engine::policy::Subject;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use serde::Serialize;
@@ -50,7 +50,24 @@ pub struct PolicyChange {
     pub by: Option<Operator>,
     /// What is in it, for the audit trail.
     pub summary: String,
+    /// The version that it is to follow, where whoever changes it has looked at that one; any if left out.
+    pub after: Option<i64>,
 }
+
+/// Another version than the one that was looked at is in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outdated {
+    /// The one in force.
+    pub version: i64,
+}
+
+impl std::fmt::Display for Outdated {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "version {} of the policy was put in force meanwhile; nothing was changed", self.version)
+    }
+}
+
+impl std::error::Error for Outdated {}
 
 /// A request that the policy of its time refused.
 #[derive(Clone, Debug)]
@@ -87,6 +104,10 @@ impl Database {
         put: impl FnOnce() -> Result<()>,
     ) -> Result<i64> {
         self.write(|transaction| {
+            let in_force = last(transaction)?.map_or(0, |(version, _)| version);
+            if change.after.is_some_and(|after| after != in_force) {
+                bail!(Outdated { version: in_force });
+            }
             let version = record(transaction, change, now)?;
             grants::revoke_forbidden(transaction, forbidden, "the policy changed", now)?;
             put()?;
@@ -115,6 +136,12 @@ impl Database {
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The policy in force: its version and its text.
+    pub fn policy_in_force(&self) -> Result<(i64, String)> {
+        let (version, _) = last(&self.connection)?.context("no policy was ever in force")?;
+        Ok((version, self.policy_text(version)?))
     }
 
     /// The text of a version.

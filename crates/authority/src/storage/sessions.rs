@@ -3,7 +3,7 @@
 use super::{AuditEvent, Database, Operator, Proof, TokenHash, devices, grants, identities};
 use anyhow::Result;
 use engine::policy::Subject;
-use rusqlite::{Transaction, params};
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use serde::Serialize;
 use std::net::IpAddr;
 
@@ -32,6 +32,15 @@ impl Session {
     pub fn subject(&self, source: IpAddr) -> Subject<'_> {
         Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source: Some(source) }
     }
+}
+
+/// Whose a session is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The person's name.
+    pub person: String,
+    /// The device's name.
+    pub device: String,
 }
 
 /// A session as it is listed.
@@ -152,6 +161,11 @@ impl Database {
         })
     }
 
+    /// Whose the session of a token is, unless it has ended.
+    pub fn session_of_token(&self, token: &TokenHash, now: u64) -> Result<Option<Holder>> {
+        of_token(&self.connection, token, now)
+    }
+
     /// Ends a session of a person's, known by the first bytes of its token's hash, with its grants; false if there is none.
     pub fn end_own_session(&mut self, person: &str, number: u64, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
@@ -251,6 +265,14 @@ impl Database {
         })?;
         rows.collect()
     }
+}
+
+pub(super) fn of_token(connection: &Connection, token: &TokenHash, now: u64) -> Result<Option<Holder>> {
+    let mut statement =
+        connection.prepare_cached("SELECT person, device FROM sessions WHERE token = ?1 AND expires > ?2")?;
+    let holder = statement
+        .query_row(params![token, now.cast_signed()], |row| Ok(Holder { person: row.get(0)?, device: row.get(1)? }));
+    Ok(holder.optional()?)
 }
 
 /// What a session is called where its token's hash would be too long: the first bytes of that.
