@@ -35,7 +35,6 @@ impl Reports {
     }
 
     /// What one verifier did within a span, or all of them.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the console's picture shows it"))]
     pub fn columns(&self, verifier: Option<&str>, span: Span, now: u64) -> Vec<Column> {
         let reports = self.lock();
         let wanted = reports.iter().filter(|(id, _)| verifier.is_none_or(|wanted| wanted == &***id));

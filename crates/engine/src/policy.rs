@@ -21,7 +21,7 @@ mod window;
 pub use asker::{Asker, destination};
 pub use compile::Compiled;
 pub use expectation::{Expectation, Failure, Outcome};
-pub use explain::place;
+pub use explain::{place, service};
 pub use request::{Request, Subject};
 pub use scope::Scope;
 pub use text::{MOST_TEXT, name_is_valid};

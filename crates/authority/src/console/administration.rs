@@ -1,20 +1,78 @@
-//! The pages for administrators.
+//! The pages for administrators: what goes on, who may go where, and the acts that change it. Acts are what commands do,
+//! with the administrator's name in the audit trail.
 
-use super::page::Page;
-use super::visitor::Administrator;
+mod audit;
+mod drops;
+mod flows;
+mod grants;
+mod judgement;
+mod overview;
+mod people;
+mod picture;
+mod policy;
+mod revoke;
+
+use super::overview::Said;
+use crate::problem::Problem;
 use crate::state::Authority;
+use crate::storage::Database;
 use axum::Router;
-use axum::routing::get;
-use maud::{Markup, html};
+use axum::routing::{get, post};
+use engine::api::Service;
+use engine::policy::service;
 use std::sync::Arc;
+use tokio::sync::Semaphore;
+
+/// After so many seconds without a report a verifier counts as silent.
+const SILENCE: u64 = 30;
+/// Long looks into the database at a time.
+static LOOKS: Semaphore = Semaphore::const_new(2);
 
 /// Every page for administrators.
 pub fn routes() -> Router<Arc<Authority>> {
-    Router::new().route("/", get(overview))
+    Router::new()
+        .route("/", get(overview::show))
+        .route("/drops", get(drops::show))
+        .route("/flows", get(flows::show))
+        .route("/revoke", get(revoke::ask).post(revoke::act))
+        .route("/people", get(people::list))
+        .route("/people/{name}", get(people::one))
+        .route("/audit", get(audit::show))
+        .route("/audit.jsonl", get(audit::export))
+        .route("/audit/verify", post(audit::verify))
+        .route("/policy", get(policy::show))
+        .route("/policy/draft", get(policy::draft).post(policy::preview))
+        .route("/policy/apply", post(policy::apply))
+        .route("/policy/rollback", post(policy::roll_back))
+        .route("/policy/versions", get(policy::versions))
+        .route("/policy/versions/{version}", get(policy::one_version))
+        .route("/policy/versions/{version}/policy.toml", get(policy::download))
 }
 
-async fn overview(Administrator(visitor): Administrator) -> Markup {
-    Page::new("Administration").of(Some(&visitor)).at("/admin").show(&html! {
-        p { "You are an administrator." }
-    })
+/// A time at which a verifier reported.
+trait Fresh {
+    /// Whether what it said then still counts.
+    fn is_fresh(&self, now: u64) -> bool;
+}
+
+impl Fresh for u64 {
+    fn is_fresh(&self, now: u64) -> bool {
+        self.abs_diff(now) <= SILENCE
+    }
+}
+
+/// Looks into the database on a thread and a connection of its own: grants don't wait for those who search.
+async fn read<T: Send + 'static>(
+    authority: &Authority,
+    look: impl FnOnce(&mut Database) -> anyhow::Result<T> + Send + 'static,
+) -> Result<T, Problem> {
+    let _turn = LOOKS.acquire().await.map_err(anyhow::Error::from)?;
+    let path = authority.directory.database();
+    let looked = tokio::task::spawn_blocking(move || look(&mut Database::open(&path)?)).await;
+    Ok(looked.map_err(anyhow::Error::from)??)
+}
+
+/// Services as a policy has them.
+fn services(services: &[Service]) -> String {
+    services.iter().map(service).collect::<Vec<_>>().join(", ")
 }

@@ -49,7 +49,7 @@ async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Sai
 }
 
 /// The destinations that a grant is for, in words.
-fn covers(grant: &GrantEntry) -> String {
+pub fn covers(grant: &GrantEntry) -> String {
     match grant.scope().service {
         Some((protocol, port)) => place(&Destination { address: grant.address, protocol, port }),
         None => format!("all of {}", grant.prefix),

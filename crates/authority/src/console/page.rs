@@ -14,11 +14,20 @@ use shell::table::utc;
 const PAGES: &[(&str, &str)] =
     &[("", "Overview"), ("/devices", "Devices"), ("/grants", "Grants"), ("/sessions", "Sessions")];
 /// The pages of administrators, below the console's root.
-const ADMINISTRATION: &[(&str, &str)] = &[("/admin", "Administration")];
+const ADMINISTRATION: &[(&str, &str)] = &[
+    ("/admin", "Administration"),
+    ("/admin/flows", "Live flows"),
+    ("/admin/drops", "Drops"),
+    ("/admin/policy", "Policy"),
+    ("/admin/people", "People"),
+    ("/admin/audit", "Audit"),
+];
 
 /// What was done, by the word that an address carries; other words say nothing.
 const DONE: &[(&str, &str)] = &[
     ("logged-out", "You are logged out."),
+    ("applied", "The policy is in force. What it no longer allows is being cut."),
+    ("revoked", "Revoked. Flows are being cut."),
     ("device-revoked", "The device is logged out, and its grants are over. Its flows are being cut."),
     ("grant-revoked", "The grant is over. Its flows are being cut."),
     ("session-ended", "That session is over, with its grants."),

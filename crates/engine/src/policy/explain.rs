@@ -66,6 +66,15 @@ pub(super) fn service_words((first, last): (u32, u32)) -> Vec<String> {
     words
 }
 
+/// A service as a policy has it.
+pub fn service(service: &api::Service) -> String {
+    let end = |port: u16| u32::from(service.protocol) << 16 | u32::from(port);
+    match service.protocol {
+        0 => "all".into(),
+        _ => service_words((end(service.first_port), end(service.last_port))).join(", "),
+    }
+}
+
 /// A destination as people write it, and as [`destination`](super::destination) reads it.
 pub fn place(to: &Destination) -> String {
     Place(to).to_string()

@@ -1,5 +1,6 @@
 //! The console as a browser meets it, and what must not become a login or an act.
 
+mod administration;
 mod pages;
 
 use crate::provider::{Key, Provider};
@@ -37,7 +38,7 @@ impl Answer {
     }
 
     /// The token of its forms.
-    fn token(&self) -> String {
+    pub fn token(&self) -> String {
         let (_, rest) = self.text.split_once("name=\"form\" value=\"").expect("a page with a form");
         rest.split('"').next().unwrap().to_owned()
     }
@@ -82,7 +83,7 @@ impl Browser {
         self.post_from(&[("origin", &origin), ("sec-fetch-site", "same-origin")], path, fields).await
     }
 
-    async fn post_from(&mut self, from: &[(&str, &str)], path: &str, fields: &[(&str, &str)]) -> Answer {
+    pub async fn post_from(&mut self, from: &[(&str, &str)], path: &str, fields: &[(&str, &str)]) -> Answer {
         let mut body = openidconnect::url::form_urlencoded::Serializer::new(String::new());
         body.extend_pairs(fields);
         let kind = [("content-type", "application/x-www-form-urlencoded")];

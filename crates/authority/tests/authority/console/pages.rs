@@ -16,7 +16,7 @@ async fn log_in_device(stage: &Stage, person: &str, device: &str) -> client::Aut
 }
 
 /// The value of the first hidden field of this name.
-fn hidden<'a>(page: &'a Answer, name: &str) -> &'a str {
+pub fn hidden<'a>(page: &'a Answer, name: &str) -> &'a str {
     let (_, rest) = page.text.split_once(&format!("name=\"{name}\" value=\"")).expect("such a field");
     rest.split('"').next().unwrap()
 }

@@ -1,0 +1,73 @@
+//! What verifiers dropped, by drop reason and over time.
+
+use super::picture;
+use crate::console::ROOT;
+use crate::console::page::{Page, encoded, time};
+use crate::console::visitor::Administrator;
+use crate::now;
+use crate::problem::Problem;
+use crate::state::Authority;
+use axum::extract::{Query, State};
+use engine::activity::Span;
+use maud::{Markup, html};
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// What the address says.
+#[derive(Deserialize)]
+pub struct Asked {
+    span: Option<String>,
+    verifier: Option<String>,
+}
+
+/// The spans by the words of addresses.
+const SPANS: [(&str, Span); 3] = [("quarter", Span::Quarter), ("hour", Span::Hour), ("day", Span::Day)];
+
+/// Shows it.
+pub async fn show(
+    State(authority): State<Arc<Authority>>,
+    Administrator(visitor): Administrator,
+    Query(asked): Query<Asked>,
+) -> Result<Markup, Problem> {
+    let word = asked.span.as_deref().unwrap_or("hour");
+    let span = SPANS.iter().find(|(known, _)| *known == word).map(|(_, span)| *span);
+    let span = span.ok_or_else(|| Problem::Malformed("the span is `quarter`, `hour` or `day`".into()))?;
+    let verifiers = authority.storage.call(|database| database.verifiers()).await?;
+    let wanted = asked.verifier.as_deref().filter(|id| !id.is_empty());
+    if wanted.is_some_and(|id| verifiers.iter().all(|entry| entry.verifier != id)) {
+        return Err(Problem::NotFound("verifier"));
+    }
+    let now = now();
+    let columns = authority.reports.columns(wanted, span, now);
+    let (admitted, dropped) = picture::totals(&columns);
+    let of = wanted.map(|id| format!("&verifier={}", encoded(id))).unwrap_or_default();
+    Ok(Page::new("Drops").of(Some(&visitor)).at("/admin/drops").show(&html! {
+        nav.choice aria-label="How far back" {
+            @for (word, other) in SPANS {
+                a href={ (ROOT) "/admin/drops?span=" (word) (of) } aria-current=[(other == span).then_some("true")] {
+                    "Last " (picture::span_name(other))
+                }
+            }
+        }
+        form.search method="get" action={ (ROOT) "/admin/drops" } {
+            input type="hidden" name="span" value=(word);
+            div {
+                label for="verifier" { "Verifier" }
+                select #verifier name="verifier" {
+                    option value="" { "All together" }
+                    @for entry in &verifiers {
+                        option value=(entry.verifier) selected[wanted == Some(&entry.verifier)] { (entry.verifier) }
+                    }
+                }
+            }
+            button type="submit" { "Show" }
+        }
+        section data-live {
+            p { (dropped) " packets dropped and " (admitted) " flows admitted in the last " (picture::span_name(span))
+                @if let Some(id) = wanted { " at " (id) } "." }
+            (picture::drops(&columns, span))
+            p.quiet { "At " (time(now)) ". Packets count for the time at which their verifier told of them; where none did, the "
+                "picture is shaded." }
+        }
+    }))
+}

@@ -1,0 +1,160 @@
+//! What a draft of a policy would do: its faults, its tests, who gains and who loses what, which grants would end, and what it
+//! says about what was asked for of late. By the same functions as the commands.
+
+use crate::problem::Problem;
+use crate::replay::{Case, Replay};
+use crate::state::Authority;
+use crate::{admin, now};
+use engine::document::Fault;
+use engine::policy::Policy;
+use engine::policy::diff::{Change, Kind, TooLarge, compare};
+use maud::{Markup, html};
+use std::sync::Arc;
+
+use crate::console::page::{table, time};
+
+/// How far back requests are judged anew, in hours.
+const HOURS: u64 = 24;
+
+/// What a draft comes to.
+pub struct Judgement {
+    /// The version in force that it is compared with.
+    pub in_force: i64,
+    /// What is wrong with it, by line; or what it would do.
+    found: Result<Effects, Vec<Fault>>,
+}
+
+struct Effects {
+    receivers: usize,
+    rules: usize,
+    tests: usize,
+    /// Tests that fail, as faults of their line.
+    failures: Vec<Fault>,
+    /// Names that nobody has.
+    unknown: Vec<String>,
+    changes: Result<Vec<Change>, TooLarge>,
+    replay: Replay,
+    /// Live grants that would end.
+    ending: usize,
+}
+
+impl Judgement {
+    /// Judges a text.
+    pub async fn of(authority: &Arc<Authority>, text: &str) -> Result<Self, Problem> {
+        let (in_force, _) = authority.storage.call(|database| database.policy_in_force()).await?;
+        let old = authority.with_policy(Policy::clone).await;
+        let (text, max_lifetime) = (text.to_owned(), authority.config.max_lifetime);
+        let directory = authority.directory.clone();
+        let judged = super::read(authority, move |database| {
+            let draft = match Policy::parse(&text, max_lifetime) {
+                Ok(draft) => draft,
+                Err(faults) => return Ok(Err(faults.all().to_vec())),
+            };
+            let failures = draft.failures().into_iter();
+            let failures = failures.map(|failure| Fault { line: failure.line, column: 1, message: failure.message });
+            let effects = Effects {
+                receivers: draft.receivers().len(),
+                rules: draft.rules().len(),
+                tests: draft.expectations().len(),
+                failures: failures.collect(),
+                unknown: admin::unknown_names(&directory, &draft)?,
+                changes: compare(&old, &draft, now()),
+                replay: Replay::of(&draft, database, now().saturating_sub(HOURS * 3600))?,
+                ending: 0,
+            };
+            Ok(Ok((effects, draft)))
+        })
+        .await?;
+        let found = match judged {
+            Err(faults) => Err(faults),
+            Ok((effects, draft)) => Ok(Effects { ending: authority.forbidden(&draft, now()).await?.len(), ..effects }),
+        };
+        Ok(Self { in_force, found })
+    }
+
+    /// Whether it may be put in force.
+    pub fn is_good(&self) -> bool {
+        self.found.as_ref().is_ok_and(|effects| effects.failures.is_empty())
+    }
+
+    /// All of it, for people.
+    pub fn show(&self) -> Markup {
+        let effects = match &self.found {
+            Err(faults) => {
+                return html! {
+                    p.wrong role="alert" { "This is no valid policy; nothing was changed." }
+                    (places("What is wrong", faults))
+                };
+            }
+            Ok(effects) => effects,
+        };
+        let Effects { receivers, rules, tests, failures, unknown, changes, replay, ending } = effects;
+        html! {
+            @if failures.is_empty() {
+                p.done role="status" { "Valid: " (receivers) " receivers, " (rules) " rules; " (tests) " tests pass." }
+            } @else {
+                p.wrong role="alert" { (failures.len()) " of its own " (tests) " tests fail; so it can't be put in force." }
+                (places("Tests that fail", failures))
+            }
+            @if !unknown.is_empty() {
+                h2 { "Names that nobody has" }
+                ul { @for name in unknown { li { (name) } } }
+            }
+            h2 { "Who gains and who loses what" }
+            @match changes {
+                Err(error) => p.wrong { (error) },
+                Ok(changes) if changes.is_empty() => p { "Nobody gains or loses anything." },
+                Ok(changes) => (differences(changes)),
+            }
+            h2 { "At once" }
+            p { (ending) " live grants would end, and their flows be cut." }
+            h2 { "What was asked for in the last " (HOURS) " hours" }
+            p { (replay.grants) " grants and " (replay.refusals) " refusals judged anew." }
+            @if replay.refused.is_empty() && replay.allowed.is_empty() { p { "All would be answered the same." } }
+            @if !replay.refused.is_empty() { (cases("Was given and would be refused", &replay.refused)) }
+            @if !replay.allowed.is_empty() { (cases("Was refused and would be given", &replay.allowed)) }
+        }
+    }
+}
+
+fn places(caption: &str, faults: &[Fault]) -> Markup {
+    let row =
+        |fault: &Fault| html! { th scope="row" { "Line " (fault.line) ":" (fault.column) } td { (fault.message) } };
+    table(caption, &["Where", "What"], &faults.iter().map(row).collect::<Vec<_>>())
+}
+
+fn differences(changes: &[Change]) -> Markup {
+    let kind = |kind| match kind {
+        Kind::Gains => "gain",
+        Kind::Loses => "lose",
+        Kind::Terms => "other terms",
+        Kind::Stays => "as before",
+    };
+    let row = |change: &Change| {
+        html! {
+            th scope="row" { (kind(change.kind)) }
+            td { (change.who.join("; ")) }
+            td { ul.plain { @for place in &change.to { li {
+                (place.receivers.join(", ")) ": " (place.prefixes.join(", ")) ": " (place.services.join(", "))
+            } } } }
+            td { @if change.at.is_empty() { "always" } @else { "times like " (change.at.join(", ")) } }
+            td { (change.old) }
+            td { (change.new) }
+        }
+    };
+    let rows: Vec<_> = changes.iter().map(row).collect();
+    table("Differences", &["They", "Who", "Where", "When", "Policy in force", "This one"], &rows)
+}
+
+fn cases(caption: &str, cases: &[Case]) -> Markup {
+    let row = |case: &Case| {
+        html! {
+            th scope="row" { (case.person) " · " (case.device) }
+            td { (case.to) }
+            td.number { (case.times) }
+            td { (time(case.last)) }
+            td { (case.why) }
+        }
+    };
+    table(caption, &["Who", "Where to", "Times", "Last", "Why"], &cases.iter().map(row).collect::<Vec<_>>())
+}

@@ -1,0 +1,90 @@
+//! What goes on, at a glance: verifiers and how they stand, who is logged in, what is admitted and dropped.
+
+use super::{Fresh, Said, picture};
+use crate::console::ROOT;
+use crate::console::page::{Page, encoded, table, time};
+use crate::console::visitor::Administrator;
+use crate::now;
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::VerifierEntry;
+use axum::extract::{Query, State};
+use engine::activity::Span;
+use engine::api::{Report, VerifierState};
+use maud::{Markup, html};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Shows it.
+pub async fn show(
+    State(authority): State<Arc<Authority>>,
+    Administrator(visitor): Administrator,
+    Query(said): Query<Said>,
+) -> Result<Markup, Problem> {
+    let verifiers = authority.storage.call(|database| database.verifiers()).await?;
+    let reports = authority.reports.latest();
+    let now = now();
+    let latest: BTreeMap<&str, (u64, &Report)> =
+        reports.iter().map(|(verifier, told, report)| (&**verifier, (*told, report))).collect();
+    let rows: Vec<_> =
+        verifiers.iter().map(|entry| row(&authority, entry, latest.get(&*entry.verifier).copied(), now)).collect();
+    let live: u64 = latest.values().filter(|(told, _)| told.is_fresh(now)).map(|(_, report)| report.live).sum();
+    let columns = authority.reports.columns(None, Span::Quarter, now);
+    let (admitted, dropped) = picture::totals(&columns);
+    let snapshot = authority.snapshot();
+    let (proven, strangers) = snapshot.connections;
+    Ok(Page::new("Administration").of(Some(&visitor)).at("/admin").done(said.done.as_deref()).show(&html! {
+        p { "You are an administrator: what you do here is in the audit trail, with your name." }
+        section data-live {
+            dl {
+                dt { "Live flows" }
+                dd { a href={ (ROOT) "/admin/flows" } { (live) } }
+                dt { "In the last " (picture::span_name(Span::Quarter)) }
+                dd { (admitted) " admitted, " a href={ (ROOT) "/admin/drops" } { (dropped) " packets dropped" } }
+                dt { "Sessions" }
+                dd { a href={ (ROOT) "/admin/people" } { (snapshot.sessions) } }
+                dt { "Connections to the authority" }
+                dd { (proven) " with and " (strangers) " without credential; " (snapshot.turned_away) " turned away" }
+            }
+            @if rows.is_empty() {
+                p { "There is no verifier yet: " code { "vouchsafe authority verifier add ID" } " makes one." }
+            } @else {
+                (table("Verifiers", &["Verifier", "State", "Last report", "Keys until", "Live flows", "Dropped in an hour"], &rows))
+            }
+            p.quiet { "At " (time(now)) ". " a href={ (ROOT) "/admin" } { "Look again" } }
+        }
+    }))
+}
+
+fn row(authority: &Authority, entry: &VerifierEntry, latest: Option<(u64, &Report)>, now: u64) -> Markup {
+    let id = &entry.verifier;
+    let (_, dropped) = picture::totals(&authority.reports.columns(Some(id), Span::Hour, now));
+    let fresh = latest.filter(|(told, _)| told.is_fresh(now));
+    html! {
+        th scope="row" { (id) }
+        td { (state(entry, latest, now)) }
+        td { @match latest { Some((told, _)) => (time(told)), None => "never" } }
+        td { @match fresh.and_then(|(_, report)| report.keys_until) { Some(until) => (time(until)), None => "not known" } }
+        td.number { a href={ (ROOT) "/admin/flows?verifier=" (encoded(id)) } {
+            (fresh.map_or(0, |(_, report)| report.live)) span.unseen { " live flows at " (id) } } }
+        td.number { a href={ (ROOT) "/admin/drops?verifier=" (encoded(id)) } {
+            (dropped) span.unseen { " packets dropped at " (id) } } }
+    }
+}
+
+/// How a verifier stands, in words: nothing is told by colour alone.
+fn state(entry: &VerifierEntry, latest: Option<(u64, &Report)>, now: u64) -> Markup {
+    let (class, words) = match latest {
+        _ if entry.enrolled.is_none() => ("quiet", "not enrolled yet"),
+        None => ("bad", "has not reported since the authority started"),
+        Some((told, _)) if !told.is_fresh(now) => ("bad", "silent"),
+        Some((_, report)) => match report.state {
+            VerifierState::Protecting if report.keys_until.is_none() => ("bad", "without keys: admits nothing new"),
+            VerifierState::Protecting => ("good", "protecting"),
+            VerifierState::Observing => ("quiet", "observing: drops nothing"),
+            VerifierState::Trying => ("quiet", "trying: ends unless confirmed"),
+            VerifierState::Closed => ("bad", "closed: admits nothing new, a table is full"),
+        },
+    };
+    html! { span.state.(class) { (words) } }
+}

@@ -1,0 +1,306 @@
+//! The policy: what is in force, drafts with what they would do, and the versions before.
+//!
+//! What is applied is the text that was looked at, over the version that it was compared with; if another is in force by then,
+//! nothing happens and the comparison is made anew.
+
+use super::Said;
+use super::judgement::Judgement;
+use crate::console::ROOT;
+use crate::console::page::{Page, done, table, time};
+use crate::console::visitor::{Administrator, Fields, Form, Visitor};
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::{Outdated, PolicyVersion};
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use maud::{Markup, html};
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// Receivers and versions in a table at most.
+const MOST_SHOWN: usize = 500;
+/// A text is shown up to this many bytes; all of it can be downloaded.
+const MOST_TEXT_SHOWN: usize = 256 << 10;
+
+type Shared = State<Arc<Authority>>;
+
+/// Shows what is in force.
+pub async fn show(
+    State(authority): Shared,
+    Administrator(visitor): Administrator,
+    Query(said): Query<Said>,
+) -> Result<Markup, Problem> {
+    let (versions, (version, text)) =
+        authority.storage.call(|database| Ok((database.policies()?, database.policy_in_force()?))).await?;
+    let file = authority.directory.policy();
+    let on_disk = tokio::task::spawn_blocking(move || crate::policies::read_text(&file)).await;
+    let is_edited = on_disk.map_err(anyhow::Error::from)?.is_ok_and(|on_disk| on_disk != text);
+    let (receivers, tests) = authority
+        .with_policy(|policy| {
+            let receivers = policy.receivers().iter().map(|receiver| {
+                let addresses: Vec<_> = receiver.prefixes.iter().map(ToString::to_string).collect();
+                html! {
+                    th scope="row" { (receiver.name) }
+                    td { (addresses.join(", ")) }
+                    td { (super::services(&receiver.services)) }
+                    td { (receiver.verifier) }
+                }
+            });
+            (receivers.take(MOST_SHOWN).collect::<Vec<_>>(), policy.expectations().len())
+        })
+        .await;
+    let said = said.done.as_deref();
+    Ok(Page::new("Policy").of(Some(&visitor)).at("/admin/policy").done(said).show(&html! {
+        @if let Some(entry) = versions.first() {
+            p { "Version " (version) " is in force since " (time(entry.time)) ", by "
+                (entry.operator.as_deref().unwrap_or("nobody known")) " (" (entry.note) "). It has " (tests) " tests of its own." }
+        }
+        @if is_edited {
+            p.wrong { "The file " code { "policy.toml" } " was edited since and is not in force. What is applied here takes its place." }
+        }
+        p.acts {
+            a href={ (ROOT) "/admin/policy/draft" } { "Write a draft" }
+            a href={ (ROOT) "/admin/policy/versions" } { "Versions" }
+            a href={ (ROOT) "/admin/policy/versions/" (version) "/policy.toml" } { "Download" }
+        }
+        h2 { "Receivers" }
+        @if receivers.is_empty() { p { "None: nothing is protected." } } @else {
+            (table("What is protected", &["Receiver", "Addresses", "Services", "Verifier"], &receivers))
+        }
+        h2 { "Text" }
+        (listing(&text))
+    }))
+}
+
+/// A text with the numbers of its lines.
+fn listing(text: &str) -> Markup {
+    let shown = &text[..text.floor_char_boundary(MOST_TEXT_SHOWN)];
+    html! {
+        pre.listing tabindex="0" role="region" aria-label="Text of the policy" {
+            @for (nth, line) in shown.lines().enumerate() { span.line-number aria-hidden="true" { (format!("{:>4}  ", nth + 1)) } (line) "\n" }
+        }
+        @if shown.len() < text.len() { p { "The rest is in the download." } }
+    }
+}
+
+#[derive(Deserialize)]
+pub struct From {
+    /// The version that a draft begins with.
+    from: Option<i64>,
+}
+
+/// Shows the form for a draft.
+pub async fn draft(
+    State(authority): Shared,
+    Administrator(visitor): Administrator,
+    Query(From { from }): Query<From>,
+) -> Result<Markup, Problem> {
+    let ((in_force, mut text), versions) =
+        authority.storage.call(|database| Ok((database.policy_in_force()?, database.policies()?))).await?;
+    if let Some(version) = from {
+        known(&versions, version)?;
+        text = authority.storage.call(move |database| database.policy_text(version)).await?;
+    }
+    let begun = from.unwrap_or(in_force);
+    Ok(Page::new("Draft of a policy").of(Some(&visitor)).at("/admin/policy").show(&html! {
+        p { "It begins with version " (begun) ". Nothing changes before you have seen what it would do." }
+        (editor(&visitor, &text, in_force))
+    }))
+}
+
+fn editor(visitor: &Visitor, text: &str, in_force: i64) -> Markup {
+    html! {
+        form method="post" action={ (ROOT) "/admin/policy/draft" } {
+            (visitor.token())
+            input type="hidden" name="seen" value=(in_force);
+            label for="text" { "Text" }
+            // Browsers take one line feed at the beginning away.
+            textarea #text name="text" rows="24" spellcheck="false" autocapitalize="none" data-file="Or take it from a file" {
+                "\n" (text)
+            }
+            p.acts { button type="submit" { "See what it would do" } }
+        }
+    }
+}
+
+/// Shows what a draft would do, and the form that puts it in force.
+pub async fn preview(
+    State(authority): Shared,
+    Administrator(visitor): Administrator,
+    Form(fields): Form,
+) -> Result<Response, Problem> {
+    let (text, seen) = (text(&fields)?, version(&fields, "seen")?);
+    let judgement = Judgement::of(&authority, &text).await?;
+    let status = if judgement.is_good() { StatusCode::OK } else { StatusCode::UNPROCESSABLE_ENTITY };
+    let newer = (judgement.in_force != seen).then_some(judgement.in_force);
+    Ok((status, judged(&visitor, &text, &judgement, newer)).into_response())
+}
+
+fn judged(visitor: &Visitor, text: &str, judgement: &Judgement, newer: Option<i64>) -> Markup {
+    Page::new("What the draft would do").of(Some(visitor)).at("/admin/policy").show(&html! {
+        @if let Some(version) = newer {
+            p.wrong role="alert" { "Version " (version) " was put in force meanwhile; nothing was changed. This is the comparison with it." }
+        }
+        (judgement.show())
+        @if judgement.is_good() {
+            form method="post" action={ (ROOT) "/admin/policy/apply" } {
+                (visitor.token())
+                input type="hidden" name="seen" value=(judgement.in_force);
+                textarea.unseen name="text" hidden aria-label="Text" { "\n" (text) }
+                p.acts { button type="submit" { "Put it in force in the place of version " (judgement.in_force) } }
+            }
+        }
+        h2 { "Go on writing" }
+        (editor(visitor, text, judgement.in_force))
+    })
+}
+
+/// Puts a draft in force.
+pub async fn apply(
+    State(authority): Shared,
+    Administrator(visitor): Administrator,
+    Form(fields): Form,
+) -> Result<Response, Problem> {
+    let (text, seen) = (text(&fields)?, version(&fields, "seen")?);
+    let judgement = Judgement::of(&authority, &text).await?;
+    if !judgement.is_good() {
+        return Ok((StatusCode::UNPROCESSABLE_ENTITY, judged(&visitor, &text, &judgement, None)).into_response());
+    }
+    if put_in_force(&authority, &visitor, text.clone(), "console".into(), seen).await? {
+        return Ok(done("/admin/policy", "applied").into_response());
+    }
+    let judgement = Judgement::of(&authority, &text).await?;
+    let newer = Some(judgement.in_force);
+    Ok((StatusCode::CONFLICT, judged(&visitor, &text, &judgement, newer)).into_response())
+}
+
+/// Whether it is in force; not if it was to follow another version.
+async fn put_in_force(
+    authority: &Arc<Authority>,
+    visitor: &Visitor,
+    text: String,
+    note: String,
+    seen: i64,
+) -> Result<bool, Problem> {
+    let (authority, by) = (authority.clone(), visitor.operator());
+    // A task of its own: what was begun is done to its end, also where the browser goes away.
+    let apply = async move { authority.apply_policy(Some(text), note, Some(by), Some(seen)).await };
+    match tokio::spawn(apply).await.map_err(anyhow::Error::from)? {
+        Ok(_) => Ok(true),
+        Err(error) if error.is::<Outdated>() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Lists the versions.
+pub async fn versions(State(authority): Shared, Administrator(visitor): Administrator) -> Result<Markup, Problem> {
+    let versions = authority.storage.call(|database| database.policies()).await?;
+    let row = |entry: &PolicyVersion| {
+        html! {
+            th scope="row" { a href={ (ROOT) "/admin/policy/versions/" (entry.version) } { "Version " (entry.version) } }
+            td { (time(entry.time)) }
+            td { (entry.operator.as_deref().unwrap_or("")) }
+            td { (entry.note) }
+            td { code { (entry.sha256[..16]) } }
+        }
+    };
+    let rows: Vec<_> = versions.iter().take(MOST_SHOWN).map(row).collect();
+    Ok(Page::new("Versions of the policy").of(Some(&visitor)).at("/admin/policy").show(&html! {
+        (table("Latest first", &["Version", "In force from", "By", "How", "SHA-256"], &rows))
+    }))
+}
+
+/// Shows a version, and what it would do if it came back.
+pub async fn one_version(
+    State(authority): Shared,
+    Administrator(visitor): Administrator,
+    Path(number): Path<i64>,
+) -> Result<Markup, Problem> {
+    let text = text_of(&authority, number).await?;
+    let judgement = Judgement::of(&authority, &text).await?;
+    Ok(version_page(&visitor, number, &text, &judgement, false))
+}
+
+fn version_page(visitor: &Visitor, number: i64, text: &str, judgement: &Judgement, is_outdated: bool) -> Markup {
+    let title = format!("Version {number} of the policy");
+    let in_force = judgement.in_force;
+    Page::new(&title).of(Some(visitor)).at("/admin/policy").show(&html! {
+        @if is_outdated {
+            p.wrong role="alert" { "Version " (in_force) " was put in force meanwhile; nothing was changed. This is the comparison with it." }
+        }
+        p.acts {
+            a href={ (ROOT) "/admin/policy/versions/" (number) "/policy.toml" } { "Download" }
+            a href={ (ROOT) "/admin/policy/draft?from=" (number) } { "Write a draft from it" }
+        }
+        @if number == in_force { p { "It is in force." } } @else {
+            h2 { "If it took the place of version " (in_force) }
+            (judgement.show())
+            @if judgement.is_good() {
+                form method="post" action={ (ROOT) "/admin/policy/rollback" } {
+                    (visitor.token())
+                    input type="hidden" name="seen" value=(in_force);
+                    input type="hidden" name="version" value=(number);
+                    p.acts { button type="submit" { "Put version " (number) " in force again" } }
+                }
+            }
+        }
+        h2 { "Text" }
+        (listing(text))
+    })
+}
+
+/// Puts an earlier version in force again, as a new one.
+pub async fn roll_back(
+    State(authority): Shared,
+    Administrator(visitor): Administrator,
+    Form(fields): Form,
+) -> Result<Response, Problem> {
+    let (number, seen) = (version(&fields, "version")?, version(&fields, "seen")?);
+    let text = text_of(&authority, number).await?;
+    let judgement = Judgement::of(&authority, &text).await?;
+    if !judgement.is_good() {
+        let page = version_page(&visitor, number, &text, &judgement, false);
+        return Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response());
+    }
+    if put_in_force(&authority, &visitor, text.clone(), format!("rollback to {number}"), seen).await? {
+        return Ok(done("/admin/policy", "applied").into_response());
+    }
+    let judgement = Judgement::of(&authority, &text).await?;
+    Ok((StatusCode::CONFLICT, version_page(&visitor, number, &text, &judgement, true)).into_response())
+}
+
+/// Hands out the text of a version.
+pub async fn download(
+    State(authority): Shared,
+    _: Administrator,
+    Path(number): Path<i64>,
+) -> Result<Response, Problem> {
+    let text = text_of(&authority, number).await?;
+    let headers = [
+        (CONTENT_TYPE, "application/toml".to_owned()),
+        (CONTENT_DISPOSITION, format!("attachment; filename=\"policy-{number}.toml\"")),
+    ];
+    Ok((headers, text).into_response())
+}
+
+async fn text_of(authority: &Authority, version: i64) -> Result<String, Problem> {
+    let versions = authority.storage.call(|database| database.policies()).await?;
+    known(&versions, version)?;
+    Ok(authority.storage.call(move |database| database.policy_text(version)).await?)
+}
+
+fn known(versions: &[PolicyVersion], version: i64) -> Result<(), Problem> {
+    let is_there = versions.iter().any(|entry| entry.version == version);
+    if is_there { Ok(()) } else { Err(Problem::NotFound("version of the policy")) }
+}
+
+/// The text of a form, with the line ends that files have: browsers send others.
+fn text(fields: &Fields) -> Result<String, Problem> {
+    Ok(fields.text("text")?.replace("\r\n", "\n"))
+}
+
+fn version(fields: &Fields, name: &str) -> Result<i64, Problem> {
+    fields.text(name)?.parse().map_err(|_| Problem::Malformed(format!("`{name}` is the number of a version")))
+}

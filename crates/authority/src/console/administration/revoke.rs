@@ -1,0 +1,156 @@
+//! Ending grants and sessions early: a page that says what would end, and the act.
+
+use super::{flows, grants};
+use crate::console::ROOT;
+use crate::console::page::{Page, done, encoded};
+use crate::console::visitor::{Administrator, Fields, Form};
+use crate::now;
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::{Database, GrantEntry, TokenHash, Which};
+use axum::extract::{Query, State};
+use axum::response::Redirect;
+use maud::{Markup, html};
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// What is to end: one of these, or a device with its person.
+#[derive(Deserialize)]
+pub struct Asked {
+    grant: Option<String>,
+    session: Option<String>,
+    person: Option<String>,
+    device: Option<String>,
+}
+
+impl Asked {
+    fn of(fields: &Fields) -> Self {
+        let field = |name| fields.filled(name).map(str::to_owned);
+        Self { grant: field("grant"), session: field("session"), person: field("person"), device: field("device") }
+    }
+
+    fn which(self) -> Result<Which, Problem> {
+        let wrong =
+            || Problem::Malformed("what is to end is a grant, a session, a person, or a device of a person".into());
+        match (self.grant, self.session, self.person, self.device) {
+            (Some(grant), None, None, None) => {
+                let is_handle = grant.len() == 16 && grant.bytes().all(|byte| byte.is_ascii_hexdigit());
+                let handle = u64::from_str_radix(&grant, 16).ok().filter(|_| is_handle);
+                handle.map(Which::Grant).ok_or_else(wrong)
+            }
+            (None, Some(session), None, None) => {
+                let mut token = TokenHash::default();
+                hex::decode_to_slice(session, &mut token).map_err(|_| wrong())?;
+                Ok(Which::Session(token))
+            }
+            (None, None, Some(person), None) => Ok(Which::Person(person)),
+            (None, None, Some(person), Some(device)) => Ok(Which::Device(person, device)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// What there is of something that is to end.
+struct Found {
+    /// Whose it is.
+    person: String,
+    /// In words.
+    what: String,
+    /// What that means.
+    means: &'static str,
+    /// What the form sends.
+    fields: Vec<(&'static str, String)>,
+    /// The grants that would end.
+    grants: Vec<GrantEntry>,
+}
+
+/// Looks for it; `None` if there is no such thing.
+fn find(database: &Database, which: &Which, now: u64) -> anyhow::Result<Option<Found>> {
+    let mut grants = database.grants(now, false)?;
+    Ok(match which {
+        Which::Grant(handle) | Which::OwnGrant(_, handle) => {
+            let Some(grant) = database.grant(*handle)? else { return Ok(None) };
+            grants.retain(|live| live.handle == grant.handle);
+            let what = format!("the grant {} of {} for {}", grant.handle, grant.person, grant.receiver);
+            let means = "Flows that it admitted are cut. An agent that is logged in may ask for another at once: to keep \
+                         somebody out, change the policy or revoke the person.";
+            Some(Found { person: grant.person, what, means, fields: vec![("grant", grant.handle)], grants })
+        }
+        Which::Session(token) => {
+            let Some(session) = database.session_of_token(token, now)? else { return Ok(None) };
+            let held = database.handles_of_session(token)?;
+            grants.retain(|live| held.contains(&live.handle));
+            let what = format!("the session of {} on {}", session.person, session.device);
+            let means = "Its grants end with it, and their flows are cut. The person can log in again.";
+            Some(Found { person: session.person, what, means, fields: vec![("session", hex::encode(token))], grants })
+        }
+        Which::Person(person) => {
+            if !database.knows(person)? {
+                return Ok(None);
+            }
+            grants.retain(|live| live.person == *person);
+            let what = format!("every session and grant of {person}");
+            let means = "Flows are cut. The person can log in again, unless the account is removed or the identity \
+                         provider refuses.";
+            Some(Found { person: person.clone(), what, means, fields: vec![("person", person.clone())], grants })
+        }
+        Which::Device(person, device) => {
+            let devices = database.devices(Some(person))?;
+            if !devices.iter().any(|known| known.device == *device) {
+                return Ok(None);
+            }
+            grants.retain(|live| live.person == *person && live.device == *device);
+            let what = format!("every session and grant of {person}'s device {device}");
+            let means = "Flows are cut. Whoever has the device and the password can log in again: change the password, too, \
+                         where it is lost.";
+            let fields = vec![("person", person.clone()), ("device", device.clone())];
+            Some(Found { person: person.clone(), what, means, fields, grants })
+        }
+    })
+}
+
+/// Says what would end.
+pub async fn ask(
+    State(authority): State<Arc<Authority>>,
+    Administrator(visitor): Administrator,
+    Query(asked): Query<Asked>,
+) -> Result<Markup, Problem> {
+    let which = asked.which()?;
+    let found = super::read(&authority, move |database| find(database, &which, now())).await?;
+    let found = found.ok_or(Problem::NotFound("grant, session, person or device"))?;
+    let mut live = flows::Live::read(&authority, None).await?;
+    live.keep(|handle| found.grants.iter().any(|grant| grant.handle == handle));
+    Ok(Page::new("Revoke").of(Some(&visitor)).at("/admin/people").show(&html! {
+        p { "This ends " strong { (found.what) } ": " (found.grants.len()) " grants that have not ended. " (found.means) }
+        form method="post" action={ (ROOT) "/admin/revoke" } {
+            (visitor.token())
+            @for (name, value) in &found.fields { input type="hidden" name=(name) value=(value); }
+            p.acts {
+                button type="submit" { "Revoke" span.unseen { " " (found.what) } }
+                a href={ (ROOT) "/admin/people/" (encoded(&found.person)) } { "Leave it as it is" }
+            }
+        }
+        @if !live.flows.is_empty() { h2 { "Flows that would be cut" } (live.table()) }
+        @if !found.grants.is_empty() { h2 { "Grants that would end" } (grants::table(&found.grants, false)) }
+    }))
+}
+
+/// Ends it.
+pub async fn act(
+    State(authority): State<Arc<Authority>>,
+    Administrator(visitor): Administrator,
+    Form(fields): Form,
+) -> Result<Redirect, Problem> {
+    let which = Asked::of(&fields).which()?;
+    let by = visitor.operator();
+    let revoke = move |database: &mut Database| {
+        let now = now();
+        let Some(found) = find(database, &which, now)? else { return Ok(None) };
+        database.revoke(&which, &by, now)?;
+        Ok(Some(found.person))
+    };
+    let person = authority.storage.call(revoke).await?;
+    let person = person.ok_or(Problem::NotFound("grant, session, person or device"))?;
+    authority.sync().await?;
+    Ok(done(&format!("/admin/people/{}", encoded(&person)), "revoked"))
+}
