@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value};
@@ -20,10 +21,17 @@ pub fn run(parts: &[String]) -> Result<()> {
     }
     let vouchsafe = build::release()?;
     let mut figures = Map::new();
-    for (package, target) in BENCHES {
-        if parts.is_empty() || parts.iter().any(|part| part == target) {
-            figures.extend(bench(package, target, &vouchsafe)?);
+    let mut failed = Vec::new();
+    let wanted = BENCHES.iter().filter(|(_, target)| parts.is_empty() || parts.iter().any(|part| part == target));
+    for (package, target) in wanted {
+        eprintln!("bench {target}");
+        let begun = Instant::now();
+        // What one can't measure is no reason to lose what others did.
+        match bench(package, target, &vouchsafe) {
+            Ok(measured) => figures.extend(measured),
+            Err(error) => failed.push(format!("bench {target}: {error:#}")),
         }
+        eprintln!("bench {target} took {:.0} s", begun.elapsed().as_secs_f64());
     }
     print(&figures);
     let summary = target_dir().join("bench/summary.json");
@@ -33,6 +41,7 @@ pub fn run(parts: &[String]) -> Result<()> {
     fs::write(&summary, serde_json::to_string_pretty(&Value::Object(figures))? + "\n")
         .with_context(|| format!("could not write {}", summary.display()))?;
     println!("\n{}", summary.display());
+    ensure!(failed.is_empty(), "{}", failed.join("\n"));
     ensure!(missed == "[]", "out of bounds: {missed}");
     Ok(())
 }

@@ -35,6 +35,7 @@ fn main() {
     }
     let mut figures = Map::new();
     for receivers in SIZES {
+        eprintln!("engine: {receivers} receivers");
         let fits = available().saturating_sub(ROOM_BESIDE) / (ROOM_PER_ENTRY * ENTRIES as u64);
         let fits = usize::try_from(fits).unwrap_or(usize::MAX);
         if fits < receivers {
@@ -43,8 +44,9 @@ fn main() {
         let mut itself = Command::new(std::env::current_exe().expect("a path"));
         itself.env(RECEIVERS, receivers.min(fits).to_string());
         // A decision reads a few lines out of gigabytes: with pages of 4 KiB the processor looks up most of their addresses
-        // in memory, too.
-        let output = itself.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1").stderr(Stdio::inherit()).output();
+        // in memory, too. glibc asks for huge ones in its main arena only.
+        let tunables = "glibc.malloc.hugetlb=1:glibc.malloc.arena_max=1";
+        let output = itself.env("GLIBC_TUNABLES", tunables).stderr(Stdio::inherit()).output();
         let output = output.expect("the bench starts itself");
         assert!(output.status.success(), "{receivers} receivers: {}", output.status);
         figures.extend(serde_json::from_slice::<Map<_, _>>(&output.stdout).expect("figures"));

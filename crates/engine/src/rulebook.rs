@@ -6,11 +6,13 @@
 //!
 //! A clone is a snapshot and costs nothing: readers keep one while the writer changes its own and publishes it whole.
 
+mod few;
 mod index;
 mod list;
 
 use crate::api::Service;
 use crate::policy::{Action, Granularity, Scope, normal};
+use few::Few;
 use index::Index;
 use ipnet::IpNet;
 use list::List;
@@ -19,6 +21,7 @@ use std::hint::black_box;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 use wire::Destination;
+use wire::grant::mask;
 
 /// Whom an entry is about: everyone, a subject (person, group or device tag), or an address or network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -94,14 +97,12 @@ pub struct Ruling {
 pub struct Judgement<'b> {
     /// The decision.
     pub decision: Decision,
-    /// The windows that the decision hangs on: the deciding entry's, and those of entries that would decide at their time.
-    /// A grant has to end when the first of them opens or closes.
-    pub windows: Vec<NonZeroU16>,
+    windows: Few<NonZeroU16, 8>,
     to: Destination,
     /// Everything that entries may call who asks.
-    senders: Vec<Sender>,
+    senders: Few<Sender, 16>,
     /// The receivers around the destination, for whatever services, with the lengths of their prefixes.
-    here: Vec<(u8, &'b Listed)>,
+    here: Few<Option<(u8, &'b Listed)>, 4>,
 }
 
 /// The rules of all receivers.
@@ -110,6 +111,11 @@ pub struct Rulebook {
     receivers: Index<Listed>,
     networks: Index<Sender>,
 }
+
+/// A receiver's entries in the form that a rulebook holds. Packing them is most of the work of loading, and takes no
+/// rulebook: several threads can do it. A clone costs nothing.
+#[derive(Clone)]
+pub struct Packed(List);
 
 /// A receiver with its list, as the index holds it.
 #[derive(Clone)]
@@ -142,18 +148,25 @@ impl Entry {
     }
 }
 
+impl Packed {
+    /// Packs entries; their order doesn't matter.
+    pub fn new(entries: &[Entry]) -> Self {
+        Self(List::pack(entries))
+    }
+}
+
 impl Rulebook {
     /// The sender that stands for an address or network. Numbers are never given out anew: a reader that knows one from
     /// an older snapshot must not find somebody else under it.
     ///
     /// # Panics
-    /// Beyond 2³¹ networks.
+    /// Beyond 2³¹ - 1 networks.
     pub fn network(&mut self, prefix: IpNet) -> Sender {
         let prefix = prefix.trunc();
         if let Some(sender) = self.networks.find(prefix, |_| true) {
             return *sender;
         }
-        let number = u32::try_from(self.networks.len()).ok().filter(|number| *number < Sender::NETWORK);
+        let number = u32::try_from(self.networks.len()).ok().filter(|number| *number < Sender::NETWORK - 1);
         let sender = Sender(Sender::NETWORK | number.expect("memory ends long before 2^31 networks"));
         self.networks.add(prefix, sender);
         sender
@@ -162,15 +175,22 @@ impl Rulebook {
     /// Gives a receiver this list, in the place of the one it had, if any. Load wider receivers before those inside them:
     /// see [`Judgement::scope`].
     pub fn set(&mut self, receiver: Receiver, entries: &[Entry]) {
+        self.set_packed(receiver, Packed::new(entries));
+    }
+
+    /// [`Self::set`] with entries that are packed already.
+    pub fn set_packed(&mut self, receiver: Receiver, entries: Packed) {
         let Receiver { service, number, verifier, .. } = receiver;
         let prefix = receiver.prefix.trunc();
-        let listed = Listed { service, number, verifier, around_others: false, list: List::pack(entries) };
-        let again = |known: &Listed| Some(Listed { around_others: known.around_others, ..listed.clone() });
-        if self.receivers.change(prefix, |known| known.is(&receiver), again) {
+        let listed = Listed { service, number, verifier, around_others: false, list: entries.0 };
+        if self.listed(&receiver).is_some() {
+            let again = |known: &Listed| Some(Listed { around_others: known.around_others, ..listed });
+            self.receivers.change(prefix, |known| known.is(&receiver), again);
             return;
         }
         let mut unmarked = Vec::new();
-        self.receivers.around(prefix.network(), |length, wider| {
+        let seek = self.receivers.seek(prefix.network());
+        self.receivers.around(prefix.network(), &seek, |length, wider| {
             if length < prefix.prefix_len() && !wider.around_others {
                 unmarked.push(wider.receiver(around(prefix.network(), length)));
             }
@@ -241,18 +261,18 @@ impl Rulebook {
     /// Decides a request, where `open` says whether it is time for a window.
     pub fn decide(&self, request: &Request<'_>, open: impl Fn(NonZeroU16) -> bool) -> Judgement<'_> {
         let to = normal(&request.to);
-        request.source.iter().for_each(|source| self.networks.touch(*source));
-        self.receivers.touch(to.address);
-        let mut senders = Vec::with_capacity(request.subjects.len() + 8);
-        senders.extend_from_slice(request.subjects);
+        let receivers = self.receivers.seek(to.address);
+        let mut senders = Few::new(Sender::EVERYONE);
         if let Some(source) = request.source {
-            self.networks.around(source, |_, sender| senders.push(*sender));
+            let networks = self.networks.seek(source);
+            self.networks.around(source, &networks, |_, sender| senders.push(*sender));
         }
+        request.subjects.iter().for_each(|subject| senders.push(*subject));
         senders.push(Sender::EVERYONE);
-        let mut here: Vec<(u8, &Listed)> = Vec::with_capacity(8);
+        let mut here: Few<Option<(u8, &Listed)>, 4> = Few::new(None);
         let mut specific: Option<(u8, &Listed)> = None;
-        self.receivers.around(to.address, |length, listed| {
-            here.push((length, listed));
+        self.receivers.around(to.address, &receivers, |length, listed| {
+            here.push(Some((length, listed)));
             if listed.service.covers(to.protocol, to.port) {
                 // As in the index: the memory fetches side by side what comparisons would have it fetch in turn.
                 black_box(listed.list.touch(&senders));
@@ -263,13 +283,12 @@ impl Rulebook {
                 }
             }
         });
-        let Some((length, listed)) = specific else {
-            return Judgement { decision: Decision::NoReceiver, windows: Vec::new(), to, senders, here };
+        let mut windows = Few::new(NonZeroU16::MIN);
+        let Some(specific) = specific else {
+            return Judgement { decision: Decision::NoReceiver, windows, to, senders, here };
         };
-        let receiver = listed.receiver(around(to.address, length));
-        let mut windows = Vec::new();
-        let mut deciding: Option<Ruling> = None;
-        for (length, listed) in &here {
+        let mut deciding: Option<(Entry, (u8, &Listed))> = None;
+        for (length, listed) in here.iter().flatten() {
             if !listed.service.covers(to.protocol, to.port) {
                 continue;
             }
@@ -281,12 +300,24 @@ impl Rulebook {
                 open
             };
             let Some(entry) = listed.list.deciding(&senders, opened) else { continue };
-            if deciding.is_none_or(|other| entry.rank() > other.entry.rank()) {
-                deciding = Some(Ruling { receiver, of: listed.receiver(around(to.address, *length)), entry });
+            // An entry that is in the lists of several receivers is the most specific one's.
+            let more = |(other, (wider, known)): &(Entry, (u8, &Listed))| {
+                (entry.rank(), length, Reverse(listed.number)) > (other.rank(), wider, Reverse(known.number))
+            };
+            if deciding.as_ref().is_none_or(more) {
+                deciding = Some((entry, (*length, *listed)));
             }
         }
-        windows.extend(deciding.and_then(|ruling| ruling.entry.window));
-        let decision = deciding.map_or(Decision::DefaultDeny { receiver }, Decision::Decided);
+        let named = |(length, listed): (u8, &Listed)| listed.receiver(around(to.address, length));
+        let receiver = named(specific);
+        let decision = match deciding {
+            None => Decision::DefaultDeny { receiver },
+            Some((entry, of)) => {
+                entry.window.iter().for_each(|window| windows.push(*window));
+                let of = if std::ptr::eq(of.1, specific.1) { receiver } else { named(of) };
+                Decision::Decided(Ruling { receiver, of, entry })
+            }
+        };
         Judgement { decision, windows, to, senders, here }
     }
 
@@ -307,6 +338,12 @@ impl Rulebook {
 }
 
 impl Judgement<'_> {
+    /// The windows that the decision hangs on: the deciding entry's, and those of entries that would decide at their time.
+    /// A grant has to end when the first of them opens or closes.
+    pub fn windows(&self) -> &[NonZeroU16] {
+        &self.windows
+    }
+
     /// What a grant under the ruling may cover. A wide one is narrowed to the one application where an entry that beats the
     /// deciding one may say otherwise inside, at some time, or where another verifier stands; a network's, too, where
     /// other receivers may lie inside, without a look at what they say.
@@ -328,8 +365,9 @@ impl Judgement<'_> {
             let behind_another = length >= of.prefix.prefix_len() && listed.verifier != receiver.verifier;
             inside || behind_another || listed.list.any_about(&self.senders, beats)
         };
-        let narrowed =
-            of.service != Service::ALL || of.verifier != receiver.verifier || self.here.iter().any(interferes);
+        let narrowed = of.service != Service::ALL
+            || of.verifier != receiver.verifier
+            || self.here.iter().flatten().any(interferes);
         if narrowed { narrow } else { Scope { prefix, service: None } }
     }
 }
@@ -346,7 +384,7 @@ impl Listed {
 
 /// The prefix of this length around an address.
 fn around(address: IpAddr, length: u8) -> IpNet {
-    IpNet::new(address, length).map_or(address.into(), |prefix| prefix.trunc())
+    IpNet::new(mask(address, length), length).unwrap_or(address.into())
 }
 
 #[cfg(test)]

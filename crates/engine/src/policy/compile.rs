@@ -1,7 +1,7 @@
 //! A policy as a rulebook: the form for who holds more receivers and entries than a file of rules can. Both decide alike.
 
 use super::{Policy, Receiver, Request, Rule, When, Who};
-use crate::rulebook::{self, Entry, Rulebook, Ruling, Sender};
+use crate::rulebook::{self, Entry, Packed, Rulebook, Ruling, Sender};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
 
@@ -54,9 +54,11 @@ impl Policy {
                 rules.flat_map(|rule| &said[of_rule(rule)..of_rule(rule + 1)]).map(|(_, entry)| *entry).collect();
             let receiver = &self.receivers[number];
             let verifier = verifiers.range(..receiver.verifier.as_str()).count();
+            let entries = Packed::new(&entries);
             for service in &receiver.services {
                 let (number, verifier) = (u32::try_from(number).ok()?, u32::try_from(verifier).ok()?);
-                compiled.book.set(rulebook::Receiver { prefix, service: *service, number, verifier }, &entries);
+                let receiver = rulebook::Receiver { prefix, service: *service, number, verifier };
+                compiled.book.set_packed(receiver, entries.clone());
             }
         }
         Some(compiled)

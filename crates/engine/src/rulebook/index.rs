@@ -2,7 +2,7 @@
 //! others hold of it stays as it was.
 //!
 //! A million prefixes are found with one miss of the caches each: two small levels that stay in them, and a leaf that
-//! is itself a table with open addressing. Several values may stand under one prefix.
+//! is itself a table with open addressing, half empty. Several values may stand under one prefix.
 
 use ipnet::IpNet;
 use std::hint::black_box;
@@ -18,6 +18,12 @@ pub(super) struct Index<V> {
     v4: Table<u32, V>,
     v6: Table<[u64; 2], V>,
 }
+
+/// Prefix lengths whose hashes a search keeps; of any more it reckons them again.
+const SOUGHT: usize = 8;
+
+/// A search that was begun: the hashes of the prefixes around an address, the widest first.
+pub(super) struct Seek([u64; SOUGHT]);
 
 /// The bits of an address of one family.
 trait Bits: Copy + Eq {
@@ -64,29 +70,33 @@ impl<V: Clone> Index<V> {
     }
 
     /// The first value under exactly this prefix that `is_it`.
-    pub(super) fn find(&self, prefix: IpNet, mut is_it: impl FnMut(&V) -> bool) -> Option<&V> {
+    pub(super) fn find<'a>(&'a self, prefix: IpNet, is_it: impl Fn(&V) -> bool) -> Option<&'a V> {
+        let mut found: Option<&'a V> = None;
+        let each = |value: &'a V| found = found.or(Some(value).filter(|value| is_it(value)));
+        let length = prefix.prefix_len();
         match prefix {
-            IpNet::V4(net) => self.v4.at(v4(net.addr()), prefix.prefix_len()).find(|value| is_it(value)),
-            IpNet::V6(net) => self.v6.at(v6(net.addr()), prefix.prefix_len()).find(|value| is_it(value)),
+            IpNet::V4(net) => self.v4.at(hash(v4(net.addr()), length), v4(net.addr()), length, each),
+            IpNet::V6(net) => self.v6.at(hash(v6(net.addr()), length), v6(net.addr()), length, each),
         }
+        found
     }
 
-    /// Has the memory fetch what [`Self::around`] will read first, all of it side by side: the comparisons there would have
-    /// it fetch one after the other.
+    /// Begins a search for [`Self::around`]: has the memory fetch what it will read first, all of it side by side, while
+    /// something else is done.
     #[inline]
-    pub(super) fn touch(&self, address: IpAddr) {
+    pub(super) fn seek(&self, address: IpAddr) -> Seek {
         match address {
-            IpAddr::V4(address) => self.v4.touch(v4(address)),
-            IpAddr::V6(address) => self.v6.touch(v6(address)),
+            IpAddr::V4(address) => self.v4.seek(v4(address)),
+            IpAddr::V6(address) => self.v6.seek(v6(address)),
         }
     }
 
     /// Calls `each` with every value under a prefix that `address` is in, and that prefix's length, the widest first.
     #[inline]
-    pub(super) fn around<'a>(&'a self, address: IpAddr, each: impl FnMut(u8, &'a V)) {
+    pub(super) fn around<'a>(&'a self, address: IpAddr, seek: &Seek, each: impl FnMut(u8, &'a V)) {
         match address {
-            IpAddr::V4(address) => self.v4.around(v4(address), each),
-            IpAddr::V6(address) => self.v6.around(v6(address), each),
+            IpAddr::V4(address) => self.v4.around(v4(address), seek, each),
+            IpAddr::V6(address) => self.v6.around(v6(address), seek, each),
         }
     }
 
@@ -125,28 +135,37 @@ impl<V: Clone> Index<V> {
 
 impl<K: Bits, V: Clone> Table<K, V> {
     #[inline]
-    fn touch(&self, bits: K) {
-        for length in self.lengths.iter() {
-            let hash = hash(bits.masked(*length), *length);
-            black_box(self.leaf(hash).is_some_and(|leaf| leaf[home(leaf, hash)].is_some()));
+    fn seek(&self, bits: K) -> Seek {
+        let mut seek = Seek([0; SOUGHT]);
+        for (length, hash) in self.lengths.iter().zip(&mut seek.0) {
+            *hash = self::hash(bits.masked(*length), *length);
+            let leaf = self.leaf(*hash);
+            // Of an item's two lines of the cache, both.
+            black_box(leaf.get(home(leaf, *hash)).and_then(Option::as_ref).map(|item| item.length));
         }
+        seek
     }
 
     #[inline]
-    fn around<'a>(&'a self, bits: K, mut each: impl FnMut(u8, &'a V)) {
-        for length in self.lengths.iter() {
-            self.at(bits.masked(*length), *length).for_each(|value| each(*length, value));
+    fn around<'a>(&'a self, bits: K, seek: &Seek, mut each: impl FnMut(u8, &'a V)) {
+        for (place, length) in self.lengths.iter().enumerate() {
+            let bits = bits.masked(*length);
+            let hash = seek.0.get(place).copied().unwrap_or_else(|| hash(bits, *length));
+            self.at(hash, bits, *length, |value| each(*length, value));
         }
     }
 
+    /// Calls `each` with every value under exactly this prefix.
     #[inline]
-    fn at(&self, bits: K, length: u8) -> impl Iterator<Item = &V> {
-        let hash = hash(bits, length);
-        let leaf = self.leaf(hash).map_or(&[][..], |leaf| leaf);
-        let first = home(leaf, hash);
-        let from_there = (first..first + leaf.len()).map(|at| &leaf[at & (leaf.len() - 1)]);
-        let those = from_there.map_while(Option::as_ref).filter(move |item| item.bits == bits && item.length == length);
-        those.map(|item| &item.value)
+    fn at<'a>(&'a self, hash: u64, bits: K, length: u8, mut each: impl FnMut(&'a V)) {
+        let leaf = self.leaf(hash);
+        let mut at = home(leaf, hash);
+        while let Some(Some(item)) = leaf.get(at) {
+            if item.bits == bits && item.length == length {
+                each(&item.value);
+            }
+            at = if at + 1 == leaf.len() { 0 } else { at + 1 };
+        }
     }
 
     fn all(&self) -> impl Iterator<Item = (IpNet, &V)> {
@@ -161,7 +180,13 @@ impl<K: Bits, V: Clone> Table<K, V> {
             self.lengths = shorter.iter().chain(&[length]).chain(longer).copied().collect();
         }
         self.count += 1;
-        self.rewrite(hash(bits, length), |items| items.push(Item { value, bits, length }));
+        let hash = hash(bits, length);
+        let item = Item { value, bits, length };
+        // Nobody else holds the leaf while a rulebook is being filled.
+        match Arc::get_mut(self.place(hash)) {
+            Some(slots) if (slots.iter().flatten().count() + 1) * 3 <= slots.len() * 2 => put(slots, hash, item),
+            _ => self.rewrite(hash, |items| items.push(item)),
+        }
     }
 
     fn change(
@@ -189,27 +214,28 @@ impl<K: Bits, V: Clone> Table<K, V> {
     }
 
     #[inline]
-    fn leaf(&self, hash: u64) -> Option<&Leaf<K, V>> {
-        self.root[(hash >> 56) as usize].as_ref()?[(hash >> 48) as usize % WAYS].as_ref()
+    fn leaf(&self, hash: u64) -> &[Option<Item<K, V>>] {
+        let branch = self.root[(hash >> 56) as usize].as_ref();
+        branch.and_then(|branch| branch[(hash >> 48) as usize % WAYS].as_deref()).unwrap_or_default()
+    }
+
+    /// Where the leaf for a hash hangs.
+    fn place(&mut self, hash: u64) -> &mut Leaf<K, V> {
+        let root = Arc::make_mut(&mut self.root);
+        let branch = root[(hash >> 56) as usize].get_or_insert_with(|| Arc::new([const { None }; WAYS]));
+        Arc::make_mut(branch)[(hash >> 48) as usize % WAYS].get_or_insert_with(|| Arc::from([]))
     }
 
     fn rewrite(&mut self, hash_here: u64, change: impl FnOnce(&mut Vec<Item<K, V>>)) {
-        let root = Arc::make_mut(&mut self.root);
-        let branch = root[(hash_here >> 56) as usize].get_or_insert_with(|| Arc::new([const { None }; WAYS]));
-        let place = &mut Arc::make_mut(branch)[(hash_here >> 48) as usize % WAYS];
-        let mut items: Vec<_> = place.iter().flat_map(|leaf| leaf.iter()).flatten().cloned().collect();
+        let place = self.place(hash_here);
+        let mut items: Vec<_> = place.iter().flatten().cloned().collect();
         change(&mut items);
-        // A free slot ends every search, so one stays free.
-        let size = (items.len() * 4 / 3 + 1).next_power_of_two();
-        let mut slots = vec![None; size];
+        // A free slot ends every search: there are as many as items, so that most searches read one slot.
+        let mut slots = vec![None; items.len() * 2 + 1];
         for item in items {
-            let mut at = home(&slots, hash(item.bits, item.length));
-            while slots[at].is_some() {
-                at = (at + 1) % size;
-            }
-            slots[at] = Some(item);
+            put(&mut slots, hash(item.bits, item.length), item);
         }
-        *place = Some(slots.into());
+        *place = slots.into();
     }
 }
 
@@ -273,10 +299,19 @@ fn v6(address: std::net::Ipv6Addr) -> [u64; 2] {
     [(address.to_bits() >> 64) as u64, address.to_bits() as u64]
 }
 
+/// Puts an item into the first free slot from where a search begins; there has to be one.
+fn put<T>(slots: &mut [Option<T>], hash: u64, item: T) {
+    let mut at = home(slots, hash);
+    while slots[at].is_some() {
+        at = (at + 1) % slots.len();
+    }
+    slots[at] = Some(item);
+}
+
 /// Where a search begins.
 #[inline]
 fn home<T>(slots: &[T], hash: u64) -> usize {
-    hash as usize & slots.len().wrapping_sub(1)
+    ((u64::from(hash as u32) * slots.len() as u64) >> 32) as usize
 }
 
 /// Not keyed: receivers and networks come from the policy, and what others ask for is only looked up.
@@ -310,7 +345,7 @@ mod tests {
         let around = |address: &str| {
             let address = address.parse().expect("an address");
             let mut found = Vec::new();
-            index.around(address, |_, number| found.push(*number));
+            index.around(address, &index.seek(address), |_, number| found.push(*number));
             found
         };
         assert_eq!(around("10.1.2.3"), [1, 2, 0]);

@@ -1,124 +1,136 @@
-//! One receiver's entries, packed: some seven bytes each where there are a thousand, all of them kept, so that taking one
-//! away brings back what it beat.
+//! One receiver's entries, packed: less than eight bytes each where there are a thousand, all of them kept, so that taking
+//! one away brings back what it beat.
 //!
-//! The records come first, ordered by their sender's scattered number. A seventh of their places stay empty, so that each
-//! stands where its number has it reckoned, or a few places behind: to know whether a sender is there, one line of the
-//! cache is read. A record is that number and, in as few bytes as do, its *strength*, `(level * ranks + rank) * sayings +
-//! saying`: the level is the place of its priority among the list's, the rank that of its freshness, the saying what it
-//! says. So of two records the stronger one decides, and only that is looked up in what follows:
+//! A table of lines of the cache, 16 words each. A sender's scattered number says in which line its entries are: so to know
+//! whether a sender is there, one line is read. A line has slots for senders, then one for the *strength* of each, then a
+//! word for what had no room: a bit for each sender that a search has to go on for, to the next line. Seven eighths of
+//! the slots are taken.
 //!
-//! | bytes | |
+//! A strength is `(level * ranks + rank) << bits | saying`, in two, four or eight bytes, as few as do: the level is the
+//! place of its priority among the list's, the rank that of its freshness, the saying what it says. So of two entries the
+//! stronger one decides, and only that is looked up in the words behind the table, of which there are:
+//!
+//! | words | |
 //! |---|---|
-//! | (4 + width) * places | records |
-//! | 4, 4, 4 | how many levels, ranks, sayings |
-//! | 6 each | sayings: action (2), terms (2), window or 0 (2) |
-//! | 2 each | levels: the priority |
-//! | 12 each | runs of consecutive freshnesses: the first one's rank (4), the first one (8) |
+//! | 1 each | how many ranks, sayings, sayings that allow, levels |
+//! | 1 each | sayings: the window or 0, above it the terms; those that allow come first |
+//! | 1 each | levels: the priority |
+//! | 3 each | runs of consecutive freshnesses: the first one's rank, the first one |
 
 use super::{Entry, Sender};
 use crate::policy::Action;
+use std::iter::repeat_n;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-const COUNTS_LEN: usize = 12;
-const SAYING_LEN: usize = 6;
-const LEVEL_LEN: usize = 2;
-const RUN_LEN: usize = 12;
-/// Beyond so many places from home, a search goes by halves.
-const NEAR: u32 = 32;
-/// Bytes of a line of the cache.
-const LINE: usize = 64;
+/// Words of a line.
+const WORDS: usize = 16;
+/// The word of a line for what had no room.
+const MORE: usize = WORDS - 1;
+const COUNTS: usize = 4;
 
 /// The entries.
 #[derive(Clone)]
 pub(super) struct List {
-    bytes: Arc<[u8]>,
-    /// Records, empty ones and all.
-    places: u32,
-    /// Those that would do if none had to make room.
+    /// The table, and behind it the words.
+    lines: Arc<[Line]>,
+    /// Lines of the table.
     homes: u32,
-    /// Bytes that a strength takes. All ones stand for an empty record.
-    width: u8,
+    width: Width,
+    /// Bits of a strength that hold the saying.
+    bits: u8,
     /// Whether some entry has a window.
     windows: bool,
     /// Whether some entry is about everyone.
     everyone: bool,
 }
 
-/// What an entry says: action, terms, window. Ordered so that denying is stronger.
-type Saying = (u16, u16, u16);
+/// What one line of the cache holds.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line([u32; WORDS]);
+
+/// How many bytes a strength takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Width {
+    Two,
+    Four,
+    Eight,
+}
 
 impl List {
     /// Packs entries; their order doesn't matter.
     pub(super) fn pack(entries: &[Entry]) -> Self {
-        let levels = distinct(entries.iter().map(|entry| entry.priority));
-        let sayings = distinct(entries.iter().map(saying));
-        let freshnesses = distinct(entries.iter().map(|entry| entry.fresh));
-        let mut records: Vec<(u32, u64)> = Vec::with_capacity(entries.len());
-        for (place, entry) in entries.iter().enumerate() {
-            // A list that is already in order, as most are, needs no search.
-            let at_place = freshnesses.get(place) == Some(&entry.fresh);
-            let rank = if at_place { place } else { place_of(&freshnesses, &entry.fresh) };
-            let strength = place_of(&levels, &entry.priority) * freshnesses.len() + rank;
-            records.push((
-                scattered(entry.sender),
-                (strength * sayings.len() + place_of(&sayings, &saying(entry))) as u64,
-            ));
-        }
-        records.sort_unstable();
-        // One strength more: the empty record's.
-        let strengths = (levels.len() * freshnesses.len() * sayings.len()) as u64;
-        let width = (8 - strengths.leading_zeros() as usize / 8).max(1);
-        let homes = (records.len() + records.len() / 6) as u32;
-        let mut bytes = Vec::with_capacity((4 + width) * homes as usize + 4 * LINE);
-        let mut record = |sender: u32, strength: u64| {
-            bytes.extend_from_slice(&sender.to_le_bytes());
-            bytes.extend_from_slice(&strength.to_le_bytes()[..width]);
+        let levels = Distinct::of(entries, |entry| u64::from(entry.priority));
+        let sayings = Distinct::of(entries, saying);
+        let ranks = Ranks::of(entries);
+        let bits = usize::BITS - sayings.values.len().saturating_sub(1).leading_zeros();
+        let bound = ((levels.values.len() * ranks.count) as u128) << bits;
+        let width = if bound <= 1 << 16 {
+            Width::Two
+        } else if bound <= 1 << 32 {
+            Width::Four
+        } else {
+            Width::Eight
         };
-        let mut places = 0;
-        for (sender, strength) in records {
-            while places < home(sender, homes) {
-                record(least_at(places, homes), u64::MAX);
-                places += 1;
+        let strength = |place: usize, entry: &Entry| {
+            let rank = levels.places[place] as usize * ranks.count + ranks.of_entry(place, entry);
+            ((rank as u64) << bits) | u64::from(sayings.places[place])
+        };
+        let slots = width.slots();
+        let homes = (entries.len() * 8).div_ceil(slots * 7);
+        let words = COUNTS + sayings.values.len() + levels.values.len() + 3 * ranks.runs.len();
+        // Made in its place: a copy would leave a hole behind for each list.
+        let mut made: Arc<[Line]> = repeat_n(Line([0; WORDS]), homes + words.div_ceil(WORDS)).collect();
+        let lines = Arc::get_mut(&mut made).expect("INVARIANT: nobody else has it");
+        let mut taken = vec![0u8; homes];
+        for (place, entry) in entries.iter().enumerate() {
+            let sender = scattered(entry.sender);
+            let mut at = home(sender, homes as u32);
+            while usize::from(taken[at]) == slots {
+                lines[at].0[MORE] |= more(sender);
+                at = (at + 1) % homes;
             }
-            record(sender, strength);
-            places += 1;
+            lines[at].put(width, taken[at].into(), sender, strength(place, entry));
+            taken[at] += 1;
         }
-        for count in [levels.len(), freshnesses.len(), sayings.len()] {
-            bytes.extend_from_slice(&(count as u32).to_le_bytes());
+        let allows = sayings.values.partition_point(|saying| *saying <= u64::from(u32::MAX));
+        let counts = [ranks.count, sayings.values.len(), allows, levels.values.len()];
+        let mut words: Vec<u32> = counts.iter().map(|count| *count as u32).collect();
+        words.extend(sayings.values.iter().chain(&levels.values).map(|value| *value as u32));
+        words.extend(ranks.runs.iter().flat_map(|(rank, fresh)| [&[*rank][..], &halves(*fresh)].concat()));
+        for (line, chunk) in lines[homes..].iter_mut().zip(words.chunks(WORDS)) {
+            line.0[..chunk.len()].copy_from_slice(chunk);
         }
-        for (action, terms, window) in &sayings {
-            [action, terms, window].iter().for_each(|field| bytes.extend_from_slice(&field.to_le_bytes()));
+        Self {
+            homes: homes as u32,
+            width,
+            bits: bits as u8,
+            windows: sayings.values.iter().any(|saying| window_of(*saying as u32).is_some()),
+            everyone: entries.iter().any(|entry| entry.sender == Sender::EVERYONE),
+            lines: made,
         }
-        levels.iter().for_each(|priority| bytes.extend_from_slice(&priority.to_le_bytes()));
-        for (rank, fresh) in freshnesses.iter().enumerate() {
-            if rank == 0 || *fresh - freshnesses[rank - 1] != 1 {
-                bytes.extend_from_slice(&(rank as u32).to_le_bytes());
-                bytes.extend_from_slice(&fresh.to_le_bytes());
-            }
-        }
-        let everyone = entries.iter().any(|entry| entry.sender == Sender::EVERYONE);
-        let windows = sayings.iter().any(|(.., window)| *window != 0);
-        Self { bytes: bytes.into(), places, homes, width: width as u8, windows, everyone }
     }
 
     /// What it takes of memory behind the pointer.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
-        self.bytes.len()
+        size_of_val(&*self.lines)
     }
 
-    /// All entries, ordered by their sender's scattered number.
+    /// All entries, in an order that means nothing.
     pub(super) fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
-        (0..self.places).filter_map(|place| Some(self.entry(place, self.strength(place)?)))
+        let slots = (0..self.homes as usize).flat_map(|at| (0..self.width.slots()).map(move |slot| (at, slot)));
+        slots.filter_map(|(at, slot)| {
+            let line = &self.lines[at];
+            (line.0[slot] != 0).then(|| self.entry(line.0[slot], line.strength(self.width, slot)))
+        })
     }
 
     /// Whether an entry about one of `senders` does what is asked.
     pub(super) fn any_about(&self, senders: &[Sender], ask: impl Fn(&Entry) -> bool) -> bool {
         let mut found = false;
-        for sender in senders {
-            self.about(*sender, |place, strength| found = found || ask(&self.entry(place, strength)));
-        }
+        self.about(senders, |sender, strength| found = found || ask(&self.entry(sender, strength)));
         found
     }
 
@@ -126,146 +138,269 @@ impl List {
     #[inline]
     pub(super) fn deciding(&self, senders: &[Sender], mut open: impl FnMut(NonZeroU16) -> bool) -> Option<Entry> {
         let mut deciding: Option<(u64, u32)> = None;
-        for sender in senders {
-            self.about(*sender, |place, strength| {
-                let stronger = deciding.is_none_or(|(strongest, _)| strength > strongest);
-                if stronger && (!self.windows || self.entry(place, strength).window.is_none_or(&mut open)) {
-                    deciding = Some((strength, place));
-                }
-            });
-        }
-        deciding.map(|(strength, place)| self.entry(place, strength))
+        self.about(senders, |sender, strength| {
+            let stronger = deciding.is_none_or(|(strongest, _)| strength > strongest);
+            if stronger && (!self.windows || window_of(self.saying(strength)).is_none_or(&mut open)) {
+                deciding = Some((strength, sender));
+            }
+        });
+        deciding.map(|(strength, sender)| self.entry(sender, strength))
     }
 
-    /// Reads where the entries of these senders should stand, and what they would be looked up in; gives something of it.
+    /// Reads something of every line that a decision about these senders reads first: the memory fetches them side by side,
+    /// where comparisons would have it fetch them in turn.
     #[inline]
     pub(super) fn touch(&self, senders: &[Sender]) -> u32 {
-        let behind = self.places as usize * self.record_length();
-        let read = four(&self.bytes, behind) ^ four(&self.bytes, behind + LINE);
-        senders.iter().fold(read, |read, sender| read ^ self.sender(home(scattered(*sender), self.homes)))
+        let first = |at: usize| self.lines.get(at).map_or(0, |line| line.0[0]);
+        let behind = first(self.homes as usize) ^ first(self.homes as usize + 1);
+        self.asked(senders).iter().fold(behind, |read, sender| read ^ first(home(scattered(*sender), self.homes)))
     }
 
-    /// Calls `each` with place and strength of every entry about a sender.
+    /// The senders without everyone, who mostly stands last, where no entry is about everyone.
     #[inline]
-    fn about(&self, sender: Sender, mut each: impl FnMut(u32, u64)) {
-        if sender == Sender::EVERYONE && !self.everyone {
-            return;
+    fn asked<'s>(&self, senders: &'s [Sender]) -> &'s [Sender] {
+        match senders {
+            [senders @ .., Sender::EVERYONE] if !self.everyone => senders,
+            _ => senders,
         }
-        let wanted = scattered(sender);
-        let mut place = self.first_from(wanted);
-        while place < self.places && self.sender(place) == wanted {
-            if let Some(strength) = self.strength(place) {
-                each(place, strength);
+    }
+
+    /// Calls `each` with the scattered sender and the strength of every entry about one of `senders`.
+    #[inline]
+    fn about(&self, senders: &[Sender], mut each: impl FnMut(u32, u64)) {
+        for senders in self.asked(senders).chunks(u64::BITS as usize) {
+            // Most lines have nothing about a sender: asked without a branch, they are read and compared side by side.
+            let mut found = 0u64;
+            for (place, sender) in senders.iter().enumerate() {
+                let wanted = scattered(*sender);
+                let line = self.lines.get(home(wanted, self.homes));
+                found |= u64::from(line.is_some_and(|line| line.may_have(wanted))) << place;
             }
-            place += 1;
-        }
-    }
-
-    /// The first place whose sender is `wanted` or behind it.
-    #[inline]
-    fn first_from(&self, wanted: u32) -> u32 {
-        let first = home(wanted, self.homes);
-        let near = (first + NEAR).min(self.places);
-        for place in first..near {
-            if self.sender(place) >= wanted {
-                return place;
+            while found != 0 {
+                self.about_one(scattered(senders[found.trailing_zeros() as usize]), &mut each);
+                found &= found - 1;
             }
         }
-        // Where one sender has many entries, others stand far from their homes.
-        let (mut low, mut high) = (first.max(near), self.places.max(near));
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if self.sender(middle) < wanted { low = middle + 1 } else { high = middle }
+    }
+
+    fn about_one(&self, wanted: u32, mut each: impl FnMut(u32, u64)) {
+        let homes = self.homes as usize;
+        let mut at = home(wanted, self.homes);
+        // Where every line is full of senders to go on for, each is read once.
+        for _ in 0..homes {
+            let line = &self.lines[at];
+            let mut slots = line.having(wanted) & ((1 << self.width.slots()) - 1);
+            while slots != 0 {
+                each(wanted, line.strength(self.width, slots.trailing_zeros() as usize));
+                slots &= slots - 1;
+            }
+            if line.0[MORE] & more(wanted) == 0 {
+                return;
+            }
+            at = if at + 1 == homes { 0 } else { at + 1 };
         }
-        low
+    }
+
+    /// A word behind the table.
+    #[inline]
+    fn word(&self, place: usize) -> u32 {
+        self.lines.get(self.homes as usize + place / WORDS).map_or(0, |line| line.0[place % WORDS])
+    }
+
+    fn double(&self, place: usize) -> u64 {
+        u64::from(self.word(place)) | (u64::from(self.word(place + 1)) << 32)
     }
 
     #[inline]
-    fn record_length(&self) -> usize {
-        4 + usize::from(self.width)
+    fn counts(&self) -> [usize; COUNTS] {
+        let [ranks, sayings, allows, levels, ..] = self.lines[self.homes as usize].0;
+        [ranks as usize, sayings as usize, allows as usize, levels as usize]
     }
 
     #[inline]
-    fn sender(&self, place: u32) -> u32 {
-        four(&self.bytes, place as usize * self.record_length())
+    fn saying_of(&self, strength: u64) -> usize {
+        strength as usize & ((1 << self.bits) - 1)
     }
 
-    /// The strength of what stands at a place, unless that is empty.
     #[inline]
-    fn strength(&self, place: u32) -> Option<u64> {
-        let at = place as usize * self.record_length() + 4;
-        // Eight are read at once, for a copy of changing length is a call; the counts are behind the last record.
-        let eight = self.bytes.get(at..at + 8).and_then(|eight| eight.first_chunk())?;
-        let all_ones = u64::MAX >> (64 - 8 * self.width);
-        Some(u64::from_le_bytes(*eight) & all_ones).filter(|strength| *strength != all_ones)
+    fn saying(&self, strength: u64) -> u32 {
+        self.word(COUNTS + self.saying_of(strength))
     }
 
-    fn entry(&self, place: u32, strength: u64) -> Entry {
-        let counts = self.places as usize * self.record_length();
-        let [levels, ranks, sayings] = [0, 4, 8].map(|at| u64::from(four(&self.bytes, counts + at)));
-        let (level, rank, saying) = (strength / sayings / ranks, strength / sayings % ranks, strength % sayings);
-        let said = counts + COUNTS_LEN;
-        let priorities = said + SAYING_LEN * sayings as usize;
-        let field = |index: usize| two(&self.bytes, said + SAYING_LEN * saying as usize + 2 * index);
+    #[inline]
+    fn entry(&self, sender: u32, strength: u64) -> Entry {
+        let [ranks, sayings, allows, levels] = self.counts();
+        let rank = strength >> self.bits;
+        let (level, rank) = (rank as usize / ranks, rank as usize % ranks);
+        let saying = self.saying(strength);
         Entry {
-            sender: gathered(self.sender(place)),
-            action: if field(0) == 0 { Action::Allow } else { Action::Deny },
-            priority: two(&self.bytes, priorities + LEVEL_LEN * level as usize),
-            fresh: self.fresh(priorities + LEVEL_LEN * levels as usize, rank),
-            terms: field(1),
-            window: NonZeroU16::new(field(2)),
+            sender: gathered(sender),
+            action: if self.saying_of(strength) < allows { Action::Allow } else { Action::Deny },
+            priority: self.word(COUNTS + sayings + level) as u16,
+            fresh: self.fresh(COUNTS + sayings + levels, rank),
+            terms: (saying >> 16) as u16,
+            window: window_of(saying),
         }
     }
 
-    fn fresh(&self, runs: usize, rank: u64) -> u64 {
-        let first = |run: usize| u64::from(four(&self.bytes, runs + RUN_LEN * run));
-        let (mut low, mut high) = (0, (self.bytes.len() - runs) / RUN_LEN);
+    #[inline]
+    fn fresh(&self, runs: usize, rank: usize) -> u64 {
+        let first = |run: usize| self.word(runs + 3 * run) as usize;
+        // Words of 0 fill the last line; only the first run's rank is 0.
+        let most = (self.lines.len() - self.homes as usize) * WORDS;
+        let (mut low, mut high) = (0, (most - runs) / 3);
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            if first(middle) <= rank { low = middle } else { high = middle }
+            if first(middle) <= rank && first(middle) != 0 { low = middle } else { high = middle }
         }
-        let at = runs + RUN_LEN * low + 4;
-        let base = u64::from(four(&self.bytes, at)) | (u64::from(four(&self.bytes, at + 4)) << 32);
-        base + (rank - first(low))
+        self.double(runs + 3 * low + 1) + (rank - first(low)) as u64
     }
 }
 
-fn saying(entry: &Entry) -> Saying {
-    (u16::from(entry.action == Action::Deny), entry.terms, entry.window.map_or(0, NonZeroU16::get))
+impl Line {
+    /// Whether this line, which is the home of `wanted`, has it or sends on for it; now and then where neither is so. All
+    /// words are compared, for so the processor does it four at a time.
+    #[inline]
+    fn may_have(&self, wanted: u32) -> bool {
+        self.0.contains(&wanted) | (self.0[MORE] & more(wanted) != 0)
+    }
+
+    /// A bit for each word that is `wanted`.
+    #[inline]
+    fn having(&self, wanted: u32) -> u32 {
+        self.0.iter().enumerate().fold(0, |having, (place, word)| having | (u32::from(*word == wanted) << place))
+    }
+
+    #[inline]
+    fn strength(&self, width: Width, slot: usize) -> u64 {
+        let word = |place: usize| self.0[place % WORDS];
+        match width {
+            Width::Two => u64::from(word(10 + slot / 2) >> (16 * (slot % 2)) & 0xffff),
+            Width::Four => u64::from(word(7 + slot)),
+            Width::Eight => u64::from(word(5 + 2 * slot)) | (u64::from(word(6 + 2 * slot)) << 32),
+        }
+    }
+
+    fn put(&mut self, width: Width, slot: usize, sender: u32, strength: u64) {
+        self.0[slot] = sender;
+        match width {
+            Width::Two => self.0[10 + slot / 2] |= (strength as u32) << (16 * (slot % 2)),
+            Width::Four => self.0[7 + slot] = strength as u32,
+            Width::Eight => self.0[5 + 2 * slot..7 + 2 * slot].copy_from_slice(&halves(strength)),
+        }
+    }
 }
 
-fn distinct<T: Ord>(values: impl Iterator<Item = T>) -> Vec<T> {
-    let mut values: Vec<T> = values.collect();
-    if !values.is_sorted() {
+impl Width {
+    /// How many entries a line holds: as many as leave room for their strengths and the last word.
+    #[inline]
+    const fn slots(self) -> usize {
+        match self {
+            Self::Two => 10,
+            Self::Four => 7,
+            Self::Eight => 5,
+        }
+    }
+}
+
+/// The different values among the entries', ascending, and for each entry the place of its own.
+struct Distinct {
+    values: Vec<u64>,
+    places: Vec<u32>,
+}
+
+impl Distinct {
+    /// There are mostly few values: each entry's is found in a small table of those seen before.
+    fn of(entries: &[Entry], value: impl Fn(&Entry) -> u64) -> Self {
+        const SEEN: usize = 256;
+        let mut seen: [(u64, u32); SEEN] = [(u64::MAX, 0); SEEN];
+        let mut values: Vec<(u64, u32)> = Vec::new();
+        let mut places = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let value = value(entry);
+            let (known, number) = &mut seen[(value.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize];
+            if *known != value {
+                (*known, *number) = (value, values.len() as u32);
+                values.push((value, *number));
+            }
+            places.push(*number);
+        }
         values.sort_unstable();
+        let mut renumbered = vec![0; values.len()];
+        let mut distinct: Vec<u64> = Vec::with_capacity(values.len());
+        for (value, number) in values {
+            if distinct.last() != Some(&value) {
+                distinct.push(value);
+            }
+            renumbered[number as usize] = distinct.len() as u32 - 1;
+        }
+        places.iter_mut().for_each(|place| *place = renumbered[*place as usize]);
+        Self { values: distinct, places }
     }
-    values.dedup();
-    values
 }
 
-fn place_of<T: Ord>(values: &[T], value: &T) -> usize {
-    values.partition_point(|other| other < value)
+/// The places of freshnesses in their order.
+struct Ranks {
+    count: usize,
+    /// All of them, ascending; none where the entries are in that order.
+    sorted: Vec<u64>,
+    /// Where runs of consecutive ones begin: rank and freshness.
+    runs: Vec<(u32, u64)>,
+}
+
+impl Ranks {
+    fn of(entries: &[Entry]) -> Self {
+        let mut ranks = Self { count: 0, sorted: Vec::new(), runs: Vec::new() };
+        let mut before = None;
+        let mut add = |fresh: u64| {
+            if before.and_then(|before: u64| before.checked_add(1)) != Some(fresh) {
+                ranks.runs.push((ranks.count as u32, fresh));
+            }
+            before = Some(fresh);
+            ranks.count += 1;
+        };
+        if entries.is_sorted_by(|one, other| one.fresh < other.fresh) {
+            entries.iter().for_each(|entry| add(entry.fresh));
+            return ranks;
+        }
+        let mut sorted: Vec<_> = entries.iter().map(|entry| entry.fresh).collect();
+        sorted.sort_unstable();
+        sorted.dedup();
+        sorted.iter().for_each(|fresh| add(*fresh));
+        ranks.sorted = sorted;
+        ranks
+    }
+
+    fn of_entry(&self, place: usize, entry: &Entry) -> usize {
+        if self.sorted.is_empty() { place } else { self.sorted.partition_point(|fresh| *fresh < entry.fresh) }
+    }
+}
+
+/// What an entry says, ordered so that denying is stronger.
+fn saying(entry: &Entry) -> u64 {
+    let denies = u64::from(entry.action == Action::Deny);
+    (denies << 32) | (u64::from(entry.terms) << 16) | u64::from(entry.window.map_or(0, NonZeroU16::get))
 }
 
 #[inline]
-fn two(bytes: &[u8], at: usize) -> u16 {
-    bytes.get(at..at + 2).and_then(|two| two.first_chunk()).map_or(0, |two| u16::from_le_bytes(*two))
+fn window_of(saying: u32) -> Option<NonZeroU16> {
+    NonZeroU16::new(saying as u16)
 }
 
+fn halves(double: u64) -> [u32; 2] {
+    [double as u32, (double >> 32) as u32]
+}
+
+/// The line that a scattered number belongs to.
 #[inline]
-fn four(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..at + 4).and_then(|four| four.first_chunk()).map_or(0, |four| u32::from_le_bytes(*four))
+fn home(scattered: u32, homes: u32) -> usize {
+    ((u64::from(scattered) * u64::from(homes)) >> 32) as usize
 }
 
-/// Where a scattered number should stand.
+/// The bit of a scattered number among those that had no room.
 #[inline]
-fn home(scattered: u32, homes: u32) -> u32 {
-    ((u64::from(scattered) * u64::from(homes)) >> 32) as u32
-}
-
-/// The least scattered number with this home: an empty record has it, so that the order holds throughout.
-fn least_at(place: u32, homes: u32) -> u32 {
-    (u64::from(place) << 32).div_ceil(u64::from(homes).max(1)) as u32
+fn more(scattered: u32) -> u32 {
+    1 << (scattered % 32)
 }
 
 /// 2³² over the golden ratio: multiples of it spread evenly, whatever numbers are given out.
@@ -283,12 +418,13 @@ const fn inverse(odd: u32) -> u32 {
     back
 }
 
+/// Never 0, which is an empty slot: no sender has the highest number.
 #[inline]
 fn scattered(sender: Sender) -> u32 {
-    sender.0.wrapping_mul(SPREAD)
+    sender.0.wrapping_add(1).wrapping_mul(SPREAD)
 }
 
 #[inline]
 fn gathered(scattered: u32) -> Sender {
-    Sender(scattered.wrapping_mul(SPREAD_BACK))
+    Sender(scattered.wrapping_mul(SPREAD_BACK).wrapping_sub(1))
 }
