@@ -80,14 +80,14 @@ static __always_inline struct flow *find_flow(const struct flow_key *key)
 	return bpf_map_lookup_elem(&flows6, key);
 }
 
-static __always_inline long put_flow(const struct flow_key *key, const struct flow *flow)
+static __always_inline long put_flow(const struct flow_key *key, const struct flow *flow, __u64 flags)
 {
 	if (key->family == 4) {
 		struct flow_key4 key4 = short_key(key);
 
-		return bpf_map_update_elem(&flows4, &key4, flow, BPF_ANY);
+		return bpf_map_update_elem(&flows4, &key4, flow, flags);
 	}
-	return bpf_map_update_elem(&flows6, key, flow, BPF_ANY);
+	return bpf_map_update_elem(&flows6, key, flow, flags);
 }
 
 static __always_inline __u32 idle_limit(__u8 protocol, const struct flow *flow)
@@ -171,44 +171,47 @@ static __always_inline struct replay_bucket *bucket_of(const struct token *token
 	return bpf_map_lookup_elem(&replays, &index);
 }
 
-/* All ones where the entry is live. A clock that is set back a little keeps entries, for their time comes again. Hidden
- * from clang, which would make a branch of it: the kernel, which follows both ways of each entry, would give up. */
-static __always_inline __u32 mask_if_live(__u32 entry, __u32 clock_now)
+/* A clock that is set back a little keeps entries, for their time comes again. */
+static __always_inline int is_seen(__u32 entry, __u32 clock_now)
 {
 	__u32 age = (clock_now - entry + CLOCK_SET_BACK_MAX) & REPLAY_TIME;
-	__u32 mask = (__s32)((age - CLOCK_SET_BACK_MAX - CLOCK_SKEW_MAX - 1) & entry) >> 31;
 
-	asm volatile("" : "+r"(mask));
-	return mask;
+	return entry & REPLAY_USED && age <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX;
+}
+
+static __always_inline __u32 replay_entry(const struct token *token)
+{
+	return REPLAY_USED | (token->block.tag[2] & ~REPLAY_TIME) | (bpf_ntohl(token->block.time) & REPLAY_TIME);
 }
 
 enum { REPLAY_TRIES = 4 };
 
 /* CONTINUE if the token is new and remembered. Without a lock: of copies on several cores that take different places at
- * the same time, each finds another's and all are refused. */
-static __noinline int first_use(struct replay_bucket *bucket, const struct token *token, __u32 clock_now)
+ * the same time, each finds another's and all are refused. A global function, which the kernel verifies once, for itself:
+ * inline, each way through it would be followed to the end of admission. */
+__noinline int first_use(struct replay_bucket *bucket, __u32 entry, __u32 clock_now)
 {
-	__u32 time = bpf_ntohl(token->block.time);
-	__u32 entry = REPLAY_USED | (token->block.tag[2] & ~REPLAY_TIME) | (time & REPLAY_TIME);
-	volatile __u32 *entries = bucket->entries;
+	volatile __u32 *entries;
 
+	if (!bucket)
+		return DROP_FLOW_LIMIT;
+	entries = bucket->entries;
 	for (int try = 0; try < REPLAY_TRIES; try++) {
-		__u32 place = REPLAY_ENTRIES, was;
+		__u32 place, was = 0;
 
 #pragma unroll
-		for (int i = REPLAY_ENTRIES - 1; i >= 0; i--) {
-			__u32 seen = entries[i], live;
-
-			if (seen == entry)
+		for (__u32 i = 0; i < REPLAY_ENTRIES; i++) {
+			if (entries[i] == entry)
 				return DROP_REPLAYED;
-			live = mask_if_live(seen, clock_now);
-			place = (place & live) | (i & ~live);
+		}
+#pragma unroll
+		for (place = 0; place < REPLAY_ENTRIES; place++) {
+			was = entries[place];
+			if (!is_seen(was, clock_now))
+				break;
 		}
 		if (place >= REPLAY_ENTRIES)
 			return DROP_FLOW_LIMIT;
-		was = entries[place];
-		if (mask_if_live(was, clock_now))
-			continue;
 		if (__sync_val_compare_and_swap(&bucket->entries[place], was, entry) != was)
 			continue;
 #pragma unroll
@@ -250,8 +253,19 @@ static __always_inline int has_token_left(struct grant_use *use, __u32 time)
 	return __sync_fetch_and_add(&use->tokens, 1) / TOKENS_PER_FLOW < config.flows_per_grant;
 }
 
-/* CONTINUE if the token is used for the first time and the flow is in the table: revoked, replay, flow limit. All tables
- * are searched first, one after the other, so that the processor waits for their memory only once. */
+/* Counts one more flow of the grant, if it may have that. */
+static __always_inline int take_flow(struct grant_use *use, const struct flow_key *key, __u8 flags)
+{
+	if (flags & FLAG_SINGLE && !same_flow(&use->first, key))
+		return 0;
+	/* Signed: two cores that forget the same flow at once may count it twice. */
+	if ((__s32)__sync_fetch_and_add(&use->flows, 1) < (__s32)config.flows_per_grant)
+		return 1;
+	__sync_fetch_and_sub(&use->flows, 1);
+	return 0;
+}
+
+/* CONTINUE if the token is used for the first time and the flow is in the table: revoked, replay, flow limit. */
 __noinline int admit_flow(struct packet *p, const struct token *token)
 {
 	struct flow fresh = {}, *flow;
@@ -259,53 +273,67 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	struct grant_use *use;
 	struct flow_key key; /* copied: Linux 6.1 takes map keys from the stack, not through pointers like `p` */
 	__u64 handle, before;
-	int outcome, counted;
+	int outcome, taken, counted;
 
 	if (!p || !token)
 		return DROP_REPLAYED;
 	key = p->flow;
 	handle = p->handle;
 	bucket = bucket_of(token);
-	flow = find_flow(&key);
 	use = bpf_map_lookup_elem(&grants, &handle);
+	if (!bucket)
+		return DROP_FLOW_LIMIT;
 	if (is_revoked(handle))
 		return DROP_REVOKED;
+	taken = 0;
 	if (!use) {
-		struct grant_use first = { .expires = token->expires, .first = key };
+		/* Made with this token and this flow counted: few grants ever have more. */
+		struct grant_use first = {
+			.flows = 1, .expires = token->expires, .tokens = 1,
+			.window = p->time >> TOKEN_WINDOW_SHIFT, .first = key,
+		};
 
-		bpf_map_update_elem(&grants, &handle, &first, BPF_NOEXIST);
-		use = bpf_map_lookup_elem(&grants, &handle);
-		if (!use)
-			return DROP_FLOW_LIMIT;
+		taken = !bpf_map_update_elem(&grants, &handle, &first, BPF_NOEXIST);
+		if (!taken) {
+			use = bpf_map_lookup_elem(&grants, &handle);
+			if (!use)
+				return DROP_FLOW_LIMIT;
+		}
 	}
-	if (!bucket || !has_token_left(use, p->time))
+	if (use && !has_token_left(use, p->time))
 		return DROP_FLOW_LIMIT;
-	outcome = first_use(bucket, token, p->time);
+	outcome = first_use(bucket, replay_entry(token), p->time);
 	if (outcome != CONTINUE)
-		return outcome;
+		goto refused;
+	if (use)
+		taken = take_flow(use, &key, token->block.flags);
+	fresh.handle = handle;
+	fresh.since = p->time;
+	refresh(&fresh, p, p->time);
+	if (taken && !put_flow(&key, &fresh, BPF_NOEXIST))
+		return CONTINUE;
+	/* The flow is known, or there is no room for it. */
+	flow = find_flow(&key);
 	if (flow && flow->handle == handle && flow_is_live(key.protocol, flow, p->time)) {
+		if (taken)
+			release_grant(handle);
 		/* UDP was counted when its flow was looked up. */
 		if (p->flow.protocol == IP_TCP)
 			refresh(flow, p, p->time);
 		return CONTINUE;
 	}
-	if (token->block.flags & FLAG_SINGLE && !same_flow(&use->first, &key))
-		return DROP_FLOW_LIMIT;
-	/* Signed: two cores that forget the same flow at once may count it twice. */
-	if ((__s32)__sync_fetch_and_add(&use->flows, 1) >= (__s32)config.flows_per_grant) {
-		__sync_fetch_and_sub(&use->flows, 1);
-		return DROP_FLOW_LIMIT;
-	}
-	counted = flow && !flow->adopted;
-	before = flow ? flow->handle : 0;
-	fresh.handle = handle;
-	fresh.since = p->time;
-	refresh(&fresh, p, p->time);
-	if (put_flow(&key, &fresh)) {
-		__sync_fetch_and_sub(&use->flows, 1);
-		return DROP_FLOW_LIMIT;
-	}
+	outcome = DROP_FLOW_LIMIT;
+	if (!taken || !flow)
+		goto refused;
+	counted = !flow->adopted;
+	before = flow->handle;
+	if (put_flow(&key, &fresh, BPF_ANY))
+		goto refused;
 	if (counted)
 		release_grant(before);
 	return CONTINUE;
+refused:
+	if (taken)
+		release_grant(handle);
+	return outcome;
 }
