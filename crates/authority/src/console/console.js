@@ -36,10 +36,12 @@ for (const section of document.querySelectorAll("[data-live]")) {
 
 // A text may come from a file.
 for (const text of document.querySelectorAll("textarea[data-file]")) {
-  const [label, file] = [document.createElement("label"), document.createElement("input")];
+  const [button, file] = [document.createElement("button"), document.createElement("input")];
+  button.type = "button";
+  button.textContent = text.dataset.file;
   file.type = "file";
-  label.append(text.dataset.file, file);
-  text.before(label);
+  button.addEventListener("click", () => file.click());
+  text.before(button);
   file.addEventListener("change", async () => {
     if (file.files.length > 0) text.value = await file.files[0].text();
   });

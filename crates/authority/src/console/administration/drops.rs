@@ -42,7 +42,7 @@ pub async fn show(
     let (admitted, dropped) = picture::totals(&columns);
     let of = wanted.map(|id| format!("&verifier={}", encoded(id))).unwrap_or_default();
     Ok(Page::new("Drops").of(Some(&visitor)).at("/admin/drops").show(&html! {
-        nav.choice aria-label="How far back" {
+        nav.spans aria-label="How far back" {
             @for (word, other) in SPANS {
                 a href={ (ROOT) "/admin/drops?span=" (word) (of) } aria-current=[(other == span).then_some("true")] {
                     "Last " (picture::span_name(other))

@@ -117,7 +117,7 @@ fn editor(visitor: &Visitor, text: &str, in_force: i64) -> Markup {
             input type="hidden" name="seen" value=(in_force);
             label for="text" { "Text" }
             // Browsers take one line feed at the beginning away.
-            textarea #text name="text" rows="24" spellcheck="false" autocapitalize="none" data-file="Or take it from a file" {
+            textarea #text name="text" rows="24" spellcheck="false" autocapitalize="none" data-file="Take it from a file" {
                 "\n" (text)
             }
             p.acts { button type="submit" { "See what it would do" } }
