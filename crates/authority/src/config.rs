@@ -8,6 +8,9 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 /// Where the API listens unless the configuration says otherwise.
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
 
+/// The shortest epoch, seconds: a grant that lives for half of it can still be renewed in time.
+const LEAST_EPOCH: u32 = 20;
+
 const KEYS: &[&str] = &[
     "listen",
     "metrics",
@@ -28,7 +31,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where metrics are served, in plain HTTP. Default nowhere.
     pub metrics: Option<SocketAddr>,
-    /// Seconds an epoch lasts. Default one hour. At least `max_lifetime`: a verifier keeps the previous epoch's key only.
+    /// Seconds an epoch lasts. Default one hour. At least `max_lifetime`: a verifier keeps the previous epoch's key only. Clocks
+    /// may differ by less than an epoch, and by half of `max_lifetime`.
     pub epoch_length: u32,
     /// The longest lifetime of a grant, seconds. Default one hour.
     pub max_lifetime: u32,
@@ -50,22 +54,16 @@ impl Config {
     /// Reads the configuration; all faults are reported together.
     pub fn parse(text: &str) -> Result<Self, Faults> {
         Reader::read(text, KEYS, |reader, fields| {
-            let listen = match fields.text(reader, "listen") {
-                None => Some(DEFAULT_LISTEN),
-                Some(text) => text.get_ref().parse().ok().or_else(|| {
-                    reader.fault(text.span(), "`listen` is an address and a port, such as \"[::]:8443\"");
-                    None
-                }),
-            };
+            let listen = fields.address(reader, "listen", "[::]:8443");
             let metrics = fields.address(reader, "metrics", "127.0.0.1:9464");
-            let epoch_length = fields.seconds(reader, "epoch_length", 3600, 60, 86_400);
-            let max_lifetime = fields.seconds(reader, "max_lifetime", epoch_length.min(3600), 60, 86_400);
+            let epoch_length = fields.seconds(reader, "epoch_length", 3600, LEAST_EPOCH, 86_400);
+            let max_lifetime = fields.seconds(reader, "max_lifetime", epoch_length.min(3600), LEAST_EPOCH, 86_400);
             if max_lifetime > epoch_length {
                 let at = fields.value("max_lifetime").map_or(0..0, |value| value.span());
                 reader.fault(at, "`max_lifetime` is longer than `epoch_length`: such grants would outlive their key");
             }
             Some(Self {
-                listen: listen?,
+                listen: listen.unwrap_or(DEFAULT_LISTEN),
                 metrics,
                 epoch_length,
                 max_lifetime,
@@ -130,6 +128,15 @@ mod tests {
     fn grants_cant_outlive_their_key() {
         let faults = Config::parse("epoch_length = \"10m\"\nmax_lifetime = \"1h\"").unwrap_err();
         assert_eq!(faults.all()[0].line, 2);
+        assert!(Config::parse("epoch_length = \"19s\"").is_err() && Config::parse("epoch_length = \"20s\"").is_ok());
         assert!(Config::parse("listne = \"x\"").unwrap_err().to_string().contains("did you mean `listen`?"));
+    }
+
+    #[test]
+    fn all_faults_are_told_at_once() {
+        let faults = Config::parse("listen = \"8443\"\nmetrics = \"x\"\nmax_connections = 1\n[oidc]\nissuer = \"x\"")
+            .unwrap_err();
+        let lines: Vec<_> = faults.all().iter().map(|fault| fault.line).collect();
+        assert_eq!(lines, [1, 2, 3, 4, 5], "{faults}");
     }
 }

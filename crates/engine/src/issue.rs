@@ -6,7 +6,8 @@ use std::fmt;
 use std::net::IpAddr;
 use wire::{Destination, Epoch, Flags, GrantHeader, GrantKey, Handle, VerifierKey};
 
-/// A verifier judges lifetimes by its own clock (wire.md §6.4); grants stay this much below the maximum, seconds.
+/// A verifier judges lifetimes by its own clock (wire.md §6.4); grants stay this much below the maximum, seconds, or half of
+/// it where that is less.
 pub const CLOCK_MARGIN: u32 = 30;
 
 /// What a grant is made of.
@@ -72,7 +73,7 @@ impl Issue<'_> {
         if terms.bind_source && self.source.is_ipv4() != self.to.address.is_ipv4() {
             return Err(IssueError::SourceFamily);
         }
-        let lifetime = terms.lifetime.min(self.max_lifetime.saturating_sub(CLOCK_MARGIN));
+        let lifetime = terms.lifetime.min(self.max_lifetime - CLOCK_MARGIN.min(self.max_lifetime / 2));
         let expires = self.now.saturating_add(lifetime.into());
         let expires = self.until.map_or(expires, |until| until.min(expires));
         let expires = u32::try_from(expires).map_err(|_| IssueError::Time)?;
@@ -144,6 +145,15 @@ mod tests {
     }
 
     fn issue(terms: &str, to: &str, source: &str) -> Result<(Issued, VerifierKey, Destination), IssueError> {
+        issue_within(3600, terms, to, source)
+    }
+
+    fn issue_within(
+        max_lifetime: u32,
+        terms: &str,
+        to: &str,
+        source: &str,
+    ) -> Result<(Issued, VerifierKey, Destination), IssueError> {
         let policy = policy(terms);
         let to = Destination { address: to.parse().unwrap(), protocol: 6, port: 22 };
         let request = Request { subject: Subject::person("alice"), to, now: NOW };
@@ -158,7 +168,7 @@ mod tests {
             handle: Handle(0x1234),
             now: NOW,
             epoch_length: 3600,
-            max_lifetime: 3600,
+            max_lifetime,
             verifier_key: &verifier_key,
         };
         Ok((issue.issue()?, verifier_key, to))
@@ -195,6 +205,10 @@ mod tests {
     fn a_grant_stays_below_the_verifiers_maximum() {
         let (issued, ..) = issue("lifetime = \"1h\"", "203.0.113.3", "192.0.2.1").unwrap();
         assert_eq!(u64::from(issued.header.expires), NOW + 3570);
+        for (maximum, lifetime) in [(20, 10), (60, 30), (90, 60)] {
+            let (issued, ..) = issue_within(maximum, "lifetime = \"1h\"", "203.0.113.3", "192.0.2.1").unwrap();
+            assert_eq!(u64::from(issued.header.expires), NOW + lifetime, "of {maximum}");
+        }
     }
 
     #[test]

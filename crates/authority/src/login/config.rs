@@ -54,13 +54,15 @@ impl ProviderConfig {
             return None;
         };
         let fields = Fields::new(reader, table, value.span(), "the provider", KEYS);
-        let issuer = fields.required_text(reader, "issuer")?;
-        let url = IssuerUrl::new(issuer.get_ref().to_string()).ok();
-        if !url.as_ref().is_some_and(|url| is_confidential(url.url())) {
+        let issuer = fields.required_text(reader, "issuer");
+        let url = |issuer: &str| IssuerUrl::new(issuer.to_owned()).ok();
+        if let Some(issuer) = &issuer
+            && !url(issuer.get_ref()).is_some_and(|url| is_confidential(url.url()))
+        {
             reader.fault(issuer.span(), "`issuer` is an https:// address (http:// on 127.0.0.1 or [::1] only)");
         }
-        let client_id = fields.required_text(reader, "client_id")?;
-        if client_id.get_ref().is_empty() {
+        let client_id = fields.required_text(reader, "client_id");
+        if let Some(client_id) = client_id.as_ref().filter(|id| id.get_ref().is_empty()) {
             reader.fault(client_id.span(), "`client_id` is empty");
         }
         let file = |reader: &mut Reader<'_>, key| fields.text(reader, key).map(|text| PathBuf::from(*text.get_ref()));
@@ -76,8 +78,8 @@ impl ProviderConfig {
         let redirect_port = fields.value("redirect_port").is_some();
         let redirect_port = redirect_port.then(|| fields.number(reader, "redirect_port", 0, 1024, 65_535));
         Some(Self {
-            issuer: (*issuer.get_ref()).to_owned(),
-            client_id: (*client_id.get_ref()).to_owned(),
+            issuer: issuer.map_or_else(String::new, |text| (*text.get_ref()).to_owned()),
+            client_id: client_id.map_or_else(String::new, |text| (*text.get_ref()).to_owned()),
             client_secret_file: file(reader, "client_secret_file"),
             scopes,
             person_claim: claim(reader, "person_claim", "email"),
