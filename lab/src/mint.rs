@@ -15,6 +15,7 @@ pub const MAX_LIFETIME: u32 = 3600;
 pub struct Mint {
     master: MasterKey,
     verifier: String,
+    epoch_length: u32,
     nonce: u32,
 }
 
@@ -44,18 +45,23 @@ pub fn epoch(ahead: i64) -> u8 {
 impl Mint {
     /// For the verifier with this id.
     pub fn new(master: MasterKey, verifier: &str) -> Self {
-        Self { master, verifier: verifier.to_owned(), nonce: std::process::id() << 16 }
+        Self::for_epochs(master, verifier, EPOCH_LENGTH)
     }
 
-    /// A right grant for one protocol and port, five minutes long.
+    /// The same where epochs last as many seconds.
+    pub fn for_epochs(master: MasterKey, verifier: &str, epoch_length: u32) -> Self {
+        Self { master, verifier: verifier.to_owned(), epoch_length, nonce: std::process::id() << 16 }
+    }
+
+    /// A right grant for one protocol and port, five minutes long or half an epoch.
     pub fn grant(&self, handle: u64, to: Destination, source: IpAddr) -> Forgery {
         let family = if to.address.is_ipv4() { Flags(0) } else { Flags::IPV6 };
         let header = GrantHeader {
             suite: Suite::Siphash,
             flags: Flags::PORT.with(family),
-            epoch: epoch(0),
+            epoch: Epoch::at(now().into(), self.epoch_length).on_wire(),
             prefix_length: if to.address.is_ipv4() { 32 } else { 128 },
-            expires: now() + 300,
+            expires: now() + 300.min(self.epoch_length / 2),
             handle: Handle(handle),
         };
         Forgery { header, time: now(), to, source }
@@ -64,7 +70,7 @@ impl Mint {
     /// The block of a token that nobody else has, to be appended to a first packet.
     pub fn block(&mut self, forgery: &Forgery) -> Result<[u8; tail::BLOCK_LEN]> {
         self.nonce = self.nonce.wrapping_add(1);
-        let current = Epoch::at(now().into(), EPOCH_LENGTH);
+        let current = Epoch::at(now().into(), self.epoch_length);
         let epoch = current.from_wire(forgery.header.epoch).unwrap_or(current);
         let key = self.master.verifier_key(&self.verifier, epoch).context("a verifier's id is short")?;
         let key = forgery.header.key(&key, &forgery.to, forgery.source);

@@ -112,9 +112,25 @@ impl World {
         Ok(world)
     }
 
+    /// The same with epochs of as many seconds, and grants that live for half of one.
+    pub fn with_epochs(way: Way, seconds: u32) -> Result<Self> {
+        let network = Network::new(way)?;
+        let services = Services::start(&network)?;
+        let configuration = format!("epoch_length = \"{seconds}s\"\n");
+        let policy = policy(&format!("{}s", seconds / 2));
+        let authority = Authority::start_with(&network.authority, &policy, &configuration)?;
+        let world = Self::within(network, services, authority)?;
+        world.agent.login(&world.authority, "alice")?;
+        Ok(world)
+    }
+
     /// Puts authority, verifier and agent into a network whose services run; nobody is logged in.
     pub fn around(network: Network, services: Services, lifetime: &str) -> Result<Self> {
         let authority = Authority::start(&network.authority, &policy(lifetime))?;
+        Self::within(network, services, authority)
+    }
+
+    fn within(network: Network, services: Services, authority: Authority) -> Result<Self> {
         let verifier = Verifier::start(&network.server, &authority)?;
         let agent = Agent::start(&network.alice)?;
         Ok(Self { agent, verifier, authority, services, network })

@@ -26,7 +26,12 @@ pub struct Authority {
 impl Authority {
     /// Makes one in `namespace`, and runs it.
     pub fn start(namespace: &Namespace, policy: &str) -> Result<Self> {
-        Self::make(namespace, policy, "", &["alice", "mallory"])
+        Self::start_with(namespace, policy, "")
+    }
+
+    /// The same with more in authority.toml.
+    pub fn start_with(namespace: &Namespace, policy: &str, configuration: &str) -> Result<Self> {
+        Self::make(namespace, policy, configuration, &["alice", "mallory"])
     }
 
     /// The same without accounts and with more in authority.toml. The secret that [`crate::provider`] knows it by is at
@@ -102,10 +107,22 @@ impl Authority {
         self.dir.with_file_name("password")
     }
 
-    /// The key under all keys, as only a test may have it.
+    /// The key under all keys, as only a test may have it: the last, if there are several.
     pub fn master_key(&self) -> Result<MasterKey> {
         let bytes = fs::read(self.dir.join("master.key")).context("the master key")?;
-        Ok(MasterKey::new(bytes.try_into().ok().context("a master key has 32 bytes")?))
+        let last = bytes.last_chunk().context("a master key has 32 bytes")?;
+        Ok(MasterKey::new(*last))
+    }
+
+    /// Has another master key take the place of the one in force, in time or, if that is compromised, at once.
+    pub fn rotate_master_key(&self, compromised: bool) -> Result<String> {
+        self.command(&["rotate-master-key"], if compromised { &["--compromised"] } else { &[] })
+    }
+
+    /// Puts another policy in force.
+    pub fn apply(&self, policy: &str) -> Result<String> {
+        fs::write(self.dir.join("policy.toml"), policy)?;
+        self.command(&["policy", "reload"], &[])
     }
 
     /// A one-time code for the verifier `id`.
