@@ -173,6 +173,34 @@ fn a_logout_at_the_provider_cuts_the_flow_within_a_second() {
 }
 
 #[test]
+fn whoever_logs_out_is_told_how_to_log_out_at_the_provider_too() {
+    test(|| {
+        let organisation = Organisation::new(at_id_token)?;
+        let world = &organisation.world;
+        let browser = Browser::start(&world.network.alice)?;
+        organisation.log_in(&browser, "alice")?;
+        world.agent.logout()?;
+        ensure!(world.authority.sessions()?.is_empty(), "the session lives on");
+
+        // The provider's own session goes on: nobody is asked for a password.
+        let again = || -> Result<Process> {
+            let mut login = world.agent.begin_login(&world.authority, &[])?;
+            browser.open(&address(&mut login, &organisation.provider.issuer())?)?;
+            Ok(login)
+        };
+        finished(&mut again()?, true)?;
+        let said = world.agent.logout()?;
+        let farewell = said.lines().map(str::trim).find(|line| line.starts_with(&organisation.provider.issuer()));
+        browser.open(farewell.with_context(|| said.clone())?)?;
+        browser.click("button[name=logout]")?;
+        browser.wait_for("Sign-out Success")?;
+        let mut login = again()?;
+        enter(&browser, "alice").context("there is no session at the provider any more")?;
+        finished(&mut login, true).map(drop)
+    });
+}
+
+#[test]
 fn a_machine_logs_in_with_its_key_until_its_account_is_removed() {
     test(|| {
         let network = Network::new(Way::Nat)?;

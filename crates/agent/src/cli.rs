@@ -61,7 +61,7 @@ pub enum Shortcut {
     #[command(after_help = LOGIN)]
     Login(Box<login::LoginArguments>),
     /// End the session
-    Logout(At),
+    Logout(login::LogoutArguments),
     /// Say who is logged in and how things are
     Status(StatusArguments),
     /// Grants, and where your identity may go
@@ -132,7 +132,7 @@ pub async fn run(command: AgentCommand) -> Result<ExitCode> {
             None => no(&format!("nothing of an agent {instance:?} is in the kernel")),
         },
         AgentCommand::Shortcut(Shortcut::Login(arguments)) => login::run(*arguments).await,
-        AgentCommand::Shortcut(Shortcut::Logout(at)) => done(at.call(Call::Logout).await?),
+        AgentCommand::Shortcut(Shortcut::Logout(arguments)) => login::logout(arguments).await,
         AgentCommand::Shortcut(Shortcut::Status(arguments)) => status(arguments).await,
         AgentCommand::Shortcut(Shortcut::Grants(command)) => grants(command).await,
         AgentCommand::Shortcut(Shortcut::Ping(arguments)) => ping::run(arguments).await,

@@ -437,11 +437,11 @@ impl Daemon {
             Call::ServiceLogin { authority: url, ca, key, device } => {
                 return self.service_login(uid, At { url, ca }, key, device, reply);
             }
+            Call::Logout => return self.logout(subject, reply),
             Call::Explain { address, protocol, port } => {
                 let place = Place { address: address.to_canonical(), protocol, port };
                 return self.explain(subject, place, false, reply);
             }
-            Call::Logout => self.logout(subject),
             Call::Status => self.status(uid),
             Call::Grants => {
                 let grants = self.agent.grants(subject, |slot| self.kernel.used(slot));

@@ -164,6 +164,13 @@ pub enum Reply {
         /// One line for people.
         text: String,
     },
+    /// To [`Call::Logout`], where the identity provider's own session goes on.
+    LoggedOut {
+        /// One line for people.
+        text: String,
+        /// Where a browser ends that.
+        provider: String,
+    },
     /// To [`Call::LoginMethods`].
     LoginMethods(LoginMethods),
     /// To [`Call::StartLogin`].

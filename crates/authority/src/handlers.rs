@@ -15,12 +15,13 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::from_fn_with_state;
 use axum::response::sse::{self, Sse};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use engine::api::{
     Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, Explanation, FlowsToCut, Grant, GrantOwner,
-    GrantRequest, LIVE_FLOWS_MAX, LiveFlows, Login, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported,
-    VerifierConfig,
+    GrantRequest, LIVE_FLOWS_MAX, LiveFlows, LoggedOut, Login, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report,
+    Reported, VerifierConfig,
 };
 use engine::policy::{Policy, Request, Subject};
 use futures_util::{Stream, StreamExt};
@@ -127,21 +128,33 @@ pub(crate) fn check_device(device: &str) -> Result<(), Problem> {
 
 /// End the session and its grants
 #[utoipa::path(
-    post, path = "/v1/logout", security(("session" = [])), responses((status = 204, description = "Ended"), Problem)
+    post, path = "/v1/logout", security(("session" = [])),
+    responses(
+        (status = 200, body = LoggedOut, description = "Ended; the identity provider's own session is not"),
+        (status = 204, description = "Ended"),
+        Problem,
+    )
 )]
-async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<StatusCode, Problem> {
+async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<Response, Problem> {
     let SessionCaller { token, session, peer } = caller;
     let end = move |database: &mut Database| {
-        let refresh_token = database.refresh_token(&token)?;
+        let at_provider = database.provider_session(&token)?;
         database.end_session(token, &session, peer.address, now())?;
-        Ok(refresh_token)
+        Ok(at_provider)
     };
-    let refresh_token = authority.storage.call(end).await?;
+    let at_provider = authority.storage.call(end).await?;
     authority.sync().await?;
-    if let Some(refresh_token) = refresh_token {
+    let (Some(provider), Some(at_provider)) = (&authority.provider, at_provider) else {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    };
+    let farewell = provider.farewell().await;
+    if let Some(refresh_token) = at_provider.refresh_token {
         login::handlers::forget(authority, refresh_token);
     }
-    Ok(StatusCode::NO_CONTENT)
+    Ok(match farewell {
+        Some(provider) => Json(LoggedOut { provider }).into_response(),
+        None => StatusCode::NO_CONTENT.into_response(),
+    })
 }
 
 /// What may this person reach?

@@ -18,7 +18,7 @@ pub use accounts::{Account, AccountEntry};
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
 pub use devices::DeviceEntry;
 pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
-pub use identities::{Proof, Renewable, Renewed, ServiceEntry};
+pub use identities::{Proof, ProviderSession, Renewable, Renewed, ServiceEntry};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};
 pub use sessions::{Holder, Login, OwnSession, Session, SessionEntry, session_number};
 pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};

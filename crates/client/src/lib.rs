@@ -9,8 +9,9 @@ pub use events::EventStream;
 
 use engine::api::{
     BrowserLogin, BrowserLoginStarted, Challenge, Destinations, DeviceLogin, DeviceLoginStarted, Enrolled, Enrolment,
-    EpochKeys, ExplainRequest, Explanation, FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, LiveFlows, Login,
-    LoginMethods, LoginOutcome, Problem, Report, Reported, RevokedGrant, ServiceLogin, Session, VerifierConfig,
+    EpochKeys, ExplainRequest, Explanation, FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, LiveFlows,
+    LoggedOut, Login, LoginMethods, LoginOutcome, Problem, Report, Reported, RevokedGrant, ServiceLogin, Session,
+    VerifierConfig,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
@@ -126,10 +127,14 @@ impl Authority {
         self.post("v1/login/service", login).await
     }
 
-    /// Ends the session and its grants.
-    pub async fn logout(&self) -> Result<(), Error> {
+    /// Ends the session and its grants; gives where the identity provider's own session ends, where it does not by this.
+    pub async fn logout(&self) -> Result<Option<LoggedOut>, Error> {
         let request = self.authorized(self.request(Method::POST, "v1/logout")?)?;
-        send(request.timeout(CALL_TIME)).await.map(drop)
+        let answer = send(request.timeout(CALL_TIME)).await?;
+        if answer.status() == StatusCode::NO_CONTENT {
+            return Ok(None);
+        }
+        parse(&read(answer).await?).map(Some)
     }
 
     /// What the person may reach.
@@ -214,8 +219,11 @@ impl Authority {
 }
 
 async fn call<A: DeserializeOwned>(request: RequestBuilder) -> Result<A, Error> {
-    let body = read(send(request.timeout(CALL_TIME)).await?).await?;
-    serde_json::from_slice(&body).map_err(|error| Error::Other(format!("the authority's answer is broken: {error}")))
+    parse(&read(send(request.timeout(CALL_TIME)).await?).await?)
+}
+
+fn parse<A: DeserializeOwned>(body: &[u8]) -> Result<A, Error> {
+    serde_json::from_slice(body).map_err(|error| Error::Other(format!("the authority's answer is broken: {error}")))
 }
 
 /// Sends a request; an answer that isn't a success becomes the error it stands for.

@@ -7,7 +7,7 @@ mod report;
 
 pub use login::{
     BrowserLogin, BrowserLoginStarted, Callback, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin,
-    IdentityProvider, LoginMethods, LoginOutcome, ServiceKey, ServiceLogin,
+    IdentityProvider, LoggedOut, LoginMethods, LoginOutcome, ServiceKey, ServiceLogin,
 };
 
 pub use report::{DropCount, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, ReportedFlow, VerifierState};

@@ -69,9 +69,9 @@ impl Agent {
         Process::start(command, self.dir.parent().context("a folder in the namespace's")?)
     }
 
-    /// Logs out.
-    pub fn logout(&self) -> Result<()> {
-        answer(&mut self.command("logout")).map(drop)
+    /// Logs out; gives what was said.
+    pub fn logout(&self) -> Result<String> {
+        answer(&mut self.command("logout")).map(|(_, said)| said)
     }
 
     /// Kills the daemon without a warning.

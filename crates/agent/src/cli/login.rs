@@ -1,4 +1,4 @@
-//! `vouchsafe login`: with a password, through a browser, by device code, or with a service account's key.
+//! `vouchsafe login`: with a password, through a browser, by device code, or with a service account's key; and `logout`.
 
 use super::redirect::Redirect;
 use super::{At, ask, done, no, unexpected};
@@ -46,6 +46,16 @@ pub struct LoginArguments {
     device: Option<String>,
 }
 
+/// End the session
+#[derive(Args, Debug)]
+pub struct LogoutArguments {
+    #[command(flatten)]
+    at: At,
+    /// Print the identity provider's address for logging out there, too; don't open it
+    #[arg(long)]
+    no_open: bool,
+}
+
 /// Where and as which device.
 struct Place {
     at: At,
@@ -84,6 +94,21 @@ pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
         }
     }
     by_password(place, user, password_stdin, totp).await
+}
+
+pub async fn logout(LogoutArguments { at, no_open }: LogoutArguments) -> Result<ExitCode> {
+    match at.call(Call::Logout).await? {
+        Reply::LoggedOut { text, provider } => {
+            println!(
+                "{text}\n\nThe identity provider still knows you in this browser. Log out there, too:\n\n  {provider}\n"
+            );
+            if !no_open {
+                open_browser(&provider);
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        reply => done(reply),
+    }
 }
 
 async fn by_password(
@@ -198,7 +223,8 @@ async fn start(place: &Place, way: LoginWay) -> Result<Reply> {
 
 fn open_browser(url: &str) {
     let graphical = ["DISPLAY", "WAYLAND_DISPLAY", "BROWSER"].iter().any(|name| std::env::var_os(name).is_some());
-    if graphical {
+    // Somebody else's word: nothing but a page is opened.
+    if graphical && ["https://", "http://"].iter().any(|scheme| url.starts_with(scheme)) {
         let mut command = Command::new("xdg-open");
         let _ = command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     }

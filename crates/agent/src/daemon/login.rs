@@ -10,12 +10,16 @@ use crate::sessions::KeptSession;
 use client::{Authority, Error};
 use engine::agent::{self, Login, Subject};
 use engine::api::{
-    self, BrowserLogin, BrowserLoginStarted, Callback, DeviceLogin, DeviceLoginStarted, FinishLogin, LoginOutcome,
-    ServiceKey, ServiceLogin,
+    self, BrowserLogin, BrowserLoginStarted, Callback, DeviceLogin, DeviceLoginStarted, FinishLogin, LoggedOut,
+    LoginOutcome, ServiceKey, ServiceLogin,
 };
 use sha2::{Digest, Sha256};
+use std::time::Duration;
 use tokio::sync::oneshot;
 use zeroize::Zeroizing;
+
+/// How long a logout waits to hear whether there is a session at the identity provider, too.
+const LOGOUT_TIME: Duration = Duration::from_secs(4);
 
 /// The authority to log in to.
 pub(super) struct At {
@@ -185,25 +189,29 @@ impl Daemon {
         let _ = reply.send(Reply::Done { text });
     }
 
-    pub(super) fn logout(&mut self, subject: Subject) -> Reply {
+    pub(super) fn logout(&mut self, subject: Subject, reply: oneshot::Sender<Reply>) {
         let uid = subject.user();
         self.agent.logout(subject);
         let session = self.kept.get_mut(&uid).and_then(|kept| kept.session.take());
         self.save(uid);
-        if let Some(connection) = self.connections.remove(&subject) {
-            let authority = connection.authority.clone();
-            tokio::spawn(async move {
-                if let Err(error) = authority.logout().await {
-                    tracing::warn!(uid, "the authority doesn't know of the logout: {error}");
-                }
-            });
-        }
-        match session {
-            Some(session) => {
-                tracing::info!(uid, "logged out");
-                Reply::Done { text: format!("logged out of {}", session.authority) }
-            }
-            None => refused("not_logged_in", "nobody was logged in".to_owned()),
-        }
+        let authority = self.connections.remove(&subject).map(|connection| connection.authority.clone());
+        // Goes on where nobody waits for it any more.
+        let told = tokio::spawn(async move {
+            let told = authority?.logout().await;
+            told.inspect_err(|error| tracing::warn!(uid, "the authority doesn't know of the logout: {error}")).ok()?
+        });
+        let Some(session) = session else {
+            drop(reply.send(refused("not_logged_in", "nobody was logged in".to_owned())));
+            return;
+        };
+        tracing::info!(uid, "logged out");
+        let text = format!("logged out of {}", session.authority);
+        tokio::spawn(async move {
+            let answer = match tokio::time::timeout(LOGOUT_TIME, told).await {
+                Ok(Ok(Some(LoggedOut { provider }))) => Reply::LoggedOut { text, provider },
+                _ => Reply::Done { text },
+            };
+            let _ = reply.send(answer);
+        });
     }
 }

@@ -206,7 +206,7 @@ async fn logout(State(authority): Shared, visitor: Visitor) -> Result<Response, 
 async fn end(authority: &Authority, visitor: &Visitor) -> Result<Option<Zeroizing<String>>, Problem> {
     let Visitor { token, session, source, .. } = visitor.clone();
     let end = move |database: &mut Database| {
-        let refresh_token = database.refresh_token(&token)?;
+        let refresh_token = database.provider_session(&token)?.and_then(|session| session.refresh_token);
         database.end_session(token, &session, source, now())?;
         Ok(refresh_token)
     };

@@ -1,7 +1,7 @@
 //! The identity provider, seen from its relying party: what it is asked, and which of its answers are believed.
 
 use super::http::{Failure, Http};
-use super::{Identity, ProviderConfig};
+use super::{Identity, ProviderConfig, config};
 use crate::Directory;
 use anyhow::{Context, Result, anyhow};
 use openidconnect::core::{
@@ -13,11 +13,11 @@ use openidconnect::core::{
 };
 use openidconnect::{
     AccessToken, AccessTokenHash, AdditionalClaims, AdditionalProviderMetadata, AuthorizationCode, ClientId,
-    ClientSecret, CsrfToken, DeviceAuthorizationUrl, EmptyExtraTokenFields, EndpointMaybeSet, EndpointNotSet,
-    EndpointSet, IdToken, IdTokenFields, IdTokenVerifier, IssuerUrl, JsonWebTokenType, Nonce, NonceVerifier,
-    OAuth2TokenResponse, PkceCodeChallenge, PkceCodeVerifier, ProviderMetadata, RedirectUrl, RefreshToken,
-    RequestTokenError, RevocationUrl, Scope, StandardErrorResponse, StandardTokenResponse, SubjectIdentifier,
-    TokenResponse, UserInfoClaims,
+    ClientSecret, CsrfToken, DeviceAuthorizationUrl, EmptyExtraTokenFields, EndSessionUrl, EndpointMaybeSet,
+    EndpointNotSet, EndpointSet, IdToken, IdTokenFields, IdTokenVerifier, IssuerUrl, JsonWebTokenType, LogoutRequest,
+    Nonce, NonceVerifier, OAuth2TokenResponse, PkceCodeChallenge, PkceCodeVerifier, ProviderMetadata, RedirectUrl,
+    RefreshToken, RequestTokenError, RevocationUrl, Scope, StandardErrorResponse, StandardTokenResponse,
+    SubjectIdentifier, TokenResponse, UserInfoClaims,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -29,6 +29,8 @@ use tokio::sync::Mutex;
 const METADATA_TIME: Duration = Duration::from_secs(600);
 /// How soon after a failure or a look-up the provider may be asked about itself again.
 const METADATA_PAUSE: Duration = Duration::from_secs(5);
+/// How long a logout waits for what the provider says about itself.
+const FAREWELL_TIME: Duration = Duration::from_secs(2);
 /// How far the provider's clock may be from ours where ages matter, seconds.
 const SKEW: i64 = 60;
 /// What is asked for unless the configuration says otherwise, as far as the provider knows it.
@@ -61,6 +63,7 @@ impl AdditionalClaims for Claims {}
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Endpoints {
     device_authorization_endpoint: Option<DeviceAuthorizationUrl>,
+    end_session_endpoint: Option<EndSessionUrl>,
     revocation_endpoint: Option<RevocationUrl>,
 }
 impl AdditionalProviderMetadata for Endpoints {}
@@ -240,6 +243,16 @@ impl Provider {
         let Some(url) = metadata.additional_metadata().revocation_endpoint.clone() else { return Ok(()) };
         let client = self.client(&metadata).set_revocation_url(url);
         client.revoke_token(token.into())?.request_async(&self.http).await.context("the refresh token lives on")
+    }
+
+    /// Where a browser ends the provider's own session, if it has such a place and says so soon (OpenID Connect RP-Initiated
+    /// Logout 1.0). The provider asks the person whether they want to: no ID token is kept to hint at.
+    pub async fn farewell(&self) -> Option<String> {
+        let metadata = tokio::time::timeout(FAREWELL_TIME, self.metadata(false)).await.ok()?.ok()?;
+        let place = metadata.additional_metadata().end_session_endpoint.clone();
+        let place = place.filter(|place| config::is_confidential(place.url()))?;
+        let request = LogoutRequest::from(place).set_client_id(ClientId::new(self.config.client_id.clone()));
+        Some(request.http_get_url().into())
     }
 
     /// Judges a logout token.

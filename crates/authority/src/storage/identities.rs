@@ -68,6 +68,12 @@ pub struct ServiceEntry {
     pub last_login: Option<u64>,
 }
 
+/// A session that was begun at the identity provider. No `Debug`: it holds a secret.
+pub struct ProviderSession {
+    /// What the provider is asked again with, where it gave something.
+    pub refresh_token: Option<Zeroizing<String>>,
+}
+
 /// A session that the identity provider can be asked about again. No `Debug`: it holds a secret.
 pub struct Renewable {
     /// The session.
@@ -252,12 +258,12 @@ impl Database {
         })
     }
 
-    /// The refresh token of a session that is about to end.
-    pub fn refresh_token(&self, token: &TokenHash) -> Result<Option<Zeroizing<String>>> {
+    /// What is known of a session that was begun at the provider and is about to end.
+    pub fn provider_session(&self, token: &TokenHash) -> Result<Option<ProviderSession>> {
         let mut statement =
             self.connection.prepare_cached("SELECT refresh_token FROM provider_sessions WHERE token = ?1")?;
         let found: Option<Option<String>> = statement.query_row([token], |row| row.get(0)).optional()?;
-        Ok(found.flatten().map(Zeroizing::new))
+        Ok(found.map(|refresh_token| ProviderSession { refresh_token: refresh_token.map(Zeroizing::new) }))
     }
 }
 

@@ -118,6 +118,13 @@ pub enum LoginOutcome {
     LoggedIn(Session),
 }
 
+/// The answer to `POST /v1/logout` where the session was begun at an identity provider that can be logged out of, too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LoggedOut {
+    /// The provider's address where a browser ends the provider's own session.
+    pub provider: String,
+}
+
 /// `POST /v1/login/challenge`, unauthenticated: a machine wants to log in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Challenge {
