@@ -4,7 +4,7 @@
 use crate::control::{self, Command, Reply};
 use crate::credentials;
 use crate::policies::Candidate;
-use crate::storage::{AuditEvent, Database, NotedHead, Operator, PolicyChange, Verdict, Which};
+use crate::storage::{AuditEvent, Database, NewService, NotedHead, Operator, PolicyChange, Verdict, Which};
 use crate::{Directory, login, now};
 use anyhow::{Result, bail};
 use engine::api::ServiceKey;
@@ -43,12 +43,13 @@ pub async fn remove_account(directory: &Directory, person: &str) -> Result<()> {
 }
 
 /// Adds a service account; gives the key that its machine logs in with, which exists only there.
-pub async fn add_service(directory: &Directory, name: &str, groups: &[String]) -> Result<ServiceKey> {
+pub async fn add_service(directory: &Directory, name: &str, groups: &[String], tags: &[String]) -> Result<ServiceKey> {
     check_name(name)?;
-    groups.iter().try_for_each(|group| check_name(group))?;
+    groups.iter().chain(tags).try_for_each(|name| check_name(name))?;
     let ca = std::fs::read_to_string(directory.ca())?;
     let (key, public) = login::service::new_key(name, directory.audience()?, ca)?;
-    Database::open(&directory.database())?.add_service(name, &public, groups, &Operator::current(), now())?;
+    let service = NewService { name, key: &public, groups, tags };
+    Database::open(&directory.database())?.add_service(&service, &Operator::current(), now())?;
     Ok(key)
 }
 
@@ -56,6 +57,13 @@ pub async fn add_service(directory: &Directory, name: &str, groups: &[String]) -
 pub async fn set_service_groups(directory: &Directory, name: &str, groups: &[String]) -> Result<()> {
     groups.iter().try_for_each(|group| check_name(group))?;
     Database::open(&directory.database())?.set_service_groups(name, groups, &Operator::current(), now())?;
+    judge(directory).await
+}
+
+/// Gives a service account these tags and no others; live grants are judged anew.
+pub async fn set_service_tags(directory: &Directory, name: &str, tags: &[String]) -> Result<()> {
+    tags.iter().try_for_each(|tag| check_name(tag))?;
+    Database::open(&directory.database())?.set_service_tags(name, tags, &Operator::current(), now())?;
     judge(directory).await
 }
 

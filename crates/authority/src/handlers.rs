@@ -6,7 +6,7 @@ use crate::login::{self, Attempt};
 use crate::openapi::HandleText;
 use crate::problem::Problem;
 use crate::state::Authority;
-use crate::storage::Database;
+use crate::storage::{Database, Known};
 use crate::throttle::Key;
 use crate::{console, metrics, now, openapi};
 use axum::extract::rejection::QueryRejection;
@@ -19,14 +19,15 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use engine::api::{
-    Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, Explanation, FlowsToCut, Grant, GrantOwner,
-    GrantRequest, LIVE_FLOWS_MAX, LiveFlows, LoggedOut, Login, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report,
-    Reported, VerifierConfig,
+    Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, FlowsToCut, Grant, GrantOwner,
+    GrantRequest, LIVE_FLOWS_MAX, LiveFlows, LoggedOut, Login, PersonExplanation, REPORTED_FLOWS_MAX,
+    REPORTED_REASONS_MAX, Report, Reported, VerifierConfig,
 };
 use engine::policy::{Policy, Request, Subject};
 use futures_util::{Stream, StreamExt};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
@@ -320,19 +321,56 @@ async fn report(State(authority): Shared, caller: VerifierCaller, Body(report): 
 /// Would the policy let this person in?
 #[utoipa::path(
     post, path = "/v1/verifier/explain", security(("verifier" = [])), request_body = ExplainRequest,
-    responses((status = 200, body = Explanation), Problem)
+    responses((status = 200, body = PersonExplanation), Problem)
 )]
 async fn explain(
     State(authority): Shared,
     caller: VerifierCaller,
     Body(request): Body<ExplainRequest>,
-) -> Authorized<Explanation> {
-    let ExplainRequest { person, address, protocol, port } = request;
+) -> Authorized<PersonExplanation> {
+    let ExplainRequest { person, device, mut groups, mut tags, source, address, protocol, port } = request;
     let to = Destination { address: address.to_canonical(), protocol, port };
     tracing::debug!(verifier = %caller.id, person, "explains");
-    let groups_of = person.clone();
-    let groups = authority.storage.call(move |database| database.groups_of(&groups_of)).await?;
-    let subject = Subject { groups: &groups, ..Subject::person(&person) };
-    let request = Request { subject, to, now: now() };
-    Ok(Json(authority.with_policy(|policy| policy.decide(&request).explain(&request)).await))
+    let (of, on) = (person.clone(), device.clone());
+    let known = authority.storage.call(move |database| database.known_of(&of, on.as_deref())).await?;
+    let taken = taken(&known, device.as_deref(), &groups, &tags, source);
+    groups.extend(known.groups);
+    tags.extend(known.tags);
+    let source = source.map(|source| source.to_canonical());
+    let request =
+        Request { subject: Subject { person: &person, groups: &groups, tags: &tags, source }, to, now: now() };
+    let explanation = authority.with_policy(|policy| policy.decide(&request).explain(&request)).await;
+    Ok(Json(PersonExplanation { explanation, taken }))
+}
+
+/// What an explanation rests on, and what it does not know.
+fn taken(
+    known: &Known,
+    device: Option<&str>,
+    groups: &[String],
+    tags: &[String],
+    source: Option<IpAddr>,
+) -> Vec<String> {
+    let list = |known: &[String], given: &[String], none: &str| {
+        let parts = [(known, "known here"), (given, "as asked")];
+        let parts = parts.iter().filter(|(names, _)| !names.is_empty());
+        let words: Vec<_> = parts.map(|(names, whence)| format!("{} ({whence})", names.join(", "))).collect();
+        if words.is_empty() { none.to_owned() } else { words.join("; ") }
+    };
+    let no_tags = match (device, known.has_device) {
+        (Some(device), Some(false)) => format!("none: no device {} has logged in", device.escape_debug()),
+        (Some(_), _) => "none".to_owned(),
+        (None, _) if known.is_service => "none".to_owned(),
+        (None, _) => "not known without a device; rules about tags were taken not to match".to_owned(),
+    };
+    let from = match source {
+        Some(source) => source.to_string(),
+        None => "not known; rules about addresses were taken not to match".to_owned(),
+    };
+    let no_groups = "none but the policy's own";
+    vec![
+        format!("groups by login: {}", list(&known.groups, groups, no_groups)),
+        format!("tags: {}", list(&known.tags, tags, &no_tags)),
+        format!("from: {from}"),
+    ]
 }

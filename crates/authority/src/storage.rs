@@ -18,7 +18,7 @@ pub use accounts::{Account, AccountEntry};
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
 pub use devices::DeviceEntry;
 pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
-pub use identities::{Proof, ProviderSession, Renewable, Renewed, ServiceEntry};
+pub use identities::{Known, NewService, Proof, ProviderSession, Renewable, Renewed, ServiceEntry};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};
 pub use sessions::{Holder, Login, OwnSession, Session, SessionEntry, session_number};
 pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
@@ -33,7 +33,7 @@ use tokio::sync::oneshot;
 /// The SHA-256 of a bearer token or one-time code: what is stored in its place.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 7;
+const SCHEMA_VERSION: i64 = 8;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,

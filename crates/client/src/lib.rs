@@ -9,8 +9,8 @@ pub use events::EventStream;
 
 use engine::api::{
     BrowserLogin, BrowserLoginStarted, Challenge, Destinations, DeviceLogin, DeviceLoginStarted, Enrolled, Enrolment,
-    EpochKeys, ExplainRequest, Explanation, FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, LiveFlows,
-    LoggedOut, Login, LoginMethods, LoginOutcome, Problem, Report, Reported, RevokedGrant, ServiceLogin, Session,
+    EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, LiveFlows, LoggedOut, Login,
+    LoginMethods, LoginOutcome, PersonExplanation, Problem, Report, Reported, RevokedGrant, ServiceLogin, Session,
     VerifierConfig,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
@@ -182,7 +182,7 @@ impl Authority {
     }
 
     /// Asks what the policy says about a person and a destination.
-    pub async fn explain(&self, request: &ExplainRequest) -> Result<Explanation, Error> {
+    pub async fn explain(&self, request: &ExplainRequest) -> Result<PersonExplanation, Error> {
         self.authorized_post("v1/verifier/explain", request).await
     }
 

@@ -244,6 +244,19 @@ pub struct GrantOwner {
 pub struct ExplainRequest {
     /// The person's name.
     pub person: String,
+    /// The device whose tags they have; else none but a service account's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Groups besides those that the authority knows of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<String>,
+    /// Tags besides those that the authority knows of.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
+    /// The address that they would ask the authority from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = address_or_none)]
+    pub source: Option<IpAddr>,
     /// The receiver's address.
     #[schema(schema_with = address, example = "203.0.113.10")]
     pub address: IpAddr,
@@ -258,6 +271,16 @@ pub struct ExplainRequest {
 }
 
 /// The answer to [`ExplainRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PersonExplanation {
+    /// What the policy says.
+    #[serde(flatten)]
+    pub explanation: Explanation,
+    /// What the answer rests on, and what was not known: a line for people each.
+    pub taken: Vec<String>,
+}
+
+/// What the policy says about somebody and a destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Explanation {
     /// Whether a grant would be given.
@@ -323,6 +346,12 @@ fn whole<'de, D: Deserializer<'de>, T: TryFrom<u32>>(from: D) -> Result<T, D::Er
 fn address() -> Schema {
     let text = |format| ObjectBuilder::new().schema_type(Type::String).format(Some(SchemaFormat::KnownFormat(format)));
     OneOfBuilder::new().item(text(KnownFormat::Ipv4)).item(text(KnownFormat::Ipv6)).build().into()
+}
+
+/// An address in it that may be missing.
+fn address_or_none() -> Schema {
+    let none = ObjectBuilder::new().schema_type(Type::Null);
+    OneOfBuilder::new().item(address()).item(none).build().into()
 }
 
 /// A handle in it: 16 hex digits.

@@ -1,7 +1,7 @@
 //! `vouchsafe verifier …`: arguments in, words out. What is done is `daemon`'s, what is known the daemon's behind its
 //! control socket.
 
-use crate::control::{self, Request};
+use crate::control::{self, Asker, Request};
 use crate::directory::Directory;
 use crate::settings::{Options, duration};
 use crate::view;
@@ -9,10 +9,10 @@ use crate::{daemon, protocol};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use datapath::Pins;
-use engine::api::Explanation;
+use engine::api::PersonExplanation;
 use serde::Serialize;
 use shell::table::{Table, bytes, utc};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -31,6 +31,7 @@ const RUN: &str = "Examples:
 const EXPLAIN: &str = "Examples:
   vouchsafe verifier explain --from 203.0.113.7:5000 --to 203.0.113.10:22
   vouchsafe verifier explain --person alice --to 203.0.113.10:443 --protocol udp
+  vouchsafe verifier explain --person alice --device laptop --group staff --to 203.0.113.10:22
   vouchsafe verifier explain --frame HEX";
 
 /// Protects this host, or what is behind it
@@ -102,6 +103,9 @@ pub enum VerifierCommand {
         /// What is asked
         #[command(flatten)]
         subject: Subject,
+        /// What is known of a person
+        #[command(flatten)]
+        besides: Besides,
         /// The server's address and port
         #[arg(long, value_name = "ADDR:PORT", required_unless_present = "frame")]
         to: Option<SocketAddr>,
@@ -190,6 +194,23 @@ pub struct Subject {
     person: Option<String>,
 }
 
+/// What is known of a person besides what the authority knows
+#[derive(Args, Debug)]
+pub struct Besides {
+    /// With the tags of this device of the person
+    #[arg(long, value_name = "NAME", requires = "person")]
+    device: Option<String>,
+    /// As if the person were in this group, too; may be repeated
+    #[arg(long = "group", value_name = "NAME", requires = "person")]
+    groups: Vec<String>,
+    /// As if the person's device had this tag, too; may be repeated
+    #[arg(long = "tag", value_name = "NAME", requires = "person")]
+    tags: Vec<String>,
+    /// As if the person asked from this address
+    #[arg(long = "address", value_name = "ADDR", requires = "person")]
+    source: Option<IpAddr>,
+}
+
 /// An instance's name is part of paths.
 fn instance(text: &str) -> Result<String, String> {
     let fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
@@ -257,7 +278,9 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
             look.show(&flows, |flows| flows.iter().for_each(show_flow))?;
             Ok(if flows.is_empty() { NO } else { ExitCode::SUCCESS })
         }
-        VerifierCommand::Explain { look, subject, to, protocol } => explain(&look, subject, to, protocol).await,
+        VerifierCommand::Explain { look, subject, besides, to, protocol } => {
+            explain(&look, subject, besides, to, protocol).await
+        }
     }
 }
 
@@ -294,15 +317,26 @@ async fn detach(daemon: &Daemon) -> Result<ExitCode> {
     }
 }
 
-async fn explain(look: &Look, subject: Subject, to: Option<SocketAddr>, protocol: u8) -> Result<ExitCode> {
+async fn explain(
+    look: &Look,
+    subject: Subject,
+    besides: Besides,
+    to: Option<SocketAddr>,
+    protocol: u8,
+) -> Result<ExitCode> {
     let socket = look.daemon.socket();
     let to_or = || to.context("--to is missing");
     let yes = match subject {
         Subject { person: Some(person), .. } => {
-            let request = Request::ExplainPerson { person, to: to_or()?, protocol };
-            let explanation: Explanation = control::ask(&socket, &request).await?;
-            look.show(&explanation, |explanation| println!("{}", explanation.text))?;
-            explanation.allowed
+            let Besides { device, groups, tags, source } = besides;
+            let asker = Asker { person, device, groups, tags, source };
+            let request = Request::ExplainPerson { asker, to: to_or()?, protocol };
+            let answer: PersonExplanation = control::ask(&socket, &request).await?;
+            look.show(&answer, |PersonExplanation { explanation, taken }| {
+                println!("{}", explanation.text);
+                taken.iter().for_each(|line| println!("  {line}"));
+            })?;
+            answer.explanation.allowed
         }
         Subject { frame: Some(frame), .. } => verdict(look, &socket, &Request::ExplainFrame { frame }).await?,
         Subject { from, .. } => {
@@ -516,6 +550,10 @@ mod tests {
         assert!(parse("explain --frame 00").is_ok());
         assert!(parse("explain --to 1.2.3.4:22").is_err());
         assert!(parse("explain --person alice").is_err());
+        assert!(
+            parse("explain --person a --device b --group c --group d --tag e --address ::1 --to 1.2.3.4:22").is_ok()
+        );
+        assert!(parse("explain --from 1.2.3.4:5 --to 1.2.3.4:22 --tag e").is_err());
         assert!(parse("explain --person alice --from 1.2.3.4:5 --to 1.2.3.4:22").is_err());
         assert!(parse("explain --from 1.2.3.4:5 --to 1.2.3.4:22 --protocol tpc").is_err());
     }

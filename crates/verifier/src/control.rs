@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use shell::lines;
 use std::future::Future;
 use std::io::ErrorKind;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,10 +64,11 @@ pub enum Request {
         /// The whole Ethernet frame in hex.
         frame: String,
     },
-    /// Would the policy let this person in: [`engine::api::Explanation`].
+    /// Would the policy let this person in: [`engine::api::PersonExplanation`].
     ExplainPerson {
-        /// The person's name.
-        person: String,
+        /// Who.
+        #[serde(flatten)]
+        asker: Asker,
         /// The server.
         to: SocketAddr,
         /// The IP protocol number.
@@ -77,6 +78,25 @@ pub enum Request {
     Confirm,
     /// End protection: a sentence.
     Detach,
+}
+
+/// Somebody who may not be here at all.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asker {
+    /// The person's name.
+    pub person: String,
+    /// The device whose tags they have.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// Groups besides those that the authority knows of.
+    #[serde(default)]
+    pub groups: Vec<String>,
+    /// Tags besides those that the authority knows of.
+    #[serde(default)]
+    pub tags: Vec<String>,
+    /// Where they would ask the authority from.
+    #[serde(default)]
+    pub source: Option<IpAddr>,
 }
 
 /// The answer to a request.

@@ -1,6 +1,6 @@
 //! What the daemon's tasks share, and the answers to what is asked on the control socket.
 
-use crate::control::{Answer, Request};
+use crate::control::{Answer, Asker, Request};
 use crate::drops::Ring;
 use crate::owners::{OWNERS_MAX, Owners};
 use crate::protection::Protection;
@@ -149,8 +149,10 @@ impl Shared {
                 })
                 .await
             }
-            Request::ExplainPerson { person, to, protocol } => {
-                let request = ExplainRequest { person, address: to.ip(), protocol, port: to.port() };
+            Request::ExplainPerson { asker, to, protocol } => {
+                let Asker { person, device, groups, tags, source } = asker;
+                let (address, port) = (to.ip(), to.port());
+                let request = ExplainRequest { person, device, groups, tags, source, address, protocol, port };
                 json(&self.authority.explain(&request).await?)
             }
             Request::Confirm => json(&self.order(Order::Confirm).await?),

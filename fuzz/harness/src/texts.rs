@@ -118,6 +118,8 @@ pub fn api(input: &[u8]) {
     again::<api::GrantOwner>(input);
     again::<api::ExplainRequest>(input);
     again::<api::Explanation>(input);
+    again::<api::PersonExplanation>(input);
+    again::<api::LoggedOut>(input);
     again::<api::Problem>(input);
     if let Ok(config) = serde_json::from_slice::<api::VerifierConfig>(input) {
         let _ = protected::entries(&config.receivers);

@@ -27,6 +27,9 @@ pub enum ServiceCommand {
         /// A group that it is in; may be repeated
         #[arg(long = "group", value_name = "NAME")]
         groups: Vec<String>,
+        /// A tag that it has, for rules about "tag:NAME"; may be repeated
+        #[arg(long = "tag", value_name = "NAME")]
+        tags: Vec<String>,
     },
     /// Put a service account into the groups named here and no others
     Groups {
@@ -37,6 +40,16 @@ pub enum ServiceCommand {
         name: String,
         /// The groups; none takes it out of all
         groups: Vec<String>,
+    },
+    /// Give a service account the tags named here and no others, for rules about "tag:NAME"
+    Tags {
+        /// Where the authority lives
+        #[command(flatten)]
+        at: At,
+        /// The service's name
+        name: String,
+        /// The tags; none takes all away
+        tags: Vec<String>,
     },
     /// List service accounts
     List(List),
@@ -52,13 +65,13 @@ pub enum ServiceCommand {
 
 pub(super) async fn run(command: ServiceCommand) -> Result<()> {
     match command {
-        ServiceCommand::Add { at, name, key_file, groups } => {
+        ServiceCommand::Add { at, name, key_file, groups, tags } => {
             let shown = key_file.display();
             // Before the account: a key that can't be written would be lost.
             let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&key_file);
             let mut file = file.with_context(|| format!("can't make {shown}"))?;
             let written = async {
-                let key = admin::add_service(&at.directory(), &name, &groups).await?;
+                let key = admin::add_service(&at.directory(), &name, &groups, &tags).await?;
                 file.write_all(Zeroizing::new(serde_json::to_string_pretty(&key)?).as_bytes())?;
                 anyhow::Ok(file.sync_all()?)
             };
@@ -73,12 +86,16 @@ pub(super) async fn run(command: ServiceCommand) -> Result<()> {
             admin::set_service_groups(&at.directory(), &name, &groups).await?;
             println!("{name} is in {}", if groups.is_empty() { "no group".into() } else { groups.join(", ") });
         }
+        ServiceCommand::Tags { at, name, tags } => {
+            admin::set_service_tags(&at.directory(), &name, &tags).await?;
+            println!("{name} has {}", if tags.is_empty() { "no tags".into() } else { tags.join(", ") });
+        }
         ServiceCommand::List(list) => {
             let services = list.at.database()?.services()?;
-            show(&list, &services, &["SERVICE", "GROUPS", "CREATED", "LAST LOGIN", "KEY"], |service| {
+            show(&list, &services, &["SERVICE", "GROUPS", "TAGS", "CREATED", "LAST LOGIN", "KEY"], |service| {
                 let last = service.last_login.map_or_else(|| "-".into(), utc);
-                let groups = service.groups.join(", ");
-                vec![service.service.clone(), groups, utc(service.created), last, service.key.clone()]
+                let (groups, tags) = (service.groups.join(", "), service.tags.join(", "));
+                vec![service.service.clone(), groups, tags, utc(service.created), last, service.key.clone()]
             })?;
         }
         ServiceCommand::Remove { at, name } => {

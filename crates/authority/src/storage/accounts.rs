@@ -111,7 +111,7 @@ impl Database {
         let rows = statement.query_map([], |row| {
             let person: String = row.get(0)?;
             let devices = devices.query_map([&person], |row| row.get(0))?.collect::<Result<_, _>>()?;
-            let (issuer, groups) = (row.get(3)?, identities::groups(row.get(4)?));
+            let (issuer, groups) = (row.get(3)?, identities::names(row.get(4)?));
             let created = row.get::<_, i64>(2)?.cast_unsigned();
             Ok(AccountEntry { person, issuer, groups, totp: row.get(1)?, created, devices })
         })?;

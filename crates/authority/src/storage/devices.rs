@@ -1,4 +1,5 @@
-//! Devices and their tags. A device is what a person calls the machine that they logged in from.
+//! Devices and their tags. A device is what a person calls the machine that they logged in from. A service account has tags
+//! of its own, whatever its machine calls itself.
 
 use super::{AuditEvent, Database, Operator};
 use anyhow::{Result, bail};
@@ -22,12 +23,7 @@ impl Database {
     /// Gives a device these tags and no others.
     pub fn tag_device(&mut self, person: &str, device: &str, tags: &[String], by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
-            let known: bool = transaction.query_row(
-                "SELECT EXISTS (SELECT 1 FROM devices WHERE person = ?1 AND device = ?2)",
-                [person, device],
-                |row| row.get(0),
-            )?;
-            if !known {
+            if !is_known(transaction, person, device)? {
                 bail!("no device {person}/{device} has logged in: `device list` shows them");
             }
             transaction.execute("DELETE FROM device_tags WHERE person = ?1 AND device = ?2", [person, device])?;
@@ -54,10 +50,18 @@ impl Database {
     }
 }
 
-/// The tags of a device, sorted.
+/// Whether a device has ever logged in.
+pub(super) fn is_known(connection: &Connection, person: &str, device: &str) -> Result<bool> {
+    let mut statement = connection.prepare_cached("SELECT 1 FROM devices WHERE person = ?1 AND device = ?2")?;
+    Ok(statement.exists([person, device])?)
+}
+
+/// The tags of a device and of the service account that it is, sorted.
 pub(super) fn tags_of(connection: &Connection, person: &str, device: &str) -> Result<Vec<String>> {
-    let mut statement =
-        connection.prepare_cached("SELECT tag FROM device_tags WHERE person = ?1 AND device = ?2 ORDER BY tag")?;
+    let mut statement = connection.prepare_cached(
+        "SELECT tag FROM device_tags WHERE person = ?1 AND device = ?2
+             UNION SELECT value FROM identities, json_each(identities.tags) WHERE person = ?1 ORDER BY 1",
+    )?;
     let rows = statement.query_map([person, device], |row| row.get(0))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }

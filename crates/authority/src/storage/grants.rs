@@ -18,6 +18,11 @@ const MOST_OF_SESSION: u32 = 1024;
 /// Live grants that a person has at most, in all sessions.
 const MOST_OF_PERSON: u32 = 4096;
 
+/// The columns that [`entry`] reads, in its order.
+const ENTRY: &str =
+    "handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags, issued,
+    expires, revoked";
+
 /// What became of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recorded {
@@ -187,9 +192,7 @@ impl Database {
     pub fn grants(&self, now: u64, all: bool) -> Result<Vec<GrantEntry>> {
         let live = "expires > ?1 AND revoked IS NULL";
         let mut statement = self.connection.prepare_cached(&format!(
-            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
-                issued, expires, revoked
-             FROM grants WHERE {} ORDER BY issued DESC, handle",
+            "SELECT {ENTRY} FROM grants WHERE {} ORDER BY issued DESC, handle",
             if all { "?1 = ?1" } else { live }
         ))?;
         let rows = statement.query_and_then([now.cast_signed()], |row| entry(&self.connection, row))?;
@@ -249,20 +252,19 @@ impl Database {
     /// Grants of `verifier` that may have ended. Without an entry: one that is revoked or unknown, or whose person or device
     /// is gone.
     pub fn grants_of(&self, verifier: &str, handles: &[u64]) -> Result<Vec<(RevokedGrant, Option<GrantEntry>)>> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
-                issued, expires, revoked,
+        let mut statement = self.connection.prepare_cached(&format!(
+            "SELECT {ENTRY},
                 (EXISTS (SELECT 1 FROM accounts WHERE accounts.person = grants.person)
                     OR EXISTS (SELECT 1 FROM identities WHERE identities.person = grants.person))
                 AND EXISTS (SELECT 1 FROM devices
-                    WHERE devices.person = grants.person AND devices.device = grants.device)
+                    WHERE devices.person = grants.person AND devices.device = grants.device) AS there
              FROM grants WHERE handle = ?1 AND verifier = ?2",
-        )?;
+        ))?;
         let mut look_up = |handle: u64| {
             let mut rows = statement.query(params![handle.cast_signed(), verifier])?;
             let Some(row) = rows.next()? else { return Ok((RevokedGrant { handle, expires: 0 }, None)) };
-            let (entry, there): (_, bool) = (entry(&self.connection, row)?, row.get(15)?);
-            let grant = RevokedGrant { handle, expires: row.get(13)? };
+            let (entry, there): (_, bool) = (entry(&self.connection, row)?, row.get("there")?);
+            let grant = RevokedGrant { handle, expires: row.get("expires")? };
             Ok((grant, Some(entry).filter(|entry| there && entry.revoked.is_none())))
         };
         handles.iter().map(|handle| look_up(*handle)).collect()
@@ -333,11 +335,9 @@ impl Database {
 
     /// The grants that were issued since, whatever became of them, oldest first.
     pub fn grants_since(&self, since: u64) -> Result<Vec<GrantEntry>> {
-        let mut statement = self.connection.prepare(
-            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
-                issued, expires, revoked
-             FROM grants WHERE issued >= ?1 ORDER BY issued, handle",
-        )?;
+        let mut statement = self
+            .connection
+            .prepare(&format!("SELECT {ENTRY} FROM grants WHERE issued >= ?1 ORDER BY issued, handle"))?;
         let rows = statement.query_and_then([since.cast_signed()], |row| entry(&self.connection, row))?;
         rows.collect()
     }
@@ -454,6 +454,7 @@ fn revoked_grant(row: &Row<'_>) -> rusqlite::Result<RevokedGrant> {
     Ok(RevokedGrant { handle: row.get::<_, i64>(0)?.cast_unsigned(), expires: row.get(1)? })
 }
 
+/// Reads [`ENTRY`].
 fn entry(connection: &Connection, row: &Row<'_>) -> Result<GrantEntry> {
     let (address, prefix): (String, String) = (row.get(7)?, row.get(10)?);
     let (person, device): (String, String) = (row.get(1)?, row.get(2)?);

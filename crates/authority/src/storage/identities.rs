@@ -15,7 +15,7 @@ const SERVICE: &str = "";
 pub(super) const SCHEMA: &str = "
 CREATE TABLE identities (
     person TEXT PRIMARY KEY, issuer TEXT NOT NULL, subject TEXT NOT NULL, groups TEXT NOT NULL,
-    created INTEGER NOT NULL, last_login INTEGER, UNIQUE (issuer, subject)
+    tags TEXT NOT NULL DEFAULT '[]', created INTEGER NOT NULL, last_login INTEGER, UNIQUE (issuer, subject)
 ) STRICT;
 CREATE TABLE provider_sessions (
     token BLOB PRIMARY KEY, subject TEXT NOT NULL, sid TEXT, refresh_token TEXT, renewed INTEGER NOT NULL
@@ -53,6 +53,32 @@ impl Proof {
     }
 }
 
+/// A service account that is to be.
+#[derive(Clone, Copy)]
+pub struct NewService<'s> {
+    /// Its name.
+    pub name: &'s str,
+    /// Its public key, in hex.
+    pub key: &'s str,
+    /// Its groups.
+    pub groups: &'s [String],
+    /// Its tags.
+    pub tags: &'s [String],
+}
+
+/// What the authority knows of somebody who need not be logged in.
+#[derive(Debug)]
+pub struct Known {
+    /// Groups besides those of the policy.
+    pub groups: Vec<String>,
+    /// Tags of the device that was asked about, and of a service account.
+    pub tags: Vec<String>,
+    /// Whether they are a service account.
+    pub is_service: bool,
+    /// Whether the device that was asked about has ever logged in.
+    pub has_device: Option<bool>,
+}
+
 /// A service account as it is listed.
 #[derive(Debug, Serialize)]
 pub struct ServiceEntry {
@@ -62,6 +88,8 @@ pub struct ServiceEntry {
     pub key: String,
     /// Its groups.
     pub groups: Vec<String>,
+    /// Its tags, on whichever machine.
+    pub tags: Vec<String>,
     /// When it was made, Unix seconds.
     pub created: u64,
     /// When it logged in last, Unix seconds.
@@ -99,17 +127,26 @@ pub enum Renewed {
 
 impl Database {
     /// Adds a service account.
-    pub fn add_service(&mut self, name: &str, key: &str, groups: &[String], by: &Operator, now: u64) -> Result<()> {
+    pub fn add_service(&mut self, service: &NewService<'_>, by: &Operator, now: u64) -> Result<()> {
+        let NewService { name, key, groups, tags } = *service;
         self.write(|transaction| {
             if is_known(transaction, name)? || has_account(transaction, name)? {
                 bail!("the name {name} is taken: `user list` and `service list` show whose it is");
             }
             transaction.execute(
-                "INSERT INTO identities (person, issuer, subject, groups, created) VALUES (?1, ?2, ?3, ?4, ?5)",
-                params![name, SERVICE, key, serde_json::to_string(groups)?, now.cast_signed()],
+                "INSERT INTO identities (person, issuer, subject, groups, tags, created) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                params![
+                    name,
+                    SERVICE,
+                    key,
+                    serde_json::to_string(groups)?,
+                    serde_json::to_string(tags)?,
+                    now.cast_signed()
+                ],
             )?;
             let event = AuditEvent::new("service_added").person(name).by(by);
-            event.detail(format!("key {key}; groups: {}", groups.join(", "))).write(transaction, now)
+            let detail = format!("key {key}; groups: {}; tags: {}", groups.join(", "), tags.join(", "));
+            event.detail(detail).write(transaction, now)
         })
     }
 
@@ -125,6 +162,21 @@ impl Database {
             }
             let event = AuditEvent::new("groups_changed").person(name).by(by);
             event.detail(format!("groups: {}", groups.join(", "))).write(transaction, now)
+        })
+    }
+
+    /// Gives a service account these tags and no others.
+    pub fn set_service_tags(&mut self, name: &str, tags: &[String], by: &Operator, now: u64) -> Result<()> {
+        self.write(|transaction| {
+            let changed = transaction.execute(
+                "UPDATE identities SET tags = ?2 WHERE person = ?1 AND issuer = ?3",
+                params![name, serde_json::to_string(tags)?, SERVICE],
+            )?;
+            if changed == 0 {
+                bail!("no service account {name}: `service list` shows them");
+            }
+            let event = AuditEvent::new("service_tagged").person(name).by(by);
+            event.detail(format!("tags: {}", tags.join(", "))).write(transaction, now)
         })
     }
 
@@ -151,23 +203,30 @@ impl Database {
     /// Service accounts, by name.
     pub fn services(&self) -> Result<Vec<ServiceEntry>> {
         let mut statement = self.connection.prepare_cached(
-            "SELECT person, subject, groups, created, last_login FROM identities WHERE issuer = ?1 ORDER BY person",
+            "SELECT person, subject, groups, tags, created, last_login FROM identities WHERE issuer = ?1 ORDER BY person",
         )?;
         let rows = statement.query_map([SERVICE], |row| {
             Ok(ServiceEntry {
                 service: row.get(0)?,
                 key: row.get(1)?,
-                groups: groups(row.get(2)?),
-                created: row.get::<_, i64>(3)?.cast_unsigned(),
-                last_login: row.get::<_, Option<i64>>(4)?.map(i64::cast_unsigned),
+                groups: names(row.get(2)?),
+                tags: names(row.get(3)?),
+                created: row.get::<_, i64>(4)?.cast_unsigned(),
+                last_login: row.get::<_, Option<i64>>(5)?.map(i64::cast_unsigned),
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The groups of one person besides those of the policy.
-    pub fn groups_of(&self, person: &str) -> Result<Vec<String>> {
-        groups_of(&self.connection, person)
+    /// What is known of one person's groups besides those of the policy, and of the tags of a device of theirs or, without
+    /// one, of them on every device.
+    pub fn known_of(&self, person: &str, device: Option<&str>) -> Result<Known> {
+        Ok(Known {
+            groups: groups_of(&self.connection, person)?,
+            tags: devices::tags_of(&self.connection, person, device.unwrap_or_default())?,
+            is_service: self.service_key(person)?.is_some(),
+            has_device: device.map(|device| devices::is_known(&self.connection, person, device)).transpose()?,
+        })
     }
 
     /// Live sessions whose last word from the provider is older than `before`, of one person if given.
@@ -341,10 +400,11 @@ pub(super) fn is_known(transaction: &Transaction<'_>, person: &str) -> Result<bo
 /// The groups of one person besides those of the policy.
 pub(super) fn groups_of(connection: &Connection, person: &str) -> Result<Vec<String>> {
     let mut statement = connection.prepare_cached("SELECT groups FROM identities WHERE person = ?1")?;
-    Ok(groups(statement.query_row([person], |row| row.get(0)).optional()?))
+    Ok(names(statement.query_row([person], |row| row.get(0)).optional()?))
 }
 
-pub(super) fn groups(json: Option<String>) -> Vec<String> {
+/// A list of names as it is stored.
+pub(super) fn names(json: Option<String>) -> Vec<String> {
     json.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default()
 }
 

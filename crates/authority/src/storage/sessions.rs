@@ -241,7 +241,7 @@ impl Database {
                 person: row.get(0)?,
                 device: row.get(1)?,
                 source: row.get(2)?,
-                groups: identities::groups(row.get(3)?),
+                groups: identities::names(row.get(3)?),
                 created: row.get::<_, i64>(4)?.cast_unsigned(),
                 expires: row.get::<_, i64>(5)?.cast_unsigned(),
                 renewed: row.get::<_, Option<i64>>(6)?.map(i64::cast_unsigned),

@@ -166,12 +166,16 @@ async fn a_verifier_learns_what_it_protects() {
 
     let ask = |person: &str| ExplainRequest {
         person: person.into(),
+        device: None,
+        groups: Vec::new(),
+        tags: Vec::new(),
+        source: None,
         address: "203.0.113.10".parse().unwrap(),
         protocol: 6,
         port: 22,
     };
-    assert!(verifier.explain(&ask("alice")).await.unwrap().allowed);
-    let bob = verifier.explain(&ask("bob")).await.unwrap();
+    assert!(verifier.explain(&ask("alice")).await.unwrap().explanation.allowed);
+    let bob = verifier.explain(&ask("bob")).await.unwrap().explanation;
     assert!(!bob.allowed && bob.text.contains("denied by policy.toml:23 not bob"), "{}", bob.text);
 }
 

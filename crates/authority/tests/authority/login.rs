@@ -214,7 +214,7 @@ async fn nobody_takes_a_name_that_is_somebody_elses() {
     let going = scene.start_for(&["staff"], named("carol", "m-1")).await;
     assert_eq!(problem(going.end(&scene.stage).await).r#type, "name_taken", "another carol");
     assert!(admin::add_account(&scene.stage.directory, "carol", PASSWORD, false).await.is_err());
-    assert!(admin::add_service(&scene.stage.directory, "carol", &[]).await.is_err());
+    assert!(admin::add_service(&scene.stage.directory, "carol", &[], &[]).await.is_err());
 
     // Who is called something else now takes none of the former name's sessions along.
     let before = scene.stage.database().session_entries(authority::now()).unwrap();
@@ -405,7 +405,7 @@ async fn an_authority_without_a_provider_says_so() {
 #[tokio::test]
 async fn a_machine_logs_in_with_its_key_once_per_challenge() {
     let stage = Stage::start().await;
-    let file = admin::add_service(&stage.directory, "backup", &["staff".into()]).await.unwrap();
+    let file = admin::add_service(&stage.directory, "backup", &["staff".into()], &[]).await.unwrap();
     let key = Key::of(&file.key);
     let client = stage.client();
     let assertion = |nonce: &str, change: fn(&mut serde_json::Map<String, Value>)| {
@@ -456,7 +456,7 @@ async fn a_machine_logs_in_with_its_key_once_per_challenge() {
     assert_eq!(problem(refused).r#type, "wrong_assertion");
 
     // Who has the name next does not have the tags.
-    let next = admin::add_service(&stage.directory, "backup", &[]).await.unwrap();
+    let next = admin::add_service(&stage.directory, "backup", &[], &[]).await.unwrap();
     let nonce = client.challenge().await.unwrap().nonce;
     answer(&nonce, Key::of(&next.key).token(&assertion(&nonce, |_| {}))).await.unwrap();
     assert!(stage.database().devices(None).unwrap().iter().all(|device| device.tags.is_empty()));
