@@ -16,6 +16,6 @@ pub(crate) mod service;
 pub use claims::Identity;
 pub use config::ProviderConfig;
 pub(crate) use password::Attempt;
-pub(crate) use pending::{BROWSER_TIME, Finish, Logins, Purpose, Started, Way};
+pub(crate) use pending::{BROWSER_TIME, Finish, Logins, Purpose, Rest, Started, Way};
 pub(crate) use provider::Provider;
 pub(crate) use renewal::LOOK;

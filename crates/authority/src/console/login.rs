@@ -6,7 +6,7 @@ use super::cookie::Cookie;
 use super::page::{self, Page};
 use super::visitor::{Form, Visit, Visitor};
 use crate::extract::Peer;
-use crate::login::{Attempt, BROWSER_TIME, Finish, Purpose, Started, Way, handlers};
+use crate::login::{Attempt, BROWSER_TIME, Finish, Purpose, Rest, Started, Way, handlers};
 use crate::now;
 use crate::problem::Problem;
 use crate::state::Authority;
@@ -145,7 +145,7 @@ async fn begin(
 async fn depart(State(authority): Shared, visit: Visit, peer: Peer, Form(fields): Form) -> Result<Response, Problem> {
     let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
     let url = authority.config.console.url.as_ref().ok_or(Problem::NoProvider)?;
-    authority.throttle.charge(&authority.throttle.start(peer.address), Instant::now()).map_err(Problem::TooMany)?;
+    let charged = authority.throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
     let departure = provider.depart(format!("{url}{CALLBACK}")).await?;
     let address = departure.url.clone();
     let login = authority.logins.begin(Started {
@@ -153,6 +153,7 @@ async fn depart(State(authority): Shared, visit: Visit, peer: Peer, Form(fields)
         purpose: Purpose::Console(local(fields.filled("to"))),
         source: Key::source(peer.address),
         until: Instant::now() + BROWSER_TIME,
+        charged,
         way: Way::Browser(departure),
     })?;
     // A page, not a redirect: our own policy lets forms lead to nowhere but here.
@@ -185,11 +186,13 @@ async fn arrive(
     };
     let callback = Callback { code, state, iss };
     let found = authority.logins.finish(&login, &visit.secret, Some(&callback), &provider.config.issuer)?;
-    let Finish::Arrived(departure, code, Purpose::Console(to)) = found else { return Err(Problem::WrongLogin) };
+    let Finish::Arrived(departure, code, Rest { purpose: Purpose::Console(to), charged }) = found else {
+        return Err(Problem::WrongLogin);
+    };
     let verified = provider.arrive(departure, code).await;
     let (person, proof) = handlers::proved(&authority, &peer, verified).await?;
     let response = begin(&authority, &visit, &peer, &headers, person, proof, &to).await?;
-    authority.throttle.refund(&authority.throttle.start(peer.address));
+    authority.throttle.refund(&charged);
     Ok(response)
 }
 

@@ -1,6 +1,6 @@
 //! The calls that log in with the identity provider or as a machine (`engine::api`).
 
-use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, Finish, Purpose, Started, Way};
+use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, Finish, Purpose, Rest, Started, Way};
 use super::provider::{Refusal, Verified};
 use super::{Provider, service};
 use crate::extract::{Body, Peer};
@@ -80,7 +80,7 @@ async fn browser(
     peer: Peer,
     Body(BrowserLogin { device, challenge, port }): Body<BrowserLogin>,
 ) -> Result<Json<BrowserLoginStarted>, Problem> {
-    let (provider, challenge) = prepare(&authority, &peer, &device, &challenge)?;
+    let Prepared { provider, challenge, charged } = prepare(&authority, &peer, &device, &challenge)?;
     if port < 1024 || provider.config.redirect_port.is_some_and(|only| only != port) {
         return Err(Problem::Malformed("the identity provider does not send browsers to this port".into()));
     }
@@ -89,7 +89,7 @@ async fn browser(
     let (url, state) = (departure.url.clone(), departure.state.clone());
     let (source, until) = (Key::source(peer.address), Instant::now() + BROWSER_TIME);
     let (purpose, way) = (Purpose::Device(device), Way::Browser(departure));
-    let login = authority.logins.begin(Started { challenge, purpose, source, until, way })?;
+    let login = authority.logins.begin(Started { challenge, purpose, source, until, charged, way })?;
     Ok(Json(BrowserLoginStarted { login, url, state, expires_in: BROWSER_TIME.as_secs() }))
 }
 
@@ -103,7 +103,7 @@ async fn device(
     peer: Peer,
     Body(DeviceLogin { device, challenge }): Body<DeviceLogin>,
 ) -> Result<Json<DeviceLoginStarted>, Problem> {
-    let (provider, challenge) = prepare(&authority, &peer, &device, &challenge)?;
+    let Prepared { provider, challenge, charged } = prepare(&authority, &peer, &device, &challenge)?;
     let details = provider.device().await?;
     let expires_in = details.expires_in().min(BROWSER_TIME);
     let mut started = DeviceLoginStarted {
@@ -123,7 +123,7 @@ async fn device(
     let way = Way::Device(comes, Abort(task.abort_handle()));
     let (source, until) = (Key::source(peer.address), Instant::now() + expires_in);
     let purpose = Purpose::Device(device);
-    started.login = authority.logins.begin(Started { challenge, purpose, source, until, way })?;
+    started.login = authority.logins.begin(Started { challenge, purpose, source, until, charged, way })?;
     Ok(Json(started))
 }
 
@@ -138,15 +138,17 @@ async fn finish(
 ) -> Result<Json<LoginOutcome>, Problem> {
     let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
     let found = authority.logins.finish(&login, &verifier, callback.as_ref(), &provider.config.issuer)?;
-    let (verified, device) = match found {
+    let (verified, device, charged) = match found {
         Finish::Pending => return Ok(Json(LoginOutcome::Pending)),
-        Finish::Arrived(departure, code, Purpose::Device(device)) => (provider.arrive(departure, code).await, device),
-        Finish::Verified(verified, Purpose::Device(device)) => (verified, device),
+        Finish::Arrived(departure, code, Rest { purpose: Purpose::Device(device), charged }) => {
+            (provider.arrive(departure, code).await, device, charged)
+        }
+        Finish::Verified(verified, Rest { purpose: Purpose::Device(device), charged }) => (verified, device, charged),
         Finish::Arrived(..) | Finish::Verified(..) => return Err(Problem::WrongLogin),
     };
     let (person, proof) = proved(&authority, &peer, verified).await?;
     let session = add(&authority, &peer, person, device, proof).await?;
-    authority.throttle.refund(&authority.throttle.start(peer.address));
+    authority.throttle.refund(&charged);
     Ok(Json(LoginOutcome::LoggedIn(session)))
 }
 
@@ -174,10 +176,10 @@ pub(crate) async fn proved(
 /// What a machine has to sign in order to log in
 #[utoipa::path(post, path = "/v1/login/challenge", responses((status = 200, body = Challenge), Problem))]
 async fn challenge(State(authority): Shared, peer: Peer) -> Result<Json<Challenge>, Problem> {
-    authority.throttle.charge(&authority.throttle.start(peer.address), Instant::now()).map_err(Problem::TooMany)?;
+    let charged = authority.throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
     let (source, until) = (Key::source(peer.address), Instant::now() + CHALLENGE_TIME);
     let (challenge, purpose) = ([0; 32], Purpose::Device(String::new()));
-    let nonce = authority.logins.begin(Started { challenge, purpose, source, until, way: Way::Challenge })?;
+    let nonce = authority.logins.begin(Started { challenge, purpose, source, until, charged, way: Way::Challenge })?;
     Ok(Json(Challenge { nonce }))
 }
 
@@ -192,8 +194,11 @@ async fn service_login(
 ) -> Result<Json<Session>, Problem> {
     check_device(&device)?;
     let name = service.clone();
-    let known = engine::policy::name_is_valid(&service) && authority.logins.answer(&nonce);
-    let key = if known { authority.storage.call(move |database| database.service_key(&name)).await? } else { None };
+    let charged = authority.logins.answer(&nonce).filter(|_| engine::policy::name_is_valid(&service));
+    let key = match charged {
+        Some(_) => authority.storage.call(move |database| database.service_key(&name)).await?,
+        None => None,
+    };
     let genuine =
         |key: &String| service::is_genuine(&assertion, &service, &nonce, &authority.audience, key).unwrap_or_default();
     let Some(key) = key.filter(genuine) else {
@@ -201,7 +206,7 @@ async fn service_login(
         return Err(Problem::WrongAssertion);
     };
     let session = add(&authority, &peer, service, device, Proof::Service(key)).await?;
-    authority.throttle.refund(&authority.throttle.start(peer.address));
+    authority.throttle.refund(&charged.unwrap_or_default());
     Ok(Json(session))
 }
 
@@ -244,19 +249,21 @@ async fn backchannel_logout(
 }
 
 /// What both kinds of logins with the provider begin with.
-fn prepare<'a>(
-    authority: &'a Authority,
-    peer: &Peer,
-    device: &str,
-    challenge: &str,
-) -> Result<(&'a Provider, [u8; 32]), Problem> {
+struct Prepared<'a> {
+    provider: &'a Provider,
+    challenge: [u8; 32],
+    charged: Vec<Key>,
+}
+
+fn prepare<'a>(authority: &'a Authority, peer: &Peer, device: &str, challenge: &str) -> Result<Prepared<'a>, Problem> {
     let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
     check_device(device)?;
-    let mut hash = [0; 32];
-    hex::decode_to_slice(challenge, &mut hash)
+    let text = challenge;
+    let mut challenge = [0; 32];
+    hex::decode_to_slice(text, &mut challenge)
         .map_err(|_| Problem::Malformed("a challenge is a SHA-256, 64 hex digits".into()))?;
-    authority.throttle.charge(&authority.throttle.start(peer.address), Instant::now()).map_err(Problem::TooMany)?;
-    Ok((provider, hash))
+    let charged = authority.throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
+    Ok(Prepared { provider, challenge, charged })
 }
 
 async fn add(

@@ -8,6 +8,7 @@ use crate::state::Authority;
 use crate::storage::{AuditEvent, Proof};
 use crate::throttle::Key;
 use engine::policy::name_is_valid;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
@@ -30,8 +31,14 @@ impl Authority {
         let Attempt { person, password, code } = attempt;
         // Names that no account can have are answered as wrong ones are, and never stored.
         let known_form = name_is_valid(&person) && password.len() <= MOST_PASSWORD;
-        let keys = self.throttle.login(known_form.then_some(&person), peer.address);
-        self.throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
+        let charged = self.throttle.login(known_form.then_some(person.as_str()), peer.address, Instant::now());
+        let keys = match charged {
+            Ok(keys) => keys,
+            Err(wait) => {
+                let early = self.early_factor(&person, code.as_deref(), peer.address).await?;
+                early.ok_or(Problem::TooMany(wait))?
+            }
+        };
         let failed = |why: &str| {
             let event = AuditEvent::new("login_failed").source(peer.address).detail(why);
             if known_form { event.person(&person) } else { event }
@@ -55,7 +62,7 @@ impl Authority {
         };
         if let Some(secret) = &account.totp {
             let code = code.ok_or(Problem::SecondFactorRequired)?;
-            let factor = [Key::SecondFactor(person.clone())];
+            let factor = [self.throttle.second_factor(&person, peer.address)];
             self.throttle.charge(&factor, Instant::now()).map_err(Problem::TooMany)?;
             let fresh = match credentials::totp_step(secret, &code, now())? {
                 None => false,
@@ -72,5 +79,21 @@ impl Authority {
         }
         self.throttle.refund(&keys);
         Ok((person, Proof::Password(account.password)))
+    }
+
+    /// Whether somebody who has to wait shows the account's second factor: whoever only guesses passwords cannot. Gives
+    /// what that was charged to. The answer is the same whether there is such an account or not.
+    async fn early_factor(
+        &self,
+        person: &str,
+        code: Option<&str>,
+        source: IpAddr,
+    ) -> Result<Option<Vec<Key>>, Problem> {
+        let Some(code) = code else { return Ok(None) };
+        let Some(keys) = self.throttle.early_factor(source, Instant::now()) else { return Ok(None) };
+        let wanted = person.to_owned();
+        let account = self.storage.call(move |database| database.account(&wanted)).await?;
+        let Some(secret) = account.and_then(|account| account.totp) else { return Ok(None) };
+        Ok(credentials::totp_step(&secret, code, now())?.map(|_| keys))
     }
 }

@@ -3,6 +3,7 @@
 use super::provider::{Departure, Refusal, Verified};
 use crate::credentials::{self, token_hash};
 use crate::problem::Problem;
+use crate::throttle::Key;
 use anyhow::Result;
 use engine::api::Callback;
 use std::collections::{BTreeMap, HashMap};
@@ -61,6 +62,8 @@ pub struct Started {
     pub source: IpAddr,
     /// When it is forgotten.
     pub until: Instant,
+    /// What it was charged to, for when it turns out a good one.
+    pub charged: Vec<Key>,
     /// How it is to come about.
     pub way: Way,
 }
@@ -70,9 +73,17 @@ pub enum Finish {
     /// The person has not logged in at the provider yet.
     Pending,
     /// A browser came back with a code.
-    Arrived(Departure, String, Purpose),
+    Arrived(Departure, String, Rest),
     /// The provider has spoken.
-    Verified(Result<Verified, Refusal>, Purpose),
+    Verified(Result<Verified, Refusal>, Rest),
+}
+
+/// What else was known of a login that is used up.
+pub struct Rest {
+    /// What it was for.
+    pub purpose: Purpose,
+    /// What it was charged to.
+    pub charged: Vec<Key>,
 }
 
 /// The logins under way, by name.
@@ -119,17 +130,17 @@ impl Logins {
                 Err(oneshot::error::TryRecvError::Closed) => return Err(Problem::WrongLogin),
                 Ok(outcome) => outcome,
             };
-            let login = all.remove(name).ok_or(Problem::WrongLogin)?;
-            return Ok(Finish::Verified(outcome, login.purpose));
+            let Started { purpose, charged, .. } = all.remove(name).ok_or(Problem::WrongLogin)?;
+            return Ok(Finish::Verified(outcome, Rest { purpose, charged }));
         }
         // From here on the login is used up, whatever comes of it.
-        match (all.remove(name).map(|login| (login.way, login.purpose)), callback) {
-            (Some((Way::Browser(departure), purpose)), Some(callback)) => {
+        match (all.remove(name), callback) {
+            (Some(Started { way: Way::Browser(departure), purpose, charged, .. }), Some(callback)) => {
                 let same_state = bool::from(callback.state.as_bytes().ct_eq(departure.state.as_bytes()));
                 // A code of another provider's must not be shown to this one (mix-up, RFC 9207).
                 let same_issuer = callback.iss.as_ref().is_none_or(|from| from == issuer);
                 match same_state && same_issuer {
-                    true => Ok(Finish::Arrived(departure, callback.code.clone(), purpose)),
+                    true => Ok(Finish::Arrived(departure, callback.code.clone(), Rest { purpose, charged })),
                     false => Err(Problem::WrongLogin),
                 }
             }
@@ -137,14 +148,14 @@ impl Logins {
         }
     }
 
-    /// Uses up a challenge; false if there is none of this name.
-    pub fn answer(&self, name: &str) -> bool {
+    /// Uses up a challenge; gives what it was charged to, or nothing if there is none of this name.
+    pub fn answer(&self, name: &str) -> Option<Vec<Key>> {
         let mut all = self.lock();
         match all.get(name) {
             Some(Started { way: Way::Challenge, .. }) => {
-                all.remove(name).is_some_and(|login| login.until > Instant::now())
+                all.remove(name).filter(|login| login.until > Instant::now()).map(|login| login.charged)
             }
-            _ => false,
+            _ => None,
         }
     }
 
@@ -171,15 +182,15 @@ mod tests {
         let until = Instant::now() + CHALLENGE_TIME;
         let source = IpAddr::V4(source.into());
         let purpose = Purpose::Device("x".into());
-        Started { challenge: [0; 32], purpose, source, until, way: Way::Challenge }
+        Started { challenge: [0; 32], purpose, source, until, charged: Vec::new(), way: Way::Challenge }
     }
 
     #[test]
     fn a_challenge_is_good_once() {
         let logins = Logins::default();
         let name = logins.begin(challenge(1)).unwrap();
-        assert!(logins.answer(&name));
-        assert!(!logins.answer(&name) && !logins.answer("x"));
+        assert!(logins.answer(&name).is_some());
+        assert!(logins.answer(&name).is_none() && logins.answer("x").is_none());
     }
 
     #[test]
@@ -190,13 +201,13 @@ mod tests {
             logins.begin(challenge(2)).unwrap();
         }
         assert_eq!(logins.lock().len(), MOST_CHALLENGES);
-        assert!(logins.answer(&honest));
+        assert!(logins.answer(&honest).is_some());
     }
 
     #[test]
     fn what_has_ended_is_worth_nothing() {
         let logins = Logins::default();
         let name = logins.begin(Started { until: Instant::now(), ..challenge(1) }).unwrap();
-        assert!(!logins.answer(&name));
+        assert!(logins.answer(&name).is_none());
     }
 }

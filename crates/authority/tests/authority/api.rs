@@ -81,6 +81,24 @@ async fn a_second_factor_is_asked_for_and_works_once() {
 }
 
 #[tokio::test]
+async fn guessers_next_door_dont_keep_out_whoever_shows_a_second_factor() {
+    let stage = Stage::start().await;
+    let address = admin::add_account(&stage.directory, "carol", PASSWORD, true).await.unwrap().unwrap();
+    let secret = address.split_once("secret=").unwrap().1.split_once('&').unwrap().0;
+    let secret = totp_rs::Secret::try_from_base32(secret).unwrap();
+    let totp = totp_rs::Builder::new().with_secret(secret).build().unwrap();
+    let client = stage.client();
+    let attempt = async |code: Option<&str>| client.login(&login("carol", PASSWORD, code)).await;
+    while problem(client.login(&login("carol", "wrong horse", None)).await).status != 429 {}
+    assert_eq!(problem(attempt(None).await).status, 429);
+    let wrong = totp.generate(now() - 3600).to_string();
+    assert_eq!(problem(attempt(Some(&wrong)).await).status, 429, "as if there were no such account");
+    let guessed = client.login(&login("nobody", PASSWORD, Some(&wrong))).await;
+    assert!([401, 429].contains(&problem(guessed).status));
+    attempt(Some(&totp.generate(now()).to_string())).await.unwrap();
+}
+
+#[tokio::test]
 async fn grants_follow_the_policy_and_name_the_rule() {
     let stage = Stage::start().await;
     let (alice, bob, eve) = (stage.login("alice").await, stage.login("bob").await, stage.login("eve").await);

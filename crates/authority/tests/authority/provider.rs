@@ -8,7 +8,7 @@ use axum::{Json, Router};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use openidconnect::PrivateSigningKey;
-use openidconnect::core::{CoreEdDsaPrivateSigningKey, CoreJwsSigningAlgorithm};
+use openidconnect::core::{CoreEdDsaPrivateSigningKey, CoreHmacKey, CoreJwsSigningAlgorithm};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -53,6 +53,15 @@ impl Key {
         let encode = |value: &str| URL_SAFE_NO_PAD.encode(value);
         let signed = format!("{}.{}", encode(&head.to_string()), encode(&json!(claims).to_string()));
         let signature = self.0.sign(&CoreJwsSigningAlgorithm::EdDsa, signed.as_bytes()).unwrap();
+        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+    }
+
+    /// A token that is signed with a secret that both sides know, as it has to be.
+    pub fn symmetric(secret: &str, claims: &Map<String, Value>) -> String {
+        let head = json!({ "alg": "HS256", "typ": "JWT" });
+        let signed = [head, json!(claims)].map(|part| URL_SAFE_NO_PAD.encode(part.to_string())).join(".");
+        let key = CoreHmacKey::new(secret);
+        let signature = key.sign(&CoreJwsSigningAlgorithm::HmacSha256, signed.as_bytes()).unwrap();
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
     }
 
