@@ -166,7 +166,9 @@ fn converse(mut stream: TcpStream, end: &AtomicBool) -> std::io::Result<()> {
         match stream.read(&mut buffer) {
             Ok(0) => break,
             Ok(size) => stream.write_all(&buffer[..size])?,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            // A process that was stopped and goes on has its reads interrupted.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
             Err(error) => return Err(error),
         }
     }
