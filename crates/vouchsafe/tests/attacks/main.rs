@@ -2,6 +2,8 @@
 //! the process, and its memory stays bounded.
 
 mod described;
+mod policy;
+mod redirect;
 mod stage;
 
 use serde_json::json;
@@ -12,9 +14,9 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
+/// What checking passwords may add to the authority's memory, all told.
+const MEMORY_OF_PASSWORDS: u64 = 640 << 20;
 const HOME: Ipv4Addr = Ipv4Addr::new(127, 0, 7, 7);
-/// What an attack may add to the authority's memory: two passwords being checked take 38 MiB of it.
-const MEMORY: u64 = 160 << 20;
 
 fn grant(stage: &Stage, token: &str) -> Answer {
     let git = json!({ "address": "203.0.113.10", "protocol": 6, "port": 22 });
@@ -25,7 +27,9 @@ fn grant(stage: &Stage, token: &str) -> Answer {
 fn guessing_is_slowed_and_never_locks_the_owner_out() {
     let mut stage = Stage::start();
     stage.token(HOME, "alice");
-    let guess = &|from, n: usize| stage.login(from, "alice", &format!("guess number {n}")).status;
+    // A crowd may find its connections closed: no answer is a no.
+    let status = &|from, password: &str| stage.try_login(from, "alice", password).map_or(0, |answer| answer.status);
+    let guess = &|from, n: usize| status(from, &format!("guess number {n}"));
     let results: Vec<_> = (0..40).map(|n| guess(HERE, n)).collect();
     assert!(results.iter().all(|status| [401, 429].contains(status)), "{results:?}");
     assert!(results.iter().filter(|status| **status == 401).count() < 10, "{results:?}");
@@ -33,28 +37,36 @@ fn guessing_is_slowed_and_never_locks_the_owner_out() {
 
     // From all over one network, and from all over the world: what they can try together is bounded, too.
     let network: Vec<_> = (1..=250).map(|host| Ipv4Addr::new(127, 1, 1, host)).collect();
-    let world: Vec<_> = (0..250).map(|n| Ipv4Addr::new(127, 2, n, 1)).collect();
+    let world: Vec<_> = (0..500).map(|n| Ipv4Addr::new(127, 2, (n % 250) as u8, 1)).collect();
     let guess_from = |sources: &[Ipv4Addr]| -> Vec<u16> {
         std::thread::scope(|scope| {
             let part = |sources: Vec<Ipv4Addr>| {
                 scope.spawn(move || sources.into_iter().enumerate().map(|(n, from)| guess(from, n)).collect::<Vec<_>>())
             };
-            let parts: Vec<_> = sources.chunks(32).map(|sources| part(sources.to_vec())).collect();
+            let parts: Vec<_> = sources.chunks(64).map(|sources| part(sources.to_vec())).collect();
             parts.into_iter().flat_map(|part| part.join().unwrap()).collect()
         })
     };
     let results = [guess_from(&network), guess_from(&world)];
-    assert!(results.iter().flatten().all(|status| [401, 429, 503].contains(status)), "{results:?}");
+    assert!(results.iter().flatten().all(|status| [0, 401, 429, 503].contains(status)), "{results:?}");
     assert!(results[0].iter().filter(|status| **status == 401).count() < 150, "{results:?}");
     let began = Instant::now();
     stage.token(HOME, "alice");
     assert!(began.elapsed() < Duration::from_secs(10), "the owner had to wait {:?}", began.elapsed());
-    stage.is_well();
+    // And at an address that is new, after a delay that does not grow with the guessing.
+    let (began, new) = (Instant::now(), Ipv4Addr::new(127, 9, 9, 9));
+    guess_from(&world);
+    while status(new, PASSWORD) != 200 {
+        assert!(began.elapsed() < 3 * PATIENCE, "the owner waits for {:?}", began.elapsed());
+        guess_from(&world[..50]);
+    }
+    // What a password takes, the allocator keeps for the thread that checked it.
+    stage.is_well_within(MEMORY_OF_PASSWORDS);
 }
 
 #[test]
 fn a_claimed_address_is_no_other_source() {
-    let stage = Stage::start();
+    let mut stage = Stage::start();
     let body = json!({ "person": "alice", "password": "wrong horse", "device": "x" }).to_string();
     let results: Vec<_> = (0..30)
         .map(|n| {
@@ -68,11 +80,12 @@ fn a_claimed_address_is_no_other_source() {
         .collect();
     assert!(results.iter().filter(|status| **status == 401).count() < 10, "{results:?}");
     assert!(results.contains(&429), "{results:?}");
+    stage.is_well();
 }
 
 #[test]
 fn a_token_is_good_for_what_it_was_given_for_only() {
-    let stage = Stage::start();
+    let mut stage = Stage::start();
     let (alice, bob) = (stage.token(HERE, "alice"), stage.token(HERE, "bob"));
     let (verifier, code) = stage.verifier("edge");
     let owned = grant(&stage, &alice);
@@ -112,6 +125,7 @@ fn a_token_is_good_for_what_it_was_given_for_only() {
     assert_eq!(stage.call(HERE, "POST /v1/logout", Some(&alice), None).status, 204);
     assert_eq!(grant(&stage, &alice).status, 401, "an ended session's token");
     assert!(stage.authority(&["audit", "verify"]).starts_with("whole"));
+    stage.is_well();
 }
 
 #[test]
@@ -187,7 +201,6 @@ fn tricks_with_heads_and_paths_open_nothing() {
 fn what_is_too_long_is_cut_off() {
     let mut stage = Stage::start();
     stage.token(HOME, "alice");
-    let before = stage.peak();
     let long = "x".repeat(1 << 20);
     let chunk = format!("10000\r\n{}\r\n", "x".repeat(0x10000));
     for (what, bytes) in [
@@ -221,8 +234,6 @@ fn what_is_too_long_is_cut_off() {
             assert!(is_no, "{what}: {answer:?}");
         }
     }
-    let grown = stage.peak() - before;
-    assert!(grown < MEMORY, "took {} MiB", grown >> 20);
     stage.is_well();
 }
 
@@ -275,7 +286,6 @@ fn whoever_is_slow_is_cut_off() {
 fn a_crowd_that_says_nothing_takes_neither_all_seats_nor_memory() {
     let mut stage = Stage::start_with("max_connections = 64\n");
     let token = stage.token(HOME, "alice");
-    let before = stage.peak();
     // A known session's connection is up before the crowd comes, and stays.
     let known = format!("GET /v1/destinations HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {token}\r\n\r\n");
     let mut member = stage.tls(HOME);
@@ -294,8 +304,6 @@ fn a_crowd_that_says_nothing_takes_neither_all_seats_nor_memory() {
     member.write_all(known.as_bytes()).unwrap();
     assert_eq!(answer(&mut member).unwrap().status, 200, "whoever has shown a credential keeps the seat");
     drop(crowd);
-    let grown = stage.peak() - before;
-    assert!(grown < MEMORY, "took {} MiB", grown >> 20);
     stage.is_well();
 }
 
@@ -303,7 +311,6 @@ fn a_crowd_that_says_nothing_takes_neither_all_seats_nor_memory() {
 fn streams_that_are_reset_and_heads_without_end_cost_no_memory() {
     let mut stage = Stage::start();
     stage.token(HOME, "alice");
-    let before = stage.peak();
     let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
         let length = payload.len() as u32;
         [&length.to_be_bytes()[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
@@ -326,8 +333,6 @@ fn streams_that_are_reset_and_heads_without_end_cost_no_memory() {
         let _ = stream.write_all(&preface).and_then(|()| stream.write_all(&attack));
         stage.is_well();
     }
-    let grown = stage.peak() - before;
-    assert!(grown < MEMORY, "took {} MiB", grown >> 20);
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -31,11 +31,16 @@ who = "person:alice"
 to = "git"
 "#;
 
+/// What attacks may add to the authority's memory: two passwords being checked take 38 MiB of it.
+const MEMORY: u64 = 160 << 20;
+
 pub type Tls = StreamOwned<ClientConnection, TcpStream>;
 
 pub struct Stage {
     process: Child,
     port: u16,
+    /// The most memory it had before anybody attacked.
+    born: u64,
     tls: Arc<ClientConfig>,
     dir: PathBuf,
     room: TempDir,
@@ -78,12 +83,21 @@ impl Stage {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let tls = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let tls = Arc::new(tls.with_root_certificates(roots).with_no_client_auth());
-        Self { process, port, tls, dir, room }
+        let born = peak(&process);
+        Self { process, port, born, tls, dir, room }
     }
 
     /// What a command of the authority prints.
     pub fn authority(&self, words: &[&str]) -> String {
         run(&self.dir, words, "")
+    }
+
+    /// Whether a command of the authority could do what it should, and all that it says.
+    pub fn tried(&self, words: &[&str]) -> (bool, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vouchsafe"));
+        let done = command.arg("authority").args(words).arg("--dir").arg(&self.dir).output().unwrap();
+        let said = [done.stdout, done.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        (done.status.success(), said)
     }
 
     /// A call's whole address.
@@ -136,19 +150,29 @@ impl Stage {
 
     /// The answer to a call.
     pub fn call(&self, from: Ipv4Addr, call: &str, token: Option<&str>, body: Option<&Value>) -> Answer {
+        self.try_call(from, call, token, body).expect("an answer")
+    }
+
+    /// The same from a place that may be cut off.
+    pub fn try_call(&self, from: Ipv4Addr, call: &str, token: Option<&str>, body: Option<&Value>) -> Option<Answer> {
         let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
         let body = body.map(Value::to_string).unwrap_or_default();
         let length = body.len();
         let text = format!(
             "{call} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{token}content-length: {length}\r\n\r\n{body}"
         );
-        self.say(from, text.as_bytes()).expect("an answer")
+        self.say(from, text.as_bytes())
     }
 
     /// An attempt to log in.
     pub fn login(&self, from: Ipv4Addr, person: &str, password: &str) -> Answer {
+        self.try_login(from, person, password).expect("an answer")
+    }
+
+    /// The same in a crowd, of which some may be cut off.
+    pub fn try_login(&self, from: Ipv4Addr, person: &str, password: &str) -> Option<Answer> {
         let login = json!({ "person": person, "password": password, "device": "laptop" });
-        self.call(from, "POST /v1/login", None, Some(&login))
+        self.try_call(from, "POST /v1/login", None, Some(&login))
     }
 
     /// The token of a login that must succeed.
@@ -166,19 +190,26 @@ impl Stage {
         (answer.body["token"].as_str().unwrap().to_owned(), code)
     }
 
-    /// The most memory that the process ever had, in bytes.
-    pub fn peak(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    /// Fails unless the process lives and answers somebody from elsewhere, and its memory stayed in bounds.
+    pub fn is_well(&mut self) {
+        self.is_well_within(MEMORY);
     }
 
-    /// Fails unless the process lives and answers somebody from elsewhere.
-    pub fn is_well(&mut self) {
+    /// The same with another bound for what was added to its memory, in bytes.
+    pub fn is_well_within(&mut self, memory: u64) {
         assert_eq!(self.process.try_wait().unwrap(), None, "the authority ended");
         let answer = self.call(Ipv4Addr::new(127, 99, 99, 99), "GET /v1/health", None, None);
         assert_eq!((answer.status, answer.body["status"].as_str()), (200, Some("ok")));
+        let grown = peak(&self.process).saturating_sub(self.born);
+        assert!(grown < memory, "took {} MiB", grown >> 20);
     }
+}
+
+/// The most memory that a process ever had, in bytes.
+fn peak(process: &Child) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
 impl Drop for Stage {
