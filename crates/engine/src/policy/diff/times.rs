@@ -26,7 +26,7 @@ pub(super) fn of(policies: [&Policy; 2], now: u64) -> Result<Vec<u64>, TooLarge>
         while let Some(next) = windows.iter().filter_map(|when| when.next_change(at)).min() {
             steps += windows.len();
             if steps > MOST_STEPS {
-                return Err(TooLarge);
+                return Err(TooLarge("too many time windows"));
             }
             if next > start + WEEK {
                 break;

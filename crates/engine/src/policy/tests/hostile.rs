@@ -191,3 +191,60 @@ fn a_comparison_that_would_take_too_long_is_refused() {
     assert!(error.contains("too large"), "{error}");
     assert!(begun.elapsed() < PATIENCE, "took {:?}", begun.elapsed());
 }
+
+/// Compares a policy with the same that denies, within bounds; what it says if it does not.
+fn compared(text: &str) -> Result<usize, String> {
+    let (old, new) = (read(text).unwrap(), read(&text.replace("\"allow\"", "\"deny\"")).unwrap());
+    let begun = Instant::now();
+    let changes = compare(&old, &new, 0);
+    assert!(begun.elapsed() < PATIENCE, "took {:?}", begun.elapsed());
+    changes.map(|changes| changes.iter().map(|change| change.who.len()).sum()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn rules_about_one_person_each_are_compared_or_refused_within_bounds() {
+    let persons = |count: usize, receivers: usize| {
+        let head: String = (0..receivers).map(|index| receiver(index, &v4(index), "\"tcp/22\"")).collect();
+        (0..count).fold(head, |text, index| {
+            let rule = RULE.replace("everyone", &format!("person:p{index}"));
+            text + &rule.replace("\"r0\"", &format!("\"r{}\"", index % receivers))
+        })
+    };
+    // A policy of a large organisation, and the largest that a file holds.
+    assert_eq!(compared(&persons(2000, 100)), Ok(2000));
+    assert_eq!(compared(&persons(30_000, 1)), Ok(30_000));
+    let refused = compared(&persons(30_000, 5_000)).unwrap_err();
+    assert!(refused.contains("too many people, places and times"), "{refused}");
+    let most =
+        filled(&receiver(0, "10.0.0.1", "\"all\""), |index| RULE.replace("everyone", &format!("person:{index}")));
+    let refused = compared(&most).unwrap_err();
+    assert!(refused.contains("too many people whom rules tell apart"), "{refused}");
+}
+
+#[test]
+fn many_names_are_told_within_bounds() {
+    let members: Vec<_> = (0..100_000).map(|index| format!("\"p{index}\"")).collect();
+    let head = format!("[groups]\nall = [{}]\n{}", members.join(","), receiver(0, "10.0.0.1", "\"all\""));
+    let rule = |who: &str| RULE.replace("everyone", who);
+    assert_eq!(compared(&(head.clone() + &rule("group:all"))), Ok(100_001), "and whoever is in it by login");
+
+    // Rules that all of them match; and tags that make others of each of them.
+    assert_eq!(compared(&filled(&head, |_| rule("group:all"))), Ok(100_001));
+    let tags: String =
+        (0..60).map(|index| rule(&format!("tag:t{index}")).replace("\"r0\"", &format!("\"r{}\"", index + 1))).collect();
+    let places: String = (1..=60).map(|index| receiver(index, &v4(index), "\"tcp\"")).collect();
+    let refused = compared(&(head + &places + &tags + &rule("group:all"))).unwrap_err();
+    assert!(refused.contains("too many people gain or lose something"), "{refused}");
+
+    // Every person in groups of their own, which many rules name.
+    let mut text = "[groups]\n".to_owned();
+    for group in 0..17 {
+        let own: Vec<_> =
+            (0..20_000).filter(|person| person >> (group % 15) & 1 == 1).map(|p| format!("\"{p}\"")).collect();
+        writeln!(text, "g{group} = [{}]", own.join(",")).unwrap();
+    }
+    text += &receiver(0, "10.0.0.1", "\"all\"");
+    let text = filled(&text, |index| rule(&format!("group:g{}", index % 17)));
+    let refused = compared(&text).unwrap_err();
+    assert!(refused.contains("too many"), "{refused}");
+}

@@ -1,0 +1,303 @@
+//! Everybody whom the rules of two policies tell apart: persons in classes, and what else may be known of somebody. Holds
+//! names once and rules by number, however many askers are made of them.
+
+use super::outcome::Outcome;
+use super::{Here, Kind, TooLarge, Verdict, places};
+use crate::policy::{Policy, Rule, Subject, Who};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+/// Different people at most.
+const MOST_ASKERS: usize = 50_000;
+/// Rules about each kind of person, in all.
+const MOST_MATCHES: usize = 4_000_000;
+/// Prefixes that people ask from, at most.
+const MOST_SOURCES: usize = 300;
+/// Going through a rule of a class costs this part of asking about somebody.
+const MATCH: usize = 8;
+
+/// Everybody whom rules tell apart.
+pub(super) struct People<'p> {
+    sides: [Side<'p>; 2],
+    /// The persons whom the same rules are about.
+    classes: Vec<Vec<&'p str>>,
+    /// What may be known besides, in words.
+    qualities: Vec<String>,
+    /// Of each class, then of each quality: the rules that are about it but not about everyone, by rank, in each policy.
+    traits: Vec<[Vec<usize>; 2]>,
+    askers: Vec<Asking>,
+}
+
+/// The rules of one policy.
+struct Side<'p> {
+    /// The strongest first.
+    ranked: Vec<&'p Rule>,
+    /// The place in that of each rule, by its number less one.
+    rank: Vec<usize>,
+}
+
+/// Somebody: a class of persons, or a stranger, and what else is known of them.
+struct Asking {
+    class: Option<usize>,
+    /// Indices into the qualities.
+    more: Vec<usize>,
+    /// Those who are the same but for one thing less, and the one who is just the person, last.
+    parents: Vec<usize>,
+}
+
+/// Those of whom somebody is a part are told different things: what holds has to be told.
+struct Ambiguous;
+
+/// What may be known of somebody besides the name.
+enum Quality<'p> {
+    Group(&'p str),
+    Tag(&'p str),
+    Source(IpAddr),
+}
+
+/// What rules in either policy may match a person by: groups of the file, by their number, and the name.
+type Membership<'p> = [(Vec<usize>, Option<&'p str>); 2];
+
+impl<'p> People<'p> {
+    pub(super) fn of(policies: [&'p Policy; 2]) -> Result<Self, TooLarge> {
+        let sides = policies.map(Side::of);
+        let known = qualities(policies)?;
+        let (classes, mut traits): (Vec<_>, Vec<_>) =
+            classes(policies, &sides)?.into_iter().map(|(rules, persons)| (persons, rules)).unzip();
+        if classes.len() * (1 + known.len() * (known.len() + 1) / 2) > MOST_ASKERS {
+            return Err(TooLarge("too many people whom rules tell apart"));
+        }
+        let mut askers: Vec<_> =
+            (0..classes.len()).map(|class| Asking { class: Some(class), more: vec![], parents: vec![] }).collect();
+        let mut qualities = Vec::new();
+        for (quality, words) in &known {
+            let about = |rule: &&Rule| rule.who.iter().any(|who| quality.is_met_by(who));
+            traits.push(
+                sides
+                    .each_ref()
+                    .map(|side| (0..side.ranked.len()).filter(|rank| about(&side.ranked[*rank])).collect::<Vec<_>>()),
+            );
+            qualities.push(words.clone());
+        }
+        for class in 0..classes.len() {
+            let first = askers.len();
+            let with = |more: Vec<usize>, parents| Asking { class: Some(class), more, parents };
+            askers.extend((0..known.len()).map(|quality| with(vec![quality], vec![class])));
+            let is_source = |quality: usize| matches!(known[quality].0, Quality::Source(_));
+            for one in 0..known.len() {
+                // Nobody asks from two addresses at a time.
+                for two in (one + 1..known.len()).filter(|two| !(is_source(one) && is_source(*two))) {
+                    askers.push(with(vec![one, two], vec![first + one, first + two, class]));
+                }
+            }
+        }
+        // Strangers, whom no rule is about.
+        askers.push(Asking { class: None, more: vec![], parents: vec![] });
+        Ok(Self { sides, classes, qualities, traits, askers })
+    }
+
+    /// What it costs to ask about all of them, in questions.
+    pub(super) fn cost(&self) -> usize {
+        self.askers.len() + self.traits.iter().flatten().map(Vec::len).sum::<usize>() / MATCH
+    }
+
+    /// What changes for whom at a time, but for what is the same as for those of whom they are a part.
+    pub(super) fn verdicts(&self, rules: &[Here<'p>; 2], time: u64) -> Vec<(usize, Verdict)> {
+        let strongest = [0, 1].map(|side| self.strongest(side, rules[side].as_deref()?, time).into());
+        let outcomes: Vec<_> = self
+            .askers
+            .iter()
+            .map(|asker| {
+                strongest.each_ref().map(|rules: &Option<Vec<Option<&Rule>>>| match rules {
+                    None => Outcome::Unprotected,
+                    Some(rules) => {
+                        let own = self.traits_of(asker).filter_map(|index| rules[index]);
+                        Outcome::of(own.max_by_key(|rule| rule.order()))
+                    }
+                })
+            })
+            .collect();
+        let mut told = Vec::new();
+        for (index, asker) in self.askers.iter().enumerate() {
+            let kind = Outcome::kind(&outcomes[index]);
+            let verdict = |kind| {
+                let [old, new] = outcomes[index].each_ref().map(Outcome::said);
+                (index, Verdict { kind, old, new })
+            };
+            let implied = asker.implied(&outcomes);
+            match kind {
+                Some(_) if implied.as_ref().is_ok_and(|implied| *implied == Some(&outcomes[index])) => {}
+                Some(kind) => told.push(verdict(kind)),
+                None if implied.map_or(true, |implied| implied.and_then(Outcome::kind).is_some()) => {
+                    told.push(verdict(Kind::Stays));
+                }
+                None => {}
+            }
+        }
+        told
+    }
+
+    /// How many names it takes to tell of these.
+    pub(super) fn count(&self, who: &BTreeSet<usize>) -> usize {
+        who.iter().map(|asker| self.askers[*asker].class.map_or(1, |class| self.classes[class].len())).sum()
+    }
+
+    pub(super) fn names(&self, who: &BTreeSet<usize>) -> Vec<String> {
+        let mut names = BTreeSet::new();
+        for asker in who {
+            let Asking { class, more, .. } = &self.askers[*asker];
+            let Some(class) = class else {
+                names.insert("whoever is not logged in".to_owned());
+                continue;
+            };
+            let more: String = more.iter().map(|quality| format!(", {}", self.qualities[*quality])).collect();
+            names.extend(self.classes[*class].iter().map(|name| format!("{name}{more}")));
+        }
+        names.into_iter().collect()
+    }
+
+    /// For each trait, the strongest rule that is about it and holds at a place and a time.
+    fn strongest(&self, side: usize, here: &[&'p Rule], time: u64) -> Vec<Option<&'p Rule>> {
+        let Side { ranked, rank } = &self.sides[side];
+        let mut holds = vec![false; ranked.len()];
+        let mut of_everyone: Option<&Rule> = None;
+        for rule in here.iter().copied().filter(|rule| rule.when.covers(time)) {
+            holds[rank[rule.number - 1]] = true;
+            if rule.who.contains(&Who::Everyone) {
+                of_everyone = of_everyone.into_iter().chain([rule]).max_by_key(|rule| rule.order());
+            }
+        }
+        let own = |about: &[Vec<usize>; 2]| about[side].iter().find(|rank| holds[**rank]).map(|rank| ranked[*rank]);
+        let mut strongest: Vec<_> = self.traits.iter().map(own).collect();
+        for rule in &mut strongest[..self.classes.len()] {
+            *rule = rule.iter().copied().chain(of_everyone).max_by_key(|rule| rule.order());
+        }
+        strongest
+    }
+
+    fn traits_of<'a>(&self, asker: &'a Asking) -> impl Iterator<Item = usize> + use<'a> {
+        let classes = self.classes.len();
+        asker.class.into_iter().chain(asker.more.iter().map(move |quality| classes + quality))
+    }
+}
+
+impl<'p> Side<'p> {
+    fn of(policy: &'p Policy) -> Self {
+        let mut ranked: Vec<_> = policy.rules.iter().collect();
+        ranked.sort_by_key(|rule| Reverse(rule.order()));
+        let mut rank = vec![0; ranked.len()];
+        ranked.iter().enumerate().for_each(|(place, rule)| rank[rule.number - 1] = place);
+        Self { ranked, rank }
+    }
+
+    /// The rules, by rank, that name each person, and those that name each group.
+    fn named(&self) -> [BTreeMap<&'p str, Vec<usize>>; 2] {
+        let (mut persons, mut groups) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::<_, Vec<_>>::new());
+        for (place, rule) in self.ranked.iter().enumerate() {
+            for who in &rule.who {
+                match who {
+                    Who::Person(name) => persons.entry(name.as_str()).or_default().push(place),
+                    Who::Group(name) => groups.entry(name.as_str()).or_default().push(place),
+                    Who::Everyone | Who::Tag(_) | Who::Address(_) => {}
+                }
+            }
+        }
+        [persons, groups]
+    }
+}
+
+/// The persons in classes by which rules are about them, those about everyone left out.
+fn classes<'p>(
+    policies: [&'p Policy; 2],
+    sides: &[Side<'p>; 2],
+) -> Result<BTreeMap<[Vec<usize>; 2], Vec<&'p str>>, TooLarge> {
+    let named = sides.each_ref().map(Side::named);
+    // First by groups and names, of which there are far fewer than of rules about them.
+    let mut by_person: BTreeMap<&str, Membership<'p>> = BTreeMap::new();
+    for side in [0, 1] {
+        let [persons, groups] = &named[side];
+        for person in policies[side].persons() {
+            by_person.entry(person).or_default()[side].1 = persons.contains_key(person).then_some(person);
+        }
+        for (number, group) in groups.keys().enumerate() {
+            for person in policies[side].groups.get(*group).into_iter().flatten() {
+                by_person.entry(person).or_default()[side].0.push(number);
+            }
+        }
+    }
+    by_person.entry("").or_default();
+    let mut by_membership: BTreeMap<Membership<'p>, Vec<&str>> = BTreeMap::new();
+    for (person, membership) in by_person {
+        by_membership.entry(membership).or_default().push(Subject::person(person).name());
+    }
+    if by_membership.len() > MOST_ASKERS {
+        return Err(TooLarge("too many people whom rules tell apart"));
+    }
+    let rules_of_groups = named.each_ref().map(|[_, groups]| groups.values().collect::<Vec<_>>());
+    let mut matches = 0;
+    let mut classes: BTreeMap<[Vec<usize>; 2], Vec<&str>> = BTreeMap::new();
+    for (membership, persons) in by_membership {
+        let mut rules = [Vec::new(), Vec::new()];
+        for (side, (groups, name)) in membership.into_iter().enumerate() {
+            let own = name.and_then(|name| named[side][0].get(name));
+            for list in groups.into_iter().map(|group| rules_of_groups[side][group]).chain(own) {
+                matches += list.len();
+                if matches > MOST_MATCHES {
+                    return Err(TooLarge("too many rules about each of too many people"));
+                }
+                rules[side].extend_from_slice(list);
+            }
+            rules[side].sort_unstable();
+            rules[side].dedup();
+        }
+        classes.entry(rules).or_default().extend(persons);
+    }
+    Ok(classes)
+}
+
+impl Asking {
+    /// What a reader takes to hold for somebody of whom nothing is told: what is told of the part of them that makes a
+    /// difference.
+    fn implied<'o, 'p>(&self, outcomes: &'o [[Outcome<'p>; 2]]) -> Result<Option<&'o [Outcome<'p>; 2]>, Ambiguous> {
+        let Some((person, parts)) = self.parents.split_last() else { return Ok(None) };
+        let person = &outcomes[*person];
+        let mut differing = parts.iter().map(|part| &outcomes[*part]).filter(|outcome| *outcome != person);
+        let Some(one) = differing.next() else { return Ok(Some(person)) };
+        if differing.all(|other| other == one) { Ok(Some(one)) } else { Err(Ambiguous) }
+    }
+}
+
+impl Quality<'_> {
+    fn is_met_by(&self, who: &Who) -> bool {
+        match (self, who) {
+            (Self::Group(name), Who::Group(other)) | (Self::Tag(name), Who::Tag(other)) => name == other,
+            (Self::Source(source), Who::Address(prefix)) => prefix.contains(source),
+            _ => false,
+        }
+    }
+}
+
+/// The groups by login, tags and classes of addresses that rules name.
+fn qualities<'p>(policies: [&'p Policy; 2]) -> Result<Vec<(Quality<'p>, String)>, TooLarge> {
+    let who = || policies.into_iter().flat_map(|policy| &policy.rules).flat_map(|rule| &rule.who);
+    let groups: BTreeSet<_> =
+        who().filter_map(|who| if let Who::Group(name) = who { Some(name) } else { None }).collect();
+    let tags: BTreeSet<_> = who().filter_map(|who| if let Who::Tag(name) = who { Some(name) } else { None }).collect();
+    let prefixes: BTreeSet<_> =
+        who().filter_map(|who| if let Who::Address(prefix) = who { Some(*prefix) } else { None }).collect();
+    if prefixes.len() > MOST_SOURCES {
+        return Err(TooLarge("too many prefixes that people ask from"));
+    }
+    // Each of these with each is somebody.
+    if groups.len() + tags.len() > MOST_ASKERS {
+        return Err(TooLarge("too many groups and tags"));
+    }
+    let groups = groups.into_iter().map(|name| (Quality::Group(name), format!("in {name} by login")));
+    let tags = tags.into_iter().map(|name| (Quality::Tag(name), format!("on {name}")));
+    let sources = places::classes(&prefixes.into_iter().collect::<Vec<_>>());
+    let sources = sources
+        .into_iter()
+        .map(|(first, addresses)| (Quality::Source(first), format!("from {}", addresses.join(" or "))));
+    Ok(groups.chain(tags).chain(sources).collect())
+}
