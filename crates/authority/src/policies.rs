@@ -11,6 +11,9 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+/// Tests of a policy that fail, told one by one.
+const MOST_TOLD: usize = 20;
+
 /// A policy that may be put in force: valid, and its own tests pass.
 pub struct Candidate {
     /// The policy.
@@ -45,8 +48,11 @@ impl Candidate {
         if failures.is_empty() {
             return Ok(self);
         }
-        let lines: Vec<_> =
-            failures.iter().map(|failure| format!("{name}:{}: {}", failure.line, failure.message)).collect();
+        let told = failures.iter().take(MOST_TOLD);
+        let mut lines: Vec<_> = told.map(|failure| format!("{name}:{}: {}", failure.line, failure.message)).collect();
+        if failures.len() > MOST_TOLD {
+            lines.push(format!("… and {} more: `policy test` shows them", failures.len() - MOST_TOLD));
+        }
         bail!("{}\n{} of the policy's own tests fail; nothing was changed", lines.join("\n"), failures.len());
     }
 }
