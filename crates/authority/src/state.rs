@@ -49,7 +49,7 @@ pub struct Authority {
     /// What verifiers tell of themselves.
     pub(crate) reports: Reports,
     repeats: Repeats<Subject>,
-    pub(crate) password_slots: Semaphore,
+    pub(crate) password_slots: Arc<Semaphore>,
     /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
     pub(crate) nobodys_password: String,
     /// The identity provider, where there is one.
@@ -93,7 +93,7 @@ impl Authority {
             seats: Arc::new(Seats::new(config.max_connections)),
             reports: Reports::default(),
             repeats: Repeats::default(),
-            password_slots: Semaphore::new(PASSWORD_SLOTS),
+            password_slots: Arc::new(Semaphore::new(PASSWORD_SLOTS)),
             nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
             judged: std::sync::Mutex::default(),
             policy: tokio::sync::RwLock::new(policy),

@@ -51,11 +51,14 @@ impl Authority {
         let wanted = person.clone();
         let account = self.storage.call(move |database| database.account(&wanted)).await?;
         let hash = account.as_ref().map_or(&self.nobodys_password, |account| &account.password).clone();
-        let slot = tokio::time::timeout(PASSWORD_WAIT, self.password_slots.acquire()).await;
+        let slot = tokio::time::timeout(PASSWORD_WAIT, self.password_slots.clone().acquire_owned()).await;
         let slot = slot.map_err(|_| Problem::Busy)?.map_err(|_| Problem::Busy)?;
-        let checked = tokio::task::spawn_blocking(move || credentials::password_matches(&password, &hash));
+        let checked = tokio::task::spawn_blocking(move || {
+            // Held until it is done: whoever hangs up does not make room for another.
+            let _slot = slot;
+            credentials::password_matches(&password, &hash)
+        });
         let matches = checked.await.map_err(anyhow::Error::from)??;
-        drop(slot);
         let Some(account) = account.filter(|_| matches) else {
             self.audit_refusal(failed("wrong name or password")).await?;
             return Err(Problem::WrongPassword);
