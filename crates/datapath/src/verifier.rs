@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use wire::map::{DropSample, EpochKey, FlowKey, GrantUse, ReplayBucket, Services, VerifierConfig, counter};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -73,7 +74,7 @@ pub struct Verifier {
     hook: Hook,
     attached: HashMap<String, Attached>,
     /// Admitted flows.
-    pub flows: Flows,
+    pub flows: Arc<Flows>,
     /// Grants in use, by handle.
     pub grants: Table<u64, GrantUse>,
     /// Revoked grants.
@@ -127,7 +128,7 @@ impl Verifier {
         }
         let object = opened.load("verifier")?;
         Ok(Self {
-            flows: Flows::new(object.table("flows4")?, object.table("flows6")?),
+            flows: Arc::new(Flows::new(object.table("flows4")?, object.table("flows6")?)),
             grants: object.table("grants")?,
             revoked: Revoked::new(&object)?,
             epoch_keys: object.table("epoch_keys")?,

@@ -6,6 +6,7 @@ use crate::{adoption, coverage, explain, now, plan, view};
 use anyhow::{Context, Result};
 use datapath::Pins;
 use datapath::clock::coarse_to_unix;
+use datapath::flows::Flows;
 use datapath::hook::Mode;
 use datapath::interface::{Interface, Layer, layers};
 use datapath::verifier::{Sizes, Verifier};
@@ -423,6 +424,11 @@ impl Protection {
     /// All flows.
     pub fn flows(&self) -> Vec<(FlowKey, Flow)> {
         self.verifier.flows.entries()
+    }
+
+    /// The table of flows, to read without holding the programs.
+    pub fn flow_table(&self) -> Arc<Flows> {
+        self.verifier.flows.clone()
     }
 
     /// The flows of a client, to one server or all.

@@ -21,6 +21,8 @@ const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 const UNWANTED: Duration = Duration::from_secs(600);
 /// A pause is so many times as long as reading the tables took: long tables cost a twentieth of a core at most.
 const SHARE: u32 = 20;
+/// But no longer than this, or the authority would take a busy verifier for a silent one.
+const REST_MAX: Duration = Duration::from_secs(15);
 
 /// Reports until it is aborted.
 pub async fn keep(shared: Arc<Shared>, authority: client::Authority) {
@@ -50,21 +52,25 @@ pub async fn keep(shared: Arc<Shared>, authority: client::Authority) {
                 pause
             }
         };
-        sleep(pause.max(took * SHARE)).await;
+        sleep(pause.max((took * SHARE).min(REST_MAX))).await;
     }
 }
 
 fn read(shared: &Shared) -> Result<Report> {
     let protection = shared.protection();
+    let table = protection.flow_table();
     let counts = protection.counts()?;
     let passed = |name| passed(&counts, name);
     let drops = DropReason::ALL.iter().zip(&counts.reasons);
-    let mut flows = protection.flows();
+    let (state, keys_until) = (shared.state(&protection), protection.keys_until(now()));
+    // A long table takes a while, for which nobody need wait.
+    drop(protection);
+    let mut flows = table.entries();
     let live = flows.len() as u64;
     latest(&mut flows);
     Ok(Report {
-        state: shared.state(&protection),
-        keys_until: protection.keys_until(now()),
+        state,
+        keys_until,
         admitted: passed("token"),
         passed: passed("flow"),
         drops: drops.map(|(reason, count)| DropCount { reason: *reason as u8, packets: count.packets }).collect(),
