@@ -101,7 +101,7 @@ pub async fn remove_verifier(directory: &Directory, id: &str) -> Result<()> {
 pub async fn revoke(directory: &Directory, which: &Which) -> Result<usize> {
     let revoked = Database::open(&directory.database())?.revoke(which, &Operator::current(), now())?;
     sync(directory).await?;
-    Ok(revoked)
+    Ok(revoked.unwrap_or(0))
 }
 
 /// Gives a device these tags and no others; gives what the server did about it.

@@ -8,6 +8,7 @@ mod assets;
 mod config;
 mod cookie;
 mod devices;
+mod ending;
 mod grants;
 mod guard;
 mod login;

@@ -64,6 +64,10 @@ pub enum Key {
     KnownFactor(String, IpAddr),
     /// Grants asked for by one session.
     Grants([u8; 32]),
+    /// Pages that one person reads at the console, with however many browsers.
+    Console(String),
+    /// Forms that one person sends there: each may write to the disk, and grants wait for that.
+    Forms(String),
 }
 
 /// Where a key's bucket is held, and what gives way where there is no room.
@@ -73,7 +77,7 @@ enum Shelf {
     Strangers,
     /// Those who came first: an attempt long ago counts least.
     Tried,
-    /// Nobody: there are no more than accounts and sources that are remembered.
+    /// Nobody: there are no more than accounts and sources that are remembered, and people who are logged in.
     Known,
 }
 
@@ -113,13 +117,15 @@ impl Key {
             Self::Account(..) | Self::Known(..) => (6.0, Duration::from_secs(20)),
             Self::SecondFactor(_) | Self::KnownFactor(..) => (10.0, Duration::from_secs(60)),
             Self::Grants(_) => (2000.0, Duration::from_millis(5)),
+            Self::Console(_) => (200.0, Duration::from_millis(200)),
+            Self::Forms(_) => (60.0, Duration::from_secs(1)),
         }
     }
 
     fn shelf(&self) -> Shelf {
         match self {
             Self::Newcomer(_) | Self::NewStart(_) | Self::EarlyFactor(_) => Shelf::Tried,
-            Self::Known(..) | Self::KnownFactor(..) => Shelf::Known,
+            Self::Known(..) | Self::KnownFactor(..) | Self::Console(_) | Self::Forms(_) => Shelf::Known,
             _ => Shelf::Strangers,
         }
     }
@@ -259,7 +265,7 @@ impl Buckets {
     /// Forgets what says nothing any more where there is no room, and networks that tried longest ago.
     fn make_room(&mut self, more: usize, now: Instant) {
         for (buckets, most) in
-            [(&mut self.strangers, MOST_BUCKETS), (&mut self.tried, MOST_TRIED), (&mut self.known, 2 * MOST_KNOWN)]
+            [(&mut self.strangers, MOST_BUCKETS), (&mut self.tried, MOST_TRIED), (&mut self.known, 4 * MOST_KNOWN)]
         {
             if buckets.len() + more > most {
                 buckets.retain(|key, bucket| refilled(key, bucket, now) < key.limit().0);

@@ -1,5 +1,6 @@
 //! A person's devices, and logging one out that is lost.
 
+use super::ending::end;
 use super::overview::Said;
 use super::page::{self, Page, act, table, time};
 use super::visitor::{Form, Visitor};
@@ -52,19 +53,12 @@ async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Sai
 async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Redirect, Problem> {
     let (person, device) = (visitor.person().to_owned(), fields.text("device")?.to_owned());
     let by = visitor.operator();
-    let known = authority
-        .storage
-        .call(move |database| {
-            if !database.devices(Some(&person))?.iter().any(|entry| entry.device == device) {
-                return Ok(false);
-            }
-            database.revoke(&Which::Device(person, device), &by, now())?;
-            Ok(true)
-        })
-        .await?;
-    if !known {
+    let (owner, name) = (person.clone(), device.clone());
+    let devices = authority.storage.call(move |database| database.devices(Some(&owner))).await?;
+    if !devices.iter().any(|entry| entry.device == name) {
         return Err(Problem::NotFound("device of yours"));
     }
-    authority.sync().await?;
+    let which = Which::Device(person, device);
+    end(&authority, move |database| Ok(database.revoke(&which, &by, now())?.is_some())).await?;
     Ok(page::done("/devices", "device-revoked"))
 }

@@ -1,12 +1,13 @@
 //! A person's grants: what their devices may send to just now.
 
+use super::ending::end;
 use super::overview::Said;
 use super::page::{self, Page, act, table, time};
 use super::visitor::{Form, Visitor};
 use crate::now;
 use crate::problem::Problem;
 use crate::state::Authority;
-use crate::storage::{GrantEntry, Which};
+use crate::storage::{Database, GrantEntry, Which};
 use axum::Router;
 use axum::extract::{Query, State};
 use axum::response::Redirect;
@@ -60,19 +61,15 @@ async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) 
     let not_yours = Problem::NotFound("grant of yours");
     let Ok(handle) = u64::from_str_radix(fields.text("grant")?, 16) else { return Err(not_yours) };
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
-    let revoked = authority
-        .storage
-        .call(move |database| {
-            if !database.live_grants_of(&person, now())?.iter().any(|own| own.handle == format!("{handle:016x}")) {
-                return Ok(false);
-            }
-            database.revoke(&Which::OwnGrant(person, handle), &by, now())?;
-            Ok(true)
-        })
-        .await?;
-    if !revoked {
+    let revoke = move |database: &mut Database| {
+        if !database.live_grants_of(&person, now())?.iter().any(|own| own.handle == format!("{handle:016x}")) {
+            return Ok(false);
+        }
+        database.revoke(&Which::OwnGrant(person, handle), &by, now())?;
+        Ok(true)
+    };
+    if !end(&authority, revoke).await? {
         return Err(not_yours);
     }
-    authority.sync().await?;
     Ok(page::done("/grants", "grant-revoked"))
 }

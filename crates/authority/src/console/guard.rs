@@ -14,6 +14,7 @@ use crate::metrics::Outcome;
 use crate::now;
 use crate::problem::Problem;
 use crate::state::Authority;
+use crate::throttle::Key;
 use axum::body::{Body, to_bytes};
 use axum::extract::{OriginalUri, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
@@ -21,7 +22,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 use engine::api;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
 
 /// How long a form may take to come.
@@ -59,12 +60,17 @@ pub async fn guard(State(authority): State<Arc<Authority>>, peer: Peer, request:
         Ok(visit) => visit,
         Err(error) => return finish(Problem::Internal(error).into_response(), None, &path, reads),
     };
-    let response = match pass(&visit, request, reads).await {
+    let passed = match charge(&authority, visit.visitor.as_ref(), reads) {
+        Ok(()) => pass(&visit, request, reads).await,
+        Err(problem) => Err(problem),
+    };
+    let response = match passed {
         Ok(request) => next.run(request).await,
         Err(problem) => problem.into_response(),
     };
     let mut response = finish(response, visit.visitor.as_ref(), &path, reads);
-    if visit.is_new {
+    // What caches may keep must not bring one browser's cookie to others.
+    if visit.is_new && response.headers().get(header::CACHE_CONTROL).is_some_and(|kept| kept == "no-store") {
         Cookie::Visit.set(response.headers_mut(), &visit.secret, super::login::VISIT_TIME);
     }
     response
@@ -95,6 +101,14 @@ async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap) -> anyho
         None => (credentials::new_token::<32>()?.0, true),
     };
     Ok(Visit { form: form_token(&secret), secret, is_new, visitor: None })
+}
+
+/// Lets nobody who is logged in keep the authority busy. What strangers ask for is counted where it is done.
+fn charge(authority: &Authority, visitor: Option<&Visitor>, reads: bool) -> Result<(), Problem> {
+    let Some(visitor) = visitor else { return Ok(()) };
+    let person = visitor.person().to_owned();
+    let key = if reads { Key::Console(person) } else { Key::Forms(person) };
+    authority.throttle.charge(&[key], Instant::now()).map_err(Problem::TooMany)
 }
 
 /// Gives the request on, with who comes and what the form says.

@@ -29,6 +29,8 @@ use zeroize::Zeroizing;
 pub const VISIT_TIME: u32 = 3600;
 /// Where the identity provider sends browsers back to, below the authority's address.
 const CALLBACK: &str = "/console/login/callback";
+/// The longest address to go on to after a login, in bytes: it is kept for whoever begins one.
+const MOST_WAY_BACK: usize = 512;
 
 type Shared = State<Arc<Authority>>;
 
@@ -221,6 +223,7 @@ async fn end(authority: &Authority, visitor: &Visitor) -> Result<Option<Zeroizin
 /// Where to go on after a login: a page of the console's, whatever is asked for.
 fn local(to: Option<&str>) -> String {
     let is_ours = |to: &&str| {
+        (to.len() <= MOST_WAY_BACK).then_some(())?;
         let rest = to.strip_prefix(ROOT)?;
         let path = to.parse::<Uri>().ok().filter(|uri| uri.host().is_none())?.path().to_owned();
         let plain = to.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\') && !path.contains("//");
@@ -275,6 +278,7 @@ mod tests {
             "/console/login?to=/console/login",
             "/console/logout",
             "console",
+            &format!("/console?{}", "x".repeat(MOST_WAY_BACK)),
         ] {
             assert_eq!(local(Some(elsewhere)), ROOT, "{elsewhere}");
         }

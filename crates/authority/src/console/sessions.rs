@@ -1,5 +1,6 @@
 //! Where a person is logged in, and logging out elsewhere.
 
+use super::ending;
 use super::overview::Said;
 use super::page::{self, Page, act, table, time};
 use super::visitor::{Form, Visitor};
@@ -58,17 +59,14 @@ async fn end(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> 
     let not_yours = Problem::NotFound("session of yours");
     let Ok(number) = u64::from_str_radix(fields.text("session")?, 16) else { return Err(not_yours) };
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
-    let ended = authority.storage.call(move |database| database.end_own_session(&person, number, &by, now())).await?;
-    if !ended {
+    if !ending::end(&authority, move |database| database.end_own_session(&person, number, &by, now())).await? {
         return Err(not_yours);
     }
-    authority.sync().await?;
     Ok(page::done("/sessions", "session-ended"))
 }
 
 async fn end_others(State(authority): Shared, visitor: Visitor) -> Result<Redirect, Problem> {
     let (person, token, by) = (visitor.person().to_owned(), visitor.token, visitor.operator());
-    authority.storage.call(move |database| database.end_other_sessions(&person, &token, &by, now())).await?;
-    authority.sync().await?;
+    ending::end(&authority, move |database| database.end_other_sessions(&person, &token, &by, now())).await?;
     Ok(page::done("/sessions", "sessions-ended"))
 }

@@ -95,14 +95,17 @@ impl<S: Sync> FromRequestParts<S> for Administrator {
     }
 }
 
+/// Fields of a form that are read: more than any form of ours has.
+const MOST_FIELDS: usize = 64;
+
 /// What a form says. No `Debug`: it may hold passwords.
 pub struct Fields(Vec<(Zeroizing<String>, Zeroizing<String>)>);
 
 impl Fields {
-    /// Reads a form.
+    /// Reads a form, up to [`MOST_FIELDS`].
     pub fn read(bytes: &[u8]) -> Self {
         let own = |text: std::borrow::Cow<'_, str>| Zeroizing::new(text.into_owned());
-        Self(form_urlencoded::parse(bytes).map(|(name, value)| (own(name), own(value))).collect())
+        Self(form_urlencoded::parse(bytes).take(MOST_FIELDS).map(|(name, value)| (own(name), own(value))).collect())
     }
 
     /// A field that has to be there once.
@@ -132,5 +135,16 @@ impl<S: Sync> FromRequestParts<S> for Form {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
         parts.extensions.get().cloned().map(Self).ok_or(Problem::WrongForm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_of_countless_fields_is_read_no_further() {
+        let fields = Fields::read(&b"a=1&".repeat(10_000));
+        assert_eq!(fields.all("a").len(), MOST_FIELDS);
     }
 }

@@ -38,9 +38,7 @@ impl Database {
 
     /// Every device, by person and name; of one person if given.
     pub fn devices(&self, person: Option<&str>) -> Result<Vec<DeviceEntry>> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT person, device, last_login FROM devices WHERE ?1 IS NULL OR person = ?1 ORDER BY person, device",
-        )?;
+        let mut statement = self.connection.prepare_cached(&listing(person.is_some()))?;
         let rows = statement.query_and_then([person], |row| {
             let (person, device): (String, String) = (row.get(0)?, row.get(1)?);
             let tags = tags_of(&self.connection, &person, &device)?;
@@ -48,6 +46,12 @@ impl Database {
         })?;
         rows.collect()
     }
+}
+
+/// Two statements in the place of one with `OR`: that would go through everybody's devices for one person's.
+fn listing(of_one: bool) -> String {
+    let whose = if of_one { "person = ?1" } else { "?1 IS NULL" };
+    format!("SELECT person, device, last_login FROM devices WHERE {whose} ORDER BY person, device")
 }
 
 /// Whether a device has ever logged in.
@@ -71,4 +75,21 @@ pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> 
     transaction.execute("DELETE FROM device_tags WHERE person = ?1", [person])?;
     transaction.execute("DELETE FROM devices WHERE person = ?1", [person])?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_persons_devices_are_found_without_going_through_all() {
+        let connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch(super::super::SCHEMA).unwrap();
+        let plan = |of_one| -> String {
+            let explain = format!("EXPLAIN QUERY PLAN {}", listing(of_one));
+            connection.query_row(&explain, [Some("bob")], |row| row.get("detail")).unwrap()
+        };
+        assert!(plan(true).starts_with("SEARCH devices") && plan(true).contains("(person=?)"), "{}", plan(true));
+        assert!(plan(false).starts_with("SCAN devices"), "{}", plan(false));
+    }
 }

@@ -288,10 +288,11 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Revokes grants as a command asks; gives how many ended by that.
-    pub fn revoke(&mut self, which: &Which, by: &Operator, now: u64) -> Result<usize> {
+    /// Revokes grants as a command asks; gives how many ended by that. None, and nothing is written down, for a device of
+    /// which nothing was left to end: people can repeat that at will.
+    pub fn revoke(&mut self, which: &Which, by: &Operator, now: u64) -> Result<Option<usize>> {
         self.write(|transaction| {
-            let before = to_announce(transaction)?;
+            let (before, changes) = (to_announce(transaction)?, transaction.total_changes());
             let event = match which {
                 Which::Grant(handle) => {
                     let holder = holder(transaction, *handle)?;
@@ -320,11 +321,14 @@ impl Database {
                 Which::Device(person, device) => {
                     sessions::end_of_device(transaction, person, device)?;
                     mark(transaction, "person = ?3 AND device = ?4", now, &[person, device])?;
+                    if transaction.total_changes() == changes {
+                        return Ok(None);
+                    }
                     AuditEvent::new("revoked").person(person).device(device).detail("all sessions and grants")
                 }
             };
             event.by(by).write(transaction, now)?;
-            Ok(to_announce(transaction)? - before)
+            Ok(Some(to_announce(transaction)? - before))
         })
     }
 

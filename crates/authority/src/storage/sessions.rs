@@ -179,15 +179,17 @@ impl Database {
         })
     }
 
-    /// Ends all sessions of a person's but one, with their grants.
-    pub fn end_other_sessions(&mut self, person: &str, but: &TokenHash, by: &Operator, now: u64) -> Result<()> {
+    /// Ends all sessions of a person's but one, with their grants; gives whether there were any.
+    pub fn end_other_sessions(&mut self, person: &str, but: &TokenHash, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
-            for (token, device) in own_sessions(transaction, person)?.iter().filter(|(token, _)| token != but) {
+            let mut others = own_sessions(transaction, person)?;
+            others.retain(|(token, _)| token != but);
+            for (token, device) in &others {
                 end(transaction, token, person, now)?;
                 let event = AuditEvent::new("logout").person(person).device(device).by(by);
                 event.detail("ended from elsewhere").write(transaction, now)?;
             }
-            Ok(())
+            Ok(!others.is_empty())
         })
     }
 

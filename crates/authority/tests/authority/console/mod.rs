@@ -174,6 +174,8 @@ async fn cookies_are_for_this_host_over_tls_and_not_for_script() {
     let answer = browser.try_to_log_in("bob", PASSWORD, "").await;
     let all = [before.set_cookies(), answer.set_cookies()].concat();
     assert_eq!(all.len(), 4, "{all:?}");
+    let kept_by_caches = Browser::of(&stage).get("/console/console.css").await;
+    assert!(kept_by_caches.status.is_success() && kept_by_caches.set_cookies().is_empty());
     for cookie in all {
         assert!(cookie.starts_with("__Host-"), "{cookie}");
         for wanted in ["; Path=/;", "; Secure;", "; HttpOnly;", "; SameSite=Lax"] {

@@ -40,6 +40,44 @@ async fn a_device_is_revoked_with_its_grants() {
 }
 
 #[tokio::test]
+async fn whoever_presses_a_button_for_ever_fills_no_trail_and_is_slowed() {
+    let stage = stage().await;
+    log_in_device(&stage, "bob", "phone").await;
+    let mut bob = Browser::logged_in(&stage, "bob").await;
+    let token = bob.get("/console/devices").await.token();
+    let fields = [("form", token.as_str()), ("device", "phone")];
+    let mut answer = bob.post("/console/devices/revoke", &fields).await;
+    for _ in 0..200 {
+        if answer.status == StatusCode::TOO_MANY_REQUESTS {
+            break;
+        }
+        assert_eq!(answer.leads_to(), "/console/devices?done=device-revoked");
+        answer = bob.post("/console/devices/revoke", &fields).await;
+    }
+    assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
+    assert!(answer.headers.contains_key("retry-after"));
+    let trail = stage.database().audit_entries(Some("bob"), 1000).unwrap();
+    assert_eq!(trail.iter().filter(|entry| entry.event == "revoked").count(), 1);
+    assert!(bob.get("/console").await.status.is_success(), "reading is counted on its own");
+    let mut eve = Browser::logged_in(&stage, "eve").await;
+    eve.submit("/console", "/console/logout", &[]).await.leads_to();
+}
+
+#[tokio::test]
+async fn whoever_reloads_a_page_for_ever_is_slowed() {
+    let stage = stage().await;
+    let mut bob = Browser::logged_in(&stage, "bob").await;
+    let mut is_slowed = false;
+    for _ in 0..2000 {
+        is_slowed = bob.get("/console").await.status == StatusCode::TOO_MANY_REQUESTS;
+        if is_slowed {
+            break;
+        }
+    }
+    assert!(is_slowed);
+}
+
+#[tokio::test]
 async fn a_grant_is_revoked_and_the_session_goes_on() {
     let stage = stage().await;
     let laptop = log_in_device(&stage, "alice", "laptop").await;

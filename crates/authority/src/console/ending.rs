@@ -1,0 +1,23 @@
+//! Acts that end sessions and grants, told to those who have to know. What was begun is done to its end, also where the
+//! browser goes away; where nothing ended, nobody is told.
+
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::Database;
+use std::sync::Arc;
+
+/// Does `work`, which gives whether it ended anything, and tells of it.
+pub async fn end(
+    authority: &Arc<Authority>,
+    work: impl FnOnce(&mut Database) -> anyhow::Result<bool> + Send + 'static,
+) -> Result<bool, Problem> {
+    let authority = authority.clone();
+    let act = async move {
+        let ended = authority.storage.call(work).await?;
+        if ended {
+            authority.sync().await?;
+        }
+        Ok::<_, anyhow::Error>(ended)
+    };
+    Ok(tokio::spawn(act).await.map_err(anyhow::Error::from)??)
+}
