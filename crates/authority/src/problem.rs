@@ -57,8 +57,8 @@ pub enum Problem {
     WrongForm,
     /// A page for administrators.
     NotAdministrator,
-    /// More logins at a time than can be checked.
-    Busy,
+    /// More of these at a time than can be done.
+    Busy(&'static str),
     /// The authority's own fault.
     Internal(anyhow::Error),
 }
@@ -101,6 +101,9 @@ impl Problem {
                 let title = format!("too many attempts; wait {} s", wait.as_secs() + 1);
                 return (S::TOO_MANY_REQUESTS, "too_many", title);
             }
+            Self::Busy(what) => {
+                return (S::SERVICE_UNAVAILABLE, "busy", format!("too many {what} at a time; try again"));
+            }
             Self::TooManyGrants(wait) => {
                 let title = format!("too many grants at a time; one ends in {} s", wait.as_secs());
                 return (S::TOO_MANY_REQUESTS, "too_many", title);
@@ -142,7 +145,6 @@ impl Problem {
             ),
             Self::NotAdministrator => (S::FORBIDDEN, "not_administrator", "this page is for administrators"),
             Self::WrongMethod => (S::METHOD_NOT_ALLOWED, "wrong_method", "not with this method"),
-            Self::Busy => (S::SERVICE_UNAVAILABLE, "busy", "too many logins at a time; try again"),
             Self::Internal(_) => (S::INTERNAL_SERVER_ERROR, "internal", "the authority failed; its log says why"),
         };
         (status, kind, title.to_owned())

@@ -34,6 +34,8 @@ use zeroize::Zeroizing;
 
 /// Passwords checked at a time: each takes 19 MiB and some 20 ms of a core.
 const PASSWORD_SLOTS: usize = 2;
+/// Audit trails handed out at a time.
+const MOST_EXPORTS: usize = 2;
 /// Revoked grants in one event: some 32 KiB.
 const REVOKED_PER_EVENT: usize = 512;
 
@@ -67,6 +69,8 @@ pub struct Authority {
     judged: std::sync::Mutex<(u64, Option<u64>)>,
     sessions: RwLock<HashMap<TokenHash, Arc<Session>>>,
     verifiers: RwLock<HashMap<TokenHash, Arc<str>>>,
+    /// Audit trails that may be handed out at a time.
+    pub(crate) exports: Arc<Semaphore>,
     /// Held while database and memory are brought together.
     syncing: Mutex<()>,
 }
@@ -99,6 +103,7 @@ impl Authority {
             policy: tokio::sync::RwLock::new(policy),
             sessions: RwLock::default(),
             verifiers: RwLock::default(),
+            exports: Arc::new(Semaphore::new(MOST_EXPORTS)),
             syncing: Mutex::new(()),
             config,
             directory,

@@ -21,7 +21,7 @@ use axum::routing::{get, post};
 use engine::api::Service;
 use engine::policy::service;
 use std::sync::Arc;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// After so many seconds without a report a verifier counts as silent.
 const SILENCE: u64 = 30;
@@ -66,13 +66,65 @@ async fn read<T: Send + 'static>(
     authority: &Authority,
     look: impl FnOnce(&mut Database) -> anyhow::Result<T> + Send + 'static,
 ) -> Result<T, Problem> {
-    let _turn = LOOKS.acquire().await.map_err(anyhow::Error::from)?;
-    let path = authority.directory.database();
-    let looked = tokio::task::spawn_blocking(move || look(&mut Database::open(&path)?)).await;
-    Ok(looked.map_err(anyhow::Error::from)??)
+    Ok(Turn::wait(&LOOKS).await?.read(authority, look).await?)
+}
+
+/// A turn at a long look.
+struct Turn(SemaphorePermit<'static>);
+
+impl Turn {
+    async fn wait(turns: &'static Semaphore) -> anyhow::Result<Self> {
+        Ok(Self(turns.acquire().await?))
+    }
+
+    /// Looks; see [`read`].
+    async fn read<T: Send + 'static>(
+        self,
+        authority: &Authority,
+        look: impl FnOnce(&mut Database) -> anyhow::Result<T> + Send + 'static,
+    ) -> anyhow::Result<T> {
+        let path = authority.directory.database();
+        self.take(move || look(&mut Database::open(&path)?)).await
+    }
+
+    /// Works on a thread of its own. The turn is over when the work is, not when whoever asked goes away.
+    async fn take<T: Send + 'static>(
+        self,
+        work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+    ) -> anyhow::Result<T> {
+        let turn = self.0;
+        let work = move || {
+            let _turn = turn;
+            work()
+        };
+        tokio::task::spawn_blocking(work).await?
+    }
 }
 
 /// Services as a policy has them.
 fn services(services: &[Service]) -> String {
     services.iter().map(service).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::sync::mpsc;
+    use std::task::{Context, Waker};
+
+    #[tokio::test]
+    async fn a_turn_lasts_as_long_as_its_work_also_when_nobody_waits_for_it() {
+        static TURNS: Semaphore = Semaphore::const_new(1);
+        let (finish, finished) = mpsc::channel::<()>();
+        {
+            let turn = Turn::wait(&TURNS).await.unwrap();
+            let mut asked = pin!(turn.take(move || Ok(finished.recv()?)));
+            assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        }
+        assert_eq!(TURNS.available_permits(), 0, "the work goes on");
+        finish.send(()).unwrap();
+        Turn::wait(&TURNS).await.unwrap();
+    }
 }

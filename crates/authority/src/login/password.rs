@@ -52,7 +52,7 @@ impl Authority {
         let account = self.storage.call(move |database| database.account(&wanted)).await?;
         let hash = account.as_ref().map_or(&self.nobodys_password, |account| &account.password).clone();
         let slot = tokio::time::timeout(PASSWORD_WAIT, self.password_slots.clone().acquire_owned()).await;
-        let slot = slot.map_err(|_| Problem::Busy)?.map_err(|_| Problem::Busy)?;
+        let slot = slot.map_err(|_| Problem::Busy("logins"))?.map_err(|_| Problem::Busy("logins"))?;
         let checked = tokio::task::spawn_blocking(move || {
             // Held until it is done: whoever hangs up does not make room for another.
             let _slot = slot;

@@ -1,5 +1,6 @@
 //! The audit trail: what happened, looked for by person, act and time; handed out whole; and whether it is whole.
 
+use super::{LOOKS, Turn};
 use crate::console::ROOT;
 use crate::console::page::{Page, encoded, table, time};
 use crate::console::visitor::{Administrator, Form};
@@ -12,16 +13,20 @@ use axum::extract::{Query, State};
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use engine::policy::instant;
+use futures_util::stream::{self, Stream};
 use maud::{Markup, html};
 use serde::Deserialize;
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 
 /// Entries on a page.
 const PAGE: usize = 100;
 /// Entries that are handed out in one piece.
 const PIECE: usize = 256;
+/// How long one piece may take to be taken.
+const SEND_TIME: Duration = Duration::from_secs(30);
 
 /// What the address says.
 #[derive(Clone, Default, Deserialize)]
@@ -182,30 +187,94 @@ pub async fn export(
     Query(asked): Query<Asked>,
 ) -> Result<Response, Problem> {
     let query = asked.query()?;
-    let (sender, pieces) = mpsc::channel::<std::io::Result<Vec<u8>>>(4);
-    let path = authority.directory.database();
-    tokio::task::spawn_blocking(move || {
-        let mut piece = Vec::new();
-        let mut count = 0;
-        let read = Database::open(&path).and_then(|database| {
-            database.find_audit_entries(&query, |entry| {
-                serde_json::to_writer(&mut piece, &entry)?;
-                piece.push(b'\n');
-                count += 1;
-                // Whoever is gone wants no more.
-                Ok(count % PIECE != 0 || sender.blocking_send(Ok(std::mem::take(&mut piece))).is_ok())
-            })
-        });
-        let last = match read {
-            Ok(()) => Ok(piece),
-            Err(error) => {
-                tracing::error!("the audit trail could not be handed out whole: {error:#}");
-                Err(std::io::Error::other("the audit trail ends here"))
+    let place = authority.exports.clone().try_acquire_owned();
+    let place = place.map_err(|_| Problem::Busy("downloads of the audit trail"))?;
+    let (sender, pieces) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let handed_out = hand_out(&authority, query, &sender).await;
+        // Before the end is told: whoever asks again then finds a place.
+        drop(place);
+        match handed_out {
+            Ok(true) => {
+                send(&sender, None, SEND_TIME).await;
             }
-        };
-        let _ = sender.blocking_send(last);
+            Ok(false) => tracing::info!("a download of the audit trail was given up"),
+            Err(error) => tracing::error!("the audit trail could not be handed out whole: {error:#}"),
+        }
     });
     let name = format!("attachment; filename=\"audit-{}.jsonl\"", now());
     let headers = [(CONTENT_TYPE, "application/jsonl".to_owned()), (CONTENT_DISPOSITION, name)];
-    Ok((headers, Body::from_stream(ReceiverStream::new(pieces))).into_response())
+    Ok((headers, Body::from_stream(whole(pieces))).into_response())
+}
+
+/// Reads piece by piece; gives whether all were taken. Nothing is being read while somebody takes their time with a piece:
+/// the database's log can't be cut as long as anybody reads.
+async fn hand_out(
+    authority: &Authority,
+    mut query: AuditQuery,
+    sender: &mpsc::Sender<Option<Vec<u8>>>,
+) -> anyhow::Result<bool> {
+    loop {
+        let asked = query.clone();
+        let (piece, last) = Turn::wait(&LOOKS).await?.read(authority, move |database| piece(database, &asked)).await?;
+        if !send(sender, Some(piece), SEND_TIME).await {
+            return Ok(false);
+        }
+        if last.is_none() {
+            return Ok(true);
+        }
+        query.before = last;
+    }
+}
+
+/// The next lines, and the last entry's number if there may be more.
+fn piece(database: &Database, query: &AuditQuery) -> anyhow::Result<(Vec<u8>, Option<i64>)> {
+    let (mut piece, mut count, mut last) = (Vec::new(), 0, None);
+    database.find_audit_entries(query, |entry| {
+        serde_json::to_writer(&mut piece, &entry)?;
+        piece.push(b'\n');
+        count += 1;
+        last = Some(entry.id).filter(|_| count == PIECE);
+        Ok(count < PIECE)
+    })?;
+    Ok((piece, last))
+}
+
+/// Whether it was taken in time.
+async fn send<T>(sender: &mpsc::Sender<T>, piece: T, time: Duration) -> bool {
+    tokio::time::timeout(time, sender.send(piece)).await.is_ok_and(|sent| sent.is_ok())
+}
+
+/// What a browser gets: pieces up to the one that says that there are no more. Whatever ends before is an error, so that no
+/// part is taken for the whole.
+fn whole(pieces: mpsc::Receiver<Option<Vec<u8>>>) -> impl Stream<Item = io::Result<Vec<u8>>> {
+    stream::unfold(Some(pieces), async |pieces| {
+        let mut pieces = pieces?;
+        match pieces.recv().await {
+            Some(Some(piece)) => Some((Ok(piece), Some(pieces))),
+            Some(None) => None,
+            None => Some((Err(io::Error::other("the audit trail is cut short here")), None)),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::StreamExt;
+
+    /// What comes of a trail whose reader paused after one piece, and of one that was handed out whole.
+    async fn read(reader_pauses: bool) -> Vec<Option<Vec<u8>>> {
+        let (sender, pieces) = mpsc::channel(if reader_pauses { 1 } else { 2 });
+        assert!(send(&sender, Some(b"a".to_vec()), SEND_TIME).await);
+        assert_eq!(send(&sender, None, Duration::ZERO).await, !reader_pauses);
+        drop(sender);
+        whole(pieces).map(Result::ok).collect().await
+    }
+
+    #[tokio::test]
+    async fn a_trail_that_is_cut_short_does_not_look_whole() {
+        assert_eq!(read(false).await, [Some(b"a".to_vec())]);
+        assert_eq!(read(true).await, [Some(b"a".to_vec()), None]);
+    }
 }

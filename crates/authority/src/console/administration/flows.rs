@@ -67,7 +67,7 @@ impl Live {
             });
             named.collect::<anyhow::Result<Vec<_>>>()
         };
-        Ok(Self { flows: authority.storage.call(name).await?, total, silent })
+        Ok(Self { flows: super::read(authority, name).await?, total, silent })
     }
 
     /// Leaves those of a person.

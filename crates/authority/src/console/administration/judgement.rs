@@ -1,6 +1,7 @@
 //! What a draft of a policy would do: its faults, its tests, who gains and who loses what, which grants would end, and what it
 //! says about what was asked for of late. By the same functions as the commands.
 
+use super::{LOOKS, Turn};
 use crate::problem::Problem;
 use crate::replay::{Case, Replay};
 use crate::state::Authority;
@@ -41,30 +42,34 @@ struct Effects {
 impl Judgement {
     /// Judges a text.
     pub async fn of(authority: &Arc<Authority>, text: &str) -> Result<Self, Problem> {
+        // First: those who wait hold no copy of the policy.
+        let turn = Turn::wait(&LOOKS).await?;
         let (in_force, _) = authority.storage.call(|database| database.policy_in_force()).await?;
         let old = authority.with_policy(Policy::clone).await;
         let (text, max_lifetime) = (text.to_owned(), authority.config.max_lifetime);
         let directory = authority.directory.clone();
-        let judged = super::read(authority, move |database| {
-            let draft = match Policy::parse(&text, max_lifetime) {
-                Ok(draft) => draft,
-                Err(faults) => return Ok(Err(faults.all().to_vec())),
-            };
-            let failures = draft.failures().into_iter();
-            let failures = failures.map(|failure| Fault { line: failure.line, column: 1, message: failure.message });
-            let effects = Effects {
-                receivers: draft.receivers().len(),
-                rules: draft.rules().len(),
-                tests: draft.expectations().len(),
-                failures: failures.collect(),
-                unknown: admin::unknown_names(&directory, &draft)?,
-                changes: compare(&old, &draft, now()),
-                replay: Replay::of(&draft, database, now().saturating_sub(HOURS * 3600))?,
-                ending: 0,
-            };
-            Ok(Ok((effects, draft)))
-        })
-        .await?;
+        let judged = turn
+            .read(authority, move |database| {
+                let draft = match Policy::parse(&text, max_lifetime) {
+                    Ok(draft) => draft,
+                    Err(faults) => return Ok(Err(faults.all().to_vec())),
+                };
+                let failures = draft.failures().into_iter();
+                let failures =
+                    failures.map(|failure| Fault { line: failure.line, column: 1, message: failure.message });
+                let effects = Effects {
+                    receivers: draft.receivers().len(),
+                    rules: draft.rules().len(),
+                    tests: draft.expectations().len(),
+                    failures: failures.collect(),
+                    unknown: admin::unknown_names(&directory, &draft)?,
+                    changes: compare(&old, &draft, now()),
+                    replay: Replay::of(&draft, database, now().saturating_sub(HOURS * 3600))?,
+                    ending: 0,
+                };
+                Ok(Ok((effects, draft)))
+            })
+            .await?;
         let found = match judged {
             Err(faults) => Err(faults),
             Ok((effects, draft)) => Ok(Effects { ending: authority.forbidden(&draft, now()).await?.len(), ..effects }),

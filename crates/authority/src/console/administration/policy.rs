@@ -219,13 +219,23 @@ pub async fn one_version(
     Path(number): Path<i64>,
 ) -> Result<Markup, Problem> {
     let text = text_of(&authority, number).await?;
-    let judgement = Judgement::of(&authority, &text).await?;
-    Ok(version_page(&visitor, number, &text, &judgement, false))
+    let (in_force, _) = authority.storage.call(|database| database.policy_in_force()).await?;
+    // Against itself, there is nothing to judge.
+    let judgement = if number == in_force { None } else { Some(Judgement::of(&authority, &text).await?) };
+    Ok(version_page(&visitor, number, &text, judgement.as_ref(), false))
 }
 
-fn version_page(visitor: &Visitor, number: i64, text: &str, judgement: &Judgement, is_outdated: bool) -> Markup {
+/// The page of a version: in force if it has no judgement.
+fn version_page(
+    visitor: &Visitor,
+    number: i64,
+    text: &str,
+    judgement: Option<&Judgement>,
+    is_outdated: bool,
+) -> Markup {
     let title = format!("Version {number} of the policy");
-    let in_force = judgement.in_force;
+    let judgement = judgement.filter(|judgement| judgement.in_force != number);
+    let in_force = judgement.map_or(number, |judgement| judgement.in_force);
     Page::new(&title).of(Some(visitor)).at("/admin/policy").show(&html! {
         @if is_outdated {
             p.wrong role="alert" { "Version " (in_force) " was put in force meanwhile; nothing was changed. This is the comparison with it." }
@@ -234,7 +244,7 @@ fn version_page(visitor: &Visitor, number: i64, text: &str, judgement: &Judgemen
             a href={ (ROOT) "/admin/policy/versions/" (number) "/policy.toml" } { "Download" }
             a href={ (ROOT) "/admin/policy/draft?from=" (number) } { "Write a draft from it" }
         }
-        @if number == in_force { p { "It is in force." } } @else {
+        @match judgement { None => p { "It is in force." }, Some(judgement) => {
             h2 { "If it took the place of version " (in_force) }
             (judgement.show())
             @if judgement.is_good() {
@@ -245,7 +255,7 @@ fn version_page(visitor: &Visitor, number: i64, text: &str, judgement: &Judgemen
                     p.acts { button type="submit" { "Put version " (number) " in force again" } }
                 }
             }
-        }
+        } }
         h2 { "Text" }
         (listing(text))
     })
@@ -261,14 +271,14 @@ pub async fn roll_back(
     let text = text_of(&authority, number).await?;
     let judgement = Judgement::of(&authority, &text).await?;
     if !judgement.is_good() {
-        let page = version_page(&visitor, number, &text, &judgement, false);
+        let page = version_page(&visitor, number, &text, Some(&judgement), false);
         return Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response());
     }
     if put_in_force(&authority, &visitor, text.clone(), format!("rollback to {number}"), seen).await? {
         return Ok(done("/admin/policy", "applied").into_response());
     }
     let judgement = Judgement::of(&authority, &text).await?;
-    Ok((StatusCode::CONFLICT, version_page(&visitor, number, &text, &judgement, true)).into_response())
+    Ok((StatusCode::CONFLICT, version_page(&visitor, number, &text, Some(&judgement), true)).into_response())
 }
 
 /// Hands out the text of a version.

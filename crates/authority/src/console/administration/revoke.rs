@@ -1,6 +1,7 @@
 //! Ending grants and sessions early: a page that says what would end, and the act.
 
-use super::{flows, grants};
+use super::flows;
+use super::grants::table;
 use crate::console::ROOT;
 use crate::console::page::{Page, done, encoded};
 use crate::console::visitor::{Administrator, Fields, Form};
@@ -60,53 +61,63 @@ struct Found {
     means: &'static str,
     /// What the form sends.
     fields: Vec<(&'static str, String)>,
-    /// The grants that would end.
-    grants: Vec<GrantEntry>,
 }
 
 /// Looks for it; `None` if there is no such thing.
 fn find(database: &Database, which: &Which, now: u64) -> anyhow::Result<Option<Found>> {
-    let mut grants = database.grants(now, false)?;
     Ok(match which {
         Which::Grant(handle) | Which::OwnGrant(_, handle) => {
             let Some(grant) = database.grant(*handle)? else { return Ok(None) };
-            grants.retain(|live| live.handle == grant.handle);
             let what = format!("the grant {} of {} for {}", grant.handle, grant.person, grant.receiver);
             let means = "Flows that it admitted are cut. An agent that is logged in may ask for another at once: to keep \
                          somebody out, change the policy or revoke the person.";
-            Some(Found { person: grant.person, what, means, fields: vec![("grant", grant.handle)], grants })
+            Some(Found { person: grant.person, what, means, fields: vec![("grant", grant.handle)] })
         }
         Which::Session(token) => {
             let Some(session) = database.session_of_token(token, now)? else { return Ok(None) };
-            let held = database.handles_of_session(token)?;
-            grants.retain(|live| held.contains(&live.handle));
             let what = format!("the session of {} on {}", session.person, session.device);
             let means = "Its grants end with it, and their flows are cut. The person can log in again.";
-            Some(Found { person: session.person, what, means, fields: vec![("session", hex::encode(token))], grants })
+            Some(Found { person: session.person, what, means, fields: vec![("session", hex::encode(token))] })
         }
         Which::Person(person) => {
             if !database.knows(person)? {
                 return Ok(None);
             }
-            grants.retain(|live| live.person == *person);
             let what = format!("every session and grant of {person}");
             let means = "Flows are cut. The person can log in again, unless the account is removed or the identity \
                          provider refuses.";
-            Some(Found { person: person.clone(), what, means, fields: vec![("person", person.clone())], grants })
+            Some(Found { person: person.clone(), what, means, fields: vec![("person", person.clone())] })
         }
         Which::Device(person, device) => {
             let devices = database.devices(Some(person))?;
             if !devices.iter().any(|known| known.device == *device) {
                 return Ok(None);
             }
-            grants.retain(|live| live.person == *person && live.device == *device);
             let what = format!("every session and grant of {person}'s device {device}");
             let means = "Flows are cut. Whoever has the device and the password can log in again: change the password, too, \
                          where it is lost.";
             let fields = vec![("person", person.clone()), ("device", device.clone())];
-            Some(Found { person: person.clone(), what, means, fields, grants })
+            Some(Found { person: person.clone(), what, means, fields })
         }
     })
+}
+
+/// The live grants that would end with it. It reads all there are: not for an act, on which others' grants wait.
+fn ending(database: &Database, which: &Which, now: u64) -> anyhow::Result<Vec<GrantEntry>> {
+    let mut grants = database.grants(now, false)?;
+    match which {
+        Which::Grant(handle) | Which::OwnGrant(_, handle) => {
+            let handle = format!("{handle:016x}");
+            grants.retain(|live| live.handle == handle);
+        }
+        Which::Session(token) => {
+            let held = database.handles_of_session(token)?;
+            grants.retain(|live| held.contains(&live.handle));
+        }
+        Which::Person(person) => grants.retain(|live| live.person == *person),
+        Which::Device(person, device) => grants.retain(|live| live.person == *person && live.device == *device),
+    }
+    Ok(grants)
 }
 
 /// Says what would end.
@@ -116,12 +127,17 @@ pub async fn ask(
     Query(asked): Query<Asked>,
 ) -> Result<Markup, Problem> {
     let which = asked.which()?;
-    let found = super::read(&authority, move |database| find(database, &which, now())).await?;
-    let found = found.ok_or(Problem::NotFound("grant, session, person or device"))?;
+    let look = move |database: &mut Database| {
+        let now = now();
+        let Some(found) = find(database, &which, now)? else { return Ok(None) };
+        Ok(Some((found, ending(database, &which, now)?)))
+    };
+    let (found, grants) =
+        super::read(&authority, look).await?.ok_or(Problem::NotFound("grant, session, person or device"))?;
     let mut live = flows::Live::read(&authority, None).await?;
-    live.keep(|handle| found.grants.iter().any(|grant| grant.handle == handle));
+    live.keep(|handle| grants.iter().any(|grant| grant.handle == handle));
     Ok(Page::new("Revoke").of(Some(&visitor)).at("/admin/people").show(&html! {
-        p { "This ends " strong { (found.what) } ": " (found.grants.len()) " grants that have not ended. " (found.means) }
+        p { "This ends " strong { (found.what) } ": " (grants.len()) " grants that have not ended. " (found.means) }
         form method="post" action={ (ROOT) "/admin/revoke" } {
             (visitor.token())
             @for (name, value) in &found.fields { input type="hidden" name=(name) value=(value); }
@@ -131,7 +147,7 @@ pub async fn ask(
             }
         }
         @if !live.flows.is_empty() { h2 { "Flows that would be cut" } (live.table()) }
-        @if !found.grants.is_empty() { h2 { "Grants that would end" } (grants::table(&found.grants, false)) }
+        @if !grants.is_empty() { h2 { "Grants that would end" } (table(&grants, false)) }
     }))
 }
 

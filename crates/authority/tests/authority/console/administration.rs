@@ -3,6 +3,7 @@
 use super::pages::hidden;
 use super::{Answer, Browser, stage};
 use crate::stage::{PASSWORD, POLICY, Stage, events, git, handle, login, revoked};
+use authority::storage::AuditEvent;
 use engine::api::{DropCount, Login, Report, ReportedFlow, VerifierState};
 use reqwest::StatusCode;
 
@@ -292,6 +293,21 @@ async fn the_trail_is_read_page_by_page() {
     let second = alice.get(&format!("/console/admin/audit?event=granted&before={before}")).await;
     assert_eq!(second.text.matches("<td>granted</td>").count(), 20);
     assert!(!second.text.contains("Before these"));
+}
+
+#[tokio::test]
+async fn a_long_trail_is_handed_out_whole() {
+    let stage = stage().await;
+    let mut alice = administrator(&stage).await;
+    let mut database = stage.database();
+    for nth in 0..600 {
+        database.audit(&AuditEvent::new("login").detail(nth.to_string()), authority::now()).unwrap();
+    }
+    let answer = alice.get("/console/admin/audit.jsonl").await;
+    let lines = answer.text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let numbers: Vec<_> = lines.map(|entry| entry["id"].as_i64().unwrap()).collect();
+    assert!(numbers.len() > 600 && numbers.is_sorted_by(|one, next| one > next), "{numbers:?}");
+    assert_eq!(numbers.len() as u64, entries(&stage));
 }
 
 #[tokio::test]
