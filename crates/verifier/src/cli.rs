@@ -198,16 +198,16 @@ pub struct Subject {
 #[derive(Args, Debug)]
 pub struct Besides {
     /// With the tags of this device of the person
-    #[arg(long, value_name = "NAME", requires = "person")]
+    #[arg(long, value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame"])]
     device: Option<String>,
     /// As if the person were in this group, too; may be repeated
-    #[arg(long = "group", value_name = "NAME", requires = "person")]
+    #[arg(long = "group", value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame"])]
     groups: Vec<String>,
     /// As if the person's device had this tag, too; may be repeated
-    #[arg(long = "tag", value_name = "NAME", requires = "person")]
+    #[arg(long = "tag", value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame"])]
     tags: Vec<String>,
     /// As if the person asked from this address
-    #[arg(long = "address", value_name = "ADDR", requires = "person")]
+    #[arg(long = "address", value_name = "ADDR", requires = "person", conflicts_with_all = ["from", "frame"])]
     source: Option<IpAddr>,
 }
 
