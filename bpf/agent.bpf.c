@@ -85,12 +85,13 @@ struct {
 	__type(value, __u64);
 } injector SEC(".maps");
 
+/* Of words of 32 bits: clang writes a packed structure byte by byte. */
 struct block {
 	__u32 magic;
-	__u64 header[2];
+	__u32 header[4];
 	__be32 time, nonce;
 	__u32 tag[3];
-} __attribute__((packed));
+};
 
 /* The block being made, and what it is made of: too large for the stack. While `ahead` is set it waits for the copy of
  * a packet that is to carry it alone, on its way out ahead of the packet; the copy passes this program on the same core
@@ -197,8 +198,10 @@ static __noinline int make_block(const struct packet *p, const struct grant_entr
 	if (!nonce)
 		return -1;
 	block->magic = MAGIC;
-	block->header[0] = grant->header[0];
-	block->header[1] = grant->header[1];
+	block->header[0] = (__u32)grant->header[0];
+	block->header[1] = (__u32)(grant->header[0] >> 32);
+	block->header[2] = (__u32)grant->header[1];
+	block->header[3] = (__u32)(grant->header[1] >> 32);
 	block->time = bpf_htonl(now() + grant->skew);
 	block->nonce = bpf_htonl(__sync_fetch_and_add(nonce, 1));
 	message[0] = block->time | (__u64)block->nonce << 32;
@@ -210,7 +213,7 @@ static __noinline int make_block(const struct packet *p, const struct grant_entr
 		message[3] = service;
 		words = 4;
 	}
-	mac(grant->suite, grant->key, message, words, tag);
+	mac(grant->suite, grant->key, message, words, 0, tag);
 	block->tag[0] = (__u32)tag[0];
 	block->tag[1] = (__u32)(tag[0] >> 32);
 	block->tag[2] = (__u32)tag[1];

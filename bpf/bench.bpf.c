@@ -56,7 +56,7 @@ static __always_inline void forget(context *ctx)
 	load(ctx, ETHER_LEN + 12, &key.client, 8);
 	load(ctx, ETHER_LEN + IPV4_LEN, &key.client_port, 4);
 	bpf_map_delete_elem(&flows4, &key);
-	handle = bpf_be64_to_cpu(token->block.handle);
+	handle = bpf_be64_to_cpu(pair(token, PAIR_HANDLE));
 	bpf_map_delete_elem(&grants, &handle);
 	bucket = bucket_of(token);
 	if (bucket)

@@ -7,7 +7,10 @@
 SEC("tc")
 int admit(struct __sk_buff *ctx)
 {
-	linearize(ctx, ETHER_LEN + IPV6_LEN + sizeof(struct tcp));
+	/* No more than is read: what stack and sender share would be copied for it. */
+	__u32 ip_len = ctx->protocol == bpf_htons(0x0800) ? IPV4_LEN : IPV6_LEN;
+
+	linearize(ctx, ETHER_LEN + ip_len + sizeof(struct tcp));
 	return decide(ctx) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 }
 

@@ -33,7 +33,9 @@ enum suite { SUITE_AES_CMAC = 2, SUITE_SIPHASH = 3 };
 		v2 = ROTL64(v2, 32);                                                                                   \
 	} while (0)
 
-static __noinline int siphash128(const __u64 *key, const __u64 *message, __u32 words, __u64 *out)
+/* Where `expected` is given and the first word is another, the second is not made, which spares a forged tag the last four
+ * rounds. The time taken says only whether 64 bits are right at once, and nobody gets there by guessing. */
+static __noinline int siphash128(const __u64 *key, const __u64 *message, __u32 words, const __u64 *expected, __u64 *out)
 {
 	__u64 v0 = 0x736f6d6570736575ULL ^ key[0], v1 = 0x646f72616e646f6dULL ^ key[1] ^ 0xee;
 	__u64 v2 = 0x6c7967656e657261ULL ^ key[0], v3 = 0x7465646279746573ULL ^ key[1];
@@ -59,6 +61,8 @@ static __noinline int siphash128(const __u64 *key, const __u64 *message, __u32 w
 	SIP_ROUND(v0, v1, v2, v3);
 	SIP_ROUND(v0, v1, v2, v3);
 	out[0] = v0 ^ v1 ^ v2 ^ v3;
+	if (expected && *expected != out[0])
+		return 0;
 	v1 ^= 0xdd;
 	SIP_ROUND(v0, v1, v2, v3);
 	SIP_ROUND(v0, v1, v2, v3);
@@ -196,10 +200,11 @@ static __noinline int aes_cmac(const __u64 *key, const __u64 *message, __u32 wor
 	return 0;
 }
 
-static __always_inline void mac(__u8 suite, const __u64 *key, const __u64 *message, __u32 words, __u64 *out)
+static __always_inline void mac(__u8 suite, const __u64 *key, const __u64 *message, __u32 words,
+				const __u64 *expected, __u64 *out)
 {
 	if (suite == SUITE_AES_CMAC)
 		aes_cmac(key, message, words, out);
 	else
-		siphash128(key, message, words, out);
+		siphash128(key, message, words, expected, out);
 }

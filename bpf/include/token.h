@@ -17,14 +17,15 @@ struct {
 	__type(value, struct epoch_key);
 } epoch_keys SEC(".maps");
 
+/* Of words of 32 bits at most: clang reads a packed structure byte by byte. */
 struct token_block {
 	__u32 magic;
 	__u8 version_suite, flags, epoch, prefix_length;
 	__be32 expires;
-	__be64 handle;
+	__be32 handle[2];
 	__be32 time, nonce;
 	__u32 tag[3];
-} __attribute__((packed));
+};
 
 struct token {
 	union {
@@ -36,6 +37,7 @@ struct token {
 	__u64 message[MAC_WORDS_MAX + 1];
 	__u64 grant_key[2];
 	__u64 tag[2];
+	__u64 expected; /* the first word of the tag that came */
 };
 
 /* A token while it is judged: too large for the stack. */
@@ -77,6 +79,14 @@ static __always_inline void mask_words(__u64 *words, __u32 count, __u32 prefix_l
 	}
 }
 
+/* Two 32-bit words of the block as one, from behind the magic: what is stored as 64-bit words is fetched fast as such. */
+enum pair { PAIR_SCOPE = 0, PAIR_HANDLE = 1, PAIR_TIME_NONCE = 2, PAIR_TAG = 3 };
+
+static __always_inline __u64 pair(const struct token *token, enum pair at)
+{
+	return token->words[at] >> 32 | token->words[at + 1] << 32;
+}
+
 /* Whether the tag is the one that the verifier's key gives (wire.md §3.5, §3.7). */
 static __always_inline int tag_is_right(const struct packet *p, struct token *token, const struct epoch_key *key)
 {
@@ -89,7 +99,8 @@ static __always_inline int tag_is_right(const struct packet *p, struct token *to
 	tag = token->tag;
 	suite = block->version_suite & 15;
 	service = p->flow.protocol | (__u64)p->flow.server_port << 16;
-	__builtin_memcpy(message, &block->version_suite, 16);
+	message[0] = pair(token, PAIR_SCOPE);
+	message[1] = pair(token, PAIR_HANDLE);
 	if (p->flow.family == 4) {
 		__u32 address = *(__u32 *)p->flow.server, masked = address;
 
@@ -109,9 +120,9 @@ static __always_inline int tag_is_right(const struct packet *p, struct token *to
 			words = 7;
 		}
 	}
-	mac(suite, suite == SUITE_AES_CMAC ? key->aes : key->siphash, message, words, token->grant_key);
+	mac(suite, suite == SUITE_AES_CMAC ? key->aes : key->siphash, message, words, 0, token->grant_key);
 
-	message[0] = block->time | (__u64)block->nonce << 32;
+	message[0] = pair(token, PAIR_TIME_NONCE);
 	if (p->flow.family == 4) {
 		message[1] = *(__u32 *)p->flow.server | service << 32;
 		words = 2;
@@ -120,10 +131,9 @@ static __always_inline int tag_is_right(const struct packet *p, struct token *to
 		message[3] = service;
 		words = 4;
 	}
-	mac(suite, token->grant_key, message, words, tag);
-	/* No early exit: the time taken says nothing about the bytes. */
-	return (((__u32)tag[0] ^ block->tag[0]) | ((__u32)(tag[0] >> 32) ^ block->tag[1]) |
-		((__u32)tag[1] ^ block->tag[2])) == 0;
+	token->expected = pair(token, PAIR_TAG);
+	mac(suite, token->grant_key, message, words, &token->expected, tag);
+	return ((tag[0] ^ token->expected) | ((__u32)tag[1] ^ block->tag[2])) == 0;
 }
 
 /* CONTINUE, or the first thing that is wrong: form, suite, epoch, expiry, clock, tag. */
@@ -140,7 +150,7 @@ static __always_inline int judge_token(struct packet *p, struct token *token)
 	time = bpf_ntohl(block->time);
 	ipv6 = p->flow.family == 6;
 	token->expires = bpf_ntohl(block->expires);
-	p->handle = bpf_be64_to_cpu(block->handle);
+	p->handle = bpf_be64_to_cpu(pair(token, PAIR_HANDLE));
 	if (block->version_suite >> 4 != 1 || block->flags & (FLAGS_RESERVED | FLAG_BEARER) ||
 	    (block->flags & FLAG_IPV6 ? 1 : 0) != ipv6 || block->prefix_length > (ipv6 ? 128 : 32))
 		return DROP_MALFORMED;

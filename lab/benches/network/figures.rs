@@ -51,3 +51,11 @@ pub fn quantile(values: &mut [f64], part: f64) -> f64 {
 pub fn median(values: &mut [f64]) -> f64 {
     quantile(values, 0.5)
 }
+
+/// The mean of the middle half.
+pub fn middle(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let quarter = values.len() / 4;
+    let half = values.get(quarter..values.len() - quarter).unwrap_or_default();
+    half.iter().sum::<f64>() / half.len() as f64
+}

@@ -16,9 +16,10 @@ use wire::{Destination, DropReason};
 
 use crate::Guarded;
 use crate::figures::{Bound, Figures, median};
-use crate::throughput::{TIME, attach, transfer};
+use crate::throughput::{attach, transfer};
 
 const ROUNDS: usize = 9;
+const TIME: Duration = Duration::from_millis(1500);
 /// Packets a second: as much as one core sends beside a transfer on both sides.
 const RATE: u64 = 50_000;
 const FORGED: u16 = 512;
@@ -33,13 +34,13 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     let (bare_flood, our_flood) =
         (Flood::new(&bare, Mint::new(key()?, VERIFIER))?, Flood::new(&guarded.network, Mint::new(key()?, VERIFIER))?);
     // Gets the grants, so that no round waits for one.
-    transfer(&guarded.network, 1)?;
+    transfer(&guarded.network, 1, TIME)?;
     let judged = || Ok::<_, anyhow::Error>(guarded.verifier.counters()?.dropped(DropReason::BadTag));
     let (before, mut sent) = (judged()?, 0);
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        baseline.push(bare_flood.during(|| transfer(&bare, 1))?.0);
-        let (rate, count) = our_flood.during(|| transfer(&guarded.network, 1))?;
+        baseline.push(bare_flood.during(|| transfer(&bare, 1, TIME))?.0);
+        let (rate, count) = our_flood.during(|| transfer(&guarded.network, 1, TIME))?;
         ours.push(rate);
         sent += count;
     }
