@@ -11,9 +11,12 @@ mod devices;
 mod ending;
 mod grants;
 mod guard;
+mod identity;
 mod login;
 mod overview;
 mod page;
+mod qr;
+mod security;
 mod sessions;
 mod visitor;
 
@@ -38,7 +41,9 @@ pub fn router(authority: Arc<Authority>) -> Router<Arc<Authority>> {
         .merge(login::routes())
         .merge(devices::routes())
         .merge(grants::routes())
+        .merge(identity::routes())
         .merge(sessions::routes())
+        .merge(security::routes())
         .nest("/admin", administration::routes())
         .fallback(async || Problem::NotFound("page"))
         .method_not_allowed_fallback(async || Problem::WrongMethod)

@@ -36,10 +36,16 @@ pub fn new_account(person: &str, password: &str, totp: bool) -> Result<(Account,
         return Ok((Account { password, totp: None }, None));
     }
     let secret = Zeroizing::new(random::<20>()?.to_vec());
-    let base32 = Zeroizing::new(Secret::from(secret.to_vec()).to_base32());
-    let (label, secret_text) = (person.replace('@', "%40").replace('+', "%2B"), base32.as_str());
-    let address = Zeroizing::new(format!("otpauth://totp/Vouchsafe:{label}?secret={secret_text}&issuer=Vouchsafe"));
+    let (_, address) = totp_address(person, &secret);
     Ok((Account { password, totp: Some(secret) }, Some(address)))
+}
+
+/// A TOTP secret as people type it, and the address with it that an authenticator app reads.
+pub fn totp_address(person: &str, secret: &[u8]) -> (Zeroizing<String>, Zeroizing<String>) {
+    let base32 = Zeroizing::new(Secret::from(secret.to_vec()).to_base32());
+    let (label, text) = (person.replace('@', "%40").replace('+', "%2B"), base32.as_str());
+    let address = format!("otpauth://totp/Vouchsafe:{label}?secret={text}&issuer=Vouchsafe");
+    (base32, Zeroizing::new(address))
 }
 
 /// The time step whose code this is, if it is one of the steps around `now` (RFC 6238, 30 s, one step of tolerance).

@@ -20,6 +20,7 @@ pub mod login;
 pub mod metrics;
 pub mod openapi;
 mod policies;
+mod preferences;
 mod problem;
 mod push;
 mod repeats;

@@ -7,6 +7,7 @@ mod claims;
 mod config;
 pub(crate) mod handlers;
 mod http;
+mod passkey;
 mod password;
 mod pending;
 mod provider;
@@ -15,6 +16,7 @@ pub(crate) mod service;
 
 pub use claims::Identity;
 pub use config::ProviderConfig;
+pub(crate) use passkey::Passkeys;
 pub(crate) use password::Attempt;
 pub(crate) use pending::{BROWSER_TIME, Finish, Logins, Purpose, Rest, Started, Way};
 pub(crate) use provider::Provider;

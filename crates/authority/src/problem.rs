@@ -7,6 +7,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use engine::api;
 use engine::policy::{Decision, Request};
+use engine::preference::{Choice, Preference};
 use std::time::Duration;
 
 /// Why a call fails.
@@ -27,6 +28,8 @@ pub enum Problem {
     SecondFactorRequired,
     /// A wrong or used code.
     WrongSecondFactor,
+    /// A passkey, or what a browser says of one, that is not believed.
+    WrongPasskey,
     /// No such login under way, or not this caller's.
     WrongLogin,
     /// A name that belongs to somebody else.
@@ -43,6 +46,8 @@ pub enum Problem {
     WrongCode,
     /// The policy says no.
     Denied(api::Explanation, &'static str),
+    /// The policy says yes, and the person wants their identity not to go there.
+    Withheld(Preference),
     /// The policy says yes, and yet no grant can be made.
     CantIssue(engine::issue::IssueError),
     /// No such thing.
@@ -89,6 +94,16 @@ impl Problem {
         let (status, kind, title) = match self {
             Self::Malformed(what) => return (S::BAD_REQUEST, "malformed", what.clone()),
             Self::Denied(explanation, kind) => return (S::FORBIDDEN, kind, explanation.text.clone()),
+            Self::Withheld(Preference { target, choice: Choice::Ask }) => {
+                let title = format!(
+                    "you want to be asked about {target}: `vouchsafe grants allow {target}` says yes on this device"
+                );
+                return (S::FORBIDDEN, "withheld", title);
+            }
+            Self::Withheld(Preference { target, .. }) => {
+                let title = format!("you said at the console that your identity never goes to {target}");
+                return (S::FORBIDDEN, "withheld", title);
+            }
             Self::CantIssue(error) => return (S::FORBIDDEN, "cant_issue", error.to_string()),
             Self::NotFound(what) => return (S::NOT_FOUND, "not_found", format!("there is no such {what}")),
             Self::NameTaken(person) => {
@@ -119,6 +134,11 @@ impl Problem {
             Self::WrongSecondFactor => {
                 (S::UNAUTHORIZED, "wrong_second_factor", "wrong or used code: wait for the next one")
             }
+            Self::WrongPasskey => (
+                S::UNAUTHORIZED,
+                "wrong_passkey",
+                "this passkey is not known here, or what the browser says of it is not believed",
+            ),
             Self::WrongLogin => {
                 (S::UNAUTHORIZED, "wrong_login", "no such login is under way, or not here, or no longer: begin anew")
             }

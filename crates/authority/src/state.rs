@@ -5,7 +5,7 @@
 
 use crate::credentials;
 use crate::keys::MasterKeys;
-use crate::login::{Logins, Provider};
+use crate::login::{Logins, Passkeys, Provider};
 use crate::metrics::{Metrics, Snapshot};
 use crate::policies::Candidate;
 use crate::problem::Problem;
@@ -23,6 +23,7 @@ use anyhow::{Context, Result};
 use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
 use engine::issue::Issue;
 use engine::policy::{Decision, Policy, Request};
+use engine::preference::Preferences;
 use engine::verifier::CLOCK_SKEW_MAX;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -56,6 +57,8 @@ pub struct Authority {
     pub(crate) nobodys_password: String,
     /// The identity provider, where there is one.
     pub(crate) provider: Option<Provider>,
+    /// Passkeys, where the console has a name.
+    pub(crate) passkeys: Option<Passkeys>,
     /// Logins under way.
     pub(crate) logins: Logins,
     /// Held while the provider is asked about sessions: a refresh token may be good for one use only.
@@ -67,6 +70,8 @@ pub struct Authority {
     pub(crate) policy: tokio::sync::RwLock<Policy>,
     /// When grants were judged last, and when the policy in force says something else by itself.
     judged: std::sync::Mutex<(u64, Option<u64>)>,
+    /// Where persons want their identity to go, of those who said so.
+    pub(crate) preferences: RwLock<HashMap<String, Arc<Preferences>>>,
     sessions: RwLock<HashMap<TokenHash, Arc<Session>>>,
     verifiers: RwLock<HashMap<TokenHash, Arc<str>>>,
     /// Audit trails that may be handed out at a time.
@@ -87,6 +92,7 @@ impl Authority {
         let authority = Self {
             audience: directory.audience()?,
             provider,
+            passkeys: config.console.url.as_deref().and_then(Passkeys::new),
             logins: Logins::default(),
             renewing: Mutex::new(()),
             master: RwLock::new(directory.read_master_keys()?),
@@ -101,6 +107,7 @@ impl Authority {
             nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
             judged: std::sync::Mutex::default(),
             policy: tokio::sync::RwLock::new(policy),
+            preferences: RwLock::default(),
             sessions: RwLock::default(),
             verifiers: RwLock::default(),
             exports: Arc::new(Semaphore::new(MOST_EXPORTS)),
@@ -134,6 +141,12 @@ impl Authority {
     fn any_session(&self, token: &TokenHash) -> Option<Arc<Session>> {
         let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
         sessions.get(token).filter(|session| session.expires > now()).cloned()
+    }
+
+    /// The tokens of a person's sessions.
+    pub(crate) fn tokens_of(&self, person: &str) -> Vec<TokenHash> {
+        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
+        sessions.iter().filter(|(_, session)| session.person == person).map(|(token, _)| *token).collect()
     }
 
     /// Notes that a session at the console is used: it lasts longer.
@@ -181,6 +194,7 @@ impl Authority {
         let to =
             Destination { address: request.address.to_canonical(), protocol: request.protocol, port: request.port };
         let (person, device, now) = (&session.person, &session.device, now());
+        let consented = request.consented;
         let policy = self.policy.read().await;
         let request = Request { subject: session.subject(source), to, now };
         let decision = policy.decide(&request);
@@ -203,11 +217,15 @@ impl Authority {
             }
             return Err(problem);
         };
+        let preferences = self.preferences_of(person);
+        if let Some(withholding) = preferences.withholding(&to, consented) {
+            return Err(Problem::Withheld(*withholding));
+        }
         let verifier = &permit.receiver.verifier;
         let epoch = Epoch::at(now, self.config.epoch_length);
         let issued = Issue {
             terms: permit.rule.terms,
-            scope: permit.scope,
+            scope: preferences.narrowed(permit.scope, &to),
             until: permit.until,
             to,
             source,
@@ -358,15 +376,18 @@ impl Authority {
     /// revoked grants are announced, and verifiers told to recheck flows that outlived theirs.
     pub async fn sync(&self) -> Result<()> {
         let _syncing = self.syncing.lock().await;
-        let (sessions, verifiers, ended, rechecks) = self
+        let (sessions, verifiers, ended, rechecks, preferences) = self
             .storage
             .call(|database| {
                 let (ended, rechecks) = (database.take_unannounced()?, database.take_rechecks()?);
-                Ok((database.sessions(now())?, database.verifier_tokens()?, ended, rechecks))
+                let preferences = database.preferences()?;
+                Ok((database.sessions(now())?, database.verifier_tokens()?, ended, rechecks, preferences))
             })
             .await?;
         let sessions = sessions.into_iter().map(|(token, session)| (token, Arc::new(session))).collect();
         let verifiers = verifiers.into_iter().map(|(token, id)| (token, Arc::from(id))).collect();
+        let preferences = preferences.into_iter().map(|(person, own)| (person, Arc::new(own))).collect();
+        *self.preferences.write().unwrap_or_else(PoisonError::into_inner) = preferences;
         *self.sessions.write().unwrap_or_else(PoisonError::into_inner) = sessions;
         *self.verifiers.write().unwrap_or_else(PoisonError::into_inner) = verifiers;
         let mut told: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();

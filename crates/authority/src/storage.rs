@@ -9,7 +9,9 @@ mod copies;
 mod devices;
 mod grants;
 mod identities;
+mod passkeys;
 mod policies;
+mod preferences;
 mod sessions;
 mod trail;
 mod verifiers;
@@ -19,6 +21,7 @@ pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
 pub use devices::DeviceEntry;
 pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
 pub use identities::{Known, NewService, Proof, ProviderSession, Renewable, Renewed, ServiceEntry};
+pub use passkeys::{Passkey, PasskeyHandle};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};
 pub use sessions::{Holder, Login, OwnSession, Session, SessionEntry, session_number};
 pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
@@ -33,7 +36,7 @@ use tokio::sync::oneshot;
 /// The SHA-256 of a bearer token or one-time code: what is stored in its place.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 8;
+const SCHEMA_VERSION: i64 = 9;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -82,6 +85,8 @@ impl Database {
         let transaction = connection.transaction()?;
         transaction.execute_batch(SCHEMA)?;
         transaction.execute_batch(identities::SCHEMA)?;
+        transaction.execute_batch(passkeys::SCHEMA)?;
+        transaction.execute_batch(preferences::SCHEMA)?;
         transaction.execute_batch(trail::SCHEMA)?;
         transaction.execute_batch(policies::SCHEMA)?;
         trail::begin(&transaction, identity)?;

@@ -85,7 +85,7 @@ impl Place {
     }
 
     fn request(&self) -> GrantRequest {
-        GrantRequest { address: self.address, protocol: self.protocol, port: self.port }
+        GrantRequest { address: self.address, protocol: self.protocol, port: self.port, consented: false }
     }
 }
 
@@ -194,7 +194,13 @@ impl Agent {
 
     /// The next effect, in order.
     pub fn poll(&mut self) -> Option<Output> {
-        self.outputs.pop_front()
+        let mut next = self.outputs.pop_front();
+        if let Some(Output::Fetch(_, subject, request)) = &mut next {
+            // Told at the last moment: questions are asked again, and rules change in between.
+            let place = Place { address: request.address, protocol: request.protocol, port: request.port };
+            request.consented = matches!(self.consent(*subject, &place), (Consent::Allow, Some(_)));
+        }
+        next
     }
 
     /// The time of the subject's authority, Unix seconds; this machine's where nobody is logged in.

@@ -108,6 +108,9 @@ pub struct GrantRequest {
     #[schema(maximum = 65535)]
     #[serde(deserialize_with = "whole")]
     pub port: u16,
+    /// Whether the person has told the agent to go there: for destinations about which they want to be asked.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub consented: bool,
 }
 
 /// The answer to [`GrantRequest`] where a rule allows it. A denial is a [`Problem`] with status 403.

@@ -8,6 +8,7 @@ pub mod document;
 pub mod insertion;
 pub mod issue;
 pub mod policy;
+pub mod preference;
 pub mod protected;
 pub mod rulebook;
 pub mod verifier;

@@ -46,3 +46,31 @@ for (const text of document.querySelectorAll("textarea[data-file]")) {
     if (file.files.length > 0) text.value = await file.files[0].text();
   });
 }
+
+// Passkeys, which browsers speak of to script only. The form is sent with what the browser says to what the authority asks.
+for (const form of document.querySelectorAll("form[data-passkey]")) {
+  if (!window.PublicKeyCredential?.parseRequestOptionsFromJSON) continue;
+  form.hidden = false;
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const wrong = form.querySelector("[role=alert]");
+    const creates = form.dataset.passkey === "create";
+    wrong.hidden = true;
+    try {
+      const asked = await fetch(form.dataset.begin, { method: "POST", body: new URLSearchParams(new FormData(form)) });
+      if (!asked.ok) {
+        const page = new DOMParser().parseFromString(await asked.text(), "text/html");
+        throw new Error(page.querySelector("[role=alert]")?.textContent ?? "The authority does not answer as it should.");
+      }
+      const options = await asked.json();
+      const credential = creates
+        ? await navigator.credentials.create({ publicKey: PublicKeyCredential.parseCreationOptionsFromJSON(options) })
+        : await navigator.credentials.get({ publicKey: PublicKeyCredential.parseRequestOptionsFromJSON(options) });
+      form.elements.answer.value = JSON.stringify(credential.toJSON());
+      form.submit();
+    } catch (error) {
+      wrong.textContent = error.name === "NotAllowedError" ? "No passkey was given." : error.message;
+      wrong.hidden = false;
+    }
+  });
+}

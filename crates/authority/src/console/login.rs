@@ -10,17 +10,18 @@ use crate::login::{Attempt, BROWSER_TIME, Finish, Purpose, Rest, Started, Way, h
 use crate::now;
 use crate::problem::Problem;
 use crate::state::Authority;
-use crate::storage::{Database, Proof, Session};
+use crate::storage::{AuditEvent, Database, Proof, Session};
 use crate::throttle::Key;
-use axum::Router;
 use axum::extract::{Query, State};
 use axum::http::header::{HeaderMap, USER_AGENT};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
+use axum::{Json, Router};
 use engine::api::{self, Callback};
 use maud::{Markup, html};
 use serde::Deserialize;
+use serde_json::Value;
 use std::sync::Arc;
 use std::time::Instant;
 use zeroize::Zeroizing;
@@ -38,6 +39,8 @@ type Shared = State<Arc<Authority>>;
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new()
         .route("/login", get(show).post(by_password))
+        .route("/login/passkey/begin", post(begin_passkey))
+        .route("/login/passkey", post(by_passkey))
         .route("/login/provider", post(depart))
         .route("/login/callback", get(arrive))
         .route("/logout", post(logout))
@@ -81,7 +84,57 @@ fn form(authority: &Authority, visit: &Visit, to: &str, done: Option<&str>, wron
             input #code name="code" type="text" inputmode="numeric" autocomplete="one-time-code" pattern="[0-9]{6}";
             button type="submit" { "Log in" }
         }
+        @if authority.passkeys.is_some() {
+            form.login method="post" action={ (ROOT) "/login/passkey" }
+                data-begin={ (ROOT) "/login/passkey/begin" } data-passkey="get" hidden {
+                (visit.token())
+                input type="hidden" name="to" value=(to);
+                input type="hidden" name="answer";
+                button type="submit" { "Log in with a passkey" }
+                p.wrong role="alert" hidden {}
+            }
+        }
     })
+}
+
+/// What the browser is asked about passkeys.
+async fn begin_passkey(State(authority): Shared, peer: Peer, Form(_): Form) -> Result<Json<Value>, Problem> {
+    let passkeys = authority.passkeys.as_ref().ok_or(Problem::NotFound("passkey here"))?;
+    authority.throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
+    Ok(Json(passkeys.begin_login()?))
+}
+
+async fn by_passkey(
+    State(authority): Shared,
+    visit: Visit,
+    peer: Peer,
+    headers: HeaderMap,
+    Form(fields): Form,
+) -> Result<Response, Problem> {
+    let passkeys = authority.passkeys.as_ref().ok_or(Problem::NotFound("passkey here"))?;
+    let keys = authority.throttle.login(None, peer.address, Instant::now()).map_err(Problem::TooMany)?;
+    let failed = async |person: Option<&str>| {
+        let event = AuditEvent::new("login_failed").source(peer.address).detail("passkey");
+        let event = if let Some(person) = person { event.person(person) } else { event };
+        authority.audit_refusal(event).await
+    };
+    let answer = passkeys.read_login(fields.text("answer")?)?;
+    let id = answer.id();
+    let found = authority.storage.call(move |database| database.passkey(&id)).await?;
+    let Some((passkey, person, handle)) = found.filter(|(_, _, handle)| handle[..] == answer.handle()) else {
+        failed(None).await?;
+        return Err(Problem::WrongPasskey);
+    };
+    let after = match passkeys.judge(answer, handle, &passkey) {
+        Ok(after) => after,
+        Err(problem) => {
+            failed(Some(&person)).await?;
+            return Err(problem);
+        }
+    };
+    authority.throttle.refund(&keys);
+    let proof = Proof::Passkey { id: passkey.id, before: passkey.state, after };
+    begin(&authority, &visit, &peer, &headers, person, proof, &local(fields.filled("to"))).await
 }
 
 /// What a person knows a provider by.

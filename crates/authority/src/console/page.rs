@@ -11,8 +11,14 @@ use openidconnect::url::form_urlencoded::byte_serialize;
 use shell::table::utc;
 
 /// The pages of everybody, below the console's root.
-const PAGES: &[(&str, &str)] =
-    &[("", "Overview"), ("/devices", "Devices"), ("/grants", "Grants"), ("/sessions", "Sessions")];
+const PAGES: &[(&str, &str)] = &[
+    ("", "Overview"),
+    ("/devices", "Devices"),
+    ("/grants", "Grants"),
+    ("/identity", "Where my identity goes"),
+    ("/sessions", "Sessions"),
+    ("/security", "Security"),
+];
 /// The pages of administrators, below the console's root.
 const ADMINISTRATION: &[(&str, &str)] = &[
     ("/admin", "Administration"),
@@ -31,6 +37,14 @@ const DONE: &[(&str, &str)] = &[
     ("device-revoked", "The device is logged out, and its grants are over. Its flows are being cut."),
     ("grant-revoked", "The grant is over. Its flows are being cut."),
     ("session-ended", "That session is over, with its grants."),
+    ("chosen", "So it is from now on. Grants that it withholds have ended."),
+    ("factor-added", "Your second factor is set up. From now on a login takes its code, too."),
+    ("factor-removed", "Your second factor is gone: your password alone is enough to log in."),
+    ("passkey-added", "The passkey is added. You can log in to this console with it."),
+    (
+        "passkey-removed",
+        "The passkey is removed: nobody logs in with it any more. Delete it from the device that keeps it, too.",
+    ),
     ("sessions-ended", "All your other sessions are over, with their grants."),
 ];
 

@@ -1,7 +1,7 @@
 //! Devices and their tags. A device is what a person calls the machine that they logged in from. A service account has tags
 //! of its own, whatever its machine calls itself.
 
-use super::{AuditEvent, Database, Operator};
+use super::{AuditEvent, Database, Operator, preferences};
 use anyhow::{Result, bail};
 use rusqlite::{Connection, Transaction, params};
 use serde::Serialize;
@@ -70,11 +70,11 @@ pub(super) fn tags_of(connection: &Connection, person: &str, device: &str) -> Re
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Forgets a person's devices with their tags: whoever has the name next starts without.
+/// Forgets a person's devices with their tags, and their choices: whoever has the name next starts without.
 pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> {
     transaction.execute("DELETE FROM device_tags WHERE person = ?1", [person])?;
     transaction.execute("DELETE FROM devices WHERE person = ?1", [person])?;
-    Ok(())
+    preferences::forget(transaction, person)
 }
 
 #[cfg(test)]

@@ -101,6 +101,11 @@ impl GrantEntry {
         Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source }
     }
 
+    /// What was asked for.
+    pub fn to(&self) -> Destination {
+        Destination { address: self.address, protocol: self.protocol, port: self.port }
+    }
+
     /// What it covers.
     pub fn scope(&self) -> Scope {
         let application = Flags(self.flags).has(Flags::PORT);
@@ -227,6 +232,17 @@ impl Database {
              FROM grants WHERE person = ?2 AND expires > ?1 AND revoked IS NULL ORDER BY issued DESC, handle",
         )?;
         let rows = statement.query_and_then(params![now.cast_signed(), person], |row| entry(&self.connection, row))?;
+        rows.collect()
+    }
+
+    /// A person's grants that have not been revoked, those that have ended among them: their flows may live.
+    pub(super) fn grants_to_judge(&self, person: &str) -> Result<Vec<GrantEntry>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
+                issued, expires, revoked
+             FROM grants WHERE person = ?1 AND revoked IS NULL",
+        )?;
+        let rows = statement.query_and_then([person], |row| entry(&self.connection, row))?;
         rows.collect()
     }
 

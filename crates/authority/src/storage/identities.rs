@@ -2,7 +2,7 @@
 //! belongs to one of these for good, so that nobody becomes somebody else by renaming themselves elsewhere.
 
 use super::sessions::{self, Login};
-use super::{AuditEvent, Database, Operator, TokenHash, devices};
+use super::{AuditEvent, Database, Operator, TokenHash, devices, passkeys};
 use crate::login::Identity;
 use anyhow::{Result, bail};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
@@ -39,6 +39,15 @@ pub enum Proof {
     },
     /// A service account's key, as its public key in hex.
     Service(String),
+    /// An account's passkey.
+    Passkey {
+        /// Its id.
+        id: Vec<u8>,
+        /// What of it a login changes, as it was when the login was judged.
+        before: [u8; 7],
+        /// The same after it.
+        after: [u8; 7],
+    },
 }
 
 impl Proof {
@@ -49,6 +58,7 @@ impl Proof {
                 format!("by {} as {}; groups: {}", identity.issuer, identity.subject, identity.groups.join(", "))
             }
             Self::Service(key) => format!("by the service key {key}"),
+            Self::Passkey { .. } => "by passkey".into(),
         }
     }
 }
@@ -340,6 +350,10 @@ pub(super) fn check(transaction: &Transaction<'_>, person: &str, proof: &Proof, 
                 params![person, SERVICE, key, now.cast_signed()],
             )?;
             Ok(if changed == 1 { None } else { Some(Login::Outdated) })
+        }
+        Proof::Passkey { id, before, after } => {
+            let holds = passkeys::used(transaction, person, id, before, after, now)?;
+            Ok(if holds { None } else { Some(Login::Outdated) })
         }
         Proof::Provider { identity: Identity { issuer, subject, groups, .. }, .. } => {
             if has_account(transaction, person)? {

@@ -51,7 +51,8 @@ impl Target {
         Self { prefix: address.to_canonical().into(), port }
     }
 
-    fn covers(&self, address: IpAddr, port: u16) -> bool {
+    /// Whether an address and port are among what it is about.
+    pub fn covers(&self, address: IpAddr, port: u16) -> bool {
         self.prefix.contains(&address) && self.port.is_none_or(|own| own == port)
     }
 }

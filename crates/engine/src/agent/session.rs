@@ -480,7 +480,8 @@ impl Session {
         let subject = self.subject;
         let mut remove = |place: &Place| outputs.push_back(Output::Remove(place.slot(subject)));
         self.plain.retain(|place, (_, why)| {
-            let keep = *why != Why::OwnRule || !allows(place);
+            // The authority may have withheld a grant for want of a rule here: it is asked again.
+            let keep = *why == Why::OwnRule && !allows(place);
             if !keep {
                 remove(place);
             }

@@ -395,6 +395,20 @@ fn what_a_person_denies_is_not_asked_for() {
 }
 
 #[test]
+fn the_authority_hears_of_a_rule_that_allows_and_is_asked_again_once_there_is_one() {
+    let mut stage = Stage::alice();
+    stage.held(tcp(1, 22), 1);
+    assert!(!stage.asked[0].2.consented, "nobody has said anything");
+    stage.answer(denied());
+    let mut rules = ConsentRules::default();
+    rules.set("192.0.2.0/24".parse().expect("a target"), Consent::Allow);
+    stage.agent.set_rules(ALICE, rules);
+    stage.settle();
+    stage.held(tcp(1, 22), 2);
+    assert!(stage.asked[0].2.consented);
+}
+
+#[test]
 fn where_the_default_is_deny_only_allowed_destinations_get_tokens() {
     let mut stage = Stage::new(Settings { default: Consent::Deny, ..Settings::default() });
     stage.login(ALICE);

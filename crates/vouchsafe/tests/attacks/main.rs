@@ -1,6 +1,7 @@
 //! What strangers, and people with somebody else's token, try on the authority's API: nothing lets them in, nothing ends
 //! the process, and its memory stays bounded.
 
+mod console;
 mod described;
 mod policy;
 mod redirect;

@@ -1,7 +1,9 @@
 //! The console as a browser meets it, and what must not become a login or an act.
 
 mod administration;
+mod identity;
 mod pages;
+mod security;
 
 use crate::provider::{Key, Provider};
 use crate::stage::{PASSWORD, Stage, git, problem};

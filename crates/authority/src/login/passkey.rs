@@ -1,0 +1,209 @@
+//! Passkeys (WebAuthn): what browsers are asked, and which of their answers are believed. A passkey replaces password and second
+//! factor, so its holder has to be verified by the authenticator (by a finger, a face, a PIN).
+//!
+//! The ceremonies are `webauthn_rp`'s; here are the bounds on them, and where they are remembered in between.
+
+use crate::problem::Problem;
+use crate::storage::{Passkey, PasskeyHandle};
+use anyhow::{Context, Result, anyhow};
+use openidconnect::url::{Host, Url};
+use serde_json::Value;
+use std::sync::{Mutex, PoisonError};
+use webauthn_rp::bin::{Decode, Encode};
+use webauthn_rp::request::auth::AuthenticationVerificationOptions;
+use webauthn_rp::request::register::{
+    CredProtect, PublicKeyCredentialUserEntity, RegistrationVerificationOptions, USER_HANDLE_MAX_LEN, UserHandle64,
+};
+use webauthn_rp::request::{AsciiDomain, FixedCapHashSet, InsertResult, PublicKeyCredentialDescriptor, RpId};
+use webauthn_rp::response::register::{CompressedPubKey, DynamicState, StaticState};
+use webauthn_rp::response::{AuthTransports, CredentialId};
+use webauthn_rp::{
+    AuthenticatedCredential, DiscoverableAuthentication64, DiscoverableAuthenticationServerState,
+    DiscoverableCredentialRequestOptions, PublicKeyCredentialCreationOptions, Registration, RegistrationServerState,
+};
+
+/// Ceremonies at a time, of each kind; each lasts five minutes at most. What is charged for starting one keeps strangers
+/// from having so many.
+const MOST: usize = 8192;
+
+type Key = CompressedPubKey<[u8; 32], [u8; 32], [u8; 48], Vec<u8>>;
+
+/// Passkeys for one origin.
+pub struct Passkeys {
+    id: RpId,
+    origin: String,
+    registrations: Mutex<FixedCapHashSet<RegistrationServerState<USER_HANDLE_MAX_LEN>>>,
+    logins: Mutex<FixedCapHashSet<DiscoverableAuthenticationServerState>>,
+}
+
+impl Passkeys {
+    /// For the console at `url`; none where it has no name, which passkeys are bound to.
+    pub fn new(url: &str) -> Option<Self> {
+        let parsed = Url::parse(url).ok()?;
+        let Some(Host::Domain(name)) = parsed.host() else { return None };
+        let id = RpId::Domain(AsciiDomain::try_from(name.to_owned()).ok()?);
+        let (registrations, logins) = (FixedCapHashSet::new(MOST), FixedCapHashSet::new(MOST));
+        Some(Self { id, origin: url.to_owned(), registrations: Mutex::new(registrations), logins: Mutex::new(logins) })
+    }
+
+    /// What a browser is asked that is to make a passkey for `person`, who has these already.
+    pub fn begin_registration(&self, person: &str, handle: PasskeyHandle, known: &[Passkey]) -> Result<Value> {
+        let handle = UserHandle64::decode(handle)?;
+        let user = PublicKeyCredentialUserEntity {
+            name: person.try_into().map_err(|_| anyhow!("{person} can't be the name of a passkey"))?,
+            id: &handle,
+            display_name: None,
+        };
+        let known = known.iter().map(|known| {
+            let id =
+                CredentialId::<Vec<u8>>::decode(known.id.clone()).map_err(|_| anyhow!("a stored passkey is broken"))?;
+            Ok(PublicKeyCredentialDescriptor {
+                id,
+                transports: AuthTransports::decode(0).map_err(|_| anyhow!("no transports"))?,
+            })
+        });
+        let mut options = PublicKeyCredentialCreationOptions::passkey(&self.id, user, known.collect::<Result<_>>()?);
+        // Asking for it turns away authenticators that have never heard of it; the holder is verified at every login anyway.
+        options.extensions.cred_protect = CredProtect::None;
+        let (server, client) = options.start_ceremony().map_err(|error| anyhow!("{error}"))?;
+        let mut going = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        room(going.insert_or_replace_all_expired(server))?;
+        Ok(serde_json::to_value(client)?)
+    }
+
+    /// The passkey in a browser's answer, which must have been made for this handle.
+    pub fn finish_registration(
+        &self,
+        answer: &str,
+        handle: PasskeyHandle,
+        name: &str,
+        now: u64,
+    ) -> Result<Passkey, Problem> {
+        let wrong = |why: String| {
+            tracing::info!("a passkey is not taken: {why}");
+            Problem::WrongPasskey
+        };
+        let registration =
+            Registration::from_json_relaxed(answer.as_bytes()).map_err(|error| wrong(error.to_string()))?;
+        let challenge = registration.challenge_relaxed().map_err(|error| wrong(error.to_string()))?;
+        let server = self.registrations.lock().unwrap_or_else(PoisonError::into_inner).take(&challenge);
+        let server = server.ok_or(Problem::WrongLogin)?;
+        let options = RegistrationVerificationOptions::<&str, &str> {
+            allowed_origins: &[&self.origin],
+            ..RegistrationVerificationOptions::default()
+        };
+        let made = server.verify(&self.id, &registration, &options).map_err(|error| wrong(error.to_string()))?;
+        if made.user_id().as_ref() != handle {
+            return Err(wrong("it is somebody else's".into()));
+        }
+        let broken = |_| anyhow!("a new passkey can't be written down");
+        Ok(Passkey {
+            id: made.id().as_ref().to_vec(),
+            fixed: made.static_state().encode().map_err(broken)?,
+            state: made.dynamic_state().encode().map_err(broken)?,
+            name: name.to_owned(),
+            created: now,
+            used: None,
+        })
+    }
+
+    /// What a browser is asked in which somebody wants to log in.
+    pub fn begin_login(&self) -> Result<Value> {
+        let options = DiscoverableCredentialRequestOptions::passkey(&self.id);
+        let (server, client) = options.start_ceremony().map_err(|error| anyhow!("{error}"))?;
+        let mut going = self.logins.lock().unwrap_or_else(PoisonError::into_inner);
+        room(going.insert_or_replace_all_expired(server))?;
+        Ok(serde_json::to_value(client)?)
+    }
+
+    /// The id of the passkey that a browser's answer is made with, the handle of whose it says it is, and what judges it.
+    pub fn read_login(&self, answer: &str) -> Result<Answer, Problem> {
+        let read =
+            DiscoverableAuthentication64::from_json_relaxed(answer.as_bytes()).map_err(|_| Problem::WrongPasskey)?;
+        let challenge = read.challenge_relaxed().map_err(|_| Problem::WrongPasskey)?;
+        // Used up, whatever comes of it.
+        let server = self.logins.lock().unwrap_or_else(PoisonError::into_inner).take(&challenge);
+        Ok(Answer { read, server: server.ok_or(Problem::WrongLogin)? })
+    }
+
+    /// Judges an answer by the passkey that it names; gives its state after it.
+    pub fn judge(&self, answer: Answer, handle: PasskeyHandle, known: &Passkey) -> Result<[u8; 7], Problem> {
+        let broken = || anyhow!("a stored passkey is broken");
+        let handle = UserHandle64::decode(handle).map_err(anyhow::Error::from)?;
+        let id = CredentialId::<&[u8]>::decode(&known.id).map_err(|_| broken())?;
+        let fixed = StaticState::<Key>::decode(&known.fixed).map_err(|_| broken())?;
+        let state = DynamicState::decode(known.state).map_err(|_| broken())?;
+        let mut credential = AuthenticatedCredential::new(id, &handle, fixed, state).map_err(|_| broken())?;
+        let options = AuthenticationVerificationOptions::<&str, &str> {
+            allowed_origins: &[&self.origin],
+            ..AuthenticationVerificationOptions::default()
+        };
+        let verified = answer.server.verify(&self.id, &answer.read, &mut credential, &options);
+        verified.map_err(|error| {
+            tracing::info!("a passkey is not believed: {error}");
+            Problem::WrongPasskey
+        })?;
+        Ok(credential.dynamic_state().encode().context("a passkey's state can't be written down")?)
+    }
+}
+
+/// A browser's answer that belongs to a login under way.
+pub struct Answer {
+    read: DiscoverableAuthentication64,
+    server: DiscoverableAuthenticationServerState,
+}
+
+impl Answer {
+    /// The id of the passkey.
+    pub fn id(&self) -> Vec<u8> {
+        self.read.raw_id().as_ref().to_vec()
+    }
+
+    /// The handle of whose it says it is.
+    pub fn handle(&self) -> Vec<u8> {
+        self.read.response().user_handle().as_ref().to_vec()
+    }
+}
+
+fn room(inserted: InsertResult) -> Result<()> {
+    match inserted {
+        InsertResult::Success => Ok(()),
+        InsertResult::CapacityFull | InsertResult::Duplicate => {
+            Err(anyhow!("too many passkeys are asked for at a time"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passkeys_are_bound_to_a_name() {
+        assert!(Passkeys::new("https://authority.example.org:8443").is_some());
+        assert!(Passkeys::new("https://localhost").is_some());
+        assert!(Passkeys::new("https://192.0.2.1:8443").is_none() && Passkeys::new("https://[::1]").is_none());
+    }
+
+    #[test]
+    fn what_is_asked_names_us_and_wants_the_holder_verified() {
+        let passkeys = Passkeys::new("https://authority.example.org:8443").unwrap();
+        let asked = passkeys.begin_login().unwrap();
+        let text = asked.to_string();
+        assert!(text.contains("authority.example.org") && text.contains("\"userVerification\":\"required\""), "{text}");
+        let asked = passkeys.begin_registration("alice", [7; 64], &[]).unwrap().to_string();
+        assert!(
+            asked.contains("\"userVerification\":\"required\"") && asked.contains("\"residentKey\":\"required\""),
+            "{asked}"
+        );
+    }
+
+    #[test]
+    fn an_answer_that_nobody_asked_for_is_none() {
+        let passkeys = Passkeys::new("https://authority.example.org:8443").unwrap();
+        for text in ["", "{}", "null", "[1]", &"x".repeat(10_000)] {
+            assert!(passkeys.read_login(text).is_err());
+            assert!(passkeys.finish_registration(text, [7; 64], "x", 0).is_err());
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Second factors and passkeys of accounts.
+
+use super::{AuditEvent, Database, Operator};
+use anyhow::Result;
+use rusqlite::{OptionalExtension, Row, Transaction, params};
+
+/// Passkeys that one account may have.
+const MOST_PER_PERSON: i64 = 16;
+
+pub(super) const SCHEMA: &str = "
+CREATE TABLE passkeys (
+    id BLOB PRIMARY KEY, person TEXT NOT NULL, fixed BLOB NOT NULL, state BLOB NOT NULL, name TEXT NOT NULL,
+    created INTEGER NOT NULL, used INTEGER
+) STRICT;
+CREATE INDEX passkeys_of_person ON passkeys (person);
+CREATE TABLE passkey_handles (person TEXT PRIMARY KEY, handle BLOB NOT NULL UNIQUE) STRICT;
+CREATE TRIGGER passkeys_end AFTER DELETE ON accounts BEGIN
+    DELETE FROM passkeys WHERE person = OLD.person;
+    DELETE FROM passkey_handles WHERE person = OLD.person;
+END;
+";
+
+/// What authenticators know an account by: random, and nothing else.
+pub type PasskeyHandle = [u8; 64];
+
+/// A passkey. Holds public keys only.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passkey {
+    /// Its id.
+    pub id: Vec<u8>,
+    /// What of it does not change, its public key among it.
+    pub fixed: Vec<u8>,
+    /// What a login changes.
+    pub state: [u8; 7],
+    /// What the person calls it.
+    pub name: String,
+    /// When it was added, Unix seconds.
+    pub created: u64,
+    /// When it was logged in with last, Unix seconds.
+    pub used: Option<u64>,
+}
+
+impl Database {
+    /// Gives an account a second factor, with whose code of the time step the person has shown to have it. False if there
+    /// is one already.
+    pub fn add_totp(&mut self, person: &str, secret: &[u8], step: u64, by: &Operator, now: u64) -> Result<bool> {
+        self.write(|transaction| {
+            let added = transaction.execute(
+                "UPDATE accounts SET totp = ?2, totp_step = ?3 WHERE person = ?1 AND totp IS NULL",
+                params![person, secret, step.cast_signed()],
+            )?;
+            if added == 1 {
+                AuditEvent::new("second_factor_added").person(person).by(by).write(transaction, now)?;
+            }
+            Ok(added == 1)
+        })
+    }
+
+    /// Takes an account's second factor away.
+    pub fn remove_totp(&mut self, person: &str, by: &Operator, now: u64) -> Result<()> {
+        self.write(|transaction| {
+            transaction.execute("UPDATE accounts SET totp = NULL WHERE person = ?1", [person])?;
+            AuditEvent::new("second_factor_removed").person(person).by(by).write(transaction, now)
+        })
+    }
+
+    /// The handle of an account: the one it has, or else `fresh`.
+    pub fn passkey_handle(&mut self, person: &str, fresh: PasskeyHandle) -> Result<PasskeyHandle> {
+        self.write(|transaction| {
+            let add = "INSERT OR IGNORE INTO passkey_handles (person, handle)
+                 SELECT person, ?2 FROM accounts WHERE person = ?1";
+            transaction.execute(add, params![person, fresh])?;
+            let find = "SELECT handle FROM passkey_handles WHERE person = ?1";
+            Ok(transaction.query_row(find, [person], |row| row.get(0))?)
+        })
+    }
+
+    /// A person's passkeys, oldest first.
+    pub fn passkeys(&self, person: &str) -> Result<Vec<Passkey>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT id, fixed, state, name, created, used FROM passkeys WHERE person = ?1 ORDER BY created, rowid",
+        )?;
+        let rows = statement.query_map([person], passkey)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The passkey of an id, with whose it is and their handle.
+    pub fn passkey(&self, id: &[u8]) -> Result<Option<(Passkey, String, PasskeyHandle)>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT id, fixed, state, name, created, used, person, handle FROM passkeys JOIN passkey_handles USING (person)
+             WHERE id = ?1",
+        )?;
+        Ok(statement.query_row([id], |row| Ok((passkey(row)?, row.get(6)?, row.get(7)?))).optional()?)
+    }
+
+    /// Adds a passkey; false if there are too many, or one of this id is there.
+    pub fn add_passkey(&mut self, person: &str, passkey: &Passkey, by: &Operator, now: u64) -> Result<bool> {
+        self.write(|transaction| {
+            let added = transaction.execute(
+                "INSERT OR IGNORE INTO passkeys (id, person, fixed, state, name, created)
+                 SELECT ?1, ?2, ?3, ?4, ?5, ?6 WHERE (SELECT count(*) FROM passkeys WHERE person = ?2) < ?7
+                    AND EXISTS (SELECT 1 FROM accounts WHERE person = ?2)",
+                params![
+                    passkey.id,
+                    person,
+                    passkey.fixed,
+                    passkey.state,
+                    passkey.name,
+                    now.cast_signed(),
+                    MOST_PER_PERSON
+                ],
+            )?;
+            if added == 1 {
+                let event = AuditEvent::new("passkey_added").person(person).by(by);
+                event.detail(&passkey.name).write(transaction, now)?;
+            }
+            Ok(added == 1)
+        })
+    }
+
+    /// Removes a person's passkey; false if there is none.
+    pub fn remove_passkey(&mut self, person: &str, id: &[u8], by: &Operator, now: u64) -> Result<bool> {
+        self.write(|transaction| {
+            let remove = "DELETE FROM passkeys WHERE person = ?1 AND id = ?2 RETURNING name";
+            let removed: Option<String> =
+                transaction.query_row(remove, params![person, id], |row| row.get(0)).optional()?;
+            let Some(name) = removed else { return Ok(false) };
+            AuditEvent::new("passkey_removed").person(person).by(by).detail(name).write(transaction, now)?;
+            Ok(true)
+        })
+    }
+}
+
+/// Whether a login rests on a passkey that is (still) there; notes that it is used.
+pub(super) fn used(
+    transaction: &Transaction<'_>,
+    person: &str,
+    id: &[u8],
+    before: &[u8; 7],
+    after: &[u8; 7],
+    now: u64,
+) -> Result<bool> {
+    let changed = transaction.execute(
+        // One that was used meanwhile has another state: of two answers with one counter, one is a copy's.
+        "UPDATE passkeys SET state = ?4, used = ?5 WHERE id = ?1 AND person = ?2 AND state = ?3",
+        params![id, person, before, after, now.cast_signed()],
+    )?;
+    Ok(changed == 1)
+}
+
+fn passkey(row: &Row<'_>) -> rusqlite::Result<Passkey> {
+    Ok(Passkey {
+        id: row.get(0)?,
+        fixed: row.get(1)?,
+        state: row.get(2)?,
+        name: row.get(3)?,
+        created: row.get::<_, i64>(4)?.cast_unsigned(),
+        used: row.get::<_, Option<i64>>(5)?.map(i64::cast_unsigned),
+    })
+}

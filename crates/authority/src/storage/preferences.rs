@@ -1,0 +1,83 @@
+//! What persons said at the console about where their identity may go.
+
+use super::{AuditEvent, Database, Operator, grants};
+use anyhow::Result;
+use engine::agent::Target;
+use engine::preference::{Choice, Preference, Preferences};
+use rusqlite::{Transaction, params};
+use std::collections::HashMap;
+
+/// Choices that one person may make.
+const MOST_PER_PERSON: i64 = 256;
+
+pub(super) const SCHEMA: &str = "
+CREATE TABLE preferences (
+    person TEXT NOT NULL, target TEXT NOT NULL, choice TEXT NOT NULL, PRIMARY KEY (person, target)
+) STRICT;
+";
+
+impl Database {
+    /// Notes a choice in the place of an earlier one about the same target, or none any more. False if there are too many.
+    pub fn set_preference(
+        &mut self,
+        person: &str,
+        target: &Target,
+        choice: Option<Choice>,
+        by: &Operator,
+        now: u64,
+    ) -> Result<bool> {
+        self.write(|transaction| {
+            let text = target.to_string();
+            transaction.execute("DELETE FROM preferences WHERE person = ?1 AND target = ?2", [person, &text])?;
+            let said = choice.map_or("forgotten", Choice::name);
+            if let Some(choice) = choice {
+                let count: i64 =
+                    transaction
+                        .query_row("SELECT count(*) FROM preferences WHERE person = ?1", [person], |row| row.get(0))?;
+                if count >= MOST_PER_PERSON {
+                    return Ok(false);
+                }
+                let add = "INSERT INTO preferences (person, target, choice) VALUES (?1, ?2, ?3)";
+                transaction.execute(add, [person, &text, choice.name()])?;
+            }
+            let event = AuditEvent::new("preference").person(person).by(by);
+            event.detail(format!("{text}: {said}")).write(transaction, now)?;
+            Ok(true)
+        })
+    }
+
+    /// Everybody's choices, by person. One that can't be read counts as `never`: nothing is given on the strength of it.
+    pub fn preferences(&self) -> Result<HashMap<String, Preferences>> {
+        let mut statement =
+            self.connection.prepare_cached("SELECT person, target, choice FROM preferences ORDER BY person, target")?;
+        let rows = statement
+            .query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?, row.get::<_, String>(2)?)))?;
+        let mut all: HashMap<String, Vec<Preference>> = HashMap::new();
+        for row in rows {
+            let (person, target, choice) = row?;
+            let choice = choice.parse().unwrap_or(Choice::Never);
+            all.entry(person).or_default().push(Preference { target: target.parse()?, choice });
+        }
+        Ok(all.into_iter().map(|(person, all)| (person, Preferences::new(all))).collect())
+    }
+
+    /// Ends a person's grants that these choices would not give; gives how many there were.
+    pub fn revoke_withheld(&mut self, person: &str, preferences: &Preferences, now: u64) -> Result<usize> {
+        let held = self.grants_to_judge(person)?;
+        let forbidden: Vec<_> = held
+            .iter()
+            .filter(|grant| preferences.forbids(&grant.scope(), &grant.to()))
+            .map(|grant| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person.clone())))
+            .collect::<Result<_>>()?;
+        self.write(|transaction| {
+            grants::revoke_forbidden(transaction, &forbidden, "the person wants their identity not to go there", now)
+        })?;
+        Ok(forbidden.len())
+    }
+}
+
+/// Forgets a person's choices: whoever has the name next makes their own.
+pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> {
+    transaction.execute("DELETE FROM preferences WHERE person = ?1", params![person])?;
+    Ok(())
+}
