@@ -59,6 +59,6 @@ async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) 
         return Err(Problem::NotFound("device of yours"));
     }
     let which = Which::Device(person, device);
-    end(&authority, move |database| Ok(database.revoke(&which, &by, now())?.is_some())).await?;
+    end(&authority, move |database| database.revoke(&which, &by, now())).await?;
     Ok(page::done("/devices", "device-revoked"))
 }

@@ -6,15 +6,15 @@ use crate::state::Authority;
 use crate::storage::Database;
 use std::sync::Arc;
 
-/// Does `work`, which gives whether it ended anything, and tells of it.
-pub async fn end(
+/// Does `work`, which gives something if it ended anything, and tells of it.
+pub async fn end<T: Send + 'static>(
     authority: &Arc<Authority>,
-    work: impl FnOnce(&mut Database) -> anyhow::Result<bool> + Send + 'static,
-) -> Result<bool, Problem> {
+    work: impl FnOnce(&mut Database) -> anyhow::Result<Option<T>> + Send + 'static,
+) -> Result<Option<T>, Problem> {
     let authority = authority.clone();
     let act = async move {
         let ended = authority.storage.call(work).await?;
-        if ended {
+        if ended.is_some() {
             authority.sync().await?;
         }
         Ok::<_, anyhow::Error>(ended)

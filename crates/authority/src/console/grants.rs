@@ -63,13 +63,10 @@ async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) 
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
     let revoke = move |database: &mut Database| {
         if !database.live_grants_of(&person, now())?.iter().any(|own| own.handle == format!("{handle:016x}")) {
-            return Ok(false);
+            return Ok(None);
         }
-        database.revoke(&Which::OwnGrant(person, handle), &by, now())?;
-        Ok(true)
+        database.revoke(&Which::OwnGrant(person, handle), &by, now())
     };
-    if !end(&authority, revoke).await? {
-        return Err(not_yours);
-    }
+    end(&authority, revoke).await?.ok_or(not_yours)?;
     Ok(page::done("/grants", "grant-revoked"))
 }

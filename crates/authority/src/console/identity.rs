@@ -96,6 +96,9 @@ async fn choose(State(authority): Shared, visitor: Visitor, Form(fields): Form) 
         Some(_) => None,
         None => Some(fields.text("choice")?.parse().map_err(|()| Problem::WrongForm)?),
     };
-    authority.prefer(visitor.person(), target, choice, visitor.operator()).await?;
+    let (person, by) = (visitor.person().to_owned(), visitor.operator());
+    // To its end, also where the browser goes away: what is withheld must not live on.
+    let prefer = async move { authority.prefer(&person, target, choice, by).await };
+    tokio::spawn(prefer).await.map_err(anyhow::Error::from)??;
     Ok(page::done("/identity", "chosen"))
 }

@@ -3,6 +3,7 @@
 
 use super::ROOT;
 use super::cookie::Cookie;
+use super::ending;
 use super::page::{self, Page};
 use super::visitor::{Form, Visit, Visitor};
 use crate::extract::Peer;
@@ -167,7 +168,7 @@ async fn by_password(
 
 /// Begins a session for whoever proved who they are.
 async fn begin(
-    authority: &Authority,
+    authority: &Arc<Authority>,
     visit: &Visit,
     peer: &Peer,
     headers: &HeaderMap,
@@ -261,16 +262,15 @@ async fn logout(State(authority): Shared, visitor: Visitor) -> Result<Response, 
     Ok(response)
 }
 
-async fn end(authority: &Authority, visitor: &Visitor) -> Result<Option<Zeroizing<String>>, Problem> {
+/// Ends a session here; gives what ends it at the identity provider, too.
+async fn end(authority: &Arc<Authority>, visitor: &Visitor) -> Result<Option<Zeroizing<String>>, Problem> {
     let Visitor { token, session, source, .. } = visitor.clone();
     let end = move |database: &mut Database| {
         let refresh_token = database.provider_session(&token)?.and_then(|session| session.refresh_token);
         database.end_session(token, &session, source, now())?;
-        Ok(refresh_token)
+        Ok(Some(refresh_token))
     };
-    let refresh_token = authority.storage.call(end).await?;
-    authority.sync().await?;
-    Ok(refresh_token)
+    Ok(ending::end(authority, end).await?.flatten())
 }
 
 /// Where to go on after a login: a page of the console's, whatever is asked for.

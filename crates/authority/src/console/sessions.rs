@@ -7,7 +7,7 @@ use super::visitor::{Form, Visitor};
 use crate::now;
 use crate::problem::Problem;
 use crate::state::Authority;
-use crate::storage::session_number;
+use crate::storage::{Database, session_number};
 use axum::Router;
 use axum::extract::{Query, State};
 use axum::response::Redirect;
@@ -59,14 +59,15 @@ async fn end(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> 
     let not_yours = Problem::NotFound("session of yours");
     let Ok(number) = u64::from_str_radix(fields.text("session")?, 16) else { return Err(not_yours) };
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
-    if !ending::end(&authority, move |database| database.end_own_session(&person, number, &by, now())).await? {
-        return Err(not_yours);
-    }
+    let end = move |database: &mut Database| Ok(database.end_own_session(&person, number, &by, now())?.then_some(()));
+    ending::end(&authority, end).await?.ok_or(not_yours)?;
     Ok(page::done("/sessions", "session-ended"))
 }
 
 async fn end_others(State(authority): Shared, visitor: Visitor) -> Result<Redirect, Problem> {
     let (person, token, by) = (visitor.person().to_owned(), visitor.token, visitor.operator());
-    ending::end(&authority, move |database| database.end_other_sessions(&person, &token, &by, now())).await?;
+    let end =
+        move |database: &mut Database| Ok(database.end_other_sessions(&person, &token, &by, now())?.then_some(()));
+    ending::end(&authority, end).await?;
     Ok(page::done("/sessions", "sessions-ended"))
 }

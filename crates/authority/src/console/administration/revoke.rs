@@ -3,6 +3,7 @@
 use super::flows;
 use super::grants::table;
 use crate::console::ROOT;
+use crate::console::ending::end;
 use crate::console::page::{Page, done, encoded};
 use crate::console::visitor::{Administrator, Fields, Form};
 use crate::now;
@@ -165,8 +166,6 @@ pub async fn act(
         database.revoke(&which, &by, now)?;
         Ok(Some(found.person))
     };
-    let person = authority.storage.call(revoke).await?;
-    let person = person.ok_or(Problem::NotFound("grant, session, person or device"))?;
-    authority.sync().await?;
+    let person = end(&authority, revoke).await?.ok_or(Problem::NotFound("grant, session, person or device"))?;
     Ok(done(&format!("/admin/people/{}", encoded(&person)), "revoked"))
 }
