@@ -6,6 +6,7 @@ use anyhow::Result;
 use rusqlite::{Transaction, params};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 
 /// The local user who gives a command, or an administrator at the console.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -178,6 +179,8 @@ pub struct AuditQuery {
     pub until: Option<u64>,
     /// Before the entry of this number.
     pub before: Option<i64>,
+    /// Among so many entries at most, whatever they are: what is rare is not looked for in all of a trail at once.
+    pub most: Option<NonZeroU32>,
 }
 
 impl Database {
@@ -198,30 +201,41 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Hands what a query finds to `take`, newest first, until that says no.
+    /// Hands what a query finds to `take`, newest first, until that says no. Gives the entry before which it goes on, if
+    /// it did not come to the beginning.
     pub fn find_audit_entries(
         &self,
         query: &AuditQuery,
         mut take: impl FnMut(AuditEntry) -> Result<bool>,
-    ) -> Result<()> {
-        let AuditQuery { person, event, since, until, before } = query;
+    ) -> Result<Option<i64>> {
+        let AuditQuery { person, event, since, until, before, most } = query;
+        let (first, last): (Option<i64>, Option<i64>) = self.connection.query_row(
+            "SELECT (SELECT min(id) FROM audit), (SELECT max(id) FROM audit)",
+            [],
+            |row| Ok((row.get(0)?, row.get(1)?)),
+        )?;
+        let (Some(first), Some(last)) = (first, last) else { return Ok(None) };
+        let before = before.map_or(last + 1, |before| before.min(last + 1));
+        let down_to = most.map_or(first, |most| before.saturating_sub(most.get().into()));
         let time = |time: &Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
         let by = person.as_deref().map(Operator::at_console);
         let mut statement = self.connection.prepare_cached(
             "SELECT id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash FROM audit
              WHERE (?1 IS NULL OR person = ?1 OR operator = ?2) AND (?3 IS NULL OR event = ?3)
-                 AND time >= ?4 AND time <= ?5 AND id < ?6
+                 AND time >= ?4 AND time <= ?5 AND id < ?6 AND id >= ?7
              ORDER BY id DESC",
         )?;
         let (since, until) = (time(since).unwrap_or(0), time(until).unwrap_or(i64::MAX));
         let by = by.as_ref().map(Operator::name);
-        let mut rows = statement.query(params![person, by, event, since, until, before.unwrap_or(i64::MAX)])?;
+        let mut rows = statement.query(params![person, by, event, since, until, before, down_to])?;
         while let Some(row) = rows.next()? {
-            if !take(trail::read(row)?)? {
-                break;
+            let entry = trail::read(row)?;
+            let id = entry.id;
+            if !take(entry)? {
+                return Ok(Some(id).filter(|id| *id > first));
             }
         }
-        Ok(())
+        Ok(Some(down_to).filter(|down_to| *down_to > first))
     }
 
     /// The names of the latest entries' events.

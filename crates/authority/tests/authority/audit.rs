@@ -1,9 +1,10 @@
 //! The audit trail: whole after everything, and never taken for whole after somebody was at it.
 
 use crate::stage::{PASSWORD, Stage, git, login, problem, to};
-use authority::storage::{AuditEntry, AuditEvent, Database, NotedHead, Trail, Verdict};
+use authority::storage::{AuditEntry, AuditEvent, AuditQuery, Database, NotedHead, Trail, Verdict};
 use authority::{admin, now};
 use rusqlite::Connection;
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 const DAY: u64 = 86_400;
@@ -189,6 +190,38 @@ async fn a_cut_that_no_entry_tells_of_shows() {
         .unwrap();
     connection.execute("DELETE FROM audit WHERE trail = 'acts' AND id <= ?1", [first]).unwrap();
     assert!(broken(&stage).contains("no entry says so"));
+}
+
+#[tokio::test]
+async fn what_is_rare_is_looked_for_a_part_of_the_trail_at_a_time() {
+    let stage = trails().await;
+    let database = database(&stage);
+    let mut query =
+        AuditQuery { event: Some("account_added".into()), most: NonZeroU32::new(7), ..AuditQuery::default() };
+    let (mut rare, mut looks) = (Vec::new(), vec![i64::MAX]);
+    loop {
+        let mut seen = 0;
+        let rest = database.find_audit_entries(&query, |entry| {
+            (seen, _) = (seen + 1, rare.push(entry.id));
+            Ok(true)
+        });
+        assert!(seen <= 7);
+        query.before = rest.unwrap();
+        match query.before {
+            Some(rest) => looks.push(rest),
+            None => break,
+        }
+    }
+    assert!(looks.len() > 2 && looks[1..].windows(2).all(|two| two[0] - two[1] == 7), "{looks:?}");
+    let mut all = Vec::new();
+    let keep = |entry: AuditEntry| {
+        all.extend((entry.event == "account_added").then_some(entry.id));
+        Ok(())
+    };
+    database.each_audit_entry(0, keep).unwrap();
+    rare.reverse();
+    assert!(!all.is_empty());
+    assert_eq!(rare, all);
 }
 
 #[tokio::test]

@@ -17,6 +17,7 @@ use futures_util::stream::{self, Stream};
 use maud::{Markup, html};
 use serde::Deserialize;
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -25,6 +26,8 @@ use tokio::sync::mpsc;
 const PAGE: usize = 100;
 /// Entries that are handed out in one piece.
 const PIECE: usize = 256;
+/// Entries that are gone through in one look: it takes part of a second, however rare what is looked for.
+const LOOK: NonZeroU32 = NonZeroU32::new(500_000).unwrap();
 /// How long one piece may take to be taken.
 const SEND_TIME: Duration = Duration::from_secs(30);
 
@@ -55,6 +58,7 @@ impl Asked {
             since: midnight(&self.from)?,
             until: midnight(&self.to)?.map(|day| day + 86_399),
             before: self.before,
+            most: Some(LOOK),
         })
     }
 
@@ -73,17 +77,18 @@ pub async fn show(
     Query(asked): Query<Asked>,
 ) -> Result<Markup, Problem> {
     let query = asked.query()?;
-    let (mut entries, events, heads) = super::read(&authority, move |database| {
+    let (mut entries, unseen, events, heads) = super::read(&authority, move |database| {
         let mut found = Vec::new();
-        database.find_audit_entries(&query, |entry| {
+        let unseen = database.find_audit_entries(&query, |entry| {
             found.push(entry);
             Ok(found.len() <= PAGE)
         })?;
-        Ok((found, database.audit_events()?, database.audit_heads()?))
+        Ok((found, unseen, database.audit_events()?, database.audit_heads()?))
     })
     .await?;
-    let more = entries.len() > PAGE;
+    let is_full = entries.len() > PAGE;
     entries.truncate(PAGE);
+    let before = if is_full { entries.last().map(|last| last.id) } else { unseen };
     let rows: Vec<_> = entries.iter().map(row).collect();
     let text = |value: &Option<String>| value.clone().unwrap_or_default();
     let chosen = text(&asked.event);
@@ -105,12 +110,19 @@ pub async fn show(
             (day("to", "Up to this day (UTC)", &asked.to))
             button type="submit" { "Search" }
         }
-        @if rows.is_empty() { p { "Nothing like that is in the trail." } } @else {
+        @if !rows.is_empty() {
             (table("What happened, latest first", &["When", "Act", "Who", "From", "Receiver and rule", "By", "Particulars"], &rows))
         }
+        @match before {
+            Some(before) if !is_full => p { "That is all from entry " (before) " on. Older entries have not been looked at." },
+            None if rows.is_empty() => p { "Nothing like that is in the trail." },
+            _ => {}
+        }
         p.acts {
-            @if let (true, Some(last)) = (more, entries.last()) {
-                a href={ (ROOT) "/admin/audit?" (asked.written()) "before=" (last.id) } { "Before these" }
+            @if let Some(before) = before {
+                a href={ (ROOT) "/admin/audit?" (asked.written()) "before=" (before) } {
+                    @if is_full { "Before these" } @else { "Look at older ones" }
+                }
             }
             a href={ (ROOT) "/admin/audit.jsonl?" (asked.written()) } { "All of it as JSON lines" }
         }
@@ -216,28 +228,28 @@ async fn hand_out(
 ) -> anyhow::Result<bool> {
     loop {
         let asked = query.clone();
-        let (piece, last) = Turn::wait(&LOOKS).await?.read(authority, move |database| piece(database, &asked)).await?;
+        let (piece, rest) = Turn::wait(&LOOKS).await?.read(authority, move |database| piece(database, &asked)).await?;
+        // Also where nothing was found: whoever has gone away is not looked for further.
         if !send(sender, Some(piece), SEND_TIME).await {
             return Ok(false);
         }
-        if last.is_none() {
+        if rest.is_none() {
             return Ok(true);
         }
-        query.before = last;
+        query.before = rest;
     }
 }
 
-/// The next lines, and the last entry's number if there may be more.
+/// The next lines, and the number of the entry before which it goes on if there may be more.
 fn piece(database: &Database, query: &AuditQuery) -> anyhow::Result<(Vec<u8>, Option<i64>)> {
-    let (mut piece, mut count, mut last) = (Vec::new(), 0, None);
-    database.find_audit_entries(query, |entry| {
+    let (mut piece, mut count) = (Vec::new(), 0);
+    let rest = database.find_audit_entries(query, |entry| {
         serde_json::to_writer(&mut piece, &entry)?;
         piece.push(b'\n');
         count += 1;
-        last = Some(entry.id).filter(|_| count == PIECE);
         Ok(count < PIECE)
     })?;
-    Ok((piece, last))
+    Ok((piece, rest))
 }
 
 /// Whether it was taken in time.

@@ -6,6 +6,7 @@ use crate::stage::{PASSWORD, POLICY, Stage, events, git, handle, login, revoked}
 use authority::storage::AuditEvent;
 use engine::api::{DropCount, Login, Report, ReportedFlow, VerifierState};
 use reqwest::StatusCode;
+use std::time::{Duration, Instant};
 
 /// Every page, with what has to be on it.
 const PAGES: [(&str, &str); 9] = [
@@ -308,6 +309,37 @@ async fn a_long_trail_is_handed_out_whole() {
     let numbers: Vec<_> = lines.map(|entry| entry["id"].as_i64().unwrap()).collect();
     assert!(numbers.len() > 600 && numbers.is_sorted_by(|one, next| one > next), "{numbers:?}");
     assert_eq!(numbers.len() as u64, entries(&stage));
+}
+
+#[tokio::test]
+async fn two_downloads_of_the_trail_go_on_at_a_time() {
+    const TRAIL: &str = "/console/admin/audit.jsonl";
+    let stage = stage().await;
+    let alice = administrator(&stage).await;
+    let mut database = stage.database();
+    // More than all buffers on the way hold: a download that nobody reads stays.
+    for _ in 0..600 {
+        database.audit(&AuditEvent::new("login").detail("x".repeat(1 << 16)), authority::now()).unwrap();
+    }
+    let (first, second) = (alice.begin(TRAIL).await, alice.begin(TRAIL).await);
+    assert_eq!([first.status(), second.status()], [StatusCode::OK; 2]);
+    let refused = alice.begin(TRAIL).await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE, "{}", refused.text().await.unwrap());
+    // Whoever goes away makes room, and whoever stays gets all of it.
+    drop(first);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let third = loop {
+        let again = alice.begin(TRAIL).await;
+        if again.status().is_success() {
+            break again;
+        }
+        assert!(Instant::now() < deadline, "no room: {}", again.text().await.unwrap());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    for download in [second, third] {
+        let lines = download.text().await.unwrap().lines().count();
+        assert_eq!(lines as u64, entries(&stage));
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ mod security;
 use crate::provider::{Key, Provider};
 use crate::stage::{PASSWORD, Stage, git, problem};
 use reqwest::header::{HeaderMap, LOCATION, SET_COOKIE};
-use reqwest::{Method, StatusCode};
+use reqwest::{Method, Response, StatusCode};
 use std::collections::BTreeMap;
 
 const URL: &str = "https://authority.example.org:8443";
@@ -54,10 +54,18 @@ impl Browser {
         Self { client: client.build().unwrap(), base: format!("https://{}", stage.address), cookies: BTreeMap::new() }
     }
 
-    pub async fn ask(&mut self, method: Method, path: &str, headers: &[(&str, &str)], body: String) -> Answer {
+    fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
         let cookies: Vec<_> = self.cookies.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let mut request =
-            self.client.request(method, format!("{}{path}", self.base)).header("cookie", cookies.join("; "));
+        self.client.request(method, format!("{}{path}", self.base)).header("cookie", cookies.join("; "))
+    }
+
+    /// Begins a download, of which nothing is read yet.
+    pub async fn begin(&self, path: &str) -> Response {
+        self.request(Method::GET, path).header("sec-fetch-site", "none").send().await.unwrap()
+    }
+
+    pub async fn ask(&mut self, method: Method, path: &str, headers: &[(&str, &str)], body: String) -> Answer {
+        let mut request = self.request(method, path);
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
