@@ -12,7 +12,7 @@ use std::io::Read;
 use std::path::Path;
 
 /// Tests of a policy that fail, told one by one.
-const MOST_TOLD: usize = 20;
+pub const MOST_TOLD: usize = 20;
 
 /// A policy that may be put in force: valid, and its own tests pass.
 pub struct Candidate {

@@ -2,6 +2,7 @@
 //! says about what was asked for of late. By the same functions as the commands.
 
 use super::{LOOKS, Turn};
+use crate::policies::MOST_TOLD;
 use crate::problem::Problem;
 use crate::replay::{Case, Replay};
 use crate::state::Authority;
@@ -29,8 +30,10 @@ struct Effects {
     receivers: usize,
     rules: usize,
     tests: usize,
-    /// Tests that fail, as faults of their line.
+    /// The first tests that fail, as faults of their line.
     failures: Vec<Fault>,
+    /// How many fail.
+    failing: usize,
     /// Names that nobody has.
     unknown: Vec<String>,
     changes: Result<Vec<Change>, TooLarge>,
@@ -54,7 +57,9 @@ impl Judgement {
                     Ok(draft) => draft,
                     Err(faults) => return Ok(Err(faults.all().to_vec())),
                 };
-                let failures = draft.failures().into_iter();
+                let failures = draft.failures();
+                let failing = failures.len();
+                let failures = failures.into_iter().take(MOST_TOLD);
                 let failures =
                     failures.map(|failure| Fault { line: failure.line, column: 1, message: failure.message });
                 let effects = Effects {
@@ -62,6 +67,7 @@ impl Judgement {
                     rules: draft.rules().len(),
                     tests: draft.expectations().len(),
                     failures: failures.collect(),
+                    failing,
                     unknown: admin::unknown_names(&directory, &draft)?,
                     changes: compare(&old, &draft, now()),
                     replay: Replay::of(&draft, database, now().saturating_sub(HOURS * 3600))?,
@@ -79,7 +85,7 @@ impl Judgement {
 
     /// Whether it may be put in force.
     pub fn is_good(&self) -> bool {
-        self.found.as_ref().is_ok_and(|effects| effects.failures.is_empty())
+        self.found.as_ref().is_ok_and(|effects| effects.failing == 0)
     }
 
     /// All of it, for people.
@@ -93,13 +99,16 @@ impl Judgement {
             }
             Ok(effects) => effects,
         };
-        let Effects { receivers, rules, tests, failures, unknown, changes, replay, ending } = effects;
+        let Effects { receivers, rules, tests, failures, failing, unknown, changes, replay, ending } = effects;
         html! {
-            @if failures.is_empty() {
+            @if *failing == 0 {
                 p.done role="status" { "Valid: " (receivers) " receivers, " (rules) " rules; " (tests) " tests pass." }
             } @else {
-                p.wrong role="alert" { (failures.len()) " of its own " (tests) " tests fail; so it can't be put in force." }
+                p.wrong role="alert" { (failing) " of its own " (tests) " tests fail; so it can't be put in force." }
                 (places("Tests that fail", failures))
+                @if *failing > failures.len() {
+                    p { "And " (failing - failures.len()) " more: " code { "vouchsafe authority policy test" } " shows them." }
+                }
             }
             @if !unknown.is_empty() {
                 h2 { "Names that nobody has" }

@@ -206,6 +206,9 @@ async fn a_draft_is_judged_before_it_is_applied_and_only_over_what_was_seen() {
     let failing = judged(&mut alice, &format!("{POLICY}{test}"), "1").await;
     assert_eq!(failing.status, StatusCode::UNPROCESSABLE_ENTITY);
     assert!(failing.text.contains("1 of its own 1 tests fail"), "{}", failing.text);
+    let many = judged(&mut alice, &format!("{POLICY}{}", test.repeat(25)), "1").await;
+    assert!(many.text.contains("25 of its own 25 tests fail") && many.text.contains("And 5 more: "), "{}", many.text);
+    assert_eq!(many.text.matches("expected allow").count(), 20, "{}", many.text);
 
     let draft = POLICY.replace("[\"alice\", \"bob\"]", "[\"alice\", \"bob\", \"eve\"]") + test;
     let carriage_returns = draft.replace('\n', "\r\n");
