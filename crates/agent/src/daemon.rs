@@ -12,7 +12,7 @@ use crate::{now, unix};
 use anyhow::{Context, Result};
 use client::{Authority, Error};
 use datapath::Pins;
-use engine::agent::{self, Agent, Clock, FetchId, GrantView, Login, Output, Place, Refusal, Subject};
+use engine::agent::{self, Agent, Clock, FetchId, GrantView, Login, Output, Place, Refusal, Subject, Unusable};
 use engine::api::{self, Destinations, Event, GrantRequest};
 use login::{At, Started};
 use std::collections::BTreeMap;
@@ -345,7 +345,10 @@ impl Daemon {
             _ => None,
         };
         if let Err(why) = self.agent.answered(now(), subject, id, &answer) {
-            tracing::error!(uid = subject.user(), "a grant can't be used: {why}");
+            match why {
+                Unusable::Over => tracing::warn!(uid = subject.user(), "a grant can't be used: {why}"),
+                Unusable::Malformed(_) => tracing::error!(uid = subject.user(), "a grant can't be used: {why}"),
+            }
             failure = Some(format!("the grant can't be used: {why}"));
         }
         let (concerned, others): (Vec<_>, Vec<_>) = self.waiters.drain(..).partition(|waiter| waiter.fetch == id);

@@ -16,6 +16,7 @@ mod tests;
 pub use clock::Clock;
 pub use consent::{Consent, ConsentRules, Target};
 pub use frame::Frame;
+pub use known::Unusable;
 pub use session::{GrantView, Standing};
 
 use crate::api::{self, Event, GrantRequest, Receiver};
@@ -337,7 +338,7 @@ impl Agent {
         subject: Subject,
         id: FetchId,
         answer: &Result<api::Grant, Refusal>,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Unusable> {
         // An answer to an earlier session says nothing about this one.
         let session = self.sessions.get_mut(&subject).filter(|session| session.awaits(id));
         let Some(session) = session else { return Ok(()) };

@@ -14,6 +14,17 @@ const MARGIN: u64 = 3;
 /// Seconds before its end at which a short grant is renewed.
 const RENEW_BEFORE: u64 = 30;
 
+/// Why an agent makes no tokens from a grant that it was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// It is over, or so nearly that no packet would arrive in time: a time window closes, or the answer was long on its way.
+    #[error("it has ended already")]
+    Over,
+    /// It is not what was asked for.
+    #[error("{0}")]
+    Malformed(&'static str),
+}
+
 /// A grant. Has no `Debug`: it holds the key.
 pub(super) struct Known {
     pub header: GrantHeader,
@@ -37,26 +48,26 @@ pub(super) struct Known {
 
 impl Known {
     /// The grant in an answer to a request for `place`; an error says what is wrong with it.
-    pub fn from_answer(answer: &api::Grant, place: &Place, unix: u64, now: Duration) -> Result<Self, &'static str> {
+    pub fn from_answer(answer: &api::Grant, place: &Place, unix: u64, now: Duration) -> Result<Self, Unusable> {
         let bytes = |text: &str| -> Option<[u8; 16]> { hex::decode(text).ok()?.try_into().ok() };
         let header = bytes(&answer.header).and_then(|bytes| GrantHeader::decode(&bytes).ok());
-        let header = header.ok_or("its header can't be read")?;
-        let key = GrantKey::new(bytes(&answer.key).ok_or("its key can't be read")?);
+        let header = header.ok_or(Unusable::Malformed("its header can't be read"))?;
+        let key = GrantKey::new(bytes(&answer.key).ok_or(Unusable::Malformed("its key can't be read"))?);
         let grant = Self::new(header, key, answer.prefix, place, unix, now);
         if answer.carrier != "tail" {
-            return Err("it wants a carrier that this agent doesn't have");
+            return Err(Unusable::Malformed("it wants a carrier that this agent doesn't have"));
         }
         if header.flags.has(Flags::BEARER) {
-            return Err("it is for proofs, not for tokens");
+            return Err(Unusable::Malformed("it is for proofs, not for tokens"));
         }
         if header.prefix_length != answer.prefix.prefix_len()
             || header.flags.has(Flags::IPV6) != place.address.is_ipv6()
             || !grant.prefix.contains(&place.address)
         {
-            return Err("it is for another destination");
+            return Err(Unusable::Malformed("it is for another destination"));
         }
         if !grant.is_good(unix) {
-            return Err("it has ended already");
+            return Err(Unusable::Over);
         }
         Ok(Self { receiver: answer.receiver.clone(), rule: answer.rule.clone(), ..grant })
     }

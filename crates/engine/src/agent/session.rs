@@ -2,7 +2,7 @@
 
 use super::consent::{Consent, Target};
 use super::frame::{Frame, Sender};
-use super::known::{Known, plain_entry};
+use super::known::{Known, Unusable, plain_entry};
 use super::queue::Queue;
 use super::{Clock, FetchId, Login, Output, Place, Subject};
 use crate::api::{self, Receiver};
@@ -329,7 +329,7 @@ impl Session {
         id: FetchId,
         answer: &api::Grant,
         outputs: &mut Outputs,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), Unusable> {
         let Some(fetch) = self.take_fetch(id) else { return Ok(()) };
         let mut known = match Known::from_answer(answer, &fetch.place, unix, now) {
             Ok(known) => known,

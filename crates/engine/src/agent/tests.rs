@@ -522,11 +522,32 @@ fn a_grant_that_makes_no_sense_is_a_failure() {
         stage.grant_of(tcp(1, 22), 5, 32, Flags::BEARER).unwrap_or_else(|_| panic!("a grant")),
     ] {
         let (id, ..) = stage.asked.remove(0);
-        assert!(stage.agent.answered(stage.now, ALICE, id, &Ok(broken)).is_err());
+        let outcome = stage.agent.answered(stage.now, ALICE, id, &Ok(broken));
+        assert!(matches!(outcome, Err(Unusable::Malformed(_))), "{outcome:?}");
         stage.settle();
         stage.pass(4);
         assert_eq!((stage.asked.len(), stage.sent.len()), (1, 0));
     }
+}
+
+#[test]
+fn a_grant_that_ends_at_once_is_over_and_asked_for_again() {
+    let mut stage = Stage::alice();
+    stage.held(tcp(1, 22), 1);
+    let ends_in = |seconds: u32, stage: &Stage| {
+        let good = stage.grant(tcp(1, 22), 5).unwrap_or_else(|_| panic!("a grant"));
+        let mut header: [u8; 16] = hex::decode(&good.header).unwrap().try_into().unwrap();
+        header[4..8].copy_from_slice(&(stage.unix() as u32 + seconds).to_be_bytes());
+        Ok(api::Grant { header: hex::encode(header), ..good })
+    };
+    let (id, ..) = stage.asked.remove(0);
+    let answer = ends_in(4, &stage);
+    assert_eq!(stage.agent.answered(stage.now, ALICE, id, &answer), Err(Unusable::Over));
+    stage.settle();
+    stage.pass(4);
+    let (id, ..) = stage.asked.remove(0);
+    let answer = ends_in(5, &stage);
+    assert_eq!(stage.agent.answered(stage.now, ALICE, id, &answer), Ok(()));
 }
 
 #[test]
