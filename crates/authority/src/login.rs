@@ -17,7 +17,7 @@ pub(crate) mod service;
 pub use claims::Identity;
 pub use config::ProviderConfig;
 pub(crate) use passkey::Passkeys;
-pub(crate) use password::Attempt;
+pub(crate) use password::{Attempt, PasswordSlots};
 pub(crate) use pending::{BROWSER_TIME, Finish, Logins, Purpose, Rest, Started, Way};
 pub(crate) use provider::Provider;
 pub(crate) use renewal::LOOK;

@@ -5,7 +5,7 @@
 
 use crate::credentials;
 use crate::keys::MasterKeys;
-use crate::login::{Logins, Passkeys, Provider};
+use crate::login::{Logins, Passkeys, PasswordSlots, Provider};
 use crate::metrics::{Metrics, Snapshot};
 use crate::policies::Candidate;
 use crate::problem::Problem;
@@ -33,7 +33,7 @@ use tokio::sync::{Mutex, Semaphore};
 use wire::{Destination, Epoch, Flags, Handle, VerifierKey};
 use zeroize::Zeroizing;
 
-/// Passwords checked at a time: each takes 19 MiB and some 20 ms of a core.
+/// Passwords checked at a time: each takes 19 MiB, which are kept for the next, and some 20 ms of a core.
 const PASSWORD_SLOTS: usize = 2;
 /// Audit trails handed out at a time.
 const MOST_EXPORTS: usize = 2;
@@ -52,7 +52,7 @@ pub struct Authority {
     /// What verifiers tell of themselves.
     pub(crate) reports: Reports,
     repeats: Repeats<Subject>,
-    pub(crate) password_slots: Arc<Semaphore>,
+    pub(crate) password_slots: Arc<PasswordSlots>,
     /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
     pub(crate) nobodys_password: String,
     /// The identity provider, where there is one.
@@ -103,7 +103,7 @@ impl Authority {
             seats: Arc::new(Seats::new(config.max_connections)),
             reports: Reports::default(),
             repeats: Repeats::default(),
-            password_slots: Arc::new(Semaphore::new(PASSWORD_SLOTS)),
+            password_slots: PasswordSlots::new(PASSWORD_SLOTS),
             nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
             judged: std::sync::Mutex::default(),
             policy: tokio::sync::RwLock::new(policy),

@@ -1,6 +1,6 @@
 //! Checking a name, a password and a second factor: slowly for whoever guesses, and without a word about which is wrong.
 
-use crate::credentials::{self, MOST_PASSWORD};
+use crate::credentials::{self, MOST_PASSWORD, Scratch};
 use crate::extract::Peer;
 use crate::now;
 use crate::problem::Problem;
@@ -9,7 +9,9 @@ use crate::storage::{AuditEvent, Proof};
 use crate::throttle::Key;
 use engine::policy::name_is_valid;
 use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
 /// How long a login waits for its turn to have its password checked.
@@ -23,6 +25,41 @@ pub struct Attempt {
     pub password: Zeroizing<String>,
     /// The second factor's six digits, where given.
     pub code: Option<String>,
+}
+
+/// Where passwords are checked: so many at a time, and in no more memory than these take.
+pub struct PasswordSlots {
+    free: Arc<Semaphore>,
+    idle: Mutex<Vec<Scratch>>,
+}
+
+/// The place of one of them.
+struct Slot {
+    scratch: Scratch,
+    slots: Arc<PasswordSlots>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl PasswordSlots {
+    /// So many.
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { free: Arc::new(Semaphore::new(most)), idle: Mutex::default() })
+    }
+
+    /// Waits for one.
+    async fn take(self: &Arc<Self>) -> anyhow::Result<Slot> {
+        let permit = self.free.clone().acquire_owned().await?;
+        let scratch = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        Ok(Slot { scratch, slots: self.clone(), _permit: permit })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // Before the permit: whoever gets that finds the memory.
+        let scratch = std::mem::take(&mut self.scratch);
+        self.slots.idle.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+    }
 }
 
 impl Authority {
@@ -51,13 +88,11 @@ impl Authority {
         let wanted = person.clone();
         let account = self.storage.call(move |database| database.account(&wanted)).await?;
         let hash = account.as_ref().map_or(&self.nobodys_password, |account| &account.password).clone();
-        let slot = tokio::time::timeout(PASSWORD_WAIT, self.password_slots.clone().acquire_owned()).await;
-        let slot = slot.map_err(|_| Problem::Busy("logins"))?.map_err(|_| Problem::Busy("logins"))?;
-        let checked = tokio::task::spawn_blocking(move || {
-            // Held until it is done: whoever hangs up does not make room for another.
-            let _slot = slot;
-            credentials::password_matches(&password, &hash)
-        });
+        let slot = tokio::time::timeout(PASSWORD_WAIT, self.password_slots.take()).await;
+        let mut slot = slot.map_err(|_| Problem::Busy("logins"))??;
+        // The slot is held until it is done: whoever hangs up does not make room for another.
+        let checked =
+            tokio::task::spawn_blocking(move || credentials::password_matches(&password, &hash, &mut slot.scratch));
         let matches = checked.await.map_err(anyhow::Error::from)??;
         let Some(account) = account.filter(|_| matches) else {
             self.audit_refusal(failed("wrong name or password")).await?;
