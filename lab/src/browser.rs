@@ -2,16 +2,26 @@
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use std::{env, fs};
 
 use anyhow::{Context, Result, bail, ensure};
+use fantoccini::wd::WebDriverCompatibleCommand;
 use fantoccini::{Client, ClientBuilder, Locator};
+use http::Method;
 use hyper_util::client::legacy::connect::HttpConnector;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::runtime::{self, Runtime};
+use url::{ParseError, Url};
 
 use crate::net::Namespace;
 use crate::process::Process;
+use crate::world::AUTHORITY;
 
+/// What browsers call the authority of the standard world.
+pub const NAME: &str = "authority.example.org";
+/// The variables that say which Chromium and chromedriver to take.
+const CHROMIUM: &str = "VOUCHSAFE_CHROMIUM";
+const DRIVER: &str = "VOUCHSAFE_CHROMEDRIVER";
 /// How long a page, or a part of it, may take to come on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 /// How often it is looked whether it is there.
@@ -29,16 +39,19 @@ impl<'n> Browser<'n> {
     /// Starts one in `namespace`. It takes every certificate: no scenario's CA is known to it.
     pub fn start(namespace: &'n Namespace) -> Result<Self> {
         let profile = tempfile::Builder::new().prefix("browser-").tempdir_in(namespace.dir())?.keep();
-        let mut command = namespace.command("chromedriver");
+        let mut command = namespace.command(program(DRIVER, &["chromedriver"])?);
         command.arg("--port=0").env("HOME", &profile);
         let mut driver = namespace.start(command)?;
         const STARTED: &str = "was started successfully on port ";
-        driver.wait_for(STARTED, SOON).context("chromedriver (`make setup` installs it)")?;
+        driver.wait_for(STARTED, SOON).context("chromedriver")?;
         let log = driver.log();
         let port = log.split(STARTED).nth(1).and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
         let address = format!("http://127.0.0.1:{}", port.context("chromedriver does not say its port")?);
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-        let options = json!({ "args": arguments(&profile), "binary": binary()? });
+        // Its own word for "certificates don't matter" stops short of passkeys.
+        let settings = json!({ "webauthn.allow_with_broken_certs": true });
+        let binary = program(CHROMIUM, &["chromium", "google-chrome", "chromium-browser"])?;
+        let options = json!({ "args": arguments(&profile), "binary": binary, "prefs": settings });
         // A page is there when a person can use it; what it would fetch from elsewhere is not.
         let wanted = json!({
             "goog:chromeOptions": options, "acceptInsecureCerts": true, "pageLoadStrategy": "eager",
@@ -102,7 +115,7 @@ impl<'n> Browser<'n> {
     }
 
     /// Runs a script in the page and gives what it returns.
-    pub fn script(&self, script: &str) -> Result<serde_json::Value> {
+    pub fn script(&self, script: &str) -> Result<Value> {
         self.run(async |client| client.execute(script, Vec::new()).await)
     }
 
@@ -116,6 +129,17 @@ impl<'n> Browser<'n> {
         self.run(async |client| client.set_window_size(width, height).await)
     }
 
+    /// Presses keys; what has the focus gets them.
+    pub fn press(&self, keys: &str) -> Result<()> {
+        self.run(async |client| client.active_element().await?.send_keys(keys).await)
+    }
+
+    /// Does what only Chromium's developer tools can (Chrome DevTools Protocol).
+    pub fn devtools(&self, method: &str, parameters: Value) -> Result<Value> {
+        let command = DevTools(json!({ "cmd": method, "params": parameters }));
+        self.run(async |client| client.issue_cmd(command).await).with_context(|| format!("{method} of the browser"))
+    }
+
     /// Does anything else that WebDriver can.
     pub fn run<T: Send, E: std::error::Error + Send + Sync + 'static>(
         &self,
@@ -124,6 +148,20 @@ impl<'n> Browser<'n> {
         let client = self.client.as_ref().context("the browser has ended")?;
         // Connections to the driver are made where it listens.
         Ok(self.namespace.enter(|| self.runtime.block_on(work(client)))?)
+    }
+}
+
+/// A command that chromedriver passes on.
+#[derive(Debug)]
+struct DevTools(Value);
+
+impl WebDriverCompatibleCommand for DevTools {
+    fn endpoint(&self, base: &Url, session: Option<&str>) -> Result<Url, ParseError> {
+        base.join(&format!("session/{}/goog/cdp/execute", session.unwrap_or_default()))
+    }
+
+    fn method_and_body(&self, _: &Url) -> (Method, Option<String>) {
+        (Method::POST, Some(self.0.to_string()))
     }
 }
 
@@ -142,17 +180,59 @@ fn arguments(profile: &Path) -> Vec<String> {
     let words = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
                  --disable-background-networking --disable-component-update --disable-sync --window-size=1280,900";
     let profile = format!("--user-data-dir={}", profile.display());
-    // Namespaces have no name servers, and nobody shall wait for them: addresses only.
-    let names = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE *.*.*.*, EXCLUDE localhost".to_owned();
+    // Namespaces have no name servers, and nobody shall wait for them: addresses, and one name.
+    let named = format!("MAP {NAME} {AUTHORITY}");
+    let names = format!("--host-resolver-rules={named}, MAP * ~NOTFOUND, EXCLUDE *.*.*.*, EXCLUDE localhost");
     words.split_whitespace().map(str::to_owned).chain([profile, names]).collect()
 }
 
-fn binary() -> Result<PathBuf> {
-    let places = std::env::var_os("PATH").unwrap_or_default();
-    for name in ["chromium", "chromium-browser"] {
-        if let Some(found) = std::env::split_paths(&places).map(|dir| dir.join(name)).find(|path| path.is_file()) {
-            return Ok(found);
-        }
+/// A program by one of its names, or where a variable says it is.
+fn program(variable: &str, names: &[&str]) -> Result<PathBuf> {
+    if let Some(path) = env::var_os(variable) {
+        return Ok(path.into());
     }
-    bail!("no Chromium: `make setup` installs it")
+    let places = env::var_os("PATH").unwrap_or_default();
+    let named = names.iter().flat_map(|name| env::split_paths(&places).map(move |dir| dir.join(name)));
+    let (snaps, programs): (Vec<_>, Vec<_>) = named.filter(|path| path.is_file()).partition(|path| is_snap(path));
+    if let Some(found) = programs.into_iter().next() {
+        return Ok(found);
+    }
+    match snaps.first() {
+        None => bail!("no {}: `make setup` installs it", names[0]),
+        Some(snap) => bail!(
+            "{} is a snap, which sees neither the network namespaces nor the folders of scenarios. Ubuntu has no other: \
+             install Chrome or Chromium from elsewhere, and the chromedriver of its version, and say where they are in \
+             {CHROMIUM} and {DRIVER}",
+            snap.display()
+        ),
+    }
+}
+
+/// Whether it starts a snap: by being `snap` under another name, or, as Ubuntu's packages do, by a script.
+fn is_snap(program: &Path) -> bool {
+    let script = |bytes: Vec<u8>| bytes.starts_with(b"#!") && bytes.windows(10).any(|part| part == b"/snap/bin/");
+    fs::canonicalize(program).is_ok_and(|path| path.ends_with("snap")) || fs::read(program).is_ok_and(script)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_snap_is_known_for_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            fs::write(dir.path().join(name), text).unwrap();
+            dir.path().join(name)
+        };
+        let snap = file("snap", "\x7fELF");
+        let link = dir.path().join("chromium");
+        symlink(&snap, &link).unwrap();
+        assert!(is_snap(&link));
+        assert!(is_snap(&file("chromium-browser", "#!/bin/sh\nexec /snap/bin/chromium \"$@\"\n")));
+        assert!(!is_snap(&file("script", "#!/bin/sh\nexec /usr/lib/chromium/chromium \"$@\"\n")));
+        assert!(!is_snap(&file("program", "\x7fELF /snap/bin/")));
+        assert!(!is_snap(&dir.path().join("none")));
+    }
 }

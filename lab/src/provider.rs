@@ -20,10 +20,12 @@ pub const PASSWORD: &str = "staple battery";
 const PORT: u16 = 5556;
 
 /// What differs from one provider to another.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Whether what scopes stand for is told at the UserInfo endpoint only, not in ID tokens.
     pub claims_at_userinfo: bool,
+    /// Where browsers are sent back to, besides agents.
+    pub redirects: Vec<String>,
     /// Where logouts by the back channel are told.
     pub logout_uri: Option<String>,
 }
@@ -48,11 +50,13 @@ impl Provider {
         let dir = namespace.dir().join("provider");
         fs::create_dir_all(&dir)?;
         let modules = modules()?;
+        let agents = "http://127.0.0.1/callback".to_owned();
+        let redirects: Vec<_> = std::iter::once(&agents).chain(&options.redirects).collect();
         let mut client = json!({
             "client_id": CLIENT,
             "client_secret": SECRET,
             "application_type": "native",
-            "redirect_uris": ["http://127.0.0.1/callback"],
+            "redirect_uris": redirects,
             "response_types": ["code"],
             "grant_types": ["authorization_code", "refresh_token", "urn:ietf:params:oauth:grant-type:device_code"],
         });
@@ -137,7 +141,7 @@ fn write(file: &Path, groups: &BTreeMap<String, Vec<String>>) -> Result<()> {
 }
 
 /// What `make setup` installed, beside whatever cargo has built.
-fn modules() -> Result<PathBuf> {
+pub(crate) fn modules() -> Result<PathBuf> {
     let this = std::env::current_exe()?;
     let found = this.ancestors().map(|dir| dir.join("parts/provider")).find(|path| path.join("node_modules").is_dir());
     let found = found.context("no OpenID provider: `make setup` installs it")?;

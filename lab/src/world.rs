@@ -22,7 +22,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 pub use agent::Agent;
-pub use authority::Authority;
+pub use authority::{Authority, PASSWORD};
 pub use network::{
     AUTHORITY, DARK4, DARK6, FRONT4, FRONT6, INSIDE4, Network, OPEN4, OPEN6, PUBLIC4, PUBLIC6, Way, in_family,
 };

@@ -76,7 +76,7 @@ fn finished(login: &mut Process, well: bool) -> Result<String> {
 }
 
 fn at_id_token(_: &Authority) -> Options {
-    Options { claims_at_userinfo: false, logout_uri: None }
+    Options::default()
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_person_logs_in_with_a_browser_and_the_providers_groups_decide() {
 fn a_person_logs_in_by_device_code_and_somebody_in_no_group_gets_nothing() {
     test(|| {
         // Here the ID token says nothing about groups: the authority has to ask.
-        let organisation = Organisation::new(|_| Options { claims_at_userinfo: true, logout_uri: None })?;
+        let organisation = Organisation::new(|_| Options { claims_at_userinfo: true, ..Options::default() })?;
         let world = &organisation.world;
         // The browser is on another machine than the agent.
         for (person, admitted) in [("mallory", false), ("alice", true)] {
@@ -150,10 +150,8 @@ fn a_person_logs_in_by_device_code_and_somebody_in_no_group_gets_nothing() {
 fn a_logout_at_the_provider_cuts_the_flow_within_a_second() {
     test(|| {
         let logout_uri = |authority: &Authority| format!("{}/v1/login/backchannel-logout", authority.url());
-        let organisation = Organisation::new(|authority| Options {
-            claims_at_userinfo: false,
-            logout_uri: Some(logout_uri(authority)),
-        })?;
+        let organisation =
+            Organisation::new(|authority| Options { logout_uri: Some(logout_uri(authority)), ..Options::default() })?;
         let world = &organisation.world;
         let browser = Browser::start(&world.network.alice)?;
         organisation.log_in(&browser, "alice")?;

@@ -53,6 +53,8 @@ enum Task {
         /// Only these: engine (policy), kernel (programs alone), network (whole paths)
         parts: Vec<String>,
     },
+    /// Take pictures of the console's pages, for docs/console
+    Screenshots,
     /// Show that a protected host answers nothing
     Silence {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -99,6 +101,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Kernels(args) => kernels::run(&args),
         Task::Demo { args } => build::lab("demo", &args),
         Task::Bench { parts } => bench::run(&parts),
+        Task::Screenshots => build::lab("screenshots", &[root().join("docs/console").to_string_lossy().into_owned()]),
         Task::Silence { args } => build::lab("silence", &args),
         Task::Lint { only } => lint::run(&only),
         Task::Audit => audit::run(),

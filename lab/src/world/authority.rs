@@ -14,7 +14,7 @@ use crate::process::{self, Process};
 
 const PORT: u16 = 8443;
 /// Everybody's password.
-pub(super) const PASSWORD: &str = "correct horse battery";
+pub const PASSWORD: &str = "correct horse battery";
 
 /// A running authority with the accounts `alice` and `mallory`.
 pub struct Authority {
@@ -40,7 +40,8 @@ impl Authority {
         Self::make(namespace, policy, configuration, &[])
     }
 
-    fn make(namespace: &Namespace, policy: &str, configuration: &str, people: &[&str]) -> Result<Self> {
+    /// The same with the accounts of these people.
+    pub fn make(namespace: &Namespace, policy: &str, configuration: &str, people: &[&str]) -> Result<Self> {
         let dir = namespace.dir().join("authority-state");
         let start = {
             let (run, logs) = (namespace.path(), namespace.dir().to_owned());

@@ -150,7 +150,7 @@ fn row(entry: &AuditEntry) -> Markup {
     html! {
         th scope="row" { (time(*at)) }
         td { (event) }
-        td {
+        td.who {
             @if let Some(person) = person { a href={ (ROOT) "/admin/people/" (encoded(person)) } { (person) } }
             @if let Some(device) = device { " · " (device) }
         }

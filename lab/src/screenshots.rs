@@ -1,0 +1,92 @@
+//! Pictures of the console's pages: wide and light, and as on a phone in the dark.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Cursor;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use lab::Browser;
+use lab::console::{Look, PAGES, Scene, Who};
+
+/// The largest picture, in bytes: they are in the repository.
+const LARGEST: usize = 100_000;
+
+/// Options of `screenshots`.
+#[derive(clap::Args)]
+pub struct Args {
+    /// The folder to write them to
+    folder: PathBuf,
+}
+
+/// Takes them; exit code 2 if that can't be done.
+pub fn run(args: &Args) -> ExitCode {
+    match take(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("screenshots: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn take(args: &Args) -> Result<()> {
+    let scene = Scene::new()?;
+    fs::create_dir_all(&args.folder)?;
+    let browser = Browser::start(scene.desk())?;
+    for who in [Who::Anybody, Who::Person, Who::Administrator] {
+        scene.become_one(&browser, who)?;
+        for page in PAGES.iter().filter(|page| page.who == who) {
+            for (look, ending) in [(Look::ALL[0], ""), (Look::ALL[3], "-phone")] {
+                look.of(&browser)?;
+                scene.open(&browser, page)?;
+                let picture = packed(&look.picture(&browser)?)?;
+                let file = args.folder.join(format!("{}{ending}.png", page.name));
+                ensure!(picture.len() <= LARGEST, "{} would have {} bytes", file.display(), picture.len());
+                fs::write(&file, picture).with_context(|| file.display().to_string())?;
+                println!("{}", file.display());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The same picture in fewer bytes: without transparency, and of no more than 256 colours, which are those that most of it
+/// has. Every other becomes the nearest of them.
+fn packed(picture: &[u8]) -> Result<Vec<u8>> {
+    let mut reader = png::Decoder::new(Cursor::new(picture)).read_info()?;
+    let mut pixels = vec![0; reader.output_buffer_size().context("a picture too large to be one of a page")?];
+    let frame = reader.next_frame(&mut pixels)?;
+    let step = frame.color_type.samples();
+    ensure!(step >= 3 && frame.bit_depth == png::BitDepth::Eight, "a picture in {:?}", frame.color_type);
+    let colours: Vec<Colour> = pixels.chunks_exact(step).map(|pixel| [pixel[0], pixel[1], pixel[2]]).collect();
+    let mut counts: BTreeMap<Colour, usize> = BTreeMap::new();
+    for colour in &colours {
+        *counts.entry(*colour).or_default() += 1;
+    }
+    let mut palette: Vec<_> = counts.keys().copied().collect();
+    palette.sort_by_key(|colour| std::cmp::Reverse(counts[colour]));
+    palette.truncate(256);
+    let nearest = |colour: Colour| {
+        let distances = palette.iter().zip(0..=u8::MAX).map(|(known, number)| (distance(*known, colour), number));
+        distances.min().map_or(0, |(_, number)| number)
+    };
+    let numbers: BTreeMap<_, _> = counts.keys().map(|colour| (*colour, nearest(*colour))).collect();
+    let data: Vec<u8> = colours.iter().map(|colour| numbers[colour]).collect();
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, frame.width, frame.height);
+    encoder.set_depth(png::BitDepth::Eight);
+    encoder.set_compression(png::Compression::High);
+    encoder.set_color(png::ColorType::Indexed);
+    encoder.set_palette(palette.concat());
+    encoder.write_header()?.write_image_data(&data)?;
+    Ok(bytes)
+}
+
+/// Red, green, blue.
+type Colour = [u8; 3];
+
+fn distance(one: Colour, other: Colour) -> u32 {
+    one.iter().zip(other).map(|(one, other)| u32::from(one.abs_diff(other)).pow(2)).sum()
+}

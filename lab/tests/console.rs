@@ -1,0 +1,201 @@
+//! The console in a real browser: whether everybody can use it, who logs in and how, and what comes of a click.
+//!
+//! A scene and a browser take longer to start than most of what happens in them, so that some facts share one, each leaving
+//! it to the next as the next expects it.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lab::console::{
+    ADMINISTRATOR, Look, PAGES, PERSON, Scene, Who, authenticator, code, faults, log_in, log_out, out_of_reach,
+    overflow, url,
+};
+use lab::service::{call, exchange};
+use lab::world::{ECHO, FRONT4, PASSWORD, SOON};
+use lab::{Browser, poll, provider, test};
+
+/// How long a flow that has to be cut may live on.
+const CUT: Duration = Duration::from_secs(2);
+
+#[test]
+fn every_page_is_for_everybody() {
+    test(|| {
+        let scene = Scene::new()?;
+        let browser = Browser::start(scene.desk())?;
+        let mut wrong = Vec::new();
+        for who in [Who::Anybody, Who::Person, Who::Administrator] {
+            scene.become_one(&browser, who)?;
+            for page in PAGES.iter().filter(|page| page.who == who) {
+                scene.open(&browser, page)?;
+                wrong.extend(hindrances(&browser)?.into_iter().map(|what| format!("{}: {what}", page.path)));
+                let missed = out_of_reach(&browser)?;
+                wrong.extend(missed.into_iter().map(|element| format!("{}: by keyboard: {element}", page.path)));
+                println!("judged {}", page.path);
+            }
+        }
+        ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+        Ok(())
+    });
+}
+
+/// What is wrong with the page that is open, in every look.
+fn hindrances(browser: &Browser<'_>) -> Result<Vec<String>> {
+    let mut wrong = Vec::new();
+    for look in Look::ALL {
+        look.of(browser)?;
+        wrong.extend(faults(browser)?.into_iter().map(|fault| format!("{look:?}: {fault}")));
+        let beyond = overflow(browser)?;
+        if beyond > 0 {
+            wrong.push(format!("{look:?}: {beyond} pixels are beyond the edge"));
+        }
+    }
+    Ok(wrong)
+}
+
+#[test]
+fn a_person_says_what_they_log_in_with_and_from() {
+    test(|| {
+        let scene = Scene::new()?;
+        let browser = Browser::start(scene.desk())?;
+        scene.become_one(&browser, Who::Person)?;
+        a_passkey_logs_in_until_it_is_removed(&browser).context("a passkey")?;
+        log_in(&browser, PERSON, PASSWORD)?;
+        a_second_factor_is_set_up_and_asked_for(&browser).context("a second factor")?;
+        a_device_that_is_revoked_loses_its_flow(&scene, &browser).context("a device")
+    });
+}
+
+fn a_passkey_logs_in_until_it_is_removed(browser: &Browser<'_>) -> Result<()> {
+    authenticator(browser)?;
+    browser.open(&format!("{}/console/security", url()))?;
+    browser.fill("#passkey-name", "this laptop")?;
+    browser.fill("#passkey-password", PASSWORD)?;
+    browser.click("#add-passkey button")?;
+    browser.wait_for("The passkey is added")?;
+    for _ in 0..2 {
+        log_out(browser)?;
+        browser.click("form[data-passkey] button")?;
+        browser.wait_for(&format!("You are logged in as {PERSON}"))?;
+    }
+    browser.open(&format!("{}/console/security", url()))?;
+    browser.click("tbody summary")?;
+    browser.fill("#remove-0-password", PASSWORD)?;
+    browser.click("tbody form button")?;
+    browser.wait_for("The passkey is removed")?;
+    log_out(browser)?;
+    browser.click("form[data-passkey] button")?;
+    browser.wait_for("this passkey is not known here")
+}
+
+fn a_second_factor_is_set_up_and_asked_for(browser: &Browser<'_>) -> Result<()> {
+    browser.open(&format!("{}/console/security/factor", url()))?;
+    let secret = browser.script("return document.querySelector('dd code').textContent.replaceAll(' ', '')")?;
+    let secret = secret.as_str().context("no secret")?;
+    browser.fill("#new-code", &code(secret, 0)?)?;
+    browser.fill("#factor-password", PASSWORD)?;
+    browser.click("main form button")?;
+    browser.wait_for("Your second factor is set up")?;
+    log_out(browser)?;
+    let enter = |code: &str| -> Result<()> {
+        browser.fill("#person", PERSON)?;
+        browser.fill("#password", PASSWORD)?;
+        browser.fill("#code", code)?;
+        browser.click("#password ~ button")
+    };
+    enter("")?;
+    browser.wait_for("needs the six digits")?;
+    // A code is good once: the next one, which a clock that is ahead would show.
+    enter(&code(secret, 30)?)?;
+    browser.wait_for(&format!("You are logged in as {PERSON}"))
+}
+
+fn a_device_that_is_revoked_loses_its_flow(scene: &Scene, browser: &Browser<'_>) -> Result<()> {
+    let mut flow = connection(scene)?;
+    browser.open(&format!("{}/console/devices", url()))?;
+    browser.click("main .act button")?;
+    browser.wait_for("Its flows are being cut")?;
+    ensure!(poll(CUT, || exchange(&mut flow).is_err()), "the flow lives on");
+    ensure!(!browser.text()?.contains(ADMINISTRATOR), "somebody else's name is on the page");
+    Ok(())
+}
+
+#[test]
+fn administrators_see_who_is_in_and_say_who_may() {
+    test(|| {
+        let mut scene = Scene::new()?;
+        a_group_of_the_identity_provider_makes_administrators(&mut scene).context("a group")?;
+        let browser = Browser::start(scene.desk())?;
+        scene.become_one(&browser, Who::Administrator)?;
+        a_flow_is_shown_and_ended(&scene, &browser).context("a flow")?;
+        a_draft_is_judged_and_applied(&scene, &browser).context("a draft")
+    });
+}
+
+fn a_group_of_the_identity_provider_makes_administrators(scene: &mut Scene) -> Result<()> {
+    scene.provider.set_groups("alice", &["operators"])?;
+    let browser = Browser::start(&scene.network.alice)?;
+    browser.open(&format!("{}/console/admin", url()))?;
+    browser.click("form[action$='/login/provider'] button")?;
+    browser.fill("input[name=login]", "alice")?;
+    browser.fill("input[name=password]", provider::PASSWORD)?;
+    browser.click("button[type=submit]")?;
+    browser.wait_for("You are an administrator")?;
+    // The provider takes her out of the group, and the authority hears of it.
+    scene.provider.set_groups("alice", &["staff"])?;
+    scene.authority.refresh_sessions()?;
+    browser.open(&format!("{}/console/admin", url()))?;
+    browser.wait_for("this page is for administrators")?;
+    log_out(&browser)?;
+    browser.open(&format!("{}/console", url()))?;
+    ensure!(browser.url()?.contains("/console/login"), "still logged in");
+    Ok(())
+}
+
+/// A connection that [`PERSON`] has and that is open.
+fn connection(scene: &Scene) -> Result<TcpStream> {
+    let flow = call(scene.desk(), format!("{FRONT4}:{ECHO}").parse()?, SOON)?;
+    flow.set_read_timeout(Some(Duration::from_millis(50)))?;
+    Ok(flow)
+}
+
+fn a_flow_is_shown_and_ended(scene: &Scene, browser: &Browser<'_>) -> Result<()> {
+    let mut flow = connection(scene)?;
+    let from = flow.local_addr()?.port();
+    // Verifiers report every two seconds; the address translator keeps ports where it can.
+    let shown = poll(SOON, || {
+        let opened = browser.open(&format!("{}/console/admin/flows", url()));
+        let text = opened.and_then(|()| browser.text()).unwrap_or_default();
+        text.contains(PERSON) && text.contains(&format!(":{from}"))
+    });
+    ensure!(shown, "the flow is not shown: {}", browser.text()?);
+    browser.click("main td a[href*='/admin/revoke?grant=']")?;
+    browser.wait_for("This ends the grant")?;
+    exchange(&mut flow)?;
+    browser.click("main form[method=post] button")?;
+    browser.wait_for("Flows are being cut")?;
+    ensure!(poll(CUT, || exchange(&mut flow).is_err()), "the flow lives on");
+    Ok(())
+}
+
+fn a_draft_is_judged_and_applied(scene: &Scene, browser: &Browser<'_>) -> Result<()> {
+    let mut flow = connection(scene)?;
+    browser.open(&format!("{}/console/admin/policy/draft", url()))?;
+    let edit = format!(
+        "const text = document.querySelector('#text');
+         text.value = text.value.replace('\"{PERSON}\"', '\"{ADMINISTRATOR}\"');
+         return text.value.includes('{ADMINISTRATOR}');"
+    );
+    ensure!(browser.script(&edit)? == true, "the draft has no such person");
+    browser.click("main form button[type=submit]")?;
+    browser.wait_for("Who gains and who loses what")?;
+    let text = browser.text()?;
+    ensure!(["gain", "lose", PERSON, ADMINISTRATOR].iter().all(|word| text.contains(word)), "{text}");
+    let wrong = hindrances(browser)?;
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+    exchange(&mut flow)?;
+    browser.click("form[action$='/policy/apply'] button")?;
+    browser.wait_for("The policy is in force")?;
+    ensure!(poll(CUT, || exchange(&mut flow).is_err()), "the flow lives on");
+    Ok(())
+}
