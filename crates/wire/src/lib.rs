@@ -5,17 +5,22 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod carrier;
 pub mod drop_reason;
 pub mod grant;
 pub mod key;
+pub mod ls;
 pub mod mac;
 pub mod map;
 pub mod packet;
+pub mod shim;
 pub mod tail;
 pub mod token;
 
+pub use carrier::Carrier;
 pub use drop_reason::DropReason;
 pub use grant::{Destination, Flags, GrantHeader, Handle};
 pub use key::{Epoch, GrantKey, MasterKey, VerifierKey};
+pub use ls::{ClientKey, LsToken, Pair, ServerSecret};
 pub use mac::Suite;
 pub use token::Token;

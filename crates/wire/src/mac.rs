@@ -10,7 +10,7 @@ pub const MAC_LEN: usize = 16;
 /// Bytes of a token's tag: the first of the MAC (wire.md §1.2).
 pub const TAG_LEN: usize = 12;
 
-/// A MAC suite that tokens and proofs may use (wire.md §1.1).
+/// A MAC suite that tokens and proofs may use (wire.md §1.1). Number 1, `sha224`, is not among them: see [`crate::ls`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Suite {

@@ -350,7 +350,8 @@ impl Packet {
         }
     }
 
-    fn transport_header(&mut self, frame: &[u8]) -> Option<Form> {
+    /// Reads what begins at `transport` of a frame that ends with its IP packet.
+    pub(crate) fn transport_header(&mut self, frame: &[u8]) -> Option<Form> {
         if matches!(self.fragment, Fragment::Later(_)) {
             return Some(Form::Whole);
         }

@@ -143,7 +143,7 @@ pub const fn fold(sum: u32) -> u16 {
 }
 
 /// A checksum after one summand became another (RFC 1624, equation 3).
-const fn replace(checksum: u16, old: u16, new: u16) -> u16 {
+pub const fn replace(checksum: u16, old: u16, new: u16) -> u16 {
     !fold(!checksum as u32 + !old as u32 + new as u32)
 }
 

@@ -1,5 +1,5 @@
 //! What holds for every input: decoders refuse or give back what was encoded, parsing stays inside the frame, and the
-//! tail carrier leaves no trace once it is stripped (wire.md §4.5).
+//! carriers leave no trace once they are stripped (wire.md §4.5).
 
 mod frames;
 
@@ -7,10 +7,15 @@ use frames::{Checksum, frame, frames, transport_sum};
 use proptest::prelude::*;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use wire::grant::{HEADER_LEN, VERSION, mask};
+use wire::ls::KeyTransfer;
 use wire::packet::{Form, Fragment, Packet};
+use wire::shim::{self, Content, OPTION_LEN, SHIM_LEN};
 use wire::tail::{self, BLOCK_LEN};
 use wire::token::TOKEN_LEN;
-use wire::{Destination, DropReason, Epoch, Flags, GrantHeader, GrantKey, Handle, Suite, Token, VerifierKey};
+use wire::{
+    ClientKey, Destination, DropReason, Epoch, Flags, GrantHeader, GrantKey, Handle, LsToken, Pair, Suite, Token,
+    VerifierKey,
+};
 
 fn headers() -> impl Strategy<Value = GrantHeader> {
     let suites = prop_oneof![Just(Suite::AesCmac), Just(Suite::Siphash)];
@@ -190,6 +195,84 @@ proptest! {
     }
 
     #[test]
+    fn a_shim_that_is_put_in_is_found_and_stripped_without_a_trace(plan in frames(), content in contents()) {
+        let original = frame(&plan);
+        let packet = Packet::parse(&original);
+        let mut carrying = original[..packet.end].to_vec();
+        carrying.extend([0; SHIM_LEN]);
+        let fits = plan.destination.is_ipv4() && plan.extras == 0;
+        let length = shim::insert(&mut carrying, &packet, &content);
+        prop_assert_eq!(length, fits.then_some(packet.end + SHIM_LEN));
+        if !fits {
+            return Ok(());
+        }
+        let longer = Packet::parse(&carrying);
+        prop_assert_eq!((longer.form, longer.protocol, longer.end), (Form::Whole, shim::IPIP, carrying.len()));
+        for (at, len) in [(longer.network, 20), (longer.network + 20, 60)] {
+            prop_assert_eq!(tail::fold(tail::sum(&carrying[at..at + len], false)), 0xffff);
+        }
+        let Some(Ok((opened, found))) = shim::open(&carrying, &longer) else {
+            return Err(TestCaseError::fail("the shim is not found"));
+        };
+        prop_assert!(found == content);
+        prop_assert_eq!((opened.protocol, opened.source_port), (packet.protocol, packet.source_port));
+        prop_assert_eq!(opened.destination_port, packet.destination_port);
+        carrying.extend([0xee; 3]);
+        let length = shim::strip(&mut carrying, &opened);
+        prop_assert_eq!(length, Some(packet.end));
+        carrying.truncate(packet.end);
+        prop_assert_eq!(&carrying[..], &original[..packet.end]);
+    }
+
+    #[test]
+    fn a_shim_of_other_addresses_or_lengths_is_malformed(plan in ipv4_frames(), content in contents(), at in 0usize..60) {
+        let bytes = frame(&plan);
+        let packet = Packet::parse(&bytes);
+        prop_assert!(shim::fits(&packet));
+        let mut carrying = bytes[..packet.end].to_vec();
+        carrying.extend([0; SHIM_LEN]);
+        shim::insert(&mut carrying, &packet, &content);
+        carrying[packet.network + 20 + at] ^= 1;
+        let opened = shim::open(&carrying, &Packet::parse(&carrying));
+        match at {
+            // No shim: another version, length of header, or first option.
+            0 | 20 => prop_assert!(opened.is_none()),
+            // What routers change, and what the outer header has, too.
+            1 | 4 | 5 | 8 | 10 | 11 => prop_assert!(matches!(opened, Some(Ok(_)))),
+            2 | 3 | 12..=19 | 7 => prop_assert!(matches!(opened, Some(Err(DropReason::Malformed)))),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn an_option_that_is_read_is_written_the_same(mut bytes: [u8; OPTION_LEN], content in contents(), change in (0usize..40, any::<u8>())) {
+        if let Ok(content) = Content::decode(&bytes) {
+            prop_assert_eq!(content.encode(), bytes);
+        }
+        bytes = content.encode();
+        bytes[change.0] = change.1;
+        if let Ok(content) = Content::decode(&bytes) {
+            prop_assert_eq!(content.encode(), bytes);
+        }
+    }
+
+    #[test]
+    fn a_token_of_ls_proves_its_pair_and_nonce_and_no_other(pair in pairs(), nonce2: u16, secret: [u8; 32], at in 0usize..37) {
+        let key = ClientKey::of(pair, &secret);
+        let token = LsToken::new(pair, nonce2, &key);
+        prop_assert!(token.proves(&key));
+        prop_assert_eq!(Pair::of(pair.handle()), Some(pair));
+        let mut bytes = token.encode();
+        prop_assert_eq!(LsToken::decode(&bytes), token);
+        bytes[at] ^= 1;
+        let other = LsToken::decode(&bytes);
+        prop_assert!(!other.proves(&ClientKey::of(other.pair, &secret)));
+        let transfer = KeyTransfer { key, pair };
+        let read = KeyTransfer::decode(&transfer.encode());
+        prop_assert_eq!((read.pair, read.key.bytes()), (pair, transfer.key.bytes()));
+    }
+
+    #[test]
     fn a_fragment_carries_nothing(plan in frames().prop_filter("IPv4", |plan| plan.destination.is_ipv4()), token: [u8; TOKEN_LEN]) {
         let mut bytes = frame(&plan);
         let packet = Packet::parse(&bytes);
@@ -199,8 +282,39 @@ proptest! {
         prop_assert_eq!(tail::find(&bytes, &packet), None);
         prop_assert_eq!(tail::strip(&mut bytes, &packet), None);
         prop_assert_eq!(tail::append(&mut bytes, &packet, &tail::block(&token)), None);
-        prop_assert_eq!(bytes, before);
+        prop_assert_eq!(&bytes, &before);
+        bytes.extend([0; SHIM_LEN]);
+        prop_assert_eq!(shim::insert(&mut bytes, &packet, &Content::Token(token)), None);
+        prop_assert_eq!(&bytes[..before.len()], &before[..]);
     }
+}
+
+/// IPv4 without options: what can carry a shim.
+fn ipv4_frames() -> impl Strategy<Value = frames::Plan> {
+    (frames(), any::<[u32; 2]>()).prop_map(|(plan, [a, b])| frames::Plan {
+        source: IpAddr::V4(Ipv4Addr::from(a)),
+        destination: IpAddr::V4(Ipv4Addr::from(b)),
+        extras: 0,
+        ..plan
+    })
+}
+
+fn pairs() -> impl Strategy<Value = Pair> {
+    any::<([u8; 5], [u8; 2])>().prop_map(|(unique_id, nonce1)| Pair { unique_id, nonce1 })
+}
+
+fn contents() -> impl Strategy<Value = Content> {
+    prop_oneof![
+        Just(Content::Support),
+        any::<[u8; 35]>().prop_map(Content::KeyTransfer),
+        any::<([u8; 30], [u8; 7])>().prop_map(|(one, other)| {
+            let mut bytes = [0; 37];
+            bytes[..30].copy_from_slice(&one);
+            bytes[30..].copy_from_slice(&other);
+            Content::Ls(bytes)
+        }),
+        any::<[u8; TOKEN_LEN]>().prop_map(Content::Token),
+    ]
 }
 
 /// The address that differs in its last bit.
@@ -233,6 +347,9 @@ fn stays_inside(bytes: &[u8]) -> Result<(), TestCaseError> {
     }
     Packet::parse_quoted(bytes, packet.payload, packet.end, packet.ipv6());
     tail::find(bytes, &packet);
+    if let Some(Ok((opened, _))) = shim::open(bytes, &packet) {
+        prop_assert!(opened.transport <= opened.payload && opened.payload <= opened.end && opened.end == packet.end);
+    }
     Ok(())
 }
 

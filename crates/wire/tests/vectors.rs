@@ -1,8 +1,10 @@
-//! The published vectors of wire.md §1 to §4.1, made without this crate's code.
+//! The published vectors of wire.md §1 to §5, made without this crate's code.
 
 use serde_json::Value;
 use std::net::IpAddr;
-use wire::{Destination, DropReason, Epoch, GrantHeader, GrantKey, MasterKey, Suite, Token};
+use wire::ls::KeyTransfer;
+use wire::shim::Content;
+use wire::{ClientKey, Destination, DropReason, Epoch, GrantHeader, GrantKey, LsToken, MasterKey, Pair, Suite, Token};
 
 fn vectors() -> Value {
     serde_json::from_str(include_str!("data/tokens.json")).expect("tokens.json is JSON")
@@ -105,5 +107,31 @@ fn valid_tokens_are_rebuilt_byte_for_byte() {
         let key = GrantKey::new(*key.bytes());
         let token = Token::new(header, &key, number(case, "time") as u32, number(case, "nonce") as u32, &to);
         assert_eq!(token.encode(), bytes::<36>(case, "token"), "{}", case["name"]);
+    }
+}
+
+#[test]
+fn the_scheme_of_ls_gives_the_published_keys_tokens_and_options() {
+    let all = vectors();
+    let cases = all["ls"].as_array().expect("cases");
+    assert!(cases.len() >= 3);
+    for case in cases {
+        let pair = Pair { unique_id: bytes(case, "unique_id"), nonce1: bytes(case, "nonce1") };
+        let secret = hex::decode(case["secret"].as_str().expect("secret")).expect("hex");
+        let key = ClientKey::of(pair, &secret);
+        assert_eq!(*key.bytes(), bytes::<28>(case, "client_key"));
+        let token = LsToken::new(pair, u16::from_be_bytes(bytes(case, "nonce2")), &key);
+        assert_eq!(token.encode(), bytes::<37>(case, "token"));
+        assert_eq!(LsToken::decode(&bytes(case, "token")), token);
+        assert!(token.proves(&key));
+        let options = [
+            ("option", Content::Ls(token.encode())),
+            ("key_transfer_option", Content::KeyTransfer(KeyTransfer { key, pair }.encode())),
+            ("support_option", Content::Support),
+        ];
+        for (name, content) in options {
+            assert_eq!(content.encode(), bytes::<40>(case, name), "{name}");
+            assert!(Content::decode(&bytes(case, name)) == Ok(content), "{name}");
+        }
     }
 }

@@ -1,0 +1,35 @@
+//! How a token travels (wire.md §4).
+
+/// A carrier. Its number is a bit, of which a verifier's settings hold several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Carrier {
+    /// Behind the payload of the first packet.
+    #[default]
+    Tail = 1,
+    /// In an option of an IPv4 header inside another one.
+    Shim = 2,
+}
+
+impl Carrier {
+    /// Every carrier.
+    pub const ALL: [Self; 2] = [Self::Tail, Self::Shim];
+
+    /// The name used in configuration and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Tail => "tail",
+            Self::Shim => "shim",
+        }
+    }
+
+    /// The carrier with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|carrier| carrier.name() == name)
+    }
+
+    /// The carrier with this number.
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|carrier| *carrier as u8 == number)
+    }
+}

@@ -1,0 +1,171 @@
+//! The scheme of LS (wire.md §5): suite `sha224`, its client keys and tokens.
+//!
+//! A client key is as good as a password for everything behind a verifier: its tokens name neither destination nor time.
+
+use crate::grant::Handle;
+use crate::key::VerifierKey;
+use crate::mac;
+use hkdf::Hkdf;
+use sha2::{Digest, Sha224, Sha256};
+use zeroize::{Zeroize, ZeroizeOnDrop};
+
+/// Number of the suite `sha224` (wire.md §1.1).
+pub const SUITE: u8 = 1;
+/// Bytes of a SHA-224 hash: of a client key, and of a token's tag.
+pub const HASH_LEN: usize = 28;
+/// Bytes of a token.
+pub const TOKEN_LEN: usize = 37;
+/// Bytes of a key transfer.
+pub const KEY_TRANSFER_LEN: usize = 35;
+/// Bytes of an application server secret.
+pub const SECRET_LEN: usize = 32;
+
+const SECRET_SALT: &[u8] = b"vouchsafe application server secret v1";
+
+/// A unique id and a nonce1: whose a client key is, and which of theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Pair {
+    /// Random; says nothing about the subject to an outsider.
+    pub unique_id: [u8; 5],
+    /// The authority gives another one before the nonces of this one are used up.
+    pub nonce1: [u8; 2],
+}
+
+impl Pair {
+    /// The handle of the grant that the pair stands for: its seven bytes as a number (wire.md §5.7).
+    pub const fn handle(self) -> Handle {
+        let [a, b, c, d, e] = self.unique_id;
+        let [f, g] = self.nonce1;
+        Handle(u64::from_be_bytes([0, a, b, c, d, e, f, g]))
+    }
+
+    /// The pair whose handle this is, if it is one's.
+    pub const fn of(handle: Handle) -> Option<Self> {
+        match handle.0.to_be_bytes() {
+            [0, a, b, c, d, e, f, g] => Some(Self { unique_id: [a, b, c, d, e], nonce1: [f, g] }),
+            _ => None,
+        }
+    }
+}
+
+/// What authority and verifier share for one epoch; client keys are made with it.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct ServerSecret([u8; SECRET_LEN]);
+
+impl ServerSecret {
+    /// Takes the bytes of a secret.
+    pub const fn new(bytes: [u8; SECRET_LEN]) -> Self {
+        Self(bytes)
+    }
+
+    /// The secret of the epoch that the verifier key is for (wire.md §5.6).
+    pub fn of(key: &VerifierKey) -> Option<Self> {
+        let mut secret = [0; SECRET_LEN];
+        Hkdf::<Sha256>::new(Some(SECRET_SALT), key.bytes()).expand(&[], &mut secret).ok()?;
+        Some(Self(secret))
+    }
+
+    /// The secret's bytes, to hand them to the kernel program.
+    pub const fn bytes(&self) -> &[u8; SECRET_LEN] {
+        &self.0
+    }
+}
+
+/// The secret that a client makes tokens with (wire.md §5.2).
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct ClientKey([u8; HASH_LEN]);
+
+impl ClientKey {
+    /// Takes the bytes as the authority gave them.
+    pub const fn new(bytes: [u8; HASH_LEN]) -> Self {
+        Self(bytes)
+    }
+
+    /// The key of a pair; the secret is an application server's, of any length.
+    pub fn of(pair: Pair, secret: &[u8]) -> Self {
+        Self(sha224(&[&pair.unique_id, &pair.nonce1, secret]))
+    }
+
+    /// The key's bytes, to hand them to whoever it is for.
+    pub const fn bytes(&self) -> &[u8; HASH_LEN] {
+        &self.0
+    }
+}
+
+/// A token as it travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LsToken {
+    /// Whose it is.
+    pub pair: Pair,
+    /// Never used twice with one pair.
+    pub nonce2: u16,
+    /// The hash that proves it.
+    pub tag: [u8; HASH_LEN],
+}
+
+impl LsToken {
+    /// Makes a token.
+    pub fn new(pair: Pair, nonce2: u16, key: &ClientKey) -> Self {
+        Self { pair, nonce2, tag: tag(pair, nonce2, key) }
+    }
+
+    /// The 37 bytes on the wire.
+    pub fn encode(&self) -> [u8; TOKEN_LEN] {
+        let mut bytes = [0; TOKEN_LEN];
+        bytes[..5].copy_from_slice(&self.pair.unique_id);
+        bytes[5..7].copy_from_slice(&self.pair.nonce1);
+        bytes[7..9].copy_from_slice(&self.nonce2.to_be_bytes());
+        bytes[9..].copy_from_slice(&self.tag);
+        bytes
+    }
+
+    /// Reads a token; any 37 bytes have the form of one.
+    pub fn decode(bytes: &[u8; TOKEN_LEN]) -> Self {
+        let [a, b, c, d, e, f, g, h, i, tag @ ..] = *bytes;
+        let pair = Pair { unique_id: [a, b, c, d, e], nonce1: [f, g] };
+        Self { pair, nonce2: u16::from_be_bytes([h, i]), tag }
+    }
+
+    /// Whether the tag is the one that `key` gives; constant time.
+    pub fn proves(&self, key: &ClientKey) -> bool {
+        mac::tags_equal(&self.tag, &tag(self.pair, self.nonce2, key))
+    }
+}
+
+/// What the authority hands a client in band (wire.md §5.4).
+#[derive(Clone)]
+pub struct KeyTransfer {
+    /// The key.
+    pub key: ClientKey,
+    /// Whose it is.
+    pub pair: Pair,
+}
+
+impl KeyTransfer {
+    /// The 35 bytes on the wire.
+    pub fn encode(&self) -> [u8; KEY_TRANSFER_LEN] {
+        let mut bytes = [0; KEY_TRANSFER_LEN];
+        bytes[..28].copy_from_slice(self.key.bytes());
+        bytes[28..33].copy_from_slice(&self.pair.unique_id);
+        bytes[33..].copy_from_slice(&self.pair.nonce1);
+        bytes
+    }
+
+    /// Reads a key transfer; any 35 bytes have the form of one.
+    pub fn decode(bytes: &[u8; KEY_TRANSFER_LEN]) -> Self {
+        let [key @ .., a, b, c, d, e, f, g] = *bytes;
+        Self { key: ClientKey::new(key), pair: Pair { unique_id: [a, b, c, d, e], nonce1: [f, g] } }
+    }
+}
+
+fn tag(pair: Pair, nonce2: u16, key: &ClientKey) -> [u8; HASH_LEN] {
+    sha224(&[&pair.unique_id, &nonce2.to_be_bytes(), key.bytes()])
+}
+
+fn sha224(parts: &[&[u8]]) -> [u8; HASH_LEN] {
+    let mut hash = Sha224::new();
+    for part in parts {
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
