@@ -93,12 +93,20 @@ struct block {
 	__u32 tag[3];
 };
 
+/* A shim: both headers, and the option with the token in it (wire.md §4.3, §4.4). */
+struct shim {
+	struct ipv4 outer, inner;
+	__u8 type, length, kind, token[sizeof(struct block) - sizeof(__u32)], rest;
+};
+
 /* The block being made, and what it is made of: too large for the stack. While `ahead` is set it waits for the copy of
  * a packet that is to carry it alone, on its way out ahead of the packet; the copy passes this program on the same core
  * before the call that made it returns. */
 struct work {
 	struct block block;
+	struct shim shim;
 	__u32 ahead;
+	__u32 carrier;
 	__u64 message[4];
 	__u64 tag[2];
 };
@@ -256,10 +264,48 @@ static __noinline int append(context *ctx, const struct packet *p, const struct 
 	return set_ip_length(ctx, p, p->end + TAIL_LEN) ? -1 : 0;
 }
 
-/* Turns the copy of a datagram into one that holds the block alone (wire.md §4.2). */
-static __noinline int go_ahead(context *ctx, const struct packet *p, const struct block *block)
+static __always_inline __be16 header_sum(const void *header, __u32 length)
 {
-	__u32 end = p->payload + TAIL_LEN, field = p->transport + 6;
+	return ~fold(bpf_csum_diff(0, 0, (__u32 *)header, length, 0));
+}
+
+/* Puts the packet, which ends at `end`, into a shim with the block's token. */
+static __noinline int wrap(context *ctx, const struct packet *p, struct work *work, __u32 end)
+{
+	struct shim *shim = &work->shim;
+	__be16 old, old_len, protocol;
+
+	if (ctx->len != end && bpf_skb_change_tail(ctx, end, 0))
+		return -1;
+	if (load(ctx, p->network, &shim->outer, sizeof(shim->outer)))
+		return -1;
+	shim->inner = shim->outer;
+	shim->inner.version_ihl = 0x4f;
+	shim->inner.total_len = bpf_htons(end - p->network + SHIM_OPTION_LEN);
+	shim->inner.checksum = 0;
+	shim->type = SHIM_OPTION;
+	shim->length = 3 + sizeof(shim->token);
+	shim->kind = SHIM_TOKEN;
+	__builtin_memcpy(shim->token, work->block.header, sizeof(shim->token));
+	shim->rest = 0;
+	shim->inner.checksum = header_sum(&shim->inner, SHIM_LEN);
+	old_len = shim->outer.total_len;
+	shim->outer.total_len = bpf_htons(end - p->network + SHIM_LEN);
+	old = shim->outer.ttl | shim->outer.protocol << 8; /* as they lie in memory */
+	protocol = shim->outer.ttl | IP_IPIP << 8;
+	shim->outer.protocol = IP_IPIP;
+	shim->outer.checksum = replace(replace(shim->outer.checksum, old_len, shim->outer.total_len), old, protocol);
+	if (bpf_skb_adjust_room(ctx, SHIM_LEN, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_FIXED_GSO))
+		return -1;
+	return bpf_skb_store_bytes(ctx, p->network, shim, sizeof(*shim), 0) ? -1 : 0;
+}
+
+/* Turns the copy of a datagram into one that holds the block alone (wire.md §4.2), or is empty in a shim (§4.3.3). */
+static __noinline int go_ahead(context *ctx, const struct packet *p, struct work *work)
+{
+	const struct block *block = &work->block;
+	__u32 length = work->carrier == CARRIER_SHIM ? 0 : TAIL_LEN;
+	__u32 end = p->payload + length, field = p->transport + 6;
 	struct udp udp;
 	__u16 before, probed;
 
@@ -269,15 +315,16 @@ static __noinline int go_ahead(context *ctx, const struct packet *p, const struc
 	before = udp.checksum;
 	if (bpf_l4_csum_replace(ctx, field, 0, 1, 0) || load(ctx, field, &probed, 2))
 		return -1;
-	if (bpf_skb_change_tail(ctx, end, 0) || bpf_skb_store_bytes(ctx, p->payload, block, TAIL_LEN, 0))
+	if (bpf_skb_change_tail(ctx, end, 0) || (length && bpf_skb_store_bytes(ctx, p->payload, block, TAIL_LEN, 0)))
 		return -1;
-	udp.len = bpf_htons(sizeof(udp) + TAIL_LEN);
+	udp.len = bpf_htons(sizeof(udp) + length);
 	if (before) {
-		__u32 sum = pseudo_header(p, sizeof(udp) + TAIL_LEN);
+		__u32 sum = pseudo_header(p, sizeof(udp) + length);
 
 		if (probed != before) {
 			sum += udp.source + udp.destination + udp.len;
-			sum += fold(bpf_csum_diff(0, 0, (__u32 *)block, TAIL_LEN, 0));
+			if (length)
+				sum += fold(bpf_csum_diff(0, 0, (__u32 *)block, TAIL_LEN, 0));
 			udp.checksum = ~fold(sum);
 			if (!udp.checksum)
 				udp.checksum = 0xffff;
@@ -302,7 +349,9 @@ static __noinline int go_ahead(context *ctx, const struct packet *p, const struc
 		if (bpf_skb_store_bytes(ctx, p->fragment_at + 2, &whole, 2, 0))
 			return -1;
 	}
-	return set_ip_length(ctx, p, end) ? -1 : 0;
+	if (set_ip_length(ctx, p, end))
+		return -1;
+	return length ? 0 : wrap(ctx, p, work, end);
 }
 
 /* Whether the packet carries a block already: VLANs, bonds and bridges pass a packet to the program once more on the
@@ -314,10 +363,10 @@ static __always_inline int has_block(context *ctx, const struct packet *p)
 	return p->end - p->payload >= TAIL_LEN && !load(ctx, p->end - TAIL_LEN, &magic, 4) && magic == MAGIC;
 }
 
-static __always_inline int has_no_room(const context *ctx, const struct packet *p)
+static __always_inline int has_no_room(const context *ctx, const struct packet *p, __u32 more)
 {
 	return ctx->gso_segs > 1 || p->fragment == FRAGMENT_FIRST || p->payload == p->end || !p->fills_ip ||
-	       p->end - p->network + TAIL_LEN > SAFE_MTU;
+	       p->end - p->network + more > SAFE_MTU;
 }
 
 static __noinline int send_token(context *ctx, const struct packet *p, const struct grant_entry *grant)
@@ -327,8 +376,16 @@ static __noinline int send_token(context *ctx, const struct packet *p, const str
 
 	if (!work || make_block(p, grant, work))
 		return refuse(AGENT_FAILED);
-	if (p->flow.protocol == IP_TCP || !has_no_room(ctx, p))
+	work->carrier = grant->carrier;
+	if (grant->carrier == CARRIER_SHIM) {
+		/* Behind a VLAN tag in the frame the kernel does not find the header. */
+		if (p->flow.family != 4 || p->network != config.link_header || p->transport != p->network + IPV4_LEN)
+			return refuse(AGENT_FAILED);
+		if (p->flow.protocol == IP_TCP || !has_no_room(ctx, p, SHIM_LEN))
+			return wrap(ctx, p, work, p->end) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
+	} else if (p->flow.protocol == IP_TCP || !has_no_room(ctx, p, TAIL_LEN)) {
 		return append(ctx, p, &work->block) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
+	}
 	work->ahead = 1;
 	bpf_clone_redirect(ctx, ctx->ifindex, 0);
 	work->ahead = 0;
@@ -408,7 +465,7 @@ int insert(struct __sk_buff *skb)
 	work = bpf_map_lookup_elem(&works, &zero);
 	if (work && work->ahead) {
 		work->ahead = 0;
-		return go_ahead(skb, &p, &work->block) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
+		return go_ahead(skb, &p, work) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
 	}
 	if (has_block(skb, &p))
 		return leave(AGENT_OTHER);

@@ -5,6 +5,7 @@
  * can push somebody else out. */
 #pragma once
 #include "drop_reason.h"
+#include "ls.h"
 #include "revoked.h"
 #include "token.h"
 
@@ -302,7 +303,7 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	}
 	if (use && !has_token_left(use, p->time))
 		return DROP_FLOW_LIMIT;
-	outcome = first_use(bucket, replay_entry(token), p->time);
+	outcome = p->from_pair ? first_nonce(handle, p->nonce2) : first_use(bucket, replay_entry(token), p->time);
 	if (outcome != CONTINUE)
 		goto refused;
 	if (use)

@@ -13,6 +13,7 @@
 #include "parse.h"
 #include "token.h"
 #include "tail.h"
+#include "shim.h"
 #include "admission.h"
 #include "clock.h"
 #include "sweep.h"
@@ -209,7 +210,7 @@ __noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
 	if (p->flow.protocol != IP_UDP && !opens(p))
 		return p->flow.protocol == IP_TCP ? DROP_NO_FLOW : DROP_NO_TOKEN;
 	several = keep_first_datagram(ctx, p);
-	if (find_token(ctx, p, token))
+	if (!(config.carriers & CARRIER_TAIL) || find_token(ctx, p, token))
 		return admitted ? PASS_FLOW : DROP_NO_TOKEN;
 	outcome = judge_token(p, token);
 	/* On an admitted flow, what doesn't have a token's form is payload that happens to look like one. */
@@ -222,6 +223,67 @@ __noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
 	if (several || (p->flow.protocol == IP_UDP && p->payload + TAIL_LEN == p->end))
 		return CONSUMED;
 	return strip_tail(ctx, p, token) ? DROP_MALFORMED : PASS_TOKEN;
+}
+
+/* Reads the token of wire.md §3 out of a shim, where the block of a tail has its magic before it, and judges it. */
+__noinline int judge_shim_token(context *ctx, struct packet *p, struct token *token)
+{
+	if (!p || !token || load(ctx, p->network + SHIM_TOKEN_AT - sizeof(__u32), &token->block, TAIL_LEN))
+		return DROP_MALFORMED;
+	return judge_token(p, token);
+}
+
+enum { NO_SHIM = -1 };
+
+/* What is to be done with a packet with a shim: CONTINUE if its token is right, NO_SHIM if it has none. */
+__noinline int judge_shim(context *ctx, struct packet *p, const struct services *services)
+{
+	__u32 zero = 0;
+	struct token *token = bpf_map_lookup_elem(&tokens, &zero);
+	struct shim *shim = bpf_map_lookup_elem(&shims, &zero);
+	int kind;
+
+	if (!p || !services || !token || !shim)
+		return DROP_NO_TOKEN;
+	kind = open_shim(ctx, p, shim);
+	if (kind == SHIM_NONE)
+		return NO_SHIM;
+	if (kind == SHIM_BROKEN)
+		return DROP_MALFORMED;
+	if (!covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
+		return PASS_NOT_OURS;
+	if (p->flow.protocol == IP_UDP) {
+		struct flow_key4 key = short_key(&p->flow);
+		struct flow *flow = bpf_map_lookup_elem(&flows4, &key);
+
+		if (flow && flow_is_live(IP_UDP, flow, p->time))
+			refresh(flow, p, p->time);
+	} else if (!opens(p)) {
+		return p->flow.protocol == IP_TCP ? DROP_NO_FLOW : DROP_NO_TOKEN;
+	}
+	if (kind == SHIM_TOKEN)
+		return judge_shim_token(ctx, p, token);
+	if (kind == SHIM_LS_TOKEN)
+		return judge_ls(p, &shim->ls, token);
+	return DROP_NO_TOKEN;
+}
+
+/* Admits a packet whose shim holds a right token. Not by the function that judges it: together with admission's, its stack
+ * would be more than programs may have. */
+__noinline int admit_shim(context *ctx, struct packet *p)
+{
+	__u32 zero = 0;
+	struct token *token = bpf_map_lookup_elem(&tokens, &zero);
+	int outcome;
+
+	if (!p || !token)
+		return DROP_FLOW_LIMIT;
+	outcome = admit_flow(p, token);
+	if (outcome != CONTINUE)
+		return outcome;
+	if (p->flow.protocol == IP_UDP && p->payload == p->end)
+		return CONSUMED;
+	return strip_shim(ctx, p) ? DROP_MALFORMED : PASS_TOKEN;
 }
 
 static __always_inline int judge(context *ctx, struct packet *p, int form)
@@ -243,6 +305,12 @@ static __always_inline int judge(context *ctx, struct packet *p, int form)
 	p->time = now();
 	if (p->fragment)
 		return judge_fragment(p, services);
+	if (config.carriers & CARRIER_SHIM && p->flow.protocol == IP_IPIP && p->flow.family == 4) {
+		int outcome = judge_shim(ctx, p, services);
+
+		if (outcome != NO_SHIM)
+			return outcome == CONTINUE ? admit_shim(ctx, p) : outcome;
+	}
 	if (icmp_error(p))
 		return judge_icmp_error(ctx, p, services);
 	if (neighbour_discovery(p) || !covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))

@@ -9,6 +9,10 @@
 /* The block of the tail carrier (wire.md §4.1). */
 enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" as it lies in memory */ };
 
+/* The shim (wire.md §4.3, §4.4): the inner IPv4 header, its option. */
+enum { IP_IPIP = 4, SHIM_OPTION_LEN = 40, SHIM_LEN = 20 + SHIM_OPTION_LEN, SHIM_OPTION = 0x9e };
+enum shim_kind { SHIM_NONE = 0, SHIM_SUPPORT = 1, SHIM_KEY_TRANSFER = 2, SHIM_LS_TOKEN = 3, SHIM_TOKEN = 4, SHIM_BROKEN = 5 };
+
 struct verifier_config {
 	__u64 replay_seed; /* picks the bucket, so that holders of grants can't aim at one */
 	__u32 replay_mask; /* buckets less one; a power of two */
@@ -20,8 +24,11 @@ struct verifier_config {
 	__u32 closing_idle;
 	__u32 samples_per_second;
 	__u32 observe;
-	__u32 reserved;
+	__u16 carriers; /* bits of enum carrier */
+	__u16 suites; /* a bit at each one's number */
 };
+
+enum carrier { CARRIER_TAIL = 1, CARRIER_SHIM = 2 };
 
 struct agent_config {
 	__u32 link_header; /* bytes: 14, or 0 on links without one */
@@ -72,6 +79,20 @@ struct epoch_key {
 	__u64 epoch;
 	__u64 siphash[2];
 	__u64 aes[2];
+};
+
+struct secret_entry {
+	__u64 epoch;
+	__u64 block[8]; /* what client keys are hashes of, but for the first seven bytes, which are zero */
+};
+
+#define LS_NONCE_WORDS 1024
+
+struct ls_grant {
+	__u64 epoch;
+	__u32 expires;
+	__u32 reserved;
+	__u64 used[LS_NONCE_WORDS];
 };
 
 struct prefix4 {
@@ -131,7 +152,8 @@ struct grant_entry {
 	__u32 used;
 	__u8 plain;
 	__u8 suite;
-	__u8 reserved[2];
+	__u8 carrier; /* one of enum carrier */
+	__u8 reserved;
 	__s32 skew;
 	__u64 header[2];
 	__u64 key[2];

@@ -54,6 +54,13 @@ static long sweep_revocation(struct bpf_map *map, const __u64 *handle, __u32 *ex
 	return 0;
 }
 
+static long sweep_pair(struct bpf_map *map, const __u64 *handle, struct ls_grant *pair, struct sweep *sweep)
+{
+	if (pair->expires + CLOCK_SKEW_MAX < sweep->now)
+		bpf_map_delete_elem(map, handle);
+	return 0;
+}
+
 SEC("syscall")
 int sweep(struct sweep *pass)
 {
@@ -63,6 +70,7 @@ int sweep(struct sweep *pass)
 	bpf_for_each_map_elem(&flows6, sweep_flow6, &sweep, 0);
 	bpf_for_each_map_elem(&grants, sweep_grant, &sweep, 0);
 	bpf_for_each_map_elem(&revoked, sweep_revocation, &sweep, 0);
+	bpf_for_each_map_elem(&ls_grants, sweep_pair, &sweep, 0);
 	pass->flows = sweep.flows;
 	return 0;
 }

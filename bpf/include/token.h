@@ -154,7 +154,7 @@ static __always_inline int judge_token(struct packet *p, struct token *token)
 	if (block->version_suite >> 4 != 1 || block->flags & (FLAGS_RESERVED | FLAG_BEARER) ||
 	    (block->flags & FLAG_IPV6 ? 1 : 0) != ipv6 || block->prefix_length > (ipv6 ? 128 : 32))
 		return DROP_MALFORMED;
-	if (suite != SUITE_AES_CMAC && suite != SUITE_SIPHASH)
+	if ((suite != SUITE_AES_CMAC && suite != SUITE_SIPHASH) || !(config.suites >> suite & 1))
 		return DROP_UNKNOWN_SUITE;
 	key = bpf_map_lookup_elem(&epoch_keys, &slot);
 	/* Multiplied, for a division would cost as much as all checks before it: the previous epoch, this or the next. */

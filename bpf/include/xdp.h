@@ -39,6 +39,20 @@ static __always_inline long cut_tail(context *ctx, __u32 end)
 	return bpf_xdp_adjust_tail(ctx, (int)end - (int)frame_length(ctx));
 }
 
+/* Cuts `length` bytes out behind the first `at`, which are Ethernet, at most two VLAN tags, and an IPv4 header. */
+static __always_inline long cut_behind(context *ctx, __u32 at, __u32 length)
+{
+	__u8 head[42];
+
+	if (at == 34)
+		return load(ctx, 0, head, 34) ?: bpf_xdp_adjust_head(ctx, length) ?: store(ctx, 0, head, 34);
+	if (at == 38)
+		return load(ctx, 0, head, 38) ?: bpf_xdp_adjust_head(ctx, length) ?: store(ctx, 0, head, 38);
+	if (at == 42)
+		return load(ctx, 0, head, 42) ?: bpf_xdp_adjust_head(ctx, length) ?: store(ctx, 0, head, 42);
+	return -1;
+}
+
 /* Whether the frame is surely this long. */
 static __always_inline int reaches(context *ctx, __u32 length)
 {

@@ -15,6 +15,7 @@ pub mod protocol {
     #![allow(missing_docs, reason = "the names say it")]
     pub const HOP_BY_HOP: u8 = 0;
     pub const ICMP: u8 = 1;
+    pub const IP_IN_IP: u8 = 4;
     pub const TCP: u8 = 6;
     pub const UDP: u8 = 17;
     pub const ROUTING: u8 = 43;
@@ -192,6 +193,12 @@ impl Packet {
     pub fn raw(mut self, protocol: u8) -> Self {
         self.transport = Transport::Raw(protocol);
         self
+    }
+
+    /// The IPv4 packet inside another one like it, with these options in the inner header.
+    pub fn shimmed(&self, options: &[u8]) -> Self {
+        let inner = self.clone().options(options).ip();
+        Self { options: Vec::new(), transport: Transport::Raw(protocol::IP_IN_IP), payload: inner, ..self.clone() }
     }
 
     /// What the packet carries.

@@ -252,6 +252,8 @@ pub struct Grant {
     pub port: Option<u16>,
     /// The MAC suite.
     pub suite: String,
+    /// How its tokens travel.
+    pub carrier: String,
     /// The receiver's name.
     pub receiver: String,
     /// The rule that allowed it; empty where an earlier daemon asked for it.
@@ -272,6 +274,7 @@ impl From<&GrantView> for Grant {
             protocol: view.service.map(|(protocol, _)| protocol),
             port: view.service.map(|(_, port)| port),
             suite: view.suite.to_owned(),
+            carrier: view.carrier.to_owned(),
             receiver: view.receiver.clone(),
             rule: view.rule.clone(),
             expires: view.expires,

@@ -15,13 +15,15 @@ use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use wire::map::{DropSample, EpochKey, FlowKey, GrantUse, ReplayBucket, Services, VerifierConfig, counter};
+use wire::map::{
+    DropSample, EpochKey, FlowKey, GrantUse, LsGrant, ReplayBucket, SecretEntry, Services, VerifierConfig, counter,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 14] = [
+const PINNED: [&str; 16] = [
     "protected4",
     "protected6",
     "open4",
@@ -35,6 +37,8 @@ const PINNED: [&str; 14] = [
     "grants",
     "fragments",
     "replays",
+    "ls_secrets",
+    "ls_grants",
     "counters",
 ];
 
@@ -49,11 +53,13 @@ pub struct Sizes {
     pub replay_buckets: u32,
     /// Revoked grants.
     pub revoked: u32,
+    /// Pairs of the scheme of LS, 8 KiB each.
+    pub pairs: u32,
 }
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self { flows: 262_144, grants: 65_536, replay_buckets: 65_536, revoked: 65_536 }
+        Self { flows: 262_144, grants: 65_536, replay_buckets: 65_536, revoked: 65_536, pairs: 1 }
     }
 }
 
@@ -81,6 +87,10 @@ pub struct Verifier {
     pub revoked: Revoked,
     /// Keys, by the low 8 bits of their epoch.
     pub epoch_keys: Table<u32, EpochKey>,
+    /// Application server secrets, by the low 8 bits of their epoch.
+    pub ls_secrets: Table<u32, SecretEntry>,
+    /// Pairs of the scheme of LS, by their handle.
+    pub ls_grants: Table<u64, LsGrant>,
     /// What is protected.
     pub protected: Protected,
     /// First fragments of admitted flows: when they came; the ports' place holds the identification.
@@ -123,6 +133,7 @@ impl Verifier {
         opened.resize("grants", sizes.grants)?;
         opened.resize("replays", sizes.replay_buckets)?;
         opened.resize("revoked", sizes.revoked)?;
+        opened.resize("ls_grants", sizes.pairs)?;
         if let Some(pins) = &pins {
             opened.pin(pins, &PINNED)?;
         }
@@ -132,6 +143,8 @@ impl Verifier {
             grants: object.table("grants")?,
             revoked: Revoked::new(&object)?,
             epoch_keys: object.table("epoch_keys")?,
+            ls_secrets: object.table("ls_secrets")?,
+            ls_grants: object.table("ls_grants")?,
             protected: Protected::new(&object)?,
             fragments: object.table("fragments")?,
             replays: object.table("replays")?,

@@ -16,8 +16,9 @@ use lab::forge::{Packet, Tcp};
 use std::net::IpAddr;
 use table::syn_options;
 use wire::map::counter;
+use wire::shim::{self, Content};
 use wire::{Destination, Epoch, Flags, Suite, tail};
-use world::{Deciders, Family, Grant, NOW, families};
+use world::{Deciders, Family, Grant, LsPair, NOW, families};
 
 /// xorshift64*: fast, and the same everywhere.
 struct Chance(u64);
@@ -81,6 +82,30 @@ fn grant(chance: &mut Chance, family: &Family, now: u32) -> Grant {
 /// The last token made, to come back as a replay.
 type Last = Option<[u8; 36]>;
 
+/// Pairs of the scheme of LS, of which the authority tells again and again.
+const PAIRS: u8 = 6;
+
+/// The packet in a shim.
+fn in_shim(chance: &mut Chance, packet: &Packet, token: Option<[u8; 36]>, now: u32) -> Vec<u8> {
+    let pair = pair(chance.below(usize::from(PAIRS) + 1) as u8, now);
+    let mut option = match token {
+        Some(token) if chance.one_in(2) => Content::Token(token),
+        _ if chance.one_in(20) => chance.pick(&[Content::Support, Content::KeyTransfer([9; 35])]),
+        _ => Content::Ls(pair.token(chance.below(300) as u16)),
+    }
+    .encode();
+    if chance.one_in(10) {
+        option[chance.below(40)] ^= 1 << chance.below(8);
+    }
+    packet.shimmed(&option).frame()
+}
+
+/// Some pairs' secret is that of the epoch before.
+fn pair(number: u8, now: u32) -> LsPair {
+    let current = Epoch::at(now.into(), world::EPOCH_LENGTH);
+    LsPair { epoch: Epoch(current.0 - u64::from(number % 2)), expires: now + 120, ..LsPair::new(number) }
+}
+
 fn packet(chance: &mut Chance, now: u32, last: &mut Last) -> Vec<u8> {
     let [v4, v6] = families();
     let family = chance.pick(&[v4, v6]);
@@ -107,6 +132,8 @@ fn packet(chance: &mut Chance, now: u32, last: &mut Last) -> Vec<u8> {
     };
     let length = chance.pick(&[0, 0, 1, 5, 40, 100, 999]);
     let mut payload = chance.bytes(length);
+    let shimmed = family.server.is_ipv4() && chance.one_in(6);
+    let mut made = None;
     if chance.below(3) != 0 && matches!(protocol, 6 | 17) {
         let to = Destination { address, protocol, port };
         let time = now + 28 - chance.below(56) as u32;
@@ -116,9 +143,15 @@ fn packet(chance: &mut Chance, now: u32, last: &mut Last) -> Vec<u8> {
             _ => grant(chance, &family, now).token(&to, time, chance.next() as u32),
         };
         *last = Some(token);
-        payload.extend(tail::block(&token));
+        made = Some(token);
+        if !shimmed {
+            payload.extend(tail::block(&token));
+        }
     }
     packet = packet.payload(&payload);
+    if shimmed {
+        return in_shim(chance, &packet, made, now);
+    }
     if chance.one_in(12) {
         let parts = packet.fragments(8 * (1 + chance.below(40)));
         if !parts.is_empty() {
@@ -217,10 +250,11 @@ fn agree_on_random_packets(hook: Hook) {
     let packets = setting("VOUCHSAFE_FUZZ_PACKETS", 1_000_000);
     let seed = setting("VOUCHSAFE_FUZZ_SEED", 0x5eed_f10e_0000_0001);
     let mut chance = Chance(seed | 1);
-    let mut deciders = Deciders::new(hook, world::config(), &world::receivers());
+    let mut deciders = Deciders::new(hook, world::config_with_shims(), &world::receivers());
     let mut last = None;
     let mut now = NOW;
     let mut tally = [0u64; counter::COUNT as usize];
+    let mut unwrapped = [0u64; 2];
     for number in 0..packets {
         if number % BATCH == 0 {
             now += chance.below(70) as u32;
@@ -239,6 +273,13 @@ fn agree_on_random_packets(hook: Hook) {
         let outcome = deciders.model.judge(&mut modelled, now);
         let ran = deciders.kernel.run(&frame, 1).expect("the program runs");
         tally[outcome.counter() as usize] += 1;
+        if matches!(outcome, Outcome::Token | Outcome::Consumed) {
+            match shim::open(&frame, &wire::packet::Packet::parse(&frame)) {
+                Some(Ok((_, Content::Token(_)))) => unwrapped[0] += 1,
+                Some(Ok((_, Content::Ls(_)))) => unwrapped[1] += 1,
+                _ => {}
+            }
+        }
         let code = hook.code(outcome.passes(false));
         let place = || format!("packet {number} of seed {seed:#x} at {now}, {outcome:?}: {}", hex::encode(&frame));
         assert_eq!(ran.code, code, "{}", place());
@@ -254,7 +295,8 @@ fn agree_on_random_packets(hook: Hook) {
         }
     }
     let shown = wire::DropReason::ALL.iter().filter(|reason| tally[**reason as usize] > 0).count();
-    println!("{packets} packets: {tally:?}");
+    println!("{packets} packets: {tally:?}; out of shims: {unwrapped:?}");
+    assert!(packets < 100_000 || unwrapped.iter().all(|count| *count > 100), "few shims were taken: {unwrapped:?}");
     assert!(packets < 100_000 || shown == wire::DropReason::ALL.len(), "some drop reason never came up: {tally:?}");
 }
 
@@ -266,6 +308,10 @@ fn keep_up(deciders: &mut Deciders, chance: &mut Chance, now: u32) {
         deciders.learn(Epoch(number));
     }
     deciders.sweep(now);
+    if chance.one_in(3) {
+        let pair = pair(chance.below(usize::from(PAIRS)) as u8, now);
+        deciders.tell(&pair);
+    }
     if chance.one_in(4) {
         deciders.revoke(1 + chance.below(40) as u64, now + 100 + chance.below(300) as u32);
     }
@@ -281,6 +327,9 @@ fn compare(deciders: &Deciders, tally: &[u64], place: &str) {
     let grants: std::collections::BTreeMap<_, _> =
         deciders.kernel.grants.entries().into_iter().map(|(handle, used)| (wire::Handle(handle), used)).collect();
     assert!(grants == deciders.model.grants, "{place}: the grant tables differ");
+    let pairs: std::collections::BTreeMap<_, _> =
+        deciders.kernel.ls_grants.entries().into_iter().map(|(handle, pair)| (wire::Handle(handle), pair)).collect();
+    assert!(pairs == deciders.model.ls_grants, "{place}: the tables of pairs differ");
 }
 
 fn outcome(index: u32) -> Option<Outcome> {

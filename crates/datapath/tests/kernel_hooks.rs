@@ -63,7 +63,8 @@ fn agent(client: &Namespace, device: &str) -> Agent {
                 plain: 0,
                 suite: grant.suite as u8,
                 skew: 0,
-                reserved: [0; 2],
+                carrier: 1,
+                reserved: 0,
                 header: grant.header().encode(),
                 key: *grant.key(&to).bytes(),
             };

@@ -127,7 +127,7 @@ pub struct Grant {
     pub receiver: String,
     /// The rule that allowed it, `policy.toml:LINE name` or its number.
     pub rule: String,
-    /// How the token travels; `tail`.
+    /// How the token travels: `tail` or `shim`.
     pub carrier: String,
     /// When it ends.
     pub expires: u64,

@@ -10,13 +10,17 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use wire::map::{Conversation, FlowKey, GrantSlot, Services, address_bytes};
 use wire::packet::{Form, Fragment, Packet, TCP, UDP};
+use wire::shim::{self, Content, SHIM_LEN};
 use wire::tail::{self, BLOCK_LEN, MAGIC};
-use wire::{Destination, GrantHeader, GrantKey, Token};
+use wire::{Carrier, Destination, GrantHeader, GrantKey, Token};
 
 /// A UDP flow in use gets a token at least this often, seconds (wire.md §4.1).
 pub const UDP_TOKEN_EVERY: u32 = 15;
 /// A verifier may hold a flow for this long after its last datagram, seconds: until then its ports are nobody else's.
 pub const UDP_OWNED: u32 = 90;
+const ETHERNET_LEN: usize = 14;
+const IPV4_LEN: usize = 20;
+
 /// Every IPv6 path carries this much (RFC 8200), and in practice every IPv4 path: longer datagrams are preceded.
 pub const SAFE_MTU: usize = 1280;
 
@@ -29,8 +33,8 @@ pub enum Action {
     Plain,
     /// It got a token.
     Token,
-    /// A datagram with a token alone goes ahead of it.
-    Ahead([u8; BLOCK_LEN]),
+    /// A datagram with a token alone goes ahead of it: this block, or an empty one in a shim with this content.
+    Ahead(Alone),
     /// Its flow needs no token.
     Conversation,
     /// It would ride on a flow that is somebody else's, and is dropped.
@@ -39,6 +43,15 @@ pub enum Action {
     Held,
     /// It could not be changed and is dropped.
     Failed,
+}
+
+/// What a datagram that goes ahead carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alone {
+    /// This payload.
+    Block([u8; BLOCK_LEN]),
+    /// Nothing, in a shim with this content.
+    Shim(Content),
 }
 
 /// What an agent does with first packets to one destination.
@@ -50,6 +63,8 @@ pub struct Grant {
     pub skew: i32,
     /// The grant, or nothing: send packets without identity.
     pub token: Option<(GrantHeader, GrantKey)>,
+    /// How its tokens travel.
+    pub carrier: Carrier,
 }
 
 /// An agent's tables for the sockets of one subject.
@@ -103,9 +118,13 @@ impl Inserter {
         let nonce = self.nonce;
         self.nonce = nonce.wrapping_add(1);
         let time = now.wrapping_add_signed(grant.skew);
-        let block = tail::block(&Token::new(header, &key, time, nonce, &to).encode());
-        if packet.protocol != TCP && has_no_room(frame, &packet) {
-            return Action::Ahead(block);
+        let token = Token::new(header, &key, time, nonce, &to).encode();
+        if grant.carrier == Carrier::Shim {
+            return wrap(frame, &packet, Content::Token(token));
+        }
+        let block = tail::block(&token);
+        if packet.protocol != TCP && has_no_room(frame, &packet, BLOCK_LEN) {
+            return Action::Ahead(Alone::Block(block));
         }
         frame.truncate(packet.end);
         frame.extend([0; BLOCK_LEN]);
@@ -146,6 +165,23 @@ impl Inserter {
     }
 }
 
+/// Puts the packet into a shim (wire.md §4.3). The kernel does not see behind a VLAN tag in the frame.
+fn wrap(frame: &mut Vec<u8>, packet: &Packet, content: Content) -> Action {
+    let plain = !packet.ipv6() && packet.network == ETHERNET_LEN && packet.transport == ETHERNET_LEN + IPV4_LEN;
+    if !plain {
+        return Action::Failed;
+    }
+    if packet.protocol != TCP && has_no_room(frame, packet, SHIM_LEN) {
+        return Action::Ahead(Alone::Shim(content));
+    }
+    frame.truncate(packet.end);
+    frame.extend([0; SHIM_LEN]);
+    match shim::insert(frame, packet, &content) {
+        Some(_) => Action::Token,
+        None => Action::Failed,
+    }
+}
+
 /// Where the grant for packets to `to` is looked up.
 pub fn slot(subject: u32, to: &Destination) -> GrantSlot {
     GrantSlot {
@@ -164,11 +200,11 @@ fn has_block(frame: &[u8], packet: &Packet) -> bool {
     payload.last_chunk::<BLOCK_LEN>().is_some_and(|block| block.starts_with(&MAGIC))
 }
 
-/// An empty datagram with a token behind it would look like a token alone, so it is preceded too.
-fn has_no_room(frame: &[u8], packet: &Packet) -> bool {
+/// An empty datagram with a token would look like a token alone, so it is preceded too.
+fn has_no_room(frame: &[u8], packet: &Packet, more: usize) -> bool {
     let udp_len = frame.get(packet.transport + 4..).and_then(|bytes| bytes.first_chunk().copied());
     packet.fragment != Fragment::Whole
         || packet.payload == packet.end
         || udp_len.is_none_or(|len| usize::from(u16::from_be_bytes(len)) != packet.end - packet.transport)
-        || packet.end - packet.network + BLOCK_LEN > SAFE_MTU
+        || packet.end - packet.network + more > SAFE_MTU
 }

@@ -4,7 +4,7 @@ use crate::api;
 use crate::policy::{Permit, Scope, Terms};
 use std::fmt;
 use std::net::IpAddr;
-use wire::{Destination, Epoch, Flags, GrantHeader, GrantKey, Handle, VerifierKey};
+use wire::{Carrier, Destination, Epoch, Flags, GrantHeader, GrantKey, Handle, VerifierKey};
 
 /// A verifier judges lifetimes by its own clock (wire.md §6.4); grants stay this much below the maximum, seconds, or half of
 /// it where that is less.
@@ -42,6 +42,8 @@ pub struct Issued {
     pub key: GrantKey,
     /// The destinations it covers.
     pub scope: Scope,
+    /// How its tokens travel.
+    pub carrier: Carrier,
 }
 
 /// Why a permitted grant can't be made.
@@ -95,7 +97,9 @@ impl Issue<'_> {
         // A protocol without ports has port 0 in every packet's destination block.
         let port = scope.service.map_or(self.to.port, |(_, port)| port);
         let key = header.key(self.verifier_key, &Destination { port, ..self.to }, self.source);
-        Ok(Issued { header, key, scope })
+        // A shim is IPv4's.
+        let carrier = if self.to.address.is_ipv4() { terms.carrier } else { Carrier::Tail };
+        Ok(Issued { header, key, scope, carrier })
     }
 }
 
@@ -108,7 +112,7 @@ impl Issued {
             prefix: self.scope.prefix,
             receiver: permit.receiver.name.clone(),
             rule: permit.rule.label(),
-            carrier: "tail".into(),
+            carrier: self.carrier.name().into(),
             expires: self.header.expires.into(),
             now,
         }
@@ -199,6 +203,19 @@ mod tests {
         let (flow, ..) = issue("granularity = \"flow\"\nreply = true", "203.0.113.3", "192.0.2.1").unwrap();
         let expected = Flags::PORT.with(Flags::SINGLE).with(Flags::REPLY);
         assert_eq!((flow.header.flags, flow.header.prefix_length), (expected, 32));
+    }
+
+    #[test]
+    fn tokens_travel_as_the_rule_says_and_to_ipv6_by_tail() {
+        for (terms, address, carrier) in [
+            ("", "203.0.113.3", Carrier::Tail),
+            ("carrier = \"tail\"", "203.0.113.3", Carrier::Tail),
+            ("carrier = \"shim\"", "203.0.113.3", Carrier::Shim),
+            ("carrier = \"shim\"", "2001:db8::5", Carrier::Tail),
+        ] {
+            let (issued, ..) = issue(terms, address, "192.0.2.1").unwrap();
+            assert_eq!(issued.carrier, carrier, "{terms} {address}");
+        }
     }
 
     #[test]

@@ -35,7 +35,7 @@ use ipnet::IpNet;
 use spans::Spans;
 use std::collections::{BTreeMap, BTreeSet};
 use wire::grant::mask;
-use wire::{Destination, Suite};
+use wire::{Carrier, Destination, Suite};
 
 /// A valid policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -148,6 +148,8 @@ pub struct Terms {
     pub bind_source: bool,
     /// The MAC suite.
     pub suite: Suite,
+    /// How tokens travel to IPv4 destinations; to IPv6 it is always the tail.
+    pub carrier: Carrier,
 }
 
 /// What the policy says about one person and one destination.

@@ -7,11 +7,16 @@ use crate::protected::Protected;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use wire::map::{Flow, FlowKey, GrantUse, Services, TOKEN_WINDOW, TOKENS_PER_FLOW, VerifierConfig, counter, stage};
+use wire::map::{
+    Flow, FlowKey, GrantUse, LsGrant, Services, TOKEN_WINDOW, TOKENS_PER_FLOW, VerifierConfig, counter, stage,
+};
 use wire::packet::{Form, Fragment, ICMP, ICMPV6, Packet, TCP, UDP, tcp_flags};
+use wire::shim::{self, Content};
 use wire::tail::{self, BLOCK_LEN};
 use wire::token::TOKEN_LEN;
-use wire::{Destination, DropReason, Epoch, Flags, Handle, Token, VerifierKey};
+use wire::{
+    Carrier, ClientKey, Destination, DropReason, Epoch, Flags, Handle, LsToken, ServerSecret, Token, VerifierKey, ls,
+};
 
 /// The most a sender's clock may differ, seconds (wire.md §6.4).
 pub const CLOCK_SKEW_MAX: u32 = 30;
@@ -75,8 +80,31 @@ pub struct Verifier {
     pub grants: BTreeMap<Handle, GrantUse>,
     /// Tokens seen.
     pub tokens: BTreeSet<[u8; TOKEN_LEN]>,
+    /// Pairs of the scheme of LS that the authority told of, and which of their nonces were used.
+    pub ls_grants: BTreeMap<Handle, LsGrant>,
     /// First fragments of admitted flows, and when they came.
     pub fragments: BTreeMap<(FlowKey, u32), u32>,
+}
+
+/// What a token proves, and what tells it from others of its grant.
+struct Claim {
+    handle: Handle,
+    expires: u32,
+    single: bool,
+    once: Once,
+}
+
+enum Once {
+    Token([u8; TOKEN_LEN]),
+    Nonce2(u16),
+}
+
+impl From<&Token> for Claim {
+    fn from(token: &Token) -> Self {
+        let header = &token.header;
+        let single = header.flags.has(Flags::SINGLE);
+        Self { handle: header.handle, expires: header.expires, single, once: Once::Token(token.encode()) }
+    }
 }
 
 impl Verifier {
@@ -102,7 +130,7 @@ impl Verifier {
 
     /// Forgets what is over: idle and revoked flows, ended grants and revocations.
     pub fn sweep(&mut self, now: u32) {
-        let Self { config, flows, grants, revoked, .. } = self;
+        let Self { config, flows, grants, revoked, ls_grants, .. } = self;
         flows.retain(|key, flow| {
             let keep =
                 is_live(config, key, flow, now) && !(flow.handle != 0 && revoked.contains_key(&Handle(flow.handle)));
@@ -113,6 +141,7 @@ impl Verifier {
         });
         grants.retain(|_, used| used.expires.wrapping_add(CLOCK_SKEW_MAX) >= now || used.flows != 0);
         revoked.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= now);
+        ls_grants.retain(|_, pair| pair.expires.wrapping_add(CLOCK_SKEW_MAX) >= now);
     }
 
     fn packet(&mut self, frame: &mut Vec<u8>, now: u32) -> Result<Outcome, DropReason> {
@@ -132,6 +161,12 @@ impl Verifier {
         }
         if packet.fragment != Fragment::Whole {
             return self.fragment(&packet, &services, now);
+        }
+        if self.config.takes(Carrier::Shim)
+            && let Some(opened) = shim::open(frame, &packet)
+        {
+            let (opened, content) = opened?;
+            return self.shim(frame, &opened, content, &services, now);
         }
         if packet.icmp_error() {
             return self.icmp_error(frame, &packet, &services, now);
@@ -153,19 +188,55 @@ impl Verifier {
         if packet.protocol != UDP && !packet.opens() {
             return Err(if packet.protocol == TCP { DropReason::NoFlow } else { DropReason::NoToken });
         }
-        let Some(token) = tail::find(frame, &packet).copied() else {
+        let found = if self.config.takes(Carrier::Tail) { tail::find(frame, &packet).copied() } else { None };
+        let Some(token) = found else {
             return if admitted { Ok(Outcome::Flow) } else { Err(DropReason::NoToken) };
         };
         match self.token(&token, &packet, now) {
             // On an admitted flow, what doesn't have a token's form is payload that happens to look like one.
             Err(DropReason::Malformed | DropReason::UnknownSuite) if admitted => return Ok(Outcome::Flow),
             Err(reason) => return Err(reason),
-            Ok(token) => self.admit(&token, key, &packet, now)?,
+            Ok(token) => self.admit(&Claim::from(&token), key, &packet, now)?,
         }
         if packet.protocol == UDP && packet.payload + BLOCK_LEN == packet.end {
             return Ok(Outcome::Consumed);
         }
         let length = tail::strip(frame, &packet).ok_or(DropReason::Malformed)?;
+        frame.truncate(length);
+        Ok(Outcome::Token)
+    }
+
+    /// A packet with a shim, as it was without (wire.md §4.3).
+    fn shim(
+        &mut self,
+        frame: &mut Vec<u8>,
+        packet: &Packet,
+        content: Content,
+        services: &Services,
+        now: u32,
+    ) -> Result<Outcome, DropReason> {
+        if !services.covers(packet.protocol, packet.destination_port) {
+            return Ok(Outcome::NotOurs);
+        }
+        if packet.protocol != UDP && !packet.opens() {
+            return Err(if packet.protocol == TCP { DropReason::NoFlow } else { DropReason::NoToken });
+        }
+        let key = FlowKey::to_server(packet).ok_or(DropReason::Malformed)?;
+        if packet.protocol == UDP
+            && let Some(flow) = self.live_flow(&key, now)
+        {
+            refresh(flow, packet, now);
+        }
+        let claim = match content {
+            Content::Token(bytes) => Claim::from(&self.token(&bytes, packet, now)?),
+            Content::Ls(bytes) => self.ls_token(&LsToken::decode(&bytes), now)?,
+            Content::Support | Content::KeyTransfer(_) => return Err(DropReason::NoToken),
+        };
+        self.admit(&claim, key, packet, now)?;
+        if packet.protocol == UDP && packet.payload == packet.end {
+            return Ok(Outcome::Consumed);
+        }
+        let length = shim::strip(frame, packet).ok_or(DropReason::Malformed)?;
         frame.truncate(length);
         Ok(Outcome::Token)
     }
@@ -229,6 +300,9 @@ impl Verifier {
     pub fn token(&self, bytes: &[u8; TOKEN_LEN], packet: &Packet, now: u32) -> Result<Token, DropReason> {
         let token = Token::decode(bytes, packet.ipv6())?;
         let header = &token.header;
+        if !self.config.speaks(header.suite as u8) {
+            return Err(DropReason::UnknownSuite);
+        }
         let epoch = Epoch::at(now.into(), self.config.epoch_length.max(1)).from_wire(header.epoch);
         let key = epoch.and_then(|epoch| self.keys.get(&epoch)).ok_or(DropReason::UnknownEpoch)?;
         if header.expires <= now {
@@ -253,10 +327,30 @@ impl Verifier {
         Ok(token)
     }
 
+    /// The checks of a token of the scheme of LS up to revocation, in the order of wire.md §6.4.1.
+    fn ls_token(&self, token: &LsToken, now: u32) -> Result<Claim, DropReason> {
+        if !self.config.speaks(ls::SUITE) {
+            return Err(DropReason::UnknownSuite);
+        }
+        let handle = token.pair.handle();
+        let pair = self.ls_grants.get(&handle).ok_or(DropReason::UnknownEpoch)?;
+        let key = self.keys.get(&Epoch(pair.epoch)).and_then(ServerSecret::of).ok_or(DropReason::UnknownEpoch)?;
+        if pair.expires <= now {
+            return Err(DropReason::Expired);
+        }
+        if !token.proves(&ClientKey::of(token.pair, key.bytes())) {
+            return Err(DropReason::BadTag);
+        }
+        if self.revoked.contains_key(&handle) {
+            return Err(DropReason::Revoked);
+        }
+        Ok(Claim { handle, expires: pair.expires, single: false, once: Once::Nonce2(token.nonce2) })
+    }
+
     /// Remembers a token and its flow: replay, then flow limit.
-    fn admit(&mut self, token: &Token, key: FlowKey, packet: &Packet, now: u32) -> Result<(), DropReason> {
-        let handle = token.header.handle;
-        let fresh = GrantUse { flows: 0, expires: token.header.expires, tokens: 0, window: 0, first: key };
+    fn admit(&mut self, claim: &Claim, key: FlowKey, packet: &Packet, now: u32) -> Result<(), DropReason> {
+        let handle = claim.handle;
+        let fresh = GrantUse { flows: 0, expires: claim.expires, tokens: 0, window: 0, first: key };
         let used = self.grants.entry(handle).or_insert(fresh);
         if used.window != now / TOKEN_WINDOW {
             (used.window, used.tokens) = (now / TOKEN_WINDOW, 0);
@@ -265,7 +359,11 @@ impl Verifier {
         if (used.tokens - 1) / TOKENS_PER_FLOW >= self.config.flows_per_grant {
             return Err(DropReason::FlowLimit);
         }
-        if !self.tokens.insert(token.encode()) {
+        let new = match claim.once {
+            Once::Token(bytes) => self.tokens.insert(bytes),
+            Once::Nonce2(nonce2) => self.ls_grants.get_mut(&handle).is_some_and(|pair| pair.take(nonce2)),
+        };
+        if !new {
             return Err(DropReason::Replayed);
         }
         if let Some(flow) = self.live_flow(&key, now)
@@ -278,8 +376,7 @@ impl Verifier {
             return Ok(());
         }
         let used = self.grants.entry(handle).or_insert(fresh);
-        let single = token.header.flags.has(Flags::SINGLE);
-        if single && used.first != key || used.flows >= self.config.flows_per_grant {
+        if claim.single && used.first != key || used.flows >= self.config.flows_per_grant {
             return Err(DropReason::FlowLimit);
         }
         used.flows += 1;

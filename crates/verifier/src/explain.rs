@@ -8,8 +8,9 @@ use std::net::{IpAddr, SocketAddr};
 use wire::grant::Flags;
 use wire::map::{Flow, FlowKey, GrantUse, VerifierConfig};
 use wire::packet::{Form, Fragment, Packet, TCP, UDP};
+use wire::shim::{self, Content};
 use wire::token::Token;
-use wire::{Destination, DropReason, Epoch, Handle, VerifierKey, tail};
+use wire::{Carrier, Destination, DropReason, Epoch, Handle, VerifierKey, tail};
 
 /// What the kernel program would look up.
 pub trait Tables {
@@ -92,8 +93,15 @@ pub fn frame(tables: &impl Tables, config: &VerifierConfig, bytes: &[u8], now: u
             _ => trace.drops(DropReason::Malformed, "it is dropped: its destination can't be read"),
         };
     };
+    let opened = if config.takes(Carrier::Shim) { shim::open(bytes, &packet) } else { None };
+    let (packet, carried) = match opened {
+        None => (packet, None),
+        Some(Ok((opened, content))) => (opened, Some(content)),
+        Some(Err(_)) => (Packet { form: Form::Broken, ..packet }, None),
+    };
     let to = Destination { address, protocol: packet.protocol, port: packet.destination_port };
-    trace.note("packet", Some(packet.form == Form::Whole), summary(&packet));
+    let in_shim = if carried.is_some() { ", in a shim" } else { "" };
+    trace.note("packet", Some(packet.form == Form::Whole), summary(&packet) + in_shim);
     if packet.form != Form::Whole || packet.fragment != Fragment::Whole || packet.icmp_error() {
         return unusual(tables, trace, &packet, address);
     }
@@ -101,8 +109,8 @@ pub fn frame(tables: &impl Tables, config: &VerifierConfig, bytes: &[u8], now: u
         return trace.passes("not_ours", "it passes: the destination is not protected");
     }
     let key = FlowKey::new(source, packet.source_port, address, to.port, to.protocol);
-    // A SYN is never taken for part of a flow (wire.md §6.3).
-    let of_flow = !packet.opens() && admitted(tables, &mut trace, config, &key, now);
+    // A SYN is never taken for part of a flow, nor what is in a shim (wire.md §6.3).
+    let of_flow = !packet.opens() && carried.is_none() && admitted(tables, &mut trace, config, &key, now);
     if of_flow && to.protocol == TCP {
         return trace.passes("flow", "it passes: it belongs to an admitted flow");
     }
@@ -110,8 +118,15 @@ pub fn frame(tables: &impl Tables, config: &VerifierConfig, bytes: &[u8], now: u
         let reason = if to.protocol == TCP { DropReason::NoFlow } else { DropReason::NoToken };
         return trace.drops(reason, "it is dropped: it belongs to no admitted flow and is no first packet");
     }
-    let Some(found) = tail::find(bytes, &packet) else {
-        trace.note("token", Some(false), "no token at the end of the payload");
+    let found = match &carried {
+        Some(Content::Token(found)) => Some(found),
+        Some(_) => None,
+        None if config.takes(Carrier::Tail) => tail::find(bytes, &packet),
+        None => None,
+    };
+    let Some(found) = found else {
+        let nowhere = if carried.is_some() { "no token in the shim" } else { "no token at the end of the payload" };
+        trace.note("token", Some(false), nowhere);
         return match of_flow {
             true => trace.passes("flow", "it passes: it belongs to an admitted flow"),
             false => trace.drops(DropReason::NoToken, "it is dropped: a first packet without a token"),
@@ -284,7 +299,8 @@ mod tests {
         closing_idle: 30,
         samples_per_second: 0,
         observe: 0,
-        reserved: 0,
+        carriers: 3,
+        suites: 12,
     };
 
     #[derive(Default)]
@@ -360,6 +376,7 @@ mod tests {
             flows: room.flow.into_iter().collect(),
             grants: room.used.map(|used| (Handle(5), used)).into_iter().collect(),
             tokens: BTreeSet::new(),
+            ls_grants: BTreeMap::new(),
             fragments: BTreeMap::new(),
         };
         let done = match engine.judge(&mut bytes.to_vec(), NOW as u32) {
@@ -371,6 +388,32 @@ mod tests {
         };
         assert_eq!(told, done);
         told
+    }
+
+    #[test]
+    fn what_is_in_a_shim_is_told_as_it_is_judged() {
+        let by_tail = with_token(|_, _| {});
+        let (plain, token) = by_tail.split_at(by_tail.len() - tail::BLOCK_LEN);
+        let mut plain = plain.to_vec();
+        plain[16..18].copy_from_slice(&40u16.to_be_bytes());
+        let in_shim = |content: Content| {
+            let mut frame = [&plain[..], &[0; shim::SHIM_LEN]].concat();
+            assert!(shim::insert(&mut frame, &Packet::parse(&plain), &content).is_some());
+            frame
+        };
+        let good: [u8; 36] = *token.last_chunk().expect("a token");
+        let mut wrong = good;
+        wrong[35] ^= 1;
+        let mut foreign = in_shim(Content::Token(good));
+        foreign[46] ^= 1;
+        for (bytes, expected) in [
+            (in_shim(Content::Token(good)), "token"),
+            (in_shim(Content::Token(wrong)), "bad_tag"),
+            (in_shim(Content::Support), "no_token"),
+            (foreign, "malformed"),
+        ] {
+            assert_eq!(outcome(&Room::default(), &bytes), expected);
+        }
     }
 
     #[test]

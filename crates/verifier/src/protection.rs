@@ -470,7 +470,7 @@ impl Protection {
 
     /// The bounded tables.
     pub fn tables(&self) -> Vec<view::Table> {
-        let Sizes { flows, grants, replay_buckets, revoked } = self.settings.sizes;
+        let Sizes { flows, grants, replay_buckets, revoked, .. } = self.settings.sizes;
         let table = |name: &str, used: Option<usize>, max: u64, bytes| {
             let used = used.map(|used| used as u64);
             view::Table { name: name.into(), used, max, bytes }

@@ -9,6 +9,7 @@ use datapath::verifier::Sizes;
 use engine::document::{self, Faults, Fields, Reader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use wire::Carrier;
 use zeroize::Zeroizing;
 
 const KEYS: &[&str] = &[
@@ -31,6 +32,7 @@ const KEYS: &[&str] = &[
     "udp_idle",
     "closing_idle",
     "samples_per_second",
+    "carriers",
 ];
 
 /// Settings as one source has them; what it leaves open is `None` or empty.
@@ -82,6 +84,9 @@ pub struct Options {
     /// Dropped packets to report, per core and second; all are counted [default: 100]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SAMPLES_PER_SECOND", value_parser = clap::value_parser!(u32).range(SAMPLES))]
     pub samples_per_second: Option<u32>,
+    /// A carrier that tokens are taken from, tail or shim; may be repeated [default: tail]
+    #[arg(long, value_name = "CARRIER", env = "VOUCHSAFE_CARRIERS", value_delimiter = ',', value_parser = carrier)]
+    pub carriers: Vec<Carrier>,
 }
 
 const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
@@ -91,6 +96,10 @@ const IDLE: std::ops::RangeInclusive<u32> = 5..=30 * 86_400;
 
 fn hook(text: &str) -> Result<Hook, String> {
     Hook::ALL.into_iter().find(|hook| hook.name() == text).ok_or_else(|| "xdp or tc".to_owned())
+}
+
+fn carrier(text: &str) -> Result<Carrier, String> {
+    Carrier::from_name(text).ok_or_else(|| "tail or shim".to_owned())
 }
 
 fn replay_buckets(text: &str) -> Result<u32, String> {
@@ -149,6 +158,7 @@ impl Options {
             udp_idle: self.udp_idle.or(other.udp_idle),
             closing_idle: self.closing_idle.or(other.closing_idle),
             samples_per_second: self.samples_per_second.or(other.samples_per_second),
+            carriers: if self.carriers.is_empty() { other.carriers } else { self.carriers },
         }
     }
 
@@ -167,6 +177,7 @@ impl Options {
                 grants: self.max_grants.unwrap_or(sizes.grants),
                 replay_buckets: self.replay_buckets.unwrap_or(sizes.replay_buckets),
                 revoked: self.max_revoked.unwrap_or(sizes.revoked),
+                ..sizes
             },
             kernel: wire::map::VerifierConfig {
                 flows_per_grant: self.flows_per_grant.unwrap_or(kernel.flows_per_grant),
@@ -175,6 +186,10 @@ impl Options {
                 closing_idle: self.closing_idle.unwrap_or(kernel.closing_idle),
                 samples_per_second: self.samples_per_second.unwrap_or(kernel.samples_per_second),
                 observe: self.observe.into(),
+                carriers: match self.carriers.iter().fold(0, |all, carrier| all | *carrier as u16) {
+                    0 => kernel.carriers,
+                    named => named,
+                },
                 ..kernel
             },
         }
@@ -212,6 +227,7 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
             udp_idle: seconds(reader, fields, "udp_idle"),
             closing_idle: seconds(reader, fields, "closing_idle"),
             samples_per_second: number(reader, fields, "samples_per_second", &SAMPLES),
+            carriers: carriers(reader, fields),
         };
         Some((enrolment, options))
     })
@@ -231,6 +247,18 @@ fn enrolment(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Enrolme
 fn texts(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Vec<String> {
     let Some(value) = fields.value(key) else { return Vec::new() };
     document::texts(reader, value).into_iter().map(|text| (*text.get_ref()).to_owned()).collect()
+}
+
+fn carriers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Carrier> {
+    let Some(value) = fields.value("carriers") else { return Vec::new() };
+    let read = document::texts(reader, value).into_iter().filter_map(|text| {
+        let known = Carrier::from_name(text.get_ref());
+        if known.is_none() {
+            reader.fault(text.span(), "a carrier is \"tail\" or \"shim\"");
+        }
+        known
+    });
+    read.collect()
 }
 
 fn number(
@@ -288,6 +316,9 @@ pub const TEMPLATE: &str = r#"
 
 # Dropped packets to report, per core and second; all are counted.
 #samples_per_second = 100
+
+# The carriers that tokens are taken from: "tail", "shim".
+#carriers = ["tail"]
 "#;
 
 #[cfg(test)]
@@ -323,6 +354,15 @@ mod tests {
         assert!(faults("replay_buckets = 100").contains("power of two"));
         assert!(faults("max_flows = 1").contains("from 16"));
         assert!(faults("udp_idle = \"1s\"").contains("from 5s"));
+    }
+
+    #[test]
+    fn carriers_are_those_that_are_named() {
+        let carriers = |text: &str| parse(text).expect("valid").1.settings().kernel.carriers;
+        assert_eq!(carriers(""), Carrier::Tail as u16);
+        assert_eq!(carriers("carriers = \"shim\""), Carrier::Shim as u16);
+        assert_eq!(carriers("carriers = [\"shim\", \"tail\"]"), 3);
+        assert!(faults("carriers = [\"pigeon\"]").contains("\"tail\" or \"shim\""));
     }
 
     #[test]

@@ -2,6 +2,9 @@
 //!
 //! Integers are in the machine's order unless their type says otherwise: only programs of this machine read them.
 
+use crate::carrier::Carrier;
+use crate::ls::{SECRET_LEN, ServerSecret};
+use crate::mac::Suite;
 use crate::packet::Packet;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -33,8 +36,10 @@ pub struct VerifierConfig {
     pub samples_per_second: u32,
     /// 1: count and report, but drop nothing.
     pub observe: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The carriers that it takes tokens from: the bits of each [`Carrier`].
+    pub carriers: u16,
+    /// The suites that it takes tokens of: each one's bit is at its number.
+    pub suites: u16,
 }
 
 impl Default for VerifierConfig {
@@ -50,8 +55,21 @@ impl Default for VerifierConfig {
             closing_idle: 30,
             samples_per_second: 100,
             observe: 0,
-            reserved: 0,
+            carriers: Carrier::Tail as u16,
+            suites: 1 << Suite::AesCmac as u16 | 1 << Suite::Siphash as u16,
         }
+    }
+}
+
+impl VerifierConfig {
+    /// Whether tokens come by this carrier.
+    pub const fn takes(&self, carrier: Carrier) -> bool {
+        self.carriers & carrier as u16 != 0
+    }
+
+    /// Whether it speaks the suite with this number.
+    pub const fn speaks(&self, suite: u8) -> bool {
+        suite < 16 && self.suites >> suite & 1 == 1
     }
 }
 
@@ -344,6 +362,59 @@ pub struct EpochKey {
     pub aes: [u8; 16],
 }
 
+/// A verifier's application server secret of one epoch; the array's index is the epoch's low 8 bits.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SecretEntry {
+    /// The epoch's whole number; 0 is none.
+    pub epoch: u64,
+    /// The block that client keys are hashes of, padding included, but for the pair: seven zero bytes stand for that.
+    pub block: [u8; 64],
+}
+
+impl SecretEntry {
+    /// The entry of a secret.
+    pub fn new(epoch: u64, secret: &ServerSecret) -> Self {
+        const PAIR_LEN: usize = 7;
+        const LEN: usize = PAIR_LEN + SECRET_LEN;
+        let mut block = [0; 64];
+        block[PAIR_LEN..LEN].copy_from_slice(secret.bytes());
+        block[LEN] = 0x80;
+        block[56..].copy_from_slice(&(LEN as u64 * 8).to_be_bytes());
+        Self { epoch, block }
+    }
+}
+
+/// A pair that the authority told of (wire.md §5.5); the map's key is its handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct LsGrant {
+    /// The epoch whose secret its client key is made with.
+    pub epoch: u64,
+    /// When it ends, Unix seconds.
+    pub expires: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// A bit for each nonce2 that was used.
+    pub used: [u64; 1024],
+}
+
+impl LsGrant {
+    /// A pair none of whose nonces was used.
+    pub const fn new(epoch: u64, expires: u32) -> Self {
+        Self { epoch, expires, reserved: 0, used: [0; 1024] }
+    }
+
+    /// Notes that a nonce2 was used; whether it was for the first time.
+    pub fn take(&mut self, nonce2: u16) -> bool {
+        let bit = 1 << (nonce2 & 63);
+        let Some(word) = self.used.get_mut(usize::from(nonce2 >> 6)) else { return false };
+        let fresh = *word & bit == 0;
+        *word |= bit;
+        fresh
+    }
+}
+
 /// The key of a longest-prefix map of IPv4 networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -474,8 +545,10 @@ pub struct GrantEntry {
     pub plain: u8,
     /// The suite's number.
     pub suite: u8,
+    /// How tokens travel: the number of a [`Carrier`].
+    pub carrier: u8,
     /// Zero.
-    pub reserved: [u8; 2],
+    pub reserved: u8,
     /// What to add to this machine's clock for the authority's, seconds.
     pub skew: i32,
     /// The grant header.

@@ -1,4 +1,4 @@
-//! The tail carrier, the verifier that takes it off, and the agent that puts it on.
+//! The carriers, the verifier that takes them off, and the agent that puts them on.
 
 use crate::world::{self, NOW};
 use engine::agent::Frame;
@@ -7,9 +7,10 @@ use engine::verifier::{Outcome, Verifier};
 use std::collections::BTreeMap;
 use wire::map::{Flow, FlowKey};
 use wire::packet::{Form, Packet, TCP, UDP};
+use wire::shim::{self, Content, OPTION_LEN, SHIM_LEN};
 use wire::tail::{self, BLOCK_LEN};
 use wire::token::TOKEN_LEN;
-use wire::{Destination, DropReason, Epoch, Flags, GrantHeader, Handle, Suite, Token};
+use wire::{Carrier, Destination, DropReason, Epoch, Flags, GrantHeader, Handle, LsToken, Suite, Token, ls};
 
 /// A frame that gets a block and loses it again; the input's first 36 bytes are the token.
 pub fn tail(input: &[u8]) {
@@ -39,6 +40,47 @@ pub fn tail(input: &[u8]) {
     }
 }
 
+/// A frame that loses a shim if it has one, and gets one; the input's first 40 bytes are the option.
+pub fn shim(input: &[u8]) {
+    let Some((option, frame)) = input.split_first_chunk::<OPTION_LEN>() else { return };
+    let packet = Packet::parse(frame);
+    match shim::open(frame, &packet) {
+        Some(Ok((opened, _))) => {
+            assert_eq!((opened.form, opened.end), (Form::Whole, packet.end));
+            assert!(opened.transport <= opened.payload && opened.payload <= opened.end);
+            let mut stripped = frame.to_vec();
+            let length = shim::strip(&mut stripped, &opened).expect("what is opened is stripped");
+            assert_eq!(length + SHIM_LEN, packet.end);
+            stripped.truncate(length);
+            let shorter = Packet::parse(&stripped);
+            assert_eq!((shorter.network, shorter.end), (packet.network, length));
+            assert!(!matches!(opened.protocol, TCP | UDP) || shorter.protocol == opened.protocol);
+            assert_eq!(stripped[shorter.network + 20..], frame[opened.transport..opened.end]);
+        }
+        Some(Err(reason)) => assert_eq!(reason, DropReason::Malformed),
+        None => {}
+    }
+    let Ok(content) = Content::decode(option) else { return };
+    let mut carrying = frame.get(..packet.end).unwrap_or_default().to_vec();
+    carrying.extend([0; SHIM_LEN]);
+    let Some(length) = shim::insert(&mut carrying, &packet, &content) else { return };
+    assert_eq!(length, carrying.len());
+    let Some(Ok((opened, found))) = shim::open(&carrying, &Packet::parse(&carrying)) else {
+        panic!("what was put in is found");
+    };
+    assert!(found == content);
+    assert_eq!((opened.protocol, opened.source_port), (packet.protocol, packet.source_port));
+    assert_eq!(shim::strip(&mut carrying, &opened), Some(packet.end));
+    if header_sum_is_clear(frame, &packet) {
+        assert_eq!(carrying[..packet.end], frame[..packet.end]);
+    }
+}
+
+/// Whether IPv4's checksum is one that a sender computes: of one's complement's two zeros the other may come back.
+fn header_sum_is_clear(frame: &[u8], packet: &Packet) -> bool {
+    packet.ipv6() || frame[packet.network + 10..packet.network + 12] != [0xff, 0xff]
+}
+
 /// Whether the transport's checksum is the one that its receiver computes.
 fn sum_is_right(frame: &[u8], packet: &Packet) -> bool {
     let Some(transport) = frame.get(packet.transport..packet.end) else { return false };
@@ -56,7 +98,7 @@ fn sums_are_clear(frame: &[u8], packet: &Packet) -> bool {
     let pseudo = tail::pseudo_header(packet, transport.len() as u16);
     let right = sum_is_right(frame, packet);
     let of_udp = packet.protocol == UDP;
-    let ip_is_clear = packet.ipv6() || frame[packet.network + 10..packet.network + 12] != [0xff, 0xff];
+    let ip_is_clear = header_sum_is_clear(frame, packet);
     let transport_is_clear = match checksum {
         0 => of_udp,
         0xffff => of_udp && right,
@@ -86,7 +128,7 @@ impl<'a> Script<'a> {
 }
 
 /// Frames, revocations and pauses in any order. No frame makes the verifier panic; a frame passes untouched or without
-/// its 40 bytes; only a right tag gets a flow into the tables (wire.md §6.6).
+/// what its carrier added; only a right tag gets a flow into the tables (wire.md §6.6).
 pub fn verifier(input: &[u8]) {
     outcomes(input);
 }
@@ -131,11 +173,40 @@ pub fn outcomes(input: &[u8]) -> Vec<Outcome> {
     outcomes
 }
 
+/// Where a frame's token is, and the packet that it is about: with a shim, the one that is in it.
+enum Carried {
+    Tail(usize),
+    Shim(Content),
+}
+
+fn carried(frame: &[u8], packet: &Packet) -> Option<(Carried, Packet)> {
+    match shim::open(frame, packet) {
+        Some(opened) => opened.ok().map(|(opened, content)| (Carried::Shim(content), opened)),
+        None => tail::find(frame, packet).map(|_| (Carried::Tail(packet.end - TOKEN_LEN), *packet)),
+    }
+}
+
 /// Gives a frame's token the tag it needs, and before that (unless `mending` is 5) a fresh time and end, so that
 /// mutation gets past the MAC. The frame's checksum is not mended: the verifier doesn't check it.
 fn mend(frame: &mut [u8], mending: u8, now: u32) {
-    let packet = Packet::parse(frame);
-    let Some(mut bytes) = tail::find(frame, &packet).copied() else { return };
+    let Some((place, packet)) = carried(frame, &Packet::parse(frame)) else { return };
+    let at = match place {
+        Carried::Tail(at) => at,
+        Carried::Shim(content) => {
+            // The option's data are the last 37 bytes before the transport.
+            let at = packet.transport - ls::TOKEN_LEN;
+            if let Content::Ls(bytes) = content {
+                let nonce2 = LsToken::decode(&bytes).nonce2;
+                let token = LsToken::new(world::PAIR, nonce2, &world::client_key(world::PAIR)).encode();
+                frame[at..at + ls::TOKEN_LEN].copy_from_slice(&token);
+            }
+            if !matches!(content, Content::Token(_)) {
+                return;
+            }
+            at
+        }
+    };
+    let Some(mut bytes) = frame.get(at..).and_then(|bytes| bytes.first_chunk::<TOKEN_LEN>().copied()) else { return };
     if mending > 5 {
         bytes[2] = Epoch::at(now.into(), world::EPOCH_LENGTH).on_wire();
         bytes[4..8].copy_from_slice(&(now + 300).to_be_bytes());
@@ -150,7 +221,7 @@ fn mend(frame: &mut [u8], mending: u8, now: u32) {
     let to = Destination { address, protocol: packet.protocol, port: packet.destination_port };
     let key = token.header.key(&world::verifier_key(epoch), &to, source);
     let token = Token::new(token.header, &key, token.time, token.nonce, &to).encode();
-    frame[packet.end - TOKEN_LEN..packet.end].copy_from_slice(&token);
+    frame[at..at + TOKEN_LEN].copy_from_slice(&token);
 }
 
 fn judge(verifier: &mut Verifier, frame: &[u8], now: u32) -> Outcome {
@@ -158,35 +229,43 @@ fn judge(verifier: &mut Verifier, frame: &[u8], now: u32) -> Outcome {
     let packet = Packet::parse(frame);
     let mut after = frame.to_vec();
     let outcome = verifier.judge(&mut after, now);
-    assert!(verifier.flows.len() <= before.flows.len() + 1 && verifier.tokens.len() <= before.tokens.len() + 1);
+    assert!(verifier.flows.len() <= before.flows.len() + 1 && spent(verifier) <= spent(&before) + 1);
+    let (length, about) = match carried(frame, &packet) {
+        Some((Carried::Shim(_), opened)) => (SHIM_LEN, opened),
+        _ => (BLOCK_LEN, packet),
+    };
     match outcome {
         Outcome::Token => {
-            assert_eq!(after.len() + BLOCK_LEN, packet.end);
+            assert_eq!(after.len() + length, packet.end);
             let shorter = Packet::parse(&after);
-            assert_eq!((shorter.form, shorter.payload, shorter.end), (Form::Whole, packet.payload, after.len()));
-            assert_eq!(after[shorter.payload..], frame[packet.payload..packet.end - BLOCK_LEN]);
+            assert_eq!((shorter.form, shorter.end, shorter.protocol), (Form::Whole, after.len(), about.protocol));
+            let end = if length == SHIM_LEN { about.end } else { packet.end - BLOCK_LEN };
+            assert_eq!(after[shorter.payload..], frame[about.payload..end]);
         }
         _ => assert_eq!(after, frame, "{outcome:?} leaves the frame alone"),
     }
-    let admitted_before = FlowKey::to_server(&packet).is_some_and(|key| before.flows.contains_key(&key));
+    let admitted_before = FlowKey::to_server(&about).is_some_and(|key| before.flows.contains_key(&key));
+    let is_right = tag_is_right(&before, frame, &packet, now);
     match outcome {
         Outcome::Token | Outcome::Consumed => {
-            assert!(tag_is_right(&before, frame, &packet, now), "{outcome:?}");
-            assert!(verifier.tokens.len() == before.tokens.len() + 1);
+            assert!(is_right, "{outcome:?}");
+            assert!(spent(verifier) == spent(&before) + 1);
             if outcome == Outcome::Consumed {
-                assert!(packet.protocol == UDP && packet.payload + BLOCK_LEN == packet.end);
+                let rest = if length == SHIM_LEN { 0 } else { BLOCK_LEN };
+                assert!(about.protocol == UDP && about.payload + rest == about.end);
             }
         }
         Outcome::Drop(DropReason::Replayed | DropReason::FlowLimit) => {
-            assert!(tag_is_right(&before, frame, &packet, now));
+            assert!(is_right);
             assert!(verifier.flows.keys().eq(before.flows.keys()));
         }
         Outcome::Flow => assert!(admitted_before || packet.fragment != wire::packet::Fragment::Whole),
         _ => {}
     }
-    if !tag_is_right(&before, frame, &packet, now) {
+    if !is_right {
         assert!(verifier.flows.keys().eq(before.flows.keys()), "{outcome:?} without a right tag adds no flow");
         assert!(verifier.grants == before.grants && verifier.tokens == before.tokens);
+        assert!(verifier.ls_grants == before.ls_grants);
         if !admitted_before {
             assert!(verifier.flows == before.flows && verifier.fragments == before.fragments);
         }
@@ -194,8 +273,25 @@ fn judge(verifier: &mut Verifier, frame: &[u8], now: u32) -> Outcome {
     outcome
 }
 
+/// How many tokens were used.
+fn spent(verifier: &Verifier) -> usize {
+    let nonces = verifier.ls_grants.values().flat_map(|pair| pair.used).map(|word| word.count_ones() as usize);
+    verifier.tokens.len() + nonces.sum::<usize>()
+}
+
 fn tag_is_right(verifier: &Verifier, frame: &[u8], packet: &Packet, now: u32) -> bool {
-    let found = tail::find(frame, packet).and_then(|bytes| Token::decode(bytes, packet.ipv6()).ok());
+    let Some((place, packet)) = carried(frame, packet) else { return false };
+    let bytes = match place {
+        Carried::Tail(at) => frame.get(at..).and_then(|bytes| bytes.first_chunk().copied()),
+        Carried::Shim(Content::Token(bytes)) => Some(bytes),
+        Carried::Shim(Content::Ls(bytes)) => {
+            let token = LsToken::decode(&bytes);
+            let known = verifier.ls_grants.contains_key(&token.pair.handle());
+            return known && token.proves(&world::client_key(token.pair));
+        }
+        Carried::Shim(_) => None,
+    };
+    let found = bytes.and_then(|bytes| Token::decode(&bytes, packet.ipv6()).ok());
     let (Some(token), Some(address), Some(source)) = (found, packet.destination, packet.source) else { return false };
     let epoch = Epoch::at(now.into(), world::EPOCH_LENGTH).from_wire(token.header.epoch);
     let Some(key) = epoch.and_then(|epoch| verifier.keys.get(&epoch)) else { return false };
@@ -216,7 +312,7 @@ fn check_counts(verifier: &Verifier) {
 }
 
 /// A packet from the client's stack, through the agent and the verifier, to the server's stack: the same bytes arrive
-/// (wire.md §4.5). The input's first byte chooses suite and flags.
+/// (wire.md §4.5). The input's first byte chooses suite, flags and carrier.
 pub fn journey(input: &[u8]) {
     let Some((choice, frame)) = input.split_first() else { return };
     let packet = Packet::parse(frame);
@@ -234,7 +330,9 @@ pub fn journey(input: &[u8]) {
         handle: Handle(7),
     };
     let key = header.key(&world::verifier_key(epoch), &to, source);
-    let grants = [(insertion::slot(1, &to), Grant { until: NOW + 270, skew: 0, token: Some((header, key)) })];
+    let carrier = if choice & 64 == 0 { Carrier::Tail } else { Carrier::Shim };
+    let grant = Grant { until: NOW + 270, skew: 0, token: Some((header, key)), carrier };
+    let grants = [(insertion::slot(1, &to), grant)];
     let mut agent =
         Inserter { subject: 1, protected: world::protected(), grants: grants.into(), ..Inserter::default() };
     let mut sent = frame.to_vec();
@@ -243,9 +341,11 @@ pub fn journey(input: &[u8]) {
         insertion::Action::Failed => return,
         action => return assert_eq!(sent, frame, "{action:?} leaves the frame alone"),
     }
-    assert_eq!(sent.len(), packet.end + BLOCK_LEN);
-    let carrying = Packet::parse(&sent);
-    let clear = sums_are_clear(frame, &packet) && sums_are_clear(&sent, &carrying);
+    let (added, clear) = match carrier {
+        Carrier::Tail => (BLOCK_LEN, sums_are_clear(frame, &packet) && sums_are_clear(&sent, &Packet::parse(&sent))),
+        Carrier::Shim => (SHIM_LEN, header_sum_is_clear(frame, &packet)),
+    };
+    assert_eq!(sent.len(), packet.end + added);
     let outcome = world::verifier().judge(&mut sent, NOW);
     if packet.route.unknown || !packet.route.addresses().is_empty() {
         return;

@@ -1,8 +1,10 @@
 //! The fixed formats and the packet parser: what is accepted encodes to the same bytes, offsets stay in the frame.
 
+use wire::ls::KeyTransfer;
 use wire::packet::{Form, Fragment, Packet, ROUTE_MAX, TCP, UDP};
+use wire::shim::Content;
 use wire::token::TOKEN_LEN;
-use wire::{DropReason, Flags, GrantHeader, Token};
+use wire::{DropReason, Flags, GrantHeader, LsToken, Token};
 
 /// A token in an IPv4 packet, then the same bytes in an IPv6 packet.
 pub fn token(input: &[u8]) {
@@ -29,6 +31,22 @@ pub fn grant_header(input: &[u8]) {
             assert!(header.prefix_length <= if header.flags.has(Flags::IPV6) { 128 } else { 32 });
         }
         Err(reason) => assert!(matches!(reason, DropReason::Malformed | DropReason::UnknownSuite)),
+    }
+}
+
+/// The option of a shim, and what it holds.
+pub fn option(input: &[u8]) {
+    let Some(bytes) = input.first_chunk() else { return };
+    match Content::decode(bytes) {
+        Ok(content) => {
+            assert_eq!(content.encode(), *bytes);
+            match content {
+                Content::Ls(bytes) => assert_eq!(LsToken::decode(&bytes).encode(), bytes),
+                Content::KeyTransfer(bytes) => assert_eq!(KeyTransfer::decode(&bytes).encode(), bytes),
+                Content::Support | Content::Token(_) => {}
+            }
+        }
+        Err(reason) => assert_eq!(reason, DropReason::Malformed),
     }
 }
 

@@ -7,8 +7,8 @@ mod formats;
 mod texts;
 mod world;
 
-pub use carrier::{held, journey, outcomes, tail, verifier};
-pub use formats::{grant_header, packet, quoted, token};
+pub use carrier::{held, journey, outcomes, shim, tail, verifier};
+pub use formats::{grant_header, option, packet, quoted, token};
 pub use texts::{api, document, policy};
 
 /// Runs a target on an input.
@@ -21,6 +21,8 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("packet", packet),
     ("quoted", quoted),
     ("tail", tail),
+    ("option", option),
+    ("shim", shim),
     ("verifier", verifier),
     ("journey", journey),
     ("held", held),

@@ -3,13 +3,22 @@
 use engine::api::{Receiver, Service};
 use engine::protected::{self, Protected};
 use engine::verifier::Verifier;
-use wire::map::VerifierConfig;
-use wire::{Epoch, MasterKey, VerifierKey};
+use wire::map::{LsGrant, VerifierConfig};
+use wire::{Carrier, ClientKey, Epoch, MasterKey, Pair, ServerSecret, VerifierKey, ls};
 
 /// The time at which everything begins; the same as in the published vectors.
 pub const NOW: u32 = 1_800_000_000;
 /// Seconds of an epoch.
 pub const EPOCH_LENGTH: u32 = 3600;
+
+/// The one pair of the scheme of LS that the verifier was told of.
+pub const PAIR: Pair = Pair { unique_id: *b"alice", nonce1: [1, 2] };
+
+/// The client key of a pair.
+pub fn client_key(pair: Pair) -> ClientKey {
+    let key = verifier_key(Epoch::at(NOW.into(), EPOCH_LENGTH));
+    ClientKey::of(pair, ServerSecret::of(&key).expect("a length that fits").bytes())
+}
 
 /// The verifier's key of an epoch.
 pub fn verifier_key(epoch: Epoch) -> VerifierKey {
@@ -42,10 +51,18 @@ fn receiver(prefix: &str, services: &[(u8, u16, u16)]) -> Receiver {
     }
 }
 
-/// A verifier with few flows per grant and the keys around [`NOW`], one more on each side than it accepts.
+/// A verifier that takes every carrier and suite, with few flows per grant and the keys around [`NOW`], one more on each side than it accepts.
 pub fn verifier() -> Verifier {
-    let config = VerifierConfig { flows_per_grant: 2, epoch_length: EPOCH_LENGTH, ..VerifierConfig::default() };
+    let default = VerifierConfig::default();
+    let config = VerifierConfig {
+        flows_per_grant: 2,
+        epoch_length: EPOCH_LENGTH,
+        carriers: Carrier::Tail as u16 | Carrier::Shim as u16,
+        suites: default.suites | 1 << ls::SUITE,
+        ..default
+    };
     let current = Epoch::at(NOW.into(), EPOCH_LENGTH);
+    let pairs = [(PAIR.handle(), LsGrant::new(current.0, NOW + 300))].into();
     let keys = (current.0 - 2..=current.0 + 2).map(|number| (Epoch(number), verifier_key(Epoch(number)))).collect();
-    Verifier { config, protected: protected(), keys, ..Verifier::default() }
+    Verifier { config, protected: protected(), keys, ls_grants: pairs, ..Verifier::default() }
 }

@@ -5,6 +5,7 @@ use serde_json::Value;
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
+use wire::shim::{self, Content, SHIM_LEN};
 use wire::{Destination, Epoch, Flags, GrantHeader, Handle, MasterKey, Suite, Token, tail};
 
 const NOW: u32 = 1_800_000_000;
@@ -92,6 +93,25 @@ fn operation(kind: u8, frame: &[u8]) -> Vec<u8> {
     [&[kind][..], &(frame.len() as u16).to_be_bytes(), frame].concat()
 }
 
+/// What a verifier makes of the frame in shims: with its token, with one of LS that is used again, with neither.
+fn write_shims(name: &str, plain: &[u8], carrying: Option<&[u8]>) {
+    let parsed = wire::packet::Packet::parse(plain);
+    let wrapped = |content: &Content| {
+        let mut frame = [plain, &[0; SHIM_LEN]].concat();
+        let end = shim::insert(&mut frame, &parsed, content)?;
+        frame.truncate(end);
+        Some(frame)
+    };
+    let token = carrying.and_then(|frame| frame.last_chunk().copied()).unwrap_or([7; 36]);
+    let (Some(ours), Some(ls), Some(support)) =
+        (wrapped(&Content::Token(token)), wrapped(&Content::Ls([7; 37])), wrapped(&Content::Support))
+    else {
+        return;
+    };
+    let again = [operation(6, &ours), operation(4, &ours), operation(7, &ls), operation(7, &ls), operation(4, &ls)];
+    write("verifier", &format!("{name}-shim"), [again.concat(), operation(4, &support), vec![1]].concat());
+}
+
 #[test]
 #[ignore = "writes the corpus"]
 fn write_packets() {
@@ -116,6 +136,15 @@ fn write_packets() {
             write("journey", &format!("{name}-padded"), [&[1][..], &plain, &[0; 9]].concat());
         }
         write("tail", &name, [&[0x13; 36][..], carrying.as_ref().unwrap_or(&plain)].concat());
+        if name.starts_with("ipv4") {
+            let parsed = wire::packet::Packet::parse(&plain);
+            let content = Content::Token([7; 36]);
+            let mut wrapped = [&plain[..], &[0; SHIM_LEN]].concat();
+            let wrapped = shim::insert(&mut wrapped, &parsed, &content).map_or(&plain[..], |end| &wrapped[..end]);
+            write("shim", &name, [&content.encode()[..], wrapped].concat());
+            write("journey", &format!("{name}-shim"), [&[65][..], &plain].concat());
+            write_shims(&name, &plain, carrying.as_deref());
+        }
         let Some(carrying) = carrying else { continue };
         if name.contains("tagged") || name.contains("checksum") {
             continue;
@@ -181,15 +210,23 @@ fn write_stories() {
 #[test]
 #[ignore = "writes the corpus"]
 fn write_vectors() {
+    let decode = |hex: &str| -> Vec<u8> {
+        (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[at * 2..at * 2 + 2], 16).expect("hex")).collect()
+    };
     let text = include_str!("../../../crates/wire/tests/data/tokens.json");
     let all: Value = serde_json::from_str(text).expect("tokens.json is JSON");
     for (index, case) in all["tokens"].as_array().expect("cases").iter().enumerate().take(30) {
-        let hex = case["token"].as_str().expect("token");
-        let bytes: Vec<u8> =
-            (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[at * 2..at * 2 + 2], 16).expect("hex")).collect();
+        let bytes = decode(case["token"].as_str().expect("token"));
         write("token", &format!("vector-{index}"), &bytes);
         write("grant_header", &format!("vector-{index}"), &bytes[..16]);
     }
+    for (index, case) in all["ls"].as_array().expect("cases").iter().enumerate() {
+        for name in ["option", "key_transfer_option", "support_option"] {
+            write("option", &format!("{name}-{index}"), decode(case[name].as_str().expect("an option")));
+        }
+    }
+    write("option", "token", Content::Token([0x13; 36]).encode());
+    write("option", "token-and-more", [Content::Token([0x13; 36]).encode()[..39].to_vec(), vec![1]].concat());
 }
 
 #[test]

@@ -125,7 +125,7 @@ fn print_grant(steps: &mut Steps, grant: &Grant, asked: bool, now: u64) {
     let lasts = left(grant.expires.into(), now);
     steps.print("grant", &format!("{from}: {} {scope}{rule}, for {lasts}", grant.prefix));
     let handle = grant.handle.get(..8).unwrap_or(&grant.handle);
-    steps.print("token", &format!("{} by tail, handle {handle}…", grant.suite));
+    steps.print("token", &format!("{} by {}, handle {handle}…", grant.suite, grant.carrier));
 }
 
 /// Sends the first packet as the caller, and waits.

@@ -57,7 +57,8 @@ impl Agents {
                 used: 0,
                 plain: 0,
                 suite: 0,
-                reserved: [0; 2],
+                carrier: row.carrier as u8,
+                reserved: 0,
                 skew: 0,
                 header: [0; 16],
                 key: [0; 16],
@@ -88,7 +89,7 @@ impl Agents {
             }
             self.kernel.grants.set(&slot, &entry).expect("grants");
             let token = grant.map(|grant| (grant.header(), grant.key(&to)));
-            self.model.grants.insert(slot, Grant { until: entry.until, skew: entry.skew, token });
+            self.model.grants.insert(slot, Grant { until: entry.until, skew: entry.skew, token, carrier: row.carrier });
             let conversation = match row.known {
                 Known::Conversation(_, age, answered) => Some(Conversation {
                     token: NOW - age,
@@ -126,7 +127,8 @@ impl Agents {
             ([agent_counter::OTHER], _) => (Action::Other, TC_ACT_UNSPEC),
             ([agent_counter::PLAIN], _) => (Action::Plain, TC_ACT_UNSPEC),
             ([agent_counter::TOKENS], _) => (Action::Token, TC_ACT_UNSPEC),
-            ([agent_counter::ALONE], Action::Ahead(block)) => (Action::Ahead(*block), TC_ACT_UNSPEC),
+            ([agent_counter::ALONE], Action::Ahead(alone)) => (Action::Ahead(*alone), TC_ACT_UNSPEC),
+            ([agent_counter::FAILED], _) => (Action::Failed, TC_ACT_SHOT),
             ([agent_counter::RIDER], _) => (Action::Rider, TC_ACT_SHOT),
             ([agent_counter::CONVERSATION], _) => (Action::Conversation, TC_ACT_UNSPEC),
             ([agent_counter::HELD], _) => (Action::Held, TC_ACT_STOLEN),

@@ -4,7 +4,8 @@ use super::{CLIENT_PORT, TRANSPORTS, Transport};
 use crate::world::{Family, Grant, NOW, families};
 use engine::insertion::Action;
 use lab::forge::{Packet, Tcp, flag};
-use wire::{Flags, Suite};
+use wire::shim::Content;
+use wire::{Carrier, Flags, Suite};
 
 /// What the agent knows when a packet comes.
 #[derive(Clone, Copy)]
@@ -37,6 +38,8 @@ pub struct Row {
     pub clause: &'static str,
     pub family: Family,
     pub known: Known,
+    /// How tokens of the grant travel.
+    pub carrier: Carrier,
     pub frame: Vec<u8>,
     pub action: fn(&Action) -> bool,
 }
@@ -46,7 +49,8 @@ pub fn rows() -> Vec<Row> {
     for family in families() {
         let grant = Grant::new(&family, 30);
         let mut row = |clause, name: String, known, frame: Vec<u8>, action: fn(&Action) -> bool| {
-            rows.push(Row { name: format!("{}: {name}", family.name), clause, family, known, frame, action });
+            let name = format!("{}: {name}", family.name);
+            rows.push(Row { name, clause, family, known, carrier: Carrier::Tail, frame, action });
         };
         for transport in TRANSPORTS {
             let to = transport.destination(&family);
@@ -159,7 +163,63 @@ pub fn rows() -> Vec<Row> {
         row("§6.2", "ARP".to_owned(), Known::Grant(grant), arp, is_other);
         assert!(grant.expires > NOW);
     }
+    rows.extend(shims());
     rows
+}
+
+/// Rows of a grant whose tokens travel by shim.
+fn shims() -> Vec<Row> {
+    let mut rows = Vec::new();
+    let [family, _] = families();
+    let grant = Grant::new(&family, 31);
+    let mut row = |clause, name: String, known, frame: Vec<u8>, action: fn(&Action) -> bool| {
+        rows.push(Row { name: format!("shim: {name}"), clause, family, known, carrier: Carrier::Shim, frame, action });
+    };
+    for transport in TRANSPORTS {
+        let to = transport.destination(&family);
+        let opening = || transport.opening(&family, CLIENT_PORT, &to);
+        let what = |what: &str| format!("{}, {what}", transport.name());
+        let known = Known::Grant(grant);
+        let aes = Known::Grant(Grant { suite: Suite::AesCmac, ..grant });
+        let bound = Known::Grant(Grant { flags: grant.flags.with(Flags::SOURCE), ..grant });
+        let plain = opening().payload(b"odd");
+        row("§4.3", what("siphash"), known, plain.frame(), is_token);
+        row("§4.3", what("aes-cmac"), aes, plain.frame(), is_token);
+        row("§3.4", what("bound to the source"), bound, plain.frame(), is_token);
+        for length in [1, 2, 37, 500] {
+            let frame = opening().payload(&vec![3; length]).frame();
+            row("§4.3", what(&format!("{length} bytes of payload")), known, frame, is_token);
+        }
+        let changed = plain.clone().hops(3).class(0xb9).identification(0xffff).dont_fragment();
+        row("§4.3", what("odd header fields"), known, changed.frame(), is_token);
+        let mut padded = plain.frame();
+        padded.extend([0; 5]);
+        row("§4.3", what("with link padding"), known, padded, is_token);
+        let options = plain.clone().options(&[1, 1, 1, 0]).frame();
+        row("§4.3.1", what("IP options of its own"), known, options, is_failed);
+        let mut wrong = plain.frame();
+        wrong[24] ^= 0x55;
+        row("§4.3", what("a wrong checksum in the IP header"), known, wrong, is_token);
+        let wrapped = plain.shimmed(&Content::Token([7; 36]).encode()).frame();
+        row("§4.3", what("in a shim already"), known, wrapped, is_other);
+    }
+    let known = Known::Grant(grant);
+    let datagram =
+        |length: usize| Packet::new(family.client, family.server).udp(CLIENT_PORT, 443).payload(&vec![4; length]);
+    row("§4.3.3", "the longest datagram with room".to_owned(), known, datagram(1220 - 28).frame(), is_token);
+    row("§4.3.3", "the shortest datagram without".to_owned(), known, datagram(1221 - 28).frame(), is_ahead);
+    row("§4.3.3", "an empty datagram".to_owned(), known, datagram(0).frame(), is_ahead);
+    let parts = datagram(3000).identification(9).fragments(1400);
+    row("§4.3.3", "a first fragment".to_owned(), known, parts[0].clone(), is_ahead);
+    row("§4.3", "a datagram without checksum".to_owned(), known, datagram(20).no_checksum().frame(), is_token);
+    let conversation = Known::Conversation(grant, 14, true);
+    row("§4.1", "an answered flow".to_owned(), conversation, datagram(20).frame(), is_conversation);
+    row("§4.1", "a flow in use".to_owned(), Known::Conversation(grant, 15, true), datagram(20).frame(), is_token);
+    rows
+}
+
+fn is_failed(action: &Action) -> bool {
+    *action == Action::Failed
 }
 
 fn is_token(action: &Action) -> bool {

@@ -3,9 +3,10 @@
 pub mod admission;
 pub mod agent;
 pub mod forms;
+pub mod shims;
 pub mod tokens;
 
-use crate::world::{Family, Grant, NOW};
+use crate::world::{Family, Grant, LsPair, NOW};
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp};
 use wire::packet::{TCP, UDP};
@@ -15,6 +16,8 @@ use wire::{Destination, tail};
 pub enum Step {
     /// A frame comes, is judged, and reaches the host like this (untouched if it is dropped).
     Frame { frame: Vec<u8>, outcome: Outcome, out: Vec<u8> },
+    /// The authority tells of a pair.
+    Tell(LsPair),
     /// A grant is revoked.
     Revoke(u64),
     /// Upkeep runs.

@@ -310,6 +310,7 @@ fn terms() -> Vec<Terms> {
         single,
         reply: false,
         bind_source: false,
+        carrier: wire::Carrier::Tail,
         suite,
     };
     vec![

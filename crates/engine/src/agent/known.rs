@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use wire::map::GrantEntry;
-use wire::{Flags, GrantHeader, GrantKey};
+use wire::{Carrier, Flags, GrantHeader, GrantKey};
 
 /// Seconds before its end at which a grant is no longer used: the packet travels, and clocks differ.
 const MARGIN: u64 = 3;
@@ -32,6 +32,7 @@ pub(super) struct Known {
     pub prefix: IpNet,
     /// The protocol and port, if the grant is for one.
     pub service: Option<(u8, u16)>,
+    pub carrier: Carrier,
     pub receiver: String,
     pub rule: String,
     /// Unix seconds.
@@ -54,8 +55,10 @@ impl Known {
         let header = header.ok_or(Unusable::Malformed("its header can't be read"))?;
         let key = GrantKey::new(bytes(&answer.key).ok_or(Unusable::Malformed("its key can't be read"))?);
         let grant = Self::new(header, key, answer.prefix, place, unix, now);
-        if answer.carrier != "tail" {
-            return Err(Unusable::Malformed("it wants a carrier that this agent doesn't have"));
+        let carrier = Carrier::from_name(&answer.carrier);
+        let carrier = carrier.ok_or(Unusable::Malformed("it wants a carrier that this agent doesn't have"))?;
+        if carrier == Carrier::Shim && place.address.is_ipv6() {
+            return Err(Unusable::Malformed("its carrier is for IPv4 only"));
         }
         if header.flags.has(Flags::BEARER) {
             return Err(Unusable::Malformed("it is for proofs, not for tokens"));
@@ -69,7 +72,7 @@ impl Known {
         if !grant.is_good(unix) {
             return Err(Unusable::Over);
         }
-        Ok(Self { receiver: answer.receiver.clone(), rule: answer.rule.clone(), ..grant })
+        Ok(Self { carrier, receiver: answer.receiver.clone(), rule: answer.rule.clone(), ..grant })
     }
 
     /// The grant behind what an earlier process wrote into the kernel.
@@ -77,7 +80,8 @@ impl Known {
         let header = GrantHeader::decode(&entry.header).ok()?;
         let prefix = IpNet::new(place.address, header.prefix_length).ok()?.trunc();
         let grant = Self::new(header, GrantKey::new(entry.key), prefix, place, unix, now);
-        (entry.plain == 0 && grant.is_good(unix)).then_some(Self { used: entry.used, ..grant })
+        let carrier = Carrier::from_number(entry.carrier).unwrap_or_default();
+        (entry.plain == 0 && grant.is_good(unix)).then_some(Self { carrier, used: entry.used, ..grant })
     }
 
     fn new(header: GrantHeader, key: GrantKey, prefix: IpNet, place: &Place, unix: u64, now: Duration) -> Self {
@@ -91,6 +95,7 @@ impl Known {
             key,
             prefix: prefix.trunc(),
             service: header.flags.has(Flags::PORT).then_some((place.protocol, place.port)),
+            carrier: Carrier::Tail,
             receiver: String::new(),
             rule: String::new(),
             issued: unix,
@@ -132,7 +137,8 @@ impl Known {
             used: self.used,
             plain: 0,
             suite: self.header.suite as u8,
-            reserved: [0; 2],
+            carrier: self.carrier as u8,
+            reserved: 0,
             skew,
             header: self.header.encode(),
             key: *self.key.bytes(),
@@ -152,7 +158,8 @@ pub(super) fn plain_entry(until: u64, skew: i32) -> GrantEntry {
         used: 0,
         plain: 1,
         suite: 0,
-        reserved: [0; 2],
+        carrier: 0,
+        reserved: 0,
         skew,
         header: [0; 16],
         key: [0; 16],

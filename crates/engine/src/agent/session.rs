@@ -65,6 +65,8 @@ pub struct GrantView {
     pub service: Option<(u8, u16)>,
     /// The MAC suite's name.
     pub suite: &'static str,
+    /// The carrier's name.
+    pub carrier: &'static str,
     /// The receiver's name.
     pub receiver: String,
     /// The rule that allowed it; empty if an earlier process asked for it.
@@ -587,6 +589,7 @@ fn view(known: &Known) -> GrantView {
         prefix: known.prefix,
         service: known.service,
         suite: known.header.suite.name(),
+        carrier: known.carrier.name(),
         receiver: known.receiver.clone(),
         rule: known.rule.clone(),
         expires: known.header.expires,

@@ -4,7 +4,7 @@ use super::frame::tests::partial;
 use super::*;
 use crate::api::{RevokedGrant, Service};
 use wire::packet::{Packet, TCP, UDP};
-use wire::{Flags, GrantHeader, Handle, Suite};
+use wire::{Carrier, Flags, GrantHeader, Handle, Suite};
 
 /// The authority's time when the machine has been up for [`START`].
 const UNIX: u64 = 1_800_000_000;
@@ -548,6 +548,20 @@ fn a_grant_that_ends_at_once_is_over_and_asked_for_again() {
     let (id, ..) = stage.asked.remove(0);
     let answer = ends_in(5, &stage);
     assert_eq!(stage.agent.answered(stage.now, ALICE, id, &answer), Ok(()));
+}
+
+#[test]
+fn the_kernel_learns_how_a_grants_tokens_travel() {
+    let mut stage = Stage::alice();
+    for (port, carrier) in [(1, Carrier::Tail), (2, Carrier::Shim)] {
+        stage.held(tcp(1, port), 1);
+        let grant = stage.grant(tcp(1, port), port.into()).unwrap_or_else(|_| panic!("a grant"));
+        let (id, ..) = stage.asked.remove(0);
+        let answer = Ok(api::Grant { carrier: carrier.name().into(), ..grant });
+        stage.agent.answered(stage.now, ALICE, id, &answer).expect("it makes sense");
+        stage.settle();
+        assert_eq!(stage.entry(tcp(1, port)).expect("an entry").carrier, carrier as u8);
+    }
 }
 
 #[test]

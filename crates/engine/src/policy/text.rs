@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use toml::Spanned;
-use wire::Suite;
+use wire::{Carrier, Suite};
 
 const RECEIVER_KEYS: &[&str] = &["name", "address", "services", "verifier"];
 const RULE_KEYS: &[&str] = &[
@@ -28,9 +28,10 @@ const RULE_KEYS: &[&str] = &[
     "reply",
     "bind_source",
     "suite",
+    "carrier",
 ];
 /// The keys that say how a grant is made.
-const TERMS_KEYS: &[&str] = &["granularity", "lifetime", "single", "reply", "bind_source", "suite"];
+const TERMS_KEYS: &[&str] = &["granularity", "lifetime", "single", "reply", "bind_source", "suite", "carrier"];
 const PROTOCOLS: &[(&str, u8)] = &[
     ("icmp", 1),
     ("tcp", 6),
@@ -277,6 +278,8 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
     ];
     let suites = [Suite::Siphash, Suite::AesCmac].map(|suite| (suite.name(), suite));
     let granularity = fields.text(reader, "granularity").and_then(|word| choice(reader, &word, &widths));
+    let carriers = Carrier::ALL.map(|carrier| (carrier.name(), carrier));
+    let carrier = fields.text(reader, "carrier").and_then(|word| choice(reader, &word, &carriers));
     let suite = fields.text(reader, "suite").and_then(|word| choice(reader, &word, &suites));
     let (granularity, flow) = granularity.unwrap_or_default();
     let default = DEFAULT_LIFETIME.min(max_lifetime);
@@ -287,6 +290,7 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
         reply: fields.yes(reader, "reply"),
         bind_source: fields.yes(reader, "bind_source"),
         suite: suite.unwrap_or(Suite::Siphash),
+        carrier: carrier.unwrap_or_default(),
     }
 }
 

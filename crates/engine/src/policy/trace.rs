@@ -5,6 +5,7 @@ use super::window::written;
 use super::{Action, Decision, Granularity, Policy, Request, Rule, Who};
 use crate::document::duration;
 use serde::Serialize;
+use wire::Carrier;
 
 /// A decision with its reasons, in words and for machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -160,6 +161,7 @@ fn grant(permit: &super::Permit<'_>) -> String {
         (terms.single, "for one flow"),
         (terms.reply, "with consent to packets from the receiver"),
         (terms.bind_source, "bound to the source address"),
+        (terms.carrier == Carrier::Shim, "its tokens by shim"),
     ] {
         if set {
             text += ", ";

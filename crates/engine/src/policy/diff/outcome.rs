@@ -4,6 +4,7 @@ use super::Kind;
 use crate::document::duration;
 use crate::policy::{Action, Granularity, Policy, Rule, Terms};
 use std::fmt;
+use wire::Carrier;
 
 pub(super) enum Outcome<'p> {
     Unprotected,
@@ -81,7 +82,7 @@ struct Words<'t>(&'t Terms);
 
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Terms { granularity, lifetime, single, reply, bind_source, suite } = self.0;
+        let Terms { granularity, lifetime, single, reply, bind_source, suite, carrier } = self.0;
         f.write_str(match granularity {
             Granularity::Application if *single => "flow",
             Granularity::Application => "application",
@@ -90,7 +91,10 @@ impl fmt::Display for Words<'_> {
         })?;
         write!(f, ", {}, {}", duration(*lifetime), suite.name())?;
         let single = *single && *granularity != Granularity::Application;
-        for (set, word) in [(single, "one flow"), (*reply, "reply"), (*bind_source, "bound to the source")] {
+        let shim = *carrier == Carrier::Shim;
+        for (set, word) in
+            [(single, "one flow"), (*reply, "reply"), (*bind_source, "bound to the source"), (shim, "by shim")]
+        {
             if set {
                 write!(f, ", {word}")?;
             }

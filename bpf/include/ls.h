@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Tokens of the scheme of LS (wire.md §5): judging them up to the tag, and taking their nonces once.
+ *
+ * Pairs come from the authority only: nothing that a sender does makes one. */
+#pragma once
+#include "layout.h"
+#include "sha224.h"
+#include "token.h"
+
+enum { SUITE_SHA224 = 1, LS_PAIR_LEN = 7 };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, struct secret_entry);
+} ls_secrets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u64);
+	__type(value, struct ls_grant);
+} ls_grants SEC(".maps");
+
+/* Its tag lies on whole words where shims are read to. */
+struct ls_token {
+	__u8 unique_id[5], nonce1[2], nonce2[2], tag[SHA224_LEN];
+};
+
+/* A token's hash. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct sha224);
+} ls_hashes SEC(".maps");
+
+/* Blocks are put together from whole words: bytes of them would be kept on the stack, which has no room for so many. */
+
+/* unique id | nonce1 | secret; `ids` are the first seven bytes as they lie in memory. */
+static __always_inline void hash_client_key(struct sha224 *sha, const struct secret_entry *secret, __u64 ids)
+{
+	sha->block[0] = secret->block[0] | ids;
+#pragma unroll
+	for (int i = 1; i < 8; i++)
+		sha->block[i] = secret->block[i];
+	sha224(sha);
+}
+
+/* unique id | nonce2 | what was hashed last, which is the client key. */
+static __always_inline void hash_tag(struct sha224 *sha, __u64 unique_id, __u16 nonce2)
+{
+	sha->block[0] = unique_id | (__u64)bpf_htons(nonce2) << 40 | sha->hash[0] << 56;
+	sha->block[1] = sha->hash[0] >> 8 | sha->hash[1] << 56;
+	sha->block[2] = sha->hash[1] >> 8 | sha->hash[2] << 56;
+	sha->block[3] = sha->hash[2] >> 8 | sha->hash[3] << 56;
+	sha->block[4] = sha->hash[3] >> 8 | 0x80ULL << 24; /* the bit behind the message */
+	sha->block[5] = 0;
+	sha->block[6] = 0;
+	sha->block[7] = bpf_cpu_to_be64((LS_PAIR_LEN + SHA224_LEN) * 8);
+	sha224(sha);
+}
+
+/* CONTINUE, or the first thing that is wrong: suite, pair, expiry, tag. What admission asks of a token goes to `claim`. */
+__noinline int judge_ls(struct packet *p, const struct ls_token *token, struct token *claim)
+{
+	const __u8 *bytes = (const __u8 *)token;
+	__u32 zero = 0, slot, differ = 0;
+	struct sha224 *sha = bpf_map_lookup_elem(&ls_hashes, &zero);
+	struct secret_entry *secret;
+	struct ls_grant *pair;
+	__u64 handle = 0;
+	const __u32 *tag;
+
+	if (!p || !token || !claim || !sha || !(config.suites & 1 << SUITE_SHA224))
+		return DROP_UNKNOWN_SUITE;
+#pragma unroll
+	for (int i = 0; i < LS_PAIR_LEN; i++)
+		handle = handle << 8 | bytes[i];
+	p->handle = handle;
+	p->nonce2 = token->nonce2[0] << 8 | token->nonce2[1];
+	p->from_pair = 1;
+	pair = bpf_map_lookup_elem(&ls_grants, &handle);
+	if (!pair)
+		return DROP_UNKNOWN_EPOCH;
+	slot = pair->epoch & 0xff;
+	secret = bpf_map_lookup_elem(&ls_secrets, &slot);
+	if (!secret || secret->epoch != pair->epoch)
+		return DROP_UNKNOWN_EPOCH;
+	if (pair->expires <= p->time)
+		return DROP_EXPIRED;
+	claim->expires = pair->expires;
+	claim->block.flags = 0;
+	hash_client_key(sha, secret, bpf_cpu_to_be64(handle << 8));
+	hash_tag(sha, bpf_cpu_to_be64(handle << 8) & 0xffffffffff, p->nonce2);
+	tag = (const __u32 *)token->tag;
+#pragma unroll
+	for (int i = 0; i < SHA224_LEN / 4; i++)
+		differ |= sha->hash_words[i] ^ tag[i];
+	return differ ? DROP_BAD_TAG : CONTINUE;
+}
+
+/* CONTINUE if a pair's nonce2 is used for the first time. */
+__noinline int first_nonce(__u64 handle, __u32 nonce2)
+{
+	struct ls_grant *pair = bpf_map_lookup_elem(&ls_grants, &handle);
+	__u64 bit = 1ULL << (nonce2 & 63);
+
+	if (!pair)
+		return DROP_REPLAYED;
+	return __sync_fetch_and_or(&pair->used[nonce2 >> 6 & (LS_NONCE_WORDS - 1)], bit) & bit ? DROP_REPLAYED : CONTINUE;
+}

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* The `shim` carrier (wire.md §4.3, §4.4): IP in IPv4, the token in an option of the inner header. The same rules as
+ * crates/wire/src/shim.rs.
+ *
+ * Whoever includes this includes xdp.h or skb.h before. */
+#pragma once
+#include "checksum.h"
+#include "ls.h"
+#include "parse.h"
+
+/* Where its token is, from the outer header on. */
+enum { SHIM_TOKEN_AT = 2 * IPV4_LEN + 3 };
+
+struct shim {
+	struct ipv4 inner;
+	__u8 type, length, kind;
+	union {
+		__u8 data[37];
+		struct ls_token ls;
+	};
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct shim);
+} shims SEC(".maps");
+
+/* The kind of a shim's option, or SHIM_BROKEN if it is none of the four and zeros. */
+static __always_inline int shim_kind(const struct shim *shim)
+{
+	__u32 length, rest = 0;
+
+	switch (shim->kind) {
+	case SHIM_SUPPORT:
+		length = 0;
+		break;
+	case SHIM_KEY_TRANSFER:
+		length = 35;
+		break;
+	case SHIM_LS_TOKEN:
+		length = sizeof(shim->ls);
+		break;
+	case SHIM_TOKEN:
+		length = 36;
+		break;
+	default:
+		return SHIM_BROKEN;
+	}
+	for (__u32 i = 0; i < sizeof(shim->data); i++)
+		rest |= i >= length ? shim->data[i] : 0;
+	return rest || shim->length != 3 + length ? SHIM_BROKEN : shim->kind;
+}
+
+/* The kind of the packet's shim; it is then as it was before it got that: its own protocol and ports, a header that is 80
+ * bytes long. SHIM_NONE if the packet has no shim, SHIM_BROKEN if that is malformed. */
+__noinline int open_shim(context *ctx, struct packet *p, struct shim *shim)
+{
+	int kind;
+
+	if (!p || !shim || p->flow.family != 4 || p->transport != p->network + IPV4_LEN || p->transport + SHIM_LEN > p->end ||
+	    load(ctx, p->transport, shim, SHIM_LEN) || shim->inner.version_ihl != 0x4f || shim->type != SHIM_OPTION)
+		return SHIM_NONE;
+	/* A sender behind an address translator would be taken for somebody else: the addresses must be the outer ones. */
+	if (*(__u32 *)shim->inner.source != *(__u32 *)p->flow.client ||
+	    *(__u32 *)shim->inner.destination != *(__u32 *)p->flow.server ||
+	    bpf_ntohs(shim->inner.total_len) != p->end - p->transport || shim->inner.fragment & bpf_htons(0x3fff))
+		return SHIM_BROKEN;
+	kind = shim_kind(shim);
+	if (kind == SHIM_BROKEN)
+		return SHIM_BROKEN;
+	p->flow.protocol = shim->inner.protocol;
+	return parse_transport(ctx, p, p->transport + SHIM_LEN) == FORM_WHOLE ? kind : SHIM_BROKEN;
+}
+
+/* Takes the shim off: the outer header becomes the one that was sent, and the inner one is cut out. */
+__noinline int strip_shim(context *ctx, const struct packet *p)
+{
+	struct ipv4 ip;
+	__be16 total_len, old, new;
+
+	if (!p || load(ctx, p->network, &ip, sizeof(ip)))
+		return -1;
+	total_len = bpf_htons(p->end - SHIM_LEN - p->network);
+	ip.checksum = replace(ip.checksum, ip.total_len, total_len);
+	old = ip.ttl | ip.protocol << 8; /* as they lie in memory */
+	new = ip.ttl | p->flow.protocol << 8;
+	ip.checksum = replace(ip.checksum, old, new);
+	ip.total_len = total_len;
+	ip.protocol = p->flow.protocol;
+	if (store(ctx, p->network, &ip, sizeof(ip)))
+		return -1;
+	/* What the link appended behind the packet. */
+	if (frame_length(ctx) != p->end && cut_tail(ctx, p->end))
+		return -1;
+	return cut_behind(ctx, p->network + IPV4_LEN, SHIM_LEN) ? -1 : 0;
+}
