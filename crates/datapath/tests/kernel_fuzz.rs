@@ -296,7 +296,7 @@ fn agree_on_random_packets(hook: Hook) {
     }
     let shown = wire::DropReason::ALL.iter().filter(|reason| tally[**reason as usize] > 0).count();
     println!("{packets} packets: {tally:?}; out of shims: {unwrapped:?}");
-    assert!(packets < 100_000 || unwrapped.iter().all(|count| *count > 100), "few shims were taken: {unwrapped:?}");
+    assert!(packets < 100_000 || unwrapped.iter().all(|count| *count > 10), "few shims were taken: {unwrapped:?}");
     assert!(packets < 100_000 || shown == wire::DropReason::ALL.len(), "some drop reason never came up: {tally:?}");
 }
 
