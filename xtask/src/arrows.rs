@@ -16,7 +16,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("agent", &["wire", "engine", "client", "datapath", "shell"], &["lab"]),
     ("verifier", &["wire", "engine", "client", "datapath", "shell"], &["authority"]),
     ("doctor", &["wire", "datapath"], &[]),
-    ("vouchsafe", &["authority", "agent", "verifier", "doctor"], &["datapath", "lab"]),
+    ("vouchsafe", &["authority", "agent", "verifier", "doctor"], &["client", "datapath", "engine", "lab"]),
     ("lab", &["wire"], &["engine", "datapath"]),
     ("harness", &["wire", "engine"], &["lab"]),
     ("xtask", &[], &[]),

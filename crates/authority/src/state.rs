@@ -246,7 +246,7 @@ impl Authority {
             scope: issued.scope,
             flags: issued.header.flags,
         };
-        match self.storage.call(move |database| database.add_grant(&issuance)).await? {
+        match self.storage.add_grant(issuance).await? {
             Recorded::Done => {}
             Recorded::SessionEnded => return Err(Problem::NotLoggedIn),
             Recorded::TooMany { seconds } => return Err(Problem::TooManyGrants(Duration::from_secs(seconds))),

@@ -31,7 +31,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use std::path::Path;
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 /// The SHA-256 of a bearer token or one-time code: what is stored in its place.
 pub type TokenHash = [u8; 32];
@@ -143,22 +143,41 @@ impl Database {
     }
 }
 
-type Job = Box<dyn FnOnce(&mut Database) + Send>;
+/// What the storage thread is to do.
+enum Job {
+    Work(Box<dyn FnOnce(&mut Database) + Send>),
+    Grant(Box<Waiting>),
+    End,
+}
+
+/// A grant that waits to be recorded.
+struct Waiting {
+    grant: Issuance,
+    answer: oneshot::Sender<Result<Recorded>>,
+}
+
+/// Grants that are recorded together, at most: whoever waits for other work waits for them.
+const MOST_TOGETHER: usize = 64;
 
 /// The database for tasks: jobs go to its thread one after the other.
 #[derive(Clone)]
 pub struct Storage {
-    /// No job: the thread ends.
-    jobs: tokio::sync::mpsc::Sender<Option<Job>>,
+    jobs: mpsc::Sender<Job>,
 }
 
 impl Storage {
     /// Starts the thread. It ends when the last clone is dropped, or with [`Self::close`].
     pub fn start(mut database: Database) -> Result<Self> {
-        let (jobs, mut queue) = tokio::sync::mpsc::channel::<Option<Job>>(256);
+        let (jobs, mut queue) = mpsc::channel(256);
         std::thread::Builder::new().name("storage".into()).spawn(move || {
-            while let Some(Some(job)) = queue.blocking_recv() {
-                job(&mut database);
+            let mut next = queue.blocking_recv();
+            while let Some(job) = next.take() {
+                match job {
+                    Job::Work(work) => work(&mut database),
+                    Job::Grant(first) => next = record(&mut database, first, &mut queue),
+                    Job::End => break,
+                }
+                next = next.or_else(|| queue.blocking_recv());
             }
             // Before the queue: whoever waits for the end of that finds the file closed.
             drop(database);
@@ -166,10 +185,17 @@ impl Storage {
         Ok(Self { jobs })
     }
 
+    /// Records a grant, together with others that wait at the same time. Done even if the caller goes away.
+    pub async fn add_grant(&self, grant: Issuance) -> Result<Recorded> {
+        let (answer, answered) = oneshot::channel();
+        self.send(Job::Grant(Box::new(Waiting { grant, answer }))).await?;
+        answered.await.map_err(|_| gone())?
+    }
+
     /// Closes the database once all work before this is done.
     pub async fn close(&self) {
         // A thread that is gone already has closed it.
-        let _ = self.jobs.send(None).await;
+        let _ = self.jobs.send(Job::End).await;
         self.jobs.closed().await;
     }
 
@@ -179,8 +205,59 @@ impl Storage {
         work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
-        let job: Job = Box::new(move |database| drop(answer.send(work(database))));
-        self.jobs.send(Some(job)).await.map_err(|_| anyhow!("the storage thread is gone"))?;
-        answered.await.map_err(|_| anyhow!("the storage thread is gone"))?
+        self.send(Job::Work(Box::new(move |database| drop(answer.send(work(database)))))).await?;
+        answered.await.map_err(|_| gone())?
+    }
+
+    async fn send(&self, job: Job) -> Result<()> {
+        self.jobs.send(job).await.map_err(|_| gone())
     }
 }
+
+/// Records a grant and those that wait right behind it; gives the job that came between, if one did.
+fn record(database: &mut Database, first: Box<Waiting>, queue: &mut mpsc::Receiver<Job>) -> Option<Job> {
+    let (mut waiting, mut next) = (vec![first], None);
+    while waiting.len() < MOST_TOGETHER && next.is_none() {
+        match queue.try_recv() {
+            Ok(Job::Grant(grant)) => waiting.push(grant),
+            Ok(other) => next = Some(other),
+            Err(_) => break,
+        }
+    }
+    match database.add_grants(waiting.iter().map(|waiting| &waiting.grant)) {
+        Ok(recorded) => {
+            for (waiting, recorded) in waiting.into_iter().zip(recorded) {
+                drop(waiting.answer.send(Ok(recorded)));
+            }
+        }
+        // One whose handle is taken, for instance. None of them is recorded: each by itself, so that it takes no other along.
+        Err(error) if is_about_one(&error) => {
+            for waiting in waiting {
+                let recorded = database.add_grants([&waiting.grant]).and_then(|recorded| {
+                    recorded.into_iter().next().context("a grant was neither recorded nor refused")
+                });
+                drop(waiting.answer.send(recorded));
+            }
+        }
+        // The disk is full, or another process holds the database: to try each would take as many times as long.
+        Err(error) => {
+            for waiting in waiting {
+                drop(waiting.answer.send(Err(anyhow!("{error:#}"))));
+            }
+        }
+    }
+    next
+}
+
+/// Whether a statement failed because of what it was to write.
+fn is_about_one(error: &anyhow::Error) -> bool {
+    let code = error.downcast_ref().and_then(rusqlite::Error::sqlite_error_code);
+    code == Some(rusqlite::ErrorCode::ConstraintViolation)
+}
+
+fn gone() -> anyhow::Error {
+    anyhow!("the storage thread is gone")
+}
+
+#[cfg(test)]
+mod tests;

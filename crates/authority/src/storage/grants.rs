@@ -140,57 +140,10 @@ pub enum Which {
 }
 
 impl Database {
-    /// Records a grant; unless it is recorded it must not be handed out.
-    pub fn add_grant(&mut self, grant: &Issuance) -> Result<Recorded> {
-        let Issuance { session, owner, verifier, source, to, scope, flags } = grant;
-        self.write_soon(|transaction| {
-            let mut live = transaction.prepare_cached(
-                "SELECT count(*), count(*) FILTER (WHERE session = ?3), min(expires) FROM grants
-                 WHERE person = ?1 AND expires > ?2 AND revoked IS NULL",
-            )?;
-            let (of_person, of_session, next): (u32, u32, Option<i64>) = live
-                .query_row(params![owner.person, owner.issued.cast_signed(), session], |row| {
-                    Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-                })?;
-            if of_person >= MOST_OF_PERSON || of_session >= MOST_OF_SESSION {
-                let next = next.map_or(owner.issued, i64::cast_unsigned);
-                return Ok(Recorded::TooMany { seconds: next.saturating_sub(owner.issued) });
-            }
-            let mut statement = transaction.prepare_cached(
-                "INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address,
-                    protocol, port, prefix, flags, issued, expires)
-                 SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15
-                 WHERE EXISTS (SELECT 1 FROM sessions WHERE token = ?2)",
-            )?;
-            let recorded = statement.execute(params![
-                owner.handle.cast_signed(),
-                session,
-                owner.person,
-                owner.device,
-                verifier,
-                owner.receiver,
-                owner.rule,
-                source.to_string(),
-                to.address.to_string(),
-                to.protocol,
-                scope.service.map_or(to.port, |(_, port)| port),
-                scope.prefix.to_string(),
-                flags.0,
-                owner.issued.cast_signed(),
-                owner.expires.cast_signed(),
-            ])?;
-            if recorded == 0 {
-                return Ok(Recorded::SessionEnded);
-            }
-            let detail = format!(
-                "{:016x} to {} protocol {} port {}, until {}",
-                owner.handle, to.address, to.protocol, to.port, owner.expires
-            );
-            let event = AuditEvent::new("granted").person(&owner.person).device(&owner.device).source(*source);
-            let event = event.receiver(&owner.receiver).rule(&owner.rule).detail(detail);
-            event.write(transaction, owner.issued)?;
-            Ok(Recorded::Done)
-        })
+    /// Records grants, all in one transaction, for that is most of what recording one costs. Unless it is recorded a grant
+    /// must not be handed out.
+    pub fn add_grants<'g>(&mut self, grants: impl IntoIterator<Item = &'g Issuance>) -> Result<Vec<Recorded>> {
+        self.write_soon(|transaction| grants.into_iter().map(|grant| add(transaction, grant)).collect())
     }
 
     /// Grants, newest first; only those that have neither ended nor been revoked unless `all`.
@@ -392,6 +345,56 @@ impl Database {
             Ok(rows.collect::<Result<_, _>>()?)
         })
     }
+}
+
+fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
+    let Issuance { session, owner, verifier, source, to, scope, flags } = grant;
+    let mut live = transaction.prepare_cached(
+        "SELECT count(*), count(*) FILTER (WHERE session = ?3), min(expires) FROM grants
+         WHERE person = ?1 AND expires > ?2 AND revoked IS NULL",
+    )?;
+    let (of_person, of_session, next): (u32, u32, Option<i64>) = live
+        .query_row(params![owner.person, owner.issued.cast_signed(), session], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+        })?;
+    if of_person >= MOST_OF_PERSON || of_session >= MOST_OF_SESSION {
+        let next = next.map_or(owner.issued, i64::cast_unsigned);
+        return Ok(Recorded::TooMany { seconds: next.saturating_sub(owner.issued) });
+    }
+    let mut statement = transaction.prepare_cached(
+        "INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address,
+            protocol, port, prefix, flags, issued, expires)
+         SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15
+         WHERE EXISTS (SELECT 1 FROM sessions WHERE token = ?2)",
+    )?;
+    let recorded = statement.execute(params![
+        owner.handle.cast_signed(),
+        session,
+        owner.person,
+        owner.device,
+        verifier,
+        owner.receiver,
+        owner.rule,
+        source.to_string(),
+        to.address.to_string(),
+        to.protocol,
+        scope.service.map_or(to.port, |(_, port)| port),
+        scope.prefix.to_string(),
+        flags.0,
+        owner.issued.cast_signed(),
+        owner.expires.cast_signed(),
+    ])?;
+    if recorded == 0 {
+        return Ok(Recorded::SessionEnded);
+    }
+    let detail = format!(
+        "{:016x} to {} protocol {} port {}, until {}",
+        owner.handle, to.address, to.protocol, to.port, owner.expires
+    );
+    let event = AuditEvent::new("granted").person(&owner.person).device(&owner.device).source(*source);
+    let event = event.receiver(&owner.receiver).rule(&owner.rule).detail(detail);
+    event.write(transaction, owner.issued)?;
+    Ok(Recorded::Done)
 }
 
 pub(super) fn revoke_forbidden(

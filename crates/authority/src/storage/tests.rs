@@ -1,0 +1,74 @@
+use super::*;
+use engine::api::GrantOwner;
+use engine::policy::Scope;
+use std::net::IpAddr;
+use wire::{Destination, Flags};
+
+const SESSION: TokenHash = [7; 32];
+const SOURCE: &str = "192.0.2.1";
+
+fn database(room: &tempfile::TempDir) -> Database {
+    let file = room.path().join("authority.db");
+    Database::create(&file, b"an authority").unwrap();
+    let mut database = Database::open(&file).unwrap();
+    let service = NewService { name: "robot", key: "00", groups: &[], tags: &[] };
+    database.add_service(&service, &Operator::current(), 1).unwrap();
+    let session = Session {
+        person: "robot".into(),
+        device: "rack".into(),
+        expires: 10_000,
+        tags: Vec::new(),
+        groups: Vec::new(),
+        ends: None,
+    };
+    let proof = Proof::Service("00".into());
+    let login = database.add_session(SESSION, &session, &proof, SOURCE.parse().unwrap(), 1).unwrap();
+    assert!(matches!(login, Login::Done { .. }));
+    database
+}
+
+fn grant(handle: u64, session: TokenHash) -> Issuance {
+    let address: IpAddr = "203.0.113.1".parse().unwrap();
+    Issuance {
+        session,
+        owner: GrantOwner {
+            handle,
+            person: "robot".into(),
+            device: "rack".into(),
+            receiver: "git".into(),
+            rule: "policy.toml:1".into(),
+            issued: 100,
+            expires: 400,
+        },
+        verifier: "edge".into(),
+        source: SOURCE.parse().unwrap(),
+        to: Destination { address, protocol: 6, port: 22 },
+        scope: Scope { prefix: address.into(), service: Some((6, 22)) },
+        flags: Flags::PORT,
+    }
+}
+
+/// All of them wait before the thread comes to the first.
+#[tokio::test]
+async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_along() {
+    let room = tempfile::tempdir().unwrap();
+    let storage = Storage::start(database(&room)).unwrap();
+    let (begin, begun) = std::sync::mpsc::channel::<()>();
+    let busy = storage.call(move |_| Ok(begun.recv()?));
+    let ended = [9; 32];
+    let asked = [grant(1, SESSION), grant(2, ended), grant(1, SESSION), grant(3, SESSION)];
+    let asked = futures_util::future::join_all(asked.map(|grant| storage.add_grant(grant)));
+    let (_, recorded, ()) = tokio::join!(biased; busy, asked, async { begin.send(()).unwrap() });
+    let recorded: Vec<_> = recorded.into_iter().map(Result::ok).collect();
+    // The third has the handle of the first.
+    assert_eq!(recorded, [Some(Recorded::Done), Some(Recorded::SessionEnded), None, Some(Recorded::Done)]);
+    let grants = storage.call(|database| database.grants(200, false)).await.unwrap();
+    let mut handles: Vec<_> = grants.into_iter().map(|grant| grant.handle).collect();
+    handles.sort_unstable();
+    assert_eq!(handles, ["0000000000000001", "0000000000000003"]);
+    let entries = storage.call(|database| database.audit_entries(Some("robot"), 100)).await.unwrap();
+    assert_eq!(entries.iter().filter(|entry| entry.event == "granted").count(), 2);
+    let verdict = storage.call(|database| database.verify_audit(b"an authority", &[])).await.unwrap();
+    assert!(matches!(verdict, Verdict::Whole(_)), "{verdict:?}");
+    storage.close().await;
+}
