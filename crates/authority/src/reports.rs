@@ -9,6 +9,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const PAUSE: u32 = 2;
 /// Reports that all verifiers together send in a second.
 const MOST_A_SECOND: usize = 50;
+/// A verifier counts as silent after so many seconds without a report, or after so many reports in a row that did not come
+/// where that is longer.
+const SILENCE: (u32, u32) = (30, 3);
+
+/// What a verifier told last.
+pub struct Latest {
+    /// Its id.
+    pub verifier: Arc<str>,
+    /// When it came, Unix seconds.
+    pub time: u64,
+    /// Whether it still counts: the verifier is not silent.
+    pub fresh: bool,
+    /// What it said.
+    pub report: Report,
+}
 
 /// The reports, by verifier.
 #[derive(Default)]
@@ -19,7 +34,7 @@ impl Reports {
     pub fn note(&self, verifier: Arc<str>, report: Report, now: u64) -> u32 {
         let mut reports = self.lock();
         reports.entry(verifier).or_default().note(report, now);
-        PAUSE.max(u32::try_from(reports.len().div_ceil(MOST_A_SECOND)).unwrap_or(u32::MAX))
+        pause(reports.len())
     }
 
     /// Forgets verifiers that are no longer known.
@@ -27,11 +42,16 @@ impl Reports {
         self.lock().retain(|verifier, _| known(verifier));
     }
 
-    /// The latest report of each verifier and when it came, by id.
-    pub fn latest(&self) -> Vec<(Arc<str>, u64, Report)> {
+    /// The latest report of each verifier, by id.
+    pub fn latest(&self, now: u64) -> Vec<Latest> {
         let reports = self.lock();
+        let silence = u64::from(SILENCE.0.max(pause(reports.len()).saturating_mul(SILENCE.1)));
         let latest = reports.iter().filter_map(|(verifier, activity)| Some((verifier, activity.latest()?)));
-        latest.map(|(verifier, (time, report))| (verifier.clone(), time, report.clone())).collect()
+        let latest = latest.map(|(verifier, (time, report))| {
+            let (verifier, report, fresh) = (verifier.clone(), report.clone(), time.abs_diff(now) <= silence);
+            Latest { verifier, time, fresh, report }
+        });
+        latest.collect()
     }
 
     /// What one verifier did within a span, or all of them.
@@ -44,6 +64,11 @@ impl Reports {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Activity>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Seconds from one report to the next where so many verifiers report.
+fn pause(verifiers: usize) -> u32 {
+    PAUSE.max(u32::try_from(verifiers.div_ceil(MOST_A_SECOND)).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]
@@ -67,8 +92,8 @@ mod tests {
         let admitted = |verifier| reports.columns(verifier, Span::Hour, NOW).last().unwrap().amount.unwrap().admitted;
         assert_eq!((admitted(Some("edge-1")), admitted(Some("edge-2")), admitted(None)), (5, 7, 12));
         reports.keep(|verifier| verifier == "edge-2");
-        let latest = reports.latest();
-        assert_eq!((latest.len(), &*latest[0].0, latest[0].2.admitted), (1, "edge-2", 7));
+        let latest = reports.latest(NOW);
+        assert_eq!((latest.len(), &*latest[0].verifier, latest[0].report.admitted), (1, "edge-2", 7));
     }
 
     #[test]
@@ -76,5 +101,19 @@ mod tests {
         let reports = Reports::default();
         let pauses = (0..=3 * MOST_A_SECOND).map(|nth| reports.note(nth.to_string().into(), report(0), NOW));
         assert_eq!(pauses.last(), Some(4));
+    }
+
+    #[test]
+    fn a_verifier_is_silent_after_half_a_minute_and_after_three_of_its_reports_where_there_are_very_many() {
+        let fresh = |verifiers: usize, after: u64| {
+            let reports = Reports::default();
+            for nth in 0..verifiers {
+                reports.note(nth.to_string().into(), report(0), NOW);
+            }
+            reports.latest(NOW + after).iter().filter(|latest| latest.fresh).count()
+        };
+        assert_eq!((fresh(3, 30), fresh(3, 31)), (3, 0));
+        // 20 000 report every 400 s.
+        assert_eq!((fresh(20_000, 1200), fresh(20_000, 1201)), (20_000, 0));
     }
 }

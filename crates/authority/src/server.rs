@@ -82,7 +82,8 @@ impl Server {
 
     /// The latest report of each verifier and when it came, by id.
     pub fn reports(&self) -> Vec<(Arc<str>, u64, Report)> {
-        self.authority.reports.latest()
+        let latest = self.authority.reports.latest(now()).into_iter();
+        latest.map(|latest| (latest.verifier, latest.time, latest.report)).collect()
     }
 
     /// Waits until the server fails; it doesn't end by itself.

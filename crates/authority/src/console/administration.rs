@@ -23,8 +23,6 @@ use engine::policy::service;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// After so many seconds without a report a verifier counts as silent.
-const SILENCE: u64 = 30;
 /// Long looks into the database at a time.
 static LOOKS: Semaphore = Semaphore::const_new(2);
 
@@ -47,18 +45,6 @@ pub fn routes() -> Router<Arc<Authority>> {
         .route("/policy/versions", get(policy::versions))
         .route("/policy/versions/{version}", get(policy::one_version))
         .route("/policy/versions/{version}/policy.toml", get(policy::download))
-}
-
-/// A time at which a verifier reported.
-trait Fresh {
-    /// Whether what it said then still counts.
-    fn is_fresh(&self, now: u64) -> bool;
-}
-
-impl Fresh for u64 {
-    fn is_fresh(&self, now: u64) -> bool {
-        self.abs_diff(now) <= SILENCE
-    }
 }
 
 /// Looks into the database on a thread and a connection of its own: grants don't wait for those who search.

@@ -1,11 +1,12 @@
 //! Live flows, as verifiers told of them last, with whose they are by the authority's own memory.
 
-use super::{Fresh, Said};
+use super::Said;
 use crate::console::ROOT;
 use crate::console::page::{Page, encoded, table, time};
 use crate::console::visitor::Administrator;
 use crate::now;
 use crate::problem::Problem;
+use crate::reports::Latest;
 use crate::state::Authority;
 use crate::storage::Database;
 use axum::extract::{Query, State};
@@ -44,13 +45,12 @@ pub struct Live {
 impl Live {
     /// Reads it; of one verifier if given.
     pub async fn read(authority: &Authority, verifier: Option<&str>) -> Result<Self, Problem> {
-        let now = now();
         let (mut flows, mut total, mut silent) = (Vec::new(), 0, Vec::new());
-        for (id, told, report) in authority.reports.latest() {
+        for Latest { verifier: id, fresh, report, .. } in authority.reports.latest(now()) {
             if verifier.is_some_and(|wanted| wanted != &*id) {
                 continue;
             }
-            if told.is_fresh(now) {
+            if fresh {
                 total += report.live;
                 flows.extend(report.flows.into_iter().map(|flow| (id.clone(), flow)));
             } else {

@@ -1,16 +1,17 @@
 //! What goes on, at a glance: verifiers and how they stand, who is logged in, what is admitted and dropped.
 
-use super::{Fresh, Said, picture};
+use super::{Said, picture};
 use crate::console::ROOT;
 use crate::console::page::{Page, encoded, table, time};
 use crate::console::visitor::Administrator;
 use crate::now;
 use crate::problem::Problem;
+use crate::reports::Latest;
 use crate::state::Authority;
 use crate::storage::VerifierEntry;
 use axum::extract::{Query, State};
 use engine::activity::Span;
-use engine::api::{Report, VerifierState};
+use engine::api::VerifierState;
 use maud::{Markup, html};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,13 +23,12 @@ pub async fn show(
     Query(said): Query<Said>,
 ) -> Result<Markup, Problem> {
     let verifiers = authority.storage.call(|database| database.verifiers()).await?;
-    let reports = authority.reports.latest();
     let now = now();
-    let latest: BTreeMap<&str, (u64, &Report)> =
-        reports.iter().map(|(verifier, told, report)| (&**verifier, (*told, report))).collect();
+    let reports = authority.reports.latest(now);
+    let latest: BTreeMap<&str, &Latest> = reports.iter().map(|latest| (&*latest.verifier, latest)).collect();
     let rows: Vec<_> =
         verifiers.iter().map(|entry| row(&authority, entry, latest.get(&*entry.verifier).copied(), now)).collect();
-    let live: u64 = latest.values().filter(|(told, _)| told.is_fresh(now)).map(|(_, report)| report.live).sum();
+    let live: u64 = reports.iter().filter(|latest| latest.fresh).map(|latest| latest.report.live).sum();
     let columns = authority.reports.columns(None, Span::Quarter, now);
     let (admitted, dropped) = picture::totals(&columns);
     let snapshot = authority.snapshot();
@@ -56,29 +56,29 @@ pub async fn show(
     }))
 }
 
-fn row(authority: &Authority, entry: &VerifierEntry, latest: Option<(u64, &Report)>, now: u64) -> Markup {
+fn row(authority: &Authority, entry: &VerifierEntry, latest: Option<&Latest>, now: u64) -> Markup {
     let id = &entry.verifier;
     let (_, dropped) = picture::totals(&authority.reports.columns(Some(id), Span::Hour, now));
-    let fresh = latest.filter(|(told, _)| told.is_fresh(now));
+    let fresh = latest.filter(|latest| latest.fresh);
     html! {
         th scope="row" { (id) }
-        td { (state(entry, latest, now)) }
-        td { @match latest { Some((told, _)) => (time(told)), None => "never" } }
-        td { @match fresh.and_then(|(_, report)| report.keys_until) { Some(until) => (time(until)), None => "not known" } }
+        td { (state(entry, latest)) }
+        td { @match latest { Some(latest) => (time(latest.time)), None => "never" } }
+        td { @match fresh.and_then(|latest| latest.report.keys_until) { Some(until) => (time(until)), None => "not known" } }
         td.number { a href={ (ROOT) "/admin/flows?verifier=" (encoded(id)) } {
-            (fresh.map_or(0, |(_, report)| report.live)) span.unseen { " live flows at " (id) } } }
+            (fresh.map_or(0, |latest| latest.report.live)) span.unseen { " live flows at " (id) } } }
         td.number { a href={ (ROOT) "/admin/drops?verifier=" (encoded(id)) } {
             (dropped) span.unseen { " packets dropped at " (id) } } }
     }
 }
 
 /// How a verifier stands, in words: nothing is told by colour alone.
-fn state(entry: &VerifierEntry, latest: Option<(u64, &Report)>, now: u64) -> Markup {
+fn state(entry: &VerifierEntry, latest: Option<&Latest>) -> Markup {
     let (class, words) = match latest {
         _ if entry.enrolled.is_none() => ("quiet", "not enrolled yet"),
         None => ("bad", "has not reported since the authority started"),
-        Some((told, _)) if !told.is_fresh(now) => ("bad", "silent"),
-        Some((_, report)) => match report.state {
+        Some(latest) if !latest.fresh => ("bad", "silent"),
+        Some(Latest { report, .. }) => match report.state {
             VerifierState::Protecting if report.keys_until.is_none() => ("bad", "without keys: admits nothing new"),
             VerifierState::Protecting => ("good", "protecting"),
             VerifierState::Observing => ("quiet", "observing: drops nothing"),
