@@ -8,11 +8,11 @@ mod interface;
 
 pub use check::{Check, State};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use datapath::interface::Interface;
 use datapath::probe::Probe;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
@@ -45,7 +45,11 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         true => format!("{}\n", serde_json::to_string_pretty(&checks)?),
         false => check::report(&checks),
     };
-    std::io::stdout().write_all(text.as_bytes())?;
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // A reader that has enough, such as `head`.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written.context("cannot write to standard output")?,
+    }
     let missing = checks.iter().any(|check| check.state == State::Missing);
     Ok(if missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

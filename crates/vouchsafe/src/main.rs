@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
@@ -91,7 +91,10 @@ fn main() -> ExitCode {
 fn completions(shell: Shell) -> Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "vouchsafe", &mut script);
-    std::io::stdout().write_all(&script).context("could not write the completions")?;
+    match std::io::stdout().write_all(&script) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written.context("could not write the completions")?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 
