@@ -131,6 +131,24 @@ impl Pins {
         fs::remove_file(self.link(name)).with_context(|| format!("cannot remove the pinned link {name}"))
     }
 
+    /// Whether the pinned links only observe, as [`Self::note_observing`] noted.
+    pub fn is_observing(&self) -> bool {
+        self.observing().is_dir()
+    }
+
+    /// Notes whether the pinned links only observe. The BPF file system holds no files of others: a directory says it.
+    pub fn note_observing(&self, observing: bool) -> Result<()> {
+        let path = self.observing();
+        match if observing { fs::create_dir(&path) } else { fs::remove_dir(&path) } {
+            Err(_) if path.is_dir() == observing => Ok(()),
+            noted => noted.with_context(|| format!("cannot make or remove {}", path.display())),
+        }
+    }
+
+    fn observing(&self) -> PathBuf {
+        self.0.join("observing")
+    }
+
     /// Removes everything pinned here: links let go of their interfaces, maps of their memory.
     pub fn remove(&self) -> Result<()> {
         for name in self.links() {

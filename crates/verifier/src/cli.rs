@@ -11,9 +11,11 @@ use clap::{Args, Subcommand};
 use datapath::Pins;
 use engine::api::PersonExplanation;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use shell::table::{Table, bytes, utc};
+use shell::{print, println};
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -166,6 +168,20 @@ impl Daemon {
     fn socket(&self) -> PathBuf {
         self.socket.clone().unwrap_or_else(|| control::default_socket(&self.instance))
     }
+
+    async fn ask<T: DeserializeOwned>(&self, request: &Request) -> Result<T> {
+        let socket = self.socket();
+        if let Some(answer) = control::try_ask(&socket, request).await? {
+            return Ok(answer);
+        }
+        let pins = Pins::existing("verifier", &self.instance).filter(|pins| !pins.links().is_empty());
+        let state = match pins {
+            None => "",
+            Some(pins) if pins.is_observing() => "; what it attached goes on counting, and drops nothing",
+            Some(_) => "; protection goes on without it (`vouchsafe verifier detach` ends it)",
+        };
+        bail!("no verifier listens at {}: is `vouchsafe verifier run` up?{state}", socket.display())
+    }
 }
 
 /// A question to the daemon
@@ -251,26 +267,26 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
                 .await
         }
         VerifierCommand::Confirm(daemon) => {
-            println!("{}", control::ask::<String>(&daemon.socket(), &Request::Confirm).await?);
+            println!("{}", daemon.ask::<String>(&Request::Confirm).await?);
             Ok(ExitCode::SUCCESS)
         }
         VerifierCommand::Detach(daemon) => detach(&daemon).await,
         VerifierCommand::Status(look) => {
-            let status: view::Status = control::ask(&look.daemon.socket(), &Request::Status).await?;
+            let status: view::Status = look.daemon.ask(&Request::Status).await?;
             look.show(&status, show_status)
         }
         VerifierCommand::Flows(look) => {
-            let flows: Vec<view::Flow> = control::ask(&look.daemon.socket(), &Request::Flows).await?;
+            let flows: Vec<view::Flow> = look.daemon.ask(&Request::Flows).await?;
             look.show(&flows, |flows| print!("{}", flow_table(flows)))
         }
         VerifierCommand::Drops { look, follow: true } => follow(&look).await,
         VerifierCommand::Drops { look, follow: false } => {
-            let drops: view::Drops = control::ask(&look.daemon.socket(), &Request::Drops { from: 0 }).await?;
+            let drops: view::Drops = look.daemon.ask(&Request::Drops { from: 0 }).await?;
             look.show(&drops, show_drops)
         }
         VerifierCommand::Whois { look, client } => {
             let request = Request::Whois { client, server: None };
-            let flows: Vec<view::Flow> = control::ask(&look.daemon.socket(), &request).await?;
+            let flows: Vec<view::Flow> = look.daemon.ask(&request).await?;
             if flows.is_empty() && !look.json {
                 println!("no flow from {client}");
                 return Ok(NO);
@@ -324,31 +340,30 @@ async fn explain(
     to: Option<SocketAddr>,
     protocol: u8,
 ) -> Result<ExitCode> {
-    let socket = look.daemon.socket();
     let to_or = || to.context("--to is missing");
     let yes = match subject {
         Subject { person: Some(person), .. } => {
             let Besides { device, groups, tags, source } = besides;
             let asker = Asker { person, device, groups, tags, source };
             let request = Request::ExplainPerson { asker, to: to_or()?, protocol };
-            let answer: PersonExplanation = control::ask(&socket, &request).await?;
+            let answer: PersonExplanation = look.daemon.ask(&request).await?;
             look.show(&answer, |PersonExplanation { explanation, taken }| {
                 println!("{}", explanation.text);
                 taken.iter().for_each(|line| println!("  {line}"));
             })?;
             answer.explanation.allowed
         }
-        Subject { frame: Some(frame), .. } => verdict(look, &socket, &Request::ExplainFrame { frame }).await?,
+        Subject { frame: Some(frame), .. } => verdict(look, &Request::ExplainFrame { frame }).await?,
         Subject { from, .. } => {
             let from = from.context("--from is missing")?;
-            verdict(look, &socket, &Request::ExplainPacket { from, to: to_or()?, protocol }).await?
+            verdict(look, &Request::ExplainPacket { from, to: to_or()?, protocol }).await?
         }
     };
     Ok(if yes { ExitCode::SUCCESS } else { NO })
 }
 
-async fn verdict(look: &Look, socket: &Path, request: &Request) -> Result<bool> {
-    let verdict: view::Verdict = control::ask(socket, request).await?;
+async fn verdict(look: &Look, request: &Request) -> Result<bool> {
+    let verdict: view::Verdict = look.daemon.ask(request).await?;
     look.show(&verdict, |verdict| {
         let rows = verdict.checks.iter().map(|check| {
             let passed = match check.passed {
@@ -367,7 +382,7 @@ async fn verdict(look: &Look, socket: &Path, request: &Request) -> Result<bool> 
 async fn follow(look: &Look) -> Result<ExitCode> {
     let mut from = 0;
     loop {
-        let drops: view::Drops = control::ask(&look.daemon.socket(), &Request::Drops { from }).await?;
+        let drops: view::Drops = look.daemon.ask(&Request::Drops { from }).await?;
         for dropped in &drops.samples {
             from = dropped.number + 1;
             if look.json {
@@ -482,7 +497,11 @@ fn show_flow(flow: &view::Flow) {
 }
 
 fn show_drops(drops: &view::Drops) {
-    let counters = drops.reasons.iter().map(|counter| (counter, "drop")).chain(drops.passed.iter().map(|c| (c, "")));
+    let counters = drops
+        .reasons
+        .iter()
+        .map(|counter| (counter, if drops.observing { "would drop" } else { "drop" }))
+        .chain(drops.passed.iter().map(|c| (c, "")));
     let counted = counters.filter(|(counter, _)| counter.packets > 0);
     let rows = counted.map(|(counter, kind)| vec![counter.name.clone(), kind.into(), counter.packets.to_string()]);
     print!("{}", Table::new(&["OUTCOME", "", "PACKETS"], rows));

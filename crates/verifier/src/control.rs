@@ -187,7 +187,11 @@ where
 /// Hears the question out, as the kernel throws an answer away that is sent by closing on unread bytes.
 async fn refuse(mut stream: UnixStream) -> Result<()> {
     lines::read(&mut BufReader::new(&mut stream), MOST).await?;
-    Ok(stream.write_all(&lines::encode(&Answer::<()>::Error("you may not ask the verifier".into()))?).await?)
+    Ok(stream
+        .write_all(&lines::encode(&Answer::<()>::Error(
+            "you may not ask the verifier: only root may, and `whois_users` ask `whois`".into(),
+        ))?)
+        .await?)
 }
 
 async fn converse<F, A>(stream: UnixStream, user: u32, access: &Access, answer: F) -> Result<()>
@@ -200,7 +204,9 @@ where
     while let Some(line) = timeout(PATIENCE, lines::read(&mut reader, MOST)).await?? {
         let reply = match serde_json::from_slice(&line) {
             Err(error) => Answer::Error(format!("no such request: {error}")),
-            Ok(request) if !access.allows(user, &request) => Answer::Error("you may ask `whois` only".into()),
+            Ok(request) if !access.allows(user, &request) => {
+                Answer::Error("you may ask `whois` only: root may ask more".into())
+            }
             Ok(request) => answer(request).await,
         };
         timeout(PATIENCE, writer.write_all(&lines::encode(&reply)?)).await??;
@@ -221,7 +227,14 @@ pub async fn try_ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Res
     let mut stream = match UnixStream::connect(path).await {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("can't reach the verifier at {}", path.display())),
+        Err(error) => {
+            let may = if error.kind() == ErrorKind::PermissionDenied {
+                "; only root may, and `whois_users` ask `whois`"
+            } else {
+                ""
+            };
+            return Err(error).with_context(|| format!("can't reach the verifier at {}{may}", path.display()));
+        }
     };
     let exchange = async {
         // A daemon that refuses may have hung up before it heard the question.

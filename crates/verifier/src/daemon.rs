@@ -55,7 +55,7 @@ pub struct Start {
 
 /// Runs until a signal, an order to detach, or the end of a trial.
 pub async fn run(start: Start) -> Result<ExitCode> {
-    let Start { directory, instance, socket, settings, enrolment, mut trial } = start;
+    let Start { directory, instance, socket, settings, enrolment, trial } = start;
     let mut signals =
         Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? };
     let _lock = directory.lock()?;
@@ -68,9 +68,13 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let authority = directory.caller(&enrolment)?;
     let pins = Pins::new("verifier", &instance)?;
     let _instance_lock = pins.lock()?;
-    let fresh = pins.live_links()?.is_empty();
-    if !fresh && trial.take().is_some() {
-        tracing::warn!("protection is on already: there is nothing to try");
+    // What only observed protected nothing.
+    let fresh = pins.live_links()?.is_empty() || pins.is_observing();
+    if !fresh && trial.is_some() {
+        bail!(
+            "protection is on already, and goes on: there is nothing to try. `vouchsafe verifier run` follows it; \
+             `vouchsafe verifier detach` ends it, and then it can be tried"
+        );
     }
     if trial.is_some() && !settings.hook.ends_with_process() {
         bail!("--try with --hook tc needs Linux 6.6: before, an attachment to tc outlives a process that is killed");
@@ -87,6 +91,9 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     warn_of_lock_out(&protection, &settings, trial, fresh);
     let adopt = fresh && settings.adopt;
     let mut adopted = if adopt { protection.adopt()? } else { 0 };
+    if fresh {
+        protection.begin_anew()?;
+    }
     protection.attach()?;
     if adopt {
         // Those whose handshake ended between the list and the attachment.
@@ -99,7 +106,13 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     directory.set_cache(&cache)?;
 
     let until = protection.keys_until(now());
-    tracing::info!(verifier = enrolment.verifier, instance, keys_until = until, "protecting");
+    tracing::info!(
+        verifier = enrolment.verifier,
+        instance,
+        keys_until = until,
+        "{}",
+        if settings.observe { "observing: nothing is dropped" } else { "protecting" }
+    );
     let (orders, ordered) = mpsc::channel(4);
     let names = Names { verifier: enrolment.verifier, instance, url: enrolment.authority };
     let shared = Arc::new(Shared::new(names, settings.observe, authority.clone(), protection, drops, orders));
@@ -293,7 +306,11 @@ impl Daemon {
             tracing::warn!("stopped before anybody confirmed: protection has been taken back");
             return Ok(ExitCode::FAILURE);
         }
-        tracing::info!("stopped; protection goes on with the keys there are. `vouchsafe verifier detach` ends it");
+        if self.shared.observes() {
+            tracing::info!("stopped; nothing is protected: what is attached counts and drops nothing");
+        } else {
+            tracing::info!("stopped; protection goes on with the keys there are. `vouchsafe verifier detach` ends it");
+        }
         Ok(ExitCode::SUCCESS)
     }
 

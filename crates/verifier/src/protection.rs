@@ -271,8 +271,18 @@ impl Protection {
         Ok(count)
     }
 
+    /// Lets go of what an earlier process left attached. Only for one that observed: until [`Self::attach`] nothing judges
+    /// packets, as nothing was dropped before; and a pin that is taken over would outlive a trial.
+    pub fn begin_anew(&self) -> Result<()> {
+        self.pins.links().iter().try_for_each(|name| self.pins.remove_link(name))
+    }
+
     /// Attaches to the interfaces that are wanted; all that are named must be there.
     pub fn attach(&mut self) -> Result<()> {
+        // Whoever is killed in between has left protection, as far as the next process knows: that one takes nothing back.
+        if !self.settings.observe {
+            self.pins.note_observing(false)?;
+        }
         let all = self.settings.interfaces.is_empty();
         for name in &self.settings.interfaces {
             Interface::named(name)?;
@@ -286,6 +296,9 @@ impl Protection {
             }
         }
         anyhow::ensure!(!self.attached.is_empty(), "there is no interface to protect: name one by --interface");
+        if self.settings.observe {
+            self.pins.note_observing(true)?;
+        }
         Ok(())
     }
 
@@ -453,6 +466,7 @@ impl Protection {
             reasons: reasons.collect::<Result<_>>()?,
             passed: passed.collect::<Result<_>>()?,
             samples_lost: self.verifier.count(counter::SAMPLES_LOST)?,
+            observing: self.settings.observe,
             samples: Vec::new(),
         })
     }

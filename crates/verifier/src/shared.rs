@@ -137,7 +137,7 @@ impl Shared {
             Request::ExplainPacket { from, to, protocol } => {
                 self.look(move |shared| {
                     let tables = shared.protection();
-                    Ok(explain::flow(&*tables, tables.kernel(), from, to, protocol, now()))
+                    Ok(shared.as_done(explain::flow(&*tables, tables.kernel(), from, to, protocol, now())))
                 })
                 .await
             }
@@ -145,7 +145,7 @@ impl Shared {
                 let frame = hex::decode(frame).context("a frame is written in hex")?;
                 self.look(move |shared| {
                     let tables = shared.protection();
-                    Ok(explain::frame(&*tables, tables.kernel(), &frame, now()))
+                    Ok(shared.as_done(explain::frame(&*tables, tables.kernel(), &frame, now())))
                 })
                 .await
             }
@@ -214,6 +214,20 @@ impl Shared {
         let mut drops = self.protection().counts()?;
         drops.samples = self.drops.lock().unwrap_or_else(PoisonError::into_inner).since(from);
         Ok(drops)
+    }
+
+    /// Says with a verdict that it is not carried out, where that is so.
+    fn as_done(&self, verdict: view::Verdict) -> view::Verdict {
+        if !self.observe || verdict.passes {
+            return verdict;
+        }
+        let text = format!("{}; but it passes all the same: the verifier only observes", verdict.text);
+        view::Verdict { text, ..verdict }
+    }
+
+    /// Whether it only observes.
+    pub fn observes(&self) -> bool {
+        self.observe
     }
 
     /// What it does.

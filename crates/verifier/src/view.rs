@@ -108,6 +108,8 @@ pub struct Drops {
     pub passed: Vec<Counter>,
     /// Drops that were counted and not reported.
     pub samples_lost: u64,
+    /// Whether the verifier only observes: packets that it would drop pass.
+    pub observing: bool,
     /// The latest drops, oldest first.
     pub samples: Vec<Drop>,
 }
