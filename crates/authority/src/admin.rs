@@ -97,11 +97,20 @@ pub async fn remove_verifier(directory: &Directory, id: &str) -> Result<()> {
     sync(directory).await
 }
 
-/// Revokes grants; gives how many.
-pub async fn revoke(directory: &Directory, which: &Which) -> Result<usize> {
-    let revoked = Database::open(&directory.database())?.revoke(which, &Operator::current(), now())?;
-    sync(directory).await?;
-    Ok(revoked.unwrap_or(0))
+/// What revoking did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Revoked {
+    /// How many grants ended by it.
+    pub grants: usize,
+    /// Whether a server runs, which told the verifiers.
+    pub told: bool,
+}
+
+/// Revokes grants.
+pub async fn revoke(directory: &Directory, which: &Which) -> Result<Revoked> {
+    let grants = Database::open(&directory.database())?.revoke(which, &Operator::current(), now())?;
+    let told = act_on(directory, Command::Sync).await?.is_some();
+    Ok(Revoked { grants: grants.unwrap_or(0), told })
 }
 
 /// Gives a device these tags and no others; gives what the server did about it.

@@ -5,6 +5,7 @@ mod policy;
 mod service;
 mod session;
 
+use crate::admin::Revoked;
 use crate::control::{self, Command};
 use crate::directory::default_names;
 use crate::storage::{Database, Which};
@@ -13,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 use shell::table::{Table, utc};
+use shell::{print, println};
 use std::io::{IsTerminal, Read};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -300,10 +302,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
         AuthorityCommand::Session(command) => return session::run(command).await,
         AuthorityCommand::Verifier(command) => verifier(command).await?,
         AuthorityCommand::Policy(command) => return policy::run(command).await,
-        AuthorityCommand::Revoke { at, which } => {
-            let revoked = admin::revoke(&at.directory(), &which.which()?).await?;
-            println!("{revoked} grants revoked; flows of theirs and of those that had ended are cut");
-        }
+        AuthorityCommand::Revoke { at, which } => return revoke(&at, &which.which()?).await,
         AuthorityCommand::Grants { list, all } => {
             let grants = list.at.database()?.grants(now(), all)?;
             show(&list, &grants, &["HANDLE", "PERSON", "DEVICE", "TO", "RECEIVER", "RULE", "UNTIL"], |grant| {
@@ -375,6 +374,30 @@ async fn serve(at: &At, listen: Option<SocketAddr>) -> Result<()> {
     }
     server.stop().await;
     Ok(())
+}
+
+async fn revoke(at: &At, which: &Which) -> Result<ExitCode> {
+    if !at.database()?.has(which)? {
+        match which {
+            Which::Grant(handle) => println!("there is no grant {handle:016x}: `grants --all` lists them"),
+            Which::Device(person, device) => println!("no device {person}/{device} is known: `device list` shows them"),
+            Which::Person(person) | Which::OwnGrant(person, _) => {
+                println!("nobody called {person} is known: `user list` and `service list` show them");
+            }
+            Which::Session(_) => println!("there is no such session: `session list` shows them"),
+        }
+        return Ok(ExitCode::FAILURE);
+    }
+    let Revoked { grants, told } = admin::revoke(&at.directory(), which).await?;
+    let grants = if grants == 1 { "1 grant".to_owned() } else { format!("{grants} grants") };
+    if told {
+        println!("{grants} revoked; flows of theirs and of those that had ended are cut");
+    } else {
+        println!(
+            "{grants} revoked; no server runs: verifiers learn of it when one does. Until then grants work to their end, and flows go on"
+        );
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn user(command: UserCommand) -> Result<()> {

@@ -141,7 +141,7 @@ impl Directory {
     pub fn lock(&self) -> Result<File> {
         let path = self.0.join("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = file.with_context(|| format!("can't open {}", path.display()))?;
+        let file = file.map_err(|error| anyhow::anyhow!("can't open {}{}", path.display(), way_out(&error)))?;
         file.try_lock().with_context(|| format!("another authority runs in {}", self.0.display()))?;
         Ok(file)
     }
@@ -210,7 +210,16 @@ pub fn default_names() -> Vec<String> {
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()))
+    fs::read_to_string(path).map_err(|error| anyhow::anyhow!("can't read {}{}", path.display(), way_out(&error)))
+}
+
+/// What is wrong with a file of the directory, and the way out.
+fn way_out(error: &std::io::Error) -> String {
+    match error.kind() {
+        ErrorKind::NotFound => ": it is not there, `vouchsafe authority init` makes it".to_owned(),
+        ErrorKind::PermissionDenied => ": run it with sudo, or as its owner".to_owned(),
+        _ => format!(": {error}"),
+    }
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {

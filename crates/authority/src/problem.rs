@@ -156,7 +156,7 @@ impl Problem {
             Self::WrongCode => (
                 S::UNAUTHORIZED,
                 "wrong_code",
-                "wrong, used or ended code: `vouchsafe authority verifier add --renew` prints another",
+                "wrong, used or ended code: `vouchsafe authority verifier add ID --renew` prints another",
             ),
             Self::WrongForm => (
                 S::FORBIDDEN,

@@ -29,6 +29,7 @@ pub use verifiers::VerifierEntry;
 
 use anyhow::{Context, Result, anyhow, bail};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -77,6 +78,16 @@ pub struct Database {
     connection: Connection,
 }
 
+/// Why a database can't be opened. SQLite says of every file that it can't, and no more.
+fn cannot_open(path: &Path, error: &rusqlite::Error) -> String {
+    let shown = path.display();
+    match std::fs::File::open(path).map_err(|error| error.kind()) {
+        Err(ErrorKind::NotFound) => format!("there is no {shown}: `vouchsafe authority init` makes it"),
+        Err(ErrorKind::PermissionDenied) => format!("{shown} may not be read: run it with sudo, or as its owner"),
+        _ => format!("can't open {shown}: {error}"),
+    }
+}
+
 impl Database {
     /// Makes a new database file for the authority that is known by `identity`, the DER form of its CA certificate.
     pub fn create(path: &Path, identity: &[u8]) -> Result<()> {
@@ -99,8 +110,8 @@ impl Database {
     /// Opens a database file that [`Self::create`] made.
     pub fn open(path: &Path) -> Result<Self> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection = Connection::open_with_flags(path, flags)
-            .with_context(|| format!("can't open {}: `vouchsafe authority init` makes it", path.display()))?;
+        let connection =
+            Connection::open_with_flags(path, flags).map_err(|error| anyhow!(cannot_open(path, &error)))?;
         connection.busy_timeout(Duration::from_secs(5))?;
         connection.set_prepared_statement_cache_capacity(64);
         let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;

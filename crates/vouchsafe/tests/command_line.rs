@@ -80,6 +80,62 @@ fn doctor_leaves_the_program_of_somebody_else_alone() {
     });
 }
 
+/// Runs a command whose standard output nobody reads.
+fn unread(arguments: &[&str]) -> Output {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    Command::new(VOUCHSAFE).args(arguments).stdout(writer).output().unwrap()
+}
+
+#[test]
+fn a_reader_that_has_enough_is_no_failure() {
+    let room = tempfile::tempdir().unwrap();
+    let dir = room.path().join("authority").display().to_string();
+    assert_eq!(vouchsafe(&["authority", "init", "--name", "localhost", "--dir", &dir]).status.code(), Some(0));
+    let at = ["--dir", &dir];
+    let commands: [&[&str]; 6] = [
+        &[&["authority", "user", "list"], &at[..]].concat(),
+        &[&["authority", "policy", "history"], &at[..]].concat(),
+        &[&["authority", "audit"], &at[..]].concat(),
+        &["authority", "openapi"],
+        &["completions", "bash"],
+        &["doctor"],
+    ];
+    for command in commands {
+        let output = unread(command);
+        assert!(output.stderr.is_empty(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+        // Doctor may find something missing.
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{command:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_revoked_and_what_nobody_was_told_is_said() {
+    let room = tempfile::tempdir().unwrap();
+    let dir = room.path().join("authority").display().to_string();
+    assert_eq!(vouchsafe(&["authority", "init", "--name", "localhost", "--dir", &dir]).status.code(), Some(0));
+    let password = room.path().join("password");
+    std::fs::write(&password, "correct horse battery staple").unwrap();
+    let add = ["authority", "user", "add", "alice", "--password-file", password.to_str().unwrap(), "--dir", &dir];
+    assert_eq!(vouchsafe(&add).status.code(), Some(0));
+    let revoke = |what: &[&str]| {
+        let output = vouchsafe(&[&["authority", "revoke", "--dir", &dir], what].concat());
+        (output.status.code(), text(&output))
+    };
+    for (what, words) in [
+        (["--person", "zed"], "nobody called zed is known"),
+        (["--device", "alice/laptop"], "no device alice/laptop is known"),
+        (["--grant", "2e6a92cc1baada6d"], "there is no grant 2e6a92cc1baada6d"),
+    ] {
+        let (code, said) = revoke(&what);
+        assert!(code == Some(1) && said.contains(words), "{code:?} {said}");
+    }
+    let (code, said) = revoke(&["--person", "alice"]);
+    assert!(code == Some(0) && said.contains("no server runs") && !said.contains("are cut"), "{code:?} {said}");
+    let audit = text(&vouchsafe(&["authority", "audit", "--dir", &dir]));
+    assert!(audit.contains("alice") && !audit.contains("zed"), "{audit}");
+}
+
 #[test]
 fn completions_name_the_commands() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
@@ -189,6 +245,8 @@ fn a_policy_is_tried_applied_and_taken_back_from_the_command_line() {
     let (code, words) = policy(&["diff", &first, &second]);
     assert!(code == 1 && words.contains("+ gains: bob\n    to   git: 203.0.113.10: tcp/22\n"), "{words}");
     assert!(words.contains("- loses: alice\n"), "{words}");
+    let (code, alone) = policy(&["diff", &second]);
+    assert!(code == 1 && alone.contains("+ gains: bob\n") && alone.contains("policy.toml to "), "{alone}");
     let (code, words) = policy(&["diff", &first, &first, "--json"]);
     assert_eq!((code, words.as_str()), (0, "[]\n"));
     let (code, words) = policy(&["explain", "alice", "203.0.113.10:22"]);

@@ -6,6 +6,7 @@ use crate::storage::{AuditEntry, NotedHead, Verdict};
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use shell::table::{Table, utc};
+use shell::{print, println};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::process::ExitCode;
 

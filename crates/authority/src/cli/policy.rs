@@ -9,6 +9,7 @@ use engine::policy::diff::{Change, Kind, compare};
 use engine::policy::{Asker, Request, destination, instant};
 use serde::Serialize;
 use shell::table::{Table, utc};
+use shell::{print, println};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -33,10 +34,9 @@ pub enum PolicyCommand {
         /// Where the authority lives
         #[command(flatten)]
         at: At,
-        /// The old policy
-        old: PathBuf,
-        /// The new policy [default: the directory's policy.toml]
-        new: Option<PathBuf>,
+        /// The files: the old policy and the new one, or the new one alone, against the directory's policy.toml
+        #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
+        files: Vec<PathBuf>,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -120,7 +120,7 @@ pub async fn run(command: PolicyCommand) -> Result<ExitCode> {
         PolicyCommand::Check(file) => return check(&file),
         PolicyCommand::Test { file, json } => return test(&file, json),
         PolicyCommand::Explain(question) => return explain(&question),
-        PolicyCommand::Diff { at, old, new, json } => return diff(&at, &old, new.as_deref(), json),
+        PolicyCommand::Diff { at, files, json } => return diff(&at, &files, json),
         PolicyCommand::Replay { file, hours, json } => return replay(&file, hours, json),
         PolicyCommand::Apply(OneFile { at, file }) => {
             println!("{}", admin::apply_policy(&at.directory(), file.as_deref()).await?);
@@ -232,15 +232,23 @@ fn explain(question: &Explain) -> Result<ExitCode> {
     Ok(if trace.allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn diff(at: &At, old: &Path, new: Option<&Path>, json: bool) -> Result<ExitCode> {
+fn diff(at: &At, files: &[PathBuf], json: bool) -> Result<ExitCode> {
     let directory = at.directory();
-    let ((old, _), (new, _)) = (directory.read_policy(Some(old))?, directory.read_policy(new)?);
-    let changes = compare(&old, &new, now())?;
+    let installed = directory.policy();
+    let (old, new) = match files {
+        [old, new] => (old, new),
+        [new] => (&installed, new),
+        _ => bail!("one file or two"),
+    };
+    let [(before, _), (after, _)] = [directory.read_policy(Some(old))?, directory.read_policy(Some(new))?];
+    let changes = compare(&before, &after, now())?;
+    let (old, new) = (old.display(), new.display());
     if json {
         println!("{}", serde_json::to_string_pretty(&changes)?);
     } else if changes.is_empty() {
-        println!("nobody gains or loses anything");
+        println!("from {old} to {new} nobody gains or loses anything");
     } else {
+        println!("from {old} to {new}:");
         changes.iter().for_each(print_change);
     }
     Ok(if changes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -4,6 +4,7 @@ use super::{At, List, show};
 use crate::admin;
 use anyhow::{Context, Result};
 use clap::Subcommand;
+use shell::println;
 use shell::table::utc;
 use std::fs::OpenOptions;
 use std::io::Write;

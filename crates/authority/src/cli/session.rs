@@ -4,6 +4,7 @@ use super::{At, List, show};
 use crate::{admin, now};
 use anyhow::Result;
 use clap::Subcommand;
+use shell::println;
 use shell::table::utc;
 use std::process::ExitCode;
 

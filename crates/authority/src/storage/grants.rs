@@ -257,6 +257,27 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
+    /// Whether there is, or ever was, what a command revokes.
+    pub fn has(&self, which: &Which) -> Result<bool> {
+        let has = |sql: &str, values: &[&dyn ToSql]| -> Result<bool> {
+            Ok(self.connection.prepare_cached(sql)?.exists(values)?)
+        };
+        match which {
+            Which::Grant(handle) => has("SELECT 1 FROM grants WHERE handle = ?1", &[&handle.cast_signed()]),
+            Which::OwnGrant(person, handle) => {
+                has("SELECT 1 FROM grants WHERE person = ?1 AND handle = ?2", &[person, &handle.cast_signed()])
+            }
+            Which::Person(person) => {
+                Ok(self.knows(person)? || has("SELECT 1 FROM grants WHERE person = ?1", &[person])?)
+            }
+            Which::Session(token) => has("SELECT 1 FROM sessions WHERE token = ?1", &[token]),
+            Which::Device(person, device) => {
+                let known = devices::is_known(&self.connection, person, device)?;
+                Ok(known || has("SELECT 1 FROM grants WHERE person = ?1 AND device = ?2", &[person, device])?)
+            }
+        }
+    }
+
     /// Revokes grants as a command asks; gives how many ended by that. None, and nothing is written down, for a device of
     /// which nothing was left to end: people can repeat that at will.
     pub fn revoke(&mut self, which: &Which, by: &Operator, now: u64) -> Result<Option<usize>> {

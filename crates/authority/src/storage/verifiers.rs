@@ -40,7 +40,9 @@ impl Database {
             let values = params![id, code, code_expires.cast_signed(), now.cast_signed()];
             match (transaction.execute(statement, values)?, renew) {
                 (0, true) => bail!("no verifier {id}: `verifier list` shows them"),
-                (0, false) => bail!("there is already a verifier {id}: `verifier add --renew` gives it another code"),
+                (0, false) => {
+                    bail!("there is already a verifier {id}: `verifier add {id} --renew` gives it another code")
+                }
                 _ => AuditEvent::new("verifier_added").detail(id).by(by).write(transaction, now),
             }
         })

@@ -1,6 +1,7 @@
 //! What happens when something changes under those who are connected: revocation, policy, accounts, restarts.
 
 use crate::stage::*;
+use authority::admin::Revoked;
 use authority::storage::{Database, Operator, Which};
 use authority::{Server, admin, now};
 use client::{Error, EventStream};
@@ -14,12 +15,12 @@ async fn a_revoked_grant_is_pushed_to_its_verifier_and_its_holder() {
     let (mut holder, mut guard, mut bystander) = (events(&alice).await, events(&verifier).await, events(&other).await);
     let (grant, kept) = (alice.grant(&git()).await.unwrap(), alice.grant(&git()).await.unwrap());
     let which = Which::Grant(handle(&grant));
-    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), 1);
+    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), Revoked { grants: 1, told: true });
     assert_eq!(revoked(&mut guard).await, [handle(&grant)]);
     assert_eq!(revoked(&mut holder).await, [handle(&grant)]);
     let listed = verifier.config().await.unwrap().revoked;
     assert_eq!((listed.len(), listed[0].handle, u64::from(listed[0].expires)), (1, handle(&grant), grant.expires));
-    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), 0);
+    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap().grants, 0);
     assert!(admin::revoke(&stage.directory, &Which::Grant(1)).await.is_err());
 
     let lab = alice.grant(&to("203.0.113.70", 6, 80)).await.unwrap();
@@ -135,7 +136,7 @@ async fn flows_of_ended_grants_are_cut_when_their_person_is_revoked() {
     stage.end_grants();
     assert!(verifier.flows_to_cut(&handles).await.unwrap().is_empty());
 
-    assert_eq!(admin::revoke(&stage.directory, &Which::Person("alice".into())).await.unwrap(), 0);
+    assert_eq!(admin::revoke(&stage.directory, &Which::Person("alice".into())).await.unwrap().grants, 0);
     assert!(told_to_recheck(&mut guard).await);
     let cut = verifier.flows_to_cut(&handles).await.unwrap();
     assert_eq!((cut.len(), cut[0].handle), (1, handle(&hers)));
