@@ -105,6 +105,8 @@ fn the_authority_is_down_and_flows_live_and_new_ones_until_the_grant_ends() {
         let mut flow = call(&network.alice, echo(), SOON)?;
         world.authority.stop()?;
         let stopped = Instant::now();
+        let trouble = || world.agent.status().is_ok_and(|status| status["session"]["trouble"].is_string());
+        ensure!(poll(Duration::from_secs(2), trouble), "the agent doesn't say that the authority is gone");
         exchange(&mut flow).context("the flow that was there")?;
         call(&network.alice, echo(), SOON).context("a new flow while the grant lasts")?;
 
@@ -126,6 +128,7 @@ fn the_authority_is_down_and_flows_live_and_new_ones_until_the_grant_ends() {
         world.authority.run()?;
         let back = poll(Duration::from_secs(45), || call(&network.alice, echo(), SOON).is_ok());
         ensure!(back, "no new flow after the authority came back");
+        ensure!(!trouble(), "the agent says that the authority is gone");
         exchange(&mut flow).context("the flow that was there")?;
         Ok(())
     });

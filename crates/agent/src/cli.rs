@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::agent::{Consent, Target};
 use shell::table::Table;
+use shell::{print, println};
 use std::io::Write;
 use std::net::ToSocketAddrs;
 use std::path::PathBuf;
@@ -194,7 +195,12 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
     match &status.session {
         None => println!("not logged in: `vouchsafe login --authority URL`"),
         Some(session) => {
-            println!("{} on {}, logged in for {}", session.person, session.device, left(session.expires, status.now));
+            println!(
+                "{} on {}, logged in for another {}",
+                session.person,
+                session.device,
+                left(session.expires, status.now)
+            );
             match &session.trouble {
                 None => println!("authority {}: reachable", session.authority),
                 Some(trouble) => println!("authority {}: {trouble}", session.authority),

@@ -35,6 +35,7 @@ enum Message {
     Grant(Subject, FetchId, Timed<Result<api::Grant, Error>>),
     Destinations(Subject, u64, Timed<Result<Destinations, Error>>),
     Event(Subject, u64, Result<Event, Error>),
+    Lost(Subject, u64, String),
     Metrics(oneshot::Sender<Result<Snapshot>>),
 }
 
@@ -63,7 +64,7 @@ struct Connection {
     /// Tells the answers to this login from those to an earlier one.
     login: u64,
     events: JoinHandle<()>,
-    /// Why the latest call failed, if it did.
+    /// Why the latest call failed, or why the authority is not heard, if so.
     trouble: Option<String>,
 }
 
@@ -221,11 +222,18 @@ impl Daemon {
         self.logins += 1;
         let login = self.logins;
         let (mut stream, messages) = (authority.events(), self.messages.clone());
+        let mut trouble = stream.trouble();
         let events = tokio::spawn(async move {
             loop {
-                let event = stream.next().await;
-                let last = event.is_err();
-                if messages.send(Message::Event(subject, login, event)).await.is_err() || last {
+                let message = tokio::select! {
+                    event = stream.next() => Message::Event(subject, login, event),
+                    Ok(()) = trouble.changed() => match trouble.borrow_and_update().clone() {
+                        Some(why) => Message::Lost(subject, login, why),
+                        None => continue,
+                    },
+                };
+                let last = matches!(message, Message::Event(_, _, Err(_)));
+                if messages.send(message).await.is_err() || last {
                     return;
                 }
             }
@@ -310,6 +318,11 @@ impl Daemon {
             Message::Event(subject, login, event) => {
                 if self.is_current(subject, login) {
                     self.event(subject, event);
+                }
+            }
+            Message::Lost(subject, login, why) => {
+                if self.is_current(subject, login) {
+                    self.lost(subject, why);
                 }
             }
         }
@@ -415,6 +428,15 @@ impl Daemon {
             Err(Error::NotLoggedIn | Error::Denied(_)) => self.agent.end(subject),
             Err(error) => tracing::warn!(uid = subject.user(), "events: {error}"),
         }
+    }
+
+    fn lost(&mut self, subject: Subject, why: String) {
+        let Some(connection) = self.connections.get_mut(&subject) else { return };
+        if connection.trouble.is_none() {
+            let uid = subject.user();
+            tracing::warn!(uid, "lost the authority; grants work to their end, and no other can be had: {why}");
+        }
+        connection.trouble = Some(why);
     }
 
     fn save(&self, uid: u32) {

@@ -6,7 +6,7 @@ use engine::api::Receiver;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::PathBuf;
 
@@ -53,8 +53,17 @@ pub struct Folder {
 impl Folder {
     /// Opens the folder, making it if it is missing; one daemon at a time.
     pub fn open(path: PathBuf) -> Result<Self> {
-        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
-        made.with_context(|| format!("cannot make {}", path.display()))?;
+        let make = || {
+            if let Some(parent) = path.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            // Only its own: others have theirs beside it.
+            match fs::DirBuilder::new().mode(0o700).create(&path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
+                made => made,
+            }
+        };
+        make().with_context(|| format!("cannot make {}", path.display()))?;
         let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(path.join("lock"));
         let lock = lock.with_context(|| format!("cannot write in {}", path.display()))?;
         let lock = nix::fcntl::Flock::lock(lock, nix::fcntl::FlockArg::LockExclusiveNonblock);

@@ -5,6 +5,7 @@ use engine::api::Event;
 use reqwest::{Method, Response};
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -21,13 +22,20 @@ const MOST_EVENT: usize = 1024 * 1024;
 /// missed, so read configuration or destinations anew. Dropping it closes the connection.
 pub struct EventStream {
     events: Receiver<Result<Event, Error>>,
+    trouble: watch::Receiver<Option<String>>,
     task: JoinHandle<()>,
 }
 
 impl EventStream {
     pub(crate) fn start(authority: Authority) -> Self {
         let (sender, events) = channel(QUEUE);
-        Self { events, task: tokio::spawn(follow(authority, sender)) }
+        let (lost, trouble) = watch::channel(None);
+        Self { events, trouble, task: tokio::spawn(follow(authority, sender, lost)) }
+    }
+
+    /// Why there is no connection at the moment; `None` where there is one, or where the first is still being made.
+    pub fn trouble(&self) -> watch::Receiver<Option<String>> {
+        self.trouble.clone()
     }
 
     /// The next event; safe to cancel. Lost connections are made anew in silence; an error is final, and mostly
@@ -43,27 +51,33 @@ impl Drop for EventStream {
     }
 }
 
-async fn follow(authority: Authority, events: Sender<Result<Event, Error>>) {
+async fn follow(authority: Authority, events: Sender<Result<Event, Error>>, lost: watch::Sender<Option<String>>) {
     let mut pause = PAUSES.0;
     while !events.is_closed() {
-        match connection(&authority, &events, &mut pause).await {
+        let came = || {
+            lost.send_if_modified(|trouble| trouble.take().is_some());
+        };
+        let why = match connection(&authority, &events, &mut pause, came).await {
             Err(error @ (Error::NotLoggedIn | Error::Denied(_))) => {
                 let _ = events.send(Err(error)).await;
                 return;
             }
-            Err(error) => tracing::debug!("event stream: {error}"),
-            Ok(()) => tracing::debug!("event stream: closed"),
-        }
+            Err(error) => error.to_string(),
+            Ok(()) => "the authority has closed the connection".to_owned(),
+        };
+        tracing::debug!("event stream: {why}");
+        lost.send_replace(Some(why));
         tokio::time::sleep(jittered(pause)).await;
         pause = (pause * 2).min(PAUSES.1);
     }
 }
 
-/// Follows one connection until it ends. A connection that came up makes the next pause short again.
+/// Follows one connection until it ends. A connection that came up makes the next pause short again, which `came` is told.
 async fn connection(
     authority: &Authority,
     events: &Sender<Result<Event, Error>>,
     pause: &mut Duration,
+    came: impl Fn(),
 ) -> Result<(), Error> {
     let request = authority.authorized(authority.request(Method::GET, "v1/events")?)?;
     let silent = |_| Error::Unreachable("the stream fell silent".into());
@@ -74,6 +88,7 @@ async fn connection(
             match serde_json::from_str(&data) {
                 Ok(event) => {
                     *pause = PAUSES.0;
+                    came();
                     if events.send(Ok(event)).await.is_err() {
                         return Ok(());
                     }

@@ -6,6 +6,7 @@ use crate::protocol::{Call, LoginStarted, LoginWay, Reply};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use engine::api::ServiceKey;
+use shell::println;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -111,6 +112,8 @@ pub async fn logout(LogoutArguments { at, no_open }: LogoutArguments) -> Result<
     }
 }
 
+const NO_TERMINAL: &str = "there is no terminal to ask for the password: `--password-stdin` reads it";
+
 async fn by_password(
     place: Place,
     user: Option<String>,
@@ -126,7 +129,7 @@ async fn by_password(
         std::io::stdin().take(64 * 1024).read_to_string(&mut text).context("cannot read the password")?;
         Zeroizing::new(text.trim_end_matches(['\r', '\n']).to_owned())
     } else {
-        Zeroizing::new(rpassword::prompt_password("Password: ").context("cannot ask for the password")?)
+        Zeroizing::new(rpassword::prompt_password("Password: ").ok().context(NO_TERMINAL)?)
     };
     let Place { at, authority, ca, device } = place;
     let call = |totp| Call::Login {

@@ -5,6 +5,7 @@ use super::{At, unexpected};
 use crate::protocol::{Call, Grant, Reply, Session, Standing};
 use anyhow::{Context, Result};
 use clap::Args;
+use shell::println;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -84,7 +85,10 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
     match receiver {
         Some(receiver) => steps.print("destination", &format!("{what} is protected: receiver {}", receiver.name)),
         None => {
-            steps.print("destination", &format!("{what} is none that {} may reach with a grant", session.person));
+            steps.print(
+                "destination",
+                &format!("no receiver that {} may reach has {what}: the packet goes without a token", session.person),
+            );
             return answer(&mut steps, to, &arguments, false).await;
         }
     }
@@ -94,7 +98,7 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
     };
     if let Standing::Withheld { rule } = &standing {
         let by = rule.map_or("the default".to_owned(), |rule| format!("your rule for {rule}"));
-        steps.print("consent", &format!("no: {by} says deny (see `vouchsafe grants`)"));
+        steps.print("consent", &format!("no: {by} says deny (see `vouchsafe grants list`)"));
         return answer(&mut steps, to, &arguments, false).await;
     }
     steps.print("consent", "yes: your identity may go there");
@@ -147,7 +151,7 @@ const fn cause(udp: bool, token: bool) -> &'static str {
     match (udp, token) {
         (true, true) => "the service had nothing to say to this datagram, or the verifier dropped it",
         (false, true) => {
-            "the host is down, or the verifier dropped the packet (its `status` says why), or something on the way \
+            "the host is down, or the verifier dropped the packet (`vouchsafe verifier drops` there says why), or something on the way \
              drops SYNs with data"
         }
         (_, false) => "the destination is protected and the packet had no token, or the host is down",
@@ -198,7 +202,8 @@ fn split(target: &str) -> Result<(&str, Option<u16>)> {
         return Ok((bare, None));
     }
     let Some((host, port)) = target.rsplit_once(':') else { return Ok((target, None)) };
-    let port = port.parse().with_context(|| format!("{target:?} ends with no port number"))?;
+    let port =
+        port.parse().ok().with_context(|| format!("{target:?} does not end with a port: write HOST or HOST:22"))?;
     Ok((host.trim_start_matches('[').trim_end_matches(']'), Some(port)))
 }
 
