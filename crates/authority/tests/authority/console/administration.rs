@@ -143,9 +143,9 @@ async fn a_flow_is_named_by_the_grant_that_was_given_for_its_verifier() {
     other.report(&report(0, 0, vec![flow(handle(&grant), 4712)])).await.unwrap();
     shows(&alice.get("/console/admin/flows").await, &["198.51.100.7:4712", "/console/admin/people/bob", "lab"]);
     let of_bob = alice.get("/console/admin/flows?person=bob").await;
-    assert!(of_bob.text.contains("4712") && !of_bob.text.contains("4711"), "{}", of_bob.text);
+    assert!(of_bob.text.contains(":4712") && !of_bob.text.contains(":4711"), "{}", of_bob.text);
     let of_one = alice.get("/console/admin/flows?verifier=edge-1").await;
-    assert!(of_one.text.contains("4711") && !of_one.text.contains("4712"), "{}", of_one.text);
+    assert!(of_one.text.contains(":4711") && !of_one.text.contains(":4712"), "{}", of_one.text);
 }
 
 #[tokio::test]
