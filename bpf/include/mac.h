@@ -33,8 +33,8 @@ enum suite { SUITE_AES_CMAC = 2, SUITE_SIPHASH = 3 };
 		v2 = ROTL64(v2, 32);                                                                                   \
 	} while (0)
 
-/* Where `expected` is given and the first word is another, the second is not made, which spares a forged tag the last four
- * rounds. The time taken says only whether 64 bits are right at once, and nobody gets there by guessing. */
+/* Where `expected` is given and the first word is another, the second is not made: a flood of forged tags costs four
+ * rounds less each. The time taken says only whether 64 bits are right at once (docs/threats.md). */
 static __noinline int siphash128(const __u64 *key, const __u64 *message, __u32 words, const __u64 *expected, __u64 *out)
 {
 	__u64 v0 = 0x736f6d6570736575ULL ^ key[0], v1 = 0x646f72616e646f6dULL ^ key[1] ^ 0xee;

@@ -1,7 +1,7 @@
 //! What Vouchsafe costs on a path, beside the same path without it, in one run: connects, throughput, floods.
 //!
 //! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. Both
-//! sides take turns and medians are compared, for the machine's other work disturbs both. Needs root, and
+//! sides take turns and their middles are compared, for the machine's other work disturbs both. Needs root, and
 //! `VOUCHSAFE_BIN` or a built `vouchsafe` beside this.
 
 #[path = "network/connect.rs"]
