@@ -94,7 +94,7 @@ struct block {
 };
 
 /* A shim: both headers, and the option with the token in it (wire.md §4.3, §4.4). */
-struct shim {
+struct wrapping {
 	struct ipv4 outer, inner;
 	__u8 type, length, kind, token[sizeof(struct block) - sizeof(__u32)], rest;
 };
@@ -104,7 +104,7 @@ struct shim {
  * before the call that made it returns. */
 struct work {
 	struct block block;
-	struct shim shim;
+	struct wrapping wrapping;
 	__u32 ahead;
 	__u32 carrier;
 	__u64 message[4];
@@ -272,32 +272,32 @@ static __always_inline __be16 header_sum(const void *header, __u32 length)
 /* Puts the packet, which ends at `end`, into a shim with the block's token. */
 static __noinline int wrap(context *ctx, const struct packet *p, struct work *work, __u32 end)
 {
-	struct shim *shim = &work->shim;
+	struct wrapping *wrapping = &work->wrapping;
 	__be16 old, old_len, protocol;
 
 	if (ctx->len != end && bpf_skb_change_tail(ctx, end, 0))
 		return -1;
-	if (load(ctx, p->network, &shim->outer, sizeof(shim->outer)))
+	if (load(ctx, p->network, &wrapping->outer, sizeof(wrapping->outer)))
 		return -1;
-	shim->inner = shim->outer;
-	shim->inner.version_ihl = 0x4f;
-	shim->inner.total_len = bpf_htons(end - p->network + SHIM_OPTION_LEN);
-	shim->inner.checksum = 0;
-	shim->type = SHIM_OPTION;
-	shim->length = 3 + sizeof(shim->token);
-	shim->kind = SHIM_TOKEN;
-	__builtin_memcpy(shim->token, work->block.header, sizeof(shim->token));
-	shim->rest = 0;
-	shim->inner.checksum = header_sum(&shim->inner, SHIM_LEN);
-	old_len = shim->outer.total_len;
-	shim->outer.total_len = bpf_htons(end - p->network + SHIM_LEN);
-	old = shim->outer.ttl | shim->outer.protocol << 8; /* as they lie in memory */
-	protocol = shim->outer.ttl | IP_IPIP << 8;
-	shim->outer.protocol = IP_IPIP;
-	shim->outer.checksum = replace(replace(shim->outer.checksum, old_len, shim->outer.total_len), old, protocol);
+	wrapping->inner = wrapping->outer;
+	wrapping->inner.version_ihl = 0x4f;
+	wrapping->inner.total_len = bpf_htons(end - p->network + SHIM_OPTION_LEN);
+	wrapping->inner.checksum = 0;
+	wrapping->type = SHIM_OPTION;
+	wrapping->length = 3 + sizeof(wrapping->token);
+	wrapping->kind = SHIM_TOKEN;
+	__builtin_memcpy(wrapping->token, work->block.header, sizeof(wrapping->token));
+	wrapping->rest = 0;
+	wrapping->inner.checksum = header_sum(&wrapping->inner, SHIM_LEN);
+	old_len = wrapping->outer.total_len;
+	wrapping->outer.total_len = bpf_htons(end - p->network + SHIM_LEN);
+	old = wrapping->outer.ttl | wrapping->outer.protocol << 8; /* as they lie in memory */
+	protocol = wrapping->outer.ttl | IP_IPIP << 8;
+	wrapping->outer.protocol = IP_IPIP;
+	wrapping->outer.checksum = replace(replace(wrapping->outer.checksum, old_len, wrapping->outer.total_len), old, protocol);
 	if (bpf_skb_adjust_room(ctx, SHIM_LEN, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_FIXED_GSO))
 		return -1;
-	return bpf_skb_store_bytes(ctx, p->network, shim, sizeof(*shim), 0) ? -1 : 0;
+	return bpf_skb_store_bytes(ctx, p->network, wrapping, sizeof(*wrapping), 0) ? -1 : 0;
 }
 
 /* Turns the copy of a datagram into one that holds the block alone (wire.md §4.2), or is empty in a shim (§4.3.3). */

@@ -252,6 +252,9 @@ __noinline int judge_shim(context *ctx, struct packet *p, const struct services 
 		return DROP_MALFORMED;
 	if (!covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
 		return PASS_NOT_OURS;
+	/* Before its token is used up: what can't be taken off would be dropped after. */
+	if (!cuts_behind(p->network + IPV4_LEN))
+		return DROP_MALFORMED;
 	if (p->flow.protocol == IP_UDP) {
 		struct flow_key4 key = short_key(&p->flow);
 		struct flow *flow = bpf_map_lookup_elem(&flows4, &key);

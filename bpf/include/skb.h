@@ -36,11 +36,17 @@ static __always_inline long cut_tail(context *ctx, __u32 end)
 	return bpf_skb_change_tail(ctx, end, 0);
 }
 
-/* Cuts `length` bytes out behind the first `at`, which are Ethernet and an IPv4 header. The kernel finds that place by
- * itself, and only where no VLAN tag is before it; it takes one off before it asks programs. */
+/* Whether cut_behind can cut there: behind Ethernet and an IPv4 header. The kernel finds that place by itself, and only
+ * where no VLAN tag is before it; it takes one off before it asks programs. */
+static __always_inline int cuts_behind(__u32 at)
+{
+	return at == 34;
+}
+
+/* Cuts `length` bytes out behind the first `at`. */
 static __always_inline long cut_behind(context *ctx, __u32 at, __u32 length)
 {
-	return at == 34 ? bpf_skb_adjust_room(ctx, -(int)length, BPF_ADJ_ROOM_NET, 0) : -1;
+	return cuts_behind(at) ? bpf_skb_adjust_room(ctx, -(int)length, BPF_ADJ_ROOM_NET, 0) : -1;
 }
 
 /* Whether the frame is surely this long. */

@@ -39,7 +39,13 @@ static __always_inline long cut_tail(context *ctx, __u32 end)
 	return bpf_xdp_adjust_tail(ctx, (int)end - (int)frame_length(ctx));
 }
 
-/* Cuts `length` bytes out behind the first `at`, which are Ethernet, at most two VLAN tags, and an IPv4 header. */
+/* Whether cut_behind can cut there: behind Ethernet, at most two VLAN tags, and an IPv4 header. */
+static __always_inline int cuts_behind(__u32 at)
+{
+	return at == 34 || at == 38 || at == 42;
+}
+
+/* Cuts `length` bytes out behind the first `at`. */
 static __always_inline long cut_behind(context *ctx, __u32 at, __u32 length)
 {
 	__u8 head[42];

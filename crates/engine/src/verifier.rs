@@ -22,6 +22,7 @@ use wire::{
 pub const CLOCK_SKEW_MAX: u32 = 30;
 /// How long the first fragment of an admitted flow lets others follow, seconds.
 pub const FRAGMENT_LIFE: u32 = 30;
+const ETHERNET_LEN: usize = 14;
 
 /// What becomes of a packet (wire.md §6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +85,8 @@ pub struct Verifier {
     pub ls_grants: BTreeMap<Handle, LsGrant>,
     /// First fragments of admitted flows, and when they came.
     pub fragments: BTreeMap<(FlowKey, u32), u32>,
+    /// Whether it stands at tc, where the kernel has taken the outer VLAN tag off and takes no shim off behind another.
+    pub at_tc: bool,
 }
 
 /// What a token proves, and what tells it from others of its grant.
@@ -217,6 +220,9 @@ impl Verifier {
     ) -> Result<Outcome, DropReason> {
         if !services.covers(packet.protocol, packet.destination_port) {
             return Ok(Outcome::NotOurs);
+        }
+        if self.at_tc && packet.network != ETHERNET_LEN {
+            return Err(DropReason::Malformed);
         }
         if packet.protocol != UDP && !packet.opens() {
             return Err(if packet.protocol == TCP { DropReason::NoFlow } else { DropReason::NoToken });

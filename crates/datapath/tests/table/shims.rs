@@ -2,6 +2,7 @@
 
 use super::{CLIENT_PORT, Case, Step, TRANSPORTS, Transport};
 use crate::world::{FLOWS_PER_GRANT, Family, Grant, LsPair, NOW, families};
+use datapath::hook::Hook;
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};
 use wire::shim::Content;
@@ -10,11 +11,13 @@ use wire::{DropReason, Epoch, Suite};
 const MALFORMED: Outcome = Outcome::Drop(DropReason::Malformed);
 const NO_TOKEN: Outcome = Outcome::Drop(DropReason::NoToken);
 
-pub fn cases() -> Vec<Case> {
+/// The rows where packets are judged at this hook.
+pub fn cases(hook: Hook) -> Vec<Case> {
     let [family, _] = families();
     let mut cases = Vec::new();
     for transport in TRANSPORTS {
         carried(&mut cases, &family, transport);
+        tagged(&mut cases, &family, transport, hook);
         broken(&mut cases, &family, transport);
         tokens(&mut cases, &family, transport);
         pairs(&mut cases, &family, transport);
@@ -72,10 +75,6 @@ fn carried(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let mut padded = packet.shimmed(&content(1).encode()).frame();
     padded.extend([0xaa; 9]);
     cases.push(shims.case("§4.5", "link padding").becomes(padded, Outcome::Token, packet.frame()));
-    for tags in 1..=2 {
-        let tagged = (0..tags).fold(packet.clone(), |packet, id| packet.tag(0x8100, id));
-        cases.push(shims.case("§6.5", &format!("{tags} VLAN tags")).unwrapped(&tagged, content(1)));
-    }
     let routed = packet.shimmed(&content(1).encode()).hops(57).class(3);
     cases.push(shims.case("§4.5", "TTL and ECN changed on the way").becomes(
         routed.frame(),
@@ -119,6 +118,23 @@ fn carried(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
             .admitted(&first)
             .frame(shims.frame(&Content::Token(first.token).encode()), replayed),
     );
+}
+
+/// Before tc the kernel takes one tag off, but not in a test run: a tag here stands for a second one.
+fn tagged(cases: &mut Vec<Case>, family: &Family, transport: Transport, hook: Hook) {
+    let shims = Shims { family, transport };
+    let packet = shims.packet(CLIENT_PORT);
+    let content = Content::Token(shims.token(&Grant::new(family, 45), 1));
+    for tags in 1..=2 {
+        let tagged = (0..tags).fold(packet.clone(), |packet, id| packet.tag(0x8100, id));
+        let case = |what: &str| shims.case("§4.3.5", &format!("{tags} VLAN tags{what}"));
+        cases.push(match hook {
+            Hook::Xdp => case("").unwrapped(&tagged, content),
+            Hook::Tc => case(" at tc, and its token is not used up")
+                .frame(tagged.shimmed(&content.encode()).frame(), MALFORMED)
+                .unwrapped(&packet, content),
+        });
+    }
 }
 
 fn broken(cases: &mut Vec<Case>, family: &Family, transport: Transport) {

@@ -203,7 +203,8 @@ impl Deciders {
         let entries: Vec<_> =
             protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
         kernel.protect(&entries).expect("maps take prefixes");
-        let mut deciders = Self { model: Model { config, protected, ..Model::default() }, kernel };
+        let at_tc = kernel.hook() == Hook::Tc;
+        let mut deciders = Self { model: Model { config, protected, at_tc, ..Model::default() }, kernel };
         let current = Epoch::at(NOW.into(), EPOCH_LENGTH);
         for number in current.0 - 2..=current.0 + 2 {
             deciders.learn(Epoch(number));
@@ -290,10 +291,6 @@ impl Deciders {
     }
 }
 
-fn is_ip_in_ip(frame: &[u8]) -> bool {
-    wire::packet::Packet::parse(frame).protocol == wire::shim::IPIP
-}
-
 /// Whether the program can be run on this frame. That of tc is run on a socket buffer, and the kernel makes none of what
 /// has no whole IP header; neither does it receive one like that from an interface.
 pub fn runs(hook: Hook, frame: &[u8]) -> bool {
@@ -302,9 +299,7 @@ pub fn runs(hook: Hook, frame: &[u8]) -> bool {
         Some([0x86, 0xdd]) => 40,
         _ => 1,
     };
-    // Before tc the kernel takes a VLAN tag off, but not in a test run; in its way, no shim is taken off.
-    let tagged_shim = matches!(frame.get(12..14), Some([0x81, 0] | [0x88, 0xa8])) && is_ip_in_ip(frame);
-    hook == Hook::Xdp || frame.len() >= 14 + header && !tagged_shim
+    hook == Hook::Xdp || frame.len() >= 14 + header
 }
 
 pub fn outcome_of(index: u32) -> Outcome {
