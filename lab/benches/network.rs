@@ -10,6 +10,8 @@ mod connect;
 mod figures;
 #[path = "network/flood.rs"]
 mod flood;
+#[path = "network/lane.rs"]
+mod lane;
 #[path = "network/throughput.rs"]
 mod throughput;
 

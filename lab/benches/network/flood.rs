@@ -1,7 +1,7 @@
 //! What a flood of forged first packets does to an admitted transfer, beside the same flood dropped by a program that
 //! judges nothing.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,13 +10,14 @@ use anyhow::{Context, Result, ensure};
 use lab::Port;
 use lab::forge::{Packet, Tcp};
 use lab::mint::Mint;
+use lab::transfer::{Sink, Transfer};
 use lab::world::{DARK4, Network, PUBLIC4, VERIFIER, Way};
 use nix::errno::Errno;
 use wire::{Destination, DropReason};
 
 use crate::Guarded;
 use crate::figures::{Bound, Figures, median};
-use crate::throughput::{attach, transfer};
+use crate::throughput::attach;
 
 const ROUNDS: usize = 9;
 const TIME: Duration = Duration::from_millis(1500);
@@ -24,6 +25,7 @@ const TIME: Duration = Duration::from_millis(1500);
 const RATE: u64 = 50_000;
 const FORGED: u16 = 512;
 const DISCARD: u16 = 9;
+const PORT: u16 = 9500;
 
 /// The figure.
 pub fn measure(figures: &mut Figures) -> Result<()> {
@@ -34,13 +36,13 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     let (bare_flood, our_flood) =
         (Flood::new(&bare, Mint::new(key()?, VERIFIER))?, Flood::new(&guarded.network, Mint::new(key()?, VERIFIER))?);
     // Gets the grants, so that no round waits for one.
-    transfer(&guarded.network, 1, TIME)?;
+    transfer(&guarded.network)?;
     let judged = || Ok::<_, anyhow::Error>(guarded.verifier.counters()?.dropped(DropReason::BadTag));
     let (before, mut sent) = (judged()?, 0);
     let (mut baseline, mut ours) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        baseline.push(bare_flood.during(|| transfer(&bare, 1, TIME))?.0);
-        let (rate, count) = our_flood.during(|| transfer(&guarded.network, 1, TIME))?;
+        baseline.push(bare_flood.during(|| transfer(&bare))?.0);
+        let (rate, count) = our_flood.during(|| transfer(&guarded.network))?;
         ours.push(rate);
         sent += count;
     }
@@ -57,6 +59,13 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         Bound::None,
     );
     Ok(())
+}
+
+/// Megabits in a second of a transfer by one client.
+fn transfer(network: &Network) -> Result<f64> {
+    let address: IpAddr = DARK4.parse()?;
+    let _sink = Sink::start(&network.server, PORT)?;
+    Ok(Transfer::start(&network.alice, SocketAddr::new(address, PORT), TIME, None)?.finish()?.megabits())
 }
 
 /// Forged first packets, sent from the router on the server's own cable.
