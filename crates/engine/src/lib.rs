@@ -7,6 +7,7 @@ pub mod api;
 pub mod document;
 pub mod insertion;
 pub mod issue;
+pub mod openflow;
 pub mod policy;
 pub mod preference;
 pub mod protected;

@@ -137,38 +137,36 @@ fn split(frame: &[u8], packet: &Packet, segment: usize) -> Option<Vec<Vec<u8>>> 
     if segment == 0 || packet.protocol != UDP || packet.fragment != Fragment::Whole {
         return None;
     }
-    let headers = frame.get(..packet.payload)?;
     let payload = frame.get(packet.payload..packet.end)?;
-    let with_checksum = frame.get(packet.transport + 6..packet.transport + 8)? != [0, 0];
     if payload.len() <= segment {
         return None;
     }
-    payload
-        .chunks(segment)
-        .enumerate()
-        .map(|(index, chunk)| {
-            let mut datagram = [headers, chunk].concat();
-            let end = datagram.len();
-            put16(&mut datagram, packet.transport + 4, u16::try_from(UDP_LEN + chunk.len()).ok()?)?;
-            let ip = packet.network;
-            if packet.ipv6() {
-                put16(&mut datagram, ip + 4, u16::try_from(end - ip - 40).ok()?)?;
-            } else {
-                let id = u16::from_be_bytes(*frame.get(ip + 4..)?.first_chunk()?).wrapping_add(index as u16);
-                put16(&mut datagram, ip + 2, u16::try_from(end - ip).ok()?)?;
-                put16(&mut datagram, ip + 4, id)?;
-                put16(&mut datagram, ip + 10, 0)?;
-                let header = datagram.get(ip..ip + usize::from(frame.get(ip)? & 15) * 4)?;
-                let checksum = !fold(sum(header, false));
-                put16(&mut datagram, ip + 10, checksum)?;
-            }
-            if with_checksum {
-                let cut = Packet { end, ..*packet };
-                write_checksum(&mut datagram, &cut, packet.transport + 6)?;
-            }
-            Some(datagram)
-        })
-        .collect()
+    payload.chunks(segment).enumerate().map(|(index, chunk)| datagram(frame, packet, chunk, index as u16)).collect()
+}
+
+/// A datagram with the headers of this one and another payload, `later` places behind it.
+pub fn datagram(frame: &[u8], packet: &Packet, payload: &[u8], later: u16) -> Option<Vec<u8>> {
+    let with_checksum = frame.get(packet.transport + 6..packet.transport + 8)? != [0, 0];
+    let mut datagram = [frame.get(..packet.payload)?, payload].concat();
+    let end = datagram.len();
+    put16(&mut datagram, packet.transport + 4, u16::try_from(UDP_LEN + payload.len()).ok()?)?;
+    let ip = packet.network;
+    if packet.ipv6() {
+        put16(&mut datagram, ip + 4, u16::try_from(end - ip - 40).ok()?)?;
+    } else {
+        let id = u16::from_be_bytes(*frame.get(ip + 4..)?.first_chunk()?).wrapping_add(later);
+        put16(&mut datagram, ip + 2, u16::try_from(end - ip).ok()?)?;
+        put16(&mut datagram, ip + 4, id)?;
+        put16(&mut datagram, ip + 10, 0)?;
+        let header = datagram.get(ip..ip + usize::from(frame.get(ip)? & 15) * 4)?;
+        let checksum = !fold(sum(header, false));
+        put16(&mut datagram, ip + 10, checksum)?;
+    }
+    if with_checksum {
+        let cut = Packet { end, ..*packet };
+        write_checksum(&mut datagram, &cut, packet.transport + 6)?;
+    }
+    Some(datagram)
 }
 
 fn put16(frame: &mut [u8], at: usize, value: u16) -> Option<()> {
@@ -177,7 +175,7 @@ fn put16(frame: &mut [u8], at: usize, value: u16) -> Option<()> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A datagram or SYN with only the pseudo-header's sum as checksum.

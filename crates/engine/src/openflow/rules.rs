@@ -1,0 +1,129 @@
+//! The rules of a switch: what comes up to the controller, and what the switch does by itself.
+
+use super::matching::{Masked, Match, spans};
+use super::message::{Command, FlowMod, port};
+use crate::protected::Protected;
+use ipnet::IpNet;
+use std::net::IpAddr;
+use wire::packet::{Packet, TCP, UDP, tcp_flags};
+
+/// Marks rules as ours: "VS". Below it, the kind and the generation.
+const OURS: u64 = 0x5653 << 48;
+const OURS_MASK: u64 = 0xffff << 48;
+/// Rules that send packets up, and the one below them all.
+const STANDING: u64 = OURS | 1 << 40;
+/// Rules for one flow.
+const FLOW: u64 = OURS | 2 << 40;
+const KIND_MASK: u64 = OURS_MASK | 0xff << 40;
+
+const PRIORITY_REST: u16 = 0;
+const PRIORITY_PROTECTED: u16 = 1000;
+const PRIORITY_FLOW: u16 = 2000;
+/// Above rules for flows: a SYN never belongs to a flow that is there already.
+const PRIORITY_SYN: u16 = 3000;
+
+/// Seconds without a packet after which a flow's rules go; the next packet brings them back.
+const IDLE: u16 = 60;
+/// Seconds that a rule for a flow of datagrams stays: then the next one comes up and gets a token (wire.md §4.1).
+const DATAGRAMS: u16 = 15;
+/// The same behind a flow's first datagram: the token may have got lost.
+const DATAGRAMS_FIRST: u16 = 2;
+
+const ONLY_SYN: Masked = Masked { value: tcp_flags::SYN as u16, mask: (tcp_flags::SYN | tcp_flags::ACK) as u16 };
+
+/// The rules that stand while these prefixes are protected. Rules of earlier generations go after they are there, so that
+/// no packet finds neither.
+pub fn standing(protected: &[Protected], generation: u16) -> Vec<FlowMod> {
+    let add = |priority, matching, to| FlowMod {
+        command: Command::Add,
+        cookie: STANDING | u64::from(generation),
+        cookie_mask: 0,
+        priority,
+        idle_timeout: 0,
+        hard_timeout: 0,
+        matching,
+        to: Some(to),
+    };
+    let mut rules = vec![add(PRIORITY_REST, Match::default(), port::NORMAL)];
+    for entry in protected {
+        let services = entry.services.spans.iter().take(entry.services.count as usize);
+        for service in services {
+            let protocols: &[u8] = match service.protocol {
+                0 => &[TCP, UDP],
+                TCP => &[TCP],
+                UDP => &[UDP],
+                // Other protocols carry no token.
+                _ => &[],
+            };
+            for (protocol, ports) in protocols.iter().flat_map(|protocol| {
+                let every = service.protocol == 0;
+                let spans = if every { spans(0, u16::MAX) } else { spans(service.first_port, service.last_port) };
+                spans.into_iter().map(move |ports| (*protocol, ports))
+            }) {
+                let matching = Match {
+                    destination: Some(entry.prefix),
+                    protocol: Some(protocol),
+                    destination_port: Some(ports),
+                    ..Match::default()
+                };
+                if protocol == TCP {
+                    let syn = Match { tcp_flags: Some(ONLY_SYN), ..matching.clone() };
+                    rules.push(add(PRIORITY_SYN, syn, port::CONTROLLER));
+                }
+                rules.push(add(PRIORITY_PROTECTED, matching, port::CONTROLLER));
+            }
+        }
+    }
+    rules
+}
+
+/// Takes out the standing rules of every other generation: for each bit, those in which it differs.
+pub fn without_other_generations(generation: u16) -> impl Iterator<Item = FlowMod> {
+    (0..u16::BITS).map(move |bit| FlowMod {
+        command: Command::Delete,
+        cookie: STANDING | u64::from(generation ^ 1 << bit),
+        cookie_mask: KIND_MASK | 1 << bit,
+        priority: 0,
+        idle_timeout: 0,
+        hard_timeout: 0,
+        matching: Match::default(),
+        to: None,
+    })
+}
+
+/// Whether a rule with this cookie is ours.
+pub fn is_ours(cookie: u64) -> bool {
+    cookie & OURS_MASK == OURS
+}
+
+/// Rules for both directions of a packet's flow: from now on the switch forwards by itself. `None` for what has no ports.
+pub fn flow(packet: &Packet, known: bool) -> Option<[FlowMod; 2]> {
+    let (source, destination) = (packet.source?, packet.destination?);
+    if packet.protocol != TCP && packet.protocol != UDP {
+        return None;
+    }
+    let hard = match (packet.protocol, known) {
+        (TCP, _) => 0,
+        (_, true) => DATAGRAMS,
+        (_, false) => DATAGRAMS_FIRST,
+    };
+    let rule = |from: (IpAddr, u16), to: (IpAddr, u16), hard_timeout| FlowMod {
+        command: Command::Add,
+        cookie: FLOW,
+        cookie_mask: 0,
+        priority: PRIORITY_FLOW,
+        idle_timeout: IDLE,
+        hard_timeout,
+        matching: Match {
+            source: Some(IpNet::from(from.0)),
+            destination: Some(IpNet::from(to.0)),
+            protocol: Some(packet.protocol),
+            source_port: Some(Masked::exactly(from.1)),
+            destination_port: Some(Masked::exactly(to.1)),
+            ..Match::default()
+        },
+        to: Some(port::NORMAL),
+    };
+    let (client, server) = ((source, packet.source_port), (destination, packet.destination_port));
+    Some([rule(client, server, hard), rule(server, client, 0)])
+}
