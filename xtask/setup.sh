@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
-network='python3 iproute2 nftables conntrack ethtool tcpdump util-linux'
+network='python3 iproute2 nftables conntrack ethtool tcpdump util-linux openvswitch-switch'
 tester='python3-venv'
 scenarios='openssh-server openssh-client iperf3 nmap curl'
 kernels='qemu-system-x86 busybox-static cpio binutils'
@@ -42,14 +42,19 @@ if [ -n "$missing" ]; then
     apt update || say "apt-get update complained; trying with the lists at hand"
     # shellcheck disable=SC2086
     apt install -y --no-install-recommends $missing >/dev/null || fail "apt-get could not install:$missing"
-    case $missing in
-    *openssh-server*)
-        # The scenarios start their own sshd inside namespaces; this host gets no new open port from us.
-        if [ -d /run/systemd/system ]; then
-            $sudo systemctl disable --quiet --now ssh.socket ssh.service 2>/dev/null || true
-            say "openssh-server is new here: its system service is switched off"
-        fi ;;
-    esac
+    # The scenarios start their own inside namespaces; this host gets no new service and no open port from us.
+    if [ -d /run/systemd/system ]; then
+        for new in $missing; do
+            case $new in
+            openssh-server) services='ssh.socket ssh.service' ;;
+            openvswitch-switch) services='openvswitch-switch.service ovsdb-server.service ovs-vswitchd.service' ;;
+            *) continue ;;
+            esac
+            # shellcheck disable=SC2086
+            $sudo systemctl disable --quiet --now $services 2>/dev/null || true
+            say "$new is new here: its system service is switched off"
+        done
+    fi
     say "installed$missing"
 else
     say "all packages are there"

@@ -19,6 +19,7 @@ pub mod process;
 pub mod provider;
 pub mod seen;
 pub mod service;
+pub mod switch;
 pub mod transfer;
 pub mod watch;
 pub mod world;

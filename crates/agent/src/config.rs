@@ -1,9 +1,11 @@
 //! The daemon's configuration: `agent.toml`, and flags of the same names that go before it.
 
+use crate::switches::tls::Files;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use engine::agent::{Consent, Settings, Subject};
 use engine::document::{Faults, Reader, texts};
+use engine::openflow::plane::Household;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use wire::map::{Owner, owner};
@@ -14,8 +16,23 @@ pub const DEFAULT_CONFIG: &str = "/etc/vouchsafe/agent.toml";
 pub const DEFAULT_SOCKET: &str = "/run/vouchsafe/agent.sock";
 const DEFAULT_DIR: &str = "/var/lib/vouchsafe/agent";
 const DEFAULT_INSTANCE: &str = "default";
-const KEYS: &[&str] =
-    &["dir", "socket", "instance", "interface", "forwarded_as", "cgroup", "default", "authority", "metrics"];
+const KEYS: &[&str] = &[
+    "dir",
+    "socket",
+    "instance",
+    "interface",
+    "forwarded_as",
+    "cgroup",
+    "default",
+    "authority",
+    "metrics",
+    "switches",
+    "switches_certificate",
+    "switches_key",
+    "switches_ca",
+    "device",
+    "pro_forma",
+];
 
 /// Settings of the daemon, as flags
 #[derive(Args, Clone, Debug, Default)]
@@ -50,6 +67,24 @@ pub struct Flags {
     /// Where metrics for Prometheus are served, in plain HTTP [default: nowhere]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_METRICS")]
     pub metrics: Option<SocketAddr>,
+    /// Be the controller of OpenFlow 1.3 switches that connect here; besides, only interfaces that are named are used [default: no]
+    #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_SWITCHES")]
+    pub switches: Option<SocketAddr>,
+    /// Speak TLS to switches, with this certificate [default: plain]
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_CERTIFICATE")]
+    pub switches_certificate: Option<PathBuf>,
+    /// The key to that certificate
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_KEY")]
+    pub switches_key: Option<PathBuf>,
+    /// The CA that has signed switches' certificates
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_CA")]
+    pub switches_ca: Option<PathBuf>,
+    /// A device behind a switch whose packets carry this user's tokens; may be repeated [default: those of forwarded_as]
+    #[arg(long, value_name = "MAC=USER", env = "VOUCHSAFE_AGENT_DEVICE", value_delimiter = ',')]
+    pub device: Vec<String>,
+    /// Switches' packets come up and go down without a token: to measure what a controller costs by itself [default: no]
+    #[arg(long, env = "VOUCHSAFE_AGENT_PRO_FORMA")]
+    pub pro_forma: bool,
 }
 
 /// The daemon's settings.
@@ -67,6 +102,14 @@ pub struct Config {
     pub authorities: Vec<String>,
     /// Where metrics are served, if anywhere.
     pub metrics: Option<SocketAddr>,
+    /// Where switches connect, if there are any.
+    pub switches: Option<SocketAddr>,
+    /// What TLS to them takes, unless they speak plain.
+    pub switches_tls: Option<Files>,
+    /// Whose tokens the packets of devices behind switches carry.
+    pub household: Household,
+    /// Whether those packets get none.
+    pub pro_forma: bool,
     /// What the state machine has to know.
     pub settings: Settings,
 }
@@ -90,9 +133,19 @@ impl Config {
             None => Consent::default(),
         };
         let mut owners = Vec::new();
+        let mut household = Household::default();
         if let Some(name) = flags.forwarded_as.or(file.forwarded_as) {
             let owner = Owner { kind: owner::FORWARDED, reserved: 0, id: 0 };
-            owners.push((owner, user(&name).context("forwarded_as")?));
+            let subject = user(&name).context("forwarded_as")?;
+            owners.push((owner, subject));
+            household.others = Some(subject);
+        }
+        for setting in either(flags.device, file.device) {
+            let (mac, name) =
+                setting.rsplit_once('=').with_context(|| format!("device: {setting:?} is no MAC=USER"))?;
+            let mac = hardware_address(mac)
+                .with_context(|| format!("device: {mac:?} is no hardware address such as 02:00:00:00:00:01"))?;
+            household.devices.insert(mac, user(name).context("device")?);
         }
         for setting in either(flags.cgroup, file.cgroup) {
             let (path, name) =
@@ -104,6 +157,15 @@ impl Config {
         if instance.is_empty() || !instance.chars().all(plain) {
             bail!("instance: {instance:?} has other characters than letters, digits, - and _");
         }
+        let switches = flags.switches.or(file.switches);
+        if switches.is_none() && !household.devices.is_empty() {
+            bail!("device: devices are behind switches, and there are none: say where switches connect, by `switches`");
+        }
+        let switches_tls = Files::all(
+            flags.switches_certificate.or(file.switches_certificate),
+            flags.switches_key.or(file.switches_key),
+            flags.switches_ca.or(file.switches_ca),
+        )?;
         Ok(Self {
             dir: flags.dir.or(file.dir).unwrap_or_else(|| DEFAULT_DIR.into()),
             socket: flags.socket.or(file.socket).unwrap_or_else(|| DEFAULT_SOCKET.into()),
@@ -111,6 +173,10 @@ impl Config {
             interfaces: either(flags.interface, file.interface),
             authorities: either(flags.authority, file.authority),
             metrics: flags.metrics.or(file.metrics),
+            switches,
+            switches_tls,
+            household,
+            pro_forma: flags.pro_forma || file.pro_forma,
             settings: Settings { default, owners },
         })
     }
@@ -121,12 +187,15 @@ fn read(text: &str) -> Result<Flags, Faults> {
         let mut one = |key| fields.text(reader, key).map(|text| (*text.get_ref()).to_owned());
         let [dir, socket, instance, forwarded_as, default] =
             ["dir", "socket", "instance", "forwarded_as", "default"].map(&mut one);
+        let [switches_certificate, switches_key, switches_ca] =
+            ["switches_certificate", "switches_key", "switches_ca"].map(&mut one).map(|path| path.map(PathBuf::from));
         let mut many = |key| {
             let list = fields.value(key).map(|value| texts(reader, value)).unwrap_or_default();
             list.iter().map(|text| (*text.get_ref()).to_owned()).collect()
         };
-        let [interface, cgroup, authority] = ["interface", "cgroup", "authority"].map(&mut many);
+        let [interface, cgroup, authority, device] = ["interface", "cgroup", "authority", "device"].map(&mut many);
         let metrics = fields.address(reader, "metrics", "127.0.0.1:9466");
+        let switches = fields.address(reader, "switches", "127.0.0.1:6653");
         let (dir, socket) = (dir.map(PathBuf::from), socket.map(PathBuf::from));
         Some(Flags {
             config: None,
@@ -139,6 +208,12 @@ fn read(text: &str) -> Result<Flags, Faults> {
             default,
             authority,
             metrics,
+            switches,
+            switches_certificate,
+            switches_key,
+            switches_ca,
+            device,
+            pro_forma: fields.yes(reader, "pro_forma"),
         })
     })
 }
@@ -149,6 +224,15 @@ fn user(name: &str) -> Result<Subject> {
     }
     let user = nix::unistd::User::from_name(name).with_context(|| format!("cannot look up the user {name:?}"))?;
     Ok(Subject::of_user(user.with_context(|| format!("there is no user {name:?}"))?.uid.as_raw()))
+}
+
+fn hardware_address(text: &str) -> Option<[u8; 6]> {
+    let mut address = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut address {
+        *byte = u8::from_str_radix(parts.next().filter(|part| part.len() == 2)?, 16).ok()?;
+    }
+    parts.next().is_none().then_some(address)
 }
 
 /// A cgroup's id is its folder's inode number (version 2 hierarchy). The path is a whole one, or begins at the
@@ -184,6 +268,23 @@ mod tests {
     fn an_unknown_key_names_the_nearest() {
         let faults = read("interfaces = \"eth0\"").unwrap_err().to_string();
         assert!(faults.contains("did you mean `interface`?"), "{faults}");
+    }
+
+    #[test]
+    fn a_household_is_devices_by_hardware_address() {
+        let of = |text: &str| Config::resolve(Flags::default(), read(text).unwrap());
+        let switches = "switches = \"127.0.0.1:6653\"\n";
+        let household = of(&format!("{switches}device = [\"02:00:00:00:00:0A=0\"]")).unwrap().household;
+        assert_eq!(household.devices, [([2, 0, 0, 0, 0, 10], Subject::of_user(0))].into());
+        assert_eq!(household.others, None);
+        let everybody = of(&format!("{switches}forwarded_as = \"root\"")).unwrap().household;
+        assert_eq!(everybody.others, Some(Subject::of_user(0)));
+        for wrong in ["02:00:00:00:00=0", "2:0:0:0:0:a=0", "02:00:00:00:00:0a", "02:00:00:00:00:0a=no such user"] {
+            assert!(of(&format!("{switches}device = \"{wrong}\"")).is_err(), "{wrong}");
+        }
+        let half = of(&format!("{switches}switches_key = \"key.pem\"")).unwrap_err().to_string();
+        assert!(half.contains("all three, or none"), "{half}");
+        assert!(of("device = \"02:00:00:00:00:0a=0\"").is_err(), "there are no switches");
     }
 
     #[test]

@@ -5,9 +5,10 @@ mod login;
 use crate::config::Config;
 use crate::kernel::{HeldPacket, Kernel};
 use crate::metrics::{self, Answers, Snapshot};
-use crate::protocol::{Call, Grant, Reply, Session, Standing, Status};
+use crate::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
 use crate::sessions::{Folder, Kept, KeptSession};
 use crate::socket::{self, Command};
+use crate::switches::{News, Switches};
 use crate::{now, unix};
 use anyhow::{Context, Result};
 use client::{Authority, Error};
@@ -86,6 +87,7 @@ struct Waiter {
 struct Daemon {
     config: Config,
     kernel: Kernel,
+    switches: Option<Switches>,
     agent: Agent,
     folder: Folder,
     kept: BTreeMap<u32, Kept>,
@@ -119,7 +121,9 @@ pub async fn run(config: Config) -> Result<()> {
     let (command_sender, mut commands) = mpsc::channel(QUEUE);
     let (message_sender, mut messages) = mpsc::channel(QUEUE);
     let asking = message_sender.clone();
-    let mut daemon = Daemon::start(config, folder, pins, held_sender, message_sender)?;
+    let (news_sender, mut news) = mpsc::channel(QUEUE);
+    let switches = Switches::listen(&config, news_sender).await?;
+    let mut daemon = Daemon::start(config, folder, pins, switches, held_sender, message_sender)?;
     let measuring = readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asking.clone()))));
     let calls = tokio::spawn(socket::serve(listener, command_sender));
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
@@ -131,12 +135,14 @@ pub async fn run(config: Config) -> Result<()> {
         tokio::select! {
             Some(packet) = held.recv() => daemon.held(packet),
             Some(message) = messages.recv() => daemon.message(message),
+            Some(news) = news.recv() => daemon.hear(news),
             Some(command) = commands.recv() => daemon.command(command),
             () = sleep_until(wake) => {
                 if Instant::now() >= look {
                     look = Instant::now() + LOOK;
                     daemon.follow_interfaces();
                     daemon.dismiss();
+                    daemon.switches.iter_mut().for_each(|switches| switches.tick(now()));
                 }
                 daemon.agent.tick(now(), |slot| daemon.kernel.used(slot));
             }
@@ -157,6 +163,7 @@ impl Daemon {
         config: Config,
         folder: Folder,
         pins: Pins,
+        switches: Option<Switches>,
         held: mpsc::Sender<HeldPacket>,
         messages: mpsc::Sender<Message>,
     ) -> Result<Self> {
@@ -171,6 +178,7 @@ impl Daemon {
         let mut daemon = Self {
             config,
             kernel,
+            switches,
             agent,
             folder,
             kept,
@@ -246,6 +254,13 @@ impl Daemon {
         self.agent.held(now(), &packet.slot, packet.frame);
     }
 
+    fn hear(&mut self, news: News) {
+        let Some(switches) = &mut self.switches else { return };
+        for packet in switches.hear(news, now()) {
+            self.held(packet);
+        }
+    }
+
     /// Does everything that the state machine wants done.
     fn act(&mut self) {
         while let Some(output) = self.agent.poll() {
@@ -256,6 +271,11 @@ impl Daemon {
     }
 
     fn perform(&mut self, output: Output) -> Result<()> {
+        if let Some(switches) = &mut self.switches
+            && switches.perform(&output, now())
+        {
+            return Ok(());
+        }
         let maps = self.kernel.maps();
         match output {
             Output::SetOwner(owner, subject) => maps.owners.set(&owner, &subject.number())?,
@@ -519,12 +539,26 @@ impl Daemon {
         let _ = reply.send(Reply::Standing(standing));
     }
 
+    fn interfaces(&self) -> Vec<Interface> {
+        let switches = self.switches.iter().flat_map(Switches::shown);
+        self.kernel.interfaces().into_iter().chain(switches).collect()
+    }
+
+    /// What the kernel program and the switches' side counted.
+    fn counters(&self) -> Result<BTreeMap<String, u64>> {
+        let mut counters = self.kernel.counters().context("the kernel's counters")?;
+        for (name, count) in self.switches.iter().flat_map(Switches::counters) {
+            *counters.entry(name.to_owned()).or_default() += count;
+        }
+        Ok(counters)
+    }
+
     fn snapshot(&self) -> Result<Snapshot> {
         let reachable = self.connections.values().filter(|connection| connection.trouble.is_none()).count();
-        let interfaces = self.kernel.interfaces();
+        let interfaces = self.interfaces();
         let attached = interfaces.iter().filter(|interface| interface.trouble.is_none()).count();
         Ok(Snapshot {
-            counters: self.kernel.counters().context("the kernel's counters")?,
+            counters: self.counters()?,
             answers: self.answers,
             grants: self.connections.keys().map(|subject| self.agent.grants(*subject, |_| None).len()).sum(),
             reachable,
@@ -545,12 +579,12 @@ impl Daemon {
             expires: session.expires,
             destinations: self.agent.receivers(subject).to_vec(),
         });
-        match self.kernel.counters().context("the kernel's counters") {
+        match self.counters() {
             Err(error) => refused("broken", format!("{error:#}")),
             Ok(counters) => Reply::Status(Box::new(Status {
                 uid,
                 session,
-                interfaces: self.kernel.interfaces(),
+                interfaces: self.interfaces(),
                 counters,
                 default: self.config.settings.default,
                 now: self.agent.unix(now(), subject),

@@ -52,6 +52,8 @@ pub struct Kernel {
     agents: Vec<(u32, Agent)>,
     attached: Vec<(Interface, Result<(), String>)>,
     wanted: Vec<String>,
+    /// Every interface but loopback is wanted.
+    everywhere: bool,
     attachment: Attachment,
     pins: Pins,
     cgroups: bool,
@@ -71,6 +73,8 @@ impl Kernel {
             agents: Vec::new(),
             attached: Vec::new(),
             wanted: config.interfaces.clone(),
+            // Switches have no interfaces here.
+            everywhere: config.interfaces.is_empty() && config.switches.is_none(),
             attachment: supported_attachment(),
             pins,
             cgroups: config.settings.owners.iter().any(|(owner, _)| owner.kind == owner::CGROUP),
@@ -148,7 +152,7 @@ impl Kernel {
 
     /// Attaches to interfaces that have come, forgets those that have gone. Says whether this machine's addresses changed.
     pub fn follow_interfaces(&mut self) -> Result<bool> {
-        let all = if self.wanted.is_empty() {
+        let all = if self.everywhere {
             Interface::all()?
         } else {
             self.wanted.iter().filter_map(|name| Interface::named(name).ok()).collect()
@@ -209,7 +213,7 @@ impl Kernel {
         };
         let keep = |name: &str| {
             there.iter().any(|interface| interface.name == name)
-                && (self.wanted.is_empty() || self.wanted.iter().any(|wanted| wanted == name))
+                && (self.everywhere || self.wanted.iter().any(|wanted| wanted == name))
         };
         for name in self.pins.links() {
             let interface = name.rsplit_once('-').map_or(name.as_str(), |(interface, _)| interface);

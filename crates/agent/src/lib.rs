@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod protocol;
 mod sessions;
 mod socket;
+mod switches;
 
 pub use daemon::run;
 

@@ -21,13 +21,19 @@ pub struct Agent {
     instance: Instance,
     net: PathBuf,
     dir: PathBuf,
+    flags: Vec<String>,
 }
 
 impl Agent {
     /// Runs one; nobody is logged in.
     pub fn start(namespace: &Namespace) -> Result<Self> {
-        let dir = namespace.dir().join("agent-state");
-        let mut this = Self { process: None, instance: Instance::new("agent"), net: namespace.path(), dir };
+        Self::start_with(namespace, &["--interface".to_owned(), "eth0".to_owned()])
+    }
+
+    /// Runs one with other flags than those for `eth0`.
+    pub fn start_with(namespace: &Namespace, flags: &[String]) -> Result<Self> {
+        let (dir, flags) = (namespace.dir().join("agent-state"), flags.to_vec());
+        let mut this = Self { process: None, instance: Instance::new("agent"), net: namespace.path(), dir, flags };
         this.run()?;
         Ok(this)
     }
@@ -35,13 +41,19 @@ impl Agent {
     /// Runs the daemon (again) and waits until it answers.
     pub fn run(&mut self) -> Result<()> {
         let mut command = self.command("run");
-        command.args(["--instance", &self.instance.name, "--interface", "eth0", "--dir"]).arg(&self.dir);
+        command.args(["--instance", &self.instance.name]).args(&self.flags).arg("--dir").arg(&self.dir);
         let logs = self.dir.parent().context("a folder in the namespace's")?;
         let mut process = Process::start(command, logs)?;
         let up = poll(SOON, || process.exit().is_some() || self.status().is_ok());
         ensure!(up && process.exit().is_none(), "the agent does not run:\n{}", process.log());
         self.process = Some(process);
         Ok(())
+    }
+
+    /// Runs the daemon again with other flags from now on.
+    pub fn run_with(&mut self, flags: &[String]) -> Result<()> {
+        self.flags = flags.to_vec();
+        self.run()
     }
 
     /// Logs this process's user in as `person`, and waits until the agent knows what is protected.
@@ -72,6 +84,11 @@ impl Agent {
     /// Logs out; gives what was said.
     pub fn logout(&self) -> Result<String> {
         answer(&mut self.command("logout")).map(|(_, said)| said)
+    }
+
+    /// What the daemon has written since it was last run.
+    pub fn log(&self) -> String {
+        self.process.as_ref().map(Process::log).unwrap_or_default()
     }
 
     /// Kills the daemon without a warning.

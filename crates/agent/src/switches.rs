@@ -1,0 +1,308 @@
+//! The side of OpenFlow switches: they connect here, packets come up from them and go down again.
+
+pub mod tls;
+
+use crate::config::Config;
+use crate::kernel::HeldPacket;
+use crate::protocol;
+use anyhow::{Context, Result};
+use engine::agent::{Frame, Output, Subject};
+use engine::openflow::plane::{Fate, Origin, Plane};
+use engine::openflow::switch::{Event, Switch};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+use wire::map::owner;
+
+/// The most switches at a time.
+const SWITCHES_MAX: usize = 64;
+/// Messages that wait for a switch; one that takes none is given up.
+const QUEUE: usize = 4096;
+const CHUNK: usize = 64 * 1024;
+
+/// What connections tell the loop.
+pub enum News {
+    /// A switch connected.
+    Connected(TcpStream, SocketAddr),
+    /// It sent something.
+    Received(u64, Vec<u8>),
+    /// Its connection has ended, or never came to be, and why.
+    Ended(u64, Result<()>),
+}
+
+/// All switches.
+pub struct Switches {
+    plane: Plane,
+    connections: BTreeMap<u64, Connection>,
+    next: u64,
+    news: mpsc::Sender<News>,
+    listening: JoinHandle<()>,
+    tls: Option<TlsAcceptor>,
+    /// What to add to the boot clock for Unix time, nanoseconds.
+    clock: u64,
+    generation: u16,
+    held: Vec<HeldPacket>,
+}
+
+struct Connection {
+    switch: Switch,
+    from: SocketAddr,
+    to: mpsc::Sender<Vec<u8>>,
+    reading: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.reading.abort();
+    }
+}
+
+impl Drop for Switches {
+    fn drop(&mut self) {
+        self.listening.abort();
+    }
+}
+
+impl Switches {
+    /// Listens for switches, if that is configured. What they do goes to `news`.
+    pub async fn listen(config: &Config, news: mpsc::Sender<News>) -> Result<Option<Self>> {
+        let Some(address) = config.switches else { return Ok(None) };
+        let listener = TcpListener::bind(address).await;
+        let listener = listener.with_context(|| format!("cannot listen for switches on {address}"))?;
+        let tls = config.switches_tls.as_ref().map(tls::Files::acceptor).transpose()?;
+        tracing::info!(%address, tls = tls.is_some(), "listening for switches");
+        let telling = news.clone();
+        let listening = tokio::spawn(async move {
+            loop {
+                match listener.accept().await {
+                    Ok((stream, from)) => {
+                        if telling.send(News::Connected(stream, from)).await.is_err() {
+                            return;
+                        }
+                    }
+                    Err(error) => {
+                        tracing::warn!("a switch could not connect: {error}");
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                    }
+                }
+            }
+        });
+        let nonce = getrandom::u32().context("no random numbers")?;
+        Ok(Some(Self {
+            plane: Plane::new(config.household.clone(), nonce, config.pro_forma),
+            connections: BTreeMap::new(),
+            next: 0,
+            news,
+            listening,
+            tls,
+            clock: 0,
+            generation: nonce as u16,
+            held: Vec::new(),
+        }))
+    }
+
+    /// Does what the state machine wants done, as far as it concerns switches. Says whether that was all of it.
+    pub fn perform(&mut self, output: &Output, now: Duration) -> bool {
+        match output {
+            Output::SetOwner(owner, subject) if owner.kind == owner::USER => self.plane.log_in(*subject),
+            Output::RemoveOwner(owner) if owner.kind == owner::USER => {
+                if let Ok(uid) = u32::try_from(owner.id) {
+                    self.plane.log_out(Subject::of_user(uid));
+                }
+            }
+            Output::Write(slot, entry) => self.plane.write(*slot, entry),
+            Output::Remove(slot) => self.plane.remove(slot),
+            Output::Protect(entries) => {
+                self.plane.protect(entries.clone());
+                self.connections.values_mut().for_each(|connection| connection.switch.protect(entries));
+                self.write(now);
+            }
+            Output::SetClock(offset) => self.clock = *offset,
+            Output::Send(subject, frame) if Plane::is_from_switch(frame) => {
+                self.again(*subject, frame, now);
+                return true;
+            }
+            _ => {}
+        }
+        false
+    }
+
+    /// Takes news in; what waits for a grant comes out.
+    pub fn hear(&mut self, news: News, now: Duration) -> Vec<HeldPacket> {
+        match news {
+            News::Connected(stream, from) => self.connected(stream, from, now),
+            News::Received(id, bytes) => {
+                let Some(connection) = self.connections.get_mut(&id) else { return Vec::new() };
+                if let Err(lost) = connection.switch.received(now, &bytes) {
+                    tracing::warn!(from = %connection.from, "a switch is given up: {lost}");
+                    self.connections.remove(&id);
+                }
+                self.events(id, now);
+            }
+            News::Ended(id, why) => {
+                if let Some(connection) = self.connections.remove(&id) {
+                    match why {
+                        Ok(()) => tracing::info!(from = %connection.from, "a switch has gone"),
+                        Err(why) => tracing::warn!(from = %connection.from, "a switch can't be spoken to: {why:#}"),
+                    }
+                }
+            }
+        }
+        std::mem::take(&mut self.held)
+    }
+
+    /// Looks after connections.
+    pub fn tick(&mut self, now: Duration) {
+        for (_, connection) in self.connections.extract_if(.., |_, connection| connection.switch.tick(now).is_err()) {
+            tracing::warn!(from = %connection.from, "a switch is given up: it no longer answers");
+        }
+        self.write(now);
+    }
+
+    /// What was counted, by name.
+    pub fn counters(&self) -> [(&'static str, u64); 8] {
+        self.plane.counts().named()
+    }
+
+    /// The switches, for people.
+    pub fn shown(&self) -> Vec<protocol::Interface> {
+        let shown = self.connections.values().map(|connection| protocol::Interface {
+            name: match connection.switch.datapath() {
+                Some(datapath) => format!("switch {datapath:016x}"),
+                None => format!("switch at {}", connection.from),
+            },
+            attachment: "OpenFlow".to_owned(),
+            trouble: (!connection.switch.is_ready()).then(|| "it has not got its rules yet".to_owned()),
+        });
+        shown.collect()
+    }
+
+    fn connected(&mut self, stream: TcpStream, from: SocketAddr, now: Duration) {
+        if self.connections.len() >= SWITCHES_MAX {
+            return tracing::warn!(%from, "a switch is turned away: there are {SWITCHES_MAX} already");
+        }
+        tracing::info!(%from, "a switch connects");
+        self.next += 1;
+        let (id, news, tls) = (self.next, self.news.clone(), self.tls.clone());
+        let (to, waiting) = mpsc::channel::<Vec<u8>>(QUEUE);
+        // A packet that waits for another is late.
+        let _ = stream.set_nodelay(true);
+        let reading = tokio::spawn(async move {
+            let ended = match tls {
+                None => {
+                    converse(stream, id, &news, waiting).await;
+                    Ok(())
+                }
+                Some(acceptor) => match tls::accept(&acceptor, stream).await {
+                    Ok(stream) => {
+                        converse(stream, id, &news, waiting).await;
+                        Ok(())
+                    }
+                    Err(why) => Err(why),
+                },
+            };
+            let _ = news.send(News::Ended(id, ended)).await;
+        });
+        self.generation = self.generation.wrapping_add(1);
+        let switch = Switch::new(now, self.plane.protected().to_vec(), self.generation);
+        self.connections.insert(id, Connection { switch, from, to, reading });
+        self.events(id, now);
+    }
+
+    /// Does what a switch's connection wants done.
+    fn events(&mut self, id: u64, now: Duration) {
+        while let Some(connection) = self.connections.get_mut(&id) {
+            let Some(event) = connection.switch.poll() else { return };
+            match event {
+                Event::Write(bytes) => {
+                    if connection.to.try_send(bytes).is_err() {
+                        tracing::warn!(from = %connection.from, "a switch is given up: it takes no messages");
+                        self.connections.remove(&id);
+                    }
+                }
+                Event::Ready(datapath) => {
+                    tracing::info!(from = %connection.from, datapath = format!("{datapath:016x}"), "a switch is ready");
+                }
+                Event::Refused { class, code } => {
+                    tracing::warn!(from = %connection.from, "{}", Event::explain(class, code));
+                }
+                Event::Elevated { in_port, frame } => {
+                    let Some(datapath) = connection.switch.datapath() else { continue };
+                    let origin = Origin { datapath, port: in_port };
+                    let fate = self.plane.elevated(origin, &frame, self.unix(now));
+                    self.fulfil(origin, fate);
+                }
+            }
+        }
+    }
+
+    fn again(&mut self, subject: Subject, frame: &Frame, now: Duration) {
+        if let Some((origin, fate)) = self.plane.again(subject, frame, self.unix(now)) {
+            self.fulfil(origin, fate);
+            self.write(now);
+        }
+    }
+
+    fn fulfil(&mut self, origin: Origin, fate: Fate) {
+        match fate {
+            Fate::Forward { rules, frames } => {
+                let mut there = self.connections.values_mut();
+                // A switch that connected anew may be there twice for a while: the later connection is the living one.
+                let switch = there.rfind(|connection| connection.switch.datapath() == Some(origin.datapath));
+                if let Some(connection) = switch {
+                    connection.switch.forward(origin.port, rules, frames);
+                }
+            }
+            Fate::Hold(slot, frame) => self.held.push(HeldPacket { slot, frame: Some(frame) }),
+            Fate::Drop => tracing::debug!(?origin, "a packet that came up is dropped"),
+        }
+    }
+
+    /// Sends what connections have to say.
+    fn write(&mut self, now: Duration) {
+        let ids: Vec<u64> = self.connections.keys().copied().collect();
+        for id in ids {
+            self.events(id, now);
+        }
+    }
+
+    /// Unix time by this machine's clock.
+    fn unix(&self, now: Duration) -> u32 {
+        (Duration::from_nanos(self.clock) + now).as_secs() as u32
+    }
+}
+
+/// Hands on what a switch says, and to the switch what waits for it, until either has no more.
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite,
+    id: u64,
+    news: &mpsc::Sender<News>,
+    mut waiting: mpsc::Receiver<Vec<u8>>,
+) {
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let read = async {
+        let mut chunk = vec![0; CHUNK];
+        while let Ok(len @ 1..) = reader.read(&mut chunk).await {
+            if news.send(News::Received(id, chunk[..len].to_vec())).await.is_err() {
+                break;
+            }
+        }
+    };
+    let write = async {
+        while let Some(mut bytes) = waiting.recv().await {
+            // Rules and the packet behind them make one segment.
+            while let Ok(more) = waiting.try_recv() {
+                bytes.extend(more);
+            }
+            if writer.write_all(&bytes).await.is_err() || writer.flush().await.is_err() {
+                break;
+            }
+        }
+    };
+    tokio::select! { () = read => {}, () = write => {} }
+}

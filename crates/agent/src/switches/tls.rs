@@ -1,0 +1,83 @@
+//! TLS towards switches: both sides show a certificate, ours by file, theirs from a CA that is named.
+
+use anyhow::{Context, Result, bail, ensure};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+/// How long a handshake may take.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// The first byte of a TLS handshake (RFC 8446 §5.1).
+const HANDSHAKE: u8 = 22;
+
+/// The files that TLS takes.
+#[derive(Clone, Debug)]
+pub struct Files {
+    /// Our certificate, and those between it and a CA that switches trust.
+    pub certificate: PathBuf,
+    /// The key to it.
+    pub key: PathBuf,
+    /// Who has signed switches' certificates.
+    pub ca: PathBuf,
+}
+
+impl Files {
+    /// All or none of them.
+    pub fn all(certificate: Option<PathBuf>, key: Option<PathBuf>, ca: Option<PathBuf>) -> Result<Option<Self>> {
+        match (certificate, key, ca) {
+            (None, None, None) => Ok(None),
+            (Some(certificate), Some(key), Some(ca)) => Ok(Some(Self { certificate, key, ca })),
+            _ => bail!(
+                "TLS to switches takes switches_certificate, switches_key and switches_ca: name all three, or none"
+            ),
+        }
+    }
+
+    /// Reads them.
+    pub fn acceptor(&self) -> Result<TlsAcceptor> {
+        let chain = certificates(&self.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&self.key);
+        let key = key.with_context(|| format!("can't read the key {}", self.key.display()))?;
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&self.ca)? {
+            roots.add(certificate).with_context(|| format!("{} is no CA's certificate", self.ca.display()))?;
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build()?;
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain, key)
+            .with_context(|| format!("{} and its key don't belong together", self.certificate.display()))?;
+        Ok(TlsAcceptor::from(Arc::new(config)))
+    }
+}
+
+/// The handshake with a switch that has just connected.
+pub async fn accept(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
+    let handshake = async {
+        let mut first = [0];
+        ensure!(stream.peek(&mut first).await? == 1, "it went before it said anything");
+        ensure!(
+            first == [HANDSHAKE],
+            "it speaks plain OpenFlow, and this address takes TLS only: name the controller `ssl:…` on it and give it a \
+             certificate (`ovs-vsctl set-ssl`)"
+        );
+        acceptor.accept(stream).await.context("TLS")
+    };
+    tokio::time::timeout(HANDSHAKE_TIME, handshake).await.context("it took too long over the handshake")?
+}
+
+fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let list = read.with_context(|| format!("can't read the certificate {}", file.display()))?;
+    ensure!(!list.is_empty(), "{} holds no certificate", file.display());
+    Ok(list)
+}

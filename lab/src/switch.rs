@@ -1,0 +1,149 @@
+//! Open vSwitch in a namespace, with its user-space datapath: a switch of one's own, whose controller listens beside it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+
+use crate::net::Namespace;
+use crate::poll;
+use crate::process::{Process, output};
+use crate::world::SOON;
+
+const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+/// Where a controller beside a switch listens.
+pub const CONTROLLER: &str = "127.0.0.1:6653";
+
+/// A running switch. Fields are in the order in which they end.
+pub struct Switch {
+    daemon: Option<Process>,
+    _database: Process,
+    net: PathBuf,
+    run: PathBuf,
+}
+
+impl Switch {
+    /// Starts one without a bridge. A namespace can have one of them.
+    pub fn start(namespace: &Namespace) -> Result<Self> {
+        let run = namespace.dir().join("switch");
+        std::fs::create_dir_all(&run)?;
+        let (socket, file) = (run.join("db.sock"), run.join("conf.db"));
+        output(Command::new("ovsdb-tool").arg("create").arg(&file).arg(SCHEMA))?;
+        let mut command = in_run(namespace.command("ovsdb-server"), &run);
+        command.arg(&file).arg(format!("--remote=punix:{}", socket.display())).arg(control(&run, "db"));
+        let database = namespace.start(command)?;
+        ensure!(poll(SOON, || socket.exists()), "no ovsdb-server:\n{}", database.log());
+        let mut switch = Self { daemon: None, _database: database, net: namespace.path(), run };
+        switch.vsctl(&["--no-wait", "init"])?;
+        switch.run(namespace)?;
+        Ok(switch)
+    }
+
+    /// Adds a bridge: a switch of its own to a controller, and an interface of the namespace. It learns and forwards until it
+    /// gets a controller.
+    pub fn add_bridge(&self, bridge: &str) -> Result<()> {
+        let words = ["add-br", bridge, "--", "set", "bridge", bridge, "datapath_type=netdev", "protocols=OpenFlow13"];
+        self.vsctl(&words).map(drop)
+    }
+
+    /// Gives a bridge a controller, named in the words of `ovs-vsctl`. From then on the bridge drops what it has no rule for.
+    pub fn set_controller(&self, bridge: &str, controller: &str) -> Result<()> {
+        self.vsctl(&["set", "bridge", bridge, "fail-mode=secure"])?;
+        let settings = ["connection-mode=out-of-band", "max_backoff=1000"];
+        let words = ["set-controller", bridge, controller, "--", "set", "controller", bridge];
+        self.vsctl(&[&words[..], &settings].concat()).map(drop)
+    }
+
+    /// Runs the switch (again); what it had of rules is gone.
+    pub fn run(&mut self, namespace: &Namespace) -> Result<()> {
+        let mut command = in_run(namespace.command("ovs-vswitchd"), &self.run);
+        command.arg(format!("unix:{}", self.run.join("db.sock").display())).arg(control(&self.run, "vs"));
+        command.args(["--disable-system", "--no-chdir"]);
+        self.daemon = Some(namespace.start(command)?);
+        Ok(())
+    }
+
+    /// Kills the switch without a warning.
+    pub fn kill(&mut self) -> Result<()> {
+        let mut daemon = self.daemon.take().context("no switch runs")?;
+        daemon.signal(Signal::SIGKILL)?;
+        daemon.wait(SOON).map(drop)
+    }
+
+    /// Makes a device of the namespace a port of the bridge, and no longer one of the namespace's own.
+    pub fn add_port(&self, namespace: &Namespace, bridge: &str, device: &str) -> Result<()> {
+        namespace.ip(&format!("address flush dev {device}"))?;
+        // The user-space datapath gets copies; the kernel would still answer for addresses that the bridge has, and take
+        // packets to them a second time.
+        namespace.sysctl(&format!("net/ipv4/conf/{device}/arp_ignore"), "8")?;
+        namespace.sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "1")?;
+        namespace.sysctl(&format!("net/ipv6/conf/{device}/disable_ipv6"), "1")?;
+        self.vsctl(&["add-port", bridge, device]).map(drop)
+    }
+
+    /// Gives a bridge that is there these addresses, and no others. Its switch may just have started.
+    pub fn settle(&self, namespace: &Namespace, bridge: &str, addresses: &str) -> Result<()> {
+        ensure!(poll(SOON, || namespace.mac(bridge).is_ok()), "no {bridge}");
+        namespace.ip(&format!("address flush dev {bridge}"))?;
+        namespace.ip(&format!("link set {bridge} up"))?;
+        namespace.address(bridge, addresses)?;
+        // The user-space datapath completes no checksums.
+        namespace.offload(bridge, "tx", false)
+    }
+
+    /// Until a bridge has rules that send packets up to a controller.
+    pub fn wait_for_rules(&self, bridge: &str) -> Result<()> {
+        let sends_up = |rules: Vec<String>| rules.iter().any(|rule| rule.contains("CONTROLLER"));
+        ensure!(
+            poll(SOON, || self.rules(bridge).is_ok_and(sends_up)),
+            "{bridge} got no rules: {:?}",
+            self.rules(bridge)
+        );
+        Ok(())
+    }
+
+    /// A bridge's rules, as the switch tells them.
+    pub fn rules(&self, bridge: &str) -> Result<Vec<String>> {
+        let mut command = self.command("ovs-ofctl");
+        let management = format!("unix:{}", self.run.join(format!("{bridge}.mgmt")).display());
+        command.args(["-O", "OpenFlow13", "dump-flows", &management]);
+        let text = output(&mut command)?;
+        Ok(text.lines().filter(|line| line.contains("cookie=")).map(str::to_owned).collect())
+    }
+
+    /// How many packets a bridge's present rules have sent up to the controller.
+    pub fn packets_up(&self, bridge: &str) -> Result<u64> {
+        let rules = self.rules(bridge)?;
+        rules.iter().filter(|rule| rule.contains("CONTROLLER")).map(|rule| packets(rule)).sum()
+    }
+
+    /// What `ovs-vsctl` answers to these words.
+    pub fn vsctl(&self, words: &[&str]) -> Result<String> {
+        let database = format!("--db=unix:{}", self.run.join("db.sock").display());
+        output(self.command("ovs-vsctl").arg(database).arg("--timeout=10").args(words))
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.net.display())).arg("--").arg(program);
+        in_run(command, &self.run)
+    }
+}
+
+/// How many packets a rule has matched.
+pub fn packets(rule: &str) -> Result<u64> {
+    let count = rule.split("n_packets=").nth(1).and_then(|rest| rest.split(',').next());
+    count.and_then(|count| count.parse().ok()).with_context(|| format!("no count of packets in {rule}"))
+}
+
+fn in_run(mut command: Command, run: &Path) -> Command {
+    for variable in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR"] {
+        command.env(variable, run);
+    }
+    command
+}
+
+fn control(run: &Path, program: &str) -> String {
+    format!("--unixctl={}", run.join(format!("{program}.ctl")).display())
+}

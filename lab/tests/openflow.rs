@@ -1,0 +1,314 @@
+//! A home router with OpenFlow switches: whoever is behind them needs no software of ours.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lab::service::{Echo, ask, call, exchange};
+use lab::switch::{CONTROLLER, Switch, packets};
+use lab::transfer::{Sink, Transfer};
+use lab::world::{Agent, Authority, DARK4, ECHO, FRONT4, FRONT6, Network, Verifier, Way, policy};
+use lab::{Capture, Namespace, poll, test};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use wire::Carrier;
+
+const SOON: Duration = Duration::from_secs(10);
+/// Long enough for an answer that must not come.
+const QUIET: Duration = Duration::from_millis(600);
+const SINK: u16 = 5000;
+/// Bytes per second: below what the switch carries.
+const BRAKE: u64 = 4 << 20;
+/// Seconds after which the second datagram of a flow may get a token, too.
+const AGAIN: u64 = 2;
+
+/// The router's cables, and its addresses on them.
+const ALICE: (&str, &str) = ("lan-alice", "10.1.0.254/24 fd01::ff/64");
+const MALLORY: (&str, &str) = ("lan-mallory", "10.2.0.254/24 fd02::ff/64");
+type Bridge = (&'static str, &'static [(&'static str, &'static str)]);
+const BRIDGE: &str = "lan-switch";
+const ONE: Bridge = (BRIDGE, &[ALICE, MALLORY]);
+
+/// Alice's and Mallory's machines behind the switches of one router, on which the agent runs.
+struct Home {
+    agent: Agent,
+    switch: Switch,
+    bridges: Vec<Bridge>,
+    /// Kept when a test fails.
+    wan: Capture,
+    verifier: Verifier,
+    _authority: Authority,
+    _echo: Echo,
+    network: Network,
+}
+
+impl Home {
+    /// Everything up, alice logged in on the router; her machine's packets carry her tokens.
+    fn new(way: Way, carrier: Carrier) -> Result<Self> {
+        let network = Network::new(way)?;
+        let mac = colons(&network.alice)?;
+        Self::with(network, carrier, &[ONE], &[mac])
+    }
+
+    /// The same with these bridges, and her tokens for the machines with these hardware addresses.
+    fn with(network: Network, carrier: Carrier, bridges: &[Bridge], macs: &[String]) -> Result<Self> {
+        let switch = Switch::start(&network.router)?;
+        Self::around(network, switch, &format!("tcp:{CONTROLLER}"), carrier, bridges, macs, &[])
+    }
+
+    /// The same around a switch that runs, with its controller there, and more flags for the agent.
+    fn around(
+        network: Network,
+        switch: Switch,
+        controller: &str,
+        carrier: Carrier,
+        bridges: &[Bridge],
+        macs: &[String],
+        flags: &[String],
+    ) -> Result<Self> {
+        let lifetime = "lifetime = \"5m\"";
+        let policy = policy("5m").replace(lifetime, &format!("{lifetime}\ncarrier = \"{}\"", carrier.name()));
+        let authority = Authority::start(&network.authority, &policy)?;
+        let verifier = Verifier::start_with(&network.server, &authority, &["--carriers", "tail,shim"])?;
+        let echo = Echo::start(&network.server, ECHO)?;
+        let router = &network.router;
+        for (bridge, cables) in bridges {
+            switch.add_bridge(bridge)?;
+            switch.set_controller(bridge, controller)?;
+            for (device, _) in *cables {
+                switch.add_port(router, bridge, device)?;
+            }
+        }
+        for host in [&network.alice, &network.mallory] {
+            host.offload("eth0", "tx", false)?;
+        }
+        let wan = Capture::start(router, "wan")?;
+        let devices = macs.iter().flat_map(|mac| ["--device".to_owned(), format!("{mac}=root")]);
+        let own = ["--switches", CONTROLLER].map(str::to_owned);
+        let flags: Vec<_> = own.into_iter().chain(devices).chain(flags.iter().cloned()).collect();
+        let agent = Agent::start_with(router, &flags)?;
+        agent.login(&authority, "alice")?;
+        let bridges = bridges.to_vec();
+        let home = Self { agent, switch, bridges, wan, verifier, _authority: authority, _echo: echo, network };
+        home.settle()?;
+        Ok(home)
+    }
+
+    /// Gives the bridges what a switch that starts lacks: their addresses, and the controller's rules.
+    fn settle(&self) -> Result<()> {
+        for (bridge, cables) in &self.bridges {
+            let addresses: Vec<_> = cables.iter().map(|(_, addresses)| *addresses).collect();
+            self.switch.settle(&self.network.router, bridge, &addresses.join(" "))?;
+            self.switch.wait_for_rules(bridge)?;
+        }
+        Ok(())
+    }
+
+    /// The only bridge's rules that name this address and port of a client.
+    fn rules_of(&self, client: SocketAddr) -> Result<Vec<String>> {
+        let named = |rule: &String| {
+            rule.contains(&client.ip().to_string())
+                && ["src", "dst"].iter().any(|end| rule.contains(&format!("tp_{end}={}", client.port())))
+        };
+        Ok(self.switch.rules(BRIDGE)?.into_iter().filter(named).collect())
+    }
+}
+
+fn colons(host: &Namespace) -> Result<String> {
+    Ok(host.mac("eth0")?.map(|byte| format!("{byte:02x}")).join(":"))
+}
+
+fn echo() -> SocketAddr {
+    SocketAddr::new(FRONT4.parse().expect("an address"), ECHO)
+}
+
+fn echo6() -> SocketAddr {
+    SocketAddr::new(FRONT6.parse().expect("an address"), ECHO)
+}
+
+#[test]
+fn a_device_without_software_of_ours_gets_in_through_its_router_and_its_neighbour_does_not() {
+    test(|| {
+        let home = Home::new(Way::Nat, Carrier::Tail)?;
+        for to in [echo(), echo6()] {
+            let mut stream = call(&home.network.alice, to, SOON).with_context(|| format!("alice, TCP to {to}"))?;
+            exchange(&mut stream).context("alice, on the connection")?;
+            ask(&home.network.alice, to, SOON).with_context(|| format!("alice, UDP to {to}"))?;
+            ensure!(call(&home.network.mallory, to, QUIET).is_err(), "mallory got in to {to}");
+            ensure!(ask(&home.network.mallory, to, QUIET).is_err(), "mallory got an answer from {to}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn shims_get_in_on_a_direct_path() {
+    test(|| {
+        let home = Home::new(Way::Direct, Carrier::Shim)?;
+        call(&home.network.alice, echo(), SOON).context("alice, TCP")?;
+        ask(&home.network.alice, echo(), SOON).context("alice, UDP")?;
+        ensure!(call(&home.network.mallory, echo(), QUIET).is_err(), "mallory got in");
+        let shims = || home.wan.lines("ip proto 4").map_or(0, |lines| lines.len());
+        ensure!(poll(SOON, || shims() >= 2), "{} first packets were in a shim", shims());
+        let tokens = home.verifier.counters()?.named("token");
+        ensure!(tokens >= 2, "{tokens} first packets were admitted");
+        Ok(())
+    });
+}
+
+#[test]
+fn of_a_connection_only_the_syn_comes_up_and_exact_rules_come_down_with_it() {
+    test(|| {
+        let home = Home::new(Way::Nat, Carrier::Tail)?;
+        let switch = &home.switch;
+        // The first one fetches the grant, and may be sent again while it waits.
+        call(&home.network.alice, echo(), SOON)?;
+        let before = switch.packets_up(BRIDGE)?;
+        let mut stream = call(&home.network.alice, echo(), SOON)?;
+        for _ in 0..50 {
+            exchange(&mut stream)?;
+        }
+        let client = stream.local_addr()?;
+        let up = switch.packets_up(BRIDGE)? - before;
+        ensure!(up == 1, "{up} packets of one connection came up");
+        let mut rules = home.rules_of(client)?;
+        rules.sort_by_key(|rule| !rule.contains(&format!("nw_src={}", client.ip())));
+        let [out, back] = &rules[..] else { anyhow::bail!("rules for one connection: {rules:?}") };
+        for (rule, from, to) in [(out, client, echo()), (back, echo(), client)] {
+            let exact = [
+                format!("nw_src={}", from.ip()),
+                format!("nw_dst={}", to.ip()),
+                format!("tp_src={}", from.port()),
+                format!("tp_dst={}", to.port()),
+            ];
+            ensure!(exact.iter().all(|field| rule.contains(field)), "{rule} is not exactly {exact:?}");
+            ensure!(rule.contains("idle_timeout=60") && !rule.contains("hard_timeout"), "{rule}");
+        }
+        // The switch counts a while after it has forwarded.
+        let forwarded =
+            || home.rules_of(client).is_ok_and(|rules| rules.iter().all(|rule| packets(rule).is_ok_and(|n| n >= 50)));
+        ensure!(poll(SOON, forwarded), "{:?}", home.rules_of(client)?);
+        Ok(())
+    });
+}
+
+#[test]
+fn of_datagrams_the_first_comes_up_and_then_one_every_few_seconds() {
+    test(|| {
+        let home = Home::new(Way::Nat, Carrier::Tail)?;
+        ask(&home.network.alice, echo(), SOON)?;
+        let switch = &home.switch;
+        let socket = home.network.alice.enter(|| UdpSocket::bind("0.0.0.0:0"))?;
+        socket.set_read_timeout(Some(SOON))?;
+        socket.connect(echo())?;
+        let exchange = || -> Result<()> {
+            socket.send(b"datagram")?;
+            socket.recv(&mut [0; 16]).map(drop).context("no answer")
+        };
+        let (before, began) = (switch.packets_up(BRIDGE)?, Instant::now());
+        exchange()?;
+        let client = socket.local_addr()?;
+        ensure!(poll(SOON, || home.rules_of(client).is_ok_and(|rules| rules.len() == 2)), "no rules for {client}");
+        for _ in 0..50 {
+            exchange()?;
+        }
+        let up = switch.packets_up(BRIDGE)? - before;
+        // On a machine that does other things the first rule may be over before the last datagram.
+        let most = 1 + began.elapsed().as_secs() / AGAIN;
+        ensure!((1..=most).contains(&up), "{up} datagrams of one flow came up, not 1 to {most}");
+        Ok(())
+    });
+}
+
+#[test]
+fn the_controller_is_killed_in_mid_transfer_and_the_flow_lives() {
+    test(|| {
+        let mut home = Home::new(Way::Nat, Carrier::Tail)?;
+        let sink = Sink::start(&home.network.server, SINK)?;
+        let to = SocketAddr::new(DARK4.parse()?, SINK);
+        let transfer = Transfer::start(&home.network.alice, to, Duration::from_secs(4), Some(BRAKE))?;
+        let mut idle = call(&home.network.alice, echo(), SOON)?;
+        ensure!(poll(SOON, || sink.taken() > BRAKE / 2), "no transfer");
+        home.agent.kill()?;
+        let orphaned = sink.taken();
+        ensure!(poll(SOON, || sink.taken() > orphaned + BRAKE / 2), "the transfer stands still");
+        ensure!(call(&home.network.alice, echo(), QUIET).is_err(), "a first packet passed without a controller");
+        home.agent.run()?;
+        ensure!(poll(SOON, || call(&home.network.alice, echo(), QUIET).is_ok()), "no new flow afterwards");
+        exchange(&mut idle).context("on a connection from before")?;
+        let rate = transfer.finish()?;
+        ensure!(sink.taken() == rate.bytes, "{} of {} bytes arrived", sink.taken(), rate.bytes);
+        Ok(())
+    });
+}
+
+#[test]
+fn several_switches_are_one_home_and_one_that_was_killed_comes_back() {
+    test(|| {
+        let network = Network::new(Way::Nat)?;
+        let macs = [colons(&network.alice)?, colons(&network.mallory)?];
+        let bridges: [Bridge; 2] = [("lan-one", &[ALICE]), ("lan-two", &[MALLORY])];
+        let mut home = Home::with(network, Carrier::Tail, &bridges, &macs)?;
+        let both = |home: &Home| -> Result<()> {
+            call(&home.network.alice, echo(), SOON).context("behind the one")?;
+            // Her second machine, in this test.
+            call(&home.network.mallory, echo(), SOON).context("behind the other").map(drop)
+        };
+        both(&home)?;
+        let shown = home.agent.status()?["interfaces"].as_array().map_or(0, Vec::len);
+        ensure!(shown == 2, "{shown} switches are shown: {}", home.agent.status()?);
+        let mut open = call(&home.network.mallory, echo(), SOON)?;
+        home.switch.kill()?;
+        home.switch.run(&home.network.router)?;
+        home.settle()?;
+        exchange(&mut open).context("on a connection from before the switch was killed")?;
+        both(&home)
+    });
+}
+
+/// A CA, and a certificate with its key for either side, as files.
+fn certificates(dir: &Path) -> Result<[PathBuf; 5]> {
+    let (key, mut ca) = (KeyPair::generate()?, CertificateParams::default());
+    ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    // A certificate that is called as its issuer is taken for its own.
+    ca.distinguished_name.push(DnType::CommonName, "the switches' CA");
+    let file = |name: &str, text: String| -> Result<PathBuf> {
+        let file = dir.join(name);
+        std::fs::write(&file, text)?;
+        Ok(file)
+    };
+    let ca_file = file("ca.pem", ca.self_signed(&key)?.pem())?;
+    let issuer = Issuer::new(ca, key);
+    let side = |name: &str| -> Result<[PathBuf; 2]> {
+        let key = KeyPair::generate()?;
+        let certificate = CertificateParams::new([name.to_owned()])?.signed_by(&key, &issuer)?;
+        Ok([file(&format!("{name}.pem"), certificate.pem())?, file(&format!("{name}-key.pem"), key.serialize_pem())?])
+    };
+    let ([ours, our_key], [theirs, their_key]) = (side("agent")?, side("switch")?);
+    Ok([ca_file, ours, our_key, theirs, their_key])
+}
+
+#[test]
+fn a_switch_with_a_certificate_is_served_by_tls_and_one_that_speaks_plain_is_told_from_it() {
+    test(|| {
+        let network = Network::new(Way::Nat)?;
+        let [ca, ours, our_key, theirs, their_key] = certificates(network.router.dir())?;
+        let shown = |file: &Path| file.display().to_string();
+        let switch = Switch::start(&network.router)?;
+        switch.vsctl(&["set-ssl", &shown(&their_key), &shown(&theirs), &shown(&ca)])?;
+        let files = [("certificate", &ours), ("key", &our_key), ("ca", &ca)];
+        let flags: Vec<_> = files.iter().flat_map(|(name, file)| [format!("--switches-{name}"), shown(file)]).collect();
+        let (macs, controller) = ([colons(&network.alice)?], format!("ssl:{CONTROLLER}"));
+        let mut home = Home::around(network, switch, &controller, Carrier::Tail, &[ONE], &macs, &flags)?;
+        call(&home.network.alice, echo(), SOON).context("through TLS")?;
+        home.switch.set_controller(BRIDGE, &format!("tcp:{CONTROLLER}"))?;
+        let told = |home: &Home, words: &str| poll(SOON, || home.agent.log().contains(words));
+        ensure!(told(&home, "speaks plain OpenFlow"), "{}", home.agent.log());
+        // The other way round.
+        home.switch.set_controller(BRIDGE, &controller)?;
+        home.agent.kill()?;
+        home.agent.run_with(&["--switches".to_owned(), CONTROLLER.to_owned()])?;
+        ensure!(told(&home, "speaks TLS"), "{}", home.agent.log());
+        Ok(())
+    });
+}
