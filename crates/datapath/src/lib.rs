@@ -3,6 +3,7 @@
 //! The only crate that speaks to BPF. It decides nothing: what to write into which map comes from the roles.
 
 pub mod agent;
+mod batch;
 pub mod clock;
 pub mod flows;
 pub mod hook;

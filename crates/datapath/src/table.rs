@@ -1,5 +1,6 @@
 //! Kernel maps with types.
 
+use crate::batch;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use std::collections::HashSet;
@@ -60,18 +61,30 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
 
     /// Every key, once. Changes meanwhile may be missed or seen.
     pub fn keys(&self) -> Vec<K> {
-        let keys = distinct(self.map.keys(), self.capacity() as usize);
-        keys.iter().filter_map(|bytes| K::read_from_bytes(bytes).ok()).collect()
+        match batch::entries::<K, V>(&self.map) {
+            Some(entries) => entries.into_iter().map(|(key, _)| key).collect(),
+            None => self.walk(),
+        }
     }
 
     /// Every key with its value. Changes meanwhile may be missed or seen.
     pub fn entries(&self) -> Vec<(K, V)> {
-        self.keys().into_iter().filter_map(|key| self.get(&key).ok().flatten().map(|value| (key, value))).collect()
+        let one_by_one = || {
+            let value = |key| self.get(&key).ok().flatten().map(|value| (key, value));
+            self.walk().into_iter().filter_map(value).collect()
+        };
+        batch::entries(&self.map).unwrap_or_else(one_by_one)
     }
 
     /// How many entries fit.
     pub fn capacity(&self) -> u32 {
         self.map.max_entries()
+    }
+
+    /// Every key, with a system call for each.
+    fn walk(&self) -> Vec<K> {
+        let keys = distinct(self.map.keys(), self.capacity() as usize);
+        keys.iter().filter_map(|bytes| K::read_from_bytes(bytes).ok()).collect()
     }
 
     fn place(&self, verb: &str) -> String {
