@@ -143,7 +143,8 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
         Some(Reply::Done(text)) => Ok(text),
         Some(Reply::Refused(why)) => bail!("the server keeps the policy it has: {why}"),
         None => {
-            let change = PolicyChange { summary: candidate.summary(), text: candidate.text, note, by, after: None };
+            let summary = format!("{} in force", candidate.summary());
+            let change = PolicyChange { summary, text: candidate.text, note, by, after: None };
             let put = || if replaces { directory.replace_policy(&change.text) } else { Ok(()) };
             let version = Database::open(&directory.database())?.apply_policy(&change, &[], now(), put)?;
             Ok(format!("version {version}: {}; no server runs, the next one judges grants by it", change.summary))

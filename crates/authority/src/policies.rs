@@ -6,7 +6,7 @@ use crate::storage::{Operator, PolicyChange};
 use crate::{Directory, now};
 use anyhow::{Context, Result, bail};
 use engine::api::Event;
-use engine::policy::{MOST_TEXT, Policy};
+use engine::policy::{Compiled, MOST_TEXT, Policy};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -14,10 +14,10 @@ use std::path::Path;
 /// Tests of a policy that fail, told one by one.
 pub const MOST_TOLD: usize = 20;
 
-/// A policy that may be put in force: valid, and its own tests pass.
+/// A policy that may be put in force: valid, not too large, and its own tests pass.
 pub struct Candidate {
-    /// The policy.
-    pub policy: Policy,
+    /// The policy, in the form that decides.
+    pub policy: Compiled,
     /// Its text.
     pub text: String,
 }
@@ -27,26 +27,28 @@ impl Candidate {
     pub fn read(directory: &Directory, file: Option<&Path>) -> Result<Self> {
         let (policy, text) = directory.read_policy(file)?;
         let path = file.map_or_else(|| directory.policy(), Path::to_owned);
-        Self { policy, text }.tested(&path.display().to_string())
+        Self::tested(policy, text, &path.display().to_string())
     }
 
     /// Takes a text that is called `name`.
     pub fn new(text: String, name: &str, max_lifetime: u32) -> Result<Self> {
         match Policy::parse(&text, max_lifetime) {
-            Ok(policy) => Self { policy, text }.tested(name),
+            Ok(policy) => Self::tested(policy, text, name),
             Err(faults) => bail!(faults.in_file(name)),
         }
     }
 
     /// What is in it.
     pub fn summary(&self) -> String {
-        format!("{} receivers and {} rules in force", self.policy.receivers().len(), self.policy.rules().len())
+        let policy = self.policy.policy();
+        format!("{} receivers and {} rules", policy.receivers().len(), policy.rules().len())
     }
 
-    fn tested(self, name: &str) -> Result<Self> {
-        let failures = self.policy.failures();
+    fn tested(policy: Policy, text: String, name: &str) -> Result<Self> {
+        let failures = policy.failures();
         if failures.is_empty() {
-            return Ok(self);
+            let policy = Compiled::new(policy).with_context(|| name.to_owned())?;
+            return Ok(Self { policy, text });
         }
         let told = failures.iter().take(MOST_TOLD);
         let mut lines: Vec<_> = told.map(|failure| format!("{name}:{}: {}", failure.line, failure.message)).collect();
@@ -95,7 +97,7 @@ impl Authority {
         let time = now();
         let forbidden = self.forbidden(&policy, time).await?;
         let revoked = forbidden.len();
-        let summary = format!("{summary}; {revoked} grants revoked");
+        let summary = format!("{summary} in force; {revoked} grants revoked");
         let change = PolicyChange { text, note, by, summary: summary.clone(), after };
         let directory = self.directory.clone();
         let version = self
@@ -105,7 +107,7 @@ impl Authority {
                 database.apply_policy(&change, &forbidden, time, put)
             })
             .await?;
-        self.watch(&policy, time);
+        self.watch(policy.policy(), time);
         *in_force = policy;
         drop(in_force);
         // Receivers before revocations: a verifier that reads its configuration at the first sees both.

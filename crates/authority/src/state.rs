@@ -22,7 +22,7 @@ use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
 use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
 use engine::issue::Issue;
-use engine::policy::{Decision, Policy, Request};
+use engine::policy::{Compiled, Decision, Policy, Request};
 use engine::preference::Preferences;
 use engine::verifier::CLOCK_SKEW_MAX;
 use std::collections::HashMap;
@@ -67,7 +67,7 @@ pub struct Authority {
     pub(crate) audience: String,
     master: RwLock<MasterKeys>,
     /// Held for reading from a decision until its grant is recorded: none slips past a change of policy.
-    pub(crate) policy: tokio::sync::RwLock<Policy>,
+    pub(crate) policy: tokio::sync::RwLock<Compiled>,
     /// When grants were judged last, and when the policy in force says something else by itself.
     judged: std::sync::Mutex<(u64, Option<u64>)>,
     /// Where persons want their identity to go, of those who said so.
@@ -84,8 +84,8 @@ impl Authority {
     /// Reads the directory. Judges the grants of an earlier run by the policy as it is.
     pub async fn load(directory: Directory) -> Result<Self> {
         let config = directory.config()?;
-        let Candidate { policy, text } = Candidate::read(&directory, None)?;
-        let summary = format!("{} receivers and {} rules", policy.receivers().len(), policy.rules().len());
+        let candidate = Candidate::read(&directory, None)?;
+        let (summary, Candidate { policy, text }) = (candidate.summary(), candidate);
         let change = PolicyChange { text, note: "found at start".into(), by: None, summary, after: None };
         let provider = config.provider.clone().map(|provider| Provider::new(provider, &directory)).transpose();
         let provider = provider.context("the identity provider ([oidc] in authority.toml)")?;
@@ -174,13 +174,16 @@ impl Authority {
 
     /// Asks the policy in force.
     pub async fn with_policy<T>(&self, ask: impl FnOnce(&Policy) -> T) -> T {
-        ask(&*self.policy.read().await)
+        ask(self.policy.read().await.policy())
     }
 
     /// What a verifier protects.
     pub async fn receivers(&self, verifier: &str) -> Vec<Receiver> {
-        let policy = self.policy.read().await;
-        policy.receivers().iter().filter(|receiver| receiver.verifier == verifier).flat_map(|r| r.entries()).collect()
+        let of = |policy: &Policy| {
+            let own = policy.receivers().iter().filter(|receiver| receiver.verifier == verifier);
+            own.flat_map(|receiver| receiver.entries()).collect()
+        };
+        self.with_policy(of).await
     }
 
     /// Gives a grant or says why not. The verifier is told whose it is before the holder has it.
@@ -495,19 +498,19 @@ impl Authority {
     }
 
     /// Revokes the grants that the policy would not give, and notes until when that answer holds.
-    async fn revoke_forbidden(&self, policy: &Policy, why: &'static str) -> Result<usize> {
+    async fn revoke_forbidden(&self, policy: &Compiled, why: &'static str) -> Result<usize> {
         let now = now();
         let forbidden = self.forbidden(policy, now).await?;
         let count = forbidden.len();
         if count > 0 {
             self.storage.call(move |database| database.revoke_forbidden(&forbidden, why, now)).await?;
         }
-        self.watch(policy, now);
+        self.watch(policy.policy(), now);
         Ok(count)
     }
 
     /// The live grants that the policy would not give, with their persons.
-    pub(crate) async fn forbidden(&self, policy: &Policy, now: u64) -> Result<Vec<(u64, String)>> {
+    pub(crate) async fn forbidden(&self, policy: &Compiled, now: u64) -> Result<Vec<(u64, String)>> {
         // A verifier whose clock is behind may take them for live a little longer.
         let since = now.saturating_sub(CLOCK_SKEW_MAX.into());
         let live = self.storage.call(move |database| database.grants(since, false)).await?;
@@ -523,7 +526,7 @@ impl Authority {
 
 /// Whether the policy would give at least this grant on no stricter terms. A shorter lifetime alone ends no grant: all
 /// of them end within the hour.
-fn permits(policy: &Policy, grant: &GrantEntry, now: u64) -> bool {
+fn permits(policy: &Compiled, grant: &GrantEntry, now: u64) -> bool {
     let to = Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
     let request = Request { subject: grant.subject(), to, now };
     let Decision::Allowed(permit) = policy.decide(&request) else { return false };

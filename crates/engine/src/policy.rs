@@ -19,7 +19,7 @@ mod trace;
 mod window;
 
 pub use asker::{Asker, destination};
-pub use compile::Compiled;
+pub use compile::{Compiled, TooLarge};
 pub use expectation::{Expectation, Failure, Outcome};
 pub use explain::{place, service};
 pub use request::{Request, Subject};

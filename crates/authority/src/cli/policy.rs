@@ -6,7 +6,7 @@ use crate::{admin, now};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::policy::diff::{Change, Kind, compare};
-use engine::policy::{Asker, Request, destination, instant};
+use engine::policy::{Asker, Compiled, Request, destination, instant};
 use serde::Serialize;
 use shell::table::{Table, utc};
 use shell::{print, println};
@@ -154,9 +154,17 @@ fn check(file: &OneFile) -> Result<ExitCode> {
     readable(&file.path())?;
     match directory.read_policy(file.file.as_deref()) {
         Ok((policy, _)) => {
+            let policy = match Compiled::new(policy) {
+                Ok(policy) => policy,
+                Err(too_large) => {
+                    println!("{}: {too_large}", file.path().display());
+                    return Ok(ExitCode::FAILURE);
+                }
+            };
+            let policy = policy.policy();
             let (receivers, rules) = (policy.receivers().len(), policy.rules().len());
             println!("valid: {receivers} receivers, {rules} rules, {} tests", policy.expectations().len());
-            for warning in admin::unknown_names(&directory, &policy)? {
+            for warning in admin::unknown_names(&directory, policy)? {
                 println!("note: {warning}");
             }
             Ok(ExitCode::SUCCESS)

@@ -1,113 +1,199 @@
-//! A policy as a rulebook: the form for who holds more receivers and entries than a file of rules can. Both decide alike.
+//! A policy in force: compiled into a rulebook, which decides. What the rulebook's numbers stand for, how wide a grant may be
+//! and until when it may last, the policy says. Both decide alike.
 
-use super::{Policy, Receiver, Request, Rule, When, Who};
+use super::{Action, Decision, Policy, Request, When, Who};
 use crate::rulebook::{self, Entry, Packed, Rulebook, Ruling, Sender};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
 
-/// A policy in a rulebook, with the names that the rulebook's numbers stand for.
-pub struct Compiled<'p> {
-    policy: &'p Policy,
+/// Entries of all receivers: some 80 MB. A short file can name thousands of people in each of thousands of receivers.
+const MOST_ENTRIES: usize = 10_000_000;
+/// Prefixes of all receivers, each as many times as the receiver has services: some 100 MB.
+const MOST_PLACES: usize = 1_000_000;
+
+/// Time windows that another one is compared with.
+const WINDOWS_BACK: usize = 64;
+
+/// A policy that decisions are made by.
+pub struct Compiled {
+    policy: Policy,
     book: Rulebook,
-    subjects: BTreeMap<Named<'p>, Sender>,
-    windows: Vec<&'p When>,
+    subjects: Subjects,
+    /// Of each person, the groups of the policy that they are in.
+    members: BTreeMap<String, Vec<Sender>>,
+    windows: Vec<When>,
 }
 
-/// Who may be called by name.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Named<'p> {
-    Person(&'p str),
-    Group(&'p str),
-    Tag(&'p str),
+/// Why a policy can't be put in force, though nothing in it is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TooLarge {
+    /// Entries.
+    #[error(
+        "the policy is too large: whoever its rules name, in each receiver that they name, are {0}; at most \
+         {MOST_ENTRIES} can be in force. Name groups in place of persons, and networks in place of addresses"
+    )]
+    Entries(usize),
+    /// Prefixes and services.
+    #[error(
+        "the policy is too large: the prefixes of its receivers, each with every service, are {0}; at most \
+         {MOST_PLACES} can be in force. Join services to ranges"
+    )]
+    Places(usize),
+    /// Different terms, windows or names.
+    #[error("the policy is too large: it has more than 65 535 different terms or time windows")]
+    Different,
 }
 
-impl Policy {
-    /// The policy as a rulebook: receivers, rules, terms and windows under their numbers. `None` where there are more of
-    /// them than a rulebook has numbers for: 65 535 different terms, or as many windows.
-    pub fn compile(&self) -> Option<Compiled<'_>> {
-        let mut compiled =
-            Compiled { policy: self, book: Rulebook::default(), subjects: BTreeMap::new(), windows: Vec::new() };
-        let mut terms = Vec::new();
-        let mut said = Vec::with_capacity(self.rules.len());
-        for rule in &self.rules {
-            let terms = u16::try_from(place(&mut terms, rule.terms)).ok()?;
-            let window = match rule.when.is_always() {
-                true => None,
-                false => Some(NonZeroU16::new(u16::try_from(1 + place(&mut compiled.windows, &rule.when)).ok()?)?),
-            };
-            for who in &rule.who {
-                let sender = compiled.sender(who)?;
-                let (action, priority, fresh) = (rule.action, rule.priority, rule.number as u64);
-                said.push((rule.number, Entry { sender, action, priority, fresh, terms, window }));
-            }
+/// The senders that stand for names.
+#[derive(Default)]
+struct Subjects {
+    persons: BTreeMap<String, Sender>,
+    groups: BTreeMap<String, Sender>,
+    tags: BTreeMap<String, Sender>,
+    count: u32,
+}
+
+impl Compiled {
+    /// Compiles a policy.
+    pub fn new(policy: Policy) -> Result<Self, TooLarge> {
+        let mut compiled = Self {
+            policy: Policy::default(),
+            book: Rulebook::default(),
+            subjects: Subjects::default(),
+            members: BTreeMap::new(),
+            windows: Vec::new(),
+        };
+        let places = policy.receivers.iter().map(|receiver| receiver.prefixes.len() * receiver.services.len());
+        within(places, MOST_PLACES).map_err(TooLarge::Places)?;
+        let who = |receiver: usize| policy.index.rules_of(receiver).iter().map(|rule| policy.rules[*rule].who.len());
+        within((0..policy.receivers.len()).flat_map(who), MOST_ENTRIES).map_err(TooLarge::Entries)?;
+        let said = compiled.say(&policy)?;
+        for (group, members) in &policy.groups {
+            let Some(sender) = compiled.subjects.groups.get(group) else { continue };
+            members.iter().for_each(|member| compiled.members.entry(member.clone()).or_default().push(*sender));
         }
-        let verifiers: BTreeSet<&str> = self.receivers.iter().map(|receiver| receiver.verifier.as_str()).collect();
-        let mut prefixes: Vec<_> = (0..self.receivers.len())
-            .flat_map(|number| self.receivers[number].prefixes.iter().map(move |prefix| (*prefix, number)))
-            .collect();
-        // The wider first, as rulebooks want it.
-        prefixes.sort_by_key(|(prefix, _)| prefix.prefix_len());
-        for (prefix, number) in prefixes {
-            let of_rule = |rule: usize| said.partition_point(|(number, _)| *number < rule);
-            let rules = self.index.rules_of(number).iter().map(|rule| self.rules[*rule].number);
-            let entries: Vec<_> =
-                rules.flat_map(|rule| &said[of_rule(rule)..of_rule(rule + 1)]).map(|(_, entry)| *entry).collect();
-            let receiver = &self.receivers[number];
-            let verifier = verifiers.range(..receiver.verifier.as_str()).count();
-            let entries = Packed::new(&entries);
-            for service in &receiver.services {
-                let (number, verifier) = (u32::try_from(number).ok()?, u32::try_from(verifier).ok()?);
-                let receiver = rulebook::Receiver { prefix, service: *service, number, verifier };
-                compiled.book.set_packed(receiver, entries.clone());
-            }
-        }
-        Some(compiled)
+        compiled.fill(&policy, &said)?;
+        Ok(Self { policy, ..compiled })
     }
-}
 
-impl<'p> Compiled<'p> {
+    /// The policy.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
     /// The rulebook.
     pub fn rulebook(&self) -> &Rulebook {
         &self.book
     }
 
-    /// The most specific receiver at the destination, and the deciding rule, if there are any.
-    pub fn decide(&self, request: &Request<'_>) -> (Option<&'p Receiver>, Option<&'p Rule>) {
+    /// What the policy says.
+    pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
+        let request = &request.normal();
         let subject = request.subject;
-        let of_file = self.policy.groups.iter().filter(|(_, members)| members.contains(subject.person));
-        let groups = of_file.map(|(group, _)| group).chain(subject.groups);
-        let names = groups.map(|group| Named::Group(group)).chain(subject.tags.iter().map(|tag| Named::Tag(tag)));
-        let names = names.chain([Named::Person(subject.person)]);
-        let subjects: Vec<_> = names.filter_map(|name| self.subjects.get(&name).copied()).collect();
+        let Subjects { persons, groups, tags, .. } = &self.subjects;
+        let mut subjects = self.members.get(subject.person).cloned().unwrap_or_default();
+        subjects.extend(subject.groups.iter().filter_map(|group| groups.get(group)));
+        subjects.extend(subject.tags.iter().filter_map(|tag| tags.get(tag)));
+        subjects.extend(persons.get(subject.person));
         let open = |window: NonZeroU16| self.windows[usize::from(window.get()) - 1].covers(request.now);
         let asked = rulebook::Request { subjects: &subjects, source: subject.source, to: request.to };
-        let receiver = |receiver: rulebook::Receiver| Some(&self.policy.receivers[receiver.number as usize]);
+        let named = |receiver: rulebook::Receiver| &self.policy.receivers[receiver.number as usize];
         match self.book.decide(&asked, open).decision {
-            rulebook::Decision::NoReceiver => (None, None),
-            rulebook::Decision::DefaultDeny { receiver: most_specific } => (receiver(most_specific), None),
-            rulebook::Decision::Decided(Ruling { receiver: most_specific, entry, .. }) => {
-                (receiver(most_specific), self.policy.rules.get(entry.fresh as usize - 1))
+            rulebook::Decision::NoReceiver => Decision::NoReceiver,
+            rulebook::Decision::DefaultDeny { receiver } => Decision::DefaultDeny { receiver: named(receiver) },
+            rulebook::Decision::Decided(Ruling { of, entry, .. }) => {
+                let (receiver, rule) = (named(of), &self.policy.rules[entry.fresh as usize - 1]);
+                match rule.action {
+                    Action::Deny => Decision::Denied { receiver, rule },
+                    Action::Allow => Decision::Allowed(self.policy.permit(request, receiver, rule)),
+                }
             }
         }
     }
 
-    fn sender(&mut self, who: &'p Who) -> Option<Sender> {
-        let name = match who {
-            Who::Everyone => return Some(Sender::EVERYONE),
-            Who::Address(prefix) => return Some(self.book.network(*prefix)),
-            Who::Person(name) => Named::Person(name),
-            Who::Group(name) => Named::Group(name),
-            Who::Tag(name) => Named::Tag(name),
+    /// The entries of every rule, in the order of rules.
+    fn say(&mut self, policy: &Policy) -> Result<Vec<(usize, Entry)>, TooLarge> {
+        let mut different = Vec::new();
+        let mut said = Vec::with_capacity(policy.rules.len());
+        for rule in &policy.rules {
+            let terms = number(&mut different, &rule.terms, usize::MAX)?;
+            let window = match rule.when.is_always() {
+                true => None,
+                // Long to compare, and a file may have tens of thousands: one that comes again late has two numbers.
+                false => {
+                    let number = number(&mut self.windows, &rule.when, WINDOWS_BACK)?;
+                    NonZeroU16::new(number.checked_add(1).ok_or(TooLarge::Different)?)
+                }
+            };
+            for who in &rule.who {
+                let sender = self.sender(who)?;
+                // Rules are numbered from 1, in their order.
+                let (action, priority, fresh) = (rule.action, rule.priority, rule.number as u64);
+                said.push((rule.number, Entry { sender, action, priority, fresh, terms, window }));
+            }
+        }
+        Ok(said)
+    }
+
+    /// Puts every receiver into the rulebook.
+    fn fill(&mut self, policy: &Policy, said: &[(usize, Entry)]) -> Result<(), TooLarge> {
+        let of_rule = |rule: usize| said.partition_point(|(number, _)| *number < rule);
+        let pack = |receiver: usize| {
+            let rules = policy.index.rules_of(receiver).iter().map(|rule| policy.rules[*rule].number);
+            let entries = rules.flat_map(|rule| &said[of_rule(rule)..of_rule(rule + 1)]);
+            Packed::new(&entries.map(|(_, entry)| *entry).collect::<Vec<_>>())
         };
-        let next = Sender::subject(u32::try_from(self.subjects.len()).ok()? + 1)?;
-        Some(*self.subjects.entry(name).or_insert(next))
+        let packed: Vec<_> = (0..policy.receivers.len()).map(pack).collect();
+        let verifiers: BTreeSet<&str> = policy.receivers.iter().map(|receiver| receiver.verifier.as_str()).collect();
+        let verifiers: BTreeMap<&str, u32> = verifiers.into_iter().zip(0..).collect();
+        let mut prefixes: Vec<_> = (0..policy.receivers.len())
+            .flat_map(|number| policy.receivers[number].prefixes.iter().map(move |prefix| (*prefix, number)))
+            .collect();
+        // The wider first, as rulebooks want it.
+        prefixes.sort_by_key(|(prefix, _)| prefix.prefix_len());
+        for (prefix, number) in prefixes {
+            let receiver = &policy.receivers[number];
+            let verifier = verifiers.get(receiver.verifier.as_str()).copied().unwrap_or_default();
+            for service in &receiver.services {
+                let number = u32::try_from(number).map_err(|_| TooLarge::Places(number))?;
+                let receiver = rulebook::Receiver { prefix, service: *service, number, verifier };
+                self.book.set_packed(receiver, packed[number as usize].clone());
+            }
+        }
+        Ok(())
+    }
+
+    fn sender(&mut self, who: &Who) -> Result<Sender, TooLarge> {
+        let Subjects { persons, groups, tags, count } = &mut self.subjects;
+        let (names, name) = match who {
+            Who::Everyone => return Ok(Sender::EVERYONE),
+            Who::Address(prefix) => return Ok(self.book.network(*prefix)),
+            Who::Person(name) => (persons, name),
+            Who::Group(name) => (groups, name),
+            Who::Tag(name) => (tags, name),
+        };
+        if let Some(sender) = names.get(name) {
+            return Ok(*sender);
+        }
+        *count += 1;
+        let sender = Sender::subject(*count).ok_or(TooLarge::Different)?;
+        names.insert(name.clone(), sender);
+        Ok(sender)
     }
 }
 
-/// Where `one` stands among those met so far, to which it is added if it is new.
-fn place<T: PartialEq>(met: &mut Vec<T>, one: T) -> usize {
-    met.iter().position(|other| *other == one).unwrap_or_else(|| {
-        met.push(one);
-        met.len() - 1
-    })
+/// The sum, as an error if it is more than `most`.
+fn within(counts: impl Iterator<Item = usize>, most: usize) -> Result<usize, usize> {
+    let sum = counts.fold(0, usize::saturating_add);
+    if sum <= most { Ok(sum) } else { Err(sum) }
+}
+
+/// The number of `one` among those met so far, to which it is added unless it is among the last `most` of them.
+fn number<T: PartialEq + Clone>(met: &mut Vec<T>, one: &T, most: usize) -> Result<u16, TooLarge> {
+    let back = met.iter().rev().take(most).position(|other| other == one);
+    let place = back.map_or(met.len(), |back| met.len() - 1 - back);
+    if place == met.len() {
+        met.push(one.clone());
+    }
+    u16::try_from(place).map_err(|_| TooLarge::Different)
 }

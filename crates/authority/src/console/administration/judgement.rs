@@ -8,8 +8,8 @@ use crate::replay::{Case, Replay};
 use crate::state::Authority;
 use crate::{admin, now};
 use engine::document::Fault;
-use engine::policy::Policy;
 use engine::policy::diff::{Change, Kind, TooLarge, compare};
+use engine::policy::{Compiled, Policy};
 use maud::{Markup, html};
 use std::sync::Arc;
 
@@ -57,6 +57,13 @@ impl Judgement {
                     Ok(draft) => draft,
                     Err(faults) => return Ok(Err(faults.all().to_vec())),
                 };
+                let compiled = match Compiled::new(draft) {
+                    Ok(compiled) => compiled,
+                    Err(too_large) => {
+                        return Ok(Err(vec![Fault { line: 1, column: 1, message: too_large.to_string() }]));
+                    }
+                };
+                let draft = compiled.policy();
                 let failures = draft.failures();
                 let failing = failures.len();
                 let failures = failures.into_iter().take(MOST_TOLD);
@@ -68,12 +75,12 @@ impl Judgement {
                     tests: draft.expectations().len(),
                     failures: failures.collect(),
                     failing,
-                    unknown: admin::unknown_names(&directory, &draft)?,
-                    changes: compare(&old, &draft, now()),
-                    replay: Replay::of(&draft, database, now().saturating_sub(HOURS * 3600))?,
+                    unknown: admin::unknown_names(&directory, draft)?,
+                    changes: compare(&old, draft, now()),
+                    replay: Replay::of(draft, database, now().saturating_sub(HOURS * 3600))?,
                     ending: 0,
                 };
-                Ok(Ok((effects, draft)))
+                Ok(Ok((effects, compiled)))
             })
             .await?;
         let found = match judged {

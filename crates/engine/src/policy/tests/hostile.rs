@@ -88,9 +88,10 @@ fn many_receivers_and_rules_are_read_and_answered_quickly() {
     let policy = read(&text).unwrap();
     assert!(policy.receivers().len() > 15_000, "{}", policy.receivers().len());
     let begun = Instant::now();
+    let compiled = Compiled::new(policy.clone()).unwrap();
     for index in 0..policy.receivers().len() {
         let to = Destination { address: v4(index).parse().unwrap(), protocol: 6, port: 22 };
-        let decision = policy.decide(&Request { subject: Subject::person("alice"), to, now: 0 });
+        let decision = compiled.decide(&Request { subject: Subject::person("alice"), to, now: 0 });
         assert_eq!(decision.rule().map(|rule| rule.number), Some(index + 1));
     }
     assert_eq!(policy.destinations(&Subject::person("alice"), 0).len(), policy.receivers().len());
@@ -106,9 +107,10 @@ fn rules_that_name_all_receivers_are_read_and_answered_quickly() {
     let policy = read(&text).unwrap();
     assert!(policy.rules().len() > 200);
     let begun = Instant::now();
+    let compiled = Compiled::new(policy.clone()).unwrap();
     let to = Destination { address: v4(7).parse().unwrap(), protocol: 6, port: 22 };
     for _ in 0..1000 {
-        let decision = policy.decide(&Request { subject: Subject::person("alice"), to, now: 0 });
+        let decision = compiled.decide(&Request { subject: Subject::person("alice"), to, now: 0 });
         assert_eq!(decision.rule().map(|rule| rule.number), Some(policy.rules().len()));
     }
     assert_eq!(policy.destinations(&Subject::person("alice"), 0).len(), 2000);
@@ -146,7 +148,19 @@ fn receivers_of_many_prefixes_and_services_are_read_quickly() {
     assert!(policy.receivers().len() > 7);
     let begun = Instant::now();
     assert_eq!(policy.destinations(&Subject::person("alice"), 0).len(), 0);
+    assert!(matches!(Compiled::new(policy), Err(TooLarge::Places(places)) if places > 7 * 20_000 * 5000));
     assert!(begun.elapsed() < PATIENCE, "took {:?}", begun.elapsed());
+}
+
+#[test]
+fn rules_that_name_thousands_in_thousands_of_receivers_are_not_put_in_force() {
+    let receivers: String = (0..4000).map(|index| receiver(index, &v4(index), "\"all\"")).collect();
+    let all: Vec<_> = (0..4000).map(|index| format!("\"r{index}\"")).collect();
+    let who: Vec<_> = (0..4000).map(|index| format!("\"person:p{index}\"")).collect();
+    let (all, who) = (all.join(","), who.join(","));
+    let policy = read(&format!("{receivers}[[rules]]\naction = \"allow\"\nwho = [{who}]\nto = [{all}]\n")).unwrap();
+    let error = Compiled::new(policy).err();
+    assert_eq!(error, Some(TooLarge::Entries(4000 * 4000)));
 }
 
 #[test]
@@ -163,7 +177,7 @@ fn many_windows_are_gone_through_quickly() {
     let to = Destination { address: v4(1).parse().unwrap(), protocol: 6, port: 22 };
     let now = instant("2026-03-02T12:00:00Z").unwrap();
     assert!(policy.next_change(now).is_some_and(|at| at > now));
-    policy.decide(&Request { subject: Subject::person("alice"), to, now });
+    Compiled::new(policy).unwrap().decide(&Request { subject: Subject::person("alice"), to, now });
     assert!(begun.elapsed() < PATIENCE, "took {:?}", begun.elapsed());
     let most: Vec<_> = (0..33).map(|_| "{ days = \"mon\" }").collect();
     let rule = format!("{}{RULE}when = [{}]\n", receiver(0, "10.0.0.1", "\"all\""), most.join(", "));
