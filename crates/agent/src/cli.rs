@@ -128,6 +128,7 @@ pub async fn run(command: AgentCommand) -> Result<ExitCode> {
         AgentCommand::Detach { instance } => match datapath::Pins::existing("agent", &instance) {
             Some(pins) => {
                 kernel::detach(&pins)?;
+                println!("detached: nothing gets a token any more");
                 Ok(ExitCode::SUCCESS)
             }
             None => no(&format!("nothing of an agent {instance:?} is in the kernel")),

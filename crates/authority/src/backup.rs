@@ -61,7 +61,8 @@ pub fn restore(directory: &Directory, backup: impl Read, named: &str, keep_sessi
     directory.make(|aside| {
         let mut archive = tar::Archive::new(backup);
         for entry in archive.entries().with_context(|| format!("{named} is no backup"))? {
-            let mut entry = entry.with_context(|| format!("{named} is broken"))?;
+            // The cause would quote what the file begins with, which may be a secret.
+            let mut entry = entry.ok().with_context(|| format!("{named} is no backup, or is broken"))?;
             let name = entry.path()?.into_owned();
             let is_plain = name.file_name() == Some(name.as_os_str()) && entry.header().entry_type().is_file();
             ensure!(is_plain, "{named} is no backup: it holds {}", name.display());

@@ -12,6 +12,7 @@ use crate::storage::{Database, Which};
 use crate::{Directory, Server, admin, backup, config, now, openapi, tls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
+use engine::api::Service;
 use serde::Serialize;
 use shell::table::{Table, utc};
 use shell::{print, println};
@@ -310,7 +311,8 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
                     Some(time) if time < grant.expires => format!("revoked {}", utc(time)),
                     _ => utc(grant.expires),
                 };
-                let to = format!("{} {}/{}", grant.prefix, grant.protocol, grant.port);
+                let service = Service { protocol: grant.protocol, first_port: grant.port, last_port: grant.port };
+                let to = format!("{} {}", grant.prefix, engine::policy::service(&service));
                 let texts = [&grant.handle, &grant.person, &grant.device, &to, &grant.receiver, &grant.rule, &until];
                 texts.map(Clone::clone).to_vec()
             })?;
@@ -414,7 +416,7 @@ async fn user(command: UserCommand) -> Result<()> {
             show(&list, &accounts, &["PERSON", "FROM", "SECOND FACTOR", "GROUPS", "CREATED", "DEVICES"], |account| {
                 let factor = if account.totp { "totp" } else { "-" };
                 let from = account.issuer.clone().unwrap_or_else(|| "here".into());
-                let (groups, devices) = (account.groups.join(", "), account.devices.join(", "));
+                let [groups, devices] = [&account.groups, &account.devices].map(|names| or_dash(names));
                 vec![account.person.clone(), from, factor.into(), groups, utc(account.created), devices]
             })?;
         }
@@ -430,6 +432,11 @@ async fn user(command: UserCommand) -> Result<()> {
     Ok(())
 }
 
+/// A list of names as a cell.
+fn or_dash(names: &[String]) -> String {
+    if names.is_empty() { "-".into() } else { names.join(", ") }
+}
+
 async fn device(command: DeviceCommand) -> Result<()> {
     match command {
         DeviceCommand::Tag { at, device, tags } => {
@@ -439,8 +446,7 @@ async fn device(command: DeviceCommand) -> Result<()> {
         DeviceCommand::List(list) => {
             let devices = list.at.database()?.devices(None)?;
             show(&list, &devices, &["PERSON", "DEVICE", "TAGS", "LAST LOGIN"], |device| {
-                let tags = if device.tags.is_empty() { "-".into() } else { device.tags.join(", ") };
-                vec![device.person.clone(), device.device.clone(), tags, utc(device.last_login)]
+                vec![device.person.clone(), device.device.clone(), or_dash(&device.tags), utc(device.last_login)]
             })?;
         }
     }

@@ -130,6 +130,9 @@ fn what_cannot_be_revoked_and_what_nobody_was_told_is_said() {
         let (code, said) = revoke(&what);
         assert!(code == Some(1) && said.contains(words), "{code:?} {said}");
     }
+    let listed = text(&vouchsafe(&["authority", "user", "list", "--dir", &dir]));
+    let cells: Vec<_> = listed.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!((cells[..4].to_vec(), cells.last()), (vec!["alice", "here", "-", "-"], Some(&"-")), "{listed}");
     let (code, said) = revoke(&["--person", "alice"]);
     assert!(code == Some(0) && said.contains("no server runs") && !said.contains("are cut"), "{code:?} {said}");
     let audit = text(&vouchsafe(&["authority", "audit", "--dir", &dir]));

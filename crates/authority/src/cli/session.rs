@@ -1,6 +1,6 @@
 //! `vouchsafe authority session …`: who is logged in, and asking the identity provider about them.
 
-use super::{At, List, show};
+use super::{At, List, or_dash, show};
 use crate::{admin, now};
 use anyhow::Result;
 use clap::Subcommand;
@@ -31,7 +31,7 @@ pub(super) async fn run(command: SessionCommand) -> Result<ExitCode> {
             show(&list, &sessions, &["PERSON", "DEVICE", "SOURCE", "GROUPS", "SINCE", "UNTIL", "ASKED"], |session| {
                 let asked = session.renewed.map_or_else(|| "-".into(), utc);
                 let times = [utc(session.created), utc(session.expires), asked];
-                let texts = [&session.person, &session.device, &session.source, &session.groups.join(", ")];
+                let texts = [&session.person, &session.device, &session.source, &or_dash(&session.groups)];
                 texts.into_iter().chain(&times).cloned().collect()
             })?;
         }
