@@ -32,6 +32,7 @@ mod state;
 pub mod storage;
 mod throttle;
 pub mod tls;
+mod together;
 
 pub use config::Config;
 pub use directory::Directory;

@@ -18,6 +18,7 @@ use crate::storage::{
     Subject, TokenHash,
 };
 use crate::throttle::Throttle;
+use crate::together::Together;
 use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
 use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
@@ -76,8 +77,8 @@ pub struct Authority {
     verifiers: RwLock<HashMap<TokenHash, Arc<str>>>,
     /// Audit trails that may be handed out at a time.
     pub(crate) exports: Arc<Semaphore>,
-    /// Held while database and memory are brought together.
-    syncing: Mutex<()>,
+    /// Database and memory are brought together, by one at a time.
+    syncing: Together,
 }
 
 impl Authority {
@@ -111,7 +112,7 @@ impl Authority {
             sessions: RwLock::default(),
             verifiers: RwLock::default(),
             exports: Arc::new(Semaphore::new(MOST_EXPORTS)),
-            syncing: Mutex::new(()),
+            syncing: Together::default(),
             config,
             directory,
         };
@@ -293,7 +294,7 @@ impl Authority {
         source: IpAddr,
     ) -> Result<Zeroizing<String>, Problem> {
         let (token, hash) = credentials::new_token::<32>()?;
-        let syncing = self.syncing.lock().await;
+        let syncing = self.syncing.pause().await;
         let session = kept.clone();
         let add = move |database: &mut Database| database.add_session(hash, &session, &proof, source, now());
         let displaced = match self.storage.call(add).await? {
@@ -378,7 +379,10 @@ impl Authority {
     /// Brings memory and listeners to what the database says: sessions and verifiers that are gone lose their streams,
     /// revoked grants are announced, and verifiers told to recheck flows that outlived theirs.
     pub async fn sync(&self) -> Result<()> {
-        let _syncing = self.syncing.lock().await;
+        self.syncing.run(async || self.sync_alone().await).await
+    }
+
+    async fn sync_alone(&self) -> Result<()> {
         let (sessions, verifiers, ended, rechecks, preferences) = self
             .storage
             .call(|database| {

@@ -6,6 +6,9 @@ use anyhow::{Result, bail};
 use rusqlite::{Connection, Transaction, params};
 use serde::Serialize;
 
+/// Devices of one person that are remembered: whoever logs in may call a device what they like.
+const MOST_PER_PERSON: i64 = 256;
+
 /// A device as it is listed.
 #[derive(Debug, Serialize)]
 pub struct DeviceEntry {
@@ -68,6 +71,20 @@ pub(super) fn tags_of(connection: &Connection, person: &str, device: &str) -> Re
     )?;
     let rows = statement.query_map([person, device], |row| row.get(0))?;
     Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// Forgets those of a person's devices that logged in longest ago where there are too many: not those that are logged in,
+/// nor those that somebody tagged.
+pub(super) fn forget_surplus(transaction: &Transaction<'_>, person: &str, now: u64) -> Result<()> {
+    let mut surplus = transaction.prepare_cached(
+        "DELETE FROM devices WHERE person = ?1 AND device IN (
+            SELECT device FROM devices WHERE person = ?1 ORDER BY last_login DESC, rowid DESC LIMIT -1 OFFSET ?2)
+         AND NOT EXISTS (SELECT 1 FROM device_tags AS tags WHERE tags.person = ?1 AND tags.device = devices.device)
+         AND NOT EXISTS (SELECT 1 FROM sessions
+            WHERE sessions.person = ?1 AND sessions.device = devices.device AND expires > ?3)",
+    )?;
+    surplus.execute(params![person, MOST_PER_PERSON, now.cast_signed()])?;
+    Ok(())
 }
 
 /// Forgets a person's devices with their tags, and their choices: whoever has the name next starts without.

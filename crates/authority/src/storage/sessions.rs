@@ -131,6 +131,7 @@ impl Database {
                      ON CONFLICT DO UPDATE SET last_login = ?3",
                     params![person, device, now.cast_signed()],
                 )?;
+                devices::forget_surplus(transaction, person, now)?;
             }
             identities::attach(transaction, &token, proof, now)?;
             let mut surplus = transaction.prepare_cached(

@@ -72,3 +72,23 @@ async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_al
     assert!(matches!(verdict, Verdict::Whole(_)), "{verdict:?}");
     storage.close().await;
 }
+
+#[test]
+fn devices_that_anybody_may_name_at_will_dont_pile_up() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    database.tag_device("robot", "rack", &["kept".into()], &Operator::current(), 2).unwrap();
+    for nth in 0..300_u16 {
+        let mut token = [0; 32];
+        token[..2].copy_from_slice(&nth.to_be_bytes());
+        let (tags, groups) = (Vec::new(), Vec::new());
+        let device = format!("machine {nth:03}");
+        let session = Session { person: "robot".into(), device, expires: 10_000, tags, groups, ends: None };
+        let proof = Proof::Service("00".into());
+        database.add_session(token, &session, &proof, SOURCE.parse().unwrap(), 10 + u64::from(nth)).unwrap();
+    }
+    let names: Vec<_> = database.devices(Some("robot")).unwrap().into_iter().map(|entry| entry.device).collect();
+    // The one with a tag, and the latest.
+    assert_eq!((names.len(), names[0].as_str(), names[1].as_str()), (257, "machine 044", "machine 045"));
+    assert_eq!(names.last().map(String::as_str), Some("rack"));
+}
