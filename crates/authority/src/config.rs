@@ -11,6 +11,9 @@ pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSP
 /// The shortest epoch, seconds: a grant that lives for half of it can still be renewed in time.
 const LEAST_EPOCH: u32 = 20;
 
+/// The fewest connections that may be asked for.
+pub(crate) const LEAST_CONNECTIONS: u32 = 16;
+
 const KEYS: &[&str] = &[
     "listen",
     "metrics",
@@ -68,7 +71,7 @@ impl Config {
                 epoch_length,
                 max_lifetime,
                 session_lifetime: fields.seconds(reader, "session_lifetime", 12 * 3600, 60, 90 * 86_400),
-                max_connections: fields.number(reader, "max_connections", 4096, 16, 1 << 20),
+                max_connections: fields.number(reader, "max_connections", 4096, LEAST_CONNECTIONS, 1 << 20),
                 grants_kept: fields.seconds(reader, "grants_kept", 30 * 86_400, 86_400, 3650 * 86_400),
                 audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
                 console: ConsoleConfig::read(reader, fields),

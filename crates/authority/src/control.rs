@@ -15,6 +15,8 @@ use tokio::net::{UnixListener, UnixStream};
 
 /// How long either side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long it waits where no connection can be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The longest message, in bytes.
 const MOST: u64 = 8 * engine::policy::MOST_TEXT as u64;
 
@@ -86,8 +88,12 @@ pub fn listen(directory: &Directory) -> Result<UnixListener> {
 pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> Result<()> {
     let owner = authority.directory.owner()?;
     loop {
-        let Ok((stream, _)) = listener.accept().await else { continue };
-        let caller = stream.peer_cred()?.uid();
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of file descriptors, mostly: those that end will free some.
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let Ok(caller) = stream.peer_cred().map(|caller| caller.uid()) else { continue };
         if caller != 0 && caller != owner {
             tracing::warn!(uid = caller, "control socket: refused");
             continue;

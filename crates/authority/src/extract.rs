@@ -14,8 +14,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use serde::de::DeserializeOwned;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long a body may take to come.
@@ -26,14 +25,28 @@ const BODY_TIME: Duration = Duration::from_secs(10);
 pub struct Peer {
     /// Its address; an IPv4 one even where it came mapped into IPv6.
     pub address: IpAddr,
-    /// Set once it showed a valid credential; connections that don't are closed.
-    pub proven: Arc<AtomicBool>,
+    /// Who it is by the first valid credential that it showed; connections that show none are closed.
+    pub member: Arc<OnceLock<Member>>,
+}
+
+/// Who has a credential.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Member {
+    /// A person, or a service account.
+    Person(String),
+    /// A verifier, by id.
+    Verifier(String),
 }
 
 impl Peer {
-    /// Notes that it showed a valid credential.
-    pub fn prove(&self) {
-        self.proven.store(true, Ordering::Relaxed);
+    /// Notes that it showed the valid credential of this member.
+    pub fn prove(&self, who: impl FnOnce() -> Member) {
+        self.member.get_or_init(who);
+    }
+
+    /// Whether it showed a valid credential.
+    pub fn is_proven(&self) -> bool {
+        self.member.get().is_some()
     }
 }
 
@@ -44,7 +57,7 @@ pub async fn slow_strangers(
     request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
-    if !peer.proven.load(Ordering::Relaxed) {
+    if !peer.is_proven() {
         let calls = [Key::Stranger(Key::source(peer.address))];
         authority.throttle.charge(&calls, Instant::now()).map_err(Problem::TooMany)?;
     }
@@ -117,7 +130,10 @@ impl FromRequestParts<Arc<Authority>> for Caller {
         } else {
             return Err(Problem::NotLoggedIn);
         };
-        peer.prove();
+        peer.prove(|| match &caller {
+            Self::Session(caller) => Member::Person(caller.session.person.clone()),
+            Self::Verifier(caller) => Member::Verifier(caller.id.to_string()),
+        });
         Ok(caller)
     }
 }

@@ -1,7 +1,7 @@
 //! The HTTPS API, call by call (`engine::api`); beside it, the console.
 
 use crate::credentials;
-use crate::extract::{Body, Caller, Peer, SessionCaller, VerifierCaller, slow_strangers};
+use crate::extract::{Body, Caller, Member, Peer, SessionCaller, VerifierCaller, slow_strangers};
 use crate::login::{self, Attempt};
 use crate::openapi::HandleText;
 use crate::problem::Problem;
@@ -115,7 +115,7 @@ async fn login_by_password(
     let attempt = Attempt { person, password: Zeroizing::new(password), code: totp };
     let (person, proof) = authority.check_password(attempt, &peer).await?;
     let session = authority.add_session(person, device, proof, peer.address).await?;
-    peer.prove();
+    peer.prove(|| Member::Person(session.person.clone()));
     Ok(Json(session))
 }
 
@@ -213,7 +213,7 @@ async fn enrol(State(authority): Shared, peer: Peer, Body(enrolment): Body<Enrol
     let code = credentials::token_hash(enrolment.code.trim());
     let verifier = authority.enrol(code, hash, peer.address).await?.ok_or(Problem::WrongCode)?;
     authority.throttle.refund(&keys);
-    peer.prove();
+    peer.prove(|| Member::Verifier(verifier.clone()));
     Ok(Json(Enrolled { verifier, token: token.to_string() }))
 }
 

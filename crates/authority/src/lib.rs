@@ -11,6 +11,7 @@ pub mod config;
 pub mod console;
 pub mod control;
 mod credentials;
+mod descriptors;
 pub mod directory;
 mod extract;
 mod handlers;

@@ -9,7 +9,6 @@ use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
@@ -48,7 +47,7 @@ pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router
                 continue;
             }
         };
-        let peer = Peer { address: address.ip().to_canonical(), proven: Arc::new(AtomicBool::new(false)) };
+        let peer = Peer { address: address.ip().to_canonical(), member: Arc::default() };
         let opens = [Key::Connection(Key::source(peer.address))];
         if throttle.charge(&opens, std::time::Instant::now()).is_err() {
             seats.turn_away();
@@ -79,8 +78,7 @@ async fn connection(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     stream.set_nodelay(true)?;
     let stream = tokio::time::timeout(HANDSHAKE_TIME, acceptor.accept(stream)).await??;
-    let proven = peer.proven.clone();
-    let service = TowerToHyperService::new(router.layer(Extension(peer)));
+    let service = TowerToHyperService::new(router.layer(Extension(peer.clone())));
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
     let mut http2 = builder.http2();
@@ -95,5 +93,5 @@ async fn connection(
         served = &mut served => return served,
         () = tokio::time::sleep(UNPROVEN_TIME) => {}
     }
-    if proven.load(Ordering::Relaxed) { served.await } else { Err("no credential in time".into()) }
+    if peer.is_proven() { served.await } else { Err("no credential in time".into()) }
 }

@@ -1,15 +1,19 @@
 //! Who may stay connected: a bounded number of seats, of which neither a source nor its network takes all.
 //!
-//! Whoever has shown a credential keeps the seat. Of the others, when seats are short, the one gives way that sat longest
-//! among those of the network that holds the most: strangers push out their own kind, not a newcomer from elsewhere.
+//! When seats are short, of those who have shown no credential the one gives way that sat longest among those of the network
+//! that holds the most: strangers push out their own kind, not a newcomer from elsewhere. Whoever has shown one keeps the
+//! seat, unless one person or verifier holds many: a single credential must not keep everybody else out.
 
-use crate::extract::Peer;
+use crate::extract::{Member, Peer};
 use crate::throttle::Key;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
+
+/// Seats that a member keeps, however short they are: an agent on each of several machines, and browsers.
+const KEPT_BY_MEMBER: usize = 8;
 
 /// The seats.
 pub struct Seats {
@@ -32,7 +36,7 @@ struct Taken {
 struct Holder {
     source: IpAddr,
     network: IpAddr,
-    proven: Arc<AtomicBool>,
+    member: Arc<OnceLock<Member>>,
     leave: Arc<Notify>,
 }
 
@@ -58,18 +62,18 @@ impl Seats {
         Self { most, most_of_source, most_of_network, taken, turned_away: AtomicU64::default() }
     }
 
-    /// A seat for a peer, if need be that of somebody without credential.
+    /// A seat for a peer, if need be that of somebody without credential, or else of a member who holds many.
     pub fn take(self: &Arc<Self>, peer: &Peer) -> Option<Seat> {
         let (source, network) = (Key::source(peer.address), Key::network(peer.address));
         let mut taken = self.lock();
         let own = |counts: &HashMap<IpAddr, u32>, key| counts.get(&key).copied().unwrap_or(0);
         let gives_way = if own(&taken.by_source, source) >= self.most_of_source {
-            Some(taken.longest(|holder| holder.source == source))
+            Some(taken.longest(|holder| holder.source == source, |holder| holder.source == source))
         } else if own(&taken.by_network, network) >= self.most_of_network {
-            Some(taken.longest(|holder| holder.network == network))
+            Some(taken.longest(|holder| holder.network == network, |holder| holder.network == network))
         } else if taken.holders.len() as u64 >= u64::from(self.most) {
             let crowd = taken.crowd();
-            Some(taken.longest(|holder| Some(holder.network) == crowd))
+            Some(taken.longest(|holder| Some(holder.network) == crowd, |_| true))
         } else {
             None
         };
@@ -81,7 +85,7 @@ impl Seats {
         taken.next += 1;
         *taken.by_source.entry(source).or_default() += 1;
         *taken.by_network.entry(network).or_default() += 1;
-        let holder = Holder { source, network, proven: peer.proven.clone(), leave: leave.clone() };
+        let holder = Holder { source, network, member: peer.member.clone(), leave: leave.clone() };
         taken.holders.insert(number, holder);
         Some(Seat { seats: self.clone(), number, leave })
     }
@@ -110,15 +114,27 @@ impl Seats {
 
 impl Holder {
     fn is_proven(&self) -> bool {
-        self.proven.load(Ordering::Relaxed)
+        self.member.get().is_some()
     }
 }
 
 impl Taken {
-    /// Who sat longest without credential, among some.
-    fn longest(&self, among: impl Fn(&Holder) -> bool) -> Option<u64> {
-        let mut strangers = self.holders.iter().filter(|(_, holder)| !holder.is_proven() && among(holder));
-        strangers.next().map(|(number, _)| *number)
+    /// Who gives way: whoever sat longest without credential among some; if there is nobody, on one of the seats of the
+    /// member who holds the most among others, and more than a member keeps.
+    fn longest(&self, strangers: impl Fn(&Holder) -> bool, members: impl Fn(&Holder) -> bool) -> Option<u64> {
+        let mut unproven = self.holders.iter().filter(|(_, holder)| !holder.is_proven() && strangers(holder));
+        if let Some((number, _)) = unproven.next() {
+            return Some(*number);
+        }
+        let mut held: HashMap<&Member, (usize, u64)> = HashMap::new();
+        for (number, holder) in self.holders.iter().filter(|(_, holder)| members(holder)) {
+            // Numbers rise, so the first is the seat that was taken longest ago.
+            if let Some(member) = holder.member.get() {
+                held.entry(member).or_insert((0, *number)).0 += 1;
+            }
+        }
+        let most = held.into_values().max()?;
+        (most.0 > KEPT_BY_MEMBER).then_some(most.1)
     }
 
     /// The network with the most seats without credential.
@@ -155,7 +171,13 @@ mod tests {
     use super::*;
 
     fn peer(address: [u8; 4]) -> Peer {
-        Peer { address: address.into(), proven: Arc::default() }
+        Peer { address: address.into(), member: Arc::default() }
+    }
+
+    fn member(address: [u8; 4], person: &str) -> Peer {
+        let peer = peer(address);
+        peer.prove(|| Member::Person(person.into()));
+        peer
     }
 
     async fn has_to_leave(seat: &Seat) -> bool {
@@ -178,16 +200,32 @@ mod tests {
     #[tokio::test]
     async fn a_credential_keeps_the_seat() {
         let seats = Arc::new(Seats::new(4));
-        let members: Vec<_> = (0..4)
-            .map(|n| {
-                let peer = peer([198, 51, n, 1]);
-                peer.prove();
-                seats.take(&peer).expect("a seat")
-            })
-            .collect();
+        let members: Vec<_> = (0..4).map(|n| seats.take(&member([198, 51, n, 1], "alice")).expect("a seat")).collect();
         assert!(seats.take(&peer([203, 0, 113, 1])).is_none(), "nobody has to leave");
         drop(members);
         assert!(seats.take(&peer([203, 0, 113, 1])).is_some());
+    }
+
+    #[tokio::test]
+    async fn one_member_does_not_keep_everybody_else_out() {
+        let seats = Arc::new(Seats::new(32));
+        let bob = seats.take(&member([203, 0, 113, 1], "bob")).expect("a seat");
+        let eve: Vec<_> = (0..31).map(|n| seats.take(&member([198, 51, n, 1], "eve")).expect("a seat")).collect();
+        let newcomer = |n: usize| seats.take(&member([203, 0, n as u8, 2], &format!("newcomer {n}")));
+        let more = 31 - KEPT_BY_MEMBER;
+        let newcomers: Vec<_> = (0..more).map(|n| newcomer(n).expect("eve makes room")).collect();
+        assert!(has_to_leave(&eve[more - 1]).await && !has_to_leave(&eve[more]).await && !has_to_leave(&bob).await);
+        assert!(newcomer(more).is_none(), "nobody holds many");
+        drop(newcomers);
+    }
+
+    #[tokio::test]
+    async fn one_member_does_not_keep_out_those_behind_the_same_address() {
+        let seats = Arc::new(Seats::new(64));
+        let eve: Vec<_> = (0..15).map(|_| seats.take(&member([192, 0, 2, 1], "eve")).expect("a seat")).collect();
+        let bob = seats.take(&member([192, 0, 2, 1], "bob")).expect("a seat");
+        let _newcomer = seats.take(&peer([192, 0, 2, 1])).expect("eve makes room");
+        assert!(has_to_leave(&eve[0]).await && !has_to_leave(&bob).await);
     }
 
     #[tokio::test]

@@ -19,7 +19,7 @@ use crate::storage::{
 };
 use crate::throttle::Throttle;
 use crate::together::Together;
-use crate::{Config, Directory, now};
+use crate::{Config, Directory, descriptors, now};
 use anyhow::{Context, Result};
 use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
 use engine::issue::Issue;
@@ -101,7 +101,7 @@ impl Authority {
             push: Push::default(),
             throttle: Throttle::default(),
             metrics: Metrics::default(),
-            seats: Arc::new(Seats::new(config.max_connections)),
+            seats: Arc::new(Seats::new(descriptors::connections(config.max_connections))),
             reports: Reports::default(),
             repeats: Repeats::default(),
             password_slots: PasswordSlots::new(PASSWORD_SLOTS),

@@ -9,7 +9,7 @@ use super::cookie::Cookie;
 use super::page::{self, Page};
 use super::visitor::{Fields, Visit, Visitor};
 use crate::credentials::{self, token_hash};
-use crate::extract::Peer;
+use crate::extract::{Member, Peer};
 use crate::metrics::Outcome;
 use crate::now;
 use crate::problem::Problem;
@@ -81,7 +81,7 @@ async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap) -> anyho
     if let Some(secret) = Cookie::Session.read(headers) {
         let token = token_hash(&secret);
         if let Some(session) = authority.console_session(&token) {
-            peer.prove();
+            peer.prove(|| Member::Person(session.person.clone()));
             let idle = authority.config.console.idle;
             if session.ends.is_some_and(|ends| ends > session.expires)
                 && now() + u64::from(idle) >= session.expires + NOTE.min(u64::from(idle) / 2)

@@ -6,7 +6,7 @@ use super::cookie::Cookie;
 use super::ending;
 use super::page::{self, Page};
 use super::visitor::{Form, Visit, Visitor};
-use crate::extract::Peer;
+use crate::extract::{Member, Peer};
 use crate::login::{Attempt, BROWSER_TIME, Finish, Purpose, Rest, Started, Way, handlers};
 use crate::now;
 use crate::problem::Problem;
@@ -113,7 +113,8 @@ async fn by_passkey(
     Form(fields): Form,
 ) -> Result<Response, Problem> {
     let passkeys = authority.passkeys.as_ref().ok_or(Problem::NotFound("passkey here"))?;
-    let keys = authority.throttle.login(None, peer.address, Instant::now()).map_err(Problem::TooMany)?;
+    // Nothing is charged: the start was, and an answer is looked at only where it uses one up. Nobody guesses passkeys, so
+    // whoever guesses passwords must not keep their holders out.
     let failed = async |person: Option<&str>| {
         let event = AuditEvent::new("login_failed").source(peer.address).detail("passkey");
         let event = if let Some(person) = person { event.person(person) } else { event };
@@ -133,7 +134,6 @@ async fn by_passkey(
             return Err(problem);
         }
     };
-    authority.throttle.refund(&keys);
     let proof = Proof::Passkey { id: passkey.id, before: passkey.state, after };
     begin(&authority, &visit, &peer, &headers, person, proof, &local(fields.filled("to"))).await
 }
@@ -189,8 +189,9 @@ async fn begin(
         groups: Vec::new(),
         ends: Some(ends),
     };
+    let member = Member::Person(session.person.clone());
     let secret = authority.begin_session(session, proof, peer.address).await?;
-    peer.prove();
+    peer.prove(|| member);
     let mut response = Redirect::to(to).into_response();
     Cookie::Session.set(response.headers_mut(), &secret, config.lifetime);
     Cookie::Visit.forget(response.headers_mut());

@@ -3,7 +3,7 @@
 use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, Finish, Purpose, Rest, Started, Way};
 use super::provider::{Refusal, Verified};
 use super::{Provider, service};
-use crate::extract::{Body, Peer};
+use crate::extract::{Body, Member, Peer};
 use crate::handlers::check_device;
 use crate::problem::Problem;
 use crate::state::Authority;
@@ -274,6 +274,6 @@ async fn add(
     proof: Proof,
 ) -> Result<Session, Problem> {
     let session = authority.add_session(person, device, proof, peer.address).await?;
-    peer.prove();
+    peer.prove(|| Member::Person(session.person.clone()));
     Ok(session)
 }
