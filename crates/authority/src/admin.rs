@@ -4,7 +4,9 @@
 use crate::control::{self, Command, Reply};
 use crate::credentials;
 use crate::policies::Candidate;
-use crate::storage::{AuditEvent, Database, NewService, NotedHead, Operator, PolicyChange, Verdict, Which};
+use crate::storage::{
+    AuditEvent, Database, NewService, NotedHead, Operator, PolicyChange, SecondFactor, Verdict, Which,
+};
 use crate::{Directory, login, now};
 use anyhow::{Result, bail};
 use engine::api::ServiceKey;
@@ -29,11 +31,38 @@ pub async fn add_account(
     Ok(address)
 }
 
-/// Changes a password and ends the account's sessions.
-pub async fn change_password(directory: &Directory, person: &str, password: &str) -> Result<()> {
+/// What is to become of an account's second factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Factor {
+    /// It stays as it is.
+    Keep,
+    /// It goes.
+    Remove,
+    /// Another takes its place.
+    Renew,
+}
+
+/// Changes a password, ends the account's sessions and removes its passkeys; gives how many there were and, of a new second
+/// factor, the address that an authenticator app reads, which is shown only here.
+pub async fn change_password(
+    directory: &Directory,
+    person: &str,
+    password: &str,
+    factor: Factor,
+) -> Result<(usize, Option<Zeroizing<String>>)> {
     let hash = credentials::hash_password(password)?;
-    Database::open(&directory.database())?.change_password(person, &hash, &Operator::current(), now())?;
-    sync(directory).await
+    let (factor, address) = match factor {
+        Factor::Keep => (SecondFactor::Kept, None),
+        Factor::Remove => (SecondFactor::Removed, None),
+        Factor::Renew => {
+            let (secret, address) = credentials::new_totp(person)?;
+            (SecondFactor::New(secret), Some(address))
+        }
+    };
+    let mut database = Database::open(&directory.database())?;
+    let passkeys = database.change_password(person, &hash, &factor, &Operator::current(), now())?;
+    sync(directory).await?;
+    Ok((passkeys, address))
 }
 
 /// Removes an account and ends its sessions.

@@ -5,6 +5,7 @@ mod policy;
 mod service;
 mod session;
 
+use crate::admin::Factor;
 use crate::admin::Revoked;
 use crate::control::{self, Command};
 use crate::directory::default_names;
@@ -176,13 +177,19 @@ pub enum UserCommand {
         /// The person's name
         name: String,
     },
-    /// Change a password; the account's sessions and grants end
+    /// Change a password; the account's sessions and grants end, and its passkeys are removed
     Passwd {
         /// Where the authority lives
         #[command(flatten)]
         at: At,
         /// The person's name
         name: String,
+        /// Give the account another second factor and print the address for the authenticator app
+        #[arg(long)]
+        totp: bool,
+        /// Take the account's second factor away
+        #[arg(long, conflicts_with = "totp")]
+        no_totp: bool,
         /// Where the password comes from
         #[command(flatten)]
         password: Password,
@@ -424,9 +431,18 @@ async fn user(command: UserCommand) -> Result<()> {
             admin::remove_account(&at.directory(), &name).await?;
             println!("removed {name}");
         }
-        UserCommand::Passwd { at, name, password } => {
-            admin::change_password(&at.directory(), &name, &password.read()?).await?;
-            println!("changed the password of {name}; its sessions ended");
+        UserCommand::Passwd { at, name, totp, no_totp, password } => {
+            let factor = match (totp, no_totp) {
+                (true, _) => Factor::Renew,
+                (_, true) => Factor::Remove,
+                _ => Factor::Keep,
+            };
+            let changed = admin::change_password(&at.directory(), &name, &password.read()?, factor).await?;
+            let (passkeys, address) = changed;
+            println!("changed the password of {name}; its sessions ended; passkeys removed: {passkeys}");
+            if let Some(address) = address {
+                println!("the second factor, shown only once:\n{}", *address);
+            }
         }
     }
     Ok(())

@@ -52,9 +52,15 @@ pub fn new_account(person: &str, password: &str, totp: bool) -> Result<(Account,
     if !totp {
         return Ok((Account { password, totp: None }, None));
     }
+    let (secret, address) = new_totp(person)?;
+    Ok((Account { password, totp: Some(secret) }, Some(address)))
+}
+
+/// A new TOTP secret, and the address with it that an authenticator app reads.
+pub fn new_totp(person: &str) -> Result<(Zeroizing<Vec<u8>>, Zeroizing<String>)> {
     let secret = Zeroizing::new(random::<20>()?.to_vec());
     let (_, address) = totp_address(person, &secret);
-    Ok((Account { password, totp: Some(secret) }, Some(address)))
+    Ok((secret, address))
 }
 
 /// A TOTP secret as people type it, and the address with it that an authenticator app reads.

@@ -16,7 +16,7 @@ mod sessions;
 mod trail;
 mod verifiers;
 
-pub use accounts::{Account, AccountEntry};
+pub use accounts::{Account, AccountEntry, SecondFactor};
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
 pub use devices::DeviceEntry;
 pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};

@@ -14,6 +14,16 @@ pub struct Account {
     pub totp: Option<Zeroizing<Vec<u8>>>,
 }
 
+/// What becomes of an account's second factor when its password is changed. Has no `Debug`.
+pub enum SecondFactor {
+    /// It stays, or there stays none.
+    Kept,
+    /// There is none any more.
+    Removed,
+    /// It has this TOTP secret.
+    New(Zeroizing<Vec<u8>>),
+}
+
 /// An account as it is listed.
 #[derive(Debug, Serialize)]
 pub struct AccountEntry {
@@ -50,14 +60,33 @@ impl Database {
         })
     }
 
-    /// Changes a password, ends the account's sessions and their grants.
-    pub fn change_password(&mut self, person: &str, password: &str, by: &Operator, now: u64) -> Result<()> {
+    /// Changes a password, ends the account's sessions and their grants, and removes its passkeys, which whoever knew the
+    /// password may have added; gives how many there were.
+    pub fn change_password(
+        &mut self,
+        person: &str,
+        password: &str,
+        factor: &SecondFactor,
+        by: &Operator,
+        now: u64,
+    ) -> Result<usize> {
         self.write(|transaction| {
             if transaction.execute("UPDATE accounts SET password = ?2 WHERE person = ?1", [person, password])? == 0 {
                 bail!("no account {person}: `user list` shows them");
             }
+            let (secret, said) = match factor {
+                SecondFactor::Kept => (None, ""),
+                SecondFactor::Removed => (Some(None), "; no second factor any more"),
+                SecondFactor::New(secret) => (Some(Some(secret.as_slice())), "; another second factor"),
+            };
+            if let Some(secret) = secret {
+                transaction.execute("UPDATE accounts SET totp = ?2 WHERE person = ?1", params![person, secret])?;
+            }
+            let passkeys = transaction.execute("DELETE FROM passkeys WHERE person = ?1", [person])?;
             sessions::end_of_person(transaction, person, now)?;
-            AuditEvent::new("password_changed").person(person).by(by).write(transaction, now)
+            let event = AuditEvent::new("password_changed").person(person).by(by);
+            event.detail(format!("passkeys removed: {passkeys}{said}")).write(transaction, now)?;
+            Ok(passkeys)
         })
     }
 

@@ -67,7 +67,7 @@ async fn logging_out_ends_the_sessions_grants() {
 async fn a_new_password_and_a_removed_account_end_sessions() {
     let stage = Stage::start().await;
     let (alice, bob) = (stage.login("alice").await, stage.login("bob").await);
-    admin::change_password(&stage.directory, "alice", "another horse").await.unwrap();
+    admin::change_password(&stage.directory, "alice", "another horse", admin::Factor::Keep).await.unwrap();
     assert!(matches!(alice.destinations().await, Err(Error::NotLoggedIn)));
     assert_eq!(problem(stage.client().login(&login("alice", PASSWORD, None)).await).r#type, "wrong_password");
     assert!(stage.client().login(&login("alice", "another horse", None)).await.is_ok());

@@ -362,7 +362,8 @@ async fn a_removed_account_or_a_new_password_ends_sessions_at_the_console() {
     let stage = stage().await;
     let mut bob = Browser::logged_in(&stage, "bob").await;
     let mut eve = Browser::logged_in(&stage, "eve").await;
-    authority::admin::change_password(&stage.directory, "bob", "another password").await.unwrap();
+    let keep = authority::admin::Factor::Keep;
+    authority::admin::change_password(&stage.directory, "bob", "another password", keep).await.unwrap();
     authority::admin::remove_account(&stage.directory, "eve").await.unwrap();
     assert_eq!(bob.get("/console").await.status, StatusCode::SEE_OTHER);
     assert_eq!(eve.get("/console").await.status, StatusCode::SEE_OTHER);

@@ -3,6 +3,8 @@
 
 use super::{Browser, stage};
 use crate::stage::{PASSWORD, Stage, login};
+use authority::admin::{self, Factor};
+use authority::storage::Passkey;
 use reqwest::StatusCode;
 use totp_rs::{Builder, Totp};
 
@@ -77,6 +79,50 @@ async fn a_passkey_is_asked_for_after_the_password_and_nothing_else_becomes_one(
     assert!(stage.database().passkeys("bob").unwrap().is_empty());
 }
 
+fn passkey(id: &[u8]) -> Passkey {
+    let (fixed, state) = (vec![0; 34], [0; 7]);
+    Passkey { id: id.into(), fixed, state, name: "key".into(), created: 1, used: None }
+}
+
+#[tokio::test]
+async fn what_an_intruder_added_to_log_in_with_goes_with_the_password() {
+    let stage = stage().await;
+    let mut intruder = Browser::logged_in(&stage, "bob").await;
+    let secret = offered(&intruder.get("/console/security/factor").await.text);
+    set_up(&mut intruder, &secret, &code(&secret, 0), PASSWORD).await.leads_to();
+    let (mut database, by) = (stage.database(), authority::storage::Operator::current());
+    for (nth, person) in [(1, "bob"), (2, "bob"), (3, "alice")] {
+        database.passkey_handle(person, [nth; 64]).unwrap();
+        assert!(database.add_passkey(person, &passkey(&[nth; 16]), &by, 1).unwrap());
+    }
+    let change = |factor| admin::change_password(&stage.directory, "bob", "another horse", factor);
+    let (passkeys, address) = change(Factor::Renew).await.unwrap();
+    assert!(passkeys == 2 && address.is_some());
+    assert_eq!((database.passkeys("bob").unwrap(), database.passkeys("alice").unwrap().len()), (vec![], 1));
+    assert!(intruder.get("/console").await.status.is_redirection());
+    let mut guessed = stage.client().login(&login("bob", "another horse", Some(&code(&secret, 30)))).await;
+    assert_eq!(crate::stage::problem(guessed).r#type, "wrong_second_factor");
+    assert!(change(Factor::Keep).await.unwrap().1.is_none() && has_factor(&stage, "bob").await);
+    change(Factor::Remove).await.unwrap();
+    guessed = stage.client().login(&login("bob", "another horse", None)).await;
+    assert!(guessed.is_ok(), "the owner has lost the phone");
+}
+
+#[tokio::test]
+async fn whoever_guesses_passwords_keeps_no_passkey_out() {
+    let stage = stage().await;
+    let mut browser = Browser::of(&stage);
+    while browser.try_to_log_in("mallory", "guess", "").await.status != StatusCode::TOO_MANY_REQUESTS {}
+    for nth in 0.. {
+        let guess = browser.try_to_log_in(&format!("mallory{}", nth % 9), "guess", "").await;
+        let answer = browser.submit("/console/login", "/console/login/passkey", &[("answer", "{}")]).await;
+        assert_eq!(answer.status, StatusCode::UNAUTHORIZED, "{}", answer.text);
+        if nth > 9 && guess.status == StatusCode::TOO_MANY_REQUESTS {
+            break;
+        }
+    }
+}
+
 #[tokio::test]
 async fn somebody_elses_passkey_is_not_there_and_an_account_takes_its_own_along() {
     let stage = stage().await;
@@ -84,14 +130,7 @@ async fn somebody_elses_passkey_is_not_there_and_an_account_takes_its_own_along(
     let mut database = stage.database();
     let handle = database.passkey_handle("alice", [1; 64]).unwrap();
     assert_eq!((handle, database.passkey_handle("alice", [2; 64]).unwrap()), ([1; 64], [1; 64]));
-    let passkey = authority::storage::Passkey {
-        id: id.clone(),
-        fixed: vec![0; 34],
-        state: [0; 7],
-        name: "<b>key</b>".into(),
-        created: 1,
-        used: None,
-    };
+    let passkey = Passkey { name: "<b>key</b>".into(), ..passkey(&id) };
     assert!(database.add_passkey("alice", &passkey, &by, 1).unwrap());
     assert!(!database.add_passkey("bob", &passkey, &by, 1).unwrap(), "an id is one person's");
     let mut bob = Browser::logged_in(&stage, "bob").await;
