@@ -4,6 +4,8 @@
 //! sides take turns and their middles are compared, for the machine's other work disturbs both. Needs root, and
 //! `VOUCHSAFE_BIN` or a built `vouchsafe` beside this.
 
+#[path = "network/cdf.rs"]
+mod cdf;
 #[path = "network/connect.rs"]
 mod connect;
 #[path = "network/figures.rs"]
@@ -12,6 +14,10 @@ mod figures;
 mod flood;
 #[path = "network/lane.rs"]
 mod lane;
+#[path = "network/ls.rs"]
+mod ls;
+#[path = "network/relay.rs"]
+mod relay;
 #[path = "network/throughput.rs"]
 mod throughput;
 
@@ -49,8 +55,12 @@ fn main() {
     let mut figures = Figures::default();
     let mut failed = false;
     type Part = fn(&mut Figures) -> Result<()>;
-    let parts: [(&str, Part); 3] =
-        [("connect", connect::measure), ("throughput", throughput::measure), ("flood", flood::measure)];
+    let parts: [(&str, Part); 4] = [
+        ("connect", connect::measure),
+        ("ls", ls::measure),
+        ("throughput", throughput::measure),
+        ("flood", flood::measure),
+    ];
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     for (name, measure) in parts.into_iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|w| w == name)) {
         eprintln!("bench: {name}");

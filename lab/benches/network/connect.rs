@@ -10,7 +10,8 @@ use lab::world::{DARK4, Network, Way};
 use crate::Guarded;
 use crate::figures::{Bound, Figures, median, quantile};
 
-const PORT: u16 = 9000;
+/// The port that [`connects`] goes to.
+pub const PORT: u16 = 9000;
 const COLD_PORTS: std::ops::Range<u16> = 9100..9140;
 const ROUNDS: usize = 100;
 const CONNECTS: usize = 30;
@@ -49,7 +50,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
 }
 
 /// Accepts and closes whatever comes, for as long as the process lives.
-fn listen(namespace: &Namespace, ports: &[u16]) -> Result<()> {
+pub fn listen(namespace: &Namespace, ports: &[u16]) -> Result<()> {
     for port in ports {
         let listener = namespace.enter(|| TcpListener::bind(("0.0.0.0", *port))).context("listener")?;
         std::thread::spawn(move || listener.incoming().for_each(drop));
@@ -58,7 +59,7 @@ fn listen(namespace: &Namespace, ports: &[u16]) -> Result<()> {
 }
 
 /// Microseconds that each of `count` connects took.
-fn connects(client: &Namespace, port: u16, count: usize) -> Result<Vec<f64>> {
+pub fn connects(client: &Namespace, port: u16, count: usize) -> Result<Vec<f64>> {
     let to = SocketAddr::new(DARK4.parse::<IpAddr>()?, port);
     client.enter(|| {
         (0..count)

@@ -46,13 +46,14 @@ impl Verifier {
         Ok(this)
     }
 
-    /// Runs the daemon (again), and waits until it protects and hears the authority.
+    /// Runs the daemon (again), and waits until it protects (observes, by `--observe`) and hears the authority.
     pub fn run(&mut self, flags: &[&str]) -> Result<()> {
         self.launch(flags)?;
         let mut status = Value::Null;
         let up = poll(SOON, || {
             status = self.status().unwrap_or_default();
-            (status["state"] == "protecting" && status["connected"] == true) || self.has_ended()
+            let state = if flags.contains(&"--observe") { "observing" } else { "protecting" };
+            (status["state"] == state && status["connected"] == true) || self.has_ended()
         });
         let log = self.process.as_ref().map(Process::log).unwrap_or_default();
         ensure!(up && !self.has_ended(), "the verifier does not protect: {status}\n{log}");

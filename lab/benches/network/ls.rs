@@ -1,0 +1,242 @@
+//! Figures 3 and 4 of LS: the round-trip time of first packets without a controller, with one that only forwards (pro
+//! forma), and with one that puts tokens in; on the router's switch, on the client's, and by the client's kernel program.
+//! Figure 3 has a delay between switch and controller, figure 4 has none.
+//!
+//! The verifier only watches (`--observe`), so that all of them take the same path.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use lab::switch::{CONTROLLER, Switch};
+use lab::world::{Agent, Authority, Network, Verifier, Way, policy};
+
+use crate::cdf::{self, Curve};
+use crate::connect::{PORT, connects, listen};
+use crate::figures::{Bound, Figures, median};
+use crate::relay::{self, Relay};
+
+const BRIDGE: &str = "lan-switch";
+const ROUNDS: usize = 25;
+const CONNECTS: usize = 20;
+/// With a delay there is less to average away, and each takes its time.
+const ROUNDS_DELAYED: usize = 5;
+/// Round trip between switch and controller, milliseconds: as in the paper's set-up. `VOUCHSAFE_BENCH_CONTROLLER_DELAY_MS`
+/// sets another.
+const DELAY_MS: u64 = 40;
+
+/// Where the agent is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// It drives a switch on the router.
+    Router,
+    /// It drives a switch on the client.
+    ClientSwitch,
+    /// It has its program in the client's kernel.
+    ClientKernel,
+}
+
+/// What it does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// There is none.
+    None,
+    /// Packets come up and go down as they are.
+    ProForma,
+    /// They get their token.
+    Full,
+}
+
+impl Place {
+    const ALL: [Self; 3] = [Self::Router, Self::ClientSwitch, Self::ClientKernel];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Router => "router",
+            Self::ClientSwitch => "client_ovs",
+            Self::ClientKernel => "client_ebpf",
+        }
+    }
+
+    const fn modes(self) -> &'static [Mode] {
+        match self {
+            Self::ClientKernel => &[Mode::None, Mode::Full],
+            _ => &[Mode::None, Mode::ProForma, Mode::Full],
+        }
+    }
+}
+
+impl Mode {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::ProForma => "proforma",
+            Self::Full => "full",
+        }
+    }
+}
+
+/// A network with the agent in one place. Fields are in the order in which they end.
+struct Site {
+    mode: Mode,
+    agent: Option<Agent>,
+    switch: Option<Switch>,
+    verifier: Verifier,
+    authority: Authority,
+    network: Network,
+}
+
+impl Site {
+    fn new(place: Place, mode: Mode) -> Result<Self> {
+        let network = Network::new(Way::Direct)?;
+        let authority = Authority::start(&network.authority, &policy("5m"))?;
+        let flags = ["--flows-per-grant", "1000000", "--observe"];
+        let verifier = Verifier::start_with(&network.server, &authority, &flags)?;
+        listen(&network.server, &[PORT])?;
+        let switch = match place {
+            Place::ClientKernel => None,
+            Place::Router => {
+                let switch = Switch::start(&network.router)?;
+                switch.add_bridge(BRIDGE)?;
+                switch.add_port(&network.router, BRIDGE, "lan-alice")?;
+                switch.settle(&network.router, BRIDGE, "10.1.0.254/24")?;
+                network.alice.offload("eth0", "tx", false)?;
+                Some(switch)
+            }
+            Place::ClientSwitch => {
+                let switch = Switch::start(&network.alice)?;
+                switch.add_bridge(BRIDGE)?;
+                switch.add_port(&network.alice, BRIDGE, "eth0")?;
+                switch.settle(&network.alice, BRIDGE, "10.1.0.1/24")?;
+                network.alice.route("default", "10.1.0.254")?;
+                network.router.offload("lan-alice", "tx", false)?;
+                Some(switch)
+            }
+        };
+        let mut site = Self { mode, agent: None, switch, verifier, authority, network };
+        if mode != Mode::None {
+            site.start_agent(place)?;
+        }
+        Ok(site)
+    }
+
+    fn start_agent(&mut self, place: Place) -> Result<()> {
+        let network = &self.network;
+        let agent = match (place, &self.switch) {
+            (Place::Router | Place::ClientSwitch, Some(switch)) => {
+                let (host, device) =
+                    if place == Place::Router { (&network.router, "eth0") } else { (&network.alice, BRIDGE) };
+                let mac = network.alice.mac(device)?.map(|byte| format!("{byte:02x}")).join(":");
+                let mut flags = vec!["--switches".to_owned(), CONTROLLER.to_owned(), "--device".to_owned()];
+                flags.push(format!("{mac}=root"));
+                flags.extend((self.mode == Mode::ProForma).then(|| "--pro-forma".to_owned()));
+                let agent = Agent::start_with(host, &flags)?;
+                agent.login(&self.authority, "alice")?;
+                switch.set_controller(BRIDGE, &format!("tcp:{CONTROLLER}"))?;
+                switch.wait_for_rules(BRIDGE)?;
+                agent
+            }
+            _ => {
+                let agent = Agent::start(&network.alice)?;
+                agent.login(&self.authority, "alice")?;
+                agent
+            }
+        };
+        self.agent = Some(agent);
+        Ok(())
+    }
+
+    /// Puts this much between switch and controller.
+    fn delay(&self, place: Place, round_trip: Duration) -> Result<Option<Relay>> {
+        let (Some(switch), Some(_)) = (&self.switch, &self.agent) else { return Ok(None) };
+        let host = if place == Place::Router { &self.network.router } else { &self.network.alice };
+        let relay = Relay::start(host, CONTROLLER.parse()?, round_trip)?;
+        switch.set_controller(BRIDGE, &format!("tcp:{}", relay::ADDRESS))?;
+        ensure!(lab::poll(lab::world::SOON, || relay.is_used()), "the switch does not come to the relay");
+        Ok(Some(relay))
+    }
+}
+
+/// All figures of both.
+pub fn measure(figures: &mut Figures) -> Result<()> {
+    let delay = std::env::var("VOUCHSAFE_BENCH_CONTROLLER_DELAY_MS").ok().map(|text| text.parse()).transpose()?;
+    let delay = Duration::from_millis(delay.unwrap_or(DELAY_MS));
+    let mut curves: [Vec<Curve>; 2] = Default::default();
+    for place in Place::ALL {
+        let sites: Vec<_> = place.modes().iter().map(|mode| Site::new(place, *mode)).collect::<Result<_>>()?;
+        for site in &sites {
+            // The first ones fill caches, and fetch the grant.
+            connects(&site.network.alice, PORT, 5)?;
+        }
+        let near = take_turns(figures, "fig4", place, &sites, ROUNDS)?;
+        let relays: Vec<_> = sites.iter().map(|site| site.delay(place, delay)).collect::<Result<_>>()?;
+        for site in &sites {
+            connects(&site.network.alice, PORT, 2)?;
+        }
+        let far = take_turns(figures, "fig3", place, &sites, ROUNDS_DELAYED)?;
+        drop(relays);
+        for ((figure, mut taken), curves) in [("fig3", far), ("fig4", near)].into_iter().zip(&mut curves) {
+            add(figures, figure, place, &sites, &mut taken);
+            let named =
+                sites.iter().zip(taken).map(|(site, taken)| (format!("{}, {}", place.name(), site.mode.name()), taken));
+            curves.extend(named.map(|(name, microseconds)| Curve { name, microseconds }));
+        }
+    }
+    let titles = [format!("controller {} ms away", delay.as_millis()), "controller beside the switch".to_owned()];
+    for ((figure, title), curves) in ["fig3", "fig4"].into_iter().zip(titles).zip(&curves) {
+        let file = cdf::write(&format!("ls.{figure}"), &format!("First packets, {title}"), curves)?;
+        eprintln!("bench: {}", file.display());
+    }
+    Ok(())
+}
+
+/// Microseconds of every connect, per site; sites take turns.
+fn take_turns(
+    figures: &mut Figures,
+    figure: &str,
+    place: Place,
+    sites: &[Site],
+    rounds: usize,
+) -> Result<Vec<Vec<f64>>> {
+    let mut taken = vec![Vec::new(); sites.len()];
+    let tokens = |site: &Site| site.verifier.counters().map(|counters| counters.named("token"));
+    let up = |site: &Site| site.switch.as_ref().map_or(Ok(0), |switch| switch.packets_up(BRIDGE));
+    let before: Vec<_> = sites.iter().map(|site| Ok((tokens(site)?, up(site)?))).collect::<Result<_>>()?;
+    for _ in 0..rounds {
+        for (site, taken) in sites.iter().zip(&mut taken) {
+            taken.extend(connects(&site.network.alice, PORT, CONNECTS)?);
+        }
+    }
+    let flows = (rounds * CONNECTS) as u64;
+    for (site, (tokens_before, up_before)) in sites.iter().zip(before) {
+        let (tokens, up) = (tokens(site)? - tokens_before, up(site)? - up_before);
+        let expected = if site.mode == Mode::Full { flows } else { 0 };
+        ensure!(tokens >= expected && (expected > 0 || tokens == 0), "{tokens} tokens in {flows} flows");
+        if site.mode != Mode::None && site.switch.is_some() {
+            let name = format!("ls.{figure}.{}.{}.trips_per_flow", place.name(), site.mode.name());
+            // A SYN that is sent again on a busy machine comes up again.
+            figures.add(&name, "trips", up as f64 / flows as f64, 1.0, Bound::AtMost(1.05));
+        }
+    }
+    Ok(taken)
+}
+
+fn add(figures: &mut Figures, figure: &str, place: Place, sites: &[Site], taken: &mut [Vec<f64>]) {
+    let middles: Vec<f64> = taken.iter_mut().map(|taken| median(taken)).collect();
+    let name = place.name();
+    for (site, middle) in sites.iter().zip(&middles) {
+        figures.add(&format!("ls.{figure}.{name}.{}_us", site.mode.name()), "us", *middle, middles[0], Bound::None);
+    }
+    match (place, &middles[..]) {
+        (Place::ClientKernel, [none, full]) => {
+            let bound = if figure == "fig4" { Bound::AtMost(25.0) } else { Bound::None };
+            figures.add(&format!("ls.{figure}.client_ebpf_added_us"), "us", full - none, *none, bound);
+        }
+        (_, [_, pro_forma, full]) => {
+            let bounded = figure == "fig4" && place == Place::Router;
+            let bound = if bounded { Bound::AtMost(1000.0) } else { Bound::None };
+            let name = format!("ls.{figure}.{name}.full_minus_proforma_us");
+            figures.add(&name, "us", full - pro_forma, *pro_forma, bound);
+        }
+        _ => {}
+    }
+}
