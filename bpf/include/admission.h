@@ -1,28 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* What a verifier remembers: flows, grants in use, tokens seen, fragments (wire.md §6.3 to §6.6).
+/* What a verifier remembers besides flows: grants in use, tokens seen, fragments (wire.md §6.3 to §6.6).
  *
  * Every table is bounded. Flows and grants are never evicted to make room: a full table refuses new ones, so that nobody
  * can push somebody else out. */
 #pragma once
 #include "drop_reason.h"
+#include "flows.h"
 #include "ls.h"
 #include "revoked.h"
 #include "token.h"
-
-/* IPv4 flows have a map of their own: hashing a short key costs half of what a long one does. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
-	__type(key, struct flow_key4);
-	__type(value, struct flow);
-} flows4 SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
-	__type(key, struct flow_key);
-	__type(value, struct flow);
-} flows6 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -37,9 +23,6 @@ struct {
 	__type(key, struct flow_key); /* the ports' place holds the identification */
 	__type(value, __u32);
 } fragments SEC(".maps");
-
-/* Where a TCP connection stands, as far as the client's packets show. */
-enum stage { STAGE_OPEN = 0, STAGE_OPENING = 1, STAGE_CLOSING = 2, STAGE_RESET = 3 };
 
 /* Tokens seen, in buckets found by their tag. An entry is a set bit, 19 other bits of the tag, and 12 of the token's time;
  * it is free once the clock check refuses that time, so the table needs no upkeep. A bucket full of live tokens refuses
@@ -59,82 +42,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct replay_bucket);
 } replays SEC(".maps");
-
-static __always_inline struct flow_key4 short_key(const struct flow_key *key)
-{
-	return (struct flow_key4){
-		.client = *(__be32 *)key->client,
-		.server = *(__be32 *)key->server,
-		.client_port = key->client_port,
-		.server_port = key->server_port,
-		.protocol = key->protocol,
-	};
-}
-
-static __always_inline struct flow *find_flow(const struct flow_key *key)
-{
-	if (key->family == 4) {
-		struct flow_key4 key4 = short_key(key);
-
-		return bpf_map_lookup_elem(&flows4, &key4);
-	}
-	return bpf_map_lookup_elem(&flows6, key);
-}
-
-static __always_inline long put_flow(const struct flow_key *key, const struct flow *flow, __u64 flags)
-{
-	if (key->family == 4) {
-		struct flow_key4 key4 = short_key(key);
-
-		return bpf_map_update_elem(&flows4, &key4, flow, flags);
-	}
-	return bpf_map_update_elem(&flows6, key, flow, flags);
-}
-
-static __always_inline __u32 idle_limit(__u8 protocol, const struct flow *flow)
-{
-	if (protocol != IP_TCP)
-		return config.udp_idle;
-	return flow->stage == STAGE_OPEN ? config.tcp_idle : config.closing_idle;
-}
-
-static __always_inline int flow_is_live(__u8 protocol, const struct flow *flow, __u32 time)
-{
-	/* Signed: the clock may have been set back since. */
-	return (__s32)(time - flow->seen) <= (__s32)idle_limit(protocol, flow);
-}
-
-static __always_inline struct flow *live_flow(const struct flow_key *key, __u32 time)
-{
-	struct flow *flow = find_flow(key);
-
-	return flow && flow_is_live(key->protocol, flow, time) ? flow : 0;
-}
-
-/* Where a connection stands after a segment. A FIN counts until payload follows: the client's last ACK does not open the
- * flow again, and a forged FIN does not end one that goes on. */
-static __always_inline __u8 next_stage(__u8 stage, __u8 flags, int has_payload)
-{
-	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
-		return STAGE_OPENING;
-	if (flags & TCP_FIN || (stage == STAGE_CLOSING && !has_payload))
-		return STAGE_CLOSING;
-	return flags & TCP_RST ? STAGE_RESET : STAGE_OPEN;
-}
-
-static __always_inline void count_packet(struct flow *flow, __u32 time, __u32 bytes)
-{
-	flow->seen = time;
-	flow->packets += 1;
-	flow->bytes += bytes;
-}
-
-static __always_inline void refresh(struct flow *flow, const struct packet *p, __u32 time)
-{
-	count_packet(flow, time, p->end - p->network);
-	if (p->flow.protocol == IP_TCP)
-		flow->stage = next_stage(flow->stage, p->tcp_flags, p->payload < p->end);
-}
 
 static __always_inline struct flow_key fragment_key(const struct packet *p)
 {
@@ -326,7 +233,7 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	outcome = DROP_FLOW_LIMIT;
 	if (!taken || !flow)
 		goto refused;
-	counted = !flow->adopted;
+	counted = !flow->origin;
 	before = flow->handle;
 	if (put_flow(&key, &fresh, BPF_ANY))
 		goto refused;

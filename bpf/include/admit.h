@@ -8,22 +8,16 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
-#include "drop_reason.h"
+#include "counters.h"
 #include "layout.h"
 #include "parse.h"
 #include "token.h"
 #include "tail.h"
 #include "shim.h"
 #include "admission.h"
+#include "outbound.h"
 #include "clock.h"
 #include "sweep.h"
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, OUTCOMES);
-	__type(key, __u32);
-	__type(value, __u64);
-} counters SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -41,14 +35,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct sample_rate);
 } sample_rates SEC(".maps");
-
-static __always_inline void count(__u32 outcome)
-{
-	__u64 *counter = bpf_map_lookup_elem(&counters, &outcome);
-
-	if (counter)
-		*counter += 1;
-}
 
 /* Whether one more drop may be reported in this second. */
 static __always_inline int has_sample_left(__u32 time)
@@ -207,8 +193,11 @@ __noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
 
 	if (!p || !token)
 		return DROP_NO_TOKEN;
-	if (p->flow.protocol != IP_UDP && !opens(p))
-		return p->flow.protocol == IP_TCP ? DROP_NO_FLOW : DROP_NO_TOKEN;
+	if (p->flow.protocol != IP_UDP && !opens(p)) {
+		if (p->flow.protocol == IP_TCP)
+			return DROP_NO_FLOW;
+		return answers_echo(ctx, p) ? PASS_FLOW : DROP_NO_TOKEN;
+	}
 	several = keep_first_datagram(ctx, p);
 	if (!(config.carriers & CARRIER_TAIL) || find_token(ctx, p, token))
 		return admitted ? PASS_FLOW : DROP_NO_TOKEN;

@@ -26,7 +26,12 @@ struct verifier_config {
 	__u32 observe;
 	__u16 carriers; /* bits of enum carrier */
 	__u16 suites; /* a bit at each one's number */
+	__u32 max_outbound; /* flows that the inside may have opened; 0 if this is no gateway */
+	__u32 reserved;
 };
+
+/* Who opened a flow. */
+enum origin { BY_TOKEN = 0, ADOPTED = 1, FROM_INSIDE = 2 };
 
 enum carrier { CARRIER_TAIL = 1, CARRIER_SHIM = 2 };
 
@@ -63,7 +68,7 @@ struct flow {
 	__u32 since;
 	__u32 seen;
 	__u8 stage;
-	__u8 adopted;
+	__u8 origin;
 	__u8 reserved[6];
 };
 

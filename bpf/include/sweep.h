@@ -3,6 +3,7 @@
  * have ended. Runs in the kernel so that a flow and its grant's count change together. */
 #pragma once
 #include "admission.h"
+#include "outbound.h"
 #include "revoked.h"
 
 struct bpf_map;
@@ -10,32 +11,59 @@ struct bpf_map;
 struct sweep {
 	__u32 now; /* Unix seconds, from user space: this kind of program can't read the coarse clock */
 	__u32 flows; /* how many flows were forgotten */
+	__u32 outbound; /* how many flows are left that the inside opened */
 };
+
+static __always_inline int sweep_keeps(__u8 protocol, const struct flow *flow, const struct sweep *sweep)
+{
+	return flow_is_live(protocol, flow, sweep->now) && !(flow->handle && is_revoked(flow->handle));
+}
 
 static __always_inline void sweep_flow(struct bpf_map *map, const void *key, __u8 protocol, struct flow *flow,
 				       struct sweep *sweep)
 {
 	__u64 handle = flow->handle;
-	int counted;
+	__u8 origin = flow->origin;
 
-	if (flow_is_live(protocol, flow, sweep->now) && !(handle && is_revoked(handle)))
+	if (sweep_keeps(protocol, flow, sweep)) {
+		sweep->outbound += origin == FROM_INSIDE;
 		return;
-	counted = !flow->adopted;
+	}
 	if (bpf_map_delete_elem(map, key))
 		return;
-	if (counted)
+	if (origin == BY_TOKEN)
 		release_grant(handle);
 	sweep->flows++;
 }
 
+/* On a gateway, keeps the inside's answers from opening a client's flow anew. Before the flow goes: no answer may come
+ * between. */
+static __always_inline void note_ended(const struct flow_key *key, const struct flow *flow, const struct sweep *sweep)
+{
+	__u32 now = sweep->now;
+
+	if (config.max_outbound && flow->origin == BY_TOKEN && key->protocol != IP_TCP && !sweep_keeps(key->protocol, flow, sweep))
+		bpf_map_update_elem(&ended, key, &now, BPF_ANY);
+}
+
 static long sweep_flow4(struct bpf_map *map, const struct flow_key4 *key, struct flow *flow, struct sweep *sweep)
 {
+	struct flow_key long_key = { .protocol = key->protocol, .family = 4 };
+
+	*(__be32 *)long_key.client = key->client;
+	*(__be32 *)long_key.server = key->server;
+	long_key.client_port = key->client_port;
+	long_key.server_port = key->server_port;
+	note_ended(&long_key, flow, sweep);
 	sweep_flow(map, key, key->protocol, flow, sweep);
 	return 0;
 }
 
 static long sweep_flow6(struct bpf_map *map, const struct flow_key *key, struct flow *flow, struct sweep *sweep)
 {
+	struct flow_key copy = *key; /* Linux 6.1 takes keys from the stack */
+
+	note_ended(&copy, flow, sweep);
 	sweep_flow(map, key, key->protocol, flow, sweep);
 	return 0;
 }
@@ -65,12 +93,16 @@ SEC("syscall")
 int sweep(struct sweep *pass)
 {
 	struct sweep sweep = { .now = pass->now };
+	__u32 zero = 0, *left = bpf_map_lookup_elem(&outbound, &zero);
 
 	bpf_for_each_map_elem(&flows4, sweep_flow4, &sweep, 0);
 	bpf_for_each_map_elem(&flows6, sweep_flow6, &sweep, 0);
 	bpf_for_each_map_elem(&grants, sweep_grant, &sweep, 0);
 	bpf_for_each_map_elem(&revoked, sweep_revocation, &sweep, 0);
 	bpf_for_each_map_elem(&ls_grants, sweep_pair, &sweep, 0);
+	if (left)
+		*left = sweep.outbound;
 	pass->flows = sweep.flows;
+	pass->outbound = sweep.outbound;
 	return 0;
 }

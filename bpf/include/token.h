@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Tokens (wire.md §3): reading them out of a packet and judging them up to the tag (§6.4). */
 #pragma once
+#include "config.h"
 #include "drop_reason.h"
 #include "mac.h"
 #include "parse.h"
 
 enum { FLAG_PORT = 1, FLAG_SOURCE = 2, FLAG_SINGLE = 8, FLAG_BEARER = 16, FLAG_IPV6 = 32, FLAGS_RESERVED = 0xc0 };
 enum { CLOCK_SKEW_MAX = 30 };
-
-const volatile struct verifier_config config SEC(".rodata.config") = {};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

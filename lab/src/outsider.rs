@@ -43,7 +43,7 @@ impl Outsider {
             Place::Home => (&network.mallory, "eth0", in_family(six, "10.2.0.1", "fd02::1")),
         };
         let next = match place {
-            Place::NextDoor => network.server.mac("eth0")?,
+            Place::NextDoor => network.front().mac("eth0")?,
             Place::Home => network.router.mac("lan-mallory")?,
         };
         let macs = [namespace.mac(device)?, next];

@@ -112,6 +112,18 @@ impl World {
         Ok(world)
     }
 
+    /// The same with a gateway before the server, where the verifier is, with more settings for that.
+    pub fn behind_gateway(way: Way, flags: &[&str]) -> Result<Self> {
+        let network = Network::behind_gateway(way)?;
+        let services = Services::start(&network)?;
+        let authority = Authority::start(&network.authority, &policy("5m"))?;
+        let flags = [&["--inside", "eth1"], flags].concat();
+        let verifier = Verifier::start_with(network.front(), &authority, &flags)?;
+        let agent = Agent::start(&network.alice)?;
+        agent.login(&authority, "alice")?;
+        Ok(Self { agent, verifier, authority, services, network })
+    }
+
     /// The same with epochs of as many seconds, and grants that live for half of one.
     pub fn with_epochs(way: Way, seconds: u32) -> Result<Self> {
         let network = Network::new(way)?;

@@ -4,7 +4,7 @@ use crate::agent::{Attachment, supported_attachment};
 use crate::interface::Interface;
 use crate::link::{Link, Place};
 use anyhow::{Context, Result};
-use libbpf_rs::{TC_INGRESS, TcHook, TcHookBuilder};
+use libbpf_rs::{TC_EGRESS, TC_INGRESS, TcHook, TcHookBuilder};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -47,6 +47,56 @@ impl Hook {
     /// Whether an attachment ends with the process that made it, unless it is pinned. A tc filter does not.
     pub fn ends_with_process(self) -> bool {
         self == Self::Xdp || supported_attachment() == Attachment::Tcx
+    }
+}
+
+/// Which of the verifier's programs is attached where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spot {
+    /// Admission.
+    Admission(Hook),
+    /// A gateway's, at tc ingress of an inside interface.
+    Outward,
+    /// A gateway's, at tc egress of an outside interface.
+    Own,
+}
+
+impl Spot {
+    /// The program there.
+    pub(crate) const fn program(self) -> &'static str {
+        match self {
+            Self::Admission(_) => "admit",
+            Self::Outward => "outward",
+            Self::Own => "own",
+        }
+    }
+
+    /// What its attachment to an interface is pinned as. No interface has a blank in its name.
+    pub(crate) fn pin(self, interface: &str) -> String {
+        match self {
+            Self::Admission(_) => interface.to_owned(),
+            _ => format!("{interface} {}", self.program()),
+        }
+    }
+
+    /// The interface that a pin is about, and which filter's it is if it is one.
+    fn of_pin(pin: &str) -> (&str, Self) {
+        let spots = [Self::Outward, Self::Own].into_iter();
+        let named = |spot: Self| Some((pin.strip_suffix(spot.program())?.strip_suffix(' ')?, spot));
+        spots.filter_map(named).next().unwrap_or((pin, Self::Admission(Hook::Tc)))
+    }
+
+    fn place(self) -> Place {
+        match self {
+            Self::Admission(Hook::Xdp) => Place::Xdp,
+            Self::Admission(Hook::Tc) | Self::Outward => Place::TcxIngress,
+            Self::Own => Place::TcxEgress,
+        }
+    }
+
+    /// Admission goes before programs of others, whose word could keep the packet from it.
+    const fn flags(self) -> u32 {
+        if matches!(self, Self::Admission(Hook::Tc)) { libbpf_sys::BPF_F_BEFORE } else { 0 }
     }
 }
 
@@ -113,39 +163,38 @@ pub(crate) enum Attached {
 }
 
 impl Attached {
-    pub(crate) fn new(program: BorrowedFd<'_>, interface: &Interface, hook: Hook) -> Result<Self> {
-        let attach = |place, flags| Link::attach(program, interface.index, place, flags).map(Self::Link);
+    pub(crate) fn new(program: BorrowedFd<'_>, interface: &Interface, spot: Spot) -> Result<Self> {
+        let attach = |flags| Link::attach(program, interface.index, spot.place(), flags).map(Self::Link);
         let name = &interface.name;
-        match hook {
+        match (spot, supported_attachment()) {
             // Without flags the kernel takes the driver's XDP if there is one, else its own. A driver may still refuse
             // (MTU, queues): then the kernel's own.
-            Hook::Xdp => attach(Place::Xdp, 0)
-                .or_else(|error| attach(Place::Xdp, libbpf_sys::XDP_FLAGS_SKB_MODE).map_err(|_| error))
-                .with_context(|| {
-                    format!("cannot attach XDP to {name} (another XDP program may be there: `ip link show {name}`)")
-                }),
-            // Before programs of others, whose word could keep the packet from this one.
-            Hook::Tc => match supported_attachment() {
-                Attachment::Tcx => attach(Place::TcxIngress, libbpf_sys::BPF_F_BEFORE),
-                Attachment::Clsact => Filter::attach(program, interface.index).map(Self::Filter),
+            (Spot::Admission(Hook::Xdp), _) => {
+                attach(0).or_else(|error| attach(libbpf_sys::XDP_FLAGS_SKB_MODE).map_err(|_| error)).with_context(
+                    || format!("cannot attach XDP to {name} (another XDP program may be there: `ip link show {name}`)"),
+                )
             }
-            .with_context(|| format!("cannot attach to tc ingress of {name}")),
+            (_, Attachment::Tcx) => attach(spot.flags()).with_context(|| format!("cannot attach to tc of {name}")),
+            (_, Attachment::Clsact) => Filter::attach(program, interface.index, spot)
+                .map(Self::Filter)
+                .with_context(|| format!("cannot attach to tc of {name}")),
         }
     }
 
-    /// The attachment pinned at `path`, to whatever interface; a filter's is the one called `name`.
-    pub(crate) fn open(path: &Path, name: &str) -> Option<Self> {
+    /// The attachment pinned at `path` as `pin`, to whatever interface; a filter's is the one that the pin names.
+    pub(crate) fn open(path: &Path, pin: &str) -> Option<Self> {
         let link = Link::open_any(path)?;
         if link.is_link() {
             return Some(Self::Link(link));
         }
+        let (name, spot) = Spot::of_pin(pin);
         let interface = nix::net::if_::if_nametoindex(name).ok()?;
-        Some(Self::Filter(Filter::of(link.into(), interface)))
+        Some(Self::Filter(Filter::of(link.into(), interface, spot)))
     }
 
-    /// The attachment pinned at `path`, if it is still on this interface.
-    pub(crate) fn open_on(path: &Path, interface: &Interface) -> Option<Self> {
-        match Self::open(path, &interface.name)? {
+    /// The attachment pinned at `path` as `pin`, if it is still on this interface.
+    pub(crate) fn open_on(path: &Path, pin: &str, interface: &Interface) -> Option<Self> {
+        match Self::open(path, pin)? {
             Self::Link(_) => Link::open(path, interface.index).map(Self::Link),
             Self::Filter(filter) => filter.is_there().then_some(Self::Filter(filter)),
         }
@@ -171,7 +220,7 @@ impl Attached {
     pub(crate) fn update(&mut self, program: BorrowedFd<'_>) -> Result<()> {
         match self {
             Self::Link(link) => link.update(program)?,
-            Self::Filter(filter) => *filter = Filter::attach(program, filter.interface)?,
+            Self::Filter(filter) => *filter = Filter::attach(program, filter.interface, filter.spot)?,
         }
         Ok(())
     }
@@ -202,10 +251,11 @@ impl Attached {
     }
 }
 
-/// A filter of the clsact qdisc, at ingress.
+/// A filter of the clsact qdisc.
 pub(crate) struct Filter {
     program: OwnedFd,
     interface: u32,
+    spot: Spot,
 }
 
 impl Filter {
@@ -214,8 +264,8 @@ impl Filter {
     const HANDLE: u32 = 0x5653;
 
     /// Attaches, or replaces the program of the filter that is there.
-    fn attach(program: BorrowedFd<'_>, interface: u32) -> Result<Self> {
-        let filter = Self::of(program.try_clone_to_owned().context("cannot copy a descriptor")?, interface);
+    fn attach(program: BorrowedFd<'_>, interface: u32, spot: Spot) -> Result<Self> {
+        let filter = Self::of(program.try_clone_to_owned().context("cannot copy a descriptor")?, interface, spot);
         let mut hook = filter.hook();
         // The qdisc may be there already, ours or somebody else's.
         let _ = hook.create();
@@ -223,14 +273,14 @@ impl Filter {
         Ok(filter)
     }
 
-    fn of(program: OwnedFd, interface: u32) -> Self {
-        Self { program, interface }
+    fn of(program: OwnedFd, interface: u32, spot: Spot) -> Self {
+        Self { program, interface, spot }
     }
 
     fn hook(&self) -> TcHook {
         let mut builder = TcHookBuilder::new(self.program.as_fd());
         builder.ifindex(self.interface as i32).replace(true).handle(Self::HANDLE).priority(Self::PRIORITY);
-        builder.hook(TC_INGRESS)
+        builder.hook(if self.spot == Spot::Own { TC_EGRESS } else { TC_INGRESS })
     }
 
     fn is_there(&self) -> bool {

@@ -6,6 +6,7 @@ pub mod agent;
 mod batch;
 pub mod clock;
 pub mod flows;
+pub mod gateway;
 pub mod hook;
 pub mod interface;
 mod link;

@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const BPF_FILE_SYSTEM: &str = "/sys/fs/bpf";
+const GATEWAY: &str = "gateway";
 
 /// A directory in the BPF file system where maps and links outlive the process that made them.
 #[derive(Clone, Debug)]
@@ -149,8 +150,25 @@ impl Pins {
         self.0.join("observing")
     }
 
+    /// Where a gateway's attachments are pinned beside those of admission.
+    pub fn gateway(&self) -> Result<Self> {
+        let directory = self.0.join(GATEWAY);
+        for part in ["maps", "links"] {
+            let path = directory.join(part);
+            fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        }
+        Ok(Self(directory))
+    }
+
+    /// Removes what a gateway has pinned here, if it was one.
+    pub fn remove_gateway(&self) -> Result<()> {
+        let inner = Self(self.0.join(GATEWAY));
+        if inner.0.is_dir() { inner.remove() } else { Ok(()) }
+    }
+
     /// Removes everything pinned here: links let go of their interfaces, maps of their memory.
     pub fn remove(&self) -> Result<()> {
+        self.remove_gateway()?;
         for name in self.links() {
             self.remove_link(&name)?;
         }
@@ -245,6 +263,18 @@ impl Opened {
                 }
             }
             map.set_pin_path(&path).with_context(|| format!("cannot pin map {name}"))?;
+        }
+        Ok(())
+    }
+
+    /// Uses the named maps of another object.
+    pub(crate) fn share(&mut self, other: &Loaded, names: &[&str]) -> Result<()> {
+        for mut map in self.object.maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if names.contains(&name.as_str()) {
+                let shared = other.map(&name)?;
+                map.reuse_fd(shared.as_fd()).with_context(|| format!("cannot share map {name}"))?;
+            }
         }
         Ok(())
     }

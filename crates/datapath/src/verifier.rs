@@ -1,7 +1,7 @@
 //! The verifier's programs: admission at XDP or tc ingress, and its upkeep.
 
 use crate::flows::Flows;
-use crate::hook::{Attached, Hook, Mode};
+use crate::hook::{Attached, Hook, Mode, Spot};
 use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened, Pins};
 use crate::protected::Protected;
@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, IntoBytes};
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 16] = [
+const PINNED: [&str; 18] = [
     "protected4",
     "protected6",
     "open4",
@@ -36,6 +36,8 @@ const PINNED: [&str; 16] = [
     "flows6",
     "grants",
     "fragments",
+    "outbound",
+    "ended",
     "replays",
     "ls_secrets",
     "ls_grants",
@@ -55,11 +57,13 @@ pub struct Sizes {
     pub revoked: u32,
     /// Pairs of the scheme of LS, 8 KiB each.
     pub pairs: u32,
+    /// On a gateway, flows of clients that are over, 112 bytes each.
+    pub ended: u32,
 }
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self { flows: 262_144, grants: 65_536, replay_buckets: 65_536, revoked: 65_536, pairs: 1 }
+        Self { flows: 262_144, grants: 65_536, replay_buckets: 65_536, revoked: 65_536, pairs: 1, ended: 1 }
     }
 }
 
@@ -71,6 +75,8 @@ pub struct Swept {
     pub now: u32,
     /// Flows forgotten because they were idle or their grant is revoked.
     pub flows: u32,
+    /// Flows left that the inside of a gateway has opened.
+    pub outbound: u32,
 }
 
 /// The loaded programs and their maps.
@@ -98,6 +104,7 @@ pub struct Verifier {
     /// Tokens seen, by bucket.
     pub replays: Table<u32, ReplayBucket>,
     clock: Table<u32, u64>,
+    outbound: Table<u32, u32>,
     counters: Table<u32, u64>,
     samples: MapHandle,
     epoch_length: u32,
@@ -134,6 +141,7 @@ impl Verifier {
         opened.resize("replays", sizes.replay_buckets)?;
         opened.resize("revoked", sizes.revoked)?;
         opened.resize("ls_grants", sizes.pairs)?;
+        opened.resize("ended", sizes.ended)?;
         if let Some(pins) = &pins {
             opened.pin(pins, &PINNED)?;
         }
@@ -149,6 +157,7 @@ impl Verifier {
             fragments: object.table("fragments")?,
             replays: object.table("replays")?,
             clock: object.table("clock")?,
+            outbound: object.table("outbound")?,
             counters: object.table("counters")?,
             samples: object.map("samples")?,
             epoch_length: config.epoch_length,
@@ -179,14 +188,17 @@ impl Verifier {
             interface.name
         );
         let program = self.object.program("admit")?;
-        let old = self.pins.as_ref().and_then(|pins| Attached::open_on(&pins.link(&interface.name), interface));
+        let old = self
+            .pins
+            .as_ref()
+            .and_then(|pins| Attached::open_on(&pins.link(&interface.name), &interface.name, interface));
         let attached = match old {
             Some(mut old) if old.is_at(self.hook) => {
                 old.update(program.as_fd())?;
                 old
             }
             old => {
-                let attached = Attached::new(program.as_fd(), interface, self.hook)?;
+                let attached = Attached::new(program.as_fd(), interface, Spot::Admission(self.hook))?;
                 if let (Some(old), Some(pins)) = (old, &self.pins) {
                     pins.put_link(&interface.name, attached.to_pin())?;
                     old.detach();
@@ -266,6 +278,11 @@ impl Verifier {
         self.counters.sum_at(outcome)
     }
 
+    /// Flows there are that the inside of a gateway opened.
+    pub fn outbound(&self) -> Result<u32> {
+        Ok(self.outbound.get(&0)?.unwrap_or_default())
+    }
+
     /// Every counter, by its index.
     pub fn counts(&self) -> Result<Vec<u64>> {
         (0..counter::COUNT).map(|index| self.count(index)).collect()
@@ -274,7 +291,7 @@ impl Verifier {
     /// Forgets flows that are idle or revoked, and grants and revocations that have ended, at `now` (Unix seconds).
     pub fn sweep(&self, now: u32) -> Result<Swept> {
         let program = self.object.runnable("sweep")?;
-        let mut swept = Swept { now, flows: 0 };
+        let mut swept = Swept { now, flows: 0, outbound: 0 };
         let input = ProgramInput { context_in: Some(swept.as_mut_bytes()), ..ProgramInput::default() };
         let result = program.test_run(input).context("cannot run the sweep program")?;
         anyhow::ensure!(result.return_value == 0, "the sweep program failed: {}", result.return_value);
@@ -292,6 +309,11 @@ impl Verifier {
             0
         })?;
         builder.build().context("cannot open the ring of drop samples")
+    }
+
+    /// The loaded object, whose tables a gateway's programs share.
+    pub(crate) fn object(&self) -> &Loaded {
+        &self.object
     }
 
     /// A map beyond the verifier's own: for benches.

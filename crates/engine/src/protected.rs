@@ -61,16 +61,22 @@ fn walk<'a, E>(
             too_many(prefix, spans.len())?;
             spans = vec![Service::ALL];
         }
-        let mut services = Services { count: spans.len() as u32, spans: [wire::map::Service::default(); SERVICES_MAX] };
-        for (room, span) in services.spans.iter_mut().zip(&spans) {
-            room.protocol = span.protocol;
-            room.first_port = span.first_port;
-            room.last_port = span.last_port;
-        }
-        entries.push(Protected { prefix, services });
+        entries.push(Protected { prefix, services: services_of(&spans) });
         around.push((prefix, spans));
     }
     Ok(entries)
+}
+
+/// As the kernel has them, of at most [`SERVICES_MAX`] spans.
+pub fn services_of(spans: &[Service]) -> Services {
+    let mut services = Services { count: 0, spans: [wire::map::Service::default(); SERVICES_MAX] };
+    for (room, span) in services.spans.iter_mut().zip(spans) {
+        services.count += 1;
+        room.protocol = span.protocol;
+        room.first_port = span.first_port;
+        room.last_port = span.last_port;
+    }
+    services
 }
 
 /// Sorted, with overlapping and neighbouring spans of a protocol joined.

@@ -137,7 +137,7 @@ impl Verifier {
         flows.retain(|key, flow| {
             let keep =
                 is_live(config, key, flow, now) && !(flow.handle != 0 && revoked.contains_key(&Handle(flow.handle)));
-            if !keep && flow.adopted == 0 {
+            if !keep && flow.by_grant() {
                 release(grants, flow.handle);
             }
             keep
@@ -189,7 +189,14 @@ impl Verifier {
             admitted = true;
         }
         if packet.protocol != UDP && !packet.opens() {
-            return Err(if packet.protocol == TCP { DropReason::NoFlow } else { DropReason::NoToken });
+            if packet.protocol == TCP {
+                return Err(DropReason::NoFlow);
+            }
+            return if self.answers_echo(frame, &packet, key, now) {
+                Ok(Outcome::Flow)
+            } else {
+                Err(DropReason::NoToken)
+            };
         }
         let found = if self.config.takes(Carrier::Tail) { tail::find(frame, &packet).copied() } else { None };
         let Some(token) = found else {
@@ -207,6 +214,18 @@ impl Verifier {
         let length = tail::strip(frame, &packet).ok_or(DropReason::Malformed)?;
         frame.truncate(length);
         Ok(Outcome::Token)
+    }
+
+    /// Whether this answers an echo request that the inside of a gateway sent: its identifier stands for a port (§6.9.1).
+    fn answers_echo(&mut self, frame: &[u8], packet: &Packet, mut key: FlowKey, now: u32) -> bool {
+        if self.config.max_outbound == 0 || !packet.icmp_echo_reply() {
+            return false;
+        }
+        let Some(id) = frame.get(packet.transport + 4..).and_then(<[u8]>::first_chunk) else { return false };
+        key.server_port = *id;
+        let Some(flow) = self.live_flow(&key, now) else { return false };
+        count(flow, packet, now);
+        true
     }
 
     /// A packet with a shim, as it was without (wire.md §4.3).
@@ -389,7 +408,7 @@ impl Verifier {
         let mut flow = Flow { handle: handle.0, since: now, ..Flow::default() };
         refresh(&mut flow, packet, now);
         if let Some(before) = self.flows.insert(key, flow)
-            && before.adopted == 0
+            && before.by_grant()
         {
             release(&mut self.grants, before.handle);
         }
@@ -407,10 +426,14 @@ fn is_live(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> boo
     now.wrapping_sub(flow.seen) as i32 <= limit as i32
 }
 
-fn refresh(flow: &mut Flow, packet: &Packet, now: u32) {
+fn count(flow: &mut Flow, packet: &Packet, now: u32) {
     flow.seen = now;
     flow.packets += 1;
     flow.bytes += (packet.end - packet.network) as u64;
+}
+
+fn refresh(flow: &mut Flow, packet: &Packet, now: u32) {
+    count(flow, packet, now);
     if packet.protocol == TCP {
         flow.stage = next_stage(flow.stage, packet);
     }

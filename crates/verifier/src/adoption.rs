@@ -4,7 +4,7 @@
 use crate::plan;
 use engine::protected::Protected;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use wire::map::{Flow, FlowKey};
+use wire::map::{Flow, FlowKey, origin};
 use wire::packet::TCP;
 
 /// A TCP socket that has a peer.
@@ -63,7 +63,7 @@ pub fn protected_sockets(sockets: &[Socket], protected: &[Protected]) -> Vec<Soc
 /// The flow of an adopted connection.
 pub fn flow(socket: &Socket, now: u32) -> (FlowKey, Flow) {
     let key = FlowKey::new(socket.peer.ip(), socket.peer.port(), socket.local.ip(), socket.local.port(), TCP);
-    (key, Flow { since: now, seen: now, adopted: 1, ..Flow::default() })
+    (key, Flow { since: now, seen: now, origin: origin::ADOPTED, ..Flow::default() })
 }
 
 /// The connection that `SSH_CONNECTION` (`CLIENT PORT SERVER PORT`) describes.
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(protected_sockets(&[ours, outgoing, elsewhere], &protected()), [ours]);
         let (key, flow) = flow(&ours, 1000);
         assert_eq!((key.client(), key.server()), ((ours.peer.ip(), 4711), (ours.local.ip(), 22)));
-        assert_eq!((flow.adopted, flow.handle, flow.seen), (1, 0, 1000));
+        assert_eq!((flow.origin, flow.handle, flow.seen), (origin::ADOPTED, 0, 1000));
     }
 
     #[test]

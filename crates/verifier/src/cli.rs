@@ -431,6 +431,9 @@ fn show_status(status: &view::Status) {
         vec![name.clone(), hook.clone(), mode.clone(), or_dash(driver.as_deref())]
     });
     print!("\n{}", Table::new(&["INTERFACE", "HOOK", "MODE", "DRIVER"], interfaces));
+    if !status.inside.is_empty() {
+        println!("\na gateway; inside: {}", status.inside.join(", "));
+    }
     if !status.not_attached.is_empty() {
         let rows = status.not_attached.iter().map(|interface| vec![interface.name.clone(), interface.why.clone()]);
         print!("\n{}", Table::new(&["NOT ATTACHED", "WHY"], rows));
@@ -458,7 +461,11 @@ fn service(service: &engine::api::Service) -> String {
 }
 
 fn grant(flow: &view::Flow) -> String {
-    if flow.adopted { "adopted".into() } else { or_dash(flow.handle.as_deref()) }
+    match flow {
+        view::Flow { adopted: true, .. } => "adopted".into(),
+        view::Flow { outbound: true, .. } => "outbound".into(),
+        view::Flow { handle, .. } => or_dash(handle.as_deref()),
+    }
 }
 
 fn flow_table(flows: &[view::Flow]) -> Table {
@@ -501,7 +508,8 @@ fn show_drops(drops: &view::Drops) {
         .reasons
         .iter()
         .map(|counter| (counter, if drops.observing { "would drop" } else { "drop" }))
-        .chain(drops.passed.iter().map(|c| (c, "")));
+        .chain(drops.passed.iter().map(|c| (c, "")))
+        .chain(drops.opened.iter().map(|c| (c, "flows")));
     let counted = counters.filter(|(counter, _)| counter.packets > 0);
     let rows = counted.map(|(counter, kind)| vec![counter.name.clone(), kind.into(), counter.packets.to_string()]);
     print!("{}", Table::new(&["OUTCOME", "", "PACKETS"], rows));

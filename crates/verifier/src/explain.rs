@@ -6,7 +6,7 @@ use engine::protected::Protected;
 use engine::verifier::CLOCK_SKEW_MAX;
 use std::net::{IpAddr, SocketAddr};
 use wire::grant::Flags;
-use wire::map::{Flow, FlowKey, GrantUse, VerifierConfig};
+use wire::map::{Flow, FlowKey, GrantUse, VerifierConfig, origin};
 use wire::packet::{Form, Fragment, Packet, TCP, UDP};
 use wire::shim::{self, Content};
 use wire::token::Token;
@@ -194,7 +194,11 @@ fn admitted(tables: &impl Tables, trace: &mut Trace, config: &VerifierConfig, ke
     };
     let silent = now.saturating_sub(flow.seen.into());
     let live = silent <= limit.into();
-    let by = if flow.adopted != 0 { "adopted".into() } else { format!("admitted by grant {}", Handle(flow.handle)) };
+    let by = match flow.origin {
+        origin::TOKEN => format!("admitted by grant {}", Handle(flow.handle)),
+        origin::INSIDE => "opened from inside".into(),
+        _ => "adopted".into(),
+    };
     let end = if live { "" } else { ", which is too long" };
     trace.note("flow", Some(live), format!("{by}; silent for {silent} s of {limit} s{end}"));
     live
@@ -301,6 +305,8 @@ mod tests {
         observe: 0,
         carriers: 3,
         suites: 12,
+        max_outbound: 0,
+        reserved: 0,
     };
 
     #[derive(Default)]
@@ -378,6 +384,7 @@ mod tests {
             tokens: BTreeSet::new(),
             ls_grants: BTreeMap::new(),
             fragments: BTreeMap::new(),
+            at_tc: false,
         };
         let done = match engine.judge(&mut bytes.to_vec(), NOW as u32) {
             Outcome::NotOurs => "not_ours",

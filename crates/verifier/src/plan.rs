@@ -1,9 +1,9 @@
 //! What to write into the kernel's tables for what the authority says. Pure: time comes in, entries go out.
 
 use engine::api;
-use engine::protected::Protected;
-use ipnet::IpNet;
-use std::collections::HashSet;
+use engine::protected::{self, Protected, TooManySpans};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use wire::map::{EpochKey, Prefix4, Prefix6, Services, VerifierConfig};
 use wire::{Epoch, VerifierKey};
@@ -51,6 +51,25 @@ pub fn keys_until(slots: impl Iterator<Item = u64>, now: u64, epoch_length: u32)
         }
     }
     (next > first).then(|| next * u64::from(epoch_length))
+}
+
+/// Everything but what lies in `open`, where only what the receivers name is protected.
+pub fn everything_but(receivers: &[api::Receiver], open: &[IpNet]) -> Result<Vec<Protected>, TooManySpans> {
+    let named = protected::entries(receivers)?;
+    let whole = |prefix| api::Receiver { name: "everything".into(), prefix, services: vec![api::Service::ALL] };
+    let everything = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())].map(whole);
+    let mut entries: BTreeMap<IpNet, Services> = BTreeMap::new();
+    for entry in protected::entries(&everything)?.iter().chain(&named) {
+        let is_open = open.iter().any(|open| open.contains(&entry.prefix));
+        let all = protected::services_of(&[api::Service::ALL]);
+        entries.insert(entry.prefix, if is_open { entry.services } else { all });
+    }
+    for open in open {
+        let around = named.iter().filter(|entry| entry.prefix.contains(open));
+        let services = around.max_by_key(|entry| entry.prefix.prefix_len()).map(|entry| entry.services);
+        entries.insert(open.trunc(), services.unwrap_or(protected::services_of(&[])));
+    }
+    Ok(entries.into_iter().map(|(prefix, services)| Protected { prefix, services }).collect())
 }
 
 /// The protected entries that the kernel's tables hold.
@@ -158,6 +177,24 @@ mod tests {
         assert!(is("192.0.2.7", 443) && is("192.0.2.7", 22) && is("192.0.2.8", 22));
         assert!(!is("192.0.2.8", 443) && !is("192.0.3.8", 22));
         assert!(!is_protected(&entries, "192.0.2.7".parse().expect("an address"), 17, 22));
+    }
+
+    #[test]
+    fn everything_is_protected_but_what_is_open() {
+        let receiver = |prefix: &str| Receiver {
+            name: prefix.into(),
+            prefix: prefix.parse().expect("a prefix"),
+            services: vec![Service { protocol: 6, first_port: 22, last_port: 22 }],
+        };
+        let open = ["192.0.2.0/24", "2001:db8::1/128"].map(|text| text.parse().expect("a prefix"));
+        let receivers = ["192.0.2.7/32", "198.51.100.0/24", "2001:db8::/64"].map(receiver);
+        let entries = everything_but(&receivers, &open).expect("fits");
+        let is = |address: &str, port| is_protected(&entries, address.parse().expect("an address"), 6, port);
+        assert!(is("203.0.113.1", 80) && is("2001:db8:9::1", 80), "named by nobody");
+        assert!(is("198.51.100.1", 22) && is("198.51.100.1", 80), "all of a receiver");
+        assert!(!is("192.0.2.1", 22) && !is("192.0.2.7", 80), "open");
+        assert!(is("192.0.2.7", 22) && is("2001:db8::1", 22), "open, but named");
+        assert!(!is("2001:db8::1", 80) && is("2001:db8::2", 80));
     }
 
     #[test]

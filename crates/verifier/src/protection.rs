@@ -1,6 +1,8 @@
 //! The kernel programs and their tables, as the daemon uses them. Decides nothing about packets.
 
-use crate::drops::{self, Ring};
+use crate::drops::Ring;
+use crate::gateway::Gateway;
+use crate::sampler::Sampler;
 use crate::settings::Settings;
 use crate::{adoption, coverage, explain, now, plan, view};
 use anyhow::{Context, Result};
@@ -15,9 +17,8 @@ use engine::protected::{self, Protected};
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-use wire::map::{DropSample, EpochKey, Flow, FlowKey, GrantUse, VerifierConfig, counter};
+use std::sync::{Arc, Mutex};
+use wire::map::{EpochKey, Flow, FlowKey, GrantUse, VerifierConfig, counter};
 use wire::packet::{TCP, UDP};
 use wire::{DropReason, Epoch, Handle, VerifierKey};
 
@@ -29,6 +30,8 @@ const PASSED: [(u32, &str); 5] = [
     (counter::CONSUMED, "consumed"),
     (counter::ICMP_ERROR, "icmp_error"),
 ];
+/// Names of what a gateway counts of the flows that the inside opens.
+const OPENED: [(u32, &str); 2] = [(counter::OUTBOUND, "outbound"), (counter::OUTBOUND_FULL, "outbound_full")];
 
 const NO_ETHERNET: &str = "unprotected: it has no Ethernet header";
 
@@ -52,6 +55,7 @@ pub struct Cut {
 /// Loaded programs, attached or not.
 pub struct Protection {
     verifier: Verifier,
+    gateway: Option<Gateway>,
     pins: Pins,
     settings: Settings,
     kernel: VerifierConfig,
@@ -80,8 +84,10 @@ impl Protection {
         let kernel = plan::kernel_config(settings.kernel, seed, config);
         let verifier = Verifier::load(settings.hook, kernel, settings.sizes, Some(pins.clone()))?;
         let sampler = Sampler::start(&verifier, drops.clone())?;
+        let gateway = Gateway::load(&verifier, &kernel, &settings.inside, &pins)?;
         Ok(Self {
             verifier,
+            gateway,
             pins,
             settings,
             kernel,
@@ -106,7 +112,10 @@ impl Protection {
                 tracing::info!("all revoked grants have room again: grants are admitted");
             }
         }
-        let entries = protected::entries(&config.receivers)?;
+        let entries = match &self.settings.everything_but {
+            Some(open) => plan::everything_but(&config.receivers, open)?,
+            None => protected::entries(&config.receivers)?,
+        };
         if entries.is_empty() {
             tracing::warn!(verifier = config.verifier, "nothing is protected: the policy names no receiver of it");
         }
@@ -208,7 +217,7 @@ impl Protection {
     pub fn handles(&self) -> Vec<u64> {
         let flows = self.verifier.flows.entries();
         let handles: HashSet<u64> =
-            flows.iter().filter(|(_, flow)| flow.adopted == 0).map(|(_, flow)| flow.handle).collect();
+            flows.iter().filter(|(_, flow)| flow.by_grant()).map(|(_, flow)| flow.handle).collect();
         handles.into_iter().collect()
     }
 
@@ -231,7 +240,7 @@ impl Protection {
     /// Removes the flows of grants that the table of revoked grants has no room for.
     fn remove(&self, handles: &HashSet<u64>) {
         for (key, flow) in self.verifier.flows.entries() {
-            if flow.adopted == 0 && handles.contains(&flow.handle) {
+            if flow.by_grant() && handles.contains(&flow.handle) {
                 let _ = self.verifier.flows.remove(&key);
             }
         }
@@ -287,6 +296,9 @@ impl Protection {
         for name in &self.settings.interfaces {
             Interface::named(name)?;
         }
+        if let Some(gateway) = &mut self.gateway {
+            gateway.attach()?;
+        }
         let Wanted { attach, passed_over } = self.wanted()?;
         self.tell_passed_over(passed_over);
         for interface in attach {
@@ -310,12 +322,16 @@ impl Protection {
             attached.or(self.failed.get(&interface.name).map(|(index, _)| *index)) == Some(interface.index)
         };
         passed_over != self.passed_over
+            || self.gateway.as_ref().is_some_and(Gateway::has_changed)
             || !wanted.iter().all(known)
             || self.attached.keys().any(|name| wanted.iter().all(|there| there.name != *name))
     }
 
     /// Attaches to interfaces that have come, and lets go of those that have gone or are over another now.
     pub fn attach_changed(&mut self) -> Result<()> {
+        if let Some(gateway) = self.gateway.as_mut().filter(|gateway| gateway.has_changed()) {
+            gateway.attach_changed(self.lasting)?;
+        }
         let Wanted { attach: wanted, passed_over } = self.wanted()?;
         self.failed.retain(|name, _| wanted.iter().any(|there| there.name == *name));
         for interface in &wanted {
@@ -329,6 +345,9 @@ impl Protection {
         for name in self.attached.keys().filter(unwanted).cloned().collect::<Vec<_>>() {
             self.attached.remove(&name);
             self.verifier.forget(&name);
+            if let Some(gateway) = &mut self.gateway {
+                gateway.forget_outside(&name);
+            }
             if !passed_over.contains_key(&name) {
                 tracing::warn!(interface = name, "the interface is gone");
             }
@@ -340,11 +359,12 @@ impl Protection {
     /// The interfaces to protect that are there.
     fn wanted(&self) -> Result<Wanted> {
         let named = !self.settings.interfaces.is_empty();
-        let all = if named {
+        let mut all: Vec<_> = if named {
             self.settings.interfaces.iter().flat_map(|name| Interface::named(name)).collect()
         } else {
             Interface::all()?
         };
+        all.retain(|interface| !self.settings.inside.contains(&interface.name));
         let layers = layers()?;
         let has_failed = |i: &Interface| self.failed.get(&i.name).is_some_and(|(index, _)| *index == i.index);
         let judges = all.iter().filter(|interface| interface.link_header == 14 && !has_failed(interface));
@@ -390,7 +410,8 @@ impl Protection {
         let failed = self.failed.iter().map(|(name, (_, error))| (name, format!("unprotected: {error}")));
         let passed = self.passed_over.iter().filter(|(name, _)| !self.attached.contains_key(*name));
         let all = failed.chain(passed.map(|(name, why)| (name, why.clone())));
-        all.map(|(name, why)| view::NotAttached { name: name.clone(), why }).collect()
+        let all = all.map(|(name, why)| view::NotAttached { name: name.clone(), why });
+        all.chain(self.gateway.iter().flat_map(Gateway::not_attached)).collect()
     }
 
     fn fail(&mut self, interface: &Interface, error: &anyhow::Error) {
@@ -401,9 +422,13 @@ impl Protection {
     }
 
     fn attach_one(&mut self, interface: &Interface) -> Result<()> {
+        if let Some(gateway) = &mut self.gateway {
+            gateway.attach_outside(interface)?;
+        }
         let mode = self.verifier.attach(interface)?;
         if self.lasting {
             self.verifier.pin_links()?;
+            self.gateway.iter().try_for_each(Gateway::last)?;
         }
         let (name, driver, observe) = (&interface.name, interface.driver(), self.settings.observe);
         let (hook, mode_name) = (mode.hook().name(), mode.name());
@@ -416,6 +441,7 @@ impl Protection {
     /// Makes attachments outlive this process, and lets go of pinned ones that are no longer wanted.
     pub fn last(&mut self) -> Result<()> {
         self.verifier.pin_links()?;
+        self.gateway.iter().try_for_each(Gateway::last)?;
         self.lasting = true;
         if self.settings.interfaces.is_empty() {
             return Ok(());
@@ -430,6 +456,9 @@ impl Protection {
     /// Ends protection: attachments go, and with them every table.
     pub fn end(&mut self) -> Result<()> {
         self.verifier.detach();
+        if let Some(gateway) = &mut self.gateway {
+            gateway.end();
+        }
         self.attached.clear();
         self.pins.remove()
     }
@@ -465,10 +494,16 @@ impl Protection {
         Ok(view::Drops {
             reasons: reasons.collect::<Result<_>>()?,
             passed: passed.collect::<Result<_>>()?,
+            opened: OPENED.iter().map(|(index, name)| counter(name, *index)).collect::<Result<_>>()?,
             samples_lost: self.verifier.count(counter::SAMPLES_LOST)?,
             observing: self.settings.observe,
             samples: Vec::new(),
         })
+    }
+
+    /// The interfaces that lead inside, if this is a gateway.
+    pub fn inside(&self) -> Vec<String> {
+        self.gateway.as_ref().map(Gateway::interfaces).unwrap_or_default()
     }
 
     /// The attached interfaces.
@@ -492,13 +527,19 @@ impl Protection {
         let verifier = &self.verifier;
         let keys = verifier.flows.keys();
         let four = keys.iter().filter(|key| key.family == 4).count();
-        vec![
+        let mut all = vec![
             table("flows, IPv4", Some(four), flows.into(), 104),
             table("flows, IPv6", Some(keys.len() - four), flows.into(), 128),
             table("grants", Some(verifier.grants.keys().len()), grants.into(), 112),
             table("revoked", Some(verifier.revoked.handles().len()), revoked.into(), 64),
             table("replays", None, u64::from(replay_buckets) * 8, 4),
-        ]
+        ];
+        if self.kernel.max_outbound > 0 {
+            let used = verifier.outbound().ok().map(|used| used as usize);
+            // They are among the flows.
+            all.push(table("outbound", used, self.kernel.max_outbound.into(), 0));
+        }
+        all
     }
 
     /// Until when keys are held.
@@ -541,44 +582,5 @@ impl explain::Tables for Protection {
 
     fn grant_use(&self, handle: Handle) -> Option<GrantUse> {
         self.verifier.grants.get(&handle.0).ok().flatten()
-    }
-}
-
-/// A thread that takes drop samples out of the kernel's ring; it ends soon after this is dropped.
-struct Sampler(Arc<AtomicBool>);
-
-impl Sampler {
-    fn start(verifier: &Verifier, drops: Arc<Mutex<Ring>>) -> Result<Self> {
-        let samples = verifier.samples(move |sample| note(&drops, &sample))?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let poll = move || {
-            while !stopped.load(Ordering::Relaxed) {
-                // An interrupted poll is no error worth telling.
-                let _ = samples.poll(Duration::from_millis(200));
-            }
-        };
-        std::thread::Builder::new().name("drops".into()).spawn(poll).context("cannot start a thread")?;
-        Ok(Self(stop))
-    }
-}
-
-impl Drop for Sampler {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-fn note(drops: &Mutex<Ring>, sample: &DropSample) {
-    let name = nix::net::if_::if_indextoname(sample.interface);
-    let name = name.map_or_else(|_| sample.interface.to_string(), |name| name.to_string_lossy().into_owned());
-    let mut ring = drops.lock().unwrap_or_else(PoisonError::into_inner);
-    let view::Drop { reason, client, server, protocol, handle, interface, length, observed, .. } =
-        ring.push(drops::read(sample, name, now()));
-    let (client, server) = (client.map(tracing::field::display), server.map(tracing::field::display));
-    if *observed {
-        tracing::info!(reason, client, server, protocol, handle, interface, length, "would drop");
-    } else {
-        tracing::debug!(reason, client, server, protocol, handle, interface, length, "dropped");
     }
 }

@@ -101,7 +101,7 @@ fn reported(key: &FlowKey, flow: &Flow) -> ReportedFlow {
         server,
         server_port,
         protocol: key.protocol,
-        handle: (flow.adopted == 0).then_some(flow.handle),
+        handle: flow.by_grant().then_some(flow.handle),
         since: flow.since.into(),
         seen: flow.seen.into(),
         packets: flow.packets,
@@ -117,9 +117,9 @@ mod tests {
     fn a_report_names_the_latest_flows() {
         let flow = |port: u16, seen: u32, since: u32| {
             let [client, server] = ["203.0.113.5", "203.0.113.10"].map(|text| text.parse().unwrap());
-            let (handle, adopted) = (u64::from(port), u8::from(port == 1));
+            let (handle, origin) = (u64::from(port), u8::from(port == 1));
             let (bytes, packets, stage, reserved) = (0, 0, 0, [0; 6]);
-            let flow = Flow { handle, bytes, packets, since, seen, stage, adopted, reserved };
+            let flow = Flow { handle, bytes, packets, since, seen, stage, origin, reserved };
             (FlowKey::new(client, port, server, 22, 6), flow)
         };
         let mut flows: Vec<_> =

@@ -7,7 +7,8 @@ use clap::builder::FalseyValueParser;
 use datapath::hook::Hook;
 use datapath::verifier::Sizes;
 use engine::document::{self, Faults, Fields, Reader};
-use std::net::SocketAddr;
+use ipnet::IpNet;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use wire::Carrier;
 use zeroize::Zeroizing;
@@ -33,6 +34,10 @@ const KEYS: &[&str] = &[
     "closing_idle",
     "samples_per_second",
     "carriers",
+    "inside",
+    "everything",
+    "open",
+    "max_outbound",
 ];
 
 /// Settings as one source has them; what it leaves open is `None` or empty.
@@ -87,10 +92,27 @@ pub struct Options {
     /// A carrier that tokens are taken from, tail or shim; may be repeated [default: tail]
     #[arg(long, value_name = "CARRIER", env = "VOUCHSAFE_CARRIERS", value_delimiter = ',', value_parser = carrier)]
     pub carriers: Vec<Carrier>,
+    /// An interface behind which the protected hosts are: this is a gateway, and what the inside opens is answered without
+    /// a token; may be repeated [default: none]
+    #[arg(long, value_name = "IF", env = "VOUCHSAFE_INSIDE", value_delimiter = ',')]
+    pub inside: Vec<String>,
+    /// On a gateway: protect every address, also those that the policy doesn't name
+    #[arg(long, env = "VOUCHSAFE_EVERYTHING", value_parser = FalseyValueParser::new())]
+    pub everything: bool,
+    /// A network or address that `everything` leaves out, but for what the policy names; may be repeated
+    #[arg(long, value_name = "NET", env = "VOUCHSAFE_OPEN", value_delimiter = ',', value_parser = network)]
+    pub open: Vec<IpNet>,
+    /// How many flows the inside may have opened [default: 131072]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_OUTBOUND", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
+    pub max_outbound: Option<u32>,
 }
 
 const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
 const FLOWS: std::ops::RangeInclusive<i64> = 1..=1 << 26;
+/// Flows that the inside of a gateway may have opened: half of the default room for flows.
+const OUTBOUND: u32 = 131_072;
+/// Flows of clients that are over, of which a gateway knows that they are not the inside's.
+const ENDED: u32 = 65_536;
 const SAMPLES: std::ops::RangeInclusive<i64> = 0..=100_000;
 const IDLE: std::ops::RangeInclusive<u32> = 5..=30 * 86_400;
 
@@ -100,6 +122,11 @@ fn hook(text: &str) -> Result<Hook, String> {
 
 fn carrier(text: &str) -> Result<Carrier, String> {
     Carrier::from_name(text).ok_or_else(|| "tail or shim".to_owned())
+}
+
+fn network(text: &str) -> Result<IpNet, String> {
+    let address = || text.parse::<IpAddr>().map(IpNet::from);
+    text.parse().or_else(|_| address()).map_err(|_| "a network or an address".to_owned())
 }
 
 fn replay_buckets(text: &str) -> Result<u32, String> {
@@ -134,6 +161,10 @@ pub struct Settings {
     pub metrics: Option<SocketAddr>,
     /// Room in the tables.
     pub sizes: Sizes,
+    /// Interfaces behind which the protected hosts are; empty if this is no gateway.
+    pub inside: Vec<String>,
+    /// Protect every address but these, and what of these is named.
+    pub everything_but: Option<Vec<IpNet>>,
     /// What the kernel program is loaded with, but for what the authority and the directory say.
     pub kernel: wire::map::VerifierConfig,
 }
@@ -159,12 +190,17 @@ impl Options {
             closing_idle: self.closing_idle.or(other.closing_idle),
             samples_per_second: self.samples_per_second.or(other.samples_per_second),
             carriers: if self.carriers.is_empty() { other.carriers } else { self.carriers },
+            inside: list(self.inside, other.inside),
+            everything: self.everything || other.everything,
+            open: if self.open.is_empty() { other.open } else { self.open },
+            max_outbound: self.max_outbound.or(other.max_outbound),
         }
     }
 
     /// The settings with their defaults filled in.
     pub fn settings(self) -> Settings {
         let (sizes, kernel) = (Sizes::default(), wire::map::VerifierConfig::default());
+        let gateway = !self.inside.is_empty();
         Settings {
             interfaces: self.interface,
             hook: self.hook.unwrap_or_default(),
@@ -177,8 +213,11 @@ impl Options {
                 grants: self.max_grants.unwrap_or(sizes.grants),
                 replay_buckets: self.replay_buckets.unwrap_or(sizes.replay_buckets),
                 revoked: self.max_revoked.unwrap_or(sizes.revoked),
+                ended: if gateway { ENDED } else { sizes.ended },
                 ..sizes
             },
+            inside: self.inside,
+            everything_but: self.everything.then_some(self.open),
             kernel: wire::map::VerifierConfig {
                 flows_per_grant: self.flows_per_grant.unwrap_or(kernel.flows_per_grant),
                 tcp_idle: self.tcp_idle.unwrap_or(kernel.tcp_idle),
@@ -190,6 +229,7 @@ impl Options {
                     0 => kernel.carriers,
                     named => named,
                 },
+                max_outbound: if gateway { self.max_outbound.unwrap_or(OUTBOUND) } else { 0 },
                 ..kernel
             },
         }
@@ -228,6 +268,10 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
             closing_idle: seconds(reader, fields, "closing_idle"),
             samples_per_second: number(reader, fields, "samples_per_second", &SAMPLES),
             carriers: carriers(reader, fields),
+            inside: texts(reader, fields, "inside"),
+            everything: fields.yes(reader, "everything"),
+            open: networks(reader, fields, "open"),
+            max_outbound: number(reader, fields, "max_outbound", &MAX_FLOWS),
         };
         Some((enrolment, options))
     })
@@ -255,6 +299,18 @@ fn carriers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Carrier> {
         let known = Carrier::from_name(text.get_ref());
         if known.is_none() {
             reader.fault(text.span(), "a carrier is \"tail\" or \"shim\"");
+        }
+        known
+    });
+    read.collect()
+}
+
+fn networks(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Vec<IpNet> {
+    let Some(value) = fields.value(key) else { return Vec::new() };
+    let read = document::texts(reader, value).into_iter().filter_map(|text| {
+        let known = network(text.get_ref()).ok();
+        if known.is_none() {
+            reader.fault(text.span(), format!("`{key}` holds networks and addresses, such as \"192.0.2.0/24\""));
         }
         known
     });
@@ -319,6 +375,16 @@ pub const TEMPLATE: &str = r#"
 
 # The carriers that tokens are taken from: "tail", "shim".
 #carriers = ["tail"]
+
+# A gateway: the interfaces behind which the protected hosts are. What they open is answered without a token.
+#inside = ["eth1"]
+
+# Protect every address, also those that the policy doesn't name; but these.
+#everything = true
+#open = ["224.0.0.0/4"]
+
+# How many flows the inside may have opened.
+#max_outbound = 131072
 "#;
 
 #[cfg(test)]
@@ -334,8 +400,11 @@ mod tests {
         assert!(enrolment.is_none());
         let sizes = options.clone().settings();
         let default = Options::default().settings();
-        assert_eq!((sizes.sizes, sizes.kernel.tcp_idle), (default.sizes, default.kernel.tcp_idle));
-        assert_eq!(sizes.kernel, wire::map::VerifierConfig { observe: 1, ..default.kernel });
+        let default_sizes = Sizes { ended: ENDED, ..default.sizes };
+        assert_eq!((sizes.sizes, sizes.kernel.tcp_idle), (default_sizes, default.kernel.tcp_idle));
+        let kernel = wire::map::VerifierConfig { observe: 1, max_outbound: OUTBOUND, ..default.kernel };
+        assert_eq!(sizes.kernel, kernel);
+        assert_eq!(options.inside, ["eth1"]);
         assert_eq!((options.interface, options.hook), (vec!["eth0".to_owned()], Some(default.hook)));
     }
 

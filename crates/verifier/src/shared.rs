@@ -191,7 +191,7 @@ impl Shared {
     async fn named(&self, flows: Vec<(FlowKey, Flow)>) -> Vec<view::Flow> {
         let unknown: HashSet<u64> = {
             let owners = self.owners();
-            let handles = flows.iter().filter(|(_, flow)| flow.adopted == 0).map(|(_, flow)| flow.handle);
+            let handles = flows.iter().filter(|(_, flow)| flow.by_grant()).map(|(_, flow)| flow.handle);
             handles.filter(|handle| owners.of(*handle).is_none()).take(NAMED_MAX).collect()
         };
         let ask = async {
@@ -261,6 +261,7 @@ impl Shared {
             state: self.state(&protection).name().into(),
             trial_left: trial.map(|end| end.saturating_duration_since(Instant::now()).as_secs()),
             interfaces: protection.interfaces(),
+            inside: protection.inside(),
             not_attached: protection.not_attached(),
             authority: self.url.clone(),
             connected: health.connected,

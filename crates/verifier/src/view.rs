@@ -6,7 +6,7 @@ use engine::api::{GrantOwner, Service};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use wire::Handle;
-use wire::map::{Flow as KernelFlow, FlowKey};
+use wire::map::{Flow as KernelFlow, FlowKey, origin};
 
 /// A flow, and who is behind it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,11 +17,13 @@ pub struct Flow {
     pub server: SocketAddr,
     /// `tcp`, `udp` or a number.
     pub protocol: String,
-    /// The grant that admitted it; none if it was adopted.
+    /// The grant that admitted it; none if it was adopted, or opened from inside.
     pub handle: Option<String>,
     /// Whether it was established when protection started.
     pub adopted: bool,
-    /// Whose grant it is; none if it was adopted, or neither the verifier nor the authority can say.
+    /// Whether the inside of this gateway opened it: the client is whom it called.
+    pub outbound: bool,
+    /// Whose grant it is; none if there is no grant, or neither the verifier nor the authority can say.
     pub person: Option<String>,
     /// The device it was issued to.
     pub device: Option<String>,
@@ -45,13 +47,13 @@ impl Flow {
     /// A flow of the kernel's table with its owner.
     pub fn new(key: &FlowKey, flow: &KernelFlow, owner: Option<&GrantOwner>) -> Self {
         let named = |name: fn(&GrantOwner) -> &String| owner.map(|owner| name(owner).clone());
-        let adopted = flow.adopted != 0;
         Self {
             client: key.client().into(),
             server: key.server().into(),
             protocol: protocol::name(key.protocol),
-            handle: (!adopted).then(|| Handle(flow.handle).to_string()),
-            adopted,
+            handle: flow.by_grant().then(|| Handle(flow.handle).to_string()),
+            adopted: flow.origin == origin::ADOPTED,
+            outbound: flow.origin == origin::INSIDE,
             person: named(|owner| &owner.person),
             device: named(|owner| &owner.device),
             receiver: named(|owner| &owner.receiver),
@@ -106,6 +108,8 @@ pub struct Drops {
     pub reasons: Vec<Counter>,
     /// Packets per other outcome.
     pub passed: Vec<Counter>,
+    /// Flows that the inside of a gateway opened, and that it wanted to open and that found no room.
+    pub opened: Vec<Counter>,
     /// Drops that were counted and not reported.
     pub samples_lost: u64,
     /// Whether the verifier only observes: packets that it would drop pass.
@@ -171,6 +175,8 @@ pub struct Status {
     pub trial_left: Option<u64>,
     /// The interfaces.
     pub interfaces: Vec<Interface>,
+    /// The interfaces that lead inside, if this is a gateway.
+    pub inside: Vec<String>,
     /// Interfaces that are left out or can't be protected.
     pub not_attached: Vec<NotAttached>,
     /// The authority's URL.

@@ -311,7 +311,7 @@ fn ten_thousand_flows_are_rechecked_within_a_second() {
 /// A live flow of this grant.
 fn flow(handle: u64) -> Flow {
     let now = verifier::now() as u32;
-    Flow { handle, adopted: u8::from(handle == 0), since: now, seen: now, ..Flow::default() }
+    Flow { handle, origin: u8::from(handle == 0), since: now, seen: now, ..Flow::default() }
 }
 
 #[test]

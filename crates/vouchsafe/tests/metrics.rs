@@ -13,8 +13,14 @@ fn pages() -> [String; 3] {
     let heads = authority::storage::Trail::ALL.map(|trail| authority::storage::Head { trail, id: 7, hash: [1; 32] });
     let snapshot = authority::metrics::Snapshot { heads: heads.to_vec(), ..Default::default() };
     let counter = || vec![view::Counter { name: "flow".into(), packets: 1 }];
-    let drops =
-        view::Drops { reasons: counter(), passed: counter(), samples_lost: 0, observing: false, samples: Vec::new() };
+    let drops = view::Drops {
+        reasons: counter(),
+        passed: counter(),
+        opened: counter(),
+        samples_lost: 0,
+        observing: false,
+        samples: Vec::new(),
+    };
     let interface = view::Interface { name: "eth0".into(), hook: "xdp".into(), mode: "native".into(), driver: None };
     let status = view::Status {
         verifier: "edge".into(),
@@ -22,6 +28,7 @@ fn pages() -> [String; 3] {
         state: "protecting".into(),
         trial_left: None,
         interfaces: vec![interface],
+        inside: Vec::new(),
         not_attached: Vec::new(),
         authority: "https://authority".into(),
         connected: true,

@@ -40,6 +40,10 @@ pub struct VerifierConfig {
     pub carriers: u16,
     /// The suites that it takes tokens of: each one's bit is at its number.
     pub suites: u16,
+    /// How many flows the inside of a gateway may have opened; 0 if this is none.
+    pub max_outbound: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 impl Default for VerifierConfig {
@@ -57,6 +61,8 @@ impl Default for VerifierConfig {
             observe: 0,
             carriers: Carrier::Tail as u16,
             suites: 1 << Suite::AesCmac as u16 | 1 << Suite::Siphash as u16,
+            max_outbound: 0,
+            reserved: 0,
         }
     }
 }
@@ -287,7 +293,7 @@ impl Services {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Flow {
-    /// The grant that admitted it; 0 if it was adopted.
+    /// The grant that admitted it; 0 if none did.
     pub handle: u64,
     /// IP bytes towards the server since it was admitted. Approximate under several receive queues.
     pub bytes: u64,
@@ -299,10 +305,27 @@ pub struct Flow {
     pub seen: u32,
     /// How far its connection is: one of [`stage`].
     pub stage: u8,
-    /// 1 if it was established before protection started.
-    pub adopted: u8,
+    /// Who opened it: one of [`origin`].
+    pub origin: u8,
     /// Zero.
     pub reserved: [u8; 6],
+}
+
+impl Flow {
+    /// Whether a grant admitted it.
+    pub const fn by_grant(&self) -> bool {
+        self.origin == origin::TOKEN
+    }
+}
+
+/// Who opened a flow.
+pub mod origin {
+    /// A client, by a token.
+    pub const TOKEN: u8 = 0;
+    /// It was established before protection started.
+    pub const ADOPTED: u8 = 1;
+    /// The inside of a gateway: what comes in are its answers.
+    pub const INSIDE: u8 = 2;
 }
 
 /// Where a TCP connection stands, as far as the client's packets show. All but an open one are forgotten soon.
@@ -491,6 +514,10 @@ pub mod counter {
     pub const ICMP_ERROR: u32 = 20;
     /// Drop samples that did not fit the ring or the rate.
     pub const SAMPLES_LOST: u32 = 21;
+    /// Flows that the inside of a gateway has opened.
+    pub const OUTBOUND: u32 = 22;
+    /// Flows that it wanted to open, and that found no room.
+    pub const OUTBOUND_FULL: u32 = 23;
     /// Number of counters.
     pub const COUNT: u32 = 32;
 }

@@ -188,6 +188,15 @@ impl Packet {
         }
     }
 
+    /// Whether this answers an echo request.
+    pub fn icmp_echo_reply(&self) -> bool {
+        match self.protocol {
+            ICMP => !self.ipv6() && self.icmp_type == 0,
+            ICMPV6 => self.ipv6() && self.icmp_type == 129,
+            _ => false,
+        }
+    }
+
     /// Whether this is neighbour discovery from the link itself (RFC 4861: hop limit 255).
     pub fn neighbour_discovery(&self) -> bool {
         self.protocol == ICMPV6 && self.ipv6() && matches!(self.icmp_type, 133..=137) && self.hop_limit == 255

@@ -153,7 +153,7 @@ pub fn outcomes(input: &[u8]) -> Vec<Outcome> {
             3 => {
                 let Some(frame) = script.frame() else { break };
                 if let Some(key) = FlowKey::to_server(&Packet::parse(frame)) {
-                    let adopted = Flow { adopted: 1, since: now, seen: now, ..Flow::default() };
+                    let adopted = Flow { origin: 1, since: now, seen: now, ..Flow::default() };
                     verifier.flows.entry(key).or_insert(adopted);
                 }
             }
@@ -302,7 +302,7 @@ fn tag_is_right(verifier: &Verifier, frame: &[u8], packet: &Packet, now: u32) ->
 /// Every grant counts the flows that it admitted.
 fn check_counts(verifier: &Verifier) {
     let mut flows = BTreeMap::new();
-    for flow in verifier.flows.values().filter(|flow| flow.adopted == 0) {
+    for flow in verifier.flows.values().filter(|flow| flow.by_grant()) {
         *flows.entry(Handle(flow.handle)).or_insert(0) += 1;
     }
     for (handle, used) in &verifier.grants {

@@ -47,6 +47,8 @@ pub struct Network {
     pub router: Namespace,
     /// A router that only forwards: `home`, `dc` (the server's cable), `auth`.
     pub internet: Namespace,
+    /// A router before the server, if there is one: `eth0` outside, `eth1` inside.
+    pub gateway: Option<Namespace>,
     /// Where the services are.
     pub server: Namespace,
     /// Where the authority is.
@@ -58,7 +60,22 @@ pub struct Network {
 impl Network {
     /// Builds it.
     pub fn new(way: Way) -> Result<Self> {
+        Self::build(way, None)
+    }
+
+    /// The same with a router before the server.
+    pub fn behind_gateway(way: Way) -> Result<Self> {
+        Self::build(way, Some(Namespace::new("gateway")?))
+    }
+
+    /// Whoever is next to the Internet on the server's side, by its `eth0`: the gateway, or the server itself.
+    pub fn front(&self) -> &Namespace {
+        self.gateway.as_ref().unwrap_or(&self.server)
+    }
+
+    fn build(way: Way, gateway: Option<Namespace>) -> Result<Self> {
         let network = Self {
+            gateway,
             alice: Namespace::new("alice")?,
             mallory: Namespace::new("mallory")?,
             router: Namespace::new("router")?,
@@ -67,7 +84,7 @@ impl Network {
             authority: Namespace::new("authority")?,
             way,
         };
-        let Self { alice, mallory, router, internet, server, authority, .. } = &network;
+        let Self { alice, mallory, router, internet, gateway, server, authority, .. } = &network;
         for (client, device, four, six) in
             [(alice, "lan-alice", "10.1.0", "fd01::"), (mallory, "lan-mallory", "10.2.0", "fd02::")]
         {
@@ -80,7 +97,21 @@ impl Network {
         veth(router, "wan", &public, internet, "home", "203.0.113.254/24 2001:db8:1::ff/64")?;
         let served = [OPEN4, FRONT4, DARK4].map(|address| format!("{address}/24")).join(" ");
         let served6 = [OPEN6, FRONT6, DARK6].map(|address| format!("{address}/64")).join(" ");
-        veth(server, "eth0", &format!("{served} {served6}"), internet, "dc", "192.0.2.254/24 2001:db8:2::ff/64")?;
+        let (served, next) = (format!("{served} {served6}"), "192.0.2.254/24 2001:db8:2::ff/64");
+        match gateway {
+            None => veth(server, "eth0", &served, internet, "dc", next)?,
+            Some(gateway) => {
+                veth(server, "eth0", &served, gateway, "eth1", next)?;
+                let (four, six) = ("192.0.3.1", "2001:db8:3::1");
+                let outside = format!("{four}/24 {six}/64");
+                veth(gateway, "eth0", &outside, internet, "dc", "192.0.3.254/24 2001:db8:3::ff/64")?;
+                gateway.route("default", "192.0.3.254")?;
+                gateway.route("default", "2001:db8:3::ff")?;
+                gateway.forward()?;
+                internet.route("192.0.2.0/24", four)?;
+                internet.route("2001:db8:2::/64", six)?;
+            }
+        }
         veth(authority, "eth0", &format!("{AUTHORITY}/24"), internet, "auth", "198.51.100.254/24")?;
         for (host, four, six) in
             [(router, "203.0.113.254", "2001:db8:1::ff"), (server, "192.0.2.254", "2001:db8:2::ff")]

@@ -94,7 +94,7 @@ impl Verifier {
     /// Packets per outcome since protection started.
     pub fn counters(&self) -> Result<Counters> {
         let drops = ask_json(self.daemon_command("drops").arg("--json"))?;
-        let lists = [&drops["reasons"], &drops["passed"]];
+        let lists = [&drops["reasons"], &drops["passed"], &drops["opened"]];
         let entries = lists.iter().flat_map(|list| list.as_array().into_iter().flatten());
         let read = |entry: &Value| Some((entry["name"].as_str()?.to_owned(), entry["packets"].as_u64()?));
         Ok(Counters(entries.filter_map(read).collect()))

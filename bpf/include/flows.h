@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Flows: who talks to which service, since when, and how far their connection is (wire.md §6.3). */
+#pragma once
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include "config.h"
+#include "parse.h"
+
+/* IPv4 flows have a map of their own: hashing a short key costs half of what a long one does. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__type(key, struct flow_key4);
+	__type(value, struct flow);
+} flows4 SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__type(key, struct flow_key);
+	__type(value, struct flow);
+} flows6 SEC(".maps");
+
+/* Where a TCP connection stands, as far as the client's packets show. */
+enum stage { STAGE_OPEN = 0, STAGE_OPENING = 1, STAGE_CLOSING = 2, STAGE_RESET = 3 };
+
+static __always_inline struct flow_key4 short_key(const struct flow_key *key)
+{
+	return (struct flow_key4){
+		.client = *(__be32 *)key->client,
+		.server = *(__be32 *)key->server,
+		.client_port = key->client_port,
+		.server_port = key->server_port,
+		.protocol = key->protocol,
+	};
+}
+
+static __always_inline struct flow *find_flow(const struct flow_key *key)
+{
+	if (key->family == 4) {
+		struct flow_key4 key4 = short_key(key);
+
+		return bpf_map_lookup_elem(&flows4, &key4);
+	}
+	return bpf_map_lookup_elem(&flows6, key);
+}
+
+static __always_inline long put_flow(const struct flow_key *key, const struct flow *flow, __u64 flags)
+{
+	if (key->family == 4) {
+		struct flow_key4 key4 = short_key(key);
+
+		return bpf_map_update_elem(&flows4, &key4, flow, flags);
+	}
+	return bpf_map_update_elem(&flows6, key, flow, flags);
+}
+
+static __always_inline __u32 idle_limit(__u8 protocol, const struct flow *flow)
+{
+	if (protocol != IP_TCP)
+		return config.udp_idle;
+	return flow->stage == STAGE_OPEN ? config.tcp_idle : config.closing_idle;
+}
+
+static __always_inline int flow_is_live(__u8 protocol, const struct flow *flow, __u32 time)
+{
+	/* Signed: the clock may have been set back since. */
+	return (__s32)(time - flow->seen) <= (__s32)idle_limit(protocol, flow);
+}
+
+static __always_inline struct flow *live_flow(const struct flow_key *key, __u32 time)
+{
+	struct flow *flow = find_flow(key);
+
+	return flow && flow_is_live(key->protocol, flow, time) ? flow : 0;
+}
+
+/* Where a connection stands after a segment. A FIN counts until payload follows: the client's last ACK does not open the
+ * flow again, and a forged FIN does not end one that goes on. */
+static __always_inline __u8 next_stage(__u8 stage, __u8 flags, int has_payload)
+{
+	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+		return STAGE_OPENING;
+	if (flags & TCP_FIN || (stage == STAGE_CLOSING && !has_payload))
+		return STAGE_CLOSING;
+	return flags & TCP_RST ? STAGE_RESET : STAGE_OPEN;
+}
+
+static __always_inline void count_packet(struct flow *flow, __u32 time, __u32 bytes)
+{
+	flow->seen = time;
+	flow->packets += 1;
+	flow->bytes += bytes;
+}
+
+static __always_inline void refresh(struct flow *flow, const struct packet *p, __u32 time)
+{
+	count_packet(flow, time, p->end - p->network);
+	if (p->flow.protocol == IP_TCP)
+		flow->stage = next_stage(flow->stage, p->tcp_flags, p->payload < p->end);
+}

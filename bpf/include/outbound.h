@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Flows that the inside of a gateway opens: their answers come in without a token (wire.md §6.9).
+ *
+ * They stand among the admitted flows, so that packets are settled by one look-up, and have room for so many of their own. */
+#pragma once
+#include "flows.h"
+
+/* How many there are. The sweep counts them anew. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} outbound SEC(".maps");
+
+/* Flows without a handshake that a client opened and that are over, revoked ones among them: when the inside sent on them
+ * last. While it goes on sending, its answers don't open them anew. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct flow_key);
+	__type(value, __u32);
+} ended SEC(".maps");
+
+enum { ICMP_ECHO = 8, ICMP_ECHO_REPLY = 0, ICMPV6_ECHO = 128, ICMPV6_ECHO_REPLY = 129, ECHO_ID_AT = 4 };
+
+static __always_inline int is_icmp(const struct packet *p, __u8 type4, __u8 type6)
+{
+	if (p->flow.family == 4)
+		return p->flow.protocol == IP_ICMP && p->icmp_type == type4;
+	return p->flow.protocol == IP_ICMPV6 && p->icmp_type == type6;
+}
+
+/* The flow of an answer to an echo request of the inside: its identifier stands for the inside's port. */
+__noinline int answers_echo(context *ctx, const struct packet *p)
+{
+	struct flow_key key;
+	struct flow *flow;
+
+	if (!p || !config.max_outbound || !is_icmp(p, ICMP_ECHO_REPLY, ICMPV6_ECHO_REPLY))
+		return 0;
+	key = p->flow;
+	if (load(ctx, p->transport + ECHO_ID_AT, &key.server_port, sizeof(key.server_port)))
+		return 0;
+	flow = live_flow(&key, p->time);
+	if (!flow)
+		return 0;
+	count_packet(flow, p->time, p->end - p->network);
+	return 1;
+}

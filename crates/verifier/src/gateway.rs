@@ -1,0 +1,133 @@
+//! The verifier as a gateway: which interfaces lead inside, and the programs there that note what the inside opens.
+
+use crate::view;
+use anyhow::{Result, ensure};
+use datapath::Pins;
+use datapath::gateway::Gateway as Programs;
+use datapath::hook::Spot;
+use datapath::interface::Interface;
+use datapath::verifier::Verifier;
+use std::collections::BTreeMap;
+use wire::map::VerifierConfig;
+
+/// The programs of a gateway, attached or not.
+pub struct Gateway {
+    programs: Programs,
+    /// Names of the interfaces that lead inside.
+    inside: Vec<String>,
+    attached: BTreeMap<(String, &'static str), (Interface, Spot)>,
+    /// Interfaces that could not be attached to, told once.
+    failed: BTreeMap<String, (u32, String)>,
+}
+
+impl Gateway {
+    /// Loads the programs beside admission's if there is an inside; else lets go of what an earlier process left.
+    pub fn load(verifier: &Verifier, config: &VerifierConfig, inside: &[String], pins: &Pins) -> Result<Option<Self>> {
+        if inside.is_empty() {
+            return pins.remove_gateway().map(|()| None);
+        }
+        let programs = Programs::load(verifier, config, Some(pins.gateway()?))?;
+        Ok(Some(Self { programs, inside: inside.to_vec(), attached: BTreeMap::new(), failed: BTreeMap::new() }))
+    }
+
+    /// Attaches to the inside, of which every interface must be there.
+    pub fn attach(&mut self) -> Result<()> {
+        for name in self.inside.clone() {
+            let interface = Interface::named(&name)?;
+            ensure!(interface.link_header == 14, "interface {name} has no Ethernet header; it can't be the inside");
+            self.attach_one(&interface, Spot::Outward)?;
+        }
+        Ok(())
+    }
+
+    fn attach_one(&mut self, interface: &Interface, spot: Spot) -> Result<()> {
+        self.programs.attach(interface, spot)?;
+        let side = side(spot);
+        tracing::info!(interface = interface.name, side, "attached");
+        self.attached.insert((interface.name.clone(), side), (interface.clone(), spot));
+        Ok(())
+    }
+
+    /// Attaches to an interface where packets are admitted.
+    pub fn attach_outside(&mut self, interface: &Interface) -> Result<()> {
+        self.attach_one(interface, Spot::Own)
+    }
+
+    /// Whether an inside interface has come, gone, or come back as another one.
+    pub fn has_changed(&self) -> bool {
+        let known = |name: &String| {
+            let attached = self.attached.get(&(name.clone(), side(Spot::Outward))).map(|(old, _)| old.index);
+            attached.or(self.failed.get(name).map(|(index, _)| *index))
+        };
+        self.inside.iter().any(|name| Interface::named(name).ok().map(|there| there.index) != known(name))
+    }
+
+    /// Attaches to inside interfaces that have come back. While one is away nothing comes from it.
+    pub fn attach_changed(&mut self, lasting: bool) -> Result<()> {
+        for name in self.inside.clone() {
+            let key = (name.clone(), side(Spot::Outward));
+            let there = Interface::named(&name).ok();
+            let old = self.attached.get(&key).map(|(old, _)| old.index);
+            if old.is_some() && old != there.as_ref().map(|there| there.index) {
+                if let Some((interface, spot)) = self.attached.remove(&key) {
+                    self.programs.forget(&interface, spot);
+                }
+                tracing::warn!(interface = name, "the inside interface is gone");
+            }
+            self.failed.remove(&name);
+            if let Some(there) = there.filter(|there| !self.is_attached(there))
+                && let Err(error) = self.attach_one(&there, Spot::Outward)
+            {
+                tracing::error!(interface = name, "what it opens is not noted: {error:#}");
+                self.failed.insert(name, (there.index, format!("{error:#}")));
+            }
+        }
+        if lasting { self.programs.last() } else { Ok(()) }
+    }
+
+    fn is_attached(&self, interface: &Interface) -> bool {
+        self.attached.get(&(interface.name.clone(), side(Spot::Outward))).is_some_and(|(old, _)| old == interface)
+    }
+
+    /// Lets go of an outside interface.
+    pub fn forget_outside(&mut self, name: &str) {
+        if let Some((interface, spot)) = self.attached.remove(&(name.to_owned(), side(Spot::Own))) {
+            self.programs.forget(&interface, spot);
+        }
+    }
+
+    /// Makes attachments outlive this process, and lets go of pinned ones that are no longer wanted.
+    pub fn last(&self) -> Result<()> {
+        self.programs.last()
+    }
+
+    /// Detaches from every interface.
+    pub fn end(&mut self) {
+        self.programs.detach();
+        self.attached.clear();
+    }
+
+    /// The inside interfaces that are attached to.
+    pub fn interfaces(&self) -> Vec<String> {
+        let inside = self.attached.values().filter(|(_, spot)| *spot == Spot::Outward);
+        inside.map(|(interface, _)| interface.name.clone()).collect()
+    }
+
+    /// Inside interfaces that are not, and why.
+    pub fn not_attached(&self) -> Vec<view::NotAttached> {
+        let why = |name: &String| match self.failed.get(name) {
+            Some((_, error)) => Some(format!("what it opens is not noted: {error}")),
+            None if Interface::named(name).is_err() => Some("there is no such interface".to_owned()),
+            None => None,
+        };
+        let missing = self.inside.iter().filter_map(|name| Some((name, why(name)?)));
+        missing.map(|(name, why)| view::NotAttached { name: name.clone(), why }).collect()
+    }
+}
+
+const fn side(spot: Spot) -> &'static str {
+    match spot {
+        Spot::Outward => "inside",
+        _ => "outside",
+    }
+}

@@ -1,0 +1,266 @@
+//! A verifier on a router before the servers: nobody gets in without a token, and what the inside opens is answered.
+
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use lab::forge::Tcp;
+use lab::net::Namespace;
+use lab::service::{Echo, ask, call, exchange};
+use lab::world::{AUTHORITY, DARK4, DARK6, ECHO, FRONT4, FRONT6, OPEN4, Way, in_family};
+use lab::{Outsider, Place, Port, World, poll, test};
+use nix::sys::socket::sockopt::{ReceiveTimeout, SendTimeout};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect, setsockopt, socket,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+const SOON: Duration = Duration::from_secs(5);
+/// Long enough for an answer that must not come.
+const QUIET: Duration = Duration::from_millis(300);
+/// A server's address outside that nobody protects: the Internet's own.
+const ABROAD6: &str = "2001:db8:1::ff";
+
+fn dark(six: bool) -> IpAddr {
+    in_family(six, DARK4, DARK6)
+}
+
+/// Somewhere outside with an echo.
+fn abroad(six: bool) -> SocketAddr {
+    (in_family(six, AUTHORITY, ABROAD6), ECHO).into()
+}
+
+fn echoes(world: &World) -> Result<[Echo; 2]> {
+    let network = &world.network;
+    Ok([Echo::start(&network.authority, ECHO)?, Echo::start(&network.internet, ECHO)?])
+}
+
+/// A connection of the server's from an address all of which is protected.
+fn dial_out(world: &World, from: SocketAddr, to: SocketAddr) -> Result<TcpStream> {
+    let family = if from.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    world.network.server.enter(|| {
+        let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        let patience = TimeVal::milliseconds(SOON.as_millis() as i64);
+        setsockopt(&socket, SendTimeout, &patience)?;
+        setsockopt(&socket, ReceiveTimeout, &patience)?;
+        bind(socket.as_raw_fd(), &SockaddrStorage::from(from))?;
+        connect(socket.as_raw_fd(), &SockaddrStorage::from(to))?;
+        Ok(TcpStream::from(socket))
+    })
+}
+
+/// A datagram of the server's and its answer.
+fn ask_out(world: &World, from: SocketAddr, to: SocketAddr, patience: Duration) -> Result<UdpSocket> {
+    world.network.server.enter(|| {
+        let socket = UdpSocket::bind(from)?;
+        socket.set_read_timeout(Some(patience))?;
+        socket.send_to(b"who?", to)?;
+        let (length, who) = socket.recv_from(&mut [0; 16]).context("no answer")?;
+        ensure!((length, who) == (4, to), "{length} bytes from {who}");
+        Ok(socket)
+    })
+}
+
+/// Whether an echo request is answered.
+fn ping(from: &Namespace, source: IpAddr, to: IpAddr) -> Result<bool> {
+    let (family, protocol, kind) = match source {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6, 128),
+    };
+    from.sysctl("net/ipv4/ping_group_range", "0 2147483647")?;
+    from.enter(|| {
+        let socket = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol)?;
+        bind(socket.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(source, 0)))?;
+        let socket = UdpSocket::from(socket);
+        socket.set_read_timeout(Some(QUIET))?;
+        socket.send_to(&[kind, 0, 0, 0, 0, 0, 0, 1], (to, 0))?;
+        Ok(socket.recv_from(&mut [0; 64]).is_ok_and(|(_, who)| who.ip() == to))
+    })
+}
+
+#[test]
+fn what_the_inside_opens_is_answered_and_nothing_else_comes_in() {
+    test(|| {
+        let world = World::behind_gateway(Way::Nat, &[])?;
+        let _echoes = echoes(&world)?;
+        for six in [false, true] {
+            let (inside, to) = (dark(six), abroad(six));
+            let mut stream = dial_out(&world, (inside, 0).into(), to).context("a connection out")?;
+            exchange(&mut stream)?;
+            ask_out(&world, (inside, 0).into(), to, SOON).context("a datagram out")?;
+            ensure!(ping(&world.network.server, inside, to.ip())?, "an echo request out");
+            // From where the inside was just answered, to what it did not open.
+            let back = if six { &world.network.internet } else { &world.network.authority };
+            ensure!(!ping(back, to.ip(), inside)?, "an echo request in");
+            ensure!(back.enter(|| TcpStream::connect_timeout(&(inside, ECHO).into(), QUIET)).is_err(), "a SYN in");
+            let port = Port::open(&world.network.server, "eth0")?;
+            back.enter(|| UdpSocket::bind((to.ip(), 0))?.send_to(b"unasked", (inside, 4000)))?;
+            let arrived = port.receive(QUIET, |frame| frame.windows(7).any(|bytes| bytes == b"unasked").then_some(()));
+            ensure!(arrived.is_none(), "a datagram in");
+            exchange(&mut stream)?;
+            let flows = world.verifier.flows()?;
+            let outbound = flows.iter().filter(|flow| flow["outbound"] == true).count();
+            ensure!(outbound >= 3, "{flows:?}");
+        }
+        let alice = call(&world.network.alice, (dark(false), ECHO).into(), SOON);
+        alice.and_then(|mut stream| exchange(&mut stream)).context("Alice, who has a grant")?;
+        let counters = world.verifier.counters()?;
+        ensure!(counters.named("outbound") >= 6 && counters.named("outbound_full") == 0, "{counters:?}");
+        let status = world.verifier.status()?;
+        ensure!(status["inside"] == serde_json::json!(["eth1"]), "{status}");
+        Ok(())
+    });
+}
+
+/// Without this, a test of the above that opens nothing would find that it is answered.
+#[test]
+fn without_an_inside_nothing_that_is_protected_calls_out() {
+    test(|| {
+        let world = World::new(Way::Nat)?;
+        let _echoes = echoes(&world)?;
+        for six in [false, true] {
+            ensure!(ask_out(&world, (dark(six), 0).into(), abroad(six), QUIET).is_err(), "an answer came");
+        }
+        Ok(())
+    });
+}
+
+/// Packets from outside that the router sends out again: they come from inside only by what they say.
+#[test]
+fn nobody_outside_opens_a_flow_in_the_name_of_the_inside() {
+    test(|| {
+        let world = World::behind_gateway(Way::Nat, &[])?;
+        let gateway = world.network.front();
+        for key in ["all", "eth0", "default"] {
+            gateway.sysctl(&format!("net/ipv4/conf/{key}/rp_filter"), "0")?;
+        }
+        for six in [false, true] {
+            let outsider = Outsider::new(&world.network, Place::NextDoor, six)?;
+            let (inside, ours) = (dark(six), outsider.shown);
+            let [from, to] = outsider.macs();
+            let forged = lab::forge::Packet::new(inside, ours).ethernet(from, to);
+            for port in 5000..5010 {
+                outsider.send(&forged.clone().udp(port, 7000).payload(b"x").frame())?;
+                outsider.send(&forged.clone().tcp(Tcp::syn(port, 7000)).frame())?;
+            }
+            for port in 5000..5010 {
+                outsider.send(&outsider.datagram(7000, inside, port).payload(b"in").frame())?;
+                let answer = Tcp::new(7000, port, lab::forge::flag::SYN | lab::forge::flag::ACK);
+                outsider.send(&outsider.packet(inside).tcp(answer).frame())?;
+            }
+            let counted = poll(SOON, || world.verifier.counters().is_ok_and(|all| all.named("no_token") >= 10));
+            ensure!(counted, "{:?}", world.verifier.counters()?);
+            let through = outsider.got_through(inside);
+            ensure!(through.is_empty(), "{through:?}");
+            let flows = world.verifier.flows()?;
+            let noted = flows.iter().filter(|flow| flow["outbound"] == true && flow["protocol"] != "tcp").count();
+            ensure!(noted == 0, "{flows:?}");
+        }
+        Ok(())
+    });
+}
+
+/// A server that goes on sending to a client whose grant is revoked does not let them in again by that.
+#[test]
+fn answers_to_a_revoked_client_open_nothing() {
+    test(|| {
+        let world = World::behind_gateway(Way::Direct, &[])?;
+        let (alice, server) = (&world.network.alice, &world.network.server);
+        let to: SocketAddr = (dark(false), 6000).into();
+        let served = server.enter(|| UdpSocket::bind(to))?;
+        served.set_read_timeout(Some(SOON))?;
+        let client = alice.enter(|| UdpSocket::bind("10.1.0.1:6001"))?;
+        client.send_to(b"hello", to)?;
+        let (_, who) = served.recv_from(&mut [0; 16]).context("admitted")?;
+        let flows = world.verifier.flows()?;
+        let handle = flows.iter().find_map(|flow| flow["handle"].as_str()).context("no flow of Alice's")?;
+        world.authority.revoke("alice")?;
+        let cut = || world.verifier.flows().is_ok_and(|flows| !flows.iter().any(|flow| flow["handle"] == handle));
+        ensure!(poll(SOON, cut), "the flow lives on");
+        client.set_read_timeout(Some(SOON))?;
+        for _ in 0..20 {
+            served.send_to(b"still here", who)?;
+            client.recv_from(&mut [0; 16]).context("what the server sends goes out")?;
+        }
+        ensure!(
+            !world.verifier.flows()?.iter().any(|flow| flow["outbound"] == true && flow["client"] == who.to_string())
+        );
+        // As the client would go on: its agent has no grant any more, and nothing stands in for that.
+        served.set_read_timeout(Some(QUIET))?;
+        let _ = client.send_to(b"me again", to);
+        ensure!(served.recv_from(&mut [0; 16]).is_err(), "the revoked client came in");
+        Ok(())
+    });
+}
+
+#[test]
+fn everything_is_protected_but_what_is_open() {
+    test(|| {
+        let world = World::behind_gateway(Way::Direct, &["--everything", "--open", &format!("{OPEN4}/32")])?;
+        let echo = Echo::start(&world.network.authority, ECHO)?;
+        let mallory = &world.network.mallory;
+        let reached = |to: &str| -> Result<bool> {
+            let to: SocketAddr = to.parse()?;
+            Ok(mallory.enter(|| TcpStream::connect_timeout(&to, QUIET)).is_ok())
+        };
+        ensure!(reached(&format!("{OPEN4}:{ECHO}"))?, "what is open is reached");
+        // The front's port 22 is named, its port 80 is not; the gateway's own address is nobody's receiver.
+        ensure!(!reached("[2001:db8:2::2]:7")? && !reached(&format!("{FRONT4}:{ECHO}"))?);
+        ensure!(!ping(mallory, "10.2.0.1".parse()?, "192.0.3.1".parse()?)?, "the gateway answers a ping");
+        ensure!(!ping(mallory, "fd02::1".parse()?, FRONT6.parse()?)?, "the front answers a ping");
+        // The gateway itself calls out, as it does to its authority all the time.
+        ask(world.network.front(), (AUTHORITY.parse::<IpAddr>()?, ECHO).into(), SOON)?;
+        ensure!(echo.datagrams() == 1);
+        ask(&world.network.alice, (in_family(false, FRONT4, FRONT6), ECHO).into(), SOON)?;
+        if world.verifier.status()?["connected"] != true {
+            bail!("the gateway has lost its authority");
+        }
+        Ok(())
+    });
+}
+
+/// Who has room left: the inside's flows have a bound of their own, and never take that of clients.
+#[test]
+fn the_inside_has_room_of_its_own() {
+    test(|| {
+        let world = World::behind_gateway(Way::Direct, &["--max-outbound", "16", "--max-flows", "32"])?;
+        let _echoes = echoes(&world)?;
+        let mut open = Vec::new();
+        for port in 5000..5040 {
+            open.extend(ask_out(&world, (dark(false), port).into(), abroad(false), Duration::from_millis(30)).ok());
+        }
+        ensure!(open.len() == 16, "{} flows", open.len());
+        ensure!(world.verifier.counters()?.named("outbound_full") == 24, "{:?}", world.verifier.counters()?);
+        for port in 0..8 {
+            call(&world.network.alice, (dark(false), ECHO).into(), SOON).with_context(|| format!("client {port}"))?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_way_out_survives_the_daemon() {
+    test(|| {
+        let mut world = World::behind_gateway(Way::Direct, &[])?;
+        let _echoes = echoes(&world)?;
+        let mut stream = dial_out(&world, (dark(false), 0).into(), abroad(false))?;
+        world.verifier.kill()?;
+        exchange(&mut stream)?;
+        dial_out(&world, (dark(true), 0).into(), abroad(true)).and_then(|mut stream| exchange(&mut stream))?;
+        world.verifier.run(&["--inside", "eth1"])?;
+        exchange(&mut stream)?;
+        // Without an inside the programs there go, and with them the way out.
+        world.verifier.kill()?;
+        world.verifier.run(&[])?;
+        let closed = poll(SOON, || dial_out_fails(&world));
+        ensure!(closed, "a way out is left");
+        Ok(())
+    });
+}
+
+fn dial_out_fails(world: &World) -> bool {
+    thread::sleep(Duration::from_millis(1));
+    ask_out(world, (dark(false), 0).into(), abroad(false), QUIET).is_err()
+}
