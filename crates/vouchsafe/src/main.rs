@@ -44,6 +44,7 @@ enum Command {
     #[command(flatten)]
     Shortcut(agent::cli::Shortcut),
     Doctor(doctor::Arguments),
+    Inspect(inspect::Arguments),
     /// Write completions for a shell to standard output
     #[command(after_help = COMPLETIONS)]
     Completions {
@@ -81,6 +82,7 @@ fn main() -> ExitCode {
             Command::Agent(command) => agent::cli::run(command).await,
             Command::Shortcut(command) => agent::cli::run(command.into()).await,
             Command::Doctor(arguments) => doctor::run(&arguments),
+            Command::Inspect(arguments) => inspect::run(&arguments),
             Command::Completions { shell } => completions(shell),
             Command::Man { dir } => man(&dir),
         }

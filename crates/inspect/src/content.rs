@@ -1,0 +1,122 @@
+//! What packets carry of Vouchsafe. Keys are never shown.
+
+use serde::Serialize;
+use wire::ls::KeyTransfer;
+use wire::packet::{Packet, UDP};
+use wire::shim::{Content as Shim, SHIM_LEN};
+use wire::tail::{self, BLOCK_LEN};
+use wire::{Carrier, DropReason, Flags, LsToken, Token, shim};
+
+const DNS: u16 = 53;
+const RECORD: &[u8] = b"v=vouchsafe1";
+
+/// What one packet carries.
+#[derive(Serialize)]
+#[serde(tag = "content", rename_all = "snake_case")]
+pub enum Content {
+    /// A token of wire.md §3.
+    Token {
+        suite: &'static str,
+        flags: Vec<&'static str>,
+        epoch: u8,
+        prefix_length: u8,
+        expires: u32,
+        handle: String,
+        time: u32,
+        nonce: u32,
+        tag: String,
+    },
+    /// A token of the scheme of LS.
+    LsToken { unique_id: String, nonce1: String, nonce2: u16, tag: String },
+    /// A client key on its way: whose it is.
+    KeyTransfer { unique_id: String, nonce1: String },
+    /// The sender's network knows the scheme of LS.
+    Support,
+    /// A record that tells of an authority.
+    Discovery { record: String },
+    /// Something that has a carrier's mark and is none.
+    Malformed { reason: &'static str },
+}
+
+/// What was found, by what it travels, and how many bytes that takes.
+pub struct Found {
+    pub carrier: Option<Carrier>,
+    pub added: usize,
+    pub content: Content,
+    /// The packet behind the carrier.
+    pub packet: Packet,
+}
+
+/// Looks into a frame.
+pub fn find(frame: &[u8], packet: &Packet) -> Option<Found> {
+    if let Some(opened) = shim::open(frame, packet) {
+        let (packet, content) = match opened {
+            Ok((inner, content)) => (inner, in_shim(&content, packet.ipv6())),
+            Err(reason) => (*packet, malformed(reason)),
+        };
+        return Some(Found { carrier: Some(Carrier::Shim), added: SHIM_LEN, content, packet });
+    }
+    if let Some(bytes) = tail::find(frame, packet) {
+        let content = Token::decode(bytes, packet.ipv6()).map_or_else(malformed, |token| token_content(&token));
+        return Some(Found { carrier: Some(Carrier::Tail), added: BLOCK_LEN, content, packet: *packet });
+    }
+    let record = record(frame, packet)?;
+    Some(Found { carrier: None, added: 0, content: Content::Discovery { record }, packet: *packet })
+}
+
+fn in_shim(content: &Shim, ipv6: bool) -> Content {
+    match content {
+        Shim::Support => Content::Support,
+        Shim::KeyTransfer(bytes) => {
+            let pair = KeyTransfer::decode(bytes).pair;
+            Content::KeyTransfer { unique_id: hex(&pair.unique_id), nonce1: hex(&pair.nonce1) }
+        }
+        Shim::Ls(bytes) => {
+            let LsToken { pair, nonce2, tag } = LsToken::decode(bytes);
+            Content::LsToken { unique_id: hex(&pair.unique_id), nonce1: hex(&pair.nonce1), nonce2, tag: hex(&tag) }
+        }
+        Shim::Token(bytes) => Token::decode(bytes, ipv6).map_or_else(malformed, |token| token_content(&token)),
+    }
+}
+
+fn token_content(token: &Token) -> Content {
+    const NAMES: [(Flags, &str); 6] = [
+        (Flags::PORT, "port"),
+        (Flags::SOURCE, "source"),
+        (Flags::REPLY, "reply"),
+        (Flags::SINGLE, "single"),
+        (Flags::BEARER, "bearer"),
+        (Flags::IPV6, "ipv6"),
+    ];
+    let header = &token.header;
+    Content::Token {
+        suite: header.suite.name(),
+        flags: NAMES.iter().filter(|(flag, _)| header.flags.has(*flag)).map(|(_, name)| *name).collect(),
+        epoch: header.epoch,
+        prefix_length: header.prefix_length,
+        expires: header.expires,
+        handle: header.handle.to_string(),
+        time: token.time,
+        nonce: token.nonce,
+        tag: hex(&token.tag),
+    }
+}
+
+fn malformed(reason: DropReason) -> Content {
+    Content::Malformed { reason: reason.name() }
+}
+
+/// A discovery record in an answer of DNS: the character string that begins with the version (wire.md §7.1).
+fn record(frame: &[u8], packet: &Packet) -> Option<String> {
+    if packet.protocol != UDP || packet.source_port != DNS {
+        return None;
+    }
+    let payload = frame.get(packet.payload..packet.end)?;
+    let at = payload.windows(RECORD.len()).position(|window| window == RECORD)?;
+    let length = usize::from(*payload.get(at.checked_sub(1)?)?);
+    Some(String::from_utf8_lossy(payload.get(at..at + length)?).replace(char::is_control, "?"))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

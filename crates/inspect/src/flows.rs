@@ -1,0 +1,159 @@
+//! What earlier packets say about a later one: whose flow it continues, whether its token was there before.
+
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
+
+use wire::packet::{Form, Fragment, ICMP, ICMPV6, Packet, TCP, UDP, tcp_flags};
+
+use crate::capture::Frame;
+use crate::content::{self, Content};
+use crate::packet::Explained;
+
+/// By how many seconds a verifier lets clocks differ (wire.md §6.4).
+const CLOCK_SKEW: u64 = 30;
+/// More flows and tokens than this are forgotten all at once: a capture may be made to fill memory.
+const MOST: usize = 1 << 20;
+
+type Flow = (u8, SocketAddr, SocketAddr);
+
+/// Everything remembered while a capture is read.
+#[derive(Default)]
+pub struct Flows {
+    opened: HashMap<Flow, u64>,
+    /// Tokens by what must never come twice, with the packet that had them.
+    tokens: HashMap<String, u64>,
+    /// Destinations that were sent tokens.
+    guarded: HashSet<(u8, SocketAddr)>,
+}
+
+impl Flows {
+    /// What is known of this packet, by itself and by those before.
+    pub fn explain(&mut self, frame: &Frame) -> Explained {
+        if self.opened.len() + self.tokens.len() + self.guarded.len() > MOST {
+            *self = Self::default();
+        }
+        let outer = Packet::parse(&frame.bytes);
+        let found = content::find(&frame.bytes, &outer);
+        let packet = found.as_ref().map_or(outer, |found| found.packet);
+        let mut explained = about(frame, &packet);
+        let flow = flow(&packet);
+        if let Some(found) = found {
+            explained.carrier = found.carrier.map(|carrier| carrier.name());
+            explained.added = found.added;
+            explained.remarks.extend(self.judge(&found.content, frame));
+            let opens = matches!(found.content, Content::Token { .. } | Content::LsToken { .. });
+            if let Some((protocol, from, to)) = flow.filter(|_| opens) {
+                self.opened.entry((protocol, from, to)).or_insert(frame.number);
+                self.guarded.insert((protocol, to));
+            }
+            explained.content = Some(found.content);
+        } else if let Some((protocol, _, to)) = flow
+            && packet.opens()
+            && self.guarded.contains(&(protocol, to))
+        {
+            explained.remarks.push("no_token: others opened flows to this destination with tokens".to_owned());
+        }
+        explained.flow = flow.and_then(|(protocol, from, to)| {
+            self.opened.get(&(protocol, from, to)).or_else(|| self.opened.get(&(protocol, to, from))).copied()
+        });
+        explained
+    }
+
+    /// What a verifier without keys would object to, by the capture's clock.
+    fn judge(&mut self, content: &Content, frame: &Frame) -> Vec<String> {
+        let (number, now) = (frame.number, frame.time.0);
+        let mut remarks = Vec::new();
+        let once = match content {
+            Content::Token { handle, time, nonce, expires, prefix_length, .. } => {
+                let (time_made, expires) = (u64::from(*time), u64::from(*expires));
+                if expires <= now {
+                    remarks.push(format!("expired: the grant had ended {} s before", now - expires));
+                }
+                if time_made.abs_diff(now) > CLOCK_SKEW {
+                    let side = if time_made > now { "ahead" } else { "behind" };
+                    remarks
+                        .push(format!("clock_skew: made {} s {side} of the capture's clock", time_made.abs_diff(now)));
+                }
+                if *prefix_length == 0 {
+                    remarks.push("the grant is for every address there is".to_owned());
+                }
+                Some(format!("{handle} {time} {nonce}"))
+            }
+            Content::LsToken { unique_id, nonce1, nonce2, .. } => Some(format!("ls {unique_id} {nonce1} {nonce2}")),
+            Content::KeyTransfer { .. } => {
+                remarks.push("a client key travels here in clear: who sees it may make tokens".to_owned());
+                None
+            }
+            Content::Malformed { reason } => {
+                remarks.push(format!("{reason}: it has a carrier's mark and can't be read"));
+                None
+            }
+            Content::Support | Content::Discovery { .. } => None,
+        };
+        if let Some(first) =
+            once.map(|once| *self.tokens.entry(once).or_insert(number)).filter(|first| *first != number)
+        {
+            remarks.push(format!("replayed: packet {first} had this token"));
+        }
+        remarks
+    }
+}
+
+fn flow(packet: &Packet) -> Option<Flow> {
+    let ported = matches!(packet.protocol, TCP | UDP) && !matches!(packet.fragment, Fragment::Later(_));
+    let from = SocketAddr::new(packet.source?, packet.source_port);
+    let to = SocketAddr::new(packet.destination?, packet.destination_port);
+    (ported && packet.form == Form::Whole).then_some((packet.protocol, from, to))
+}
+
+fn about(frame: &Frame, packet: &Packet) -> Explained {
+    let end = |address: Option<IpAddr>, port: u16| {
+        address.map(|address| match matches!(packet.protocol, TCP | UDP) && port > 0 {
+            true => SocketAddr::new(address, port).to_string(),
+            false => address.to_string(),
+        })
+    };
+    let protocol = match (packet.form, packet.protocol) {
+        (Form::NotIp, _) => "not ip".to_owned(),
+        (_, TCP) => "tcp".to_owned(),
+        (_, UDP) => "udp".to_owned(),
+        (_, ICMP) => "icmp".to_owned(),
+        (_, ICMPV6) => "icmpv6".to_owned(),
+        (_, other) => format!("protocol {other}"),
+    };
+    let mut remarks = Vec::new();
+    if frame.cut {
+        remarks.push("the capture holds only a part of this packet: capture with -s 0".to_owned());
+    } else if packet.form == Form::Broken {
+        remarks.push("malformed: its headers contradict themselves".to_owned());
+    }
+    if packet.fragment != Fragment::Whole {
+        remarks.push("a fragment".to_owned());
+    }
+    Explained {
+        number: frame.number,
+        time: format!("{}.{:09}", frame.time.0, frame.time.1),
+        source: end(packet.source, packet.source_port),
+        destination: end(packet.destination, packet.destination_port),
+        protocol,
+        tcp_flags: if packet.protocol == TCP { names(packet.tcp_flags) } else { Vec::new() },
+        length: frame.length,
+        carrier: None,
+        added: 0,
+        content: None,
+        flow: None,
+        remarks,
+    }
+}
+
+fn names(flags: u8) -> Vec<&'static str> {
+    const NAMES: [(u8, &str); 6] = [
+        (tcp_flags::SYN, "SYN"),
+        (tcp_flags::ACK, "ACK"),
+        (tcp_flags::PSH, "PSH"),
+        (tcp_flags::FIN, "FIN"),
+        (tcp_flags::RST, "RST"),
+        (tcp_flags::URG, "URG"),
+    ];
+    NAMES.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect()
+}

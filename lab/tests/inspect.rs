@@ -1,0 +1,233 @@
+//! Captures: what `vouchsafe inspect` and the dissector for Wireshark read in them is the same, and what was sent.
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use lab::forge::{Packet, Tcp};
+use lab::mint::{Mint, now};
+use lab::service::{ask, call, exchange};
+use lab::world::{Agent, Authority, ECHO, FRONT4, INSIDE4, Network, Services, Verifier, Way, policy};
+use lab::{Capture, process, test, vouchsafe};
+use serde_json::Value;
+use wire::ls::KeyTransfer;
+use wire::shim::Content;
+use wire::{ClientKey, Destination, LsToken, MasterKey, Pair, Token, tail};
+
+const SOON: Duration = Duration::from_secs(5);
+const HANDLE: u64 = 0x0123_4567_89ab_cdef;
+const PAIR: Pair = Pair { unique_id: [1, 2, 3, 4, 5], nonce1: [0xaa, 0xbb] };
+const RECORD: &str = "v=vouchsafe1; authority=https://login.example; protects=203.0.113.0/28";
+
+/// Frames as a pcap file of now.
+fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut file = Vec::new();
+    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 262_144, 1] {
+        file.extend(word.to_le_bytes());
+    }
+    for frame in frames {
+        for word in [now(), 0, frame.len() as u32, frame.len() as u32] {
+            file.extend(word.to_le_bytes());
+        }
+        file.extend(frame);
+    }
+    file
+}
+
+/// What `vouchsafe inspect` says of each packet.
+fn inspected(file: &Path) -> Result<Vec<Value>> {
+    let text = process::output(Command::new(vouchsafe()).args(["inspect", "--json"]).arg(file))?;
+    text.lines().map(|line| serde_json::from_str(line).context("a line of JSON")).collect()
+}
+
+/// These fields of each packet as tshark shows them with our dissector.
+fn dissected(file: &Path, fields: &[&str]) -> Result<Vec<Vec<String>>> {
+    let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../packaging/wireshark/vouchsafe.lua");
+    let mut tshark = Command::new("tshark");
+    tshark
+        .arg("-X")
+        .arg(format!("lua_script:{}", script.display()))
+        .args(["-n", "-T", "fields", "-E", "separator=|", "-r"])
+        .arg(file);
+    for field in fields {
+        tshark.args(["-e", field]);
+    }
+    let text = process::output(&mut tshark)?;
+    Ok(text.lines().map(|line| line.split('|').map(str::to_owned).collect()).collect())
+}
+
+fn text(packet: &Value, name: &str) -> String {
+    packet[name].as_str().map_or_else(|| packet[name].to_string(), str::to_owned)
+}
+
+/// A DNS answer of one TXT record.
+fn answer() -> Vec<u8> {
+    let mut message = vec![0, 1, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0];
+    for label in ["_vouchsafe", "example"] {
+        message.push(label.len() as u8);
+        message.extend(label.as_bytes());
+    }
+    message.extend([0, 0, 16, 0, 1, 0xc0, 12, 0, 16, 0, 1, 0, 0, 1, 44, 0, RECORD.len() as u8 + 1, RECORD.len() as u8]);
+    message.extend(RECORD.as_bytes());
+    message
+}
+
+#[test]
+fn every_form_reads_the_same_here_and_in_wireshark() {
+    test(|| {
+        let (alice, front): (IpAddr, IpAddr) = ("192.0.2.10".parse()?, "203.0.113.10".parse()?);
+        let (alice6, front6): (IpAddr, IpAddr) = ("2001:db8::10".parse()?, "2001:db8:1::10".parse()?);
+        let mut mint = Mint::new(MasterKey::new([7; 32]), "dc1");
+        let mut block = |to: IpAddr, from: IpAddr| {
+            let to = Destination { address: to, protocol: wire::packet::TCP, port: 443 };
+            mint.block(&mint.grant(HANDLE, to, from))
+        };
+        let (block4, block6) = (block(front, alice)?, block(front6, alice6)?);
+        let key = ClientKey::of(PAIR, b"a secret");
+        let contents = [
+            Content::Support,
+            Content::KeyTransfer(KeyTransfer { key: key.clone(), pair: PAIR }.encode()),
+            Content::Ls(LsToken::new(PAIR, 0x1234, &key).encode()),
+            Content::Token(*block4.last_chunk().context("a token")?),
+        ];
+        let syn = Packet::new(alice, front).tcp(Tcp::syn(40_000, 443));
+        let mut frames = vec![
+            syn.clone().payload(&block4).frame(),
+            Packet::new(alice6, front6).udp(40_000, 443).payload(&[b"hello", &block6[..]].concat()).frame(),
+        ];
+        frames.extend(contents.iter().map(|content| syn.shimmed(&content.encode()).frame()));
+        frames.push(Packet::new(front, alice).udp(53, 40_001).payload(&answer()).frame());
+        frames.push(syn.frame());
+        let dir = tempfile::tempdir()?;
+        let file = dir.path().join("forms.pcap");
+        fs::write(&file, pcap(&frames))?;
+
+        let ours = inspected(&file)?;
+        let expected = [
+            ("tail", "token"),
+            ("tail", "token"),
+            ("shim", "support"),
+            ("shim", "key_transfer"),
+            ("shim", "ls_token"),
+            ("shim", "token"),
+            ("null", "discovery"),
+            ("null", "null"),
+        ];
+        for (packet, (carrier, content)) in ours.iter().zip(expected) {
+            ensure!(text(packet, "carrier") == carrier && text(packet, "content") == content, "{packet}");
+        }
+        ensure!(
+            ours.len() == expected.len()
+                && !ours.iter().any(|packet| packet.to_string().contains(&hex::encode(key.bytes())))
+        );
+        ensure!(ours[5]["remarks"].to_string().contains("replayed: packet 1"), "{}", ours[5]);
+        ensure!(ours[7]["remarks"].to_string().contains("no_token"), "{}", ours[7]);
+        ensure!(ours[6]["record"] == RECORD, "{}", ours[6]);
+
+        let token = Token::decode(block4.last_chunk().context("a token")?, false).ok().context("a token")?;
+        let theirs = dissected(
+            &file,
+            &[
+                "vouchsafe.carrier",
+                "vouchsafe.handle",
+                "vouchsafe.nonce",
+                "vouchsafe.tag",
+                "vouchsafe.ls.unique_id",
+                "vouchsafe.ls.nonce2",
+                "vouchsafe.discovery",
+            ],
+        )?;
+        let handle = format!("{HANDLE:#018x}");
+        for at in [0, 5] {
+            ensure!(theirs[at][1] == handle && theirs[at][3] == hex::encode(token.tag), "{:?}", theirs[at]);
+            ensure!(theirs[at][2] == format!("{:#010x}", token.nonce), "{:?}", theirs[at]);
+        }
+        for (packet, line) in ours.iter().zip(&theirs) {
+            let same = |ours: &str, theirs: &str| packet[ours].is_null() == theirs.is_empty();
+            ensure!(same("carrier", &line[0]) && same("tag", &format!("{}{}", line[3], line[5])), "{packet}: {line:?}");
+            ensure!(line[4].is_empty() || line[4] == text(packet, "unique_id"), "{packet}: {line:?}");
+        }
+        ensure!(theirs[4][5] == "0x1234" && theirs[6][6] == RECORD, "{theirs:?}");
+        ensure!(tail::BLOCK_LEN == 40 && ours[0]["added"] == 40 && ours[5]["added"] == 60);
+        Ok(())
+    });
+}
+
+#[test]
+fn an_exchange_of_alice_is_explained_packet_by_packet() {
+    test(|| {
+        let network = Network::new(Way::Direct)?;
+        let services = Services::start(&network)?;
+        let authority = Authority::start(&network.authority, &policy("5m"))?;
+        let _verifier = Verifier::start_with(&network.server, &authority, &[])?;
+        let agent = Agent::start(&network.alice)?;
+        agent.login(&authority, "alice")?;
+        let to: SocketAddr = format!("{FRONT4}:{ECHO}").parse()?;
+        let cable = Capture::start(&network.internet, "dc")?;
+        let mut stream = call(&network.alice, to, SOON)?;
+        exchange(&mut stream)?;
+        ask(&network.alice, to, SOON)?;
+        drop(stream);
+        let file = cable.stop()?;
+        drop(services);
+
+        let ours = inspected(&file)?;
+        let first = |protocol: &str| {
+            let from = format!("{INSIDE4}:");
+            ours.iter()
+                .find(|packet| packet["protocol"] == protocol && text(packet, "source").starts_with(&from))
+                .context("a packet")
+        };
+        for protocol in ["tcp", "udp"] {
+            let packet = first(protocol)?;
+            ensure!(
+                packet["content"] == "token"
+                    && packet["carrier"] == "tail"
+                    && packet["remarks"] == serde_json::json!([]),
+                "{packet}"
+            );
+            let later =
+                ours.iter().filter(|later| later["flow"] == packet["number"] && later["number"] != packet["number"]);
+            ensure!(
+                later.clone().count() > 0 && later.clone().all(|later| later["added"] == 0 || protocol == "udp"),
+                "{ours:#?}"
+            );
+        }
+        let theirs = dissected(&file, &["frame.number", "vouchsafe.handle"])?;
+        for (packet, line) in ours.iter().zip(&theirs) {
+            let handle = packet["handle"].as_str().map(|handle| format!("0x{handle}")).unwrap_or_default();
+            ensure!(packet["number"] == line[0].parse::<u64>()? && line[1] == handle, "{packet}: {line:?}");
+        }
+        ensure!(theirs.len() == ours.len(), "{} {}", theirs.len(), ours.len());
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_no_capture_is_refused_with_the_reason() {
+    test(|| {
+        let dir = tempfile::tempdir()?;
+        let file = dir.path().join("it.pcap");
+        let whole = pcap(&[Packet::new("192.0.2.1".parse()?, "192.0.2.2".parse()?).udp(1, 2).frame()]);
+        let mut elsewhere = whole.clone();
+        elsewhere[20] = 105;
+        for (bytes, reason) in [
+            (&b"hello, world, this is a text and no capture"[..], "is no packet capture"),
+            (b"", "is empty"),
+            (&whole[..whole.len() - 1], "ends in the middle of what follows packet 0"),
+            (&elsewhere, "captured at a link of type 105"),
+        ] {
+            fs::write(&file, bytes)?;
+            let output = Command::new(vouchsafe()).arg("inspect").arg(&file).output()?;
+            let error = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.code() == Some(2) && error.contains(reason), "{error}");
+        }
+        fs::write(&file, &whole)?;
+        let output = Command::new(vouchsafe()).arg("inspect").arg(&file).output()?;
+        ensure!(output.status.code() == Some(1), "nothing of ours in it, and yet {}", output.status);
+        Ok(())
+    });
+}

@@ -1,0 +1,144 @@
+-- Wireshark and tshark dissector for what Vouchsafe puts into packets: the tail, the shim, the discovery record.
+--
+-- Formats: docs/wire.md. Put this file into the folder of personal Lua plugins (Help > About > Folders), or run
+--   tshark -X lua_script:vouchsafe.lua -Y vouchsafe -V -r FILE
+-- It has no keys: whether a tag is right, only the verifier knows.
+
+local vouchsafe = Proto("vouchsafe", "Vouchsafe")
+
+local TAIL_LENGTH, TOKEN_LENGTH, CLOCK_SKEW = 40, 36, 30
+local OPTION_TYPE, OPTION_AT, IP_IN_IP = 0x9e, 20, 4
+local SUITES = { [1] = "sha224", [2] = "aes-cmac", [3] = "siphash" }
+local KINDS = { [1] = "support", [2] = "key transfer", [3] = "token of LS", [4] = "token" }
+local LENGTHS = { [1] = 3, [2] = 38, [3] = 40, [4] = 39 }
+
+local f = vouchsafe.fields
+f.carrier = ProtoField.string("vouchsafe.carrier", "Carrier")
+f.kind = ProtoField.uint8("vouchsafe.kind", "Kind", base.DEC, KINDS)
+f.version = ProtoField.uint8("vouchsafe.version", "Version", base.DEC, nil, 0xf0)
+f.suite = ProtoField.uint8("vouchsafe.suite", "Suite", base.DEC, SUITES, 0x0f)
+f.flags = ProtoField.uint8("vouchsafe.flags", "Flags", base.HEX)
+f.port = ProtoField.bool("vouchsafe.flags.port", "For one protocol and port", 8, nil, 0x01)
+f.source = ProtoField.bool("vouchsafe.flags.source", "Bound to the sender's address", 8, nil, 0x02)
+f.reply = ProtoField.bool("vouchsafe.flags.reply", "The receiver may open flows, too", 8, nil, 0x04)
+f.single = ProtoField.bool("vouchsafe.flags.single", "For one flow", 8, nil, 0x08)
+f.bearer = ProtoField.bool("vouchsafe.flags.bearer", "The key itself is the proof", 8, nil, 0x10)
+f.ipv6 = ProtoField.bool("vouchsafe.flags.ipv6", "IPv6", 8, nil, 0x20)
+f.epoch = ProtoField.uint8("vouchsafe.epoch", "Epoch (low 8 bits)")
+f.prefix = ProtoField.uint8("vouchsafe.prefix_length", "Prefix length")
+f.expires = ProtoField.absolute_time("vouchsafe.expires", "Grant ends", base.UTC)
+f.handle = ProtoField.uint64("vouchsafe.handle", "Handle of the grant", base.HEX)
+f.time = ProtoField.absolute_time("vouchsafe.time", "Made", base.UTC)
+f.nonce = ProtoField.uint32("vouchsafe.nonce", "Nonce", base.HEX)
+f.tag = ProtoField.bytes("vouchsafe.tag", "Tag")
+f.unique_id = ProtoField.bytes("vouchsafe.ls.unique_id", "Unique id")
+f.nonce1 = ProtoField.bytes("vouchsafe.ls.nonce1", "Nonce 1")
+f.nonce2 = ProtoField.uint16("vouchsafe.ls.nonce2", "Nonce 2", base.HEX)
+f.hash = ProtoField.bytes("vouchsafe.ls.hash", "Hash")
+f.client_key = ProtoField.bytes("vouchsafe.ls.client_key", "Client key, in clear")
+f.record = ProtoField.string("vouchsafe.discovery", "Discovery record")
+
+local e = vouchsafe.experts
+e.malformed = ProtoExpert.new("vouchsafe.malformed", "Malformed: a verifier drops this", expert.group.MALFORMED, expert.severity.ERROR)
+e.skew = ProtoExpert.new("vouchsafe.clock_skew", "The clocks of sender and capture differ by more than 30 s", expert.group.SEQUENCE, expert.severity.WARN)
+e.expired = ProtoExpert.new("vouchsafe.expired", "The grant had ended", expert.group.SEQUENCE, expert.severity.WARN)
+e.clear = ProtoExpert.new("vouchsafe.key_in_clear", "A client key in clear", expert.group.SECURITY, expert.severity.WARN)
+
+local ip_headers = Field.new("ip.hdr_len")
+local tcp_payload, udp_payload = Field.new("tcp.payload"), Field.new("udp.payload")
+local syn, ack = Field.new("tcp.flags.syn"), Field.new("tcp.flags.ack")
+local txt = Field.new("dns.txt")
+
+-- A packet's first token gets the line in the list.
+local function say(pinfo, text)
+    pinfo.cols.info:append(" [" .. text .. "]")
+end
+
+local function token(range, tree, pinfo)
+    tree:add(f.version, range(0, 1))
+    tree:add(f.suite, range(0, 1))
+    local flags = tree:add(f.flags, range(1, 1))
+    for _, flag in ipairs({ f.port, f.source, f.reply, f.single, f.bearer, f.ipv6 }) do flags:add(flag, range(1, 1)) end
+    tree:add(f.epoch, range(2, 1))
+    tree:add(f.prefix, range(3, 1))
+    local expires, made = tree:add(f.expires, range(4, 4)), nil
+    tree:add(f.handle, range(8, 8))
+    made = tree:add(f.time, range(16, 4))
+    tree:add(f.nonce, range(20, 4))
+    tree:add(f.tag, range(24, 12))
+    local first, flag_bits, suite = range(0, 1):uint(), range(1, 1):uint(), range(0, 1):uint() % 16
+    local longest = math.floor(flag_bits / 0x20) % 2 == 1 and 128 or 32
+    if math.floor(first / 16) ~= 1 or suite < 2 or suite > 3 or flag_bits >= 0x40 or math.floor(flag_bits / 0x10) % 2 == 1
+        or range(3, 1):uint() > longest then
+        tree:add_proto_expert_info(e.malformed)
+    end
+    local now = math.floor(pinfo.abs_ts)
+    if math.abs(range(16, 4):uint() - now) > CLOCK_SKEW then made:add_proto_expert_info(e.skew) end
+    if range(4, 4):uint() <= now then expires:add_proto_expert_info(e.expired) end
+    say(pinfo, "token of grant " .. tostring(range(8, 8):bytes()):lower())
+end
+
+local function ls_token(range, tree, pinfo)
+    tree:add(f.unique_id, range(0, 5))
+    tree:add(f.nonce1, range(5, 2))
+    tree:add(f.nonce2, range(7, 2))
+    tree:add(f.hash, range(9, 28))
+    say(pinfo, "token of LS, unique id " .. tostring(range(0, 5):bytes()):lower())
+end
+
+local function key_transfer(range, tree, pinfo)
+    tree:add(f.client_key, range(0, 28)):add_proto_expert_info(e.clear)
+    tree:add(f.unique_id, range(28, 5))
+    tree:add(f.nonce1, range(33, 2))
+    say(pinfo, "key transfer")
+end
+
+local function shim(option, root, pinfo)
+    local tree = root:add(vouchsafe, option, "Vouchsafe, shim")
+    tree:add(f.carrier, option, "shim")
+    tree:add(f.kind, option(2, 1))
+    local kind, length = option(2, 1):uint(), option(1, 1):uint()
+    if LENGTHS[kind] ~= length then
+        tree:add_proto_expert_info(e.malformed)
+    elseif kind == 1 then
+        say(pinfo, "support")
+    elseif kind == 2 then
+        key_transfer(option(3, 35), tree, pinfo)
+    elseif kind == 3 then
+        ls_token(option(3, 37), tree, pinfo)
+    else
+        token(option(3, TOKEN_LENGTH), tree, pinfo)
+    end
+end
+
+local function tail(payload, root, pinfo)
+    if not payload or payload.len < TAIL_LENGTH then return end
+    local block = payload.range(payload.len - TAIL_LENGTH, TAIL_LENGTH)
+    if block(0, 4):string() ~= "VSF1" then return end
+    local tree = root:add(vouchsafe, block, "Vouchsafe, tail")
+    tree:add(f.carrier, block, "tail")
+    token(block(4, TOKEN_LENGTH), tree, pinfo)
+end
+
+function vouchsafe.dissector(buffer, pinfo, root)
+    -- The shim: an IPv4 header of 60 bytes right behind one of 20 that says "IP in IP"; its first option is ours.
+    local outer, inner = ip_headers()
+    if inner and inner.offset == outer.offset + 20 and buffer(outer.offset + 9, 1):uint() == IP_IN_IP
+        and buffer(inner.offset, 1):uint() == 0x4f and inner.offset + 60 <= buffer:len()
+        and buffer(inner.offset + OPTION_AT, 1):uint() == OPTION_TYPE then
+        shim(buffer(inner.offset + OPTION_AT, 40), root, pinfo)
+    elseif udp_payload() then
+        tail(udp_payload(), root, pinfo)
+    elseif syn() and syn().value and not ack().value then
+        tail(tcp_payload(), root, pinfo)
+    end
+    for _, record in ipairs({ txt() }) do
+        if record.value:sub(1, 12) == "v=vouchsafe1" then
+            local tree = root:add(vouchsafe, record.range, "Vouchsafe, discovery: a hint, never a credential")
+            tree:add(f.record, record.range, record.value)
+            say(pinfo, "discovery")
+        end
+    end
+end
+
+register_postdissector(vouchsafe)
