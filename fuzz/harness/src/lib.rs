@@ -4,11 +4,13 @@
 
 mod carrier;
 mod formats;
+mod switches;
 mod texts;
 mod world;
 
 pub use carrier::{held, journey, outcomes, shim, tail, verifier};
 pub use formats::{grant_header, option, packet, quoted, token};
+pub use switches::{GENERATION, openflow};
 pub use texts::{api, document, policy};
 
 /// Runs a target on an input.
@@ -26,6 +28,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("verifier", verifier),
     ("journey", journey),
     ("held", held),
+    ("openflow", openflow),
     ("policy", policy),
     ("document", document),
     ("api", api),

@@ -1,5 +1,7 @@
 //! Writes the seeds that fuzzing starts from: `cargo test -p harness --test seeds -- --ignored`.
 
+use engine::openflow::message::Message;
+use engine::openflow::rules;
 use lab::forge::{Packet, Tcp, flag};
 use serde_json::Value;
 use std::fs;
@@ -162,6 +164,33 @@ fn write_packets() {
         write("quoted", &format!("{name}-tcp-behind"), [&[family, 8][..], &[0; 8], &tcp].concat());
         write("quoted", &format!("{name}-udp"), [&[family, 0][..], &back.clone().udp(443, 40000).ip()].concat());
         write("quoted", &format!("{name}-cut"), [&[family, 0][..], &tcp[..tcp.len() - 17]].concat());
+    }
+}
+
+#[test]
+#[ignore = "writes the corpus"]
+fn write_switches() {
+    let greeting = [Message::Hello, Message::FeaturesReply { datapath: 7 }];
+    let [rule] = &rules::standing(&[], harness::GENERATION)[..] else { panic!("one rule") };
+    let say = |name: &str, cut: u8, messages: &[Message]| {
+        let said = (1..).zip(greeting.iter().chain(messages));
+        let said: Vec<u8> = said.flat_map(|(xid, message)| message.encode(xid).expect("it is short")).collect();
+        write("openflow", name, [&[cut][..], &said].concat());
+    };
+    say("greeting", 3, &[Message::BarrierReply, Message::EchoRequest(b"there?".to_vec()), Message::Other(19)]);
+    say("errors", 9, &[Message::Error { class: 4, code: 6 }, Message::Error { class: 5, code: 1 }]);
+    write("openflow", "tls", [0, 22, 3, 1, 0, 200, 1, 0, 0]);
+    for (name, plain, carrying) in frames() {
+        let up = |in_port, frame: &[u8]| Message::PacketIn {
+            cookie: rule.cookie,
+            in_port,
+            total_len: frame.len() as u16,
+            frame: frame.to_vec(),
+        };
+        // By tail and by shim, again, and with a token already.
+        let again: Vec<_> = [Some(plain.clone()), carrying].into_iter().flatten().collect();
+        let messages: Vec<_> = again.iter().flat_map(|frame| [up(2, frame), up(3, frame)]).collect();
+        say(&name, 60, &messages);
     }
 }
 
