@@ -38,6 +38,15 @@ impl Capture {
         Ok(text.lines().filter(|line| !line.starts_with(char::is_whitespace)).map(str::to_owned).collect())
     }
 
+    /// Lengths of the frames that fit the filter, in order.
+    pub fn lengths(&self, filter: &str) -> Result<Vec<usize>> {
+        let length = |line: &String| -> Option<usize> {
+            line.split(", length ").nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+        };
+        let lines = self.lines(filter)?;
+        lines.iter().map(|line| length(line).with_context(|| format!("no length in {line}"))).collect()
+    }
+
     /// Ends the capture and returns its file, which lives as long as the namespace's folder.
     pub fn stop(mut self) -> Result<PathBuf> {
         self.tcpdump.stop()?;

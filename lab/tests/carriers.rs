@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use lab::service::{ask, call, exchange};
 use lab::world::{Agent, Authority, ECHO, FRONT4, INSIDE4, Network, Services, Verifier, Way, policy};
 use lab::{Capture, World, poll, test};
@@ -33,15 +33,6 @@ fn world(way: Way, carrier: Carrier) -> Result<World> {
     Ok(world)
 }
 
-/// Lengths of the frames that fit the filter.
-fn lengths(capture: &Capture, filter: &str) -> Result<Vec<usize>> {
-    let length = |line: &String| -> Option<usize> {
-        line.split(", length ").nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
-    };
-    let lines = capture.lines(filter)?;
-    lines.iter().map(|line| length(line).with_context(|| format!("no length in {line}"))).collect()
-}
-
 /// How many bytes each packet of alice's is longer on the cable than behind the verifier, in a TCP and in a UDP flow.
 fn overhead(carrier: Carrier) -> Result<[Vec<usize>; 2]> {
     let world = world(Way::Direct, carrier)?;
@@ -52,7 +43,7 @@ fn overhead(carrier: Carrier) -> Result<[Vec<usize>; 2]> {
     let mut since = || -> Result<Vec<usize>> {
         let mut both = (Vec::new(), Vec::new());
         let complete = poll(SOON, || {
-            both = (lengths(&cable, &filter).unwrap_or_default(), lengths(&behind, &filter).unwrap_or_default());
+            both = (cable.lengths(&filter).unwrap_or_default(), behind.lengths(&filter).unwrap_or_default());
             both.0.len() == both.1.len() && both.0.len() >= seen + 2
         });
         ensure!(complete, "on the cable {:?}, behind the verifier {:?}", both.0, both.1);

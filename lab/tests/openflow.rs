@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use lab::service::{Echo, ask, call, exchange};
+use lab::service::{self, Echo, ask, call, exchange};
 use lab::switch::{CONTROLLER, Switch, packets};
 use lab::transfer::{Sink, Transfer};
 use lab::world::{Agent, Authority, DARK4, ECHO, FRONT4, FRONT6, Network, Verifier, Way, policy};
@@ -156,6 +156,38 @@ fn shims_get_in_on_a_direct_path() {
     });
 }
 
+/// How many bytes each packet of alice's is longer behind the switch than in front of it.
+fn overhead(carrier: Carrier, exchange: impl Fn(&Home) -> Result<()>) -> Result<Vec<usize>> {
+    let home = Home::new(Way::Direct, carrier)?;
+    // Has the grant fetched: a first packet may be sent again meanwhile.
+    exchange(&home)?;
+    let router = &home.network.router;
+    let (front, behind) = (Capture::start(router, ALICE.0)?, Capture::start(router, BRIDGE)?);
+    exchange(&home)?;
+    let filter = format!("dst host {FRONT4}");
+    let mut both = (Vec::new(), Vec::new());
+    let complete = poll(SOON, || {
+        both = (front.lengths(&filter).unwrap_or_default(), behind.lengths(&filter).unwrap_or_default());
+        both.0.len() == both.1.len() && both.0.len() >= 4
+    });
+    ensure!(complete, "in front of the switch {:?}, behind it {:?}", both.0, both.1);
+    Ok(both.0.iter().zip(&both.1).map(|(front, behind)| behind - front).collect())
+}
+
+#[test]
+fn a_carrier_costs_as_much_by_a_switch_as_without_one() {
+    test(|| {
+        for (carrier, cost) in [(Carrier::Tail, 40), (Carrier::Shim, 60)] {
+            let tcp = overhead(carrier, |home| {
+                let mut stream = call(&home.network.alice, echo(), SOON)?;
+                (0..3).try_for_each(|_| service::exchange(&mut stream))
+            })?;
+            ensure!(tcp[0] == cost && tcp[1..].iter().all(|more| *more == 0), "{}: {tcp:?}", carrier.name());
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn of_a_connection_only_the_syn_comes_up_and_exact_rules_come_down_with_it() {
     test(|| {
@@ -301,8 +333,16 @@ fn a_switch_with_a_certificate_is_served_by_tls_and_one_that_speaks_plain_is_tol
         let (macs, controller) = ([colons(&network.alice)?], format!("ssl:{CONTROLLER}"));
         let mut home = Home::around(network, switch, &controller, Carrier::Tail, &[ONE], &macs, &flags)?;
         call(&home.network.alice, echo(), SOON).context("through TLS")?;
-        home.switch.set_controller(BRIDGE, &format!("tcp:{CONTROLLER}"))?;
         let told = |home: &Home, words: &str| poll(SOON, || home.agent.log().contains(words));
+        // One with a certificate of some other CA, which makes no difference to what it expects of us.
+        let elsewhere = home.network.alice.dir();
+        let [_, _, _, foreign, foreign_key] = certificates(elsewhere)?;
+        home.switch.vsctl(&["set-ssl", &shown(&foreign_key), &shown(&foreign), &shown(&ca)])?;
+        // A connection that is there stays as it is.
+        home.switch.set_controller(BRIDGE, "ssl:127.0.0.1:1")?;
+        home.switch.set_controller(BRIDGE, &controller)?;
+        ensure!(told(&home, "a switch can't be spoken to: TLS"), "{}", home.agent.log());
+        home.switch.set_controller(BRIDGE, &format!("tcp:{CONTROLLER}"))?;
         ensure!(told(&home, "speaks plain OpenFlow"), "{}", home.agent.log());
         // The other way round.
         home.switch.set_controller(BRIDGE, &controller)?;
