@@ -166,12 +166,16 @@ impl Config {
             flags.switches_key.or(file.switches_key),
             flags.switches_ca.or(file.switches_ca),
         )?;
+        let authorities = either(flags.authority, file.authority);
+        if let Some(wrong) = authorities.iter().find(|url| !url.starts_with("https://")) {
+            bail!("authority: {wrong:?} is no address of an authority: write https://HOST:PORT");
+        }
         Ok(Self {
             dir: flags.dir.or(file.dir).unwrap_or_else(|| DEFAULT_DIR.into()),
             socket: flags.socket.or(file.socket).unwrap_or_else(|| DEFAULT_SOCKET.into()),
             instance,
             interfaces: either(flags.interface, file.interface),
-            authorities: either(flags.authority, file.authority),
+            authorities,
             metrics: flags.metrics.or(file.metrics),
             switches,
             switches_tls,
@@ -292,9 +296,13 @@ mod tests {
         let settings = Config::resolve(Flags::default(), read("forwarded_as = \"root\"").unwrap()).unwrap().settings;
         let whose: Vec<_> = settings.owners.iter().map(|(owner, subject)| (owner.kind, subject.user())).collect();
         assert_eq!(whose, [(owner::FORWARDED, 0)]);
-        for wrong in
-            ["forwarded_as = \"no such user\"", "cgroup = \"/no/such=0\"", "default = \"maybe\"", "instance = \"/\""]
-        {
+        for wrong in [
+            "forwarded_as = \"no such user\"",
+            "cgroup = \"/no/such=0\"",
+            "default = \"maybe\"",
+            "instance = \"/\"",
+            "authority = \"foo\"",
+        ] {
             assert!(Config::resolve(Flags::default(), read(wrong).unwrap()).is_err(), "{wrong}");
         }
     }

@@ -85,6 +85,9 @@ impl Kernel {
             signs: Signs::default(),
             addresses: addresses(),
         };
+        for name in kernel.wanted.iter().filter(|name| Interface::named(name).is_err()) {
+            tracing::warn!(interface = name, "there is no such interface: tokens go out by it once it comes");
+        }
         kernel.load(14)?;
         kernel.signs = kernel.signs()?;
         kernel.maps().set_injector(kernel.injector.cookie())?;

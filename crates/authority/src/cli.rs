@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::api::Service;
 use serde::Serialize;
-use shell::table::{Table, utc};
+use shell::table::{Table, count, utc};
 use shell::{print, println};
 use std::io::{IsTerminal, Read};
 use std::net::SocketAddr;
@@ -398,7 +398,7 @@ async fn revoke(at: &At, which: &Which) -> Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     let Revoked { grants, told } = admin::revoke(&at.directory(), which).await?;
-    let grants = if grants == 1 { "1 grant".to_owned() } else { format!("{grants} grants") };
+    let grants = count(grants, "grant");
     if told {
         println!("{grants} revoked; flows of theirs and of those that had ended are cut");
     } else {

@@ -7,6 +7,7 @@ use crate::storage::Operator;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use shell::lines;
+use shell::table::count;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -121,7 +122,7 @@ async fn act(authority: &Authority, command: Command) -> Result<String> {
         Command::Sync => authority.sync().await.map(|()| "told the server".to_owned()),
         Command::Judge => {
             let revoked = authority.judge_anew("tags or groups changed").await?;
-            Ok(format!("{revoked} grants revoked"))
+            Ok(format!("{} revoked", count(revoked, "grant")))
         }
         Command::ReloadKeys { anew } => authority.reload_keys(anew).await,
         Command::RenewSessions { person } => authority.renew_now(person).await.map(|done| done.to_string()),

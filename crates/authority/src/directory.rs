@@ -7,7 +7,7 @@ use crate::tls::{Certificates, der, fingerprint};
 use crate::{Config, now, policies};
 use anyhow::{Context, Result, bail};
 use engine::policy::Policy;
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -92,7 +92,10 @@ impl Directory {
         let path = file.map_or_else(|| self.policy(), Path::to_owned);
         let text = policies::read_text(&path)?;
         match Policy::parse(&text, max_lifetime) {
-            Ok(policy) => Ok((policy, text)),
+            Ok(policy) => {
+                let called = path.file_name().map_or_else(|| POLICY.into(), |name| name.to_string_lossy());
+                Ok((policy.in_file(&called), text))
+            }
             Err(faults) => bail!(faults.in_file(&path.display().to_string())),
         }
     }
@@ -142,8 +145,11 @@ impl Directory {
         let path = self.0.join("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
         let file = file.map_err(|error| anyhow::anyhow!("can't open {}{}", path.display(), way_out(&error)))?;
-        file.try_lock().with_context(|| format!("another authority runs in {}", self.0.display()))?;
-        Ok(file)
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => bail!("another authority runs in {}", self.0.display()),
+            Err(TryLockError::Error(error)) => bail!("can't lock {}: {error}", path.display()),
+        }
     }
 
     /// Who owns the directory: besides root, the only user that may command the server.

@@ -7,6 +7,7 @@ use crate::{Directory, now};
 use anyhow::{Context, Result, bail};
 use engine::api::Event;
 use engine::policy::{Compiled, MOST_TEXT, Policy};
+use shell::table::count;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -41,7 +42,7 @@ impl Candidate {
     /// What is in it.
     pub fn summary(&self) -> String {
         let policy = self.policy.policy();
-        format!("{} receivers and {} rules", policy.receivers().len(), policy.rules().len())
+        format!("{} and {}", count(policy.receivers().len(), "receiver"), count(policy.rules().len(), "rule"))
     }
 
     fn tested(policy: Policy, text: String, name: &str) -> Result<Self> {
@@ -97,7 +98,7 @@ impl Authority {
         let time = now();
         let forbidden = self.forbidden(&policy, time).await?;
         let revoked = forbidden.len();
-        let summary = format!("{summary} in force; {revoked} grants revoked");
+        let summary = format!("{summary} in force; {} revoked", count(revoked, "grant"));
         let change = PolicyChange { text, note, by, summary: summary.clone(), after };
         let directory = self.directory.clone();
         let version = self

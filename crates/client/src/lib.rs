@@ -263,5 +263,13 @@ fn chain(error: &dyn std::error::Error) -> String {
         text = format!("{text}: {error}");
         cause = error.source();
     }
+    with_way_out(text)
+}
+
+/// Says what to do about an authority whose CA the system does not know.
+fn with_way_out(mut text: String) -> String {
+    if ["UnknownIssuer", "BadSignature"].iter().any(|fault| text.contains(fault)) {
+        text.push_str("; give the authority's ca.pem with `--ca`");
+    }
     text
 }

@@ -3,7 +3,7 @@
 use crate::hook::Attached;
 use crate::link;
 use crate::table::{Table, distinct};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, Object, ObjectBuilder, OpenObject, Program, ProgramMut};
 use nix::mount::{MsFlags, mount};
 use std::fs;
@@ -66,8 +66,11 @@ impl Pins {
     /// Takes the lock that keeps a second process with the same pins out; held until the file is dropped.
     pub fn lock(&self) -> Result<fs::File> {
         let file = fs::File::open(&self.0).with_context(|| format!("cannot open {}", self.0.display()))?;
-        file.try_lock().with_context(|| format!("another process uses {}", self.0.display()))?;
-        Ok(file)
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(fs::TryLockError::WouldBlock) => bail!("another process uses {}", self.0.display()),
+            Err(fs::TryLockError::Error(error)) => bail!("cannot lock {}: {error}", self.0.display()),
+        }
     }
 
     /// The process that holds the lock. Asks the kernel's list, because trying the lock could keep a daemon from it.

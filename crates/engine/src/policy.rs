@@ -34,6 +34,7 @@ use index::Index;
 use ipnet::IpNet;
 use spans::Spans;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use wire::grant::mask;
 use wire::{Carrier, Destination, Suite};
 
@@ -73,6 +74,8 @@ pub struct Rule {
     pub line: usize,
     /// Its name, where it has one.
     pub name: Option<String>,
+    /// What the file is called that it stands in.
+    pub file: Arc<str>,
     /// What it says.
     pub action: Action,
     /// Which of several matching rules decides: the highest; of equals, the last.
@@ -192,6 +195,14 @@ impl Policy {
         text::parse(text, max_lifetime)
     }
 
+    /// The same, of a file that is called otherwise than the one in force: rules are called by its name.
+    #[must_use]
+    pub fn in_file(mut self, name: &str) -> Self {
+        let name: Arc<str> = name.into();
+        self.rules.iter_mut().for_each(|rule| rule.file = name.clone());
+        self
+    }
+
     /// What the policy says.
     pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
         let request = &request.normal();
@@ -309,9 +320,10 @@ impl Rule {
 
     /// How the rule is called in answers and logs: `policy.toml:LINE name`, or its number where it has no name.
     pub fn label(&self) -> String {
+        let Self { file, line, .. } = self;
         match &self.name {
-            Some(name) => format!("policy.toml:{} {name}", self.line),
-            None => format!("policy.toml:{} rule {}", self.line, self.number),
+            Some(name) => format!("{file}:{line} {name}"),
+            None => format!("{file}:{line} rule {}", self.number),
         }
     }
 }

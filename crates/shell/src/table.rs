@@ -28,6 +28,11 @@ impl fmt::Display for Table {
     }
 }
 
+/// So many of something: `1 grant`, `2 grants`.
+pub fn count(number: usize, one: &str) -> String {
+    if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
+}
+
 /// A time as `2030-01-31T12:00:00Z`.
 pub fn utc(time: u64) -> String {
     let (days, second) = (time / 86_400, time % 86_400);

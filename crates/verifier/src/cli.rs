@@ -36,6 +36,11 @@ const EXPLAIN: &str = "Examples:
   vouchsafe verifier explain --person alice --device laptop --group staff --to 203.0.113.10:22
   vouchsafe verifier explain --frame HEX";
 
+/// An address with a port.
+fn endpoint(text: &str) -> Result<SocketAddr, &'static str> {
+    text.parse().map_err(|_| "write ADDR:PORT, such as 203.0.113.5:4711 or [2001:db8::5]:4711")
+}
+
 /// Protects this host, or what is behind it
 #[derive(Subcommand, Debug)]
 pub enum VerifierCommand {
@@ -93,7 +98,7 @@ pub enum VerifierCommand {
         #[command(flatten)]
         look: Look,
         /// The client's address and port, as the server sees it; IPv6 as [ADDR]:PORT
-        #[arg(value_name = "ADDR:PORT")]
+        #[arg(value_name = "ADDR:PORT", value_parser = endpoint)]
         client: SocketAddr,
     },
     /// Say whether a packet would pass, or a person would get a grant, and why; exit code 1 if not

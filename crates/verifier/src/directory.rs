@@ -5,7 +5,7 @@ use crate::settings::{self, Options, TEMPLATE};
 use anyhow::{Context, Result, bail};
 use engine::api::{EpochKeys, VerifierConfig};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -127,8 +127,11 @@ impl Directory {
         let path = self.0.join("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
         let file = file.with_context(|| format!("can't open {}", path.display()))?;
-        file.try_lock().with_context(|| format!("another verifier runs in {}", self.0.display()))?;
-        Ok(file)
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => bail!("another verifier runs in {}", self.0.display()),
+            Err(TryLockError::Error(error)) => bail!("can't lock {}: {error}", path.display()),
+        }
     }
 
     fn make(&self) -> Result<()> {

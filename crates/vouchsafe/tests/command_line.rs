@@ -235,7 +235,7 @@ fn a_policy_is_tried_applied_and_taken_back_from_the_command_line() {
     let (first, second) =
         (write("first.toml", POLICY), write("second.toml", &POLICY.replace("[\"alice\"]", "[\"bob\"]")));
 
-    assert_eq!(policy(&["test", &first]), (0, "1 tests, 0 failed\n".into()));
+    assert_eq!(policy(&["test", &first]), (0, "1 test, 0 failed\n".into()));
     let (code, words) = policy(&["test", &second, "--json"]);
     let tested: Value = serde_json::from_str(&words).unwrap();
     assert_eq!((code, &tested["failures"][0]["line"]), (1, &Value::from(13)));
@@ -299,5 +299,21 @@ fn a_policy_made_to_blow_up_is_refused_in_bounded_memory() {
         let words = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
         assert_eq!(output.status.code(), Some(1), "{name}: {words}");
         assert!(words.contains(expected) && words.len() < 64 * 1024, "{name}: {words}");
+    }
+}
+
+#[test]
+fn a_wrong_argument_is_answered_with_the_way_out() {
+    for (arguments, words) in [
+        (&["verifier", "whois", "nonsense"][..], "write ADDR:PORT"),
+        (
+            &["login", "--authority", "https://127.0.0.1:9", "--ca", "/etc/hosts"],
+            "there is no certificate in /etc/hosts",
+        ),
+        (&["agent", "run", "--authority", "foo"], "write https://HOST:PORT"),
+    ] {
+        let output = vouchsafe(arguments);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(2) && said.contains(words), "{arguments:?}: {said}");
     }
 }

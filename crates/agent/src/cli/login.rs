@@ -3,7 +3,7 @@
 use super::redirect::Redirect;
 use super::{At, ask, done, no, unexpected};
 use crate::protocol::{Call, LoginStarted, LoginWay, Reply};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use engine::api::ServiceKey;
 use shell::println;
@@ -68,7 +68,7 @@ struct Place {
 pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
     let LoginArguments { at, authority, ca, user, password_stdin, totp, device_code, no_open, service_key, device } =
         arguments;
-    let ca = ca.as_deref().map(read).transpose()?;
+    let ca = ca.as_deref().map(read_ca).transpose()?;
     let device = match device {
         Some(device) => device,
         None => {
@@ -239,4 +239,12 @@ fn read(file: &Path) -> Result<String> {
         true => bail!("{} is empty", file.display()),
         false => Ok(text),
     }
+}
+
+/// Reads the certificates of a CA.
+fn read_ca(file: &Path) -> Result<String> {
+    let text = read(file)?;
+    let way_out = "give the authority's ca.pem";
+    ensure!(text.contains("-----BEGIN CERTIFICATE-----"), "there is no certificate in {}: {way_out}", file.display());
+    Ok(text)
 }

@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 use engine::policy::diff::{Change, Kind, compare};
 use engine::policy::{Asker, Compiled, Request, destination, instant};
 use serde::Serialize;
-use shell::table::{Table, utc};
+use shell::table::{Table, count, utc};
 use shell::{print, println};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -163,7 +163,8 @@ fn check(file: &OneFile) -> Result<ExitCode> {
             };
             let policy = policy.policy();
             let (receivers, rules) = (policy.receivers().len(), policy.rules().len());
-            println!("valid: {receivers} receivers, {rules} rules, {} tests", policy.expectations().len());
+            let counts = [(receivers, "receiver"), (rules, "rule"), (policy.expectations().len(), "test")];
+            println!("valid: {}", counts.map(|(number, one)| count(number, one)).join(", "));
             for warning in admin::unknown_names(&directory, policy)? {
                 println!("note: {warning}");
             }
@@ -201,7 +202,7 @@ fn test(file: &OneFile, json: bool) -> Result<ExitCode> {
         for failure in &tested.failures {
             println!("{}:{}: {}", path.display(), failure.line, failure.message);
         }
-        println!("{} tests, {} failed", tested.tests, tested.failures.len());
+        println!("{}, {} failed", count(tested.tests, "test"), tested.failures.len());
     }
     Ok(if tested.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -297,7 +298,8 @@ fn replay(file: &OneFile, hours: u64, json: bool) -> Result<ExitCode> {
                 print!("{}", Table::new(&["  TIMES", "PERSON", "DEVICE", "TO", "LAST", "WHY"], cases.iter().map(row)));
             }
         }
-        println!("{} grants and {} refusals of the last {hours} h judged", replay.grants, replay.refusals);
+        let (grants, refusals) = (count(replay.grants, "grant"), count(replay.refusals, "refusal"));
+        println!("{grants} and {refusals} of the last {hours} h judged");
     }
     let same = replay.refused.is_empty() && replay.allowed.is_empty();
     Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })

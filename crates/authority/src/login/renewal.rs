@@ -8,6 +8,7 @@ use crate::storage::{Renewable, Renewed};
 use anyhow::Result;
 use futures_util::StreamExt;
 use openidconnect::RefreshToken;
+use shell::table::count;
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -38,9 +39,10 @@ impl fmt::Display for Renewals {
         let Self { asked, changed, ended, failed, revoked } = self;
         write!(
             f,
-            "{asked} sessions asked about: {changed} with other groups, {ended} ended, {failed} without an answer; "
+            "{} asked about: {changed} with other groups, {ended} ended, {failed} without an answer; ",
+            count(*asked, "session")
         )?;
-        write!(f, "{revoked} grants revoked")
+        write!(f, "{} revoked", count(*revoked, "grant"))
     }
 }
 

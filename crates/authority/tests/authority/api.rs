@@ -314,3 +314,12 @@ async fn init_touches_nothing_that_is_there() {
     let left: Vec<_> = std::fs::read_dir(room.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["precious"]);
 }
+
+#[tokio::test]
+async fn whoever_does_not_know_the_ca_hears_which_flag_names_it() {
+    let (stage, other) = (Stage::start().await, Stage::start().await);
+    let ca = std::fs::read(other.directory.ca()).unwrap();
+    let client = client::Authority::new(&format!("https://{}", stage.address), Some(&ca)).unwrap();
+    let error = client.login_methods().await.unwrap_err().to_string();
+    assert!(error.contains("give the authority's ca.pem with `--ca`"), "{error}");
+}

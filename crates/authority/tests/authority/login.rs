@@ -242,12 +242,12 @@ async fn a_group_that_is_lost_revokes_what_rested_on_it() {
 
     scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["staff"])));
     let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
-    assert!(told.starts_with("1 sessions asked about: 0 with other groups, 0 ended"), "{told}");
+    assert!(told.starts_with("1 session asked about: 0 with other groups, 0 ended"), "{told}");
     assert_eq!(scene.provider.says.lock().unwrap().asked[0]["grant_type"], "refresh_token");
 
     scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["guests"])));
     let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
-    assert!(told.contains("1 with other groups") && told.ends_with("1 grants revoked"), "{told}");
+    assert!(told.contains("1 with other groups") && told.ends_with("1 grant revoked"), "{told}");
     assert_eq!(revoked(&mut heard).await, [handle(&grant)]);
     assert_eq!(problem(carol.grant(&git()).await).r#type, "no_rule");
     assert!(carol.destinations().await.unwrap().destinations.is_empty());

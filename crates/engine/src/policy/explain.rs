@@ -9,7 +9,7 @@ use wire::Destination;
 impl Decision<'_> {
     /// The decision as the API explains it.
     pub fn explain(&self, request: &Request<'_>) -> api::Explanation {
-        let person = request.subject.name();
+        let person = request.subject.words();
         let (receiver, rule) = match self {
             Self::NoReceiver => (None, None),
             Self::DefaultDeny { receiver } => (Some(&receiver.name), None),

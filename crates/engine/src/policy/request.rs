@@ -23,6 +23,14 @@ impl<'s> Subject<'s> {
         Self { person, ..Self::default() }
     }
 
+    /// The person's name, or words for whoever has none but a group.
+    pub(super) fn words(&self) -> String {
+        match self.groups {
+            [_, ..] if self.person.is_empty() => format!("somebody in {}", self.groups.join(" and ")),
+            _ => self.name().to_owned(),
+        }
+    }
+
     /// The person's name, or words for whoever has none.
     pub(super) fn name(&self) -> &'s str {
         if self.person.is_empty() { "anybody else" } else { self.person }

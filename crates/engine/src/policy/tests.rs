@@ -194,6 +194,22 @@ fn every_fault_is_reported_with_its_place() {
 }
 
 #[test]
+fn faults_say_what_to_write_and_dont_follow_from_one_another() {
+    let text = "[[receivers]]\nname = \"web\"\naddress = \"203.0.113.10\"\nservices = [\"http\"]\nverifier = \"edge\"\n\n\
+                [[rules]]\naction = \"permit\"\nlifetime = \"5m\"\ngranularity = \"host\"\nwho = \"everyone\"\nto = \"web\"\n";
+    assert_eq!(fault(text), "4:13: `http` is no protocol; write \"tcp/80\"\n8:10: `permit` is none of allow, deny");
+}
+
+#[test]
+fn rules_of_a_draft_are_called_by_its_name() {
+    let draft = policy().in_file("draft.toml");
+    let asked = Asker { groups: vec!["staff".into()], ..Asker::default() };
+    let to = destination("203.0.113.10:22").unwrap();
+    let text = draft.trace(&Request { subject: asked.subject(), to, now: 0 }).text;
+    assert!(text.starts_with("somebody in staff ") && text.contains("draft.toml:"), "{text}");
+}
+
+#[test]
 fn text_that_is_no_toml_names_the_line() {
     assert!(fault("[groups\n").starts_with("1:"), "{}", fault("[groups\n"));
 }
@@ -416,7 +432,7 @@ fn tests_in_the_file_say_what_is_not_as_expected() {
         [
             "44: alice works: expected deny by `staff may use git`, and yet: alice may reach 203.0.113.10 tcp/22 \
              (receiver git): allowed by policy.toml:23 staff may use git",
-            "62: expected unprotected, and yet: anybody else may reach 203.0.113.10 icmp (receiver git): allowed by \
+            "62: expected unprotected, and yet: somebody in staff may reach 203.0.113.10 icmp (receiver git): allowed by \
              policy.toml:23 staff may use git"
         ]
     );

@@ -11,9 +11,12 @@ use crate::document::{Faults, Fields, Reader, hint, texts};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use toml::Spanned;
 use wire::{Carrier, Suite};
 
+/// What the file is called that is in force.
+const FILE: &str = "policy.toml";
 const RECEIVER_KEYS: &[&str] = &["name", "address", "services", "verifier"];
 const RULE_KEYS: &[&str] = &[
     "name",
@@ -42,6 +45,23 @@ const PROTOCOLS: &[(&str, u8)] = &[
     ("icmpv6", 58),
     ("sctp", 132),
     ("udplite", 136),
+];
+/// What people call services, and how a policy does.
+const KNOWN_SERVICES: &[(&str, &str)] = &[
+    ("ssh", "tcp/22"),
+    ("smtp", "tcp/25"),
+    ("dns", "udp/53"),
+    ("http", "tcp/80"),
+    ("ntp", "udp/123"),
+    ("ldap", "tcp/389"),
+    ("https", "tcp/443"),
+    ("smb", "tcp/445"),
+    ("ldaps", "tcp/636"),
+    ("nfs", "tcp/2049"),
+    ("mysql", "tcp/3306"),
+    ("rdp", "tcp/3389"),
+    ("postgresql", "tcp/5432"),
+    ("vnc", "tcp/5900"),
 ];
 /// How long a grant lives where its rule doesn't say, seconds.
 const DEFAULT_LIFETIME: u32 = 300;
@@ -197,6 +217,10 @@ fn service(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<Service> {
     }
     let (name, ports) = word.split_once('/').map_or((word, None), |(name, ports)| (name, Some(ports)));
     let Some(protocol) = protocol_number(name) else {
+        if let Some((_, service)) = KNOWN_SERVICES.iter().find(|(known, _)| *known == word) {
+            reader.fault(text.span(), format!("`{word}` is no protocol; write \"{service}\""));
+            return None;
+        }
         let hint = hint(name, PROTOCOLS.iter().map(|(known, _)| *known).chain(["all"]));
         reader.fault(text.span(), format!("`{}` is no protocol{hint}", name.escape_debug()));
         return None;
@@ -222,7 +246,7 @@ fn service(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<Service> {
 }
 
 fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy, max_lifetime: u32) {
-    let mut names = BTreeMap::new();
+    let (mut names, file) = (BTreeMap::new(), Arc::<str>::from(FILE));
     for (index, fields) in root.tables(reader, "rules", "a rule", RULE_KEYS).into_iter().enumerate() {
         if reader.is_full() {
             break;
@@ -239,25 +263,28 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
         }
         let action = fields.required_text(reader, "action");
         let actions = [("allow", Action::Allow), ("deny", Action::Deny)];
-        let action = action.and_then(|word| choice(reader, &word, &actions)).unwrap_or(Action::Deny);
+        let said = action.and_then(|word| choice(reader, &word, &actions));
+        let action = said.unwrap_or(Action::Deny);
         let priority = fields.number(reader, "priority", action.default_priority().into(), 0, u16::MAX.into());
         let who = fields.required_texts(reader, "who");
         let who = who.iter().filter_map(|word| subject(reader, word, policy)).collect();
         let to = fields.required_texts(reader, "to");
         let to: Vec<_> = to.iter().filter_map(|word| Some((receiver(reader, word, policy)?, word.span()))).collect();
         let terms = read_terms(reader, &fields, max_lifetime);
-        if action == Action::Deny {
+        // Of a word that is none of the two, nobody knows what else is wrong.
+        if said == Some(Action::Deny) {
             for key in TERMS_KEYS {
                 if let Some(value) = fields.value(key) {
                     reader.fault(value.span(), format!("a rule that denies gives no grant: drop `{key}`"));
                 }
             }
-        } else if terms.granularity != Granularity::Application {
+        } else if said.is_some() && terms.granularity != Granularity::Application {
             check_width(reader, &to, policy);
         }
         policy.rules.push(Rule {
             number: index + 1,
             line,
+            file: file.clone(),
             name: name.map(|name| name.get_ref().to_string()),
             action,
             priority: u16::try_from(priority).unwrap_or(u16::MAX),

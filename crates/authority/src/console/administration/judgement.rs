@@ -11,6 +11,7 @@ use engine::document::Fault;
 use engine::policy::diff::{Change, Kind, TooLarge, compare};
 use engine::policy::{Compiled, Policy};
 use maud::{Markup, html};
+use shell::table::count;
 use std::sync::Arc;
 
 use crate::console::page::{table, time};
@@ -109,7 +110,7 @@ impl Judgement {
         let Effects { receivers, rules, tests, failures, failing, unknown, changes, replay, ending } = effects;
         html! {
             @if *failing == 0 {
-                p.done role="status" { "Valid: " (receivers) " receivers, " (rules) " rules; " (tests) " tests pass." }
+                p.done role="status" { "Valid: " (count(*receivers, "receiver")) ", " (count(*rules, "rule")) "; " (count(*tests, "test")) " passed." }
             } @else {
                 p.wrong role="alert" { (failing) " of its own " (tests) " tests fail; so it can't be put in force." }
                 (places("Tests that fail", failures))

@@ -213,7 +213,7 @@ async fn a_draft_is_judged_before_it_is_applied_and_only_over_what_was_seen() {
     let draft = POLICY.replace("[\"alice\", \"bob\"]", "[\"alice\", \"bob\", \"eve\"]") + test;
     let carriage_returns = draft.replace('\n', "\r\n");
     let good = judged(&mut alice, &carriage_returns, "1").await;
-    shows(&good, &["1 tests pass", "gain", "person:eve", "/console/admin/policy/apply"]);
+    shows(&good, &["1 test passed", "gain", "person:eve", "/console/admin/policy/apply"]);
     assert_eq!(stage.database().policies().unwrap().len(), 1, "looking changes nothing");
     let apply = [("text", carriage_returns.as_str()), ("seen", "1")];
     let answer = alice.submit(editor, "/console/admin/policy/apply", &apply).await;
