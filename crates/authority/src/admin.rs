@@ -210,14 +210,23 @@ pub fn verify_audit(directory: &Directory, noted: &[NotedHead]) -> Result<Verdic
 /// Names in a policy that neither accounts nor verifiers have: not wrong, and yet mostly a slip.
 pub fn unknown_names(directory: &Directory, policy: &Policy) -> Result<Vec<String>> {
     let database = Database::open(&directory.database())?;
-    let accounts: BTreeSet<_> = database.accounts()?.into_iter().map(|account| account.person).collect();
     let verifiers: BTreeSet<_> = database.verifiers()?.into_iter().map(|verifier| verifier.verifier).collect();
-    let persons = policy.persons().into_iter().filter(|person| !accounts.contains(*person));
+    let mut persons = Vec::new();
+    for person in policy.persons() {
+        if !database.knows(person)? {
+            persons.push(no_account(person));
+        }
+    }
     let named: BTreeSet<_> = policy.receivers().iter().map(|receiver| receiver.verifier.as_str()).collect();
     let named = named.into_iter().filter(|verifier| !verifiers.contains(*verifier));
-    let persons = persons.map(|person| format!("no account {person}: `vouchsafe authority user add {person}`"));
     let named = named.map(|id| format!("no verifier {id}: `vouchsafe authority verifier add {id}`"));
-    Ok(persons.chain(named).collect())
+    persons.extend(named);
+    Ok(persons)
+}
+
+/// That nobody is called so, and the way out.
+pub(crate) fn no_account(person: &str) -> String {
+    format!("no account {person}: `vouchsafe authority user add {person}`")
 }
 
 async fn judge(directory: &Directory) -> Result<()> {

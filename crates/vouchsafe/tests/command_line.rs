@@ -254,6 +254,9 @@ fn a_policy_is_tried_applied_and_taken_back_from_the_command_line() {
     assert_eq!((code, words.as_str()), (0, "[]\n"));
     let (code, words) = policy(&["explain", "alice", "203.0.113.10:22"]);
     assert!(code == 0 && words.contains("allowed by policy.toml:8 staff"), "{words}");
+    assert!(words.contains("note: no account alice: "), "{words}");
+    let (_, words) = policy(&["explain", "alice", "203.0.113.10:22", "--policy", &second]);
+    assert!(words.contains("second.toml:8 staff") && !words.contains("policy.toml"), "{words}");
     let (code, words) = policy(&["explain", "bob -> 203.0.113.10 tcp/22"]);
     assert!(
         code == 1 && words.contains("near, and yet no match:") && words.contains("it is about group:staff"),

@@ -228,6 +228,12 @@ fn explain(question: &Explain) -> Result<ExitCode> {
         if let Some(grant) = &trace.grant {
             println!("the grant: {grant}");
         }
+        // A policy may be asked where there is no database.
+        let is_unknown =
+            || question.at.database().is_ok_and(|database| matches!(database.knows(&who.person), Ok(false)));
+        if !who.person.is_empty() && is_unknown() {
+            println!("note: {}", admin::no_account(&who.person));
+        }
         for (head, reasons) in [("it beats", &trace.beaten), ("near, and yet no match", &trace.near)] {
             if !reasons.is_empty() {
                 println!("\n{head}:");

@@ -6,6 +6,7 @@ use authority::replay::{Case, Replay};
 use authority::storage::Database;
 use authority::{admin, now};
 use engine::api::Event;
+use engine::policy::Policy;
 
 #[tokio::test]
 async fn a_window_that_closes_cuts_what_it_allowed() {
@@ -200,4 +201,15 @@ fn written(time: u64) -> String {
     let database = rusqlite::Connection::open_in_memory().unwrap();
     let write = "SELECT strftime('%Y-%m-%dT%H:%M:%SZ', ?1, 'unixepoch')";
     database.query_row(write, [time.cast_signed()], |row| row.get(0)).unwrap()
+}
+
+#[tokio::test]
+async fn a_service_account_that_a_rule_names_is_somebody() {
+    let stage = Stage::start().await;
+    admin::add_service(&stage.directory, "robot", &[], &[]).await.unwrap();
+    let rule = "[[rules]]\naction = \"allow\"\nwho = [\"person:robot\", \"person:nobody\"]\nto = \"git\"\n";
+    let policy = Policy::parse(&format!("{POLICY}{rule}"), 3600).unwrap();
+    let unknown = admin::unknown_names(&stage.directory, &policy).unwrap();
+    let persons: Vec<_> = unknown.iter().filter(|said| said.starts_with("no account")).collect();
+    assert_eq!(persons, ["no account nobody: `vouchsafe authority user add nobody`"]);
 }
