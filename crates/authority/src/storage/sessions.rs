@@ -253,20 +253,24 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The sessions that have not ended.
+    /// The sessions that have not ended, with what [`devices`] and [`identities`] know. One statement: all of it is read
+    /// whenever anything changes.
     pub fn sessions(&self, now: u64) -> Result<Vec<(TokenHash, Session)>> {
-        let mut statement = self
-            .connection
-            .prepare_cached("SELECT token, person, device, expires, ends FROM sessions WHERE expires > ?1")?;
-        let rows = statement.query_and_then([now.cast_signed()], |row| {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT token, sessions.person, device, expires, ends, groups, (SELECT json_group_array(tag) FROM (
+                SELECT tag FROM device_tags AS tags
+                    WHERE tags.person = sessions.person AND tags.device = sessions.device
+                UNION SELECT value FROM json_each(identities.tags)))
+             FROM sessions LEFT JOIN identities USING (person) WHERE expires > ?1",
+        )?;
+        let rows = statement.query_map([now.cast_signed()], |row| {
             let expires = row.get::<_, i64>(3)?.cast_unsigned();
-            let (person, device): (String, String) = (row.get(1)?, row.get(2)?);
-            let tags = devices::tags_of(&self.connection, &person, &device)?;
-            let groups = identities::groups_of(&self.connection, &person)?;
             let ends = row.get::<_, Option<i64>>(4)?.map(i64::cast_unsigned);
-            Ok((row.get(0)?, Session { person, device, expires, tags, groups, ends }))
+            let (groups, mut tags) = (identities::names(row.get(5)?), identities::names(row.get(6)?));
+            tags.sort_unstable();
+            Ok((row.get(0)?, Session { person: row.get(1)?, device: row.get(2)?, expires, tags, groups, ends }))
         })?;
-        rows.collect()
+        Ok(rows.collect::<Result<_, _>>()?)
     }
 }
 

@@ -92,3 +92,21 @@ fn devices_that_anybody_may_name_at_will_dont_pile_up() {
     assert_eq!((names.len(), names[0].as_str(), names[1].as_str()), (257, "machine 044", "machine 045"));
     assert_eq!(names.last().map(String::as_str), Some("rack"));
 }
+
+#[test]
+fn sessions_come_with_the_groups_and_tags_that_each_is_known_by() {
+    let room = tempfile::tempdir().unwrap();
+    let (mut database, by) = (database(&room), Operator::current());
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let known = |database: &Database| {
+        let (_, session) = database.sessions(100).unwrap().remove(0);
+        let known = database.known_of("robot", Some("rack")).unwrap();
+        assert_eq!((&session.groups, &session.tags), (&known.groups, &known.tags));
+        (session.groups, session.tags)
+    };
+    assert_eq!(known(&database), (names(&[]), names(&[])));
+    database.set_service_groups("robot", &names(&["staff", "eng"]), &by, 2).unwrap();
+    database.set_service_tags("robot", &names(&["b", "c"]), &by, 2).unwrap();
+    database.tag_device("robot", "rack", &names(&["c", "a"]), &by, 2).unwrap();
+    assert_eq!(known(&database), (names(&["staff", "eng"]), names(&["a", "b", "c"])));
+}
