@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The hooks of a gateway, beside admission: they note the flows that the inside opens, so that their answers come in.
+/* The hooks of a gateway, beside admission: they note the flows that the inside opens, so that their answers come in, and
+ * give who is admitted an inside address, if there is a pool.
  *
  * Only what comes in from an inside interface, or from this host itself, may note anything: whoever sends from outside
  * can't, whatever source address they write and wherever it is routed. */
 #include "skb.h"
 #include "clock.h"
 #include "counters.h"
+#include "nat.h"
 #include "outbound.h"
+#include "samples.h"
 
 /* A flow as its answers show it: whom the inside calls is the client. */
 static __always_inline struct flow_key flow_of_answers(const struct packet *p)
@@ -115,36 +118,274 @@ static __always_inline int tells_nothing(context *ctx)
 	return !(tcp->flags & (TCP_SYN | TCP_RST));
 }
 
-static __always_inline int look(context *ctx)
+/* What the inside's packet opens, if anything. */
+static __always_inline void look(context *ctx, struct packet *p)
 {
-	struct packet p;
+	if (is_icmp(p, ICMP_ECHO, ICMPV6_ECHO))
+		load(ctx, p->transport + ECHO_ID_AT, &p->flow.client_port, sizeof(p->flow.client_port));
+	else if (p->flow.protocol != IP_TCP && p->flow.protocol != IP_UDP)
+		return;
+	note(ctx, p);
+}
 
-	linearize(ctx, ETHER_LEN + IPV6_LEN + sizeof(struct tcp));
-	if (tells_nothing(ctx))
+static __always_inline int is_member(const struct flow_key *key)
+{
+	struct member member = { .family = key->family };
+
+	__builtin_memcpy(&member.address, key->server, 16);
+	return !!bpf_map_lookup_elem(&members, &member);
+}
+
+static __always_inline struct flow_key piece_key(const struct packet *p)
+{
+	struct flow_key key = p->flow;
+
+	key.client_port = (__be16)(p->fragment_id >> 16);
+	key.server_port = (__be16)p->fragment_id;
+	return key;
+}
+
+/* Rewrites a packet and, where it is a first fragment, lets those that follow be found. */
+__noinline int translate(context *ctx, const struct packet *p, const struct rewriting *w)
+{
+	struct flow_key piece;
+	struct address to;
+
+	if (!p || !w)
+		return -1;
+	if (p->fragment == FRAGMENT_FIRST) {
+		piece = piece_key(p);
+		to = w->to;
+		bpf_map_update_elem(&pieces, &piece, &to, BPF_ANY);
+	}
+	return rewrite(ctx, p, w);
+}
+
+/* A later fragment: as its first one was. -1 if that was not rewritten. */
+__noinline int translate_piece(context *ctx, const struct packet *p, __u32 end)
+{
+	struct rewriting w = { .end = end };
+	struct flow_key piece;
+	struct address *to;
+
+	if (!p)
+		return -1;
+	piece = piece_key(p);
+	to = bpf_map_lookup_elem(&pieces, &piece);
+	if (!to)
+		return -1;
+	__builtin_memcpy(&w.from, end == SOURCE_END ? p->flow.client : p->flow.server, 16);
+	w.to = *to;
+	return rewrite(ctx, p, &w);
+}
+
+/* What an ICMP error quotes, as a flow: whoever sent what is quoted is its server. Where its ports are, or 0. */
+__noinline __u32 quoted_flow(context *ctx, const struct packet *p, struct flow_key *quoted)
+{
+	__be16 ports[2];
+	__u32 at;
+
+	if (!p || !quoted)
+		return 0;
+	if (p->flow.family == 4) {
+		struct ipv4 ip;
+
+		if (p->payload + sizeof(ip) > p->end || load(ctx, p->payload, &ip, sizeof(ip)) ||
+		    (ip.version_ihl & 15) < 5 || ip.fragment & bpf_htons(0x1fff))
+			return 0;
+		__builtin_memcpy(quoted->server, ip.source, 4);
+		__builtin_memcpy(quoted->client, ip.destination, 4);
+		quoted->protocol = ip.protocol;
+		at = p->payload + (ip.version_ihl & 15) * 4;
+	} else {
+		struct ipv6 ip;
+
+		if (p->payload + sizeof(ip) > p->end || load(ctx, p->payload, &ip, sizeof(ip)))
+			return 0;
+		__builtin_memcpy(quoted->server, ip.source, 16);
+		__builtin_memcpy(quoted->client, ip.destination, 16);
+		quoted->protocol = ip.next;
+		at = p->payload + IPV6_LEN;
+	}
+	quoted->family = p->flow.family;
+	if ((quoted->protocol != IP_TCP && quoted->protocol != IP_UDP) || at + 4 > p->end || load(ctx, at, ports, 4))
+		return 0;
+	quoted->server_port = ports[0];
+	quoted->client_port = ports[1];
+	return at;
+}
+
+/* The rewriting of a client's end to the inside, 0 if there is one. */
+static __always_inline int to_inside(struct rewriting *w, const struct flow_key *key, const struct flow *flow)
+{
+	__u32 index = flow->inside - 1;
+	struct pool_slot *slot = flow->inside ? bpf_map_lookup_elem(&pool, &index) : 0;
+
+	if (!slot)
+		return -1;
+	__builtin_memcpy(&w->from, key->client, 16);
+	w->to = slot->address;
+	w->old_port = key->client_port;
+	w->port = flow->inside_port;
+	return 0;
+}
+
+/* The rewriting of an inside address back to its client, 0 if there is one whose flow lives. */
+__noinline int to_outside(struct rewriting *w, const struct flow_key *inside)
+{
+	struct way_back *back;
+	struct flow_key key;
+	struct flow *flow;
+
+	if (!w || !inside)
+		return -1;
+	key = *inside;
+	back = bpf_map_lookup_elem(&ways_back, &key);
+	if (!back)
+		return -1;
+	__builtin_memcpy(&w->from, key.client, 16);
+	w->old_port = key.client_port;
+	w->to = back->client;
+	w->port = back->client_port;
+	__builtin_memcpy(key.client, &back->client, 16);
+	key.client_port = back->client_port;
+	flow = find_flow(&key);
+	return flow && flow->inside == back->slot + 1 && flow->inside_port == w->old_port ? 0 : -1;
+}
+
+__noinline int error_inward(context *ctx, const struct packet *p)
+{
+	struct rewriting w = { .end = SOURCE_END };
+	struct flow_key quoted = {};
+	__u32 ports_at = quoted_flow(ctx, p, &quoted);
+	struct flow *flow = ports_at ? find_flow(&quoted) : 0;
+
+	return flow && !to_inside(&w, &quoted, flow) ? rewrite_error(ctx, p, &w, ports_at) : 0;
+}
+
+__noinline int error_outward(context *ctx, const struct packet *p)
+{
+	struct rewriting w = { .end = DESTINATION_END };
+	struct flow_key quoted = {}, turned;
+	__u32 ports_at = quoted_flow(ctx, p, &quoted);
+
+	if (!ports_at)
+		return -1;
+	/* The client sent what is quoted. */
+	turned = quoted;
+	__builtin_memcpy(turned.client, quoted.server, 16);
+	__builtin_memcpy(turned.server, quoted.client, 16);
+	turned.client_port = quoted.server_port;
+	turned.server_port = quoted.client_port;
+	return to_outside(&w, &turned) ? -1 : rewrite_error(ctx, p, &w, ports_at);
+}
+
+static __always_inline int is_error(const struct packet *p)
+{
+	if (p->flow.protocol == IP_ICMP)
+		return p->flow.family == 4 && (p->icmp_type == 3 || p->icmp_type == 11 || p->icmp_type == 12);
+	return p->flow.protocol == IP_ICMPV6 && p->flow.family == 6 && p->icmp_type >= 1 && p->icmp_type <= 4;
+}
+
+/* What of the inside goes to an inside address: to the client whose it is, or nowhere. */
+static __always_inline int to_pool(context *ctx, const struct packet *p)
+{
+	struct rewriting w = { .end = DESTINATION_END };
+	struct flow_key key = flow_of_answers(p);
+	int failed;
+
+	if (is_error(p))
+		failed = error_outward(ctx, p);
+	else if (p->fragment == FRAGMENT_LATER)
+		failed = translate_piece(ctx, p, DESTINATION_END);
+	else
+		failed = to_outside(&w, &key) || translate(ctx, p, &w);
+	if (!failed)
 		return TC_ACT_UNSPEC;
-	__builtin_memset(&p, 0, sizeof(p));
-	if (parse(ctx, &p, ETHER_LEN, 0) != FORM_WHOLE)
-		return TC_ACT_UNSPEC;
-	if (is_icmp(&p, ICMP_ECHO, ICMPV6_ECHO))
-		load(ctx, p.transport + ECHO_ID_AT, &p.flow.client_port, sizeof(p.flow.client_port));
-	else if (p.flow.protocol != IP_TCP && p.flow.protocol != IP_UDP)
-		return TC_ACT_UNSPEC;
-	note(ctx, &p);
-	return TC_ACT_UNSPEC;
+	count(UNCLAIMED);
+	return TC_ACT_SHOT;
 }
 
 /* At tc ingress of an inside interface. */
 SEC("tc")
 int outward(struct __sk_buff *ctx)
 {
-	return look(ctx);
+	struct packet p;
+
+	linearize(ctx, ETHER_LEN + IPV6_LEN + sizeof(struct tcp));
+	if (!nat_config.pool4 && !nat_config.pool6 && tells_nothing(ctx))
+		return TC_ACT_UNSPEC;
+	__builtin_memset(&p, 0, sizeof(p));
+	if (parse(ctx, &p, ETHER_LEN, 0) != FORM_WHOLE)
+		return TC_ACT_UNSPEC;
+	if ((nat_config.pool4 || nat_config.pool6) && is_member(&p.flow))
+		return to_pool(ctx, &p);
+	look(ctx, &p);
+	return TC_ACT_UNSPEC;
 }
 
 /* At tc egress of an outside interface: what this host itself sends. What it forwards was seen where it came in. */
 SEC("tc")
 int own(struct __sk_buff *ctx)
 {
-	return ctx->ingress_ifindex ? TC_ACT_UNSPEC : look(ctx);
+	struct packet p;
+
+	if (ctx->ingress_ifindex)
+		return TC_ACT_UNSPEC;
+	linearize(ctx, ETHER_LEN + IPV6_LEN + sizeof(struct tcp));
+	if (tells_nothing(ctx))
+		return TC_ACT_UNSPEC;
+	__builtin_memset(&p, 0, sizeof(p));
+	if (parse(ctx, &p, ETHER_LEN, 0) == FORM_WHOLE)
+		look(ctx, &p);
+	return TC_ACT_UNSPEC;
+}
+
+/* Whether what was admitted goes on, as the inside is to see it. */
+static __always_inline int come_in(context *ctx, struct packet *p)
+{
+	struct rewriting w = { .end = SOURCE_END };
+	struct flow_key key = p->flow;
+	struct flow *flow;
+	int outcome;
+
+	if (is_error(p))
+		return error_inward(ctx, p) ? DROP_NO_ADDRESS : CONTINUE;
+	if (p->fragment == FRAGMENT_LATER) {
+		translate_piece(ctx, p, SOURCE_END);
+		return CONTINUE;
+	}
+	flow = find_flow(&key);
+	if (!flow || flow->origin != BY_TOKEN)
+		return CONTINUE;
+	p->handle = flow->handle;
+	p->time = now();
+	if (!flow->inside) {
+		outcome = bind_flow(p, flow);
+		if (outcome != CONTINUE)
+			return outcome;
+	}
+	return to_inside(&w, &key, flow) || translate(ctx, p, &w) ? DROP_NO_ADDRESS : CONTINUE;
+}
+
+/* At tc ingress of an outside interface, after admission. */
+SEC("tc")
+int inward(struct __sk_buff *ctx)
+{
+	struct packet p;
+	int outcome;
+
+	linearize(ctx, ETHER_LEN + IPV6_LEN + sizeof(struct tcp));
+	__builtin_memset(&p, 0, sizeof(p));
+	if (parse(ctx, &p, ETHER_LEN, 0) != FORM_WHOLE)
+		return TC_ACT_UNSPEC;
+	outcome = come_in(ctx, &p);
+	if (outcome == CONTINUE)
+		return TC_ACT_UNSPEC;
+	count(outcome);
+	if (has_sample_left(p.time))
+		sample(ctx, &p, outcome);
+	return TC_ACT_SHOT;
 }
 
 char LICENSE[] SEC("license") = "GPL";

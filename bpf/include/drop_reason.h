@@ -19,6 +19,7 @@ enum outcome {
 	DROP_FLOW_LIMIT = 11,
 	DROP_FRAGMENT = 12,
 	DROP_NO_FLOW = 13,
+	DROP_NO_ADDRESS = 14,
 
 	PASS_NOT_OURS = 16,
 	PASS_FLOW = 17,
@@ -28,5 +29,6 @@ enum outcome {
 	SAMPLES_LOST = 21,
 	OUTBOUND = 22,
 	OUTBOUND_FULL = 23,
+	UNCLAIMED = 24,
 	OUTCOMES = 32,
 };

@@ -69,8 +69,69 @@ struct flow {
 	__u32 seen;
 	__u8 stage;
 	__u8 origin;
-	__u8 reserved[6];
+	__be16 inside_port; /* as the inside sees the client's */
+	__u32 inside; /* the slot of its inside address and one more; 0 if it has none */
 };
+
+/* An address as the maps hold it: IPv4 in the first four bytes, the rest zero. */
+struct address {
+	__u64 words[2];
+};
+
+/* A gateway's pool of inside addresses: how many there are of each family. */
+struct nat_config {
+	__u32 pool4;
+	__u32 pool6;
+};
+
+struct pool_slot {
+	struct address address;
+	__u64 last; /* when a flow came or went last, nanoseconds since boot; 0 if none ever did */
+	__u32 person; /* whose it was last */
+	__u32 flows;
+	__u32 since; /* since when it is theirs, Unix seconds */
+	__u32 reserved;
+};
+
+struct lease_key {
+	__u32 person;
+	__u32 family;
+};
+
+struct bearer {
+	__u32 person;
+	__u32 expires;
+};
+
+struct person_name {
+	__u8 bytes[64];
+};
+
+struct way_back {
+	struct address client;
+	__be16 client_port;
+	__u16 reserved;
+	__u32 slot;
+	__u32 since;
+	__u32 reserved2;
+};
+
+struct member {
+	struct address address;
+	__u32 family;
+	__u32 reserved;
+};
+
+struct nat_news {
+	__u64 handle;
+	__u32 kind;
+	__u32 person;
+	__u32 slot;
+	__u32 time;
+};
+
+/* What user space is told: whose grant is this?; an address is somebody else's; no flow is left on it. */
+enum nat_news_kind { NEWS_UNKNOWN = 1, NEWS_GIVEN = 2, NEWS_IDLE = 3 };
 
 struct grant_use {
 	__u32 flows;

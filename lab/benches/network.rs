@@ -12,6 +12,8 @@ mod connect;
 mod figures;
 #[path = "network/flood.rs"]
 mod flood;
+#[path = "network/gateway.rs"]
+mod gateway;
 #[path = "network/lane.rs"]
 mod lane;
 #[path = "network/ls.rs"]
@@ -40,11 +42,19 @@ pub struct Guarded {
 impl Guarded {
     /// With these flags for the verifier.
     pub fn new(flags: &[&str]) -> Result<Self> {
-        let network = Network::new(Way::Direct)?;
+        Self::within(Network::new(Way::Direct)?, flags)
+    }
+
+    /// The same with the verifier on a gateway before the server.
+    pub fn behind_gateway(flags: &[&str]) -> Result<Self> {
+        Self::within(Network::behind_gateway(Way::Direct)?, &[&["--inside", "eth1"], flags].concat())
+    }
+
+    fn within(network: Network, flags: &[&str]) -> Result<Self> {
         let authority = Authority::start(&network.authority, &policy("5m"))?;
         // Thousands of connections come from one grant here.
         let flags = [&["--flows-per-grant", "1000000"], flags].concat();
-        let verifier = Verifier::start_with(&network.server, &authority, &flags)?;
+        let verifier = Verifier::start_with(network.front(), &authority, &flags)?;
         let agent = Agent::start(&network.alice)?;
         agent.login(&authority, "alice")?;
         Ok(Self { agent, verifier, authority, network })
@@ -55,10 +65,11 @@ fn main() {
     let mut figures = Figures::default();
     let mut failed = false;
     type Part = fn(&mut Figures) -> Result<()>;
-    let parts: [(&str, Part); 4] = [
+    let parts: [(&str, Part); 5] = [
         ("connect", connect::measure),
         ("ls", ls::measure),
         ("throughput", throughput::measure),
+        ("gateway", gateway::measure),
         ("flood", flood::measure),
     ];
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();

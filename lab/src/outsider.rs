@@ -32,6 +32,8 @@ pub struct Outsider {
     pub source: IpAddr,
     /// The address that the server sees them come from.
     pub shown: IpAddr,
+    /// A gateway may show the server another.
+    gateway: bool,
 }
 
 impl Outsider {
@@ -48,7 +50,7 @@ impl Outsider {
         };
         let macs = [namespace.mac(device)?, next];
         let (port, server) = (Port::open(namespace, device)?, Port::open(&network.server, "eth0")?);
-        Ok(Self { port, server, macs, source, shown })
+        Ok(Self { port, server, macs, source, shown, gateway: network.gateway.is_some() })
     }
 
     /// Hardware addresses of the first cable: ours, the next hop's.
@@ -97,11 +99,13 @@ impl Outsider {
         found
     }
 
-    /// What has got past the verifier so far, from the outsider's public address to `to`; broken packets, too.
+    /// What has got past the verifier so far, from the outsider's public address (behind a gateway, from any) to `to`; broken
+    /// packets, too.
     pub fn got_through(&self, to: IpAddr) -> Vec<String> {
         let mut found = Vec::new();
         self.server.receive(Duration::ZERO, |frame| {
-            if addresses(frame) == Some((self.shown, to)) {
+            let ours = addresses(frame).filter(|(source, _)| *source == self.shown || self.gateway);
+            if ours.is_some_and(|(_, destination)| destination == to) {
                 let seen = Seen::frame(frame);
                 found.push(seen.map_or_else(|| format!("unreadable: {}", hex::encode(frame)), |seen| words(&seen)));
             }

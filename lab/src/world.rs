@@ -24,7 +24,7 @@ use serde_json::Value;
 pub use agent::Agent;
 pub use authority::{Authority, PASSWORD};
 pub use network::{
-    AUTHORITY, DARK4, DARK6, FRONT4, FRONT6, INSIDE4, Network, OPEN4, OPEN6, PUBLIC4, PUBLIC6, Way, in_family,
+    AUTHORITY, DARK4, DARK6, FRONT4, FRONT6, INSIDE4, Network, OPEN4, OPEN6, POOL, PUBLIC4, PUBLIC6, Way, in_family,
 };
 pub use verifier::{ID as VERIFIER, Verifier};
 

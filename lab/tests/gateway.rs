@@ -3,13 +3,13 @@
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::forge::Tcp;
-use lab::net::Namespace;
+use lab::net::{Namespace, veth};
 use lab::service::{Echo, ask, call, exchange};
-use lab::world::{AUTHORITY, DARK4, DARK6, ECHO, FRONT4, FRONT6, OPEN4, Way, in_family};
+use lab::world::{AUTHORITY, DARK4, DARK6, ECHO, FRONT4, FRONT6, OPEN4, POOL, Way, in_family};
 use lab::{Outsider, Place, Port, World, poll, test};
 use nix::sys::socket::sockopt::{ReceiveTimeout, SendTimeout};
 use nix::sys::socket::{
@@ -20,6 +20,8 @@ use nix::sys::time::{TimeVal, TimeValLike};
 const SOON: Duration = Duration::from_secs(5);
 /// Long enough for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
+/// How often an agent proves a UDP flow anew (wire.md §4.1).
+const TOKEN_EVERY: Duration = Duration::from_secs(15);
 /// A server's address outside that nobody protects: the Internet's own.
 const ABROAD6: &str = "2001:db8:1::ff";
 
@@ -263,4 +265,112 @@ fn the_way_out_survives_the_daemon() {
 fn dial_out_fails(world: &World) -> bool {
     thread::sleep(Duration::from_millis(1));
     ask_out(world, (dark(false), 0).into(), abroad(false), QUIET).is_err()
+}
+
+/// The inside sees Alice by one address of the pool, whatever she sends and to whom; who had it is told.
+#[test]
+fn who_comes_in_has_an_inside_address() {
+    test(|| {
+        let mut world = World::behind_gateway(Way::Nat, &["--pool", POOL])?;
+        for six in [false, true] {
+            let mut flows = Vec::new();
+            for to in [in_family(six, FRONT4, FRONT6), dark(six)] {
+                let mut stream = call(&world.network.alice, (to, ECHO).into(), SOON)?;
+                exchange(&mut stream)?;
+                // The first datagram may be faster than the word whose grant it is.
+                ensure!(poll(SOON, || ask(&world.network.alice, (to, ECHO).into(), QUIET).is_ok()), "no answer");
+                flows.push(stream);
+            }
+            let seen: Vec<IpAddr> = world
+                .services
+                .echo
+                .clients()
+                .into_iter()
+                .map(|ip| ip.to_canonical())
+                .filter(|ip| ip.is_ipv6() == six)
+                .collect();
+            ensure!(seen.len() == 1 && in_pool(seen[0]), "{seen:?}");
+            let listed = world.verifier.addresses()?;
+            let hers = listed.iter().find(|lease| lease["address"] == seen[0].to_string());
+            ensure!(
+                hers.is_some_and(|lease| lease["person"] == "alice" && lease["flows"].as_u64() >= Some(4)),
+                "{listed:?}"
+            );
+            let of_alice = world.verifier.flows()?;
+            let inside = of_alice.iter().find_map(|flow| flow["inside"].as_str()?.parse::<SocketAddr>().ok());
+            let inside = inside.filter(|inside| in_pool(inside.ip())).context("no flow names its inside address")?;
+            let who = world.verifier.whois(inside)?;
+            ensure!(who[0]["person"] == "alice", "{who}");
+            // Nobody else there has it, and what is sent to an address of nobody's stays inside.
+            let nobody: SocketAddr = (in_family(six, "10.9.0.99", "fd09::79"), 5000).into();
+            let outside = Port::open(&world.network.internet, "dc")?;
+            world.network.server.enter(|| UdpSocket::bind((dark(six), 0))?.send_to(b"to nobody", nobody))?;
+            let leaks =
+                outside.receive(QUIET, |frame| frame.windows(9).any(|bytes| bytes == b"to nobody").then_some(()));
+            ensure!(leaks.is_none(), "a packet to the pool went out");
+            // The daemon's end and return change nothing for those who are in.
+            world.verifier.kill()?;
+            flows.iter_mut().try_for_each(exchange)?;
+            world.verifier.run(&["--inside", "eth1", "--pool", POOL])?;
+            flows.iter_mut().try_for_each(exchange)?;
+            let again = world.verifier.addresses()?;
+            ensure!(
+                again.iter().any(|lease| lease["address"] == seen[0].to_string() && lease["person"] == "alice"),
+                "{again:?}"
+            );
+        }
+        // What the inside opens goes by its own address, as before.
+        let _echoes = echoes(&world)?;
+        ask_out(&world, (dark(false), 0).into(), abroad(false), SOON)?;
+        Ok(())
+    });
+}
+
+fn in_pool(address: IpAddr) -> bool {
+    ["10.9.0.", "fd09::"].iter().any(|prefix| address.to_string().starts_with(prefix))
+}
+
+/// Another gateway before the same server takes over while a client talks: datagrams are proved anew in time, connections
+/// begin anew. What goes back takes the way that it took.
+#[test]
+fn two_gateways_are_one_verifier() {
+    test(|| {
+        let world = World::behind_gateway(Way::Direct, &[])?;
+        let (alice, internet, server) = (&world.network.alice, &world.network.internet, &world.network.server);
+        let second = Namespace::new("second")?;
+        veth(&second, "eth0", "192.0.4.1/24", internet, "dc2", "192.0.4.254/24")?;
+        veth(&second, "eth1", "192.0.5.1/24", server, "eth1", "192.0.5.2/24")?;
+        second.route("default", "192.0.4.254")?;
+        second.route("192.0.2.0/24", "192.0.5.2")?;
+        second.forward()?;
+        for key in ["all", "eth1"] {
+            server.sysctl(&format!("net/ipv4/conf/{key}/rp_filter"), "0")?;
+        }
+        let twin = world.verifier.twin(&second, &["--inside", "eth1"])?;
+        let to = SocketAddr::new(dark(false), ECHO);
+        let mut stream = call(alice, to, SOON)?;
+        exchange(&mut stream)?;
+        let talk = alice.enter(|| UdpSocket::bind(("10.1.0.1", 7100)))?;
+        talk.set_read_timeout(Some(QUIET))?;
+        let answered = || talk.send_to(b"ping", to).is_ok() && talk.recv_from(&mut [0; 16]).is_ok();
+        ensure!(poll(SOON, answered), "no answer by the first");
+
+        internet.route("192.0.2.0/24", "192.0.4.1")?;
+        stream.set_read_timeout(Some(QUIET))?;
+        ensure!(exchange(&mut stream).is_err(), "a connection went on that the second gateway never admitted");
+        ensure!(twin.counters()?.named("no_flow") > 0, "{:?}", twin.counters()?);
+        let mut anew = call(alice, to, SOON).context("a new connection")?;
+        exchange(&mut anew)?;
+        // The first still knows its own.
+        internet.route("192.0.2.0/24", "192.0.3.1")?;
+        stream.set_read_timeout(Some(SOON))?;
+        exchange(&mut stream).context("the first connection, on its old way")?;
+
+        internet.route("192.0.2.0/24", "192.0.4.1")?;
+        let (began, tokens) = (Instant::now(), twin.counters()?.named("token"));
+        ensure!(poll(TOKEN_EVERY + SOON, answered), "datagrams are not proved anew");
+        eprintln!("datagrams pass again after {:.1?}", began.elapsed());
+        ensure!(twin.counters()?.named("token") > tokens, "{:?}", twin.counters()?);
+        Ok(())
+    });
 }

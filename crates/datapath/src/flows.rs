@@ -31,6 +31,18 @@ impl Flows {
         }
     }
 
+    /// Takes inside addresses away from all flows: those of another pool.
+    pub(crate) fn forget_inside(&self) -> Result<()> {
+        for (key, flow) in self.entries().into_iter().filter(|(_, flow)| flow.inside != 0) {
+            let flow = Flow { inside: 0, inside_port: [0; 2], ..flow };
+            match FlowKey4::of(&key) {
+                Some(short) => self.four.set(&short, &flow)?,
+                None => self.six.set(&key, &flow)?,
+            }
+        }
+        Ok(())
+    }
+
     /// Removes the flow at `key`; none there is fine.
     pub fn remove(&self, key: &FlowKey) -> Result<()> {
         match FlowKey4::of(key) {

@@ -1,20 +1,34 @@
-//! A gateway's programs: they note what the inside opens, in the tables of admission.
+//! A gateway's programs: they note what the inside opens, in the tables of admission, and give inside addresses.
 
 use crate::hook::{Attached, Spot};
 use crate::interface::Interface;
+use crate::nat::{self, Addresses};
 use crate::object::{Loaded, Opened, Pins};
 use crate::run::{self, Ran};
-use crate::verifier::Verifier;
+use crate::verifier::{Sizes, Verifier};
 use anyhow::{Context, Result};
 use std::collections::HashMap;
 use std::fs;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use wire::map::VerifierConfig;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gateway.bpf.o"));
 /// The tables that are admission's, too.
-const SHARED: [&str; 10] =
-    ["protected4", "protected6", "open4", "open6", "clock", "flows4", "flows6", "outbound", "ended", "counters"];
+const SHARED: [&str; 11] = [
+    "protected4",
+    "protected6",
+    "open4",
+    "open6",
+    "clock",
+    "flows4",
+    "flows6",
+    "outbound",
+    "ended",
+    "counters",
+    "samples",
+];
 
 /// The loaded programs.
 pub struct Gateway {
@@ -22,15 +36,41 @@ pub struct Gateway {
     pins: Option<Pins>,
     /// By what they are pinned as.
     attached: HashMap<String, Attached>,
+    /// Inside addresses.
+    pub addresses: Arc<Addresses>,
 }
 
 impl Gateway {
-    /// Loads the programs beside `verifier`, which was loaded with the same settings.
-    pub fn load(verifier: &Verifier, config: &VerifierConfig, pins: Option<Pins>) -> Result<Self> {
+    /// Loads the programs beside `verifier`, which was loaded with the same settings, for a pool of inside addresses (none:
+    /// clients keep theirs), IPv4 first. With another pool than an earlier process had, what that left goes.
+    pub fn load(
+        verifier: &Verifier,
+        config: &VerifierConfig,
+        sizes: Sizes,
+        pool: &[IpAddr],
+        pins: Option<Pins>,
+    ) -> Result<Self> {
         let mut opened = Opened::new("gateway", OBJECT)?;
         opened.configure(config)?;
+        opened.set_constant(".rodata.nat", &nat::config(pool))?;
+        nat::resize(&mut opened, pool, sizes.flows, sizes.grants)?;
         opened.share(verifier.object(), &SHARED)?;
-        Ok(Self { object: opened.load("gateway")?, pins, attached: HashMap::new() })
+        if let Some(pins) = &pins {
+            if !nat::is_pinned(pins, pool) {
+                pins.empty()?;
+                verifier.flows.forget_inside()?;
+            }
+            opened.pin(pins, &nat::PINNED)?;
+        }
+        let object = opened.load("gateway")?;
+        let addresses = Addresses::new(&object)?;
+        addresses.fill(pool)?;
+        Ok(Self { object, pins, attached: HashMap::new(), addresses: Arc::new(addresses) })
+    }
+
+    /// Forgets the ways back of flows that are gone at `now` (Unix seconds), and so frees inside addresses; gives how many.
+    pub fn reclaim(&self, now: u32) -> Result<u32> {
+        nat::reclaim(&self.object, now)
     }
 
     /// Attaches one of the programs; takes over what an earlier process attached and pinned.

@@ -59,6 +59,8 @@ pub enum Spot {
     Outward,
     /// A gateway's, at tc egress of an outside interface.
     Own,
+    /// A gateway's with a pool, at tc ingress of an outside interface, after admission.
+    Inward,
 }
 
 impl Spot {
@@ -68,6 +70,7 @@ impl Spot {
             Self::Admission(_) => "admit",
             Self::Outward => "outward",
             Self::Own => "own",
+            Self::Inward => "inward",
         }
     }
 
@@ -81,7 +84,7 @@ impl Spot {
 
     /// The interface that a pin is about, and which filter's it is if it is one.
     fn of_pin(pin: &str) -> (&str, Self) {
-        let spots = [Self::Outward, Self::Own].into_iter();
+        let spots = [Self::Outward, Self::Own, Self::Inward].into_iter();
         let named = |spot: Self| Some((pin.strip_suffix(spot.program())?.strip_suffix(' ')?, spot));
         spots.filter_map(named).next().unwrap_or((pin, Self::Admission(Hook::Tc)))
     }
@@ -89,9 +92,14 @@ impl Spot {
     fn place(self) -> Place {
         match self {
             Self::Admission(Hook::Xdp) => Place::Xdp,
-            Self::Admission(Hook::Tc) | Self::Outward => Place::TcxIngress,
+            Self::Admission(Hook::Tc) | Self::Outward | Self::Inward => Place::TcxIngress,
             Self::Own => Place::TcxEgress,
         }
+    }
+
+    /// A filter's: before those of others, whose word could keep the packet from it.
+    const fn priority(self) -> u32 {
+        if matches!(self, Self::Inward) { 2 } else { 1 }
     }
 
     /// Admission goes before programs of others, whose word could keep the packet from it.
@@ -259,8 +267,6 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// Before filters of others, whose word could keep the packet from this one.
-    const PRIORITY: u32 = 1;
     const HANDLE: u32 = 0x5653;
 
     /// Attaches, or replaces the program of the filter that is there.
@@ -279,7 +285,7 @@ impl Filter {
 
     fn hook(&self) -> TcHook {
         let mut builder = TcHookBuilder::new(self.program.as_fd());
-        builder.ifindex(self.interface as i32).replace(true).handle(Self::HANDLE).priority(Self::PRIORITY);
+        builder.ifindex(self.interface as i32).replace(true).handle(Self::HANDLE).priority(self.spot.priority());
         builder.hook(if self.spot == Spot::Own { TC_EGRESS } else { TC_INGRESS })
     }
 

@@ -10,6 +10,7 @@ pub mod gateway;
 pub mod hook;
 pub mod interface;
 mod link;
+pub mod nat;
 mod object;
 pub mod probe;
 pub mod protected;

@@ -169,6 +169,17 @@ impl Pins {
         if inner.0.is_dir() { inner.remove() } else { Ok(()) }
     }
 
+    /// The same, but for the directories.
+    pub(crate) fn empty(&self) -> Result<()> {
+        for name in self.links() {
+            self.remove_link(&name)?;
+        }
+        for entry in fs::read_dir(self.0.join("maps")).into_iter().flatten().flatten() {
+            fs::remove_file(entry.path()).with_context(|| format!("cannot unpin {}", entry.path().display()))?;
+        }
+        Ok(())
+    }
+
     /// Removes everything pinned here: links let go of their interfaces, maps of their memory.
     pub fn remove(&self) -> Result<()> {
         self.remove_gateway()?;
@@ -234,7 +245,12 @@ impl Opened {
     }
 
     pub(crate) fn configure<C: IntoBytes + Immutable>(&mut self, config: &C) -> Result<()> {
-        let mut map = self.object.maps_mut().find(|map| map.name().to_string_lossy().ends_with(".rodata.config"));
+        self.set_constant(".rodata.config", config)
+    }
+
+    /// Sets the settings in the section of this name.
+    pub(crate) fn set_constant<C: IntoBytes + Immutable>(&mut self, section: &str, config: &C) -> Result<()> {
+        let mut map = self.object.maps_mut().find(|map| map.name().to_string_lossy().ends_with(section));
         let map = map.as_mut().context("the embedded program has no configuration")?;
         map.set_initial_value(config.as_bytes()).context("cannot set the program's configuration")
     }

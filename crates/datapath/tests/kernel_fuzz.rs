@@ -294,10 +294,12 @@ fn agree_on_random_packets(hook: Hook) {
             compare(&deciders, &tally, &format!("packets up to {number} of seed {seed:#x}"));
         }
     }
-    let shown = wire::DropReason::ALL.iter().filter(|reason| tally[**reason as usize] > 0).count();
+    // Inside addresses are given behind this decision.
+    let reasons = wire::DropReason::ALL.iter().filter(|reason| **reason != wire::DropReason::NoAddress);
+    let missing: Vec<_> = reasons.filter(|reason| tally[**reason as usize] == 0).collect();
     println!("{packets} packets: {tally:?}; out of shims: {unwrapped:?}");
     assert!(packets < 100_000 || unwrapped.iter().all(|count| *count > 10), "few shims were taken: {unwrapped:?}");
-    assert!(packets < 100_000 || shown == wire::DropReason::ALL.len(), "some drop reason never came up: {tally:?}");
+    assert!(packets < 100_000 || missing.is_empty(), "never came up: {missing:?}");
 }
 
 /// What happens beside packets: time, upkeep, revocation.

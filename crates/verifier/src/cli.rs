@@ -83,6 +83,8 @@ pub enum VerifierCommand {
     Status(Look),
     /// List the admitted flows and who is behind them
     Flows(Look),
+    /// List who has which inside address of this gateway's pool, and who had since the daemon started
+    Addresses(Look),
     /// Show what is dropped: packets per reason, and the latest ones
     Drops {
         /// Which daemon is asked
@@ -283,6 +285,10 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
         VerifierCommand::Flows(look) => {
             let flows: Vec<view::Flow> = look.daemon.ask(&Request::Flows).await?;
             look.show(&flows, |flows| print!("{}", flow_table(flows)))
+        }
+        VerifierCommand::Addresses(look) => {
+            let all: Vec<view::InsideAddress> = look.daemon.ask(&Request::Addresses).await?;
+            look.show(&all, |all| print!("{}", address_table(all)))
         }
         VerifierCommand::Drops { look, follow: true } => follow(&look).await,
         VerifierCommand::Drops { look, follow: false } => {
@@ -506,6 +512,15 @@ fn show_flow(flow: &view::Flow) {
     for (name, text) in rows {
         println!("{name:12}{}", text.replace(char::is_control, "?"));
     }
+}
+
+fn address_table(all: &[view::InsideAddress]) -> Table {
+    let rows = all.iter().map(|lease| {
+        let view::InsideAddress { address, person, since, until, flows } = lease;
+        let until = until.map_or("-".into(), utc);
+        vec![address.to_string(), or_dash(person.as_deref()), utc(*since), until, flows.to_string()]
+    });
+    Table::new(&["INSIDE ADDRESS", "PERSON", "SINCE", "UNTIL", "FLOWS"], rows)
 }
 
 fn show_drops(drops: &view::Drops) {

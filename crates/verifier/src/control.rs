@@ -50,6 +50,8 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         server: Option<SocketAddr>,
     },
+    /// Who has which inside address, and who had: a list of [`crate::view::InsideAddress`].
+    Addresses,
     /// Would this packet pass: [`crate::view::Verdict`].
     ExplainPacket {
         /// The client.

@@ -1,6 +1,7 @@
 //! `vouchsafe verifier run`: starts protection, follows the authority, keeps house. When it ends, protection goes on
 //! without it, unless it was only being tried.
 
+use crate::addresses::UNKNOWN_MAX;
 use crate::control::{self, Access};
 use crate::directory::{Cache, Directory, Enrolment};
 use crate::drops::Ring;
@@ -86,7 +87,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
 
     let drops = Arc::new(Mutex::new(Ring::default()));
     let seed = directory.replay_seed()?;
-    let mut protection = Protection::load(pins, settings.clone(), seed, &cache.config, drops.clone())?;
+    let (unknown, asked) = mpsc::channel(UNKNOWN_MAX);
+    let mut protection = Protection::load(pins, settings.clone(), seed, &cache.config, drops.clone(), unknown)?;
     protection.write(&cache.config, &cache.keys.keys, now())?;
     warn_of_lock_out(&protection, &settings, trial, fresh);
     let adopt = fresh && settings.adopt;
@@ -125,6 +127,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let measuring =
         readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || measured.clone().metrics())));
     let reporting = tokio::spawn(report::keep(shared.clone(), authority.clone()));
+    let naming = tokio::spawn(name(shared.clone(), authority.clone(), asked));
     let daemon = Daemon {
         directory,
         authority: authority.clone(),
@@ -144,6 +147,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let done = daemon.follow(ordered, signals, trial).await;
     server.abort();
     reporting.abort();
+    naming.abort();
     measuring.inspect(JoinHandle::abort);
     let _ = std::fs::remove_file(&socket);
     done
@@ -332,7 +336,7 @@ impl Daemon {
             Event::Revoked { grants } => self.revoke(&grants),
             Event::Granted { owner } => {
                 tracing::debug!(handle = %Handle(owner.handle), person = owner.person, device = owner.device, "granted");
-                self.shared.owners().remember(owner);
+                self.shared.learn(owner);
             }
             Event::Alive | Event::LoggedOut => {}
         }
@@ -511,6 +515,21 @@ impl Daemon {
                 tracing::warn!("detached by order: nothing is protected any more");
                 Ok("detached: nothing is protected any more".into())
             }
+        }
+    }
+}
+
+/// Asks the authority whose the grants are that the kernel has not heard of. Their senders try again meanwhile.
+async fn name(shared: Arc<Shared>, authority: client::Authority, mut asked: mpsc::Receiver<u64>) {
+    while let Some(handle) = asked.recv().await {
+        let owner = shared.owners().of(handle).cloned();
+        match owner {
+            Some(owner) => shared.learn(owner),
+            None => match authority.grant_owner(handle).await {
+                Ok(Some(owner)) => shared.learn(owner),
+                Ok(None) => tracing::warn!(handle = %Handle(handle), "the authority does not know whose grant this is"),
+                Err(error) => tracing::warn!("cannot ask whose a grant is: {error}"),
+            },
         }
     }
 }

@@ -1,5 +1,8 @@
-//! The verifier as a gateway: which interfaces lead inside, and the programs there that note what the inside opens.
+//! The verifier as a gateway: which interfaces lead inside, and the programs there that note what the inside opens, and by
+//! which addresses the inside sees who comes in.
 
+use crate::addresses::Addresses;
+use crate::settings::Settings;
 use crate::view;
 use anyhow::{Result, ensure};
 use datapath::Pins;
@@ -8,6 +11,8 @@ use datapath::hook::Spot;
 use datapath::interface::Interface;
 use datapath::verifier::Verifier;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
+use tokio::sync::mpsc;
 use wire::map::VerifierConfig;
 
 /// The programs of a gateway, attached or not.
@@ -18,16 +23,45 @@ pub struct Gateway {
     attached: BTreeMap<(String, &'static str), (Interface, Spot)>,
     /// Interfaces that could not be attached to, told once.
     failed: BTreeMap<String, (u32, String)>,
+    /// Inside addresses, if there is a pool.
+    addresses: Option<Addresses>,
 }
 
 impl Gateway {
-    /// Loads the programs beside admission's if there is an inside; else lets go of what an earlier process left.
-    pub fn load(verifier: &Verifier, config: &VerifierConfig, inside: &[String], pins: &Pins) -> Result<Option<Self>> {
-        if inside.is_empty() {
+    /// Loads the programs beside admission's if there is an inside; else lets go of what an earlier process left. Handles
+    /// whose owner the kernel asks for go to `unknown`.
+    pub fn load(
+        verifier: &Verifier,
+        config: &VerifierConfig,
+        settings: &Settings,
+        pool: &[IpAddr],
+        pins: &Pins,
+        unknown: mpsc::Sender<u64>,
+    ) -> Result<Option<Self>> {
+        if settings.inside.is_empty() {
+            ensure!(pool.is_empty(), "`pool` is for a gateway: name its `inside`");
             return pins.remove_gateway().map(|()| None);
         }
-        let programs = Programs::load(verifier, config, Some(pins.gateway()?))?;
-        Ok(Some(Self { programs, inside: inside.to_vec(), attached: BTreeMap::new(), failed: BTreeMap::new() }))
+        ensure!(pool.is_empty() || !settings.observe, "`observe` changes no packet, and `pool` does: leave one out");
+        let programs = Programs::load(verifier, config, settings.sizes, pool, Some(pins.gateway()?))?;
+        let addresses = match pool {
+            [] => None,
+            _ => Some(Addresses::new(programs.addresses.clone(), pool.to_vec(), unknown)?),
+        };
+        let (attached, failed) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Some(Self { programs, inside: settings.inside.clone(), attached, failed, addresses }))
+    }
+
+    /// Inside addresses, if there is a pool.
+    pub fn addresses(&self) -> Option<&Addresses> {
+        self.addresses.as_ref()
+    }
+
+    /// Frees the inside addresses of flows that are gone.
+    pub fn sweep(&self, now: u32) -> Result<()> {
+        let Some(addresses) = &self.addresses else { return Ok(()) };
+        self.programs.reclaim(now)?;
+        addresses.tidy()
     }
 
     /// Attaches to the inside, of which every interface must be there.
@@ -50,7 +84,8 @@ impl Gateway {
 
     /// Attaches to an interface where packets are admitted.
     pub fn attach_outside(&mut self, interface: &Interface) -> Result<()> {
-        self.attach_one(interface, Spot::Own)
+        self.attach_one(interface, Spot::Own)?;
+        if self.addresses.is_some() { self.attach_one(interface, Spot::Inward) } else { Ok(()) }
     }
 
     /// Whether an inside interface has come, gone, or come back as another one.
@@ -91,8 +126,10 @@ impl Gateway {
 
     /// Lets go of an outside interface.
     pub fn forget_outside(&mut self, name: &str) {
-        if let Some((interface, spot)) = self.attached.remove(&(name.to_owned(), side(Spot::Own))) {
-            self.programs.forget(&interface, spot);
+        for spot in [Spot::Own, Spot::Inward] {
+            if let Some((interface, spot)) = self.attached.remove(&(name.to_owned(), side(spot))) {
+                self.programs.forget(&interface, spot);
+            }
         }
     }
 
@@ -128,6 +165,7 @@ impl Gateway {
 const fn side(spot: Spot) -> &'static str {
     match spot {
         Spot::Outward => "inside",
-        _ => "outside",
+        Spot::Inward => "outside, inward",
+        _ => "outside, own",
     }
 }

@@ -4,6 +4,7 @@
 //! pass `explain`'s. Whether a packet passes is decided in the kernel, which goes on when this process doesn't.
 #![forbid(unsafe_code)]
 
+pub mod addresses;
 pub mod adoption;
 pub mod cli;
 pub mod control;

@@ -1,10 +1,11 @@
 //! The kernel programs and their tables, as the daemon uses them. Decides nothing about packets.
 
+use crate::addresses::Addresses;
 use crate::drops::Ring;
 use crate::gateway::Gateway;
 use crate::sampler::Sampler;
 use crate::settings::Settings;
-use crate::{adoption, coverage, explain, now, plan, view};
+use crate::{addresses, adoption, coverage, explain, now, plan, view};
 use anyhow::{Context, Result};
 use datapath::Pins;
 use datapath::clock::coarse_to_unix;
@@ -18,6 +19,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use tokio::sync::mpsc;
 use wire::map::{EpochKey, Flow, FlowKey, GrantUse, VerifierConfig, counter};
 use wire::packet::{TCP, UDP};
 use wire::{DropReason, Epoch, Handle, VerifierKey};
@@ -80,11 +82,13 @@ impl Protection {
         seed: u64,
         config: &api::VerifierConfig,
         drops: Arc<Mutex<Ring>>,
+        unknown: mpsc::Sender<u64>,
     ) -> Result<Self> {
         let kernel = plan::kernel_config(settings.kernel, seed, config);
         let verifier = Verifier::load(settings.hook, kernel, settings.sizes, Some(pins.clone()))?;
         let sampler = Sampler::start(&verifier, drops.clone())?;
-        let gateway = Gateway::load(&verifier, &kernel, &settings.inside, &pins)?;
+        let pool = addresses::pool(&settings.pool)?;
+        let gateway = Gateway::load(&verifier, &kernel, &settings, &pool, &pins, unknown)?;
         Ok(Self {
             verifier,
             gateway,
@@ -252,7 +256,12 @@ impl Protection {
     /// Forgets what is idle, revoked or has ended; gives how many flows.
     pub fn sweep(&self) -> u32 {
         match self.verifier.sweep(now() as u32) {
-            Ok(swept) => swept.flows,
+            Ok(swept) => {
+                if let Some(Err(error)) = self.gateway.as_ref().map(|gateway| gateway.sweep(swept.now)) {
+                    tracing::error!("inside addresses: {error:#}");
+                }
+                swept.flows
+            }
             Err(error) => {
                 tracing::error!("sweep: {error:#}");
                 0
@@ -476,13 +485,20 @@ impl Protection {
     /// The flows of a client, to one server or all.
     pub fn flows_of(&self, client: SocketAddr, server: Option<SocketAddr>) -> Vec<(FlowKey, Flow)> {
         let (address, port) = (client.ip().to_canonical(), client.port());
-        let keys: Vec<FlowKey> = match server {
+        let mut keys: Vec<FlowKey> = match server {
             Some(server) => {
                 let key = |protocol| FlowKey::new(address, port, server.ip().to_canonical(), server.port(), protocol);
                 [TCP, UDP].map(key).to_vec()
             }
             None => self.verifier.flows.keys().into_iter().filter(|key| key.client() == (address, port)).collect(),
         };
+        // As the inside sees it.
+        let inside = self.addresses().map(|addresses| addresses.outside(client)).unwrap_or_default();
+        keys.extend(
+            inside
+                .into_iter()
+                .filter(|key| server.is_none_or(|server| key.server() == (server.ip().to_canonical(), server.port()))),
+        );
         keys.into_iter().filter_map(|key| Some((key, self.verifier.flows.get(&key).ok()??))).collect()
     }
 
@@ -499,6 +515,11 @@ impl Protection {
             observing: self.settings.observe,
             samples: Vec::new(),
         })
+    }
+
+    /// Inside addresses, if this is a gateway with a pool.
+    pub fn addresses(&self) -> Option<&Addresses> {
+        self.gateway.as_ref().and_then(Gateway::addresses)
     }
 
     /// The interfaces that lead inside, if this is a gateway.
@@ -537,6 +558,9 @@ impl Protection {
         if self.kernel.max_outbound > 0 {
             let used = verifier.outbound().ok().map(|used| used as usize);
             // They are among the flows.
+            if let Some((used, max)) = self.addresses().map(Addresses::usage) {
+                all.push(table("inside addresses", Some(used), max.into(), 48));
+            }
             all.push(table("outbound", used, self.kernel.max_outbound.into(), 0));
         }
         all

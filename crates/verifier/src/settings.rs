@@ -38,6 +38,7 @@ const KEYS: &[&str] = &[
     "everything",
     "open",
     "max_outbound",
+    "pool",
 ];
 
 /// Settings as one source has them; what it leaves open is `None` or empty.
@@ -105,6 +106,10 @@ pub struct Options {
     /// How many flows the inside may have opened [default: 131072]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_OUTBOUND", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_outbound: Option<u32>,
+    /// On a gateway: a network whose addresses the inside sees who comes in by, one for each person; may be repeated
+    /// [default: clients' own addresses]
+    #[arg(long, value_name = "NET", env = "VOUCHSAFE_POOL", value_delimiter = ',', value_parser = network)]
+    pub pool: Vec<IpNet>,
 }
 
 const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
@@ -163,6 +168,8 @@ pub struct Settings {
     pub sizes: Sizes,
     /// Interfaces behind which the protected hosts are; empty if this is no gateway.
     pub inside: Vec<String>,
+    /// The networks of inside addresses; empty if clients keep theirs.
+    pub pool: Vec<IpNet>,
     /// Protect every address but these, and what of these is named.
     pub everything_but: Option<Vec<IpNet>>,
     /// What the kernel program is loaded with, but for what the authority and the directory say.
@@ -194,6 +201,7 @@ impl Options {
             everything: self.everything || other.everything,
             open: if self.open.is_empty() { other.open } else { self.open },
             max_outbound: self.max_outbound.or(other.max_outbound),
+            pool: if self.pool.is_empty() { other.pool } else { self.pool },
         }
     }
 
@@ -217,6 +225,7 @@ impl Options {
                 ..sizes
             },
             inside: self.inside,
+            pool: self.pool,
             everything_but: self.everything.then_some(self.open),
             kernel: wire::map::VerifierConfig {
                 flows_per_grant: self.flows_per_grant.unwrap_or(kernel.flows_per_grant),
@@ -272,6 +281,7 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
             everything: fields.yes(reader, "everything"),
             open: networks(reader, fields, "open"),
             max_outbound: number(reader, fields, "max_outbound", &MAX_FLOWS),
+            pool: networks(reader, fields, "pool"),
         };
         Some((enrolment, options))
     })
@@ -385,6 +395,9 @@ pub const TEMPLATE: &str = r#"
 
 # How many flows the inside may have opened.
 #max_outbound = 131072
+
+# The networks whose addresses the inside sees clients by, one for each person; without the key by their own.
+#pool = ["10.9.0.0/24", "fd09::/120"]
 "#;
 
 #[cfg(test)]

@@ -1,12 +1,13 @@
 //! What the daemon's tasks share, and the answers to what is asked on the control socket.
 
+use crate::addresses::Addresses;
 use crate::control::{Answer, Asker, Request};
 use crate::drops::Ring;
 use crate::owners::{OWNERS_MAX, Owners};
 use crate::protection::Protection;
 use crate::{explain, metrics, now, view};
 use anyhow::{Context, Result};
-use engine::api::{ExplainRequest, VerifierState};
+use engine::api::{ExplainRequest, GrantOwner, VerifierState};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -103,6 +104,16 @@ impl Shared {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Remembers whose a grant is, and tells the kernel where that matters there.
+    pub fn learn(&self, owner: GrantOwner) {
+        if let Some(addresses) = self.protection().addresses()
+            && let Err(error) = addresses.learn(&owner)
+        {
+            tracing::error!(person = owner.person, "no inside address: {error:#}");
+        }
+        self.owners().remember(owner);
+    }
+
     /// How it stands with the authority.
     pub fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
@@ -133,6 +144,13 @@ impl Shared {
                 let of = move |shared: &Self| Ok(shared.protection().flows_of(client, server));
                 let flows = self.clone().read(of).await?;
                 json(&self.named(flows).await)
+            }
+            Request::Addresses => {
+                self.look(|shared| {
+                    let list = shared.protection().addresses().map(Addresses::list);
+                    list.context("this verifier has no pool of inside addresses (`pool` in verifier.toml)")
+                })
+                .await
             }
             Request::ExplainPacket { from, to, protocol } => {
                 self.look(move |shared| {
@@ -197,7 +215,7 @@ impl Shared {
         let ask = async {
             for handle in unknown {
                 match self.authority.grant_owner(handle).await {
-                    Ok(Some(owner)) => self.owners().remember(owner),
+                    Ok(Some(owner)) => self.learn(owner),
                     Ok(None) => {}
                     Err(error) => return tracing::warn!("cannot name the owners of flows: {error}"),
                 }
@@ -206,8 +224,9 @@ impl Shared {
         if tokio::time::timeout(NAMING, ask).await.is_err() {
             tracing::warn!("cannot name the owners of all flows: the authority takes too long");
         }
-        let owners = self.owners();
-        flows.iter().map(|(key, flow)| view::Flow::new(key, flow, owners.of(flow.handle))).collect()
+        let (owners, protection) = (self.owners(), self.protection());
+        let inside = |key: &FlowKey, flow: &Flow| protection.addresses()?.of(flow, key);
+        flows.iter().map(|(key, flow)| view::Flow::new(key, flow, inside(key, flow), owners.of(flow.handle))).collect()
     }
 
     fn dropped(&self, from: u64) -> Result<view::Drops> {

@@ -4,7 +4,7 @@
 use crate::protocol;
 use engine::api::{GrantOwner, Service};
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use wire::Handle;
 use wire::map::{Flow as KernelFlow, FlowKey, origin};
 
@@ -13,6 +13,8 @@ use wire::map::{Flow as KernelFlow, FlowKey, origin};
 pub struct Flow {
     /// The client, as the server sees it.
     pub client: SocketAddr,
+    /// The client as the inside of the gateway sees it, where that is another.
+    pub inside: Option<SocketAddr>,
     /// The server.
     pub server: SocketAddr,
     /// `tcp`, `udp` or a number.
@@ -45,10 +47,11 @@ pub struct Flow {
 
 impl Flow {
     /// A flow of the kernel's table with its owner.
-    pub fn new(key: &FlowKey, flow: &KernelFlow, owner: Option<&GrantOwner>) -> Self {
+    pub fn new(key: &FlowKey, flow: &KernelFlow, inside: Option<SocketAddr>, owner: Option<&GrantOwner>) -> Self {
         let named = |name: fn(&GrantOwner) -> &String| owner.map(|owner| name(owner).clone());
         Self {
             client: key.client().into(),
+            inside,
             server: key.server().into(),
             protocol: protocol::name(key.protocol),
             handle: flow.by_grant().then(|| Handle(flow.handle).to_string()),
@@ -65,6 +68,21 @@ impl Flow {
             closing: flow.stage != wire::map::stage::OPEN,
         }
     }
+}
+
+/// An inside address, and whose it is or was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InsideAddress {
+    /// The address.
+    pub address: IpAddr,
+    /// Whose; none if the verifier no longer knows.
+    pub person: Option<String>,
+    /// Since when.
+    pub since: u64,
+    /// Until it became somebody else's; none if it has not.
+    pub until: Option<u64>,
+    /// How many flows it has.
+    pub flows: u32,
 }
 
 /// A dropped packet.

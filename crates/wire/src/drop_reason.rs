@@ -53,6 +53,8 @@ drop_reasons! {
     Fragment = 12, "fragment";
     /// A mid-flow packet of an unknown flow.
     NoFlow = 13, "no_flow";
+    /// A gateway has no inside address for it: none is free, or it isn't known yet whose grant it is.
+    NoAddress = 14, "no_address";
 }
 
 impl core::fmt::Display for DropReason {

@@ -2,11 +2,14 @@
 //!
 //! Integers are in the machine's order unless their type says otherwise: only programs of this machine read them.
 
+mod inside;
+
 use crate::carrier::Carrier;
 use crate::ls::{SECRET_LEN, ServerSecret};
 use crate::mac::Suite;
 use crate::packet::Packet;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+pub use inside::{Bearer, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, WayBack, nat_news};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The most spans of ports that one protected prefix may have.
@@ -307,8 +310,10 @@ pub struct Flow {
     pub stage: u8,
     /// Who opened it: one of [`origin`].
     pub origin: u8,
-    /// Zero.
-    pub reserved: [u8; 6],
+    /// The client's port as the inside of a gateway sees it, big-endian.
+    pub inside_port: [u8; 2],
+    /// The slot of the address that the inside sees it by, and one more; 0 if that is its own.
+    pub inside: u32,
 }
 
 impl Flow {
@@ -518,6 +523,8 @@ pub mod counter {
     pub const OUTBOUND: u32 = 22;
     /// Flows that it wanted to open, and that found no room.
     pub const OUTBOUND_FULL: u32 = 23;
+    /// Packets of the inside to an inside address that nobody has.
+    pub const UNCLAIMED: u32 = 24;
     /// Number of counters.
     pub const COUNT: u32 = 32;
 }

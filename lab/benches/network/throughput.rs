@@ -45,7 +45,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
 }
 
 /// The means of the middle halves of both paths' rates, which take turns in going first.
-fn side_by_side(one: &Network, other: &Network, clients: u16, openings: usize) -> Result<(f64, f64)> {
+pub fn side_by_side(one: &Network, other: &Network, clients: u16, openings: usize) -> Result<(f64, f64)> {
     let (mut ones, mut others) = (Vec::new(), Vec::new());
     for _ in 0..openings {
         let (mut one, mut other) = (Lane::open(one, clients)?, Lane::open(other, clients)?);

@@ -25,6 +25,8 @@ pub const PUBLIC4: &str = "203.0.113.1";
 pub const PUBLIC6: &str = "2001:db8:1::1";
 /// Alice's address at home.
 pub const INSIDE4: &str = "10.1.0.1";
+/// Inside addresses for whom a gateway lets in: a hundred or so of each family.
+pub const POOL: &str = "10.9.0.0/25,fd09::/121";
 /// Where the authority is.
 pub const AUTHORITY: &str = "198.51.100.10";
 

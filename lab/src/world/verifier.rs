@@ -46,6 +46,15 @@ impl Verifier {
         Ok(this)
     }
 
+    /// Another one with this one's name and keys, elsewhere.
+    pub fn twin(&self, namespace: &Namespace, flags: &[&str]) -> Result<Self> {
+        let dir = namespace.dir().join("verifier-state");
+        process::output(Command::new("cp").arg("-a").arg(&self.dir).arg(&dir))?;
+        let mut this = Self { process: None, instance: Instance::new("verifier"), net: namespace.path(), dir };
+        this.run(flags)?;
+        Ok(this)
+    }
+
     /// Runs the daemon (again), and waits until it protects (observes, by `--observe`) and hears the authority.
     pub fn run(&mut self, flags: &[&str]) -> Result<()> {
         self.launch(flags)?;
@@ -103,6 +112,12 @@ impl Verifier {
     /// What `vouchsafe verifier whois` says about a client.
     pub fn whois(&self, client: SocketAddr) -> Result<Value> {
         ask_json(self.daemon_command("whois").arg("--json").arg(client.to_string()))
+    }
+
+    /// Who has which inside address, and who had.
+    pub fn addresses(&self) -> Result<Vec<Value>> {
+        let list = ask_json(self.daemon_command("addresses").arg("--json"))?;
+        Ok(list.as_array().cloned().unwrap_or_default())
     }
 
     /// The admitted flows.

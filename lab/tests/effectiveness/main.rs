@@ -7,12 +7,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use attempts::{Attempts, REASONS};
+use attempts::{Attempts, reasons};
 use lab::counter::Stack;
 use lab::outsider::{Outsider, Place};
 use lab::seen::Seen;
 use lab::service::{call, dial, send};
-use lab::world::{ECHO, FRONT4, FRONT6, Way, in_family};
+use lab::world::{ECHO, FRONT4, FRONT6, POOL, Way, in_family};
 use lab::{Port, World, poll, test};
 use wire::{DropReason, tail::BLOCK_LEN};
 
@@ -35,7 +35,7 @@ fn wrong_packets_come_to_nothing(world: &World, place: Place, six: bool, many: u
     let to = front(six).ip();
     let mut attempts = Attempts::new(world, to)?;
     let outsider = Outsider::new(&world.network, place, six)?;
-    for reason in REASONS.iter().copied().filter(|reason| place == Place::NextDoor || passes_a_router(*reason)) {
+    for reason in reasons().filter(|reason| place == Place::NextDoor || passes_a_router(*reason)) {
         attempts.prepare(world, &outsider, reason).with_context(|| format!("{reason}: preparation"))?;
         let _ = (outsider.came_back(to, Duration::ZERO), outsider.got_through(to));
         let before = world.verifier.counters()?;
@@ -63,6 +63,17 @@ fn wrong_packets_of_each_kind_come_to_nothing_at_a_gateway() {
     test(|| {
         for six in [false, true] {
             let world = World::behind_gateway(Way::Nat, &[])?;
+            wrong_packets_come_to_nothing(&world, Place::NextDoor, six, MANY / 4)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn wrong_packets_of_each_kind_come_to_nothing_at_a_gateway_that_gives_addresses() {
+    test(|| {
+        for six in [false, true] {
+            let world = World::behind_gateway(Way::Nat, &["--pool", POOL])?;
             wrong_packets_come_to_nothing(&world, Place::NextDoor, six, MANY / 4)?;
         }
         Ok(())

@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn rare_reasons_share_a_colour_and_have_rows_of_their_own() {
-        let page = drops(&seen(&[1; 13]), Span::Hour).into_string();
+        let page = drops(&seen(&[1; DropReason::ALL.len()]), Span::Hour).into_string();
         assert_eq!(count(&page, "<rect class=\"colour-"), COLOURS + 1);
         assert!(page.contains("other reasons"), "{page}");
         // By reason, and at the head of the table by time.

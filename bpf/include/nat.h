@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Inside addresses: on a gateway with a pool, every identity has one while it has flows, and the inside sees no other.
+ *
+ * A person is a number that user space gives out, each once, and tells by handle: so the kernel knows on the first packet
+ * whose it is. An address is one person's alone from the first of their flows to the last. */
+#pragma once
+#include "flows.h"
+#include "outbound.h"
+#include "rewrite.h"
+
+/* Who is behind a grant. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u64);
+	__type(value, struct bearer);
+} bearers SEC(".maps");
+
+/* The pool: IPv4 addresses first. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct pool_slot);
+} pool SEC(".maps");
+
+/* People's numbers: user space's own, here to outlive it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct person_name);
+	__type(value, __u32);
+} names SEC(".maps");
+
+/* Which address of the pool a person had last. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct lease_key);
+	__type(value, __u32);
+} leases SEC(".maps");
+
+/* The way back: the client of a flow as the inside sees it, to what it is outside. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct flow_key);
+	__type(value, struct way_back);
+} ways_back SEC(".maps");
+
+/* First fragments that were rewritten: to which address. The ports' place of the key holds the identification. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct flow_key);
+	__type(value, struct address);
+} pieces SEC(".maps");
+
+/* What user space is told. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024);
+} news SEC(".maps");
+
+const volatile struct nat_config nat_config SEC(".rodata.nat") = {};
+
+/* Every address of the pool. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct member);
+	__type(value, __u32);
+} members SEC(".maps");
+
+#define SLOT_TAKEN 0x80000000 /* in `flows`: the slot is changing hands */
+#define NO_SLOT 0xffffffff /* no index of the pool */
+enum { BIND_TRIES = 8, YOUNG = 2 /* seconds: a way back whose flow may not be bound yet */ };
+
+static __always_inline void tell(__u32 kind, __u64 handle, __u32 person, __u32 slot, __u32 time)
+{
+	struct nat_news *room = bpf_ringbuf_reserve(&news, sizeof(*room), 0);
+
+	if (!room)
+		return;
+	room->handle = handle;
+	room->kind = kind;
+	room->person = person;
+	room->slot = slot;
+	room->time = time;
+	bpf_ringbuf_submit(room, 0);
+}
+
+/* Counts one more flow of the slot's person, unless it is somebody else's by now. */
+static __always_inline int hold(struct pool_slot *slot, __u32 person)
+{
+	__u32 flows = __sync_fetch_and_add(&slot->flows, 1);
+
+	if (!(flows & SLOT_TAKEN) && slot->person == person)
+		return 1;
+	__sync_fetch_and_sub(&slot->flows, 1);
+	return 0;
+}
+
+struct search {
+	__u64 oldest;
+	__u32 from;
+	__u32 best;
+};
+
+static long look_at_slot(__u32 index, struct search *search)
+{
+	__u32 at = search->from + index;
+	struct pool_slot *slot = bpf_map_lookup_elem(&pool, &at);
+
+	if (slot && !slot->flows && slot->last < search->oldest) {
+		search->oldest = slot->last;
+		search->best = at;
+	}
+	return 0;
+}
+
+
+/* Takes the free address that was used the longest ago for a person, with one flow on it. */
+__noinline __u32 take_slot(__u32 family, __u32 person, __u32 time)
+{
+	struct lease_key key = { .person = person, .family = family }, before = { .family = family };
+	struct search search = { .oldest = ~0ULL, .best = NO_SLOT };
+	struct pool_slot *slot;
+	__u32 index, *held;
+
+	search.from = family == 4 ? 0 : nat_config.pool4;
+	bpf_loop(family == 4 ? nat_config.pool4 : nat_config.pool6, look_at_slot, &search, 0);
+	index = search.best;
+	slot = bpf_map_lookup_elem(&pool, &index);
+	/* Where another core was faster, the sender tries again. */
+	if (!slot || __sync_val_compare_and_swap(&slot->flows, 0, SLOT_TAKEN) != 0)
+		return NO_SLOT;
+	before.person = slot->person;
+	held = bpf_map_lookup_elem(&leases, &before);
+	if (held && *held == index)
+		bpf_map_delete_elem(&leases, &before);
+	slot->person = 0;
+	if (bpf_map_update_elem(&leases, &key, &index, BPF_NOEXIST)) {
+		__sync_fetch_and_sub(&slot->flows, SLOT_TAKEN);
+		return NO_SLOT;
+	}
+	slot->person = person;
+	slot->since = time;
+	/* One flow; cores that lost the race take back what they added. */
+	__sync_fetch_and_sub(&slot->flows, SLOT_TAKEN - 1);
+	tell(NEWS_GIVEN, 0, person, index, time);
+	return index;
+}
+
+static __always_inline __u32 lease_of(__u32 family, __u32 person, __u32 time)
+{
+	struct lease_key key = { .person = person, .family = family };
+	__u32 at, *index = bpf_map_lookup_elem(&leases, &key);
+	struct pool_slot *slot;
+
+	if (!index)
+		return take_slot(family, person, time);
+	at = *index;
+	slot = bpf_map_lookup_elem(&pool, &at);
+	return slot && hold(slot, person) ? at : NO_SLOT;
+}
+
+/* Gives a flow the inside address of its person, and a port that no other flow of theirs has there. */
+__noinline int bind_flow(const struct packet *p, struct flow *flow)
+{
+	struct way_back back = {}, *known;
+	struct bearer *bearer;
+	struct pool_slot *slot;
+	struct flow_key key;
+	__u64 handle;
+	__u32 index;
+	__u16 port;
+
+	if (!p || !flow)
+		return DROP_NO_ADDRESS;
+	handle = flow->handle;
+	bearer = bpf_map_lookup_elem(&bearers, &handle);
+	if (!bearer) {
+		tell(NEWS_UNKNOWN, handle, 0, 0, p->time);
+		return DROP_NO_ADDRESS;
+	}
+	index = lease_of(p->flow.family, bearer->person, p->time);
+	slot = bpf_map_lookup_elem(&pool, &index);
+	if (!slot)
+		return DROP_NO_ADDRESS;
+	slot->last = bpf_ktime_get_ns();
+	key = p->flow;
+	__builtin_memcpy(key.client, &slot->address, 16);
+	__builtin_memcpy(&back.client, p->flow.client, 16);
+	back.client_port = p->flow.client_port;
+	back.slot = index;
+	back.since = p->time;
+	port = bpf_ntohs(p->flow.client_port);
+	for (__u32 i = 0; i < BIND_TRIES; i++) {
+		key.client_port = bpf_htons(port + i);
+		if (!bpf_map_update_elem(&ways_back, &key, &back, BPF_NOEXIST)) {
+			flow->inside_port = key.client_port;
+			__sync_val_compare_and_swap(&flow->inside, 0, index + 1);
+			return CONTINUE;
+		}
+		known = bpf_map_lookup_elem(&ways_back, &key);
+		if (known && known->client_port == back.client_port && same_address(&known->client, &back.client)) {
+			/* Of an earlier flow between the same, or another core's. */
+			known->since = p->time;
+			flow->inside_port = key.client_port;
+			__sync_val_compare_and_swap(&flow->inside, 0, index + 1);
+			__sync_fetch_and_sub(&slot->flows, 1);
+			return CONTINUE;
+		}
+	}
+	__sync_fetch_and_sub(&slot->flows, 1);
+	return DROP_NO_ADDRESS;
+}
+
+struct bpf_map;
+
+struct reclaim {
+	__u32 now; /* Unix seconds */
+	__u32 ways; /* how many ways back are gone */
+};
+
+static long reclaim_way(struct bpf_map *map, const struct flow_key *key, struct way_back *back, struct reclaim *pass)
+{
+	struct flow_key outside = *key;
+	struct pool_slot *slot;
+	__u32 index = back->slot;
+	struct flow *flow;
+
+	__builtin_memcpy(outside.client, &back->client, 16);
+	outside.client_port = back->client_port;
+	flow = find_flow(&outside);
+	if ((flow && flow->inside == index + 1 && flow->inside_port == key->client_port) ||
+	    (__s32)(pass->now - back->since) <= YOUNG || bpf_map_delete_elem(map, key))
+		return 0;
+	pass->ways++;
+	slot = bpf_map_lookup_elem(&pool, &index);
+	if (!slot)
+		return 0;
+	slot->last = bpf_ktime_get_ns();
+	if (__sync_fetch_and_sub(&slot->flows, 1) == 1)
+		tell(NEWS_IDLE, 0, slot->person, index, pass->now);
+	return 0;
+}
+
+/* Upkeep that user space starts after the sweep: forgets the ways back of flows that are gone, and so frees addresses. */
+SEC("syscall")
+int reclaim(struct reclaim *pass)
+{
+	struct reclaim own = { .now = pass->now };
+
+	bpf_for_each_map_elem(&ways_back, reclaim_way, &own, 0);
+	pass->ways = own.ways;
+	return 0;
+}

@@ -1,0 +1,111 @@
+//! A gateway's inside addresses: who is behind which grant, the pool, and what the programs tell of it.
+
+use crate::object::{Loaded, Opened, Pins};
+use crate::table::Table;
+use anyhow::{Context, Result};
+use libbpf_rs::{MapHandle, ProgramInput, RingBuffer, RingBufferBuilder};
+use std::net::IpAddr;
+use wire::map::{Bearer, FlowKey, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, WayBack, address_bytes};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The tables that outlive the process.
+pub(crate) const PINNED: [&str; 7] = ["bearers", "pool", "leases", "ways_back", "members", "news", "names"];
+/// People who are told apart at most.
+pub const PEOPLE_MAX: u32 = 65_536;
+
+/// What the programs are loaded with for this pool, IPv4 first.
+pub(crate) fn config(pool: &[IpAddr]) -> NatConfig {
+    let pool4 = pool.iter().filter(|address| address.is_ipv4()).count() as u32;
+    NatConfig { pool4, pool6: pool.len() as u32 - pool4 }
+}
+
+/// Gives the tables their sizes; without a pool they hold nothing.
+pub(crate) fn resize(opened: &mut Opened, pool: &[IpAddr], flows: u32, grants: u32) -> Result<()> {
+    let (flows, grants, people) = if pool.is_empty() { (1, 1, 1) } else { (flows * 2, grants, PEOPLE_MAX) };
+    let all = pool.len().max(1) as u32;
+    let sizes = [("pool", all), ("members", all), ("leases", all * 2), ("ways_back", flows), ("bearers", grants)];
+    sizes.iter().chain(&[("names", people)]).try_for_each(|(name, entries)| opened.resize(name, *entries))
+}
+
+/// Whether the pool that an earlier process has left is this one.
+pub(crate) fn is_pinned(pins: &Pins, pool: &[IpAddr]) -> bool {
+    let Ok(map) = MapHandle::from_pinned_path(pins.map("pool")) else { return false };
+    let Ok(slots) = Table::<u32, PoolSlot>::new(map) else { return false };
+    let same = |(slot, address): (u32, &IpAddr)| {
+        slots.get(&slot).is_ok_and(|there| there.is_some_and(|there| there.address == address_bytes(*address)))
+    };
+    slots.capacity() as usize == pool.len().max(1) && (0..).zip(pool).all(same)
+}
+
+/// The tables.
+pub struct Addresses {
+    /// Who is behind which grant, by handle.
+    pub bearers: Table<u64, Bearer>,
+    /// The addresses, by slot.
+    pub slots: Table<u32, PoolSlot>,
+    /// Which slot a person had last.
+    pub leases: Table<LeaseKey, u32>,
+    /// What clients are outside, by what they are inside.
+    pub ways_back: Table<FlowKey, WayBack>,
+    /// People's numbers.
+    pub names: Table<PersonName, u32>,
+    members: Table<Member, u32>,
+    news: MapHandle,
+}
+
+impl Addresses {
+    pub(crate) fn new(object: &Loaded) -> Result<Self> {
+        Ok(Self {
+            bearers: object.table("bearers")?,
+            slots: object.table("pool")?,
+            leases: object.table("leases")?,
+            ways_back: object.table("ways_back")?,
+            names: object.table("names")?,
+            members: object.table("members")?,
+            news: object.map("news")?,
+        })
+    }
+
+    /// Fills a pool that is new; one that was there stays as it is.
+    pub(crate) fn fill(&self, pool: &[IpAddr]) -> Result<()> {
+        for (slot, address) in (0..).zip(pool) {
+            let bytes = address_bytes(*address);
+            if self.slots.get(&slot)?.is_none_or(|there| there.address != bytes) {
+                self.slots.set(&slot, &PoolSlot { address: bytes, ..PoolSlot::default() })?;
+            }
+            let family = if address.is_ipv4() { 4 } else { 6 };
+            self.members.set(&Member { address: bytes, family, reserved: 0 }, &slot)?;
+        }
+        Ok(())
+    }
+
+    /// Calls `each` with what the programs tell, whenever the result is polled.
+    pub fn news(&self, mut each: impl FnMut(NatNews) + Send + 'static) -> Result<RingBuffer<'static>> {
+        let mut builder = RingBufferBuilder::new();
+        builder.add(&self.news, move |bytes| {
+            if let Ok((news, _)) = NatNews::read_from_prefix(bytes) {
+                each(news);
+            }
+            0
+        })?;
+        builder.build().context("cannot open the ring of inside addresses")
+    }
+}
+
+/// What the program `reclaim` is told, and tells.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
+#[repr(C)]
+struct Reclaim {
+    now: u32,
+    ways: u32,
+}
+
+/// Forgets the ways back of flows that are gone; gives how many.
+pub(crate) fn reclaim(object: &Loaded, now: u32) -> Result<u32> {
+    let program = object.runnable("reclaim")?;
+    let mut pass = Reclaim { now, ways: 0 };
+    let input = ProgramInput { context_in: Some(pass.as_mut_bytes()), ..ProgramInput::default() };
+    let result = program.test_run(input).context("cannot run the reclaim program")?;
+    anyhow::ensure!(result.return_value == 0, "the reclaim program failed: {}", result.return_value);
+    Ok(pass.ways)
+}

@@ -1,0 +1,351 @@
+//! A gateway's inside addresses in the kernel programs: who gets which, what becomes of packets, what is left when all is
+//! over. Frames go through the loaded programs one by one.
+
+#[allow(dead_code, reason = "the table's rows are its other user")]
+mod world;
+
+use datapath::clock;
+use datapath::gateway::Gateway;
+use datapath::hook::{Hook, Spot};
+use datapath::verifier::Verifier;
+use lab::forge::{Packet, Tcp, flag};
+use lab::seen::Seen;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use wire::map::{Bearer, Flow, FlowKey, VerifierConfig, address_of, origin};
+use wire::packet::{TCP, UDP};
+use world::{NOW, SIZES, address};
+
+const PASS: u32 = u32::MAX;
+const DROP: u32 = 2;
+const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+/// The reclaiming sweep leaves ways back alone that are younger than this.
+const YOUNG: u32 = 3;
+
+struct Stage {
+    verifier: Verifier,
+    gateway: Gateway,
+    now: u32,
+}
+
+/// One person's connection, or what stands for it.
+#[derive(Clone, Copy)]
+struct Client {
+    person: u32,
+    address: IpAddr,
+    port: u16,
+    server: IpAddr,
+    protocol: u8,
+}
+
+impl Client {
+    fn new(person: u32, six: bool) -> Self {
+        let [a, b, c, d] = (0xc633_0000 + person).to_be_bytes();
+        let (address, server) = match six {
+            false => (IpAddr::from([a, b, c, d]), address("203.0.113.20")),
+            true => (format!("2001:db8:ffff::{person:x}").parse().unwrap(), address("2001:db8::20")),
+        };
+        Self { person, address, port: 40_000, server, protocol: TCP }
+    }
+
+    fn key(&self) -> FlowKey {
+        FlowKey::new(self.address, self.port, self.server, 22, self.protocol)
+    }
+
+    fn packet(&self) -> Packet {
+        Packet::new(self.address, self.server).ethernet(MACS[0], MACS[1])
+    }
+
+    fn frame(&self) -> Vec<u8> {
+        match self.protocol {
+            UDP => self.packet().udp(self.port, 22).payload(b"odd").frame(),
+            _ => self.packet().tcp(Tcp::new(self.port, 22, flag::ACK)).payload(b"odd").frame(),
+        }
+    }
+}
+
+impl Stage {
+    fn new(pool: &[&str]) -> Self {
+        let config = VerifierConfig { max_outbound: 1000, ..world::config() };
+        let verifier = Verifier::load(Hook::Tc, config, SIZES, None).unwrap_or_else(|error| panic!("{error:#}"));
+        let pool: Vec<IpAddr> = pool.iter().map(|text| address(text)).collect();
+        Self::with(verifier, &config, &pool)
+    }
+
+    fn with(verifier: Verifier, config: &VerifierConfig, pool: &[IpAddr]) -> Self {
+        let entries = engine::protected::entries(&world::receivers()).unwrap();
+        let entries: Vec<_> =
+            entries.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
+        verifier.protect(&entries).unwrap();
+        let gateway = Gateway::load(&verifier, config, SIZES, pool, None).unwrap_or_else(|error| panic!("{error:#}"));
+        let stage = Self { verifier, gateway, now: NOW };
+        stage.set_clock();
+        stage
+    }
+
+    fn set_clock(&self) {
+        self.verifier.set_clock(clock::coarse_reading(self.now.into()).wrapping_add(200_000_000)).unwrap();
+    }
+
+    /// As admission and the daemon do it.
+    fn admit(&self, client: &Client) {
+        let handle = u64::from(client.person) << 8;
+        self.gateway
+            .addresses
+            .bearers
+            .set(&handle, &Bearer { person: client.person, expires: self.now + 300 })
+            .unwrap();
+        let flow = Flow { handle, since: self.now, seen: self.now, ..Flow::default() };
+        assert!(self.verifier.flows.insert(&client.key(), &flow).unwrap());
+    }
+
+    /// What the inside sees of a packet; nothing if it is dropped.
+    fn inward(&self, frame: &[u8]) -> Option<Seen> {
+        let ran = self.gateway.run(Spot::Inward, frame).unwrap();
+        assert!(ran.code == PASS || ran.code == DROP, "{ran:?}");
+        (ran.code == PASS).then(|| Seen::frame(&ran.frame).unwrap())
+    }
+
+    /// What goes out of what the inside sends.
+    fn outward(&self, frame: &[u8]) -> Option<Seen> {
+        let ran = self.gateway.run(Spot::Outward, frame).unwrap();
+        assert!(ran.code == PASS || ran.code == DROP, "{ran:?}");
+        (ran.code == PASS).then(|| Seen::frame(&ran.frame).unwrap())
+    }
+
+    /// The inside address and port that a client has.
+    fn shown(&self, client: &Client) -> Option<(IpAddr, u16)> {
+        let seen = self.inward(&client.frame())?;
+        assert!(seen.checksums_right && seen.payload == b"odd" && seen.destination == client.server, "{seen:?}");
+        Some((seen.source, seen.ports.unwrap().0))
+    }
+
+    fn end(&mut self, client: &Client) {
+        self.verifier.flows.remove(&client.key()).unwrap();
+    }
+
+    fn reclaim(&mut self) {
+        self.now += YOUNG;
+        self.set_clock();
+        self.gateway.reclaim(self.now).unwrap();
+    }
+}
+
+const FOUR: [&str; 3] = ["10.9.0.1", "10.9.0.2", "10.9.0.3"];
+const SIX: [&str; 2] = ["fd09::1", "fd09::2"];
+
+fn both() -> Vec<&'static str> {
+    [&FOUR[..], &SIX].concat()
+}
+
+#[test]
+fn kernel_gives_a_person_one_address_and_takes_it_off_again() {
+    let stage = Stage::new(&both());
+    for six in [false, true] {
+        for protocol in [TCP, UDP] {
+            let client = Client { protocol, ..Client::new(7, six) };
+            stage.admit(&client);
+            let (inside, port) = stage.shown(&client).expect("passes");
+            assert_eq!(inside.to_string(), if six { "fd09::1" } else { "10.9.0.1" });
+            assert_eq!(port, client.port);
+            let back = Packet::new(client.server, inside).ethernet(MACS[1], MACS[0]);
+            let answer = match protocol {
+                TCP => back.tcp(Tcp::new(22, port, flag::SYN | flag::ACK)).payload(b"fine").frame(),
+                _ => back.udp(22, port).payload(b"fine").frame(),
+            };
+            let seen = stage.outward(&answer).expect("goes out");
+            assert_eq!(
+                (seen.source, seen.destination, seen.ports),
+                (client.server, client.address, Some((22, client.port)))
+            );
+            assert!(seen.checksums_right && seen.payload == b"fine", "{seen:?}");
+        }
+    }
+    let leases = stage.gateway.addresses.leases.entries();
+    assert_eq!(leases.len(), 2, "one of each family: {leases:?}");
+}
+
+/// A hundred addresses, a thousand people, a hundred of them at a time.
+#[test]
+fn kernel_gives_a_hundred_addresses_to_a_thousand_people_in_turn() {
+    let pool: Vec<String> = (1..=100).map(|host| format!("10.9.0.{host}")).collect();
+    let mut stage = Stage::new(&pool.iter().map(String::as_str).collect::<Vec<_>>());
+    let (mut live, mut order): (BTreeMap<IpAddr, Client>, Vec<IpAddr>) = Default::default();
+    for person in 1..=1000 {
+        let client = Client::new(person, false);
+        stage.admit(&client);
+        if live.len() == 100 {
+            assert_eq!(stage.shown(&client), None, "no address is free");
+            // The one that came first goes, and its address is the next.
+            let first = order.remove(0);
+            let gone = live.remove(&first).unwrap();
+            stage.end(&gone);
+            assert_eq!(stage.shown(&client), None, "its flow may still be on its way");
+            stage.reclaim();
+            assert_eq!(stage.shown(&client), Some((first, client.port)), "the one that is free");
+        }
+        let (inside, _) = stage.shown(&client).expect("an address");
+        assert!(live.insert(inside, client).is_none(), "{inside} is two people's");
+        order.push(inside);
+    }
+    let used: BTreeSet<_> = live.keys().copied().collect();
+    assert_eq!(used.len(), 100);
+    for (inside, client) in &live {
+        assert_eq!(stage.shown(client), Some((*inside, client.port)), "as long as the flow lives");
+    }
+    let dropped = stage.verifier.count(wire::DropReason::NoAddress as u32).unwrap();
+    assert_eq!(dropped, 2 * 900);
+}
+
+#[test]
+fn kernel_reuses_the_address_that_was_used_the_longest_ago() {
+    let mut stage = Stage::new(&FOUR);
+    let clients: Vec<Client> = (1..=3).map(|person| Client::new(person, false)).collect();
+    let mut had = Vec::new();
+    for client in &clients {
+        stage.admit(client);
+        had.push(stage.shown(client).unwrap().0);
+    }
+    for index in [1, 0, 2] {
+        stage.end(&clients[index]);
+        stage.reclaim();
+    }
+    // Who comes back while theirs is nobody else's has it again.
+    let back = Client { port: 40_001, ..clients[0] };
+    stage.verifier.flows.insert(&back.key(), &Flow { handle: 1 << 8, seen: stage.now, ..Flow::default() }).unwrap();
+    assert_eq!(stage.shown(&back).unwrap().0, had[0]);
+    for (person, expected) in [(8, had[1]), (9, had[2])] {
+        let client = Client::new(person, false);
+        stage.admit(&client);
+        assert_eq!(stage.shown(&client).unwrap().0, expected, "person {person}");
+    }
+    let last = Client::new(10, false);
+    stage.admit(&last);
+    assert_eq!(stage.shown(&last), None);
+}
+
+#[test]
+fn kernel_lets_nobody_in_whose_name_it_does_not_know() {
+    let stage = Stage::new(&FOUR);
+    let client = Client::new(3, false);
+    stage.verifier.flows.insert(&client.key(), &Flow { handle: 99, seen: NOW, ..Flow::default() }).unwrap();
+    let told = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let tell = told.clone();
+    let ring = stage.gateway.addresses.news(move |news| tell.lock().unwrap().push((news.kind, news.handle))).unwrap();
+    assert_eq!(stage.shown(&client), None);
+    ring.consume().unwrap();
+    assert_eq!(*told.lock().unwrap(), [(wire::map::nat_news::UNKNOWN, 99)]);
+    stage.gateway.addresses.bearers.set(&99, &Bearer { person: 3, expires: NOW + 300 }).unwrap();
+    assert!(stage.shown(&client).is_some(), "the next packet");
+}
+
+/// Two devices of a person that use one port: the inside sees two.
+#[test]
+fn kernel_tells_a_persons_devices_apart_by_port() {
+    let stage = Stage::new(&FOUR);
+    let laptop = Client::new(1, false);
+    let phone = Client { address: address("192.0.2.77"), ..laptop };
+    stage.admit(&laptop);
+    stage.verifier.flows.insert(&phone.key(), &Flow { handle: 1 << 8, seen: NOW, ..Flow::default() }).unwrap();
+    let (one, other) = (stage.shown(&laptop).unwrap(), stage.shown(&phone).unwrap());
+    assert_eq!((one.0, one.1 + 1), other);
+    for (client, port) in [(laptop, one.1), (phone, other.1)] {
+        let answer = Packet::new(client.server, one.0).ethernet(MACS[1], MACS[0]);
+        let seen = stage.outward(&answer.tcp(Tcp::new(22, port, flag::ACK)).frame()).unwrap();
+        assert!(seen.destination == client.address && seen.ports == Some((22, client.port)) && seen.checksums_right);
+    }
+}
+
+#[test]
+fn kernel_leaves_alone_what_no_token_admitted() {
+    let stage = Stage::new(&both());
+    for six in [false, true] {
+        let client = Client::new(1, six);
+        assert_eq!(stage.shown(&client), Some((client.address, client.port)), "not protected");
+        let flow = Flow { origin: origin::INSIDE, seen: NOW, ..Flow::default() };
+        stage.verifier.flows.insert(&client.key(), &flow).unwrap();
+        assert_eq!(stage.shown(&client), Some((client.address, client.port)), "opened from inside");
+    }
+    assert!(stage.gateway.addresses.leases.entries().is_empty());
+    // What the inside sends to an address of the pool that nobody has goes nowhere.
+    let stray = Packet::new(address("203.0.113.20"), address("10.9.0.3")).ethernet(MACS[1], MACS[0]);
+    assert!(stage.outward(&stray.clone().udp(22, 40_000).frame()).is_none());
+    assert!(stage.outward(&stray.tcp(Tcp::syn(22, 40_000)).frame()).is_none());
+    assert_eq!(stage.verifier.count(wire::map::counter::UNCLAIMED).unwrap(), 2);
+}
+
+#[test]
+fn kernel_translates_errors_with_what_they_quote() {
+    let stage = Stage::new(&both());
+    for six in [false, true] {
+        let phone = Client::new(2, six);
+        let client = Client { address: Client::new(3, six).address, ..phone };
+        // Another device of theirs has the port, so that this one's changes.
+        stage.admit(&phone);
+        stage.shown(&phone).unwrap();
+        stage.verifier.flows.insert(&client.key(), &Flow { handle: 2 << 8, seen: NOW, ..Flow::default() }).unwrap();
+        let (inside, port) = stage.shown(&client).unwrap();
+        assert_ne!(port, client.port);
+        let (kind, unreachable) = if six { (1, 4) } else { (3, 3) };
+        let router = address(if six { "2001:db8:77::1" } else { "192.0.2.1" });
+        // Of the client and of a router on the way about what the server sent.
+        let sent = Packet::new(client.server, client.address).tcp(Tcp::new(22, client.port, flag::ACK)).ip();
+        for (from, shown) in [(client.address, inside), (router, router)] {
+            let error = Packet::new(from, client.server).ethernet(MACS[0], MACS[1]);
+            let seen = stage.inward(&error.icmp(kind, unreachable, [0; 4]).payload(&sent).frame()).expect("comes in");
+            assert!(seen.checksums_right && seen.source == shown, "{seen:?}");
+            let quoted = Seen::ip(&seen.payload).unwrap();
+            assert_eq!((quoted.source, quoted.destination, quoted.ports), (client.server, inside, Some((22, port))));
+        }
+        // Of the server about what the client sent.
+        let got = Packet::new(inside, client.server).tcp(Tcp::new(port, 22, flag::ACK)).ip();
+        let error = Packet::new(client.server, inside).ethernet(MACS[1], MACS[0]);
+        let seen = stage.outward(&error.icmp(kind, unreachable, [0; 4]).payload(&got).frame()).expect("goes out");
+        assert!(seen.checksums_right && seen.destination == client.address, "{seen:?}");
+        let quoted = Seen::ip(&seen.payload).unwrap();
+        assert_eq!(
+            (quoted.source, quoted.destination, quoted.ports),
+            (client.address, client.server, Some((client.port, 22)))
+        );
+    }
+}
+
+#[test]
+fn kernel_translates_fragments() {
+    let stage = Stage::new(&both());
+    for six in [false, true] {
+        let client = Client { protocol: UDP, ..Client::new(5, six) };
+        stage.admit(&client);
+        let pieces = client.packet().udp(client.port, 22).identification(9).payload(&[7; 100]).fragments(40);
+        let shown: BTreeSet<IpAddr> = pieces.iter().map(|piece| stage.inward(piece).expect("passes").source).collect();
+        let inside = address(if six { "fd09::1" } else { "10.9.0.1" });
+        assert_eq!(shown, BTreeSet::from([inside]));
+        let back = Packet::new(client.server, inside).ethernet(MACS[1], MACS[0]);
+        let pieces = back.udp(22, client.port).identification(9).payload(&[7; 100]).fragments(40);
+        for piece in &pieces {
+            assert_eq!(stage.outward(piece).expect("goes out").destination, client.address);
+        }
+        let late =
+            back_of(client.server, inside).identification(10).udp(22, client.port).payload(&[7; 100]).fragments(40);
+        assert!(stage.outward(&late[1]).is_none(), "a piece whose first one nobody saw");
+    }
+}
+
+fn back_of(server: IpAddr, inside: IpAddr) -> Packet {
+    Packet::new(server, inside).ethernet(MACS[1], MACS[0])
+}
+
+/// The sum of UDP over IPv4 may be left out, and stays out.
+#[test]
+fn kernel_makes_no_checksum_where_there_is_none() {
+    let stage = Stage::new(&FOUR);
+    let client = Client { protocol: UDP, ..Client::new(5, false) };
+    stage.admit(&client);
+    let frame = client.packet().udp(client.port, 22).no_checksum().payload(b"odd").frame();
+    let ran = stage.gateway.run(Spot::Inward, &frame).unwrap();
+    assert_eq!((ran.code, &ran.frame[40..42]), (PASS, &[0, 0][..]));
+    assert_eq!(
+        address_of([10, 9, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 4),
+        Seen::frame(&ran.frame).unwrap().source
+    );
+}

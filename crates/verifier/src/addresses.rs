@@ -1,0 +1,278 @@
+//! Inside addresses: who has which one, and who had. People get numbers, each once, for the kernel to go by.
+//!
+//! Which address a person gets is decided in the kernel, on their first packet.
+
+use crate::{now, view};
+use anyhow::{Context, Result, ensure};
+use datapath::nat::{Addresses as Tables, PEOPLE_MAX};
+use engine::api::GrantOwner;
+use ipnet::IpNet;
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use wire::map::{Bearer, FlowKey, LeaseKey, NatNews, PersonName, nat_news};
+
+/// Addresses of a pool at most, of each family: all are looked through where one is needed.
+pub const POOL_MAX: usize = 4096;
+/// Leases that are over and still listed.
+const PAST_MAX: usize = 10_000;
+/// How long a bearer outlives the grant: clocks differ.
+const SKEW: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
+/// Handles that wait to be asked about.
+pub const UNKNOWN_MAX: usize = 1024;
+
+/// All addresses of these networks, IPv4 first: but those that are not for hosts, where a network has others.
+pub fn pool(networks: &[IpNet]) -> Result<Vec<IpAddr>> {
+    let mut all = Vec::new();
+    for network in networks {
+        let too_large = || format!("pool: {network} has more than {POOL_MAX} addresses, which is the most");
+        ensure!(network.hosts().nth(POOL_MAX).is_none(), too_large());
+        let single = network.hosts().nth(1).is_none();
+        // The first of an IPv6 network is every router's (RFC 4291 §2.6.1).
+        all.extend(network.hosts().filter(|host| single || network.addr().is_ipv4() || *host != network.network()));
+    }
+    all.sort();
+    all.dedup();
+    for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
+        let count = all.iter().filter(|address| family(address)).count();
+        ensure!(count <= POOL_MAX, "pool: {count} addresses of a family; {POOL_MAX} is the most");
+    }
+    Ok(all)
+}
+
+/// Who has and who had which inside address.
+pub struct Addresses {
+    tables: Arc<Tables>,
+    people: Mutex<People>,
+    past: Arc<Mutex<VecDeque<view::InsideAddress>>>,
+    _listener: Listener,
+}
+
+/// The latest number that was given out, and whose are whose.
+struct People {
+    last: u32,
+    names: BTreeMap<u32, String>,
+}
+
+fn name_key(person: &str) -> Option<PersonName> {
+    let mut key = PersonName { bytes: [0; 64] };
+    key.bytes.get_mut(..person.len())?.copy_from_slice(person.as_bytes());
+    Some(key)
+}
+
+fn name_of(key: &PersonName) -> String {
+    String::from_utf8_lossy(&key.bytes).trim_end_matches('\0').to_owned()
+}
+
+impl People {
+    fn read(tables: &Tables) -> Self {
+        let names: BTreeMap<u32, String> =
+            tables.names.entries().into_iter().map(|(key, number)| (number, name_of(&key))).collect();
+        let leased = tables.leases.keys().into_iter().map(|lease| lease.person);
+        let borne = tables.bearers.entries().into_iter().map(|(_, bearer)| bearer.person);
+        let last = names.keys().copied().chain(leased).chain(borne).max().unwrap_or_default();
+        Self { last, names }
+    }
+}
+
+impl Addresses {
+    /// Starts to listen; handles that the kernel asks about go to `unknown`.
+    pub fn new(tables: Arc<Tables>, pool: Vec<IpAddr>, unknown: mpsc::Sender<u64>) -> Result<Self> {
+        let people = Mutex::new(People::read(&tables));
+        let past: Arc<Mutex<VecDeque<_>>> = Arc::default();
+        let mut had = BTreeMap::new();
+        for lease in list(&tables) {
+            had.insert(lease.address, lease);
+        }
+        let (read, record) = (tables.clone(), past.clone());
+        let listener = Listener::start(&tables, move |news| match news.kind {
+            nat_news::UNKNOWN => drop(unknown.try_send(news.handle)),
+            _ => {
+                let Some(address) = pool.get(news.slot as usize) else { return };
+                note(&read, &news, *address, &mut had, &mut record.lock().unwrap_or_else(PoisonError::into_inner));
+            }
+        })?;
+        Ok(Self { tables, people, past, _listener: listener })
+    }
+
+    /// Tells the kernel whose grant this is.
+    pub fn learn(&self, owner: &GrantOwner) -> Result<()> {
+        let number = self.number(&owner.person)?;
+        let expires = u32::try_from(owner.expires).unwrap_or(u32::MAX);
+        self.tables.bearers.set(&owner.handle, &Bearer { person: number, expires }).context("inside addresses")
+    }
+
+    fn number(&self, person: &str) -> Result<u32> {
+        let key = name_key(person).with_context(|| format!("the name {person:?} is too long for an inside address"))?;
+        let mut people = self.people.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(number) = self.tables.names.get(&key)? {
+            return Ok(number);
+        }
+        if people.names.len() >= PEOPLE_MAX as usize {
+            self.forget_people(&mut people)?;
+        }
+        // Never one that somebody had before.
+        let number = people.last.checked_add(1).context("no number is left for another person")?;
+        self.tables.names.set(&key, &number)?;
+        people.last = number;
+        people.names.insert(number, person.to_owned());
+        Ok(number)
+    }
+
+    /// Forgets people who have neither an address nor a grant.
+    fn forget_people(&self, people: &mut People) -> Result<()> {
+        let mut needed: HashSet<u32> = self.tables.leases.keys().iter().map(|lease| lease.person).collect();
+        needed.extend(self.tables.bearers.entries().iter().map(|(_, bearer)| bearer.person));
+        let gone: Vec<u32> = people.names.keys().copied().filter(|number| !needed.contains(number)).collect();
+        for number in gone {
+            if let Some(key) = people.names.remove(&number).and_then(|name| name_key(&name)) {
+                self.tables.names.remove(&key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets whose the grants were that have ended.
+    pub fn tidy(&self) -> Result<()> {
+        let now = now();
+        let ended = |bearer: &Bearer| u64::from(bearer.expires) + SKEW < now;
+        let entries = self.tables.bearers.entries();
+        entries
+            .iter()
+            .filter(|(_, bearer)| ended(bearer))
+            .try_for_each(|(handle, _)| self.tables.bearers.remove(handle))
+    }
+
+    /// Who has which address, and who had; the latest first.
+    pub fn list(&self) -> Vec<view::InsideAddress> {
+        let mut all = list(&self.tables);
+        all.extend(self.past.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
+        all.sort_by_key(|lease| std::cmp::Reverse((lease.since, lease.until)));
+        all
+    }
+
+    /// The address that a flow's client has inside.
+    pub fn of(&self, flow: &wire::map::Flow, key: &FlowKey) -> Option<SocketAddr> {
+        let slot = self.tables.slots.get(&flow.inside.checked_sub(1)?).ok()??;
+        let address = wire::map::address_of(slot.address, key.family);
+        Some((address, u16::from_be_bytes(flow.inside_port)).into())
+    }
+
+    /// The flows that a client has as the inside sees it.
+    pub fn outside(&self, client: SocketAddr) -> Vec<FlowKey> {
+        let (address, port) = (client.ip().to_canonical(), client.port());
+        let keys = self.tables.ways_back.keys().into_iter().filter(|key| key.client() == (address, port));
+        let outside = keys.filter_map(|key| {
+            let back = self.tables.ways_back.get(&key).ok()??;
+            Some(FlowKey { client: back.client, client_port: back.client_port, ..key })
+        });
+        outside.collect()
+    }
+
+    /// How many addresses have flows, and how many there are.
+    pub fn usage(&self) -> (usize, u32) {
+        let used = self.tables.slots.entries().iter().filter(|(_, slot)| slot.flows > 0).count();
+        (used, self.tables.slots.capacity())
+    }
+}
+
+/// Who has an address.
+fn list(tables: &Tables) -> Vec<view::InsideAddress> {
+    let names: BTreeMap<u32, String> =
+        tables.names.entries().into_iter().map(|(key, number)| (number, name_of(&key))).collect();
+    let leases = tables.leases.entries().into_iter();
+    let lease = |(LeaseKey { person, family }, slot): (LeaseKey, u32)| {
+        let held = tables.slots.get(&slot).ok()??;
+        Some(view::InsideAddress {
+            address: wire::map::address_of(held.address, family as u8),
+            person: names.get(&person).cloned(),
+            since: held.since.into(),
+            until: None,
+            flows: held.flows,
+        })
+    };
+    leases.filter_map(lease).collect()
+}
+
+/// Logs what the kernel tells, and puts what is over among what was.
+fn note(
+    tables: &Tables,
+    news: &NatNews,
+    address: IpAddr,
+    had: &mut BTreeMap<IpAddr, view::InsideAddress>,
+    past: &mut VecDeque<view::InsideAddress>,
+) {
+    let names = tables.names.entries();
+    let person = names.iter().find(|(_, number)| *number == news.person).map(|(key, _)| name_of(key));
+    let time = u64::from(news.time);
+    if news.kind == nat_news::IDLE {
+        tracing::info!(%address, person, time, "the inside address has no flow any more");
+        return;
+    }
+    tracing::info!(%address, person, time, "inside address given");
+    let lease = view::InsideAddress { address, person, since: time, until: None, flows: 0 };
+    if let Some(before) = had.insert(address, lease) {
+        past.push_back(view::InsideAddress { until: Some(time), flows: 0, ..before });
+        while past.len() > PAST_MAX {
+            past.pop_front();
+        }
+    }
+}
+
+/// A thread that takes news out of the kernel's ring; it ends soon after this is dropped.
+struct Listener(Arc<AtomicBool>);
+
+impl Listener {
+    fn start(tables: &Tables, each: impl FnMut(NatNews) + Send + 'static) -> Result<Self> {
+        let ring = tables.news(each)?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let poll = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                // An interrupted poll is no error worth telling.
+                let _ = ring.poll(Duration::from_millis(200));
+            }
+        };
+        std::thread::Builder::new().name("addresses".into()).spawn(poll).context("cannot start a thread")?;
+        Ok(Self(stop))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(networks: &[&str]) -> Result<Vec<String>> {
+        let networks: Vec<IpNet> = networks.iter().map(|text| text.parse().expect("a network")).collect();
+        Ok(pool(&networks)?.iter().map(IpAddr::to_string).collect())
+    }
+
+    #[test]
+    fn a_pool_has_the_addresses_of_its_networks_each_once() {
+        let addresses = of(&["10.9.0.0/30", "fd09::/126", "10.9.1.1/32", "10.9.0.2/32"]).expect("fits");
+        assert_eq!(addresses, ["10.9.0.1", "10.9.0.2", "10.9.1.1", "fd09::1", "fd09::2", "fd09::3"]);
+        assert_eq!(of(&[]).expect("none"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused() {
+        assert!(of(&["10.0.0.0/8"]).is_err() && of(&["fd09::/64"]).is_err());
+        assert!(of(&["10.9.0.0/20", "10.10.0.0/20"]).is_err());
+    }
+
+    #[test]
+    fn names_fit_into_their_key() {
+        let key = name_key("alice@example.org").expect("short");
+        assert_eq!(name_of(&key), "alice@example.org");
+        assert!(name_key(&"a".repeat(65)).is_none());
+    }
+}
