@@ -12,11 +12,14 @@
 #include "parse.h"
 #include "mac.h"
 #include "checksum.h"
+#include "ls_token.h"
 
 enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
 /* A verifier may hold a flow for this long after its last datagram: until then its ports are nobody else's. */
 enum { UDP_OWNED = 90 /* seconds */ };
 enum { CGROUP_LEVELS = 8 };
+/* Bytes of a token of §3, which a block has behind its magic. */
+enum { TOKEN_LEN = TAIL_LEN - 4 };
 /* Every IPv6 path carries this much (RFC 8200), and in practice every IPv4 path. A longer datagram is preceded. */
 enum { SAFE_MTU = 1280 };
 /* A perf record holds less than 64 KiB. */
@@ -49,6 +52,14 @@ struct {
 	__type(key, __u32);
 	__type(value, __u32);
 } nonces SEC(".maps");
+
+/* How many nonces of a pair were used, by its handle (wire.md §5.7): the next one to use. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, __u64);
+	__type(value, __u32);
+} ls_nonces SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -96,7 +107,11 @@ struct block {
 /* A shim: both headers, and the option with the token in it (wire.md §4.3, §4.4). */
 struct wrapping {
 	struct ipv4 outer, inner;
-	__u8 type, length, kind, token[sizeof(struct block) - sizeof(__u32)], rest;
+	__u8 type, length, kind;
+	union {
+		__u8 data[sizeof(struct ls_token)];
+		struct ls_token ls;
+	};
 };
 
 /* The block being made, and what it is made of: too large for the stack. While `ahead` is set it waits for the copy of
@@ -228,6 +243,52 @@ static __noinline int make_block(const struct packet *p, const struct grant_entr
 	return 0;
 }
 
+/* The handle of an entry's pair. */
+static __always_inline __u64 pair_of(const struct grant_entry *grant)
+{
+	return bpf_be64_to_cpu(grant->header[0]) >> 8;
+}
+
+/* Whether the entry's pair has no nonce left: its successor is waited for (wire.md §5.5). */
+static __noinline int is_used_up(const struct grant_entry *grant)
+{
+	__u64 handle = pair_of(grant);
+	__u32 *used = bpf_map_lookup_elem(&ls_nonces, &handle);
+
+	return used && *used >= LS_NONCES;
+}
+
+/* Makes the token of a pair where a shim has it. */
+static __noinline int make_ls_token(struct grant_entry *grant, struct work *work)
+{
+	__u64 handle = pair_of(grant);
+	__u32 zero = 0, none = 0, nonce2, *used = bpf_map_lookup_elem(&ls_nonces, &handle);
+	struct sha224 *sha = bpf_map_lookup_elem(&ls_hashes, &zero);
+	struct ls_token *token = &work->wrapping.ls;
+	__u32 *tag = (__u32 *)token->tag;
+
+	if (!used) {
+		bpf_map_update_elem(&ls_nonces, &handle, &none, BPF_NOEXIST);
+		used = bpf_map_lookup_elem(&ls_nonces, &handle);
+	}
+	if (!used || !sha)
+		return -1;
+	nonce2 = __sync_fetch_and_add(used, 1);
+	if (nonce2 >= LS_NONCES)
+		return -1;
+	grant->spent = nonce2 + 1;
+	__builtin_memcpy(token, grant->header, LS_PAIR_LEN);
+	token->nonce2[0] = nonce2 >> 8;
+	token->nonce2[1] = nonce2;
+	__builtin_memcpy(sha->hash, grant->key, sizeof(sha->hash));
+	hash_tag(sha, grant->header[0] & 0xffffffffff, nonce2);
+#pragma unroll
+	for (int i = 0; i < SHA224_LEN / 4; i++)
+		tag[i] = sha->hash_words[i];
+	work->wrapping.kind = SHIM_LS_TOKEN;
+	return 0;
+}
+
 /* Sets the lengths in the IP header, and its checksum. */
 static __always_inline long set_ip_length(context *ctx, const struct packet *p, __u32 end)
 {
@@ -269,7 +330,7 @@ static __always_inline __be16 header_sum(const void *header, __u32 length)
 	return ~fold(bpf_csum_diff(0, 0, (__u32 *)header, length, 0));
 }
 
-/* Puts the packet, which ends at `end`, into a shim with the block's token. */
+/* Puts the packet, which ends at `end`, into the shim that has the token already. */
 static __noinline int wrap(context *ctx, const struct packet *p, struct work *work, __u32 end)
 {
 	struct wrapping *wrapping = &work->wrapping;
@@ -284,10 +345,7 @@ static __noinline int wrap(context *ctx, const struct packet *p, struct work *wo
 	wrapping->inner.total_len = bpf_htons(end - p->network + SHIM_OPTION_LEN);
 	wrapping->inner.checksum = 0;
 	wrapping->type = SHIM_OPTION;
-	wrapping->length = 3 + sizeof(wrapping->token);
-	wrapping->kind = SHIM_TOKEN;
-	__builtin_memcpy(wrapping->token, work->block.header, sizeof(wrapping->token));
-	wrapping->rest = 0;
+	wrapping->length = 3 + (wrapping->kind == SHIM_TOKEN ? TOKEN_LEN : sizeof(struct ls_token));
 	wrapping->inner.checksum = header_sum(&wrapping->inner, SHIM_LEN);
 	old_len = wrapping->outer.total_len;
 	wrapping->outer.total_len = bpf_htons(end - p->network + SHIM_LEN);
@@ -369,21 +427,36 @@ static __always_inline int has_no_room(const context *ctx, const struct packet *
 	       p->end - p->network + more > SAFE_MTU;
 }
 
-static __noinline int send_token(context *ctx, const struct packet *p, const struct grant_entry *grant)
+/* Makes the token of a grant, and puts it where its carrier takes it from. */
+static __always_inline int make_token(const struct packet *p, struct grant_entry *grant, struct work *work)
+{
+	if (grant->suite == SUITE_SHA224)
+		return make_ls_token(grant, work);
+	if (make_block(p, grant, work))
+		return -1;
+	if (grant->carrier == CARRIER_SHIM) {
+		work->wrapping.kind = SHIM_TOKEN;
+		__builtin_memcpy(work->wrapping.data, work->block.header, TOKEN_LEN);
+		work->wrapping.data[TOKEN_LEN] = 0;
+	}
+	return 0;
+}
+
+static __noinline int send_token(context *ctx, const struct packet *p, struct grant_entry *grant)
 {
 	__u32 zero = 0;
 	struct work *work = bpf_map_lookup_elem(&works, &zero);
+	int shim = grant->carrier == CARRIER_SHIM;
 
-	if (!work || make_block(p, grant, work))
+	/* Behind a VLAN tag in the frame the kernel does not find the header. */
+	if (shim && (p->flow.family != 4 || p->network != config.link_header || p->transport != p->network + IPV4_LEN))
+		return refuse(AGENT_FAILED);
+	if (!work || make_token(p, grant, work))
 		return refuse(AGENT_FAILED);
 	work->carrier = grant->carrier;
-	if (grant->carrier == CARRIER_SHIM) {
-		/* Behind a VLAN tag in the frame the kernel does not find the header. */
-		if (p->flow.family != 4 || p->network != config.link_header || p->transport != p->network + IPV4_LEN)
-			return refuse(AGENT_FAILED);
-		if (p->flow.protocol == IP_TCP || !has_no_room(ctx, p, SHIM_LEN))
+	if (p->flow.protocol == IP_TCP || !has_no_room(ctx, p, shim ? SHIM_LEN : TAIL_LEN)) {
+		if (shim)
 			return wrap(ctx, p, work, p->end) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
-	} else if (p->flow.protocol == IP_TCP || !has_no_room(ctx, p, TAIL_LEN)) {
 		return append(ctx, p, &work->block) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
 	}
 	work->ahead = 1;
@@ -486,6 +559,8 @@ int insert(struct __sk_buff *skb)
 		return hold(skb, &slot);
 	if (grant->plain)
 		return leave(AGENT_PLAIN);
+	if (grant->suite == SUITE_SHA224 && is_used_up(grant))
+		return hold(skb, &slot);
 	if (p.flow.protocol == IP_UDP && !udp_needs_token(&p, conversation, slot.subject, time))
 		return leave(AGENT_CONVERSATION);
 	grant->used = time + grant->skew;

@@ -153,6 +153,8 @@ struct secret_entry {
 };
 
 #define LS_NONCE_WORDS 1024
+/* Those of a pair that are the kernel program's; the others are the controller's of switches (wire.md §5.8). */
+enum { LS_NONCES = 32768 };
 
 struct ls_grant {
 	__u64 epoch;
@@ -221,8 +223,10 @@ struct grant_entry {
 	__u8 carrier; /* one of enum carrier */
 	__u8 reserved;
 	__s32 skew;
-	__u64 header[2];
-	__u64 key[2];
+	__u64 header[2]; /* of a pair: unique id, nonce1, and what only user space reads */
+	__u64 key[4]; /* zeros behind a key that is shorter */
+	__u32 spent; /* nonces of its pair that were used when it was used last */
+	__u32 reserved2;
 };
 
 struct conversation {

@@ -4,10 +4,8 @@
  * Pairs come from the authority only: nothing that a sender does makes one. */
 #pragma once
 #include "layout.h"
-#include "sha224.h"
+#include "ls_token.h"
 #include "token.h"
-
-enum { SUITE_SHA224 = 1, LS_PAIR_LEN = 7 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -23,20 +21,13 @@ struct {
 	__type(value, struct ls_grant);
 } ls_grants SEC(".maps");
 
-/* Its tag lies on whole words where shims are read to. */
-struct ls_token {
-	__u8 unique_id[5], nonce1[2], nonce2[2], tag[SHA224_LEN];
-};
-
-/* A token's hash. */
+/* When the table of pairs was new, for user space: which nonces of earlier pairs were used, nobody knows. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct sha224);
-} ls_hashes SEC(".maps");
-
-/* Blocks are put together from whole words: bytes of them would be kept on the stack, which has no room for so many. */
+	__type(value, __u64);
+} ls_since SEC(".maps");
 
 /* unique id | nonce1 | secret; `ids` are the first seven bytes as they lie in memory. */
 static __always_inline void hash_client_key(struct sha224 *sha, const struct secret_entry *secret, __u64 ids)
@@ -45,20 +36,6 @@ static __always_inline void hash_client_key(struct sha224 *sha, const struct sec
 #pragma unroll
 	for (int i = 1; i < 8; i++)
 		sha->block[i] = secret->block[i];
-	sha224(sha);
-}
-
-/* unique id | nonce2 | what was hashed last, which is the client key. */
-static __always_inline void hash_tag(struct sha224 *sha, __u64 unique_id, __u16 nonce2)
-{
-	sha->block[0] = unique_id | (__u64)bpf_htons(nonce2) << 40 | sha->hash[0] << 56;
-	sha->block[1] = sha->hash[0] >> 8 | sha->hash[1] << 56;
-	sha->block[2] = sha->hash[1] >> 8 | sha->hash[2] << 56;
-	sha->block[3] = sha->hash[2] >> 8 | sha->hash[3] << 56;
-	sha->block[4] = sha->hash[3] >> 8 | 0x80ULL << 24; /* the bit behind the message */
-	sha->block[5] = 0;
-	sha->block[6] = 0;
-	sha->block[7] = bpf_cpu_to_be64((LS_PAIR_LEN + SHA224_LEN) * 8);
 	sha224(sha);
 }
 

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use wire::Carrier;
 
 pub use agent::Agent;
 pub use authority::{Authority, PASSWORD};
@@ -136,6 +137,18 @@ impl World {
         Ok(world)
     }
 
+    /// The same where the front takes tokens of this suite by this carrier, and a verifier that takes them all.
+    pub fn with_tokens(way: Way, suite: &str, carrier: Carrier) -> Result<Self> {
+        let network = Network::new(way)?;
+        let services = Services::start(&network)?;
+        let authority = Authority::start(&network.authority, &policy_for_tokens(suite, carrier))?;
+        let verifier = Verifier::start_with(&network.server, &authority, &TAKE_ALL)?;
+        let agent = Agent::start(&network.alice)?;
+        let world = Self { agent, verifier, authority, services, network };
+        world.agent.login(&world.authority, "alice")?;
+        Ok(world)
+    }
+
     /// Puts authority, verifier and agent into a network whose services run; nobody is logged in.
     pub fn around(network: Network, services: Services, lifetime: &str) -> Result<Self> {
         let authority = Authority::start(&network.authority, &policy(lifetime))?;
@@ -153,6 +166,22 @@ impl World {
 pub fn policy(lifetime: &str) -> String {
     let values = [("FRONT4", FRONT4), ("FRONT6", FRONT6), ("DARK4", DARK4), ("DARK6", DARK6), ("LIFETIME", lifetime)];
     values.iter().fold(POLICY.to_owned(), |text, (name, value)| text.replace(name, value))
+}
+
+/// Settings of a verifier that takes every token that there is.
+pub const TAKE_ALL: [&str; 4] = ["--carriers", "tail,shim", "--suites", "siphash,aes-cmac,sha224"];
+
+/// The standard policy, with tokens of this suite by this carrier for the front. Those of the published scheme open all that
+/// is behind the verifier, so that one rule has to allow it.
+pub fn policy_for_tokens(suite: &str, carrier: Carrier) -> String {
+    let lifetime = "lifetime = \"5m\"";
+    let terms = format!("{lifetime}\nsuite = \"{suite}\"\ncarrier = \"{}\"", carrier.name());
+    let policy = policy("5m").replace(lifetime, &terms);
+    if suite != wire::ls::NAME {
+        return policy;
+    }
+    let (one_rule, _) = policy.rsplit_once("[[rules]]").unwrap_or((&policy, ""));
+    one_rule.replace("to = \"front\"", "to = [\"front\", \"dark\"]")
 }
 
 /// Kernel state of one daemon, told apart from everybody else's; unpinned when dropped.

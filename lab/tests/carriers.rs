@@ -3,39 +3,27 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use lab::service::{ask, call, exchange};
-use lab::world::{Agent, Authority, ECHO, FRONT4, INSIDE4, Network, Services, Verifier, Way, policy};
+use lab::world::{ECHO, FRONT4, INSIDE4, TAKE_ALL, Way, policy};
 use lab::{Capture, World, poll, test};
 use wire::shim::SHIM_LEN;
 use wire::tail::BLOCK_LEN;
-use wire::{Carrier, DropReason};
+use wire::{Carrier, DropReason, Suite, ls};
 
 const SOON: Duration = Duration::from_secs(5);
 /// Long enough for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(400);
 
+const OURS: &str = Suite::Siphash.name();
+
 fn echo() -> SocketAddr {
     format!("{FRONT4}:{ECHO}").parse().expect("an address")
 }
 
-/// The standard world, with tokens for the front by this carrier, and a verifier that takes both.
-fn world(way: Way, carrier: Carrier) -> Result<World> {
-    let network = Network::new(way)?;
-    let services = Services::start(&network)?;
-    let lifetime = "lifetime = \"5m\"";
-    let policy = policy("5m").replace(lifetime, &format!("{lifetime}\ncarrier = \"{}\"", carrier.name()));
-    let authority = Authority::start(&network.authority, &policy)?;
-    let verifier = Verifier::start_with(&network.server, &authority, &["--carriers", "tail,shim"])?;
-    let agent = Agent::start(&network.alice)?;
-    let world = World { agent, verifier, authority, services, network };
-    world.agent.login(&world.authority, "alice")?;
-    Ok(world)
-}
-
 /// How many bytes each packet of alice's is longer on the cable than behind the verifier, in a TCP and in a UDP flow.
-fn overhead(carrier: Carrier) -> Result<[Vec<usize>; 2]> {
-    let world = world(Way::Direct, carrier)?;
+fn overhead(suite: &str, carrier: Carrier) -> Result<[Vec<usize>; 2]> {
+    let world = World::with_tokens(Way::Direct, suite, carrier)?;
     let network = &world.network;
     let (cable, behind) = (Capture::start(&network.internet, "dc")?, Capture::start(&network.server, "eth0")?);
     let filter = format!("src host {INSIDE4} and dst host {FRONT4}");
@@ -74,7 +62,7 @@ fn overhead(carrier: Carrier) -> Result<[Vec<usize>; 2]> {
 #[test]
 fn a_tail_costs_40_bytes_in_first_packets_and_none_later() {
     test(|| {
-        for more in overhead(Carrier::Tail)? {
+        for more in overhead(OURS, Carrier::Tail)? {
             ensure!(more[0] == 40 && more[0] == BLOCK_LEN && more[1..].iter().all(|more| *more == 0), "{more:?}");
         }
         Ok(())
@@ -84,7 +72,7 @@ fn a_tail_costs_40_bytes_in_first_packets_and_none_later() {
 #[test]
 fn a_shim_costs_60_bytes_in_first_packets_and_none_later() {
     test(|| {
-        for more in overhead(Carrier::Shim)? {
+        for more in [overhead(OURS, Carrier::Shim)?, overhead(ls::NAME, Carrier::Shim)?].as_flattened() {
             ensure!(more[0] == 60 && more[0] == SHIM_LEN && more[1..].iter().all(|more| *more == 0), "{more:?}");
         }
         Ok(())
@@ -94,7 +82,7 @@ fn a_shim_costs_60_bytes_in_first_packets_and_none_later() {
 #[test]
 fn a_shim_passes_no_address_translator_and_a_tail_does() {
     test(|| {
-        let world = world(Way::Nat, Carrier::Shim)?;
+        let world = World::with_tokens(Way::Nat, OURS, Carrier::Shim)?;
         let before = world.verifier.counters()?;
         ensure!(call(&world.network.alice, echo(), QUIET).is_err(), "a shim got through");
         let dropped =
@@ -111,10 +99,60 @@ fn a_shim_passes_no_address_translator_and_a_tail_does() {
 #[test]
 fn a_stranger_gets_no_shim_and_nowhere() {
     test(|| {
-        let world = world(Way::Direct, Carrier::Shim)?;
+        let world = World::with_tokens(Way::Direct, OURS, Carrier::Shim)?;
         call(&world.network.alice, echo(), SOON)?;
         ensure!(call(&world.network.mallory, echo(), QUIET).is_err(), "mallory got in");
         ensure!(ask(&world.network.mallory, echo(), QUIET).is_err(), "mallory got in by UDP");
+        Ok(())
+    });
+}
+
+#[test]
+fn the_published_scheme_works_from_login_to_revocation() {
+    test(|| {
+        let mut world = World::with_tokens(Way::Direct, ls::NAME, Carrier::Shim)?;
+        let flow = call(&world.network.alice, echo(), SOON)?;
+        ask(&world.network.alice, echo(), SOON)?;
+        let grants = world.agent.grants()?;
+        let [grant] = grants["grants"].as_array().map(Vec::as_slice).unwrap_or_default() else {
+            bail!("not one grant: {grants}")
+        };
+        ensure!(grant["suite"] == ls::NAME && grant["carrier"] == Carrier::Shim.name(), "{grant}");
+        let owner = world.verifier.whois(flow.local_addr()?)?.to_string();
+        ensure!(owner.contains("\"alice\""), "{owner}");
+
+        // The first packet may have come before the authority's word of its pair.
+        let before = world.verifier.counters()?;
+        // Neither the agent's nor the verifier's restart uses a nonce again.
+        world.agent.kill()?;
+        world.agent.run()?;
+        call(&world.network.alice, echo(), SOON)?;
+        world.verifier.kill()?;
+        world.verifier.run(&TAKE_ALL)?;
+        call(&world.network.alice, echo(), SOON)?;
+        let since = world.verifier.counters()?.since(&before);
+        let dropped = DropReason::ALL.iter().find(|reason| since.contains_key(reason.name()));
+        ensure!(dropped.is_none() && world.authority.grants()?.len() == 1, "{since:?}");
+
+        world.authority.revoke("alice")?;
+        ensure!(
+            poll(SOON, || world.verifier.flows().is_ok_and(|flows| flows.is_empty())),
+            "flows outlive the revocation"
+        );
+        ensure!(call(&world.network.alice, echo(), QUIET).is_err(), "revoked, and let in");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_verifier_takes_no_pairs_unless_it_is_told_to() {
+    test(|| {
+        let mut world = World::with_tokens(Way::Direct, ls::NAME, Carrier::Shim)?;
+        world.verifier.kill()?;
+        world.verifier.run(&["--carriers", "tail,shim"])?;
+        ensure!(call(&world.network.alice, echo(), QUIET).is_err(), "let in");
+        let dropped = || world.verifier.counters().is_ok_and(|now| now.dropped(DropReason::UnknownSuite) > 0);
+        ensure!(poll(SOON, dropped), "{:?}", world.verifier.counters()?);
         Ok(())
     });
 }

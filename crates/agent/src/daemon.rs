@@ -15,12 +15,14 @@ use client::{Authority, Error};
 use datapath::Pins;
 use engine::agent::{self, Agent, Clock, FetchId, GrantView, Login, Output, Place, Refusal, Subject, Unusable};
 use engine::api::{self, Destinations, Event, GrantRequest};
+use engine::insertion::Used;
 use login::{At, Started};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
+use wire::map::GrantSlot;
 
 /// How often interfaces, grants and sessions are looked after.
 const LOOK: Duration = Duration::from_secs(1);
@@ -144,7 +146,8 @@ pub async fn run(config: Config) -> Result<()> {
                     daemon.dismiss();
                     daemon.switches.iter_mut().for_each(|switches| switches.tick(now()));
                 }
-                daemon.agent.tick(now(), |slot| daemon.kernel.used(slot));
+                let Daemon { agent, kernel, switches, .. } = &mut daemon;
+                agent.tick(now(), |slot| used(kernel, switches.as_ref(), slot));
             }
             _ = terminate.recv() => break,
             _ = tokio::signal::ctrl_c() => break,
@@ -156,6 +159,13 @@ pub async fn run(config: Config) -> Result<()> {
     let _ = std::fs::remove_file(&daemon.config.socket);
     tracing::info!("the agent ends; what is in the kernel stays");
     Ok(())
+}
+
+/// What kernel program and switches have made of an entry.
+fn used(kernel: &Kernel, switches: Option<&Switches>, slot: &GrantSlot) -> Option<Used> {
+    let by_kernel = kernel.used(slot)?;
+    let by_switches = switches.map(|switches| switches.used(slot)).unwrap_or_default();
+    Some(Used { last: by_kernel.last.max(by_switches.last), spent: by_kernel.spent.max(by_switches.spent) })
 }
 
 impl Daemon {
@@ -489,7 +499,7 @@ impl Daemon {
             }
             Call::Status => self.status(uid),
             Call::Grants => {
-                let grants = self.agent.grants(subject, |slot| self.kernel.used(slot));
+                let grants = self.agent.grants(subject, |slot| used(&self.kernel, self.switches.as_ref(), slot));
                 Reply::Grants {
                     grants: grants.iter().map(Grant::from).collect(),
                     rules: self.agent.rules(subject).all().to_vec(),

@@ -8,6 +8,7 @@ use datapath::Pins;
 use datapath::agent::{Agent, Attachment, Held, remove_filters, supported_attachment};
 use datapath::interface::Interface;
 use engine::agent::{Frame, Subject};
+use engine::insertion::Used;
 use engine::protected::Protected;
 use nix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
@@ -247,9 +248,10 @@ impl Kernel {
         (self.maps().owners.keys(), self.maps().grants.entries())
     }
 
-    /// When a token was last made from an entry.
-    pub fn used(&self, slot: &GrantSlot) -> Option<u32> {
-        self.maps().grants.get(slot).ok().flatten().map(|entry| entry.used)
+    /// What was made of an entry.
+    pub fn used(&self, slot: &GrantSlot) -> Option<Used> {
+        let entry = self.maps().grants.get(slot).ok().flatten()?;
+        Some(Used { last: entry.used, spent: entry.spent })
     }
 
     /// Sends a held frame again.

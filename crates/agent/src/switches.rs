@@ -7,6 +7,7 @@ use crate::kernel::HeldPacket;
 use crate::protocol;
 use anyhow::{Context, Result};
 use engine::agent::{Frame, Output, Subject};
+use engine::insertion::Used;
 use engine::openflow::plane::{Fate, Origin, Plane};
 use engine::openflow::switch::{Event, Switch};
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
-use wire::map::owner;
+use wire::map::{GrantSlot, owner};
 
 /// The most switches at a time.
 const SWITCHES_MAX: usize = 64;
@@ -162,6 +163,11 @@ impl Switches {
             tracing::warn!(from = %connection.from, "a switch is given up: it no longer answers");
         }
         self.write(now);
+    }
+
+    /// What was made of an entry.
+    pub fn used(&self, slot: &GrantSlot) -> Used {
+        self.plane.used(slot)
     }
 
     /// What was counted, by name.

@@ -227,9 +227,11 @@ async fn config(State(authority): Shared, caller: VerifierCaller) -> Authorized<
     let id = verifier.clone();
     let receivers = authority.receivers(&verifier).await;
     let now = now();
-    let revoked = authority.storage.call(move |database| database.revoked(&id, now)).await?;
     let (epoch_length, max_lifetime) = (authority.config.epoch_length, authority.config.max_lifetime);
-    Ok(Json(VerifierConfig { verifier, epoch_length, max_lifetime, receivers, revoked, now }))
+    let read =
+        move |database: &mut Database| Ok((database.revoked(&id, now)?, database.pairs(&id, now, epoch_length)?));
+    let (revoked, pairs) = authority.storage.call(read).await?;
+    Ok(Json(VerifierConfig { verifier, epoch_length, max_lifetime, receivers, revoked, pairs, now }))
 }
 
 #[derive(Deserialize)]

@@ -23,7 +23,7 @@ use crate::{Config, Directory, descriptors, now};
 use anyhow::{Context, Result};
 use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
 use engine::issue::Issue;
-use engine::policy::{Compiled, Decision, Policy, Request};
+use engine::policy::{Compiled, Decision, GrantSuite, Policy, Request};
 use engine::preference::Preferences;
 use engine::verifier::CLOCK_SKEW_MAX;
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
-use wire::{Destination, Epoch, Flags, Handle, VerifierKey};
+use wire::{Destination, Epoch, Flags, VerifierKey};
 use zeroize::Zeroizing;
 
 /// Passwords checked at a time: each takes 19 MiB, which are kept for the next, and some 20 ms of a core.
@@ -228,12 +228,12 @@ impl Authority {
         let verifier = &permit.receiver.verifier;
         let epoch = Epoch::at(now, self.config.epoch_length);
         let issued = Issue {
-            terms: permit.rule.terms,
+            terms: permit.terms,
             scope: preferences.narrowed(permit.scope, &to),
             until: permit.until,
             to,
             source,
-            handle: Handle(u64::from_be_bytes(credentials::random()?)),
+            chance: u64::from_be_bytes(credentials::random()?),
             now,
             epoch_length: self.config.epoch_length,
             max_lifetime: self.config.max_lifetime,
@@ -248,15 +248,21 @@ impl Authority {
             source,
             to,
             scope: issued.scope,
-            flags: issued.header.flags,
+            flags: issued.flags(),
         };
+        let listener = Listener::Verifier(verifier.clone());
+        if let Some(pair) = issued.pair(now) {
+            // While the grant is being recorded: its first packet is lost unless the verifier knows it by then. If it can't be
+            // recorded, nobody has its key.
+            self.push.tell(&listener, &Event::Pair { pair });
+        }
         match self.storage.add_grant(issuance).await? {
             Recorded::Done => {}
             Recorded::SessionEnded => return Err(Problem::NotLoggedIn),
             Recorded::TooMany { seconds } => return Err(Problem::TooManyGrants(Duration::from_secs(seconds))),
         }
-        tracing::debug!(person, device, handle = %issued.header.handle, to = %to.address, "granted");
-        self.push.tell(&Listener::Verifier(verifier.clone()), &Event::Granted { owner });
+        tracing::debug!(person, device, handle = %issued.handle(), to = %to.address, "granted");
+        self.push.tell(&listener, &Event::Granted { owner });
         Ok(issued.answer(permit, now))
     }
 
@@ -534,8 +540,9 @@ fn permits(policy: &Compiled, grant: &GrantEntry, now: u64) -> bool {
     let to = Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
     let request = Request { subject: grant.subject(), to, now };
     let Decision::Allowed(permit) = policy.decide(&request) else { return false };
-    let (terms, flags) = (permit.rule.terms, Flags(grant.flags));
+    let (terms, flags) = (permit.terms, Flags(grant.flags));
     permit.receiver.verifier == grant.verifier
+        && (!grant.is_pair() || terms.suite == GrantSuite::Sha224)
         && permit.scope.covers(&grant.scope())
         && (!terms.single || flags.has(Flags::SINGLE))
         && (terms.reply || !flags.has(Flags::REPLY))

@@ -21,13 +21,14 @@ use wire::map::{
 use zerocopy::FromBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.bpf.o"));
-const PINNED: [&str; 11] = [
+const PINNED: [&str; 12] = [
     "protected4",
     "protected6",
     "open4",
     "open6",
     "clock",
     "nonces",
+    "ls_nonces",
     "owners",
     "grants",
     "conversations",
@@ -81,6 +82,8 @@ pub struct Agent {
     pub protected: Protected,
     /// UDP flows.
     pub conversations: Table<FlowKey, Conversation>,
+    /// How many nonces of pairs were used, by the pairs' handles.
+    pub ls_nonces: Table<u64, u32>,
     clock: Table<u32, u64>,
     nonces: Table<u32, u32>,
     injector: Table<u32, u64>,
@@ -110,6 +113,7 @@ impl Agent {
             protected: Protected::new(&object)?,
             conversations: object.table("conversations")?,
             clock: object.table("clock")?,
+            ls_nonces: object.table("ls_nonces")?,
             nonces: object.table("nonces")?,
             injector: object.table("injector")?,
             counters: object.table("counters")?,

@@ -6,12 +6,14 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 use zerocopy::FromBytes;
 
-/// Entries to ask for at a time.
+/// Entries to ask for at a time, at most, and their bytes.
 const AT_A_TIME: u32 = 4096;
+const BYTES_AT_A_TIME: u32 = 1 << 20;
 
 /// Every key with its value. `None` for a map of another type, and where the kernel refuses.
 pub(crate) fn entries<K: FromBytes, V: FromBytes>(map: &MapHandle) -> Option<Vec<(K, V)>> {
-    read(map, AT_A_TIME)
+    let fit = BYTES_AT_A_TIME / (map.key_size() + map.value_size()).max(1);
+    read(map, AT_A_TIME.min(fit).min(map.max_entries()).max(1))
 }
 
 /// As [`entries`]; asks for `room` entries at a time.
@@ -25,8 +27,9 @@ fn read<K: FromBytes, V: FromBytes>(map: &MapHandle, mut room: u32) -> Option<Ve
     let (mut keys, mut values) = (Vec::new(), Vec::new());
     let (mut entries, mut place) = (Vec::new(), None::<u32>);
     loop {
-        keys.resize(room as usize * key_size, 0u8);
-        values.resize(room as usize * value_size, 0u8);
+        if keys.len() != room as usize * key_size {
+            (keys, values) = (vec![0u8; room as usize * key_size], vec![0u8; room as usize * value_size]);
+        }
         let (mut next, mut count) = (0u32, room);
         let from = place.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
         // SAFETY: there is room for `count` keys and values of the map's sizes, and the place in a hash map is a u32.

@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, IntoBytes};
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 18] = [
+const PINNED: [&str; 19] = [
     "protected4",
     "protected6",
     "open4",
@@ -41,6 +41,7 @@ const PINNED: [&str; 18] = [
     "replays",
     "ls_secrets",
     "ls_grants",
+    "ls_since",
     "counters",
 ];
 
@@ -97,6 +98,8 @@ pub struct Verifier {
     pub ls_secrets: Table<u32, SecretEntry>,
     /// Pairs of the scheme of LS, by their handle.
     pub ls_grants: Table<u64, LsGrant>,
+    /// When the table of pairs was new, Unix seconds, at 0.
+    pub ls_since: Table<u32, u64>,
     /// What is protected.
     pub protected: Protected,
     /// First fragments of admitted flows: when they came; the ports' place holds the identification.
@@ -153,6 +156,7 @@ impl Verifier {
             epoch_keys: object.table("epoch_keys")?,
             ls_secrets: object.table("ls_secrets")?,
             ls_grants: object.table("ls_grants")?,
+            ls_since: object.table("ls_since")?,
             protected: Protected::new(&object)?,
             fragments: object.table("fragments")?,
             replays: object.table("replays")?,

@@ -66,7 +66,9 @@ fn agent(client: &Namespace, device: &str) -> Agent {
                 carrier: 1,
                 reserved: 0,
                 header: grant.header().encode(),
-                key: *grant.key(&to).bytes(),
+                key: std::array::from_fn(|index| grant.key(&to).bytes().get(index).copied().unwrap_or_default()),
+                spent: 0,
+                reserved2: 0,
             };
             agent.grants.set(&insertion::slot(SUBJECT, &to), &entry).unwrap();
         }

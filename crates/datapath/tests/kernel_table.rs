@@ -9,6 +9,7 @@ use datapath::hook::Hook;
 use datapath::verifier::Sizes;
 use engine::insertion::Action;
 use engine::verifier::Outcome;
+use table::agent::Known;
 use table::{Case, Step, Transport};
 use wire::map::{SecretEntry, VerifierConfig, counter};
 use wire::shim::Content;
@@ -227,6 +228,9 @@ fn kernel_and_rust_insert_the_same_and_the_verifier_restores_it() {
             ));
         } else if action == Action::Token {
             deciders.forget();
+            if let Known::Pair(pair, _) = row.known {
+                deciders.tell(&pair);
+            }
             deciders.set_clock(NOW);
             let end = wire::packet::Packet::parse(&row.frame).end;
             for (outcome, restored) in deciders.judge(&emitted, NOW) {

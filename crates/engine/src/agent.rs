@@ -20,12 +20,14 @@ pub use known::Unusable;
 pub use session::{GrantView, Standing};
 
 use crate::api::{self, Event, GrantRequest, Receiver};
+use crate::insertion::Used;
 use crate::protected::{self, Protected};
 use known::Known;
 use session::Session;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 use std::time::Duration;
+use wire::ls;
 use wire::map::{GrantEntry, GrantSlot, Owner, address_bytes, address_of, owner};
 
 /// A logged-in user of this machine, as the kernel program knows it. Never 0, and the same after a restart.
@@ -161,6 +163,8 @@ pub struct Settings {
     pub default: Consent,
     /// Owners besides the users themselves (cgroups, forwarded packets), and whose identity their packets carry.
     pub owners: Vec<(Owner, Subject)>,
+    /// Whether pairs that an earlier process left are given up: their nonces were counted in its memory, too.
+    pub forgets_pairs: bool,
 }
 
 /// A login, new or from before a restart.
@@ -265,7 +269,8 @@ impl Agent {
             let subject = Subject::from_number(slot.subject);
             let subject = subject.filter(|subject| consents(&self.rules, self.settings.default, *subject, &place));
             let allowed = subject.and_then(|subject| self.sessions.get_mut(&subject));
-            let known = allowed.and_then(|session| {
+            let given_up = self.settings.forgets_pairs && entry.suite == ls::SUITE;
+            let known = allowed.filter(|_| !given_up).and_then(|session| {
                 let known = Known::from_entry(entry, &place, session.unix(now), now)?;
                 Some((session, known))
             });
@@ -370,7 +375,7 @@ impl Agent {
                 }
             }
             Event::LoggedOut => self.end(subject),
-            Event::Alive | Event::Granted { .. } | Event::Recheck => {}
+            Event::Alive | Event::Granted { .. } | Event::Pair { .. } | Event::Recheck => {}
         }
     }
 
@@ -389,9 +394,9 @@ impl Agent {
         }
     }
 
-    /// Does what time brings; to be called at [`Self::timeout`] and at least each second. `used` tells when the kernel
-    /// last made a token from an entry, Unix seconds.
-    pub fn tick(&mut self, now: Duration, used: impl Fn(&GrantSlot) -> Option<u32>) {
+    /// Does what time brings; to be called at [`Self::timeout`] and at least each second. `used` tells what was
+    /// made of an entry.
+    pub fn tick(&mut self, now: Duration, used: impl Fn(&GrantSlot) -> Option<Used>) {
         let over = self.sessions.iter().filter(|(_, session)| session.expires <= session.unix(now));
         let ended: Vec<_> = over.map(|(subject, _)| *subject).collect();
         for subject in ended {
@@ -432,7 +437,7 @@ impl Agent {
     }
 
     /// The person's grants.
-    pub fn grants(&self, subject: Subject, used: impl Fn(&GrantSlot) -> Option<u32>) -> Vec<GrantView> {
+    pub fn grants(&self, subject: Subject, used: impl Fn(&GrantSlot) -> Option<Used>) -> Vec<GrantView> {
         self.sessions.get(&subject).map(|session| session.views(used)).unwrap_or_default()
     }
 

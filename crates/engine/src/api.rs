@@ -116,11 +116,11 @@ pub struct GrantRequest {
 /// The answer to [`GrantRequest`] where a rule allows it. A denial is a [`Problem`] with status 403.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct Grant {
-    /// The grant header's 16 bytes, hex.
+    /// The grant header's 16 bytes, hex; of the suite `sha224` unique id and nonce1, 7 bytes.
     pub header: String,
-    /// The grant key's 16 bytes, hex. Secret.
+    /// The grant key's 16 bytes, hex; of the suite `sha224` the client key's 28. Secret.
     pub key: String,
-    /// The destination masked to the header's prefix length.
+    /// The destination masked to the grant's prefix length.
     #[schema(value_type = String, example = "203.0.113.0/28")]
     pub prefix: IpNet,
     /// The receiver's name.
@@ -165,8 +165,26 @@ pub struct VerifierConfig {
     pub receivers: Vec<Receiver>,
     /// Grants that were revoked and have not ended.
     pub revoked: Vec<RevokedGrant>,
+    /// Pairs of the suite `sha224` that may be used.
+    #[serde(default)]
+    pub pairs: Vec<LivePair>,
     /// The authority's clock.
     pub now: u64,
+}
+
+/// A grant of the suite `sha224`: a unique id and a nonce1 whose tokens are to be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LivePair {
+    /// Its handle, which is unique id and nonce1.
+    #[serde(with = "handle_hex")]
+    #[schema(schema_with = handle)]
+    pub handle: u64,
+    /// The epoch whose application server secret its client key is made with.
+    pub epoch: u64,
+    /// When it was issued.
+    pub issued: u64,
+    /// When it ends.
+    pub expires: u32,
 }
 
 /// A grant that ended early.
@@ -318,6 +336,11 @@ pub enum Event {
     Granted {
         /// Whose it is.
         owner: GrantOwner,
+    },
+    /// Tokens of this pair are to be taken (to verifiers only).
+    Pair {
+        /// The pair.
+        pair: LivePair,
     },
     /// The session ended (to sessions only).
     LoggedOut,

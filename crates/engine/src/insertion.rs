@@ -8,11 +8,11 @@ use crate::protected::Protected;
 use ipnet::IpNet;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use wire::map::{Conversation, FlowKey, GrantSlot, Services, address_bytes};
+use wire::map::{Conversation, FlowKey, GrantEntry, GrantSlot, Services, address_bytes};
 use wire::packet::{Form, Fragment, Packet, TCP, UDP};
 use wire::shim::{self, Content, SHIM_LEN};
 use wire::tail::{self, BLOCK_LEN, MAGIC};
-use wire::{Carrier, Destination, GrantHeader, GrantKey, Token};
+use wire::{Carrier, ClientKey, Destination, GrantHeader, GrantKey, Handle, LsToken, Pair, Token, ls};
 
 /// A UDP flow in use gets a token at least this often, seconds (wire.md §4.1).
 pub const UDP_TOKEN_EVERY: u32 = 15;
@@ -54,6 +54,39 @@ pub enum Alone {
     Shim(Content),
 }
 
+/// What tokens are made with. Has no `Debug`.
+#[derive(Clone)]
+pub enum Secret {
+    /// A grant (wire.md §3).
+    Grant(GrantHeader, GrantKey),
+    /// A pair of the scheme of LS (wire.md §5); its tokens travel by shim only.
+    Pair(Pair, ClientKey),
+}
+
+impl Secret {
+    /// What an entry of the kernel's grants makes tokens with; nothing if packets go without identity.
+    pub fn of_entry(entry: &GrantEntry) -> Option<Self> {
+        if entry.plain != 0 {
+            return None;
+        }
+        if entry.suite == ls::SUITE {
+            let pair = Pair::from_bytes(*entry.header.first_chunk()?);
+            return Some(Self::Pair(pair, ClientKey::new(*entry.key.first_chunk()?)));
+        }
+        let header = GrantHeader::decode(&entry.header).ok()?;
+        Some(Self::Grant(header, GrantKey::new(*entry.key.first_chunk()?)))
+    }
+}
+
+/// What was made of an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    /// When a token was last made from it, Unix seconds by the authority's clock; 0 if never.
+    pub last: u32,
+    /// How many nonces of its pair were used by then.
+    pub spent: u32,
+}
+
 /// What an agent does with first packets to one destination.
 #[derive(Clone)]
 pub struct Grant {
@@ -61,10 +94,20 @@ pub struct Grant {
     pub until: u32,
     /// What to add to this machine's clock for the authority's, seconds.
     pub skew: i32,
-    /// The grant, or nothing: send packets without identity.
-    pub token: Option<(GrantHeader, GrantKey)>,
+    /// What its tokens are made with, or nothing: send packets without identity.
+    pub secret: Option<Secret>,
     /// How its tokens travel.
     pub carrier: Carrier,
+}
+
+impl Grant {
+    /// The handle of its pair, if it is one.
+    pub fn pair(&self) -> Option<Handle> {
+        match &self.secret {
+            Some(Secret::Pair(pair, _)) => Some(pair.handle()),
+            _ => None,
+        }
+    }
 }
 
 /// An agent's tables for the sockets of one subject.
@@ -80,6 +123,12 @@ pub struct Inserter {
     pub conversations: BTreeMap<FlowKey, Conversation>,
     /// The next nonce.
     pub nonce: u32,
+    /// How many nonces of each pair were used.
+    pub spent: BTreeMap<Handle, u32>,
+    /// The first nonce of pairs that is this sender's.
+    pub first_nonce2: u16,
+    /// What was made of the grants.
+    pub used: BTreeMap<GrantSlot, Used>,
 }
 
 impl Inserter {
@@ -111,13 +160,33 @@ impl Inserter {
         let Some(grant) = self.grants.get(&slot).filter(|grant| grant.until > now).cloned() else {
             return Action::Held;
         };
-        let Some((header, key)) = grant.token.clone() else { return Action::Plain };
+        let Some(secret) = grant.secret else { return Action::Plain };
+        if let Secret::Pair(pair, _) = &secret
+            && self.spent.get(&pair.handle()).is_some_and(|spent| *spent >= ls::SENDERS_NONCES)
+        {
+            return Action::Held;
+        }
         if packet.protocol == UDP && !self.udp_needs_token(&packet, now) {
             return Action::Conversation;
         }
+        if grant.carrier == Carrier::Shim && !is_plain(&packet) {
+            return Action::Failed;
+        }
+        let time = now.wrapping_add_signed(grant.skew);
+        let used = self.used.entry(slot).or_default();
+        used.last = time;
+        let (header, key) = match secret {
+            Secret::Grant(header, key) => (header, key),
+            Secret::Pair(pair, key) => {
+                let spent = self.spent.entry(pair.handle()).or_default();
+                let token = LsToken::new(pair, self.first_nonce2.wrapping_add(*spent as u16), &key);
+                *spent += 1;
+                used.spent = *spent;
+                return wrap(frame, &packet, Content::Ls(token.encode()));
+            }
+        };
         let nonce = self.nonce;
         self.nonce = nonce.wrapping_add(1);
-        let time = now.wrapping_add_signed(grant.skew);
         let token = Token::new(header, &key, time, nonce, &to).encode();
         if grant.carrier == Carrier::Shim {
             return wrap(frame, &packet, Content::Token(token));
@@ -165,12 +234,13 @@ impl Inserter {
     }
 }
 
-/// Puts the packet into a shim (wire.md §4.3). The kernel does not see behind a VLAN tag in the frame.
+/// Whether the packet can go into a shim. The kernel does not see behind a VLAN tag in the frame.
+fn is_plain(packet: &Packet) -> bool {
+    !packet.ipv6() && packet.network == ETHERNET_LEN && packet.transport == ETHERNET_LEN + IPV4_LEN
+}
+
+/// Puts the packet into a shim (wire.md §4.3).
 fn wrap(frame: &mut Vec<u8>, packet: &Packet, content: Content) -> Action {
-    let plain = !packet.ipv6() && packet.network == ETHERNET_LEN && packet.transport == ETHERNET_LEN + IPV4_LEN;
-    if !plain {
-        return Action::Failed;
-    }
     if packet.protocol != TCP && has_no_room(frame, packet, SHIM_LEN) {
         return Action::Ahead(Alone::Shim(content));
     }

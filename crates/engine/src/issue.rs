@@ -1,10 +1,12 @@
-//! Makes a grant on a rule's terms: header and key (wire.md §3). Handle, time and key are passed in.
+//! Makes a grant on a rule's terms: header and key (wire.md §3), or pair and client key (§5). Chance, time and key are
+//! passed in.
 
 use crate::api;
-use crate::policy::{Permit, Scope, Terms};
+use crate::insertion::Secret;
+use crate::policy::{GrantSuite, Permit, Scope, Terms};
 use std::fmt;
 use std::net::IpAddr;
-use wire::{Carrier, Destination, Epoch, Flags, GrantHeader, GrantKey, Handle, VerifierKey};
+use wire::{Carrier, ClientKey, Destination, Epoch, Flags, GrantHeader, Handle, Pair, ServerSecret, VerifierKey};
 
 /// A verifier judges lifetimes by its own clock (wire.md §6.4); grants stay this much below the maximum, seconds, or half of
 /// it where that is less.
@@ -22,8 +24,8 @@ pub struct Issue<'a> {
     pub to: Destination,
     /// The requester's address as the authority sees it.
     pub source: IpAddr,
-    /// A fresh random handle.
-    pub handle: Handle,
+    /// Fresh random bits, for the handle.
+    pub chance: u64,
     /// Unix seconds.
     pub now: u64,
     /// Seconds an epoch lasts.
@@ -36,10 +38,11 @@ pub struct Issue<'a> {
 
 /// A grant. Has no `Debug`: it holds the key.
 pub struct Issued {
-    /// The fields that travel.
-    pub header: GrantHeader,
-    /// The secret.
-    pub key: GrantKey,
+    secret: Secret,
+    /// When it ends, Unix seconds.
+    pub expires: u32,
+    /// The epoch whose key it is made with.
+    epoch: Epoch,
     /// The destinations it covers.
     pub scope: Scope,
     /// How its tokens travel.
@@ -86,34 +89,71 @@ impl Issue<'_> {
             (terms.single, Flags::SINGLE),
             (self.to.address.is_ipv6(), Flags::IPV6),
         ];
+        let epoch = Epoch::at(self.now, self.epoch_length);
+        let suite = match terms.suite {
+            GrantSuite::Mac(suite) => suite,
+            GrantSuite::Sha224 => {
+                let pair = Pair::from_random(self.chance);
+                let secret = ServerSecret::of(self.verifier_key).ok_or(IssueError::Time)?;
+                let secret = Secret::Pair(pair, ClientKey::of(pair, secret.bytes()));
+                return Ok(Issued { secret, expires, epoch, scope, carrier: Carrier::Shim });
+            }
+        };
         let header = GrantHeader {
-            suite: terms.suite,
+            suite,
             flags: flags.iter().filter(|(set, _)| *set).fold(Flags::default(), |all, (_, flag)| all.with(*flag)),
-            epoch: Epoch::at(self.now, self.epoch_length).on_wire(),
+            epoch: epoch.on_wire(),
             prefix_length: scope.prefix.prefix_len(),
             expires,
-            handle: self.handle,
+            handle: Pair::none(self.chance),
         };
         // A protocol without ports has port 0 in every packet's destination block.
         let port = scope.service.map_or(self.to.port, |(_, port)| port);
         let key = header.key(self.verifier_key, &Destination { port, ..self.to }, self.source);
         // A shim is IPv4's.
         let carrier = if self.to.address.is_ipv4() { terms.carrier } else { Carrier::Tail };
-        Ok(Issued { header, key, scope, carrier })
+        Ok(Issued { secret: Secret::Grant(header, key), expires, epoch, scope, carrier })
     }
 }
 
 impl Issued {
+    /// Its identifier.
+    pub fn handle(&self) -> Handle {
+        match &self.secret {
+            Secret::Grant(header, _) => header.handle,
+            Secret::Pair(pair, _) => pair.handle(),
+        }
+    }
+
+    /// Its flags; a pair has none.
+    pub fn flags(&self) -> Flags {
+        match &self.secret {
+            Secret::Grant(header, _) => header.flags,
+            Secret::Pair(..) => Flags::default(),
+        }
+    }
+
+    /// What the verifier is told of a pair.
+    pub fn pair(&self, now: u64) -> Option<api::LivePair> {
+        let Secret::Pair(pair, _) = &self.secret else { return None };
+        let Self { epoch, expires, .. } = *self;
+        Some(api::LivePair { handle: pair.handle().0, epoch: epoch.0, issued: now, expires })
+    }
+
     /// The grant as the API hands it to its holder.
     pub fn answer(&self, permit: &Permit<'_>, now: u64) -> api::Grant {
+        let (header, key) = match &self.secret {
+            Secret::Grant(header, key) => (hex::encode(header.encode()), hex::encode(key.bytes())),
+            Secret::Pair(pair, key) => (hex::encode(pair.bytes()), hex::encode(key.bytes())),
+        };
         api::Grant {
-            header: hex::encode(self.header.encode()),
-            key: hex::encode(self.key.bytes()),
+            header,
+            key,
             prefix: self.scope.prefix,
             receiver: permit.receiver.name.clone(),
             rule: permit.rule.label(),
             carrier: self.carrier.name().into(),
-            expires: self.header.expires.into(),
+            expires: self.expires.into(),
             now,
         }
     }
@@ -121,13 +161,13 @@ impl Issued {
     /// Whose the grant is, as the verifier is told.
     pub fn owner(&self, permit: &Permit<'_>, person: &str, device: &str, now: u64) -> api::GrantOwner {
         api::GrantOwner {
-            handle: self.header.handle.0,
+            handle: self.handle().0,
             person: person.into(),
             device: device.into(),
             receiver: permit.receiver.name.clone(),
             rule: permit.rule.label(),
             issued: now,
-            expires: self.header.expires.into(),
+            expires: self.expires.into(),
         }
     }
 }
@@ -136,7 +176,7 @@ impl Issued {
 mod tests {
     use super::*;
     use crate::policy::{Decision, Policy, Request, Subject};
-    use wire::{MasterKey, Suite, Token};
+    use wire::{LsToken, MasterKey, Suite, Token};
 
     const NOW: u64 = 1_800_000_000;
 
@@ -164,12 +204,12 @@ mod tests {
         let Decision::Allowed(permit) = policy.decide(&request) else { panic!() };
         let verifier_key = MasterKey::new([7; 32]).verifier_key("edge", Epoch::at(NOW, 3600)).unwrap();
         let issue = Issue {
-            terms: permit.rule.terms,
+            terms: permit.terms,
             scope: permit.scope,
             until: permit.until,
             to,
             source: source.parse().unwrap(),
-            handle: Handle(0x1234),
+            chance: 0x1234,
             now: NOW,
             epoch_length: 3600,
             max_lifetime,
@@ -187,22 +227,31 @@ mod tests {
             ("granularity = \"flow\"\nreply = true", "203.0.113.3", "192.0.2.1"),
         ] {
             let (issued, verifier_key, to) = issue(terms, address, source).unwrap();
-            let token = Token::new(issued.header, &issued.key, NOW as u32, 1, &to);
+            let Secret::Grant(header, key) = &issued.secret else { panic!() };
+            let token = Token::new(*header, key, NOW as u32, 1, &to);
             let read = Token::decode(&token.encode(), to.address.is_ipv6()).unwrap();
             assert!(read.proves(&read.header.key(&verifier_key, &to, source.parse().unwrap()), &to), "{terms}");
+        }
+    }
+
+    impl Issued {
+        fn prefix_length(&self) -> u8 {
+            let Secret::Grant(header, _) = &self.secret else { panic!() };
+            header.prefix_length
         }
     }
 
     #[test]
     fn flags_and_prefix_follow_the_terms() {
         let (plain, ..) = issue("", "203.0.113.3", "192.0.2.1").unwrap();
-        assert_eq!((plain.header.flags, plain.header.prefix_length), (Flags::PORT, 32));
-        assert_eq!((plain.header.suite, plain.header.expires), (Suite::Siphash, NOW as u32 + 300));
+        assert_eq!((plain.flags(), plain.prefix_length()), (Flags::PORT, 32));
+        let Secret::Grant(header, _) = &plain.secret else { panic!() };
+        assert_eq!((header.suite, header.expires), (Suite::Siphash, NOW as u32 + 300));
         let (wide, ..) = issue("granularity = \"network\"\nsingle = true", "2001:db8::5", "192.0.2.1").unwrap();
-        assert_eq!((wide.header.flags, wide.header.prefix_length), (Flags::SINGLE.with(Flags::IPV6), 64));
+        assert_eq!((wide.flags(), wide.prefix_length()), (Flags::SINGLE.with(Flags::IPV6), 64));
         let (flow, ..) = issue("granularity = \"flow\"\nreply = true", "203.0.113.3", "192.0.2.1").unwrap();
         let expected = Flags::PORT.with(Flags::SINGLE).with(Flags::REPLY);
-        assert_eq!((flow.header.flags, flow.header.prefix_length), (expected, 32));
+        assert_eq!((flow.flags(), flow.prefix_length()), (expected, 32));
     }
 
     #[test]
@@ -219,12 +268,38 @@ mod tests {
     }
 
     #[test]
+    fn a_verifier_recomputes_a_pairs_key_from_what_it_is_told() {
+        let (issued, verifier_key, _) = issue("suite = \"sha224\"", "203.0.113.3", "192.0.2.1").unwrap();
+        let Secret::Pair(pair, key) = &issued.secret else { panic!() };
+        let told = issued.pair(NOW).unwrap();
+        assert_eq!((told.handle, told.epoch, told.expires), (0x1234, NOW / 3600, NOW as u32 + 300));
+        assert_eq!(Pair::of(Handle(told.handle)), Some(*pair));
+        let secret = ServerSecret::of(&verifier_key).unwrap();
+        assert!(LsToken::new(*pair, 7, key).proves(&ClientKey::of(*pair, secret.bytes())));
+        assert_eq!((issued.carrier, issued.flags()), (Carrier::Shim, Flags::default()));
+    }
+
+    #[test]
+    fn no_other_grant_has_the_handle_of_a_pair() {
+        let (issued, ..) = issue("", "203.0.113.3", "192.0.2.1").unwrap();
+        assert_eq!((Pair::of(issued.handle()), issued.pair(NOW)), (None, None));
+        assert_eq!(Pair::none(u64::MAX), Handle(u64::MAX));
+        assert_eq!(Pair::from_random(u64::MAX).handle(), Handle(u64::MAX >> 8));
+    }
+
+    #[test]
+    fn to_ipv6_a_pair_gives_way_to_a_grant() {
+        let (issued, ..) = issue("suite = \"sha224\"", "2001:db8::5", "192.0.2.1").unwrap();
+        assert_eq!((issued.pair(NOW), issued.carrier), (None, Carrier::Tail));
+    }
+
+    #[test]
     fn a_grant_stays_below_the_verifiers_maximum() {
         let (issued, ..) = issue("lifetime = \"1h\"", "203.0.113.3", "192.0.2.1").unwrap();
-        assert_eq!(u64::from(issued.header.expires), NOW + 3570);
+        assert_eq!(u64::from(issued.expires), NOW + 3570);
         for (maximum, lifetime) in [(20, 10), (60, 30), (90, 60)] {
             let (issued, ..) = issue_within(maximum, "lifetime = \"1h\"", "203.0.113.3", "192.0.2.1").unwrap();
-            assert_eq!(u64::from(issued.header.expires), NOW + lifetime, "of {maximum}");
+            assert_eq!(u64::from(issued.expires), NOW + lifetime, "of {maximum}");
         }
     }
 
@@ -234,7 +309,7 @@ mod tests {
         for (hours, lifetime) in [("08:00-08:02", 120), ("07:00-09:00", 300), ("08:00-08:05", 300)] {
             let terms = format!("when = {{ hours = \"{hours}\" }}");
             let (issued, ..) = issue(&terms, "203.0.113.3", "192.0.2.1").unwrap();
-            assert_eq!(u64::from(issued.header.expires), NOW + lifetime, "{hours}");
+            assert_eq!(u64::from(issued.expires), NOW + lifetime, "{hours}");
         }
     }
 

@@ -136,6 +136,36 @@ pub enum Granularity {
     Network,
 }
 
+/// What a grant's tokens are made with (wire.md §1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrantSuite {
+    /// A MAC over destination and time.
+    Mac(Suite),
+    /// The published scheme: a token opens everything behind the verifier.
+    Sha224,
+}
+
+impl GrantSuite {
+    /// Every suite, the default first.
+    pub const ALL: [Self; 3] = [Self::Mac(Suite::Siphash), Self::Mac(Suite::AesCmac), Self::Sha224];
+
+    /// Its number (wire.md §1.1).
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Mac(suite) => suite as u8,
+            Self::Sha224 => wire::ls::SUITE,
+        }
+    }
+
+    /// The name used in configuration and logs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mac(suite) => suite.name(),
+            Self::Sha224 => wire::ls::NAME,
+        }
+    }
+}
+
 /// How the grants that a rule allows are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
@@ -149,8 +179,8 @@ pub struct Terms {
     pub reply: bool,
     /// Bound to the sender's address.
     pub bind_source: bool,
-    /// The MAC suite.
-    pub suite: Suite,
+    /// What tokens are made with.
+    pub suite: GrantSuite,
     /// How tokens travel to IPv4 destinations; to IPv6 it is always the tail.
     pub carrier: Carrier,
 }
@@ -183,6 +213,8 @@ pub struct Permit<'p> {
     pub receiver: &'p Receiver,
     /// The rule.
     pub rule: &'p Rule,
+    /// The rule's terms, but for its suite where a token of that would open more than the policy allows.
+    pub terms: Terms,
     /// The destinations that a grant may cover.
     pub scope: Scope,
     /// When the policy says something else about them, if it does: the grant must end by then.

@@ -338,6 +338,13 @@ impl Daemon {
                 tracing::debug!(handle = %Handle(owner.handle), person = owner.person, device = owner.device, "granted");
                 self.shared.learn(owner);
             }
+            Event::Pair { pair } => {
+                if let Err(error) = self.shared.protection().note_pairs(&[pair], now()) {
+                    tracing::error!("{error:#}");
+                }
+                plan::with_pairs(&mut self.cache.config.pairs, &[pair], now());
+                self.unsaved = true;
+            }
             Event::Alive | Event::LoggedOut => {}
         }
     }
@@ -405,6 +412,8 @@ impl Daemon {
         // What was revoked while the answer was on its way must not be taken for unknown.
         let known = std::mem::take(&mut self.cache.config.revoked);
         plan::with_revoked(&mut cache.config.revoked, &known, now());
+        // Nor what was issued.
+        plan::with_pairs(&mut cache.config.pairs, &std::mem::take(&mut self.cache.config.pairs), now());
         if cache.config.receivers != self.cache.config.receivers {
             tracing::info!(receivers = cache.config.receivers.len(), "what is protected changed");
         }

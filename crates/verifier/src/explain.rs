@@ -1,16 +1,18 @@
 //! Would this packet pass, and why: the checks of wire.md §6 in their order, told one by one. Reads the tables through
 //! [`Tables`] and writes nothing; what admits is the kernel program alone.
 
+mod pair;
+
 use crate::{plan, protocol, view};
 use engine::protected::Protected;
 use engine::verifier::CLOCK_SKEW_MAX;
 use std::net::{IpAddr, SocketAddr};
 use wire::grant::Flags;
-use wire::map::{Flow, FlowKey, GrantUse, VerifierConfig, origin};
+use wire::map::{Flow, FlowKey, GrantUse, LsGrant, VerifierConfig, origin};
 use wire::packet::{Form, Fragment, Packet, TCP, UDP};
 use wire::shim::{self, Content};
 use wire::token::Token;
-use wire::{Carrier, Destination, DropReason, Epoch, Handle, VerifierKey, tail};
+use wire::{Carrier, Destination, DropReason, Epoch, Handle, LsToken, Pair, VerifierKey, tail};
 
 /// What the kernel program would look up.
 pub trait Tables {
@@ -24,6 +26,8 @@ pub trait Tables {
     fn is_revoked(&self, handle: Handle) -> bool;
     /// A grant in use.
     fn grant_use(&self, handle: Handle) -> Option<GrantUse>;
+    /// A pair that the authority told of.
+    fn pair(&self, pair: Pair) -> Option<LsGrant>;
 }
 
 /// Collects checks; the first that fails decides.
@@ -120,6 +124,12 @@ pub fn frame(tables: &impl Tables, config: &VerifierConfig, bytes: &[u8], now: u
     }
     let found = match &carried {
         Some(Content::Token(found)) => Some(found),
+        Some(Content::Ls(bytes)) => {
+            return match pair::token(tables, config, &mut trace, &LsToken::decode(bytes), now, &key) {
+                Ok(()) => trace.passes("token", "it passes: its token is valid"),
+                Err(reason) => trace.drops(reason, format!("it is dropped: {reason}")),
+            };
+        }
         Some(_) => None,
         None if config.takes(Carrier::Tail) => tail::find(bytes, &packet),
         None => None,
@@ -266,11 +276,22 @@ fn token(
     )?;
     trace.note("replay", None, "only using the token tells");
 
-    let Some(used) = tables.grant_use(header.handle) else {
+    flow_limit(tables, config, trace, header.handle, header.flags.has(Flags::SINGLE), key)
+}
+
+fn flow_limit(
+    tables: &impl Tables,
+    config: &VerifierConfig,
+    trace: &mut Trace,
+    handle: Handle,
+    single: bool,
+    key: &FlowKey,
+) -> Result<(), DropReason> {
+    let Some(used) = tables.grant_use(handle) else {
         trace.note("flow limit", Some(true), "the grant has no flow yet");
         return Ok(());
     };
-    let other = header.flags.has(Flags::SINGLE) && used.first != *key;
+    let other = single && used.first != *key;
     trace.check(
         "single flow",
         !other,
@@ -289,7 +310,7 @@ mod tests {
     use engine::verifier::{Outcome, Verifier};
     use std::collections::{BTreeMap, BTreeSet};
     use wire::packet::tcp_flags;
-    use wire::{GrantHeader, Suite};
+    use wire::{ClientKey, GrantHeader, ServerSecret, Suite};
 
     const NOW: u64 = 3_600_000;
     const CONFIG: VerifierConfig = VerifierConfig {
@@ -304,7 +325,7 @@ mod tests {
         samples_per_second: 0,
         observe: 0,
         carriers: 3,
-        suites: 12,
+        suites: 14,
         max_outbound: 0,
         reserved: 0,
     };
@@ -314,6 +335,7 @@ mod tests {
         flow: Option<(FlowKey, Flow)>,
         revoked: Vec<u64>,
         used: Option<GrantUse>,
+        pair: Option<(Pair, LsGrant)>,
     }
 
     impl Tables for Room {
@@ -334,6 +356,9 @@ mod tests {
         }
         fn grant_use(&self, _handle: Handle) -> Option<GrantUse> {
             self.used
+        }
+        fn pair(&self, pair: Pair) -> Option<LsGrant> {
+            self.pair.filter(|(known, _)| *known == pair).map(|(_, told)| told)
         }
     }
 
@@ -382,7 +407,7 @@ mod tests {
             flows: room.flow.into_iter().collect(),
             grants: room.used.map(|used| (Handle(5), used)).into_iter().collect(),
             tokens: BTreeSet::new(),
-            ls_grants: BTreeMap::new(),
+            ls_grants: room.pair.map(|(pair, told)| (pair.handle(), told)).into_iter().collect(),
             fragments: BTreeMap::new(),
             at_tc: false,
         };
@@ -421,6 +446,39 @@ mod tests {
         ] {
             assert_eq!(outcome(&Room::default(), &bytes), expected);
         }
+    }
+
+    #[test]
+    fn tokens_of_pairs_are_told_as_they_are_judged() {
+        let pair = Pair::from_random(5);
+        let secret = ServerSecret::of(&VerifierKey::new([7; 32])).expect("a length that fits");
+        let token = LsToken::new(pair, 9, &ClientKey::of(pair, secret.bytes())).encode();
+        let mut wrong = token;
+        wrong[36] ^= 1;
+        let plain = syn(tcp_flags::SYN, &[]);
+        let in_shim = |token| {
+            let mut frame = [&plain[..], &[0; shim::SHIM_LEN]].concat();
+            assert!(shim::insert(&mut frame, &Packet::parse(&plain), &Content::Ls(token)).is_some());
+            frame
+        };
+        let told = |epoch, expires| Room { pair: Some((pair, LsGrant::new(epoch, expires))), ..Room::default() };
+        let (epoch, expires) = (NOW / 3600, NOW as u32 + 9);
+        let mut used = told(epoch, expires);
+        assert!(used.pair.as_mut().is_some_and(|(_, told)| told.take(9)));
+        let revoked = Room { revoked: vec![5], ..told(epoch, expires) };
+        for (room, token, expected) in [
+            (told(epoch, expires), token, "token"),
+            (Room::default(), token, "unknown_epoch"),
+            (told(epoch - 1, expires), token, "unknown_epoch"),
+            (told(epoch, NOW as u32), token, "expired"),
+            (told(epoch, expires), wrong, "bad_tag"),
+            (revoked, token, "revoked"),
+            (used, token, "replayed"),
+        ] {
+            assert_eq!(outcome(&room, &in_shim(token)), expected);
+        }
+        let off = VerifierConfig { suites: 12, ..CONFIG };
+        assert_eq!(frame(&told(epoch, expires), &off, &in_shim(token), NOW).outcome, "unknown_suite");
     }
 
     #[test]

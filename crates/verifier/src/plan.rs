@@ -5,8 +5,8 @@ use engine::protected::{self, Protected, TooManySpans};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
-use wire::map::{EpochKey, Prefix4, Prefix6, Services, VerifierConfig};
-use wire::{Epoch, VerifierKey};
+use wire::map::{EpochKey, Prefix4, Prefix6, SecretEntry, Services, VerifierConfig};
+use wire::{Epoch, ServerSecret, VerifierKey};
 
 /// Slots for keys: one for each value of an epoch on the wire.
 pub const KEY_SLOTS: u32 = 256;
@@ -36,6 +36,24 @@ pub fn keys(keys: &[api::EpochKey], now: u64, epoch_length: u32) -> Result<Vec<(
             Ok((u32::from(epoch.on_wire()), datapath::verifier::epoch_key(epoch, &VerifierKey::new(bytes))))
         })
         .collect()
+}
+
+/// The application server secrets of the keys in the slots (wire.md §5.6).
+pub fn secrets(keys: &[api::EpochKey], held: &[(u32, EpochKey)]) -> Vec<(u32, SecretEntry)> {
+    let read = |key: &api::EpochKey| {
+        let (slot, _) = held.iter().find(|(_, held)| held.epoch == key.epoch)?;
+        let mut bytes = [0; 32];
+        hex::decode_to_slice(&key.key, &mut bytes).ok()?;
+        Some((*slot, SecretEntry::new(key.epoch, &ServerSecret::of(&VerifierKey::new(bytes))?)))
+    };
+    keys.iter().filter_map(read).collect()
+}
+
+/// The pairs with those just heard of; each is named once.
+pub fn with_pairs(known: &mut Vec<api::LivePair>, news: &[api::LivePair], now: u64) {
+    known.retain(|pair| u64::from(pair.expires) >= now);
+    let mut handles: HashSet<u64> = known.iter().map(|pair| pair.handle).collect();
+    known.extend(news.iter().filter(|pair| handles.insert(pair.handle)));
 }
 
 /// Until when the keys in the slots admit, Unix seconds: the end of the last epoch without a gap from the current one
@@ -146,6 +164,25 @@ mod tests {
         let epochs: Vec<_> = held.iter().map(|(_, key)| key.epoch).collect();
         assert_eq!(epochs, (999..1030).collect::<Vec<_>>());
         assert!(held.iter().all(|(slot, key)| *slot == key.epoch as u32 & 0xff && key.aes[0] == key.epoch as u8));
+    }
+
+    #[test]
+    fn secrets_are_those_of_the_keys_that_are_held() {
+        let all: Vec<_> = (990..1003).map(key).collect();
+        let held = keys(&all, 1000 * 3600, 3600).unwrap_or_default();
+        let secrets = secrets(&all, &held);
+        assert_eq!(secrets.iter().map(|(_, secret)| secret.epoch).collect::<Vec<_>>(), [999, 1000, 1001, 1002]);
+        assert!(secrets.iter().all(|(slot, secret)| *slot == secret.epoch as u32 & 0xff));
+        let of = ServerSecret::of(&VerifierKey::new([(1000 % 256) as u8; 32])).expect("a length that fits");
+        assert_eq!(secrets[1].1.block, SecretEntry::new(1000, &of).block);
+    }
+
+    #[test]
+    fn a_pair_is_remembered_once_and_until_it_ends() {
+        let pair = |handle, expires| api::LivePair { handle, epoch: 1, issued: 0, expires };
+        let mut known = vec![pair(1, 100), pair(2, 500)];
+        with_pairs(&mut known, &[pair(2, 500), pair(3, 600)], 200);
+        assert_eq!(known, [pair(2, 500), pair(3, 600)]);
     }
 
     #[test]

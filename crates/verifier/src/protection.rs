@@ -13,16 +13,16 @@ use datapath::flows::Flows;
 use datapath::hook::Mode;
 use datapath::interface::{Interface, Layer, layers};
 use datapath::verifier::{Sizes, Verifier};
-use engine::api::{self, RevokedGrant};
+use engine::api::{self, LivePair, RevokedGrant};
 use engine::protected::{self, Protected};
 use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
-use wire::map::{EpochKey, Flow, FlowKey, GrantUse, VerifierConfig, counter};
+use wire::map::{EpochKey, Flow, FlowKey, GrantUse, LsGrant, SecretEntry, VerifierConfig, counter};
 use wire::packet::{TCP, UDP};
-use wire::{DropReason, Epoch, Handle, VerifierKey};
+use wire::{DropReason, Epoch, Handle, Pair, VerifierKey, ls};
 
 /// Names of the outcomes that are no drops.
 const PASSED: [(u32, &str); 5] = [
@@ -116,6 +116,7 @@ impl Protection {
                 tracing::info!("all revoked grants have room again: grants are admitted");
             }
         }
+        self.note_pairs(&config.pairs, config.now.max(now))?;
         let entries = match &self.settings.everything_but {
             Some(open) => plan::everything_but(&config.receivers, open)?,
             None => protected::entries(&config.receivers)?,
@@ -151,13 +152,50 @@ impl Protection {
         for (slot, key) in &held {
             self.verifier.epoch_keys.set(slot, key)?;
         }
+        if self.takes_pairs() {
+            for (slot, secret) in plan::secrets(keys, &held) {
+                self.verifier.ls_secrets.set(&slot, &secret)?;
+            }
+        }
         self.clear_keys(|slot| !slots.contains(&slot))
     }
 
     fn clear_keys(&self, which: impl Fn(u32) -> bool) -> Result<()> {
         const NONE: EpochKey = EpochKey { epoch: 0, siphash: [0; 16], aes: [0; 16] };
+        const NO_SECRET: SecretEntry = SecretEntry { epoch: 0, block: [0; 64] };
         for slot in (0..plan::KEY_SLOTS).filter(|slot| which(*slot)) {
             self.verifier.epoch_keys.set(&slot, &NONE)?;
+            self.verifier.ls_secrets.set(&slot, &NO_SECRET)?;
+        }
+        Ok(())
+    }
+
+    fn takes_pairs(&self) -> bool {
+        self.kernel.speaks(ls::SUITE)
+    }
+
+    /// Lets the tokens of these pairs in. Of those from before the table was new nobody knows which nonces were used: they
+    /// stay out (wire.md §5.5.1).
+    pub fn note_pairs(&self, pairs: &[LivePair], now: u64) -> Result<()> {
+        if !self.takes_pairs() {
+            return Ok(());
+        }
+        let since = match self.verifier.ls_since.get(&0)?.filter(|since| *since != 0) {
+            Some(since) => since,
+            None => {
+                self.verifier.ls_since.set(&0, &now)?;
+                now
+            }
+        };
+        let mut left = 0;
+        for pair in pairs.iter().filter(|pair| pair.issued >= since && u64::from(pair.expires) > now) {
+            left += u32::from(
+                self.verifier.ls_grants.insert(&pair.handle, &LsGrant::new(pair.epoch, pair.expires)).is_err(),
+            );
+        }
+        if left > 0 {
+            let room = self.settings.sizes.pairs;
+            tracing::error!(left, room, "no room for pairs: their tokens are dropped. Raise --max-pairs and restart");
         }
         Ok(())
     }
@@ -540,7 +578,7 @@ impl Protection {
 
     /// The bounded tables.
     pub fn tables(&self) -> Vec<view::Table> {
-        let Sizes { flows, grants, replay_buckets, revoked, .. } = self.settings.sizes;
+        let Sizes { flows, grants, replay_buckets, revoked, pairs, .. } = self.settings.sizes;
         let table = |name: &str, used: Option<usize>, max: u64, bytes| {
             let used = used.map(|used| used as u64);
             view::Table { name: name.into(), used, max, bytes }
@@ -562,6 +600,9 @@ impl Protection {
                 all.push(table("inside addresses", Some(used), max.into(), 48));
             }
             all.push(table("outbound", used, self.kernel.max_outbound.into(), 0));
+        }
+        if self.takes_pairs() {
+            all.push(table("pairs", Some(verifier.ls_grants.keys().len()), pairs.into(), 8192));
         }
         all
     }
@@ -606,5 +647,9 @@ impl explain::Tables for Protection {
 
     fn grant_use(&self, handle: Handle) -> Option<GrantUse> {
         self.verifier.grants.get(&handle.0).ok().flatten()
+    }
+
+    fn pair(&self, pair: Pair) -> Option<LsGrant> {
+        self.verifier.ls_grants.get(&pair.handle().0).ok().flatten()
     }
 }

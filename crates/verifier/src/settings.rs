@@ -7,6 +7,7 @@ use clap::builder::FalseyValueParser;
 use datapath::hook::Hook;
 use datapath::verifier::Sizes;
 use engine::document::{self, Faults, Fields, Reader};
+use engine::policy::GrantSuite;
 use ipnet::IpNet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -39,6 +40,8 @@ const KEYS: &[&str] = &[
     "open",
     "max_outbound",
     "pool",
+    "suites",
+    "max_pairs",
 ];
 
 /// Settings as one source has them; what it leaves open is `None` or empty.
@@ -110,8 +113,16 @@ pub struct Options {
     /// [default: clients' own addresses]
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_POOL", value_delimiter = ',', value_parser = network)]
     pub pool: Vec<IpNet>,
+    /// A suite that tokens are taken of, siphash, aes-cmac or sha224; may be repeated [default: siphash, aes-cmac]
+    #[arg(long, value_name = "SUITE", env = "VOUCHSAFE_SUITES", value_delimiter = ',', value_parser = suite)]
+    pub suites: Vec<GrantSuite>,
+    /// Room for pairs of the suite sha224, 8 KiB each, where that is taken [default: 1024]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_PAIRS", value_parser = clap::value_parser!(u32).range(MAX_PAIRS))]
+    pub max_pairs: Option<u32>,
 }
 
+const MAX_PAIRS: std::ops::RangeInclusive<i64> = 16..=65_536;
+const DEFAULT_PAIRS: u32 = 1024;
 const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
 const FLOWS: std::ops::RangeInclusive<i64> = 1..=1 << 26;
 /// Flows that the inside of a gateway may have opened: half of the default room for flows.
@@ -132,6 +143,16 @@ fn carrier(text: &str) -> Result<Carrier, String> {
 fn network(text: &str) -> Result<IpNet, String> {
     let address = || text.parse::<IpAddr>().map(IpNet::from);
     text.parse().or_else(|_| address()).map_err(|_| "a network or an address".to_owned())
+}
+
+fn suite(text: &str) -> Result<GrantSuite, String> {
+    let known = GrantSuite::ALL.into_iter().find(|suite| suite.name() == text);
+    known.ok_or_else(|| "siphash, aes-cmac or sha224".to_owned())
+}
+
+/// The bits of suites in the kernel program's configuration; none where none is named.
+fn suite_bits(suites: &[GrantSuite]) -> u16 {
+    suites.iter().fold(0, |all, suite| all | 1 << suite.number())
 }
 
 fn replay_buckets(text: &str) -> Result<u32, String> {
@@ -202,6 +223,8 @@ impl Options {
             open: if self.open.is_empty() { other.open } else { self.open },
             max_outbound: self.max_outbound.or(other.max_outbound),
             pool: if self.pool.is_empty() { other.pool } else { self.pool },
+            suites: if self.suites.is_empty() { other.suites } else { self.suites },
+            max_pairs: self.max_pairs.or(other.max_pairs),
         }
     }
 
@@ -209,6 +232,7 @@ impl Options {
     pub fn settings(self) -> Settings {
         let (sizes, kernel) = (Sizes::default(), wire::map::VerifierConfig::default());
         let gateway = !self.inside.is_empty();
+        let takes_pairs = self.suites.contains(&GrantSuite::Sha224);
         Settings {
             interfaces: self.interface,
             hook: self.hook.unwrap_or_default(),
@@ -222,7 +246,7 @@ impl Options {
                 replay_buckets: self.replay_buckets.unwrap_or(sizes.replay_buckets),
                 revoked: self.max_revoked.unwrap_or(sizes.revoked),
                 ended: if gateway { ENDED } else { sizes.ended },
-                ..sizes
+                pairs: if takes_pairs { self.max_pairs.unwrap_or(DEFAULT_PAIRS) } else { sizes.pairs },
             },
             inside: self.inside,
             pool: self.pool,
@@ -239,6 +263,10 @@ impl Options {
                     named => named,
                 },
                 max_outbound: if gateway { self.max_outbound.unwrap_or(OUTBOUND) } else { 0 },
+                suites: match suite_bits(&self.suites) {
+                    0 => kernel.suites,
+                    named => named,
+                },
                 ..kernel
             },
         }
@@ -276,12 +304,14 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
             udp_idle: seconds(reader, fields, "udp_idle"),
             closing_idle: seconds(reader, fields, "closing_idle"),
             samples_per_second: number(reader, fields, "samples_per_second", &SAMPLES),
-            carriers: carriers(reader, fields),
+            carriers: named(reader, fields, "carriers", carrier),
             inside: texts(reader, fields, "inside"),
             everything: fields.yes(reader, "everything"),
             open: networks(reader, fields, "open"),
             max_outbound: number(reader, fields, "max_outbound", &MAX_FLOWS),
             pool: networks(reader, fields, "pool"),
+            suites: named(reader, fields, "suites", suite),
+            max_pairs: number(reader, fields, "max_pairs", &MAX_PAIRS),
         };
         Some((enrolment, options))
     })
@@ -303,16 +333,22 @@ fn texts(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Vec<Str
     document::texts(reader, value).into_iter().map(|text| (*text.get_ref()).to_owned()).collect()
 }
 
-fn carriers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Carrier> {
-    let Some(value) = fields.value("carriers") else { return Vec::new() };
-    let read = document::texts(reader, value).into_iter().filter_map(|text| {
-        let known = Carrier::from_name(text.get_ref());
-        if known.is_none() {
-            reader.fault(text.span(), "a carrier is \"tail\" or \"shim\"");
+/// What a list of names stands for.
+fn named<T>(
+    reader: &mut Reader<'_>,
+    fields: &Fields<'_, '_>,
+    key: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Vec<T> {
+    let Some(value) = fields.value(key) else { return Vec::new() };
+    let mut known = Vec::new();
+    for text in document::texts(reader, value) {
+        match read(text.get_ref()) {
+            Ok(one) => known.push(one),
+            Err(names) => reader.fault(text.span(), format!("`{key}` takes {names}")),
         }
-        known
-    });
-    read.collect()
+    }
+    known
 }
 
 fn networks(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Vec<IpNet> {
@@ -398,6 +434,11 @@ pub const TEMPLATE: &str = r#"
 
 # The networks whose addresses the inside sees clients by, one for each person; without the key by their own.
 #pool = ["10.9.0.0/24", "fd09::/120"]
+
+# The suites that tokens are taken of: "siphash", "aes-cmac", and "sha224", the published scheme, which promises less. Where
+# that is among them, room for its pairs (8 KiB each).
+#suites = ["siphash", "aes-cmac"]
+#max_pairs = 1024
 "#;
 
 #[cfg(test)]
@@ -444,7 +485,18 @@ mod tests {
         assert_eq!(carriers(""), Carrier::Tail as u16);
         assert_eq!(carriers("carriers = \"shim\""), Carrier::Shim as u16);
         assert_eq!(carriers("carriers = [\"shim\", \"tail\"]"), 3);
-        assert!(faults("carriers = [\"pigeon\"]").contains("\"tail\" or \"shim\""));
+        assert!(faults("carriers = [\"pigeon\"]").contains("`carriers` takes tail or shim"));
+    }
+
+    #[test]
+    fn suites_are_those_that_are_named_and_pairs_have_room_where_theirs_is() {
+        let settings = |text: &str| parse(text).expect("valid").1.settings();
+        let (none, default) = (settings("max_pairs = 99"), Options::default().settings());
+        assert_eq!((none.kernel.suites, none.sizes.pairs), (default.kernel.suites, 1));
+        let ls = settings("suites = [\"sha224\", \"siphash\"]");
+        assert_eq!((ls.kernel.suites, ls.sizes.pairs), (1 << 1 | 1 << 3, 1024));
+        assert_eq!(settings("suites = \"sha224\"\nmax_pairs = 99").sizes.pairs, 99);
+        assert!(faults("suites = \"md5\"").contains("siphash, aes-cmac or sha224"));
     }
 
     #[test]

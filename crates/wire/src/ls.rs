@@ -11,12 +11,19 @@ use zeroize::{Zeroize, ZeroizeOnDrop};
 
 /// Number of the suite `sha224` (wire.md §1.1).
 pub const SUITE: u8 = 1;
+/// Its name in configuration and logs.
+pub const NAME: &str = "sha224";
 /// Bytes of a SHA-224 hash: of a client key, and of a token's tag.
 pub const HASH_LEN: usize = 28;
+/// Bytes of a unique id and a nonce1.
+pub const PAIR_LEN: usize = 7;
 /// Bytes of a token.
 pub const TOKEN_LEN: usize = 37;
 /// Bytes of a key transfer.
 pub const KEY_TRANSFER_LEN: usize = 35;
+/// How many nonce2 of a pair each of an agent's two senders has: the kernel program the lower half, the controller of switches
+/// the upper (wire.md §5.8).
+pub const SENDERS_NONCES: u32 = 1 << 15;
 /// Bytes of an application server secret.
 pub const SECRET_LEN: usize = 32;
 
@@ -39,10 +46,33 @@ impl Pair {
         Handle(u64::from_be_bytes([0, a, b, c, d, e, f, g]))
     }
 
-    /// The pair whose handle this is, if it is one's.
+    /// Takes a unique id and the nonce1 behind it.
+    pub const fn from_bytes(bytes: [u8; PAIR_LEN]) -> Self {
+        let [a, b, c, d, e, f, g] = bytes;
+        Self { unique_id: [a, b, c, d, e], nonce1: [f, g] }
+    }
+
+    /// A pair of random bits, of which the first eight are not used.
+    pub const fn from_random(bits: u64) -> Self {
+        let [_, pair @ ..] = bits.to_be_bytes();
+        Self::from_bytes(pair)
+    }
+
+    /// A handle of random bits that is no pair's.
+    pub const fn none(bits: u64) -> Handle {
+        Handle(if bits >> 56 == 0 { bits | 1 << 56 } else { bits })
+    }
+
+    /// The unique id and the nonce1.
+    pub const fn bytes(self) -> [u8; PAIR_LEN] {
+        let [_, rest @ ..] = self.handle().0.to_be_bytes();
+        rest
+    }
+
+    /// The pair whose handle this is, if it is one's: other grants' handles do not begin with a zero byte (wire.md §5.7).
     pub const fn of(handle: Handle) -> Option<Self> {
         match handle.0.to_be_bytes() {
-            [0, a, b, c, d, e, f, g] => Some(Self { unique_id: [a, b, c, d, e], nonce1: [f, g] }),
+            [0, pair @ ..] => Some(Self::from_bytes(pair)),
             _ => None,
         }
     }

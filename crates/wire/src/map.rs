@@ -585,10 +585,15 @@ pub struct GrantEntry {
     pub reserved: u8,
     /// What to add to this machine's clock for the authority's, seconds.
     pub skew: i32,
-    /// The grant header.
+    /// The grant header; of a pair its seven bytes and zero, then what the kernel does not read: when it ends (big-endian)
+    /// and the prefix length.
     pub header: [u8; 16],
-    /// The grant key.
-    pub key: [u8; 16],
+    /// The grant key or client key, and zeros.
+    pub key: [u8; 32],
+    /// How many nonces of its pair were used when the program last made a token from it.
+    pub spent: u32,
+    /// Zero.
+    pub reserved2: u32,
 }
 
 /// A UDP flow as the agent sees it.

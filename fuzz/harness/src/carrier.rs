@@ -2,7 +2,7 @@
 
 use crate::world::{self, NOW};
 use engine::agent::Frame;
-use engine::insertion::{self, Grant, Inserter};
+use engine::insertion::{self, Grant, Inserter, Secret};
 use engine::verifier::{Outcome, Verifier};
 use std::collections::BTreeMap;
 use wire::map::{Flow, FlowKey};
@@ -331,7 +331,8 @@ pub fn journey(input: &[u8]) {
     };
     let key = header.key(&world::verifier_key(epoch), &to, source);
     let carrier = if choice & 64 == 0 { Carrier::Tail } else { Carrier::Shim };
-    let grant = Grant { until: NOW + 270, skew: 0, token: Some((header, key)), carrier };
+    let secret = Some(Secret::Grant(header, key));
+    let grant = Grant { until: NOW + 270, skew: 0, secret, carrier };
     let grants = [(insertion::slot(1, &to), grant)];
     let mut agent =
         Inserter { subject: 1, protected: world::protected(), grants: grants.into(), ..Inserter::default() };

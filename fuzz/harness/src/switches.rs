@@ -97,6 +97,8 @@ fn grant(carrier: Carrier) -> GrantEntry {
         reserved: 0,
         skew: 0,
         header: header.encode(),
-        key: [5; 16],
+        key: [5; 32],
+        spent: 0,
+        reserved2: 0,
     }
 }

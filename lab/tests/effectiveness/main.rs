@@ -2,6 +2,7 @@
 //! real sockets, a thousand of each.
 
 mod attempts;
+mod suites;
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 use super::{AuditEvent, Database, Operator, TokenHash, devices, identities, sessions};
 use anyhow::{Context, Result, bail};
-use engine::api::{GrantOwner, RevokedGrant};
+use engine::api::{GrantOwner, LivePair, RevokedGrant};
 use engine::policy::{Scope, Subject};
 use engine::verifier::CLOCK_SKEW_MAX;
 use ipnet::IpNet;
@@ -11,7 +11,7 @@ use rusqlite::{Connection, OptionalExtension, Row, ToSql, Transaction, params};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use wire::{Destination, Flags};
+use wire::{Destination, Epoch, Flags, Handle, Pair};
 
 /// Live grants that a session has at most.
 const MOST_OF_SESSION: u32 = 1024;
@@ -104,6 +104,11 @@ impl GrantEntry {
     /// What was asked for.
     pub fn to(&self) -> Destination {
         Destination { address: self.address, protocol: self.protocol, port: self.port }
+    }
+
+    /// Whether it is a pair of the suite `sha224` (wire.md §5.7).
+    pub fn is_pair(&self) -> bool {
+        u64::from_str_radix(&self.handle, 16).is_ok_and(|handle| Pair::of(Handle(handle)).is_some())
     }
 
     /// What it covers.
@@ -245,6 +250,21 @@ impl Database {
             "SELECT handle, expires FROM grants WHERE expires > ?1 AND revoked IS NOT NULL AND verifier = ?2",
         )?;
         let rows = statement.query_map(params![ended_by(now), verifier], revoked_grant)?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+
+    /// The pairs of `verifier` that have neither ended nor been revoked, where epochs last this long.
+    pub fn pairs(&self, verifier: &str, now: u64, epoch_length: u32) -> Result<Vec<LivePair>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT handle, issued, expires FROM grants
+             WHERE expires > ?1 AND revoked IS NULL AND verifier = ?2 AND handle BETWEEN 0 AND ?3",
+        )?;
+        let last = Pair::from_random(u64::MAX).handle().0.cast_signed();
+        let rows = statement.query_map(params![now.cast_signed(), verifier, last], |row| {
+            let issued = row.get::<_, i64>(1)?.cast_unsigned();
+            let Epoch(epoch) = Epoch::at(issued, epoch_length);
+            Ok(LivePair { handle: row.get::<_, i64>(0)?.cast_unsigned(), epoch, issued, expires: row.get(2)? })
+        })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 

@@ -8,6 +8,7 @@ mod console;
 mod known;
 mod login;
 mod metrics;
+mod pairs;
 mod policy;
 mod provider;
 mod reports;

@@ -5,8 +5,9 @@ use crate::table::{CLIENT_PORT, TRANSPORTS};
 use crate::world::{self, NOW};
 use datapath::agent::{Agent as Kernel, Attachment};
 use datapath::clock;
-use engine::insertion::{self, Action, Grant, Inserter};
+use engine::insertion::{self, Action, Grant, Inserter, Secret};
 use engine::protected;
+use wire::ls;
 use wire::map::{Conversation, FlowKey, GrantEntry, Owner, agent_counter, owner};
 
 /// The subject whose packets the rows' are. A test run's packets belong to a socket of root's.
@@ -41,6 +42,10 @@ impl Agents {
         for key in self.kernel.conversations.keys() {
             self.kernel.conversations.remove(&key).expect("conversations");
         }
+        for key in self.kernel.ls_nonces.keys() {
+            self.kernel.ls_nonces.remove(&key).expect("nonces");
+        }
+        self.model.spent.clear();
         self.model.grants.clear();
         self.model.conversations.clear();
         self.model.subject = if matches!(row.known, Known::Nobody | Known::OthersUnowned(..)) { 0 } else { SUBJECT };
@@ -61,11 +66,26 @@ impl Agents {
                 reserved: 0,
                 skew: 0,
                 header: [0; 16],
-                key: [0; 16],
+                key: [0; 32],
+                spent: 0,
+                reserved2: 0,
             };
+            if let Known::Pair(pair, spent) = row.known {
+                entry.suite = ls::SUITE;
+                entry.header[..ls::PAIR_LEN].copy_from_slice(&pair.pair.bytes());
+                entry.key[..ls::HASH_LEN].copy_from_slice(pair.key().bytes());
+                let (handle, secret) = (pair.pair.handle(), Some(Secret::Pair(pair.pair, pair.key())));
+                if spent > 0 {
+                    self.kernel.ls_nonces.set(&handle.0, &spent).expect("nonces");
+                    self.model.spent.insert(handle, spent);
+                }
+                self.kernel.grants.set(&slot, &entry).expect("grants");
+                self.model.grants.insert(slot, Grant { until: entry.until, skew: 0, secret, carrier: row.carrier });
+                continue;
+            }
             let grant = match row.known {
                 Known::Nothing | Known::Nobody => continue,
-                Known::OthersPlain(..) | Known::OthersUnowned(..) => None,
+                Known::OthersPlain(..) | Known::OthersUnowned(..) | Known::Pair(..) => None,
                 Known::Plain => None,
                 Known::Grant(grant)
                 | Known::Conversation(grant, ..)
@@ -84,12 +104,14 @@ impl Agents {
                 Some(grant) => {
                     entry.suite = grant.suite as u8;
                     entry.header = grant.header().encode();
-                    entry.key = *grant.key(&to).bytes();
+                    entry.key[..16].copy_from_slice(grant.key(&to).bytes());
                 }
             }
             self.kernel.grants.set(&slot, &entry).expect("grants");
-            let token = grant.map(|grant| (grant.header(), grant.key(&to)));
-            self.model.grants.insert(slot, Grant { until: entry.until, skew: entry.skew, token, carrier: row.carrier });
+            let secret = grant.map(|grant| Secret::Grant(grant.header(), grant.key(&to)));
+            self.model
+                .grants
+                .insert(slot, Grant { until: entry.until, skew: entry.skew, secret, carrier: row.carrier });
             let conversation = match row.known {
                 Known::Conversation(_, age, answered) => Some(Conversation {
                     token: NOW - age,

@@ -1,7 +1,7 @@
 //! The agent's side: wire.md §4.1, §4.2. What its program emits, the verifier's accepts and restores byte for byte.
 
 use super::{CLIENT_PORT, TRANSPORTS, Transport};
-use crate::world::{Family, Grant, NOW, families};
+use crate::world::{Family, Grant, LsPair, NOW, families};
 use engine::insertion::Action;
 use lab::forge::{Packet, Tcp, flag};
 use wire::shim::Content;
@@ -24,6 +24,8 @@ pub enum Known {
     Stale(Grant),
     /// A grant of an authority whose clock differs by so many seconds from this machine's.
     Skewed(Grant, i32),
+    /// A pair of which so many nonces were used.
+    Pair(LsPair, u32),
     /// That packets go without identity.
     Plain,
     /// Nothing.
@@ -164,6 +166,33 @@ pub fn rows() -> Vec<Row> {
         assert!(grant.expires > NOW);
     }
     rows.extend(shims());
+    rows.extend(pairs());
+    rows
+}
+
+/// Rows of a pair, whose tokens always travel by shim.
+fn pairs() -> Vec<Row> {
+    let mut rows = Vec::new();
+    let [family, _] = families();
+    let mut row = |clause, name: String, spent, frame: Vec<u8>, action: fn(&Action) -> bool| {
+        let known = Known::Pair(LsPair::new(7), spent);
+        rows.push(Row { name: format!("pair: {name}"), clause, family, known, carrier: Carrier::Shim, frame, action });
+    };
+    for transport in TRANSPORTS {
+        let opening = transport.opening(&family, CLIENT_PORT, &transport.destination(&family)).payload(b"odd");
+        for spent in [0, 1, 255, 256, 0x1234, 32_767] {
+            let name = format!("{}, {spent} nonces used", transport.name());
+            row("§5.3", name, spent, opening.frame(), is_token);
+        }
+        let name = format!("{}, no nonce left", transport.name());
+        row("§5.5", name, 32_768, opening.frame(), is_held);
+        let options = opening.options(&[1, 1, 1, 0]).frame();
+        row("§4.3.1", format!("{}, IP options of its own", transport.name()), 0, options, is_failed);
+    }
+    let datagram =
+        |length: usize| Packet::new(family.client, family.server).udp(CLIENT_PORT, 443).payload(&vec![4; length]);
+    row("§4.3.3", "the shortest datagram without room".to_owned(), 3, datagram(1221 - 28).frame(), is_ahead);
+    row("§4.3.3", "an empty datagram".to_owned(), 3, datagram(0).frame(), is_ahead);
     rows
 }
 

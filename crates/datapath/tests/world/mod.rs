@@ -176,10 +176,14 @@ impl LsPair {
         Self { pair, epoch: Epoch::at(NOW.into(), EPOCH_LENGTH), expires: NOW + 300 }
     }
 
-    pub fn token(&self, nonce2: u16) -> [u8; ls::TOKEN_LEN] {
+    pub fn key(&self) -> ClientKey {
         let verifier_key = master().verifier_key("edge-1", self.epoch).expect("a short id");
         let secret = ServerSecret::of(&verifier_key).expect("a length that fits");
-        LsToken::new(self.pair, nonce2, &ClientKey::of(self.pair, secret.bytes())).encode()
+        ClientKey::of(self.pair, secret.bytes())
+    }
+
+    pub fn token(&self, nonce2: u16) -> [u8; ls::TOKEN_LEN] {
+        LsToken::new(self.pair, nonce2, &self.key()).encode()
     }
 }
 

@@ -3,7 +3,7 @@
 
 use engine::api::Service;
 use engine::issue::{Issue, Issued};
-use engine::policy::{Action, Granularity, Terms};
+use engine::policy::{Action, GrantSuite, Granularity, Terms};
 use engine::rulebook::{Decision, Entry, Packed, Receiver, Request, Rulebook, Ruling, Sender};
 use ipnet::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -152,7 +152,7 @@ impl World {
             until: judgement.windows().iter().map(|window| NOW + 100 * u64::from(window.get())).min(),
             to: drawn.to,
             source: drawn.source,
-            handle: drawn.handle,
+            chance: drawn.handle.0,
             now: NOW,
             epoch_length: 3600,
             max_lifetime: 3600,
@@ -314,9 +314,9 @@ fn terms() -> Vec<Terms> {
         suite,
     };
     vec![
-        terms(Granularity::Application, false, Suite::Siphash),
-        terms(Granularity::Application, true, Suite::Siphash),
-        terms(Granularity::Host, false, Suite::Siphash),
-        terms(Granularity::Network, false, Suite::Siphash),
+        terms(Granularity::Application, false, GrantSuite::Mac(Suite::Siphash)),
+        terms(Granularity::Application, true, GrantSuite::Mac(Suite::Siphash)),
+        terms(Granularity::Host, false, GrantSuite::Mac(Suite::Siphash)),
+        terms(Granularity::Network, false, GrantSuite::Mac(Suite::Siphash)),
     ]
 }

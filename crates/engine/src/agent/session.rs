@@ -6,11 +6,12 @@ use super::known::{Known, Unusable, plain_entry};
 use super::queue::Queue;
 use super::{Clock, FetchId, Login, Output, Place, Subject};
 use crate::api::{self, Receiver};
+use crate::insertion::Used;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
+use wire::Handle;
 use wire::map::{GrantEntry, GrantSlot};
-use wire::{Flags, Handle};
 
 /// How long a denial by policy holds before the authority is asked again, seconds.
 const DENIAL: u64 = 10;
@@ -189,7 +190,7 @@ impl Session {
     fn best(&self, unix: u64, place: &Place, sender: Option<Sender>) -> Option<usize> {
         let good = self.known.iter().enumerate();
         let good = good.filter(|(_, known)| known.is_good(unix) && known.covers(place) && known.serves(place, sender));
-        good.max_by_key(|(_, known)| known.header.expires).map(|(index, _)| index)
+        good.max_by_key(|(_, known)| known.expires).map(|(index, _)| index)
     }
 
     pub fn held(
@@ -341,7 +342,7 @@ impl Session {
                 return Err(why);
             }
         };
-        self.widths.insert(known.receiver.clone(), (known.header.prefix_length, known.service.is_some()));
+        self.widths.insert(known.receiver.clone(), (known.prefix.prefix_len(), known.service.is_some()));
         self.plain.remove(&fetch.place);
         if let Some(old) = fetch.renews.and_then(|handle| self.take_known(handle)) {
             known.used = old.used;
@@ -356,7 +357,7 @@ impl Session {
             }
         }
         if self.known.len() >= GRANTS_MAX {
-            let oldest = self.known.iter().min_by_key(|known| known.header.expires).map(|known| known.header.handle);
+            let oldest = self.known.iter().min_by_key(|known| known.expires).map(|known| known.handle());
             oldest.into_iter().for_each(|handle| self.revoked(handle.0, outputs));
         }
         self.known.push(known);
@@ -432,8 +433,8 @@ impl Session {
         if entry.skew != self.skew {
             outputs.push_back(Output::Write(place.slot(self.subject), known.entry(self.skew)));
         }
-        let handle = known.header.handle;
-        match self.known.iter_mut().find(|other| other.header.handle == handle) {
+        let handle = known.handle();
+        match self.known.iter_mut().find(|other| other.handle() == handle) {
             Some(other) => {
                 other.used = other.used.max(known.used);
                 other.places.insert(place);
@@ -447,7 +448,7 @@ impl Session {
     }
 
     fn take_known(&mut self, handle: Handle) -> Option<Known> {
-        let index = self.known.iter().position(|known| known.header.handle == handle)?;
+        let index = self.known.iter().position(|known| known.handle() == handle)?;
         Some(self.known.remove(index))
     }
 
@@ -464,11 +465,11 @@ impl Session {
     }
 
     pub fn revoked(&mut self, handle: u64, outputs: &mut Outputs) {
-        self.drop_known(|known| known.header.handle.0 == handle, outputs);
+        self.drop_known(|known| known.handle().0 == handle, outputs);
     }
 
     pub fn drop_bound(&mut self, outputs: &mut Outputs) {
-        self.drop_known(|known| known.header.flags.has(Flags::SOURCE), outputs);
+        self.drop_known(Known::is_bound, outputs);
     }
 
     pub fn forget_all(&mut self, outputs: &mut Outputs) {
@@ -504,12 +505,13 @@ impl Session {
         &mut self,
         now: Duration,
         next_fetch: &mut u64,
-        used: &impl Fn(&GrantSlot) -> Option<u32>,
+        used: &impl Fn(&GrantSlot) -> Option<Used>,
         outputs: &mut Outputs,
     ) {
         let unix = self.unix(now);
         self.queue.expire(now);
         self.plain.retain(|_, (until, _)| *until > unix);
+        self.note_spent(used);
         self.drop_known(|known| !known.is_good(unix), outputs);
         self.renew(now, next_fetch, used, outputs);
         self.retry(now, outputs);
@@ -519,22 +521,30 @@ impl Session {
         }
     }
 
-    /// Asks for successors of grants that are in use and end soon.
+    /// Notes how many nonces of pairs were used. They are counted in the entry that was used last.
+    fn note_spent(&mut self, used: &impl Fn(&GrantSlot) -> Option<Used>) {
+        for known in self.known.iter_mut().filter(|known| known.is_pair()) {
+            let spent = known.places.iter().filter_map(|place| Some(used(&place.slot(self.subject))?.spent)).max();
+            known.spent = known.spent.max(spent.unwrap_or_default());
+        }
+    }
+
+    /// Asks for successors of grants that are in use and end soon, or have few nonces left.
     fn renew(
         &mut self,
         now: Duration,
         next_fetch: &mut u64,
-        used: &impl Fn(&GrantSlot) -> Option<u32>,
+        used: &impl Fn(&GrantSlot) -> Option<Used>,
         outputs: &mut Outputs,
     ) {
         let mut due = Vec::new();
-        for known in self.known.iter_mut().filter(|known| known.renew_at <= now && !known.is_single()) {
-            let handle = known.header.handle;
+        for known in self.known.iter_mut().filter(|known| known.is_due(now)) {
+            let handle = known.handle();
             if self.fetches.iter().any(|fetch| fetch.renews == Some(handle)) {
                 continue;
             }
             let subject = self.subject;
-            let latest = known.places.iter().filter_map(|place| Some((used(&place.slot(subject))?, *place))).max();
+            let latest = known.places.iter().filter_map(|place| Some((used(&place.slot(subject))?.last, *place))).max();
             known.used = known.used.max(latest.map_or(0, |(used, _)| used));
             match latest.filter(|(used, _)| u64::from(*used) >= known.issued) {
                 Some((_, place)) => due.push((handle, place)),
@@ -556,7 +566,7 @@ impl Session {
                 return true;
             }
             let of_interest = match fetch.renews {
-                Some(handle) => self.known.iter().any(|known| known.header.handle == handle),
+                Some(handle) => self.known.iter().any(|known| known.handle() == handle),
                 None => waiting.contains(&self.guess(&fetch.place)),
             };
             if of_interest {
@@ -572,8 +582,9 @@ impl Session {
         self.fetches.iter().filter_map(|fetch| fetch.retry).chain(self.reload).min()
     }
 
-    pub fn views(&self, used: impl Fn(&GrantSlot) -> Option<u32>) -> Vec<GrantView> {
-        let latest = |known: &Known| known.places.iter().filter_map(|place| used(&place.slot(self.subject))).max();
+    pub fn views(&self, used: impl Fn(&GrantSlot) -> Option<Used>) -> Vec<GrantView> {
+        let last = |place: &Place| Some(used(&place.slot(self.subject))?.last);
+        let latest = |known: &Known| known.places.iter().filter_map(last).max();
         let views = self.known.iter().map(|known| {
             let mut view = view(known);
             view.used = view.used.max(latest(known).unwrap_or_default());
@@ -585,14 +596,14 @@ impl Session {
 
 fn view(known: &Known) -> GrantView {
     GrantView {
-        handle: known.header.handle,
+        handle: known.handle(),
         prefix: known.prefix,
         service: known.service,
-        suite: known.header.suite.name(),
+        suite: known.suite(),
         carrier: known.carrier.name(),
         receiver: known.receiver.clone(),
         rule: known.rule.clone(),
-        expires: known.header.expires,
+        expires: known.expires,
         used: known.used,
         single: known.is_single(),
     }

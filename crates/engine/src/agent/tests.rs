@@ -25,7 +25,7 @@ struct Stage {
     ended: Vec<Subject>,
     protected: Vec<String>,
     clocks: Vec<u64>,
-    used: u32,
+    used: Used,
 }
 
 impl Stage {
@@ -33,7 +33,19 @@ impl Stage {
         let agent = Agent::new(settings, Clock::at(Duration::from_secs(UNIX), START));
         let (entries, owners, asked, reloads) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
         let (sent, ended, protected) = (Vec::new(), Vec::new(), Vec::new());
-        Self { agent, now: START, entries, owners, asked, reloads, sent, ended, protected, clocks: Vec::new(), used: 0 }
+        Self {
+            agent,
+            now: START,
+            entries,
+            owners,
+            asked,
+            reloads,
+            sent,
+            ended,
+            protected,
+            clocks: Vec::new(),
+            used: Used::default(),
+        }
     }
 
     /// With Alice, who may reach 192.0.2.0/24.
@@ -128,6 +140,18 @@ impl Stage {
             expires: expires.into(),
             now: self.unix(),
         })
+    }
+
+    /// A pair for all of the network around this place, for five minutes.
+    fn pair(&self, to: Place, number: u8) -> Result<api::Grant, Refusal> {
+        let grant = self.grant_of(to, 0, 24, Flags::default())?;
+        let (header, key) = (hex::encode([number; 7]), hex::encode([7; 28]));
+        Ok(api::Grant { header, key, carrier: "shim".into(), ..grant })
+    }
+
+    fn has_pair(&self, to: Place, number: u8) -> bool {
+        let entry = self.entry(to).filter(|entry| entry.suite == wire::ls::SUITE);
+        entry.is_some_and(|entry| entry.header[..8] == [number, number, number, number, number, number, number, 0])
     }
 
     fn entry(&self, to: Place) -> Option<&GrantEntry> {
@@ -284,7 +308,7 @@ fn a_grant_in_use_is_renewed_before_it_ends() {
     let mut stage = Stage::alice();
     stage.held(tcp(1, 22), 1);
     stage.answer(stage.grant(tcp(1, 22), 5));
-    stage.used = UNIX as u32 + 10;
+    stage.used.last = UNIX as u32 + 10;
     stage.pass(199);
     assert!(stage.asked.is_empty());
     stage.pass(2);
@@ -293,6 +317,49 @@ fn a_grant_in_use_is_renewed_before_it_ends() {
     stage.answer(stage.grant(tcp(1, 22), 6));
     assert!(stage.has_grant(tcp(1, 22), 6));
     assert_eq!(stage.agent.grants(ALICE, |_| None).len(), 1);
+}
+
+#[test]
+fn a_pair_is_renewed_before_its_nonces_are_used_up() {
+    let mut stage = Stage::alice();
+    stage.held(tcp(1, 22), 1);
+    stage.answer(stage.pair(tcp(1, 22), 5));
+    stage.held(tcp(2, 22), 2);
+    assert!(stage.has_pair(tcp(1, 22), 5) && stage.has_pair(tcp(2, 22), 5) && stage.asked.is_empty());
+    stage.used = Used { last: UNIX as u32 + 10, spent: 24_575 };
+    stage.pass(1);
+    assert!(stage.asked.is_empty());
+    stage.used.spent += 1;
+    stage.pass(1);
+    assert_eq!(stage.asked.len(), 1);
+    stage.answer(stage.pair(tcp(1, 22), 6));
+    stage.used.spent = 0;
+    assert!(stage.has_pair(tcp(1, 22), 6) && stage.has_pair(tcp(2, 22), 6));
+    stage.pass(1);
+    assert!(stage.asked.is_empty());
+}
+
+#[test]
+fn a_pair_without_a_nonce_left_is_used_no_more() {
+    let mut stage = Stage::alice();
+    stage.held(tcp(1, 22), 1);
+    stage.answer(stage.pair(tcp(1, 22), 5));
+    stage.used = Used { last: UNIX as u32 + 10, spent: 32_768 };
+    stage.pass(1);
+    assert!(stage.entries.is_empty());
+    stage.used = Used::default();
+    stage.held(tcp(1, 22), 2);
+    stage.answer(stage.pair(tcp(1, 22), 6));
+    assert!(stage.has_pair(tcp(1, 22), 6));
+}
+
+#[test]
+fn a_pair_that_wants_another_carrier_than_a_shim_is_of_no_use() {
+    let mut stage = Stage::alice();
+    stage.held(tcp(1, 22), 1);
+    let (id, subject, _) = stage.asked.remove(0);
+    let pair = stage.pair(tcp(1, 22), 5).map(|pair| api::Grant { carrier: "tail".into(), ..pair });
+    assert!(stage.agent.answered(stage.now, subject, id, &pair).is_err());
 }
 
 #[test]
@@ -310,7 +377,7 @@ fn a_grant_is_used_to_its_end_while_the_authority_is_away() {
     let mut stage = Stage::alice();
     stage.held(tcp(1, 22), 1);
     stage.answer(stage.grant(tcp(1, 22), 5));
-    stage.used = UNIX as u32 + 10;
+    stage.used.last = UNIX as u32 + 10;
     let mut questions = 0;
     for _ in 0..290 {
         stage.pass(1);
@@ -328,7 +395,7 @@ fn a_refused_renewal_ends_the_grant() {
     let mut stage = Stage::alice();
     stage.held(tcp(1, 22), 1);
     stage.answer(stage.grant(tcp(1, 22), 5));
-    stage.used = UNIX as u32 + 10;
+    stage.used.last = UNIX as u32 + 10;
     stage.pass(201);
     stage.answer(denied());
     assert!(stage.has_plain(tcp(1, 22)));

@@ -5,18 +5,20 @@ use super::message::FlowMod;
 use super::rules;
 use crate::agent::Subject;
 use crate::agent::frame::{Frame, datagram};
-use crate::insertion::{Action, Alone, Grant, Inserter};
+use crate::insertion::{Action, Alone, Grant, Inserter, Secret, Used};
 use crate::protected::Protected;
 use std::collections::{BTreeMap, BTreeSet};
 use wire::map::{FlowKey, GrantEntry, GrantSlot};
 use wire::packet::{Form, Packet, UDP};
 use wire::shim::{self, SHIM_LEN};
-use wire::{Carrier, Destination, GrantHeader, GrantKey};
+use wire::{Carrier, Destination, ls};
 
 /// The most UDP flows that are remembered; the one that was silent for longest makes room.
 const CONVERSATIONS_MAX: usize = 16_384;
 /// The most ports of switches that packets are held from.
 const ORIGINS_MAX: usize = 4096;
+/// The kernel program has the nonces of pairs below.
+const FIRST_NONCE2: u16 = ls::SENDERS_NONCES as u16;
 /// Numbers of interfaces that stand for switches' ports begin here: the kernel gives out none so high.
 const PORTS_FROM: u32 = 0x8000_0000;
 
@@ -108,7 +110,12 @@ pub struct Plane {
 impl Plane {
     /// Tables of a household, with nobody logged in. Tokens are numbered from `nonce`.
     pub fn new(household: Household, nonce: u32, pro_forma: bool) -> Self {
-        Self { household, pro_forma, inserter: Inserter { nonce, ..Inserter::default() }, ..Self::default() }
+        Self {
+            household,
+            pro_forma,
+            inserter: Inserter { nonce, first_nonce2: FIRST_NONCE2, ..Inserter::default() },
+            ..Self::default()
+        }
     }
 
     /// Somebody logged in.
@@ -133,15 +140,25 @@ impl Plane {
 
     /// What first packets to one destination get.
     pub fn write(&mut self, slot: GrantSlot, entry: &GrantEntry) {
-        let token = GrantHeader::decode(&entry.header).ok().map(|header| (header, GrantKey::new(entry.key)));
-        let token = token.filter(|_| entry.plain == 0);
+        let secret = Secret::of_entry(entry);
         let carrier = Carrier::from_number(entry.carrier).unwrap_or_default();
-        self.inserter.grants.insert(slot, Grant { until: entry.until, skew: entry.skew, token, carrier });
+        self.inserter.grants.insert(slot, Grant { until: entry.until, skew: entry.skew, secret, carrier });
+        let Inserter { grants, spent, .. } = &mut self.inserter;
+        if spent.len() > 2 * grants.len() {
+            let live: BTreeSet<_> = grants.values().filter_map(Grant::pair).collect();
+            spent.retain(|handle, _| live.contains(handle));
+        }
+    }
+
+    /// What was made of an entry.
+    pub fn used(&self, slot: &GrantSlot) -> Used {
+        self.inserter.used.get(slot).copied().unwrap_or_default()
     }
 
     /// First packets to this destination wait from now on.
     pub fn remove(&mut self, slot: &GrantSlot) {
         self.inserter.grants.remove(slot);
+        self.inserter.used.remove(slot);
     }
 
     /// What was decided so far.

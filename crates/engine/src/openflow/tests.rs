@@ -5,6 +5,7 @@ use super::rules;
 use super::switch::{Event, Lost, Switch};
 use crate::agent::Subject;
 use crate::agent::frame::tests::partial;
+use crate::insertion::Used;
 use crate::protected::Protected;
 use std::time::Duration;
 use wire::map::{GrantEntry, SERVICES_MAX, Service, Services};
@@ -56,7 +57,9 @@ fn grant() -> GrantEntry {
         reserved: 0,
         skew: 0,
         header: header.encode(),
-        key: [5; 16],
+        key: [5; 32],
+        spent: 0,
+        reserved2: 0,
     }
 }
 
@@ -316,6 +319,24 @@ fn a_grant_by_shim_goes_down_in_one() {
     }
     let counts = plane.counts();
     assert_eq!((counts.elevated, counts.tokens, counts.tokens_alone), (2, 1, 1));
+}
+
+#[test]
+fn tokens_of_a_pair_have_nonces_that_the_kernel_program_never_uses() {
+    let mut plane = plane();
+    plane.protect(protected());
+    plane.log_in(ALICE);
+    let mut pair = GrantEntry { suite: wire::ls::SUITE, carrier: Carrier::Shim as u8, ..grant() };
+    pair.header = [7; 16];
+    plane.write(slot(), &pair);
+    for number in 0..2 {
+        let Fate::Forward { frames, .. } = plane.elevated(ORIGIN, &syn(), NOW) else { panic!("it goes on") };
+        let (_, content) =
+            wire::shim::open(&frames[0], &Packet::parse(&frames[0])).expect("a shim").expect("a whole one");
+        let wire::shim::Content::Ls(token) = content else { panic!("{content:?}") };
+        assert_eq!(wire::LsToken::decode(&token).nonce2, 0x8000 + number);
+        assert_eq!(plane.used(&slot()), Used { last: NOW, spent: u32::from(number) + 1 });
+    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! How much one grant may open, and until when: its key opens all of its scope, so there must be nothing in it that the
 //! policy denies, or allows on other terms.
 
-use super::{Action, Granularity, Permit, Policy, Receiver, Request, Rule};
+use super::{Action, GrantSuite, Granularity, Permit, Policy, Receiver, Request, Rule, Terms};
 use ipnet::IpNet;
+use wire::Suite;
 
 /// The destinations that a grant covers (wire.md §3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,11 @@ impl Policy {
     /// the one application where another rule decides otherwise inside it. It ends before `rule` ceases to hold, and
     /// before a rule begins to hold that decides otherwise.
     pub(super) fn permit<'p>(&'p self, request: &Request<'_>, receiver: &'p Receiver, rule: &'p Rule) -> Permit<'p> {
+        if rule.terms.suite == GrantSuite::Sha224
+            && let Some(permit) = self.permit_pair(request, receiver, rule)
+        {
+            return permit;
+        }
         let host = IpNet::from(request.to.address);
         let narrow = Scope { prefix: host, service: Some((request.to.protocol, request.to.port)) };
         let wide = match rule.terms.granularity {
@@ -38,9 +44,27 @@ impl Policy {
         let scope =
             wide.filter(|wide| !self.differing(request, rule, wide).any(|other| other.when.covers(request.now)));
         let scope = scope.unwrap_or(narrow);
-        let begins = self.differing(request, rule, &scope).filter(|other| !other.when.covers(request.now));
-        let changes = begins.chain([rule]).filter_map(|rule| rule.when.next_change(request.now));
-        Permit { receiver, rule, scope, until: changes.min() }
+        let until = ends(self.differing(request, rule, &scope), rule, request.now);
+        let suite = match rule.terms.suite {
+            GrantSuite::Sha224 => GrantSuite::Mac(Suite::Siphash),
+            suite => suite,
+        };
+        Permit { receiver, rule, terms: Terms { suite, ..rule.terms }, scope, until }
+    }
+
+    /// What a pair may cover: all of the receiver's network, if no other rule decides otherwise anywhere behind the verifier,
+    /// where its tokens open everything. A shim is IPv4's.
+    fn permit_pair<'p>(&'p self, request: &Request<'_>, receiver: &'p Receiver, rule: &'p Rule) -> Option<Permit<'p>> {
+        // INVARIANT: such a rule names every receiver behind the verifier, so only one that beats it can decide anything.
+        let behind = || {
+            let receivers = self.receivers.iter().enumerate().filter(|(_, other)| other.verifier == receiver.verifier);
+            receivers.flat_map(|(index, _)| self.differing_at(request, rule, index))
+        };
+        if request.to.address.is_ipv6() || behind().any(|other| other.when.covers(request.now)) {
+            return None;
+        }
+        let scope = Scope { prefix: receiver.prefix_of(&request.to)?, service: None };
+        Some(Permit { receiver, rule, terms: rule.terms, scope, until: ends(behind(), rule, request.now) })
     }
 
     /// The rules that, whenever they hold, beat `rule` somewhere in `scope` and say something else about the subject.
@@ -55,11 +79,25 @@ impl Policy {
             Some(_) => self.receivers[*receiver].serves(&request.to),
         };
         let receivers = self.index.overlapping(&scope.prefix).filter(inside);
-        receivers.flat_map(move |receiver| {
-            let rules = self.index.rules_of(receiver).iter().map(|other| &self.rules[*other]);
-            rules.take_while(|other| other.beats(rule)).filter(|other| {
-                (other.action == Action::Deny || other.terms != rule.terms) && self.is_about(other, &request.subject)
-            })
+        receivers.flat_map(move |receiver| self.differing_at(request, rule, receiver))
+    }
+
+    /// Those of them that name one receiver.
+    fn differing_at<'a>(
+        &'a self,
+        request: &'a Request<'_>,
+        rule: &'a Rule,
+        receiver: usize,
+    ) -> impl Iterator<Item = &'a Rule> + 'a {
+        let rules = self.index.rules_of(receiver).iter().map(|other| &self.rules[*other]);
+        rules.take_while(|other| other.beats(rule)).filter(|other| {
+            (other.action == Action::Deny || other.terms != rule.terms) && self.is_about(other, &request.subject)
         })
     }
+}
+
+/// When a grant under `rule` has to end: as it ceases to hold, or one of `others` begins to.
+fn ends<'a>(others: impl Iterator<Item = &'a Rule>, rule: &'a Rule, now: u64) -> Option<u64> {
+    let begins = others.filter(|other| !other.when.covers(now));
+    begins.chain([rule]).filter_map(|rule| rule.when.next_change(now)).min()
 }

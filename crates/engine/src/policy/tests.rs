@@ -126,13 +126,92 @@ fn ports_of_a_protocol_without_ports_dont_matter() {
     assert_eq!(permit(&policy, "alice", &to("203.0.113.10", 1, 8)).scope.service, Some((1, 0)));
 }
 
+/// Two receivers behind one verifier that everybody reaches by the published scheme, one behind another, and more rules.
+fn with_pairs(rules: &str) -> Policy {
+    let receiver = |name, address, verifier| {
+        format!(
+            "[[receivers]]\nname = \"{name}\"\naddress = {address}\nservices = \"tcp/22\"\nverifier = \"{verifier}\"\n"
+        )
+    };
+    let text = [
+        receiver("one", "[\"203.0.113.0/28\", \"2001:db8::/64\"]", "edge"),
+        receiver("two", "\"203.0.113.64\"", "edge"),
+        receiver("far", "\"203.0.113.128\"", "other"),
+        "[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = [\"one\", \"two\"]\nsuite = \"sha224\"\n".into(),
+        rules.into(),
+    ];
+    Policy::parse(&text.concat(), 3600).unwrap()
+}
+
+#[test]
+fn a_pair_covers_the_receivers_prefix() {
+    let policy = with_pairs("");
+    let permit = permit(&policy, "alice", &to("203.0.113.3", 6, 22));
+    assert_eq!((permit.terms.suite, permit.terms.carrier), (GrantSuite::Sha224, Carrier::Shim));
+    assert_eq!(permit.scope, Scope { prefix: "203.0.113.0/28".parse().unwrap(), service: None });
+    let six = self::permit(&policy, "alice", &to("2001:db8::3", 6, 22));
+    assert_eq!(six.terms.suite, GrantSuite::Mac(Suite::Siphash), "a shim is IPv4's");
+}
+
+#[test]
+fn a_pair_never_opens_what_another_rule_closes_behind_its_verifier() {
+    for (rule, who, suite) in [
+        ("action = \"deny\"\nwho = \"person:bob\"\nto = \"two\"", "bob", GrantSuite::Mac(Suite::Siphash)),
+        ("action = \"deny\"\nwho = \"person:bob\"\nto = \"two\"", "alice", GrantSuite::Sha224),
+        ("action = \"deny\"\nwho = \"person:bob\"\nto = \"far\"", "bob", GrantSuite::Sha224),
+        ("action = \"deny\"\npriority = 1\nwho = \"everyone\"\nto = \"two\"", "bob", GrantSuite::Sha224),
+        (
+            "action = \"allow\"\nwho = \"everyone\"\nto = \"two\"\nbind_source = true",
+            "bob",
+            GrantSuite::Mac(Suite::Siphash),
+        ),
+    ] {
+        let policy = with_pairs(&format!("[[rules]]\n{rule}\n"));
+        let permit = permit(&policy, who, &to("203.0.113.3", 6, 22));
+        assert_eq!(permit.terms.suite, suite, "{rule}, {who}");
+        let narrow = Scope { prefix: "203.0.113.3/32".parse().unwrap(), service: Some((6, 22)) };
+        assert!(suite == GrantSuite::Sha224 || permit.scope == narrow, "{rule}, {who}");
+    }
+}
+
+#[test]
+fn a_pair_ends_before_another_rule_closes_something_behind_its_verifier() {
+    let until = "when = { from = 2030-01-07T09:00:00Z }";
+    let policy = with_pairs(&format!("[[rules]]\naction = \"deny\"\nwho = \"everyone\"\nto = \"two\"\n{until}\n"));
+    let permit = permit(&policy, "alice", &to("203.0.113.3", 6, 22));
+    assert_eq!((permit.terms.suite, permit.until), (GrantSuite::Sha224, Some(1_894_006_800)));
+}
+
+#[test]
+fn a_rule_with_pairs_names_everything_behind_the_verifier_and_binds_them_to_nothing() {
+    let rule = |more: &str| {
+        fault_after(&format!(
+            "[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"git\"\nsuite = \"sha224\"\n{more}"
+        ))
+    };
+    assert!(rule("").contains("leaves out"), "{}", rule(""));
+    let all = |more: &str| {
+        let text = "[[receivers]]\nname = \"r\"\naddress = \"192.0.2.1\"\nservices = \"all\"\nverifier = \"v\"\n[[rules]]\n\
+            action = \"allow\"\nwho = \"everyone\"\nto = \"r\"\nsuite = \"sha224\"\n";
+        Policy::parse(&format!("{text}{more}"), 3600).map(|_| ()).map_err(|faults| faults.to_string())
+    };
+    assert_eq!((all(""), all("carrier = \"shim\"")), (Ok(()), Ok(())));
+    for more in ["granularity = \"host\"", "single = true", "reply = true", "bind_source = true"] {
+        assert!(all(more).unwrap_err().contains("say nothing"), "{more}");
+    }
+    assert!(all("carrier = \"tail\"").unwrap_err().contains("by shim only"));
+}
+
 #[test]
 fn a_network_grant_covers_the_receivers_prefix_and_all_services() {
     let policy = policy();
     let permit = permit(&policy, "zoe", &to("2001:db8:1::5", 6, 80));
     assert_eq!(permit.scope, Scope { prefix: "2001:db8:1::/64".parse().unwrap(), service: None });
     let terms = permit.rule.terms;
-    assert_eq!((terms.lifetime, terms.single, terms.bind_source, terms.suite), (3600, true, true, Suite::AesCmac));
+    assert_eq!(
+        (terms.lifetime, terms.single, terms.bind_source, terms.suite),
+        (3600, true, true, GrantSuite::Mac(Suite::AesCmac))
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod when;
 
 use super::index::Index;
 use super::spans::Spans;
-use super::{Action, Granularity, Policy, Receiver, Rule, Terms, Who, has_ports, masked};
+use super::{Action, GrantSuite, Granularity, Policy, Receiver, Rule, Terms, Who, has_ports, masked};
 use crate::api::Service;
 use crate::document::{Faults, Fields, Reader, hint, texts};
 use ipnet::IpNet;
@@ -278,6 +278,8 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
                     reader.fault(value.span(), format!("a rule that denies gives no grant: drop `{key}`"));
                 }
             }
+        } else if said.is_some() && terms.suite == GrantSuite::Sha224 {
+            check_pair_receivers(reader, &to, policy);
         } else if said.is_some() && terms.granularity != Granularity::Application {
             check_width(reader, &to, policy);
         }
@@ -303,11 +305,15 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
         ("application", (Granularity::Application, false)),
         ("flow", (Granularity::Application, true)),
     ];
-    let suites = [Suite::Siphash, Suite::AesCmac].map(|suite| (suite.name(), suite));
+    let suites = GrantSuite::ALL.map(|suite| (suite.name(), suite));
     let granularity = fields.text(reader, "granularity").and_then(|word| choice(reader, &word, &widths));
     let carriers = Carrier::ALL.map(|carrier| (carrier.name(), carrier));
     let carrier = fields.text(reader, "carrier").and_then(|word| choice(reader, &word, &carriers));
     let suite = fields.text(reader, "suite").and_then(|word| choice(reader, &word, &suites));
+    let suite = suite.unwrap_or(GrantSuite::Mac(Suite::Siphash));
+    if suite == GrantSuite::Sha224 {
+        check_pair_terms(reader, fields, carrier);
+    }
     let (granularity, flow) = granularity.unwrap_or_default();
     let default = DEFAULT_LIFETIME.min(max_lifetime);
     Terms {
@@ -316,8 +322,42 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
         single: fields.yes(reader, "single") || flow,
         reply: fields.yes(reader, "reply"),
         bind_source: fields.yes(reader, "bind_source"),
-        suite: suite.unwrap_or(Suite::Siphash),
-        carrier: carrier.unwrap_or_default(),
+        suite,
+        carrier: if suite == GrantSuite::Sha224 { Carrier::Shim } else { carrier.unwrap_or_default() },
+    }
+}
+
+/// A token of the published scheme names neither destination nor sender, so its rule can bind it to none.
+fn check_pair_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, carrier: Option<Carrier>) {
+    for key in ["granularity", "single", "reply", "bind_source"] {
+        if let Some(value) = fields.value(key) {
+            reader.fault(
+                value.span(),
+                format!("tokens of suite \"sha224\" open everything and say nothing: drop `{key}`"),
+            );
+        }
+    }
+    if let Some(value) = fields.value("carrier").filter(|_| carrier == Some(Carrier::Tail)) {
+        reader.fault(value.span(), "tokens of suite \"sha224\" travel by shim only: drop `carrier`, or the suite");
+    }
+}
+
+/// A token of the published scheme opens everything behind the verifier, so its rule has to allow that.
+fn check_pair_receivers(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<usize>)], policy: &Policy) {
+    let named: BTreeSet<_> = to.iter().map(|(index, _)| *index).collect();
+    let mut told = BTreeSet::new();
+    for (index, span) in to {
+        let verifier = policy.receivers[*index].verifier.as_str();
+        let others = policy.receivers.iter().enumerate().filter(|(_, receiver)| receiver.verifier == verifier);
+        let left_out = others.into_iter().find(|(index, _)| !named.contains(index));
+        if let Some((_, Receiver { name, .. })) = left_out
+            && told.insert(verifier)
+        {
+            let why = format!(
+                "tokens of suite \"sha224\" open everything behind `{verifier}`, and the rule leaves out `{name}`"
+            );
+            reader.fault(span.clone(), format!("{why}: name it, too, or drop the suite"));
+        }
     }
 }
 

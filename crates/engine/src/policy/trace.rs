@@ -142,7 +142,7 @@ fn reason(rule: &Rule, why: String) -> Reason {
 }
 
 fn grant(permit: &super::Permit<'_>) -> String {
-    let terms = permit.rule.terms;
+    let terms = permit.terms;
     let wanted = match terms.granularity {
         Granularity::Network => "network",
         Granularity::Host => "host",

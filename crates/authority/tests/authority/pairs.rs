@@ -1,0 +1,66 @@
+//! Grants of the suite `sha224`: what their holder gets, what their verifier is told.
+
+use crate::stage::*;
+use authority::admin;
+use authority::storage::Which;
+use engine::api::Event;
+use wire::{ClientKey, Pair, ServerSecret, VerifierKey};
+
+/// The policy, with the published scheme for all that is behind the first verifier.
+fn with_pairs() -> String {
+    let rule = "name = \"staff may use git\"\n";
+    POLICY.replace(rule, &format!("{rule}suite = \"sha224\"\n"))
+}
+
+#[tokio::test]
+async fn a_verifier_is_told_of_each_pair_before_its_holder_has_it() {
+    let stage = Stage::start().await;
+    stage.apply(&with_pairs()).await.unwrap();
+    let (alice, verifier) = (stage.login("alice").await, stage.verifier("edge-1").await);
+    let mut guard = events(&verifier).await;
+    let grant = alice.grant(&git()).await.unwrap();
+    let Event::Pair { pair: told } = next(&mut guard).await else { panic!() };
+    let pair = Pair::from_bytes(hex::decode(&grant.header).unwrap().try_into().unwrap());
+    assert_eq!((pair.handle().0, grant.carrier.as_str()), (told.handle, "shim"));
+    assert_eq!((told.issued, u64::from(told.expires)), (grant.now, grant.expires));
+    let Event::Granted { owner } = next(&mut guard).await else { panic!() };
+    assert_eq!((owner.handle, owner.person.as_str()), (told.handle, "alice"));
+
+    let keys = verifier.keys(0).await.unwrap();
+    let key = keys.keys.iter().find(|key| key.epoch == told.epoch).unwrap();
+    let key = VerifierKey::new(hex::decode(&key.key).unwrap().try_into().unwrap());
+    let secret = ServerSecret::of(&key).unwrap();
+    assert_eq!(hex::encode(ClientKey::of(pair, secret.bytes()).bytes()), grant.key);
+
+    assert_eq!(verifier.config().await.unwrap().pairs, [told]);
+    assert!(stage.verifier("edge-2").await.config().await.unwrap().pairs.is_empty());
+    admin::revoke(&stage.directory, &Which::Grant(told.handle)).await.unwrap();
+    assert_eq!(revoked(&mut guard).await, [told.handle]);
+    assert!(verifier.config().await.unwrap().pairs.is_empty());
+}
+
+#[tokio::test]
+async fn a_pair_is_revoked_when_its_rule_gives_none_any_more() {
+    let stage = Stage::start().await;
+    let with_pairs = with_pairs();
+    stage.apply(&with_pairs).await.unwrap();
+    let (alice, verifier) = (stage.login("alice").await, stage.verifier("edge-1").await);
+    let mut guard = events(&verifier).await;
+    alice.grant(&git()).await.unwrap();
+    let Event::Pair { pair } = next(&mut guard).await else { panic!() };
+    stage
+        .apply(
+            &with_pairs
+                .replace("person:bob", "everyone")
+                .replace("action = \"deny\"", "action = \"deny\"\npriority = 1"),
+        )
+        .await
+        .unwrap();
+    assert_eq!(
+        verifier.config().await.unwrap().pairs,
+        [pair],
+        "what another rule says that does not decide is no matter"
+    );
+    stage.apply(POLICY).await.unwrap();
+    assert_eq!(revoked(&mut guard).await, [pair.handle]);
+}
