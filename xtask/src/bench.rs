@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value};
 
-use crate::run::{cargo, is_root, output};
+use crate::run::{cargo, is_root};
 use crate::{build, target_dir};
 
 /// The benches: package, and target, which is the name to pick it by. Each prints one line of JSON,
@@ -29,7 +30,12 @@ pub fn run(parts: &[String]) -> Result<()> {
         let begun = Instant::now();
         // What one can't measure is no reason to lose what others did.
         match bench(package, target, &vouchsafe) {
-            Ok(measured) => figures.extend(measured),
+            Ok((measured, whole)) => {
+                figures.extend(measured);
+                if !whole {
+                    failed.push(format!("bench {target}: a part of it failed, see above"));
+                }
+            }
             Err(error) => failed.push(format!("bench {target}: {error:#}")),
         }
         eprintln!("bench {target} took {:.0} s", begun.elapsed().as_secs_f64());
@@ -47,16 +53,18 @@ pub fn run(parts: &[String]) -> Result<()> {
     Ok(())
 }
 
-fn bench(package: &str, target: &str, vouchsafe: &PathBuf) -> Result<Map<String, Value>> {
+/// The figures, and whether every part of the bench could measure.
+fn bench(package: &str, target: &str, vouchsafe: &PathBuf) -> Result<(Map<String, Value>, bool)> {
     let mut command = cargo(["bench", "--quiet", "--package", package, "--bench", target]);
     command.env("VOUCHSAFE_BIN", vouchsafe);
     if !is_root() {
         command.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
     }
-    let printed = output(&mut command)?;
+    let run = command.stderr(Stdio::inherit()).output().with_context(|| format!("could not start bench {target}"))?;
+    let printed = String::from_utf8_lossy(&run.stdout);
     let last = printed.lines().rev().find(|line| line.starts_with('{'));
     match last.map(serde_json::from_str) {
-        Some(Ok(Value::Object(figures))) => Ok(figures),
+        Some(Ok(Value::Object(figures))) => Ok((figures, run.status.success())),
         _ => bail!("bench {target} printed no figures:\n{printed}"),
     }
 }

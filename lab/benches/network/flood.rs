@@ -100,8 +100,8 @@ impl Flood {
                         break;
                     }
                     match self.port.send(frame) {
-                        // The cable is full.
-                        Err(error) if error.downcast_ref() == Some(&Errno::ENOBUFS) => continue,
+                        // The cable is full, or the socket's own room.
+                        Err(error) if matches!(error.downcast_ref(), Some(Errno::ENOBUFS | Errno::EAGAIN)) => continue,
                         done => done?,
                     }
                     let count = sent.fetch_add(1, Relaxed) + 1;
