@@ -9,6 +9,18 @@ use anyhow::{Context, Result};
 use crate::net::Namespace;
 use crate::process::{self, Process};
 
+/// How many bytes each packet that fits the filter where it is short was longer before, in order. A packet is known by its
+/// identification: one that got lost between the two, or is still under way, tells nothing.
+pub fn overhead(long: (&Capture, &str), short: (&Capture, &str)) -> Result<Vec<usize>> {
+    let before = long.0.lengths(long.1)?;
+    let of = |(id, length): (u16, usize)| {
+        let (_, longer) = before.iter().find(|(other, _)| *other == id)?;
+        longer.checked_sub(length)
+    };
+    let after = short.0.lengths(short.1)?;
+    after.iter().map(|packet| of(*packet).with_context(|| format!("{packet:?} is not among {before:?}"))).collect()
+}
+
 /// A running capture of one device, both directions, as a pcap file in the namespace's folder.
 pub struct Capture {
     tcpdump: Process,
@@ -38,13 +50,16 @@ impl Capture {
         Ok(text.lines().filter(|line| !line.starts_with(char::is_whitespace)).map(str::to_owned).collect())
     }
 
-    /// Lengths of the frames that fit the filter, in order.
-    pub fn lengths(&self, filter: &str) -> Result<Vec<usize>> {
-        let length = |line: &String| -> Option<usize> {
-            line.split(", length ").nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    /// Identification and length of each IPv4 packet that fits the filter, in order.
+    pub fn lengths(&self, filter: &str) -> Result<Vec<(u16, usize)>> {
+        let mut command = Command::new("tcpdump");
+        let text = process::output(command.args(["-n", "-v", "-r"]).arg(&self.file).arg(filter))?;
+        let field = |line: &str, name: &str| -> Option<usize> {
+            line.split(name).nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
         };
-        let lines = self.lines(filter)?;
-        lines.iter().map(|line| length(line).with_context(|| format!("no length in {line}"))).collect()
+        let packet = |line: &str| Some((u16::try_from(field(line, ", id ")?).ok()?, field(line, ", length ")?));
+        let lines = text.lines().filter(|line| !line.starts_with(char::is_whitespace));
+        lines.map(|line| packet(line).with_context(|| format!("no length in {line}"))).collect()
     }
 
     /// Ends the capture and returns its file, which lives as long as the namespace's folder.

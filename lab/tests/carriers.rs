@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 use lab::service::{ask, call, exchange};
 use lab::world::{ECHO, FRONT4, INSIDE4, TAKE_ALL, Way, policy};
-use lab::{Capture, World, poll, test};
+use lab::{Capture, World, capture, poll, test};
 use wire::shim::SHIM_LEN;
 use wire::tail::BLOCK_LEN;
 use wire::{Carrier, DropReason, Suite, ls};
@@ -27,23 +27,22 @@ fn overhead(suite: &str, carrier: Carrier) -> Result<[Vec<usize>; 2]> {
     let network = &world.network;
     let (cable, behind) = (Capture::start(&network.internet, "dc")?, Capture::start(&network.server, "eth0")?);
     let filter = format!("src host {INSIDE4} and dst host {FRONT4}");
-    let mut seen = 0;
-    let mut since = || -> Result<Vec<usize>> {
-        let mut both = (Vec::new(), Vec::new());
+    let of = |protocol: &str| -> Result<Vec<usize>> {
+        let on_cable = format!("{filter} and ({protocol} or ip proto 4)");
+        let whole = format!("{filter} and {protocol}");
+        let mut seen = Ok(Vec::new());
         let complete = poll(SOON, || {
-            both = (cable.lengths(&filter).unwrap_or_default(), behind.lengths(&filter).unwrap_or_default());
-            both.0.len() == both.1.len() && both.0.len() >= seen + 2
+            seen = capture::overhead((&cable, &on_cable), (&behind, &whole));
+            seen.as_ref().is_ok_and(|seen| seen.len() >= 3)
         });
-        ensure!(complete, "on the cable {:?}, behind the verifier {:?}", both.0, both.1);
-        let more = both.0.iter().zip(&both.1).skip(seen).map(|(cable, behind)| cable - behind).collect();
-        seen = both.0.len();
-        Ok(more)
+        let seen = seen?;
+        ensure!(complete, "{protocol}: {seen:?}");
+        Ok(seen)
     };
     let mut stream = call(&network.alice, echo(), SOON)?;
     for _ in 0..3 {
         exchange(&mut stream)?;
     }
-    let tcp = since()?;
     network.alice.enter(|| -> Result<()> {
         let socket = std::net::UdpSocket::bind("0.0.0.0:0")?;
         socket.set_read_timeout(Some(SOON))?;
@@ -54,9 +53,8 @@ fn overhead(suite: &str, carrier: Carrier) -> Result<[Vec<usize>; 2]> {
         }
         Ok(())
     })?;
-    let udp = since()?;
     ensure!(world.verifier.counters()?.named("token") >= 2, "tokens admitted both flows");
-    Ok([tcp, udp])
+    Ok([of("tcp")?, of("udp")?])
 }
 
 #[test]
@@ -111,6 +109,7 @@ fn a_stranger_gets_no_shim_and_nowhere() {
 fn the_published_scheme_works_from_login_to_revocation() {
     test(|| {
         let mut world = World::with_tokens(Way::Direct, ls::NAME, Carrier::Shim)?;
+        let before = world.verifier.counters()?;
         let flow = call(&world.network.alice, echo(), SOON)?;
         ask(&world.network.alice, echo(), SOON)?;
         let grants = world.agent.grants()?;
@@ -121,8 +120,6 @@ fn the_published_scheme_works_from_login_to_revocation() {
         let owner = world.verifier.whois(flow.local_addr()?)?.to_string();
         ensure!(owner.contains("\"alice\""), "{owner}");
 
-        // The first packet may have come before the authority's word of its pair.
-        let before = world.verifier.counters()?;
         // Neither the agent's nor the verifier's restart uses a nonce again.
         world.agent.kill()?;
         world.agent.run()?;

@@ -9,7 +9,7 @@ use lab::service::{self, Echo, ask, call, exchange};
 use lab::switch::{CONTROLLER, Switch, packets};
 use lab::transfer::{Sink, Transfer};
 use lab::world::{Agent, Authority, DARK4, ECHO, FRONT4, FRONT6, Network, Verifier, Way, policy};
-use lab::{Capture, Namespace, poll, test};
+use lab::{Capture, Namespace, capture, poll, test};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use wire::Carrier;
 
@@ -165,13 +165,14 @@ fn overhead(carrier: Carrier, exchange: impl Fn(&Home) -> Result<()>) -> Result<
     let (front, behind) = (Capture::start(router, ALICE.0)?, Capture::start(router, BRIDGE)?);
     exchange(&home)?;
     let filter = format!("dst host {FRONT4}");
-    let mut both = (Vec::new(), Vec::new());
+    let mut seen = Ok(Vec::new());
     let complete = poll(SOON, || {
-        both = (front.lengths(&filter).unwrap_or_default(), behind.lengths(&filter).unwrap_or_default());
-        both.0.len() == both.1.len() && both.0.len() >= 4
+        seen = capture::overhead((&behind, &filter), (&front, &filter));
+        seen.as_ref().is_ok_and(|seen| seen.len() >= 4)
     });
-    ensure!(complete, "in front of the switch {:?}, behind it {:?}", both.0, both.1);
-    Ok(both.0.iter().zip(&both.1).map(|(front, behind)| behind - front).collect())
+    let seen = seen?;
+    ensure!(complete, "{seen:?}");
+    Ok(seen)
 }
 
 #[test]

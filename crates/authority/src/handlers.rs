@@ -19,8 +19,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use engine::api::{
-    Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, FlowsToCut, Grant, GrantOwner,
-    GrantRequest, LIVE_FLOWS_MAX, LiveFlows, LoggedOut, Login, PersonExplanation, REPORTED_FLOWS_MAX,
+    Confirm, Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, FlowsToCut, Grant, GrantOwner,
+    GrantRequest, Heard, LIVE_FLOWS_MAX, LiveFlows, LoggedOut, Login, PersonExplanation, REPORTED_FLOWS_MAX,
     REPORTED_REASONS_MAX, Report, Reported, VerifierConfig,
 };
 use engine::policy::{Policy, Request, Subject};
@@ -65,6 +65,7 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(keys))
         .routes(routes!(grant_owner))
         .routes(routes!(flows).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
+        .routes(routes!(heard).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
         .routes(routes!(report).layer(DefaultBodyLimit::max(REPORT_LIMIT)))
         .routes(routes!(explain))
         .routes(routes!(health))
@@ -185,16 +186,25 @@ async fn grant(
     authority.grant(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
 }
 
+#[derive(Deserialize)]
+struct EventsQuery {
+    confirm: Option<Confirm>,
+}
+
 /// Server-sent events: what changes, as it does
 #[utoipa::path(
     get, path = "/v1/events", security(("session" = []), ("verifier" = [])),
+    params(("confirm" = Option<Confirm>, Query, description = "What this verifier confirms; nothing where absent")),
     responses((status = 200, body = engine::api::Event, content_type = "text/event-stream"), Problem)
 )]
 async fn events(
     State(authority): Shared,
     caller: Caller,
+    query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
-    let stream = ReceiverStream::new(authority.push.open(caller.listener()));
+    let malformed = |_| Problem::Malformed("`confirm` is nothing, pairs or grants".into());
+    let Query(EventsQuery { confirm }) = query.map_err(malformed)?;
+    let stream = ReceiverStream::new(authority.push.open(caller.listener(), confirm.unwrap_or_default()));
     // The token may have ended between the look-up and the opening, when nobody could close the stream yet.
     if !caller.is_known(&authority) {
         return Err(Problem::NotLoggedIn);
@@ -284,6 +294,15 @@ async fn grant_owner(
     owner.map(Json).ok_or(Problem::NotFound("grant of this verifier"))
 }
 
+/// How many handles these are, if that is not too many.
+fn check_count(handles: &[u64]) -> Result<usize, Problem> {
+    let asked = handles.len();
+    if asked > LIVE_FLOWS_MAX {
+        return Err(Problem::Malformed(format!("{asked} handles at a time are too many: at most {LIVE_FLOWS_MAX}")));
+    }
+    Ok(asked)
+}
+
 /// Which of these flows are to be cut?
 #[utoipa::path(
     post, path = "/v1/verifier/flows", security(("verifier" = [])), request_body = LiveFlows,
@@ -294,14 +313,26 @@ async fn flows(
     caller: VerifierCaller,
     Body(LiveFlows { handles }): Body<LiveFlows>,
 ) -> Authorized<FlowsToCut> {
-    let asked = handles.len();
-    if asked > LIVE_FLOWS_MAX {
-        return Err(Problem::Malformed(format!("{asked} handles at a time are too many: at most {LIVE_FLOWS_MAX}")));
-    }
+    let asked = check_count(&handles)?;
     let verifier = caller.id.clone();
     let cut = authority.to_cut(caller.id, handles).await?;
     tracing::debug!(%verifier, asked, cut = cut.len(), "rechecked flows");
     Ok(Json(FlowsToCut { cut }))
+}
+
+/// Of these grants this verifier knows now
+#[utoipa::path(
+    post, path = "/v1/verifier/heard", security(("verifier" = [])), request_body = Heard,
+    responses((status = 204, description = "Noted"), Problem)
+)]
+async fn heard(
+    State(authority): Shared,
+    caller: VerifierCaller,
+    Body(Heard { handles }): Body<Heard>,
+) -> Result<StatusCode, Problem> {
+    check_count(&handles)?;
+    authority.confirmations.note(&caller.id, &handles);
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// How does this verifier stand?

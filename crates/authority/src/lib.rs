@@ -8,6 +8,7 @@ pub mod admin;
 pub mod backup;
 pub mod cli;
 pub mod config;
+mod confirmations;
 pub mod console;
 pub mod control;
 mod credentials;

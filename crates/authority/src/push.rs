@@ -2,7 +2,7 @@
 //! everything anew when it comes back, so nothing is missed.
 
 use crate::storage::TokenHash;
-use engine::api::Event;
+use engine::api::{Confirm, Event};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -21,7 +21,19 @@ pub enum Listener {
     Verifier(String),
 }
 
-type Streams = HashMap<Listener, Vec<Sender<Arc<str>>>>;
+/// An open stream, and what its listener confirms.
+struct Stream {
+    sender: Sender<Arc<str>>,
+    confirms: Confirm,
+}
+
+impl Stream {
+    fn tell(&self, text: &Arc<str>) -> bool {
+        self.sender.try_send(text.clone()).is_ok()
+    }
+}
+
+type Streams = HashMap<Listener, Vec<Stream>>;
 
 /// The open streams.
 #[derive(Default)]
@@ -31,47 +43,51 @@ pub struct Push {
 
 impl Push {
     /// Opens a stream of JSON events that begins with `Hello`.
-    pub fn open(&self, listener: Listener) -> Receiver<Arc<str>> {
+    pub fn open(&self, listener: Listener, confirms: Confirm) -> Receiver<Arc<str>> {
         let (sender, receiver) = channel(QUEUE);
         let _ = sender.try_send(text(&Event::Hello));
         let mut streams = self.lock();
         let held = streams.entry(listener).or_default();
-        held.retain(|sender| !sender.is_closed());
+        held.retain(|stream| !stream.sender.is_closed());
         if held.len() >= MOST_STREAMS {
             held.remove(0);
         }
-        held.push(sender);
+        held.push(Stream { sender, confirms });
         receiver
     }
 
-    /// Tells one listener.
-    pub fn tell(&self, listener: &Listener, event: &Event) {
+    /// Tells one listener; gives how many confirmations are to come.
+    pub fn tell(&self, listener: &Listener, event: &Event) -> usize {
         let mut streams = self.lock();
-        if let Some(senders) = streams.get_mut(listener) {
-            let text = text(event);
-            senders.retain(|sender| sender.try_send(text.clone()).is_ok());
-            if senders.is_empty() {
-                streams.remove(listener);
-            }
+        let Some(held) = streams.get_mut(listener) else { return 0 };
+        let text = text(event);
+        held.retain(|stream| stream.tell(&text));
+        let wanted = event.confirm();
+        let confirming = held.iter().filter(|stream| wanted != Confirm::Nothing && stream.confirms >= wanted).count();
+        if held.is_empty() {
+            streams.remove(listener);
         }
+        confirming
     }
 
     /// Tells all listeners.
     pub fn tell_all(&self, event: &Event) {
         let text = text(event);
-        self.lock().retain(|_, senders| {
-            senders.retain(|sender| sender.try_send(text.clone()).is_ok());
-            !senders.is_empty()
+        self.lock().retain(|_, held| {
+            held.retain(|stream| stream.tell(&text));
+            !held.is_empty()
         });
     }
 
     /// Ends the streams of listeners that are gone; sessions among them are told so first.
     pub fn close_unless(&self, known: impl Fn(&Listener) -> bool) {
-        self.lock().retain(|listener, senders| {
+        self.lock().retain(|listener, held| {
             let stays = known(listener);
             if !stays && matches!(listener, Listener::Session(_)) {
                 let text = text(&Event::LoggedOut);
-                senders.iter().for_each(|sender| drop(sender.try_send(text.clone())));
+                for stream in held.iter() {
+                    stream.tell(&text);
+                }
             }
             stays
         });
@@ -79,8 +95,8 @@ impl Push {
 
     /// How many streams of sessions and of verifiers are open.
     pub fn count(&self) -> (usize, usize) {
-        self.lock().iter().fold((0, 0), |(sessions, verifiers), (listener, senders)| {
-            let open = senders.iter().filter(|sender| !sender.is_closed()).count();
+        self.lock().iter().fold((0, 0), |(sessions, verifiers), (listener, held)| {
+            let open = held.iter().filter(|stream| !stream.sender.is_closed()).count();
             match listener {
                 Listener::Session(_) => (sessions + open, verifiers),
                 Listener::Verifier(_) => (sessions, verifiers + open),
@@ -105,7 +121,7 @@ mod tests {
     fn a_listener_that_lags_is_disconnected() {
         let push = Push::default();
         let listener = Listener::Verifier("edge".into());
-        let mut stream = push.open(listener.clone());
+        let mut stream = push.open(listener.clone(), Confirm::Nothing);
         for _ in 0..QUEUE + 1 {
             push.tell(&listener, &Event::Policy);
         }
@@ -121,8 +137,8 @@ mod tests {
     #[test]
     fn a_session_that_is_gone_hears_so_and_its_stream_ends() {
         let push = Push::default();
-        let mut stream = push.open(Listener::Session([1; 32]));
-        let mut other = push.open(Listener::Session([2; 32]));
+        let mut stream = push.open(Listener::Session([1; 32]), Confirm::Nothing);
+        let mut other = push.open(Listener::Session([2; 32]), Confirm::Nothing);
         push.close_unless(|listener| *listener == Listener::Session([2; 32]));
         let texts: Vec<_> = std::iter::from_fn(|| stream.try_recv().ok()).collect();
         assert!(texts[1].contains("logged_out"));

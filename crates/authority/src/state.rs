@@ -3,6 +3,7 @@
 //! The database is the truth; sessions and verifiers are held in memory beside it so that a call costs no look-up.
 //! Whatever changes them writes the database first and then calls [`Authority::sync`].
 
+use crate::confirmations::{Confirmations, Expected};
 use crate::credentials;
 use crate::keys::MasterKeys;
 use crate::login::{Logins, Passkeys, PasswordSlots, Provider};
@@ -31,7 +32,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
-use wire::{Destination, Epoch, Flags, VerifierKey};
+use wire::{Destination, Epoch, Flags, Handle, VerifierKey};
 use zeroize::Zeroizing;
 
 /// Passwords checked at a time: each takes 19 MiB, which are kept for the next, and some 20 ms of a core.
@@ -41,12 +42,21 @@ const MOST_EXPORTS: usize = 2;
 /// Revoked grants in one event: some 32 KiB.
 const REVOKED_PER_EVENT: usize = 512;
 
+/// A grant that was recorded, and what its verifier has yet to confirm.
+struct Told<'a> {
+    grant: Grant,
+    handle: Handle,
+    expected: Expected<'a>,
+    confirmations: usize,
+}
+
 /// Everything the handlers share.
 pub struct Authority {
     pub(crate) config: Config,
     pub(crate) directory: Directory,
     pub(crate) storage: Storage,
     pub(crate) push: Push,
+    pub(crate) confirmations: Confirmations,
     pub(crate) throttle: Throttle,
     pub(crate) metrics: Metrics,
     pub(crate) seats: Arc<Seats>,
@@ -99,6 +109,7 @@ impl Authority {
             master: RwLock::new(directory.read_master_keys()?),
             storage: Storage::start(Database::open(&directory.database())?)?,
             push: Push::default(),
+            confirmations: Confirmations::default(),
             throttle: Throttle::default(),
             metrics: Metrics::default(),
             seats: Arc::new(Seats::new(descriptors::connections(config.max_connections))),
@@ -187,7 +198,8 @@ impl Authority {
         self.with_policy(of).await
     }
 
-    /// Gives a grant or says why not. The verifier is told whose it is before the holder has it.
+    /// Gives a grant or says why not. The verifier is told of it before the holder has it, and where it would drop a first
+    /// packet without that, it has heard.
     pub async fn grant(
         &self,
         token: TokenHash,
@@ -195,6 +207,20 @@ impl Authority {
         request: &GrantRequest,
         source: IpAddr,
     ) -> Result<Grant, Problem> {
+        let Told { grant, handle, expected, confirmations } = self.record(token, session, request, source).await?;
+        if !expected.wait(confirmations).await {
+            tracing::warn!(%handle, "a verifier has not confirmed this grant in time; a first packet may be lost");
+        }
+        Ok(grant)
+    }
+
+    async fn record(
+        &self,
+        token: TokenHash,
+        session: &Session,
+        request: &GrantRequest,
+        source: IpAddr,
+    ) -> Result<Told<'_>, Problem> {
         let to =
             Destination { address: request.address.to_canonical(), protocol: request.protocol, port: request.port };
         let (person, device, now) = (&session.person, &session.device, now());
@@ -250,20 +276,21 @@ impl Authority {
             scope: issued.scope,
             flags: issued.flags(),
         };
-        let listener = Listener::Verifier(verifier.clone());
+        let (listener, handle) = (Listener::Verifier(verifier.clone()), issued.handle());
+        let expected = self.confirmations.expect(verifier, handle.0);
+        let mut confirmations = 0;
         if let Some(pair) = issued.pair(now) {
-            // While the grant is being recorded: its first packet is lost unless the verifier knows it by then. If it can't be
-            // recorded, nobody has its key.
-            self.push.tell(&listener, &Event::Pair { pair });
+            // While the grant is being recorded. If it can't be, nobody has its key.
+            confirmations += self.push.tell(&listener, &Event::Pair { pair });
         }
         match self.storage.add_grant(issuance).await? {
             Recorded::Done => {}
             Recorded::SessionEnded => return Err(Problem::NotLoggedIn),
             Recorded::TooMany { seconds } => return Err(Problem::TooManyGrants(Duration::from_secs(seconds))),
         }
-        tracing::debug!(person, device, handle = %issued.handle(), to = %to.address, "granted");
-        self.push.tell(&listener, &Event::Granted { owner });
-        Ok(issued.answer(permit, now))
+        tracing::debug!(person, device, %handle, to = %to.address, "granted");
+        confirmations += self.push.tell(&listener, &Event::Granted { owner });
+        Ok(Told { grant: issued.answer(permit, now), handle, expected, confirmations })
     }
 
     /// Which of these grants of a verifier, ended or not, may have no flows: revoked, unknown, of a person or a device

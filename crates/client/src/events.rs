@@ -1,7 +1,7 @@
 //! The push channel: server-sent events, read by a task that reconnects with growing, jittered pauses.
 
 use crate::{Authority, CONNECT_TIME, Error, send};
-use engine::api::Event;
+use engine::api::{Confirm, Event};
 use reqwest::{Method, Response};
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -27,10 +27,10 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    pub(crate) fn start(authority: Authority) -> Self {
+    pub(crate) fn start(authority: Authority, confirms: Confirm) -> Self {
         let (sender, events) = channel(QUEUE);
         let (lost, trouble) = watch::channel(None);
-        Self { events, trouble, task: tokio::spawn(follow(authority, sender, lost)) }
+        Self { events, trouble, task: tokio::spawn(follow(authority, confirms, sender, lost)) }
     }
 
     /// Why there is no connection at the moment; `None` where there is one, or where the first is still being made.
@@ -51,13 +51,18 @@ impl Drop for EventStream {
     }
 }
 
-async fn follow(authority: Authority, events: Sender<Result<Event, Error>>, lost: watch::Sender<Option<String>>) {
+async fn follow(
+    authority: Authority,
+    confirms: Confirm,
+    events: Sender<Result<Event, Error>>,
+    lost: watch::Sender<Option<String>>,
+) {
     let mut pause = PAUSES.0;
     while !events.is_closed() {
         let came = || {
             lost.send_if_modified(|trouble| trouble.take().is_some());
         };
-        let why = match connection(&authority, &events, &mut pause, came).await {
+        let why = match connection(&authority, confirms, &events, &mut pause, came).await {
             Err(error @ (Error::NotLoggedIn | Error::Denied(_))) => {
                 let _ = events.send(Err(error)).await;
                 return;
@@ -75,11 +80,13 @@ async fn follow(authority: Authority, events: Sender<Result<Event, Error>>, lost
 /// Follows one connection until it ends. A connection that came up makes the next pause short again, which `came` is told.
 async fn connection(
     authority: &Authority,
+    confirms: Confirm,
     events: &Sender<Result<Event, Error>>,
     pause: &mut Duration,
     came: impl Fn(),
 ) -> Result<(), Error> {
-    let request = authority.authorized(authority.request(Method::GET, "v1/events")?)?;
+    let path = format!("v1/events?confirm={}", confirms.name());
+    let request = authority.authorized(authority.request(Method::GET, &path)?)?;
     let silent = |_| Error::Unreachable("the stream fell silent".into());
     let mut response = timeout(CONNECT_TIME * 2, send(request)).await.map_err(silent)??;
     let mut lines = Lines::default();

@@ -8,10 +8,10 @@ mod tls;
 pub use events::EventStream;
 
 use engine::api::{
-    BrowserLogin, BrowserLoginStarted, Challenge, Destinations, DeviceLogin, DeviceLoginStarted, Enrolled, Enrolment,
-    EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, LiveFlows, LoggedOut, Login,
-    LoginMethods, LoginOutcome, PersonExplanation, Problem, Report, Reported, RevokedGrant, ServiceLogin, Session,
-    VerifierConfig,
+    BrowserLogin, BrowserLoginStarted, Challenge, Confirm, Destinations, DeviceLogin, DeviceLoginStarted, Enrolled,
+    Enrolment, EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, Heard, LiveFlows,
+    LoggedOut, Login, LoginMethods, LoginOutcome, PersonExplanation, Problem, Report, Reported, RevokedGrant,
+    ServiceLogin, Session, VerifierConfig,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
@@ -176,6 +176,12 @@ impl Authority {
         Ok(self.authorized_post::<FlowsToCut>("v1/verifier/flows", &request).await?.cut)
     }
 
+    /// Tells that this verifier knows these grants; at most [`engine::api::LIVE_FLOWS_MAX`] handles.
+    pub async fn heard(&self, handles: Vec<u64>) -> Result<(), Error> {
+        let request = self.request(Method::POST, "v1/verifier/heard")?.json(&Heard { handles });
+        send(self.authorized(request)?.timeout(CALL_TIME)).await.map(drop)
+    }
+
     /// Tells how this verifier stands; the answer says when to tell again.
     pub async fn report(&self, report: &Report) -> Result<Reported, Error> {
         self.authorized_post("v1/verifier/report", report).await
@@ -193,7 +199,12 @@ impl Authority {
 
     /// The events for this token, from a task that reconnects by itself.
     pub fn events(&self) -> EventStream {
-        EventStream::start(self.clone())
+        EventStream::start(self.clone(), Confirm::Nothing)
+    }
+
+    /// The same for a verifier that tells by [`Self::heard`] what it has heard of such grants.
+    pub fn confirmed_events(&self, confirms: Confirm) -> EventStream {
+        EventStream::start(self.clone(), confirms)
     }
 
     async fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, Error> {

@@ -314,6 +314,52 @@ pub struct Explanation {
     pub text: String,
 }
 
+/// What a verifier confirms by [`Heard`] where it is told on a stream: `?confirm=` of `GET /v1/events`. Whoever asks for such a
+/// grant has it only then, so that no first packet is faster than the word of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Confirm {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Pairs.
+    Pairs,
+    /// Pairs, and whose grants are.
+    Grants,
+}
+
+impl Event {
+    /// Which verifiers confirm it.
+    pub const fn confirm(&self) -> Confirm {
+        match self {
+            Self::Pair { .. } => Confirm::Pairs,
+            Self::Granted { .. } => Confirm::Grants,
+            _ => Confirm::Nothing,
+        }
+    }
+}
+
+impl Confirm {
+    /// Its name in a query.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Pairs => "pairs",
+            Self::Grants => "grants",
+        }
+    }
+}
+
+/// `POST /v1/verifier/heard` of a verifier: of these grants it knows now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Heard {
+    /// Their handles; at most [`LIVE_FLOWS_MAX`].
+    #[serde(with = "handles_hex")]
+    #[schema(schema_with = handles)]
+    pub handles: Vec<u64>,
+}
+
 /// `GET /v1/events` of a session or a verifier: server-sent events, each one of these as JSON. A stream begins with
 /// `Hello`; whoever (re)connects reads configuration or destinations anew after it, so that nothing is missed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

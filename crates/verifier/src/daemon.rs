@@ -2,6 +2,7 @@
 //! without it, unless it was only being tried.
 
 use crate::addresses::UNKNOWN_MAX;
+use crate::confirm::Confirmer;
 use crate::control::{self, Access};
 use crate::directory::{Cache, Directory, Enrolment};
 use crate::drops::Ring;
@@ -11,8 +12,9 @@ use crate::settings::Settings;
 use crate::shared::{Names, Order, Shared};
 use crate::{adoption, now, plan, report};
 use anyhow::{Context, Result, bail};
+use client::EventStream;
 use datapath::Pins;
-use engine::api::{Event, RevokedGrant};
+use engine::api::{Confirm, Event, RevokedGrant};
 use std::collections::HashSet;
 use std::future::pending;
 use std::path::PathBuf;
@@ -128,6 +130,9 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || measured.clone().metrics())));
     let reporting = tokio::spawn(report::keep(shared.clone(), authority.clone()));
     let naming = tokio::spawn(name(shared.clone(), authority.clone(), asked));
+    // Without its owner's name nobody gets an inside address.
+    let confirms = if settings.pool.is_empty() { Confirm::Pairs } else { Confirm::Grants };
+    let confirmer = Confirmer::new(authority.clone(), confirms);
     let daemon = Daemon {
         directory,
         authority: authority.clone(),
@@ -142,6 +147,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         next_sync: Instant::now(),
         pause: PAUSES.0,
         second_cut: None,
+        confirmer,
         heard: Instant::now(),
     };
     let done = daemon.follow(ordered, signals, trial).await;
@@ -244,6 +250,7 @@ struct Daemon {
     /// Finds the flows that outlived their grant and may not live on.
     recheck: Recheck,
     second_cut: Option<Instant>,
+    confirmer: Confirmer,
     /// When the event stream said something last.
     heard: Instant,
 }
@@ -256,7 +263,7 @@ impl Daemon {
         trial: Option<Duration>,
     ) -> Result<ExitCode> {
         let (mut ticks, mut sweeps) = (interval(TICK), interval(SWEEP));
-        let (mut events, mut reconnect) = (Some(self.authority.events()), None);
+        let (mut events, mut reconnect) = (Some(self.listen()), None);
         let mut trial = trial.map(|trial| Instant::now() + trial);
         if let Some(end) = trial {
             let seconds = end.duration_since(Instant::now()).as_secs();
@@ -274,7 +281,7 @@ impl Daemon {
                 },
                 () = until(reconnect) => {
                     reconnect = None;
-                    events = Some(self.authority.events());
+                    events = Some(self.listen());
                 },
                 fetched = join(&mut self.sync) => self.fetched(fetched),
                 grants = self.recheck.answer() => self.rechecked(&grants),
@@ -318,6 +325,10 @@ impl Daemon {
         Ok(ExitCode::SUCCESS)
     }
 
+    fn listen(&self) -> EventStream {
+        self.authority.confirmed_events(self.confirmer.confirms())
+    }
+
     fn event(&mut self, event: Event) {
         self.heard = Instant::now();
         match event {
@@ -335,13 +346,16 @@ impl Daemon {
             Event::Recheck => self.recheck.want(),
             Event::Revoked { grants } => self.revoke(&grants),
             Event::Granted { owner } => {
-                tracing::debug!(handle = %Handle(owner.handle), person = owner.person, device = owner.device, "granted");
+                let handle = Handle(owner.handle);
+                tracing::debug!(%handle, person = owner.person, device = owner.device, "granted");
                 self.shared.learn(owner);
+                self.confirmer.note(Confirm::Grants, handle.0);
             }
             Event::Pair { pair } => {
                 if let Err(error) = self.shared.protection().note_pairs(&[pair], now()) {
                     tracing::error!("{error:#}");
                 }
+                self.confirmer.note(Confirm::Pairs, pair.handle);
                 plan::with_pairs(&mut self.cache.config.pairs, &[pair], now());
                 self.unsaved = true;
             }
@@ -550,7 +564,7 @@ async fn until(time: Option<Instant>) {
     }
 }
 
-async fn next(events: &mut Option<client::EventStream>) -> Result<Event, client::Error> {
+async fn next(events: &mut Option<EventStream>) -> Result<Event, client::Error> {
     match events {
         Some(events) => events.next().await,
         None => pending().await,

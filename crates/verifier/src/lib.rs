@@ -7,6 +7,7 @@
 pub mod addresses;
 pub mod adoption;
 pub mod cli;
+mod confirm;
 pub mod control;
 mod coverage;
 mod daemon;

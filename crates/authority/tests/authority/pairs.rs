@@ -3,13 +3,18 @@
 use crate::stage::*;
 use authority::admin;
 use authority::storage::Which;
-use engine::api::Event;
+use engine::api::{Confirm, Event, Grant};
+use std::time::{Duration, Instant};
 use wire::{ClientKey, Pair, ServerSecret, VerifierKey};
 
 /// The policy, with the published scheme for all that is behind the first verifier.
 fn with_pairs() -> String {
     let rule = "name = \"staff may use git\"\n";
     POLICY.replace(rule, &format!("{rule}suite = \"sha224\"\n"))
+}
+
+fn handle_of_pair(grant: &Grant) -> u64 {
+    Pair::from_bytes(hex::decode(&grant.header).unwrap().try_into().unwrap()).handle().0
 }
 
 #[tokio::test]
@@ -37,6 +42,35 @@ async fn a_verifier_is_told_of_each_pair_before_its_holder_has_it() {
     admin::revoke(&stage.directory, &Which::Grant(told.handle)).await.unwrap();
     assert_eq!(revoked(&mut guard).await, [told.handle]);
     assert!(verifier.config().await.unwrap().pairs.is_empty());
+}
+
+/// Its holder has it once all gateways that share the enrolment know of it; one that hangs is not waited for for ever.
+#[tokio::test]
+async fn a_pair_waits_for_its_verifiers_word() {
+    let stage = Stage::start().await;
+    stage.apply(&with_pairs()).await.unwrap();
+    let (alice, verifier) = (stage.login("alice").await, stage.verifier("edge-1").await);
+    let mut guards = [
+        confirmed_events(&verifier, Confirm::Pairs).await,
+        confirmed_events(&verifier, Confirm::Pairs).await,
+        events(&verifier).await,
+    ];
+    for confirmations in [2, 0] {
+        let (asked, asking) = (Instant::now(), alice.clone());
+        let grant = tokio::spawn(async move { asking.grant(&git()).await });
+        let mut told = 0;
+        for guard in &mut guards {
+            let Event::Pair { pair } = next(guard).await else { panic!() };
+            let Event::Granted { .. } = next(guard).await else { panic!() };
+            told = pair.handle;
+        }
+        for _ in 0..confirmations {
+            let early = grant.is_finished() && asked.elapsed() < Duration::from_millis(400);
+            assert!(!early, "the grant was faster than its verifiers");
+            verifier.heard(vec![told, 1]).await.unwrap();
+        }
+        assert_eq!(handle_of_pair(&grant.await.unwrap().unwrap()), told);
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use authority::storage::Database;
 use authority::{Directory, Server, admin};
 use client::{Authority, Error, EventStream};
-use engine::api::{Event, Grant, GrantRequest, Login, Problem};
+use engine::api::{Confirm, Event, Grant, GrantRequest, Login, Problem};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -165,7 +165,12 @@ pub fn problem<T>(answer: Result<T, Error>) -> Problem {
 
 /// A stream whose connection is up.
 pub async fn events(client: &Authority) -> EventStream {
-    let mut events = client.events();
+    confirmed_events(client, Confirm::Nothing).await
+}
+
+/// The same of a verifier that confirms.
+pub async fn confirmed_events(client: &Authority, confirms: Confirm) -> EventStream {
+    let mut events = client.confirmed_events(confirms);
     assert_eq!(next(&mut events).await, Event::Hello);
     events
 }
