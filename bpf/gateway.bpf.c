@@ -81,7 +81,7 @@ static __always_inline int note(context *ctx, struct packet *p)
 		return 0;
 	key = flow_of_answers(p);
 	services = services_of(key.family, key.server);
-	/* What is not protected gets its answers anyway; who else it could be that writes here, only the outside. */
+	/* What is not protected gets its answers anyway. */
 	if (!services || !covers(services, key.protocol, is_icmp(p, ICMP_ECHO, ICMPV6_ECHO) ? 0 : bpf_ntohs(key.server_port)))
 		return 0;
 	p->time = now();
@@ -104,13 +104,14 @@ static __always_inline int tells_nothing(context *ctx)
 	struct ipv6 *ip6 = data + ETHER_LEN;
 	struct tcp *tcp;
 
-	if (data + ETHER_LEN + IPV6_LEN + sizeof(*tcp) > end)
+	if (data + ETHER_LEN + IPV4_LEN + sizeof(*tcp) > end)
 		return 0;
 	if (*(__be16 *)(data + 12) == bpf_htons(0x0800)) {
 		if (ip->version_ihl != 0x45 || ip->protocol != IP_TCP || ip->fragment & bpf_htons(0x3fff))
 			return 0;
 		tcp = (void *)(ip + 1);
-	} else if (*(__be16 *)(data + 12) == bpf_htons(0x86dd) && ip6->next == IP_TCP) {
+	} else if (*(__be16 *)(data + 12) == bpf_htons(0x86dd) && (void *)(ip6 + 1) + sizeof(*tcp) <= end &&
+		   ip6->next == IP_TCP) {
 		tcp = (void *)(ip6 + 1);
 	} else {
 		return 0;
@@ -280,13 +281,6 @@ __noinline int error_outward(context *ctx, const struct packet *p)
 	return to_outside(&w, &turned) ? -1 : rewrite_error(ctx, p, &w, ports_at);
 }
 
-static __always_inline int is_error(const struct packet *p)
-{
-	if (p->flow.protocol == IP_ICMP)
-		return p->flow.family == 4 && (p->icmp_type == 3 || p->icmp_type == 11 || p->icmp_type == 12);
-	return p->flow.protocol == IP_ICMPV6 && p->flow.family == 6 && p->icmp_type >= 1 && p->icmp_type <= 4;
-}
-
 /* What of the inside goes to an inside address: to the client whose it is, or nowhere. */
 static __always_inline int to_pool(context *ctx, const struct packet *p)
 {
@@ -294,7 +288,7 @@ static __always_inline int to_pool(context *ctx, const struct packet *p)
 	struct flow_key key = flow_of_answers(p);
 	int failed;
 
-	if (is_error(p))
+	if (icmp_error(p))
 		failed = error_outward(ctx, p);
 	else if (p->fragment == FRAGMENT_LATER)
 		failed = translate_piece(ctx, p, DESTINATION_END);
@@ -312,13 +306,13 @@ int outward(struct __sk_buff *ctx)
 {
 	struct packet p;
 
-	linearize(ctx, ETHER_LEN + IPV6_LEN + sizeof(struct tcp));
-	if (!nat_config.pool4 && !nat_config.pool6 && tells_nothing(ctx))
+	bring_headers_near(ctx);
+	if (!has_pool() && tells_nothing(ctx))
 		return TC_ACT_UNSPEC;
 	__builtin_memset(&p, 0, sizeof(p));
 	if (parse(ctx, &p, ETHER_LEN, 0) != FORM_WHOLE)
 		return TC_ACT_UNSPEC;
-	if ((nat_config.pool4 || nat_config.pool6) && is_member(&p.flow))
+	if (has_pool() && is_member(&p.flow))
 		return to_pool(ctx, &p);
 	look(ctx, &p);
 	return TC_ACT_UNSPEC;
@@ -332,7 +326,7 @@ int own(struct __sk_buff *ctx)
 
 	if (ctx->ingress_ifindex)
 		return TC_ACT_UNSPEC;
-	linearize(ctx, ETHER_LEN + IPV6_LEN + sizeof(struct tcp));
+	bring_headers_near(ctx);
 	if (tells_nothing(ctx))
 		return TC_ACT_UNSPEC;
 	__builtin_memset(&p, 0, sizeof(p));
@@ -349,7 +343,7 @@ static __always_inline int come_in(context *ctx, struct packet *p)
 	struct flow *flow;
 	int outcome;
 
-	if (is_error(p))
+	if (icmp_error(p))
 		return error_inward(ctx, p) ? DROP_NO_ADDRESS : CONTINUE;
 	if (p->fragment == FRAGMENT_LATER) {
 		translate_piece(ctx, p, SOURCE_END);
@@ -375,7 +369,7 @@ int inward(struct __sk_buff *ctx)
 	struct packet p;
 	int outcome;
 
-	linearize(ctx, ETHER_LEN + IPV6_LEN + sizeof(struct tcp));
+	bring_headers_near(ctx);
 	__builtin_memset(&p, 0, sizeof(p));
 	if (parse(ctx, &p, ETHER_LEN, 0) != FORM_WHOLE)
 		return TC_ACT_UNSPEC;

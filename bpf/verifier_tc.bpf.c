@@ -7,10 +7,7 @@
 SEC("tc")
 int admit(struct __sk_buff *ctx)
 {
-	/* No more than is read: what stack and sender share would be copied for it. */
-	__u32 ip_len = ctx->protocol == bpf_htons(0x0800) ? IPV4_LEN : IPV6_LEN;
-
-	linearize(ctx, ETHER_LEN + ip_len + sizeof(struct tcp));
+	bring_headers_near(ctx);
 	return decide(ctx) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 }
 

@@ -95,13 +95,6 @@ __noinline int judge_fragment(struct packet *p, const struct services *services)
 	return PASS_FLOW;
 }
 
-static __always_inline int icmp_error(const struct packet *p)
-{
-	if (p->flow.protocol == IP_ICMP)
-		return p->flow.family == 4 && (p->icmp_type == 3 || p->icmp_type == 11 || p->icmp_type == 12);
-	return p->flow.protocol == IP_ICMPV6 && p->flow.family == 6 && p->icmp_type >= 1 && p->icmp_type <= 4;
-}
-
 static __always_inline int neighbour_discovery(const struct packet *p)
 {
 	return p->flow.protocol == IP_ICMPV6 && p->flow.family == 6 && p->icmp_type >= 133 && p->icmp_type <= 137 &&

@@ -64,6 +64,11 @@ struct {
 
 const volatile struct nat_config nat_config SEC(".rodata.nat") = {};
 
+static __always_inline int has_pool(void)
+{
+	return nat_config.pool4 || nat_config.pool6;
+}
+
 /* Every address of the pool. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -118,7 +123,6 @@ static long look_at_slot(__u32 index, struct search *search)
 	}
 	return 0;
 }
-
 
 /* Takes the free address that was used the longest ago for a person, with one flow on it. */
 __noinline __u32 take_slot(__u32 family, __u32 person, __u32 time)
@@ -198,20 +202,17 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 	port = bpf_ntohs(p->flow.client_port);
 	for (__u32 i = 0; i < BIND_TRIES; i++) {
 		key.client_port = bpf_htons(port + i);
-		if (!bpf_map_update_elem(&ways_back, &key, &back, BPF_NOEXIST)) {
-			flow->inside_port = key.client_port;
-			__sync_val_compare_and_swap(&flow->inside, 0, index + 1);
-			return CONTINUE;
-		}
-		known = bpf_map_lookup_elem(&ways_back, &key);
-		if (known && known->client_port == back.client_port && same_address(&known->client, &back.client)) {
-			/* Of an earlier flow between the same, or another core's. */
+		if (bpf_map_update_elem(&ways_back, &key, &back, BPF_NOEXIST)) {
+			known = bpf_map_lookup_elem(&ways_back, &key);
+			if (!known || known->client_port != back.client_port || !same_address(&known->client, &back.client))
+				continue;
+			/* Of an earlier flow between the same, or another core's: it is counted already. */
 			known->since = p->time;
-			flow->inside_port = key.client_port;
-			__sync_val_compare_and_swap(&flow->inside, 0, index + 1);
 			__sync_fetch_and_sub(&slot->flows, 1);
-			return CONTINUE;
 		}
+		flow->inside_port = key.client_port;
+		__sync_val_compare_and_swap(&flow->inside, 0, index + 1);
+		return CONTINUE;
 	}
 	__sync_fetch_and_sub(&slot->flows, 1);
 	return DROP_NO_ADDRESS;

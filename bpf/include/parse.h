@@ -39,6 +39,13 @@ struct packet {
 	__u16 reserved2;
 };
 
+static __always_inline int icmp_error(const struct packet *p)
+{
+	if (p->flow.protocol == IP_ICMP)
+		return p->flow.family == 4 && (p->icmp_type == 3 || p->icmp_type == 11 || p->icmp_type == 12);
+	return p->flow.protocol == IP_ICMPV6 && p->flow.family == 6 && p->icmp_type >= 1 && p->icmp_type <= 4;
+}
+
 struct ipv4 {
 	__u8 version_ihl, tos;
 	__be16 total_len, id, fragment;

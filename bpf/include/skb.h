@@ -4,6 +4,7 @@
 #pragma once
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 typedef struct __sk_buff context;
@@ -67,9 +68,12 @@ static __always_inline __u32 interface_of(context *ctx)
 	return ctx->ifindex;
 }
 
-/* Brings the first `length` bytes, or all there are, to where programs read them without a call. */
-static __always_inline void linearize(context *ctx, __u32 length)
+/* Brings the headers of Ethernet, IP and TCP without options, or all there is, to where programs read them without a call.
+ * No more than is read: what stack and sender share would be copied for it. */
+static __always_inline void bring_headers_near(context *ctx)
 {
+	__u32 length = ctx->protocol == bpf_htons(0x0800) ? 14 + 20 + 20 : 14 + 40 + 20;
+
 	if (length > ctx->len)
 		length = ctx->len;
 	if ((long)ctx->data_end - (long)ctx->data < length)

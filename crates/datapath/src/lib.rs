@@ -15,6 +15,7 @@ mod object;
 pub mod probe;
 pub mod protected;
 pub mod revoked;
+pub mod ring;
 pub mod run;
 pub mod table;
 pub mod verifier;

@@ -1,9 +1,10 @@
 //! A gateway's inside addresses: who is behind which grant, the pool, and what the programs tell of it.
 
 use crate::object::{Loaded, Opened, Pins};
+use crate::ring;
 use crate::table::Table;
 use anyhow::{Context, Result};
-use libbpf_rs::{MapHandle, ProgramInput, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{MapHandle, ProgramInput, RingBuffer};
 use std::net::IpAddr;
 use wire::map::{Bearer, FlowKey, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, WayBack, address_bytes};
 use zerocopy::{FromBytes, IntoBytes};
@@ -80,15 +81,8 @@ impl Addresses {
     }
 
     /// Calls `each` with what the programs tell, whenever the result is polled.
-    pub fn news(&self, mut each: impl FnMut(NatNews) + Send + 'static) -> Result<RingBuffer<'static>> {
-        let mut builder = RingBufferBuilder::new();
-        builder.add(&self.news, move |bytes| {
-            if let Ok((news, _)) = NatNews::read_from_prefix(bytes) {
-                each(news);
-            }
-            0
-        })?;
-        builder.build().context("cannot open the ring of inside addresses")
+    pub fn news(&self, each: impl FnMut(NatNews) + Send + 'static) -> Result<RingBuffer<'static>> {
+        ring::open(&self.news, each)
     }
 }
 

@@ -6,10 +6,11 @@ use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened, Pins};
 use crate::protected::Protected;
 use crate::revoked::Revoked;
+use crate::ring;
 use crate::run::{self, Ran};
 use crate::table::Table;
 use anyhow::{Context, Result};
-use libbpf_rs::{MapHandle, ProgramInput, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{MapHandle, ProgramInput, RingBuffer};
 use std::collections::HashMap;
 use std::fs;
 use std::net::IpAddr;
@@ -304,15 +305,8 @@ impl Verifier {
     }
 
     /// Calls `each` with every drop sample from here on, whenever the result is polled.
-    pub fn samples(&self, mut each: impl FnMut(DropSample) + Send + 'static) -> Result<RingBuffer<'static>> {
-        let mut builder = RingBufferBuilder::new();
-        builder.add(&self.samples, move |bytes| {
-            if let Ok((sample, _)) = DropSample::read_from_prefix(bytes) {
-                each(sample);
-            }
-            0
-        })?;
-        builder.build().context("cannot open the ring of drop samples")
+    pub fn samples(&self, each: impl FnMut(DropSample) + Send + 'static) -> Result<RingBuffer<'static>> {
+        ring::open(&self.samples, each)
     }
 
     /// The loaded object, whose tables a gateway's programs share.

@@ -69,11 +69,16 @@ fn in_shim(content: &Shim, ipv6: bool) -> Content {
         Shim::Support => Content::Support,
         Shim::KeyTransfer(bytes) => {
             let pair = KeyTransfer::decode(bytes).pair;
-            Content::KeyTransfer { unique_id: hex(&pair.unique_id), nonce1: hex(&pair.nonce1) }
+            Content::KeyTransfer { unique_id: hex::encode(pair.unique_id), nonce1: hex::encode(pair.nonce1) }
         }
         Shim::Ls(bytes) => {
             let LsToken { pair, nonce2, tag } = LsToken::decode(bytes);
-            Content::LsToken { unique_id: hex(&pair.unique_id), nonce1: hex(&pair.nonce1), nonce2, tag: hex(&tag) }
+            Content::LsToken {
+                unique_id: hex::encode(pair.unique_id),
+                nonce1: hex::encode(pair.nonce1),
+                nonce2,
+                tag: hex::encode(tag),
+            }
         }
         Shim::Token(bytes) => Token::decode(bytes, ipv6).map_or_else(malformed, |token| token_content(&token)),
     }
@@ -98,7 +103,7 @@ fn token_content(token: &Token) -> Content {
         handle: header.handle.to_string(),
         time: token.time,
         nonce: token.nonce,
-        tag: hex(&token.tag),
+        tag: hex::encode(token.tag),
     }
 }
 
@@ -115,8 +120,4 @@ fn record(frame: &[u8], packet: &Packet) -> Option<String> {
     let at = payload.windows(RECORD.len()).position(|window| window == RECORD)?;
     let length = usize::from(*payload.get(at.checked_sub(1)?)?);
     Some(String::from_utf8_lossy(payload.get(at..at + length)?).replace(char::is_control, "?"))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -5,13 +5,12 @@
 use crate::{now, view};
 use anyhow::{Context, Result, ensure};
 use datapath::nat::{Addresses as Tables, PEOPLE_MAX};
+use datapath::ring::Listener;
 use engine::api::GrantOwner;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use tokio::sync::mpsc;
 use wire::map::{Bearer, FlowKey, LeaseKey, NatNews, PersonName, nat_news};
 
@@ -88,14 +87,14 @@ impl Addresses {
             had.insert(lease.address, lease);
         }
         let (read, record) = (tables.clone(), past.clone());
-        let listener = Listener::start(&tables, move |news| match news.kind {
+        let ring = tables.news(move |news| match news.kind {
             nat_news::UNKNOWN => drop(unknown.try_send(news.handle)),
             _ => {
                 let Some(address) = pool.get(news.slot as usize) else { return };
                 note(&read, &news, *address, &mut had, &mut record.lock().unwrap_or_else(PoisonError::into_inner));
             }
         })?;
-        Ok(Self { tables, people, past, _listener: listener })
+        Ok(Self { tables, people, past, _listener: Listener::start("addresses", ring)? })
     }
 
     /// Tells the kernel whose grant this is.
@@ -219,31 +218,6 @@ fn note(
         while past.len() > PAST_MAX {
             past.pop_front();
         }
-    }
-}
-
-/// A thread that takes news out of the kernel's ring; it ends soon after this is dropped.
-struct Listener(Arc<AtomicBool>);
-
-impl Listener {
-    fn start(tables: &Tables, each: impl FnMut(NatNews) + Send + 'static) -> Result<Self> {
-        let ring = tables.news(each)?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let poll = move || {
-            while !stopped.load(Ordering::Relaxed) {
-                // An interrupted poll is no error worth telling.
-                let _ = ring.poll(Duration::from_millis(200));
-            }
-        };
-        std::thread::Builder::new().name("addresses".into()).spawn(poll).context("cannot start a thread")?;
-        Ok(Self(stop))
-    }
-}
-
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -3,15 +3,15 @@
 use crate::addresses::Addresses;
 use crate::drops::Ring;
 use crate::gateway::Gateway;
-use crate::sampler::Sampler;
 use crate::settings::Settings;
-use crate::{addresses, adoption, coverage, explain, now, plan, view};
+use crate::{addresses, adoption, coverage, explain, now, plan, sampler, view};
 use anyhow::{Context, Result};
 use datapath::Pins;
 use datapath::clock::coarse_to_unix;
 use datapath::flows::Flows;
 use datapath::hook::Mode;
 use datapath::interface::{Interface, Layer, layers};
+use datapath::ring::Listener;
 use datapath::verifier::{Sizes, Verifier};
 use engine::api::{self, LivePair, RevokedGrant};
 use engine::protected::{self, Protected};
@@ -71,7 +71,7 @@ pub struct Protection {
     /// Set while a revocation found no room: then no key is held and nothing new is admitted.
     closed: AtomicBool,
     drops: Arc<Mutex<Ring>>,
-    _sampler: Sampler,
+    _sampler: Listener,
 }
 
 impl Protection {
@@ -86,7 +86,7 @@ impl Protection {
     ) -> Result<Self> {
         let kernel = plan::kernel_config(settings.kernel, seed, config);
         let verifier = Verifier::load(settings.hook, kernel, settings.sizes, Some(pins.clone()))?;
-        let sampler = Sampler::start(&verifier, drops.clone())?;
+        let sampler = sampler::start(&verifier, drops.clone())?;
         let pool = addresses::pool(&settings.pool)?;
         let gateway = Gateway::load(&verifier, &kernel, &settings, &pool, &pins, unknown)?;
         Ok(Self {
@@ -137,7 +137,7 @@ impl Protection {
     pub fn reload(&mut self, config: &api::VerifierConfig) -> Result<()> {
         let kernel = plan::kernel_config(self.settings.kernel, self.kernel.replay_seed, config);
         let mut verifier = Verifier::load(self.settings.hook, kernel, self.settings.sizes, Some(self.pins.clone()))?;
-        let sampler = Sampler::start(&verifier, self.drops.clone())?;
+        let sampler = sampler::start(&verifier, self.drops.clone())?;
         verifier.succeed(&mut self.verifier)?;
         (self.verifier, self.kernel, self._sampler) = (verifier, kernel, sampler);
         let (epoch_length, max_lifetime) = (kernel.epoch_length, kernel.max_lifetime);

@@ -2,37 +2,15 @@
 
 use crate::drops::{self, Ring};
 use crate::{now, view};
-use anyhow::{Context, Result};
+use anyhow::Result;
+use datapath::ring::Listener;
 use datapath::verifier::Verifier;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use wire::map::DropSample;
 
-/// A thread that takes drop samples out of the kernel's ring; it ends soon after this is dropped.
-pub struct Sampler(Arc<AtomicBool>);
-
-impl Sampler {
-    /// Puts samples into `drops` from now on.
-    pub fn start(verifier: &Verifier, drops: Arc<Mutex<Ring>>) -> Result<Self> {
-        let samples = verifier.samples(move |sample| note(&drops, &sample))?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let poll = move || {
-            while !stopped.load(Ordering::Relaxed) {
-                // An interrupted poll is no error worth telling.
-                let _ = samples.poll(Duration::from_millis(200));
-            }
-        };
-        std::thread::Builder::new().name("drops".into()).spawn(poll).context("cannot start a thread")?;
-        Ok(Self(stop))
-    }
-}
-
-impl Drop for Sampler {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
+/// Puts samples into `drops` until the result is dropped.
+pub fn start(verifier: &Verifier, drops: Arc<Mutex<Ring>>) -> Result<Listener> {
+    Listener::start("drops", verifier.samples(move |sample| note(&drops, &sample))?)
 }
 
 fn note(drops: &Mutex<Ring>, sample: &DropSample) {

@@ -1,0 +1,48 @@
+//! What kernel programs tell through a ring buffer: messages of one type, taken out by a thread.
+
+use anyhow::{Context, Result};
+use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use zerocopy::FromBytes;
+
+/// Opens a ring: `each` is called with every message from here on, whenever the result is polled.
+pub(crate) fn open<T: FromBytes>(
+    map: &dyn MapCore,
+    mut each: impl FnMut(T) + Send + 'static,
+) -> Result<RingBuffer<'static>> {
+    let mut builder = RingBufferBuilder::new();
+    builder.add(map, move |bytes| {
+        if let Ok((message, _)) = T::read_from_prefix(bytes) {
+            each(message);
+        }
+        0
+    })?;
+    builder.build().with_context(|| format!("cannot open the ring {}", map.name().to_string_lossy()))
+}
+
+/// A thread that polls a ring; it ends soon after this is dropped.
+pub struct Listener(Arc<AtomicBool>);
+
+impl Listener {
+    /// Polls from now on, in a thread of this name.
+    pub fn start(name: &str, ring: RingBuffer<'static>) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let poll = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                // An interrupted poll is no error worth telling.
+                let _ = ring.poll(Duration::from_millis(200));
+            }
+        };
+        std::thread::Builder::new().name(name.into()).spawn(poll).context("cannot start a thread")?;
+        Ok(Self(stop))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
