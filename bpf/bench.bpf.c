@@ -4,10 +4,12 @@
 #include "xdp.h"
 #include "admit.h"
 
-enum { FED_FRAMES = 8192, FED_LENGTH = 114 /* a SYN over IPv4 with 20 bytes of options, and the token */ };
+enum { FED_FRAMES = 8192 };
+/* A SYN over IPv4 with 20 bytes of options, and the token: in the tail, and in a shim. */
+enum { FED_TAIL = 114, FED_SHIM = 134 };
 
 struct fed_frame {
-	__u8 bytes[FED_LENGTH];
+	__u8 bytes[FED_SHIM];
 };
 
 struct {
@@ -23,6 +25,7 @@ struct feed {
 	__u32 next;
 	__u32 admitted;
 	__u64 nanoseconds;
+	__u64 pair; /* whose tokens are in shims; else they are of §3, in tails */
 };
 
 struct {
@@ -37,16 +40,25 @@ static __always_inline long take(context *ctx, struct feed *feed)
 	__u32 index = feed->next++ % (feed->frames ?: 1);
 	struct fed_frame *frame = bpf_map_lookup_elem(&fed_frames, &index);
 
-	if (!frame || bpf_xdp_adjust_tail(ctx, FED_LENGTH - (int)frame_length(ctx)))
+	if (!frame)
 		return -1;
-	return bpf_xdp_store_bytes(ctx, 0, frame->bytes, FED_LENGTH);
+	if (!feed->pair)
+		return bpf_xdp_adjust_tail(ctx, FED_TAIL - (int)frame_length(ctx)) ?:
+		       bpf_xdp_store_bytes(ctx, 0, frame->bytes, FED_TAIL);
+	/* A shim is cut out of the head, which is put back: the next one would find no room. */
+	if (frame_length(ctx) == FED_SHIM - SHIM_LEN && bpf_xdp_adjust_head(ctx, -SHIM_LEN))
+		return -1;
+	return bpf_xdp_adjust_tail(ctx, FED_SHIM - (int)frame_length(ctx)) ?:
+	       bpf_xdp_store_bytes(ctx, 0, frame->bytes, FED_SHIM);
 }
 
 /* Takes out what the latest token and the flow of this packet left. */
-static __always_inline void forget(context *ctx)
+static __always_inline void forget(context *ctx, const struct feed *feed)
 {
 	struct flow_key4 key = { .protocol = IP_TCP };
-	__u32 zero = 0;
+	__u64 pair_handle = feed->pair;
+	__u32 zero = 0, used;
+	struct ls_grant *known;
 	struct token *token = bpf_map_lookup_elem(&tokens, &zero);
 	struct replay_bucket *bucket;
 	__u64 handle;
@@ -56,6 +68,15 @@ static __always_inline void forget(context *ctx)
 	load(ctx, ETHER_LEN + 12, &key.client, 8);
 	load(ctx, ETHER_LEN + IPV4_LEN, &key.client_port, 4);
 	bpf_map_delete_elem(&flows4, &key);
+	if (pair_handle) {
+		/* Nonces are counted as frames are. */
+		used = (feed->next - 1) % (feed->frames ?: 1) >> 6;
+		known = bpf_map_lookup_elem(&ls_grants, &pair_handle);
+		if (known)
+			known->used[used & (LS_NONCE_WORDS - 1)] = 0;
+		bpf_map_delete_elem(&grants, &pair_handle);
+		return;
+	}
 	handle = bpf_be64_to_cpu(pair(token, PAIR_HANDLE));
 	bpf_map_delete_elem(&grants, &handle);
 	bucket = bucket_of(token);
@@ -76,7 +97,7 @@ static __always_inline int turn(context *ctx, int decides)
 		feed->admitted += decide(ctx);
 	feed->nanoseconds += bpf_ktime_get_ns() - began;
 	if (decides && feed->forgets)
-		forget(ctx);
+		forget(ctx, feed);
 	return XDP_PASS;
 }
 

@@ -19,8 +19,9 @@ use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};
 use serde_json::{Map, Value, json};
 use table::{CLIENT_PORT, Transport};
-use wire::map::ReplayBucket;
-use world::{Deciders, Family, Grant, NOW, families};
+use wire::map::{ReplayBucket, VerifierConfig};
+use wire::shim::Content;
+use world::{Deciders, Family, Grant, LsPair, NOW, families};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const ROUNDS: usize = 15;
@@ -28,7 +29,7 @@ const REPEAT: u32 = 200_000;
 static FED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o"));
 /// Frames that `bpf/bench.bpf.c` feeds, and their length.
 const FED_FRAMES: u32 = 8192;
-const FED_LENGTH: usize = 114;
+const FED_LENGTH: usize = 134;
 /// So few that all they touch is at hand.
 const FED_FEW: u32 = 64;
 
@@ -41,9 +42,10 @@ struct Feed {
     next: u32,
     admitted: u32,
     nanoseconds: u64,
+    pair: u64,
 }
 
-/// All figures, or those of the parts named as arguments: xdp, tc, first, agent.
+/// All figures, or those of the parts named as arguments: xdp, tc, first, ls, agent.
 fn main() {
     let named: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let wanted = |part: &str| named.is_empty() || named.iter().any(|name| name == part);
@@ -59,6 +61,10 @@ fn main() {
     if wanted("first") {
         let [family, _] = families();
         first_packets(&probe, &family, &mut figures);
+    }
+    if wanted("ls") {
+        let [family, _] = families();
+        first_packets_of_a_pair(&probe, &family, &mut figures);
     }
     if wanted("agent") {
         agent(&probe, &mut figures);
@@ -148,45 +154,90 @@ fn verifier(probe: &Probe, hook: Hook, family: &Family, figures: &mut Map<String
 /// entries are somewhere else: beyond the nearest caches, though not always beyond the last. The bound is stated for memory
 /// at hand.
 fn first_packets(probe: &Probe, family: &Family, figures: &mut Map<String, Value>) {
-    let config = world::config();
-    let kernel = Verifier::load_object(FED, Hook::Xdp, config, Sizes::default(), None);
-    let deciders = Deciders::around(kernel.unwrap_or_else(|error| panic!("{error:#}")), config, &world::receivers());
-    let kernel = &deciders.kernel;
-    let frames = kernel.table::<u32, [u8; FED_LENGTH]>("fed_frames").expect("fed_frames");
-    let feeds = kernel.table::<u32, Feed>("feeds").expect("feeds");
+    let fed = Fed::new(world::config());
     let first = |number: u32| {
         let grant = Grant { expires: NOW + 3000, ..Grant::new(family, 1_000_000 + u64::from(number)) };
         Transport::Tcp.first(family, &grant, 1024 + number as u16, number).frame()
     };
-    for number in 0..FED_FRAMES {
-        frames.set(&number, &first(number).as_slice().try_into().expect("all are as long")).expect("fed_frames");
-    }
+    fed.fill(FED_FRAMES, first);
     let any = first(0);
-    let mean = |program: &str, feed: Feed, repeat: u32| {
-        feeds.set(&0, &feed).expect("feeds");
-        deciders.set_clock(NOW);
-        kernel.run_program(program, &any, repeat).expect("the program runs");
-        let fed = feeds.get(&0).expect("feeds").expect("an entry");
-        assert!(program == "idle" || fed.admitted == repeat, "every one is admitted");
-        fed.nanoseconds as f64 / f64::from(repeat)
-    };
     let few = Feed { frames: FED_FEW, forgets: 1, ..Feed::default() };
     let many = Feed { frames: FED_FRAMES, ..Feed::default() };
     for (name, feed, repeat, bound) in
         [("verifier.first_ns", few, REPEAT / 4, Some(80.0)), ("verifier.first_many_ns", many, FED_FRAMES, None)]
     {
+        figure(figures, name.to_owned(), fed.beside_empty(probe, &any, feed, repeat), bound);
+    }
+}
+
+/// The same with tokens of the scheme of LS, each with another nonce2 of one pair. The bound is stated in nanoseconds.
+fn first_packets_of_a_pair(probe: &Probe, family: &Family, figures: &mut Map<String, Value>) {
+    const MOST: f64 = 5000.0;
+    let mut fed = Fed::new(world::config_with_shims());
+    let pair = LsPair { expires: NOW + 3000, ..LsPair::new(1) };
+    fed.deciders.tell(&pair);
+    let to = Transport::Tcp.destination(family);
+    let first = |number: u32| {
+        let syn = Transport::Tcp.opening(family, 1024 + number as u16, &to);
+        syn.shimmed(&Content::Ls(pair.token(number as u16)).encode()).frame()
+    };
+    fed.fill(FED_FEW, first);
+    let feed = Feed { frames: FED_FEW, forgets: 1, pair: pair.pair.handle().0, ..Feed::default() };
+    let name = "ls.validator_sha224_ns";
+    figure(figures, name.to_owned(), fed.beside_empty(probe, &first(0), feed, REPEAT / 4), None);
+    let holds = figures[name]["value"].as_f64().is_some_and(|value| value <= MOST);
+    figures[name]["bound"] = json!(MOST);
+    figures[name]["holds"] = json!(holds);
+}
+
+/// The verifier with the programs of `bpf/bench.bpf.c`.
+struct Fed {
+    deciders: Deciders,
+}
+
+impl Fed {
+    fn new(config: VerifierConfig) -> Self {
+        let kernel = Verifier::load_object(FED, Hook::Xdp, config, Sizes::default(), None);
+        let kernel = kernel.unwrap_or_else(|error| panic!("{error:#}"));
+        Self { deciders: Deciders::around(kernel, config, &world::receivers()) }
+    }
+
+    fn fill(&self, count: u32, frame: impl Fn(u32) -> Vec<u8>) {
+        let frames = self.deciders.kernel.table::<u32, [u8; FED_LENGTH]>("fed_frames").expect("fed_frames");
+        for number in 0..count {
+            let mut bytes = [0; FED_LENGTH];
+            let frame = frame(number);
+            bytes[..frame.len()].copy_from_slice(&frame);
+            frames.set(&number, &bytes).expect("fed_frames");
+        }
+    }
+
+    /// What a decision takes, and an empty program.
+    fn beside_empty(&self, probe: &Probe, any: &[u8], feed: Feed, repeat: u32) -> (f64, f64) {
+        let kernel = &self.deciders.kernel;
+        let feeds = kernel.table::<u32, Feed>("feeds").expect("feeds");
+        let mean = |program: &str| {
+            feeds.set(&0, &feed).expect("feeds");
+            self.deciders.set_clock(NOW);
+            kernel.run_program(program, any, repeat).expect("the program runs");
+            let fed = feeds.get(&0).expect("feeds").expect("an entry");
+            assert!(program == "idle" || fed.admitted == repeat, "every one is admitted");
+            fed.nanoseconds as f64 / f64::from(repeat)
+        };
         let pair = side_by_side(
             || {
-                kernel.sweep(NOW + 1_000_000).expect("the sweep runs");
+                if feed.pair == 0 {
+                    kernel.sweep(NOW + 1_000_000).expect("the sweep runs");
+                }
                 for bucket in 0..kernel.replays.capacity() {
                     kernel.replays.set(&bucket, &ReplayBucket::default()).expect("replays");
                 }
-                mean("admit", feed, repeat) - mean("idle", feed, repeat)
+                mean("admit") - mean("idle")
             },
-            || nanoseconds(REPEAT, |repeat| probe.run_xdp(&any, repeat)),
+            || nanoseconds(REPEAT, |repeat| probe.run_xdp(any, repeat)),
         );
         // An empty decision takes no time by this clock: a packet's way to the program and back is added.
-        figure(figures, name.to_owned(), (pair.0 + pair.1, pair.1), bound);
+        (pair.0 + pair.1, pair.1)
     }
 }
 
