@@ -1,11 +1,13 @@
-//! Keys and epochs (wire.md §2). Keys have no `Debug` and are wiped when dropped.
+//! Keys and epochs (wire.md §2, §8.2). Keys have no `Debug` and are wiped when dropped.
 
 use crate::mac::{MAC_LEN, Suite};
+use core::net::IpAddr;
 use hkdf::Hkdf;
 use sha2::Sha256;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 const VERIFIER_KEY_SALT: &[u8] = b"vouchsafe verifier key v1";
+const PROOF_KEY_SALT: &[u8] = b"vouchsafe proof key v1";
 /// The longest verifier id, in bytes.
 pub const VERIFIER_ID_MAX: usize = 64;
 
@@ -60,6 +62,24 @@ impl MasterKey {
             .ok()?;
         Some(VerifierKey(key))
     }
+
+    /// The key of one verifier for the proofs that the authority at this address gives in one epoch (wire.md §8.2). `None`
+    /// if the id is longer than [`VERIFIER_ID_MAX`].
+    pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch) -> Option<ProofKey> {
+        if verifier.len() > VERIFIER_ID_MAX {
+            return None;
+        }
+        let authority = match authority {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        };
+        let epoch = epoch.0.to_be_bytes();
+        let mut key = [0; 32];
+        Hkdf::<Sha256>::new(Some(PROOF_KEY_SALT), &self.0)
+            .expand_multi_info(&[verifier.as_bytes(), &[0], &authority, &epoch], &mut key)
+            .ok()?;
+        Some(ProofKey(key))
+    }
 }
 
 /// A verifier's key for one epoch: 16 bytes for siphash, then 16 for AES (wire.md §2.2).
@@ -79,13 +99,38 @@ impl VerifierKey {
 
     /// The half that `suite` uses.
     pub fn of(&self, suite: Suite) -> &[u8; MAC_LEN] {
-        let [siphash, aes] = self.0.as_chunks::<MAC_LEN>().0 else {
-            return &[0; MAC_LEN];
-        };
-        match suite {
-            Suite::Siphash => siphash,
-            Suite::AesCmac => aes,
-        }
+        half(&self.0, suite)
+    }
+}
+
+/// A verifier's key for the proofs of one authority and epoch, in halves like a [`VerifierKey`] (wire.md §8.2).
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct ProofKey([u8; 32]);
+
+impl ProofKey {
+    /// Takes the 32 bytes as the authority gave them.
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// All 32 bytes, to hand them to the verifier they belong to.
+    pub const fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The half that `suite` uses.
+    pub fn of(&self, suite: Suite) -> &[u8; MAC_LEN] {
+        half(&self.0, suite)
+    }
+}
+
+fn half(key: &[u8; 32], suite: Suite) -> &[u8; MAC_LEN] {
+    let [siphash, aes] = key.as_chunks::<MAC_LEN>().0 else {
+        return &[0; MAC_LEN];
+    };
+    match suite {
+        Suite::Siphash => siphash,
+        Suite::AesCmac => aes,
     }
 }
 

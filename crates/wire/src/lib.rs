@@ -1,4 +1,4 @@
-//! Formats on the wire and in kernel maps: suites, keys, grants, tokens, carriers, drop reasons, packets.
+//! Formats on the wire and in kernel maps: suites, keys, grants, tokens, carriers, segments, proofs, drop reasons, packets.
 //!
 //! No standard library, no allocation, no panic: every decoder takes untrusted bytes. Clauses cited as `wire.md §n`
 //! are those of `docs/wire.md`. This crate decides nothing; decisions are `engine`'s.
@@ -7,12 +7,16 @@
 
 pub mod carrier;
 pub mod drop_reason;
+pub mod geneve;
 pub mod grant;
+pub mod inner;
 pub mod key;
 pub mod ls;
 pub mod mac;
 pub mod map;
 pub mod packet;
+pub mod proof;
+pub mod segment;
 pub mod shim;
 pub mod tail;
 pub mod token;
@@ -20,7 +24,10 @@ pub mod token;
 pub use carrier::Carrier;
 pub use drop_reason::DropReason;
 pub use grant::{Destination, Flags, GrantHeader, Handle};
-pub use key::{Epoch, GrantKey, MasterKey, VerifierKey};
+pub use inner::Inner;
+pub use key::{Epoch, GrantKey, MasterKey, ProofKey, VerifierKey};
 pub use ls::{ClientKey, LsToken, Pair, ServerSecret};
 pub use mac::Suite;
+pub use proof::{Ends, Proof};
+pub use segment::{InterfaceId, Segment, SegmentFlags, Vni};
 pub use token::Token;

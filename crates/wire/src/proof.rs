@@ -1,0 +1,111 @@
+//! Proofs: what shows in every packet that its segment was given (wire.md §8.6).
+
+use crate::inner::{Inner, Ports};
+use crate::key::ProofKey;
+use crate::mac::{self, MAC_LEN};
+use crate::packet::Packet;
+use crate::segment::{HEAD_LEN, Segment, SegmentFlags, Vni};
+use core::net::IpAddr;
+
+/// The longest message that a proof is made over: with four IPv6 addresses.
+pub const MESSAGE_MAX: usize = HEAD_LEN + 4 * 16;
+
+/// The addresses that a proof is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// Where the outer packet comes from.
+    pub sending: IpAddr,
+    /// Where it goes.
+    pub receiving: IpAddr,
+    /// Where the inner packet comes from.
+    pub sender: IpAddr,
+    /// Where it goes.
+    pub receiver: IpAddr,
+}
+
+impl Ends {
+    /// The addresses of a packet and of the one inside it.
+    pub fn of(packet: &Packet, inner: &Inner) -> Option<Self> {
+        Some(Self {
+            sending: packet.source?,
+            receiving: packet.destination?,
+            sender: inner.sender,
+            receiver: inner.receiver,
+        })
+    }
+
+    /// The flags that say of which family they are.
+    pub const fn flags(&self) -> SegmentFlags {
+        SegmentFlags(0)
+            .with(SegmentFlags::UNDERLAY6, self.receiving.is_ipv6())
+            .with(SegmentFlags::IPV6, self.receiver.is_ipv6())
+    }
+}
+
+/// What a proof is made over: 32 to 80 bytes in a fixed buffer.
+#[derive(Clone, Copy)]
+pub struct Message {
+    bytes: [u8; MESSAGE_MAX],
+    len: usize,
+}
+
+impl Message {
+    /// The message for the verifier at the segment's pointer.
+    pub fn new(segment: &Segment, vni: Vni, ends: &Ends) -> Self {
+        let mut message = Self { bytes: [0; MESSAGE_MAX], len: 0 };
+        let mut head = segment.head();
+        [head[3], head[14], head[15]] = vni.bytes();
+        message.push(&head);
+        for address in [ends.sending, ends.receiving, ends.sender, ends.receiver] {
+            match address {
+                IpAddr::V4(address) => message.push(&address.octets()),
+                IpAddr::V6(address) => message.push(&address.octets()),
+            }
+        }
+        message
+    }
+
+    fn push(&mut self, part: &[u8]) {
+        if let Some(room) = self.bytes.get_mut(self.len..self.len + part.len()) {
+            room.copy_from_slice(part);
+            self.len += part.len();
+        }
+    }
+
+    /// The bytes as the MAC takes them.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
+    }
+}
+
+/// A proof for one verifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Proof(pub [u8; MAC_LEN]);
+
+impl Proof {
+    /// Makes the proof for the verifier at the segment's pointer, whose key this is.
+    pub fn new(key: &ProofKey, segment: &Segment, vni: Vni, ends: &Ends) -> Self {
+        Self(segment.suite.mac(key.of(segment.suite), &[Message::new(segment, vni, ends).bytes()]))
+    }
+
+    /// Whether it is the one that `key` gives at the segment's pointer; constant time.
+    pub fn proves(&self, key: &ProofKey, segment: &Segment, vni: Vni, ends: &Ends) -> bool {
+        mac::tags_equal(&self.0, &Self::new(key, segment, vni, ends).0)
+    }
+}
+
+impl Segment {
+    /// Whether it is for a packet of this protocol between these ports; where [`Ports`] are not shown, only one for all
+    /// services is.
+    pub fn serves(&self, inner: &Inner) -> bool {
+        if !self.flags.has(SegmentFlags::PORT) {
+            return true;
+        }
+        let Ports::Shown(source, destination) = inner.ports else { return false };
+        let (sender, service) =
+            if self.flags.has(SegmentFlags::RETURN) { (destination, source) } else { (source, destination) };
+        self.protocol == inner.protocol
+            && self.port == service
+            && (!self.flags.has(SegmentFlags::SINGLE) || self.sender_port == sender)
+    }
+}

@@ -1,0 +1,162 @@
+//! Path segments as they travel (wire.md §8.4, §8.5): the option's data but for the proofs.
+
+use crate::drop_reason::DropReason;
+use crate::mac::Suite;
+use core::net::IpAddr;
+
+/// Bytes that every segment has: all but the authority's address.
+pub const HEAD_LEN: usize = 16;
+/// The most proofs in a packet, so that an option has room for them.
+pub const PROOFS_MAX: u8 = 5;
+
+/// The number of a virtual network: 24 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Vni(u32);
+
+impl Vni {
+    /// The network with this number, if it has no more than 24 bits.
+    pub const fn new(number: u32) -> Option<Self> {
+        if number >> 24 == 0 { Some(Self(number)) } else { None }
+    }
+
+    /// Its number.
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// As it travels.
+    pub const fn bytes(self) -> [u8; 3] {
+        let [_, bytes @ ..] = self.0.to_be_bytes();
+        bytes
+    }
+}
+
+impl From<[u8; 3]> for Vni {
+    fn from([a, b, c]: [u8; 3]) -> Self {
+        Self(u32::from_be_bytes([0, a, b, c]))
+    }
+}
+
+/// An interface behind a receiving endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InterfaceId(pub u16);
+
+/// The flags of a segment (wire.md §8.5).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct SegmentFlags(pub u8);
+
+impl SegmentFlags {
+    /// For one protocol and port.
+    pub const PORT: Self = Self(1);
+    /// For answers.
+    pub const RETURN: Self = Self(2);
+    /// The receiver may answer.
+    pub const REPLY: Self = Self(4);
+    /// For one flow.
+    pub const SINGLE: Self = Self(8);
+    /// The endpoints' addresses are IPv6.
+    pub const UNDERLAY6: Self = Self(16);
+    /// Sender's and receiver's addresses are IPv6.
+    pub const IPV6: Self = Self(32);
+    /// The authority's address is IPv6.
+    pub const AUTHORITY6: Self = Self(64);
+    const RESERVED: u8 = 0x80;
+
+    /// Whether every flag of `other` is set.
+    pub const fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// These flags, and those of `other` if `set`.
+    pub const fn with(self, other: Self, set: bool) -> Self {
+        if set { Self(self.0 | other.0) } else { self }
+    }
+}
+
+/// A path segment without its proofs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The MAC suite of its proofs.
+    pub suite: Suite,
+    /// How many proofs it has.
+    pub count: u8,
+    /// How many verifiers have checked theirs.
+    pub pointer: u8,
+    /// The flags.
+    pub flags: SegmentFlags,
+    /// The protocol; 0 without PORT.
+    pub protocol: u8,
+    /// The low 8 bits of the epoch.
+    pub epoch: u8,
+    /// When it ends, Unix seconds.
+    pub expires: u32,
+    /// The receiver's interface.
+    pub interface: InterfaceId,
+    /// The service's port; 0 without PORT.
+    pub port: u16,
+    /// The port of who opened the flow; 0 without SINGLE.
+    pub sender_port: u16,
+    /// Who gave it.
+    pub authority: IpAddr,
+}
+
+impl Segment {
+    /// The bytes before the authority's address.
+    pub fn head(&self) -> [u8; HEAD_LEN] {
+        let mut bytes = [0; HEAD_LEN];
+        bytes[0] = (self.suite as u8) << 6 | (self.count & 7) << 3 | self.pointer & 7;
+        bytes[1] = self.flags.0;
+        bytes[2] = self.protocol;
+        bytes[3] = self.epoch;
+        bytes[4..8].copy_from_slice(&self.expires.to_be_bytes());
+        bytes[8..10].copy_from_slice(&self.interface.0.to_be_bytes());
+        bytes[10..12].copy_from_slice(&self.port.to_be_bytes());
+        bytes[12..14].copy_from_slice(&self.sender_port.to_be_bytes());
+        bytes
+    }
+
+    /// Reads the option's data; the rest are the proofs. Form is judged before suite: the errors are `Malformed` and
+    /// `UnknownSuite`.
+    pub fn decode(data: &[u8]) -> Result<(Self, &[[u8; 16]]), DropReason> {
+        let (head, rest) = data.split_first_chunk::<HEAD_LEN>().ok_or(DropReason::Malformed)?;
+        let [first, flags, protocol, epoch, e0, e1, e2, e3, i0, i1, p0, p1, s0, s1, z0, z1] = *head;
+        let flags = SegmentFlags(flags);
+        let (authority, rest) = if flags.has(SegmentFlags::AUTHORITY6) {
+            let (address, rest) = rest.split_first_chunk::<16>().ok_or(DropReason::Malformed)?;
+            (IpAddr::from(*address), rest)
+        } else {
+            let (address, rest) = rest.split_first_chunk::<4>().ok_or(DropReason::Malformed)?;
+            (IpAddr::from(*address), rest)
+        };
+        let (count, pointer) = (first >> 3 & 7, first & 7);
+        let (port, sender_port) = (u16::from_be_bytes([p0, p1]), u16::from_be_bytes([s0, s1]));
+        let (proofs, none) = rest.as_chunks::<16>();
+        let (with_port, single) = (flags.has(SegmentFlags::PORT), flags.has(SegmentFlags::SINGLE));
+        let is_well_formed = none.is_empty()
+            && proofs.len() == usize::from(count)
+            && pointer < count
+            && count <= PROOFS_MAX
+            && flags.0 & SegmentFlags::RESERVED == 0
+            && !flags.has(SegmentFlags(SegmentFlags::RETURN.0 | SegmentFlags::REPLY.0))
+            && (with_port || (protocol, port) == (0, 0) && !single)
+            && (single || sender_port == 0)
+            && (z0, z1) == (0, 0);
+        if !is_well_formed {
+            return Err(DropReason::Malformed);
+        }
+        let segment = Self {
+            suite: Suite::from_number(first >> 6).ok_or(DropReason::UnknownSuite)?,
+            count,
+            pointer,
+            flags,
+            protocol,
+            epoch,
+            expires: u32::from_be_bytes([e0, e1, e2, e3]),
+            interface: InterfaceId(u16::from_be_bytes([i0, i1])),
+            port,
+            sender_port,
+            authority,
+        };
+        Ok((segment, proofs))
+    }
+}
