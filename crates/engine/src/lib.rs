@@ -10,6 +10,8 @@ pub mod issue;
 pub mod openflow;
 pub mod policy;
 pub mod preference;
+pub mod proofs;
 pub mod protected;
 pub mod rulebook;
+pub mod segment;
 pub mod verifier;

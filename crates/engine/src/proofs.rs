@@ -1,0 +1,157 @@
+//! What a verifier of proofs does with a packet (wire.md §8.8), as a function of the packet, its keys, withdrawn consent and
+//! the time.
+//!
+//! The table of cases that was made without this code (`crates/wire/tests/data/proofs.json`) runs through it, and through
+//! every other verifier of proofs.
+
+use ipnet::IpNet;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use wire::geneve::{self, Encapsulation};
+use wire::inner::Ports;
+use wire::packet::{Form, Fragment, Packet, UDP};
+use wire::{DropReason, Ends, Epoch, Inner, Proof, ProofKey, Segment, SegmentFlags, Vni};
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is to none of the endpoints: it passes untouched.
+    NotOurs,
+    /// Its proof is right: it passes, its pointer moved.
+    Proved,
+    /// It is dropped.
+    Drop(DropReason),
+}
+
+/// Whose consent is withdrawn, and from whom (wire.md §8.10).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Withdrawal {
+    /// The virtual network.
+    pub vni: Vni,
+    /// Who no longer consents.
+    pub receiver: IpAddr,
+    /// To whom; to nobody at all where there is none.
+    pub sender: Option<IpAddr>,
+}
+
+/// A verifier of proofs.
+#[derive(Clone)]
+pub struct Verifier {
+    /// The endpoints that it stands before.
+    pub endpoints: Vec<IpNet>,
+    /// Seconds an epoch lasts.
+    pub epoch_length: u32,
+    /// The longest a segment may still live, seconds.
+    pub max_lifetime: u32,
+    /// Its keys, by authority and epoch.
+    pub keys: BTreeMap<(IpAddr, Epoch), ProofKey>,
+    withdrawn: BTreeMap<Withdrawal, u32>,
+}
+
+impl Verifier {
+    /// A verifier without keys.
+    pub fn new(endpoints: Vec<IpNet>, epoch_length: u32, max_lifetime: u32) -> Self {
+        Self { endpoints, epoch_length, max_lifetime, keys: BTreeMap::new(), withdrawn: BTreeMap::new() }
+    }
+
+    /// Voids the segments that end at `until` or before.
+    pub fn withdraw(&mut self, what: Withdrawal, until: u32) {
+        let known = self.withdrawn.entry(what).or_default();
+        *known = until.max(*known);
+    }
+
+    /// Forgets withdrawals that void only what has ended.
+    pub fn sweep(&mut self, now: u32) {
+        self.withdrawn.retain(|_, until| *until > now);
+    }
+
+    /// How many withdrawals it holds.
+    pub fn withdrawals(&self) -> usize {
+        self.withdrawn.len()
+    }
+
+    /// Judges an Ethernet frame at `now` (Unix seconds), and moves the pointer of one that passes.
+    pub fn judge(&self, frame: &mut [u8], now: u32) -> Outcome {
+        match self.packet(frame, now) {
+            Ok(outcome) => outcome,
+            Err(reason) => Outcome::Drop(reason),
+        }
+    }
+
+    fn is_endpoint(&self, address: IpAddr) -> bool {
+        self.endpoints.iter().any(|prefix| prefix.contains(&address))
+    }
+
+    fn packet(&self, frame: &mut [u8], now: u32) -> Result<Outcome, DropReason> {
+        let packet = Packet::parse(frame);
+        if packet.form == Form::NotIp {
+            return Ok(Outcome::NotOurs);
+        }
+        let destination = packet.destination.ok_or(DropReason::Malformed)?;
+        if packet.route.unknown || packet.route.addresses().iter().any(|address| self.is_endpoint(*address)) {
+            return Err(DropReason::Malformed);
+        }
+        if !self.is_endpoint(destination) {
+            return Ok(Outcome::NotOurs);
+        }
+        if packet.form == Form::Broken {
+            return Err(DropReason::Malformed);
+        }
+        let to_port = packet.protocol == UDP && packet.destination_port == geneve::PORT;
+        match packet.fragment {
+            Fragment::Later(_) if packet.protocol == UDP => return Err(DropReason::Fragment),
+            Fragment::First(_) if to_port => return Err(DropReason::Fragment),
+            Fragment::Whole if to_port => {}
+            _ => return Ok(Outcome::NotOurs),
+        }
+        self.datagram(frame, &packet, now)?;
+        geneve::advance(frame, &packet).ok_or(DropReason::Malformed)?;
+        Ok(Outcome::Proved)
+    }
+
+    fn datagram(&self, frame: &[u8], packet: &Packet, now: u32) -> Result<(), DropReason> {
+        let datagram = frame.get(packet.transport..packet.end).ok_or(DropReason::Malformed)?;
+        let length = datagram.get(4..).and_then(<[u8]>::first_chunk).ok_or(DropReason::Malformed)?;
+        if usize::from(u16::from_be_bytes(*length)) != datagram.len() {
+            return Err(DropReason::Malformed);
+        }
+        let payload = frame.get(packet.payload..packet.end).ok_or(DropReason::Malformed)?;
+        let (encapsulation, inner) = Encapsulation::decode(payload)?;
+        let inner = Inner::parse(encapsulation.payload, inner)?;
+        let ends = Ends::of(packet, &inner).ok_or(DropReason::Malformed)?;
+        self.proof(&encapsulation, &inner, &ends, now)
+    }
+
+    fn proof(&self, of: &Encapsulation<'_>, inner: &Inner, ends: &Ends, now: u32) -> Result<(), DropReason> {
+        let (segment, vni) = (&of.segment, of.vni);
+        let families = SegmentFlags::UNDERLAY6.0 | SegmentFlags::IPV6.0;
+        let with_port = segment.flags.has(SegmentFlags::PORT);
+        if segment.flags.0 & families != ends.flags().0 || with_port && inner.ports == Ports::Cut {
+            return Err(DropReason::Malformed);
+        }
+        if with_port && inner.ports == Ports::Hidden {
+            return Err(DropReason::Fragment);
+        }
+        let epoch = Epoch::at(now.into(), self.epoch_length.max(1)).from_wire(segment.epoch);
+        let key = epoch.and_then(|epoch| self.keys.get(&(segment.authority, epoch)));
+        let key = key.ok_or(DropReason::UnknownEpoch)?;
+        if segment.expires <= now {
+            return Err(DropReason::Expired);
+        }
+        if segment.expires - now > self.max_lifetime {
+            return Err(DropReason::LifetimeTooLong);
+        }
+        let proof = of.proofs.get(usize::from(segment.pointer)).map(|bytes| Proof(*bytes));
+        if !segment.serves(inner) || !proof.is_some_and(|proof| proof.proves(key, segment, vni, ends)) {
+            return Err(DropReason::BadTag);
+        }
+        if self.is_withdrawn(segment, vni, ends) { Err(DropReason::Revoked) } else { Ok(()) }
+    }
+
+    fn is_withdrawn(&self, segment: &Segment, vni: Vni, ends: &Ends) -> bool {
+        [Some(ends.sender), None].into_iter().any(|sender| {
+            let what = Withdrawal { vni, receiver: ends.receiver, sender };
+            self.withdrawn.get(&what).is_some_and(|until| segment.expires <= *until)
+        })
+    }
+}

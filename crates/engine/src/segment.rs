@@ -1,0 +1,199 @@
+//! Gives path segments on a rule's terms, with a proof for each verifier on the path (wire.md §8); and segments for answers
+//! to those that consented to them. Keys and time are passed in.
+
+use crate::issue::CLOCK_MARGIN;
+use crate::policy::{Scope, Terms};
+use std::fmt;
+use std::net::IpAddr;
+use wire::geneve::{Encapsulation, Payload};
+use wire::segment::PROOFS_MAX;
+use wire::{Destination, Ends, Epoch, InterfaceId, Proof, ProofKey, Segment, SegmentFlags, Suite, Vni};
+
+/// Where an address of a virtual network is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The endpoint before it.
+    pub endpoint: IpAddr,
+    /// Its interface there.
+    pub interface: InterfaceId,
+}
+
+/// What the authority knows whenever it gives a segment.
+#[derive(Clone, Copy)]
+pub struct Giver<'a> {
+    /// Its address, as segments name it.
+    pub authority: IpAddr,
+    /// The suite of the proofs.
+    pub suite: Suite,
+    /// The keys of the verifiers on the path for the epoch of `now`, in the packets' order.
+    pub path: &'a [ProofKey],
+    /// Unix seconds.
+    pub now: u64,
+    /// Seconds an epoch lasts.
+    pub epoch_length: u32,
+    /// The longest lifetime that verifiers accept, seconds.
+    pub max_lifetime: u32,
+}
+
+/// What a segment is made of.
+pub struct Give<'a> {
+    /// Who gives it.
+    pub giver: Giver<'a>,
+    /// The terms on which it may be given.
+    pub terms: Terms,
+    /// What it may cover: for all services, or one. It is for one receiver, however wide.
+    pub scope: Scope,
+    /// When it has to end, if its terms alone don't say so.
+    pub until: Option<u64>,
+    /// The virtual network.
+    pub vni: Vni,
+    /// Who asks.
+    pub sender: IpAddr,
+    /// The endpoint through which the sender sends.
+    pub sending: IpAddr,
+    /// The port that the sender sends from, which counts where the terms give single flows.
+    pub sender_port: u16,
+    /// Where to.
+    pub to: Destination,
+    /// Where the receiver is.
+    pub receiving: Place,
+}
+
+/// A segment with its proofs, and what they are bound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// The segment.
+    pub segment: Segment,
+    /// The virtual network.
+    pub vni: Vni,
+    /// The addresses.
+    pub ends: Ends,
+    /// A proof for each verifier.
+    pub proofs: Vec<[u8; 16]>,
+}
+
+/// Why a segment can't be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GiveError {
+    /// No verifier is on the path, or more than an option has room for.
+    Path,
+    /// The addresses of one pair are of two families.
+    Family,
+    /// The time doesn't fit the format's 32 bits.
+    Time,
+    /// What is to be answered did not consent to it.
+    NoConsent,
+    /// What is to be answered has ended.
+    Expired,
+    /// What is to be answered is not the authority's own, or not from there.
+    Forged,
+}
+
+impl fmt::Display for GiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path => write!(f, "a path has 1 to {PROOFS_MAX} verifiers"),
+            Self::Family => f.write_str("sender and receiver, or their endpoints, are of different address families"),
+            Self::Time => f.write_str("the authority's clock is beyond what segments can express"),
+            Self::NoConsent => f.write_str("the sender did not consent to answers"),
+            Self::Expired => f.write_str("the segment to be answered has ended"),
+            Self::Forged => f.write_str("the segment to be answered is not one of this authority's"),
+        }
+    }
+}
+
+impl std::error::Error for GiveError {}
+
+impl Giver<'_> {
+    fn give(&self, segment: Segment, vni: Vni, ends: Ends) -> Result<Given, GiveError> {
+        let count = u8::try_from(self.path.len()).ok().filter(|count| (1..=PROOFS_MAX).contains(count));
+        if ends.sending.is_ipv6() != ends.receiving.is_ipv6() || ends.sender.is_ipv6() != ends.receiver.is_ipv6() {
+            return Err(GiveError::Family);
+        }
+        let flags = segment.flags.with(ends.flags(), true).with(SegmentFlags::AUTHORITY6, self.authority.is_ipv6());
+        let segment = Segment { count: count.ok_or(GiveError::Path)?, pointer: 0, flags, ..segment };
+        let proof = |(place, key)| Proof::new(key, &Segment { pointer: place, ..segment }, vni, &ends).0;
+        let proofs = (0..).zip(self.path).map(proof).collect();
+        Ok(Given { segment, vni, ends, proofs })
+    }
+}
+
+impl Give<'_> {
+    /// Gives the segment.
+    pub fn give(&self) -> Result<Given, GiveError> {
+        let Self { giver, terms, scope, .. } = self;
+        let lifetime = terms.lifetime.min(giver.max_lifetime - CLOCK_MARGIN.min(giver.max_lifetime / 2));
+        let expires = giver.now.saturating_add(lifetime.into());
+        let expires = self.until.map_or(expires, |until| until.min(expires));
+        // A single flow is one of one service.
+        let service = scope.service.or(terms.single.then_some((self.to.protocol, self.to.port)));
+        let (protocol, port) = service.unwrap_or_default();
+        let flags = SegmentFlags::default()
+            .with(SegmentFlags::PORT, service.is_some())
+            .with(SegmentFlags::SINGLE, terms.single)
+            .with(SegmentFlags::REPLY, terms.reply);
+        let segment = Segment {
+            suite: giver.suite,
+            count: 0,
+            pointer: 0,
+            flags,
+            protocol,
+            epoch: Epoch::at(giver.now, giver.epoch_length).on_wire(),
+            expires: u32::try_from(expires).map_err(|_| GiveError::Time)?,
+            interface: self.receiving.interface,
+            port,
+            sender_port: if terms.single { self.sender_port } else { 0 },
+            authority: giver.authority,
+        };
+        let receiving = self.receiving.endpoint;
+        giver.give(
+            segment,
+            self.vni,
+            Ends { sending: self.sending, receiving, sender: self.sender, receiver: self.to.address },
+        )
+    }
+}
+
+impl Given {
+    /// The header that carries it.
+    pub fn encapsulation(&self, payload: Payload) -> Encapsulation<'_> {
+        Encapsulation { payload, vni: self.vni, segment: self.segment, proofs: &self.proofs }
+    }
+
+    /// Gives the segment for answers to this one, which its receiver shows (wire.md §8.11). `first` is the key of this
+    /// one's first verifier for its epoch, and `back` where its sender is. Whether a withdrawal voids this one is the
+    /// caller's to ask.
+    pub fn answer(&self, giver: &Giver<'_>, first: &ProofKey, back: Place) -> Result<Self, GiveError> {
+        let shown = Segment { pointer: 0, ..self.segment };
+        let proof = self.proofs.first().map(|bytes| Proof(*bytes));
+        let is_ours = shown.authority == giver.authority
+            && back.endpoint == self.ends.sending
+            && proof.is_some_and(|proof| proof.proves(first, &shown, self.vni, &self.ends));
+        if !is_ours {
+            return Err(GiveError::Forged);
+        }
+        if !shown.flags.has(SegmentFlags::REPLY) {
+            return Err(GiveError::NoConsent);
+        }
+        if u64::from(shown.expires) <= giver.now {
+            return Err(GiveError::Expired);
+        }
+        let kept = SegmentFlags(shown.flags.0 & (SegmentFlags::PORT.0 | SegmentFlags::SINGLE.0));
+        let segment = Segment {
+            suite: giver.suite,
+            flags: kept.with(SegmentFlags::RETURN, true),
+            epoch: Epoch::at(giver.now, giver.epoch_length).on_wire(),
+            interface: back.interface,
+            ..shown
+        };
+        let Ends { sending, receiving, sender, receiver } = self.ends;
+        giver.give(
+            segment,
+            self.vni,
+            Ends { sending: receiving, receiving: sending, sender: receiver, receiver: sender },
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;
