@@ -4,6 +4,7 @@
 pub mod activity;
 pub mod agent;
 pub mod api;
+pub mod discovery;
 pub mod document;
 pub mod insertion;
 pub mod issue;

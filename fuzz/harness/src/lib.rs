@@ -4,12 +4,14 @@
 
 mod carrier;
 mod formats;
+mod names;
 mod switches;
 mod texts;
 mod world;
 
 pub use carrier::{held, journey, outcomes, shim, tail, verifier};
 pub use formats::{grant_header, option, packet, quoted, token};
+pub use names::answer;
 pub use switches::{GENERATION, openflow};
 pub use texts::{api, document, policy};
 
@@ -29,6 +31,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("journey", journey),
     ("held", held),
     ("openflow", openflow),
+    ("answer", answer),
     ("policy", policy),
     ("document", document),
     ("api", api),

@@ -38,6 +38,24 @@ fn block(to: &Destination, nonce: u32) -> [u8; tail::BLOCK_LEN] {
     tail::block(&Token::new(header, &key, NOW, nonce, to).encode())
 }
 
+/// A DNS answer: what was asked, of which type, then entries of (owner, type, data). Owners are written out or, where they
+/// are empty, point at the question.
+fn dns(flags: u16, asked: (&str, u16), entries: &[(&str, u16, Vec<u8>)]) -> Vec<u8> {
+    let name = |text: &str| -> Vec<u8> {
+        let labels = text.split('.').filter(|label| !label.is_empty());
+        labels.flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat()).chain([0]).collect()
+    };
+    let counts = [1, entries.len() as u16, 0, 0].map(u16::to_be_bytes).concat();
+    let mut bytes =
+        [&[0, 7][..], &flags.to_be_bytes(), &counts, &name(asked.0), &asked.1.to_be_bytes(), &[0, 1]].concat();
+    for (owner, kind, data) in entries {
+        bytes.extend(if owner.is_empty() { vec![0xc0, 12] } else { name(owner) });
+        bytes
+            .extend([&kind.to_be_bytes()[..], &[0, 1, 0, 0, 1, 44], &(data.len() as u16).to_be_bytes(), data].concat());
+    }
+    bytes
+}
+
 /// Packets of every form: name, packet without a token, and the frame with one where it can carry one.
 fn frames() -> Vec<(String, Vec<u8>, Option<Vec<u8>>)> {
     let mut frames = Vec::new();
@@ -285,6 +303,19 @@ fn write_texts() {
     write("policy", "tests", format!("{receiver}{who}{windows}{test}"));
     write("policy", "faults", format!("{receiver}{rule}{terms}lifetme = 5\n"));
     write("policy", "empty", "");
+    let text = |record: &str| [&[record.len() as u8], record.as_bytes()].concat();
+    let record = "v=vouchsafe1; authority=https://vouch.example.org:8443; protects=203.0.113.0/28,2001:db8::/64";
+    let (a, txt, cname, soa) = (1, 16, 5, 6);
+    let own = ("_vouchsafe.example.org", txt);
+    write("answer", "record", dns(0x8180, own, &[("", txt, text(record))]));
+    write("answer", "alias", dns(0x8180, own, &[("", cname, vec![1, b'a', 0]), ("a", txt, text(record))]));
+    write("answer", "nothing", dns(0x8183, own, &[("example.org", soa, [&[0, 0][..], &[1; 20]].concat())]));
+    write("answer", "truncated", dns(0x8380, own, &[]));
+    let git = ("git.example.org", a);
+    let address = ("", a, vec![203, 0, 113, 10]);
+    write("answer", "overheard", dns(0x8580, git, &[address, ("example.org", txt, text(record))]));
+    write("answer", "ring", dns(0x8580, git, &[("", cname, vec![0xc0, 33]), ("", a, vec![0xc0, 12])]));
+    write("answer", "text", record);
     write("policy", "names", receiver.replace("\"a\"", "\"é\"").replace("/24", "/33"));
     write(
         "document",

@@ -1,0 +1,203 @@
+//! What is known of domains, and for how long: what was asked for, which also remembers that there is nothing, and what was
+//! overheard. Answers that anybody may have forged fill a book of their own, and never change what was asked for.
+
+use super::domain::Domain;
+use super::message::{Heard, Told};
+use super::record::Record;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The most domains that were asked for, and that were overheard; the one that ends first makes room.
+const ASKED_MAX: usize = 256;
+const SEEN_MAX: usize = 64;
+/// How long a record is kept, whatever its time to live says, in seconds.
+const RECORD_KEPT: (u32, u32) = (60, 86_400);
+/// The same for what was overheard.
+const SEEN_KEPT: (u32, u32) = (60, 3600);
+/// The same for there being none (RFC 2308 §5).
+const NOTHING_KEPT: (u32, u32) = (30, 3600);
+/// How long a failure is kept, in seconds (RFC 2308 §7).
+const FAILURE_KEPT: u32 = 30;
+
+/// What is known of a domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// Its record.
+    Record(Record),
+    /// That it has none.
+    Nothing,
+    /// That it could not be found out, and why.
+    Failed(String),
+}
+
+/// Where a record is known from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// It was asked for.
+    Asked,
+    /// It came along with somebody's answer.
+    Overheard,
+}
+
+/// A domain that says it is protected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Proposal<'a> {
+    /// The domain.
+    pub domain: &'a Domain,
+    /// Its record.
+    pub record: &'a Record,
+    /// Where that is known from.
+    pub source: Source,
+    /// Until when.
+    pub until: Duration,
+}
+
+struct Entry {
+    known: Known,
+    until: Duration,
+}
+
+/// Both books.
+#[derive(Default)]
+pub struct Book {
+    asked: BTreeMap<Domain, Entry>,
+    seen: BTreeMap<Domain, Entry>,
+}
+
+impl Book {
+    /// Notes the answer to a question of ours.
+    pub fn told(&mut self, now: Duration, domain: &Domain, told: Told) -> &Known {
+        let within = |ttl: u32, (least, most): (u32, u32)| ttl.clamp(least, most);
+        let (known, seconds) = match told {
+            Told::Record(record, ttl) => (Known::Record(record), within(ttl, RECORD_KEPT)),
+            Told::Nothing(ttl) => (Known::Nothing, within(ttl, NOTHING_KEPT)),
+            Told::Truncated => (Known::Failed("the answer does not fit".to_owned()), FAILURE_KEPT),
+            Told::Failed(why) => (Known::Failed(why), FAILURE_KEPT),
+        };
+        insert(&mut self.asked, ASKED_MAX, now, domain, Entry { known, until: after(now, seconds) });
+        &self.asked[domain].known
+    }
+
+    /// Notes what was overheard. Says whether it is new.
+    pub fn overheard(&mut self, now: Duration, heard: Heard) -> bool {
+        let Heard { domain, record, ttl } = heard;
+        let known = Known::Record(record);
+        let is_new = self.seen.get(&domain).is_none_or(|entry| entry.until <= now || entry.known != known);
+        let until = after(now, ttl.clamp(SEEN_KEPT.0, SEEN_KEPT.1));
+        insert(&mut self.seen, SEEN_MAX, now, &domain, Entry { known, until });
+        is_new
+    }
+
+    /// What is known of a domain from having asked.
+    pub fn known(&self, now: Duration, domain: &Domain) -> Option<&Known> {
+        self.asked.get(domain).filter(|entry| entry.until > now).map(|entry| &entry.known)
+    }
+
+    /// Every domain that says it is protected. Where it was asked, what was overheard does not count.
+    pub fn proposals(&self, now: Duration) -> Vec<Proposal<'_>> {
+        let mut proposals = Vec::new();
+        for (book, source) in [(&self.asked, Source::Asked), (&self.seen, Source::Overheard)] {
+            for (domain, Entry { known, until }) in book {
+                let overruled = source == Source::Overheard && self.known(now, domain).is_some();
+                if let Known::Record(record) = known
+                    && *until > now
+                    && !overruled
+                {
+                    proposals.push(Proposal { domain, record, source, until: *until });
+                }
+            }
+        }
+        proposals
+    }
+}
+
+fn after(now: Duration, seconds: u32) -> Duration {
+    now + Duration::from_secs(seconds.into())
+}
+
+fn insert(book: &mut BTreeMap<Domain, Entry>, most: usize, now: Duration, domain: &Domain, entry: Entry) {
+    if !book.contains_key(domain) && book.len() >= most {
+        book.retain(|_, entry| entry.until > now);
+        while book.len() >= most {
+            let Some(first) = book.iter().min_by_key(|(_, entry)| entry.until).map(|(domain, _)| domain.clone()) else {
+                break;
+            };
+            book.remove(&first);
+        }
+    }
+    book.insert(domain.clone(), entry);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1000);
+
+    fn record(host: &str) -> Record {
+        Record::read(format!("v=vouchsafe1; authority=https://{host}").as_bytes()).unwrap().unwrap()
+    }
+
+    fn domain(text: &str) -> Domain {
+        text.parse().unwrap()
+    }
+
+    fn heard(name: &str, host: &str, ttl: u32) -> Heard {
+        Heard { domain: domain(name), record: record(host), ttl }
+    }
+
+    fn at(seconds: u32) -> Duration {
+        after(NOW, seconds)
+    }
+
+    #[test]
+    fn that_there_is_nothing_is_remembered_for_as_long_as_the_zone_says_and_no_longer_than_an_hour() {
+        let mut book = Book::default();
+        let (zone, name) = (domain("example.org"), domain("example.net"));
+        book.told(NOW, &zone, Told::Nothing(120));
+        assert_eq!((book.known(at(119), &zone), book.known(at(120), &zone)), (Some(&Known::Nothing), None));
+        for (ttl, kept) in [(0, NOTHING_KEPT.0), (u32::MAX, NOTHING_KEPT.1)] {
+            book.told(NOW, &name, Told::Nothing(ttl));
+            assert!(book.known(at(kept - 1), &name).is_some() && book.known(at(kept), &name).is_none(), "{ttl}");
+        }
+        book.told(NOW, &name, Told::Failed("silence".into()));
+        assert!(book.known(at(FAILURE_KEPT - 1), &name).is_some() && book.known(at(FAILURE_KEPT), &name).is_none());
+    }
+
+    #[test]
+    fn what_is_overheard_never_changes_what_was_asked_for() {
+        let mut book = Book::default();
+        let zone = domain("example.org");
+        book.told(NOW, &zone, Told::Record(record("vouch.example.org"), 300));
+        assert!(book.overheard(NOW, heard("example.org", "evil.example.net", 3600)));
+        let [only] = &book.proposals(NOW)[..] else { panic!("{:?}", book.proposals(NOW)) };
+        assert_eq!((only.record, only.source), (&record("vouch.example.org"), Source::Asked));
+        // Nor does it revive a domain that said that it has none.
+        book.told(NOW, &zone, Told::Nothing(300));
+        assert!(book.proposals(NOW).is_empty());
+    }
+
+    #[test]
+    fn what_is_overheard_again_is_not_new_until_it_changes_or_ends() {
+        let mut book = Book::default();
+        assert!(book.overheard(NOW, heard("example.org", "a.example.org", 100)));
+        assert!(!book.overheard(at(50), heard("example.org", "a.example.org", 100)));
+        assert!(book.overheard(at(60), heard("example.org", "b.example.org", 100)));
+        assert!(book.overheard(at(160), heard("example.org", "b.example.org", 100)));
+    }
+
+    #[test]
+    fn a_flood_of_forgeries_fills_no_more_than_its_own_book() {
+        let mut book = Book::default();
+        for n in 0..ASKED_MAX {
+            book.told(NOW, &domain(&format!("asked{n}.org")), Told::Record(record("a.org"), 300));
+        }
+        for n in 0..10_000 {
+            book.overheard(NOW, heard(&format!("forged{n}.org"), "evil.org", u32::MAX));
+        }
+        let proposals = book.proposals(NOW);
+        let asked = proposals.iter().filter(|proposal| proposal.source == Source::Asked).count();
+        assert_eq!((asked, proposals.len()), (ASKED_MAX, ASKED_MAX + SEEN_MAX));
+        assert!(book.proposals(at(RECORD_KEPT.1)).is_empty());
+    }
+}

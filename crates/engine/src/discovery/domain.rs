@@ -1,0 +1,91 @@
+//! Names of domains, in the one form that is compared: ASCII, small letters, no dot at the end.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The label below a domain at which its record always is (wire.md §7.1).
+pub const LABEL: &str = "_vouchsafe";
+/// The longest name in text, of a domain that still has room for [`LABEL`] before it (RFC 1035 §2.3.4).
+const LONGEST: usize = 253 - LABEL.len() - 1;
+const LONGEST_LABEL: usize = 63;
+
+/// A domain: labels of letters, digits and hyphens. Other scripts are written in their ASCII form (`xn--…`).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Domain(String);
+
+/// What was given is no domain.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no domain: write it like example.org, other scripts as xn--…")]
+pub struct NoDomain(String);
+
+impl Domain {
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Where its record always is.
+    pub fn record_name(&self) -> String {
+        format!("{LABEL}.{}", self.0)
+    }
+
+    /// Whether `host` is this domain or below it.
+    pub fn has(&self, host: &str) -> bool {
+        let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
+        host.strip_suffix(&self.0).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    }
+
+    /// Whether it has one label only: a registry's domain, or a name of a local network.
+    pub fn is_top(&self) -> bool {
+        !self.0.contains('.')
+    }
+}
+
+impl FromStr for Domain {
+    type Err = NoDomain;
+
+    fn from_str(text: &str) -> Result<Self, NoDomain> {
+        let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
+        let is_label = |label: &str| {
+            (1..=LONGEST_LABEL).contains(&label.len())
+                && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+                && !label.starts_with('-')
+                && !label.ends_with('-')
+        };
+        let is_address = name.rsplit('.').next().is_some_and(|last| last.bytes().all(|byte| byte.is_ascii_digit()));
+        if name.len() > LONGEST || is_address || !name.split('.').all(is_label) {
+            return Err(NoDomain(text.chars().take(LONGEST).collect()));
+        }
+        Ok(Self(name))
+    }
+}
+
+impl fmt::Display for Domain {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_has_one_form() {
+        let domain: Domain = "Example.ORG.".parse().unwrap();
+        assert_eq!((domain.as_str(), domain.record_name().as_str()), ("example.org", "_vouchsafe.example.org"));
+        let long = format!("{}.org", "a".repeat(64));
+        let deep = "a.".repeat(130);
+        for wrong in ["", ".", "a..b", "-a.org", "a-.org", "a b.org", "bücher.de", "192.0.2.1", "_x.org", &long, &deep]
+        {
+            assert!(wrong.parse::<Domain>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_only_ends_alike_is_not_below() {
+        let domain: Domain = "example.org".parse().unwrap();
+        assert!(domain.has("example.org") && domain.has("a.b.EXAMPLE.org."));
+        assert!(!domain.has("badexample.org") && !domain.has("example.org.evil.net") && !domain.has("org"));
+    }
+}

@@ -1,0 +1,303 @@
+//! DNS messages as far as discovery needs them: the question for a domain's record, its answer, and what an answer to
+//! somebody else's question says by the way. Everything read here may come from an attacker.
+
+use super::domain::{Domain, LABEL};
+use super::record::Record;
+use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::{DNSClass, Name, RData, Record as Entry, RecordType};
+use std::collections::BTreeSet;
+
+/// The longest answer that is read, in bytes.
+pub const LONGEST: usize = 16 * 1024;
+/// The longest answer that is asked for by UDP: it passes every path in one packet.
+const UDP_PAYLOAD: u16 = 1232;
+/// The most names that an alias may lead over.
+const ALIASES: usize = 8;
+
+/// A record that an answer to somebody's question carried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Heard {
+    /// Whose record it says it is.
+    pub domain: Domain,
+    /// The record.
+    pub record: Record,
+    /// Seconds it may be kept.
+    pub ttl: u32,
+}
+
+/// What an answer to our question says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// This is the record; it may be kept for so many seconds.
+    Record(Record, u32),
+    /// There is none; that may be kept for so many seconds.
+    Nothing(u32),
+    /// The answer did not fit: ask by TCP.
+    Truncated,
+    /// There is no usable answer, and why.
+    Failed(String),
+}
+
+/// The question for a domain's record.
+pub fn question(domain: &Domain, id: u16) -> Option<Vec<u8>> {
+    let mut message = Message::new(id, MessageType::Query, OpCode::Query);
+    message.metadata.recursion_desired = true;
+    message.add_query(Query::query(Name::from_ascii(format!("{}.", domain.record_name())).ok()?, RecordType::TXT));
+    let mut edns = Edns::new();
+    edns.set_max_payload(UDP_PAYLOAD);
+    message.set_edns(edns);
+    message.to_vec().ok()
+}
+
+/// What `bytes` say to [`question`] with this id; `None` if they are the answer to another question.
+pub fn answer(domain: &Domain, id: u16, bytes: &[u8]) -> Option<Told> {
+    let message = read(bytes)?;
+    let asked = message.queries.first()?;
+    let name = Name::from_ascii(format!("{}.", domain.record_name())).ok()?;
+    let ours = message.metadata.id == id && asked.name == name;
+    if !ours || asked.query_type != RecordType::TXT || asked.query_class != DNSClass::IN {
+        return None;
+    }
+    if message.metadata.truncation {
+        return Some(Told::Truncated);
+    }
+    let nothing = || {
+        let soa = message.authorities.iter().find_map(|entry| match &entry.data {
+            RData::SOA(soa) => Some(entry.ttl.min(soa.minimum)),
+            _ => None,
+        });
+        Told::Nothing(soa.unwrap_or_default())
+    };
+    Some(match message.metadata.response_code {
+        ResponseCode::NXDomain => nothing(),
+        ResponseCode::NoError => {
+            let names = aliases(&message.answers, name);
+            match the_record(message.answers.iter().filter(|entry| names.contains(&entry.name))) {
+                Ok(Some((record, ttl))) => Told::Record(record, ttl),
+                Ok(None) => nothing(),
+                Err(why) => Told::Failed(why),
+            }
+        }
+        other => Told::Failed(format!("the resolver says {other}")),
+    })
+}
+
+/// The record that an answer to a question for a name's addresses carries: that of the name's domain, or of one above it.
+pub fn overhear(bytes: &[u8]) -> Option<Heard> {
+    let message = read(bytes)?;
+    let asked = &message.queries.first()?.name;
+    if message.metadata.response_code != ResponseCode::NoError || message.metadata.truncation {
+        return None;
+    }
+    let entries = || message.answers.iter().chain(&message.additionals);
+    let is_record = |entry: &&Entry| matches!(&entry.data, RData::TXT(text) if Record::read(&joined(text)).is_some());
+    let owner = entries().find(is_record)?.name.clone();
+    let domain: Domain = {
+        let name = owner.to_ascii().to_ascii_lowercase();
+        let above = name.strip_prefix(LABEL).and_then(|rest| rest.strip_prefix('.'));
+        above.unwrap_or(&name).parse().ok()?
+    };
+    // One answer speaks for the domain that was asked about: of others it can't know anything.
+    let asked = asked.to_ascii().to_ascii_lowercase();
+    if domain.is_top() || !domain.has(asked.strip_prefix(&format!("{LABEL}.")).unwrap_or(&asked)) {
+        return None;
+    }
+    let (record, ttl) = the_record(entries().filter(|entry| entry.name == owner)).ok()??;
+    Some(Heard { domain, record, ttl })
+}
+
+fn read(bytes: &[u8]) -> Option<Message> {
+    if bytes.len() > LONGEST {
+        return None;
+    }
+    let message = Message::from_vec(bytes).ok()?;
+    let is_answer = message.metadata.message_type == MessageType::Response
+        && message.metadata.op_code == OpCode::Query
+        && message.queries.len() == 1;
+    is_answer.then_some(message)
+}
+
+/// The name, and those that it is an alias of.
+fn aliases(entries: &[Entry], name: Name) -> BTreeSet<Name> {
+    let mut names = BTreeSet::from([name.clone()]);
+    let mut at = name;
+    for _ in 0..ALIASES {
+        let next = entries.iter().find_map(|entry| match &entry.data {
+            RData::CNAME(alias) if entry.name == at => Some(alias.0.clone()),
+            _ => None,
+        });
+        match next {
+            Some(name) if names.insert(name.clone()) => at = name,
+            _ => break,
+        }
+    }
+    names
+}
+
+/// The one record among these texts. Two that differ are none: who should say which counts?
+fn the_record<'a>(entries: impl Iterator<Item = &'a Entry>) -> Result<Option<(Record, u32)>, String> {
+    let mut found: Option<(Record, u32)> = None;
+    for entry in entries.filter(|entry| entry.dns_class == DNSClass::IN) {
+        let RData::TXT(text) = &entry.data else { continue };
+        let Some(record) = Record::read(&joined(text)) else { continue };
+        let record = record.map_err(|why| format!("its record is malformed: {why}"))?;
+        match &found {
+            Some((other, _)) if *other != record => return Err("it has two records that differ".to_owned()),
+            _ => found = Some((record, entry.ttl)),
+        }
+    }
+    Ok(found)
+}
+
+fn joined(text: &hickory_proto::rr::rdata::TXT) -> Vec<u8> {
+    text.txt_data.concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hickory_proto::rr::rdata::{A, CNAME, SOA, TXT};
+
+    const TEXT: &str = "v=vouchsafe1; authority=https://vouch.example.org; protects=192.0.2.0/24";
+
+    fn name(text: &str) -> Name {
+        Name::from_ascii(text).unwrap()
+    }
+
+    fn txt(owner: &str, text: &str) -> Entry {
+        let strings = text.as_bytes().chunks(60).collect();
+        Entry::from_rdata(name(owner), 300, RData::TXT(TXT::from_bytes(strings)))
+    }
+
+    fn address(owner: &str) -> Entry {
+        Entry::from_rdata(name(owner), 60, RData::A(A::new(192, 0, 2, 7)))
+    }
+
+    fn reply(asked: &str, kind: RecordType, fill: impl FnOnce(&mut Message)) -> Vec<u8> {
+        let mut message = Message::response(7, OpCode::Query);
+        message.add_query(Query::query(name(asked), kind));
+        fill(&mut message);
+        message.to_vec().unwrap()
+    }
+
+    fn domain() -> Domain {
+        "example.org".parse().unwrap()
+    }
+
+    fn record() -> Record {
+        Record::read(TEXT.as_bytes()).unwrap().unwrap()
+    }
+
+    fn told(fill: impl FnOnce(&mut Message)) -> Option<Told> {
+        answer(&domain(), 7, &reply("_vouchsafe.example.org.", RecordType::TXT, fill))
+    }
+
+    #[test]
+    fn the_question_is_for_text_below_the_domain() {
+        let message = Message::from_vec(&question(&domain(), 9).unwrap()).unwrap();
+        let query = &message.queries[0];
+        assert_eq!((query.name.to_ascii().as_str(), query.query_type), ("_vouchsafe.example.org.", RecordType::TXT));
+        assert!(message.metadata.recursion_desired && message.metadata.id == 9);
+    }
+
+    #[test]
+    fn an_answer_is_a_record_or_says_for_how_long_there_is_none() {
+        let found = told(|message| {
+            message.add_answer(txt("_vouchsafe.example.org.", TEXT));
+        });
+        assert_eq!(found, Some(Told::Record(record(), 300)));
+        let soa = SOA::new(name("ns.example.org."), name("x.example.org."), 1, 1, 1, 1, 120);
+        let none = told(|message| {
+            message.metadata.response_code = ResponseCode::NXDomain;
+            message.add_authority(Entry::from_rdata(name("example.org."), 900, RData::SOA(soa)));
+        });
+        assert_eq!(none, Some(Told::Nothing(120)));
+        let others = told(|message| {
+            message.add_answer(txt("_vouchsafe.example.org.", "v=spf1 -all"));
+        });
+        assert_eq!(others, Some(Told::Nothing(0)));
+        assert_eq!(told(|message| message.metadata.truncation = true), Some(Told::Truncated));
+        let failed = told(|message| message.metadata.response_code = ResponseCode::ServFail);
+        assert!(matches!(failed, Some(Told::Failed(_))), "{failed:?}");
+    }
+
+    #[test]
+    fn an_alias_is_followed_and_a_ring_of_them_ends() {
+        let alias = |owner: &str, to: &str| Entry::from_rdata(name(owner), 60, RData::CNAME(CNAME(name(to))));
+        let found = told(|message| {
+            message.add_answer(alias("_vouchsafe.example.org.", "v.host.net."));
+            message.add_answer(txt("v.host.net.", TEXT));
+        });
+        assert_eq!(found, Some(Told::Record(record(), 300)));
+        let ring = told(|message| {
+            message.add_answer(alias("_vouchsafe.example.org.", "v.host.net."));
+            message.add_answer(alias("v.host.net.", "_vouchsafe.example.org."));
+            message.add_answer(txt("elsewhere.net.", TEXT));
+        });
+        assert_eq!(ring, Some(Told::Nothing(0)));
+    }
+
+    #[test]
+    fn the_answer_to_another_question_is_none() {
+        let good = reply("_vouchsafe.example.org.", RecordType::TXT, |message| {
+            message.add_answer(txt("_vouchsafe.example.org.", TEXT));
+        });
+        assert!(answer(&domain(), 7, &good).is_some() && answer(&domain(), 8, &good).is_none());
+        assert!(answer(&"example.net".parse().unwrap(), 7, &good).is_none());
+        let for_addresses = reply("_vouchsafe.example.org.", RecordType::A, |_| {});
+        assert!(answer(&domain(), 7, &for_addresses).is_none());
+        assert!(answer(&domain(), 7, &question(&domain(), 7).unwrap()).is_none(), "our own question");
+    }
+
+    #[test]
+    fn records_that_differ_are_none() {
+        let twice = told(|message| {
+            message.add_answer(txt("_vouchsafe.example.org.", TEXT));
+            message.add_answer(txt("_vouchsafe.example.org.", "v=vouchsafe1; authority=https://evil.example.org"));
+        });
+        assert!(matches!(twice, Some(Told::Failed(_))), "{twice:?}");
+        let malformed = told(|message| {
+            message.add_answer(txt("_vouchsafe.example.org.", "v=vouchsafe1; x"));
+        });
+        assert!(matches!(malformed, Some(Told::Failed(_))), "{malformed:?}");
+    }
+
+    #[test]
+    fn what_is_overheard_is_of_the_domain_that_was_asked_about() {
+        let heard = |asked: &str, owner: &str| {
+            overhear(&reply(asked, RecordType::A, |message| {
+                message.add_answer(address(asked));
+                message.add_additional(txt(owner, TEXT));
+            }))
+        };
+        let found = Some(Heard { domain: domain(), record: record(), ttl: 300 });
+        assert_eq!(heard("Git.Example.org.", "example.org."), found);
+        assert_eq!(heard("git.example.org.", "_vouchsafe.example.org."), found);
+        assert_eq!(heard("example.org.", "example.org."), found);
+        for (asked, owner) in [
+            ("www.example.net.", "example.org."),
+            ("badexample.org.", "example.org."),
+            ("git.example.org.", "org."),
+            ("git.example.org.", "x.git.example.org."),
+        ] {
+            assert_eq!(heard(asked, owner), None, "{asked} {owner}");
+        }
+    }
+
+    #[test]
+    fn half_an_answer_and_a_name_that_points_at_itself_are_none() {
+        let whole = reply("git.example.org.", RecordType::A, |message| {
+            message.add_answer(address("git.example.org."));
+            message.add_additional(txt("example.org.", TEXT));
+        });
+        assert!(overhear(&whole).is_some());
+        for length in 0..whole.len() {
+            assert!(overhear(&whole[..length]).is_none(), "{length}");
+        }
+        let mut ring = whole.clone();
+        // The question's name, which begins behind the header, becomes a pointer to itself.
+        ring[12..14].copy_from_slice(&[0xc0, 12]);
+        assert!(overhear(&ring).is_none());
+        assert!(overhear(&vec![0; LONGEST + 1]).is_none());
+    }
+}
