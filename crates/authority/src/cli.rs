@@ -1,6 +1,7 @@
 //! `vouchsafe authority …`: arguments in, words out. What is done is `admin`'s and `server`'s.
 
 mod audit;
+mod dns;
 mod policy;
 mod service;
 mod session;
@@ -80,6 +81,8 @@ pub enum AuthorityCommand {
         #[arg(long, value_name = "ADDR:PORT")]
         listen: Option<SocketAddr>,
     },
+    /// Serve the domain of [dns] with the record by which agents find this authority, or print that record
+    Dns(dns::DnsArguments),
     /// Accounts
     #[command(subcommand)]
     User(UserCommand),
@@ -304,6 +307,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
     match command {
         AuthorityCommand::Init { at, names, listen } => init(&at, names, listen)?,
         AuthorityCommand::Run { at, listen } => serve(&at, listen).await?,
+        AuthorityCommand::Dns(arguments) => return dns::run(arguments).await,
         AuthorityCommand::User(command) => user(command).await?,
         AuthorityCommand::Device(command) => device(command).await?,
         AuthorityCommand::Service(command) => service::run(command).await?,

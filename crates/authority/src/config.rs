@@ -1,6 +1,7 @@
 //! The authority's configuration, `authority.toml`: parsed once into a valid type.
 
 use crate::console::ConsoleConfig;
+use crate::dns::DnsConfig;
 use crate::login::ProviderConfig;
 use engine::document::{Faults, Reader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -24,6 +25,7 @@ const KEYS: &[&str] = &[
     "grants_kept",
     "audit_lifetime",
     "console",
+    "dns",
     "oidc",
 ];
 
@@ -49,6 +51,8 @@ pub struct Config {
     pub audit_lifetime: u32,
     /// The console.
     pub console: ConsoleConfig,
+    /// Discovery. Default none.
+    pub dns: Option<DnsConfig>,
     /// The identity provider. Default none: accounts here only.
     pub provider: Option<ProviderConfig>,
 }
@@ -75,6 +79,7 @@ impl Config {
                 grants_kept: fields.seconds(reader, "grants_kept", 30 * 86_400, 86_400, 3650 * 86_400),
                 audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
                 console: ConsoleConfig::read(reader, fields),
+                dns: DnsConfig::read(reader, fields),
                 provider: ProviderConfig::read(reader, fields),
             })
         })
@@ -99,6 +104,9 @@ impl Config {
              # What browsers call this authority; for passkeys and logins with an identity provider.\n\
              #url = \"https://authority.example.org:8443\"\n#administrators = [\"person:alice\", \"group:operators\"]\n\
              #idle = \"30m\"\n#lifetime = \"12h\"\n\n\
+             # How agents find this authority: docs/discovery.md.\n#[dns]\n#domain = \"example.org\"\n\
+             #authority = \"https://authority.example.org:8443\"\n#protects = [\"203.0.113.0/28\"]\n#ttl = \"5m\"\n\
+             #zone = \"example.org.zone\"\n\n\
              # Log in with an identity provider (OpenID Connect): docs/configuration.md has the other keys.\n\
              #[oidc]\n#issuer = \"https://id.example.org\"\n#client_id = \"vouchsafe\"\n\
              #client_secret_file = \"oidc.secret\"\n"

@@ -14,6 +14,7 @@ pub mod control;
 mod credentials;
 mod descriptors;
 pub mod directory;
+pub mod dns;
 mod extract;
 mod handlers;
 mod keys;

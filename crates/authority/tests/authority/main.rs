@@ -5,6 +5,7 @@ mod audit;
 mod backup;
 mod changes;
 mod console;
+mod dns;
 mod known;
 mod login;
 mod metrics;

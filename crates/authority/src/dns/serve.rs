@@ -1,0 +1,200 @@
+//! Questions in, answers out, by UDP and TCP; and the zone anew when its files change.
+
+use super::limit::{Limit, Verdict};
+use super::zone::{Transport, shortened};
+use super::{Published, Zone};
+use crate::Directory;
+use crate::extract::Peer;
+use crate::seats::Seats;
+use anyhow::{Context, Result};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant, SystemTime};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+/// Connections at a time; one source gets a quarter of them.
+const MOST_CONNECTIONS: u32 = 256;
+/// Questions on one connection, and how long it may say nothing.
+const MOST_QUESTIONS: u32 = 100;
+const SILENCE: Duration = Duration::from_secs(5);
+/// How often files are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+const NO_ZONE: &str = "[dns] names no `zone`: the file with the domain's other records. Another name server takes the record \
+                       from `vouchsafe authority dns --record`";
+
+/// A running name server. Dropping it stops it.
+pub struct Server {
+    directory: Directory,
+    files: Vec<PathBuf>,
+    seen: Vec<Option<SystemTime>>,
+    zone: Arc<RwLock<Arc<Zone>>>,
+    addresses: Vec<SocketAddr>,
+    tasks: JoinSet<Result<()>>,
+}
+
+impl Server {
+    /// Serves the domain of a directory; `listen`, unless it is empty, takes the place of the configuration's addresses.
+    pub async fn start(directory: Directory, listen: &[SocketAddr]) -> Result<Self> {
+        let (zone, path) = read(&directory)?;
+        let files = vec![directory.path().join("authority.toml"), directory.policy(), path];
+        let config = directory.config()?.dns.context(super::NO_DNS)?;
+        let listen = if listen.is_empty() { config.listen } else { listen.to_vec() };
+        let zone = Arc::new(RwLock::new(Arc::new(zone)));
+        let (limit, seats) = (Arc::new(Mutex::new(Limit::new(Instant::now()))), Arc::new(Seats::new(MOST_CONNECTIONS)));
+        let (mut tasks, mut addresses) = (JoinSet::new(), Vec::new());
+        for address in listen {
+            let (socket, listener) = bind(address).await.with_context(|| format!("can't answer on {address}"))?;
+            addresses.push(socket.local_addr()?);
+            tasks.spawn(datagrams(socket, zone.clone(), limit.clone()));
+            tasks.spawn(connections(listener, zone.clone(), seats.clone()));
+        }
+        let mut server = Self { directory, files, seen: Vec::new(), zone, addresses, tasks };
+        server.seen = server.changed();
+        Ok(server)
+    }
+
+    /// Where it answers.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    /// Reads the files anew; what can't be served leaves the zone as it was.
+    pub fn reload(&mut self) {
+        self.seen = self.changed();
+        match read(&self.directory) {
+            Ok((zone, _)) => {
+                tracing::info!(names = zone.count(), "the zone was read anew");
+                *self.zone.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(zone);
+            }
+            Err(error) => tracing::error!("the zone stays as it was: {error:#}"),
+        }
+    }
+
+    /// Runs until it fails.
+    pub async fn run(&mut self) -> anyhow::Error {
+        let mut ticks = tokio::time::interval(LOOK);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => if self.changed() != self.seen {
+                    self.reload();
+                },
+                ended = self.tasks.join_next() => return match ended {
+                    Some(Ok(Err(error))) => error,
+                    Some(Err(error)) => error.into(),
+                    Some(Ok(Ok(()))) | None => anyhow::anyhow!("a task ended"),
+                },
+            }
+        }
+    }
+
+    fn changed(&self) -> Vec<Option<SystemTime>> {
+        let changed = self.files.iter().map(|file| std::fs::metadata(file).and_then(|file| file.modified()).ok());
+        changed.collect()
+    }
+}
+
+/// The zone of a directory, and the file that it is in.
+fn read(directory: &Directory) -> Result<(Zone, PathBuf)> {
+    let Published { domain, record, ttl } = Published::read(directory)?;
+    let file = directory.config()?.dns.and_then(|dns| dns.zone).context(NO_ZONE)?;
+    let path = directory.path().join(file);
+    let text = std::fs::read_to_string(&path).with_context(|| format!("can't read {}", path.display()))?;
+    let zone = Zone::read(&text, &domain, record, ttl).with_context(|| format!("the zone file {}", path.display()))?;
+    Ok((zone, path))
+}
+
+/// One port for both; where any will do, one that is free for both.
+async fn bind(address: SocketAddr) -> Result<(UdpSocket, TcpListener)> {
+    const TRIES: usize = 16;
+    for _ in 1..TRIES {
+        let socket = UdpSocket::bind(address).await?;
+        match TcpListener::bind(socket.local_addr()?).await {
+            Err(_) if address.port() == 0 => {}
+            bound => return Ok((socket, bound?)),
+        }
+    }
+    anyhow::bail!("no port is free")
+}
+
+fn current(zone: &RwLock<Arc<Zone>>) -> Arc<Zone> {
+    zone.read().unwrap_or_else(PoisonError::into_inner).clone()
+}
+
+async fn datagrams(socket: UdpSocket, zone: Arc<RwLock<Arc<Zone>>>, limit: Arc<Mutex<Limit>>) -> Result<()> {
+    let mut bytes = [0; 4096];
+    loop {
+        let (size, from) = match socket.recv_from(&mut bytes).await {
+            Ok(received) => received,
+            // An earlier answer that could not be delivered.
+            Err(error) => {
+                tracing::debug!("a question could not be read: {error}");
+                continue;
+            }
+        };
+        let question = &bytes[..size];
+        let Some(answer) = current(&zone).answer(question, Transport::Udp) else { continue };
+        let verdict = limit.lock().unwrap_or_else(PoisonError::into_inner).charge(from.ip(), Instant::now());
+        let answer = match verdict {
+            Verdict::Send => Some(answer),
+            Verdict::Shorten => shortened(question),
+            Verdict::Drop => None,
+        };
+        if let Some(answer) = answer
+            && let Err(error) = socket.send_to(&answer, from).await
+        {
+            tracing::debug!(%from, "an answer could not be sent: {error}");
+        }
+    }
+}
+
+async fn connections(listener: TcpListener, zone: Arc<RwLock<Arc<Zone>>>, seats: Arc<Seats>) -> Result<()> {
+    let mut open = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = open.join_next() => continue,
+        };
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of file descriptors, mostly: those that end will free some.
+                tracing::warn!("can't accept connections: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Some(seat) = seats.take(&Peer { address: from.ip().to_canonical(), member: Arc::default() }) else {
+            continue;
+        };
+        let zone = zone.clone();
+        open.spawn(async move {
+            tokio::select! {
+                done = converse(stream, &zone) => if let Err(error) = done {
+                    tracing::debug!(%from, "{error:#}");
+                },
+                () = seat.given_away() => {}
+            }
+        });
+    }
+}
+
+async fn converse(mut stream: TcpStream, zone: &RwLock<Arc<Zone>>) -> Result<()> {
+    stream.set_nodelay(true)?;
+    for _ in 0..MOST_QUESTIONS {
+        let read = async {
+            let size = stream.read_u16().await?;
+            let mut question = vec![0; size.into()];
+            stream.read_exact(&mut question).await?;
+            std::io::Result::Ok(question)
+        };
+        let question = timeout(SILENCE, read).await.context("silence")?.context("no more questions")?;
+        let answer = current(zone).answer(&question, Transport::Tcp).context("no question")?;
+        let whole = [&u16::try_from(answer.len())?.to_be_bytes()[..], &answer].concat();
+        timeout(SILENCE, stream.write_all(&whole)).await.context("it takes no answer")??;
+    }
+    Ok(())
+}

@@ -1,0 +1,252 @@
+//! The zone: what its file says, and what is answered to a question. No IO: bytes in, bytes out.
+
+use anyhow::{Context, Result, bail, ensure};
+use engine::discovery::{Domain, Record as Discovery};
+use hickory_proto::op::{Edns, Message, MessageType, Metadata, OpCode, ResponseCode};
+use hickory_proto::rr::rdata::{HINFO, SOA, TXT};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+use hickory_proto::serialize::txt::Parser;
+use std::collections::BTreeMap;
+
+/// The longest answer by UDP to somebody who names no size, and to anybody: one packet on every path.
+const LEAST_UDP: u16 = 512;
+const MOST_UDP: u16 = 1232;
+/// The most names that an alias leads over.
+const ALIASES: usize = 8;
+/// A DNS header, in bytes.
+const HEADER: usize = 12;
+
+/// How the question came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// In a datagram, from an address that may be forged.
+    Udp,
+    /// On a connection.
+    Tcp,
+}
+
+type Sets = BTreeMap<RecordType, Vec<Record>>;
+
+/// A domain's records.
+pub struct Zone {
+    origin: Name,
+    soa: Record,
+    /// By name in small letters; also names that only have others below them.
+    names: BTreeMap<Name, Sets>,
+    discovery: Discovery,
+    /// The record at the domain itself.
+    text: Record,
+}
+
+impl Zone {
+    /// Reads a zone file, and adds the domain's record to what it says.
+    pub fn read(file: &str, domain: &Domain, discovery: Discovery, ttl: u32) -> Result<Self> {
+        let origin = Name::from_ascii(format!("{domain}."))?;
+        let (_, sets) = Parser::new(file, None, Some(origin.clone())).parse().context("it can't be read")?;
+        let mut names: BTreeMap<Name, Sets> = BTreeMap::new();
+        for set in sets.into_values() {
+            let (name, kind) = (set.name().to_lowercase(), set.record_type());
+            ensure!(origin.zone_of(&name), "{name} is not below {origin}");
+            ensure!(set.dns_class() == DNSClass::IN, "{name} is of class {}, not IN", set.dns_class());
+            let records = set.records_without_rrsigs().cloned().collect();
+            names.entry(name).or_default().insert(kind, records);
+        }
+        let apex = names.get(&origin).context("it has nothing about the domain itself")?;
+        let soa = apex.get(&RecordType::SOA).and_then(|set| set.first()).cloned();
+        let soa = soa.with_context(|| format!("it has no SOA record of {origin}"))?;
+        ensure!(apex.contains_key(&RecordType::NS), "it has no NS record of {origin}");
+        for (name, sets) in &names {
+            ensure!(
+                !sets.contains_key(&RecordType::CNAME) || sets.len() == 1,
+                "{name} is an alias and has other records, too"
+            );
+        }
+        let strings = discovery.strings();
+        let text = |name: Name| Record::from_rdata(name, ttl, RData::TXT(TXT::new(strings.clone())));
+        for name in [origin.clone(), Name::from_ascii(format!("{}.", domain.record_name()))?] {
+            let set = names.entry(name.clone()).or_default().entry(RecordType::TXT).or_default();
+            if set.iter().any(is_discovery) {
+                bail!("{name} has a record that begins with v=vouchsafe1: leave it out, it is added");
+            }
+            set.push(text(name));
+        }
+        // Names between those that have records exist, too.
+        for name in names.keys().cloned().collect::<Vec<_>>() {
+            let mut above = name.base_name();
+            while origin.zone_of(&above) {
+                names.entry(above.clone()).or_default();
+                above = above.base_name();
+            }
+        }
+        Ok(Self { text: text(origin.clone()), origin, soa, names, discovery })
+    }
+
+    /// How many names have records.
+    pub fn count(&self) -> usize {
+        self.names.values().filter(|sets| !sets.is_empty()).count()
+    }
+
+    /// The answer to a question; `None` to what is none.
+    pub fn answer(&self, bytes: &[u8], transport: Transport) -> Option<Vec<u8>> {
+        let Ok(question) = Message::from_vec(bytes) else { return malformed(bytes) };
+        if question.metadata.message_type != MessageType::Query {
+            return None;
+        }
+        let mut answer = reply_to(&question);
+        let edns = question.edns.as_ref();
+        match self.judge(&question) {
+            Err(code) => answer.metadata.response_code = code,
+            Ok((name, kind)) => self.fill(&mut answer, name, kind),
+        }
+        let most = match transport {
+            Transport::Tcp => u16::MAX,
+            Transport::Udp => edns.map_or(LEAST_UDP, |edns| edns.max_payload().clamp(LEAST_UDP, MOST_UDP)),
+        };
+        fit(answer, most.into())
+    }
+
+    fn judge<'q>(&self, question: &'q Message) -> Result<(&'q Name, RecordType), ResponseCode> {
+        if question.metadata.op_code != OpCode::Query {
+            return Err(ResponseCode::NotImp);
+        }
+        if question.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
+            return Err(ResponseCode::BADVERS);
+        }
+        let [asked] = &question.queries[..] else { return Err(ResponseCode::FormErr) };
+        let ours = asked.query_class == DNSClass::IN && self.origin.zone_of(&asked.name);
+        if !ours || matches!(asked.query_type, RecordType::AXFR | RecordType::IXFR) {
+            return Err(ResponseCode::Refused);
+        }
+        Ok((&asked.name, asked.query_type))
+    }
+
+    fn fill(&self, answer: &mut Message, asked: &Name, kind: RecordType) {
+        answer.metadata.authoritative = true;
+        let mut name = asked.clone();
+        for _ in 0..ALIASES {
+            if self.refer(answer, &name) {
+                return;
+            }
+            let Some(sets) = self.sets(&name) else {
+                answer.metadata.response_code = ResponseCode::NXDomain;
+                return answer.authorities.push(self.negative());
+            };
+            let as_asked = |record: &Record| Record::from_rdata(name.clone(), record.ttl, record.data.clone());
+            if kind == RecordType::ANY && !sets.is_empty() {
+                // One small record in place of all of them (RFC 8482 §4.2).
+                let little = RData::HINFO(HINFO::new("RFC8482".to_owned(), String::new()));
+                return answer.answers.push(Record::from_rdata(name, self.soa.ttl, little));
+            }
+            if let Some(set) = sets.get(&kind) {
+                answer.answers.extend(set.iter().map(as_asked));
+                return self.add_text(answer);
+            }
+            let alias = sets.get(&RecordType::CNAME).and_then(|set| set.first());
+            let Some((record, RData::CNAME(to))) = alias.map(|record| (record, &record.data)) else {
+                return answer.authorities.push(self.negative());
+            };
+            answer.answers.push(as_asked(record));
+            name = to.0.clone();
+            if !self.origin.zone_of(&name) {
+                return;
+            }
+        }
+    }
+
+    /// Puts the domain's record beside an address that it protects (wire.md §7.1).
+    fn add_text(&self, answer: &mut Message) {
+        let mut addresses = answer.answers.iter().filter_map(|record| record.data.ip_addr());
+        if addresses.any(|address| self.discovery.covers(address)) {
+            answer.additionals.push(self.text.clone());
+        }
+    }
+
+    /// A name's records, or those of the wildcard that stands for it (RFC 4592).
+    fn sets(&self, name: &Name) -> Option<&Sets> {
+        let name = name.to_lowercase();
+        if let Some(sets) = self.names.get(&name) {
+            return Some(sets);
+        }
+        let mut above = name.base_name();
+        while self.origin.zone_of(&above) && !self.names.contains_key(&above) {
+            above = above.base_name();
+        }
+        self.names.get(&above.prepend_label("*").ok()?)
+    }
+
+    /// Names another server, if the name belongs to a part of the zone that was given away.
+    fn refer(&self, answer: &mut Message, name: &Name) -> bool {
+        let name = name.to_lowercase();
+        let depth = usize::from(self.origin.num_labels()) + 1..=usize::from(name.num_labels());
+        let cut = depth.map(|labels| name.trim_to(labels)).find_map(|at| self.names.get(&at)?.get(&RecordType::NS));
+        let Some(servers) = cut else { return false };
+        answer.metadata.authoritative = !answer.answers.is_empty();
+        for server in servers {
+            answer.authorities.push(server.clone());
+            let RData::NS(host) = &server.data else { continue };
+            let sets = self.names.get(&host.0.to_lowercase());
+            let glue = sets.into_iter().flat_map(|sets| [RecordType::A, RecordType::AAAA].map(|kind| sets.get(&kind)));
+            answer.additionals.extend(glue.flatten().flatten().cloned());
+        }
+        true
+    }
+
+    /// The SOA record, with the time for which there being nothing may be kept (RFC 2308 §3).
+    fn negative(&self) -> Record {
+        let mut soa = self.soa.clone();
+        if let RData::SOA(SOA { minimum, .. }) = &soa.data {
+            soa.ttl = soa.ttl.min(*minimum);
+        }
+        soa
+    }
+}
+
+/// An answer that says no more than "ask by TCP".
+pub fn shortened(bytes: &[u8]) -> Option<Vec<u8>> {
+    let question = Message::from_vec(bytes).ok()?;
+    let is_question = question.metadata.message_type == MessageType::Query && question.queries.len() == 1;
+    let mut answer = reply_to(&question);
+    answer.metadata.truncation = true;
+    is_question.then(|| answer.to_vec().ok()).flatten().filter(|answer| answer.len() <= bytes.len())
+}
+
+fn reply_to(question: &Message) -> Message {
+    let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
+    answer.metadata = Metadata::response_from_request(&question.metadata);
+    answer.queries.clone_from(&question.queries);
+    if question.edns.is_some() {
+        let mut edns = Edns::new();
+        edns.set_max_payload(MOST_UDP);
+        answer.set_edns(edns);
+    }
+    answer
+}
+
+/// "Malformed", in no more bytes than a header has; nothing to what can't be a question.
+fn malformed(bytes: &[u8]) -> Option<Vec<u8>> {
+    const ANSWER: u8 = 0x80;
+    let header = bytes.get(..HEADER).filter(|header| header[2] & ANSWER == 0)?;
+    let id = u16::from_be_bytes([header[0], header[1]]);
+    Message::error_msg(id, OpCode::Query, ResponseCode::FormErr).to_vec().ok()
+}
+
+/// First the additional records go, then all.
+fn fit(mut answer: Message, most: usize) -> Option<Vec<u8>> {
+    let bytes = answer.to_vec().ok()?;
+    if bytes.len() <= most {
+        return Some(bytes);
+    }
+    answer.additionals.clear();
+    let bytes = answer.to_vec().ok()?;
+    if bytes.len() <= most {
+        return Some(bytes);
+    }
+    answer.truncate().to_vec().ok()
+}
+
+fn is_discovery(record: &Record) -> bool {
+    matches!(&record.data, RData::TXT(text) if Discovery::read(&text.txt_data.concat()).is_some())
+}
+
+#[cfg(test)]
+mod tests;
