@@ -10,6 +10,7 @@
 #include "nat.h"
 #include "outbound.h"
 #include "samples.h"
+#include "told.h"
 
 /* A flow as its answers show it: whom the inside calls is the client. */
 static __always_inline struct flow_key flow_of_answers(const struct packet *p)
@@ -62,6 +63,8 @@ __noinline int note_opened(const struct flow_key *answers, const struct packet *
 	fresh.stage = p->flow.protocol == IP_TCP ? STAGE_OPENING : STAGE_OPEN;
 	if (__sync_fetch_and_add(used, 1) < config.max_outbound && !put_flow(&key, &fresh, BPF_NOEXIST)) {
 		count(OUTBOUND);
+		if (config.tells_flows)
+			tell_flow(&key);
 		return 0;
 	}
 	__sync_fetch_and_sub(used, 1);

@@ -8,6 +8,7 @@
 #include "flows.h"
 #include "ls.h"
 #include "revoked.h"
+#include "told.h"
 #include "token.h"
 
 struct {
@@ -218,8 +219,11 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	fresh.handle = handle;
 	fresh.since = p->time;
 	refresh(&fresh, p, p->time);
-	if (taken && !put_flow(&key, &fresh, BPF_NOEXIST))
+	if (taken && !put_flow(&key, &fresh, BPF_NOEXIST)) {
+		if (config.tells_flows == TELLS_ADMITTED)
+			tell_flow(&key);
 		return CONTINUE;
+	}
 	/* The flow is known, or there is no room for it. */
 	flow = find_flow(&key);
 	if (flow && flow->handle == handle && flow_is_live(key.protocol, flow, p->time)) {
@@ -239,6 +243,8 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		goto refused;
 	if (counted)
 		release_grant(before);
+	if (config.tells_flows == TELLS_ADMITTED)
+		tell_flow(&key);
 	return CONTINUE;
 refused:
 	if (taken)

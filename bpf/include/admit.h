@@ -19,6 +19,7 @@
 #include "samples.h"
 #include "clock.h"
 #include "sweep.h"
+#include "take_over.h"
 
 /* An ICMP error passes if what it quotes was sent back on an admitted flow (wire.md §6.5). */
 __noinline int judge_icmp_error(context *ctx, struct packet *p, const struct services *services)

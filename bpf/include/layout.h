@@ -27,8 +27,11 @@ struct verifier_config {
 	__u16 carriers; /* bits of enum carrier */
 	__u16 suites; /* a bit at each one's number */
 	__u32 max_outbound; /* flows that the inside may have opened; 0 if this is no gateway */
-	__u32 reserved;
+	__u32 tells_flows; /* one of enum tells_flows */
 };
+
+/* When user space, which tells the gateways beside this one, is told of flows. */
+enum tells_flows { TELLS_NOTHING = 0, TELLS_ADMITTED = 1, TELLS_BOUND = 2 /* once they have an inside address */ };
 
 /* Who opened a flow. */
 enum origin { BY_TOKEN = 0, ADOPTED = 1, FROM_INSIDE = 2 };
@@ -72,6 +75,23 @@ struct flow {
 	__be16 inside_port; /* as the inside sees the client's */
 	__u32 inside; /* the slot of its inside address and one more; 0 if it has none */
 };
+
+/* Somebody's flow has begun. */
+struct flow_news {
+	struct flow_key key;
+	__u64 time; /* nanoseconds since boot */
+};
+
+/* A flow that a gateway beside this one told of, in this one's time. */
+struct told_flow {
+	struct flow_key key;
+	struct flow flow;
+	__u32 expires; /* when its grant ends, Unix seconds */
+	__u32 begins; /* 1: it is to be made if it is not there */
+};
+
+/* What becomes of it. */
+enum taken { TAKEN_NEW = 1, TAKEN_KNOWN = 2, REFUSED_REVOKED = 3, REFUSED_OLDER = 4, REFUSED_GONE = 5, REFUSED_FULL = 6 };
 
 /* An address as the maps hold it: IPv4 in the first four bytes, the rest zero. */
 struct address {
@@ -120,6 +140,17 @@ struct member {
 	struct address address;
 	__u32 family;
 	__u32 reserved;
+};
+
+/* The inside address of a flow that a gateway beside this one told of. */
+struct told_address {
+	struct flow_key key;
+	struct address inside;
+	__u32 person;
+	__u32 now; /* Unix seconds */
+	__u32 slot; /* its slot here and one more; 0 if the flow can't have it */
+	__be16 port;
+	__u16 reserved;
 };
 
 struct nat_news {

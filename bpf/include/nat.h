@@ -7,6 +7,7 @@
 #include "flows.h"
 #include "outbound.h"
 #include "rewrite.h"
+#include "told.h"
 
 /* Who is behind a grant. */
 struct {
@@ -124,18 +125,14 @@ static long look_at_slot(__u32 index, struct search *search)
 	return 0;
 }
 
-/* Takes the free address that was used the longest ago for a person, with one flow on it. */
-__noinline __u32 take_slot(__u32 family, __u32 person, __u32 time)
+/* Takes a free address for a person, with one flow on it; NO_SLOT if it is not free, or they have another and may not have
+ * two. */
+__noinline __u32 claim_slot(__u32 index, __u32 family, __u32 person, __u32 time, __u32 may_have_two)
 {
 	struct lease_key key = { .person = person, .family = family }, before = { .family = family };
-	struct search search = { .oldest = ~0ULL, .best = NO_SLOT };
-	struct pool_slot *slot;
-	__u32 index, *held;
+	struct pool_slot *slot = bpf_map_lookup_elem(&pool, &index);
+	__u32 *held;
 
-	search.from = family == 4 ? 0 : nat_config.pool4;
-	bpf_loop(family == 4 ? nat_config.pool4 : nat_config.pool6, look_at_slot, &search, 0);
-	index = search.best;
-	slot = bpf_map_lookup_elem(&pool, &index);
 	/* Where another core was faster, the sender tries again. */
 	if (!slot || __sync_val_compare_and_swap(&slot->flows, 0, SLOT_TAKEN) != 0)
 		return NO_SLOT;
@@ -144,7 +141,7 @@ __noinline __u32 take_slot(__u32 family, __u32 person, __u32 time)
 	if (held && *held == index)
 		bpf_map_delete_elem(&leases, &before);
 	slot->person = 0;
-	if (bpf_map_update_elem(&leases, &key, &index, BPF_NOEXIST)) {
+	if (bpf_map_update_elem(&leases, &key, &index, BPF_NOEXIST) && !may_have_two) {
 		__sync_fetch_and_sub(&slot->flows, SLOT_TAKEN);
 		return NO_SLOT;
 	}
@@ -154,6 +151,16 @@ __noinline __u32 take_slot(__u32 family, __u32 person, __u32 time)
 	__sync_fetch_and_sub(&slot->flows, SLOT_TAKEN - 1);
 	tell(NEWS_GIVEN, 0, person, index, time);
 	return index;
+}
+
+/* Takes the free address that was used the longest ago for a person, with one flow on it. */
+__noinline __u32 take_slot(__u32 family, __u32 person, __u32 time)
+{
+	struct search search = { .oldest = ~0ULL, .best = NO_SLOT };
+
+	search.from = family == 4 ? 0 : nat_config.pool4;
+	bpf_loop(family == 4 ? nat_config.pool4 : nat_config.pool6, look_at_slot, &search, 0);
+	return claim_slot(search.best, family, person, time, 0);
 }
 
 static __always_inline __u32 lease_of(__u32 family, __u32 person, __u32 time)
@@ -169,10 +176,27 @@ static __always_inline __u32 lease_of(__u32 family, __u32 person, __u32 time)
 	return slot && hold(slot, person) ? at : NO_SLOT;
 }
 
+/* Notes the way back from an address and port inside, on which a flow is counted; 0 if it is another flow's. */
+static __always_inline int note_way_back(struct pool_slot *slot, const struct flow_key *inside, const struct way_back *back)
+{
+	struct flow_key key = *inside; /* Linux 6.1 takes keys from the stack */
+	struct way_back *known;
+
+	if (!bpf_map_update_elem(&ways_back, &key, back, BPF_NOEXIST))
+		return 1;
+	known = bpf_map_lookup_elem(&ways_back, &key);
+	if (!known || known->client_port != back->client_port || !same_address(&known->client, &back->client))
+		return 0;
+	/* Of an earlier flow between the same, or another core's: it is counted already. */
+	known->since = back->since;
+	__sync_fetch_and_sub(&slot->flows, 1);
+	return 1;
+}
+
 /* Gives a flow the inside address of its person, and a port that no other flow of theirs has there. */
 __noinline int bind_flow(const struct packet *p, struct flow *flow)
 {
-	struct way_back back = {}, *known;
+	struct way_back back = {};
 	struct bearer *bearer;
 	struct pool_slot *slot;
 	struct flow_key key;
@@ -202,20 +226,50 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 	port = bpf_ntohs(p->flow.client_port);
 	for (__u32 i = 0; i < BIND_TRIES; i++) {
 		key.client_port = bpf_htons(port + i);
-		if (bpf_map_update_elem(&ways_back, &key, &back, BPF_NOEXIST)) {
-			known = bpf_map_lookup_elem(&ways_back, &key);
-			if (!known || known->client_port != back.client_port || !same_address(&known->client, &back.client))
-				continue;
-			/* Of an earlier flow between the same, or another core's: it is counted already. */
-			known->since = p->time;
-			__sync_fetch_and_sub(&slot->flows, 1);
-		}
+		if (!note_way_back(slot, &key, &back))
+			continue;
 		flow->inside_port = key.client_port;
 		__sync_val_compare_and_swap(&flow->inside, 0, index + 1);
+		if (config.tells_flows) {
+			key = p->flow;
+			tell_flow(&key);
+		}
 		return CONTINUE;
 	}
 	__sync_fetch_and_sub(&slot->flows, 1);
 	return DROP_NO_ADDRESS;
+}
+
+/* Gives a flow that a gateway beside this one told of the inside address that it has there. If two people got one at the
+ * same time, before either gateway was told, each keeps it where they got it. */
+SEC("syscall")
+int bind_told(struct told_address *told)
+{
+	struct told_address own = *told;
+	struct member member = { .address = own.inside, .family = own.key.family };
+	struct way_back back = { .client_port = own.key.client_port, .since = own.now };
+	struct pool_slot *slot;
+	__u32 index, *found = bpf_map_lookup_elem(&members, &member);
+
+	told->slot = 0;
+	if (!found)
+		return 0;
+	index = *found;
+	slot = bpf_map_lookup_elem(&pool, &index);
+	if (!slot)
+		return 0;
+	if (!hold(slot, own.person) && claim_slot(index, own.key.family, own.person, own.now, 1) == NO_SLOT)
+		return 0;
+	slot->last = bpf_ktime_get_ns();
+	__builtin_memcpy(&back.client, own.key.client, 16);
+	back.slot = index;
+	__builtin_memcpy(own.key.client, &own.inside, 16);
+	own.key.client_port = own.port;
+	if (note_way_back(slot, &own.key, &back))
+		told->slot = index + 1;
+	else
+		__sync_fetch_and_sub(&slot->flows, 1);
+	return 0;
 }
 
 struct bpf_map;

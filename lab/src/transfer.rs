@@ -79,7 +79,10 @@ fn swallow(mut stream: TcpStream, taken: &AtomicU64, end: &AtomicBool) -> std::i
 }
 
 /// A transfer that runs beside the caller.
-pub struct Transfer(JoinHandle<Result<Rate>>);
+pub struct Transfer {
+    thread: JoinHandle<Result<Rate>>,
+    end: Arc<AtomicBool>,
+}
 
 /// What a transfer moved.
 #[derive(Clone, Copy, Debug)]
@@ -107,18 +110,26 @@ impl Transfer {
             // Less on the way than the 256 packets that a virtual cable's queue holds: none is lost for want of room.
             setsockopt(&stream, SndBuf, &SMALL)?;
         }
-        Ok(Self(thread::spawn(move || pour(stream, time, per_second))))
+        let end = Arc::new(AtomicBool::new(false));
+        let ends = end.clone();
+        Ok(Self { thread: thread::spawn(move || pour(stream, time, per_second, &ends)), end })
+    }
+
+    /// Ends it before its time.
+    pub fn end(self) -> Result<Rate> {
+        self.end.store(true, Relaxed);
+        self.finish()
     }
 
     /// Waits for its end.
     pub fn finish(self) -> Result<Rate> {
-        self.0.join().ok().context("the transfer panicked")?
+        self.thread.join().ok().context("the transfer panicked")?
     }
 }
 
-fn pour(mut stream: TcpStream, time: Duration, per_second: Option<u64>) -> Result<Rate> {
+fn pour(mut stream: TcpStream, time: Duration, per_second: Option<u64>, end: &AtomicBool) -> Result<Rate> {
     let (chunk, began, mut bytes) = (vec![0x5a; CHUNK], Instant::now(), 0);
-    while began.elapsed() < time {
+    while began.elapsed() < time && !end.load(Relaxed) {
         stream.write_all(&chunk).context("sending")?;
         bytes += chunk.len() as u64;
         if let Some(per_second) = per_second {

@@ -3,11 +3,11 @@
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::forge::Tcp;
-use lab::net::{Namespace, veth};
+use lab::net::Namespace;
 use lab::service::{Echo, ask, call, exchange};
 use lab::world::{AUTHORITY, DARK4, DARK6, ECHO, FRONT4, FRONT6, OPEN4, POOL, Way, in_family};
 use lab::{Outsider, Place, Port, World, poll, test};
@@ -20,8 +20,6 @@ use nix::sys::time::{TimeVal, TimeValLike};
 const SOON: Duration = Duration::from_secs(5);
 /// Long enough for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
-/// How often an agent proves a UDP flow anew (wire.md §4.1).
-const TOKEN_EVERY: Duration = Duration::from_secs(15);
 /// A server's address outside that nobody protects: the Internet's own.
 const ABROAD6: &str = "2001:db8:1::ff";
 
@@ -327,49 +325,4 @@ fn who_comes_in_has_an_inside_address() {
 
 fn in_pool(address: IpAddr) -> bool {
     ["10.9.0.", "fd09::"].iter().any(|prefix| address.to_string().starts_with(prefix))
-}
-
-/// Another gateway before the same server takes over while a client talks: datagrams are proved anew in time, connections
-/// begin anew. What goes back takes the way that it took.
-#[test]
-fn two_gateways_are_one_verifier() {
-    test(|| {
-        let world = World::behind_gateway(Way::Direct, &[])?;
-        let (alice, internet, server) = (&world.network.alice, &world.network.internet, &world.network.server);
-        let second = Namespace::new("second")?;
-        veth(&second, "eth0", "192.0.4.1/24", internet, "dc2", "192.0.4.254/24")?;
-        veth(&second, "eth1", "192.0.5.1/24", server, "eth1", "192.0.5.2/24")?;
-        second.route("default", "192.0.4.254")?;
-        second.route("192.0.2.0/24", "192.0.5.2")?;
-        second.forward()?;
-        for key in ["all", "eth1"] {
-            server.sysctl(&format!("net/ipv4/conf/{key}/rp_filter"), "0")?;
-        }
-        let twin = world.verifier.twin(&second, &["--inside", "eth1"])?;
-        let to = SocketAddr::new(dark(false), ECHO);
-        let mut stream = call(alice, to, SOON)?;
-        exchange(&mut stream)?;
-        let talk = alice.enter(|| UdpSocket::bind(("10.1.0.1", 7100)))?;
-        talk.set_read_timeout(Some(QUIET))?;
-        let answered = || talk.send_to(b"ping", to).is_ok() && talk.recv_from(&mut [0; 16]).is_ok();
-        ensure!(poll(SOON, answered), "no answer by the first");
-
-        internet.route("192.0.2.0/24", "192.0.4.1")?;
-        stream.set_read_timeout(Some(QUIET))?;
-        ensure!(exchange(&mut stream).is_err(), "a connection went on that the second gateway never admitted");
-        ensure!(twin.counters()?.named("no_flow") > 0, "{:?}", twin.counters()?);
-        let mut anew = call(alice, to, SOON).context("a new connection")?;
-        exchange(&mut anew)?;
-        // The first still knows its own.
-        internet.route("192.0.2.0/24", "192.0.3.1")?;
-        stream.set_read_timeout(Some(SOON))?;
-        exchange(&mut stream).context("the first connection, on its old way")?;
-
-        internet.route("192.0.2.0/24", "192.0.4.1")?;
-        let (began, tokens) = (Instant::now(), twin.counters()?.named("token"));
-        ensure!(poll(TOKEN_EVERY + SOON, answered), "datagrams are not proved anew");
-        eprintln!("datagrams pass again after {:.1?}", began.elapsed());
-        ensure!(twin.counters()?.named("token") > tokens, "{:?}", twin.counters()?);
-        Ok(())
-    });
 }

@@ -12,11 +12,11 @@ use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use wire::map::VerifierConfig;
+use wire::map::{ToldAddress, VerifierConfig};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gateway.bpf.o"));
 /// The tables that are admission's, too.
-const SHARED: [&str; 11] = [
+const SHARED: [&str; 12] = [
     "protected4",
     "protected6",
     "open4",
@@ -26,6 +26,7 @@ const SHARED: [&str; 11] = [
     "flows6",
     "outbound",
     "ended",
+    "flow_news",
     "counters",
     "samples",
 ];
@@ -71,6 +72,11 @@ impl Gateway {
     /// Forgets the ways back of flows that are gone at `now` (Unix seconds), and so frees inside addresses; gives how many.
     pub fn reclaim(&self, now: u32) -> Result<u32> {
         nat::reclaim(&self.object, now)
+    }
+
+    /// Gives a flow that another gateway told of the inside address that it has there. The slot is filled in.
+    pub fn bind_told(&self, told: ToldAddress) -> Result<ToldAddress> {
+        nat::bind_told(&self.object, told)
     }
 
     /// Attaches one of the programs; takes over what an earlier process attached and pinned.

@@ -6,7 +6,9 @@ use crate::table::Table;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, ProgramInput, RingBuffer};
 use std::net::IpAddr;
-use wire::map::{Bearer, FlowKey, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, WayBack, address_bytes};
+use wire::map::{
+    Bearer, FlowKey, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, ToldAddress, WayBack, address_bytes,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The tables that outlive the process.
@@ -102,4 +104,13 @@ pub(crate) fn reclaim(object: &Loaded, now: u32) -> Result<u32> {
     let result = program.test_run(input).context("cannot run the reclaim program")?;
     anyhow::ensure!(result.return_value == 0, "the reclaim program failed: {}", result.return_value);
     Ok(pass.ways)
+}
+
+/// Runs the program that gives the inside address of a flow that another gateway told of.
+pub(crate) fn bind_told(object: &Loaded, mut told: ToldAddress) -> Result<ToldAddress> {
+    let program = object.runnable("bind_told")?;
+    let input = ProgramInput { context_in: Some(told.as_mut_bytes()), ..ProgramInput::default() };
+    let result = program.test_run(input).context("cannot run the program that gives told addresses")?;
+    anyhow::ensure!(result.return_value == 0, "the program that gives told addresses failed: {}", result.return_value);
+    Ok(told)
 }

@@ -17,14 +17,15 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use wire::map::{
-    DropSample, EpochKey, FlowKey, GrantUse, LsGrant, ReplayBucket, SecretEntry, Services, VerifierConfig, counter,
+    DropSample, EpochKey, FlowKey, FlowNews, GrantUse, LsGrant, ReplayBucket, SecretEntry, Services, ToldFlow,
+    VerifierConfig, counter,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 19] = [
+const PINNED: [&str; 20] = [
     "protected4",
     "protected6",
     "open4",
@@ -43,6 +44,7 @@ const PINNED: [&str; 19] = [
     "ls_secrets",
     "ls_grants",
     "ls_since",
+    "flow_news",
     "counters",
 ];
 
@@ -111,6 +113,7 @@ pub struct Verifier {
     outbound: Table<u32, u32>,
     counters: Table<u32, u64>,
     samples: MapHandle,
+    flow_news: MapHandle,
     epoch_length: u32,
 }
 
@@ -165,6 +168,7 @@ impl Verifier {
             outbound: object.table("outbound")?,
             counters: object.table("counters")?,
             samples: object.map("samples")?,
+            flow_news: object.map("flow_news")?,
             epoch_length: config.epoch_length,
             object,
             pins,
@@ -302,6 +306,18 @@ impl Verifier {
         anyhow::ensure!(result.return_value == 0, "the sweep program failed: {}", result.return_value);
         self.revoked.tidy()?;
         Ok(swept)
+    }
+
+    /// Brings a flow in that another gateway told of; gives one of [`wire::map::taken`].
+    pub fn take_over(&self, mut told: ToldFlow) -> Result<u32> {
+        let program = self.object.runnable("take_over")?;
+        let input = ProgramInput { context_in: Some(told.as_mut_bytes()), ..ProgramInput::default() };
+        Ok(program.test_run(input).context("cannot run the program that takes flows over")?.return_value)
+    }
+
+    /// Calls `each` with every flow that begins, if the programs were loaded to tell, whenever the result is polled.
+    pub fn flow_news(&self, each: impl FnMut(FlowNews) + Send + 'static) -> Result<RingBuffer<'static>> {
+        ring::open(&self.flow_news, each)
     }
 
     /// Calls `each` with every drop sample from here on, whenever the result is polled.

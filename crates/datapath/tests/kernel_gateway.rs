@@ -12,7 +12,9 @@ use lab::forge::{Packet, Tcp, flag};
 use lab::seen::Seen;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use wire::map::{Bearer, Flow, FlowKey, VerifierConfig, address_of, origin};
+use wire::map::{
+    Bearer, Flow, FlowKey, ToldAddress, ToldFlow, VerifierConfig, address_bytes, address_of, origin, stage, taken,
+};
 use wire::packet::{TCP, UDP};
 use world::{NOW, SIZES, address};
 
@@ -348,4 +350,114 @@ fn kernel_makes_no_checksum_where_there_is_none() {
         address_of([10, 9, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], 4),
         Seen::frame(&ran.frame).unwrap().source
     );
+}
+
+impl Stage {
+    /// What becomes of a flow of the client's that another gateway told of.
+    fn told(&self, client: &Client, flow: Flow, begins: bool) -> u32 {
+        let told = ToldFlow { key: client.key(), flow, expires: self.now + 300, begins: begins.into() };
+        self.verifier.take_over(told).unwrap()
+    }
+
+    /// The slot here, and one more, of the inside address that a client has at another gateway.
+    fn told_address(&self, client: &Client, inside: &str) -> u32 {
+        let (inside, key) = (address_bytes(address(inside)), client.key());
+        let (person, port) = (client.person, client.port.to_be_bytes());
+        let told = ToldAddress { key, inside, person, now: self.now, slot: 0, port, reserved: 0 };
+        self.gateway.bind_told(told).unwrap().slot
+    }
+
+    fn flow_there(&self, client: &Client) -> Flow {
+        Flow { handle: u64::from(client.person) << 8, since: self.now, seen: self.now, ..Flow::default() }
+    }
+}
+
+#[test]
+fn kernel_takes_a_told_flow_over_as_if_it_had_admitted_it() {
+    let mut stage = Stage::new(&[]);
+    for six in [false, true] {
+        let client = Client::new(7, six);
+        let flow = stage.flow_there(&client);
+        assert_eq!(stage.told(&client, flow, false), taken::GONE, "nothing begins by news of what goes on");
+        assert_eq!(stage.told(&client, flow, true), taken::NEW);
+        assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(flow));
+        assert_eq!(stage.verifier.grants.get(&flow.handle).unwrap().map(|used| used.flows), Some(1));
+        // The later packet counts, and what closes here is not opened by one of the same second.
+        let closing = Flow { stage: stage::CLOSING, seen: flow.seen + 5, ..flow };
+        assert_eq!(stage.told(&client, closing, false), taken::KNOWN);
+        assert_eq!(stage.told(&client, Flow { stage: stage::OPEN, ..closing }, false), taken::KNOWN);
+        assert_eq!(stage.told(&client, flow, true), taken::KNOWN);
+        assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(closing));
+        let again = Flow { stage: stage::OPEN, seen: closing.seen + 1, ..closing };
+        assert_eq!(stage.told(&client, again, false), taken::KNOWN);
+        assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(again));
+        // Another one between the same takes its place if it is younger, and its grant counts it.
+        let other = Flow { handle: 9, ..flow };
+        assert_eq!(stage.told(&client, other, true), taken::OLDER);
+        assert_eq!(stage.told(&client, Flow { since: flow.since + 1, ..other }, true), taken::NEW);
+        let flows = |handle| stage.verifier.grants.get(&handle).unwrap().map(|used| used.flows);
+        assert_eq!((flows(flow.handle), flows(9)), (Some(0), Some(1)));
+        stage.verifier.grants.remove(&flow.handle).unwrap();
+        stage.verifier.grants.remove(&9).unwrap();
+        stage.end(&client);
+    }
+}
+
+#[test]
+fn kernel_takes_no_flow_over_whose_grant_is_revoked() {
+    let stage = Stage::new(&[]);
+    let client = Client::new(7, false);
+    let flow = stage.flow_there(&client);
+    stage.verifier.revoked.set(flow.handle, stage.now + 300).unwrap();
+    assert_eq!(stage.told(&client, flow, true), taken::REVOKED);
+    assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), None);
+    assert_eq!(stage.verifier.grants.get(&flow.handle).unwrap(), None);
+}
+
+#[test]
+fn kernel_takes_what_another_inside_opened_as_far_as_there_is_room() {
+    let stage = Stage::new(&[]);
+    let opened = Flow { origin: origin::INSIDE, since: NOW, seen: NOW, ..Flow::default() };
+    let taken_over = (0..1100).filter(|port| {
+        let client = Client { port: 10_000 + port, ..Client::new(7, false) };
+        stage.told(&client, opened, true) == taken::NEW
+    });
+    assert_eq!(taken_over.count(), 1000);
+    assert_eq!(stage.verifier.outbound().unwrap(), 1000);
+}
+
+#[test]
+fn kernel_gives_a_told_flow_the_address_that_it_has_there() {
+    let mut stage = Stage::new(&both());
+    for (six, there, other) in [(false, "10.9.0.3", "10.9.0.1"), (true, "fd09::2", "fd09::1")] {
+        let client = Client::new(7, six);
+        let slot = stage.told_address(&client, there);
+        assert_ne!(slot, 0);
+        let flow = Flow { inside: slot, inside_port: client.port.to_be_bytes(), ..stage.flow_there(&client) };
+        assert_eq!(stage.told(&client, flow, true), taken::NEW);
+        assert_eq!(stage.told_address(&client, there), slot, "to be told twice changes nothing");
+        assert_eq!(stage.shown(&client), Some((address(there), client.port)));
+        let used = stage.gateway.addresses.slots.get(&(slot - 1)).unwrap().unwrap();
+        assert_eq!((used.flows, used.person), (1, client.person));
+        // Their next flow, which begins here, has the same one; somebody else's has another.
+        let next = Client { port: 40_001, ..client };
+        stage.admit(&next);
+        assert_eq!(stage.shown(&next), Some((address(there), next.port)));
+        let stranger = Client { address: Client::new(8, six).address, ..Client::new(8, six) };
+        assert_eq!(stage.told_address(&stranger, there), 0, "it is somebody's");
+        assert_eq!(
+            stage.told_address(&stranger, if six { "fd09::77" } else { "10.9.0.77" }),
+            0,
+            "it is not of the pool"
+        );
+        stage.admit(&stranger);
+        assert_eq!(stage.shown(&stranger), Some((address(other), stranger.port)));
+        for client in [client, next, stranger] {
+            stage.end(&client);
+        }
+        stage.reclaim();
+        assert!(stage.gateway.addresses.ways_back.keys().is_empty());
+        let free = stage.gateway.addresses.slots.entries().iter().all(|(_, slot)| slot.flows == 0);
+        assert!(free, "{:?}", stage.gateway.addresses.slots.entries());
+    }
 }

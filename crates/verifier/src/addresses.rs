@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
-use wire::map::{Bearer, FlowKey, LeaseKey, NatNews, PersonName, nat_news};
+use wire::map::{Bearer, Flow, FlowKey, LeaseKey, NatNews, PersonName, nat_news};
 
 /// Addresses of a pool at most, of each family: all are looked through where one is needed.
 pub const POOL_MAX: usize = 4096;
@@ -97,6 +97,20 @@ impl Addresses {
         Ok(Self { tables, people, past, _listener: Listener::start("addresses", ring)? })
     }
 
+    /// Notes what another gateway says of a grant, unless it is known whose that is; gives the number of the person.
+    pub fn note(&self, person: &str, handle: u64, expires: u32) -> Result<u32> {
+        let number = self.number(person)?;
+        self.tables.bearers.insert(&handle, &Bearer { person: number, expires }).context("inside addresses")?;
+        Ok(number)
+    }
+
+    /// The inside address that a flow's client has, and whose it is, also when the grant has ended.
+    pub fn holder(&self, flow: &Flow) -> Option<([u8; 16], String)> {
+        let slot = self.tables.slots.get(&flow.inside.checked_sub(1)?).ok()??;
+        let people = self.people.lock().unwrap_or_else(PoisonError::into_inner);
+        Some((slot.address, people.names.get(&slot.person)?.clone()))
+    }
+
     /// Tells the kernel whose grant this is.
     pub fn learn(&self, owner: &GrantOwner) -> Result<()> {
         let number = self.number(&owner.person)?;
@@ -154,7 +168,7 @@ impl Addresses {
     }
 
     /// The address that a flow's client has inside.
-    pub fn of(&self, flow: &wire::map::Flow, key: &FlowKey) -> Option<SocketAddr> {
+    pub fn of(&self, flow: &Flow, key: &FlowKey) -> Option<SocketAddr> {
         let slot = self.tables.slots.get(&flow.inside.checked_sub(1)?).ok()??;
         let address = wire::map::address_of(slot.address, key.family);
         Some((address, u16::from_be_bytes(flow.inside_port)).into())

@@ -445,6 +445,14 @@ fn show_status(status: &view::Status) {
     if !status.inside.is_empty() {
         println!("\na gateway; inside: {}", status.inside.join(", "));
     }
+    if !status.peers.is_empty() {
+        print!("\n{}", peers(&status.peers));
+        let from = status
+            .peers_heard
+            .iter()
+            .map(|one| vec![one.from.to_string(), utc(one.since), one.taken.to_string(), one.refused.to_string()]);
+        print!("\n{}", Table::new(&["HEARD FROM", "SINCE", "TAKEN", "REFUSED"], from));
+    }
     if !status.not_attached.is_empty() {
         let rows = status.not_attached.iter().map(|interface| vec![interface.name.clone(), interface.why.clone()]);
         print!("\n{}", Table::new(&["NOT ATTACHED", "WHY"], rows));
@@ -459,6 +467,20 @@ fn show_status(status: &view::Status) {
         vec![table.name.clone(), used, table.max.to_string(), table.bytes.to_string(), bytes(table.max * table.bytes)]
     });
     print!("\n{}", Table::new(&["TABLE", "USED", "MAX", "BYTES EACH", "AT MOST"], tables));
+}
+
+/// How telling other gateways goes.
+fn peers(peers: &[view::Peer]) -> Table {
+    let rows = peers.iter().map(|peer| {
+        let state = match &peer.trouble {
+            _ if peer.connected => "connected",
+            Some(trouble) => trouble,
+            None => "connecting",
+        };
+        let gap = peer.gap_us.map_or("-".into(), |gap| format!("{:.1} ms", gap as f64 / 1e3));
+        vec![peer.address.clone(), state.to_owned(), peer.told.to_string(), peer.refused.to_string(), gap]
+    });
+    Table::new(&["PEER", "STATE", "TOLD", "REFUSED", "GAP"], rows)
 }
 
 fn service(service: &engine::api::Service) -> String {

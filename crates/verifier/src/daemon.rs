@@ -6,6 +6,7 @@ use crate::confirm::Confirmer;
 use crate::control::{self, Access};
 use crate::directory::{Cache, Directory, Enrolment};
 use crate::drops::Ring;
+use crate::peers::{self, Peers};
 use crate::protection::{Cut, Protection};
 use crate::recheck::Recheck;
 use crate::settings::Settings;
@@ -68,6 +69,10 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         Some(address) => Some(shell::metrics::listen(address).await?),
         None => None,
     };
+    let teller = match settings.peer_listen {
+        Some(address) => Some(peers::listen(address).await?),
+        None => None,
+    };
     let authority = directory.caller(&enrolment)?;
     let pins = Pins::new("verifier", &instance)?;
     let _instance_lock = pins.lock()?;
@@ -117,9 +122,11 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         "{}",
         if settings.observe { "observing: nothing is dropped" } else { "protecting" }
     );
+    let peers = Arc::new(Peers::new(&settings.peers)?);
     let (orders, ordered) = mpsc::channel(4);
     let names = Names { verifier: enrolment.verifier, instance, url: enrolment.authority };
-    let shared = Arc::new(Shared::new(names, settings.observe, authority.clone(), protection, drops, orders));
+    let shared =
+        Arc::new(Shared::new(names, settings.observe, peers.clone(), authority.clone(), protection, drops, orders));
     shared.health().read = trouble.is_none().then(now);
     shared.health().trouble = trouble;
     *shared.trial() = trial.map(|trial| (Instant::now() + trial).into_std());
@@ -133,7 +140,9 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     // Without its owner's name nobody gets an inside address.
     let confirms = if settings.pool.is_empty() { Confirm::Pairs } else { Confirm::Grants };
     let confirmer = Confirmer::new(authority.clone(), confirms);
+    let sharing = teller.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
     let daemon = Daemon {
+        peers,
         directory,
         authority: authority.clone(),
         recheck: Recheck::new(shared.clone(), authority),
@@ -154,6 +163,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     server.abort();
     reporting.abort();
     naming.abort();
+    drop(sharing);
     measuring.inspect(JoinHandle::abort);
     let _ = std::fs::remove_file(&socket);
     done
@@ -233,6 +243,8 @@ fn warn_of_lock_out(protection: &Protection, settings: &Settings, trial: Option<
 }
 
 struct Daemon {
+    /// The gateways beside this one.
+    peers: Arc<Peers>,
     directory: Directory,
     authority: client::Authority,
     shared: Arc<Shared>,
@@ -285,6 +297,7 @@ impl Daemon {
                 },
                 fetched = join(&mut self.sync) => self.fetched(fetched),
                 grants = self.recheck.answer() => self.rechecked(&grants),
+                () = self.peers.recheck.notified() => self.recheck.want(),
                 () = until(Some(self.next_sync)), if self.sync.is_none() => self.ask(),
                 _ = ticks.tick() => self.tick(),
                 _ = sweeps.tick() => self.sweep(),

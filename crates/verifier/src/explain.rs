@@ -327,7 +327,7 @@ mod tests {
         carriers: 3,
         suites: 14,
         max_outbound: 0,
-        reserved: 0,
+        tells_flows: 0,
     };
 
     #[derive(Default)]

@@ -13,7 +13,7 @@ use datapath::verifier::Verifier;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use tokio::sync::mpsc;
-use wire::map::VerifierConfig;
+use wire::map::{ToldAddress, VerifierConfig};
 
 /// The programs of a gateway, attached or not.
 pub struct Gateway {
@@ -40,9 +40,12 @@ impl Gateway {
     ) -> Result<Option<Self>> {
         if settings.inside.is_empty() {
             ensure!(pool.is_empty(), "`pool` is for a gateway: name its `inside`");
+            ensure!(settings.peers.is_empty(), "`peers` are gateways like this one: name its `inside`");
             return pins.remove_gateway().map(|()| None);
         }
         ensure!(pool.is_empty() || !settings.observe, "`observe` changes no packet, and `pool` does: leave one out");
+        let both = settings.peers.is_empty() == settings.peer_listen.is_none();
+        ensure!(both, "gateways tell each other of flows: set both `peers` and `peer_listen`, or neither");
         let programs = Programs::load(verifier, config, settings.sizes, pool, Some(pins.gateway()?))?;
         let addresses = match pool {
             [] => None,
@@ -62,6 +65,11 @@ impl Gateway {
         let Some(addresses) = &self.addresses else { return Ok(()) };
         self.programs.reclaim(now)?;
         addresses.tidy()
+    }
+
+    /// Gives a flow that another gateway told of the inside address that it has there. The slot is filled in.
+    pub fn bind_told(&self, told: ToldAddress) -> Result<ToldAddress> {
+        self.programs.bind_told(told)
     }
 
     /// Attaches to the inside, of which every interface must be there.

@@ -17,6 +17,7 @@ pub mod explain;
 mod gateway;
 pub mod metrics;
 pub mod owners;
+pub mod peers;
 pub mod plan;
 mod protection;
 pub mod protocol;

@@ -1,6 +1,6 @@
 //! The verifier's metrics: `status` and `drops` in numbers. Nobody's name is among them.
 
-use crate::view::{Drops, Status};
+use crate::view::{Drops, Peer, Status};
 use engine::api::VerifierState;
 use shell::metrics::{Page, label};
 
@@ -32,6 +32,25 @@ pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
     });
     page.gauges("interface", "1 for each attached interface, with hook and mode", interfaces);
     page.gauge("not_attached", "Interfaces that are left out or can't be protected", status.not_attached.len() as f64);
+    let peer = |peer: &Peer| label("peer", &peer.address);
+    let of_peers = |value: fn(&Peer) -> Option<f64>| {
+        status.peers.iter().filter_map(move |one| Some((label("peer", &one.address), value(one)?))).collect::<Vec<_>>()
+    };
+    page.gauges(
+        "peer_connected",
+        "Whether a gateway beside this one has been told of all flows and hears of new ones",
+        of_peers(|peer| Some(peer.connected.into())),
+    );
+    page.gauges(
+        "peer_gap_seconds",
+        "From a flow's first packet here until it passes at a gateway beside this one: median of the latest",
+        of_peers(|peer| Some(peer.gap_us? as f64 / 1e6)),
+    );
+    let told = status.peers.iter().map(|one| (peer(one), one.told));
+    page.counters("peer_flows", "Flows that a gateway beside this one took over or refreshed", told);
+    let refused = status.peers.iter().map(|one| (peer(one), one.refused));
+    page.counters("peer_flows_refused", "Flows that a gateway beside this one did not take", refused);
+    page.gauge("peers_heard", "Gateways that tell this one of their flows", status.peers_heard.len() as f64);
     page.gauge("connected", "Whether the authority's event stream is up", status.connected.into());
     page.gauge("trouble", "Whether something is wrong with the authority", status.trouble.is_some().into());
     let age = status.read.map_or(f64::NAN, |read| now.saturating_sub(read) as f64);

@@ -24,6 +24,8 @@ use wire::map::{EpochKey, Flow, FlowKey, GrantUse, LsGrant, SecretEntry, Verifie
 use wire::packet::{TCP, UDP};
 use wire::{DropReason, Epoch, Handle, Pair, VerifierKey, ls};
 
+mod told;
+
 /// Names of the outcomes that are no drops.
 const PASSED: [(u32, &str); 5] = [
     (counter::NOT_OURS, "not_ours"),

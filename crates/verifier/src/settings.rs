@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use wire::Carrier;
+use wire::map::tells_flows;
 use zeroize::Zeroizing;
 
 const KEYS: &[&str] = &[
@@ -42,6 +43,8 @@ const KEYS: &[&str] = &[
     "pool",
     "suites",
     "max_pairs",
+    "peers",
+    "peer_listen",
 ];
 
 /// Settings as one source has them; what it leaves open is `None` or empty.
@@ -119,6 +122,12 @@ pub struct Options {
     /// Room for pairs of the suite sha224, 8 KiB each, where that is taken [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_PAIRS", value_parser = clap::value_parser!(u32).range(MAX_PAIRS))]
     pub max_pairs: Option<u32>,
+    /// On a gateway: where another one of this verifier listens for flows, so that they pass there, too; may be repeated
+    #[arg(long, value_name = "HOST:PORT", env = "VOUCHSAFE_PEERS", value_delimiter = ',', value_parser = peer)]
+    pub peers: Vec<String>,
+    /// Where this gateway listens to them [default: nowhere]
+    #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_PEER_LISTEN")]
+    pub peer_listen: Option<SocketAddr>,
 }
 
 const MAX_PAIRS: std::ops::RangeInclusive<i64> = 16..=65_536;
@@ -143,6 +152,11 @@ fn carrier(text: &str) -> Result<Carrier, String> {
 fn network(text: &str) -> Result<IpNet, String> {
     let address = || text.parse::<IpAddr>().map(IpNet::from);
     text.parse().or_else(|_| address()).map_err(|_| "a network or an address".to_owned())
+}
+
+fn peer(text: &str) -> Result<String, String> {
+    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+    if matches!(port, Some(Ok(1..))) { Ok(text.to_owned()) } else { Err("HOST:PORT".to_owned()) }
 }
 
 fn suite(text: &str) -> Result<GrantSuite, String> {
@@ -191,6 +205,10 @@ pub struct Settings {
     pub inside: Vec<String>,
     /// The networks of inside addresses; empty if clients keep theirs.
     pub pool: Vec<IpNet>,
+    /// Where other gateways of this verifier listen.
+    pub peers: Vec<String>,
+    /// Where this one does.
+    pub peer_listen: Option<SocketAddr>,
     /// Protect every address but these, and what of these is named.
     pub everything_but: Option<Vec<IpNet>>,
     /// What the kernel program is loaded with, but for what the authority and the directory say.
@@ -225,6 +243,8 @@ impl Options {
             pool: if self.pool.is_empty() { other.pool } else { self.pool },
             suites: if self.suites.is_empty() { other.suites } else { self.suites },
             max_pairs: self.max_pairs.or(other.max_pairs),
+            peers: list(self.peers, other.peers),
+            peer_listen: self.peer_listen.or(other.peer_listen),
         }
     }
 
@@ -232,6 +252,11 @@ impl Options {
     pub fn settings(self) -> Settings {
         let (sizes, kernel) = (Sizes::default(), wire::map::VerifierConfig::default());
         let gateway = !self.inside.is_empty();
+        let tells_flows = match (self.peers.is_empty(), self.pool.is_empty()) {
+            (true, _) => tells_flows::NOTHING,
+            (false, true) => tells_flows::ADMITTED,
+            (false, false) => tells_flows::BOUND,
+        };
         let takes_pairs = self.suites.contains(&GrantSuite::Sha224);
         Settings {
             interfaces: self.interface,
@@ -250,6 +275,8 @@ impl Options {
             },
             inside: self.inside,
             pool: self.pool,
+            peers: self.peers,
+            peer_listen: self.peer_listen,
             everything_but: self.everything.then_some(self.open),
             kernel: wire::map::VerifierConfig {
                 flows_per_grant: self.flows_per_grant.unwrap_or(kernel.flows_per_grant),
@@ -262,6 +289,7 @@ impl Options {
                     0 => kernel.carriers,
                     named => named,
                 },
+                tells_flows,
                 max_outbound: if gateway { self.max_outbound.unwrap_or(OUTBOUND) } else { 0 },
                 suites: match suite_bits(&self.suites) {
                     0 => kernel.suites,
@@ -312,6 +340,8 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
             pool: networks(reader, fields, "pool"),
             suites: named(reader, fields, "suites", suite),
             max_pairs: number(reader, fields, "max_pairs", &MAX_PAIRS),
+            peers: named(reader, fields, "peers", peer),
+            peer_listen: fields.address(reader, "peer_listen", "192.0.2.1:8446"),
         };
         Some((enrolment, options))
     })
@@ -435,6 +465,10 @@ pub const TEMPLATE: &str = r#"
 # The networks whose addresses the inside sees clients by, one for each person; without the key by their own.
 #pool = ["10.9.0.0/24", "fd09::/120"]
 
+# Other gateways of this verifier, which share their flows with this one, and where this one listens to them.
+#peers = ["10.99.0.2:8446"]
+#peer_listen = "10.99.0.1:8446"
+
 # The suites that tokens are taken of: "siphash", "aes-cmac", and "sha224", the published scheme, which promises less. Where
 # that is among them, room for its pairs (8 KiB each).
 #suites = ["siphash", "aes-cmac"]
@@ -456,7 +490,8 @@ mod tests {
         let default = Options::default().settings();
         let default_sizes = Sizes { ended: ENDED, ..default.sizes };
         assert_eq!((sizes.sizes, sizes.kernel.tcp_idle), (default_sizes, default.kernel.tcp_idle));
-        let kernel = wire::map::VerifierConfig { observe: 1, max_outbound: OUTBOUND, ..default.kernel };
+        let (observe, tells_flows) = (1, tells_flows::BOUND);
+        let kernel = wire::map::VerifierConfig { observe, max_outbound: OUTBOUND, tells_flows, ..default.kernel };
         assert_eq!(sizes.kernel, kernel);
         assert_eq!(options.inside, ["eth1"]);
         assert_eq!((options.interface, options.hook), (vec!["eth0".to_owned()], Some(default.hook)));
@@ -497,6 +532,18 @@ mod tests {
         assert_eq!((ls.kernel.suites, ls.sizes.pairs), (1 << 1 | 1 << 3, 1024));
         assert_eq!(settings("suites = \"sha224\"\nmax_pairs = 99").sizes.pairs, 99);
         assert!(faults("suites = \"md5\"").contains("siphash, aes-cmac or sha224"));
+    }
+
+    #[test]
+    fn peers_have_a_host_and_a_port_and_are_told_of_flows_when_they_can_pass() {
+        let settings = |text: &str| parse(text).expect("valid").1.settings();
+        let tells = |text: &str| settings(text).kernel.tells_flows;
+        assert_eq!(tells(""), tells_flows::NOTHING);
+        assert_eq!(tells("peers = \"gw2.example.org:8446\""), tells_flows::ADMITTED);
+        assert_eq!(tells("peers = [\"[2001:db8::1]:8446\"]\npool = \"10.9.0.0/24\""), tells_flows::BOUND);
+        let listen = settings("peer_listen = \"192.0.2.1:8446\"").peer_listen;
+        assert_eq!(listen.map(|at| at.to_string()).as_deref(), Some("192.0.2.1:8446"));
+        assert!(faults("peers = \"gw2\"").contains("HOST:PORT") && faults("peers = \":8446\"").contains("HOST:PORT"));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::addresses::Addresses;
 use crate::control::{Answer, Asker, Request};
 use crate::drops::Ring;
 use crate::owners::{OWNERS_MAX, Owners};
+use crate::peers::Peers;
 use crate::protection::Protection;
 use crate::{explain, metrics, now, view};
 use anyhow::{Context, Result};
@@ -45,6 +46,7 @@ pub struct Shared {
     instance: String,
     url: String,
     observe: bool,
+    peers: Arc<Peers>,
     authority: client::Authority,
     protection: RwLock<Protection>,
     owners: Mutex<Owners>,
@@ -68,6 +70,7 @@ impl Shared {
     pub fn new(
         names: Names,
         observe: bool,
+        peers: Arc<Peers>,
         authority: client::Authority,
         protection: Protection,
         drops: Arc<Mutex<Ring>>,
@@ -79,6 +82,7 @@ impl Shared {
             instance,
             url,
             observe,
+            peers,
             authority,
             protection: RwLock::new(protection),
             owners: Mutex::new(Owners::new(OWNERS_MAX)),
@@ -282,6 +286,8 @@ impl Shared {
             interfaces: protection.interfaces(),
             inside: protection.inside(),
             not_attached: protection.not_attached(),
+            peers: self.peers.told(),
+            peers_heard: self.peers.heard_of(),
             authority: self.url.clone(),
             connected: health.connected,
             trouble: health.trouble.clone(),

@@ -180,6 +180,38 @@ pub struct Protected {
     pub services: Vec<Service>,
 }
 
+/// A gateway that is told of flows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peer {
+    /// Where it listens, as the settings have it.
+    pub address: String,
+    /// Whether it has been told of all flows and hears of new ones.
+    pub connected: bool,
+    /// What went wrong last, if something is wrong.
+    pub trouble: Option<String>,
+    /// Flows that it took over or refreshed.
+    pub told: u64,
+    /// Flows that it did not take: revoked, or without room or their inside address there.
+    pub refused: u64,
+    /// From a flow's first packet here until it passes there, microseconds: the median of the latest.
+    pub gap_us: Option<u64>,
+    /// The longest of these.
+    pub gap_max_us: Option<u64>,
+}
+
+/// A gateway that tells of its flows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerSource {
+    /// Where it connected from.
+    pub from: SocketAddr,
+    /// Since when.
+    pub since: u64,
+    /// Flows taken over or refreshed.
+    pub taken: u64,
+    /// Flows that were not.
+    pub refused: u64,
+}
+
 /// The verifier at a glance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
@@ -197,6 +229,10 @@ pub struct Status {
     pub inside: Vec<String>,
     /// Interfaces that are left out or can't be protected.
     pub not_attached: Vec<NotAttached>,
+    /// The gateways that this one tells of its flows.
+    pub peers: Vec<Peer>,
+    /// The gateways that tell this one.
+    pub peers_heard: Vec<PeerSource>,
     /// The authority's URL.
     pub authority: String,
     /// Whether its event stream is up.

@@ -22,6 +22,15 @@ fn pages() -> [String; 3] {
         samples: Vec::new(),
     };
     let interface = view::Interface { name: "eth0".into(), hook: "xdp".into(), mode: "native".into(), driver: None };
+    let peer = view::Peer {
+        address: "gw2:8446".into(),
+        connected: true,
+        trouble: None,
+        told: 1,
+        refused: 0,
+        gap_us: Some(700),
+        gap_max_us: Some(900),
+    };
     let status = view::Status {
         verifier: "edge".into(),
         instance: "main".into(),
@@ -30,6 +39,8 @@ fn pages() -> [String; 3] {
         interfaces: vec![interface],
         inside: Vec::new(),
         not_attached: Vec::new(),
+        peers: vec![peer],
+        peers_heard: Vec::new(),
         authority: "https://authority".into(),
         connected: true,
         trouble: None,

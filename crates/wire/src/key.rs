@@ -4,10 +4,11 @@ use crate::mac::{MAC_LEN, Suite};
 use core::net::IpAddr;
 use hkdf::Hkdf;
 use sha2::Sha256;
-use zeroize::{Zeroize, ZeroizeOnDrop};
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 const VERIFIER_KEY_SALT: &[u8] = b"vouchsafe verifier key v1";
 const PROOF_KEY_SALT: &[u8] = b"vouchsafe proof key v1";
+const PEER_SALT: &[u8] = b"vouchsafe peer v1";
 /// The longest verifier id, in bytes.
 pub const VERIFIER_ID_MAX: usize = 64;
 
@@ -95,6 +96,13 @@ impl VerifierKey {
     /// All 32 bytes, to hand them to the verifier they belong to.
     pub const fn bytes(&self) -> &[u8; 32] {
         &self.0
+    }
+
+    /// What a gateway proves itself with to others of the same verifier (wire.md §2.4).
+    pub fn peer_seed(&self) -> Option<Zeroizing<[u8; 32]>> {
+        let mut seed = Zeroizing::new([0; 32]);
+        Hkdf::<Sha256>::new(Some(PEER_SALT), &self.0).expand(&[], &mut *seed).ok()?;
+        Some(seed)
     }
 
     /// The half that `suite` uses.

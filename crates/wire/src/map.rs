@@ -3,6 +3,7 @@
 //! Integers are in the machine's order unless their type says otherwise: only programs of this machine read them.
 
 mod inside;
+mod told;
 
 use crate::carrier::Carrier;
 use crate::ls::{SECRET_LEN, ServerSecret};
@@ -10,6 +11,7 @@ use crate::mac::Suite;
 use crate::packet::Packet;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use inside::{Bearer, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, WayBack, nat_news};
+pub use told::{FlowNews, ToldAddress, ToldFlow, taken, tells_flows};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The most spans of ports that one protected prefix may have.
@@ -45,8 +47,8 @@ pub struct VerifierConfig {
     pub suites: u16,
     /// How many flows the inside of a gateway may have opened; 0 if this is none.
     pub max_outbound: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// When it tells of flows, for the gateways beside this one: one of [`tells_flows`].
+    pub tells_flows: u32,
 }
 
 impl Default for VerifierConfig {
@@ -65,7 +67,7 @@ impl Default for VerifierConfig {
             carriers: Carrier::Tail as u16,
             suites: 1 << Suite::AesCmac as u16 | 1 << Suite::Siphash as u16,
             max_outbound: 0,
-            reserved: 0,
+            tells_flows: tells_flows::NOTHING,
         }
     }
 }

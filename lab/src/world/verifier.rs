@@ -95,6 +95,12 @@ impl Verifier {
         process.wait(SOON).map(drop)
     }
 
+    /// Ends protection; what the kernel held is gone.
+    pub fn detach(&mut self) -> Result<()> {
+        process::output(&mut self.daemon_command("detach"))?;
+        self.process.take().context("no verifier runs")?.wait(SOON).map(drop)
+    }
+
     /// `vouchsafe verifier status`.
     pub fn status(&self) -> Result<Value> {
         ask_json(self.daemon_command("status").arg("--json"))

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Brings in a flow that a gateway beside this one told of. Runs in the kernel so that a flow and its grant's count change
+ * together. */
+#pragma once
+#include "admission.h"
+#include "outbound.h"
+#include "revoked.h"
+
+/* What a flow there says of the same one here: the later packet counts. What is closing here is not opened again by a
+ * packet of the same second, as nobody knows which came first. */
+static __always_inline void note_told(struct flow *flow, const struct flow *told)
+{
+	__s32 later = told->seen - flow->seen;
+
+	if (later < 0 || (later == 0 && flow->stage >= STAGE_CLOSING))
+		return;
+	flow->seen = told->seen;
+	flow->stage = told->stage;
+}
+
+/* A flow more of the grant. There it had room; here it is not refused, or it would be cut where routing changes. */
+static __always_inline int count_told(const struct flow_key *key, __u64 handle, __u32 expires)
+{
+	struct grant_use first = { .flows = 1, .expires = expires, .first = *key }, *use;
+
+	if (!bpf_map_update_elem(&grants, &handle, &first, BPF_NOEXIST))
+		return 0;
+	use = bpf_map_lookup_elem(&grants, &handle);
+	if (!use)
+		return -1;
+	__sync_fetch_and_add(&use->flows, 1);
+	return 0;
+}
+
+static __always_inline int take_room(const struct flow_key *key, const struct told_flow *told, __u32 *outbound)
+{
+	if (told->flow.origin != FROM_INSIDE)
+		return count_told(key, told->flow.handle, told->expires);
+	if (__sync_fetch_and_add(outbound, 1) < config.max_outbound)
+		return 0;
+	__sync_fetch_and_sub(outbound, 1);
+	return -1;
+}
+
+static __always_inline void give_room_back(__u8 origin, __u64 handle, __u32 *outbound)
+{
+	if (origin == FROM_INSIDE)
+		__sync_fetch_and_sub(outbound, 1);
+	else if (origin == BY_TOKEN)
+		release_grant(handle);
+}
+
+SEC("syscall")
+int take_over(struct told_flow *told)
+{
+	struct told_flow own = *told;
+	struct flow_key key = own.key;
+	__u32 zero = 0, *used = bpf_map_lookup_elem(&outbound, &zero);
+	struct flow *flow;
+	__u64 handle = 0;
+	__u8 origin = 0;
+
+	if (!used)
+		return REFUSED_FULL;
+	if (own.flow.handle && is_revoked(own.flow.handle))
+		return REFUSED_REVOKED;
+	flow = find_flow(&key);
+	if (flow && flow->handle == own.flow.handle && flow->origin == own.flow.origin) {
+		note_told(flow, &own.flow);
+		return TAKEN_KNOWN;
+	}
+	if (!own.begins)
+		return REFUSED_GONE;
+	if (flow) {
+		if ((__s32)(own.flow.since - flow->since) <= 0)
+			return REFUSED_OLDER;
+		origin = flow->origin;
+		handle = flow->handle;
+	}
+	if (take_room(&key, &own, used))
+		return REFUSED_FULL;
+	if (put_flow(&key, &own.flow, flow ? BPF_ANY : BPF_NOEXIST)) {
+		give_room_back(own.flow.origin, own.flow.handle, used);
+		return REFUSED_FULL;
+	}
+	if (flow)
+		give_room_back(origin, handle, used);
+	return TAKEN_NEW;
+}

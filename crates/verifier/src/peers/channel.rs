@@ -1,0 +1,242 @@
+//! Who may speak as a gateway of this verifier: whoever holds its keys of an epoch. From each one follows an Ed25519 key, which
+//! either side proves in TLS 1.3, as a raw public key (RFC 7250). Knows nothing of flows.
+
+use anyhow::{Context, Result};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{AlwaysResolvesClientRawPublicKeys, ResolvesClientCert};
+use rustls::crypto::{CryptoProvider, verify_tls13_signature_with_raw_key};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::server::{AlwaysResolvesServerRawPublicKeys, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme, version};
+use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, SubjectPublicKeyInfoDer, UnixTime};
+use std::sync::Arc;
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
+use wire::{Epoch, VerifierKey};
+use zeroize::Zeroizing;
+
+/// What an Ed25519 key's 32 bytes are preceded by in PKCS#8 (RFC 8410 §7).
+const PKCS8_HEAD: [u8; 16] = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+/// The name that the TLS library wants of a server and nobody looks at.
+const NAME: &str = "gateway.invalid";
+
+/// What proves this gateway, and by what others prove themselves.
+#[derive(Debug)]
+pub struct Proofs {
+    own: Arc<CertifiedKey>,
+    known: Vec<CertificateDer<'static>>,
+    provider: Arc<CryptoProvider>,
+}
+
+fn certified(key: &VerifierKey, provider: &CryptoProvider) -> Result<CertifiedKey> {
+    let seed = key.peer_seed().context("no seed")?;
+    let pkcs8 = Zeroizing::new([&PKCS8_HEAD[..], &seed[..]].concat());
+    let signing = provider.key_provider.load_private_key(PrivatePkcs8KeyDer::from(pkcs8.to_vec()).into())?;
+    let public = signing.public_key().context("no public key")?;
+    Ok(CertifiedKey::new(vec![CertificateDer::from(public.as_ref().to_vec())], signing))
+}
+
+impl Proofs {
+    /// From the keys that are held; it needs that of `current`, and lets others prove any.
+    pub fn new(keys: &[(Epoch, VerifierKey)], current: Epoch) -> Result<Self> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let (mut own, mut known) = (None, Vec::new());
+        for (epoch, key) in keys {
+            let certified = certified(key, &provider)?;
+            known.extend(certified.cert.first().cloned());
+            if *epoch == current {
+                own = Some(Arc::new(certified));
+            }
+        }
+        let own = own.context("there is no key for the current epoch, by which gateways know each other")?;
+        Ok(Self { own, known, provider })
+    }
+
+    /// Speaks to whoever listens there, who has to be a gateway of this verifier.
+    pub async fn connect(self: Arc<Self>, stream: TcpStream) -> Result<client::TlsStream<TcpStream>> {
+        let resolver: Arc<dyn ResolvesClientCert> = Arc::new(AlwaysResolvesClientRawPublicKeys::new(self.own.clone()));
+        let mut config = ClientConfig::builder_with_provider(self.provider.clone())
+            .with_protocol_versions(&[&version::TLS13])?
+            .dangerous()
+            .with_custom_certificate_verifier(self)
+            .with_client_cert_resolver(resolver);
+        config.enable_sni = false;
+        let name = ServerName::try_from(NAME)?;
+        Ok(TlsConnector::from(Arc::new(config)).connect(name, stream).await?)
+    }
+
+    /// Listens to whoever has connected, who has to be a gateway of this verifier.
+    pub async fn accept(self: Arc<Self>, stream: TcpStream) -> Result<server::TlsStream<TcpStream>> {
+        let resolver: Arc<dyn ResolvesServerCert> = Arc::new(AlwaysResolvesServerRawPublicKeys::new(self.own.clone()));
+        let mut config = ServerConfig::builder_with_provider(self.provider.clone())
+            .with_protocol_versions(&[&version::TLS13])?
+            .with_client_cert_verifier(self)
+            .with_cert_resolver(resolver);
+        // Every connection proves a key that is held now.
+        config.send_tls13_tickets = 0;
+        Ok(TlsAcceptor::from(Arc::new(config)).accept(stream).await?)
+    }
+
+    fn check(&self, presented: &CertificateDer<'_>) -> Result<(), Error> {
+        let known = self.known.iter().any(|known| known.as_ref() == presented.as_ref());
+        known.then_some(()).ok_or_else(|| Error::General("it does not hold this verifier's keys".into()))
+    }
+
+    fn check_signature(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature_with_raw_key(
+            message,
+            &SubjectPublicKeyInfoDer::from(key.as_ref()),
+            signature,
+            algorithms,
+        )
+    }
+}
+
+const NOT_TLS12: &str = "gateways speak TLS 1.3";
+
+impl ServerCertVerifier for Proofs {
+    fn verify_server_cert(
+        &self,
+        presented: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.check(presented).map(|()| ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General(NOT_TLS12.into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.check_signature(message, key, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+impl ClientCertVerifier for Proofs {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        presented: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        self.check(presented).map(|()| ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Err(Error::General(NOT_TLS12.into()))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        key: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.check_signature(message, key, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        vec![SignatureScheme::ED25519]
+    }
+
+    fn requires_raw_public_keys(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    fn proofs(epochs: &[u64], current: u64, secret: u8) -> Result<Arc<Proofs>> {
+        let key = |epoch: &u64| {
+            let mut bytes = [secret; 32];
+            bytes[..8].copy_from_slice(&epoch.to_be_bytes());
+            (Epoch(*epoch), VerifierKey::new(bytes))
+        };
+        let keys: Vec<_> = epochs.iter().map(key).collect();
+        Ok(Arc::new(Proofs::new(&keys, Epoch(current))?))
+    }
+
+    /// Whether what the one says arrives at the other.
+    async fn speak(one: Arc<Proofs>, other: Arc<Proofs>) -> bool {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let to = listener.local_addr().expect("an address");
+        let saying = async {
+            let mut stream = one.connect(TcpStream::connect(to).await?).await?;
+            stream.write_all(b"flow").await?;
+            let mut heard = [0; 4];
+            stream.read_exact(&mut heard).await?;
+            anyhow::Ok(heard)
+        };
+        let hearing = async {
+            let mut stream = other.accept(listener.accept().await?.0).await?;
+            let mut heard = [0; 4];
+            stream.read_exact(&mut heard).await?;
+            stream.write_all(&heard).await?;
+            anyhow::Ok(())
+        };
+        let (said, heard) = tokio::join!(saying, hearing);
+        said.is_ok_and(|echo| &echo == b"flow") && heard.is_ok()
+    }
+
+    #[tokio::test]
+    async fn gateways_that_hold_the_same_keys_speak() {
+        let around = [9, 10, 11];
+        assert!(speak(proofs(&around, 10, 1).expect("a key"), proofs(&around, 10, 1).expect("a key")).await);
+        // Clocks differ, and one has moved to the next epoch.
+        assert!(speak(proofs(&around, 10, 1).expect("a key"), proofs(&[10, 11, 12], 11, 1).expect("a key")).await);
+    }
+
+    #[tokio::test]
+    async fn others_are_refused_on_either_side() {
+        let ours = || proofs(&[9, 10, 11], 10, 1).expect("a key");
+        assert!(!speak(ours(), proofs(&[9, 10, 11], 10, 2).expect("a key")).await, "another verifier's keys");
+        assert!(!speak(proofs(&[9, 10, 11], 10, 2).expect("a key"), ours()).await);
+        assert!(!speak(proofs(&[5, 6], 6, 1).expect("a key"), ours()).await, "keys of epochs that are over");
+    }
+
+    #[test]
+    fn without_a_key_of_the_epoch_nobody_speaks() {
+        assert!(proofs(&[9, 11], 10, 1).is_err() && proofs(&[], 10, 1).is_err());
+    }
+}

@@ -1,0 +1,124 @@
+//! Listens to other gateways and brings the flows in that they tell of.
+
+use super::record::{Head, RECORDS_MAX, Record, Reply};
+use super::teller::State as FlowState;
+use super::{PATIENCE, Peers, SILENCE, Source, greet};
+use crate::now;
+use crate::shared::Shared;
+use anyhow::{Context, Result, bail, ensure};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tokio_rustls::server::TlsStream;
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Others that are heard at a time, and that have not proved themselves yet.
+const ROOM: usize = 16;
+
+/// Hears whoever connects, until it is aborted.
+pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>) {
+    let [known, strangers] = [(); 2].map(|()| Arc::new(Semaphore::new(ROOM)));
+    loop {
+        let (stream, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!("peers: {error}");
+                sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Ok(permit) = strangers.clone().try_acquire_owned() else { continue };
+        let (peers, shared, known) = (peers.clone(), shared.clone(), known.clone());
+        tokio::spawn(async move {
+            let proved = timeout(PATIENCE, prove(stream, &peers, &shared)).await;
+            drop(permit);
+            let (stream, id) = match proved.context("said nothing in time").flatten() {
+                Ok(proved) => proved,
+                Err(error) => return tracing::debug!(%from, "a stranger came as a peer: {error:#}"),
+            };
+            let Ok(_permit) = known.try_acquire_owned() else {
+                return tracing::warn!(%from, "too many peers");
+            };
+            tracing::info!(%from, "a peer tells of its flows");
+            peers.sources().insert(id, Source::new(from));
+            let error = hear(stream, id, from, &peers, &shared).await;
+            peers.forget_source(id, from);
+            if let Err(error) = error {
+                tracing::info!(%from, "the peer is gone: {error:#}");
+            }
+        });
+    }
+}
+
+async fn prove(stream: TcpStream, peers: &Peers, shared: &Shared) -> Result<(TlsStream<TcpStream>, u64)> {
+    stream.set_nodelay(true)?;
+    let proofs = Arc::new(shared.protection().proofs(now())?);
+    let mut stream = proofs.accept(stream).await?;
+    let id = greet(&mut stream, peers.id).await?;
+    ensure!(id != peers.id, "it is this gateway itself");
+    Ok((stream, id))
+}
+
+async fn hear(
+    mut stream: TlsStream<TcpStream>,
+    id: u64,
+    from: SocketAddr,
+    peers: &Arc<Peers>,
+    shared: &Arc<Shared>,
+) -> Result<()> {
+    let since = shared.protection().epoch(now()).0;
+    loop {
+        let mut head = Head::new_zeroed();
+        let read =
+            timeout(SILENCE, stream.read_exact(head.as_mut_bytes())).await.context("it says nothing any more")?;
+        read.context("the connection is lost")?;
+        let count = head.records.get() as usize;
+        ensure!(count <= RECORDS_MAX, "{count} flows in one frame");
+        let mut records = vec![Record::new_zeroed(); count];
+        timeout(SILENCE, stream.read_exact(records.as_mut_bytes())).await.context("it stopped in a frame")??;
+        // Whoever proved itself by a key that is no longer held is nobody's gateway any more.
+        let epoch = shared.protection().epoch(now()).0;
+        if epoch == 0 || epoch > since + 1 {
+            bail!("the keys that it proved itself by are over");
+        }
+        let (taking, told) = (shared.clone(), peers.clone());
+        let taken = tokio::task::spawn_blocking(move || take(&told, &taking, &records)).await??;
+        let refused = count as u32 - taken;
+        if head.whole.get() == 1 {
+            // What was cut here is over, also where the other has not heard of it yet.
+            peers.recheck.notify_one();
+        }
+        peers.heard_from(id, from, taken, refused);
+        let reply = Reply { number: head.number, taken: taken.into(), refused: refused.into() };
+        let write = async {
+            stream.write_all(reply.as_bytes()).await?;
+            stream.flush().await
+        };
+        timeout(SILENCE, write).await.context("it does not hear the answer")??;
+    }
+}
+
+/// Brings flows in; gives how many are in the tables.
+fn take(peers: &Peers, shared: &Shared, records: &[Record]) -> Result<u32> {
+    let protection = shared.protection();
+    let now = now() as u32;
+    let mut taken = 0;
+    for told in records.iter().filter_map(|record| record.told(now)) {
+        // Before it is in the table: a pass in between must not take it for this gateway's own.
+        let before = peers.heard().insert(told.key, FlowState::from(&told.flow));
+        if protection.take_over(&told, now)? {
+            taken += 1;
+            continue;
+        }
+        match before {
+            Some(before) => peers.heard().insert(told.key, before),
+            None => peers.heard().remove(&told.key),
+        };
+        tracing::debug!(client = ?told.key.client(), server = ?told.key.server(), "a peer's flow is not taken over");
+    }
+    Ok(taken)
+}

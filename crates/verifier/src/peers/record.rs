@@ -1,0 +1,220 @@
+//! What gateways say to each other, in bytes: records of one length in frames, and an answer to each frame. Integers are
+//! little-endian; times are spans, because clocks differ.
+
+use wire::map::{Flow, FlowKey, origin, stage};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Records in a frame at most.
+pub const RECORDS_MAX: usize = 256;
+/// The version of all this.
+pub const VERSION: [u8; 8] = *b"VSFPEER1";
+
+/// What either side says first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Hello {
+    /// [`VERSION`].
+    pub version: [u8; 8],
+    /// Chance that tells processes apart.
+    pub id: U64,
+}
+
+/// The head of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Head {
+    /// The frame's number; the answer has it, too.
+    pub number: U64,
+    /// Records that follow, [`RECORDS_MAX`] at most.
+    pub records: U32,
+    /// 1 if all flows have been told with this one.
+    pub whole: U32,
+}
+
+/// The answer to a frame, when its flows are in the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Reply {
+    /// The frame's.
+    pub number: U64,
+    /// Flows that are in the tables.
+    pub taken: U32,
+    /// Flows that are not.
+    pub refused: U32,
+}
+
+/// A flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Record {
+    client: [u8; 16],
+    server: [u8; 16],
+    client_port: [u8; 2],
+    server_port: [u8; 2],
+    protocol: u8,
+    family: u8,
+    origin: u8,
+    stage: u8,
+    /// 1 if it is to be made where it is not there.
+    begins: u8,
+    reserved: u8,
+    inside_port: [u8; 2],
+    handle: U64,
+    age: U32,
+    idle: U32,
+    left: U32,
+    /// Zeros if the client shows its own address.
+    inside: [u8; 16],
+    /// The person's name, only with an inside address.
+    person: [u8; 64],
+}
+
+/// Who a flow's client is inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inside {
+    /// The address, as maps hold it.
+    pub address: [u8; 16],
+    /// The person whose it is.
+    pub person: String,
+}
+
+/// A flow as one gateway tells another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// Which.
+    pub key: FlowKey,
+    /// How it stands; its slot is the teller's own and is left out.
+    pub flow: Flow,
+    /// When its grant ends, Unix seconds.
+    pub expires: u32,
+    /// Whether it is to be made where it is not there.
+    pub begins: bool,
+    /// Who its client is inside.
+    pub inside: Option<Inside>,
+}
+
+impl Record {
+    /// The record at `now`, Unix seconds; none if the person's name is too long.
+    pub fn of(told: &Told, now: u32) -> Option<Self> {
+        let Told { key, flow, expires, begins, inside } = told;
+        let mut person = [0; 64];
+        if let Some(inside) = inside {
+            person.get_mut(..inside.person.len())?.copy_from_slice(inside.person.as_bytes());
+        }
+        Some(Self {
+            client: key.client,
+            server: key.server,
+            client_port: key.client_port,
+            server_port: key.server_port,
+            protocol: key.protocol,
+            family: key.family,
+            origin: flow.origin,
+            stage: flow.stage,
+            begins: (*begins).into(),
+            reserved: 0,
+            inside_port: flow.inside_port,
+            handle: flow.handle.into(),
+            age: now.saturating_sub(flow.since).into(),
+            idle: now.saturating_sub(flow.seen).into(),
+            left: expires.saturating_sub(now).into(),
+            inside: inside.as_ref().map_or([0; 16], |inside| inside.address),
+            person,
+        })
+    }
+
+    /// What it says at `now`; nothing if it is none that a gateway tells.
+    pub fn told(&self, now: u32) -> Option<Told> {
+        let known = matches!(self.family, 4 | 6) && matches!(self.origin, origin::TOKEN | origin::INSIDE);
+        if !known || self.stage > stage::RESET || (self.handle == 0) != (self.origin == origin::INSIDE) {
+            return None;
+        }
+        let person = self.person.split(|byte| *byte == 0).next().unwrap_or_default();
+        let inside = match self.inside == [0; 16] {
+            true => None,
+            false => Some(Inside { address: self.inside, person: std::str::from_utf8(person).ok()?.to_owned() }),
+        };
+        let key = FlowKey {
+            client: self.client,
+            server: self.server,
+            client_port: self.client_port,
+            server_port: self.server_port,
+            protocol: self.protocol,
+            family: self.family,
+            reserved: [0; 2],
+        };
+        let flow = Flow {
+            handle: self.handle.get(),
+            since: now.saturating_sub(self.age.get()),
+            seen: now.saturating_sub(self.idle.get()),
+            stage: self.stage,
+            origin: self.origin,
+            inside_port: self.inside_port,
+            ..Flow::default()
+        };
+        let expires = now.saturating_add(self.left.get());
+        Some(Told { key, flow, expires, begins: self.begins == 1, inside })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told() -> Told {
+        let address = |text: &str| text.parse().expect("an address");
+        Told {
+            key: FlowKey::new(address("198.51.100.7"), 40_000, address("203.0.113.10"), 22, 6),
+            flow: Flow { handle: 7, since: 900, seen: 990, stage: 2, inside_port: [1, 2], ..Flow::default() },
+            expires: 1300,
+            begins: true,
+            inside: Some(Inside { address: [9; 16], person: "alice".into() }),
+        }
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_told_by_a_clock_that_differs() {
+        let record = Record::of(&told(), 1000).expect("a short name");
+        let heard = record.told(5000).expect("a flow");
+        assert_eq!((heard.flow.since, heard.flow.seen, heard.expires), (4900, 4990, 5300));
+        assert_eq!(record.told(1000), Some(told()));
+        assert_eq!(size_of::<Record>(), 144);
+    }
+
+    #[test]
+    fn what_no_gateway_tells_is_no_flow() {
+        let record = Record::of(&told(), 1000).expect("a short name");
+        for broken in [
+            Record { family: 5, ..record },
+            Record { origin: origin::ADOPTED, ..record },
+            Record { origin: origin::INSIDE, ..record },
+            Record { handle: 0.into(), ..record },
+            Record { stage: 4, ..record },
+            Record { person: [0xff; 64], ..record },
+        ] {
+            assert_eq!(broken.told(1000), None, "{broken:?}");
+        }
+        let long = Inside { address: [9; 16], person: "a".repeat(65) };
+        assert_eq!(Record::of(&Told { inside: Some(long), ..told() }, 1000), None);
+    }
+
+    /// Any bytes are a record or none, and one that is read is written again the same, where its times fit.
+    #[test]
+    fn any_bytes_are_read_without_harm() {
+        let mut state = 1u64;
+        for _ in 0..10_000 {
+            let bytes: Vec<u8> = std::iter::repeat_with(|| {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                // Mostly small, so that some pass.
+                if state >> 62 == 0 { (state >> 33) as u8 } else { (state >> 40) as u8 & 6 }
+            })
+            .take(size_of::<Record>())
+            .collect();
+            let record = Record::read_from_bytes(&bytes).expect("the length fits");
+            if let Some(told) = record.told(u32::MAX) {
+                let again = Record::of(&told, u32::MAX).expect("what was read fits").told(u32::MAX);
+                assert_eq!(again, Some(told));
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Tells one other gateway of the flows here: all of them at first, then each as it begins, and from time to time those that
+//! have changed. Begins anew whenever the connection ends.
+
+use super::record::{Head, RECORDS_MAX, Record, Reply, Told};
+use super::teller::{Heard, Teller};
+use super::{PATIENCE, Peers, SILENCE, State, boot_time, greet};
+use crate::now;
+use crate::shared::Shared;
+use anyhow::{Context, Result, bail, ensure};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, split};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::{interval, sleep, timeout};
+use tokio_rustls::client::TlsStream;
+use wire::Epoch;
+use wire::map::{Flow, FlowKey, FlowNews};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// How often all flows are looked at for what has changed; what is said then also keeps the connection.
+const PASS: Duration = Duration::from_secs(2);
+/// The pause after a connection that failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Frames that have no answer yet: their numbers, and when the oldest of their flows began, nanoseconds since boot.
+#[derive(Default)]
+struct Unanswered(Mutex<VecDeque<(u64, Option<u64>)>>);
+
+impl Unanswered {
+    fn queue(&self) -> MutexGuard<'_, VecDeque<(u64, Option<u64>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells until it is aborted.
+pub async fn keep(peers: Arc<Peers>, shared: Arc<Shared>, index: usize, mut news: mpsc::Receiver<FlowNews>) {
+    let state = &peers.told[index];
+    loop {
+        if let Err(error) = talk(&peers, &shared, state, &mut news).await {
+            state.lost(&format!("{error:#}"));
+            sleep(PAUSE).await;
+        }
+    }
+}
+
+async fn talk(
+    peers: &Arc<Peers>,
+    shared: &Arc<Shared>,
+    state: &State,
+    news: &mut mpsc::Receiver<FlowNews>,
+) -> Result<()> {
+    let (proofs, epoch) = {
+        let protection = shared.protection();
+        (Arc::new(protection.proofs(now())?), protection.epoch(now()))
+    };
+    let connect = async {
+        let stream = TcpStream::connect(&state.address).await.context("can't connect")?;
+        stream.set_nodelay(true)?;
+        proofs.connect(stream).await.context("it is not a gateway of this verifier")
+    };
+    let mut stream = timeout(PATIENCE, connect).await.context("does not answer")??;
+    let theirs = timeout(PATIENCE, greet(&mut stream, peers.id)).await.context("does not answer")??;
+    ensure!(theirs != peers.id, "this is the gateway itself: leave it out of `peers`");
+    let (reader, writer) = split(stream);
+    let unanswered = Unanswered::default();
+    let mut writer = Writer { writer, number: 0, unanswered: &unanswered };
+    tokio::select! {
+        ended = hear_answers(reader, state, &unanswered) => ended,
+        ended = tell(peers, shared, epoch, state, news, &mut writer) => ended,
+    }
+}
+
+async fn tell<W: AsyncWrite + Unpin>(
+    peers: &Arc<Peers>,
+    shared: &Arc<Shared>,
+    epoch: Epoch,
+    state: &State,
+    news: &mut mpsc::Receiver<FlowNews>,
+    writer: &mut Writer<'_, W>,
+) -> Result<()> {
+    let mut teller = Teller::default();
+    // What has begun until here is among all flows.
+    while news.try_recv().is_ok() {}
+    let mut begun = Vec::with_capacity(RECORDS_MAX);
+    let mut passes = interval(PASS);
+    let mut first = true;
+    loop {
+        tokio::select! {
+            count = news.recv_many(&mut begun, RECORDS_MAX) => {
+                ensure!(count > 0, "the verifier is stopping");
+                let oldest = begun.iter().map(|news| news.time).min();
+                let told = fresh(shared, &mut teller, &begun);
+                begun.clear();
+                if !told.is_empty() {
+                    writer.frame(&told, oldest, false).await?;
+                }
+            }
+            _ = passes.tick() => {
+                if shared.protection().epoch(now()) != epoch {
+                    // It proves itself anew.
+                    return Ok(());
+                }
+                let (told, back) = pass(peers.clone(), shared.clone(), teller, first).await?;
+                teller = back;
+                let mut frames = told.chunks(RECORDS_MAX).peekable();
+                while let Some(frame) = frames.next() {
+                    writer.frame(frame, None, first && frames.peek().is_none()).await?;
+                }
+                if told.is_empty() {
+                    writer.frame(&[], None, first).await?;
+                }
+                if first {
+                    state.up();
+                }
+                first = false;
+            }
+        }
+    }
+}
+
+/// What to tell of flows that have begun, as they stand: one that is gone already must not come back there.
+fn fresh(shared: &Shared, teller: &mut Teller, begun: &[FlowNews]) -> Vec<Told> {
+    let protection = shared.protection();
+    let standing = begun.iter().filter_map(|news| Some((news.key, protection.flow_at(&news.key)?)));
+    let told = standing.filter(|(key, flow)| protection.tells_of(flow) && teller.begins(key, flow));
+    told.filter_map(|(key, flow)| protection.to_tell(key, flow, true)).collect()
+}
+
+/// What to tell of all flows, on a thread of its own: long tables take a while.
+async fn pass(peers: Arc<Peers>, shared: Arc<Shared>, mut teller: Teller, first: bool) -> Result<(Vec<Told>, Teller)> {
+    let look = move || {
+        let protection = shared.protection();
+        let mut flows: Vec<(FlowKey, Flow)> = protection.flows();
+        flows.retain(|(_, flow)| protection.tells_of(flow));
+        let mut heard = peers.heard();
+        let nothing = Heard::new();
+        let theirs = if first { &nothing } else { &*heard };
+        let news = teller.pass(flows, theirs, &protection.limits(), now() as u32);
+        heard.retain(|key, _| teller.knows(key));
+        drop(heard);
+        let told = news.into_iter().filter_map(|(key, flow, begins)| protection.to_tell(key, flow, begins));
+        (told.collect(), teller)
+    };
+    Ok(tokio::task::spawn_blocking(look).await?)
+}
+
+/// Writes frames.
+struct Writer<'a, W> {
+    writer: W,
+    number: u64,
+    unanswered: &'a Unanswered,
+}
+
+impl<W: AsyncWrite + Unpin> Writer<'_, W> {
+    async fn frame(&mut self, told: &[Told], oldest: Option<u64>, whole: bool) -> Result<()> {
+        let now = now() as u32;
+        let records: Vec<Record> = told.iter().filter_map(|told| Record::of(told, now)).collect();
+        self.number += 1;
+        let head =
+            Head { number: self.number.into(), records: (records.len() as u32).into(), whole: u32::from(whole).into() };
+        self.unanswered.queue().push_back((self.number, oldest));
+        let bytes = [head.as_bytes(), records.as_bytes()].concat();
+        let write = async {
+            self.writer.write_all(&bytes).await?;
+            self.writer.flush().await
+        };
+        timeout(SILENCE, write).await.context("does not listen any more")?.context("the connection is lost")
+    }
+}
+
+async fn hear_answers(
+    mut reader: ReadHalf<TlsStream<TcpStream>>,
+    state: &State,
+    unanswered: &Unanswered,
+) -> Result<()> {
+    loop {
+        let mut reply = Reply::new_zeroed();
+        let read =
+            timeout(SILENCE, reader.read_exact(reply.as_mut_bytes())).await.context("does not answer any more")?;
+        read.context("the connection is lost")?;
+        let Some((number, oldest)) = unanswered.queue().pop_front() else { bail!("it answers what nobody said") };
+        ensure!(reply.number.get() == number, "it answers something else");
+        let gap = oldest.map(|oldest| Duration::from_nanos(boot_time().saturating_sub(oldest)));
+        state.answered(reply.taken.get(), reply.refused.get(), gap);
+    }
+}

@@ -1,0 +1,165 @@
+//! What to tell another gateway of the flows here, and when. Pure: tables and time come in, flows to tell go out.
+
+use std::collections::HashMap;
+use wire::map::{Flow, FlowKey, origin, stage};
+use wire::packet::TCP;
+
+/// A flow that goes on is told of again after this part of the silence that it may keep, so that it lives there as here.
+const PART: u32 = 4;
+
+/// How a flow stood when it was told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    handle: u64,
+    stage: u8,
+    seen: u32,
+}
+
+impl From<&Flow> for State {
+    fn from(flow: &Flow) -> Self {
+        Self { handle: flow.handle, stage: flow.stage, seen: flow.seen }
+    }
+}
+
+/// Flows and how they stand, as others told.
+pub type Heard = HashMap<FlowKey, State>;
+
+/// After which silence flows are forgotten, seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// TCP.
+    pub tcp: u32,
+    /// TCP that the client has closed or only just opens.
+    pub closing: u32,
+    /// All others.
+    pub udp: u32,
+}
+
+impl Limits {
+    fn of(&self, key: &FlowKey, flow: &Flow) -> u32 {
+        match (key.protocol, flow.stage) {
+            (TCP, stage::OPEN) => self.tcp,
+            (TCP, _) => self.closing,
+            _ => self.udp,
+        }
+    }
+}
+
+/// What one gateway has been told.
+#[derive(Default)]
+pub struct Teller {
+    told: HashMap<FlowKey, State>,
+}
+
+impl Teller {
+    /// Whether to tell of a flow that has just begun, and notes that it is told.
+    pub fn begins(&mut self, key: &FlowKey, flow: &Flow) -> bool {
+        let state = State::from(flow);
+        tellable(flow) && self.told.insert(*key, state) != Some(state)
+    }
+
+    /// The flows to tell of out of all there are at `now`, and whether each begins. What others told is theirs to tell, unless
+    /// its packets come here.
+    pub fn pass(
+        &mut self,
+        flows: Vec<(FlowKey, Flow)>,
+        heard: &Heard,
+        limits: &Limits,
+        now: u32,
+    ) -> Vec<(FlowKey, Flow, bool)> {
+        let before = std::mem::take(&mut self.told);
+        let mut news = Vec::new();
+        for (key, flow) in flows {
+            let (state, limit) = (State::from(&flow), limits.of(&key, &flow));
+            // Signed: the clock may have been set back.
+            if !tellable(&flow) || now.wrapping_sub(flow.seen) as i32 > limit as i32 {
+                continue;
+            }
+            let told = before.get(&key).filter(|told| told.handle == state.handle).copied();
+            let is_news = match told {
+                None => true,
+                Some(told) => {
+                    told.stage != state.stage || state.seen.saturating_sub(told.seen) >= (limit / PART).max(1)
+                }
+            };
+            let is_theirs = heard.get(&key) == Some(&state);
+            if is_news && !is_theirs {
+                news.push((key, flow, told.is_none()));
+            }
+            self.told.insert(key, told.filter(|_| !is_news).unwrap_or(state));
+        }
+        news
+    }
+
+    /// Whether a flow was there when all were looked at last, or has begun since.
+    pub fn knows(&self, key: &FlowKey) -> bool {
+        self.told.contains_key(key)
+    }
+}
+
+fn tellable(flow: &Flow) -> bool {
+    matches!(flow.origin, origin::TOKEN | origin::INSIDE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { tcp: 86_400, closing: 30, udp: 60 };
+
+    fn key(port: u16) -> FlowKey {
+        let address = |text: &str| text.parse().expect("an address");
+        FlowKey::new(address("198.51.100.7"), port, address("203.0.113.10"), 22, TCP)
+    }
+
+    fn flow(seen: u32) -> Flow {
+        Flow { handle: 7, since: 100, seen, ..Flow::default() }
+    }
+
+    fn pass(teller: &mut Teller, flows: &[(FlowKey, Flow)], heard: &Heard, now: u32) -> Vec<(u16, bool)> {
+        let news = teller.pass(flows.to_vec(), heard, &LIMITS, now);
+        news.iter().map(|(key, _, begins)| (key.client().1, *begins)).collect()
+    }
+
+    #[test]
+    fn a_flow_is_told_once_and_again_before_it_would_be_forgotten() {
+        let (mut teller, nothing) = (Teller::default(), Heard::new());
+        assert!(teller.begins(&key(1), &flow(100)) && !teller.begins(&key(1), &flow(100)));
+        assert_eq!(pass(&mut teller, &[(key(1), flow(200)), (key(2), flow(200))], &nothing, 200), [(2, true)]);
+        let quarter = 100 + LIMITS.tcp / PART;
+        assert_eq!(pass(&mut teller, &[(key(1), flow(quarter - 1))], &nothing, quarter), []);
+        assert_eq!(pass(&mut teller, &[(key(1), flow(quarter))], &nothing, quarter), [(1, false)]);
+        assert_eq!(pass(&mut teller, &[(key(1), flow(quarter))], &nothing, quarter), []);
+    }
+
+    #[test]
+    fn its_end_is_told_at_once_and_another_between_the_same_begins() {
+        let (mut teller, nothing) = (Teller::default(), Heard::new());
+        teller.begins(&key(1), &flow(100));
+        let closing = Flow { stage: stage::CLOSING, ..flow(101) };
+        assert_eq!(pass(&mut teller, &[(key(1), closing)], &nothing, 101), [(1, false)]);
+        let another = Flow { handle: 8, ..flow(102) };
+        assert_eq!(pass(&mut teller, &[(key(1), another)], &nothing, 102), [(1, true)]);
+        assert_eq!(pass(&mut teller, &[], &nothing, 103), []);
+        assert_eq!(pass(&mut teller, &[(key(1), another)], &nothing, 104), [(1, true)], "it was gone and came back");
+    }
+
+    #[test]
+    fn what_others_told_is_theirs_until_its_packets_come_here() {
+        let mut teller = Teller::default();
+        let heard = Heard::from([(key(1), State::from(&flow(100)))]);
+        assert_eq!(pass(&mut teller, &[(key(1), flow(100))], &heard, 100), []);
+        assert_eq!(pass(&mut teller, &[(key(1), flow(105))], &heard, 105), []);
+        let here = Flow { stage: stage::CLOSING, ..flow(106) };
+        assert_eq!(pass(&mut teller, &[(key(1), here)], &heard, 106), [(1, false)]);
+    }
+
+    #[test]
+    fn what_is_over_or_was_adopted_is_not_told() {
+        let (mut teller, nothing) = (Teller::default(), Heard::new());
+        let adopted = Flow { handle: 0, origin: origin::ADOPTED, ..flow(200) };
+        let idle = Flow { stage: stage::CLOSING, ..flow(100) };
+        assert_eq!(pass(&mut teller, &[(key(1), adopted), (key(2), idle)], &nothing, 200), []);
+        assert!(!teller.begins(&key(1), &adopted));
+    }
+}

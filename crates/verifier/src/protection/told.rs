@@ -1,0 +1,93 @@
+//! The tables as gateways that stand side by side share them.
+
+use super::Protection;
+use crate::explain::Tables;
+use crate::peers::channel::Proofs;
+use crate::peers::record::{Inside, Told};
+use crate::peers::teller::Limits;
+use crate::plan;
+use anyhow::Result;
+use datapath::ring::Listener;
+use wire::Epoch;
+use wire::map::{Flow, FlowKey, FlowNews, ToldAddress, ToldFlow, origin, taken};
+
+impl Protection {
+    /// Calls `each` with every flow that begins, until the result is dropped.
+    pub fn listen_to_flows(&self, each: impl FnMut(FlowNews) + Send + 'static) -> Result<Listener> {
+        Listener::start("flows", self.verifier.flow_news(each)?)
+    }
+
+    /// What proves this gateway to the others.
+    pub fn proofs(&self, now: u64) -> Result<Proofs> {
+        let keys: Vec<_> = (0..plan::KEY_SLOTS).filter_map(|slot| self.key(slot as u8)).collect();
+        let current = self.epoch(now);
+        let around: Vec<_> = keys.into_iter().filter(|(epoch, _)| epoch.0.abs_diff(current.0) <= 1).collect();
+        Proofs::new(&around, current)
+    }
+
+    /// The epoch at `now`, if its key is held; else 0.
+    pub fn epoch(&self, now: u64) -> Epoch {
+        let current = Epoch::at(now, self.kernel.epoch_length);
+        self.key(current.on_wire()).filter(|(held, _)| *held == current).map_or(Epoch(0), |_| current)
+    }
+
+    /// After which silence flows are forgotten.
+    pub fn limits(&self) -> Limits {
+        Limits { tcp: self.kernel.tcp_idle, closing: self.kernel.closing_idle, udp: self.kernel.udp_idle }
+    }
+
+    /// Whether others can be told of a flow: on a gateway with a pool, once it has an inside address.
+    pub fn tells_of(&self, flow: &Flow) -> bool {
+        flow.origin != origin::TOKEN || flow.inside != 0 || self.addresses().is_none()
+    }
+
+    /// A flow as others are told of it; nothing if nobody knows whose it is.
+    pub fn to_tell(&self, key: FlowKey, flow: Flow, begins: bool) -> Option<Told> {
+        let inside = match self.addresses().filter(|_| flow.origin == origin::TOKEN) {
+            Some(addresses) => {
+                let (address, person) = addresses.holder(&flow)?;
+                Some(Inside { address, person })
+            }
+            None => None,
+        };
+        let expires = self.expiry(flow.handle).unwrap_or_default();
+        Some(Told { key, flow, expires, begins, inside })
+    }
+
+    /// The flow at `key`.
+    pub fn flow_at(&self, key: &FlowKey) -> Option<Flow> {
+        self.verifier.flows.get(key).ok().flatten()
+    }
+
+    /// Brings a flow in that another gateway told of; says whether it is in the table.
+    pub fn take_over(&self, told: &Told, now: u32) -> Result<bool> {
+        let mut flow = told.flow;
+        if told.begins && flow.origin == origin::TOKEN {
+            match (&told.inside, self.addresses()) {
+                (None, None) => {}
+                (Some(inside), Some(addresses)) => {
+                    let person = addresses.note(&inside.person, flow.handle, told.expires)?;
+                    let wanted = ToldAddress {
+                        key: told.key,
+                        inside: inside.address,
+                        person,
+                        now,
+                        slot: 0,
+                        port: flow.inside_port,
+                        reserved: 0,
+                    };
+                    let Some(gateway) = &self.gateway else { return Ok(false) };
+                    flow.inside = gateway.bind_told(wanted)?.slot;
+                    if flow.inside == 0 {
+                        return Ok(false);
+                    }
+                }
+                // One of both has a pool: to the servers this client would be another here.
+                _ => return Ok(false),
+            }
+        }
+        let told = ToldFlow { key: told.key, flow, expires: told.expires, begins: told.begins.into() };
+        let outcome = self.verifier.take_over(told)?;
+        Ok(matches!(outcome, taken::NEW | taken::KNOWN))
+    }
+}
