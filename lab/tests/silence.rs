@@ -11,7 +11,7 @@ use lab::forge::protocol::TCP;
 use lab::probe::Target;
 use lab::service::{ask, call, exchange};
 use lab::watch::{self, Finding};
-use lab::world::{DARK4, DARK6, ECHO, FRONT4, FRONT6, OPEN4, OPEN6, SSH, Way, in_family};
+use lab::world::{DARK4, DARK6, ECHO, FRONT4, FRONT6, OPEN4, OPEN6, POOL, SSH, Way, in_family};
 use lab::{Outsider, Place, Port, World, test};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -93,6 +93,37 @@ fn nothing_before_during_and_after_an_admitted_flow_of_the_same_address() {
             seen
         })?;
         all_targets(&world, "after")
+    });
+}
+
+/// At a router before the server: nothing of the router itself is heard either.
+#[test]
+fn nothing_at_a_gateway_whether_or_not_it_gives_addresses() {
+    test(|| {
+        for flags in [&[][..], &["--pool", POOL]] {
+            let world = World::behind_gateway(Way::Nat, flags)?;
+            let suite = |place| -> Result<()> {
+                for six in [false, true] {
+                    let outsider = Outsider::new(&world.network, place, six)?;
+                    for at in targets(&outsider) {
+                        let address = at.address;
+                        nothing_comes_of_it(&world, &outsider, place, at).with_context(|| format!("{flags:?}"))?;
+                        let served = world.services.echo.connections() + world.services.echo.datagrams();
+                        // Whatever source the gateway would give it.
+                        let through = if served == 0 { outsider.got_through(address) } else { Vec::new() };
+                        ensure!(through.is_empty(), "{flags:?}: {through:#?}");
+                    }
+                }
+                Ok(())
+            };
+            suite(Place::Home)?;
+            suite(Place::NextDoor)?;
+            let to = (in_family(false, FRONT4, FRONT6), ECHO).into();
+            let mut flow = call(&world.network.alice, to, SOON)?;
+            suite(Place::NextDoor).context("beside an admitted flow")?;
+            exchange(&mut flow)?;
+        }
+        Ok(())
     });
 }
 
