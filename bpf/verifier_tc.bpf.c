@@ -3,11 +3,14 @@
  * interfaces, where XDP would copy every packet and take super-packets apart. */
 #include "skb.h"
 #include "admit.h"
+#include "mark.h"
 
 SEC("tc")
 int admit(struct __sk_buff *ctx)
 {
 	bring_headers_near(ctx);
+	if (config.mark_mask)
+		return mark(ctx);
 	return decide(ctx) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 }
 

@@ -353,10 +353,24 @@ unusual:
 	return -1;
 }
 
+/* The outcome of a packet, counted; of one that is to be dropped perhaps a sample. */
+static __always_inline int judge_whole(context *ctx, struct packet *p)
+{
+	int form = parse_fast(ctx, p), outcome;
+
+	if (form < 0)
+		form = parse(ctx, p, ETHER_LEN, 0);
+	outcome = judge(ctx, p, form);
+	count(outcome);
+	if (outcome < PASS_NOT_OURS && has_sample_left(p->time))
+		sample(ctx, p, outcome);
+	return outcome;
+}
+
 /* Whether the packet goes on. */
 static __always_inline int decide(context *ctx)
 {
-	int outcome = settle_fast(ctx), form;
+	int outcome = settle_fast(ctx);
 	struct packet p;
 
 	if (outcome != CONTINUE) {
@@ -364,16 +378,8 @@ static __always_inline int decide(context *ctx)
 		return 1;
 	}
 	__builtin_memset(&p, 0, sizeof(p));
-	form = parse_fast(ctx, &p);
-	if (form < 0)
-		form = parse(ctx, &p, ETHER_LEN, 0);
-	outcome = judge(ctx, &p, form);
-	count(outcome);
+	outcome = judge_whole(ctx, &p);
 	if (outcome == CONSUMED)
 		return 0;
-	if (outcome >= PASS_NOT_OURS)
-		return 1;
-	if (has_sample_left(p.time))
-		sample(ctx, &p, outcome);
-	return config.observe;
+	return outcome >= PASS_NOT_OURS || config.observe;
 }

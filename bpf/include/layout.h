@@ -28,6 +28,8 @@ struct verifier_config {
 	__u16 suites; /* a bit at each one's number */
 	__u32 max_outbound; /* flows that the inside may have opened; 0 if this is no gateway */
 	__u32 tells_flows; /* one of enum tells_flows */
+	__u32 mark; /* what of a packet's mark says that it is admitted */
+	__u32 mark_mask; /* which bits of it are the verifier's; 0 if its verdict is to drop */
 };
 
 /* When user space, which tells the gateways beside this one, is told of flows. */
@@ -120,6 +122,12 @@ struct lease_key {
 
 struct bearer {
 	__u32 person;
+	__u32 expires;
+};
+
+/* The class of a grant, for rules of a packet filter. */
+struct grant_class {
+	__u32 class;
 	__u32 expires;
 };
 

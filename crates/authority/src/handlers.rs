@@ -290,7 +290,10 @@ async fn grant_owner(
     let is_handle = handle.len() == 16 && handle.bytes().all(|byte| byte.is_ascii_hexdigit());
     let handle = u64::from_str_radix(&handle, 16).ok().filter(|_| is_handle);
     let handle = handle.ok_or_else(|| Problem::Malformed("a handle is 16 hex digits".into()))?;
-    let owner = authority.storage.call(move |database| database.grant_owner(&caller.id, handle)).await?;
+    let mut owner = authority.storage.call(move |database| database.grant_owner(&caller.id, handle)).await?;
+    if let Some(owner) = &mut owner {
+        owner.class = authority.with_policy(|policy| policy.class_of(&owner.rule)).await;
+    }
     owner.map(Json).ok_or(Problem::NotFound("grant of this verifier"))
 }
 

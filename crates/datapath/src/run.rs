@@ -31,6 +31,29 @@ pub(crate) fn run_segments(program: &ProgramMut<'_>, frame: &[u8], segment: u32)
     run_in(program, frame, 1, Some(&mut context))
 }
 
+/// Runs a tc program on a packet with this mark; gives the mark that it then has.
+pub(crate) fn run_marked(program: &ProgramMut<'_>, frame: &[u8], mark: u32) -> Result<(Ran, u32)> {
+    /// Where `struct __sk_buff` of linux/bpf.h has `mark`, and its length.
+    const MARK: usize = 8;
+    const LENGTH: usize = 192;
+    let mut context = [0; MARK + 4];
+    context[MARK..].copy_from_slice(&mark.to_ne_bytes());
+    let (mut out, mut context_out) = (vec![0; frame.len() + ROOM], [0; LENGTH]);
+    let input = ProgramInput {
+        data_in: Some(frame),
+        data_out: Some(&mut out),
+        context_in: Some(&mut context),
+        context_out: Some(&mut context_out),
+        repeat: 1,
+        ..ProgramInput::default()
+    };
+    let output = program.test_run(input).context("cannot run the program on a packet")?;
+    let marked = output.context.and_then(|context| context.get(MARK..MARK + 4)?.try_into().ok());
+    let marked = marked.context("the kernel gives no context back")?;
+    let frame = output.data.map(|data| data.to_vec()).unwrap_or_default();
+    Ok((Ran { code: output.return_value, frame, duration: output.duration }, u32::from_ne_bytes(marked)))
+}
+
 fn run_in(program: &ProgramMut<'_>, frame: &[u8], repeat: u32, context: Option<&mut [u8]>) -> Result<Ran> {
     let mut out = vec![0; frame.len() + ROOM];
     let input = ProgramInput {

@@ -17,15 +17,15 @@ use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use wire::map::{
-    DropSample, EpochKey, FlowKey, FlowNews, GrantUse, LsGrant, ReplayBucket, SecretEntry, Services, ToldFlow,
-    VerifierConfig, counter,
+    DropSample, EpochKey, FlowKey, FlowNews, GrantClass, GrantUse, LsGrant, ReplayBucket, SecretEntry, Services,
+    ToldFlow, VerifierConfig, counter,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 20] = [
+const PINNED: [&str; 21] = [
     "protected4",
     "protected6",
     "open4",
@@ -45,6 +45,7 @@ const PINNED: [&str; 20] = [
     "ls_grants",
     "ls_since",
     "flow_news",
+    "classes",
     "counters",
 ];
 
@@ -103,6 +104,8 @@ pub struct Verifier {
     pub ls_grants: Table<u64, LsGrant>,
     /// When the table of pairs was new, Unix seconds, at 0.
     pub ls_since: Table<u32, u64>,
+    /// Classes of grants, by handle; only where packets are marked.
+    pub classes: Option<Table<u64, GrantClass>>,
     /// What is protected.
     pub protected: Protected,
     /// First fragments of admitted flows: when they came; the ports' place holds the identification.
@@ -149,6 +152,10 @@ impl Verifier {
         opened.resize("revoked", sizes.revoked)?;
         opened.resize("ls_grants", sizes.pairs)?;
         opened.resize("ended", sizes.ended)?;
+        if config.mark_mask != 0 {
+            anyhow::ensure!(hook == Hook::Tc, "packets are marked at tc only");
+            opened.resize("classes", sizes.grants)?;
+        }
         if let Some(pins) = &pins {
             opened.pin(pins, &PINNED)?;
         }
@@ -161,6 +168,7 @@ impl Verifier {
             ls_secrets: object.table("ls_secrets")?,
             ls_grants: object.table("ls_grants")?,
             ls_since: object.table("ls_since")?,
+            classes: (config.mark_mask != 0).then(|| object.table("classes")).transpose()?,
             protected: Protected::new(&object)?,
             fragments: object.table("fragments")?,
             replays: object.table("replays")?,
@@ -349,6 +357,11 @@ impl Verifier {
     /// What the program does with one frame; what its code means says [`Hook::code`].
     pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable("admit")?, frame, repeat)
+    }
+
+    /// What the program at tc does with a packet that has this mark, and the mark that it then has.
+    pub fn run_marked(&self, frame: &[u8], mark: u32) -> Result<(Ran, u32)> {
+        run::run_marked(&self.object.runnable("admit")?, frame, mark)
     }
 
     /// What the program at tc does with a super-packet of segments with this much payload.

@@ -257,6 +257,9 @@ pub struct GrantOwner {
     pub issued: u64,
     /// When it ends.
     pub expires: u64,
+    /// The rule's class, for packet filters behind the verifier; 0 is none.
+    #[serde(default)]
+    pub class: u8,
 }
 
 /// `POST /v1/verifier/explain` of a verifier: would the policy let this person in?

@@ -168,6 +168,7 @@ impl Issued {
             rule: permit.rule.label(),
             issued: now,
             expires: self.expires.into(),
+            class: permit.terms.class,
         }
     }
 }

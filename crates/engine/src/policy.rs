@@ -183,6 +183,8 @@ pub struct Terms {
     pub suite: GrantSuite,
     /// How tokens travel to IPv4 destinations; to IPv6 it is always the tail.
     pub carrier: Carrier,
+    /// What packet filters behind the verifier tell its packets apart by (docs/netfilter.md); 0 is none.
+    pub class: u8,
 }
 
 /// What the policy says about one person and one destination.
@@ -271,6 +273,11 @@ impl Policy {
     /// Every receiver, in the file's order.
     pub fn receivers(&self) -> &[Receiver] {
         &self.receivers
+    }
+
+    /// The class of the rule with this label; 0 if there is none any more.
+    pub fn class_of(&self, label: &str) -> u8 {
+        self.rules.iter().find(|rule| rule.label() == label).map_or(0, |rule| rule.terms.class)
     }
 
     /// Every rule, in the file's order.

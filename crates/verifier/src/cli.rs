@@ -445,6 +445,9 @@ fn show_status(status: &view::Status) {
     if !status.inside.is_empty() {
         println!("\na gateway; inside: {}", status.inside.join(", "));
     }
+    if let Some(mark) = &status.mark {
+        println!("\nnothing is dropped; what is admitted is marked {mark}");
+    }
     if !status.peers.is_empty() {
         print!("\n{}", peers(&status.peers));
         let from = status

@@ -95,7 +95,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let drops = Arc::new(Mutex::new(Ring::default()));
     let seed = directory.replay_seed()?;
     let (unknown, asked) = mpsc::channel(UNKNOWN_MAX);
-    let mut protection = Protection::load(pins, settings.clone(), seed, &cache.config, drops.clone(), unknown)?;
+    let mut protection = Protection::load(pins, settings.clone(), seed, &cache.config, drops.clone(), unknown.clone())?;
     protection.write(&cache.config, &cache.keys.keys, now())?;
     warn_of_lock_out(&protection, &settings, trial, fresh);
     let adopt = fresh && settings.adopt;
@@ -120,7 +120,11 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         instance,
         keys_until = until,
         "{}",
-        if settings.observe { "observing: nothing is dropped" } else { "protecting" }
+        match (settings.observe, settings.mark) {
+            (true, _) => "observing: nothing is dropped",
+            (false, Some(_)) => "marking what is admitted: rules of a packet filter have to drop the rest",
+            (false, None) => "protecting",
+        }
     );
     let peers = Arc::new(Peers::new(&settings.peers)?);
     let (orders, ordered) = mpsc::channel(4);
@@ -137,12 +141,14 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || measured.clone().metrics())));
     let reporting = tokio::spawn(report::keep(shared.clone(), authority.clone()));
     let naming = tokio::spawn(name(shared.clone(), authority.clone(), asked));
-    // Without its owner's name nobody gets an inside address.
-    let confirms = if settings.pool.is_empty() { Confirm::Pairs } else { Confirm::Grants };
+    // Without its owner's name nobody gets an inside address, and without its class no rule takes a packet for theirs.
+    let needs_owners = !settings.pool.is_empty() || settings.mark.is_some();
+    let confirms = if needs_owners { Confirm::Grants } else { Confirm::Pairs };
     let confirmer = Confirmer::new(authority.clone(), confirms);
     let sharing = teller.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
     let daemon = Daemon {
         peers,
+        unknown,
         directory,
         authority: authority.clone(),
         recheck: Recheck::new(shared.clone(), authority),
@@ -245,6 +251,8 @@ fn warn_of_lock_out(protection: &Protection, settings: &Settings, trial: Option<
 struct Daemon {
     /// The gateways beside this one.
     peers: Arc<Peers>,
+    /// Grants whose owner is to be asked for.
+    unknown: mpsc::Sender<u64>,
     directory: Directory,
     authority: client::Authority,
     shared: Arc<Shared>,
@@ -528,6 +536,10 @@ impl Daemon {
             tracing::error!("no key for the current epoch: nothing new is admitted until the authority can be reached");
         }
         self.keyless = keyless;
+        for handle in self.shared.protection().without_class() {
+            // Where there is no room, the next sweep finds it again.
+            let _ = self.unknown.try_send(handle);
+        }
         if self.shared.owners().is_crowded() {
             let flows: HashSet<u64> = self.shared.protection().flows().iter().map(|(_, flow)| flow.handle).collect();
             self.shared.owners().forget(now(), &flows);

@@ -328,6 +328,8 @@ mod tests {
         suites: 14,
         max_outbound: 0,
         tells_flows: 0,
+        mark: 0,
+        mark_mask: 0,
     };
 
     #[derive(Default)]

@@ -40,7 +40,8 @@ impl Gateway {
     ) -> Result<Option<Self>> {
         if settings.inside.is_empty() {
             ensure!(pool.is_empty(), "`pool` is for a gateway: name its `inside`");
-            ensure!(settings.peers.is_empty(), "`peers` are gateways like this one: name its `inside`");
+            let alone = settings.peers.is_empty() && settings.peer_listen.is_none();
+            ensure!(alone, "`peers` are gateways like this one: name its `inside`");
             return pins.remove_gateway().map(|()| None);
         }
         ensure!(pool.is_empty() || !settings.observe, "`observe` changes no packet, and `pool` does: leave one out");

@@ -24,6 +24,7 @@ use wire::map::{EpochKey, Flow, FlowKey, GrantUse, LsGrant, SecretEntry, Verifie
 use wire::packet::{TCP, UDP};
 use wire::{DropReason, Epoch, Handle, Pair, VerifierKey, ls};
 
+mod marked;
 mod told;
 
 /// Names of the outcomes that are no drops.
@@ -86,6 +87,7 @@ impl Protection {
         drops: Arc<Mutex<Ring>>,
         unknown: mpsc::Sender<u64>,
     ) -> Result<Self> {
+        marked::check(&settings)?;
         let kernel = plan::kernel_config(settings.kernel, seed, config);
         let verifier = Verifier::load(settings.hook, kernel, settings.sizes, Some(pins.clone()))?;
         let sampler = sampler::start(&verifier, drops.clone())?;
@@ -297,6 +299,7 @@ impl Protection {
     pub fn sweep(&self) -> u32 {
         match self.verifier.sweep(now() as u32) {
             Ok(swept) => {
+                self.tidy_classes(swept.now);
                 if let Some(Err(error)) = self.gateway.as_ref().map(|gateway| gateway.sweep(swept.now)) {
                     tracing::error!("inside addresses: {error:#}");
                 }
@@ -613,6 +616,11 @@ impl Protection {
     pub fn keys_until(&self, now: u64) -> Option<u64> {
         let slots = self.verifier.epoch_keys.entries().into_iter().map(|(_, key)| key.epoch);
         plan::keys_until(slots, now, self.kernel.epoch_length)
+    }
+
+    /// The mark of what is admitted, if packets are marked and not dropped.
+    pub fn mark(&self) -> Option<String> {
+        self.settings.mark.map(|mark| mark.to_string())
     }
 
     /// What the programs were loaded with.

@@ -45,6 +45,8 @@ const KEYS: &[&str] = &[
     "max_pairs",
     "peers",
     "peer_listen",
+    "verdict",
+    "mark",
 ];
 
 /// Settings as one source has them; what it leaves open is `None` or empty.
@@ -128,6 +130,13 @@ pub struct Options {
     /// Where this gateway listens to them [default: nowhere]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_PEER_LISTEN")]
     pub peer_listen: Option<SocketAddr>,
+    /// What becomes of packets: drop those that are not admitted, or mark those that are, for rules of nftables to match
+    /// [default: drop]
+    #[arg(long, value_name = "drop|mark", env = "VOUCHSAFE_VERDICT", value_parser = verdict)]
+    pub verdict: Option<Verdict>,
+    /// The mark of what is admitted, and which bits of a packet's mark are the verifier's [default: 0x56000000/0xffff0000]
+    #[arg(long, value_name = "MARK/MASK", env = "VOUCHSAFE_MARK", value_parser = mark)]
+    pub mark: Option<Mark>,
 }
 
 const MAX_PAIRS: std::ops::RangeInclusive<i64> = 16..=65_536;
@@ -152,6 +161,57 @@ fn carrier(text: &str) -> Result<Carrier, String> {
 fn network(text: &str) -> Result<IpNet, String> {
     let address = || text.parse::<IpAddr>().map(IpNet::from);
     text.parse().or_else(|_| address()).map_err(|_| "a network or an address".to_owned())
+}
+
+/// What becomes of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verdict {
+    /// Those that are not admitted are dropped.
+    #[default]
+    Drop,
+    /// Those that are admitted are marked, and none is dropped.
+    Mark,
+}
+
+fn verdict(text: &str) -> Result<Verdict, String> {
+    let known = [("drop", Verdict::Drop), ("mark", Verdict::Mark)].into_iter().find(|(name, _)| *name == text);
+    known.map(|(_, verdict)| verdict).ok_or_else(|| "drop or mark".to_owned())
+}
+
+/// The mark of what is admitted, and which bits of a packet's mark are the verifier's: the lowest eight of them are the
+/// grant's class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The mark, its class 0.
+    pub value: u32,
+    /// The bits.
+    pub mask: u32,
+}
+
+const MARK: Mark = Mark { value: 0x5600_0000, mask: 0xffff_0000 };
+
+impl std::fmt::Display for Mark {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#010x}/{:#010x}", self.value, self.mask)
+    }
+}
+
+fn mark(text: &str) -> Result<Mark, String> {
+    const WANTED: &str = "MARK/MASK, such as 0x56000000/0xffff0000: nine or more bits in a row, of which the mark leaves the lowest eight 0";
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16).ok(),
+        None => text.parse().ok(),
+    };
+    let (value, mask) = text.split_once('/').ok_or(WANTED)?;
+    let (value, mask) = (number(value).ok_or(WANTED)?, number(mask).ok_or(WANTED)?);
+    let low = mask.trailing_zeros();
+    let row = mask.checked_shr(low).unwrap_or_default();
+    let fits = row & row.wrapping_add(1) == 0 && row > 0xff;
+    if fits && value & !mask == 0 && (value >> low) & 0xff == 0 && value != 0 {
+        Ok(Mark { value, mask })
+    } else {
+        Err(WANTED.to_owned())
+    }
 }
 
 fn peer(text: &str) -> Result<String, String> {
@@ -205,6 +265,8 @@ pub struct Settings {
     pub inside: Vec<String>,
     /// The networks of inside addresses; empty if clients keep theirs.
     pub pool: Vec<IpNet>,
+    /// The mark of what is admitted, if packets are marked and not dropped.
+    pub mark: Option<Mark>,
     /// Where other gateways of this verifier listen.
     pub peers: Vec<String>,
     /// Where this one does.
@@ -245,6 +307,8 @@ impl Options {
             max_pairs: self.max_pairs.or(other.max_pairs),
             peers: list(self.peers, other.peers),
             peer_listen: self.peer_listen.or(other.peer_listen),
+            verdict: self.verdict.or(other.verdict),
+            mark: self.mark.or(other.mark),
         }
     }
 
@@ -257,10 +321,12 @@ impl Options {
             (false, true) => tells_flows::ADMITTED,
             (false, false) => tells_flows::BOUND,
         };
+        let mark = (self.verdict == Some(Verdict::Mark)).then(|| self.mark.unwrap_or(MARK));
         let takes_pairs = self.suites.contains(&GrantSuite::Sha224);
         Settings {
             interfaces: self.interface,
-            hook: self.hook.unwrap_or_default(),
+            hook: self.hook.unwrap_or(if mark.is_some() { Hook::Tc } else { Hook::default() }),
+            mark,
             observe: self.observe,
             adopt: !self.no_adopt,
             whois_users: self.whois_users,
@@ -290,6 +356,8 @@ impl Options {
                     named => named,
                 },
                 tells_flows,
+                mark: mark.map_or(0, |mark| mark.value),
+                mark_mask: mark.map_or(0, |mark| mark.mask),
                 max_outbound: if gateway { self.max_outbound.unwrap_or(OUTBOUND) } else { 0 },
                 suites: match suite_bits(&self.suites) {
                     0 => kernel.suites,
@@ -342,6 +410,8 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
             max_pairs: number(reader, fields, "max_pairs", &MAX_PAIRS),
             peers: named(reader, fields, "peers", peer),
             peer_listen: fields.address(reader, "peer_listen", "192.0.2.1:8446"),
+            verdict: word(reader, fields, "verdict", verdict),
+            mark: word(reader, fields, "mark", mark),
         };
         Some((enrolment, options))
     })
@@ -361,6 +431,23 @@ fn enrolment(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Enrolme
 fn texts(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Vec<String> {
     let Some(value) = fields.value(key) else { return Vec::new() };
     document::texts(reader, value).into_iter().map(|text| (*text.get_ref()).to_owned()).collect()
+}
+
+/// What a word stands for.
+fn word<T>(
+    reader: &mut Reader<'_>,
+    fields: &Fields<'_, '_>,
+    key: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Option<T> {
+    let text = fields.text(reader, key)?;
+    match read(text.get_ref()) {
+        Ok(word) => Some(word),
+        Err(wanted) => {
+            reader.fault(text.span(), format!("`{key}` is {wanted}"));
+            None
+        }
+    }
 }
 
 /// What a list of names stands for.
@@ -469,6 +556,10 @@ pub const TEMPLATE: &str = r#"
 #peers = ["10.99.0.2:8446"]
 #peer_listen = "10.99.0.1:8446"
 
+# Mark what is admitted instead of dropping what is not: rules of nftables decide. See docs/netfilter.md.
+#verdict = "mark"
+#mark = "0x56000000/0xffff0000"
+
 # The suites that tokens are taken of: "siphash", "aes-cmac", and "sha224", the published scheme, which promises less. Where
 # that is among them, room for its pairs (8 KiB each).
 #suites = ["siphash", "aes-cmac"]
@@ -490,8 +581,14 @@ mod tests {
         let default = Options::default().settings();
         let default_sizes = Sizes { ended: ENDED, ..default.sizes };
         assert_eq!((sizes.sizes, sizes.kernel.tcp_idle), (default_sizes, default.kernel.tcp_idle));
-        let (observe, tells_flows) = (1, tells_flows::BOUND);
-        let kernel = wire::map::VerifierConfig { observe, max_outbound: OUTBOUND, tells_flows, ..default.kernel };
+        let kernel = wire::map::VerifierConfig {
+            observe: 1,
+            max_outbound: OUTBOUND,
+            tells_flows: tells_flows::BOUND,
+            mark: MARK.value,
+            mark_mask: MARK.mask,
+            ..default.kernel
+        };
         assert_eq!(sizes.kernel, kernel);
         assert_eq!(options.inside, ["eth1"]);
         assert_eq!((options.interface, options.hook), (vec!["eth0".to_owned()], Some(default.hook)));
@@ -544,6 +641,23 @@ mod tests {
         let listen = settings("peer_listen = \"192.0.2.1:8446\"").peer_listen;
         assert_eq!(listen.map(|at| at.to_string()).as_deref(), Some("192.0.2.1:8446"));
         assert!(faults("peers = \"gw2\"").contains("HOST:PORT") && faults("peers = \":8446\"").contains("HOST:PORT"));
+    }
+
+    #[test]
+    fn a_mark_leaves_room_for_a_class_and_takes_tc() {
+        let settings = |text: &str| parse(text).expect("valid").1.settings();
+        let none = settings("mark = \"0x100/0x1ff\"");
+        assert_eq!((none.mark, none.kernel.mark_mask, none.hook), (None, 0, Hook::Xdp));
+        let set = settings("verdict = \"mark\"\nmark = \"0x100/0x1ff\"");
+        assert_eq!((set.kernel.mark, set.kernel.mark_mask, set.hook), (0x100, 0x1ff, Hook::Tc));
+        assert_eq!(
+            settings("verdict = \"mark\"").mark.map(|mark| mark.to_string()).as_deref(),
+            Some("0x56000000/0xffff0000")
+        );
+        for wrong in ["0x100/0xff", "0x101/0x1ff", "0x200/0x1ff", "0/0x1ff", "0x100/0x5ff", "0x1/0x0", "1", "x/y"] {
+            assert!(faults(&format!("mark = \"{wrong}\"")).contains("MARK/MASK"), "{wrong}");
+        }
+        assert!(faults("verdict = \"accept\"").contains("drop or mark"));
     }
 
     #[test]

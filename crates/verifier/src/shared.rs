@@ -110,6 +110,9 @@ impl Shared {
 
     /// Remembers whose a grant is, and tells the kernel where that matters there.
     pub fn learn(&self, owner: GrantOwner) {
+        if let Err(error) = self.protection().note_class(&owner) {
+            tracing::error!(person = owner.person, "no class: {error:#}");
+        }
         if let Some(addresses) = self.protection().addresses()
             && let Err(error) = addresses.learn(&owner)
         {
@@ -241,7 +244,14 @@ impl Shared {
 
     /// Says with a verdict that it is not carried out, where that is so.
     fn as_done(&self, verdict: view::Verdict) -> view::Verdict {
-        if !self.observe || verdict.passes {
+        if verdict.passes {
+            return verdict;
+        }
+        if self.protection().mark().is_some() {
+            let text = format!("{}; it goes on without the mark, for a packet filter to drop", verdict.text);
+            return view::Verdict { text, ..verdict };
+        }
+        if !self.observe {
             return verdict;
         }
         let text = format!("{}; but it passes all the same: the verifier only observes", verdict.text);
@@ -286,6 +296,7 @@ impl Shared {
             interfaces: protection.interfaces(),
             inside: protection.inside(),
             not_attached: protection.not_attached(),
+            mark: protection.mark(),
             peers: self.peers.told(),
             peers_heard: self.peers.heard_of(),
             authority: self.url.clone(),

@@ -229,6 +229,8 @@ pub struct Status {
     pub inside: Vec<String>,
     /// Interfaces that are left out or can't be protected.
     pub not_attached: Vec<NotAttached>,
+    /// The mark of what is admitted, and which bits are its, if packets are marked and not dropped.
+    pub mark: Option<String>,
     /// The gateways that this one tells of its flows.
     pub peers: Vec<Peer>,
     /// The gateways that tell this one.

@@ -39,6 +39,7 @@ fn pages() -> [String; 3] {
         interfaces: vec![interface],
         inside: Vec::new(),
         not_attached: Vec::new(),
+        mark: None,
         peers: vec![peer],
         peers_heard: Vec::new(),
         authority: "https://authority".into(),

@@ -49,6 +49,10 @@ pub struct VerifierConfig {
     pub max_outbound: u32,
     /// When it tells of flows, for the gateways beside this one: one of [`tells_flows`].
     pub tells_flows: u32,
+    /// What of a packet's mark says that it is admitted.
+    pub mark: u32,
+    /// Which bits of the mark are the verifier's, the lowest eight for the class; 0 if its verdict is to drop.
+    pub mark_mask: u32,
 }
 
 impl Default for VerifierConfig {
@@ -68,6 +72,8 @@ impl Default for VerifierConfig {
             suites: 1 << Suite::AesCmac as u16 | 1 << Suite::Siphash as u16,
             max_outbound: 0,
             tells_flows: tells_flows::NOTHING,
+            mark: 0,
+            mark_mask: 0,
         }
     }
 }
@@ -366,6 +372,16 @@ pub struct GrantUse {
     pub window: u32,
     /// The flow it admitted first: the only one if the grant is for a single flow.
     pub first: FlowKey,
+}
+
+/// The class of a grant, for rules of a packet filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct GrantClass {
+    /// The class, 0 to 255.
+    pub class: u32,
+    /// When the grant ends, Unix seconds.
+    pub expires: u32,
 }
 
 /// Tokens that a bucket of the replay table holds.

@@ -204,7 +204,7 @@ impl Database {
         rows.collect()
     }
 
-    /// Whose a grant of `verifier` is.
+    /// Whose a grant of `verifier` is; its class is the policy's to say.
     pub fn grant_owner(&self, verifier: &str, handle: u64) -> Result<Option<GrantOwner>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT person, device, receiver, rule, issued, expires FROM grants WHERE handle = ?1 AND verifier = ?2",
@@ -218,6 +218,7 @@ impl Database {
                 rule: row.get(3)?,
                 issued: row.get::<_, i64>(4)?.cast_unsigned(),
                 expires: row.get::<_, i64>(5)?.cast_unsigned(),
+                class: 0,
             })
         });
         Ok(owner.optional()?)

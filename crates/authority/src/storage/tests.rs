@@ -39,6 +39,7 @@ fn grant(handle: u64, session: TokenHash) -> Issuance {
             rule: "policy.toml:1".into(),
             issued: 100,
             expires: 400,
+            class: 0,
         },
         verifier: "edge".into(),
         source: SOURCE.parse().unwrap(),

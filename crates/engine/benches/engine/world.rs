@@ -311,6 +311,7 @@ fn terms() -> Vec<Terms> {
         reply: false,
         bind_source: false,
         carrier: wire::Carrier::Tail,
+        class: 0,
         suite,
     };
     vec![

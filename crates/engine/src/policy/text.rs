@@ -32,9 +32,10 @@ const RULE_KEYS: &[&str] = &[
     "bind_source",
     "suite",
     "carrier",
+    "class",
 ];
 /// The keys that say how a grant is made.
-const TERMS_KEYS: &[&str] = &["granularity", "lifetime", "single", "reply", "bind_source", "suite", "carrier"];
+const TERMS_KEYS: &[&str] = &["granularity", "lifetime", "single", "reply", "bind_source", "suite", "carrier", "class"];
 const PROTOCOLS: &[(&str, u8)] = &[
     ("icmp", 1),
     ("tcp", 6),
@@ -324,6 +325,7 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
         bind_source: fields.yes(reader, "bind_source"),
         suite,
         carrier: if suite == GrantSuite::Sha224 { Carrier::Shim } else { carrier.unwrap_or_default() },
+        class: fields.number(reader, "class", 0, 0, u8::MAX.into()) as u8,
     }
 }
 

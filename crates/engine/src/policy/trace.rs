@@ -168,6 +168,9 @@ fn grant(permit: &super::Permit<'_>) -> String {
             text += word;
         }
     }
+    if terms.class != 0 {
+        text += &format!(", class {}", terms.class);
+    }
     if let Some(until) = permit.until {
         text += &format!(", at most until {}", written(until));
     }

@@ -82,7 +82,7 @@ struct Words<'t>(&'t Terms);
 
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Terms { granularity, lifetime, single, reply, bind_source, suite, carrier } = self.0;
+        let Terms { granularity, lifetime, single, reply, bind_source, suite, carrier, class } = self.0;
         f.write_str(match granularity {
             Granularity::Application if *single => "flow",
             Granularity::Application => "application",
@@ -98,6 +98,9 @@ impl fmt::Display for Words<'_> {
             if set {
                 write!(f, ", {word}")?;
             }
+        }
+        if *class != 0 {
+            write!(f, ", class {class}")?;
         }
         Ok(())
     }

@@ -1,0 +1,45 @@
+//! The classes of grants, where the verdict is a mark.
+
+use super::Protection;
+use crate::settings::Settings;
+use anyhow::{Context, Result, ensure};
+use datapath::hook::Hook;
+use engine::api::GrantOwner;
+use wire::map::GrantClass;
+
+const SKEW: u32 = engine::verifier::CLOCK_SKEW_MAX;
+
+/// Whether these settings go together.
+pub(super) fn check(settings: &Settings) -> Result<()> {
+    let marks = settings.mark.is_some();
+    ensure!(!marks || settings.hook == Hook::Tc, "`verdict = \"mark\"` needs `hook = \"tc\"`: XDP has no marks");
+    ensure!(!marks || !settings.observe, "`observe` changes no packet, and `verdict = \"mark\"` does: leave one out");
+    Ok(())
+}
+
+impl Protection {
+    /// Tells the kernel a grant's class, if it marks packets.
+    pub fn note_class(&self, owner: &GrantOwner) -> Result<()> {
+        let Some(classes) = &self.verifier.classes else { return Ok(()) };
+        let expires = u32::try_from(owner.expires).unwrap_or(u32::MAX);
+        classes.set(&owner.handle, &GrantClass { class: owner.class.into(), expires }).context("classes")
+    }
+
+    /// The grants with flows whose class nobody has told; none if packets are not marked.
+    pub fn without_class(&self) -> Vec<u64> {
+        let Some(classes) = &self.verifier.classes else { return Vec::new() };
+        let mut handles = self.handles();
+        handles.retain(|handle| classes.get(handle).is_ok_and(|class| class.is_none()));
+        handles
+    }
+
+    /// Forgets the classes of grants that have ended and have no flow.
+    pub(super) fn tidy_classes(&self, now: u32) {
+        let Some(classes) = &self.verifier.classes else { return };
+        for (handle, class) in classes.entries() {
+            if class.expires.saturating_add(SKEW) < now && self.expiry(handle).is_none() {
+                let _ = classes.remove(&handle);
+            }
+        }
+    }
+}
