@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use wire::geneve::{self, Encapsulation};
 use wire::inner::Ports;
 use wire::packet::{Form, Fragment, Packet, UDP};
-use wire::{DropReason, Ends, Epoch, Inner, Proof, ProofKey, Segment, SegmentFlags, Vni};
+use wire::{DropReason, Ends, Epoch, Inner, Proof, ProofKey, SegmentFlags, Vni};
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,9 +65,9 @@ impl Verifier {
         self.withdrawn.retain(|_, until| *until > now);
     }
 
-    /// How many withdrawals it holds.
-    pub fn withdrawals(&self) -> usize {
-        self.withdrawn.len()
+    /// The withdrawals that it holds, each with the latest end of what it voids.
+    pub fn withdrawals(&self) -> impl Iterator<Item = (&Withdrawal, u32)> {
+        self.withdrawn.iter().map(|(what, until)| (what, *until))
     }
 
     /// Judges an Ethernet frame at `now` (Unix seconds), and moves the pointer of one that passes.
@@ -145,13 +145,17 @@ impl Verifier {
         if !segment.serves(inner) || !proof.is_some_and(|proof| proof.proves(key, segment, vni, ends)) {
             return Err(DropReason::BadTag);
         }
-        if self.is_withdrawn(segment, vni, ends) { Err(DropReason::Revoked) } else { Ok(()) }
+        if self.is_withdrawn(vni, ends.sender, ends.receiver, segment.expires) {
+            return Err(DropReason::Revoked);
+        }
+        Ok(())
     }
 
-    fn is_withdrawn(&self, segment: &Segment, vni: Vni, ends: &Ends) -> bool {
-        [Some(ends.sender), None].into_iter().any(|sender| {
-            let what = Withdrawal { vni, receiver: ends.receiver, sender };
-            self.withdrawn.get(&what).is_some_and(|until| segment.expires <= *until)
+    /// Whether segments between these two that end at `expires` are void.
+    pub fn is_withdrawn(&self, vni: Vni, sender: IpAddr, receiver: IpAddr, expires: u32) -> bool {
+        [Some(sender), None].into_iter().any(|sender| {
+            let what = Withdrawal { vni, receiver, sender };
+            self.withdrawn.get(&what).is_some_and(|until| expires <= *until)
         })
     }
 }

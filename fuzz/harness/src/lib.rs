@@ -5,6 +5,7 @@
 mod carrier;
 mod formats;
 mod names;
+mod proofs;
 mod switches;
 mod texts;
 mod world;
@@ -12,6 +13,7 @@ mod world;
 pub use carrier::{held, journey, outcomes, shim, tail, verifier};
 pub use formats::{grant_header, option, packet, quoted, token};
 pub use names::answer;
+pub use proofs::{judged, proof};
 pub use switches::{GENERATION, openflow};
 pub use texts::{api, document, policy};
 
@@ -28,6 +30,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("option", option),
     ("shim", shim),
     ("verifier", verifier),
+    ("proof", proof),
     ("journey", journey),
     ("held", held),
     ("openflow", openflow),

@@ -1,5 +1,6 @@
 //! Every file of the committed corpus, through its target.
 
+use engine::proofs;
 use engine::verifier::Outcome;
 use std::collections::BTreeSet;
 use std::fs;
@@ -38,6 +39,28 @@ fn the_corpus_reaches_every_outcome() {
     let reasons = DropReason::ALL.iter().filter(|reason| **reason != DropReason::NoAddress);
     for outcome in reasons.map(|reason| Outcome::Drop(*reason)).chain(outcomes) {
         assert!(reached.contains(&outcome.counter()), "{outcome:?}");
+    }
+}
+
+#[test]
+fn the_corpus_reaches_every_outcome_of_proofs() {
+    let files = fs::read_dir(corpus().join("proof")).expect("corpus/proof/");
+    let inputs = files.map(|file| fs::read(file.expect("a file").path()).expect("readable"));
+    let reached: Vec<_> = inputs.map(|input| harness::judged(&input)).collect();
+    let reasons = [
+        DropReason::NoToken,
+        DropReason::Malformed,
+        DropReason::UnknownSuite,
+        DropReason::UnknownEpoch,
+        DropReason::Expired,
+        DropReason::LifetimeTooLong,
+        DropReason::BadTag,
+        DropReason::Fragment,
+    ];
+    for outcome in
+        reasons.map(proofs::Outcome::Drop).into_iter().chain([proofs::Outcome::Proved, proofs::Outcome::NotOurs])
+    {
+        assert!(reached.contains(&outcome), "{outcome:?}");
     }
 }
 

@@ -267,6 +267,13 @@ fn write_vectors() {
         write("token", &format!("vector-{index}"), &bytes);
         write("grant_header", &format!("vector-{index}"), &bytes[..16]);
     }
+    let proofs = include_str!("../../../crates/wire/tests/data/proofs.json");
+    let proofs: Value = serde_json::from_str(proofs).expect("proofs.json is JSON");
+    for (index, case) in proofs["packets"].as_array().expect("cases").iter().enumerate() {
+        if let (0, Some(frame)) = (index % 3, case["steps"][0]["frame"].as_str()) {
+            write("proof", &format!("case-{index}"), decode(frame));
+        }
+    }
     for (index, case) in all["ls"].as_array().expect("cases").iter().enumerate() {
         for name in ["option", "key_transfer_option", "support_option"] {
             write("option", &format!("{name}-{index}"), decode(case[name].as_str().expect("an option")));
