@@ -10,6 +10,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("wire", &[], &[]),
     ("engine", &["wire"], &[]),
     ("client", &["wire", "engine"], &[]),
+    ("proofs", &["wire", "engine"], &[]),
     ("shell", &[], &[]),
     ("datapath", &["wire"], &["engine", "lab"]),
     ("authority", &["wire", "engine", "shell"], &["client"]),
