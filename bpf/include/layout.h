@@ -284,6 +284,40 @@ struct held_header {
 	__u16 vlan_tci;
 };
 
+/* A verifier of proofs: its settings, fixed when it is loaded. */
+struct proofs_config {
+	__u32 epoch_length;
+	__u32 max_lifetime;
+};
+
+/* Whose key for proofs it is. */
+struct proof_key_slot {
+	struct address authority;
+	__u32 family;
+	__u32 epoch; /* the low 8 bits */
+};
+
+/* Withdrawn consent. */
+struct withdrawal {
+	__u32 vni; /* as it travels, behind a zero byte */
+	__u16 family;
+	__u16 from_all; /* 1: the sender is zero */
+	struct address receiver;
+	struct address sender;
+};
+
+#define PROOF_WORDS_MAX 10
+
+/* What a proof that was right stood beside. */
+struct remembered {
+	__u64 message[PROOF_WORDS_MAX];
+	struct address authority;
+	__u32 words; /* of the message */
+	__u32 epoch; /* the low 8 bits */
+	__u32 until;
+	__u32 generation;
+};
+
 enum agent_counter {
 	AGENT_OTHER = 0,
 	AGENT_TOKENS = 1,

@@ -4,6 +4,14 @@
 //! of both programs alternate and their middles are compared, for the machine's other work disturbs both.
 
 #[allow(dead_code, reason = "the tests are its other user")]
+#[path = "../../engine/tests/cases/mod.rs"]
+mod cases;
+#[path = "kernel/proofs.rs"]
+mod proofs;
+#[allow(dead_code, reason = "the tests are its other user")]
+#[path = "../tests/provers/mod.rs"]
+mod provers;
+#[allow(dead_code, reason = "the tests are its other user")]
 #[path = "../tests/table/mod.rs"]
 mod table;
 #[allow(dead_code, reason = "the tests are its other user")]
@@ -45,7 +53,7 @@ struct Feed {
     pair: u64,
 }
 
-/// All figures, or those of the parts named as arguments: xdp, tc, first, ls, agent.
+/// All figures, or those of the parts named as arguments: xdp, tc, first, ls, agent, proofs.
 fn main() {
     let named: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let wanted = |part: &str| named.is_empty() || named.iter().any(|name| name == part);
@@ -68,6 +76,9 @@ fn main() {
     }
     if wanted("agent") {
         agent(&probe, &mut figures);
+    }
+    if wanted("proofs") {
+        proofs::proofs(&probe, &mut figures);
     }
     println!("{}", Value::Object(figures));
 }

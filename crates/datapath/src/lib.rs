@@ -13,6 +13,7 @@ mod link;
 pub mod nat;
 mod object;
 pub mod probe;
+pub mod proofs;
 pub mod protected;
 pub mod revoked;
 pub mod ring;

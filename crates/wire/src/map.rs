@@ -3,6 +3,7 @@
 //! Integers are in the machine's order unless their type says otherwise: only programs of this machine read them.
 
 mod inside;
+mod proofs;
 mod told;
 
 use crate::carrier::Carrier;
@@ -11,6 +12,7 @@ use crate::mac::Suite;
 use crate::packet::Packet;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use inside::{Bearer, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, WayBack, nat_news};
+pub use proofs::{ProofKeySlot, ProofsConfig, WithdrawalKey};
 pub use told::{FlowNews, ToldAddress, ToldFlow, taken, tells_flows};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

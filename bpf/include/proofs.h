@@ -1,0 +1,483 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Proofs in every packet: what wire.md §8.8 says, as crates/engine/src/proofs.rs does. The table of cases holds the two together.
+ *
+ * A steady flow's proof is computed once: what was right is remembered until it ends, for as long as there is room and nothing
+ * is withdrawn and no key changes. To forget costs time and nothing else. */
+#pragma once
+#define MAC_WORDS_MAX PROOF_WORDS_MAX
+#include "counters.h"
+#include "clock.h"
+#include "mac.h"
+#include "parse.h"
+#include "summing.h"
+
+enum { GENEVE_PORT = 6081, GENEVE_LEN = 8, OPTION_LEN = 4, SEGMENT_LEN = 16, PROOF_LEN = 16, PROOFS_MAX = 5 };
+enum { GENEVE_CRITICAL = 0x40, PROOF_OPTION = 0x8153ff /* class and type as they lie in memory */ };
+enum {
+	SEGMENT_PORT = 1, SEGMENT_RETURN = 2, SEGMENT_REPLY = 4, SEGMENT_SINGLE = 8, SEGMENT_UNDERLAY6 = 16, SEGMENT_IPV6 = 32,
+	SEGMENT_AUTHORITY6 = 64, SEGMENT_RESERVED = 0x80,
+};
+
+const volatile struct proofs_config proofs_config SEC(".rodata.config") = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct proof_key_slot);
+	__type(value, struct epoch_key);
+} proof_keys SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct withdrawal);
+	__type(value, __u32); /* segments that end then or before are void */
+} withdrawn SEC(".maps");
+
+struct proof {
+	__u64 words[2];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct proof);
+	__type(value, struct remembered);
+} remembered SEC(".maps");
+
+/* A number that user space changes with keys and withdrawals: what was remembered under another counts no more. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} generation SEC(".maps");
+
+enum ports { PORTS_SHOWN = 0, PORTS_HIDDEN = 1, PORTS_CUT = 2 };
+
+/* A packet while it is judged: too large for the stack. */
+struct proving {
+	struct packet packet;
+	struct remembered fact;
+	__u64 mac[2];
+	struct proof proof;
+	union {
+		struct {
+			__u8 place; /* suite, N, pointer */
+			__u8 flags, protocol, epoch;
+			__be32 expires;
+			__be16 interface, port, sender_port, zero;
+		};
+		__u64 words[2];
+	} segment;
+	struct address sender, receiver;
+	__be16 ports[2];
+	__u8 inner_family, inner_protocol, shown;
+	__u8 vni[3];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct proving);
+} provings SEC(".maps");
+
+/* The segment's bytes as a proof is made over them: the VNI in the place of the epoch and of the two zero bytes. */
+static __always_inline __u64 head_word(__u64 word, __u8 vni)
+{
+	return (word & ~0xff000000ULL) | (__u64)vni << 24;
+}
+
+static __always_inline __u64 tail_word(__u64 word, __u8 vni, __u8 last)
+{
+	return (word & 0x0000ffffffffffffULL) | (__u64)vni << 48 | (__u64)last << 56;
+}
+
+/* Whether protocol and ports are the segment's. */
+static __always_inline int serves(__u8 flags, __u8 protocol, __be16 port, __be16 sender_port, __u8 inner_protocol,
+				  const __be16 *ports)
+{
+	__be16 service, sender;
+
+	if (!(flags & SEGMENT_PORT))
+		return 1;
+	service = flags & SEGMENT_RETURN ? ports[0] : ports[1];
+	sender = flags & SEGMENT_RETURN ? ports[1] : ports[0];
+	return protocol == inner_protocol && port == service && (!(flags & SEGMENT_SINGLE) || sender_port == sender);
+}
+
+/* What begins at `at` is the transport of an inner packet that ends at `end`. */
+static __always_inline int read_ports(context *ctx, struct proving *v, __u32 at, __u32 end, int later)
+{
+	v->ports[0] = v->ports[1] = 0;
+	v->shown = later ? PORTS_HIDDEN : PORTS_SHOWN;
+	if (later || (v->inner_protocol != IP_TCP && v->inner_protocol != IP_UDP))
+		return CONTINUE;
+	if (at + 4 > end) {
+		v->shown = PORTS_CUT;
+		return CONTINUE;
+	}
+	return load(ctx, at, v->ports, 4) ? DROP_MALFORMED : CONTINUE;
+}
+
+static __always_inline int read_inner_ipv4(context *ctx, struct proving *v, __u32 at, __u32 end)
+{
+	struct ipv4 ip;
+	__u32 total;
+
+	if (at + sizeof(ip) > end || load(ctx, at, &ip, sizeof(ip)))
+		return DROP_MALFORMED;
+	total = bpf_ntohs(ip.total_len);
+	if (ip.version_ihl != 0x45 || total < sizeof(ip) || at + total > end)
+		return DROP_MALFORMED;
+	v->inner_family = 4;
+	v->inner_protocol = ip.protocol;
+	v->sender.words[0] = *(__u32 *)ip.source;
+	v->receiver.words[0] = *(__u32 *)ip.destination;
+	v->sender.words[1] = v->receiver.words[1] = 0;
+	return read_ports(ctx, v, at + sizeof(ip), at + total, (ip.fragment & bpf_htons(0x1fff)) != 0);
+}
+
+static __always_inline int read_inner_ipv6(context *ctx, struct proving *v, __u32 at, __u32 end)
+{
+	struct ipv6 ip;
+	__u8 next;
+	int later = 0;
+
+	if (at + sizeof(ip) > end || load(ctx, at, &ip, sizeof(ip)))
+		return DROP_MALFORMED;
+	at += sizeof(ip);
+	if (ip.version_class >> 4 != 6 || at + bpf_ntohs(ip.payload_len) > end)
+		return DROP_MALFORMED;
+	end = at + bpf_ntohs(ip.payload_len);
+	next = ip.next;
+	if (next == IP_FRAGMENT) {
+		__u8 header[4];
+
+		if (at + 8 > end || load(ctx, at, header, 4))
+			return DROP_MALFORMED;
+		next = header[0];
+		later = (header[2] | (header[3] & 0xf8)) != 0;
+		at += 8;
+	}
+	if (next == IP_HOP_BY_HOP || next == IP_ROUTING || next == IP_FRAGMENT || next == IP_AUTHENTICATION ||
+	    next == IP_DESTINATION_OPTIONS)
+		return DROP_MALFORMED;
+	v->inner_family = 6;
+	v->inner_protocol = next;
+	__builtin_memcpy(&v->sender, ip.source, 16);
+	__builtin_memcpy(&v->receiver, ip.destination, 16);
+	return read_ports(ctx, v, at, end, later);
+}
+
+/* The packet inside (wire.md §8.7). */
+__noinline int read_inner(context *ctx, struct proving *v, __u32 kind, __u32 at, __u32 end)
+{
+	__be16 type;
+
+	if (!v)
+		return DROP_MALFORMED;
+	if (kind == 0x6558) {
+		if (at + ETHER_LEN > end || load(ctx, at + 12, &type, 2))
+			return DROP_MALFORMED;
+		kind = bpf_ntohs(type);
+		at += ETHER_LEN;
+	}
+	if (kind == 0x0800)
+		return read_inner_ipv4(ctx, v, at, end);
+	return kind == 0x86dd ? read_inner_ipv6(ctx, v, at, end) : DROP_MALFORMED;
+}
+
+/* Geneve, its option, and what is inside: form, suite, families, fragments. */
+__noinline int read_proof(context *ctx, const struct packet *p, struct proving *v)
+{
+	struct {
+		__u8 words, flags;
+		__be16 kind;
+		__u8 vni[3], reserved;
+		__u32 option;
+	} head;
+	__u32 at, count, pointer, authority_len, words, kind;
+	__u8 flags;
+	int outcome;
+
+	if (!p || !v)
+		return DROP_MALFORMED;
+	at = p->payload;
+	if (at + GENEVE_LEN > p->end || load(ctx, at, &head, GENEVE_LEN) || head.words >> 6)
+		return DROP_MALFORMED;
+	if (!head.words)
+		return DROP_NO_TOKEN;
+	if (at + GENEVE_LEN + 4 * head.words > p->end || load(ctx, at + GENEVE_LEN, &head.option, OPTION_LEN))
+		return DROP_MALFORMED;
+	if ((head.option & 0xffffff) != PROOF_OPTION)
+		return DROP_NO_TOKEN;
+	words = head.option >> 24;
+	kind = bpf_ntohs(head.kind);
+	if (head.flags != GENEVE_CRITICAL || head.reserved || words + 1 != head.words || words < SEGMENT_LEN / 4 ||
+	    (kind != 0x0800 && kind != 0x86dd && kind != 0x6558))
+		return DROP_MALFORMED;
+	__builtin_memcpy(v->vni, head.vni, 3);
+	at += GENEVE_LEN + OPTION_LEN;
+	if (load(ctx, at, &v->segment, SEGMENT_LEN))
+		return DROP_MALFORMED;
+	flags = v->segment.flags;
+	count = v->segment.place >> 3 & 7;
+	pointer = v->segment.place & 7;
+	authority_len = flags & SEGMENT_AUTHORITY6 ? 16 : 4;
+	if (4 * words != SEGMENT_LEN + authority_len + PROOF_LEN * count || pointer >= count || count > PROOFS_MAX ||
+	    flags & SEGMENT_RESERVED || (flags & SEGMENT_RETURN && flags & SEGMENT_REPLY) || v->segment.zero ||
+	    (!(flags & SEGMENT_PORT) && (v->segment.protocol || v->segment.port || flags & SEGMENT_SINGLE)) ||
+	    (!(flags & SEGMENT_SINGLE) && v->segment.sender_port))
+		return DROP_MALFORMED;
+	if (v->segment.place >> 6 != SUITE_AES_CMAC && v->segment.place >> 6 != SUITE_SIPHASH)
+		return DROP_UNKNOWN_SUITE;
+	at += SEGMENT_LEN;
+	v->fact.authority.words[0] = v->fact.authority.words[1] = 0;
+	if (authority_len == 16 ? load(ctx, at, &v->fact.authority, 16) : load(ctx, at, &v->fact.authority, 4))
+		return DROP_MALFORMED;
+	at += authority_len;
+	if (load(ctx, at + PROOF_LEN * pointer, &v->proof, PROOF_LEN))
+		return DROP_MALFORMED;
+	outcome = read_inner(ctx, v, kind, at + PROOF_LEN * count, p->end);
+	if (outcome != CONTINUE)
+		return outcome;
+	if ((flags & SEGMENT_IPV6 ? 6 : 4) != v->inner_family || (flags & SEGMENT_UNDERLAY6 ? 6 : 4) != p->flow.family)
+		return DROP_MALFORMED;
+	if (flags & SEGMENT_PORT && v->shown == PORTS_CUT)
+		return DROP_MALFORMED;
+	return flags & SEGMENT_PORT && v->shown == PORTS_HIDDEN ? DROP_FRAGMENT : CONTINUE;
+}
+
+/* What the proof is made over (wire.md §8.6). */
+static __always_inline void write_message(const struct packet *p, struct proving *v)
+{
+	__u64 *message = v->fact.message;
+	const __u64 *sending = (const __u64 *)p->flow.client, *receiving = (const __u64 *)p->flow.server;
+	__u32 words = 3;
+
+	message[0] = head_word(v->segment.words[0], v->vni[0]);
+	message[1] = tail_word(v->segment.words[1], v->vni[1], v->vni[2]);
+	if (p->flow.family == 4) {
+		message[2] = (__u32)sending[0] | (__u64)(__u32)receiving[0] << 32;
+	} else {
+		message[2] = sending[0];
+		message[3] = sending[1];
+		message[4] = receiving[0];
+		message[5] = receiving[1];
+		words = 6;
+	}
+	if (v->inner_family == 4) {
+		message[words] = (__u32)v->sender.words[0] | (__u64)(__u32)v->receiver.words[0] << 32;
+		v->fact.words = words + 1;
+	} else {
+		message[words] = v->sender.words[0];
+		message[words + 1] = v->sender.words[1];
+		message[words + 2] = v->receiver.words[0];
+		message[words + 3] = v->receiver.words[1];
+		v->fact.words = words + 4;
+	}
+}
+
+static __always_inline int voids(const struct withdrawal *key, __u32 expires)
+{
+	__u32 *until = bpf_map_lookup_elem(&withdrawn, key);
+
+	return until && expires <= *until;
+}
+
+/* Whether consent to it was withdrawn (wire.md §8.10). */
+__noinline int is_withdrawn(const struct proving *v)
+{
+	struct withdrawal key = {};
+	__u32 expires;
+
+	if (!v)
+		return 1;
+	expires = bpf_ntohl(v->segment.expires);
+	key.vni = (__u32)v->vni[0] << 8 | (__u32)v->vni[1] << 16 | (__u32)v->vni[2] << 24;
+	key.family = v->inner_family;
+	key.receiver = v->receiver;
+	key.sender = v->sender;
+	if (voids(&key, expires))
+		return 1;
+	key.from_all = 1;
+	key.sender.words[0] = key.sender.words[1] = 0;
+	return voids(&key, expires);
+}
+
+/* The checks from the key on, and remembering. What is judged is looked up here: Linux 6.1 writes no map from memory that it only
+ * knows by an argument. */
+__noinline int check_proof(const struct packet *p)
+{
+	struct proof_key_slot slot = {};
+	struct epoch_key *key;
+	struct proof proof;
+	struct proving *v;
+	__u64 epoch_length, epoch_ends;
+	__u32 zero = 0, *current, expires, time;
+	__u8 suite;
+
+	v = bpf_map_lookup_elem(&provings, &zero);
+	if (!p || !v)
+		return DROP_MALFORMED;
+	time = p->time;
+	expires = bpf_ntohl(v->segment.expires);
+	suite = v->segment.place >> 6;
+	slot.authority = v->fact.authority;
+	slot.family = v->segment.flags & SEGMENT_AUTHORITY6 ? 6 : 4;
+	slot.epoch = v->segment.epoch;
+	current = bpf_map_lookup_elem(&generation, &zero);
+	v->fact.generation = current ? *current : 0;
+	key = bpf_map_lookup_elem(&proof_keys, &slot);
+	/* As judge_token has it. */
+	epoch_length = proofs_config.epoch_length ?: 1;
+	if (!key || !key->epoch || (key->epoch + 2) * epoch_length <= time || (key->epoch - 1) * epoch_length > time)
+		return DROP_UNKNOWN_EPOCH;
+	if (expires <= time)
+		return DROP_EXPIRED;
+	if (expires - time > proofs_config.max_lifetime)
+		return DROP_LIFETIME_TOO_LONG;
+	if (!serves(v->segment.flags, v->segment.protocol, v->segment.port, v->segment.sender_port, v->inner_protocol,
+		    v->ports))
+		return DROP_BAD_TAG;
+	write_message(p, v);
+	mac(suite, suite == SUITE_SIPHASH ? key->siphash : key->aes, v->fact.message, v->fact.words, &v->proof.words[0],
+	    v->mac);
+	if ((v->mac[0] ^ v->proof.words[0]) | (v->mac[1] ^ v->proof.words[1]))
+		return DROP_BAD_TAG;
+	if (is_withdrawn(v))
+		return DROP_REVOKED;
+	proof = v->proof;
+	epoch_ends = (key->epoch + 2) * epoch_length;
+	v->fact.epoch = v->segment.epoch;
+	v->fact.until = epoch_ends < expires ? epoch_ends : expires;
+	bpf_map_update_elem(&remembered, &proof, &v->fact, BPF_ANY);
+	return PASS_TOKEN;
+}
+
+/* Moves the pointer and mends the checksum (wire.md §8.9). Its word is that of place and flags. */
+__noinline int move_pointer(context *ctx, const struct packet *p)
+{
+	__u16 field, old, new;
+	__u32 at;
+
+	if (!p)
+		return -1;
+	at = p->payload + GENEVE_LEN + OPTION_LEN;
+	if (load(ctx, at, &old, 2) || load(ctx, p->transport + 6, &field, 2))
+		return -1;
+	new = old + 1; /* the place is the first byte, and its pointer less than seven */
+	if (field && (field != fold(pseudo_header(p, p->end - p->transport)) || checksum_is_whole(ctx, p))) {
+		field = replace(field, old, new);
+		if (!field)
+			field = 0xffff;
+		if (store(ctx, p->transport + 6, &field, 2))
+			return -1;
+	}
+	return store(ctx, at, &new, 2) ? -1 : 0;
+}
+
+/* A packet of the plain form, IPv4 in IPv4, whose proof is remembered. CONTINUE for every other, whatever is wrong with it. */
+static __always_inline int settle_remembered(context *ctx)
+{
+	enum { HEAD = 54, PROOFS = HEAD + SEGMENT_LEN + 4 };
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *at;
+	struct ipv4 *ip = data + ETHER_LEN, *inner;
+	struct udp *udp = (void *)(ip + 1);
+	__u32 *geneve = (void *)(udp + 1), *segment = data + HEAD, total, inner_total, count, pointer, words, zero = 0, *current;
+	__u8 place, flags, *vni = (void *)(geneve + 1);
+	struct remembered *fact;
+	struct proof proof;
+	__be16 ports[2] = {};
+
+	if (data + PROOFS > end || *(__be16 *)(data + 12) != bpf_htons(0x0800) || ip->version_ihl != 0x45)
+		return CONTINUE;
+	total = bpf_ntohs(ip->total_len);
+	place = *(__u8 *)segment;
+	flags = *((__u8 *)segment + 1);
+	count = place >> 3 & 7;
+	pointer = place & 7;
+	words = 5 + 4 * count;
+	if (ip->fragment & bpf_htons(0x3fff) || ip->protocol != IP_UDP || udp->destination != bpf_htons(GENEVE_PORT) ||
+	    bpf_ntohs(udp->len) + IPV4_LEN != total || udp->checksum || !reaches(ctx, ETHER_LEN + total) ||
+	    geneve[0] != (words + 1) + (GENEVE_CRITICAL << 8) + 0x00080000 || vni[3] || pointer >= count ||
+	    geneve[2] != (words << 24 | PROOF_OPTION) || flags & (SEGMENT_UNDERLAY6 | SEGMENT_IPV6 | SEGMENT_AUTHORITY6))
+		return CONTINUE;
+	asm volatile("%0 &= 7" : "+r"(pointer));
+	at = data + PROOFS + PROOF_LEN * pointer;
+	if (at + PROOF_LEN > end)
+		return CONTINUE;
+	proof = *(struct proof *)at;
+	asm volatile("%0 &= 7" : "+r"(count));
+	inner = data + PROOFS + PROOF_LEN * count;
+	if ((void *)(inner + 1) + 4 > end)
+		return CONTINUE;
+	inner_total = bpf_ntohs(inner->total_len);
+	if (inner->version_ihl != 0x45 || inner->fragment & bpf_htons(0x1fff) || inner_total < IPV4_LEN + 4 ||
+	    PROOFS + PROOF_LEN * count + inner_total > ETHER_LEN + total)
+		return CONTINUE;
+	if (inner->protocol == IP_TCP || inner->protocol == IP_UDP)
+		__builtin_memcpy(ports, inner + 1, 4);
+	fact = bpf_map_lookup_elem(&remembered, &proof);
+	current = bpf_map_lookup_elem(&generation, &zero);
+	/* The segment's form is that of the remembered one, whose bytes it has: but for the two that the VNI takes the place of. */
+	if (!fact || !current || fact->generation != *current || fact->words != 4 || fact->until <= now() ||
+	    fact->message[0] != head_word(segment[0] | (__u64)segment[1] << 32, vni[0]) ||
+	    fact->message[1] != tail_word(segment[2] | (__u64)segment[3] << 32, vni[1], vni[2]) ||
+	    fact->message[2] != (*(__u32 *)ip->source | (__u64) * (__u32 *)ip->destination << 32) ||
+	    fact->message[3] != (*(__u32 *)inner->source | (__u64) * (__u32 *)inner->destination << 32) ||
+	    fact->authority.words[0] != segment[4] || fact->authority.words[1] || fact->epoch != segment[0] >> 24 ||
+	    segment[3] >> 16)
+		return CONTINUE;
+	if (!serves(flags, segment[0] >> 16, segment[2] >> 16, segment[3], inner->protocol, ports))
+		return CONTINUE;
+	*(__u8 *)segment = place + 1;
+	return PASS_FLOW;
+}
+
+/* The outcome of any packet. */
+static __always_inline int judge_proof(context *ctx)
+{
+	struct proving *v;
+	struct packet *p;
+	__u32 zero = 0;
+	int form, outcome;
+
+	outcome = settle_remembered(ctx);
+	if (outcome != CONTINUE)
+		return outcome;
+	v = bpf_map_lookup_elem(&provings, &zero);
+	if (!v)
+		return DROP_MALFORMED;
+	p = &v->packet;
+	__builtin_memset(p, 0, sizeof(*p));
+	form = parse(ctx, p, ETHER_LEN, 0);
+	if (form == FORM_NOT_IP)
+		return PASS_NOT_OURS;
+	if (!p->flow.family || p->routed)
+		return DROP_MALFORMED;
+	if (!services_of(p->flow.family, p->flow.server))
+		return PASS_NOT_OURS;
+	if (form != FORM_WHOLE)
+		return DROP_MALFORMED;
+	if (p->flow.protocol != IP_UDP)
+		return PASS_NOT_OURS;
+	if (p->fragment == FRAGMENT_LATER)
+		return DROP_FRAGMENT;
+	if (p->flow.server_port != bpf_htons(GENEVE_PORT))
+		return PASS_NOT_OURS;
+	if (p->fragment == FRAGMENT_FIRST)
+		return DROP_FRAGMENT;
+	if (!p->fills_ip)
+		return DROP_MALFORMED;
+	p->time = now();
+	outcome = read_proof(ctx, p, v);
+	if (outcome == CONTINUE)
+		outcome = check_proof(p);
+	if (outcome == PASS_TOKEN && move_pointer(ctx, p))
+		return DROP_MALFORMED;
+	return outcome;
+}

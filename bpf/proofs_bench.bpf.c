@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* For benches only: the decision about a packet with proofs over and over. What it changed is put back, so that the packet can
+ * come again. */
+#include "xdp.h"
+#include "proofs.h"
+
+struct proof_feed {
+	__u64 nanoseconds;
+	__u32 passed;
+	__u32 reserved;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct proof_feed);
+} proof_feeds SEC(".maps");
+
+/* Of a packet of the plain form. */
+static __always_inline void put_back(context *ctx)
+{
+	__u8 *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+
+	if (data + 55 <= end)
+		data[54] -= 1;
+}
+
+/* A steady flow: the packet's proof is remembered. */
+SEC("xdp.frags")
+int prove_again(struct xdp_md *ctx)
+{
+	int outcome = judge_proof(ctx);
+
+	count(outcome);
+	if (outcome < PASS_NOT_OURS)
+		return XDP_ABORTED;
+	put_back(ctx);
+	return XDP_PASS;
+}
+
+static __always_inline int turn(context *ctx, int proves)
+{
+	__u32 zero = 0;
+	struct proof_feed *feed = bpf_map_lookup_elem(&proof_feeds, &zero);
+	struct proving *v = bpf_map_lookup_elem(&provings, &zero);
+	int outcome = PASS_NOT_OURS;
+	struct proof proof;
+	__u64 began;
+
+	if (!feed || !v)
+		return XDP_ABORTED;
+	began = bpf_ktime_get_ns();
+	if (proves)
+		outcome = judge_proof(ctx);
+	feed->nanoseconds += bpf_ktime_get_ns() - began;
+	if (!proves)
+		return XDP_PASS;
+	if (outcome != PASS_TOKEN)
+		return XDP_ABORTED;
+	feed->passed++;
+	put_back(ctx);
+	proof = v->proof;
+	bpf_map_delete_elem(&remembered, &proof);
+	return XDP_PASS;
+}
+
+/* A proof that was never seen: it is computed and remembered, and forgotten again, outside of the time measured. */
+SEC("xdp.frags")
+int prove_first(struct xdp_md *ctx)
+{
+	return turn(ctx, 1);
+}
+
+/* The same without the decision: what the clock takes. */
+SEC("xdp.frags")
+int prove_idle(struct xdp_md *ctx)
+{
+	return turn(ctx, 0);
+}
+
+char LICENSE[] SEC("license") = "GPL";

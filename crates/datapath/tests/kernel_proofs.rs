@@ -1,0 +1,119 @@
+//! The table of cases for verifiers of proofs through the kernel program; the same frames again, when they are remembered.
+
+#[path = "../../engine/tests/cases/mod.rs"]
+mod cases;
+mod provers;
+
+use cases::{Step, Table};
+use engine::proofs::Outcome;
+use provers::{Prover, Way};
+
+#[test]
+fn kernel_and_table_agree_on_every_case() {
+    let table = Table::read();
+    let (mut failures, mut frames) = (Vec::new(), 0);
+    for (of, verifier) in table.verifiers.iter().enumerate() {
+        let mut prover = Prover::new(verifier, 1024);
+        for case in table.cases.iter().filter(|case| case.of == of) {
+            let mut now = table.now;
+            for (index, step) in case.steps.iter().enumerate() {
+                match step {
+                    Step::Wait(seconds) => now += seconds,
+                    Step::Withdraw(what, until) => prover.withdraw(what, *until),
+                    Step::Frame { frame, outcome, out } => {
+                        // What is remembered changes no outcome.
+                        for time in ["first", "second"] {
+                            let (got, _, left) = prover.judge(frame, now);
+                            if got != *outcome || left != *out {
+                                let place = format!("{}, step {index}, {time} time", case.name);
+                                failures.push(format!("{place}: {got:?}, not {outcome:?}\n  {}", hex::encode(frame)));
+                            }
+                            frames += 1;
+                        }
+                    }
+                }
+            }
+            if case.steps.iter().any(|step| matches!(step, Step::Withdraw(..))) {
+                prover = Prover::new(verifier, 1024);
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} of {frames} frames:\n{}", failures.len(), failures.join("\n"));
+    println!("{frames} frames agree");
+}
+
+#[test]
+fn kernel_computes_a_steady_flows_proof_once_and_again_when_something_changed() {
+    let table = Table::read();
+    let prover = Prover::new(&table.verifiers[0], 1024);
+    let named = |text: &str| {
+        let (_, frame, ..) = table.first_frames().find(|(name, ..)| name.contains(text)).expect("a row");
+        frame.clone()
+    };
+    for text in ["ipv4: siphash", "ipv4: aes-cmac"] {
+        let frame = named(text);
+        for way in [Way::Computed, Way::Remembered, Way::Remembered] {
+            assert_eq!(prover.judge(&frame, table.now).1, Some(way), "{text}");
+        }
+        let elsewhere = engine::proofs::Withdrawal {
+            vni: wire::Vni::from([0, 0, 1]),
+            receiver: [10, 9, 9, 9].into(),
+            sender: None,
+        };
+        prover.withdraw(&elsewhere, table.now + 1);
+        assert_eq!(prover.judge(&frame, table.now).1, Some(Way::Computed), "{text}: somebody withdrew");
+        prover.learn(&table.verifiers[0]);
+        assert_eq!(prover.judge(&frame, table.now).1, Some(Way::Computed), "{text}: keys changed");
+        assert_eq!(prover.judge(&frame, table.now).1, Some(Way::Remembered), "{text}");
+    }
+    assert_eq!(prover.program.withdrawals(), 1);
+    prover.program.sweep(table.now + 1).expect("sweep");
+    assert_eq!(prover.program.withdrawals(), 0);
+}
+
+#[test]
+fn kernel_remembers_no_more_than_it_has_room_for_and_what_is_forgotten_is_computed() {
+    let table = Table::read();
+    let prover = Prover::new(&table.verifiers[0], 16);
+    let valid: Vec<_> = table.first_frames().filter(|(.., outcome, _)| *outcome == Outcome::Proved).collect();
+    let mut computed = 0;
+    for _ in 0..4 {
+        for (name, frame, ..) in &valid {
+            let (outcome, way, _) = prover.judge(frame, table.now);
+            assert_eq!(outcome, Outcome::Proved, "{name}");
+            computed += usize::from(way == Some(Way::Computed));
+        }
+    }
+    assert!(computed > valid.len() * 2, "{computed} of {} were forgotten in between", valid.len() * 4);
+}
+
+#[test]
+fn kernel_takes_no_changed_frame_that_the_decision_in_rust_refuses() {
+    let table = Table::read();
+    let verifier = &table.verifiers[0];
+    let prover = Prover::new(verifier, 4096);
+    let cases: Vec<_> = table.first_frames().collect();
+    // Numbers that any generator would do for; the same ones each time.
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
+    };
+    let mut proved = 0;
+    for round in 0..5_000 {
+        let mut frame = cases[next(cases.len())].1.clone();
+        for _ in 0..next(3) {
+            let at = next(frame.len());
+            frame[at] = if next(2) == 0 { next(256) as u8 } else { frame[at] ^ 1 << next(8) };
+        }
+        if next(16) == 0 {
+            frame.truncate(14 + next(frame.len() - 14));
+        }
+        let mut modelled = frame.clone();
+        let expected = verifier.judge(&mut modelled, table.now);
+        let (got, _, left) = prover.judge(&frame, table.now);
+        assert_eq!((got, &left), (expected, &modelled), "round {round}: {}", hex::encode(&frame));
+        proved += usize::from(got == Outcome::Proved);
+    }
+    assert!(proved > 300, "{proved}");
+}

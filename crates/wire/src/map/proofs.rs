@@ -1,0 +1,61 @@
+//! Tables of a verifier of proofs (wire.md §8).
+
+use super::address_bytes;
+use crate::segment::Vni;
+use core::net::IpAddr;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// The program's settings, fixed when it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ProofsConfig {
+    /// Seconds an epoch lasts.
+    pub epoch_length: u32,
+    /// The longest a segment may still live, seconds.
+    pub max_lifetime: u32,
+}
+
+/// Whose key for proofs it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ProofKeySlot {
+    authority: [u8; 16],
+    family: u32,
+    epoch: u32,
+}
+
+impl ProofKeySlot {
+    /// The place of an authority's key for the epoch with these low 8 bits.
+    pub fn new(authority: IpAddr, epoch: u8) -> Self {
+        Self { authority: address_bytes(authority), family: family(authority).into(), epoch: epoch.into() }
+    }
+}
+
+/// Withdrawn consent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct WithdrawalKey {
+    vni: [u8; 4],
+    family: u16,
+    from_all: u16,
+    receiver: [u8; 16],
+    sender: [u8; 16],
+}
+
+impl WithdrawalKey {
+    /// A receiver's, from one sender or from all.
+    pub fn new(vni: Vni, receiver: IpAddr, sender: Option<IpAddr>) -> Self {
+        let [a, b, c] = vni.bytes();
+        Self {
+            vni: [0, a, b, c],
+            family: family(receiver),
+            from_all: sender.is_none().into(),
+            receiver: address_bytes(receiver),
+            sender: sender.map_or([0; 16], address_bytes),
+        }
+    }
+}
+
+const fn family(address: IpAddr) -> u16 {
+    if address.is_ipv4() { 4 } else { 6 }
+}
