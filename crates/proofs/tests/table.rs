@@ -29,7 +29,7 @@ fn every_case_of_the_table_has_its_outcome_alone() {
                     let mut left = frame.clone();
                     let got = judge(&batch, &mut [&mut left], now)[0];
                     if got != *outcome || left != *out {
-                        failures.push(format!("{}: {got:?}, not {outcome:?}", case.name));
+                        failures.push(format!("{}: {got:?}, not {outcome:?}: {}", case.name, hex::encode(frame)));
                     }
                 }
             }
