@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
 network='python3 iproute2 nftables conntrack ethtool tcpdump tshark util-linux openvswitch-switch'
 tester='python3-venv'
-scenarios='openssh-server openssh-client iperf3 nmap curl'
+scenarios='bind9-dnsutils openssh-server openssh-client iperf3 nmap curl'
 kernels='qemu-system-x86 busybox-static cpio binutils'
 logins='chromium chromium-driver'
 # shellcheck source=/dev/null

@@ -44,7 +44,7 @@ struct agent_config {
 	__u32 link_header; /* bytes: 14, or 0 on links without one */
 	__u32 tcx;
 	__u32 match_cgroups;
-	__u32 reserved;
+	__u32 hear; /* name servers' answers go to user space, too */
 };
 
 struct flow_key {

@@ -8,7 +8,9 @@ use anyhow::{Context, Result, ensure};
 use lab::service::{self, Echo, ask, call, exchange};
 use lab::switch::{CONTROLLER, Switch, packets};
 use lab::transfer::{Sink, Transfer};
-use lab::world::{Agent, Authority, DARK4, ECHO, FRONT4, FRONT6, Network, Verifier, Way, policy};
+use lab::world::{
+    Agent, Authority, DARK4, DOMAIN, ECHO, FRONT_NAME, FRONT4, FRONT6, NameServer, Network, Verifier, Way, dig, policy,
+};
 use lab::{Capture, Namespace, capture, poll, test};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use wire::Carrier;
@@ -37,7 +39,7 @@ struct Home {
     /// Kept when a test fails.
     wan: Capture,
     verifier: Verifier,
-    _authority: Authority,
+    authority: Authority,
     _echo: Echo,
     network: Network,
 }
@@ -89,7 +91,7 @@ impl Home {
         let agent = Agent::start_with(router, &flags)?;
         agent.login(&authority, "alice")?;
         let bridges = bridges.to_vec();
-        let home = Self { agent, switch, bridges, wan, verifier, _authority: authority, _echo: echo, network };
+        let home = Self { agent, switch, bridges, wan, verifier, authority, _echo: echo, network };
         home.settle()?;
         Ok(home)
     }
@@ -249,6 +251,29 @@ fn of_datagrams_the_first_comes_up_and_then_one_every_few_seconds() {
         // On a machine that does other things the first rule may be over before the last datagram.
         let most = 1 + began.elapsed().as_secs() / AGAIN;
         ensure!((1..=most).contains(&up), "{up} datagrams of one flow came up, not 1 to {most}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_name_servers_answer_comes_up_and_is_learned_from_and_nobody_waits_for_that() {
+    test(|| {
+        let mut home = Home::new(Way::Nat, Carrier::Tail)?;
+        let _names = NameServer::start(&home.network.authority, &home.authority)?;
+        let ask_name = |home: &Home| dig(&home.network.alice, &["+short", FRONT_NAME, "A"]);
+        let before = home.switch.packets_up(BRIDGE)?;
+        ensure!(home.agent.discovered()?.is_empty(), "{:?}", home.agent.discovered()?);
+        let address = ask_name(&home)?;
+        ensure!(address.trim() == FRONT4, "{address}");
+        ensure!(poll(SOON, || home.agent.discovered().is_ok_and(|found| found.contains_key(DOMAIN))), "not learned");
+        let found = home.agent.discovered()?.remove(DOMAIN).context("it was there")?;
+        ensure!(found["finding"] == "overheard" && found["at_home"] == true, "{found}");
+        ensure!(home.switch.packets_up(BRIDGE)? > before, "the answer did not come up");
+        let to = SocketAddr::new(address.trim().parse()?, ECHO);
+        call(&home.network.alice, to, SOON).context("to the address that was learned")?;
+        ensure!(home.verifier.counters()?.named("token") >= 1, "{:?}", home.verifier.counters()?);
+        home.agent.kill()?;
+        ensure!(ask_name(&home)?.trim() == FRONT4, "without a controller there are no names");
         Ok(())
     });
 }

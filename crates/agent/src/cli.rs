@@ -1,5 +1,6 @@
 //! `vouchsafe agent …`: arguments in, words out. What is done is the daemon's.
 
+mod discover;
 mod login;
 mod ping;
 mod redirect;
@@ -47,6 +48,7 @@ pub enum AgentCommand {
 }
 
 const LOGIN: &str = "Examples:
+  vouchsafe login example.org
   vouchsafe login --authority https://server.example.org:8443 --ca ca.pem
   vouchsafe login --authority https://server.example.org:8443 --ca ca.pem --device-code
   vouchsafe login --authority https://server.example.org:8443 --ca ca.pem --user alice
@@ -63,6 +65,8 @@ pub enum Shortcut {
     Login(Box<login::LoginArguments>),
     /// End the session
     Logout(login::LogoutArguments),
+    /// Say which authority protects a domain, as DNS says
+    Discover(discover::DiscoverArguments),
     /// Say who is logged in and how things are
     Status(StatusArguments),
     /// Grants, and where your identity may go
@@ -135,6 +139,7 @@ pub async fn run(command: AgentCommand) -> Result<ExitCode> {
         },
         AgentCommand::Shortcut(Shortcut::Login(arguments)) => login::run(*arguments).await,
         AgentCommand::Shortcut(Shortcut::Logout(arguments)) => login::logout(arguments).await,
+        AgentCommand::Shortcut(Shortcut::Discover(arguments)) => discover::run(arguments).await,
         AgentCommand::Shortcut(Shortcut::Status(arguments)) => status(arguments).await,
         AgentCommand::Shortcut(Shortcut::Grants(command)) => grants(command).await,
         AgentCommand::Shortcut(Shortcut::Ping(arguments)) => ping::run(arguments).await,
@@ -194,7 +199,7 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
         return Ok(code);
     }
     match &status.session {
-        None => println!("not logged in: `vouchsafe login --authority URL`"),
+        None => println!("not logged in: `vouchsafe login DOMAIN`, or `vouchsafe login --authority URL`"),
         Some(session) => {
             println!(
                 "{} on {}, logged in for another {}",
@@ -207,6 +212,10 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
                 Some(trouble) => println!("authority {}: {trouble}", session.authority),
             }
         }
+    }
+    let own = status.session.as_ref().map(|session| session.authority.as_str());
+    for discovered in status.discovered.iter().filter(|discovered| Some(discovered.authority.as_str()) != own) {
+        println!("{}", discover::sentence(discovered));
     }
     let interfaces = status.interfaces.iter().map(|interface| {
         vec![interface.name.clone(), interface.trouble.clone().unwrap_or_else(|| interface.attachment.clone())]

@@ -4,6 +4,7 @@ use crate::switches::tls::Files;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use engine::agent::{Consent, Settings, Subject};
+use engine::discovery::{AuthorityUrl, Domain};
 use engine::document::{Faults, Reader, texts};
 use engine::openflow::plane::Household;
 use std::net::SocketAddr;
@@ -25,6 +26,9 @@ const KEYS: &[&str] = &[
     "cgroup",
     "default",
     "authority",
+    "discover",
+    "resolver",
+    "no_discovery",
     "metrics",
     "switches",
     "switches_certificate",
@@ -64,6 +68,15 @@ pub struct Flags {
     /// Only this authority may be logged in to; may be repeated [default: any]
     #[arg(long, value_name = "URL", env = "VOUCHSAFE_AGENT_AUTHORITY", value_delimiter = ',')]
     pub authority: Vec<String>,
+    /// Keep an eye on this domain's record: who protects it shows in `vouchsafe status`; may be repeated [default: none]
+    #[arg(long, value_name = "DOMAIN", env = "VOUCHSAFE_AGENT_DISCOVER", value_delimiter = ',')]
+    pub discover: Vec<String>,
+    /// Ask this name server for domains' records; may be repeated [default: those of /etc/resolv.conf]
+    #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_RESOLVER", value_delimiter = ',')]
+    pub resolver: Vec<String>,
+    /// Don't look for domains' records in the answers of name servers [default: look]
+    #[arg(long, env = "VOUCHSAFE_AGENT_NO_DISCOVERY")]
+    pub no_discovery: bool,
     /// Where metrics for Prometheus are served, in plain HTTP [default: nowhere]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_METRICS")]
     pub metrics: Option<SocketAddr>,
@@ -100,6 +113,12 @@ pub struct Config {
     pub interfaces: Vec<String>,
     /// The authorities that may be logged in to; any where none is named.
     pub authorities: Vec<String>,
+    /// Domains whose records are kept at hand.
+    pub discover: Vec<Domain>,
+    /// The name servers that are asked; the system's where there are none.
+    pub resolvers: Vec<SocketAddr>,
+    /// Whether records are looked for in the answers of name servers.
+    pub overhears: bool,
     /// Where metrics are served, if anywhere.
     pub metrics: Option<SocketAddr>,
     /// Where switches connect, if there are any.
@@ -124,6 +143,15 @@ impl Config {
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
         Self::resolve(flags, file)
+    }
+
+    /// Whether this machine's agent logs in to that authority.
+    pub fn may_log_in_to(&self, url: &str) -> bool {
+        let same = |only: &String| match (only.parse::<AuthorityUrl>(), url.parse::<AuthorityUrl>()) {
+            (Ok(only), Ok(url)) => only == url,
+            _ => only == url,
+        };
+        self.authorities.is_empty() || self.authorities.iter().any(same)
     }
 
     fn resolve(flags: Flags, file: Flags) -> Result<Self> {
@@ -170,7 +198,17 @@ impl Config {
         if let Some(wrong) = authorities.iter().find(|url| !url.starts_with("https://")) {
             bail!("authority: {wrong:?} is no address of an authority: write https://HOST:PORT");
         }
+        let discover = either(flags.discover, file.discover);
+        let discover = discover.iter().map(|name| name.parse().map_err(|why| anyhow::anyhow!("discover: {why}")));
+        let resolvers = either(flags.resolver, file.resolver);
+        let resolvers = resolvers.iter().map(|text| {
+            let address = text.parse().ok();
+            address.with_context(|| format!("resolver: {text:?} is no address and port, such as 192.0.2.53:53"))
+        });
         Ok(Self {
+            discover: discover.collect::<Result<_>>()?,
+            resolvers: resolvers.collect::<Result<_>>()?,
+            overhears: !(flags.no_discovery || file.no_discovery),
             dir: flags.dir.or(file.dir).unwrap_or_else(|| DEFAULT_DIR.into()),
             socket: flags.socket.or(file.socket).unwrap_or_else(|| DEFAULT_SOCKET.into()),
             instance,
@@ -198,6 +236,7 @@ fn read(text: &str) -> Result<Flags, Faults> {
             list.iter().map(|text| (*text.get_ref()).to_owned()).collect()
         };
         let [interface, cgroup, authority, device] = ["interface", "cgroup", "authority", "device"].map(&mut many);
+        let [discover, resolver] = ["discover", "resolver"].map(&mut many);
         let metrics = fields.address(reader, "metrics", "127.0.0.1:9466");
         let switches = fields.address(reader, "switches", "127.0.0.1:6653");
         let (dir, socket) = (dir.map(PathBuf::from), socket.map(PathBuf::from));
@@ -218,6 +257,9 @@ fn read(text: &str) -> Result<Flags, Faults> {
             switches_ca,
             device,
             pro_forma: fields.yes(reader, "pro_forma"),
+            discover,
+            resolver,
+            no_discovery: fields.yes(reader, "no_discovery"),
         })
     })
 }
@@ -302,6 +344,8 @@ mod tests {
             "default = \"maybe\"",
             "instance = \"/\"",
             "authority = \"foo\"",
+            "discover = \"a b\"",
+            "resolver = \"192.0.2.53\"",
         ] {
             assert!(Config::resolve(Flags::default(), read(wrong).unwrap()).is_err(), "{wrong}");
         }

@@ -1,9 +1,10 @@
 //! The daemon: one loop that feeds the state machine and does what it says.
 
+mod discovery;
 mod login;
 
 use crate::config::Config;
-use crate::kernel::{HeldPacket, Kernel};
+use crate::kernel::{HeldPacket, Kernel, Outlets};
 use crate::metrics::{self, Answers, Snapshot};
 use crate::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
 use crate::sessions::{Folder, Kept, KeptSession};
@@ -13,8 +14,10 @@ use crate::{now, unix};
 use anyhow::{Context, Result};
 use client::{Authority, Error};
 use datapath::Pins;
+use discovery::Discovery;
 use engine::agent::{self, Agent, Clock, FetchId, GrantView, Login, Output, Place, Refusal, Subject, Unusable};
 use engine::api::{self, Destinations, Event, GrantRequest};
+use engine::discovery::{Domain, Told};
 use engine::insertion::Used;
 use login::{At, Started};
 use std::collections::BTreeMap;
@@ -39,6 +42,7 @@ enum Message {
     Destinations(Subject, u64, Timed<Result<Destinations, Error>>),
     Event(Subject, u64, Result<Event, Error>),
     Lost(Subject, u64, String),
+    Discovered(Domain, Told),
     Metrics(oneshot::Sender<Result<Snapshot>>),
 }
 
@@ -99,6 +103,7 @@ struct Daemon {
     /// Logins with an identity provider under way, one per user.
     started: BTreeMap<u32, Started>,
     waiters: Vec<Waiter>,
+    discovery: Discovery,
     messages: mpsc::Sender<Message>,
 }
 
@@ -120,12 +125,20 @@ pub async fn run(config: Config) -> Result<()> {
         None => None,
     };
     let (held_sender, mut held) = mpsc::channel(QUEUE);
+    let (heard_sender, mut heard) = mpsc::channel(QUEUE);
     let (command_sender, mut commands) = mpsc::channel(QUEUE);
     let (message_sender, mut messages) = mpsc::channel(QUEUE);
     let asking = message_sender.clone();
     let (news_sender, mut news) = mpsc::channel(QUEUE);
     let switches = Switches::listen(&config, news_sender).await?;
-    let mut daemon = Daemon::start(config, folder, pins, switches, held_sender, message_sender)?;
+    let mut daemon = Daemon::start(
+        config,
+        folder,
+        pins,
+        switches,
+        Outlets { held: held_sender, heard: heard_sender },
+        message_sender,
+    )?;
     let measuring = readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asking.clone()))));
     let calls = tokio::spawn(socket::serve(listener, command_sender));
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
@@ -136,6 +149,7 @@ pub async fn run(config: Config) -> Result<()> {
         let wake = look.min(Instant::now() + pause);
         tokio::select! {
             Some(packet) = held.recv() => daemon.held(packet),
+            Some(record) = heard.recv() => daemon.overheard(record),
             Some(message) = messages.recv() => daemon.message(message),
             Some(news) = news.recv() => daemon.hear(news),
             Some(command) = commands.recv() => daemon.command(command),
@@ -144,6 +158,7 @@ pub async fn run(config: Config) -> Result<()> {
                     look = Instant::now() + LOOK;
                     daemon.follow_interfaces();
                     daemon.dismiss();
+                    daemon.look_around();
                     daemon.switches.iter_mut().for_each(|switches| switches.tick(now()));
                 }
                 let Daemon { agent, kernel, switches, .. } = &mut daemon;
@@ -174,11 +189,11 @@ impl Daemon {
         folder: Folder,
         pins: Pins,
         switches: Option<Switches>,
-        held: mpsc::Sender<HeldPacket>,
+        outlets: Outlets,
         messages: mpsc::Sender<Message>,
     ) -> Result<Self> {
         let kept = folder.load()?;
-        let kernel = Kernel::start(&config, pins, held)?;
+        let kernel = Kernel::start(&config, pins, outlets)?;
         // Entries and sessions that an earlier process left count from its clock.
         let clock = match kernel.maps().clock()? {
             0 => Clock::at(unix(), now()),
@@ -197,6 +212,7 @@ impl Daemon {
             answers: Answers::default(),
             started: BTreeMap::new(),
             waiters: Vec::new(),
+            discovery: Discovery::default(),
             messages,
         };
         daemon.restore();
@@ -266,9 +282,9 @@ impl Daemon {
 
     fn hear(&mut self, news: News) {
         let Some(switches) = &mut self.switches else { return };
-        for packet in switches.hear(news, now()) {
-            self.held(packet);
-        }
+        let (held, heard) = (switches.hear(news, now()), switches.overheard());
+        held.into_iter().for_each(|packet| self.held(packet));
+        heard.into_iter().for_each(|record| self.overheard(record));
     }
 
     /// Does everything that the state machine wants done.
@@ -344,6 +360,7 @@ impl Daemon {
                     self.destinations(subject, answer);
                 }
             }
+            Message::Discovered(domain, told) => self.told_of(&domain, told),
             Message::Metrics(reply) => drop(reply.send(self.snapshot())),
             Message::Event(subject, login, event) => {
                 if self.is_current(subject, login) {
@@ -497,6 +514,7 @@ impl Daemon {
                 let place = Place { address: address.to_canonical(), protocol, port };
                 return self.explain(subject, place, false, reply);
             }
+            Call::Discover { domain } => return self.discover(domain.as_deref(), reply),
             Call::Status => self.status(uid),
             Call::Grants => {
                 let grants = self.agent.grants(subject, |slot| used(&self.kernel, self.switches.as_ref(), slot));
@@ -597,6 +615,7 @@ impl Daemon {
                 interfaces: self.interfaces(),
                 counters,
                 default: self.config.settings.default,
+                discovered: self.discovered(),
                 now: self.agent.unix(now(), subject),
             })),
         }

@@ -8,6 +8,7 @@ use datapath::Pins;
 use datapath::agent::{Agent, Attachment, Held, remove_filters, supported_attachment};
 use datapath::interface::Interface;
 use engine::agent::{Frame, Subject};
+use engine::discovery::{Heard, message};
 use engine::insertion::Used;
 use engine::protected::Protected;
 use nix::time::{ClockId, clock_gettime};
@@ -47,6 +48,15 @@ pub struct HeldPacket {
     pub frame: Option<Frame>,
 }
 
+/// Where the threads that read the kernel's packets hand them on.
+#[derive(Clone)]
+pub struct Outlets {
+    /// Held packets.
+    pub held: mpsc::Sender<HeldPacket>,
+    /// Records that were overheard.
+    pub heard: mpsc::Sender<Heard>,
+}
+
 /// Everything in the kernel that is the agent's.
 pub struct Kernel {
     /// One per kind of link; they share their maps, so that the first one's are everybody's.
@@ -58,8 +68,9 @@ pub struct Kernel {
     attachment: Attachment,
     pins: Pins,
     cgroups: bool,
+    hears: bool,
     injector: Injector,
-    held: mpsc::Sender<HeldPacket>,
+    outlets: Outlets,
     running: Arc<AtomicBool>,
     /// Grows when the buffers of held packets are to be opened anew.
     openings: Arc<AtomicU64>,
@@ -68,8 +79,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Loads the programs and takes over what an earlier process left. Held packets go to `held`.
-    pub fn start(config: &Config, pins: Pins, held: mpsc::Sender<HeldPacket>) -> Result<Self> {
+    /// Loads the programs and takes over what an earlier process left.
+    pub fn start(config: &Config, pins: Pins, outlets: Outlets) -> Result<Self> {
         let mut kernel = Self {
             agents: Vec::new(),
             attached: Vec::new(),
@@ -79,8 +90,9 @@ impl Kernel {
             attachment: supported_attachment(),
             pins,
             cgroups: config.settings.owners.iter().any(|(owner, _)| owner.kind == owner::CGROUP),
+            hears: config.overhears,
             injector: Injector::new()?,
-            held,
+            outlets,
             running: Arc::new(AtomicBool::new(true)),
             openings: Arc::default(),
             signs: Signs::default(),
@@ -107,13 +119,21 @@ impl Kernel {
         if let Some(index) = self.agents.iter().position(|(header, _)| *header == link_header) {
             return Ok(index);
         }
-        let agent = Agent::load(link_header, self.cgroups, self.attachment, Some(self.pins.clone()))?;
-        let (held, running) = (self.held.clone(), self.running.clone());
+        let agent =
+            Agent::load_hearing(link_header, self.cgroups, self.hears, self.attachment, Some(self.pins.clone()))?;
+        let (Outlets { held, heard }, running) = (self.outlets.clone(), self.running.clone());
         let each = move |packet: Held| {
             let Held { header, frame } = packet;
             let whole = frame.len() == header.length as usize;
             let frame = whole.then(|| Frame::new(header.interface, link_header, header.segment, &frame)).flatten();
             let frame = frame.map(|frame| frame.tagged(header.vlan_proto, header.vlan_tci));
+            if header.slot.subject == 0 {
+                // Read on this thread: a flood of answers keeps nobody's packets waiting.
+                if let Some(record) = frame.and_then(|frame| message::overhear_frame(frame.bytes())) {
+                    let _ = heard.try_send(record);
+                }
+                return;
+            }
             // With no room left the packet is lost, as any packet may be.
             let _ = held.try_send(HeldPacket { slot: header.slot, frame });
         };

@@ -11,6 +11,7 @@ mod inject;
 mod kernel;
 pub mod metrics;
 pub mod protocol;
+mod resolver;
 mod sessions;
 mod socket;
 mod switches;

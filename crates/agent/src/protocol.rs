@@ -15,6 +15,7 @@
 
 use engine::agent::{Consent, GrantView, Target, consent::ConsentRule};
 use engine::api::{Callback, LoginMethods, Receiver, ServiceKey};
+use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -87,6 +88,11 @@ pub enum Call {
     Logout,
     /// How things are.
     Status,
+    /// Which authority a domain names; asks name servers where that is not known.
+    Discover {
+        /// The domain; all that are known where absent.
+        domain: Option<String>,
+    },
     /// The grants held, and the person's rules.
     Grants,
     /// Make a rule, or forget it.
@@ -179,6 +185,11 @@ pub enum Reply {
     LoginPending,
     /// To [`Call::Status`].
     Status(Box<Status>),
+    /// To [`Call::Discover`].
+    Discovered {
+        /// The domains that name an authority.
+        domains: Vec<Discovered>,
+    },
     /// To [`Call::Grants`].
     Grants {
         /// The grants held.
@@ -207,8 +218,37 @@ pub struct Status {
     pub counters: BTreeMap<String, u64>,
     /// What holds where a person has no rule.
     pub default: Consent,
+    /// Domains that say they are protected.
+    pub discovered: Vec<Discovered>,
     /// The authority's time, Unix seconds.
     pub now: u64,
+}
+
+/// What a domain says about who protects it. A hint (wire.md §7.2).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Discovered {
+    /// The domain.
+    pub domain: String,
+    /// The authority's address.
+    pub authority: String,
+    /// What it says is protected.
+    pub protects: Vec<IpNet>,
+    /// Where that is known from.
+    pub finding: Finding,
+    /// Whether the authority has a name of the domain, so that its certificate shows that it is the domain's.
+    pub at_home: bool,
+    /// Whether this machine's agent logs in there.
+    pub allowed: bool,
+}
+
+/// Where a domain's record is known from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finding {
+    /// A name server was asked.
+    Asked,
+    /// It came along with another answer.
+    Overheard,
 }
 
 /// A session.

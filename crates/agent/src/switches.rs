@@ -7,6 +7,7 @@ use crate::kernel::HeldPacket;
 use crate::protocol;
 use anyhow::{Context, Result};
 use engine::agent::{Frame, Output, Subject};
+use engine::discovery::{Heard, message};
 use engine::insertion::Used;
 use engine::openflow::plane::{Fate, Origin, Plane};
 use engine::openflow::switch::{Event, Switch};
@@ -24,6 +25,8 @@ use wire::map::{GrantSlot, owner};
 const SWITCHES_MAX: usize = 64;
 /// Messages that wait for a switch; one that takes none is given up.
 const QUEUE: usize = 4096;
+/// The most answers of name servers that are read in a second: whoever sends more is none of ours.
+const ANSWERS_PER_SECOND: u32 = 64;
 const CHUNK: usize = 64 * 1024;
 
 /// What connections tell the loop.
@@ -48,6 +51,11 @@ pub struct Switches {
     clock: u64,
     generation: u16,
     held: Vec<HeldPacket>,
+    heard: Vec<Heard>,
+    /// Whether records are looked for in the answers of name servers.
+    hears: bool,
+    /// The second that answers are counted in, and how many came.
+    hearing: (u64, u32),
 }
 
 struct Connection {
@@ -104,6 +112,9 @@ impl Switches {
             clock: 0,
             generation: nonce as u16,
             held: Vec::new(),
+            heard: Vec::new(),
+            hears: config.overhears,
+            hearing: (0, 0),
         }))
     }
 
@@ -155,6 +166,11 @@ impl Switches {
             }
         }
         std::mem::take(&mut self.held)
+    }
+
+    /// Takes the records that were overheard of late.
+    pub fn overheard(&mut self) -> Vec<Heard> {
+        std::mem::take(&mut self.heard)
     }
 
     /// Looks after connections.
@@ -216,6 +232,7 @@ impl Switches {
         });
         self.generation = self.generation.wrapping_add(1);
         let switch = Switch::new(now, self.plane.protected().to_vec(), self.generation);
+        let switch = if self.hears { switch } else { switch.deaf() };
         self.connections.insert(id, Connection { switch, from, to, reading });
         self.events(id, now);
     }
@@ -237,6 +254,7 @@ impl Switches {
                 Event::Refused { class, code } => {
                     tracing::warn!(from = %connection.from, "{}", Event::explain(class, code));
                 }
+                Event::Answer(frame) => self.hear_answer(&frame, now),
                 Event::Elevated { in_port, frame } => {
                     let Some(datapath) = connection.switch.datapath() else { continue };
                     let origin = Origin { datapath, port: in_port };
@@ -244,6 +262,16 @@ impl Switches {
                     self.fulfil(origin, fate);
                 }
             }
+        }
+    }
+
+    fn hear_answer(&mut self, frame: &[u8], now: Duration) {
+        if self.hearing.0 != now.as_secs() {
+            self.hearing = (now.as_secs(), 0);
+        }
+        self.hearing.1 += 1;
+        if self.hearing.1 <= ANSWERS_PER_SECOND {
+            self.heard.extend(message::overhear_frame(frame));
         }
     }
 

@@ -95,13 +95,24 @@ impl Agent {
     /// Loads the programs for links with this header; `cgroups` if some owner is a cgroup. With `pins`, the maps are
     /// shared with every other load and taken over from an earlier process.
     pub fn load(link_header: u32, cgroups: bool, attachment: Attachment, pins: Option<Pins>) -> Result<Self> {
+        Self::load_hearing(link_header, cgroups, false, attachment, pins)
+    }
+
+    /// The same with programs that `hear`: they hand over copies of name servers' answers, too, as held packets of subject 0.
+    pub fn load_hearing(
+        link_header: u32,
+        cgroups: bool,
+        hear: bool,
+        attachment: Attachment,
+        pins: Option<Pins>,
+    ) -> Result<Self> {
         object::log_through_tracing();
         let mut opened = Opened::new("agent", OBJECT)?;
         opened.configure(&AgentConfig {
             link_header,
             tcx: (attachment == Attachment::Tcx).into(),
             match_cgroups: cgroups.into(),
-            reserved: 0,
+            hear: hear.into(),
         })?;
         if let Some(pins) = &pins {
             opened.pin(pins, &PINNED)?;

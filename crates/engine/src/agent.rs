@@ -22,6 +22,7 @@ pub use session::{GrantView, Standing};
 use crate::api::{self, Event, GrantRequest, Receiver};
 use crate::insertion::Used;
 use crate::protected::{self, Protected};
+use ipnet::IpNet;
 use known::Known;
 use session::Session;
 use std::collections::{BTreeMap, VecDeque};
@@ -278,6 +279,14 @@ impl Agent {
                 Some((session, known)) => session.adopt(known, place, entry, &mut self.outputs),
                 None => self.outputs.push_back(Output::Remove(*slot)),
             }
+        }
+    }
+
+    /// A record of discovery says that the person's authority protects these networks (wire.md §7.2): it may be asked
+    /// whether it does. Nothing is protected, and no grant asked for, because of a record.
+    pub fn hinted(&mut self, now: Duration, subject: Subject, networks: &[IpNet]) {
+        if let Some(session) = self.sessions.get_mut(&subject) {
+            session.hinted(now, networks, &mut self.outputs);
         }
     }
 

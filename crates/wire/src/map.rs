@@ -102,8 +102,8 @@ pub struct AgentConfig {
     pub tcx: u32,
     /// 1 if some owner is a cgroup.
     pub match_cgroups: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1 if copies of name servers' answers are handed over.
+    pub hear: u32,
 }
 
 /// An address as the maps hold it: IPv4 in the first four bytes, the rest zero.
@@ -630,7 +630,8 @@ pub struct Conversation {
     pub seen: u32,
 }
 
-/// What precedes a packet that the agent's program hands over because its grant is missing.
+/// What precedes a packet that the agent's program hands over because its grant is missing; with subject 0, which is
+/// nobody's, a copy of a name server's answer.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct HeldHeader {

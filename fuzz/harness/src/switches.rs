@@ -32,6 +32,7 @@ pub fn openflow(input: &[u8]) {
                 assert!(bytes[0] == 4 && len == Some(bytes.len()), "an answer is no message");
             }
             Event::Elevated { in_port, frame } => elevated(&mut plane, in_port, &frame),
+            Event::Answer(frame) => drop(engine::discovery::message::overhear_frame(&frame)),
             Event::Ready(_) | Event::Refused { .. } => {}
         }
     }

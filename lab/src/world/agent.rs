@@ -1,5 +1,6 @@
 //! Alice's agent.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::PathBuf;
@@ -10,7 +11,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::authority::answer;
-use super::{Authority, Instance, SOON, ask_json};
+use super::{Authority, Instance, SOON, ask_json, names};
 use crate::net::Namespace;
 use crate::poll;
 use crate::process::Process;
@@ -22,6 +23,8 @@ pub struct Agent {
     net: PathBuf,
     dir: PathBuf,
     flags: Vec<String>,
+    /// Where names are asked for, if not where the host asks.
+    resolver: Option<PathBuf>,
 }
 
 impl Agent {
@@ -33,14 +36,28 @@ impl Agent {
     /// Runs one with other flags than those for `eth0`.
     pub fn start_with(namespace: &Namespace, flags: &[String]) -> Result<Self> {
         let (dir, flags) = (namespace.dir().join("agent-state"), flags.to_vec());
-        let mut this = Self { process: None, instance: Instance::new("agent"), net: namespace.path(), dir, flags };
+        let net = namespace.path();
+        let mut this = Self { process: None, instance: Instance::new("agent"), net, dir, flags, resolver: None };
+        this.run()?;
+        Ok(this)
+    }
+
+    /// Runs one that asks the authority's [name server](super::NameServer) for names, as all programs of its machine would.
+    pub fn start_resolving(namespace: &Namespace, flags: &[&str]) -> Result<Self> {
+        let flags = ["--interface", "eth0"].iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
+        let (dir, net) = (namespace.dir().join("agent-state"), namespace.path());
+        let resolver = Some(names::resolver_file(namespace.dir())?);
+        let mut this = Self { process: None, instance: Instance::new("agent"), net, dir, flags, resolver };
         this.run()?;
         Ok(this)
     }
 
     /// Runs the daemon (again) and waits until it answers.
     pub fn run(&mut self) -> Result<()> {
-        let mut command = self.command("run");
+        let mut command = match &self.resolver {
+            Some(file) => self.agent(names::resolving(self.inside(), file), "run"),
+            None => self.command("run"),
+        };
         command.args(["--instance", &self.instance.name]).args(&self.flags).arg("--dir").arg(&self.dir);
         let logs = self.dir.parent().context("a folder in the namespace's")?;
         let mut process = Process::start(command, logs)?;
@@ -71,6 +88,27 @@ impl Agent {
         command.args(["--authority", &authority.url(), "--user", person, "--device", "laptop", "--password-stdin"]);
         command.arg("--ca").arg(authority.ca()).stdin(File::open(authority.password_file())?);
         answer(&mut command)
+    }
+
+    /// Tries to log in by a domain's name; whether that went well, and what was said.
+    pub fn try_login_by(&self, domain: &str, authority: &Authority, person: &str) -> Result<(bool, String)> {
+        let mut command = self.command("login");
+        command.args([domain, "--user", person, "--device", "laptop", "--password-stdin"]);
+        command.arg("--ca").arg(authority.ca()).stdin(File::open(authority.password_file())?);
+        answer(&mut command)
+    }
+
+    /// What a domain says of its authority; whether it says anything, and what was said.
+    pub fn discover(&self, domain: &str) -> Result<(bool, String)> {
+        let mut command = self.command("discover");
+        answer(command.args([domain, "--json"]))
+    }
+
+    /// What is known of domains, by their names.
+    pub fn discovered(&self) -> Result<BTreeMap<String, Value>> {
+        let status = self.status()?;
+        let list = status["discovered"].as_array().cloned().unwrap_or_default();
+        Ok(list.into_iter().filter_map(|found| Some((found["domain"].as_str()?.to_owned(), found))).collect())
     }
 
     /// Starts a login in another way than by password; it ends by itself once it is done.
@@ -110,11 +148,20 @@ impl Agent {
     }
 
     fn command(&self, word: &str) -> Command {
+        self.agent(self.inside(), word)
+    }
+
+    fn agent(&self, mut command: Command, word: &str) -> Command {
+        command.arg(crate::vouchsafe()).arg("agent").args(word.split(' ')).arg("--socket");
+        command.arg(self.dir.with_file_name("agent.sock"));
+        command
+    }
+
+    fn inside(&self) -> Command {
         let mut net = OsString::from("--net=");
         net.push(&self.net);
         let mut command = Command::new("nsenter");
-        command.arg(net).arg("--").arg(crate::vouchsafe()).arg("agent").args(word.split(' ')).arg("--socket");
-        command.arg(self.dir.with_file_name("agent.sock"));
+        command.arg(net).arg("--");
         command
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use wire::MasterKey;
 
-use super::{AUTHORITY, SOON, ask, ask_json, text};
+use super::{AUTHORITY, AUTHORITY_NAME, SOON, ask, ask_json, text};
 use crate::net::Namespace;
 use crate::process::{self, Process};
 
@@ -56,7 +56,10 @@ impl Authority {
             }
         };
         let mut this = Self { process: None, start: Box::new(start), dir };
-        this.command(&["init"], &["--name", AUTHORITY, "--listen", &format!("{AUTHORITY}:{PORT}")])?;
+        this.command(
+            &["init"],
+            &["--name", AUTHORITY, "--name", AUTHORITY_NAME, "--listen", &format!("{AUTHORITY}:{PORT}")],
+        )?;
         fs::write(this.dir.join("policy.toml"), policy)?;
         fs::write(this.dir.join("oidc.secret"), crate::provider::SECRET)?;
         let file = this.dir.join("authority.toml");
@@ -68,6 +71,11 @@ impl Authority {
         }
         this.run()?;
         Ok(this)
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Where clients reach it.

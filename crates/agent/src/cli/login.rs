@@ -1,7 +1,7 @@
 //! `vouchsafe login`: with a password, through a browser, by device code, or with a service account's key; and `logout`.
 
 use super::redirect::Redirect;
-use super::{At, ask, done, no, unexpected};
+use super::{At, ask, discover, done, no, unexpected};
 use crate::protocol::{Call, LoginStarted, LoginWay, Reply};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -18,9 +18,13 @@ use zeroize::Zeroizing;
 pub struct LoginArguments {
     #[command(flatten)]
     at: At,
+    /// The domain to log in to: DNS says where its authority is, whose certificate must be for a name of the domain. Goes
+    /// before --authority
+    #[arg(required_unless_present = "authority")]
+    domain: Option<String>,
     /// The authority
     #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
-    authority: String,
+    authority: Option<String>,
     /// Trust the certificates in this file and no others [default: the system's]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
     ca: Option<PathBuf>,
@@ -66,8 +70,26 @@ struct Place {
 }
 
 pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
-    let LoginArguments { at, authority, ca, user, password_stdin, totp, device_code, no_open, service_key, device } =
-        arguments;
+    let LoginArguments {
+        at,
+        domain,
+        authority,
+        ca,
+        user,
+        password_stdin,
+        totp,
+        device_code,
+        no_open,
+        service_key,
+        device,
+    } = arguments;
+    let authority = match (domain, authority) {
+        (Some(domain), _) => match discover::authority_of(&at, &domain).await? {
+            Ok(authority) => authority,
+            Err(code) => return Ok(code),
+        },
+        (None, authority) => authority.context("log in where? `vouchsafe login DOMAIN`, or with `--authority URL`")?,
+    };
     let ca = ca.as_deref().map(read_ca).transpose()?;
     let device = match device {
         Some(device) => device,

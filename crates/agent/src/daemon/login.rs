@@ -44,7 +44,7 @@ impl At {
 impl Daemon {
     /// Whether this machine's agent logs in to that authority; tells the caller if not.
     fn takes(&self, url: &str, reply: oneshot::Sender<Reply>) -> Option<oneshot::Sender<Reply>> {
-        if self.config.authorities.is_empty() || self.config.authorities.iter().any(|only| only == url) {
+        if self.config.may_log_in_to(url) {
             return Some(reply);
         }
         let text = format!("this machine's agent only takes: {}", self.config.authorities.join(", "));

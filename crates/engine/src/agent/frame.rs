@@ -61,6 +61,11 @@ impl Frame {
         Self { tag, ..self }
     }
 
+    /// The whole frame, with a link header also where the interface has none.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Its size in memory.
     pub fn len(&self) -> usize {
         self.bytes.len()

@@ -32,6 +32,8 @@ const PAUSE_IDLE: Duration = Duration::from_secs(30);
 const CLOCK_HOLDS: Duration = Duration::from_secs(5);
 /// How often destinations are asked for at most.
 const RELOAD_EVERY: Duration = Duration::from_secs(1);
+/// How often a hint makes the agent ask: whoever forges hints must not have it ask all the time.
+const HINT_EVERY: Duration = Duration::from_secs(60);
 /// How often an idle grant that is about to end is looked at.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
@@ -122,6 +124,7 @@ pub(super) struct Session {
     reload: Option<Duration>,
     reloaded: Option<Duration>,
     reload_attempts: u32,
+    hinted: Option<Duration>,
 }
 
 impl Session {
@@ -144,6 +147,7 @@ impl Session {
             reload: None,
             reloaded: None,
             reload_attempts: 0,
+            hinted: None,
         }
     }
 
@@ -378,6 +382,19 @@ impl Session {
             let longest = if fetch.renews.is_some() { PAUSE_IDLE } else { PAUSE_WAITING };
             fetch.retry = Some(now + pause(fetch.attempts, longest));
             fetch.attempts += 1;
+        }
+    }
+
+    /// Somebody says that the authority protects these networks. Where it has not said so itself, it is asked.
+    pub fn hinted(&mut self, now: Duration, networks: &[IpNet], outputs: &mut Outputs) {
+        let is_known = |network: &IpNet| {
+            // A record may name a network around what the person may reach.
+            self.receivers.iter().any(|own| own.prefix.contains(network) || network.contains(&own.prefix))
+        };
+        let is_early = self.hinted.is_some_and(|last| now < last + HINT_EVERY);
+        if !is_early && !networks.iter().all(is_known) {
+            self.hinted = Some(now);
+            self.reload_soon(now, outputs);
         }
     }
 

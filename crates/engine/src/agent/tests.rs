@@ -1,5 +1,7 @@
 //! The state machine in virtual time: what comes in, what goes out.
 
+mod hints;
+
 use super::frame::tests::partial;
 use super::*;
 use crate::api::{RevokedGrant, Service};

@@ -6,7 +6,10 @@ use super::record::Record;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, Record as Entry, RecordType};
 use std::collections::BTreeSet;
+use wire::packet::{Form, Fragment, Packet, UDP};
 
+/// The port that name servers answer from.
+pub const DNS_PORT: u16 = 53;
 /// The longest answer that is read, in bytes.
 pub const LONGEST: usize = 16 * 1024;
 /// The longest answer that is asked for by UDP: it passes every path in one packet.
@@ -104,6 +107,13 @@ pub fn overhear(bytes: &[u8]) -> Option<Heard> {
     }
     let (record, ttl) = the_record(entries().filter(|entry| entry.name == owner)).ok()??;
     Some(Heard { domain, record, ttl })
+}
+
+/// The same, of the Ethernet frame that holds the answer.
+pub fn overhear_frame(frame: &[u8]) -> Option<Heard> {
+    let packet = Packet::parse(frame);
+    let is_answer = packet.form == Form::Whole && packet.protocol == UDP && packet.source_port == DNS_PORT;
+    overhear(frame.get(packet.payload..packet.end).filter(|_| is_answer && packet.fragment == Fragment::Whole)?)
 }
 
 fn read(bytes: &[u8]) -> Option<Message> {

@@ -120,6 +120,8 @@ pub struct FlowMod {
     pub matching: Match,
     /// The port that packets leave by, or nothing.
     pub to: Option<u32>,
+    /// Whether a copy comes up to the controller.
+    pub copy: bool,
 }
 
 /// Why bytes are no message.
@@ -281,7 +283,10 @@ impl FlowMod {
         bytes.extend([0; 4]);
         self.matching.encode(bytes);
         if let Some(to) = self.to {
-            let actions = output(to);
+            let mut actions = output(to);
+            if self.copy {
+                actions.extend(output(port::CONTROLLER));
+            }
             bytes.extend(APPLY_ACTIONS.to_be_bytes());
             bytes.extend((actions.len() as u16 + 8).to_be_bytes());
             bytes.extend([0; 4]);

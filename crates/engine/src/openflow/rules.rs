@@ -2,6 +2,7 @@
 
 use super::matching::{Masked, Match, spans};
 use super::message::{Command, FlowMod, port};
+use crate::discovery::message::DNS_PORT;
 use crate::protected::Protected;
 use ipnet::IpNet;
 use std::net::IpAddr;
@@ -14,9 +15,14 @@ const OURS_MASK: u64 = 0xffff << 48;
 const STANDING: u64 = OURS | 1 << 40;
 /// Rules for one flow.
 const FLOW: u64 = OURS | 2 << 40;
+/// Of these, those that send copies of name servers' answers up.
+const ANSWERS: u64 = STANDING | 2 << 40;
 const KIND_MASK: u64 = OURS_MASK | 0xff << 40;
+/// What standing rules of either kind have in common, and rules for flows lack.
+const STANDING_MASK: u64 = OURS_MASK | 1 << 40;
 
 const PRIORITY_REST: u16 = 0;
+const PRIORITY_ANSWERS: u16 = 500;
 const PRIORITY_PROTECTED: u16 = 1000;
 const PRIORITY_FLOW: u16 = 2000;
 /// Above rules for flows: a SYN never belongs to a flow that is there already.
@@ -43,6 +49,7 @@ pub fn standing(protected: &[Protected], generation: u16) -> Vec<FlowMod> {
         hard_timeout: 0,
         matching,
         to: Some(to),
+        copy: false,
     };
     let mut rules = vec![add(PRIORITY_REST, Match::default(), port::NORMAL)];
     for entry in protected {
@@ -77,17 +84,44 @@ pub fn standing(protected: &[Protected], generation: u16) -> Vec<FlowMod> {
     rules
 }
 
+/// The rules by which name servers' answers come up while the switch forwards them: nobody waits for the controller.
+pub fn answers(generation: u16) -> impl Iterator<Item = FlowMod> {
+    let families = [IpNet::from(IpAddr::from([0; 4])), IpNet::from(IpAddr::from([0; 16]))];
+    families.into_iter().map(move |family| FlowMod {
+        command: Command::Add,
+        cookie: ANSWERS | u64::from(generation),
+        cookie_mask: 0,
+        priority: PRIORITY_ANSWERS,
+        idle_timeout: 0,
+        hard_timeout: 0,
+        matching: Match {
+            destination: IpNet::new(family.addr(), 0).ok(),
+            protocol: Some(UDP),
+            source_port: Some(Masked::exactly(DNS_PORT)),
+            ..Match::default()
+        },
+        to: Some(port::NORMAL),
+        copy: true,
+    })
+}
+
+/// Whether a rule with this cookie sends copies of answers up.
+pub fn is_for_answers(cookie: u64) -> bool {
+    cookie & KIND_MASK == ANSWERS
+}
+
 /// Takes out the standing rules of every other generation: for each bit, those in which it differs.
 pub fn without_other_generations(generation: u16) -> impl Iterator<Item = FlowMod> {
     (0..u16::BITS).map(move |bit| FlowMod {
         command: Command::Delete,
         cookie: STANDING | u64::from(generation ^ 1 << bit),
-        cookie_mask: KIND_MASK | 1 << bit,
+        cookie_mask: STANDING_MASK | 1 << bit,
         priority: 0,
         idle_timeout: 0,
         hard_timeout: 0,
         matching: Match::default(),
         to: None,
+        copy: false,
     })
 }
 
@@ -123,6 +157,7 @@ pub fn flow(packet: &Packet, known: bool) -> Option<[FlowMod; 2]> {
             ..Match::default()
         },
         to: Some(port::NORMAL),
+        copy: false,
     };
     let (client, server) = ((source, packet.source_port), (destination, packet.destination_port));
     Some([rule(client, server, hard), rule(server, client, 0)])

@@ -29,6 +29,8 @@ pub enum Event {
         /// The packet.
         frame: Vec<u8>,
     },
+    /// A copy of a name server's answer came up.
+    Answer(Vec<u8>),
     /// The switch refused something, for another reason than the last time; worth a line in the log.
     Refused {
         /// The error's type.
@@ -70,6 +72,8 @@ pub struct Switch {
     refused: Option<(u16, u16)>,
     protected: Vec<Protected>,
     generation: u16,
+    /// Copies of name servers' answers come up.
+    hears: bool,
 }
 
 impl Switch {
@@ -87,9 +91,16 @@ impl Switch {
             refused: None,
             protected,
             generation,
+            hears: true,
         };
         switch.send(&Message::Hello);
         switch
+    }
+
+    /// The same where no answers of name servers come up.
+    #[must_use]
+    pub fn deaf(self) -> Self {
+        Self { hears: false, ..self }
     }
 
     /// The next effect, in order.
@@ -175,7 +186,10 @@ impl Switch {
             Message::PacketIn { cookie, in_port, total_len, frame }
                 if rules::is_ours(cookie) && frame.len() == usize::from(total_len) =>
             {
-                self.events.push_back(Event::Elevated { in_port, frame });
+                self.events.push_back(match rules::is_for_answers(cookie) {
+                    true => Event::Answer(frame),
+                    false => Event::Elevated { in_port, frame },
+                });
             }
             // A full table refuses a rule with every packet.
             Message::Error { class, code } if self.refused != Some((class, code)) => {
@@ -191,6 +205,11 @@ impl Switch {
     fn install(&mut self) -> u32 {
         for rule in rules::standing(&self.protected, self.generation) {
             self.send(&Message::FlowMod(rule));
+        }
+        if self.hears {
+            for rule in rules::answers(self.generation) {
+                self.send(&Message::FlowMod(rule));
+            }
         }
         for rule in rules::without_other_generations(self.generation) {
             self.send(&Message::FlowMod(rule));

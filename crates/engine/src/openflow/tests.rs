@@ -184,13 +184,13 @@ fn a_switch_is_greeted_asked_and_given_its_rules() {
     say(&mut switch, &Message::Hello).expect("a message");
     assert_eq!(written(&mut switch), [5, 9]);
     say(&mut switch, &Message::FeaturesReply { datapath: 7 }).expect("a message");
-    // Three rules, sixteen that take out others' leavings, a barrier.
+    // Three rules, two for answers, sixteen that take out others' leavings, a barrier.
     let written_then = all_written(&mut switch);
     let kinds: Vec<u8> = written_then.iter().map(|message| message[1]).collect();
-    assert_eq!(kinds, [&[14; 3 + 16][..], &[20]].concat());
+    assert_eq!(kinds, [&[14; 3 + 2 + 16][..], &[20]].concat());
     assert_eq!(switch.datapath(), Some(7));
     // Ready is what has passed the barrier: this one, and no other.
-    let barrier = u32::from_be_bytes(written_then[19][4..8].try_into().expect("four bytes"));
+    let barrier = u32::from_be_bytes(written_then[21][4..8].try_into().expect("four bytes"));
     let passed = |xid| Message::BarrierReply.encode(xid).expect("short");
     switch.received(Duration::ZERO, &passed(barrier + 1)).expect("a message");
     assert!(!switch.is_ready() && switch.poll().is_none());
@@ -199,7 +199,7 @@ fn a_switch_is_greeted_asked_and_given_its_rules() {
     switch.protect(&protected());
     assert!(switch.poll().is_none(), "nothing has changed");
     switch.protect(&[]);
-    assert_eq!(written(&mut switch).len(), 1 + 16 + 1);
+    assert_eq!(written(&mut switch).len(), 1 + 2 + 16 + 1);
 }
 
 #[test]
@@ -230,14 +230,35 @@ fn only_packets_that_our_rules_sent_up_count() {
 }
 
 #[test]
-fn generations_take_each_others_rules_out() {
-    let rule = &rules::standing(&[], 0x1234)[0];
-    let hits = |generation: u16| {
-        rules::without_other_generations(generation)
-            .any(|change| rule.cookie & change.cookie_mask == change.cookie & change.cookie_mask)
+fn answers_of_name_servers_come_up_as_copies_and_are_told_from_first_packets() {
+    let mut switch = Switch::new(Duration::ZERO, protected(), 5);
+    written(&mut switch);
+    for rule in rules::answers(5) {
+        assert_eq!((rule.to, rule.copy), (Some(port::NORMAL), true), "nobody waits for the controller");
+        assert_eq!((rule.matching.protocol, rule.matching.source_port), (Some(UDP), Some(Masked::exactly(53))));
+        let up = Message::PacketIn { cookie: rule.cookie, in_port: 1, total_len: 60, frame: vec![0; 60] };
+        say(&mut switch, &up).expect("a message");
+        assert_eq!(switch.poll(), Some(Event::Answer(vec![0; 60])));
+    }
+    let installed = |mut switch: Switch| {
+        say(&mut switch, &Message::Hello).expect("a message");
+        say(&mut switch, &Message::FeaturesReply { datapath: 7 }).expect("a message");
+        all_written(&mut switch).len()
     };
-    assert!(!hits(0x1234));
-    assert!((0..=u16::MAX).filter(|other| *other != 0x1234).all(hits));
+    let new = || Switch::new(Duration::ZERO, protected(), 5);
+    assert_eq!(installed(new()), installed(new().deaf()) + rules::answers(5).count());
+}
+
+#[test]
+fn generations_take_each_others_rules_out() {
+    for rule in rules::standing(&[], 0x1234).into_iter().chain(rules::answers(0x1234)) {
+        let hits = |generation: u16| {
+            rules::without_other_generations(generation)
+                .any(|change| rule.cookie & change.cookie_mask == change.cookie & change.cookie_mask)
+        };
+        assert!(!hits(0x1234));
+        assert!((0..=u16::MAX).filter(|other| *other != 0x1234).all(hits));
+    }
     let flow = &rules::flow(&Packet::parse(&syn()), false).expect("ports")[0];
     let hits = rules::without_other_generations(0)
         .any(|change| flow.cookie & change.cookie_mask == change.cookie & change.cookie_mask);

@@ -1,0 +1,100 @@
+//! `vouchsafe discover`: which authority protects a domain, as DNS says.
+
+use super::{At, unexpected};
+use crate::protocol::{Call, Discovered, Finding, Reply};
+use anyhow::Result;
+use clap::Args;
+use shell::println;
+use std::process::ExitCode;
+
+/// Say which authority a domain names
+#[derive(Args, Debug)]
+pub struct DiscoverArguments {
+    #[command(flatten)]
+    at: At,
+    /// The domain, such as example.org [default: all that are known]
+    domain: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub async fn run(DiscoverArguments { at, domain, json }: DiscoverArguments) -> Result<ExitCode> {
+    let domains = match at.call(Call::Discover { domain }).await? {
+        Reply::Discovered { domains } => domains,
+        other => return unexpected(other),
+    };
+    if json {
+        println!("{}", serde_json::to_string_pretty(&domains)?);
+    } else if domains.is_empty() {
+        println!("no domain is known that says it is protected: `vouchsafe discover DOMAIN` asks for one");
+    }
+    for discovered in domains.iter().filter(|_| !json) {
+        println!("{}", sentence(discovered));
+        if !discovered.protects.is_empty() {
+            let networks: Vec<_> = discovered.protects.iter().map(ToString::to_string).collect();
+            println!("  it protects {}", networks.join(", "));
+        }
+    }
+    Ok(if domains.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Who says what, and what to do about it.
+pub(super) fn sentence(discovered: &Discovered) -> String {
+    let Discovered { domain, authority, at_home, allowed, .. } = discovered;
+    let heard = match discovered.finding {
+        Finding::Asked => "",
+        Finding::Overheard => " (overheard, which anybody may have said)",
+    };
+    let what_to_do = match (allowed, at_home) {
+        (false, _) => "this machine's agent doesn't log in there".to_owned(),
+        (true, true) => format!("`vouchsafe login {domain}`"),
+        (true, false) => format!("that is no name of {domain}: log in there only if you know it by other ways"),
+    };
+    format!("{domain} says that {authority} protects it{heard}: {what_to_do}")
+}
+
+/// The authority of a domain, to log in to: one that can prove by its certificate that it is the domain's.
+pub(super) async fn authority_of(at: &At, domain: &str) -> Result<Result<String, ExitCode>> {
+    let reply = at.call(Call::Discover { domain: Some(domain.to_owned()) }).await?;
+    let found = match reply {
+        Reply::Discovered { domains } => domains.into_iter().find(|found| found.finding == Finding::Asked),
+        other => return unexpected(other).map(Err),
+    };
+    match found {
+        Some(found) if found.at_home => {
+            println!("{} says that {} protects it", found.domain, found.authority);
+            Ok(Ok(found.authority))
+        }
+        Some(found) => super::no(&format!(
+            "{domain} names an authority that is no name of {domain}, {}: if you know that it is the right one, log in with \
+             `--authority`",
+            found.authority
+        ))
+        .map(Err),
+        None => super::no(&format!("{domain} says nothing of an authority")).map(Err),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_to_do_depends_on_who_says_it() {
+        let say = |finding, at_home, allowed| {
+            sentence(&Discovered {
+                domain: "example.org".into(),
+                authority: "https://vouch.example.net".into(),
+                protects: Vec::new(),
+                finding,
+                at_home,
+                allowed,
+            })
+        };
+        assert!(say(Finding::Asked, true, true).ends_with("`vouchsafe login example.org`"));
+        assert!(!say(Finding::Asked, false, true).contains("`vouchsafe login"));
+        assert!(!say(Finding::Overheard, true, false).contains("`vouchsafe login"));
+        assert!(say(Finding::Overheard, true, true).contains("anybody may have said"));
+    }
+}

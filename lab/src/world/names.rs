@@ -1,0 +1,81 @@
+//! The authority's name server, and what asks it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::{AUTHORITY, Authority, FRONT4, FRONT6, OPEN4, SOON};
+use crate::net::Namespace;
+use crate::process::Process;
+
+/// The domain of the standard world.
+pub const DOMAIN: &str = "example.org";
+/// The authority's name.
+pub const AUTHORITY_NAME: &str = "vouchsafe.example.org";
+/// The name of the server's protected addresses.
+pub const FRONT_NAME: &str = "git.example.org";
+/// The name of an address that nobody protects.
+pub const OPEN_NAME: &str = "www.example.org";
+/// Where the name server answers.
+pub const NAME_SERVER: &str = "198.51.100.10:53";
+
+/// `vouchsafe authority dns` at the authority, for [`DOMAIN`].
+pub struct NameServer {
+    _process: Process,
+}
+
+impl NameServer {
+    /// Configures it, and runs it.
+    pub fn start(namespace: &Namespace, authority: &Authority) -> Result<Self> {
+        let dir = authority.dir();
+        let (file, zone) = (dir.join("authority.toml"), dir.join("zone"));
+        let settings = format!(
+            "\n[dns]\ndomain = \"{DOMAIN}\"\nauthority = \"https://{AUTHORITY_NAME}:8443\"\nzone = \"zone\"\n\
+             listen = \"{NAME_SERVER}\"\n"
+        );
+        fs::write(&file, fs::read_to_string(&file)? + &settings)?;
+        let lines = [
+            format!("{DOMAIN}. 60 IN SOA ns.{DOMAIN}. admin.{DOMAIN}. 1 7200 900 1209600 60"),
+            format!("{DOMAIN}. 60 IN NS ns.{DOMAIN}."),
+            format!("ns.{DOMAIN}. 60 IN A {AUTHORITY}"),
+            format!("{AUTHORITY_NAME}. 60 IN A {AUTHORITY}"),
+            format!("{FRONT_NAME}. 60 IN A {FRONT4}"),
+            format!("{FRONT_NAME}. 60 IN AAAA {FRONT6}"),
+            format!("{OPEN_NAME}. 60 IN A {OPEN4}"),
+        ];
+        fs::write(zone, lines.join("\n") + "\n")?;
+        let mut command = namespace.command(crate::vouchsafe());
+        command.args(["authority", "dns", "--dir"]).arg(dir);
+        let mut process = namespace.start(command)?;
+        process.wait_for("answering for", SOON)?;
+        Ok(Self { _process: process })
+    }
+}
+
+/// What `dig` says to these words, asked from a namespace.
+pub fn dig(from: &Namespace, words: &[&str]) -> Result<String> {
+    let (address, port) = NAME_SERVER.split_once(':').unwrap_or((NAME_SERVER, "53"));
+    let server = format!("@{address}");
+    let fixed = ["dig", &server, "-p", port, "+tries=5", "+time=4"];
+    from.run(fixed.iter().chain(words).copied())
+}
+
+/// A file for [`resolving`].
+pub(super) fn resolver_file(dir: &Path) -> Result<PathBuf> {
+    let (address, _) = NAME_SERVER.split_once(':').unwrap_or((NAME_SERVER, "53"));
+    let file = dir.join("resolv.conf");
+    fs::write(&file, format!("nameserver {address}\n"))?;
+    fs::write(dir.join("nsswitch.conf"), "hosts: files dns\n")?;
+    Ok(file)
+}
+
+/// Has a command and its like see these files in the places of the system's.
+pub(super) fn resolving(mut command: Command, resolver: &Path) -> Command {
+    let script = "for file in resolv.conf nsswitch.conf; do [ ! -e /etc/$file ] || mount --bind \"$0/$file\" /etc/$file; done; \
+                  exec \"$@\"";
+    command.args(["unshare", "--mount", "--", "sh", "-c", script]);
+    command.arg(resolver.parent().unwrap_or(resolver));
+    command
+}

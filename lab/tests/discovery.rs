@@ -1,0 +1,257 @@
+//! Discovery by DNS, between real resolvers, the authority's name server and the agent; and what those gain who forge answers.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use lab::forge::Packet;
+use lab::service::{ask, call};
+use lab::world::{
+    AUTHORITY, AUTHORITY_NAME, Agent, Authority, DOMAIN, ECHO, FRONT_NAME, FRONT4, FRONT6, INSIDE4, NameServer,
+    Network, OPEN_NAME, OPEN4, Services, Verifier, Way, dig, policy,
+};
+use lab::{Capture, Port, poll, test};
+use serde_json::Value;
+use wire::DropReason;
+
+const SOON: Duration = Duration::from_secs(20);
+/// The most that the agent keeps of what it overhears.
+const OVERHEARD_MAX: usize = 64;
+
+/// A world with a name server, in which nobody is logged in.
+struct Stage {
+    agent: Agent,
+    verifier: Verifier,
+    _names: NameServer,
+    authority: Authority,
+    _services: Services,
+    network: Network,
+}
+
+impl Stage {
+    fn new(flags: &[&str]) -> Result<Self> {
+        let network = Network::new(Way::Nat)?;
+        let services = Services::start(&network)?;
+        let authority = Authority::start(&network.authority, &policy("5m"))?;
+        let names = NameServer::start(&network.authority, &authority)?;
+        let verifier = Verifier::start(&network.server, &authority)?;
+        let agent = Agent::start_resolving(&network.alice, flags)?;
+        Ok(Self { agent, verifier, _names: names, authority, _services: services, network })
+    }
+
+    fn destinations(&self) -> Result<Value> {
+        Ok(self.agent.status()?["session"]["destinations"].clone())
+    }
+}
+
+fn echo(address: &str) -> Result<SocketAddr> {
+    Ok(SocketAddr::new(address.parse()?, ECHO))
+}
+
+#[test]
+fn a_person_logs_in_by_a_domain_and_the_first_packet_to_one_of_its_names_is_proved() {
+    test(|| {
+        let stage = Stage::new(&[])?;
+        let alice = &stage.network.alice;
+        let (found, said) = stage.agent.discover(DOMAIN)?;
+        ensure!(found && said.contains(AUTHORITY_NAME) && said.contains(&format!("{FRONT4}/32")), "{said}");
+        let (done, said) = stage.agent.try_login_by(DOMAIN, &stage.authority, "alice")?;
+        ensure!(done, "{said}");
+        let before = stage.verifier.counters()?;
+        for kind in ["A", "AAAA"] {
+            let address: IpAddr = dig(alice, &["+short", FRONT_NAME, kind])?.trim().parse()?;
+            let to = SocketAddr::new(address, ECHO);
+            call(alice, to, SOON).with_context(|| format!("TCP to {to}"))?;
+            ask(alice, to, SOON).with_context(|| format!("UDP to {to}"))?;
+        }
+        let since = stage.verifier.counters()?.since(&before);
+        let dropped = DropReason::ALL.iter().find(|reason| since.contains_key(reason.name()));
+        ensure!(dropped.is_none(), "a packet was dropped: {since:?}");
+        ensure!(stage.verifier.counters()?.named("token") >= before.named("token") + 4, "{since:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_the_agent_overhears_is_shown_and_nothing_follows_from_it() {
+    test(|| {
+        let stage = Stage::new(&[])?;
+        let alice = &stage.network.alice;
+        let cable = Capture::start(alice, "eth0")?;
+        dig(alice, &[OPEN_NAME, "A"])?;
+        ensure!(
+            dig(alice, &["+noall", "+additional", FRONT_NAME, "A"])?.contains("v=vouchsafe1"),
+            "no record came along"
+        );
+        ensure!(poll(SOON, || stage.agent.discovered().is_ok_and(|found| found.contains_key(DOMAIN))), "not learned");
+        let found = stage.agent.discovered()?.remove(DOMAIN).context("it was there")?;
+        ensure!(found["finding"] == "overheard" && found["at_home"] == true, "{found}");
+        ensure!(found["authority"] == format!("https://{AUTHORITY_NAME}:8443"), "{found}");
+        ensure!(stage.agent.status()?["session"].is_null(), "nobody logged in");
+        // The agent itself asked nothing and called nobody: all that went out are dig's questions.
+        let called = cable.lines(&format!("src host {INSIDE4} and (tcp or udp)"))?;
+        let is_digs = |line: &String| [OPEN_NAME, FRONT_NAME].iter().any(|name| line.contains(&format!("A? {name}.")));
+        ensure!(called.len() >= 2 && called.iter().all(is_digs), "{called:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn the_name_server_answers_as_its_kind_does() {
+    test(|| {
+        let stage = Stage::new(&["--no-discovery"])?;
+        let alice = &stage.network.alice;
+        for words in [&["+notcp"][..], &["+tcp"], &["+noedns"], &["+bufsize=512"]] {
+            let text = dig(alice, &[words, &["+short", &format!("_vouchsafe.{DOMAIN}"), "TXT"]].concat())?;
+            ensure!(text.starts_with("\"v=vouchsafe1; authority=https://"), "{words:?}: {text}");
+        }
+        for (words, expected) in [
+            (&["nothing.example.org", "A"][..], "status: NXDOMAIN"),
+            (&["example.net", "A"], "status: REFUSED"),
+            (&[OPEN_NAME, "A"], "ADDITIONAL: 1"),
+            (&[FRONT_NAME, "AAAA"], "ADDITIONAL: 2"),
+            (&[DOMAIN, "ANY", "+notcp"], "RFC8482"),
+        ] {
+            let text = dig(alice, words)?;
+            ensure!(text.contains(expected) && text.contains("flags: qr"), "{words:?}: {text}");
+        }
+        let denied = dig(alice, &["nothing.example.org", "A", "+noall", "+authority"])?;
+        ensure!(denied.contains("SOA"), "{denied}");
+        ensure!(stage.agent.discovered()?.is_empty(), "an agent that is not to listen did");
+        let asked = stage.agent.discover("nothing.example.org")?;
+        ensure!(!asked.0 && asked.1.contains("no record at _vouchsafe.nothing.example.org"), "{asked:?}");
+        // Another question is not asked while that is remembered.
+        let cable = Capture::start(alice, "eth0")?;
+        ensure!(!stage.agent.discover("nothing.example.org")?.0, "found all the same");
+        ensure!(stage.agent.discover(DOMAIN)?.0, "not found");
+        let questions = || cable.lines("udp and dst port 53").unwrap_or_default();
+        ensure!(
+            poll(SOON, || questions().iter().any(|line| line.contains("_vouchsafe.example.org"))),
+            "none was asked"
+        );
+        ensure!(!questions().iter().any(|line| line.contains("nothing")), "{:?}", questions());
+        Ok(())
+    });
+}
+
+/// A DNS answer to a question for the addresses of `asked`, with a TXT record at `owner`.
+fn answer(asked: &str, owner: &str, record: &str) -> Vec<u8> {
+    let name = |text: &str| -> Vec<u8> {
+        let labels = text.split('.').filter(|label| !label.is_empty());
+        labels.flat_map(|label| [&[label.len() as u8], label.as_bytes()].concat()).chain([0]).collect()
+    };
+    let strings: Vec<u8> =
+        record.as_bytes().chunks(255).flat_map(|part| [&[part.len() as u8], part].concat()).collect();
+    let header = [0, 7, 0x85, 0x80, 0, 1, 0, 1, 0, 0, 0, 1];
+    let address = [&[0xc0, 12, 0, 1, 0, 1, 0, 0, 14, 16, 0, 4][..], &[192, 0, 2, 99]].concat();
+    let text =
+        [&name(owner)[..], &[0, 16, 0, 1, 0, 0, 14, 16], &(strings.len() as u16).to_be_bytes(), &strings].concat();
+    [&header[..], &name(asked), &[0, 1, 0, 1], &address, &text].concat()
+}
+
+#[test]
+fn forged_answers_get_an_attacker_nothing() {
+    test(|| {
+        let stage = Stage::new(&[])?;
+        let (alice, agent) = (&stage.network.alice, &stage.agent);
+        ensure!(agent.try_login_by(DOMAIN, &stage.authority, "alice")?.0, "not logged in");
+        call(alice, echo(FRONT4)?, SOON)?;
+        let (destinations, tokens) = (stage.destinations()?, agent.status()?["counters"]["tokens"].clone());
+        let cable = Capture::start(alice, "eth0")?;
+
+        // From the name server's own address, as somebody on the way would send them.
+        let router = &stage.network.router;
+        let (here, there) = (router.mac("lan-alice")?, alice.mac("eth0")?);
+        let port = Port::open(router, "lan-alice")?;
+        let send = |payload: &[u8]| {
+            let packet = Packet::new(AUTHORITY.parse()?, INSIDE4.parse()?).ethernet(here, there).udp(53, 40000);
+            port.send(&packet.payload(payload).frame())
+        };
+        let ours = format!("https://{AUTHORITY_NAME}:8443");
+        let evil = "v=vouchsafe1; authority=https://203.0.113.66; protects=0.0.0.0/0,::/0";
+        let wide = format!("v=vouchsafe1; authority={ours}; protects=0.0.0.0/0,::/0,{OPEN4}");
+        let good = answer(FRONT_NAME, DOMAIN, evil);
+        send(&good)?;
+        send(&answer(FRONT_NAME, "example.net", evil))?;
+        send(&answer("a.shop.example.net", "shop.example.net", &wide))?;
+        send(&answer(FRONT_NAME, DOMAIN, &format!("{evil}; authority={ours}")))?;
+        send(&answer(FRONT_NAME, DOMAIN, &format!("{evil}; x={}", "y".repeat(1100))))?;
+        (0..good.len()).step_by(7).try_for_each(|length| send(&good[..length]))?;
+        // The question's name, which begins behind the header, as a pointer to itself.
+        send(&[&good[..12], &[0xc0, 12], &good[14..]].concat())?;
+        send(&[0xff; 1400])?;
+        // In a flood, too: 64 a second and core are looked at, so this goes on until the book is full, and beyond.
+        let mut sent = 0;
+        let is_full = poll(SOON * 2, || {
+            sent += 1;
+            let domain = format!("forged{sent}.net");
+            let _ =
+                send(&answer(&format!("www.{domain}"), &domain, &evil.replace("203.0.113.66", &format!("x.{domain}"))));
+            sent % 64 == 0 && agent.discovered().is_ok_and(|found| found.len() >= OVERHEARD_MAX)
+        });
+        ensure!(is_full, "{sent} were sent, and {} are known", agent.discovered()?.len());
+
+        let found = agent.discovered()?;
+        ensure!(found.len() <= OVERHEARD_MAX + 1, "{}", found.len());
+        // What was asked for is as it was, and a domain is not spoken for by another's answer.
+        ensure!(found[DOMAIN]["authority"] == ours && found[DOMAIN]["finding"] == "asked", "{}", found[DOMAIN]);
+        ensure!(!found.contains_key("example.net"), "{:?}", found.get("example.net"));
+        let session = agent.status()?["session"].clone();
+        ensure!(session["authority"] == ours && session["person"] == "alice", "{session}");
+        ensure!(stage.destinations()? == destinations, "other destinations: {}", stage.destinations()?);
+        // Nothing more is protected: what was open before is called as before, without a token.
+        call(alice, echo(OPEN4)?, SOON).context("to an address that nobody protects")?;
+        ensure!(agent.status()?["counters"]["tokens"] == tokens, "a token went out: {}", agent.status()?["counters"]);
+        // No one was called but the authority and that address, and nobody was asked for a name.
+        let others = format!("src host {INSIDE4} and (udp or tcp) and not host {AUTHORITY} and not host {OPEN4}");
+        ensure!(cable.lines(&others)?.is_empty(), "{:?}", cable.lines(&others)?);
+        ensure!(cable.lines("dst port 53")?.is_empty(), "{:?}", cable.lines("dst port 53")?);
+        // And all goes on.
+        call(alice, echo(FRONT4)?, SOON)?;
+        ask(alice, echo(FRONT6)?, SOON)
+    });
+}
+
+/// A name server in somebody else's hands: whatever is asked, this record is the answer.
+fn lie(socket: &UdpSocket, record: &str, end: &AtomicBool) -> Result<()> {
+    let mut question = [0; 1024];
+    while !end.load(Relaxed) {
+        let Ok((size, from)) = socket.recv_from(&mut question) else { continue };
+        // Up to the end of the name, then type and class.
+        let name = question[12..size].iter().position(|byte| *byte == 0).context("a name")? + 17;
+        let text = [&[record.len() as u8], record.as_bytes()].concat();
+        let entry = [&[0xc0, 12, 0, 16, 0, 1, 0, 0, 14, 16][..], &(text.len() as u16).to_be_bytes(), &text].concat();
+        let header = [&question[..2], &[0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0]].concat();
+        socket.send_to(&[&header[..], &question[12..name], &entry].concat(), from)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_name_server_that_lies_sends_nobodys_password_anywhere() {
+    test(|| {
+        let liar = "10.1.0.254:53";
+        let stage = Stage::new(&["--resolver", liar])?;
+        let socket = stage.network.router.enter(|| UdpSocket::bind(liar))?;
+        socket.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let end = Arc::new(AtomicBool::new(false));
+        let lying = std::thread::spawn({
+            let end = end.clone();
+            move || lie(&socket, "v=vouchsafe1; authority=https://203.0.113.66", &end)
+        });
+        let cable = Capture::start(&stage.network.alice, "eth0")?;
+        let tried = stage.agent.try_login_by(DOMAIN, &stage.authority, "alice");
+        end.store(true, Relaxed);
+        let Ok(lied) = lying.join() else { bail!("the liar broke down") };
+        lied?;
+        let (done, said) = tried?;
+        ensure!(!done && said.contains("is no name of example.org"), "{said}");
+        ensure!(cable.lines("tcp")?.is_empty(), "somebody was called: {:?}", cable.lines("tcp")?);
+        ensure!(stage.agent.status()?["session"].is_null(), "logged in");
+        // By its address, as a person who knows it would say it, the authority is there all the same.
+        ensure!(stage.agent.try_login(&stage.authority, "alice")?.0, "not logged in by address");
+        Ok(())
+    });
+}
