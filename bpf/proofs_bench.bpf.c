@@ -17,13 +17,13 @@ struct {
 	__type(value, struct proof_feed);
 } proof_feeds SEC(".maps");
 
-/* Of a packet of the plain form. */
+/* The pointer of a packet with nothing optional outside. */
 static __always_inline void put_back(context *ctx)
 {
 	__u8 *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 
-	if (data + 55 <= end)
-		data[54] -= 1;
+	if (data + 75 <= end)
+		data[data[12] == 0x86 ? 74 : 54] -= 1;
 }
 
 /* A steady flow: the packet's proof is remembered. */
