@@ -260,10 +260,6 @@ fn agree_on_random_packets(hook: Hook) {
             now += chance.below(70) as u32;
             keep_up(&mut deciders, &mut chance, now);
         }
-        if number % 16 == 0 {
-            // Often, or the second ends meanwhile on a slow machine.
-            deciders.set_clock(now);
-        }
         let mut frame = packet(&mut chance, now, &mut last);
         mutate(&mut chance, &mut frame);
         if !world::runs(hook, &frame) {
@@ -271,6 +267,8 @@ fn agree_on_random_packets(hook: Hook) {
         }
         let mut modelled = frame.clone();
         let outcome = deciders.model.judge(&mut modelled, now);
+        // Each time, or the second ends meanwhile on a slow machine.
+        deciders.set_clock(now);
         let ran = deciders.kernel.run(&frame, 1).expect("the program runs");
         tally[outcome.counter() as usize] += 1;
         if matches!(outcome, Outcome::Token | Outcome::Consumed) {
