@@ -13,6 +13,7 @@
 #include "mac.h"
 #include "checksum.h"
 #include "ls_token.h"
+#include "key_transfer.h"
 
 enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
 /* A verifier may hold a flow for this long after its last datagram: until then its ports are nobody else's. */
@@ -20,8 +21,6 @@ enum { UDP_OWNED = 90 /* seconds */ };
 enum { CGROUP_LEVELS = 8 };
 /* Bytes of a token of §3, which a block has behind its magic. */
 enum { TOKEN_LEN = TAIL_LEN - 4 };
-/* Every IPv6 path carries this much (RFC 8200), and in practice every IPv4 path. A longer datagram is preceded. */
-enum { SAFE_MTU = 1280 };
 /* A perf record holds less than 64 KiB. */
 enum { HELD_MAX = 32768 };
 /* The port that name servers answer from, in a DNS header the bit that says "answer", and the longest one looked at. */
@@ -118,16 +117,6 @@ struct block {
 	__u32 header[4];
 	__be32 time, nonce;
 	__u32 tag[3];
-};
-
-/* A shim: both headers, and the option with the token in it (wire.md §4.3, §4.4). */
-struct wrapping {
-	struct ipv4 outer, inner;
-	__u8 type, length, kind;
-	union {
-		__u8 data[sizeof(struct ls_token)];
-		struct ls_token ls;
-	};
 };
 
 /* The block being made, and what it is made of: too large for the stack. While `ahead` is set it waits for the copy of
@@ -341,39 +330,6 @@ static __noinline int append(context *ctx, const struct packet *p, const struct 
 	return set_ip_length(ctx, p, p->end + TAIL_LEN) ? -1 : 0;
 }
 
-static __always_inline __be16 header_sum(const void *header, __u32 length)
-{
-	return ~fold(bpf_csum_diff(0, 0, (__u32 *)header, length, 0));
-}
-
-/* Puts the packet, which ends at `end`, into the shim that has the token already. */
-static __noinline int wrap(context *ctx, const struct packet *p, struct work *work, __u32 end)
-{
-	struct wrapping *wrapping = &work->wrapping;
-	__be16 old, old_len, protocol;
-
-	if (ctx->len != end && bpf_skb_change_tail(ctx, end, 0))
-		return -1;
-	if (load(ctx, p->network, &wrapping->outer, sizeof(wrapping->outer)))
-		return -1;
-	wrapping->inner = wrapping->outer;
-	wrapping->inner.version_ihl = 0x4f;
-	wrapping->inner.total_len = bpf_htons(end - p->network + SHIM_OPTION_LEN);
-	wrapping->inner.checksum = 0;
-	wrapping->type = SHIM_OPTION;
-	wrapping->length = 3 + (wrapping->kind == SHIM_TOKEN ? TOKEN_LEN : sizeof(struct ls_token));
-	wrapping->inner.checksum = header_sum(&wrapping->inner, SHIM_LEN);
-	old_len = wrapping->outer.total_len;
-	wrapping->outer.total_len = bpf_htons(end - p->network + SHIM_LEN);
-	old = wrapping->outer.ttl | wrapping->outer.protocol << 8; /* as they lie in memory */
-	protocol = wrapping->outer.ttl | IP_IPIP << 8;
-	wrapping->outer.protocol = IP_IPIP;
-	wrapping->outer.checksum = replace(replace(wrapping->outer.checksum, old_len, wrapping->outer.total_len), old, protocol);
-	if (bpf_skb_adjust_room(ctx, SHIM_LEN, BPF_ADJ_ROOM_MAC, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4 | BPF_F_ADJ_ROOM_FIXED_GSO))
-		return -1;
-	return bpf_skb_store_bytes(ctx, p->network, wrapping, sizeof(*wrapping), 0) ? -1 : 0;
-}
-
 /* Turns the copy of a datagram into one that holds the block alone (wire.md §4.2), or is empty in a shim (§4.3.3). */
 static __noinline int go_ahead(context *ctx, const struct packet *p, struct work *work)
 {
@@ -425,7 +381,7 @@ static __noinline int go_ahead(context *ctx, const struct packet *p, struct work
 	}
 	if (set_ip_length(ctx, p, end))
 		return -1;
-	return length ? 0 : wrap(ctx, p, work, end);
+	return length ? 0 : wrap(ctx, p, &work->wrapping, end);
 }
 
 /* Whether the packet carries a block already: VLANs, bonds and bridges pass a packet to the program once more on the
@@ -472,7 +428,7 @@ static __noinline int send_token(context *ctx, const struct packet *p, struct gr
 	work->carrier = grant->carrier;
 	if (p->flow.protocol == IP_TCP || !has_no_room(ctx, p, shim ? SHIM_LEN : TAIL_LEN)) {
 		if (shim)
-			return wrap(ctx, p, work, p->end) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
+			return wrap(ctx, p, &work->wrapping, p->end) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
 		return append(ctx, p, &work->block) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
 	}
 	work->ahead = 1;
@@ -525,6 +481,8 @@ static __always_inline int is_other(context *ctx)
 
 		if ((tcp->flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
 			return 1;
+		if (transfers_keys(*(__be32 *)ip->destination, tcp->destination))
+			return 0;
 	}
 	__builtin_memcpy(key.address, ip->destination, 4);
 	return is_open4(*(__be32 *)ip->destination) || !bpf_map_lookup_elem(&protected4, &key);
@@ -548,6 +506,11 @@ int insert(struct __sk_buff *skb)
 	if (p.flow.protocol != IP_UDP &&
 	    (p.flow.protocol != IP_TCP || (p.tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN || p.fragment))
 		return leave(AGENT_OTHER);
+	if (asks_for_key(&p)) {
+		if (is_asked(&p.flow))
+			return leave(AGENT_OTHER);
+		return offer(skb, &p) ? refuse(AGENT_FAILED) : leave(AGENT_SUPPORT);
+	}
 	services = services_of(p.flow.family, p.flow.server);
 	if (!services || !covers(services, p.flow.protocol, bpf_ntohs(p.flow.server_port)))
 		return leave(AGENT_OTHER);
@@ -605,7 +568,8 @@ static __noinline int hear(context *ctx, const struct packet *p)
 	return 0;
 }
 
-/* A datagram from a protected service back to us: its flow is known to the verifier. */
+/* A datagram from a protected service back to us: its flow is known to the verifier. Or a packet from an authority, with a
+ * client key. */
 SEC("tc")
 int notice(struct __sk_buff *skb)
 {
@@ -615,9 +579,21 @@ int notice(struct __sk_buff *skb)
 	struct flow_key key = {};
 
 	if (config.link_header == ETHER_LEN && skb->protocol == bpf_htons(0x0800) && data + ETHER_LEN + IPV4_LEN <= end &&
-	    ((struct ipv4 *)(data + ETHER_LEN))->protocol != IP_UDP)
+	    ((struct ipv4 *)(data + ETHER_LEN))->protocol != IP_UDP && ((struct ipv4 *)(data + ETHER_LEN))->protocol != IP_IPIP)
 		return TC_ACT_UNSPEC;
-	if (parse(skb, &p, config.link_header, skb->protocol) != FORM_WHOLE || p.flow.protocol != IP_UDP || p.fragment)
+	if (parse(skb, &p, config.link_header, skb->protocol) != FORM_WHOLE || p.fragment)
+		return TC_ACT_UNSPEC;
+	if (p.flow.protocol == IP_IPIP && config.link_header == ETHER_LEN && p.network == ETHER_LEN) {
+		switch (take_key(skb, &p)) {
+		case KEY_NONE:
+			return TC_ACT_UNSPEC;
+		case KEY_TAKEN:
+			return leave(AGENT_KEYS);
+		default:
+			return refuse(AGENT_FAILED);
+		}
+	}
+	if (p.flow.protocol != IP_UDP)
 		return TC_ACT_UNSPEC;
 	__builtin_memcpy(key.client, p.flow.server, 16);
 	__builtin_memcpy(key.server, p.flow.client, 16);

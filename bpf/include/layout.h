@@ -11,6 +11,7 @@ enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" as it lies in memory */ };
 
 /* The shim (wire.md §4.3, §4.4): the inner IPv4 header, its option. */
 enum { IP_IPIP = 4, SHIM_OPTION_LEN = 40, SHIM_LEN = 20 + SHIM_OPTION_LEN, SHIM_OPTION = 0x9e };
+enum { KEY_TRANSFER_LEN = 35 };
 enum shim_kind { SHIM_NONE = 0, SHIM_SUPPORT = 1, SHIM_KEY_TRANSFER = 2, SHIM_LS_TOKEN = 3, SHIM_TOKEN = 4, SHIM_BROKEN = 5 };
 
 struct verifier_config {
@@ -275,6 +276,35 @@ struct conversation {
 	__u32 seen;
 };
 
+/* An authority that transfers keys in band. */
+struct authority_end {
+	__be32 address;
+	__be16 port;
+	__u16 reserved;
+};
+
+struct client_key {
+	__u64 words[4]; /* zeros behind the 28 bytes */
+};
+
+/* A key transfer that waits for a packet of its flow. */
+struct transfer {
+	__u64 until; /* nanoseconds since boot */
+	__u8 data[40]; /* as it goes into the option, and zeros */
+};
+
+struct transfer_config {
+	__u32 port; /* the authority's */
+	__u32 reserved;
+};
+
+enum transfer_counter {
+	TRANSFER_SUPPORT = 0, /* flows whose sender takes keys in band */
+	TRANSFER_HANDED = 1, /* keys sent */
+	TRANSFER_FAILED = 2, /* packets that could not be changed, and were dropped */
+	TRANSFER_COUNTERS = 4,
+};
+
 struct held_header {
 	struct grant_slot slot;
 	__u32 interface;
@@ -328,5 +358,7 @@ enum agent_counter {
 	AGENT_CONVERSATION = 6,
 	AGENT_FAILED = 7,
 	AGENT_RIDER = 8,
+	AGENT_SUPPORT = 9,
+	AGENT_KEYS = 10,
 	AGENT_COUNTERS = 16,
 };

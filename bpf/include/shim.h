@@ -5,7 +5,7 @@
  * Whoever includes this includes xdp.h or skb.h before. */
 #pragma once
 #include "checksum.h"
-#include "ls.h"
+#include "ls_token.h"
 #include "parse.h"
 
 /* Where its token is, from the outer header on. */

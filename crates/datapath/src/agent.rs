@@ -16,12 +16,13 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use wire::map::{
-    AgentConfig, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Services, agent_counter,
+    AgentConfig, AuthorityEnd, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Services, TakenKey,
+    agent_counter,
 };
 use zerocopy::FromBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.bpf.o"));
-const PINNED: [&str; 12] = [
+const PINNED: [&str; 15] = [
     "protected4",
     "protected6",
     "open4",
@@ -34,6 +35,9 @@ const PINNED: [&str; 12] = [
     "conversations",
     "injector",
     "counters",
+    "key_authorities",
+    "key_flows",
+    "keys_taken",
 ];
 /// Where the filter stands among those of others on a kernel without TCX.
 const CLSACT_PRIORITY: u32 = 0x5653;
@@ -84,6 +88,10 @@ pub struct Agent {
     pub conversations: Table<FlowKey, Conversation>,
     /// How many nonces of pairs were used, by the pairs' handles.
     pub ls_nonces: Table<u64, u32>,
+    /// Authorities that transfer keys in band.
+    pub key_authorities: Table<AuthorityEnd, u32>,
+    /// Flows on which keys are taken, and when they were opened, seconds since boot.
+    pub key_flows: Table<FlowKey, u32>,
     clock: Table<u32, u64>,
     nonces: Table<u32, u32>,
     injector: Table<u32, u64>,
@@ -125,6 +133,8 @@ impl Agent {
             conversations: object.table("conversations")?,
             clock: object.table("clock")?,
             ls_nonces: object.table("ls_nonces")?,
+            key_authorities: object.table("key_authorities")?,
+            key_flows: object.table("key_flows")?,
             nonces: object.table("nonces")?,
             injector: object.table("injector")?,
             counters: object.table("counters")?,
@@ -249,6 +259,11 @@ impl Agent {
     /// Where the packets come out that wait for a grant.
     pub fn held(&self) -> Result<HeldPackets> {
         MapHandle::try_from(&self.held).map(HeldPackets).context("cannot share the buffer of held packets")
+    }
+
+    /// The keys that came in band, by their pairs' handles.
+    pub fn keys_taken(&self) -> Result<Table<u64, TakenKey>> {
+        self.object.table("keys_taken")
     }
 
     /// What the egress program does with one frame.

@@ -50,7 +50,7 @@ impl Hook {
     }
 }
 
-/// Which of the verifier's programs is attached where.
+/// Which of the verifier's programs, or of those on an authority's host, is attached where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spot {
     /// Admission.
@@ -61,6 +61,10 @@ pub enum Spot {
     Own,
     /// A gateway's with a pool, at tc ingress of an outside interface, after admission.
     Inward,
+    /// An authority's, at tc ingress: who takes keys in band.
+    Greeting,
+    /// An authority's, at tc egress: keys.
+    HandingOver,
 }
 
 impl Spot {
@@ -71,6 +75,8 @@ impl Spot {
             Self::Outward => "outward",
             Self::Own => "own",
             Self::Inward => "inward",
+            Self::Greeting => "greet",
+            Self::HandingOver => "hand_over",
         }
     }
 
@@ -92,14 +98,18 @@ impl Spot {
     fn place(self) -> Place {
         match self {
             Self::Admission(Hook::Xdp) => Place::Xdp,
-            Self::Admission(Hook::Tc) | Self::Outward | Self::Inward => Place::TcxIngress,
-            Self::Own => Place::TcxEgress,
+            Self::Admission(Hook::Tc) | Self::Outward | Self::Inward | Self::Greeting => Place::TcxIngress,
+            Self::Own | Self::HandingOver => Place::TcxEgress,
         }
     }
 
     /// A filter's: before those of others, whose word could keep the packet from it.
     const fn priority(self) -> u32 {
-        if matches!(self, Self::Inward) { 2 } else { 1 }
+        match self {
+            Self::Inward => 2,
+            Self::Greeting | Self::HandingOver => 3,
+            _ => 1,
+        }
     }
 
     /// Admission goes before programs of others, whose word could keep the packet from it.
@@ -286,7 +296,7 @@ impl Filter {
     fn hook(&self) -> TcHook {
         let mut builder = TcHookBuilder::new(self.program.as_fd());
         builder.ifindex(self.interface as i32).replace(true).handle(Self::HANDLE).priority(self.spot.priority());
-        builder.hook(if self.spot == Spot::Own { TC_EGRESS } else { TC_INGRESS })
+        builder.hook(if self.spot.place() == Place::TcxEgress { TC_EGRESS } else { TC_INGRESS })
     }
 
     fn is_there(&self) -> bool {

@@ -19,6 +19,7 @@ pub mod revoked;
 pub mod ring;
 pub mod run;
 pub mod table;
+pub mod transfer;
 pub mod verifier;
 
 pub use object::{Pins, bpf_file_system_is_mounted};

@@ -5,6 +5,7 @@
 mod inside;
 mod proofs;
 mod told;
+mod transfer;
 
 use crate::carrier::Carrier;
 use crate::ls::{SECRET_LEN, ServerSecret};
@@ -14,6 +15,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use inside::{Bearer, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, WayBack, nat_news};
 pub use proofs::{ProofKeySlot, ProofsConfig, WithdrawalKey};
 pub use told::{FlowNews, ToldAddress, ToldFlow, taken, tells_flows};
+pub use transfer::{AuthorityEnd, TakenKey, Transfer, TransferConfig, transfer_counter};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The most spans of ports that one protected prefix may have.
@@ -669,6 +671,10 @@ pub mod agent_counter {
     pub const FAILED: u32 = 7;
     /// Datagrams on a flow of somebody else's, dropped.
     pub const RIDER: u32 = 8;
+    /// First packets to authorities that carry the support option.
+    pub const SUPPORT: u32 = 9;
+    /// Client keys that came in band.
+    pub const KEYS: u32 = 10;
     /// Number of counters.
     pub const COUNT: u32 = 16;
 }
