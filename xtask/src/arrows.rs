@@ -18,7 +18,12 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("verifier", &["wire", "engine", "client", "datapath", "shell"], &["authority"]),
     ("doctor", &["wire", "datapath"], &[]),
     ("inspect", &["wire", "shell"], &[]),
-    ("vouchsafe", &["authority", "agent", "verifier", "doctor", "inspect"], &["client", "datapath", "engine", "lab"]),
+    ("transfer", &["wire", "engine", "datapath", "shell"], &[]),
+    (
+        "vouchsafe",
+        &["authority", "agent", "verifier", "doctor", "inspect", "transfer"],
+        &["client", "datapath", "engine", "lab"],
+    ),
     ("lab", &["wire"], &["engine", "datapath"]),
     ("harness", &["wire", "engine"], &["lab"]),
     ("xtask", &[], &[]),

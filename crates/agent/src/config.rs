@@ -29,6 +29,7 @@ const KEYS: &[&str] = &[
     "discover",
     "resolver",
     "no_discovery",
+    "key_transfer",
     "metrics",
     "switches",
     "switches_certificate",
@@ -77,6 +78,9 @@ pub struct Flags {
     /// Don't look for domains' records in the answers of name servers [default: look]
     #[arg(long, env = "VOUCHSAFE_AGENT_NO_DISCOVERY")]
     pub no_discovery: bool,
+    /// From this authority, an address as at login, client keys may come in band; may be repeated [default: none]
+    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AGENT_KEY_TRANSFER", value_delimiter = ',')]
+    pub key_transfer: Vec<String>,
     /// Where metrics for Prometheus are served, in plain HTTP [default: nowhere]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_METRICS")]
     pub metrics: Option<SocketAddr>,
@@ -119,6 +123,8 @@ pub struct Config {
     pub resolvers: Vec<SocketAddr>,
     /// Whether records are looked for in the answers of name servers.
     pub overhears: bool,
+    /// The authorities from which client keys may come in band.
+    pub key_transfer: Vec<String>,
     /// Where metrics are served, if anywhere.
     pub metrics: Option<SocketAddr>,
     /// Where switches connect, if there are any.
@@ -205,6 +211,10 @@ impl Config {
             let address = text.parse().ok();
             address.with_context(|| format!("resolver: {text:?} is no address and port, such as 192.0.2.53:53"))
         });
+        let key_transfer = either(flags.key_transfer, file.key_transfer);
+        for url in &key_transfer {
+            client::endpoint(url).with_context(|| format!("key_transfer: {url:?}"))?;
+        }
         Ok(Self {
             discover: discover.collect::<Result<_>>()?,
             resolvers: resolvers.collect::<Result<_>>()?,
@@ -214,6 +224,7 @@ impl Config {
             instance,
             interfaces: either(flags.interface, file.interface),
             authorities,
+            key_transfer,
             metrics: flags.metrics.or(file.metrics),
             switches,
             switches_tls,
@@ -235,7 +246,8 @@ fn read(text: &str) -> Result<Flags, Faults> {
             let list = fields.value(key).map(|value| texts(reader, value)).unwrap_or_default();
             list.iter().map(|text| (*text.get_ref()).to_owned()).collect()
         };
-        let [interface, cgroup, authority, device] = ["interface", "cgroup", "authority", "device"].map(&mut many);
+        let [interface, cgroup, authority, device, key_transfer] =
+            ["interface", "cgroup", "authority", "device", "key_transfer"].map(&mut many);
         let [discover, resolver] = ["discover", "resolver"].map(&mut many);
         let metrics = fields.address(reader, "metrics", "127.0.0.1:9466");
         let switches = fields.address(reader, "switches", "127.0.0.1:6653");
@@ -250,6 +262,7 @@ fn read(text: &str) -> Result<Flags, Faults> {
             cgroup,
             default,
             authority,
+            key_transfer,
             metrics,
             switches,
             switches_certificate,
@@ -346,6 +359,7 @@ mod tests {
             "authority = \"foo\"",
             "discover = \"a b\"",
             "resolver = \"192.0.2.53\"",
+            "key_transfer = \"foo\"",
         ] {
             assert!(Config::resolve(Flags::default(), read(wrong).unwrap()).is_err(), "{wrong}");
         }

@@ -5,6 +5,7 @@ mod login;
 
 use crate::config::Config;
 use crate::kernel::{HeldPacket, Kernel, Outlets};
+use crate::key_transfer::{self, Keys};
 use crate::metrics::{self, Answers, Snapshot};
 use crate::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
 use crate::sessions::{Folder, Kept, KeptSession};
@@ -21,6 +22,7 @@ use engine::discovery::{Domain, Told};
 use engine::insertion::Used;
 use login::{At, Started};
 use std::collections::BTreeMap;
+use std::net::SocketAddrV4;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -29,6 +31,8 @@ use wire::map::GrantSlot;
 
 /// How often interfaces, grants and sessions are looked after.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often the names of authorities that transfer keys in band are looked up.
+const RESOLVE: Duration = Duration::from_secs(60);
 /// How long a caller waits for the authority's answer: a little longer than a call may take.
 const WAIT: Duration = Duration::from_secs(20);
 /// Held packets, answers and commands that may wait for the loop.
@@ -44,6 +48,7 @@ enum Message {
     Lost(Subject, u64, String),
     Discovered(Domain, Told),
     Metrics(oneshot::Sender<Result<Snapshot>>),
+    TakeKeysFrom(Vec<SocketAddrV4>),
 }
 
 struct LoggedIn {
@@ -94,6 +99,7 @@ struct Daemon {
     config: Config,
     kernel: Kernel,
     switches: Option<Switches>,
+    keys: Keys,
     agent: Agent,
     folder: Folder,
     kept: BTreeMap<u32, Kept>,
@@ -131,14 +137,11 @@ pub async fn run(config: Config) -> Result<()> {
     let asking = message_sender.clone();
     let (news_sender, mut news) = mpsc::channel(QUEUE);
     let switches = Switches::listen(&config, news_sender).await?;
-    let mut daemon = Daemon::start(
-        config,
-        folder,
-        pins,
-        switches,
-        Outlets { held: held_sender, heard: heard_sender },
-        message_sender,
-    )?;
+    // Before the first connection to them is begun.
+    let ends = key_transfer::ends(&config.key_transfer).await;
+    let resolving = tokio::spawn(follow_names(config.key_transfer.clone(), message_sender.clone()));
+    let outlets = Outlets { held: held_sender, heard: heard_sender };
+    let mut daemon = Daemon::start(config, folder, pins, switches, outlets, message_sender, &ends)?;
     let measuring = readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asking.clone()))));
     let calls = tokio::spawn(socket::serve(listener, command_sender));
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
@@ -170,10 +173,22 @@ pub async fn run(config: Config) -> Result<()> {
         daemon.act();
     }
     calls.abort();
+    resolving.abort();
     measuring.inspect(JoinHandle::abort);
     let _ = std::fs::remove_file(&daemon.config.socket);
     tracing::info!("the agent ends; what is in the kernel stays");
     Ok(())
+}
+
+/// Looks up again where the authorities are that transfer keys in band.
+async fn follow_names(urls: Vec<String>, messages: mpsc::Sender<Message>) {
+    while !urls.is_empty() {
+        tokio::time::sleep(RESOLVE).await;
+        let ends = key_transfer::ends(&urls).await;
+        if messages.send(Message::TakeKeysFrom(ends)).await.is_err() {
+            return;
+        }
+    }
 }
 
 /// What kernel program and switches have made of an entry.
@@ -191,9 +206,11 @@ impl Daemon {
         switches: Option<Switches>,
         outlets: Outlets,
         messages: mpsc::Sender<Message>,
+        ends: &[SocketAddrV4],
     ) -> Result<Self> {
         let kept = folder.load()?;
         let kernel = Kernel::start(&config, pins, outlets)?;
+        kernel.take_keys_from(ends)?;
         // Entries and sessions that an earlier process left count from its clock.
         let clock = match kernel.maps().clock()? {
             0 => Clock::at(unix(), now()),
@@ -202,6 +219,7 @@ impl Daemon {
         let agent = Agent::new(config.settings.clone(), clock);
         let mut daemon = Self {
             config,
+            keys: Keys::new(kernel.maps().keys_taken()?),
             kernel,
             switches,
             agent,
@@ -332,8 +350,14 @@ impl Daemon {
         let (authority, messages) = (connection.authority.clone(), self.messages.clone());
         let at_hand = self.agent.grants(subject, |_| None);
         self.answers.renewals += u64::from(at_hand.iter().any(|view| covers(view, &request)));
+        let kept = self.kept.get(&subject.user()).and_then(|kept| kept.session.as_ref());
+        let in_band = kept.is_some_and(|session| self.config.key_transfer.contains(&session.authority));
+        let keys = in_band.then(|| self.keys.clone());
         tokio::spawn(async move {
-            let answer = timed(authority.grant(&request)).await;
+            let answer = match keys {
+                Some(keys) => timed(key_transfer::ask(&authority, &request, &keys)).await,
+                None => timed(authority.grant(&request)).await,
+            };
             let _ = messages.send(Message::Grant(subject, id, answer)).await;
         });
     }
@@ -361,6 +385,11 @@ impl Daemon {
                 }
             }
             Message::Discovered(domain, told) => self.told_of(&domain, told),
+            Message::TakeKeysFrom(ends) => {
+                if let Err(error) = self.kernel.take_keys_from(&ends) {
+                    tracing::warn!("{error:#}");
+                }
+            }
             Message::Metrics(reply) => drop(reply.send(self.snapshot())),
             Message::Event(subject, login, event) => {
                 if self.is_current(subject, login) {

@@ -14,12 +14,12 @@ use engine::protected::Protected;
 use nix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddrV4};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
-use wire::map::{GrantEntry, GrantSlot, Owner, Services, agent_counter, owner};
+use wire::map::{AuthorityEnd, GrantEntry, GrantSlot, Owner, Services, agent_counter, owner};
 
 /// How long a thread waits for held packets before it looks whether it is still needed.
 const POLL: Duration = Duration::from_millis(500);
@@ -38,6 +38,8 @@ const COUNTERS: &[(&str, u32)] = &[
     ("conversation", agent_counter::CONVERSATION),
     ("failed", agent_counter::FAILED),
     ("rider", agent_counter::RIDER),
+    ("support", agent_counter::SUPPORT),
+    ("keys_in_band", agent_counter::KEYS),
 ];
 
 /// A held packet.
@@ -261,6 +263,18 @@ impl Kernel {
         let entries: Vec<(IpAddr, u8, Services)> =
             entries.iter().map(|entry| (entry.prefix.addr(), entry.prefix.prefix_len(), entry.services)).collect();
         self.maps().protect(&entries)
+    }
+
+    /// Makes these the authorities that transfer keys in band.
+    pub fn take_keys_from(&self, ends: &[SocketAddrV4]) -> Result<()> {
+        let authorities = &self.maps().key_authorities;
+        let ends: Vec<_> = ends.iter().map(|end| AuthorityEnd::from(*end)).collect();
+        authorities
+            .keys()
+            .iter()
+            .filter(|known| !ends.contains(known))
+            .try_for_each(|gone| authorities.remove(gone))?;
+        ends.iter().try_for_each(|end| authorities.set(end, &1))
     }
 
     /// The owners and entries that are in the kernel.

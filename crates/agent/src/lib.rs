@@ -9,6 +9,7 @@ pub mod config;
 mod daemon;
 mod inject;
 mod kernel;
+mod key_transfer;
 pub mod metrics;
 pub mod protocol;
 mod resolver;

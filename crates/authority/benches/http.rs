@@ -125,7 +125,7 @@ fn receiver(number: usize) -> IpAddr {
 
 /// What a machine asks for: a receiver that is for its first group.
 fn to(machine: usize) -> GrantRequest {
-    GrantRequest { address: receiver(machine % GROUPS), protocol: 6, port: 22, consented: false }
+    GrantRequest { address: receiver(machine % GROUPS), protocol: 6, port: 22, consented: false, in_band: false }
 }
 
 /// Sessions are put where a login puts them: a thousand logins would take long, and are not what is measured.

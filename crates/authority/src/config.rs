@@ -5,6 +5,7 @@ use crate::dns::DnsConfig;
 use crate::login::ProviderConfig;
 use engine::document::{Faults, Reader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 
 /// Where the API listens unless the configuration says otherwise.
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
@@ -24,6 +25,7 @@ const KEYS: &[&str] = &[
     "max_connections",
     "grants_kept",
     "audit_lifetime",
+    "key_transfer",
     "console",
     "dns",
     "oidc",
@@ -49,6 +51,8 @@ pub struct Config {
     pub grants_kept: u32,
     /// Seconds that audit entries are kept. Default 365 days.
     pub audit_lifetime: u32,
+    /// Where `vouchsafe transfer` listens, which sends client keys in band. Default nowhere: keys go by HTTPS.
+    pub key_transfer: Option<PathBuf>,
     /// The console.
     pub console: ConsoleConfig,
     /// Discovery. Default none.
@@ -78,6 +82,7 @@ impl Config {
                 max_connections: fields.number(reader, "max_connections", 4096, LEAST_CONNECTIONS, 1 << 20),
                 grants_kept: fields.seconds(reader, "grants_kept", 30 * 86_400, 86_400, 3650 * 86_400),
                 audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
+                key_transfer: fields.text(reader, "key_transfer").map(|path| PathBuf::from(*path.get_ref())),
                 console: ConsoleConfig::read(reader, fields),
                 dns: DnsConfig::read(reader, fields),
                 provider: ProviderConfig::read(reader, fields),
@@ -100,6 +105,8 @@ impl Config {
              # How long grants are remembered after their end; flows that live on longer are cut.\n\
              #grants_kept = \"30d\"\n\n\
              # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n\n\
+             # Where `vouchsafe transfer` listens, for client keys in band; docs/threats.md says when that will do.\n\
+             #key_transfer = \"/run/vouchsafe-transfer/socket\"\n\n\
              # Pages for people and administrators: docs/console.md.\n#[console]\n\
              # What browsers call this authority; for passkeys and logins with an identity provider.\n\
              #url = \"https://authority.example.org:8443\"\n#administrators = [\"person:alice\", \"group:operators\"]\n\

@@ -13,7 +13,7 @@ use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use serde::de::DeserializeOwned;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,8 @@ const BODY_TIME: Duration = Duration::from_secs(10);
 pub struct Peer {
     /// Its address; an IPv4 one even where it came mapped into IPv6.
     pub address: IpAddr,
+    /// Both ends of the connection, the caller's first, where it is one over IPv4.
+    pub ends: Option<(SocketAddrV4, SocketAddrV4)>,
     /// Who it is by the first valid credential that it showed; connections that show none are closed.
     pub member: Arc<OnceLock<Member>>,
 }
@@ -39,6 +41,16 @@ pub enum Member {
 }
 
 impl Peer {
+    /// A connection from `address`, which has shown nothing yet; `local` is our end.
+    pub fn new(address: SocketAddr, local: Option<SocketAddr>) -> Self {
+        let v4 = |end: SocketAddr| match end.ip().to_canonical() {
+            IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, end.port())),
+            IpAddr::V6(_) => None,
+        };
+        let ends = v4(address).zip(local.and_then(v4));
+        Self { address: address.ip().to_canonical(), ends, member: Arc::default() }
+    }
+
     /// Notes that it showed the valid credential of this member.
     pub fn prove(&self, who: impl FnOnce() -> Member) {
         self.member.get_or_init(who);

@@ -183,7 +183,11 @@ async fn grant(
         return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
     }
     authority.throttle.charge(&[Key::Grants(caller.token)], Instant::now()).map_err(Problem::TooMany)?;
-    authority.grant(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
+    let mut grant = authority.grant(caller.token, &caller.session, &request, caller.peer.address).await?;
+    if request.in_band && authority.key_transfer.take_over(&caller.peer, &mut grant).await {
+        tracing::debug!(person = caller.session.person, "the key goes in band");
+    }
+    Ok(Json(grant))
 }
 
 #[derive(Deserialize)]

@@ -17,6 +17,7 @@ pub mod directory;
 pub mod dns;
 mod extract;
 mod handlers;
+mod key_transfer;
 mod keys;
 mod listener;
 pub mod login;

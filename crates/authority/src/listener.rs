@@ -47,7 +47,7 @@ pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router
                 continue;
             }
         };
-        let peer = Peer { address: address.ip().to_canonical(), member: Arc::default() };
+        let peer = Peer::new(address, stream.local_addr().ok());
         let opens = [Key::Connection(Key::source(peer.address))];
         if throttle.charge(&opens, std::time::Instant::now()).is_err() {
             seats.turn_away();

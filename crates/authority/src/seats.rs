@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     fn peer(address: [u8; 4]) -> Peer {
-        Peer { address: address.into(), member: Arc::default() }
+        Peer::new((address, 40_000).into(), None)
     }
 
     fn member(address: [u8; 4], person: &str) -> Peer {

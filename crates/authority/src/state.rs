@@ -5,6 +5,7 @@
 
 use crate::confirmations::{Confirmations, Expected};
 use crate::credentials;
+use crate::key_transfer::KeyTransfer;
 use crate::keys::MasterKeys;
 use crate::login::{Logins, Passkeys, PasswordSlots, Provider};
 use crate::metrics::{Metrics, Snapshot};
@@ -60,6 +61,8 @@ pub struct Authority {
     pub(crate) throttle: Throttle,
     pub(crate) metrics: Metrics,
     pub(crate) seats: Arc<Seats>,
+    /// How client keys go in band, if they do.
+    pub(crate) key_transfer: KeyTransfer,
     /// What verifiers tell of themselves.
     pub(crate) reports: Reports,
     repeats: Repeats<Subject>,
@@ -113,6 +116,7 @@ impl Authority {
             throttle: Throttle::default(),
             metrics: Metrics::default(),
             seats: Arc::new(Seats::new(descriptors::connections(config.max_connections))),
+            key_transfer: KeyTransfer::new(config.key_transfer.clone()),
             reports: Reports::default(),
             repeats: Repeats::default(),
             password_slots: PasswordSlots::new(PASSWORD_SLOTS),

@@ -66,14 +66,26 @@ pub struct Authority {
     token: Option<Arc<str>>,
 }
 
+/// The host and the port of an authority's address.
+pub fn endpoint(url: &str) -> Result<(String, u16), Error> {
+    let base = base(url)?;
+    let host = base.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+    Ok((host, base.port_or_known_default().unwrap_or_default()))
+}
+
+fn base(url: &str) -> Result<Url, Error> {
+    let base = Url::parse(url).map_err(|error| Error::Other(format!("`{url}` is no URL: {error}")))?;
+    if base.scheme() != "https" || base.host().is_none() {
+        return Err(Error::Other(format!("`{url}` is no address of an authority: write https://HOST:PORT")));
+    }
+    Ok(base)
+}
+
 impl Authority {
     /// The authority at `url` (`https://…`). Trusts the certificates in `ca_pem` and no others, or the system's where
     /// none are given.
     pub fn new(url: &str, ca_pem: Option<&[u8]>) -> Result<Self, Error> {
-        let base = Url::parse(url).map_err(|error| Error::Other(format!("`{url}` is no URL: {error}")))?;
-        if base.scheme() != "https" || base.host().is_none() {
-            return Err(Error::Other(format!("`{url}` is no address of an authority: write https://HOST:PORT")));
-        }
+        let base = base(url)?;
         let http = reqwest::Client::builder()
             .tls_backend_preconfigured(tls::config(ca_pem)?)
             .https_only(true)

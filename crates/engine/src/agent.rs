@@ -89,7 +89,8 @@ impl Place {
     }
 
     fn request(&self) -> GrantRequest {
-        GrantRequest { address: self.address, protocol: self.protocol, port: self.port, consented: false }
+        let Self { address, protocol, port } = *self;
+        GrantRequest { address, protocol, port, consented: false, in_band: false }
     }
 }
 

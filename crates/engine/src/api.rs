@@ -111,6 +111,9 @@ pub struct GrantRequest {
     /// Whether the person has told the agent to go there: for destinations about which they want to be asked.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub consented: bool,
+    /// Whether the client key of the suite `sha224` may come in band, in a packet of this connection (wire.md §5.4.1).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_band: bool,
 }
 
 /// The answer to [`GrantRequest`] where a rule allows it. A denial is a [`Problem`] with status 403.
@@ -118,7 +121,8 @@ pub struct GrantRequest {
 pub struct Grant {
     /// The grant header's 16 bytes, hex; of the suite `sha224` unique id and nonce1, 7 bytes.
     pub header: String,
-    /// The grant key's 16 bytes, hex; of the suite `sha224` the client key's 28. Secret.
+    /// The grant key's 16 bytes, hex; of the suite `sha224` the client key's 28, or nothing where it comes in band.
+    /// Secret.
     pub key: String,
     /// The destination masked to the grant's prefix length.
     #[schema(value_type = String, example = "203.0.113.0/28")]

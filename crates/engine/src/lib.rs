@@ -8,6 +8,7 @@ pub mod discovery;
 pub mod document;
 pub mod insertion;
 pub mod issue;
+pub mod key_transfer;
 pub mod openflow;
 pub mod policy;
 pub mod preference;

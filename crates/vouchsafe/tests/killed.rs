@@ -110,8 +110,13 @@ async fn grants_until_killed(server: &mut Server, caller: &Authority) -> BTreeSe
     for _ in 0..CALLERS {
         let (caller, tell) = (caller.clone(), tell.clone());
         tokio::spawn(async move {
-            let asked =
-                GrantRequest { address: "203.0.113.10".parse().unwrap(), protocol: 6, port: 22, consented: false };
+            let asked = GrantRequest {
+                address: "203.0.113.10".parse().unwrap(),
+                protocol: 6,
+                port: 22,
+                consented: false,
+                in_band: false,
+            };
             // Until the connection breaks.
             while let Ok(grant) = caller.grant(&asked).await {
                 tell.send(grant.header[16..].to_owned()).unwrap();

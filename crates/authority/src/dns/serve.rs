@@ -167,7 +167,7 @@ async fn connections(listener: TcpListener, zone: Arc<RwLock<Arc<Zone>>>, seats:
                 continue;
             }
         };
-        let Some(seat) = seats.take(&Peer { address: from.ip().to_canonical(), member: Arc::default() }) else {
+        let Some(seat) = seats.take(&Peer::new(from, None)) else {
             continue;
         };
         let zone = zone.clone();

@@ -143,7 +143,7 @@ pub fn login(person: &str, password: &str, totp: Option<&str>) -> Login {
 }
 
 pub fn to(address: &str, protocol: u8, port: u16) -> GrantRequest {
-    GrantRequest { address: address.parse().unwrap(), protocol, port, consented: false }
+    GrantRequest { address: address.parse().unwrap(), protocol, port, consented: false, in_band: false }
 }
 
 pub fn git() -> GrantRequest {

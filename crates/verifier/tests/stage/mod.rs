@@ -386,7 +386,10 @@ pub fn echoes(mut stream: &TcpStream) -> bool {
 /// Asks for a grant to the protected port.
 pub async fn grant(person: &Authority) -> Grant {
     let to: SocketAddr = SSH.parse().unwrap();
-    person.grant(&GrantRequest { address: to.ip(), protocol: 6, port: to.port(), consented: false }).await.unwrap()
+    person
+        .grant(&GrantRequest { address: to.ip(), protocol: 6, port: to.port(), consented: false, in_band: false })
+        .await
+        .unwrap()
 }
 
 /// A SYN from `from` to the protected port with a token of this grant.

@@ -1,0 +1,99 @@
+//! Client keys in band (wire.md §5.4): which authorities are asked for them, and how a key gets to the grant that it is for.
+//!
+//! A key counts only if the authority has named its pair under TLS: what else comes in shims is never looked at.
+
+use anyhow::Result;
+use client::{Authority, Error};
+use datapath::table::Table;
+use engine::api::{Grant, GrantRequest};
+use std::net::{SocketAddr, SocketAddrV4};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout};
+use wire::map::TakenKey;
+use wire::{ClientKey, Pair};
+
+/// How much later than the answer that names its pair a key may come: packets overtake each other.
+const LATE: Duration = Duration::from_secs(1);
+/// How often it is looked for meanwhile.
+const LOOK: Duration = Duration::from_millis(10);
+/// How long the look-up of an authority's name may take.
+const RESOLVE: Duration = Duration::from_secs(5);
+
+/// The keys that the kernel program took off packets.
+#[derive(Clone)]
+pub struct Keys(Arc<Table<u64, TakenKey>>);
+
+impl Keys {
+    /// Those in this table.
+    pub fn new(table: Table<u64, TakenKey>) -> Self {
+        Self(Arc::new(table))
+    }
+
+    /// Takes a pair's key, which nobody gets a second time.
+    fn take(&self, pair: Pair) -> Result<Option<ClientKey>> {
+        let handle = pair.handle().0;
+        let found = self.0.get(&handle)?;
+        self.0.remove(&handle)?;
+        Ok(found.map(|taken| taken.key()))
+    }
+
+    async fn wait_for(&self, pair: Pair) -> Option<ClientKey> {
+        let late = Instant::now() + LATE;
+        loop {
+            match self.take(pair) {
+                Ok(Some(key)) => return Some(key),
+                Ok(None) if Instant::now() < late => sleep(LOOK).await,
+                Ok(None) => return None,
+                Err(error) => {
+                    tracing::warn!("{error:#}");
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+/// Asks for a grant whose key may come in band. Where it does not arrive, asks again, for the key in the answer.
+pub async fn ask(authority: &Authority, request: &GrantRequest, keys: &Keys) -> Result<Grant, Error> {
+    let mut grant = authority.grant(&GrantRequest { in_band: true, ..request.clone() }).await?;
+    if !grant.key.is_empty() {
+        return Ok(grant);
+    }
+    let pair = hex::decode(&grant.header).ok().and_then(|bytes| bytes.try_into().ok()).map(Pair::from_bytes);
+    let key = match pair {
+        Some(pair) => keys.wait_for(pair).await,
+        None => None,
+    };
+    match key {
+        Some(key) => {
+            grant.key = hex::encode(key.bytes());
+            Ok(grant)
+        }
+        None => {
+            tracing::warn!(to = %request.address, "the key did not come in band: it is asked for by HTTPS");
+            authority.grant(request).await
+        }
+    }
+}
+
+/// Where these authorities are, as far as that can be told now; shims are IPv4's.
+pub async fn ends(urls: &[String]) -> Vec<SocketAddrV4> {
+    let mut ends = Vec::new();
+    for url in urls {
+        let found = async {
+            let (host, port) = client::endpoint(url)?;
+            let found = tokio::net::lookup_host((host, port)).await;
+            found.map(Vec::from_iter).map_err(|error| Error::Other(error.to_string()))
+        };
+        match timeout(RESOLVE, found).await {
+            Ok(Ok(found)) => ends.extend(found.into_iter().filter_map(|end| match end {
+                SocketAddr::V4(end) => Some(end),
+                SocketAddr::V6(_) => None,
+            })),
+            Ok(Err(error)) => tracing::warn!(url, "keys don't come in band from there: {error}"),
+            Err(_) => tracing::warn!(url, "keys don't come in band from there: its name can't be looked up"),
+        }
+    }
+    ends
+}

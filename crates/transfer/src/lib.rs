@@ -1,0 +1,126 @@
+//! `vouchsafe transfer`: sends client keys in band (wire.md §5.4) for the authority on this host. It has the kernel programs,
+//! and the privileges that these take; the authority has the keys, and hands it one at a time.
+#![forbid(unsafe_code)]
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use datapath::interface::Interface;
+use datapath::transfer::Transfers;
+use engine::key_transfer::{DEFAULT_SOCKET, HandOver, HandedOver};
+use shell::lines;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use wire::ls::KeyTransfer;
+use wire::map::FlowKey;
+use wire::packet::TCP;
+
+/// How long the authority may take to say what it wants.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a key waits for a packet of its flow: the answer that names its pair is about to leave.
+const WITHIN: Duration = Duration::from_secs(5);
+/// How long it waits where no connection can be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The longest message, in bytes.
+const MOST: u64 = 1024;
+
+const EXAMPLES: &str = "Example, for an authority that runs as the user vouchsafe:
+  sudo vouchsafe transfer --interface eth0 --user vouchsafe
+and in authority.toml:
+  key_transfer = \"/run/vouchsafe-transfer/socket\"";
+
+/// Send client keys of the published scheme in band, for the authority on this host
+///
+/// Whoever reads packets between the authority and a client reads the keys: see docs/threats.md before you use it. An agent
+/// gets keys like this only where its own `key_transfer` names the authority; everybody else gets them by HTTPS.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    /// An interface by which clients reach the authority; may be repeated
+    #[arg(long, value_name = "IF", required = true, env = "VOUCHSAFE_TRANSFER_INTERFACE", value_delimiter = ',')]
+    interface: Vec<String>,
+    /// The port on which the authority listens
+    #[arg(long, default_value_t = 8443, env = "VOUCHSAFE_TRANSFER_PORT")]
+    port: u16,
+    /// Where the authority asks
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "VOUCHSAFE_TRANSFER_SOCKET")]
+    socket: PathBuf,
+    /// The user that the authority runs as; besides, only root may ask [default: only root]
+    #[arg(long, value_name = "USER", env = "VOUCHSAFE_TRANSFER_USER")]
+    user: Option<String>,
+}
+
+/// Sends keys until a signal ends it; flows that wait for one then get it by HTTPS.
+pub async fn run(arguments: Arguments) -> Result<ExitCode> {
+    let Arguments { interface, port, socket, user } = arguments;
+    let user = user.as_deref().map(uid_of).transpose()?;
+    let mut transfers = Transfers::load(port)?;
+    for name in &interface {
+        transfers.attach(&Interface::named(name)?)?;
+    }
+    let listener = lines::listen(&socket, "process for key transfer", "use another --socket")?;
+    shell::println!("listening at {}; keys go out by {}", socket.display(), interface.join(", "));
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        never = serve(&listener, &transfers, user) => match never {},
+        _ = terminate.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+    let _ = std::fs::remove_file(&socket);
+    let (asked, handed) = transfers.counts()?;
+    tracing::info!(asked, handed, "no keys go out in band any more");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn uid_of(name: &str) -> Result<u32> {
+    if let Ok(uid) = name.parse() {
+        return Ok(uid);
+    }
+    let user = nix::unistd::User::from_name(name).with_context(|| format!("cannot look up the user {name:?}"))?;
+    Ok(user.with_context(|| format!("--user: there is no user {name:?}"))?.uid.as_raw())
+}
+
+async fn serve(listener: &UnixListener, transfers: &Transfers, user: Option<u32>) -> std::convert::Infallible {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of file descriptors, mostly.
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let Ok(caller) = stream.peer_cred().map(|caller| caller.uid()) else { continue };
+        if caller != 0 && Some(caller) != user {
+            tracing::warn!(uid = caller, "refused: only root and the user of --user may ask");
+            continue;
+        }
+        match tokio::time::timeout(PATIENCE, answer(stream, transfers)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!("the authority's question: {error:#}"),
+            Err(_) => tracing::warn!("a question took too long"),
+        }
+    }
+}
+
+async fn answer(stream: UnixStream, transfers: &Transfers) -> Result<()> {
+    let (reader, mut writer) = stream.into_split();
+    let line = lines::read(&mut BufReader::new(reader), MOST).await?.context("the authority hung up")?;
+    let answer = match hand_over(&line, transfers) {
+        Ok(true) => HandedOver::Yes,
+        Ok(false) => HandedOver::No,
+        Err(error) => HandedOver::Failed(format!("{error:#}")),
+    };
+    Ok(writer.write_all(&lines::encode(&answer)?).await?)
+}
+
+fn hand_over(line: &[u8], transfers: &Transfers) -> Result<bool> {
+    let HandOver { client, server, content } = serde_json::from_slice(line)?;
+    let Some(content) = hex::decode(content).ok().and_then(|bytes| bytes.try_into().ok()) else {
+        bail!("a key transfer has 35 bytes in hex");
+    };
+    let flow = FlowKey::new((*client.ip()).into(), client.port(), (*server.ip()).into(), server.port(), TCP);
+    let handed = transfers.hand_over(&flow, &KeyTransfer::decode(&content), WITHIN)?;
+    tracing::debug!(%client, handed, "asked to hand a key over");
+    Ok(handed)
+}
