@@ -12,6 +12,7 @@ mod agent;
 mod authority;
 mod names;
 mod network;
+mod transfer;
 mod verifier;
 
 use std::path::PathBuf;
@@ -24,11 +25,12 @@ use serde_json::Value;
 use wire::Carrier;
 
 pub use agent::Agent;
-pub use authority::{Authority, PASSWORD};
+pub use authority::{Authority, PASSWORD, PORT as AUTHORITY_PORT};
 pub use names::{AUTHORITY_NAME, DOMAIN, FRONT_NAME, NAME_SERVER, NameServer, OPEN_NAME, dig};
 pub use network::{
     AUTHORITY, DARK4, DARK6, FRONT4, FRONT6, INSIDE4, Network, OPEN4, OPEN6, POOL, PUBLIC4, PUBLIC6, Way, in_family,
 };
+pub use transfer::Transfer;
 pub use verifier::{ID as VERIFIER, Verifier};
 
 use crate::service::{Echo, Sshd};
@@ -149,6 +151,21 @@ impl World {
         let world = Self { agent, verifier, authority, services, network };
         world.agent.login(&world.authority, "alice")?;
         Ok(world)
+    }
+
+    /// Where the front takes tokens of the published scheme, `setting` stands in authority.toml, and alice's agent takes
+    /// keys in band if so; nobody is logged in.
+    pub fn with_keys_in_band(network: Network, setting: &str, takes: bool) -> Result<Self> {
+        let services = Services::start(&network)?;
+        let policy = policy_for_tokens(wire::ls::NAME, Carrier::Shim);
+        let authority = Authority::start_with(&network.authority, &policy, setting)?;
+        let verifier = Verifier::start_with(&network.server, &authority, &TAKE_ALL)?;
+        let mut flags = vec!["--interface".to_owned(), "eth0".to_owned()];
+        if takes {
+            flags.extend(["--key-transfer".to_owned(), authority.url()]);
+        }
+        let agent = Agent::start_with(&network.alice, &flags)?;
+        Ok(Self { agent, verifier, authority, services, network })
     }
 
     /// Puts authority, verifier and agent into a network whose services run; nobody is logged in.

@@ -10,14 +10,18 @@ use anyhow::{Context, Result, ensure};
 use lab::forge::{Packet, Tcp};
 use lab::mint::{Mint, now};
 use lab::service::{ask, call, exchange};
-use lab::world::{Agent, Authority, ECHO, FRONT4, INSIDE4, Network, Services, Verifier, Way, policy};
-use lab::{Capture, process, test, vouchsafe};
+use lab::world::{
+    AUTHORITY, AUTHORITY_PORT, Agent, Authority, ECHO, FRONT4, INSIDE4, Network, Services, Transfer, VERIFIER,
+    Verifier, Way, World, policy,
+};
+use lab::{Capture, poll, process, test, vouchsafe};
 use serde_json::Value;
-use wire::ls::KeyTransfer;
 use wire::shim::Content;
-use wire::{ClientKey, Destination, LsToken, MasterKey, Pair, Token, tail};
+use wire::{ClientKey, Destination, Epoch, LsToken, MasterKey, Pair, ServerSecret, Token, tail};
 
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
+/// Seconds, unless the authority is configured otherwise.
+const EPOCH_LENGTH: u32 = 3600;
 const HANDLE: u64 = 0x0123_4567_89ab_cdef;
 const PAIR: Pair = Pair { unique_id: [1, 2, 3, 4, 5], nonce1: [0xaa, 0xbb] };
 const RECORD: &str = "v=vouchsafe1; authority=https://login.example; protects=203.0.113.0/28";
@@ -88,8 +92,6 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
         let (block4, block6) = (block(front, alice)?, block(front6, alice6)?);
         let key = ClientKey::of(PAIR, b"a secret");
         let contents = [
-            Content::Support,
-            Content::KeyTransfer(KeyTransfer { key: key.clone(), pair: PAIR }.encode()),
             Content::Ls(LsToken::new(PAIR, 0x1234, &key).encode()),
             Content::Token(*block4.last_chunk().context("a token")?),
         ];
@@ -109,8 +111,6 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
         let expected = [
             ("tail", "token"),
             ("tail", "token"),
-            ("shim", "support"),
-            ("shim", "key_transfer"),
             ("shim", "ls_token"),
             ("shim", "token"),
             ("null", "discovery"),
@@ -119,13 +119,10 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
         for (packet, (carrier, content)) in ours.iter().zip(expected) {
             ensure!(text(packet, "carrier") == carrier && text(packet, "content") == content, "{packet}");
         }
-        ensure!(
-            ours.len() == expected.len()
-                && !ours.iter().any(|packet| packet.to_string().contains(&hex::encode(key.bytes())))
-        );
-        ensure!(ours[5]["remarks"].to_string().contains("replayed: packet 1"), "{}", ours[5]);
-        ensure!(ours[7]["remarks"].to_string().contains("no_token"), "{}", ours[7]);
-        ensure!(ours[6]["record"] == RECORD, "{}", ours[6]);
+        ensure!(ours.len() == expected.len(), "{ours:?}");
+        ensure!(ours[3]["remarks"].to_string().contains("replayed: packet 1"), "{}", ours[3]);
+        ensure!(ours[5]["remarks"].to_string().contains("no_token"), "{}", ours[5]);
+        ensure!(ours[4]["record"] == RECORD, "{}", ours[4]);
 
         let token = Token::decode(block4.last_chunk().context("a token")?, false).ok().context("a token")?;
         let theirs = dissected(
@@ -141,7 +138,7 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
             ],
         )?;
         let handle = format!("{HANDLE:#018x}");
-        for at in [0, 5] {
+        for at in [0, 3] {
             ensure!(theirs[at][1] == handle && theirs[at][3] == hex::encode(token.tag), "{:?}", theirs[at]);
             ensure!(theirs[at][2] == format!("{:#010x}", token.nonce), "{:?}", theirs[at]);
         }
@@ -150,8 +147,8 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
             ensure!(same("carrier", &line[0]) && same("tag", &format!("{}{}", line[3], line[5])), "{packet}: {line:?}");
             ensure!(line[4].is_empty() || line[4] == text(packet, "unique_id"), "{packet}: {line:?}");
         }
-        ensure!(theirs[4][5] == "0x1234" && theirs[6][6] == RECORD, "{theirs:?}");
-        ensure!(tail::BLOCK_LEN == 40 && ours[0]["added"] == 40 && ours[5]["added"] == 60);
+        ensure!(theirs[2][5] == "0x1234" && theirs[4][6] == RECORD, "{theirs:?}");
+        ensure!(tail::BLOCK_LEN == 40 && ours[0]["added"] == 40 && ours[3]["added"] == 60);
         Ok(())
     });
 }
@@ -202,6 +199,63 @@ fn an_exchange_of_alice_is_explained_packet_by_packet() {
             ensure!(packet["number"] == line[0].parse::<u64>()? && line[1] == handle, "{packet}: {line:?}");
         }
         ensure!(theirs.len() == ours.len(), "{} {}", theirs.len(), ours.len());
+        Ok(())
+    });
+}
+
+/// The client keys that a pair may have had in the last hours.
+fn client_keys(authority: &Authority, pair: Pair) -> Result<Vec<ClientKey>> {
+    let (master, now) = (authority.master_key()?, Epoch::at(now().into(), EPOCH_LENGTH));
+    let key = |epoch| {
+        let secret = ServerSecret::of(&master.verifier_key(VERIFIER, epoch)?)?;
+        Some(ClientKey::of(pair, secret.bytes()))
+    };
+    [Epoch(now.0 - 1), now].into_iter().map(|epoch| key(epoch).context("a key")).collect()
+}
+
+#[test]
+fn a_key_in_band_is_explained_and_not_shown() {
+    test(|| {
+        let network = Network::new(Way::Direct)?;
+        let transfer = Transfer::start(&network.authority)?;
+        let world = World::with_keys_in_band(network, &transfer.setting(), true)?;
+        let cable = Capture::start(&world.network.internet, "auth")?;
+        world.agent.login(&world.authority, "alice")?;
+        call(&world.network.alice, format!("{FRONT4}:{ECHO}").parse()?, SOON)?;
+        let handle = text(&world.agent.grants()?["grants"][0], "handle");
+        let complete =
+            || cable.lines(&format!("ip proto 4 and src host {AUTHORITY}")).is_ok_and(|lines| lines.len() == 1);
+        ensure!(poll(SOON, complete), "{:?}", cable.lines("ip proto 4"));
+        let file = cable.stop()?;
+
+        let ours = inspected(&file)?;
+        let of = |content: &str| ours.iter().filter(|packet| packet["content"] == content).collect::<Vec<_>>();
+        let (asked, keys) = (of("support"), of("key_transfer"));
+        ensure!(!asked.is_empty() && ours.iter().filter(|packet| packet["added"] != 0).count() == asked.len() + 1);
+        for packet in asked {
+            let opens = packet["tcp_flags"] == serde_json::json!(["SYN"]);
+            ensure!(opens && packet["added"] == 60 && text(packet, "source").starts_with(INSIDE4), "{packet}");
+        }
+        let [key] = keys[..] else { anyhow::bail!("{keys:?}") };
+        ensure!(key["carrier"] == "shim" && key["added"] == 60, "{key}");
+        ensure!(text(key, "source") == format!("{AUTHORITY}:{AUTHORITY_PORT}"), "{key}");
+        ensure!(format!("00{}{}", text(key, "unique_id"), text(key, "nonce1")) == handle, "{key} is not of {handle}");
+        ensure!(key["remarks"].to_string().contains("travels here in clear"), "{key}");
+
+        // It is the key itself, and in nothing that is printed.
+        let pair = Pair::from_bytes(*u64::from_str_radix(&handle, 16)?.to_be_bytes().last_chunk().context("a pair")?);
+        let (secrets, captured) = (client_keys(&world.authority, pair)?, fs::read(&file)?);
+        let seen = |key: &&ClientKey| captured.windows(key.bytes().len()).any(|bytes| bytes == key.bytes());
+        let secret = hex::encode(secrets.iter().find(seen).context("no client key is in the capture")?.bytes());
+        ensure!(!ours.iter().any(|packet| packet.to_string().contains(&secret)), "the key is shown");
+        let theirs =
+            dissected(&file, &["frame.number", "vouchsafe.carrier", "vouchsafe.ls.unique_id", "vouchsafe.ls.nonce1"])?;
+        ensure!(theirs.len() == ours.len(), "{} {}", theirs.len(), ours.len());
+        for (packet, line) in ours.iter().zip(&theirs) {
+            ensure!(packet["carrier"].is_null() == line[1].is_empty(), "{packet}: {line:?}");
+            let ids = ["unique_id", "nonce1"].map(|id| packet[id].as_str().unwrap_or_default());
+            ensure!(line[2..] == ids, "{packet}: {line:?}");
+        }
         Ok(())
     });
 }

@@ -12,7 +12,8 @@ use super::{AUTHORITY, AUTHORITY_NAME, SOON, ask, ask_json, text};
 use crate::net::Namespace;
 use crate::process::{self, Process};
 
-const PORT: u16 = 8443;
+/// Where it listens.
+pub const PORT: u16 = 8443;
 /// Everybody's password.
 pub const PASSWORD: &str = "correct horse battery";
 
