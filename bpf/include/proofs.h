@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Proofs in every packet: what wire.md §8.8 says, as crates/engine/src/proofs.rs does. The table of cases holds the two together.
  *
- * A steady flow's proof is computed once: what was right is remembered until it ends, for as long as there is room and nothing
- * is withdrawn and no key changes. To forget costs time and nothing else. */
+ * A steady flow's proof, of IPv4 straight in IPv4, is computed once: what was right is remembered until it ends, for as long as
+ * there is room and nothing is withdrawn and no key changes. To forget costs time and nothing else. */
 #pragma once
 #define MAC_WORDS_MAX PROOF_WORDS_MAX
 #include "counters.h"

@@ -50,6 +50,25 @@ static __always_inline void give_room_back(__u8 origin, __u64 handle, __u32 *out
 		release_grant(handle);
 }
 
+/* The inside's answers don't open a client's flow (wire.md §6.9.2): they may leave by a gateway that has not heard of it yet. */
+static __always_inline int only_answers(const struct flow_key *key, const struct flow *here, const struct flow *there)
+{
+	__u32 *last;
+
+	if (there->origin != FROM_INSIDE || key->protocol == IP_TCP)
+		return 0;
+	if (here)
+		return here->origin == BY_TOKEN;
+	last = bpf_map_lookup_elem(&ended, key);
+	return last && (__s32)(there->seen - *last) <= (__s32)config.udp_idle;
+}
+
+/* A client's flow that the inside seemed to have opened, as its answer was faster than the news of it. */
+static __always_inline int was_the_clients(const struct flow_key *key, const struct flow *here, const struct flow *there)
+{
+	return key->protocol != IP_TCP && there->origin == BY_TOKEN && here->origin == FROM_INSIDE;
+}
+
 SEC("syscall")
 int take_over(struct told_flow *told)
 {
@@ -71,8 +90,10 @@ int take_over(struct told_flow *told)
 	}
 	if (!own.begins)
 		return REFUSED_GONE;
+	if (only_answers(&key, flow, &own.flow))
+		return REFUSED_OLDER;
 	if (flow) {
-		if ((__s32)(own.flow.since - flow->since) <= 0)
+		if (!was_the_clients(&key, flow, &own.flow) && (__s32)(own.flow.since - flow->since) <= 0)
 			return REFUSED_OLDER;
 		origin = flow->origin;
 		handle = flow->handle;

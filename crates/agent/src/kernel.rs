@@ -21,6 +21,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use wire::map::{AuthorityEnd, GrantEntry, GrantSlot, Owner, Services, agent_counter, owner};
 
+/// Ends of authorities that transfer keys in band: the room of their table.
+const KEY_ENDS_MAX: usize = 64;
 /// How long a thread waits for held packets before it looks whether it is still needed.
 const POLL: Duration = Duration::from_millis(500);
 /// The cores that are on.
@@ -268,7 +270,8 @@ impl Kernel {
     /// Makes these the authorities that transfer keys in band.
     pub fn take_keys_from(&self, ends: &[SocketAddrV4]) -> Result<()> {
         let authorities = &self.maps().key_authorities;
-        let ends: Vec<_> = ends.iter().map(|end| AuthorityEnd::from(*end)).collect();
+        // The rest gives them by HTTPS.
+        let ends: Vec<_> = ends.iter().take(KEY_ENDS_MAX).map(|end| AuthorityEnd::from(*end)).collect();
         authorities
             .keys()
             .iter()

@@ -426,6 +426,21 @@ fn kernel_takes_what_another_inside_opened_as_far_as_there_is_room() {
     assert_eq!(stage.verifier.outbound().unwrap(), 1000);
 }
 
+/// A client's datagram came by one gateway, and the answer left by the other before it had heard of the flow.
+#[test]
+fn kernel_takes_answers_to_a_clients_datagram_for_no_flow_of_the_inside() {
+    let stage = Stage::new(&[]);
+    let client = Client { protocol: UDP, ..Client::new(7, false) };
+    let flow = stage.flow_there(&client);
+    let opened = Flow { origin: origin::INSIDE, since: flow.since, seen: flow.seen, ..Flow::default() };
+    assert_eq!(stage.told(&client, opened, true), taken::NEW);
+    assert_eq!(stage.told(&client, flow, true), taken::NEW);
+    assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(flow));
+    assert_eq!(stage.verifier.outbound().unwrap(), 0);
+    assert_eq!(stage.told(&client, Flow { since: flow.since + 1, ..opened }, true), taken::OLDER);
+    assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(flow));
+}
+
 #[test]
 fn kernel_gives_a_told_flow_the_address_that_it_has_there() {
     let mut stage = Stage::new(&both());

@@ -69,10 +69,6 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         Some(address) => Some(shell::metrics::listen(address).await?),
         None => None,
     };
-    let teller = match settings.peer_listen {
-        Some(address) => Some(peers::listen(address).await?),
-        None => None,
-    };
     let authority = directory.caller(&enrolment)?;
     let pins = Pins::new("verifier", &instance)?;
     let _instance_lock = pins.lock()?;
@@ -113,6 +109,11 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         protection.last()?;
     }
     directory.set_cache(&cache)?;
+    // Once it protects: at boot the network that peers speak over may not be up yet.
+    let teller = match settings.peer_listen {
+        Some(address) => Some(peers::listen(address).await?),
+        None => None,
+    };
 
     let until = protection.keys_until(now());
     tracing::info!(
@@ -238,7 +239,7 @@ fn access(users: &[String]) -> Result<Access> {
 }
 
 fn warn_of_lock_out(protection: &Protection, settings: &Settings, trial: Option<Duration>, fresh: bool) {
-    if !fresh || settings.observe || trial.is_some() {
+    if !fresh || settings.observe || settings.mark.is_some() || trial.is_some() {
         return;
     }
     let ssh = std::env::var("SSH_CONNECTION").ok().and_then(|text| adoption::ssh_connection(&text));

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use datapath::ring::Listener;
 use record::{Hello, VERSION};
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use teller::Heard;
@@ -132,6 +132,12 @@ impl Peers {
             heard: Mutex::default(),
             recheck: Notify::new(),
         })
+    }
+
+    /// Whether one of those that are told is configured by this address.
+    pub fn names(&self, address: IpAddr) -> bool {
+        let host = |peer: &State| peer.address.rsplit_once(':')?.0.trim_matches(['[', ']']).parse::<IpAddr>().ok();
+        self.told.iter().any(|peer| host(peer) == Some(address))
     }
 
     /// How it stands with each that is told.

@@ -125,7 +125,11 @@ impl Daemon {
             }
             Some(Known::Nothing) => refused(
                 "no_record",
-                format!("{domain} says nothing of an authority: there is no record at {}", domain.record_name()),
+                format!(
+                    "{domain} says nothing of an authority: there is no record at {}. That is remembered for as long as the \
+                     domain says, an hour at most; `--authority URL` needs no record",
+                    domain.record_name()
+                ),
             ),
             Some(Known::Failed(why)) => refused("unreachable", format!("{domain}: {why}")),
             None => refused("unreachable", format!("{domain}: the answer is over already")),

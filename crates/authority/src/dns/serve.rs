@@ -66,7 +66,11 @@ impl Server {
     pub fn reload(&mut self) {
         self.seen = self.changed();
         match read(&self.directory) {
-            Ok((zone, _)) => {
+            Ok((zone, path)) => {
+                if let Some(file) = self.files.last_mut() {
+                    *file = path;
+                }
+                self.seen = self.changed();
                 tracing::info!(names = zone.count(), "the zone was read anew");
                 *self.zone.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(zone);
             }

@@ -213,7 +213,10 @@ pub fn shortened(bytes: &[u8]) -> Option<Vec<u8>> {
 fn reply_to(question: &Message) -> Message {
     let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
     answer.metadata = Metadata::response_from_request(&question.metadata);
-    answer.queries.clone_from(&question.queries);
+    // Only one is ever answered. Many, written out again, would be far longer than they were.
+    if question.queries.len() == 1 {
+        answer.queries.clone_from(&question.queries);
+    }
     if question.edns.is_some() {
         let mut edns = Edns::new();
         edns.set_max_payload(MOST_UDP);

@@ -60,7 +60,7 @@ pub enum Malformed {
     #[error("{0:?} is no network: write it like 203.0.113.0/28, with no bit set behind the prefix")]
     Network(String),
     /// More networks than [`PROTECTS_MAX`].
-    #[error("it protects more than {PROTECTS_MAX} networks: name wider ones, or none")]
+    #[error("it protects more than {PROTECTS_MAX} networks: name wider ones")]
     TooMany,
 }
 

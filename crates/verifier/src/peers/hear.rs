@@ -21,7 +21,7 @@ const ROOM: usize = 16;
 
 /// Hears whoever connects, until it is aborted.
 pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>) {
-    let [known, strangers] = [(); 2].map(|()| Arc::new(Semaphore::new(ROOM)));
+    let [known, named, strangers] = [(); 3].map(|()| Arc::new(Semaphore::new(ROOM)));
     loop {
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -31,7 +31,9 @@ pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>
                 continue;
             }
         };
-        let Ok(permit) = strangers.clone().try_acquire_owned() else { continue };
+        // Whom the configuration names by its address does not stand in line with strangers.
+        let room = if peers.names(from.ip().to_canonical()) { &named } else { &strangers };
+        let Ok(permit) = room.clone().try_acquire_owned() else { continue };
         let (peers, shared, known) = (peers.clone(), shared.clone(), known.clone());
         tokio::spawn(async move {
             let proved = timeout(PATIENCE, prove(stream, &peers, &shared)).await;

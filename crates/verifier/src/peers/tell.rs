@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, split};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use tokio::time::{interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_rustls::client::TlsStream;
 use wire::Epoch;
 use wire::map::{Flow, FlowKey, FlowNews};
@@ -40,6 +40,8 @@ pub async fn keep(peers: Arc<Peers>, shared: Arc<Shared>, index: usize, mut news
     loop {
         if let Err(error) = talk(&peers, &shared, state, &mut news).await {
             state.lost(&format!("{error:#}"));
+            // Only a pass forgets any of it, and a connection's first pass does not go by it.
+            peers.heard().clear();
             sleep(PAUSE).await;
         }
     }
@@ -85,6 +87,7 @@ async fn tell<W: AsyncWrite + Unpin>(
     while news.try_recv().is_ok() {}
     let mut begun = Vec::with_capacity(RECORDS_MAX);
     let mut passes = interval(PASS);
+    passes.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut first = true;
     loop {
         tokio::select! {
