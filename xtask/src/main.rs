@@ -10,6 +10,7 @@ mod kernels;
 mod licence;
 mod lint;
 mod run;
+mod simulate;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -78,6 +79,8 @@ enum Task {
         /// Only these targets
         targets: Vec<String>,
     },
+    /// How long asking for consent takes, from a table of round-trip times
+    Simulate(simulate::Args),
     /// Write man pages and shell completions to target/gen
     Gen,
 }
@@ -107,6 +110,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Audit => audit::run(),
         Task::Arrows => arrows::run(),
         Task::Fuzz { seconds, targets } => fuzz(seconds, targets),
+        Task::Simulate(args) => simulate::run(&args),
         Task::Gen => build::documents(),
     }
 }

@@ -1,0 +1,49 @@
+//! Round-trip times between regions, as read from a table.
+
+use anyhow::{Context, Result, ensure};
+
+/// Times from each region to each, milliseconds. From a region to itself it is 0: tables have none for that.
+pub struct Times {
+    rows: Vec<Vec<u32>>,
+}
+
+impl Times {
+    /// Reads CSV: the first line names the columns' regions, each further one its own region and then its times in the order
+    /// of the columns. Where both are one region, there is nothing.
+    pub fn read(text: &str) -> Result<Self> {
+        let mut lines = text.lines();
+        let regions: Vec<_> = lines.next().context("it is empty")?.split(',').skip(1).collect();
+        ensure!(regions.len() > 1, "line 1 names fewer than two regions");
+        let mut rows = Vec::new();
+        for (number, line) in (2..).zip(lines) {
+            let (name, cells) = line.split_once(',').with_context(|| format!("line {number} has no times"))?;
+            let here = rows.len();
+            ensure!(regions.get(here) == Some(&name), "line {number}: {name} is not column {}", here + 2);
+            let read = |(there, cell): (usize, &str)| -> Result<u32> {
+                if there == here {
+                    ensure!(cell.is_empty(), "line {number}: a time from {name} to itself");
+                    return Ok(0);
+                }
+                let time = cell.parse().ok().filter(|time| *time > 0);
+                time.with_context(|| {
+                    format!("line {number}, column {}: {cell:?} is no time in milliseconds", there + 2)
+                })
+            };
+            let row = cells.split(',').enumerate().map(read).collect::<Result<Vec<_>>>()?;
+            ensure!(row.len() == regions.len(), "line {number}: {} times for {} regions", row.len(), regions.len());
+            rows.push(row);
+        }
+        ensure!(rows.len() == regions.len(), "{} rows for {} columns", rows.len(), regions.len());
+        Ok(Self { rows })
+    }
+
+    /// How many regions there are.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Milliseconds from one region to another and back.
+    pub fn between(&self, from: usize, to: usize) -> u32 {
+        self.rows[from][to]
+    }
+}
