@@ -13,8 +13,14 @@ use crate::{build, target_dir};
 
 /// The benches: package, and target, which is the name to pick it by. Each prints one line of JSON,
 /// {name: {value, unit, baseline, ratio, bound, holds}}.
-const BENCHES: [(&str, &str); 5] =
-    [("engine", "engine"), ("proofs", "verify"), ("authority", "http"), ("datapath", "kernel"), ("lab", "network")];
+const BENCHES: [(&str, &str); 6] = [
+    ("wire", "overhead"),
+    ("engine", "engine"),
+    ("proofs", "verify"),
+    ("authority", "http"),
+    ("datapath", "kernel"),
+    ("lab", "network"),
+];
 
 /// Runs them all, or only those whose target is named.
 pub fn run(parts: &[String]) -> Result<()> {

@@ -51,7 +51,7 @@ enum Task {
     },
     /// Measure; figures go to target/bench/summary.json
     Bench {
-        /// Only these: engine (policy), kernel (programs alone), network (whole paths)
+        /// Only these: overhead (headers), engine (policy), verify (proofs), http, kernel (programs alone), network (whole paths)
         parts: Vec<String>,
     },
     /// Take pictures of the console's pages, for docs/console

@@ -1,0 +1,123 @@
+//! The encapsulations that are compared, and how large their headers are: ours as the codec writes them.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+use wire::geneve::{ENCAPSULATION_MAX, Encapsulation, OPTION_HEADER_LEN, Payload};
+use wire::segment::PROOFS_MAX;
+use wire::{InterfaceId, Segment, SegmentFlags, Suite, Vni};
+
+/// The largest IP packets of the networks that it is computed for.
+pub const MTUS: [usize; 2] = [1500, 9000];
+
+pub const ETHERNET: usize = 14;
+pub const IPV4: usize = 20;
+pub const IPV6: usize = 40;
+pub const UDP: usize = 8;
+const TCP: usize = 20;
+/// RFC 7348.
+const VXLAN: usize = 8;
+/// RFC 8754, without segments and TLVs.
+const SEGMENT_ROUTING: usize = 8;
+const SEGMENT: usize = 16;
+const TLV_HEADER: usize = 2;
+/// What Ethernet puts around a frame's bytes: preamble, start, check sequence, and the gap between frames.
+const AROUND_FRAME: usize = 7 + 1 + 4 + 12;
+
+/// One encapsulation, with IPv4 and TCP, neither with options, inside.
+pub struct Row {
+    /// As figures are named.
+    pub name: String,
+    /// As people read it.
+    pub title: String,
+    /// Bytes of a frame before the payload of TCP.
+    pub header: usize,
+}
+
+impl Row {
+    fn new(name: impl Into<String>, title: impl Into<String>, between: usize) -> Self {
+        Self { name: name.into(), title: title.into(), header: ETHERNET + between + IPV4 + TCP }
+    }
+
+    /// Bytes more than without any virtual network.
+    pub fn added(&self) -> usize {
+        self.header - ETHERNET - IPV4 - TCP
+    }
+
+    /// The most that TCP can put into a packet.
+    pub fn payload(&self, mtu: usize) -> usize {
+        ETHERNET + mtu - self.header
+    }
+
+    /// Which part of what Ethernet transmits is TCP's payload, packets being full.
+    pub fn goodput(&self, mtu: usize) -> f64 {
+        self.payload(mtu) as f64 / (AROUND_FRAME + ETHERNET + mtu) as f64
+    }
+}
+
+/// Geneve's header with a segment and so many proofs, as it is written.
+pub fn geneve(payload: Payload, proofs: u8) -> Vec<u8> {
+    let authority: IpAddr = [192, 0, 2, 1].into();
+    let segment = Segment {
+        suite: Suite::AesCmac,
+        count: proofs,
+        pointer: 0,
+        flags: SegmentFlags::PORT,
+        protocol: 6,
+        epoch: 0,
+        expires: 0,
+        interface: InterfaceId(1),
+        port: 443,
+        sender_port: 0,
+        authority,
+    };
+    let proofs = vec![[0; 16]; proofs.into()];
+    let vni = Vni::new(1).expect("24 bits");
+    let mut room = [0; ENCAPSULATION_MAX];
+    let length = Encapsulation { payload, vni, segment, proofs: &proofs }.encode(&mut room).expect("room");
+    room[..length].to_vec()
+}
+
+/// The data of our option with so many proofs: what the published header carries, too.
+fn data(proofs: u8) -> usize {
+    geneve(Payload::Ipv4, proofs).len() - wire::geneve::HEADER_LEN - OPTION_HEADER_LEN
+}
+
+fn in_routing_header(proofs: u8) -> usize {
+    // A segment for each verifier; the routing header's length is a multiple of 8.
+    IPV6 + SEGMENT_ROUTING + SEGMENT * usize::from(proofs) + (TLV_HEADER + data(proofs)).next_multiple_of(8)
+}
+
+/// Everything that is compared.
+pub fn rows() -> Vec<Row> {
+    let mut rows = vec![
+        Row::new("ethernet", "Ethernet", 0),
+        Row::new("vxlan", "VXLAN over IPv4", IPV4 + UDP + VXLAN + ETHERNET),
+        Row::new("published_ip", "as published, between IP and TCP, 2 proofs", data(2)),
+        Row::new("published_srv6", "as published, in a routing header of IPv6, 2 proofs", in_routing_header(2)),
+    ];
+    for proofs in [1, 2, 3, PROOFS_MAX] {
+        let title = format!("Geneve over IPv4, {proofs} {}", if proofs == 1 { "proof" } else { "proofs" });
+        let between = IPV4 + UDP + geneve(Payload::Ipv4, proofs).len();
+        rows.push(Row::new(format!("geneve_{proofs}"), title, between));
+    }
+    let over_ipv6 = IPV6 + UDP + geneve(Payload::Ipv4, 2).len();
+    rows.push(Row::new("geneve6_2", "Geneve over IPv6, 2 proofs", over_ipv6));
+    let frames = IPV4 + UDP + geneve(Payload::Ethernet, 2).len() + ETHERNET;
+    rows.push(Row::new("geneve_ethernet_2", "Geneve over IPv4 with Ethernet inside, 2 proofs", frames));
+    rows
+}
+
+/// All of it as Markdown.
+pub fn table(rows: &[Row]) -> String {
+    let mut table = "| | headers | added | payload at 1500 | goodput | payload at 9000 | goodput |\n".to_owned();
+    table.push_str("|---|---|---|---|---|---|---|\n");
+    for row in rows {
+        write!(table, "| {} | {} B | {} B |", row.title, row.header, row.added()).expect("a string takes everything");
+        for mtu in MTUS {
+            let (payload, goodput) = (row.payload(mtu), 100.0 * row.goodput(mtu));
+            write!(table, " {payload} B | {goodput:.1} % |").expect("a string takes everything");
+        }
+        table.push('\n');
+    }
+    table
+}
