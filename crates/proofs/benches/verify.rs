@@ -26,20 +26,20 @@ fn main() {
     let mut figures = Map::new();
     for (keys, suffix) in [(1, ""), (1000, "_1000_keys")] {
         let (verifier, frames) = world(keys);
-        let batch = Batch::new(verifier);
-        let check = |frames: &mut [&mut [u8]]| {
+        let mut batch = Batch::new(verifier);
+        assert!(all_pass(&mut batch, &frames), "every proof is right");
+        let mut check = |frames: &mut [&mut [u8]]| {
             let mut outcomes = [Outcome::NotOurs; BATCH];
             batch.judge(frames, black_box(NOW), &mut outcomes);
             black_box(&mut outcomes);
         };
-        assert!(all_pass(&batch, &frames), "every proof is right");
-        figure(&mut figures, format!("verify.batch{suffix}_ns"), &frames, BATCH, check, Some(BOUND));
-        figure(&mut figures, format!("verify.single{suffix}_ns"), &frames, 1, check, None);
+        figure(&mut figures, format!("verify.batch{suffix}_ns"), &frames, BATCH, &mut check, Some(BOUND));
+        figure(&mut figures, format!("verify.single{suffix}_ns"), &frames, 1, &mut check, None);
     }
     println!("{}", Value::Object(figures));
 }
 
-fn all_pass(batch: &Batch, frames: &[Vec<u8>]) -> bool {
+fn all_pass(batch: &mut Batch, frames: &[Vec<u8>]) -> bool {
     frames.to_vec().chunks_mut(BATCH).all(|chunk| {
         let mut outcomes = [Outcome::NotOurs; BATCH];
         let mut borrowed: Vec<_> = chunk.iter_mut().map(Vec::as_mut_slice).collect();
@@ -113,7 +113,7 @@ fn ipv4(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u8]) -> Ve
 }
 
 /// Nanoseconds per packet of one pass over all of them, in batches of `size`.
-fn pass(frames: &mut [Vec<u8>], size: usize, each: &impl Fn(&mut [&mut [u8]])) -> f64 {
+fn pass(frames: &mut [Vec<u8>], size: usize, each: &mut impl FnMut(&mut [&mut [u8]])) -> f64 {
     for frame in frames.iter_mut() {
         frame[POINTER] = (Suite::AesCmac as u8) << 6 | 3 << 3;
     }
@@ -138,16 +138,16 @@ fn figure(
     name: String,
     frames: &[Vec<u8>],
     size: usize,
-    check: impl Fn(&mut [&mut [u8]]),
+    mut check: impl FnMut(&mut [&mut [u8]]),
     bound: Option<f64>,
 ) {
     let mut frames = frames.to_vec();
-    let touch = |frames: &mut [&mut [u8]]| {
+    let mut touch = |frames: &mut [&mut [u8]]| {
         for frame in frames.iter_mut() {
             frame[POINTER] = black_box(frame[POINTER]).wrapping_add(1);
         }
     };
-    let rounds = (0..ROUNDS).map(|_| (pass(&mut frames, size, &check), pass(&mut frames, size, &touch)));
+    let rounds = (0..ROUNDS).map(|_| (pass(&mut frames, size, &mut check), pass(&mut frames, size, &mut touch)));
     let (values, baselines) = rounds.unzip();
     let (value, baseline) = (middle(values), middle(baselines));
     let round = |value: f64| (value * 100.0).round() / 100.0;

@@ -2,108 +2,86 @@
 //!
 //! One message is a chain of 20 rounds, each of which waits for the one before; a core has eight chains under way in hardly more
 //! than the time of one. Where the processor has no AES, library code computes one after the other.
+//!
+//! Messages are read where they lie: what is put together in memory from pieces is slow to read as a whole.
 
+use crate::plain::Plain;
 use wire::Suite;
-use zeroize::Zeroizing;
+use wire::mac::tags_equal;
+use zeroize::{Zeroize, ZeroizeOnDrop};
 
 /// Messages that are computed side by side.
 pub const LANES: usize = 8;
 
-/// A message as numbers of eight bytes each, the first byte the lowest.
-pub type Message = [u64; 4];
-/// A MAC in the same form.
-pub type Mac = [u64; 2];
+/// A packet, and its key.
+pub type Lane<'a, K> = (Plain<'a>, &'a K);
 
-/// Keys in the form that MACs are made with.
-pub enum KeySet {
-    /// With round keys, for the processor.
-    #[cfg(target_arch = "x86_64")]
-    Native(Vec<native::Expanded>),
-    /// For library code.
-    Plain(Zeroizing<Vec<[u8; 16]>>),
-}
+/// A key for library code.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct LibraryKey([u8; 16]);
 
-impl KeySet {
-    /// Expands keys where that is of use.
-    pub fn new(keys: Zeroizing<Vec<[u8; 16]>>) -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(aes) = native::Aes::detect() {
-            return Self::Native(keys.iter().map(|key| aes.expand(key)).collect());
-        }
-        Self::Plain(keys)
-    }
-
-    /// The MACs of the first `count` messages, each under the key with its number.
-    #[inline]
-    pub fn macs(&self, numbers: &[usize; LANES], messages: &[Message; LANES], count: usize) -> [Mac; LANES] {
-        let mut macs = [[0; 2]; LANES];
-        match self {
-            #[cfg(target_arch = "x86_64")]
-            // Where more than these wait, eight take no longer.
-            Self::Native(keys) if count > 2 => {
-                // Not by `array::from_fn`, which is a call with the result in memory.
-                let [a, b, c, d, e, f, g, h] = *numbers;
-                let keys = [&keys[a], &keys[b], &keys[c], &keys[d], &keys[e], &keys[f], &keys[g], &keys[h]];
-                macs = native::macs(keys, messages);
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Native(keys) => {
-                for lane in 0..count {
-                    [macs[lane]] = native::macs([&keys[numbers[lane]]], &[messages[lane]]);
-                }
-            }
-            Self::Plain(keys) => {
-                for lane in 0..count {
-                    macs[lane] = plain(&keys[numbers[lane]], &messages[lane]);
-                }
-            }
-        }
-        macs
+impl LibraryKey {
+    pub fn new(key: &[u8; 16]) -> Self {
+        Self(*key)
     }
 }
 
-fn plain(key: &[u8; 16], message: &Message) -> Mac {
-    let mac = Suite::AesCmac.mac(key, &message.map(u64::to_le_bytes).each_ref().map(<[u8; 8]>::as_slice));
-    let whole = u128::from_le_bytes(mac);
-    [whole as u64, (whole >> 64) as u64]
+/// A bit for each packet whose proof is right.
+pub fn right(lanes: &[Lane<'_, LibraryKey>; LANES]) -> u8 {
+    let right = lanes.iter().enumerate().map(|(lane, (packet, key))| {
+        let mac = Suite::AesCmac.mac(&key.0, &[&message(packet)]);
+        u8::from(tags_equal(&mac, packet.proof())) << lane
+    });
+    right.sum()
+}
+
+/// What the proof is made over (wire.md §8.6).
+fn message(packet: &Plain<'_>) -> [u8; 32] {
+    let mut message = [0; 32];
+    message[..16].copy_from_slice(packet.head());
+    [message[3], message[14], message[15], _] = *packet.vni();
+    message[16..24].copy_from_slice(packet.endpoints());
+    message[24..].copy_from_slice(packet.ends());
+    message
 }
 
 #[cfg(target_arch = "x86_64")]
-mod native {
-    use super::{Mac, Message};
+pub mod native {
+    use super::{LANES, Lane};
     use std::arch::x86_64::{
-        __m128i, _mm_aesenc_si128, _mm_aesenclast_si128, _mm_aeskeygenassist_si128, _mm_cvtsi128_si64, _mm_loadu_si128,
-        _mm_set_epi64x, _mm_setzero_si128, _mm_shuffle_epi32, _mm_slli_si128, _mm_srli_si128, _mm_storeu_si128,
-        _mm_xor_si128,
+        __m128i, _mm_aesenc_si128, _mm_aesenclast_si128, _mm_aeskeygenassist_si128, _mm_and_si128, _mm_cvtsi32_si128,
+        _mm_loadu_si128, _mm_or_si128, _mm_set_epi8, _mm_set_epi64x, _mm_setzero_si128, _mm_shuffle_epi8,
+        _mm_shuffle_epi32, _mm_slli_si128, _mm_storeu_si128, _mm_testz_si128, _mm_xor_si128,
     };
     use std::hint::black_box;
     use zeroize::{Zeroize, ZeroizeOnDrop};
 
-    /// Shows that the processor has AES.
-    #[derive(Clone, Copy)]
-    pub struct Aes(());
-
-    /// Round keys, and the first subkey. There is one only where the processor has AES.
-    #[derive(Zeroize, ZeroizeOnDrop)]
+    /// Round keys, and the first subkey. There are some only where the processor has what [`right`] wants.
+    #[derive(Clone, Zeroize, ZeroizeOnDrop)]
     pub struct Expanded {
         rounds: [__m128i; 11],
         subkey: __m128i,
     }
 
-    impl Aes {
+    /// Expands keys.
+    #[derive(Clone, Copy)]
+    pub struct Processor(());
+
+    impl Processor {
+        /// There is one where the processor has AES and what else [`right`] wants.
         pub fn detect() -> Option<Self> {
-            is_x86_feature_detected!("aes").then_some(Self(()))
+            let has_all = is_x86_feature_detected!("aes")
+                && is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("bmi1")
+                && is_x86_feature_detected!("bmi2")
+                && is_x86_feature_detected!("movbe");
+            has_all.then_some(Self(()))
         }
 
         pub fn expand(self, key: &[u8; 16]) -> Expanded {
-            // SAFETY: there is an `Aes` only where the processor has the feature.
+            // SAFETY: there is a `Processor` only where it has the feature.
             unsafe { expand(key) }
         }
-    }
-
-    pub fn macs<const N: usize>(keys: [&Expanded; N], messages: &[Message; N]) -> [Mac; N] {
-        // SAFETY: there are expanded keys only where the processor has the feature.
-        unsafe { chains(keys, messages) }
     }
 
     fn load(bytes: &[u8; 16]) -> __m128i {
@@ -155,61 +133,91 @@ mod native {
     /// Encrypts each block under its key. A macro, for it has to be part of who uses it: the blocks stay in registers.
     macro_rules! encrypt {
         ($keys:ident, $blocks:ident) => {
-            for lane in 0..N {
+            for lane in 0..LANES {
                 $blocks[lane] = _mm_xor_si128($blocks[lane], $keys[lane].rounds[0]);
             }
             for round in 1..10 {
-                for lane in 0..N {
+                for lane in 0..LANES {
                     $blocks[lane] = _mm_aesenc_si128($blocks[lane], $keys[lane].rounds[round]);
                 }
             }
-            for lane in 0..N {
+            for lane in 0..LANES {
                 $blocks[lane] = _mm_aesenclast_si128($blocks[lane], $keys[lane].rounds[10]);
             }
         };
     }
 
-    #[target_feature(enable = "aes")]
-    fn chains<const N: usize>(keys: [&Expanded; N], messages: &[Message; N]) -> [Mac; N] {
-        let mut blocks = [_mm_setzero_si128(); N];
-        for lane in 0..N {
-            let [one, other, ..] = messages[lane];
-            blocks[lane] = _mm_set_epi64x(other as i64, one as i64);
+    /// A bit for each packet whose proof is right.
+    #[inline]
+    #[target_feature(enable = "aes,avx2,bmi1,bmi2,movbe")]
+    pub fn right(lanes: &[Lane<'_, Expanded>; LANES]) -> u8 {
+        // Not by `array::map`, which is a call with the result in memory.
+        let [a, b, c, d, e, f, g, h] = lanes;
+        let keys = [a.1, b.1, c.1, d.1, e.1, f.1, g.1, h.1];
+        // Where the first block has the VNI's bytes, and which of its bytes are the segment's.
+        let places = _mm_set_epi8(2, 1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, -1, -1, -1);
+        let own = _mm_set_epi64x(0x0000_ffff_ffff_ffff, !0xff00_0000);
+        let mut blocks = [_mm_setzero_si128(); LANES];
+        for lane in 0..LANES {
+            let packet = &lanes[lane].0;
+            let vni = _mm_shuffle_epi8(_mm_cvtsi32_si128(i32::from_le_bytes(*packet.vni())), places);
+            blocks[lane] = _mm_or_si128(vni, _mm_and_si128(own, load(packet.head())));
         }
         encrypt!(keys, blocks);
-        for lane in 0..N {
-            let [.., one, other] = messages[lane];
-            let half = _mm_xor_si128(keys[lane].subkey, _mm_set_epi64x(other as i64, one as i64));
+        for lane in 0..LANES {
+            let packet = &lanes[lane].0;
+            let [low, high] = [packet.endpoints(), packet.ends()].map(|ends| i64::from_le_bytes(*ends));
+            let half = _mm_xor_si128(keys[lane].subkey, _mm_set_epi64x(high, low));
             blocks[lane] = _mm_xor_si128(blocks[lane], half);
         }
         // Or the compiler keeps the round keys from the first block, which are too many for the registers, on the stack.
         let keys = black_box(keys);
         encrypt!(keys, blocks);
-        let mut macs = [[0; 2]; N];
-        for lane in 0..N {
-            let high = _mm_cvtsi128_si64(_mm_srli_si128::<8>(blocks[lane]));
-            macs[lane] = [_mm_cvtsi128_si64(blocks[lane]) as u64, high as u64];
+        let mut wrong = _mm_setzero_si128();
+        for lane in 0..LANES {
+            blocks[lane] = _mm_xor_si128(blocks[lane], load(lanes[lane].0.proof()));
+            wrong = _mm_or_si128(wrong, blocks[lane]);
         }
-        macs
+        if _mm_testz_si128(wrong, wrong) == 1 {
+            return u8::MAX;
+        }
+        let mut right = 0;
+        for (lane, block) in blocks.into_iter().enumerate() {
+            right |= (_mm_testz_si128(block, block) as u8) << lane;
+        }
+        right
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plain::tests::Parts;
     use proptest::prelude::*;
 
     proptest! {
         #[test]
-        fn macs_are_those_that_library_code_computes(keys: [[u8; 16]; LANES], messages: [Message; LANES], count in 0..=LANES) {
-            let numbers = std::array::from_fn(|lane| (lane * 3) % LANES);
-            let mut expected = [[0; 2]; LANES];
-            for lane in 0..count {
-                expected[lane] = plain(&keys[numbers[lane]], &messages[lane]);
+        fn right_are_those_that_library_code_finds_right(
+            keys: [[u8; 16]; LANES], mut parts: [Parts; LANES], wrong: [Option<prop::sample::Index>; LANES],
+        ) {
+            let mut expected = 0;
+            for lane in 0..LANES {
+                let message = message(&parts[lane].packet());
+                parts[lane].proof = Suite::AesCmac.mac(&keys[lane], &[&message]);
+                match wrong[lane] {
+                    Some(bit) => parts[lane].proof[bit.index(128) / 8] ^= 1 << (bit.index(128) % 8),
+                    None => expected |= 1 << lane,
+                }
             }
-            let keys = Zeroizing::new(keys.to_vec());
-            for set in [KeySet::new(keys.clone()), KeySet::Plain(keys)] {
-                prop_assert_eq!(&set.macs(&numbers, &messages, count)[..count], &expected[..count]);
+            let own = keys.map(|key| LibraryKey::new(&key));
+            let lanes = std::array::from_fn(|lane| (parts[lane].packet(), &own[lane]));
+            prop_assert_eq!(right(&lanes), expected);
+            #[cfg(target_arch = "x86_64")]
+            if let Some(processor) = native::Processor::detect() {
+                let own = keys.map(|key| processor.expand(&key));
+                let lanes = std::array::from_fn(|lane| (parts[lane].packet(), &own[lane]));
+                // SAFETY: there is a `Processor` only where it has the features.
+                prop_assert_eq!(unsafe { native::right(&lanes) }, expected);
             }
         }
     }

@@ -1,14 +1,15 @@
 //! Judges packets in batches.
 
-use crate::aes::{LANES, Mac, Message};
+#[cfg(target_arch = "x86_64")]
+use crate::aes::native::{self, Expanded, Processor};
+use crate::aes::{self, LANES, Lane, LibraryKey};
 use crate::keys::Keys;
-use crate::plain::{HEAD, Plain, class};
+use crate::plain::{HEAD, Plain};
 use engine::proofs::{Outcome, Verifier};
 use ipnet::IpNet;
 use std::net::IpAddr;
 use wire::packet::Packet;
 use wire::{DropReason, Epoch, Suite, geneve};
-use zeroize::Zeroizing;
 
 /// Packets that are judged together.
 pub const BATCH: usize = 32;
@@ -18,134 +19,219 @@ const CHECKSUM: usize = 40;
 /// A verifier of proofs that judges batches.
 pub struct Batch {
     verifier: Verifier,
-    keys: Keys,
-    /// The IPv4 endpoints: network and mask.
+    rules: Rules,
+    keys: KeySet,
+    /// The epoch whose keys, and those of the one before and the next, are in `keys`.
+    epoch: Option<Epoch>,
+}
+
+/// What packets of the plain form are judged by.
+struct Rules {
+    /// The IPv4 endpoints: network and mask, the first byte the lowest.
     endpoints: Vec<(u32, u32)>,
+    max_lifetime: u32,
     /// A bit for each class of receivers of whom one may have withdrawn consent.
     withdrawn: Box<[u64; 1024]>,
+    any_withdrawn: bool,
+}
+
+/// Keys in the form that MACs are made with.
+enum KeySet {
+    #[cfg(target_arch = "x86_64")]
+    Native(Keys<Expanded>),
+    Library(Keys<LibraryKey>),
 }
 
 /// What is known of a packet before its MAC.
-enum Look {
+enum Look<'a, K> {
     /// It is not of the plain form.
     Other,
     Decided(Outcome),
-    /// The number of its key.
-    Waits(Plain, usize),
-}
-
-/// Packets whose MACs are awaited: what is used together lies together.
-#[derive(Default)]
-struct Waiting {
-    count: usize,
-    messages: [Message; LANES],
-    /// Numbers of keys.
-    keys: [usize; LANES],
-    proofs: [Mac; LANES],
-    classes: [usize; LANES],
-    /// Places in the batch.
-    places: [usize; LANES],
+    Waits(Plain<'a>, &'a K),
 }
 
 impl Batch {
     /// A verifier that judges as `verifier` does.
     pub fn new(verifier: Verifier) -> Self {
-        let keys = Keys::new(&[], Zeroizing::default());
-        let mut batch = Self { verifier, keys, endpoints: Vec::new(), withdrawn: Box::new([0; 1024]) };
-        batch.index();
-        batch
+        let rules = Rules::of(&verifier);
+        let keys = KeySet::Library(Keys::new([].into_iter(), LibraryKey::new(&[0; 16])));
+        Self { verifier, rules, keys, epoch: None }
     }
 
     /// Changes keys, endpoints or withdrawals.
     pub fn change(&mut self, change: impl FnOnce(&mut Verifier)) {
         change(&mut self.verifier);
-        self.index();
+        self.rules = Rules::of(&self.verifier);
+        self.epoch = None;
     }
 
-    fn index(&mut self) {
-        let verifier = &self.verifier;
-        let keys = verifier.keys.iter().filter_map(|((authority, epoch), key)| match authority {
-            IpAddr::V4(address) => Some(((address.to_bits(), *epoch), *key.of(Suite::AesCmac))),
-            IpAddr::V6(_) => None,
-        });
-        let (places, keys): (Vec<_>, Vec<_>) = keys.unzip();
-        self.keys = Keys::new(&places, Zeroizing::new(keys));
-        let endpoints = verifier.endpoints.iter().filter_map(|prefix| match prefix {
-            IpNet::V4(prefix) => Some((prefix.network().to_bits(), prefix.netmask().to_bits())),
-            IpNet::V6(_) => None,
-        });
-        self.endpoints = endpoints.collect();
-        self.withdrawn.fill(0);
-        for (what, _) in verifier.withdrawals() {
-            if let IpAddr::V4(receiver) = what.receiver {
-                let class = class(receiver.to_bits());
-                self.withdrawn[class / 64] |= 1 << (class % 64);
+    fn learn(&mut self, epoch: Epoch) {
+        let keys = self.verifier.keys.iter().filter_map(|((authority, of), key)| match authority {
+            IpAddr::V4(address) if epoch.from_wire(of.on_wire()) == Some(*of) => {
+                Some(((address.to_bits(), *of), key.of(Suite::AesCmac)))
             }
-        }
+            _ => None,
+        });
+        self.keys = KeySet::new(&keys.collect::<Vec<_>>());
+        self.epoch = Some(epoch);
     }
 
     /// Judges Ethernet frames at `now` (Unix seconds), moves the pointers of those that pass, and writes what becomes of each.
     /// Frames beyond [`BATCH`] are not looked at.
-    pub fn judge(&self, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
+    pub fn judge(&mut self, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
         let epoch = Epoch::at(now.into(), self.verifier.epoch_length.max(1));
-        let mut waiting = Waiting::default();
-        for place in 0..frames.len().min(BATCH) {
-            match self.look(frames[place], now, epoch) {
-                Look::Other => outcomes[place] = self.verifier.judge(frames[place], now),
-                Look::Decided(outcome) => outcomes[place] = outcome,
-                Look::Waits(plain, key) => {
-                    let lane = waiting.count % LANES;
-                    waiting.messages[lane] = plain.message;
-                    waiting.keys[lane] = key;
-                    waiting.proofs[lane] = plain.proof;
-                    waiting.classes[lane] = plain.class;
-                    waiting.places[lane] = place;
-                    waiting.count += 1;
-                    if waiting.count == LANES {
-                        self.check(&mut waiting, frames, now, outcomes);
+        if self.epoch != Some(epoch) {
+            self.learn(epoch);
+        }
+        let count = frames.len().min(BATCH);
+        let frames = &mut frames[..count];
+        let mut others = match &self.keys {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: there are expanded keys only where the processor has the features.
+            KeySet::Native(keys) => unsafe { self.rules.judge_natively(keys, frames, now, outcomes) },
+            KeySet::Library(keys) => self.rules.judge(keys, aes::right, frames, now, outcomes),
+        };
+        while others != 0 {
+            let place = others.trailing_zeros() as usize;
+            outcomes[place] = self.verifier.judge(frames[place], now);
+            others &= others - 1;
+        }
+    }
+}
+
+impl KeySet {
+    fn new(keys: &[((u32, Epoch), &[u8; 16])]) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(processor) = Processor::detect() {
+            let expanded = keys.iter().map(|(name, key)| (*name, processor.expand(key)));
+            return Self::Native(Keys::new(expanded, processor.expand(&[0; 16])));
+        }
+        Self::library(keys)
+    }
+
+    fn library(keys: &[((u32, Epoch), &[u8; 16])]) -> Self {
+        let own = keys.iter().map(|(name, key)| (*name, LibraryKey::new(key)));
+        Self::Library(Keys::new(own, LibraryKey::new(&[0; 16])))
+    }
+}
+
+impl Rules {
+    fn of(verifier: &Verifier) -> Self {
+        let endpoints = verifier.endpoints.iter().filter_map(|prefix| match prefix {
+            IpNet::V4(prefix) => {
+                Some([prefix.network(), prefix.netmask()].map(|address| u32::from_le_bytes(address.octets())).into())
+            }
+            IpNet::V6(_) => None,
+        });
+        let (mut withdrawn, mut any_withdrawn) = (Box::new([0; 1024]), false);
+        for (what, _) in verifier.withdrawals() {
+            if let IpAddr::V4(receiver) = what.receiver {
+                let class = class(receiver.to_bits());
+                withdrawn[class / 64] |= 1 << (class % 64);
+                any_withdrawn = true;
+            }
+        }
+        Self { endpoints: endpoints.collect(), max_lifetime: verifier.max_lifetime, withdrawn, any_withdrawn }
+    }
+
+    /// So that all of it is made for the processor's features.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "aes,avx2,bmi1,bmi2,movbe")]
+    fn judge_natively(
+        &self,
+        keys: &Keys<Expanded>,
+        frames: &mut [&mut [u8]],
+        now: u32,
+        outcomes: &mut [Outcome; BATCH],
+    ) -> u32 {
+        self.judge(keys, |lanes| native::right(lanes), frames, now, outcomes)
+    }
+
+    /// Judges frames; a bit for each that is not of the plain form, or whose receiver has perhaps withdrawn consent: of these
+    /// nothing is said.
+    #[inline(always)]
+    fn judge<K>(
+        &self,
+        keys: &Keys<K>,
+        right: impl Fn(&[Lane<'_, K>; LANES]) -> u8,
+        frames: &mut [&mut [u8]],
+        now: u32,
+        outcomes: &mut [Outcome; BATCH],
+    ) -> u32 {
+        let (mut passes, mut wrong, mut others) = (0u32, 0u32, 0u32);
+        // Those of a group of eight, or of an earlier one where this has none: MACs are computed for all eight at once anyhow.
+        let mut lanes = [(Plain::NONE, keys.any()); LANES];
+        for (group, frames) in frames.chunks(LANES).enumerate() {
+            let first = group * LANES;
+            let mut waits = u32::from(u8::MAX >> (LANES - frames.len()));
+            for (place, (frame, lane)) in frames.iter().zip(&mut lanes).enumerate() {
+                match self.look(keys, frame, now) {
+                    Look::Waits(plain, key) => *lane = (plain, key),
+                    Look::Other => {
+                        others |= 1 << (first + place);
+                        waits &= !(1 << place);
+                    }
+                    Look::Decided(decided) => {
+                        outcomes[first + place] = decided;
+                        waits &= !(1 << place);
                     }
                 }
             }
+            if waits == 0 {
+                continue;
+            }
+            let right = u32::from(right(&lanes)) & waits;
+            passes |= right << first;
+            wrong |= (right ^ waits) << first;
+            if self.any_withdrawn {
+                for (place, (plain, _)) in lanes.iter().enumerate() {
+                    let class = class(plain.receiver());
+                    let perhaps = (self.withdrawn[class / 64] >> (class % 64) & 1) as u32;
+                    others |= (perhaps << place & right) << first;
+                }
+            }
         }
-        self.check(&mut waiting, frames, now, outcomes);
+        passes &= !others;
+        for (place, (frame, outcome)) in frames.iter_mut().zip(outcomes).enumerate() {
+            if passes >> place & 1 != 0 {
+                advance(frame);
+                *outcome = Outcome::Proved;
+            } else if wrong >> place & 1 != 0 {
+                *outcome = Outcome::Drop(DropReason::BadTag);
+            }
+        }
+        others
     }
 
-    /// All checks before the MAC, in the order of wire.md §8.8.
+    /// All checks before the MAC.
     #[inline(always)]
-    fn look(&self, frame: &[u8], now: u32, epoch: Epoch) -> Look {
+    fn look<'a, K>(&self, keys: &'a Keys<K>, frame: &'a [u8], now: u32) -> Look<'a, K> {
         let Some(plain) = Plain::read(frame) else { return Look::Other };
-        if !self.endpoints.iter().any(|(network, mask)| plain.receiving & mask == *network) {
+        let receiving = plain.receiving();
+        if !self.endpoints.iter().any(|(network, mask)| receiving & mask == *network) {
             return Look::Decided(Outcome::NotOurs);
         }
-        let drop = |reason| Look::Decided(Outcome::Drop(reason));
-        let key = epoch.from_wire(plain.epoch).and_then(|epoch| self.keys.find(plain.authority, epoch));
-        let Some(key) = key else { return drop(DropReason::UnknownEpoch) };
-        if plain.expires <= now {
-            return drop(DropReason::Expired);
+        let key = keys.find(plain.authority(), plain.epoch());
+        // Of what has ended, this is far beyond any lifetime.
+        let lives = u64::from(plain.expires()).wrapping_sub(u64::from(now) + 1) < u64::from(self.max_lifetime);
+        match key {
+            Some(key) if lives && plain.serves() => Look::Waits(plain, key),
+            _ => Look::Decided(Outcome::Drop(self.refused(&plain, key.is_some(), now))),
         }
-        if plain.expires - now > self.verifier.max_lifetime {
-            return drop(DropReason::LifetimeTooLong);
-        }
-        if plain.serves { Look::Waits(plain, key) } else { drop(DropReason::BadTag) }
     }
 
-    /// Compares the proofs of those that wait, and lets them go.
-    #[inline(always)]
-    fn check(&self, waiting: &mut Waiting, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
-        let macs = self.keys.set.macs(&waiting.keys, &waiting.messages, waiting.count);
-        for (lane, mac) in macs.iter().enumerate().take(waiting.count) {
-            let (place, class) = (waiting.places[lane], waiting.classes[lane]);
-            let proof = waiting.proofs[lane];
-            outcomes[place] = if (proof[0] ^ mac[0]) | (proof[1] ^ mac[1]) != 0 {
-                Outcome::Drop(DropReason::BadTag)
-            } else if self.withdrawn[class / 64] >> (class % 64) & 1 != 0 {
-                self.verifier.judge(frames[place], now)
-            } else {
-                advance(frames[place]);
-                Outcome::Proved
-            };
+    /// Why a packet is not worth a MAC: the first reason in the order of wire.md §8.8.
+    #[cold]
+    fn refused(&self, plain: &Plain<'_>, has_key: bool, now: u32) -> DropReason {
+        if !has_key {
+            DropReason::UnknownEpoch
+        } else if plain.expires() <= now {
+            DropReason::Expired
+        } else if plain.expires() - now > self.max_lifetime {
+            DropReason::LifetimeTooLong
+        } else {
+            DropReason::BadTag
         }
-        waiting.count = 0;
     }
 }
 
@@ -159,4 +245,10 @@ fn advance(frame: &mut [u8]) {
         let packet = Packet::parse(frame);
         let _ = geneve::advance(frame, &packet);
     }
+}
+
+/// One of 65 536 classes of receivers. Most share theirs with none that has withdrawn.
+#[inline(always)]
+fn class(receiver: u32) -> usize {
+    (receiver.wrapping_mul(0x9e37_79b1) >> 16) as usize
 }

@@ -1,59 +1,72 @@
 //! Keys by authority and epoch: a look-up per packet.
 
-use crate::aes::KeySet;
 use wire::Epoch;
-use zeroize::Zeroizing;
 
 /// A hash table without removal: it is made anew when keys change, which is once per epoch.
-pub struct Keys {
-    slots: Vec<Slot>,
+pub struct Keys<K> {
+    /// Authority and epoch, and the key's number and one more in the low bits; 0 where there is none.
+    slots: Vec<u64>,
     /// How far the hash is shifted to be a place in `slots`, whose number is a power of two.
     shift: u32,
-    /// The keys, by their number.
-    pub set: KeySet,
+    /// Never empty.
+    keys: Vec<K>,
 }
 
-#[derive(Clone, Copy)]
-struct Slot {
-    epoch: Epoch,
-    authority: u32,
-    /// Of its key, and one more; 0 where there is none.
-    number: u32,
-}
+/// Bits of a slot that are its key's number.
+const NUMBER: u32 = 24;
+/// Slots for each key: so many that hardly any search has a second step, which no processor would foresee.
+const SPARSE: usize = 8;
 
-impl Keys {
-    /// The table of these authorities and epochs, to each of which belongs the key at its place.
-    pub fn new(places: &[(u32, Epoch)], keys: Zeroizing<Vec<[u8; 16]>>) -> Self {
-        let bits = (places.len() * 2 + 2).next_power_of_two().trailing_zeros();
-        let free = Slot { epoch: Epoch(0), authority: 0, number: 0 };
-        let mut table = Self { slots: vec![free; 1 << bits], shift: 64 - bits, set: KeySet::new(keys) };
-        for (number, &(authority, epoch)) in (1..).zip(places) {
-            let mut at = table.place(authority, epoch);
-            while table.slots[at].number != 0 {
+impl<K> Keys<K> {
+    /// The table of keys by authority and epoch, of which no two are alike in the bits that travel. `any` stands where there is
+    /// none. Keys beyond 16 million are left out.
+    pub fn new(keys: impl ExactSizeIterator<Item = ((u32, Epoch), K)>, any: K) -> Self {
+        let count = keys.len().min((1 << NUMBER) - 2);
+        let bits = (count * SPARSE + 2).next_power_of_two().trailing_zeros();
+        let mut table = Self { slots: vec![0; 1 << bits], shift: 64 - bits, keys: vec![any] };
+        for ((authority, epoch), key) in keys.take(count) {
+            let name = name(authority, epoch.on_wire());
+            let mut at = table.place(name);
+            while table.slots[at] != 0 {
                 at = (at + 1) % table.slots.len();
             }
-            table.slots[at] = Slot { epoch, authority, number };
+            table.slots[at] = name << NUMBER | table.keys.len() as u64;
+            table.keys.push(key);
         }
         table
     }
 
-    /// The number of this authority's key for this epoch. At least half of the slots are free, so that a search ends.
-    #[inline]
-    pub fn find(&self, authority: u32, epoch: Epoch) -> Option<usize> {
-        let mut at = self.place(authority, epoch);
+    /// Some key: stands where none is wanted.
+    #[inline(always)]
+    pub fn any(&self) -> &K {
+        &self.keys[0]
+    }
+
+    /// This authority's key for the epoch with these low bits. Most slots are free, so that a search ends.
+    #[inline(always)]
+    pub fn find(&self, authority: u32, epoch: u8) -> Option<&K> {
+        let name = name(authority, epoch);
+        let mut at = self.place(name);
         loop {
-            let slot = &self.slots[at];
-            if slot.number == 0 || slot.authority == authority && slot.epoch == epoch {
-                return (slot.number as usize).checked_sub(1);
+            let slot = self.slots[at];
+            if slot == 0 {
+                return None;
+            }
+            if slot >> NUMBER == name {
+                return self.keys.get((slot & ((1 << NUMBER) - 1)) as usize);
             }
             at = (at + 1) & (self.slots.len() - 1);
         }
     }
 
     /// Authorities and epochs are the operator's to choose, not a stranger's: any hash that spreads them will do.
-    #[inline]
-    fn place(&self, authority: u32, epoch: Epoch) -> usize {
-        let hash = (u64::from(authority) << 8 ^ epoch.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (hash >> self.shift) as usize
+    #[inline(always)]
+    fn place(&self, name: u64) -> usize {
+        (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
+}
+
+#[inline(always)]
+fn name(authority: u32, epoch: u8) -> u64 {
+    u64::from(authority) | u64::from(epoch) << 32
 }

@@ -1,9 +1,8 @@
 //! Packets in the plain form: IPv4 in IPv4 with the authority's address in IPv4, nothing optional anywhere, suite `aes-cmac`.
 //!
 //! Reads exactly what [`wire`]'s decoders would, and takes only what they would take: all of form (wire.md §8.3 to §8.7) has been
-//! checked of what is read here.
+//! checked of what is read here. What it has rules for stands in tables, for a branch costs more than a look-up.
 
-use crate::aes::Message;
 use wire::geneve::{OPTION_CLASS, OPTION_TYPE, PORT};
 use wire::packet::{TCP, UDP};
 use wire::segment::PROOFS_MAX;
@@ -12,185 +11,307 @@ use wire::{SegmentFlags, Suite};
 const NETWORK: usize = 14;
 const TRANSPORT: usize = NETWORK + 20;
 const GENEVE: usize = TRANSPORT + 8;
+const VNI: usize = GENEVE + 4;
 /// Where the option's data is: the head of the segment.
 pub const HEAD: usize = GENEVE + 12;
 const AUTHORITY: usize = HEAD + 16;
 const PROOFS: usize = AUTHORITY + 4;
-const INNER_LEN: usize = 20;
-/// The first word of eight that is compared.
-const FIRST: usize = 8;
+/// Of the inner packet: its header, and ports if it has some.
+const INNER_LEN: usize = 24;
+/// The first of the bytes that are compared, 64 of them.
+const FIRST: usize = PROOFS - 64;
 
 const RETURN: u8 = SegmentFlags::RETURN.0;
+const REPLY: u8 = SegmentFlags::REPLY.0;
 const WITH_PORT: u8 = SegmentFlags::PORT.0;
 const SINGLE: u8 = SegmentFlags::SINGLE.0;
 
-/// What the frame's bytes from [`FIRST`] to 56 have to be, and which bits of them: type and version, fragment and protocol, port,
-/// Geneve's flags and type, reserved byte, option, suite.
-const FORM: ([u8; 48], [u8; 48]) = {
-    let (mut form, mut mask) = ([0; 48], [0; 48]);
+/// What all frames with the same number of proofs and pointer have in common.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Form {
+    /// Their bytes from [`FIRST`] on, as far as [`RULES`] ask.
+    bytes: [u8; 64],
+    /// Where the inner packet begins.
+    inner: usize,
+    /// Where the proof at the pointer is.
+    proof: usize,
+}
+
+/// Which bits of the bytes from [`FIRST`] on are asked for.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Rule([u8; 64]);
+
+/// By number of proofs and pointer: type and version, fragment and protocol, port, Geneve's flags and type, lengths of options,
+/// reserved bytes, suite. Where there can't be such a pointer, what no frame with it is.
+static FORMS: [Form; 64] = {
+    let mut forms = [Form { bytes: [0; 64], inner: 0, proof: 0 }; 64];
     let [p0, p1] = PORT.to_be_bytes();
     let [c0, c1] = OPTION_CLASS.to_be_bytes();
-    let fixed = [
-        (12, 0x08, 0xff),
-        (13, 0x00, 0xff),
-        (NETWORK, 0x45, 0xff),
-        (NETWORK + 6, 0, 0x3f),
-        (NETWORK + 7, 0, 0xff),
-        (NETWORK + 9, UDP, 0xff),
-        (TRANSPORT + 2, p0, 0xff),
-        (TRANSPORT + 3, p1, 0xff),
-        (GENEVE + 1, 0x40, 0xff),
-        (GENEVE + 2, 0x08, 0xff),
-        (GENEVE + 3, 0x00, 0xff),
-        (GENEVE + 7, 0, 0xff),
-        (GENEVE + 8, c0, 0xff),
-        (GENEVE + 9, c1, 0xff),
-        (GENEVE + 10, OPTION_TYPE, 0xff),
-        (HEAD, (Suite::AesCmac as u8) << 6, 0xc0),
-        // Endpoints, ends and authority are IPv4; the highest bit is reserved.
-        (HEAD + 1, 0, 0xf0),
-    ];
-    let mut index = 0;
-    while index < fixed.len() {
-        let (at, byte, bits) = fixed[index];
-        form[at - FIRST] = byte;
-        mask[at - FIRST] = bits;
-        index += 1;
+    let mut place = 0;
+    while place < 64 {
+        let (count, pointer) = (place as u8 >> 3, place as u8 & 7);
+        let is_one = pointer < count && count <= PROOFS_MAX;
+        let words = 5 + 4 * count;
+        let suite = (Suite::AesCmac as u8) << 6;
+        let fixed = [
+            (12, 0x08),
+            (NETWORK, 0x45),
+            (NETWORK + 9, UDP),
+            (TRANSPORT + 2, p0),
+            (TRANSPORT + 3, p1),
+            (GENEVE, words + 1),
+            (GENEVE + 1, 0x40),
+            (GENEVE + 2, 0x08),
+            (GENEVE + 8, c0),
+            (GENEVE + 9, c1),
+            (GENEVE + 10, OPTION_TYPE),
+            (GENEVE + 11, words),
+            (HEAD, suite | if is_one { place as u8 } else { !(place as u8) & 0x3f }),
+        ];
+        let mut index = 0;
+        while index < fixed.len() {
+            let (at, byte) = fixed[index];
+            forms[place].bytes[at - FIRST] = byte;
+            index += 1;
+        }
+        forms[place].inner = PROOFS + 16 * count as usize;
+        forms[place].proof = PROOFS + 16 * pointer as usize;
+        place += 1;
     }
-    (form, mask)
+    forms
 };
 
-/// A bit for each pair of number of proofs and pointer that there may be.
-const PLACES: u64 = {
-    let (mut places, mut count) = (0, 1);
-    while count <= PROOFS_MAX {
-        places |= ((1 << count) - 1) << (count * 8);
-        count += 1;
-    }
-    places
-};
-
-/// A bit for each set of the lower four flags that there may be: not RETURN with REPLY, nor SINGLE without PORT.
-const FLAGS: u16 = {
-    let (mut sets, mut flags) = (0, 0u8);
+/// By the lower four flags.
+static RULES: [Rule; 16] = {
+    let mut rules = [Rule([0; 64]); 16];
+    let mut flags = 0;
     while flags < 16 {
-        let both = RETURN | SegmentFlags::REPLY.0;
-        if flags & both != both && (flags & SINGLE == 0 || flags & WITH_PORT != 0) {
-            sets |= 1 << flags;
+        let set = flags as u8;
+        let with_port = set & WITH_PORT != 0;
+        let single = set & SINGLE != 0;
+        // None has all of them: flags that there can't be together fail.
+        let wrong = set & RETURN != 0 && set & REPLY != 0 || single && !with_port;
+        let fixed = [
+            (12, 2, 0xff),
+            (NETWORK, 1, 0xff),
+            (NETWORK + 6, 1, 0x3f),
+            (NETWORK + 7, 1, 0xff),
+            (NETWORK + 9, 1, 0xff),
+            (TRANSPORT + 2, 2, 0xff),
+            (GENEVE, 4, 0xff),
+            (GENEVE + 7, 5, 0xff),
+            (HEAD, 1, 0xff),
+            // Endpoints, ends and authority are IPv4; the highest bit is reserved.
+            (HEAD + 1, 1, if wrong { 0xff } else { 0xf0 }),
+            (HEAD + 2, 1, if with_port { 0 } else { 0xff }),
+            (HEAD + 10, 2, if with_port { 0 } else { 0xff }),
+            (HEAD + 12, 2, if single { 0 } else { 0xff }),
+            (HEAD + 14, 2, 0xff),
+        ];
+        let mut index = 0;
+        while index < fixed.len() {
+            let (at, len, bits) = fixed[index];
+            let mut byte = at;
+            while byte < at + len {
+                rules[flags].0[byte - FIRST] = bits;
+                byte += 1;
+            }
+            index += 1;
         }
         flags += 1;
     }
-    sets
+    rules
 };
 
-/// Where a message has the VNI: in the place of the epoch, and of the two zero bytes.
-const VNI: [u64; 2] = [0xff << 24, 0xffff << 48];
-
-/// What the check of a packet needs.
-pub struct Plain {
-    pub message: Message,
-    pub proof: [u64; 2],
-    /// The authority's address.
-    pub authority: u32,
-    /// The low bits of its epoch.
-    pub epoch: u8,
-    pub expires: u32,
-    /// The receiving endpoint.
-    pub receiving: u32,
-    /// Of the receiver.
-    pub class: usize,
-    /// Whether its service is the segment's.
-    pub serves: bool,
+/// A packet whose form is right.
+#[derive(Clone, Copy)]
+pub struct Plain<'a> {
+    outer: &'a [u8; PROOFS],
+    inner: &'a [u8; INNER_LEN],
+    proof: &'a [u8; 16],
 }
 
 #[inline(always)]
-fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut array = [0; N];
-    array.copy_from_slice(&bytes[at..at + N]);
-    array
+fn array<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
+    bytes[at..].first_chunk().expect("callers stay inside")
 }
 
 #[inline(always)]
-fn be16(bytes: &[u8], at: usize) -> u16 {
-    u16::from_be_bytes(array(bytes, at))
+fn be16(bytes: &[u8], at: usize) -> usize {
+    u16::from_be_bytes(*array(bytes, at)).into()
 }
 
 #[inline(always)]
 fn be32(bytes: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes(array(bytes, at))
+    u32::from_be_bytes(*array(bytes, at))
+}
+
+#[inline(always)]
+fn le16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(*array(bytes, at))
+}
+
+#[inline(always)]
+fn le32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(*array(bytes, at))
 }
 
 #[inline(always)]
 fn le64(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(array(bytes, at))
+    u64::from_le_bytes(*array(bytes, at))
 }
 
-impl Plain {
+/// Whether bits that the rules name differ.
+#[inline(always)]
+fn differs(frame: &[u8; 64], form: &[u8; 64], rules: &[u8; 64]) -> bool {
+    let mut wrong = 0;
+    for at in 0..64 {
+        wrong |= (frame[at] ^ form[at]) & rules[at];
+    }
+    wrong != 0
+}
+
+impl<'a> Plain<'a> {
+    /// Of zeros: stands where there is no packet.
+    pub const NONE: Plain<'static> = Plain { outer: &[0; PROOFS], inner: &[0; INNER_LEN], proof: &[0; 16] };
+
     /// Reads a frame; `None` if it has any other form.
     #[inline(always)]
-    pub fn read(frame: &[u8]) -> Option<Self> {
+    pub fn read(frame: &'a [u8]) -> Option<Self> {
         let outer: &[u8; PROOFS] = frame.first_chunk()?;
-        let total = usize::from(be16(outer, NETWORK + 2));
-        let (place, flags) = (outer[HEAD], outer[HEAD + 1]);
-        let (count, pointer) = (usize::from(place >> 3 & 7), usize::from(place & 7));
-        let words = 5 + 4 * count;
-        let mut wrong = 0;
-        for word in 0..6 {
-            wrong |= (le64(outer, FIRST + word * 8) ^ le64(&FORM.0, word * 8)) & le64(&FORM.1, word * 8);
-        }
-        let with_port = flags & WITH_PORT != 0;
-        let (port, sender_port) = (be16(outer, HEAD + 10), be16(outer, HEAD + 12));
-        let expected = wrong == 0
-            && PLACES >> (place & 0x3f) & u64::from(FLAGS >> (flags & 15)) & 1 != 0
-            && usize::from(outer[GENEVE]) == words + 1
-            && usize::from(outer[GENEVE + 11]) == words
-            && usize::from(be16(outer, TRANSPORT + 4)) + 20 == total
-            && NETWORK + total <= frame.len()
-            && be16(outer, HEAD + 14) == 0
-            && (flags & SINGLE != 0 || sender_port == 0)
-            && (with_port || outer[HEAD + 2] == 0 && port == 0);
-        if !expected {
+        let form = &FORMS[usize::from(outer[HEAD] & 0x3f)];
+        let rule = &RULES[usize::from(outer[HEAD + 1] & 15)];
+        if differs(array(outer, FIRST), &form.bytes, &rule.0) {
             return None;
         }
-        let inner = frame.get(PROOFS + 16 * count..NETWORK + total)?;
-        let header: &[u8; INNER_LEN] = inner.first_chunk()?;
-        let inner_total = usize::from(be16(header, 2));
-        if header[0] != 0x45 || be16(header, 6) & 0x1fff != 0 || inner_total > inner.len() || inner_total < INNER_LEN {
+        let end = NETWORK + be16(outer, NETWORK + 2);
+        if end > frame.len() || be16(outer, TRANSPORT + 4) + TRANSPORT != end {
             return None;
         }
-        let proof: &[u8; 16] = frame.get(PROOFS + 16 * pointer..)?.first_chunk()?;
-        let serves = !with_port || {
-            let protocol = header[9];
-            let (source, destination) = if matches!(protocol, TCP | UDP) {
-                let ports: &[u8; 4] = inner.get(INNER_LEN..inner_total)?.first_chunk()?;
-                (be16(ports, 0), be16(ports, 2))
-            } else {
-                (0, 0)
-            };
-            let (sender, service) = if flags & RETURN != 0 { (destination, source) } else { (source, destination) };
-            outer[HEAD + 2] == protocol && port == service && (flags & SINGLE == 0 || sender_port == sender)
-        };
-        let vni = u64::from(be32(outer, GENEVE + 4));
-        Some(Self {
-            message: [
-                le64(outer, HEAD) & !VNI[0] | vni & VNI[0],
-                le64(outer, HEAD + 8) & !VNI[1] | (vni & 0xff_0000) << 32 | (vni & 0xff00) << 48,
-                le64(outer, NETWORK + 12),
-                le64(header, 12),
-            ],
-            proof: [le64(proof, 0), le64(proof, 8)],
-            authority: be32(outer, AUTHORITY),
-            epoch: outer[HEAD + 3],
-            expires: be32(outer, HEAD + 4),
-            receiving: be32(outer, NETWORK + 16),
-            class: class(be32(header, 16)),
-            serves,
-        })
+        let inner: &[u8; INNER_LEN] = frame.get(form.inner..form.inner + INNER_LEN)?.first_chunk()?;
+        let inner_len = be16(inner, 2);
+        // Version and header's length; no later fragment.
+        let plain = le64(inner, 0) & 0xff1f_0000_0000_00ff == 0x45;
+        if !plain || inner_len < INNER_LEN || form.inner + inner_len > end {
+            return None;
+        }
+        Some(Self { outer, inner, proof: frame.get(form.proof..form.proof + 16)?.first_chunk()? })
+    }
+
+    /// Whether its service is the segment's.
+    #[inline(always)]
+    pub fn serves(&self) -> bool {
+        let (flags, protocol) = (self.outer[HEAD + 1], self.inner[9]);
+        if flags & WITH_PORT == 0 {
+            return true;
+        }
+        if protocol != self.outer[HEAD + 2] {
+            return false;
+        }
+        if !matches!(protocol, TCP | UDP) {
+            return le32(self.outer, HEAD + 10) == 0;
+        }
+        // Source and destination, or for answers the other way round.
+        let back = usize::from(flags & RETURN);
+        le16(self.outer, HEAD + 10) == le16(self.inner, 22 - back)
+            && (flags & SINGLE == 0 || le16(self.outer, HEAD + 12) == le16(self.inner, 20 + back))
+    }
+
+    /// The proof at the pointer.
+    #[inline(always)]
+    pub fn proof(&self) -> &[u8; 16] {
+        self.proof
+    }
+
+    /// The segment's bytes as they travel.
+    #[inline(always)]
+    pub fn head(&self) -> &[u8; 16] {
+        array(self.outer, HEAD)
+    }
+
+    /// The VNI, and a byte that is zero.
+    #[inline(always)]
+    pub fn vni(&self) -> &[u8; 4] {
+        array(self.outer, VNI)
+    }
+
+    /// The endpoints.
+    #[inline(always)]
+    pub fn endpoints(&self) -> &[u8; 8] {
+        array(self.outer, NETWORK + 12)
+    }
+
+    /// Sender and receiver.
+    #[inline(always)]
+    pub fn ends(&self) -> &[u8; 8] {
+        array(self.inner, 12)
+    }
+
+    /// The authority's address.
+    #[inline(always)]
+    pub fn authority(&self) -> u32 {
+        be32(self.outer, AUTHORITY)
+    }
+
+    /// The low bits of its epoch.
+    #[inline(always)]
+    pub fn epoch(&self) -> u8 {
+        self.outer[HEAD + 3]
+    }
+
+    /// When the segment ends.
+    #[inline(always)]
+    pub fn expires(&self) -> u32 {
+        be32(self.outer, HEAD + 4)
+    }
+
+    /// The receiving endpoint, its first byte the lowest.
+    #[inline(always)]
+    pub fn receiving(&self) -> u32 {
+        le32(self.outer, NETWORK + 16)
+    }
+
+    /// The receiver.
+    #[inline(always)]
+    pub fn receiver(&self) -> u32 {
+        be32(self.inner, 16)
     }
 }
 
-/// One of 65 536 classes of receivers. Most share theirs with none that has withdrawn.
-#[inline(always)]
-pub fn class(receiver: u32) -> usize {
-    (receiver.wrapping_mul(0x9e37_79b1) >> 16) as usize
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What a MAC is made over, and the proof.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Parts {
+        outer: [u8; PROOFS],
+        inner: [u8; INNER_LEN],
+        pub proof: [u8; 16],
+    }
+
+    impl Parts {
+        pub fn packet(&self) -> Plain<'_> {
+            Plain { outer: &self.outer, inner: &self.inner, proof: &self.proof }
+        }
+    }
+
+    impl Arbitrary for Parts {
+        type Parameters = ();
+        type Strategy = BoxedStrategy<Self>;
+
+        fn arbitrary_with((): ()) -> Self::Strategy {
+            any::<([[u8; 32]; 2], [u8; 10], [u8; INNER_LEN])>()
+                .prop_map(|(front, back, inner)| {
+                    let mut outer = [0; PROOFS];
+                    outer[..64].copy_from_slice(front.as_flattened());
+                    outer[64..].copy_from_slice(&back);
+                    Self { outer, inner, proof: [0; 16] }
+                })
+                .boxed()
+        }
+    }
 }
