@@ -19,9 +19,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use engine::api::{
-    Confirm, Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, FlowsToCut, Grant, GrantOwner,
-    GrantRequest, Heard, LIVE_FLOWS_MAX, LiveFlows, LoggedOut, Login, PersonExplanation, REPORTED_FLOWS_MAX,
-    REPORTED_REASONS_MAX, Report, Reported, VerifierConfig,
+    AnswerRequest, Confirm, Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, FlowsToCut, Grant,
+    GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, LiveFlows, LoggedOut, Login, PathSegment, PersonExplanation,
+    REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest, VerifierConfig,
 };
 use engine::policy::{Policy, Request, Subject};
 use futures_util::{Stream, StreamExt};
@@ -59,6 +59,8 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(logout))
         .routes(routes!(destinations))
         .routes(routes!(grant))
+        .routes(routes!(segment))
+        .routes(routes!(answer_segment))
         .routes(routes!(events))
         .routes(routes!(enrol))
         .routes(routes!(config))
@@ -190,6 +192,37 @@ async fn grant(
     Ok(Json(grant))
 }
 
+/// May this sender of a virtual network send there?
+#[utoipa::path(
+    post, path = "/v1/segments", security(("session" = [])), request_body = SegmentRequest,
+    responses((status = 200, body = PathSegment), Problem)
+)]
+async fn segment(
+    State(authority): Shared,
+    caller: SessionCaller,
+    Body(request): Body<SegmentRequest>,
+) -> Authorized<PathSegment> {
+    if request.to.protocol == 0 {
+        return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
+    }
+    authority.throttle.charge(&[Key::Grants(caller.token)], Instant::now()).map_err(Problem::TooMany)?;
+    authority.segment(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
+}
+
+/// The way back for a segment that a packet came with
+#[utoipa::path(
+    post, path = "/v1/segments/answer", security(("session" = [])), request_body = AnswerRequest,
+    responses((status = 200, body = PathSegment), Problem)
+)]
+async fn answer_segment(
+    State(authority): Shared,
+    caller: SessionCaller,
+    Body(request): Body<AnswerRequest>,
+) -> Authorized<PathSegment> {
+    authority.throttle.charge(&[Key::Grants(caller.token)], Instant::now()).map_err(Problem::TooMany)?;
+    authority.answer_segment(&request).await.map(Json)
+}
+
 #[derive(Deserialize)]
 struct EventsQuery {
     confirm: Option<Confirm>,
@@ -245,7 +278,8 @@ async fn config(State(authority): Shared, caller: VerifierCaller) -> Authorized<
     let read =
         move |database: &mut Database| Ok((database.revoked(&id, now)?, database.pairs(&id, now, epoch_length)?));
     let (revoked, pairs) = authority.storage.call(read).await?;
-    Ok(Json(VerifierConfig { verifier, epoch_length, max_lifetime, receivers, revoked, pairs, now }))
+    let withdrawn = authority.withdrawn(&verifier);
+    Ok(Json(VerifierConfig { verifier, epoch_length, max_lifetime, receivers, revoked, pairs, withdrawn, now }))
 }
 
 #[derive(Deserialize)]
@@ -276,8 +310,10 @@ async fn keys(
         let key = authority.verifier_key(&caller.id, Epoch(epoch))?;
         Ok(EpochKey { epoch, key: hex::encode(key.bytes()) })
     };
-    let keys = (current.saturating_sub(1)..=current + ahead).map(key).collect::<anyhow::Result<_>>()?;
-    Ok(Json(EpochKeys { keys, now }))
+    let epochs = current.saturating_sub(1)..=current + ahead;
+    let keys = epochs.clone().map(key).collect::<anyhow::Result<_>>()?;
+    let proofs = authority.proof_keys(&caller.id, epochs)?;
+    Ok(Json(EpochKeys { keys, proofs, now }))
 }
 
 /// Whose is a grant?

@@ -3,7 +3,8 @@
 
 use crate::credentials;
 use anyhow::{Context, Result, bail};
-use wire::{Epoch, MasterKey, VerifierKey};
+use std::net::IpAddr;
+use wire::{Epoch, MasterKey, ProofKey, VerifierKey};
 use zeroize::Zeroizing;
 
 const KEY: usize = 32;
@@ -46,10 +47,18 @@ impl MasterKeys {
 
     /// The key of a verifier for an epoch.
     pub fn verifier_key(&self, verifier: &str, epoch: Epoch, epoch_length: u32) -> Result<VerifierKey> {
+        self.of(epoch, epoch_length)?.verifier_key(verifier, epoch).context("a verifier's id is too long")
+    }
+
+    /// The key of a verifier for the proofs that are given in an epoch in the name of this address.
+    pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch, epoch_length: u32) -> Result<ProofKey> {
+        self.of(epoch, epoch_length)?.proof_key(verifier, authority, epoch).context("a verifier's id is too long")
+    }
+
+    fn of(&self, epoch: Epoch, epoch_length: u32) -> Result<MasterKey> {
         let begins = epoch.0.saturating_mul(epoch_length.into());
-        let (_, key) =
-            self.0.iter().rev().find(|(from, _)| *from <= begins).context("no key for such an early epoch")?;
-        MasterKey::new(**key).verifier_key(verifier, epoch).context("a verifier's id is too long")
+        let key = self.0.iter().rev().find(|(from, _)| *from <= begins);
+        key.map(|(_, key)| MasterKey::new(**key)).context("no key for such an early epoch")
     }
 
     /// Another key follows, from the epoch after the next on: verifiers hold the keys of the epoch before, the current and

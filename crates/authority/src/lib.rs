@@ -31,6 +31,7 @@ mod repeats;
 pub mod replay;
 mod reports;
 mod seats;
+mod segments;
 pub mod server;
 mod state;
 pub mod storage;

@@ -77,7 +77,8 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
 }
 
 impl Authority {
-    /// Puts a text in force, and in the place of the policy file; without one, the file as it is. A wrong one changes
+    /// Puts a text in force, and in the place of the policy file; without one, the file as it is; and the networks as they
+    /// are described. A wrong one changes
     /// nothing, nor does one that is to follow another version than the one in force.
     pub async fn apply_policy(
         &self,
@@ -88,11 +89,14 @@ impl Authority {
     ) -> Result<String> {
         let (directory, max_lifetime) = (self.directory.clone(), self.config.max_lifetime);
         let replaces = text.is_some();
-        let read = move || match text {
-            Some(text) => Candidate::new(text, "policy.toml", max_lifetime),
-            None => Candidate::read(&directory, None),
+        let read = move || {
+            let candidate = match text {
+                Some(text) => Candidate::new(text, "policy.toml", max_lifetime),
+                None => Candidate::read(&directory, None),
+            };
+            anyhow::Ok((candidate?, directory.read_networks()?))
         };
-        let candidate = tokio::task::spawn_blocking(read).await??;
+        let (candidate, networks) = tokio::task::spawn_blocking(read).await??;
         let (summary, Candidate { policy, text }) = (candidate.summary(), candidate);
         let mut in_force = self.policy.write().await;
         let time = now();
@@ -109,6 +113,7 @@ impl Authority {
             })
             .await?;
         self.watch(policy.policy(), time);
+        self.segments.describe(networks, &policy);
         *in_force = policy;
         drop(in_force);
         // Receivers before revocations: a verifier that reads its configuration at the first sees both.

@@ -50,6 +50,8 @@ pub enum Problem {
     Withheld(Preference),
     /// The policy says yes, and yet no grant can be made.
     CantIssue(engine::issue::IssueError),
+    /// The policy may say yes, and yet no path segment can be given.
+    NoSegment(String),
     /// No such thing.
     NotFound(&'static str),
     /// The path exists, not with this method.
@@ -105,6 +107,7 @@ impl Problem {
                 return (S::FORBIDDEN, "withheld", title);
             }
             Self::CantIssue(error) => return (S::FORBIDDEN, "cant_issue", error.to_string()),
+            Self::NoSegment(why) => return (S::FORBIDDEN, "no_segment", why.clone()),
             Self::NotFound(what) => return (S::NOT_FOUND, "not_found", format!("there is no such {what}")),
             Self::NameTaken(person) => {
                 let title =

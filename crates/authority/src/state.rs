@@ -15,6 +15,7 @@ use crate::push::{Listener, Push};
 use crate::repeats::Repeats;
 use crate::reports::Reports;
 use crate::seats::Seats;
+use crate::segments::Segments;
 use crate::storage::{
     AuditEvent, Database, GrantEntry, Issuance, Login, PolicyChange, Proof, Recorded, Refusal, Session, Storage,
     Subject, TokenHash,
@@ -33,7 +34,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
-use wire::{Destination, Epoch, Flags, Handle, VerifierKey};
+use wire::{Destination, Epoch, Flags, Handle, ProofKey, VerifierKey};
 use zeroize::Zeroizing;
 
 /// Passwords checked at a time: each takes 19 MiB, which are kept for the next, and some 20 ms of a core.
@@ -65,6 +66,8 @@ pub struct Authority {
     pub(crate) key_transfer: KeyTransfer,
     /// What verifiers tell of themselves.
     pub(crate) reports: Reports,
+    /// What is given in virtual networks.
+    pub(crate) segments: Segments,
     repeats: Repeats<Subject>,
     pub(crate) password_slots: Arc<PasswordSlots>,
     /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
@@ -118,6 +121,7 @@ impl Authority {
             seats: Arc::new(Seats::new(descriptors::connections(config.max_connections))),
             key_transfer: KeyTransfer::new(config.key_transfer.clone()),
             reports: Reports::default(),
+            segments: Segments::default(),
             repeats: Repeats::default(),
             password_slots: PasswordSlots::new(PASSWORD_SLOTS),
             nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
@@ -131,6 +135,7 @@ impl Authority {
             config,
             directory,
         };
+        authority.segments.describe(authority.directory.read_networks()?, &*authority.policy.read().await);
         authority.prune().await?;
         authority.storage.call(move |database| database.note_policy(&change, now())).await?;
         let issuer = authority.config.provider.as_ref().map(|provider| provider.issuer.clone());
@@ -186,6 +191,12 @@ impl Authority {
     pub fn verifier_key(&self, verifier: &str, epoch: Epoch) -> Result<VerifierKey> {
         let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
         master.verifier_key(verifier, epoch, self.config.epoch_length)
+    }
+
+    /// The key of a verifier for the proofs that are given in an epoch in the name of this address.
+    pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch) -> Result<ProofKey> {
+        let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
+        master.proof_key(verifier, authority, epoch, self.config.epoch_length)
     }
 
     /// Asks the policy in force.
@@ -443,6 +454,9 @@ impl Authority {
             tracing::info!(listeners = told.len(), "announcing revoked grants");
         }
         self.tell_revoked(told);
+        if self.has_segments() {
+            self.withdraw_forbidden(&*self.policy.read().await);
+        }
         for verifier in rechecks {
             self.push.tell(&Listener::Verifier(verifier), &Event::Recheck);
         }
@@ -482,6 +496,7 @@ impl Authority {
         // For writing: no grant that was made with the key before is recorded after.
         let policy = self.policy.write().await;
         *self.master.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        self.segments.forget_keys();
         let time = now();
         let live =
             if anew { self.storage.call(move |database| database.live_of_sessions(time)).await? } else { Vec::new() };

@@ -8,10 +8,10 @@ mod tls;
 pub use events::EventStream;
 
 use engine::api::{
-    BrowserLogin, BrowserLoginStarted, Challenge, Confirm, Destinations, DeviceLogin, DeviceLoginStarted, Enrolled,
-    Enrolment, EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, Heard, LiveFlows,
-    LoggedOut, Login, LoginMethods, LoginOutcome, PersonExplanation, Problem, Report, Reported, RevokedGrant,
-    ServiceLogin, Session, VerifierConfig,
+    AnswerRequest, BrowserLogin, BrowserLoginStarted, Challenge, Confirm, Destinations, DeviceLogin,
+    DeviceLoginStarted, Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant, GrantOwner,
+    GrantRequest, Heard, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment, PersonExplanation,
+    Problem, Report, Reported, RevokedGrant, SegmentRequest, ServiceLogin, Session, VerifierConfig,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
@@ -157,6 +157,16 @@ impl Authority {
     /// Asks for a grant.
     pub async fn grant(&self, request: &GrantRequest) -> Result<Grant, Error> {
         self.authorized_post("v1/grants", request).await
+    }
+
+    /// Asks for a path segment of a virtual network.
+    pub async fn segment(&self, request: &SegmentRequest) -> Result<PathSegment, Error> {
+        self.authorized_post("v1/segments", request).await
+    }
+
+    /// Asks for the way back of a segment that a packet came with.
+    pub async fn answer_segment(&self, request: &AnswerRequest) -> Result<PathSegment, Error> {
+        self.authorized_post("v1/segments/answer", request).await
     }
 
     /// Enrols a verifier with its one-time code. The token in the answer goes into [`Self::with_token`].

@@ -385,7 +385,7 @@ impl Agent {
                 }
             }
             Event::LoggedOut => self.end(subject),
-            Event::Alive | Event::Granted { .. } | Event::Pair { .. } | Event::Recheck => {}
+            Event::Alive | Event::Granted { .. } | Event::Pair { .. } | Event::Recheck | Event::Withdrawn { .. } => {}
         }
     }
 

@@ -4,6 +4,7 @@
 
 mod login;
 mod report;
+mod segment;
 
 pub use login::{
     BrowserLogin, BrowserLoginStarted, Callback, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin,
@@ -11,6 +12,8 @@ pub use login::{
 };
 
 pub use report::{DropCount, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, ReportedFlow, VerifierState};
+
+pub use segment::{AnswerRequest, PathSegment, ProofKeys, SegmentRequest, SegmentTo, Withdrawal};
 
 use ipnet::IpNet;
 use serde::de::Error;
@@ -172,6 +175,9 @@ pub struct VerifierConfig {
     /// Pairs of the suite `sha224` that may be used.
     #[serde(default)]
     pub pairs: Vec<LivePair>,
+    /// Consent that was withdrawn, where it has proofs to check.
+    #[serde(default)]
+    pub withdrawn: Vec<Withdrawal>,
     /// The authority's clock.
     pub now: u64,
 }
@@ -207,6 +213,9 @@ pub struct RevokedGrant {
 pub struct EpochKeys {
     /// One key per epoch, oldest first.
     pub keys: Vec<EpochKey>,
+    /// The same for the proofs that it checks, where it is on a path of a virtual network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub proofs: Option<ProofKeys>,
     /// The authority's clock.
     pub now: u64,
 }
@@ -394,6 +403,11 @@ pub enum Event {
     Pair {
         /// The pair.
         pair: LivePair,
+    },
+    /// Segments are void: check for it (to verifiers on a path), ask anew (to the sessions that asked for them).
+    Withdrawn {
+        /// Which.
+        withdrawn: Vec<Withdrawal>,
     },
     /// The session ended (to sessions only).
     LoggedOut,

@@ -9,6 +9,7 @@ pub mod document;
 pub mod insertion;
 pub mod issue;
 pub mod key_transfer;
+pub mod networks;
 pub mod openflow;
 pub mod policy;
 pub mod preference;

@@ -41,13 +41,15 @@ use wire::{Carrier, Destination, Suite};
 /// A valid policy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    groups: BTreeMap<String, BTreeSet<String>>,
+    groups: Arc<BTreeMap<String, BTreeSet<String>>>,
     receivers: Vec<Receiver>,
     /// The receivers by name.
     names: BTreeMap<String, usize>,
     rules: Vec<Rule>,
     expectations: Vec<Expectation>,
     index: Index,
+    /// What is said of the receivers of each virtual network.
+    networks: BTreeMap<String, Policy>,
 }
 
 /// Something protected: addresses and services behind one verifier.
@@ -59,8 +61,10 @@ pub struct Receiver {
     pub prefixes: Vec<IpNet>,
     /// What of them is protected.
     pub services: Vec<api::Service>,
-    /// The id of the verifier in front of it.
+    /// The id of the verifier in front of it; nothing in a virtual network, whose paths have several.
     pub verifier: String,
+    /// The virtual network that its addresses are of.
+    pub network: Option<String>,
     /// The services as spans of [`Spans`].
     spans: Spans,
 }
@@ -233,7 +237,8 @@ impl Policy {
     #[must_use]
     pub fn in_file(mut self, name: &str) -> Self {
         let name: Arc<str> = name.into();
-        self.rules.iter_mut().for_each(|rule| rule.file = name.clone());
+        let parts = self.networks.values_mut().flat_map(|part| &mut part.rules);
+        self.rules.iter_mut().chain(parts).for_each(|rule| rule.file = name.clone());
         self
     }
 
@@ -270,7 +275,17 @@ impl Policy {
         self.rules.iter().filter_map(|rule| rule.when.next_change(after)).min()
     }
 
-    /// Every receiver, in the file's order.
+    /// What it says of a virtual network, where it has receivers there.
+    pub fn network(&self, name: &str) -> Option<&Self> {
+        self.networks.get(name)
+    }
+
+    /// The virtual networks that it has receivers in.
+    pub fn networks(&self) -> impl Iterator<Item = (&str, &Self)> {
+        self.networks.iter().map(|(name, part)| (name.as_str(), part))
+    }
+
+    /// Every receiver, in the file's order, but for those of virtual networks.
     pub fn receivers(&self) -> &[Receiver] {
         &self.receivers
     }
@@ -283,6 +298,13 @@ impl Policy {
     /// Every rule, in the file's order.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
+    }
+
+    /// INVARIANT: the number is that of one of its rules, which are in the order of numbers; all are there but in the policy
+    /// of a network.
+    fn rule_numbered(&self, number: usize) -> &Rule {
+        let own = self.rules.get(number - 1).filter(|rule| rule.number == number);
+        own.unwrap_or_else(|| &self.rules[self.rules.partition_point(|rule| rule.number < number)])
     }
 
     /// The persons that groups and rules name.

@@ -5,9 +5,9 @@ use crate::issue::CLOCK_MARGIN;
 use crate::policy::{Scope, Terms};
 use std::fmt;
 use std::net::IpAddr;
-use wire::geneve::{Encapsulation, Payload};
+use wire::geneve::{ENCAPSULATION_MAX, Encapsulation, HEADER_LEN, Payload};
 use wire::segment::PROOFS_MAX;
-use wire::{Destination, Ends, Epoch, InterfaceId, Proof, ProofKey, Segment, SegmentFlags, Suite, Vni};
+use wire::{Destination, DropReason, Ends, Epoch, InterfaceId, Proof, ProofKey, Segment, SegmentFlags, Suite, Vni};
 
 /// Where an address of a virtual network is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub struct Give<'a> {
     pub scope: Scope,
     /// When it has to end, if its terms alone don't say so.
     pub until: Option<u64>,
+    /// What ends then or before is void (wire.md §8.10).
+    pub withdrawn: Option<u32>,
     /// The virtual network.
     pub vni: Vni,
     /// Who asks.
@@ -81,6 +83,8 @@ pub enum GiveError {
     Family,
     /// The time doesn't fit the format's 32 bits.
     Time,
+    /// What was withdrawn would end as late: not before that can there be more.
+    Withdrawn,
     /// What is to be answered did not consent to it.
     NoConsent,
     /// What is to be answered has ended.
@@ -95,6 +99,7 @@ impl fmt::Display for GiveError {
             Self::Path => write!(f, "a path has 1 to {PROOFS_MAX} verifiers"),
             Self::Family => f.write_str("sender and receiver, or their endpoints, are of different address families"),
             Self::Time => f.write_str("the authority's clock is beyond what segments can express"),
+            Self::Withdrawn => f.write_str("consent was withdrawn; ask again when what was given before has ended"),
             Self::NoConsent => f.write_str("the sender did not consent to answers"),
             Self::Expired => f.write_str("the segment to be answered has ended"),
             Self::Forged => f.write_str("the segment to be answered is not one of this authority's"),
@@ -124,7 +129,12 @@ impl Give<'_> {
         let Self { giver, terms, scope, .. } = self;
         let lifetime = terms.lifetime.min(giver.max_lifetime - CLOCK_MARGIN.min(giver.max_lifetime / 2));
         let expires = giver.now.saturating_add(lifetime.into());
+        // What was withdrawn may end as late as what would be given instead.
+        let expires = self.withdrawn.map_or(expires, |until| expires.max(u64::from(until) + 1));
         let expires = self.until.map_or(expires, |until| until.min(expires));
+        if expires > giver.now.saturating_add(giver.max_lifetime.into()) || self.withdraws(expires) {
+            return Err(GiveError::Withdrawn);
+        }
         // A single flow is one of one service.
         let service = scope.service.or(terms.single.then_some((self.to.protocol, self.to.port)));
         let (protocol, port) = service.unwrap_or_default();
@@ -152,9 +162,38 @@ impl Give<'_> {
             Ends { sending: self.sending, receiving, sender: self.sender, receiver: self.to.address },
         )
     }
+
+    fn withdraws(&self, expires: u64) -> bool {
+        self.withdrawn.is_some_and(|until| expires <= until.into())
+    }
 }
 
 impl Given {
+    /// Reads the Geneve option of a segment, from its class on.
+    pub fn from_option(option: &[u8], vni: Vni, ends: Ends) -> Result<Self, DropReason> {
+        let words = u8::try_from(option.len() / 4).ok().filter(|words| *words < 64).ok_or(DropReason::Malformed)?;
+        let [v0, v1, v2] = vni.bytes();
+        let [p0, p1] = (Payload::Ipv4 as u16).to_be_bytes();
+        let header = [words, Encapsulation::CRITICAL, p0, p1, v0, v1, v2, 0];
+        let bytes = [&header, option].concat();
+        let (Encapsulation { segment, proofs, .. }, rest) = Encapsulation::decode(&bytes)?;
+        if !rest.is_empty() {
+            return Err(DropReason::Malformed);
+        }
+        let families = SegmentFlags::UNDERLAY6.0 | SegmentFlags::IPV6.0;
+        if segment.flags.0 & families != ends.flags().0 {
+            return Err(DropReason::Malformed);
+        }
+        Ok(Self { segment, vni, ends, proofs: proofs.to_vec() })
+    }
+
+    /// The Geneve option that carries it, from its class on.
+    pub fn option(&self) -> Vec<u8> {
+        let mut room = [0; ENCAPSULATION_MAX];
+        let len = self.encapsulation(Payload::Ipv4).encode(&mut room).unwrap_or(HEADER_LEN);
+        room.get(HEADER_LEN..len).unwrap_or_default().to_vec()
+    }
+
     /// The header that carries it.
     pub fn encapsulation(&self, payload: Payload) -> Encapsulation<'_> {
         Encapsulation { payload, vni: self.vni, segment: self.segment, proofs: &self.proofs }

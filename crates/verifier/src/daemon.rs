@@ -381,7 +381,7 @@ impl Daemon {
                 plan::with_pairs(&mut self.cache.config.pairs, &[pair], now());
                 self.unsaved = true;
             }
-            Event::Alive | Event::LoggedOut => {}
+            Event::Alive | Event::LoggedOut | Event::Withdrawn { .. } => {}
         }
     }
 

@@ -19,8 +19,6 @@ pub const OPTION_TYPE: u8 = 0x81;
 /// The longest that Geneve's header with our option can be.
 pub const ENCAPSULATION_MAX: usize = HEADER_LEN + OPTION_HEADER_LEN + HEAD_LEN + 16 + 5 * 16;
 
-const CRITICAL: u8 = 0x40;
-
 /// What an encapsulation carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
@@ -58,6 +56,9 @@ pub struct Encapsulation<'a> {
 }
 
 impl<'a> Encapsulation<'a> {
+    /// The bit of Geneve's header that says that there are critical options, and no other bit.
+    pub const CRITICAL: u8 = 0x40;
+
     /// Reads the payload of a UDP datagram; the rest is the inner packet. The errors are `NoToken` where our option isn't
     /// the first, `Malformed` and `UnknownSuite`.
     pub fn decode(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), DropReason> {
@@ -74,7 +75,7 @@ impl<'a> Encapsulation<'a> {
         if u16::from_be_bytes([*c0, *c1]) != OPTION_CLASS || *kind != OPTION_TYPE {
             return Err(DropReason::NoToken);
         }
-        if flags != CRITICAL || reserved != 0 || usize::from(*words) * 4 != data.len() {
+        if flags != Self::CRITICAL || reserved != 0 || usize::from(*words) * 4 != data.len() {
             return Err(DropReason::Malformed);
         }
         let payload = Payload::from_number(u16::from_be_bytes([p0, p1])).ok_or(DropReason::Malformed)?;
@@ -98,7 +99,7 @@ impl<'a> Encapsulation<'a> {
         let [v0, v1, v2] = self.vni.bytes();
         let words = (data / 4) as u8;
         let [c0, c1] = OPTION_CLASS.to_be_bytes();
-        let headers = [words + 1, CRITICAL, p0, p1, v0, v1, v2, 0, c0, c1, OPTION_TYPE, words];
+        let headers = [words + 1, Self::CRITICAL, p0, p1, v0, v1, v2, 0, c0, c1, OPTION_TYPE, words];
         let mut room = room.get_mut(..len)?;
         for part in [&headers[..], &self.segment.head(), authority, self.proofs.as_flattened()] {
             let (here, rest) = room.split_at_mut_checked(part.len())?;

@@ -121,6 +121,16 @@ pub fn api(input: &[u8]) {
     again::<api::PersonExplanation>(input);
     again::<api::LoggedOut>(input);
     again::<api::Problem>(input);
+    again::<api::SegmentRequest>(input);
+    again::<api::PathSegment>(input);
+    if let Ok(request) = serde_json::from_slice::<api::AnswerRequest>(input)
+        && let Ok(shown) = request.shown()
+    {
+        assert_eq!(api::AnswerRequest::new(&shown).shown(), Ok(shown));
+    }
+    if let Ok(text) = std::str::from_utf8(input) {
+        let _ = engine::networks::Networks::parse(text);
+    }
     if let Ok(config) = serde_json::from_slice::<api::VerifierConfig>(input) {
         let _ = protected::entries(&config.receivers);
     }

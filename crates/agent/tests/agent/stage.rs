@@ -74,7 +74,7 @@ impl Stage {
         let frames = Port::open(&server, "eth0")?;
         let instance = client.name().to_owned();
         let (agent, authority, listeners) = (None, None, Vec::new());
-        let keys = EpochKeys { keys: Vec::new(), now: 0 };
+        let keys = EpochKeys { keys: Vec::new(), proofs: None, now: 0 };
         let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let mut stage = Self { flags, client, server, frames, agent, authority, listeners, keys, instance };
         stage.found_authority()?;

@@ -14,4 +14,5 @@ mod policy;
 mod provider;
 mod reports;
 mod rotation;
+mod segments;
 mod stage;

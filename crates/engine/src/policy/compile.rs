@@ -22,6 +22,7 @@ pub struct Compiled {
     /// Of each person, the groups of the policy that they are in.
     members: BTreeMap<String, Vec<Sender>>,
     windows: Vec<When>,
+    networks: BTreeMap<String, Self>,
 }
 
 /// Why a policy can't be put in force, though nothing in it is wrong.
@@ -56,21 +57,37 @@ struct Subjects {
 impl Compiled {
     /// Compiles a policy.
     pub fn new(policy: Policy) -> Result<Self, TooLarge> {
+        let parts = || policy.networks.values().chain([&policy]);
+        let places = |part: &Policy| {
+            let places = part.receivers.iter().map(|receiver| receiver.prefixes.len() * receiver.services.len());
+            places.fold(0, usize::saturating_add)
+        };
+        within(parts().map(places), MOST_PLACES).map_err(TooLarge::Places)?;
+        let who = |part: &Policy| {
+            let rules = (0..part.receivers.len()).flat_map(|receiver| part.index.rules_of(receiver));
+            rules.map(|rule| part.rules[*rule].who.len()).fold(0, usize::saturating_add)
+        };
+        within(parts().map(who), MOST_ENTRIES).map_err(TooLarge::Entries)?;
+        Self::of_part(policy)
+    }
+
+    fn of_part(policy: Policy) -> Result<Self, TooLarge> {
         let mut compiled = Self {
             policy: Policy::default(),
             book: Rulebook::default(),
             subjects: Subjects::default(),
             members: BTreeMap::new(),
             windows: Vec::new(),
+            networks: BTreeMap::new(),
         };
-        let places = policy.receivers.iter().map(|receiver| receiver.prefixes.len() * receiver.services.len());
-        within(places, MOST_PLACES).map_err(TooLarge::Places)?;
-        let who = |receiver: usize| policy.index.rules_of(receiver).iter().map(|rule| policy.rules[*rule].who.len());
-        within((0..policy.receivers.len()).flat_map(who), MOST_ENTRIES).map_err(TooLarge::Entries)?;
+        for (name, part) in &policy.networks {
+            // The policy's own parts stay for whoever explains; these decide.
+            compiled.networks.insert(name.clone(), Self::of_part(part.clone())?);
+        }
         let said = compiled.say(&policy)?;
-        for (group, members) in &policy.groups {
-            let Some(sender) = compiled.subjects.groups.get(group) else { continue };
-            members.iter().for_each(|member| compiled.members.entry(member.clone()).or_default().push(*sender));
+        for (group, sender) in &compiled.subjects.groups {
+            let members = policy.groups.get(group).into_iter().flatten();
+            members.for_each(|member| compiled.members.entry(member.clone()).or_default().push(*sender));
         }
         compiled.fill(&policy, &said)?;
         Ok(Self { policy, ..compiled })
@@ -79,6 +96,11 @@ impl Compiled {
     /// The policy.
     pub fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// What it says of a virtual network.
+    pub fn network(&self, name: &str) -> Option<&Self> {
+        self.networks.get(name)
     }
 
     /// The rulebook.
@@ -102,7 +124,7 @@ impl Compiled {
             rulebook::Decision::NoReceiver => Decision::NoReceiver,
             rulebook::Decision::DefaultDeny { receiver } => Decision::DefaultDeny { receiver: named(receiver) },
             rulebook::Decision::Decided(Ruling { of, entry, .. }) => {
-                let (receiver, rule) = (named(of), &self.policy.rules[entry.fresh as usize - 1]);
+                let (receiver, rule) = (named(of), self.policy.rule_numbered(entry.fresh as usize));
                 match rule.action {
                     Action::Deny => Decision::Denied { receiver, rule },
                     Action::Allow => Decision::Allowed(self.policy.permit(request, receiver, rule)),

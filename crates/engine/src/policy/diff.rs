@@ -77,8 +77,24 @@ impl std::fmt::Display for TooLarge {
 
 impl std::error::Error for TooLarge {}
 
-/// Compares two policies from `now` on.
+/// Compares two policies from `now` on, each network by itself.
 pub fn compare(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, TooLarge> {
+    let mut changes = compare_parts(old, new, now)?;
+    let names: BTreeSet<&str> =
+        [old, new].iter().flat_map(|policy| policy.networks.keys()).map(String::as_str).collect();
+    for name in names {
+        let parts = [old.network(name), new.network(name)];
+        let [before, after] = [0, 1].map(|side| match parts {
+            // Nobody gets anywhere in a network that a policy doesn't have.
+            [Some(other), None] | [None, Some(other)] if parts[side].is_none() => other.without_rules(),
+            _ => parts[side].cloned().unwrap_or_default(),
+        });
+        changes.extend(compare_parts(&before, &after, now)?);
+    }
+    Ok(changes)
+}
+
+fn compare_parts(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, TooLarge> {
     let people = People::of([old, new])?;
     let times = times::of([old, new], now)?;
     let mut asked = 0;
@@ -133,6 +149,11 @@ struct Verdict {
 type Here<'p> = Option<Vec<&'p Rule>>;
 
 impl Policy {
+    fn without_rules(&self) -> Self {
+        let index = super::Index::new(&self.receivers);
+        Self { rules: Vec::new(), index, ..self.clone() }
+    }
+
     fn rules_at(&self, to: &wire::Destination) -> Here<'_> {
         let mut receivers = self.index.around(to.address).filter(|index| self.receivers[*index].serves(to)).peekable();
         receivers.peek()?;

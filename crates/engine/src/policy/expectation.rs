@@ -22,6 +22,8 @@ pub struct Expectation {
     pub outcome: Outcome,
     /// The name of the rule that is to decide, if that matters.
     pub rule: Option<String>,
+    /// The virtual network that it is about.
+    pub network: Option<String>,
 }
 
 /// What a decision comes to.
@@ -80,7 +82,12 @@ impl Policy {
 impl Expectation {
     fn failure(&self, policy: &Policy) -> Option<Failure> {
         let request = Request { subject: self.who.subject(), to: self.to, now: self.at };
-        let decision = policy.decide(&request);
+        let part = self.network.as_ref().map(|network| policy.network(network));
+        let decision = match part {
+            None => policy.decide(&request),
+            Some(Some(part)) => part.decide(&request),
+            Some(None) => Decision::NoReceiver,
+        };
         let deciding = decision.rule();
         let as_expected = Outcome::of(&decision) == self.outcome
             && self.rule.as_ref().is_none_or(|name| deciding.is_some_and(|rule| rule.name.as_ref() == Some(name)));

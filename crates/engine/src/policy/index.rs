@@ -25,9 +25,10 @@ struct Prefixes {
 
 impl Index {
     /// Of receivers that no rule names yet.
-    pub(super) fn new(receivers: &[Receiver]) -> Self {
-        let mut index = Self { rules: vec![Vec::new(); receivers.len()], ..Self::default() };
-        for (number, receiver) in receivers.iter().enumerate() {
+    pub(super) fn new<'r>(receivers: impl IntoIterator<Item = &'r Receiver>) -> Self {
+        let mut index = Self::default();
+        for (number, receiver) in receivers.into_iter().enumerate() {
+            index.rules.push(Vec::new());
             receiver.prefixes.iter().for_each(|prefix| index.add(prefix, number));
         }
         index

@@ -1,6 +1,7 @@
 //! From `policy.toml` to a valid [`Policy`]: names resolved, prefixes masked, contradictions reported.
 
 mod expectations;
+mod networks;
 mod when;
 
 use super::index::Index;
@@ -17,7 +18,7 @@ use wire::{Carrier, Suite};
 
 /// What the file is called that is in force.
 const FILE: &str = "policy.toml";
-const RECEIVER_KEYS: &[&str] = &["name", "address", "services", "verifier"];
+const RECEIVER_KEYS: &[&str] = &["name", "address", "services", "verifier", "network"];
 const RULE_KEYS: &[&str] = &[
     "name",
     "action",
@@ -82,12 +83,12 @@ pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
         let mut policy = Policy::default();
         read_groups(reader, root, &mut policy);
         let verifier_spans = read_receivers(reader, root, &mut policy);
-        policy.index = Index::new(&policy.receivers);
-        check_overlaps(reader, &policy, &verifier_spans);
+        networks::each(&policy.receivers, &verifier_spans, |receivers, spans| {
+            check_overlaps(reader, receivers, spans);
+        });
         read_rules(reader, root, &mut policy, max_lifetime);
         expectations::read(reader, root, &mut policy);
-        policy.index.add_rules(&policy.rules);
-        Some(policy)
+        Some(networks::divide(policy))
     })
 }
 
@@ -132,11 +133,12 @@ fn read_groups(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Poli
         check_name(reader, &Spanned::new(name.span(), name.get_ref().as_ref()));
         let members = texts(reader, members);
         let members = members.iter().filter(|member| check_name(reader, member)).map(|m| m.get_ref().to_string());
-        policy.groups.insert(name.get_ref().to_string(), members.collect());
+        let members = members.collect();
+        Arc::make_mut(&mut policy.groups).insert(name.get_ref().to_string(), members);
     }
 }
 
-/// Reads the receivers; gives the place of each one's verifier.
+/// Reads the receivers; gives the place of each one's verifier, or of its network.
 fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy) -> Vec<std::ops::Range<usize>> {
     let mut verifier_spans = Vec::new();
     for fields in root.tables(reader, "receivers", "a receiver", RECEIVER_KEYS) {
@@ -146,13 +148,22 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
         let name = fields.required_text(reader, "name");
         let addresses = fields.required_texts(reader, "address");
         let services = fields.required_texts(reader, "services");
-        let verifier = fields.required_text(reader, "verifier");
+        let network = fields.text(reader, "network");
+        let verifier = match (&network, fields.value("verifier")) {
+            (Some(network), Some(verifier)) => {
+                let why = format!("the verifiers before network `{}` stand in networks.toml", network.get_ref());
+                reader.fault(verifier.span(), format!("{}: drop `verifier`", why.escape_debug()));
+                None
+            }
+            (Some(network), None) => Some(Spanned::new(network.span(), "")),
+            (None, _) => fields.required_text(reader, "verifier"),
+        };
         let prefixes = addresses.iter().filter_map(|address| prefix(reader, address)).collect();
         let services: Vec<_> = services.iter().filter_map(|text| service(reader, text)).collect();
         let spans = Spans::new(&services);
         let (Some(name), Some(verifier)) = (name, verifier) else { continue };
         check_name(reader, &name);
-        check_name(reader, &verifier);
+        check_name(reader, network.as_ref().unwrap_or(&verifier));
         if policy.names.insert(name.get_ref().to_string(), policy.receivers.len()).is_some() {
             reader.fault(name.span(), format!("there is already a receiver `{}`", name.get_ref()));
         }
@@ -162,6 +173,7 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
             prefixes,
             services,
             verifier: verifier.get_ref().to_string(),
+            network: network.map(|network| network.get_ref().to_string()),
             spans,
         });
     }
@@ -169,16 +181,16 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
 }
 
 /// One destination has one verifier: whose key would its grant be made with otherwise?
-fn check_overlaps(reader: &mut Reader<'_>, policy: &Policy, verifier_spans: &[std::ops::Range<usize>]) {
-    let index = &policy.index;
+fn check_overlaps(reader: &mut Reader<'_>, receivers: &[&Receiver], verifier_spans: &[&std::ops::Range<usize>]) {
+    let index = Index::new(receivers.iter().copied());
     let mut told = BTreeSet::new();
-    for (number, (one, span)) in policy.receivers.iter().zip(verifier_spans).enumerate() {
+    for (number, (one, span)) in receivers.iter().zip(verifier_spans).enumerate() {
         if reader.is_full() {
             return;
         }
         if let Some(prefix) = one.prefixes.iter().find(|prefix| index.around_prefix(**prefix).count() > MOST_AROUND) {
             let why = format!("more than {MOST_AROUND} receivers lie around {prefix}, the last of them `{}`", one.name);
-            reader.fault(span.clone(), format!("{why}; join some: a receiver may have many services"));
+            reader.fault((*span).clone(), format!("{why}; join some: a receiver may have many services"));
             return;
         }
         let mut near: Vec<_> = one.prefixes.iter().flat_map(|prefix| index.around_prefix(*prefix)).collect();
@@ -186,8 +198,8 @@ fn check_overlaps(reader: &mut Reader<'_>, policy: &Policy, verifier_spans: &[st
         near.dedup();
         for other in near {
             let pair = (number.max(other), number.min(other));
-            let (one, other) = (&policy.receivers[pair.0], &policy.receivers[pair.1]);
-            let span = &verifier_spans[pair.0];
+            let (one, other) = (receivers[pair.0], receivers[pair.1]);
+            let span = verifier_spans[pair.0];
             if one.verifier != other.verifier && one.spans.overlaps(&other.spans) && told.insert(pair) {
                 let (one, other, verifier) = (&one.name, &other.name, &other.verifier);
                 let why = format!("`{one}` overlaps `{other}`, which is behind verifier `{verifier}`");
@@ -279,10 +291,13 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
                     reader.fault(value.span(), format!("a rule that denies gives no grant: drop `{key}`"));
                 }
             }
+        } else if said.is_some() && to.iter().any(|(index, _)| policy.receivers[*index].network.is_some()) {
+            check_segment_terms(reader, &fields);
+            check_width(reader, &to, policy, terms);
         } else if said.is_some() && terms.suite == GrantSuite::Sha224 {
             check_pair_receivers(reader, &to, policy);
-        } else if said.is_some() && terms.granularity != Granularity::Application {
-            check_width(reader, &to, policy);
+        } else if said.is_some() {
+            check_width(reader, &to, policy, terms);
         }
         policy.rules.push(Rule {
             number: index + 1,
@@ -329,6 +344,16 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
     }
 }
 
+/// Segments have no tokens, and are bound to their sender always.
+fn check_segment_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) {
+    for key in ["bind_source", "suite", "carrier", "class"] {
+        if let Some(value) = fields.value(key) {
+            let way_out = "drop it, or name receivers of networks in a rule of their own";
+            reader.fault(value.span(), format!("`{key}` is about tokens, which path segments don't have: {way_out}"));
+        }
+    }
+}
+
 /// A token of the published scheme names neither destination nor sender, so its rule can bind it to none.
 fn check_pair_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, carrier: Option<Carrier>) {
     for key in ["granularity", "single", "reply", "bind_source"] {
@@ -365,7 +390,10 @@ fn check_pair_receivers(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<u
 
 /// A grant names one protocol and port or all of them (wire.md §3.3), so a wide one is only for receivers that protect
 /// everything: elsewhere it would promise more than the receiver has.
-fn check_width(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<usize>)], policy: &Policy) {
+fn check_width(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<usize>)], policy: &Policy, terms: Terms) {
+    if terms.granularity == Granularity::Application {
+        return;
+    }
     for (index, span) in to {
         let receiver = &policy.receivers[*index];
         if !receiver.protects_all() {

@@ -39,6 +39,16 @@ fn giver(path: &[ProofKey]) -> Giver<'_> {
 
 /// What the policy of a tenant says about Alice, and the segment that she gets on it.
 fn given_by(terms: &str, person: &str, path: &[ProofKey]) -> Option<Result<Given, GiveError>> {
+    given_after(None, terms, person, path)
+}
+
+/// The same after consent was withdrawn for segments that end by then.
+fn given_after(
+    withdrawn: Option<u32>,
+    terms: &str,
+    person: &str,
+    path: &[ProofKey],
+) -> Option<Result<Given, GiveError>> {
     let text = format!(
         "[[receivers]]\nname = \"lab\"\naddress = \"10.0.0.0/24\"\nservices = \"all\"\nverifier = \"svtep\"\n\
          [[rules]]\naction = \"allow\"\nwho = \"person:alice\"\nto = \"lab\"\n{terms}"
@@ -52,6 +62,7 @@ fn given_by(terms: &str, person: &str, path: &[ProofKey]) -> Option<Result<Given
         terms,
         scope,
         until,
+        withdrawn,
         vni: Vni::new(77).unwrap(),
         sender: address(SENDER),
         sending: address(HERE),
@@ -223,4 +234,29 @@ fn addresses_of_a_pair_are_of_one_family() {
     assert_eq!(giver(&path).give(given.segment, given.vni, mixed), Err(GiveError::Family));
     let mixed = Ends { sending: address("2001:db8::1"), ..given.ends };
     assert_eq!(giver(&path).give(given.segment, given.vni, mixed), Err(GiveError::Family));
+}
+
+#[test]
+fn an_option_is_read_as_it_was_written_and_for_its_families_only() {
+    let one = given("reply = true");
+    let option = one.option();
+    assert_eq!(Given::from_option(&option, one.vni, one.ends), Ok(one.clone()));
+    let other = Ends { sender: address("fd00::1"), receiver: address("fd00::2"), ..one.ends };
+    assert_eq!(Given::from_option(&option, one.vni, other), Err(DropReason::Malformed));
+    for len in 0..option.len() {
+        assert!(Given::from_option(&option[..len], one.vni, one.ends).is_err(), "{len}");
+    }
+    assert!(Given::from_option(&[&option[..], &[0; 4]].concat(), one.vni, one.ends).is_err());
+}
+
+#[test]
+fn what_is_given_after_consent_was_withdrawn_ends_later_than_what_is_void() {
+    let until = |withdrawn: u64, terms: &str| {
+        let given = given_after(Some(withdrawn as u32), terms, "alice", &PATH.map(key)).unwrap();
+        given.map(|given| u64::from(given.segment.expires))
+    };
+    assert_eq!(until(NOW + 10, ""), Ok(NOW + 300));
+    assert_eq!(until(NOW + 300, ""), Ok(NOW + 301));
+    assert_eq!(until(NOW + 3599, ""), Ok(NOW + 3600));
+    assert_eq!(until(NOW + 3600, ""), Err(GiveError::Withdrawn));
 }

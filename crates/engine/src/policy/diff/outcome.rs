@@ -69,7 +69,7 @@ impl Said {
         let rule = match self {
             Self::Unprotected => return "not protected".into(),
             Self::NoRule => return "no rule allows it".into(),
-            Self::By(number) => &policy.rules[number - 1],
+            Self::By(number) => policy.rule_numbered(number),
         };
         match rule.action {
             Action::Deny => format!("denied by {}", rule.label()),

@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 use toml::Spanned;
 use toml::de::DeValue;
 
-const KEYS: &[&str] = &["name", "who", "from", "to", "at", "expect", "rule"];
+const KEYS: &[&str] = &["name", "who", "from", "to", "at", "expect", "rule", "network"];
 
 pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy) {
     let timed = policy.rules.iter().any(|rule| !rule.when.is_always());
     let rules: BTreeSet<_> = policy.rules.iter().filter_map(|rule| rule.name.as_deref()).collect();
     let groups: BTreeSet<_> = policy.groups.keys().map(String::as_str).collect();
+    let networks: BTreeSet<_> = policy.receivers.iter().filter_map(|receiver| receiver.network.as_deref()).collect();
     let mut expectations = Vec::new();
     for fields in root.tables(reader, "tests", "a test", KEYS) {
         if reader.is_full() {
@@ -35,6 +36,14 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
             let hint = hint(rule.get_ref(), rules.iter().copied());
             reader.fault(rule.span(), format!("no rule has the name `{}`{hint}", rule.get_ref().escape_debug()));
         }
+        let network = fields.text(reader, "network");
+        if let Some(network) = network.as_ref().filter(|network| !networks.contains(network.get_ref())) {
+            let hint = hint(network.get_ref(), networks.iter().copied());
+            reader.fault(
+                network.span(),
+                format!("no receiver is in a network `{}`{hint}", network.get_ref().escape_debug()),
+            );
+        }
         let name = fields.text(reader, "name");
         let (Some(to), Some(outcome)) = (to, outcome) else { continue };
         expectations.push(Expectation {
@@ -45,6 +54,7 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
             at: at.flatten().unwrap_or(0),
             outcome,
             rule: rule.map(|rule| rule.get_ref().to_string()),
+            network: network.map(|network| network.get_ref().to_string()),
         });
     }
     policy.expectations = expectations;

@@ -1,0 +1,339 @@
+//! Path segments of virtual networks: who gets one is the policy's to say, where addresses are and which verifiers are on the
+//! way `networks.toml`'s, and what a segment looks like `engine::segment`'s.
+
+mod book;
+mod keys;
+
+use crate::problem::Problem;
+use crate::push::Listener;
+use crate::state::Authority;
+use crate::storage::{AuditEvent, Session, TokenHash};
+use crate::{Directory, now};
+use anyhow::{Context, Result};
+use book::{Book, Entry};
+use engine::api::{AnswerRequest, Event, Explanation, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
+use engine::networks::{MOST_TEXT, Networks, Path};
+use engine::policy::{Compiled, Decision, Permit, Request, place};
+use engine::segment::{Give, GiveError, Given, Giver};
+use keys::Keys;
+use std::fs;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use wire::{Destination, Epoch, ProofKey, SegmentFlags, Vni};
+
+/// Withdrawals in one event: some 32 KiB.
+const WITHDRAWN_PER_EVENT: usize = 256;
+
+/// What is known of virtual networks, and what was given there.
+#[derive(Default)]
+pub struct Segments {
+    networks: RwLock<Arc<Networks>>,
+    keys: Keys,
+    book: Mutex<Book>,
+}
+
+impl Segments {
+    /// The networks as they are described.
+    pub(crate) fn networks(&self) -> Arc<Networks> {
+        self.networks.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// They are described otherwise.
+    pub(crate) fn describe(&self, networks: Networks, policy: &Compiled) {
+        for (name, _) in policy.policy().networks().filter(|(name, _)| networks.vni(name).is_none()) {
+            tracing::warn!(network = name, "the policy has receivers in a network that networks.toml doesn't have");
+        }
+        *self.networks.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(networks);
+        self.keys.forget();
+    }
+
+    /// The master keys changed.
+    pub(crate) fn forget_keys(&self) {
+        self.keys.forget();
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Directory {
+    /// Reads `networks.toml`; without the file there are no networks.
+    pub fn read_networks(&self) -> Result<Networks> {
+        let path = self.path().join("networks.toml");
+        let shown = path.display();
+        let size = match fs::metadata(&path) {
+            Ok(file) => file.len(),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Networks::default()),
+            Err(error) => return Err(error).with_context(|| format!("can't read {shown}")),
+        };
+        anyhow::ensure!(size <= MOST_TEXT as u64, "{shown} is too long: at most {MOST_TEXT} bytes");
+        let text = fs::read_to_string(&path).with_context(|| format!("can't read {shown}"))?;
+        Networks::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&shown.to_string())))
+    }
+}
+
+/// Why there is no segment.
+pub(crate) enum Refusal {
+    /// It can't be, whatever the policy says.
+    Cant(String),
+    /// The policy says no.
+    Denied(Explanation, &'static str),
+    /// Too many were given that have not ended.
+    TooMany,
+    /// The session ended.
+    NotLoggedIn,
+    /// The authority's own fault.
+    Internal(anyhow::Error),
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Cant(why) => Self::NoSegment(why),
+            Refusal::Denied(explanation, kind) => Self::Denied(explanation, kind),
+            Refusal::TooMany => Self::Busy("segments"),
+            Refusal::NotLoggedIn => Self::NotLoggedIn,
+            Refusal::Internal(error) => Self::Internal(error),
+        }
+    }
+}
+
+impl From<GiveError> for Refusal {
+    fn from(error: GiveError) -> Self {
+        Self::Cant(error.to_string())
+    }
+}
+
+/// Who asks for a segment.
+#[derive(Clone, Copy)]
+pub(crate) struct Asking<'a> {
+    pub token: TokenHash,
+    pub session: &'a Arc<Session>,
+    pub now: u64,
+}
+
+impl Authority {
+    /// Gives a segment or says why not.
+    pub async fn segment(
+        &self,
+        token: TokenHash,
+        session: &Arc<Session>,
+        request: &SegmentRequest,
+        source: IpAddr,
+    ) -> Result<PathSegment, Problem> {
+        let now = now();
+        let given = {
+            let policy = self.policy.read().await;
+            self.give(&policy, &self.segments.networks(), Asking { token, session, now }, request)
+        };
+        let event = |name| AuditEvent::new(name).person(&session.person).device(&session.device).source(source);
+        match given {
+            Ok((given, receiver, rule)) => {
+                let SegmentRequest { network, sender, to, .. } = request;
+                let to = place(&Destination { address: to.address, protocol: to.protocol, port: to.port });
+                let detail = format!("network {network}: {sender} to {to}");
+                self.audit(event("segment").receiver(&receiver).rule(&rule).detail(detail)).await?;
+                Ok(PathSegment::new(&given, now))
+            }
+            Err(refusal) => {
+                if let Refusal::Denied(explanation, _) = &refusal {
+                    tracing::info!("denied: {}", explanation.text);
+                    self.audit_refusal(event("denied").detail(&explanation.text)).await?;
+                }
+                Err(refusal.into())
+            }
+        }
+    }
+
+    /// Gives the segment for answers to one that is shown, or says why not.
+    pub async fn answer_segment(&self, request: &AnswerRequest) -> Result<PathSegment, Problem> {
+        let malformed = |_| Problem::Malformed("`option` is no segment of these addresses".into());
+        let shown = request.shown().map_err(malformed)?;
+        let networks = self.segments.networks();
+        let now = now();
+        Ok(PathSegment::new(&self.give_answer(&networks, &shown, now)?, now))
+    }
+
+    /// Decides, and takes down what was given; with the names of the receiver and the rule.
+    pub(crate) fn give(
+        &self,
+        policy: &Compiled,
+        networks: &Networks,
+        asking: Asking<'_>,
+        request: &SegmentRequest,
+    ) -> Result<(Given, String, String), Refusal> {
+        let Asking { token, session, now } = asking;
+        let [sender, sending, receiver] =
+            [request.sender, request.sending, request.to.address].map(|address| address.to_canonical());
+        let to = Destination { address: receiver, protocol: request.to.protocol, port: request.to.port };
+        let network = &request.network;
+        let cant = |why: String| Refusal::Cant(why);
+        let (Some(vni), Some(authority)) = (networks.vni(network), networks.authority()) else {
+            return Err(cant(format!("there is no network `{}`", network.escape_debug())));
+        };
+        // Who may put packets in for a sender is not the sender's to say.
+        if networks.place(vni, sender).is_none_or(|place| place.endpoint != sending) {
+            return Err(cant(format!("{sender} of network `{network}` is not behind the endpoint {sending}")));
+        }
+        let permit = permitted(policy, network, &Request { subject: session.subject(sender), to, now })?;
+        let Some(receiving) = networks.place(vni, receiver) else {
+            return Err(cant(format!("it is not known where {receiver} of network `{network}` is")));
+        };
+        let path = path(networks, sending, receiving.endpoint)?;
+        let keys = self.path_keys(path, authority, Epoch::at(now, self.config.epoch_length))?;
+        let mut book = self.segments.book();
+        let given = Give {
+            giver: self.giver(authority, path, &keys, now),
+            terms: permit.terms,
+            scope: permit.scope,
+            until: permit.until,
+            withdrawn: book.withdrawn(vni, sender, receiver),
+            vni,
+            sender,
+            sending,
+            sender_port: request.sender_port,
+            to,
+            receiving,
+        };
+        let given = given.give()?;
+        let entry = Entry { session: session.clone(), network: network.clone(), to, place: receiving };
+        book.note(token, &given, entry, now).map_err(|_| Refusal::TooMany)?;
+        drop(book);
+        // Whoever ends a session judges what is in the book after that.
+        if self.session(&token).is_none() {
+            return Err(Refusal::NotLoggedIn);
+        }
+        Ok((given, permit.receiver.name.clone(), permit.rule.label()))
+    }
+
+    /// The way back for a segment that is shown.
+    pub(crate) fn give_answer(&self, networks: &Networks, shown: &Given, now: u64) -> Result<Given, Refusal> {
+        let (sending, receiving) = (shown.ends.sending, shown.ends.receiving);
+        let place = networks.place(shown.vni, shown.ends.sender);
+        let (Some(authority), Some(back)) = (networks.authority(), place) else {
+            return Err(GiveError::Forged.into());
+        };
+        let current = Epoch::at(now, self.config.epoch_length);
+        let epoch = current.from_wire(shown.segment.epoch).ok_or(GiveError::Expired)?;
+        let first = self.path_keys(path(networks, sending, receiving)?, authority, epoch)?;
+        let first = first.first().ok_or(GiveError::Path)?;
+        let path = path(networks, receiving, sending)?;
+        let keys = self.path_keys(path, authority, current)?;
+        let given = shown.answer(&self.giver(authority, path, &keys, now), first, back)?;
+        let withdrawn = |sender, receiver| self.segments.book().withdrawn(shown.vni, sender, receiver);
+        let is_void = |until: Option<u32>| until.is_some_and(|until| shown.segment.expires <= until);
+        let wire::Ends { sender, receiver, .. } = shown.ends;
+        if is_void(withdrawn(sender, receiver)) || is_void(withdrawn(receiver, sender)) {
+            return Err(GiveError::Withdrawn.into());
+        }
+        Ok(given)
+    }
+
+    /// Withdraws consent to what was given in sessions that were ended, and to what would not be given any more.
+    pub(crate) fn withdraw_forbidden(&self, policy: &Compiled) {
+        let networks = self.segments.networks();
+        let now = now();
+        let may_live = |token: &TokenHash, vni: Vni, given: &book::Key, entry: &Entry| {
+            let session = match self.session(token) {
+                Some(session) => session,
+                // What was given before a session ran out lives to its own end, as grants do.
+                None if entry.session.expires <= now => entry.session.clone(),
+                None => return false,
+            };
+            let request = Request { subject: session.subject(given.sender), to: entry.to, now };
+            networks.vni(&entry.network) == Some(vni)
+                && networks.place(vni, entry.to.address) == Some(entry.place)
+                && permitted(policy, &entry.network, &request).is_ok_and(|permit| given.is_within(&permit))
+        };
+        let (withdrawn, sessions) = self.segments.book().judge(now, may_live);
+        if withdrawn.is_empty() {
+            return;
+        }
+        tracing::info!(statements = withdrawn.len(), "consent to segments was withdrawn");
+        let verifiers = networks.verifiers().into_iter().map(|id| Listener::Verifier(id.to_owned()));
+        for listener in verifiers.chain(sessions.into_iter().map(Listener::Session)) {
+            for withdrawn in withdrawn.chunks(WITHDRAWN_PER_EVENT) {
+                self.push.tell(&listener, &Event::Withdrawn { withdrawn: withdrawn.to_vec() });
+            }
+        }
+    }
+
+    /// What was withdrawn and has not ended, for a verifier that is on a path.
+    pub(crate) fn withdrawn(&self, verifier: &str) -> Vec<Withdrawal> {
+        if !self.segments.networks().verifiers().contains(verifier) {
+            return Vec::new();
+        }
+        self.segments.book().all_withdrawn(now())
+    }
+
+    /// Whether anything was given that has not been looked at since.
+    pub(crate) fn has_segments(&self) -> bool {
+        !self.segments.book().is_empty()
+    }
+
+    /// The keys of a verifier that is on a path, for proofs of these epochs.
+    pub(crate) fn proof_keys(
+        &self,
+        verifier: &str,
+        epochs: impl Iterator<Item = u64>,
+    ) -> Result<Option<ProofKeys>, Problem> {
+        let networks = self.segments.networks();
+        let Some(authority) = networks.authority().filter(|_| networks.verifiers().contains(verifier)) else {
+            return Ok(None);
+        };
+        let key = |epoch| {
+            let key = self.proof_key(verifier, authority, Epoch(epoch))?;
+            Ok(engine::api::EpochKey { epoch, key: hex::encode(key.bytes()) })
+        };
+        let keys = epochs.map(key).collect::<Result<_>>()?;
+        Ok(Some(ProofKeys { authority, keys }))
+    }
+
+    fn path_keys(&self, path: &Path, authority: IpAddr, epoch: Epoch) -> Result<Vec<ProofKey>, Refusal> {
+        let make = |verifier: &str| self.proof_key(verifier, authority, epoch);
+        self.segments.keys.of(&path.verifiers, epoch, make).map_err(Refusal::Internal)
+    }
+
+    fn giver<'k>(&self, authority: IpAddr, path: &Path, keys: &'k [ProofKey], now: u64) -> Giver<'k> {
+        Giver {
+            authority,
+            suite: path.suite,
+            path: keys,
+            now,
+            epoch_length: self.config.epoch_length,
+            max_lifetime: self.config.max_lifetime,
+        }
+    }
+}
+
+impl book::Key {
+    /// Whether it would be given on these terms, or wider ones.
+    fn is_within(&self, permit: &Permit<'_>) -> bool {
+        let own = self.service.map_or(permit.scope.service.is_none(), |service| {
+            permit.scope.service.is_none_or(|allowed| allowed == service)
+        });
+        own && (!permit.terms.single || self.flags.has(SegmentFlags::SINGLE))
+            && (permit.terms.reply || !self.flags.has(SegmentFlags::REPLY))
+    }
+}
+
+/// Leave to send in a network.
+fn permitted<'p>(policy: &'p Compiled, network: &str, request: &Request<'_>) -> Result<Permit<'p>, Refusal> {
+    let decision = policy.network(network).map_or(Decision::NoReceiver, |policy| policy.decide(request));
+    match decision {
+        Decision::Allowed(permit) => Ok(permit),
+        Decision::NoReceiver => {
+            let text = format!("no receiver of network {network} is at {}: nobody may send there", place(&request.to));
+            Err(Refusal::Denied(Explanation { allowed: false, receiver: None, rule: None, text }, "no_receiver"))
+        }
+        Decision::DefaultDeny { .. } => Err(Refusal::Denied(decision.explain(request), "no_rule")),
+        Decision::Denied { .. } => Err(Refusal::Denied(decision.explain(request), "denied")),
+    }
+}
+
+fn path(networks: &Networks, sending: IpAddr, receiving: IpAddr) -> Result<&Path, Refusal> {
+    let path = networks.path(sending, receiving);
+    path.ok_or_else(|| Refusal::Cant(format!("networks.toml has no path from {sending} to {receiving}")))
+}

@@ -1,0 +1,268 @@
+//! Path segments of virtual networks: who gets one, for what, and what happens when consent is withdrawn.
+
+use crate::stage::*;
+use authority::admin;
+use authority::storage::Which;
+use client::{Authority, Error, EventStream};
+use engine::api::{AnswerRequest, Event, PathSegment, SegmentRequest, SegmentTo, Withdrawal};
+use engine::segment::Given;
+use std::net::IpAddr;
+use wire::{Epoch, Proof, ProofKey, Segment, SegmentFlags};
+
+const NETWORKS: &str = r#"
+authority = "198.51.100.1"
+
+[[networks]]
+name = "blue"
+vni = 100
+
+[[networks]]
+name = "red"
+vni = 200
+
+[[places]]
+network = "blue"
+address = "10.0.0.5"
+endpoint = "192.0.2.1"
+interface = 5
+
+[[places]]
+network = "blue"
+address = "10.0.0.7"
+endpoint = "192.0.2.2"
+interface = 7
+
+[[places]]
+network = "red"
+address = "10.0.0.5"
+endpoint = "192.0.2.1"
+interface = 15
+
+[[places]]
+network = "red"
+address = "10.0.0.7"
+endpoint = "192.0.2.3"
+interface = 17
+
+[[paths]]
+to = ["192.0.2.1", "192.0.2.2"]
+verifiers = ["edge-1", "edge-2"]
+
+[[paths]]
+to = "192.0.2.3"
+verifiers = "edge-2"
+suite = "siphash"
+"#;
+
+const TENANTS: &str = r#"
+[groups]
+staff = ["alice", "bob"]
+
+[[receivers]]
+name = "blue-web"
+address = "10.0.0.7"
+services = "all"
+network = "blue"
+
+[[receivers]]
+name = "red-web"
+address = "10.0.0.7"
+services = ["tcp/443"]
+network = "red"
+
+[[rules]]
+name = "web"
+action = "allow"
+who = "group:staff"
+to = "blue-web"
+reply = true
+
+[[rules]]
+name = "red"
+action = "allow"
+who = "person:bob"
+to = "red-web"
+
+[[tests]]
+who = "person:bob"
+network = "red"
+to = "10.0.0.7 tcp/443"
+expect = "allow"
+"#;
+
+async fn tenants() -> Stage {
+    let stage = Stage::start().await;
+    std::fs::write(stage.directory.path().join("networks.toml"), NETWORKS).unwrap();
+    stage.apply(TENANTS).await.unwrap();
+    stage
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn request(network: &str, port: u16) -> SegmentRequest {
+    SegmentRequest {
+        network: network.into(),
+        sender: address("10.0.0.5"),
+        sending: address("192.0.2.1"),
+        to: SegmentTo { address: address("10.0.0.7"), protocol: 6, port },
+        sender_port: 0,
+    }
+}
+
+fn given(segment: &PathSegment) -> Given {
+    segment.given(address("192.0.2.1"), address("10.0.0.5"), address("10.0.0.7")).unwrap()
+}
+
+/// Whether the proof at a place is the one that a verifier's key gives.
+async fn proves(verifier: &Authority, given: &Given, place: u8) -> bool {
+    let keys = verifier.keys(1).await.unwrap();
+    let proofs = keys.proofs.expect("it is on a path");
+    assert_eq!(proofs.authority, given.segment.authority);
+    let epoch = Epoch::at(keys.now, 3600).from_wire(given.segment.epoch).unwrap();
+    let key = proofs.keys.iter().find(|key| key.epoch == epoch.0).unwrap();
+    let key = ProofKey::new(hex::decode(&key.key).unwrap().try_into().unwrap());
+    let segment = Segment { pointer: place, ..given.segment };
+    Proof(given.proofs[usize::from(place)]).proves(&key, &segment, given.vni, &given.ends)
+}
+
+/// What is withdrawn next.
+async fn withdrawn(events: &mut EventStream) -> Vec<Withdrawal> {
+    let asked = std::time::Instant::now();
+    loop {
+        match next(events).await {
+            Event::Withdrawn { withdrawn } => {
+                assert!(asked.elapsed() < SOON, "took {:?}", asked.elapsed());
+                return withdrawn;
+            }
+            Event::Policy | Event::Revoked { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_segment_has_a_proof_for_each_verifier_on_the_way_and_for_no_other() {
+    let stage = tenants().await;
+    let (edge, tep) = (stage.verifier("edge-1").await, stage.verifier("edge-2").await);
+    let elsewhere = stage.verifier("edge-3").await;
+    let segment = stage.login("alice").await.segment(&request("blue", 22)).await.unwrap();
+    assert_eq!((segment.vni, segment.receiving, segment.reply), (100, address("192.0.2.2"), true));
+    assert_eq!(segment.expires, segment.now + 300);
+    let one = given(&segment);
+    assert_eq!((one.segment.interface.0, one.segment.protocol, one.segment.port), (7, 6, 22));
+    assert_eq!(one.segment.suite, wire::Suite::AesCmac);
+    assert!(proves(&edge, &one, 0).await && proves(&tep, &one, 1).await);
+    assert!(!proves(&tep, &one, 0).await && !proves(&edge, &one, 1).await);
+    assert!(elsewhere.keys(1).await.unwrap().proofs.is_none());
+    let audit = stage.database().audit_entries(None, 20).unwrap();
+    let entry = audit.iter().find(|entry| entry.event == "segment").expect("it is written down");
+    assert_eq!(entry.rule.as_deref(), Some("policy.toml:17 web"));
+    assert_eq!(entry.detail, "network blue: 10.0.0.5 to 10.0.0.7 tcp/22");
+}
+
+#[tokio::test]
+async fn networks_with_the_same_addresses_have_rules_places_and_paths_of_their_own() {
+    let stage = tenants().await;
+    let (alice, bob) = (stage.login("alice").await, stage.login("bob").await);
+    assert_eq!(problem(alice.segment(&request("red", 443)).await).r#type, "no_rule");
+    let red = given(&bob.segment(&request("red", 443)).await.unwrap());
+    assert_eq!((red.vni.number(), red.segment.interface.0, red.ends.receiving), (200, 17, address("192.0.2.3")));
+    assert_eq!((red.segment.suite, red.proofs.len()), (wire::Suite::Siphash, 1));
+    assert_eq!(problem(bob.segment(&request("red", 22)).await).r#type, "no_receiver");
+    // What is in a network is no destination of anybody outside of it.
+    assert_eq!(problem(bob.grant(&to("10.0.0.7", 6, 443)).await).r#type, "no_receiver");
+    assert!(bob.destinations().await.unwrap().destinations.is_empty());
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_with_the_reason() {
+    let stage = tenants().await;
+    let alice = stage.login("alice").await;
+    let asked = request("blue", 22);
+    let elsewhere = SegmentRequest { sending: address("192.0.2.2"), ..asked.clone() };
+    let spoofed = SegmentRequest { sender: address("10.0.0.6"), ..asked.clone() };
+    for wrong in [elsewhere, spoofed] {
+        let problem = problem(alice.segment(&wrong).await);
+        assert_eq!(problem.r#type, "no_segment");
+        assert!(problem.title.contains("is not behind the endpoint"), "{}", problem.title);
+    }
+    assert!(problem(alice.segment(&request("green", 22)).await).title.contains("no network `green`"));
+    let eve = stage.login("eve").await;
+    assert_eq!(problem(eve.segment(&asked).await).r#type, "no_rule");
+    assert!(matches!(stage.client().with_token("none").segment(&asked).await, Err(Error::NotLoggedIn)));
+}
+
+#[tokio::test]
+async fn who_is_sent_to_with_consent_to_answers_gets_the_way_back() {
+    let stage = tenants().await;
+    let (alice, bob) = (stage.login("alice").await, stage.login("bob").await);
+    let there = given(&alice.segment(&request("blue", 22)).await.unwrap());
+    let back = bob.answer_segment(&AnswerRequest::new(&there)).await.unwrap();
+    assert_eq!((back.vni, back.receiving, back.reply), (100, address("192.0.2.1"), false));
+    let back = back.given(address("192.0.2.2"), address("10.0.0.7"), address("10.0.0.5")).unwrap();
+    assert!(back.segment.flags.has(SegmentFlags::RETURN));
+    assert_eq!((back.segment.interface.0, back.segment.expires), (5, there.segment.expires));
+    assert!(proves(&stage.verifier("edge-1").await, &back, 0).await);
+
+    let mut forged = there.clone();
+    forged.proofs[0][0] ^= 1;
+    assert_eq!(problem(bob.answer_segment(&AnswerRequest::new(&forged)).await).r#type, "no_segment");
+    let without = stage.login("bob").await.segment(&request("red", 443)).await.unwrap();
+    let refused = problem(bob.answer_segment(&AnswerRequest::new(&given(&without))).await);
+    assert!(refused.title.contains("did not consent"), "{}", refused.title);
+}
+
+#[tokio::test]
+async fn consent_that_a_policy_takes_away_is_withdrawn_at_once() {
+    let stage = tenants().await;
+    let (alice, verifier) = (stage.login("alice").await, stage.verifier("edge-2").await);
+    let (mut guard, mut holder) = (events(&verifier).await, events(&alice).await);
+    let segment = alice.segment(&request("blue", 22)).await.unwrap();
+    let kept = stage.login("bob").await.segment(&request("red", 443)).await.unwrap();
+    stage.apply(&TENANTS.replace("staff = [\"alice\", \"bob\"]", "staff = [\"bob\"]")).await.unwrap();
+    let statement = |sender: &str, receiver: &str| Withdrawal {
+        vni: 100,
+        receiver: address(receiver),
+        sender: Some(address(sender)),
+        until: segment.expires as u32,
+    };
+    // The answers that she consented to have gone, too.
+    let expected = [statement("10.0.0.5", "10.0.0.7"), statement("10.0.0.7", "10.0.0.5")];
+    assert_eq!(withdrawn(&mut guard).await, expected);
+    assert_eq!(withdrawn(&mut holder).await, expected);
+    assert_eq!(verifier.config().await.unwrap().withdrawn, expected);
+    assert_eq!(problem(alice.segment(&request("blue", 22)).await).r#type, "no_rule");
+    let refused = problem(alice.answer_segment(&AnswerRequest::new(&given(&segment))).await);
+    assert!(refused.title.contains("withdrawn"), "{}", refused.title);
+    assert!(given(&kept).segment.expires > 0);
+
+    // What is given on new consent ends later than what is void.
+    stage.apply(TENANTS).await.unwrap();
+    assert!(alice.segment(&request("blue", 22)).await.unwrap().expires > segment.expires);
+}
+
+#[tokio::test]
+async fn consent_of_a_revoked_person_or_device_is_withdrawn_at_once() {
+    let stage = tenants().await;
+    let verifier = stage.verifier("edge-1").await;
+    let mut guard = events(&verifier).await;
+    for (person, which) in
+        [("alice", Which::Person("alice".into())), ("bob", Which::Device("bob".into(), "laptop".into()))]
+    {
+        let segment = stage.login(person).await.segment(&request("blue", 22)).await.unwrap();
+        admin::revoke(&stage.directory, &which).await.unwrap();
+        let statements = withdrawn(&mut guard).await;
+        assert_eq!((statements.len(), u64::from(statements[0].until)), (2, segment.expires), "{person}");
+    }
+}
+
+#[tokio::test]
+async fn networks_that_are_wrong_change_nothing() {
+    let stage = tenants().await;
+    std::fs::write(stage.directory.path().join("networks.toml"), NETWORKS.replace("vni = 200", "vni = 100")).unwrap();
+    let error = format!("{:#}", stage.apply(TENANTS).await.unwrap_err());
+    assert!(error.contains("networks.toml:") && error.contains("has this number, too"), "{error}");
+    assert!(stage.login("alice").await.segment(&request("blue", 22)).await.is_ok());
+}

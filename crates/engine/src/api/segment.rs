@@ -1,0 +1,183 @@
+//! Path segments (wire.md §8): asked for by the endpoint before a sender, and by the one before a receiver that answers.
+
+use super::{address, whole};
+use crate::segment::Given;
+use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
+use utoipa::ToSchema;
+use wire::{DropReason, Ends, Vni};
+
+/// `POST /v1/segments` of a session: may this sender of a virtual network send there?
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SegmentRequest {
+    /// The virtual network's name.
+    pub network: String,
+    /// The sender's address in it.
+    #[schema(schema_with = address, example = "10.0.0.5")]
+    pub sender: IpAddr,
+    /// The endpoint through which the sender sends.
+    #[schema(schema_with = address, example = "192.0.2.1")]
+    pub sending: IpAddr,
+    /// Where to.
+    pub to: SegmentTo,
+    /// The port that the sender sends from; counts where the rule allows single flows.
+    #[schema(maximum = 65535)]
+    #[serde(default, deserialize_with = "whole", skip_serializing_if = "is_zero")]
+    pub sender_port: u16,
+}
+
+/// A destination in a virtual network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SegmentTo {
+    /// The receiver's address.
+    #[schema(schema_with = address, example = "10.0.0.7")]
+    pub address: IpAddr,
+    /// The IP protocol number.
+    #[schema(minimum = 1, maximum = 255)]
+    #[serde(deserialize_with = "whole")]
+    pub protocol: u8,
+    /// The destination port.
+    #[schema(maximum = 65535)]
+    #[serde(deserialize_with = "whole")]
+    pub port: u16,
+}
+
+/// `POST /v1/segments/answer` of a session: the way back for a segment that a packet came with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AnswerRequest {
+    /// The virtual network's number.
+    #[schema(maximum = 16777215)]
+    pub vni: u32,
+    /// The endpoint that the packet came from.
+    #[schema(schema_with = address, example = "192.0.2.1")]
+    pub sending: IpAddr,
+    /// The endpoint that it came to.
+    #[schema(schema_with = address, example = "192.0.2.2")]
+    pub receiving: IpAddr,
+    /// Who sent it.
+    #[schema(schema_with = address, example = "10.0.0.5")]
+    pub sender: IpAddr,
+    /// Whom it is for, who answers.
+    #[schema(schema_with = address, example = "10.0.0.7")]
+    pub receiver: IpAddr,
+    /// Its Geneve option, whatever its pointer.
+    #[schema(pattern = "^([0-9a-fA-F]{2})*$", max_length = 512)]
+    pub option: String,
+}
+
+/// The answer to [`SegmentRequest`] and [`AnswerRequest`]. A denial is a problem with status 403.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PathSegment {
+    /// The virtual network's number.
+    pub vni: u32,
+    /// The endpoint to send to.
+    #[schema(schema_with = address, example = "192.0.2.2")]
+    pub receiving: IpAddr,
+    /// When it ends.
+    pub expires: u64,
+    /// Whether the receiver may answer.
+    pub reply: bool,
+    /// The Geneve option with the segment and its proofs (wire.md §8.4), from its class on, with pointer 0: hex.
+    pub option: String,
+    /// The authority's clock.
+    pub now: u64,
+}
+
+impl PathSegment {
+    /// As the API tells it.
+    pub fn new(given: &Given, now: u64) -> Self {
+        Self {
+            vni: given.vni.number(),
+            receiving: given.ends.receiving,
+            expires: given.segment.expires.into(),
+            reply: given.segment.flags.has(wire::SegmentFlags::REPLY),
+            option: hex::encode(given.option()),
+            now,
+        }
+    }
+
+    /// The segment for packets from `sender` to `receiver` by the endpoint `sending`.
+    pub fn given(&self, sending: IpAddr, sender: IpAddr, receiver: IpAddr) -> Result<Given, DropReason> {
+        let ends = Ends { sending, receiving: self.receiving, sender, receiver };
+        read(&self.option, self.vni, ends)
+    }
+}
+
+impl AnswerRequest {
+    /// Asks for the way back of a segment.
+    pub fn new(shown: &Given) -> Self {
+        let Ends { sending, receiving, sender, receiver } = shown.ends;
+        let option = hex::encode(shown.option());
+        Self { vni: shown.vni.number(), sending, receiving, sender, receiver, option }
+    }
+
+    /// The segment that is shown.
+    pub fn shown(&self) -> Result<Given, DropReason> {
+        let [sending, receiving, sender, receiver] =
+            [self.sending, self.receiving, self.sender, self.receiver].map(|address| address.to_canonical());
+        read(&self.option, self.vni, Ends { sending, receiving, sender, receiver })
+    }
+}
+
+fn read(option: &str, vni: u32, ends: Ends) -> Result<Given, DropReason> {
+    let vni = Vni::new(vni).ok_or(DropReason::Malformed)?;
+    let option = hex::decode(option).map_err(|_| DropReason::Malformed)?;
+    Given::from_option(&option, vni, ends)
+}
+
+/// Consent that was withdrawn: segments from that sender to that receiver that end by then are void (wire.md §8.10).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Withdrawal {
+    /// The virtual network's number.
+    pub vni: u32,
+    /// The receiver.
+    #[schema(schema_with = address, example = "10.0.0.7")]
+    pub receiver: IpAddr,
+    /// The sender; where absent, every one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = super::address_or_none)]
+    pub sender: Option<IpAddr>,
+    /// Until when segments may end that are void.
+    pub until: u32,
+}
+
+/// A verifier's keys for the proofs that one authority gives.
+#[derive(Clone, Serialize, Deserialize, ToSchema)]
+pub struct ProofKeys {
+    /// The authority's address, as segments name it.
+    #[schema(schema_with = address, example = "198.51.100.1")]
+    pub authority: IpAddr,
+    /// One key per epoch, oldest first.
+    pub keys: Vec<super::EpochKey>,
+}
+
+fn is_zero(number: &u16) -> bool {
+    *number == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_without_the_senders_port_is_one_from_any() {
+        let text = r#"{"network":"blue","sender":"10.0.0.5","sending":"192.0.2.1",
+            "to":{"address":"10.0.0.7","protocol":6,"port":443}}"#;
+        let request: SegmentRequest = serde_json::from_str(text).unwrap();
+        assert_eq!((request.sender_port, request.to.port), (0, 443));
+        assert!(!serde_json::to_string(&request).unwrap().contains("sender_port"));
+    }
+
+    #[test]
+    fn an_option_that_is_none_is_told() {
+        let text = r#"{"vni":1,"sending":"::1","receiving":"::1","sender":"::1","receiver":"::1","option":"ff"}"#;
+        let request: AnswerRequest = serde_json::from_str(text).unwrap();
+        for (vni, option) in [(1, "ff"), (1, "x"), (1 << 24, ""), (1, "")] {
+            let request = AnswerRequest { vni, option: option.into(), ..request.clone() };
+            assert!(request.shown().is_err(), "{vni} {option}");
+        }
+    }
+}
