@@ -348,6 +348,97 @@ struct remembered {
 	__u32 generation;
 };
 
+/* A tunnel endpoint: its settings, fixed when it is loaded. */
+struct svtep_config {
+	__u32 underlay; /* the interface's index */
+	__u32 mtu; /* the longest packet there, without its link header */
+	__u32 turns; /* 1: the kernel takes a header of one family off a packet of the other (Linux 6.3) */
+	__u32 reports; /* packets of one tenant that are handed over in a second */
+};
+
+/* An interface behind which a tenant is. */
+struct tenant {
+	__u32 id;
+	__u32 second;
+	__u32 reported; /* in that second */
+	__u32 reserved;
+};
+
+/* Where packets for an interface id go. */
+struct delivery {
+	__u32 interface; /* 0: nowhere */
+	__u32 vni; /* as it travels, behind a zero byte */
+	__u8 mac[6];
+	__u8 peer; /* 1: a cable's end is in a namespace of its own, and takes packets there */
+	__u8 reserved;
+};
+
+/* Which packets of a tenant a segment is for. */
+struct segment_key {
+	__u32 interface;
+	__u8 family;
+	__u8 protocol; /* with both ports 0: for all services */
+	__be16 port;
+	__be16 other_port; /* of who opened the flow, if it is for one flow */
+	__u8 back; /* 1: for answers: the port is the packet's source port */
+	__u8 reserved[5];
+	struct address sender;
+	struct address receiver;
+};
+
+enum { OUTER_MAX = 48, GENEVE_MAX = 128 };
+
+/* What is put before those packets. */
+struct segment_entry {
+	__u32 until; /* Unix seconds */
+	__u32 used; /* when it was used last */
+	__u8 state; /* one of enum segment_state */
+	__u8 family; /* the underlay's */
+	__u8 local; /* 1: the receiving endpoint is this one */
+	__u8 length; /* of Geneve's header */
+	__u32 reserved;
+	__u8 outer[OUTER_MAX]; /* IP with no length, UDP */
+	__u8 geneve[GENEVE_MAX];
+};
+
+enum segment_state { SEGMENT_REFUSED = 0, SEGMENT_GIVEN = 1, SEGMENT_BY_FLOW = 2 /* look for one flow's */ };
+
+/* A segment that came in and may be answered (wire.md §8.11). */
+struct consent {
+	struct address sending;
+	struct address receiving;
+	__u32 expires;
+	__u8 family; /* the underlay's */
+	__u8 length; /* of Geneve's header */
+	__u8 reserved[2];
+	__u8 geneve[GENEVE_MAX];
+};
+
+/* A tenant's packet that user space gets. */
+struct unsent {
+	__u32 interface;
+	__u32 length;
+	__u32 segment; /* payload bytes per segment, if it is several */
+	__u32 limit; /* the longest packet that would get through; 0: no segment is there for it */
+};
+
+enum svtep_counter {
+	SVTEP_SENT = 0,
+	SVTEP_UNKNOWN = 1,
+	SVTEP_UNREPORTED = 2,
+	SVTEP_REFUSED = 3,
+	SVTEP_TOO_LONG = 4,
+	SVTEP_MALFORMED = 5,
+	SVTEP_FRAGMENT = 6,
+	SVTEP_OTHER = 7,
+	SVTEP_NEIGHBOUR = 8,
+	SVTEP_FAILED = 9,
+	SVTEP_DELIVERED = 10,
+	SVTEP_UNDELIVERED = 11,
+	SVTEP_CONSENTS = 12,
+	SVTEP_COUNTERS = 16,
+};
+
 enum agent_counter {
 	AGENT_OTHER = 0,
 	AGENT_TOKENS = 1,

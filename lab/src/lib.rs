@@ -18,6 +18,7 @@ pub mod probe;
 pub mod process;
 pub mod provider;
 pub mod seen;
+pub mod segments;
 pub mod service;
 pub mod switch;
 pub mod transfer;

@@ -1,16 +1,14 @@
 //! A gateway's programs: they note what the inside opens, in the tables of admission, and give inside addresses.
 
-use crate::hook::{Attached, Spot};
+use crate::attachments::Attachments;
+use crate::hook::Spot;
 use crate::interface::Interface;
 use crate::nat::{self, Addresses};
 use crate::object::{Loaded, Opened, Pins};
 use crate::run::{self, Ran};
 use crate::verifier::{Sizes, Verifier};
 use anyhow::{Context, Result};
-use std::collections::HashMap;
-use std::fs;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use wire::map::{ToldAddress, VerifierConfig};
 
@@ -34,9 +32,7 @@ const SHARED: [&str; 12] = [
 /// The loaded programs.
 pub struct Gateway {
     object: Loaded,
-    pins: Option<Pins>,
-    /// By what they are pinned as.
-    attached: HashMap<String, Attached>,
+    attachments: Attachments,
     /// Inside addresses.
     pub addresses: Arc<Addresses>,
 }
@@ -66,7 +62,7 @@ impl Gateway {
         let object = opened.load("gateway")?;
         let addresses = Addresses::new(&object)?;
         addresses.fill(pool)?;
-        Ok(Self { object, pins, attached: HashMap::new(), addresses: Arc::new(addresses) })
+        Ok(Self { object, attachments: Attachments::new(pins), addresses: Arc::new(addresses) })
     }
 
     /// Forgets the ways back of flows that are gone at `now` (Unix seconds), and so frees inside addresses; gives how many.
@@ -81,58 +77,22 @@ impl Gateway {
 
     /// Attaches one of the programs; takes over what an earlier process attached and pinned.
     pub fn attach(&mut self, interface: &Interface, spot: Spot) -> Result<()> {
-        let (program, pin) = (self.object.program(spot.program())?, spot.pin(&interface.name));
-        let old = self.pins.as_ref().and_then(|pins| Attached::open_on(&pins.link(&pin), &pin, interface));
-        let attached = match old {
-            Some(mut old) => {
-                old.update(program.as_fd())?;
-                old
-            }
-            None => {
-                if let Some(pins) = &self.pins {
-                    // A pin of a link whose interface is gone.
-                    let _ = fs::remove_file(pins.link(&pin));
-                }
-                Attached::new(program.as_fd(), interface, spot)?
-            }
-        };
-        self.attached.insert(pin, attached);
-        Ok(())
+        self.attachments.attach(&self.object, interface, spot)
     }
 
     /// Makes the attachments outlive this process, and lets go of pinned ones that are no longer wanted.
     pub fn last(&self) -> Result<()> {
-        let Some(pins) = &self.pins else { return Ok(()) };
-        for (name, attached) in &self.attached {
-            if !pins.link(name).exists() {
-                pins.put_link(name, attached.to_pin())?;
-            }
-        }
-        pins.links()
-            .iter()
-            .filter(|name| !self.attached.contains_key(*name))
-            .try_for_each(|name| pins.remove_link(name))
+        self.attachments.last()
     }
 
     /// Lets go of one interface, which may be gone.
     pub fn forget(&mut self, interface: &Interface, spot: Spot) {
-        let pin = spot.pin(&interface.name);
-        if let Some(attached) = self.attached.remove(&pin) {
-            attached.detach();
-        }
-        if let Some(pins) = &self.pins {
-            let _ = fs::remove_file(pins.link(&pin));
-        }
+        self.attachments.forget(interface, spot);
     }
 
     /// Detaches from every interface.
     pub fn detach(&mut self) {
-        for (pin, attached) in self.attached.drain() {
-            attached.detach();
-            if let Some(pins) = &self.pins {
-                let _ = fs::remove_file(pins.link(&pin));
-            }
-        }
+        self.attachments.detach();
     }
 
     /// What one of the programs does with a frame.

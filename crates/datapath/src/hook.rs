@@ -65,6 +65,10 @@ pub enum Spot {
     Greeting,
     /// An authority's, at tc egress: keys.
     HandingOver,
+    /// A tunnel endpoint's, at tc ingress of a tenant's interface.
+    Tenant,
+    /// A tunnel endpoint's, at tc ingress of the underlay's interface.
+    Underlay,
 }
 
 impl Spot {
@@ -77,6 +81,8 @@ impl Spot {
             Self::Inward => "inward",
             Self::Greeting => "greet",
             Self::HandingOver => "hand_over",
+            Self::Tenant => "encapsulate",
+            Self::Underlay => "decapsulate",
         }
     }
 
@@ -90,7 +96,7 @@ impl Spot {
 
     /// The interface that a pin is about, and which filter's it is if it is one.
     fn of_pin(pin: &str) -> (&str, Self) {
-        let spots = [Self::Outward, Self::Own, Self::Inward].into_iter();
+        let spots = [Self::Outward, Self::Own, Self::Inward, Self::Tenant, Self::Underlay].into_iter();
         let named = |spot: Self| Some((pin.strip_suffix(spot.program())?.strip_suffix(' ')?, spot));
         spots.filter_map(named).next().unwrap_or((pin, Self::Admission(Hook::Tc)))
     }
@@ -98,7 +104,12 @@ impl Spot {
     fn place(self) -> Place {
         match self {
             Self::Admission(Hook::Xdp) => Place::Xdp,
-            Self::Admission(Hook::Tc) | Self::Outward | Self::Inward | Self::Greeting => Place::TcxIngress,
+            Self::Admission(Hook::Tc)
+            | Self::Outward
+            | Self::Inward
+            | Self::Greeting
+            | Self::Tenant
+            | Self::Underlay => Place::TcxIngress,
             Self::Own | Self::HandingOver => Place::TcxEgress,
         }
     }
@@ -108,6 +119,7 @@ impl Spot {
         match self {
             Self::Inward => 2,
             Self::Greeting | Self::HandingOver => 3,
+            Self::Tenant | Self::Underlay => 4,
             _ => 1,
         }
     }

@@ -66,6 +66,12 @@ impl Interface {
         u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
     }
 
+    /// Whether it is a virtual cable whose other end is in another network namespace.
+    pub fn is_cable_elsewhere(&self) -> Result<bool> {
+        let found = layers()?.into_iter().find(|layer| layer.index == self.index);
+        Ok(found.is_some_and(|layer| layer.kind == "veth" && layer.link.is_none()))
+    }
+
     /// The offloads that matter to packets in which a program looks, and that are on; by the names of `ethtool -k`.
     pub fn offloads(&self) -> Vec<&'static str> {
         let is_on = |&(_, command, bits): &(&str, u32, u32)| {

@@ -3,6 +3,7 @@
 //! The only crate that speaks to BPF. It decides nothing: what to write into which map comes from the roles.
 
 pub mod agent;
+mod attachments;
 mod batch;
 pub mod clock;
 pub mod flows;
@@ -18,6 +19,7 @@ pub mod protected;
 pub mod revoked;
 pub mod ring;
 pub mod run;
+pub mod svtep;
 pub mod table;
 pub mod transfer;
 pub mod verifier;

@@ -40,7 +40,11 @@ impl Proofs {
         let mut opened = Opened::new("proofs", object)?;
         opened.configure(&config)?;
         opened.resize("remembered", remembered)?;
-        let object = opened.load("proofs")?;
+        Self::of(opened.load("proofs")?)
+    }
+
+    /// The tables of an object with the verifier's maps.
+    pub(crate) fn of(object: Loaded) -> Result<Self> {
         Ok(Self {
             endpoints: Protected::new(&object)?,
             keys: object.table("proof_keys")?,
@@ -103,6 +107,10 @@ impl Proofs {
     /// was remembered, and `TOKEN` those whose proof was computed.
     pub fn counts(&self) -> Result<Vec<u64>> {
         (0..counter::COUNT).map(|index| self.counters.sum_at(index)).collect()
+    }
+
+    pub(crate) fn object(&self) -> &Loaded {
+        &self.object
     }
 
     /// A map beyond the program's own: for benches.

@@ -15,8 +15,8 @@ pub struct Ran {
     pub duration: Duration,
 }
 
-/// A packet grows by a token at most.
-const ROOM: usize = 64;
+/// A packet grows by the headers of a tunnel at most.
+const ROOM: usize = 256;
 
 pub(crate) fn run(program: &ProgramMut<'_>, frame: &[u8], repeat: u32) -> Result<Ran> {
     run_in(program, frame, repeat, None)

@@ -4,6 +4,7 @@
 
 mod inside;
 mod proofs;
+mod svtep;
 mod told;
 mod transfer;
 
@@ -14,6 +15,9 @@ use crate::packet::Packet;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use inside::{Bearer, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, WayBack, nat_news};
 pub use proofs::{ProofKeySlot, ProofsConfig, WithdrawalKey};
+pub use svtep::{
+    Consent, Delivery, SegmentEntry, SegmentKey, SvtepConfig, Tenant, UnsentHeader, segment_state, svtep_counter,
+};
 pub use told::{FlowNews, ToldAddress, ToldFlow, taken, tells_flows};
 pub use transfer::{AuthorityEnd, TakenKey, Transfer, TransferConfig, transfer_counter};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};

@@ -32,8 +32,8 @@ pub mod tcp_flags {
 
 const ETHERNET_LEN: usize = 14;
 const VLAN_TAGS_MAX: usize = 2;
-const IPV4_LEN: usize = 20;
-const IPV6_LEN: usize = 40;
+pub(crate) const IPV4_LEN: usize = 20;
+pub(crate) const IPV6_LEN: usize = 40;
 const EXTENSION_HEADERS_MAX: usize = 8;
 /// The most addresses of a source route that are looked at; a longer route counts as unknown.
 pub const ROUTE_MAX: usize = 9;

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* A tunnel endpoint's hooks (wire.md §8): at tc ingress of tenants' interfaces what they send goes into the tunnel, at tc
+ * ingress of the underlay's what comes in it is checked and delivered.
+ *
+ * Nothing of a tenant's gets to this host's own stack. At tc, because there a super-packet is one packet. */
+#include "skb.h"
+#include "proofs.h"
+#include "tunnel.h"
+
+SEC("tc")
+int encapsulate(struct __sk_buff *ctx)
+{
+	__u32 zero = 0, interface = ctx->ifindex;
+	struct tenant *tenant = bpf_map_lookup_elem(&tenants, &interface);
+	struct proving *v = bpf_map_lookup_elem(&provings, &zero);
+	__u8 type = 0;
+
+	if (!tenant || !v || ctx->vlan_present)
+		return leave(SVTEP_MALFORMED, TC_ACT_SHOT);
+	if (ctx->protocol == bpf_htons(0x0806))
+		return answer_arp(ctx, tenant);
+	if (ctx->protocol != bpf_htons(0x0800) && ctx->protocol != bpf_htons(0x86dd))
+		return leave(SVTEP_OTHER, TC_ACT_SHOT);
+	if (read_inner(ctx, v, bpf_ntohs(ctx->protocol), ETHER_LEN, ctx->len) != CONTINUE)
+		return leave(SVTEP_MALFORMED, TC_ACT_SHOT);
+	if (v->inner_protocol == IP_ICMPV6 && v->inner_family == 6 && !load(ctx, ETHER_LEN + IPV6_LEN, &type, 1) &&
+	    type >= ND_FIRST && type <= ND_LAST)
+		return type == ND_SOLICITATION ? answer_solicitation(ctx, tenant) : leave(SVTEP_OTHER, TC_ACT_SHOT);
+	return send(ctx, tenant, v);
+}
+
+SEC("tc")
+int decapsulate(struct __sk_buff *ctx)
+{
+	/* Through the longest headers of the form whose proofs are remembered. */
+	enum { HEADERS_MAX = 42 + GENEVE_LEN + OPTION_LEN + SEGMENT_LEN + 4 + PROOFS_MAX * PROOF_LEN + IPV4_LEN + 4 };
+	__u32 zero = 0, near_len = HEADERS_MAX;
+	struct proving *v = bpf_map_lookup_elem(&provings, &zero);
+	int outcome;
+
+	if (!v)
+		return TC_ACT_SHOT;
+	if (near_len > ctx->len)
+		near_len = ctx->len;
+	if ((long)ctx->data_end - (long)ctx->data < near_len)
+		bpf_skb_pull_data(ctx, near_len);
+	outcome = judge_proof(ctx);
+	count(outcome);
+	if (outcome == PASS_NOT_OURS)
+		return TC_ACT_UNSPEC;
+	if (outcome == PASS_FLOW) /* IPv4 without options or tags: the one form that is remembered */
+		return deliver(ctx, ETHER_LEN + IPV4_LEN + sizeof(struct udp), 0);
+	if (outcome != PASS_TOKEN)
+		return TC_ACT_SHOT;
+	if (v->packet.network != ETHER_LEN)
+		return leave(SVTEP_UNDELIVERED, TC_ACT_SHOT);
+	return deliver(ctx, v->packet.payload, 1);
+}
+
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,194 @@
+//! A tunnel endpoint's programs (wire.md §8): tenants' packets go in under their segments, what comes in is checked and
+//! delivered.
+//!
+//! It is a verifier, too: keys, withdrawals and the endpoint's own address are given to [`Svtep::proofs`].
+
+use crate::attachments::Attachments;
+use crate::hook::Spot;
+use crate::interface::Interface;
+use crate::object::{self, Opened, Pins};
+use crate::probe;
+use crate::proofs::Proofs;
+use crate::run::{self, Ran};
+use crate::table::Table;
+use anyhow::{Context, Result};
+use libbpf_rs::{MapHandle, PerfBuffer, PerfBufferBuilder};
+use wire::map::{
+    Consent, Delivery, ProofsConfig, SegmentEntry, SegmentKey, SvtepConfig, Tenant, UnsentHeader, svtep_counter,
+};
+use wire::{InterfaceId, Vni};
+use zerocopy::FromBytes;
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/svtep.bpf.o"));
+const PINNED: [&str; 15] = [
+    "protected4",
+    "protected6",
+    "open4",
+    "open6",
+    "clock",
+    "counters",
+    "proof_keys",
+    "withdrawn",
+    "remembered",
+    "generation",
+    "tenants",
+    "deliveries",
+    "segments",
+    "consents",
+    "tunnel_counters",
+];
+/// Linux can take a header of one family off a packet of the other from this version on.
+const TURNS_SINCE: (u32, u32) = (6, 3);
+
+/// What the programs are loaded with.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// For the proofs of what comes in.
+    pub proofs: ProofsConfig,
+    /// How many proofs are remembered.
+    pub remembered: u32,
+    /// The longest packet of the underlay, without its link header.
+    pub mtu: u32,
+    /// How many packets of one tenant are handed over in a second.
+    pub reports: u32,
+}
+
+/// A tenant's packet that did not go into the tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unsent {
+    /// Where from, how long, and why.
+    pub header: UnsentHeader,
+    /// The frame; shorter than it was if it did not fit.
+    pub frame: Vec<u8>,
+}
+
+/// The loaded programs and their tables.
+pub struct Svtep {
+    attachments: Attachments,
+    /// What it is as a verifier.
+    pub proofs: Proofs,
+    /// Segments, and what is known to have none.
+    pub segments: Table<SegmentKey, SegmentEntry>,
+    /// What came in and may be answered, under the keys that the answers' segments will have.
+    pub consents: Table<SegmentKey, Consent>,
+    tenants: Table<u32, Tenant>,
+    deliveries: Table<u32, Delivery>,
+    counters: Table<u32, u64>,
+    unsent: MapHandle,
+}
+
+impl Svtep {
+    /// Loads the programs for this underlay. With `pins`, tables and attachments that an earlier process left are taken
+    /// over.
+    pub fn load(underlay: &Interface, settings: &Settings, pins: Option<Pins>) -> Result<Self> {
+        object::log_through_tracing();
+        let mut opened = Opened::new("svtep", OBJECT)?;
+        opened.configure(&settings.proofs)?;
+        let turns = probe::kernel() >= TURNS_SINCE;
+        let config =
+            SvtepConfig { underlay: underlay.index, mtu: settings.mtu, turns: turns.into(), reports: settings.reports };
+        opened.set_constant(".rodata.svtep", &config)?;
+        opened.resize("remembered", settings.remembered)?;
+        if let Some(pins) = &pins {
+            opened.pin(pins, &PINNED)?;
+        }
+        let object = opened.load("svtep")?;
+        Ok(Self {
+            segments: object.table("segments")?,
+            consents: object.table("consents")?,
+            tenants: object.table("tenants")?,
+            deliveries: object.table("deliveries")?,
+            counters: object.table("tunnel_counters")?,
+            unsent: object.map("unsent")?,
+            proofs: Proofs::of(object)?,
+            attachments: Attachments::new(pins),
+        })
+    }
+
+    /// Takes tunnelled packets from the underlay's interface from here on.
+    pub fn attach_underlay(&mut self, interface: &Interface) -> Result<()> {
+        self.attachments.attach(self.proofs.object(), interface, Spot::Underlay)
+    }
+
+    /// Takes an interface's tenant in: from here on all that it sends goes into the tunnel or nowhere.
+    pub fn attach_tenant(&mut self, interface: &Interface, vni: Vni, id: InterfaceId) -> Result<()> {
+        self.admit_tenant(interface.index, vni, id, interface.is_cable_elsewhere()?)?;
+        self.attachments.attach(self.proofs.object(), interface, Spot::Tenant)
+    }
+
+    /// Has the programs know a tenant by its interface's index; `peer` as in [`Delivery::new`].
+    pub fn admit_tenant(&self, interface: u32, vni: Vni, id: InterfaceId, peer: bool) -> Result<()> {
+        let slot = u32::from(id.0);
+        let known = self.deliveries.get(&slot)?.unwrap_or(Delivery::NONE);
+        let mut delivery = Delivery::new(interface, vni, peer);
+        if known.interface == interface {
+            delivery.mac = known.mac;
+        }
+        self.deliveries.set(&slot, &delivery)?;
+        self.tenants.set(&interface, &Tenant::new(id))
+    }
+
+    /// Nothing is delivered to the tenant any more. What it sends is dropped as long as its interface is there.
+    pub fn remove_tenant(&self, interface: u32, id: InterfaceId) -> Result<()> {
+        self.deliveries.set(&id.0.into(), &Delivery::NONE)?;
+        self.tenants.remove(&interface)?;
+        let gone = self.segments.keys().into_iter().filter(|key| key.interface == interface);
+        gone.into_iter().try_for_each(|key| self.segments.remove(&key))
+    }
+
+    /// Makes the attachments outlive this process, and lets go of pinned ones that are no longer wanted.
+    pub fn last(&self) -> Result<()> {
+        self.attachments.last()
+    }
+
+    /// Detaches from every interface. What tenants send then meets this host's own stack.
+    pub fn detach(&mut self) {
+        self.attachments.detach();
+    }
+
+    /// Calls `each` with every packet that is handed over, and `lost` with the number of those that found no room, whenever
+    /// the result is polled. It covers the cores that are on.
+    pub fn unsent(
+        &self,
+        mut each: impl FnMut(Unsent) + Send + 'static,
+        mut lost: impl FnMut(u64) + Send + 'static,
+    ) -> Result<PerfBuffer<'static>> {
+        const PAGES: usize = 64;
+        PerfBufferBuilder::new(&self.unsent)
+            .pages(PAGES)
+            .sample_cb(move |_core, bytes: &[u8]| {
+                if let Ok((header, rest)) = UnsentHeader::read_from_prefix(bytes) {
+                    let length = rest.len().min(header.length as usize);
+                    each(Unsent { header, frame: rest[..length].to_vec() });
+                }
+            })
+            .lost_cb(move |_core, count| lost(count))
+            .build()
+            .context("cannot open the buffer of packets without a segment")
+    }
+
+    /// Packets counted so far under one of [`svtep_counter`].
+    pub fn count(&self, index: u32) -> Result<u64> {
+        self.counters.sum_at(index)
+    }
+
+    /// Every counter, by its index.
+    pub fn counts(&self) -> Result<Vec<u64>> {
+        (0..svtep_counter::COUNT).map(|index| self.count(index)).collect()
+    }
+
+    /// What the program at a tenant's interface does with one frame.
+    pub fn run_out(&self, frame: &[u8]) -> Result<Ran> {
+        run::run(&self.proofs.object().runnable(Spot::Tenant.program())?, frame, 1)
+    }
+
+    /// The same with a super-packet of segments with this much payload.
+    pub fn run_out_segments(&self, frame: &[u8], segment: u32) -> Result<Ran> {
+        run::run_segments(&self.proofs.object().runnable(Spot::Tenant.program())?, frame, segment)
+    }
+
+    /// What the program at the underlay's interface does with one frame.
+    pub fn run_in(&self, frame: &[u8]) -> Result<Ran> {
+        run::run(&self.proofs.object().runnable(Spot::Underlay.program())?, frame, 1)
+    }
+}
