@@ -61,6 +61,8 @@ pub enum Spot {
     Own,
     /// A gateway's with a pool, at tc ingress of an outside interface, after admission.
     Inward,
+    /// A verifier of proofs, at XDP.
+    Proving,
     /// An authority's, at tc ingress: who takes keys in band.
     Greeting,
     /// An authority's, at tc egress: keys.
@@ -79,6 +81,7 @@ impl Spot {
             Self::Outward => "outward",
             Self::Own => "own",
             Self::Inward => "inward",
+            Self::Proving => "prove",
             Self::Greeting => "greet",
             Self::HandingOver => "hand_over",
             Self::Tenant => "encapsulate",
@@ -89,7 +92,7 @@ impl Spot {
     /// What its attachment to an interface is pinned as. No interface has a blank in its name.
     pub(crate) fn pin(self, interface: &str) -> String {
         match self {
-            Self::Admission(_) => interface.to_owned(),
+            Self::Admission(_) | Self::Proving => interface.to_owned(),
             _ => format!("{interface} {}", self.program()),
         }
     }
@@ -103,7 +106,7 @@ impl Spot {
 
     fn place(self) -> Place {
         match self {
-            Self::Admission(Hook::Xdp) => Place::Xdp,
+            Self::Admission(Hook::Xdp) | Self::Proving => Place::Xdp,
             Self::Admission(Hook::Tc)
             | Self::Outward
             | Self::Inward
@@ -199,7 +202,7 @@ impl Attached {
         match (spot, supported_attachment()) {
             // Without flags the kernel takes the driver's XDP if there is one, else its own. A driver may still refuse
             // (MTU, queues): then the kernel's own.
-            (Spot::Admission(Hook::Xdp), _) => {
+            (Spot::Admission(Hook::Xdp) | Spot::Proving, _) => {
                 attach(0).or_else(|error| attach(libbpf_sys::XDP_FLAGS_SKB_MODE).map_err(|_| error)).with_context(
                     || format!("cannot attach XDP to {name} (another XDP program may be there: `ip link show {name}`)"),
                 )

@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const BPF_FILE_SYSTEM: &str = "/sys/fs/bpf";
 const GATEWAY: &str = "gateway";
+const PROOFS: &str = "proofs";
 
 /// A directory in the BPF file system where maps and links outlive the process that made them.
 #[derive(Clone, Debug)]
@@ -155,7 +156,16 @@ impl Pins {
 
     /// Where a gateway's attachments are pinned beside those of admission.
     pub fn gateway(&self) -> Result<Self> {
-        let directory = self.0.join(GATEWAY);
+        self.inner(GATEWAY)
+    }
+
+    /// Where a verifier of proofs and its tables are pinned beside those of admission.
+    pub fn proofs(&self) -> Result<Self> {
+        self.inner(PROOFS)
+    }
+
+    fn inner(&self, name: &str) -> Result<Self> {
+        let directory = self.0.join(name);
         for part in ["maps", "links"] {
             let path = directory.join(part);
             fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
@@ -165,7 +175,16 @@ impl Pins {
 
     /// Removes what a gateway has pinned here, if it was one.
     pub fn remove_gateway(&self) -> Result<()> {
-        let inner = Self(self.0.join(GATEWAY));
+        self.remove_inner(GATEWAY)
+    }
+
+    /// Removes what a verifier of proofs has pinned here, if there was one.
+    pub fn remove_proofs(&self) -> Result<()> {
+        self.remove_inner(PROOFS)
+    }
+
+    fn remove_inner(&self, name: &str) -> Result<()> {
+        let inner = Self(self.0.join(name));
         if inner.0.is_dir() { inner.remove() } else { Ok(()) }
     }
 
@@ -183,6 +202,7 @@ impl Pins {
     /// Removes everything pinned here: links let go of their interfaces, maps of their memory.
     pub fn remove(&self) -> Result<()> {
         self.remove_gateway()?;
+        self.remove_proofs()?;
         for name in self.links() {
             self.remove_link(&name)?;
         }

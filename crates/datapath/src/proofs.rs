@@ -1,24 +1,44 @@
 //! The program of a verifier of proofs (wire.md §8), and its tables.
 
-use crate::object::{self, Loaded, Opened};
+use crate::hook::Attached;
+use crate::object::{self, Loaded, Opened, Pins};
 use crate::protected::Protected;
 use crate::run::{self, Ran};
 use crate::table::Table;
 use anyhow::Result;
+use std::collections::HashMap;
 use std::net::IpAddr;
 use wire::map::{EpochKey, ProofKeySlot, ProofsConfig, Service, Services, WithdrawalKey, counter};
 use wire::packet::UDP;
 use wire::{Epoch, ProofKey, Suite, Vni, geneve};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+mod attach;
+
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/proofs.bpf.o"));
 
 /// How many proofs are remembered, unless more or fewer are asked for; 176 bytes each.
 pub const REMEMBERED: u32 = 65_536;
 
+/// The tables that outlive a process.
+const PINNED: [&str; 10] = [
+    "protected4",
+    "protected6",
+    "open4",
+    "open6",
+    "proof_keys",
+    "withdrawn",
+    "remembered",
+    "generation",
+    "clock",
+    "counters",
+];
+
 /// The loaded program and its tables.
 pub struct Proofs {
     object: Loaded,
+    pins: Option<Pins>,
+    attached: HashMap<String, Attached>,
     endpoints: Protected,
     keys: Table<ProofKeySlot, EpochKey>,
     withdrawn: Table<WithdrawalKey, u32>,
@@ -36,11 +56,20 @@ impl Proofs {
     /// Loads an object file with the program's maps, and perhaps other programs: for benches.
     #[doc(hidden)]
     pub fn load_object(object: &[u8], config: ProofsConfig, remembered: u32) -> Result<Self> {
+        Self::open(object, config, remembered, None)
+    }
+
+    fn open(object: &[u8], config: ProofsConfig, remembered: u32, pins: Option<Pins>) -> Result<Self> {
         object::log_through_tracing();
         let mut opened = Opened::new("proofs", object)?;
         opened.configure(&config)?;
         opened.resize("remembered", remembered)?;
-        Self::of(opened.load("proofs")?)
+        if let Some(pins) = &pins {
+            opened.pin(pins, &PINNED)?;
+        }
+        let mut loaded = Self::of(opened.load("proofs")?)?;
+        loaded.pins = pins;
+        Ok(loaded)
     }
 
     /// The tables of an object with the verifier's maps.
@@ -53,6 +82,8 @@ impl Proofs {
             clock: object.table("clock")?,
             counters: object.table("counters")?,
             object,
+            pins: None,
+            attached: HashMap::new(),
         })
     }
 

@@ -465,6 +465,21 @@ fn show_status(status: &view::Status) {
         vec![entry.prefix.clone(), services.join(" ")]
     });
     print!("\n{}", Table::new(&["PROTECTED", "SERVICES"], protected));
+    if let Some(proofs) = &status.proofs {
+        let names: Vec<_> = proofs.interfaces.iter().map(|interface| interface.name.as_str()).collect();
+        let keys = match proofs.keys_until {
+            Some(until) => format!("keys until {}", utc(until)),
+            None => "no key for the current epoch".to_owned(),
+        };
+        let (before, on) = (proofs.endpoints.join(", "), names.join(", "));
+        println!("proofs      before {before}, on {on}; {keys}; {} withdrawn", proofs.withdrawn);
+        for left in &proofs.not_attached {
+            println!("            not on {}: {}", left.name, left.why);
+        }
+        let dropped: u64 = proofs.reasons.iter().map(|reason| reason.packets).sum();
+        let passed: Vec<_> = proofs.passed.iter().map(|way| format!("{} {}", way.packets, way.name)).collect();
+        println!("            {}, {dropped} dropped", passed.join(", "));
+    }
     let tables = status.tables.iter().map(|table| {
         let used = table.used.map_or("-".into(), |used| used.to_string());
         vec![table.name.clone(), used, table.max.to_string(), table.bytes.to_string(), bytes(table.max * table.bytes)]

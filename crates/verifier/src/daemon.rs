@@ -8,6 +8,7 @@ use crate::directory::{Cache, Directory, Enrolment};
 use crate::drops::Ring;
 use crate::peers::{self, Peers};
 use crate::protection::{Cut, Protection};
+use crate::proving::with_withdrawn;
 use crate::recheck::Recheck;
 use crate::settings::Settings;
 use crate::shared::{Names, Order, Shared};
@@ -93,6 +94,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let (unknown, asked) = mpsc::channel(UNKNOWN_MAX);
     let mut protection = Protection::load(pins, settings.clone(), seed, &cache.config, drops.clone(), unknown.clone())?;
     protection.write(&cache.config, &cache.keys.keys, now())?;
+    protection.write_proofs(&cache)?;
     warn_of_lock_out(&protection, &settings, trial, fresh);
     let adopt = fresh && settings.adopt;
     let mut adopted = if adopt { protection.adopt()? } else { 0 };
@@ -381,7 +383,13 @@ impl Daemon {
                 plan::with_pairs(&mut self.cache.config.pairs, &[pair], now());
                 self.unsaved = true;
             }
-            Event::Alive | Event::LoggedOut | Event::Withdrawn { .. } => {}
+            Event::Withdrawn { withdrawn } => {
+                self.shared.protection().withdraw(&withdrawn);
+                tracing::info!(statements = withdrawn.len(), "consent was withdrawn");
+                with_withdrawn(&mut self.cache.config.withdrawn, &withdrawn, now());
+                self.unsaved = true;
+            }
+            Event::Alive | Event::LoggedOut => {}
         }
     }
 
@@ -450,6 +458,7 @@ impl Daemon {
         plan::with_revoked(&mut cache.config.revoked, &known, now());
         // Nor what was issued.
         plan::with_pairs(&mut cache.config.pairs, &std::mem::take(&mut self.cache.config.pairs), now());
+        with_withdrawn(&mut cache.config.withdrawn, &std::mem::take(&mut self.cache.config.withdrawn), now());
         if cache.config.receivers != self.cache.config.receivers {
             tracing::info!(receivers = cache.config.receivers.len(), "what is protected changed");
         }
@@ -472,8 +481,11 @@ impl Daemon {
     fn write(&self, cache: &Cache) -> Result<()> {
         let loaded = self.shared.protection().is_loaded_for(&cache.config);
         let reloaded = if loaded { Ok(()) } else { self.shared.protection_mut().reload(&cache.config) };
-        self.shared.protection().write(&cache.config, &cache.keys.keys, now())?;
-        reloaded
+        let protection = self.shared.protection();
+        // Neither waits for the other: what is withdrawn has to be, also where something else can't be written.
+        let proofs = protection.write_proofs(cache);
+        protection.write(&cache.config, &cache.keys.keys, now())?;
+        reloaded.and(proofs)
     }
 
     fn refused(&self, error: &client::Error) {
@@ -526,7 +538,8 @@ impl Daemon {
         if flows > 0 {
             tracing::debug!(flows, "forgotten");
         }
-        if self.shared.protection().is_closed() {
+        if self.shared.protection().is_closed() || self.shared.protection().proofs_are_closed() {
+            with_withdrawn(&mut self.cache.config.withdrawn, &[], now());
             plan::with_revoked(&mut self.cache.config.revoked, &[], now());
             if let Err(error) = self.write(&self.cache) {
                 tracing::debug!("still closed: {error:#}");

@@ -21,6 +21,7 @@ pub mod peers;
 pub mod plan;
 mod protection;
 pub mod protocol;
+mod proving;
 mod recheck;
 mod report;
 mod sampler;

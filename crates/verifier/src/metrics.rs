@@ -16,6 +16,15 @@ pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
         "Packets that were dropped (when observing: would have been), by drop reason",
         packets(&drops.reasons, "reason"),
     );
+    if let Some(proofs) = &status.proofs {
+        page.counters("proofs", "Packets of virtual networks that passed, by how", packets(&proofs.passed, "outcome"));
+        page.counters(
+            "dropped_proofs",
+            "Packets of virtual networks that were dropped, by drop reason",
+            packets(&proofs.reasons, "reason"),
+        );
+        page.gauge("withdrawn", "Statements of withdrawn consent that have not ended", proofs.withdrawn as f64);
+    }
     page.counter("samples_lost", "Drops that were counted and not reported", drops.samples_lost);
     let used = status.tables.iter().filter_map(|table| Some((label("table", &table.name), table.used? as f64)));
     page.gauges("table_entries", "Entries in use, by table", used);

@@ -3,6 +3,7 @@
 use crate::addresses::Addresses;
 use crate::drops::Ring;
 use crate::gateway::Gateway;
+use crate::proving::Proving;
 use crate::settings::Settings;
 use crate::{addresses, adoption, coverage, explain, now, plan, sampler, view};
 use anyhow::{Context, Result};
@@ -25,6 +26,7 @@ use wire::packet::{TCP, UDP};
 use wire::{DropReason, Epoch, Handle, Pair, VerifierKey, ls};
 
 mod marked;
+mod proofs;
 mod told;
 
 /// Names of the outcomes that are no drops.
@@ -61,6 +63,7 @@ pub struct Cut {
 pub struct Protection {
     verifier: Verifier,
     gateway: Option<Gateway>,
+    proving: Option<Proving>,
     pins: Pins,
     settings: Settings,
     kernel: VerifierConfig,
@@ -89,6 +92,7 @@ impl Protection {
     ) -> Result<Self> {
         marked::check(&settings)?;
         let kernel = plan::kernel_config(settings.kernel, seed, config);
+        let proving = Proving::load(&settings, config, &pins)?;
         let verifier = Verifier::load(settings.hook, kernel, settings.sizes, Some(pins.clone()))?;
         let sampler = sampler::start(&verifier, drops.clone())?;
         let pool = addresses::pool(&settings.pool)?;
@@ -96,6 +100,7 @@ impl Protection {
         Ok(Self {
             verifier,
             gateway,
+            proving,
             pins,
             settings,
             kernel,
@@ -135,10 +140,14 @@ impl Protection {
     /// Whether the programs were loaded with the authority's times.
     pub fn is_loaded_for(&self, config: &api::VerifierConfig) -> bool {
         self.kernel == plan::kernel_config(self.settings.kernel, self.kernel.replay_seed, config)
+            && self.proofs_are_loaded_for(config)
     }
 
     /// Loads the programs anew, because the authority's times changed, which are fixed at load; attachments go over.
     pub fn reload(&mut self, config: &api::VerifierConfig) -> Result<()> {
+        if let Some(proving) = &mut self.proving {
+            proving.reload(config)?;
+        }
         let kernel = plan::kernel_config(self.settings.kernel, self.kernel.replay_seed, config);
         let mut verifier = Verifier::load(self.settings.hook, kernel, self.settings.sizes, Some(self.pins.clone()))?;
         let sampler = sampler::start(&verifier, self.drops.clone())?;
@@ -206,6 +215,7 @@ impl Protection {
 
     /// Tells the programs the time.
     pub fn set_clock(&self) -> Result<()> {
+        self.proving.as_ref().map_or(Ok(()), Proving::set_clock)?;
         self.verifier.set_clock(coarse_to_unix())
     }
 
@@ -297,6 +307,7 @@ impl Protection {
 
     /// Forgets what is idle, revoked or has ended; gives how many flows.
     pub fn sweep(&self) -> u32 {
+        self.sweep_proofs();
         match self.verifier.sweep(now() as u32) {
             Ok(swept) => {
                 self.tidy_classes(swept.now);
@@ -351,6 +362,9 @@ impl Protection {
         if let Some(gateway) = &mut self.gateway {
             gateway.attach()?;
         }
+        if let Some(proving) = &mut self.proving {
+            proving.attach()?;
+        }
         let Wanted { attach, passed_over } = self.wanted()?;
         self.tell_passed_over(passed_over);
         for interface in attach {
@@ -375,6 +389,7 @@ impl Protection {
         };
         passed_over != self.passed_over
             || self.gateway.as_ref().is_some_and(Gateway::has_changed)
+            || self.proving.as_ref().is_some_and(Proving::has_changed)
             || !wanted.iter().all(known)
             || self.attached.keys().any(|name| wanted.iter().all(|there| there.name != *name))
     }
@@ -383,6 +398,9 @@ impl Protection {
     pub fn attach_changed(&mut self) -> Result<()> {
         if let Some(gateway) = self.gateway.as_mut().filter(|gateway| gateway.has_changed()) {
             gateway.attach_changed(self.lasting)?;
+        }
+        if let Some(proving) = &mut self.proving {
+            proving.attach_changed();
         }
         let Wanted { attach: wanted, passed_over } = self.wanted()?;
         self.failed.retain(|name, _| wanted.iter().any(|there| there.name == *name));
@@ -494,6 +512,7 @@ impl Protection {
     pub fn last(&mut self) -> Result<()> {
         self.verifier.pin_links()?;
         self.gateway.iter().try_for_each(Gateway::last)?;
+        self.proving.as_mut().map_or(Ok(()), Proving::last)?;
         self.lasting = true;
         if self.settings.interfaces.is_empty() {
             return Ok(());
@@ -510,6 +529,9 @@ impl Protection {
         self.verifier.detach();
         if let Some(gateway) = &mut self.gateway {
             gateway.end();
+        }
+        if let Some(proving) = &mut self.proving {
+            proving.end();
         }
         self.attached.clear();
         self.pins.remove()

@@ -15,6 +15,10 @@ use wire::Carrier;
 use wire::map::tells_flows;
 use zeroize::Zeroizing;
 
+mod proofs;
+
+pub use proofs::ProofsSettings;
+
 const KEYS: &[&str] = &[
     "authority",
     "ca",
@@ -47,6 +51,7 @@ const KEYS: &[&str] = &[
     "peer_listen",
     "verdict",
     "mark",
+    "proofs",
 ];
 
 /// Settings as one source has them; what it leaves open is `None` or empty.
@@ -137,6 +142,9 @@ pub struct Options {
     /// The mark of what is admitted, and which bits of a packet's mark are the verifier's [default: 0x56000000/0xffff0000]
     #[arg(long, value_name = "MARK/MASK", env = "VOUCHSAFE_MARK", value_parser = mark)]
     pub mark: Option<Mark>,
+    /// The section `[proofs]` of the file, which has no flags.
+    #[arg(skip)]
+    pub proofs: Option<ProofsSettings>,
 }
 
 const MAX_PAIRS: std::ops::RangeInclusive<i64> = 16..=65_536;
@@ -273,6 +281,8 @@ pub struct Settings {
     pub peer_listen: Option<SocketAddr>,
     /// Protect every address but these, and what of these is named.
     pub everything_but: Option<Vec<IpNet>>,
+    /// Where proofs are checked, if they are.
+    pub proofs: Option<ProofsSettings>,
     /// What the kernel program is loaded with, but for what the authority and the directory say.
     pub kernel: wire::map::VerifierConfig,
 }
@@ -309,6 +319,7 @@ impl Options {
             peer_listen: self.peer_listen.or(other.peer_listen),
             verdict: self.verdict.or(other.verdict),
             mark: self.mark.or(other.mark),
+            proofs: self.proofs.or(other.proofs),
         }
     }
 
@@ -344,6 +355,7 @@ impl Options {
             peers: self.peers,
             peer_listen: self.peer_listen,
             everything_but: self.everything.then_some(self.open),
+            proofs: self.proofs,
             kernel: wire::map::VerifierConfig {
                 flows_per_grant: self.flows_per_grant.unwrap_or(kernel.flows_per_grant),
                 tcp_idle: self.tcp_idle.unwrap_or(kernel.tcp_idle),
@@ -412,6 +424,7 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
             peer_listen: fields.address(reader, "peer_listen", "192.0.2.1:8446"),
             verdict: word(reader, fields, "verdict", verdict),
             mark: word(reader, fields, "mark", mark),
+            proofs: ProofsSettings::read(reader, fields),
         };
         Some((enrolment, options))
     })
@@ -564,6 +577,13 @@ pub const TEMPLATE: &str = r#"
 # that is among them, room for its pairs (8 KiB each).
 #suites = ["siphash", "aes-cmac"]
 #max_pairs = 1024
+
+# Check proofs in packets of virtual networks (docs/wire.md, section 8): the endpoints that this verifier stands before, the
+# interfaces that their packets come in on, and how many proofs are remembered (176 bytes each). Keep it at the end.
+#[proofs]
+#endpoints = ["192.0.2.0/24"]
+#interface = ["eth1"]
+#remembered = 65536
 "#;
 
 #[cfg(test)]
@@ -573,8 +593,9 @@ mod tests {
     #[test]
     fn every_commented_key_of_the_template_is_known_and_its_default() {
         let text = TEMPLATE.replace("\n#", "\n");
-        let lines: Vec<_> = text.lines().filter(|line| line.contains(" = ")).collect();
-        assert_eq!(lines.len(), KEYS.len() - 4);
+        let wanted = |line: &&str| line.contains(" = ") || *line == "[proofs]";
+        let lines: Vec<_> = text.lines().filter(wanted).collect();
+        assert_eq!(lines.len(), KEYS.len() - 4 + proofs::KEYS.len());
         let (enrolment, options) = parse(&lines.join("\n")).expect("valid");
         assert!(enrolment.is_none());
         let sizes = options.clone().settings();

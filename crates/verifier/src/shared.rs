@@ -308,6 +308,9 @@ impl Shared {
             max_lifetime: protection.kernel().max_lifetime,
             protected: protected.collect(),
             tables: protection.tables(),
+            proofs: protection
+                .proving()
+                .and_then(|proofs| proofs.inspect_err(|error| tracing::error!("counters of proofs: {error:#}")).ok()),
             owners: self.owners().count() as u64,
         }
     }

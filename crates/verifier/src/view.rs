@@ -253,8 +253,29 @@ pub struct Status {
     pub protected: Vec<Protected>,
     /// The bounded tables.
     pub tables: Vec<Table>,
+    /// How it stands with proofs, if it checks them.
+    pub proofs: Option<Proofs>,
     /// How many grants' owners are known.
     pub owners: u64,
+}
+
+/// How a verifier of proofs stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proofs {
+    /// The endpoints that it stands before.
+    pub endpoints: Vec<String>,
+    /// The interfaces on which it checks.
+    pub interfaces: Vec<Interface>,
+    /// Interfaces on which it can't.
+    pub not_attached: Vec<NotAttached>,
+    /// Statements of withdrawn consent that have not ended.
+    pub withdrawn: u64,
+    /// Until when there are keys; none if there is none for the current epoch.
+    pub keys_until: Option<u64>,
+    /// Packets that passed, by how.
+    pub passed: Vec<Counter>,
+    /// Packets that were dropped, by drop reason.
+    pub reasons: Vec<Counter>,
 }
 
 /// One check of a packet.

@@ -51,6 +51,15 @@ fn pages() -> [String; 3] {
         max_lifetime: 3600,
         protected: Vec::new(),
         tables: vec![view::Table { name: "flows, IPv4".into(), used: Some(1), max: 16, bytes: 104 }],
+        proofs: Some(view::Proofs {
+            endpoints: Vec::new(),
+            interfaces: Vec::new(),
+            not_attached: Vec::new(),
+            withdrawn: 1,
+            keys_until: None,
+            passed: vec![view::Counter { name: "remembered".into(), packets: 1 }],
+            reasons: vec![view::Counter { name: "bad_tag".into(), packets: 1 }],
+        }),
         owners: 1,
     };
     let agent = agent::metrics::Snapshot { counters: BTreeMap::from([("tokens".into(), 1)]), ..Default::default() };

@@ -270,6 +270,17 @@ impl Stage {
         })
     }
 
+    /// A UDP socket in the client's namespace.
+    pub fn socket_outside(&self) -> std::net::UdpSocket {
+        std::thread::scope(|scope| {
+            let bind = || {
+                self.client.enter();
+                std::net::UdpSocket::bind("10.77.0.2:0").unwrap()
+            };
+            scope.spawn(bind).join().unwrap()
+        })
+    }
+
     /// What a program says that runs where the client is.
     pub fn outside(&self, words: &[&str]) -> String {
         let said = Command::new("ip").args(["netns", "exec", &self.client.0]).args(words).output().unwrap();

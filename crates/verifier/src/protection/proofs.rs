@@ -1,0 +1,41 @@
+//! What concerns proofs in the course of protection.
+
+use super::Protection;
+use crate::directory::Cache;
+use crate::view;
+use anyhow::Result;
+use engine::api::{VerifierConfig, Withdrawal};
+
+impl Protection {
+    /// Makes the tables for proofs what the authority says, after those for tokens.
+    pub fn write_proofs(&self, cache: &Cache) -> Result<()> {
+        self.proving.as_ref().map_or(Ok(()), |proving| proving.write(&cache.config, &cache.keys))
+    }
+
+    /// Voids path segments.
+    pub fn withdraw(&self, withdrawn: &[Withdrawal]) {
+        if let Some(proving) = &self.proving {
+            proving.withdraw(withdrawn);
+        }
+    }
+
+    /// How it stands with proofs, if they are checked.
+    pub fn proving(&self) -> Option<Result<view::Proofs>> {
+        self.proving.as_ref().map(super::Proving::view)
+    }
+
+    /// Whether a withdrawal found no room.
+    pub fn proofs_are_closed(&self) -> bool {
+        self.proving.as_ref().is_some_and(super::Proving::is_closed)
+    }
+
+    pub(super) fn proofs_are_loaded_for(&self, config: &VerifierConfig) -> bool {
+        self.proving.as_ref().is_none_or(|proving| proving.is_loaded_for(config))
+    }
+
+    pub(super) fn sweep_proofs(&self) {
+        if let Some(Err(error)) = self.proving.as_ref().map(super::Proving::sweep) {
+            tracing::error!("withdrawals: {error:#}");
+        }
+    }
+}
