@@ -20,8 +20,13 @@ mod lane;
 mod ls;
 #[path = "network/relay.rs"]
 mod relay;
+#[path = "../tests/tunnel/stage.rs"]
+#[allow(dead_code, reason = "tests are its other users")]
+mod stage;
 #[path = "network/throughput.rs"]
 mod throughput;
+#[path = "network/tunnel.rs"]
+mod tunnel;
 
 use anyhow::Result;
 use figures::Figures;
@@ -65,11 +70,12 @@ fn main() {
     let mut figures = Figures::default();
     let mut failed = false;
     type Part = fn(&mut Figures) -> Result<()>;
-    let parts: [(&str, Part); 5] = [
+    let parts: [(&str, Part); 6] = [
         ("connect", connect::measure),
         ("ls", ls::measure),
         ("throughput", throughput::measure),
         ("gateway", gateway::measure),
+        ("tunnel", tunnel::measure),
         ("flood", flood::measure),
     ];
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();

@@ -6,10 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use lab::Namespace;
 use lab::transfer::Sink;
 use lab::world::{DARK4, Network};
 
-const PORT: u16 = 9500;
+/// The first connection goes there.
+pub const PORT: u16 = 9500;
 const CHUNK: usize = 128 * 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -25,9 +27,13 @@ struct Connection {
 impl Lane {
     /// Connects `clients` times.
     pub fn open(network: &Network, clients: u16) -> Result<Self> {
-        let address: IpAddr = DARK4.parse()?;
+        Self::between(&network.alice, &network.server, DARK4.parse()?, clients)
+    }
+
+    /// The same from one namespace to another, whose address is given.
+    pub fn between(client: &Namespace, server: &Namespace, address: IpAddr, clients: u16) -> Result<Self> {
         (PORT..PORT + clients)
-            .map(|port| Connection::open(network, SocketAddr::new(address, port)))
+            .map(|port| Connection::open(client, server, SocketAddr::new(address, port)))
             .collect::<Result<_>>()
             .map(Self)
     }
@@ -47,10 +53,9 @@ impl Lane {
 }
 
 impl Connection {
-    fn open(network: &Network, to: SocketAddr) -> Result<Self> {
-        let sink = Sink::start(&network.server, to.port())?;
-        let stream =
-            network.alice.enter(|| TcpStream::connect_timeout(&to, PATIENCE)).with_context(|| format!("to {to}"))?;
+    fn open(client: &Namespace, server: &Namespace, to: SocketAddr) -> Result<Self> {
+        let sink = Sink::start(server, to.port())?;
+        let stream = client.enter(|| TcpStream::connect_timeout(&to, PATIENCE)).with_context(|| format!("to {to}"))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         Ok(Self { stream, sink, sent: 0 })
     }

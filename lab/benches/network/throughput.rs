@@ -46,9 +46,14 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
 
 /// The means of the middle halves of both paths' rates, which take turns in going first.
 pub fn side_by_side(one: &Network, other: &Network, clients: u16, openings: usize) -> Result<(f64, f64)> {
+    in_turns(openings, || Ok((Lane::open(one, clients)?, Lane::open(other, clients)?)))
+}
+
+/// The same for whatever two lanes are opened.
+pub fn in_turns(openings: usize, open: impl Fn() -> Result<(Lane, Lane)>) -> Result<(f64, f64)> {
     let (mut ones, mut others) = (Vec::new(), Vec::new());
     for _ in 0..openings {
-        let (mut one, mut other) = (Lane::open(one, clients)?, Lane::open(other, clients)?);
+        let (mut one, mut other) = open()?;
         // The first turns find the path's width.
         one.turn(5 * TURN)?;
         other.turn(5 * TURN)?;
@@ -65,7 +70,8 @@ pub fn side_by_side(one: &Network, other: &Network, clients: u16, openings: usiz
     Ok((middle(&mut ones), middle(&mut others)))
 }
 
-fn on_one_processor<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+/// `work` on a single processor.
+pub fn on_one_processor<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let this = Pid::from_raw(0);
     let all = sched_getaffinity(this)?;
     let mut first = CpuSet::new();

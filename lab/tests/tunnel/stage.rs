@@ -1,0 +1,125 @@
+//! Endpoints on one underlay, tenants behind them, and an authority's segments, given at once.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+use datapath::clock;
+use datapath::interface::Interface;
+use datapath::svtep::{Settings, Svtep};
+use lab::Namespace;
+use lab::mint::now;
+use lab::net::veth;
+use lab::segments::{EPOCH_LENGTH, Giver, MAX_LIFETIME, Minted};
+use wire::map::ProofsConfig;
+use wire::{Ends, InterfaceId, Segment, SegmentFlags, Vni};
+
+/// The underlay's longest packet.
+pub const MTU: u32 = 1500;
+
+/// Routes between endpoints.
+pub struct Core {
+    pub host: Namespace,
+    pub giver: Giver,
+}
+
+/// A tunnel endpoint.
+pub struct Endpoint {
+    pub host: Namespace,
+    pub address: IpAddr,
+    /// Its id as a verifier.
+    pub id: String,
+    /// The hardware address of the core before it.
+    pub next: [u8; 6],
+    pub program: Svtep,
+}
+
+/// Who is behind an interface of an endpoint.
+pub struct Tenant {
+    pub host: Namespace,
+    pub address: IpAddr,
+    pub vni: Vni,
+    pub id: InterfaceId,
+    /// At the endpoint.
+    pub interface: u32,
+}
+
+impl Core {
+    pub fn new() -> Result<Self> {
+        let host = Namespace::new("core")?;
+        host.forward()?;
+        Ok(Self { host, giver: Giver::new([9; 32]) })
+    }
+
+    /// An endpoint with the address `198.51.100.(4 × number + 2)`.
+    pub fn endpoint(&self, number: u8) -> Result<Endpoint> {
+        let (id, device) = (format!("endpoint-{number}"), format!("e{number}"));
+        let host = Namespace::new(&device)?;
+        let [gateway, address] = [1, 2].map(|last| IpAddr::from([198, 51, 100, 4 * number + last]));
+        veth(&self.host, &device, &format!("{gateway}/30"), &host, "underlay", &format!("{address}/30"))?;
+        host.route("default", &gateway.to_string())?;
+        let program = host.enter(|| -> Result<Svtep> {
+            let underlay = Interface::named("underlay")?;
+            let proofs = ProofsConfig { epoch_length: EPOCH_LENGTH, max_lifetime: MAX_LIFETIME };
+            let settings = Settings { proofs, remembered: 1024, mtu: MTU, reports: 100 };
+            let mut program = Svtep::load(&underlay, &settings, None)?;
+            program.attach_underlay(&underlay)?;
+            Ok(program)
+        })?;
+        let (epoch, key) = self.giver.key(&id, now())?;
+        program.proofs.learn(self.giver.authority, epoch, &key)?;
+        program.proofs.stand_before(&[(address, 32)])?;
+        program.proofs.set_clock(clock::coarse_to_unix())?;
+        Ok(Endpoint { host, address, id, next: self.host.mac(&device)?, program })
+    }
+
+    /// A segment that nobody has been given yet.
+    pub fn segment(
+        &self,
+        from: (&Endpoint, &Tenant),
+        to: (&Endpoint, &Tenant),
+        service: Option<(u8, u16)>,
+    ) -> (Segment, Ends) {
+        let (sending, receiving) = (from.0.address, to.0.address);
+        let ends = Ends { sending, receiving, sender: from.1.address, receiver: to.1.address };
+        (self.giver.segment(&ends, to.1.id, service), ends)
+    }
+
+    /// Gives a tenant's endpoint a segment that the other one's endpoint checks.
+    pub fn give(
+        &self,
+        from: (&Endpoint, &Tenant),
+        to: (&Endpoint, &Tenant),
+        service: Option<(u8, u16)>,
+        flags: SegmentFlags,
+    ) -> Result<Minted> {
+        let (segment, ends) = self.segment(from, to, service);
+        let segment = Segment { flags: segment.flags.with(flags, true), ..segment };
+        let given = self.giver.prove(segment, from.1.vni, ends, &[&to.0.id])?;
+        let (key, entry) = given.entry(from.1.interface)?;
+        from.0.program.segments.set(&key, &entry)?;
+        Ok(given)
+    }
+
+    /// The same, and one for answers.
+    pub fn give_both(&self, from: (&Endpoint, &Tenant), to: (&Endpoint, &Tenant), service: (u8, u16)) -> Result<()> {
+        self.give(from, to, Some(service), SegmentFlags::REPLY)?;
+        self.give(to, from, Some(service), SegmentFlags::RETURN).map(drop)
+    }
+}
+
+impl Endpoint {
+    /// A tenant of a virtual network with this address, behind a new interface.
+    pub fn tenant(&mut self, network: u32, id: u16, address: &str) -> Result<Tenant> {
+        let (device, vni) = (format!("t{id}"), Vni::new(network).context("24 bits")?);
+        let host = Namespace::new(&format!("n{network}-{id}"))?;
+        let length = if address.contains(':') { 64 } else { 24 };
+        veth(&self.host, &device, "", &host, "eth0", &format!("{address}/{length}"))?;
+        let program = &mut self.program;
+        let interface = self.host.enter(|| -> Result<u32> {
+            let interface = Interface::named(&device)?;
+            program.attach_tenant(&interface, vni, InterfaceId(id))?;
+            Ok(interface.index)
+        })?;
+        Ok(Tenant { host, address: address.parse()?, vni, id: InterfaceId(id), interface })
+    }
+}
