@@ -3,6 +3,7 @@
  * tables is perhaps taken out again, outside of the time measured, so that it can come again. */
 #include "xdp.h"
 #include "admit.h"
+#include "timed.h"
 
 enum { FED_FRAMES = 8192 };
 /* A SYN over IPv4 with 20 bytes of options, and the token: in the tail, and in a shim. */
@@ -88,14 +89,10 @@ static __always_inline int turn(context *ctx, int decides)
 {
 	__u32 zero = 0;
 	struct feed *feed = bpf_map_lookup_elem(&feeds, &zero);
-	__u64 began;
 
 	if (!feed || take(ctx, feed))
 		return XDP_ABORTED;
-	began = bpf_ktime_get_ns();
-	if (decides)
-		feed->admitted += decide(ctx);
-	feed->nanoseconds += bpf_ktime_get_ns() - began;
+	feed->admitted += timed(ctx, decides ? decide : 0, &feed->nanoseconds);
 	if (decides && feed->forgets)
 		forget(ctx, feed);
 	return XDP_PASS;

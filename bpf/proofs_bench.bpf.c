@@ -3,6 +3,7 @@
  * come again. */
 #include "xdp.h"
 #include "proofs.h"
+#include "timed.h"
 
 struct proof_feed {
 	__u64 nanoseconds;
@@ -41,27 +42,20 @@ int prove_again(struct xdp_md *ctx)
 
 static __always_inline int turn(context *ctx, int proves)
 {
-	__u32 zero = 0;
+	__u32 zero = 0, *current = bpf_map_lookup_elem(&generation, &zero);
 	struct proof_feed *feed = bpf_map_lookup_elem(&proof_feeds, &zero);
-	struct proving *v = bpf_map_lookup_elem(&provings, &zero);
 	int outcome = PASS_NOT_OURS;
-	struct proof proof;
-	__u64 began;
 
-	if (!feed || !v)
+	if (!feed || !current)
 		return XDP_ABORTED;
-	began = bpf_ktime_get_ns();
-	if (proves)
-		outcome = judge_proof(ctx);
-	feed->nanoseconds += bpf_ktime_get_ns() - began;
+	outcome = timed(ctx, proves ? judge_proof : 0, &feed->nanoseconds);
 	if (!proves)
 		return XDP_PASS;
 	if (outcome != PASS_TOKEN)
 		return XDP_ABORTED;
 	feed->passed++;
 	put_back(ctx);
-	proof = v->proof;
-	bpf_map_delete_elem(&remembered, &proof);
+	*current += 1;
 	return XDP_PASS;
 }
 

@@ -32,11 +32,11 @@ int encapsulate(struct __sk_buff *ctx)
 SEC("tc")
 int decapsulate(struct __sk_buff *ctx)
 {
-	/* Through the longest headers of the form whose proofs are remembered. */
+	/* Through the longest headers of the plain form. */
 	enum { HEADERS_MAX = 42 + GENEVE_LEN + OPTION_LEN + SEGMENT_LEN + 4 + PROOFS_MAX * PROOF_LEN + IPV4_LEN + 4 };
 	__u32 zero = 0, near_len = HEADERS_MAX;
 	struct proving *v = bpf_map_lookup_elem(&provings, &zero);
-	int outcome;
+	int outcome, plain;
 
 	if (!v)
 		return TC_ACT_SHOT;
@@ -44,17 +44,17 @@ int decapsulate(struct __sk_buff *ctx)
 		near_len = ctx->len;
 	if ((long)ctx->data_end - (long)ctx->data < near_len)
 		bpf_skb_pull_data(ctx, near_len);
-	outcome = judge_proof(ctx);
+	outcome = judge_and_tell(ctx, &plain);
 	count(outcome);
 	if (outcome == PASS_NOT_OURS)
 		return TC_ACT_UNSPEC;
-	if (outcome == PASS_FLOW) /* IPv4 without options or tags: the one form that is remembered */
-		return deliver(ctx, ETHER_LEN + IPV4_LEN + sizeof(struct udp), 0);
-	if (outcome != PASS_TOKEN)
+	if (outcome != PASS_TOKEN && outcome != PASS_FLOW)
 		return TC_ACT_SHOT;
-	if (v->packet.network != ETHER_LEN)
+	if (plain && outcome == PASS_TOKEN && note_plain(ctx, v))
+		return TC_ACT_SHOT;
+	if (!plain && v->packet.network != ETHER_LEN)
 		return leave(SVTEP_UNDELIVERED, TC_ACT_SHOT);
-	return deliver(ctx, v->packet.payload, 1);
+	return deliver(ctx, plain ? ETHER_LEN + IPV4_LEN + sizeof(struct udp) : v->packet.payload, outcome == PASS_TOKEN);
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -340,6 +340,7 @@ struct withdrawal {
 
 /* What a proof that was right stood beside. */
 struct remembered {
+	__u64 proof[2];
 	__u64 message[PROOF_WORDS_MAX];
 	struct address authority;
 	__u32 words; /* of the message */

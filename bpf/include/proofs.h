@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Proofs in every packet: what wire.md §8.8 says, as crates/engine/src/proofs.rs does. The table of cases holds the two together.
  *
- * A steady flow's proof, of IPv4 straight in IPv4, is computed once: what was right is remembered until it ends, for as long as
- * there is room and nothing is withdrawn and no key changes. To forget costs time and nothing else. */
+ * A steady flow's proof is computed once: what was right is remembered until it ends, for as long as no other takes its place and
+ * nothing is withdrawn and no key changes. To forget costs time and nothing else. What most packets look like, IPv4 straight in
+ * IPv4 with suite siphash, is read and judged in one go, without what other forms need. */
 #pragma once
 #define MAC_WORDS_MAX PROOF_WORDS_MAX
 #include "counters.h"
@@ -35,14 +36,23 @@ struct {
 	__type(value, __u32); /* segments that end then or before are void */
 } withdrawn SEC(".maps");
 
-struct proof {
-	__u64 words[2];
-};
-
+/* A bit for each of 65 536 classes of IPv4 receivers of whom one may have withdrawn consent: spares most the search. */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct proof);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct class_set);
+} withdrawn4 SEC(".maps");
+
+/* How many proofs each core remembers: a power of two. */
+const volatile __u32 places_per_core SEC(".rodata.places") = 1;
+
+/* Each core has places of its own, and each proof one among them. INVARIANT: a core judges one packet at a time, so that a place
+ * is never read half written. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
 	__type(value, struct remembered);
 } remembered SEC(".maps");
 
@@ -61,7 +71,6 @@ struct proving {
 	struct packet packet;
 	struct remembered fact;
 	__u64 mac[2];
-	struct proof proof;
 	union {
 		struct {
 			__u8 place; /* suite, N, pointer */
@@ -93,6 +102,30 @@ static __always_inline __u64 head_word(__u64 word, __u8 vni)
 static __always_inline __u64 tail_word(__u64 word, __u8 vni, __u8 last)
 {
 	return (word & 0x0000ffffffffffffULL) | (__u64)vni << 48 | (__u64)last << 56;
+}
+
+/* Where this core remembers a proof: a MAC's bits are as good as a hash. */
+static __always_inline struct remembered *place_of(__u64 proof)
+{
+	__u32 index = bpf_get_smp_processor_id() * places_per_core + ((__u32)proof & (places_per_core - 1));
+
+	return bpf_map_lookup_elem(&remembered, &index);
+}
+
+/* Whether this is a key to check with at that time (wire.md §2.3), as judge_token has it. */
+static __always_inline int counts_at(const struct epoch_key *key, __u32 time)
+{
+	__u64 length = proofs_config.epoch_length ?: 1;
+
+	return key && key->epoch && (key->epoch + 2) * length > time && (key->epoch - 1) * length <= time;
+}
+
+/* When what was checked with it is to be forgotten. */
+static __always_inline __u32 remembered_until(const struct epoch_key *key, __u32 expires)
+{
+	__u64 ends = (key->epoch + 2) * (proofs_config.epoch_length ?: 1);
+
+	return ends < expires ? ends : expires;
 }
 
 /* Whether protocol and ports are the segment's. */
@@ -239,7 +272,7 @@ __noinline int read_proof(context *ctx, const struct packet *p, struct proving *
 	if (authority_len == 16 ? load(ctx, at, &v->fact.authority, 16) : load(ctx, at, &v->fact.authority, 4))
 		return DROP_MALFORMED;
 	at += authority_len;
-	if (load(ctx, at + PROOF_LEN * pointer, &v->proof, PROOF_LEN))
+	if (load(ctx, at + PROOF_LEN * pointer, v->fact.proof, PROOF_LEN))
 		return DROP_MALFORMED;
 	outcome = read_inner(ctx, v, kind, at + PROOF_LEN * count, p->end);
 	if (outcome != CONTINUE)
@@ -308,15 +341,30 @@ __noinline int is_withdrawn(const struct proving *v)
 	return voids(&key, expires);
 }
 
-/* The checks from the key on, and remembering. What is judged is looked up here: Linux 6.1 writes no map from memory that it only
- * knows by an argument. */
+/* Whether that equals what was right. */
+static __always_inline int is_remembered(const struct remembered *known, const struct remembered *fact, __u32 time)
+{
+	if (!known || known->generation != fact->generation || known->until <= time || known->words != fact->words ||
+	    known->epoch != fact->epoch || known->authority.words[0] != fact->authority.words[0] ||
+	    known->authority.words[1] != fact->authority.words[1] || known->proof[0] != fact->proof[0] ||
+	    known->proof[1] != fact->proof[1])
+		return 0;
+	for (__u32 i = 0; i < PROOF_WORDS_MAX; i++) {
+		if (i >= fact->words)
+			break;
+		if (known->message[i] != fact->message[i])
+			return 0;
+	}
+	return 1;
+}
+
+/* The checks from the key on, and remembering. */
 __noinline int check_proof(const struct packet *p)
 {
 	struct proof_key_slot slot = {};
+	struct remembered *known;
 	struct epoch_key *key;
-	struct proof proof;
 	struct proving *v;
-	__u64 epoch_length, epoch_ends;
 	__u32 zero = 0, *current, expires, time;
 	__u8 suite;
 
@@ -332,9 +380,7 @@ __noinline int check_proof(const struct packet *p)
 	current = bpf_map_lookup_elem(&generation, &zero);
 	v->fact.generation = current ? *current : 0;
 	key = bpf_map_lookup_elem(&proof_keys, &slot);
-	/* As judge_token has it. */
-	epoch_length = proofs_config.epoch_length ?: 1;
-	if (!key || !key->epoch || (key->epoch + 2) * epoch_length <= time || (key->epoch - 1) * epoch_length > time)
+	if (!counts_at(key, time))
 		return DROP_UNKNOWN_EPOCH;
 	if (expires <= time)
 		return DROP_EXPIRED;
@@ -344,17 +390,20 @@ __noinline int check_proof(const struct packet *p)
 		    v->ports))
 		return DROP_BAD_TAG;
 	write_message(p, v);
-	mac(suite, suite == SUITE_SIPHASH ? key->siphash : key->aes, v->fact.message, v->fact.words, &v->proof.words[0],
+	v->fact.epoch = v->segment.epoch;
+	known = place_of(v->fact.proof[0]);
+	if (is_remembered(known, &v->fact, time))
+		return PASS_FLOW;
+	mac(suite, suite == SUITE_SIPHASH ? key->siphash : key->aes, v->fact.message, v->fact.words, &v->fact.proof[0],
 	    v->mac);
-	if ((v->mac[0] ^ v->proof.words[0]) | (v->mac[1] ^ v->proof.words[1]))
+	if ((v->mac[0] ^ v->fact.proof[0]) | (v->mac[1] ^ v->fact.proof[1]))
 		return DROP_BAD_TAG;
 	if (is_withdrawn(v))
 		return DROP_REVOKED;
-	proof = v->proof;
-	epoch_ends = (key->epoch + 2) * epoch_length;
-	v->fact.epoch = v->segment.epoch;
-	v->fact.until = epoch_ends < expires ? epoch_ends : expires;
-	bpf_map_update_elem(&remembered, &proof, &v->fact, BPF_ANY);
+	if (known) {
+		v->fact.until = remembered_until(key, expires);
+		*known = v->fact;
+	}
 	return PASS_TOKEN;
 }
 
@@ -380,17 +429,21 @@ __noinline int move_pointer(context *ctx, const struct packet *p)
 	return store(ctx, at, &new, 2) ? -1 : 0;
 }
 
-/* A packet of the plain form, IPv4 in IPv4, whose proof is remembered. CONTINUE for every other, whatever is wrong with it. */
-static __always_inline int settle_remembered(context *ctx)
+/* A packet of the plain form, IPv4 in IPv4 without a checksum: whole if its proof is remembered or of suite siphash. CONTINUE for
+ * every other, whatever is wrong with it. Not inlined, for its stack is its own. */
+__noinline int judge_plain(context *ctx)
 {
 	enum { HEAD = 54, PROOFS = HEAD + SEGMENT_LEN + 4 };
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *at;
 	struct ipv4 *ip = data + ETHER_LEN, *inner;
 	struct udp *udp = (void *)(ip + 1);
 	__u32 *geneve = (void *)(udp + 1), *segment = data + HEAD, total, inner_total, count, pointer, words, zero = 0, *current;
+	__u32 time, expires, now_counts;
 	__u8 place, flags, *vni = (void *)(geneve + 1);
+	__u64 message[4], proof[2], computed[2];
+	struct proof_key_slot slot = {};
 	struct remembered *fact;
-	struct proof proof;
+	struct epoch_key *key;
 	__be16 ports[2] = {};
 
 	if (data + PROOFS > end || *(__be16 *)(data + 12) != bpf_htons(0x0800) || ip->version_ihl != 0x45)
@@ -404,13 +457,15 @@ static __always_inline int settle_remembered(context *ctx)
 	if (ip->fragment & bpf_htons(0x3fff) || ip->protocol != IP_UDP || udp->destination != bpf_htons(GENEVE_PORT) ||
 	    bpf_ntohs(udp->len) + IPV4_LEN != total || udp->checksum || !reaches(ctx, ETHER_LEN + total) ||
 	    geneve[0] != (words + 1) + (GENEVE_CRITICAL << 8) + 0x00080000 || vni[3] || pointer >= count ||
-	    geneve[2] != (words << 24 | PROOF_OPTION) || flags & (SEGMENT_UNDERLAY6 | SEGMENT_IPV6 | SEGMENT_AUTHORITY6))
+	    geneve[2] != (words << 24 | PROOF_OPTION) ||
+	    flags & (SEGMENT_UNDERLAY6 | SEGMENT_IPV6 | SEGMENT_AUTHORITY6 | SEGMENT_RESERVED) || segment[3] >> 16)
 		return CONTINUE;
 	asm volatile("%0 &= 7" : "+r"(pointer));
 	at = data + PROOFS + PROOF_LEN * pointer;
 	if (at + PROOF_LEN > end)
 		return CONTINUE;
-	proof = *(struct proof *)at;
+	proof[0] = *(__u64 *)at;
+	proof[1] = *(__u64 *)(at + 8);
 	asm volatile("%0 &= 7" : "+r"(count));
 	inner = data + PROOFS + PROOF_LEN * count;
 	if ((void *)(inner + 1) + 4 > end)
@@ -421,33 +476,99 @@ static __always_inline int settle_remembered(context *ctx)
 		return CONTINUE;
 	if (inner->protocol == IP_TCP || inner->protocol == IP_UDP)
 		__builtin_memcpy(ports, inner + 1, 4);
-	fact = bpf_map_lookup_elem(&remembered, &proof);
+	/* What write_message makes of it. */
+	message[0] = head_word(segment[0] | (__u64)segment[1] << 32, vni[0]);
+	message[1] = tail_word(segment[2] | (__u64)segment[3] << 32, vni[1], vni[2]);
+	message[2] = *(__u32 *)ip->source | (__u64) * (__u32 *)ip->destination << 32;
+	message[3] = *(__u32 *)inner->source | (__u64) * (__u32 *)inner->destination << 32;
+	fact = place_of(proof[0]);
 	current = bpf_map_lookup_elem(&generation, &zero);
+	time = now();
+	if (!fact || !current)
+		return CONTINUE;
+	now_counts = *current;
 	/* The segment's form is that of the remembered one, whose bytes it has: but for the two that the VNI takes the place of. */
-	if (!fact || !current || fact->generation != *current || fact->words != 4 || fact->until <= now() ||
-	    fact->message[0] != head_word(segment[0] | (__u64)segment[1] << 32, vni[0]) ||
-	    fact->message[1] != tail_word(segment[2] | (__u64)segment[3] << 32, vni[1], vni[2]) ||
-	    fact->message[2] != (*(__u32 *)ip->source | (__u64) * (__u32 *)ip->destination << 32) ||
-	    fact->message[3] != (*(__u32 *)inner->source | (__u64) * (__u32 *)inner->destination << 32) ||
-	    fact->authority.words[0] != segment[4] || fact->authority.words[1] || fact->epoch != segment[0] >> 24 ||
-	    segment[3] >> 16)
+	if (fact->proof[0] == proof[0] && fact->proof[1] == proof[1] && fact->generation == now_counts && fact->words == 4 &&
+	    fact->until > time && fact->message[0] == message[0] && fact->message[1] == message[1] &&
+	    fact->message[2] == message[2] && fact->message[3] == message[3] && fact->authority.words[0] == segment[4] &&
+	    !fact->authority.words[1] && fact->epoch == segment[0] >> 24) {
+		if (!serves(flags, segment[0] >> 16, segment[2] >> 16, segment[3], inner->protocol, ports))
+			return DROP_BAD_TAG;
+		*(__u8 *)segment = place + 1;
+		return PASS_FLOW;
+	}
+	if (place >> 6 != SUITE_SIPHASH || count > PROOFS_MAX || (flags & SEGMENT_RETURN && flags & SEGMENT_REPLY) ||
+	    (!(flags & SEGMENT_PORT) && (segment[0] & 0xff0000 || segment[2] >> 16 || flags & SEGMENT_SINGLE)) ||
+	    (!(flags & SEGMENT_SINGLE) && segment[3]))
 		return CONTINUE;
+	if (!services_of(4, ip->destination))
+		return PASS_NOT_OURS;
+	slot.authority.words[0] = segment[4];
+	slot.family = 4;
+	slot.epoch = segment[0] >> 24;
+	key = bpf_map_lookup_elem(&proof_keys, &slot);
+	if (!key || !counts_at(key, time))
+		return DROP_UNKNOWN_EPOCH;
+	expires = bpf_ntohl(segment[1]);
+	if (expires <= time)
+		return DROP_EXPIRED;
+	if (expires - time > proofs_config.max_lifetime)
+		return DROP_LIFETIME_TOO_LONG;
 	if (!serves(flags, segment[0] >> 16, segment[2] >> 16, segment[3], inner->protocol, ports))
+		return DROP_BAD_TAG;
+	siphash128(key->siphash, message, 4, &proof[0], computed);
+	if (computed[0] != proof[0] || computed[1] != proof[1])
+		return DROP_BAD_TAG;
+	if (in_class_set(bpf_map_lookup_elem(&withdrawn4, &zero), (*(__u32 *)inner->destination * 0x9e3779b1U) >> 16))
 		return CONTINUE;
+	fact->proof[0] = proof[0];
+	fact->proof[1] = proof[1];
+	fact->message[0] = message[0];
+	fact->message[1] = message[1];
+	fact->message[2] = message[2];
+	fact->message[3] = message[3];
+	fact->authority = slot.authority;
+	fact->words = 4;
+	fact->epoch = slot.epoch;
+	fact->until = remembered_until(key, expires);
+	fact->generation = now_counts;
 	*(__u8 *)segment = place + 1;
-	return PASS_FLOW;
+	return PASS_TOKEN;
 }
 
-/* The outcome of any packet. */
-static __always_inline int judge_proof(context *ctx)
+/* What read_proof and parse note, of a packet of the plain form. */
+static __always_inline int note_plain(context *ctx, struct proving *v)
+{
+	struct packet *p = &v->packet;
+	__u32 at = ETHER_LEN + IPV4_LEN + sizeof(struct udp) + GENEVE_LEN + OPTION_LEN;
+	__be32 ends[2];
+
+	__builtin_memset(p, 0, sizeof(*p));
+	p->flow.family = 4;
+	p->network = ETHER_LEN;
+	p->payload = ETHER_LEN + IPV4_LEN + sizeof(struct udp);
+	if (load(ctx, ETHER_LEN + 12, p->flow.client, 4) || load(ctx, ETHER_LEN + 16, p->flow.server, 4) ||
+	    load(ctx, at, &v->segment, SEGMENT_LEN) ||
+	    load(ctx, at + SEGMENT_LEN + 4 + PROOF_LEN * (v->segment.place >> 3 & 7) + 12, ends, 8))
+		return -1;
+	v->inner_family = 4;
+	v->sender.words[0] = ends[0];
+	v->receiver.words[0] = ends[1];
+	v->sender.words[1] = v->receiver.words[1] = 0;
+	return 0;
+}
+
+/* The outcome of any packet. One of the plain form is not noted in `provings`. */
+static __always_inline int judge_and_tell(context *ctx, int *plain)
 {
 	struct proving *v;
 	struct packet *p;
 	__u32 zero = 0;
 	int form, outcome;
 
-	outcome = settle_remembered(ctx);
-	if (outcome != CONTINUE)
+	outcome = judge_plain(ctx);
+	*plain = outcome != CONTINUE;
+	if (*plain)
 		return outcome;
 	v = bpf_map_lookup_elem(&provings, &zero);
 	if (!v)
@@ -477,7 +598,14 @@ static __always_inline int judge_proof(context *ctx)
 	outcome = read_proof(ctx, p, v);
 	if (outcome == CONTINUE)
 		outcome = check_proof(p);
-	if (outcome == PASS_TOKEN && move_pointer(ctx, p))
+	if ((outcome == PASS_TOKEN || outcome == PASS_FLOW) && move_pointer(ctx, p))
 		return DROP_MALFORMED;
 	return outcome;
+}
+
+static __always_inline int judge_proof(context *ctx)
+{
+	int plain;
+
+	return judge_and_tell(ctx, &plain);
 }

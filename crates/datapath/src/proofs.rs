@@ -8,7 +8,8 @@ use crate::table::Table;
 use anyhow::Result;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use wire::map::{EpochKey, ProofKeySlot, ProofsConfig, Service, Services, WithdrawalKey, counter};
+use std::sync::{Mutex, PoisonError};
+use wire::map::{ClassSet, EpochKey, ProofKeySlot, ProofsConfig, Service, Services, WithdrawalKey, counter};
 use wire::packet::UDP;
 use wire::{Epoch, ProofKey, Suite, Vni, geneve};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -17,22 +18,20 @@ mod attach;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/proofs.bpf.o"));
 
-/// How many proofs are remembered, unless more or fewer are asked for; 176 bytes each.
+/// How many proofs are remembered, unless more or fewer are asked for; 128 bytes each.
 pub const REMEMBERED: u32 = 65_536;
 
-/// The tables that outlive a process.
-const PINNED: [&str; 10] = [
-    "protected4",
-    "protected6",
-    "open4",
-    "open6",
-    "proof_keys",
-    "withdrawn",
-    "remembered",
-    "generation",
-    "clock",
-    "counters",
-];
+/// The tables that outlive a process. What is remembered does not: each proof is checked again when it comes.
+const PINNED: [&str; 9] =
+    ["protected4", "protected6", "open4", "open6", "proof_keys", "withdrawn", "generation", "clock", "counters"];
+
+/// Gives a program with the verifier's maps room for so many remembered proofs.
+pub(crate) fn make_room(opened: &mut Opened, remembered: u32) -> Result<()> {
+    let cores = u32::try_from(libbpf_rs::num_possible_cpus()?)?;
+    let places = 1 << (remembered / cores).max(1).ilog2();
+    opened.set_constant(".rodata.places", &places)?;
+    opened.resize("remembered", places * cores)
+}
 
 /// The loaded program and its tables.
 pub struct Proofs {
@@ -41,14 +40,20 @@ pub struct Proofs {
     attached: HashMap<String, Attached>,
     endpoints: Protected,
     keys: Table<ProofKeySlot, EpochKey>,
+    epoch_length: u32,
     withdrawn: Table<WithdrawalKey, u32>,
+    /// Classes of IPv4 receivers of whom one may have withdrawn consent.
+    withdrawn4: Table<u32, ClassSet>,
+    /// Held while both change: a class that went missing in between would let through what is void.
+    withdrawing: Mutex<()>,
     generation: Table<u32, u32>,
     clock: Table<u32, u64>,
     counters: Table<u32, u64>,
 }
 
 impl Proofs {
-    /// Loads the program with room for so many remembered proofs.
+    /// Loads the program with room for so many remembered proofs, or somewhat fewer: each core has a power of two of them, and at
+    /// least one.
     pub fn load(config: ProofsConfig, remembered: u32) -> Result<Self> {
         Self::load_object(OBJECT, config, remembered)
     }
@@ -63,28 +68,33 @@ impl Proofs {
         object::log_through_tracing();
         let mut opened = Opened::new("proofs", object)?;
         opened.configure(&config)?;
-        opened.resize("remembered", remembered)?;
+        make_room(&mut opened, remembered)?;
         if let Some(pins) = &pins {
             opened.pin(pins, &PINNED)?;
         }
-        let mut loaded = Self::of(opened.load("proofs")?)?;
+        let mut loaded = Self::of(opened.load("proofs")?, config.epoch_length)?;
         loaded.pins = pins;
         Ok(loaded)
     }
 
     /// The tables of an object with the verifier's maps.
-    pub(crate) fn of(object: Loaded) -> Result<Self> {
-        Ok(Self {
+    pub(crate) fn of(object: Loaded, epoch_length: u32) -> Result<Self> {
+        let proofs = Self {
             endpoints: Protected::new(&object)?,
             keys: object.table("proof_keys")?,
+            epoch_length: epoch_length.max(1),
             withdrawn: object.table("withdrawn")?,
+            withdrawn4: object.table("withdrawn4")?,
+            withdrawing: Mutex::new(()),
             generation: object.table("generation")?,
             clock: object.table("clock")?,
             counters: object.table("counters")?,
             object,
             pins: None,
             attached: HashMap::new(),
-        })
+        };
+        proofs.classify(proofs.withdrawn.entries())?;
+        Ok(proofs)
     }
 
     /// Makes these prefixes (address, length) the endpoints that it stands before, and no others.
@@ -106,16 +116,41 @@ impl Proofs {
 
     /// Voids segments of this receiver's, from one sender or all, that end at `until` or before.
     pub fn withdraw(&self, vni: Vni, receiver: IpAddr, sender: Option<IpAddr>, until: u32) -> Result<()> {
+        let _alone = self.withdrawing.lock().unwrap_or_else(PoisonError::into_inner);
         let key = WithdrawalKey::new(vni, receiver, sender);
         let known = self.withdrawn.get(&key)?.unwrap_or_default();
         self.withdrawn.set(&key, &until.max(known))?;
+        // INVARIANT: the class is in the set before the generation changes: what was found right without it counts no more then.
+        if receiver.is_ipv4() {
+            let mut classes = self.withdrawn4.get(&0)?.unwrap_or(ClassSet::NOTHING);
+            classes.insert(ClassSet::class_of(receiver));
+            self.withdrawn4.set(&0, &classes)?;
+        }
         self.forget()
     }
 
-    /// Forgets withdrawals that void only what has ended at `now`.
+    /// Forgets withdrawals that void only what has ended at `now`, and keys whose epoch is over.
     pub fn sweep(&self, now: u32) -> Result<()> {
-        let over = self.withdrawn.entries().into_iter().filter(|(_, until)| *until <= now);
-        over.into_iter().try_for_each(|(key, _)| self.withdrawn.remove(&key))
+        let _alone = self.withdrawing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (over, held): (Vec<_>, Vec<_>) = self.withdrawn.entries().into_iter().partition(|(_, until)| *until <= now);
+        over.iter().try_for_each(|(key, _)| self.withdrawn.remove(key))?;
+        self.classify(held)?;
+        let ends = |epoch: u64| epoch.saturating_add(2).saturating_mul(self.epoch_length.into());
+        let keys = self.keys.entries().into_iter().filter(|(_, key)| ends(key.epoch) <= u64::from(now));
+        keys.into_iter().try_for_each(|(slot, _)| self.keys.remove(&slot))
+    }
+
+    /// Says which classes of receivers these withdrawals are of.
+    fn classify(&self, withdrawals: Vec<(WithdrawalKey, u32)>) -> Result<()> {
+        let mut classes = ClassSet::NOTHING;
+        let receivers = withdrawals.iter().filter_map(|(key, _)| key.receiver4());
+        receivers.for_each(|receiver| classes.insert(ClassSet::class_of(receiver.into())));
+        self.withdrawn4.set(&0, &classes)
+    }
+
+    /// How many keys it holds.
+    pub fn keys(&self) -> usize {
+        self.keys.keys().len()
     }
 
     /// How many withdrawals it holds.

@@ -8,7 +8,7 @@ use crate::hook::Spot;
 use crate::interface::Interface;
 use crate::object::{self, Opened, Pins};
 use crate::probe;
-use crate::proofs::Proofs;
+use crate::proofs::{Proofs, make_room};
 use crate::run::{self, Ran};
 use crate::table::Table;
 use anyhow::{Context, Result};
@@ -20,7 +20,7 @@ use wire::{InterfaceId, Vni};
 use zerocopy::FromBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/svtep.bpf.o"));
-const PINNED: [&str; 15] = [
+const PINNED: [&str; 14] = [
     "protected4",
     "protected6",
     "open4",
@@ -29,7 +29,6 @@ const PINNED: [&str; 15] = [
     "counters",
     "proof_keys",
     "withdrawn",
-    "remembered",
     "generation",
     "tenants",
     "deliveries",
@@ -88,7 +87,7 @@ impl Svtep {
         let config =
             SvtepConfig { underlay: underlay.index, mtu: settings.mtu, turns: turns.into(), reports: settings.reports };
         opened.set_constant(".rodata.svtep", &config)?;
-        opened.resize("remembered", settings.remembered)?;
+        make_room(&mut opened, settings.remembered)?;
         if let Some(pins) = &pins {
             opened.pin(pins, &PINNED)?;
         }
@@ -100,7 +99,7 @@ impl Svtep {
             deliveries: object.table("deliveries")?,
             counters: object.table("tunnel_counters")?,
             unsent: object.map("unsent")?,
-            proofs: Proofs::of(object)?,
+            proofs: Proofs::of(object, settings.proofs.epoch_length)?,
             attachments: Attachments::new(pins),
         })
     }

@@ -50,7 +50,7 @@ fn kernel_computes_a_steady_flows_proof_once_and_again_when_something_changed() 
         let (_, frame, ..) = table.first_frames().find(|(name, ..)| name.contains(text)).expect("a row");
         frame.clone()
     };
-    for text in ["ipv4: siphash", "ipv4: aes-cmac"] {
+    for text in ["ipv4: siphash", "ipv4: aes-cmac", "ipv6: siphash", "ipv6: aes-cmac"] {
         let frame = named(text);
         for way in [Way::Computed, Way::Remembered, Way::Remembered] {
             assert_eq!(prover.judge(&frame, table.now).1, Some(way), "{text}");
@@ -69,6 +69,52 @@ fn kernel_computes_a_steady_flows_proof_once_and_again_when_something_changed() 
     assert_eq!(prover.program.withdrawals(), 1);
     prover.program.sweep(table.now + 1).expect("sweep");
     assert_eq!(prover.program.withdrawals(), 0);
+}
+
+#[test]
+fn kernel_asks_whether_a_receiver_withdrew_while_any_of_its_class_has() {
+    let table = Table::read();
+    let prover = Prover::new(&table.verifiers[0], 1024);
+    let (_, frame, ..) = table.first_frames().find(|(name, ..)| name.starts_with("ipv4: siphash")).expect("a row");
+    let receiver =
+        u32::from_be_bytes(*frame[frame.len() - inner_length(frame) + 16..].first_chunk().expect("an address"));
+    let vni = wire::Vni::from([frame[46], frame[47], frame[48]]);
+    let of = |vni, receiver: u32| engine::proofs::Withdrawal {
+        vni,
+        receiver: std::net::Ipv4Addr::from(receiver).into(),
+        sender: None,
+    };
+    let revoked = Outcome::Drop(wire::DropReason::Revoked);
+    // Another network's receiver of that address is of its class, but another.
+    prover.withdraw(&of(wire::Vni::from([9, 9, 9]), receiver), table.now + 100_000);
+    assert_eq!(prover.judge(frame, table.now).0, Outcome::Proved);
+    prover.withdraw(&of(vni, receiver), table.now + 100_000);
+    assert_eq!(prover.judge(frame, table.now).0, revoked);
+    prover.withdraw(&of(vni, receiver ^ 1), table.now + 1);
+    prover.program.sweep(table.now + 2).expect("sweep");
+    assert_eq!(prover.program.withdrawals(), 2);
+    assert_eq!(prover.judge(frame, table.now).0, revoked, "what is swept takes no other's class along");
+}
+
+/// Of the packet inside: it fills what is outside.
+fn inner_length(frame: &[u8]) -> usize {
+    let count = usize::from(frame[54] >> 3 & 7);
+    frame.len() - 74 - 16 * count
+}
+
+#[test]
+fn kernel_keys_are_swept_when_their_epoch_is_over() {
+    let table = Table::read();
+    let verifier = &table.verifiers[0];
+    let prover = Prover::new(verifier, 1024);
+    assert_eq!(prover.program.keys(), verifier.keys.len());
+    prover.program.sweep(table.now).expect("sweep");
+    let now = u64::from(table.now / verifier.epoch_length);
+    let held = verifier.keys.keys().filter(|(_, epoch)| epoch.0 + 1 >= now).count();
+    assert!(0 < held && held < verifier.keys.len());
+    assert_eq!(prover.program.keys(), held);
+    let (_, frame, ..) = table.first_frames().find(|(name, ..)| name.starts_with("ipv4: siphash")).expect("a row");
+    assert_eq!(prover.judge(frame, table.now).0, Outcome::Proved);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::address_bytes;
 use crate::segment::Vni;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The program's settings, fixed when it is loaded.
@@ -53,6 +53,12 @@ impl WithdrawalKey {
             receiver: address_bytes(receiver),
             sender: sender.map_or([0; 16], address_bytes),
         }
+    }
+
+    /// The receiver's address, if it is IPv4.
+    pub fn receiver4(&self) -> Option<Ipv4Addr> {
+        let [a, b, c, d, ..] = self.receiver;
+        (self.family == 4).then_some(Ipv4Addr::new(a, b, c, d))
     }
 }
 
