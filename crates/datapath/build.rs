@@ -11,9 +11,19 @@ fn main() {
     let include = format!("-I{}", bpf.join("include").display());
     // Where Debian keeps <asm/types.h> of the build machine's architecture.
     let multiarch = format!("-I/usr/include/{}-linux-gnu", env::var("CARGO_CFG_TARGET_ARCH").expect("set by cargo"));
-    for program in
-        ["verifier", "verifier_tc", "gateway", "agent", "transfer", "proofs", "svtep", "probe", "bench", "proofs_bench"]
-    {
+    for program in [
+        "verifier",
+        "verifier_tc",
+        "gateway",
+        "agent",
+        "transfer",
+        "proofs",
+        "svtep",
+        "crossing",
+        "probe",
+        "bench",
+        "proofs_bench",
+    ] {
         SkeletonBuilder::new()
             .source(bpf.join(format!("{program}.bpf.c")))
             .obj(out.join(format!("{program}.bpf.o")))

@@ -12,7 +12,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("client", &["wire", "engine"], &[]),
     ("proofs", &["wire", "engine"], &[]),
     ("shell", &[], &[]),
-    ("datapath", &["wire"], &["engine", "lab"]),
+    ("datapath", &["wire"], &["engine", "lab", "proofs"]),
     ("authority", &["wire", "engine", "shell"], &["client"]),
     ("agent", &["wire", "engine", "client", "datapath", "shell"], &["lab"]),
     ("verifier", &["wire", "engine", "client", "datapath", "shell"], &["authority"]),

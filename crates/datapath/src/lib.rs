@@ -6,6 +6,7 @@ pub mod agent;
 mod attachments;
 mod batch;
 pub mod clock;
+pub mod crossing;
 pub mod flows;
 pub mod gateway;
 pub mod hook;

@@ -1,0 +1,157 @@
+//! Frames that cross from one interface to another by way of a process that judges them (AF_XDP).
+//!
+//! Every frame that comes in at either interface is shown to the judge, in batches, where it lies; those that pass go out at the
+//! other one. Memory is given once. It decides nothing, and the host's own stack sees none of these frames.
+
+mod ring;
+mod socket;
+
+use crate::interface::Interface;
+use crate::link::{Link, Place};
+use crate::object::{self, Loaded, Opened};
+use anyhow::{Context, Result};
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+use socket::{Frames, Socket};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/crossing.bpf.o"));
+
+/// The most frames that are judged together: a bit for each says which pass.
+pub const BATCH: usize = 32;
+/// The longest frame that can cross.
+pub const FRAME_MAX: usize = socket::FRAME_MAX;
+/// Bytes of an Ethernet header.
+const ETHERNET: usize = 14;
+/// Frames that may wait in each direction: 2 KiB each, and as much again while they go out.
+const WAITING: u32 = 1024;
+
+/// What became of frames. Each that came in is in one of the others, or is under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// They were shown to the judge.
+    pub received: u64,
+    /// They went out at the other interface, or will.
+    pub passed: u64,
+    /// The judge refused them.
+    pub refused: u64,
+    /// They passed, but so many were still going out that there was no room.
+    pub no_room: u64,
+    /// The kernel found no room to hand them over, or they were too long.
+    pub missed: u64,
+    /// They came to a queue that nobody serves.
+    pub unserved: u64,
+}
+
+/// Two interfaces, and what crosses between them.
+pub struct Crossing {
+    sides: [Side; 2],
+    frames: Frames,
+    counts: Counts,
+}
+
+struct Side {
+    // Before the socket: no frame comes in while it closes.
+    _link: Link,
+    object: Loaded,
+    socket: Socket,
+}
+
+impl Crossing {
+    /// Takes both interfaces. From here on until this is dropped, what comes in there waits for [`Crossing::turn`].
+    ///
+    /// # Errors
+    /// If one has another XDP program, several queues, or frames that are too long.
+    pub fn open(one: &Interface, other: &Interface) -> Result<Self> {
+        object::log_through_tracing();
+        let mut frames = Frames::new(4 * WAITING as usize)?;
+        let first = Side::open(one, &mut frames, None)?;
+        let second = Side::open(other, &mut frames, Some(&first.socket))?;
+        Ok(Self { sides: [first, second], frames, counts: Counts::default() })
+    }
+
+    /// Shows the judge up to [`BATCH`] frames that came in at each interface, and sends on those whose bit it sets, the first
+    /// the lowest. The result is how many frames there were.
+    pub fn turn(&mut self, mut judge: impl FnMut(&mut [&mut [u8]]) -> u32) -> Result<usize> {
+        let [one, other] = &mut self.sides;
+        let (counts, frames) = (&mut self.counts, &mut self.frames);
+        let there = cross(&mut one.socket, &mut other.socket, frames, counts, &mut judge)?;
+        let back = cross(&mut other.socket, &mut one.socket, frames, counts, &mut judge)?;
+        Ok(there + back)
+    }
+
+    /// Waits until a frame comes in, or the time is over.
+    pub fn wait(&self, most: Duration) -> Result<()> {
+        let mut sockets = self.sides.each_ref().map(|side| PollFd::new(side.socket.as_fd(), PollFlags::POLLIN));
+        let most = PollTimeout::try_from(most).unwrap_or(PollTimeout::MAX);
+        match nix::poll::poll(&mut sockets, most) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Err(error) => Err(error).context("cannot wait for frames"),
+        }
+    }
+
+    /// What became of frames so far.
+    pub fn counts(&self) -> Result<Counts> {
+        let mut counts = self.counts;
+        for side in &self.sides {
+            counts.missed += side.socket.missed()?;
+            counts.unserved += side.object.table::<u32, u64>("unserved")?.sum_at(0)?;
+        }
+        Ok(counts)
+    }
+}
+
+impl Side {
+    fn open(interface: &Interface, frames: &mut Frames, sharing: Option<&Socket>) -> Result<Self> {
+        let name = &interface.name;
+        let queues = std::fs::read_dir(format!("/sys/class/net/{name}/queues"));
+        let receiving = |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b"rx-");
+        let queues = queues.map(|entries| entries.flatten().filter(receiving).count()).unwrap_or(1);
+        anyhow::ensure!(
+            queues == 1,
+            "interface {name} has {queues} queues, and frames cross from one only: ethtool -L {name} combined 1"
+        );
+        let longest = interface.mtu().unwrap_or_default() as usize + ETHERNET;
+        anyhow::ensure!(
+            longest <= FRAME_MAX,
+            "frames of interface {name} may have {longest} bytes, and none of more than {FRAME_MAX} can cross: set its mtu"
+        );
+        let socket = Socket::open(interface, frames, WAITING, sharing)?;
+        let object = Opened::new("crossing", OBJECT)?.load("crossing")?;
+        object.table::<u32, u32>("sockets")?.set(&0, &(socket.as_fd().as_raw_fd() as u32))?;
+        let program = object.program("cross")?;
+        let attach = |flags| Link::attach(program.as_fd(), interface.index, Place::Xdp, flags);
+        let link = attach(0).or_else(|_| attach(libbpf_sys::XDP_FLAGS_SKB_MODE));
+        let link = link.with_context(|| format!("interface {name} takes no XDP program"))?;
+        Ok(Self { _link: link, object, socket })
+    }
+}
+
+fn cross(
+    from: &mut Socket,
+    to: &mut Socket,
+    frames: &mut Frames,
+    counts: &mut Counts,
+    judge: &mut impl FnMut(&mut [&mut [u8]]) -> u32,
+) -> Result<usize> {
+    let mut came = Vec::with_capacity(BATCH);
+    from.received.take(BATCH as u32, |frame| came.push(frame));
+    if !came.is_empty() {
+        let mut bytes = frames.bytes(&came).context("the kernel named a frame that is none")?;
+        let passes = judge(&mut bytes);
+        let (mut passing, mut refused) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
+        for (place, frame) in came.iter().enumerate() {
+            if passes >> place & 1 != 0 { passing.push(*frame) } else { refused.push(frame.addr) }
+        }
+        let sent = to.send(&passing);
+        let no_room = &passing[sent..];
+        counts.received += came.len() as u64;
+        counts.passed += sent as u64;
+        counts.refused += refused.len() as u64;
+        counts.no_room += no_room.len() as u64;
+        frames.give_back(refused.into_iter().chain(no_room.iter().map(|frame| frame.addr)));
+    }
+    to.push(frames)?;
+    from.refill(frames);
+    Ok(came.len())
+}

@@ -1,0 +1,170 @@
+//! An interface's queue as a socket (AF_XDP), and the memory that several of them share.
+
+use super::ring::{Mapping, Ring};
+use crate::interface::Interface;
+use anyhow::{Context, Result};
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Bytes for a frame, of which the kernel keeps the first 256 to itself.
+const FRAME: usize = 2048;
+/// The longest frame.
+pub const FRAME_MAX: usize = FRAME - 256;
+
+/// Memory for frames. The kernel has some of them, and a socket's rings name them; those of nobody are here.
+pub struct Frames {
+    memory: Mapping,
+    free: Vec<u64>,
+}
+
+impl Frames {
+    /// Memory for so many.
+    pub fn new(count: usize) -> Result<Self> {
+        let free = (0..count).map(|number| (number * FRAME) as u64).collect();
+        Ok(Self { memory: Mapping::new(count * FRAME, None)?, free })
+    }
+
+    /// Gives frames back; where in them the kernel wrote does not matter.
+    pub fn give_back(&mut self, addresses: impl IntoIterator<Item = u64>) {
+        self.free.extend(addresses.into_iter().map(|address| address & !(FRAME as u64 - 1)));
+    }
+
+    fn take(&mut self, most: u32) -> impl Iterator<Item = u64> + '_ {
+        let rest = self.free.len().saturating_sub(most as usize);
+        self.free.drain(rest..)
+    }
+
+    /// The bytes of frames that came in; `None` if one lies outside of the memory.
+    pub fn bytes(&mut self, frames: &[libc::xdp_desc]) -> Option<Vec<&mut [u8]>> {
+        let memory = &self.memory;
+        let bytes = |frame: &libc::xdp_desc| {
+            let (start, length) = (usize::try_from(frame.addr).ok()?, frame.len as usize);
+            (start % FRAME + length <= FRAME && start + length <= memory.len()).then(|| {
+                // SAFETY: it is inside one frame of the memory, which lives as long as this. INVARIANT: a frame is in one
+                // ring, or in `free`, or here, so that nobody else has it.
+                unsafe { std::slice::from_raw_parts_mut(memory.start().add(start).as_ptr(), length) }
+            })
+        };
+        frames.iter().map(bytes).collect()
+    }
+}
+
+/// One queue of an interface.
+pub struct Socket {
+    pub received: Ring<libc::xdp_desc>,
+    sending: Ring<libc::xdp_desc>,
+    fill: Ring<u64>,
+    sent: Ring<u64>,
+    fd: OwnedFd,
+}
+
+impl Socket {
+    /// Opens queue 0 of an interface, with room for so many frames each way. `sharing` has the same memory.
+    pub fn open(interface: &Interface, frames: &mut Frames, size: u32, sharing: Option<&Self>) -> Result<Self> {
+        // SAFETY: a system call without pointers; nobody else has the descriptor that it returns.
+        let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        anyhow::ensure!(fd >= 0, "this kernel has no AF_XDP sockets, or not for us: {}", Error::last_os_error());
+        // SAFETY: as above.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        if sharing.is_none() {
+            // SAFETY: numbers only, for which zeros are values.
+            let mut memory: libc::xdp_umem_reg = unsafe { std::mem::zeroed() };
+            memory.addr = frames.memory.start().as_ptr() as u64;
+            memory.len = frames.memory.len() as u64;
+            memory.chunk_size = FRAME as u32;
+            set(&fd, libc::XDP_UMEM_REG, &memory).context("cannot share memory for frames with the kernel")?;
+        }
+        let sizes = [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING];
+        for ring in sizes {
+            set(&fd, ring, &size).context("cannot make a ring")?;
+        }
+        // SAFETY: numbers only, for which zeros are values.
+        let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
+        get(&fd, libc::XDP_MMAP_OFFSETS, &mut offsets).context("cannot ask where the rings are")?;
+        let borrowed = fd.as_fd();
+        let mut socket = Self {
+            received: Ring::new(borrowed, libc::XDP_PGOFF_RX_RING, size, &offsets.rx)?,
+            sending: Ring::new(borrowed, libc::XDP_PGOFF_TX_RING, size, &offsets.tx)?,
+            fill: Ring::new(borrowed, libc::XDP_UMEM_PGOFF_FILL_RING as i64, size, &offsets.fr)?,
+            sent: Ring::new(borrowed, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, size, &offsets.cr)?,
+            fd,
+        };
+        socket.refill(frames);
+        let address = libc::sockaddr_xdp {
+            sxdp_family: libc::AF_XDP as u16,
+            // What is shared has the mode of the first.
+            sxdp_flags: if sharing.is_some() { libc::XDP_SHARED_UMEM } else { libc::XDP_COPY },
+            sxdp_ifindex: interface.index,
+            sxdp_queue_id: 0,
+            sxdp_shared_umem_fd: sharing.map_or(0, |other| other.fd.as_raw_fd() as u32),
+        };
+        let length = size_of_val(&address) as u32;
+        // SAFETY: the descriptor is open, and the address lives through the call.
+        let result = unsafe { libc::bind(socket.fd.as_raw_fd(), (&raw const address).cast(), length) };
+        let error = Error::last_os_error();
+        anyhow::ensure!(result == 0, "cannot take the frames of {}: {error}", interface.name);
+        Ok(socket)
+    }
+
+    /// Gives the kernel frames to fill, as many as there are and it has room for.
+    pub fn refill(&mut self, frames: &mut Frames) {
+        let room = self.fill.room();
+        self.fill.put(frames.take(room));
+    }
+
+    /// Sends frames as far as there is room; the result is how many.
+    pub fn send(&mut self, frames: &[libc::xdp_desc]) -> usize {
+        let count = frames.len().min(self.sending.room() as usize);
+        self.sending.put(frames[..count].iter().copied());
+        count
+    }
+
+    /// Makes the kernel send what waits, as far as it can now, and takes back what was sent.
+    pub fn push(&mut self, frames: &mut Frames) -> Result<()> {
+        if self.sending.unread() > 0 {
+            // SAFETY: the descriptor is open, and nothing is sent but what is in the ring.
+            let sent = unsafe {
+                libc::sendto(self.fd.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0)
+            };
+            let error = Error::last_os_error();
+            // What the kernel has no room for now stays in the ring.
+            let later = matches!(error.raw_os_error(), Some(libc::EBUSY | libc::ENOBUFS | libc::ENETDOWN));
+            if sent < 0 && !later && error.kind() != ErrorKind::WouldBlock {
+                return Err(error).context("cannot send frames");
+            }
+        }
+        self.sent.take(u32::MAX, |address| frames.give_back([address]));
+        Ok(())
+    }
+
+    /// Frames that the kernel could not hand over.
+    pub fn missed(&self) -> Result<u64> {
+        // SAFETY: numbers only, for which zeros are values.
+        let mut counts: libc::xdp_statistics = unsafe { std::mem::zeroed() };
+        get(&self.fd, libc::XDP_STATISTICS, &mut counts).context("cannot ask what was missed")?;
+        // Those for which there was no frame to fill are among the dropped.
+        Ok(counts.rx_dropped + counts.rx_ring_full)
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn set<T>(fd: &OwnedFd, option: i32, value: &T) -> Result<()> {
+    let (at, length) = (std::ptr::from_ref(value).cast(), size_of::<T>() as u32);
+    // SAFETY: the descriptor is open, and `length` bytes are there to read.
+    let result = unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_XDP, option, at, length) };
+    if result == 0 { Ok(()) } else { Err(Error::last_os_error().into()) }
+}
+
+/// `T` is made of numbers, for which all bytes are values.
+fn get<T>(fd: &OwnedFd, option: i32, value: &mut T) -> Result<()> {
+    let mut length = size_of::<T>() as u32;
+    let at = std::ptr::from_mut(value).cast();
+    // SAFETY: the descriptor is open, and `length` bytes are there to write.
+    let result = unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, option, at, &raw mut length) };
+    if result == 0 { Ok(()) } else { Err(Error::last_os_error().into()) }
+}

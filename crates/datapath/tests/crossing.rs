@@ -1,0 +1,179 @@
+//! Frames that cross by way of a process: the table of cases for verifiers of proofs, with a batch as the judge; and many.
+
+#[path = "../../engine/tests/cases/mod.rs"]
+mod cases;
+
+use cases::{Step, Table};
+use datapath::crossing::{BATCH, Counts, Crossing};
+use datapath::interface::Interface;
+use engine::proofs::Outcome;
+use lab::net::{Namespace, veth};
+use nix::libc;
+use proofs::Batch;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// The most that anything may take here.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A sender, a crossing, and another one that keeps what it gets: `from` - `near` crossing `far` - `to` keeper `end` - `wall`.
+struct Line {
+    sender: OwnedFd,
+    crossing: Crossing,
+    keeper: Crossing,
+    _names: [Namespace; 4],
+}
+
+impl Line {
+    fn new() -> Self {
+        let names = ["from", "cross", "keep", "wall"].map(|role| {
+            let namespace = Namespace::new(role).expect("a namespace");
+            // So that nobody but us sends anything.
+            namespace.sysctl("net/ipv6/conf/default/disable_ipv6", "1").expect("no IPv6");
+            namespace
+        });
+        let [from, cross, keep, wall] = &names;
+        veth(from, "from", "", cross, "near", "").expect("a cable");
+        veth(cross, "far", "", keep, "to", "").expect("a cable");
+        veth(keep, "end", "", wall, "wall", "").expect("a cable");
+        let open = |one, other| {
+            let [one, other] = [one, other].map(|name| Interface::named(name).expect("an interface"));
+            Crossing::open(&one, &other).unwrap_or_else(|error| panic!("{error:#}"))
+        };
+        let crossing = cross.enter(|| open("near", "far"));
+        let keeper = keep.enter(|| open("to", "end"));
+        let sender = from.enter(|| packet_socket("from"));
+        Self { sender, crossing, keeper, _names: names }
+    }
+
+    fn send(&self, frame: &[u8]) {
+        // SAFETY: the descriptor is open, and the frame lives through the call.
+        let sent = unsafe { libc::send(self.sender.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
+        assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
+    }
+
+    /// Turns both until `done`, which is told what crossed and what was kept so far.
+    fn until(
+        &mut self,
+        mut judge: impl FnMut(&mut [&mut [u8]]) -> u32,
+        done: impl Fn(Counts, &[Vec<u8>]) -> bool,
+    ) -> Vec<Vec<u8>> {
+        let (deadline, mut kept) = (Instant::now() + PATIENCE, Vec::new());
+        loop {
+            let mut moved = self.crossing.turn(&mut judge).expect("a turn");
+            let keep = |frames: &mut [&mut [u8]]| {
+                kept.extend(frames.iter().map(|frame| frame.to_vec()));
+                0
+            };
+            moved += self.keeper.turn(keep).expect("a turn");
+            let counts = self.crossing.counts().expect("counts");
+            if done(counts, &kept) {
+                return kept;
+            }
+            assert!(Instant::now() < deadline, "{counts:?}, {} kept", kept.len());
+            if moved == 0 {
+                self.crossing.wait(Duration::from_millis(1)).expect("waiting");
+            }
+        }
+    }
+}
+
+fn packet_socket(interface: &str) -> OwnedFd {
+    let index = Interface::named(interface).expect("an interface").index;
+    // SAFETY: a system call without pointers.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: nobody else has this descriptor.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: numbers only, for which zeros are values.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    (address.sll_family, address.sll_ifindex) = (libc::AF_PACKET as u16, index as i32);
+    let length = size_of_val(&address) as u32;
+    // SAFETY: the descriptor is open, and the address lives through the call.
+    let bound = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) };
+    assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
+    fd
+}
+
+/// A judge that lets pass what a batch does, and notes what it says.
+fn judge<'a>(batch: &'a mut Batch, now: u32, said: &'a mut Vec<Outcome>) -> impl FnMut(&mut [&mut [u8]]) -> u32 + 'a {
+    move |frames| {
+        let mut outcomes = [Outcome::NotOurs; BATCH];
+        batch.judge(frames, now, &mut outcomes);
+        said.extend(&outcomes[..frames.len()]);
+        let passes = outcomes.iter().enumerate().filter(|(_, outcome)| !matches!(outcome, Outcome::Drop(_)));
+        passes.fold(0, |passes, (place, _)| passes | 1 << place)
+    }
+}
+
+#[test]
+fn every_case_of_the_table_has_its_outcome_by_af_xdp() {
+    let table = Table::read();
+    let mut line = Line::new();
+    let (mut failures, mut frames, mut expected) = (Vec::new(), 0, Counts::default());
+    for case in &table.cases {
+        let mut batch = Batch::new(table.verifiers[case.of].clone());
+        let mut now = table.now;
+        for step in &case.steps {
+            match step {
+                Step::Wait(seconds) => now += seconds,
+                Step::Withdraw(what, until) => batch.change(|verifier| verifier.withdraw(*what, *until)),
+                // No network brings a frame without a whole Ethernet header.
+                Step::Frame { frame, .. } if frame.len() <= 14 => {}
+                Step::Frame { frame, outcome, out } => {
+                    let passes = !matches!(outcome, Outcome::Drop(_));
+                    frames += 1;
+                    expected.received += 1;
+                    expected.passed += u64::from(passes);
+                    expected.refused += u64::from(!passes);
+                    let mut said = Vec::new();
+                    line.send(frame);
+                    let received = expected.received;
+                    let kept = line.until(judge(&mut batch, now, &mut said), |counts, kept| {
+                        counts.received == received && kept.len() >= usize::from(passes)
+                    });
+                    let wanted: &[Vec<u8>] = if passes { std::slice::from_ref(out) } else { &[] };
+                    if said != [*outcome] || kept != wanted {
+                        failures.push(format!("{}: {said:?}, not {outcome:?}; {} came out", case.name, kept.len()));
+                    }
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} of {frames}:\n{}", failures.len(), failures.join("\n"));
+    assert!(frames >= 300, "{frames} frames");
+    assert_eq!(line.crossing.counts().expect("counts"), expected, "each is in one counter");
+}
+
+#[test]
+fn many_frames_cross_in_order_and_their_memory_comes_back() {
+    let table = Table::read();
+    let mut line = Line::new();
+    let mut batch = Batch::new(table.verifiers[0].clone());
+    let (_, good, _, after) =
+        table.first_frames().find(|(name, ..)| name.starts_with("ipv4: aes-cmac")).expect("a row");
+    let mut bad = good.clone();
+    // In the proof.
+    bad[80] ^= 1;
+    // More than there is memory for, several times.
+    let rounds = 300;
+    for round in 0..rounds {
+        // A whole batch and a part of one; the sender's port is nobody's to check, and tells frames apart.
+        let mut wanted = Vec::new();
+        for number in 0..50u16 {
+            let mut frame = if number % 7 == 3 { bad.clone() } else { good.clone() };
+            frame[34..36].copy_from_slice(&number.to_be_bytes());
+            line.send(&frame);
+            if number % 7 != 3 {
+                let mut out = after.clone();
+                out[34..36].copy_from_slice(&number.to_be_bytes());
+                wanted.push(out);
+            }
+        }
+        let kept = line.until(judge(&mut batch, table.now, &mut Vec::new()), |_, kept| kept.len() >= wanted.len());
+        assert_eq!(kept, wanted, "round {round}");
+    }
+    let counts = line.crossing.counts().expect("counts");
+    let (refused, received) = (rounds * 7, rounds * 50);
+    assert_eq!(counts, Counts { received, passed: received - refused, refused, ..Counts::default() });
+}
