@@ -21,6 +21,13 @@ int drop_syns(struct xdp_md *ctx)
 	return data[36] == 0 && data[37] == 9 && (data[47] & 0x12) == 0x02 ? XDP_DROP : XDP_PASS;
 }
 
+/* Where a bench's frames end. */
+SEC("xdp.frags")
+int drop_all(struct xdp_md *ctx)
+{
+	return XDP_DROP;
+}
+
 SEC("tc")
 int next(struct __sk_buff *skb)
 {

@@ -13,12 +13,13 @@ use crate::{build, target_dir};
 
 /// The benches: package, and target, which is the name to pick it by. Each prints one line of JSON,
 /// {name: {value, unit, baseline, ratio, bound, holds}}.
-const BENCHES: [(&str, &str); 6] = [
+const BENCHES: [(&str, &str); 7] = [
     ("wire", "overhead"),
     ("engine", "engine"),
     ("proofs", "verify"),
     ("authority", "http"),
     ("datapath", "kernel"),
+    ("datapath", "forward"),
     ("lab", "network"),
 ];
 

@@ -105,6 +105,12 @@ impl Probe {
         self.attach(interface, if drop_syns { "drop_syns" } else { "pass" }).map(Attached)
     }
 
+    /// Attaches an XDP program that drops everything: for benches.
+    #[doc(hidden)]
+    pub fn attach_sink(&self, interface: &Interface) -> Result<Attached> {
+        self.attach(interface, "drop_all").map(Attached)
+    }
+
     fn attach(&self, interface: &Interface, program: &str) -> Result<Link> {
         let program = self.0.program(program)?;
         Link::attach(program.as_fd(), interface.index, Place::Xdp, 0)

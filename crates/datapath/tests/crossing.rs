@@ -2,15 +2,15 @@
 
 #[path = "../../engine/tests/cases/mod.rs"]
 mod cases;
+mod line;
 
 use cases::{Step, Table};
 use datapath::crossing::{BATCH, Counts, Crossing};
 use datapath::interface::Interface;
 use engine::proofs::Outcome;
 use lab::net::{Namespace, veth};
-use nix::libc;
+use line::Sender;
 use proofs::Batch;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// The most that anything may take here.
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A sender, a crossing, and another one that keeps what it gets: `from` - `near` crossing `far` - `to` keeper `end` - `wall`.
 struct Line {
-    sender: OwnedFd,
+    sender: Sender,
     crossing: Crossing,
     keeper: Crossing,
     _names: [Namespace; 4],
@@ -42,14 +42,8 @@ impl Line {
         };
         let crossing = cross.enter(|| open("near", "far"));
         let keeper = keep.enter(|| open("to", "end"));
-        let sender = from.enter(|| packet_socket("from"));
+        let sender = from.enter(|| Sender::new("from"));
         Self { sender, crossing, keeper, _names: names }
-    }
-
-    fn send(&self, frame: &[u8]) {
-        // SAFETY: the descriptor is open, and the frame lives through the call.
-        let sent = unsafe { libc::send(self.sender.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-        assert_eq!(sent, frame.len() as isize, "{}", std::io::Error::last_os_error());
     }
 
     /// Turns both until `done`, which is told what crossed and what was kept so far.
@@ -76,23 +70,6 @@ impl Line {
             }
         }
     }
-}
-
-fn packet_socket(interface: &str) -> OwnedFd {
-    let index = Interface::named(interface).expect("an interface").index;
-    // SAFETY: a system call without pointers.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: nobody else has this descriptor.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: numbers only, for which zeros are values.
-    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    (address.sll_family, address.sll_ifindex) = (libc::AF_PACKET as u16, index as i32);
-    let length = size_of_val(&address) as u32;
-    // SAFETY: the descriptor is open, and the address lives through the call.
-    let bound = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) };
-    assert_eq!(bound, 0, "{}", std::io::Error::last_os_error());
-    fd
 }
 
 /// A judge that lets pass what a batch does, and notes what it says.
@@ -127,7 +104,7 @@ fn every_case_of_the_table_has_its_outcome_by_af_xdp() {
                     expected.passed += u64::from(passes);
                     expected.refused += u64::from(!passes);
                     let mut said = Vec::new();
-                    line.send(frame);
+                    line.sender.send(frame);
                     let received = expected.received;
                     let kept = line.until(judge(&mut batch, now, &mut said), |counts, kept| {
                         counts.received == received && kept.len() >= usize::from(passes)
@@ -163,7 +140,7 @@ fn many_frames_cross_in_order_and_their_memory_comes_back() {
         for number in 0..50u16 {
             let mut frame = if number % 7 == 3 { bad.clone() } else { good.clone() };
             frame[34..36].copy_from_slice(&number.to_be_bytes());
-            line.send(&frame);
+            line.sender.send(&frame);
             if number % 7 != 3 {
                 let mut out = after.clone();
                 out[34..36].copy_from_slice(&number.to_be_bytes());

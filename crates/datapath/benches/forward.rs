@@ -1,0 +1,165 @@
+//! How many packets a second a verifier of proofs in user space (AF_XDP) judges and forwards on one core, beside forwarding them
+//! without looking, and beside the kernel's program, which decides and does not forward. Sizes are those of the tenants' packets,
+//! before they are put in (SVLAN, Fig. 5). Needs root.
+//!
+//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it.
+//!
+//! The sender is no bottleneck, for it is not measured: frames are sent in bursts that fit into the ring, and the clock runs while
+//! whole batches of what waits there are judged, sent, and dropped at the far end of the cable. Bursts of both kinds alternate.
+
+#[allow(dead_code, reason = "the tests are its other user")]
+#[path = "../../engine/tests/cases/mod.rs"]
+mod cases;
+#[path = "../tests/line/mod.rs"]
+mod line;
+#[allow(dead_code, reason = "the tests are its other user")]
+#[path = "../tests/provers/mod.rs"]
+mod provers;
+
+use cases::Table;
+use datapath::crossing::{BATCH, Crossing};
+use datapath::interface::Interface;
+use datapath::probe::{Attached, Probe};
+use datapath::proofs::{Proofs, REMEMBERED};
+use engine::proofs::Outcome;
+use lab::net::{Namespace, veth};
+use line::Sender;
+use proofs::Batch;
+use provers::Prover;
+use serde_json::{Map, Value, json};
+use std::time::{Duration, Instant};
+
+/// Of each kind and size.
+const BURSTS: usize = 120;
+/// So many fit into the ring.
+const BURST: usize = 30 * BATCH;
+/// Sizes, and the least that the rate may be, of that without looking.
+const SIZES: [(usize, Option<f64>); 6] =
+    [(64, Some(0.8)), (128, None), (256, None), (512, Some(0.95)), (1024, Some(0.95)), (1500, Some(0.95))];
+/// Of twelve packets of the simple IMIX, so many have this size.
+const IMIX: [(usize, usize); 3] = [(7, 64), (4, 576), (1, 1500)];
+const REPEAT: u32 = 200_000;
+static FED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/proofs_bench.bpf.o"));
+
+/// A sender, a crossing, and the end of the way: `from` - `near` crossing `far` - `to`.
+struct Way {
+    sender: Sender,
+    crossing: Crossing,
+    _end: Attached,
+    _names: [Namespace; 3],
+}
+
+impl Way {
+    fn new(probe: &Probe) -> Self {
+        let names = ["from", "cross", "to"].map(|role| {
+            let namespace = Namespace::new(role).expect("a namespace");
+            namespace.sysctl("net/ipv6/conf/default/disable_ipv6", "1").expect("no IPv6");
+            namespace
+        });
+        let [from, cross, to] = &names;
+        veth(from, "from", "", cross, "near", "").expect("a cable");
+        veth(cross, "far", "", to, "to", "").expect("a cable");
+        for (namespace, device) in [(from, "from"), (cross, "near"), (cross, "far"), (to, "to")] {
+            // The longest of these packets, and what is put before it.
+            namespace.ip(&format!("link set {device} mtu 1750")).expect("an mtu");
+        }
+        let interface = |name| Interface::named(name).expect("an interface");
+        let end = to.enter(|| probe.attach_sink(&interface("to")).unwrap_or_else(|error| panic!("{error:#}")));
+        let open = || Crossing::open(&interface("near"), &interface("far")).unwrap_or_else(|error| panic!("{error:#}"));
+        let (crossing, sender) = (cross.enter(open), from.enter(|| Sender::new("from")));
+        Self { sender, crossing, _end: end, _names: names }
+    }
+
+    /// Millions of packets a second of one burst.
+    fn burst(&mut self, frames: &[Vec<u8>], mut judge: impl FnMut(&mut [&mut [u8]]) -> u32) -> f64 {
+        frames.iter().cycle().take(BURST).for_each(|frame| self.sender.send(frame));
+        let (mut took, mut count, mut came) = (Duration::ZERO, 0, 0);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while came < BURST {
+            let begun = Instant::now();
+            let moved = self.crossing.turn(&mut judge).expect("a turn");
+            came += moved;
+            if moved == BATCH {
+                took += begun.elapsed();
+                count += moved;
+            }
+            assert!(Instant::now() < deadline, "every frame comes in");
+        }
+        count as f64 / took.as_nanos() as f64 * 1e3
+    }
+}
+
+/// The frame with a packet of this size inside: a proof is not made over lengths.
+fn sized(frame: &[u8], size: usize) -> Vec<u8> {
+    let at = 74 + 16 * usize::from(frame[54] >> 3 & 7);
+    let mut sized = frame.to_vec();
+    sized.resize(at + size, 0);
+    let length = sized.len();
+    for (at, length) in [(16, length - 14), (38, length - 34), (at + 2, size)] {
+        sized[at..at + 2].copy_from_slice(&(length as u16).to_be_bytes());
+    }
+    sized
+}
+
+fn main() {
+    let table = Table::read();
+    let named = |text: &str| {
+        let found = table.first_frames().find(|(name, ..)| name.starts_with(text));
+        found.unwrap_or_else(|| panic!("no row {text}")).1.clone()
+    };
+    let probe = Probe::load().unwrap_or_else(|error| panic!("{error:#}"));
+    let mut way = Way::new(&probe);
+    let mut figures = Map::new();
+    let frame = named("ipv4: aes-cmac");
+    let imix = IMIX.iter().flat_map(|(count, size)| std::iter::repeat_n(sized(&frame, *size), *count));
+    let mut mixes = vec![("imix".to_owned(), imix.collect::<Vec<_>>(), None)];
+    mixes.extend(SIZES.map(|(size, bound)| (size.to_string(), vec![sized(&frame, size)], bound)));
+    let mut batch = Batch::new(table.verifiers[0].clone());
+    for (name, frames, bound) in mixes {
+        let mut verify = |frames: &mut [&mut [u8]]| {
+            let mut outcomes = [Outcome::NotOurs; BATCH];
+            batch.judge(frames, table.now, &mut outcomes);
+            let passes = outcomes.iter().enumerate().filter(|(_, outcome)| **outcome == Outcome::Proved);
+            passes.fold(0, |passes, (place, _)| passes | 1 << place)
+        };
+        let before = way.crossing.counts().expect("counts");
+        let bursts = (0..BURSTS).map(|_| (way.burst(&frames, &mut verify), way.burst(&frames, |_| u32::MAX)));
+        let (rates, baselines): (Vec<_>, Vec<_>) = bursts.unzip();
+        let after = way.crossing.counts().expect("counts");
+        assert_eq!(after.passed - before.passed, 2 * (BURSTS * BURST) as u64, "all pass: {after:?}");
+        let (rate, baseline) = (middle(rates), middle(baselines));
+        figure(&mut figures, format!("forward.{name}_mpps"), rate, Some(baseline), bound);
+    }
+    let fed = Prover::with(&table.verifiers[0], |config| Proofs::load_object(FED, config, REMEMBERED));
+    for size in [64, 1500] {
+        let frame = sized(&named("ipv4: siphash"), size);
+        let rates = (0..15).map(|_| {
+            fed.set_clock(table.now);
+            let ran = fed.program.run_program("prove_again", &frame, REPEAT).expect("the program runs");
+            1e3 / (ran.duration.as_nanos() as f64 + 0.5)
+        });
+        figure(&mut figures, format!("forward.xdp_decides_{size}_mpps"), middle(rates.collect()), None, None);
+    }
+    println!("{}", Value::Object(figures));
+}
+
+/// The mean of the middle half.
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let quarter = values.len() / 4;
+    let half = &values[quarter..values.len() - quarter];
+    half.iter().sum::<f64>() / half.len() as f64
+}
+
+fn figure(figures: &mut Map<String, Value>, name: String, value: f64, baseline: Option<f64>, bound: Option<f64>) {
+    let ratio = baseline.map(|baseline| value / baseline);
+    let round = |value: f64| (value * 1000.0).round() / 1000.0;
+    let holds = bound.is_none_or(|bound| ratio.is_some_and(|ratio| ratio >= bound));
+    figures.insert(
+        name,
+        json!({
+            "value": round(value), "unit": "Mpps", "baseline": baseline.map(round), "ratio": ratio.map(round),
+            "bound": bound, "holds": holds,
+        }),
+    );
+}
