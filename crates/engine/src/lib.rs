@@ -6,6 +6,7 @@ pub mod agent;
 pub mod api;
 pub mod discovery;
 pub mod document;
+pub mod endpoint;
 pub mod insertion;
 pub mod issue;
 pub mod key_transfer;

@@ -138,6 +138,23 @@ impl SegmentKey {
         Self { other_port: [0; 2], ..self }
     }
 
+    /// Whether it is for answers.
+    pub const fn is_back(&self) -> bool {
+        self.back != 0
+    }
+
+    /// A packet that it is for, without what it leaves open; none if that is the service.
+    pub fn example(&self) -> Option<Inner> {
+        let (port, other) = (u16::from_be_bytes(self.port), u16::from_be_bytes(self.other_port));
+        let (source, destination) = if self.is_back() { (port, other) } else { (other, port) };
+        (self.protocol != 0).then(|| Inner {
+            sender: address(self.family, self.sender),
+            receiver: address(self.family, self.receiver),
+            protocol: self.protocol,
+            ports: Ports::Shown(source, destination),
+        })
+    }
+
     /// Whether it is for one flow.
     pub const fn is_for_one_flow(&self) -> bool {
         u16::from_be_bytes(self.other_port) != 0
@@ -253,18 +270,31 @@ pub struct Consent {
 }
 
 impl Consent {
+    /// What came in under this header from one endpoint at another. `None` if it can't be written.
+    pub fn new(encapsulation: &Encapsulation<'_>, sending: IpAddr, receiving: IpAddr) -> Option<Self> {
+        let mut geneve = [0; GENEVE_MAX];
+        let length = encapsulation.encode(&mut geneve)? as u8;
+        let (family, expires) = (if sending.is_ipv4() { 4 } else { 6 }, encapsulation.segment.expires);
+        let [sending, receiving] = [sending, receiving].map(address_bytes);
+        Some(Self { sending, receiving, expires, family, length, reserved: [0; 2], geneve })
+    }
+
     /// From which endpoint it came, and at which it came in.
     pub fn endpoints(&self) -> (IpAddr, IpAddr) {
-        let address = |bytes: [u8; 16]| match bytes {
-            [a, b, c, d, ..] if self.family == 4 => IpAddr::from([a, b, c, d]),
-            _ => IpAddr::from(bytes),
-        };
-        (address(self.sending), address(self.receiving))
+        (address(self.family, self.sending), address(self.family, self.receiving))
     }
 
     /// Geneve's header as it was sent, with the pointer at the first verifier.
     pub fn geneve(&self) -> &[u8] {
         self.geneve.get(..self.length.into()).unwrap_or_default()
+    }
+}
+
+/// An address out of a map.
+fn address(family: u8, bytes: [u8; 16]) -> IpAddr {
+    match bytes {
+        [a, b, c, d, ..] if family == 4 => IpAddr::from([a, b, c, d]),
+        _ => IpAddr::from(bytes),
     }
 }
 

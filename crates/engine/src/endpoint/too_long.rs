@@ -1,0 +1,65 @@
+//! What a sender is told whose packet is too long for the tunnel: ICMP's "fragmentation needed" (RFC 1191), ICMPv6's "packet
+//! too big" (RFC 4443). It comes from the receiver's address, for the endpoint has none in the tenant's network.
+
+use super::ETHERNET_LEN;
+use wire::packet::{Form, Packet};
+use wire::tail::{fold, sum};
+
+const IPV4_LEN: usize = 20;
+const IPV6_LEN: usize = 40;
+const ICMP_LEN: usize = 8;
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+/// The longest error: what every link takes (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
+const MOST4: usize = 576;
+const MOST6: usize = 1280;
+const HOPS: u8 = 64;
+
+/// The frame with the error, for the sender of this one. `None` if it is no IP packet, or an error itself.
+pub fn tell(frame: &[u8], limit: u32) -> Option<Vec<u8>> {
+    let (link, quoted) = frame.split_at_checked(ETHERNET_LEN)?;
+    let four = link[12..] == [0x08, 0x00];
+    if !four && link[12..] != [0x86, 0xdd] || is_error(frame) {
+        return None;
+    }
+    let header = if four { IPV4_LEN } else { IPV6_LEN };
+    let quoted = &quoted[..quoted.len().min(if four { MOST4 } else { MOST6 } - header - ICMP_LEN)];
+    let addresses = if four { quoted.get(12..20)? } else { quoted.get(8..40)? };
+    let (sender, receiver) = addresses.split_at(addresses.len() / 2);
+    let length = u16::try_from(ICMP_LEN + quoted.len()).ok()?;
+    let mut icmp = vec![if four { 3 } else { 2 }, if four { 4 } else { 0 }, 0, 0];
+    // Of ICMP's second word, the last 16 bits.
+    icmp.extend(if four { limit.min(u16::MAX.into()) } else { limit }.to_be_bytes());
+    icmp.extend(quoted);
+    let pseudo = if four { 0 } else { sum(addresses, false) + u32::from(length) + u32::from(ICMPV6) };
+    let checksum = !fold(pseudo + sum(&icmp, false));
+    icmp[2..4].copy_from_slice(&checksum.to_be_bytes());
+    let mut told = [&link[6..12], &link[..6], &link[12..]].concat();
+    if four {
+        let [l0, l1] = (length + IPV4_LEN as u16).to_be_bytes();
+        let mut ip = [&[0x45, 0, l0, l1, 0, 0, 0, 0, HOPS, ICMP, 0, 0], receiver, sender].concat();
+        let checksum = !fold(sum(&ip, false));
+        ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+        told.extend(ip);
+    } else {
+        let [l0, l1] = length.to_be_bytes();
+        told.extend([&[0x60, 0, 0, 0, l0, l1, ICMPV6, HOPS], receiver, sender].concat());
+    }
+    told.extend(icmp);
+    Some(told)
+}
+
+/// Whether it is an ICMP message that is no question: errors about errors are never sent. What was cut short counts as whole.
+fn is_error(frame: &[u8]) -> bool {
+    let packet = Packet::parse(frame);
+    if packet.form != Form::Whole {
+        // Cut: too long to be an error.
+        return false;
+    }
+    let kind = frame.get(packet.transport).copied().unwrap_or_default();
+    match packet.protocol {
+        ICMP => matches!(kind, 3 | 4 | 5 | 11 | 12),
+        ICMPV6 => kind < 128,
+        _ => false,
+    }
+}
