@@ -138,9 +138,11 @@ impl Way<'_> {
                 frame[PLACE_AT] += 1;
                 continue;
             }
-            let passed = verifier.counts()?[counter::TOKEN as usize];
+            // Computed or remembered.
+            let passed = || verifier.counts().map(|of| of[counter::TOKEN as usize] + of[counter::FLOW as usize]);
+            let before = passed()?;
             let ran = verifier.run(&frame, 1)?;
-            if verifier.counts()?[counter::TOKEN as usize] == passed {
+            if passed()? == before {
                 return Ok(Some(index));
             }
             frame = ran.frame;
