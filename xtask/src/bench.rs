@@ -13,9 +13,10 @@ use crate::{build, target_dir};
 
 /// The benches: package, and target, which is the name to pick it by. Each prints one line of JSON,
 /// {name: {value, unit, baseline, ratio, bound, holds}}.
-const BENCHES: [(&str, &str); 7] = [
+const BENCHES: [(&str, &str); 8] = [
     ("wire", "overhead"),
     ("engine", "engine"),
+    ("engine", "segments"),
     ("proofs", "verify"),
     ("authority", "http"),
     ("datapath", "kernel"),

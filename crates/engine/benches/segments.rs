@@ -1,0 +1,192 @@
+//! What a request for a path segment takes of the authority, from the question to the option with its proofs, where a
+//! thousand to a million clients may send somewhere: of those who may, and of those who may not (SVLAN, Table I). The network
+//! and what a request is sealed with are not in it.
+//!
+//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. Every
+//! client asks once, in no order, so that caches hold what they would in use.
+
+use engine::api::Service;
+use engine::networks::Networks;
+use engine::policy::{Action, GrantSuite, Granularity, Terms};
+use engine::rulebook::{Decision, Entry, Packed, Receiver, Request, Rulebook};
+use engine::segment::{Give, Given, Giver};
+use ipnet::IpNet;
+use serde_json::{Map, Value, json};
+use std::hint::black_box;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Instant;
+use wire::{Carrier, Destination, Epoch, MasterKey, ProofKey, Suite, Vni};
+
+const SIZES: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
+/// Clients that one receiver names.
+const ENTRIES: u32 = 1000;
+const REQUESTS: u32 = 200_000;
+const NOW: u64 = 1_800_000_000;
+/// What the published system takes, microseconds: the better of its figures.
+const PUBLISHED_US: f64 = 6.0;
+
+const TERMS: Terms = Terms {
+    granularity: Granularity::Application,
+    lifetime: 300,
+    single: false,
+    reply: true,
+    bind_source: false,
+    suite: GrantSuite::Mac(Suite::Siphash),
+    carrier: Carrier::Tail,
+    class: 0,
+};
+
+fn main() {
+    let mut figures = Map::new();
+    for clients in SIZES {
+        let world = World::new(clients);
+        for (name, legitimate) in [("legitimate", true), ("others", false)] {
+            let mut taken: Vec<f64> =
+                world.requests(legitimate).map(|request| world.time(request, legitimate)).collect();
+            taken.sort_by(f64::total_cmp);
+            let mean = taken.iter().sum::<f64>() / taken.len() as f64 / 1000.0;
+            let p99 = taken[taken.len() * 99 / 100] / 1000.0;
+            if (clients, legitimate) == (1_000_000, true) {
+                figure(&mut figures, "getsegment.engine_us", mean, Some(PUBLISHED_US));
+                figure(&mut figures, "getsegment.engine_p99_us", p99, None);
+            } else {
+                figure(&mut figures, &format!("getsegment.{name}_{clients}_us"), mean, None);
+                figure(&mut figures, &format!("getsegment.{name}_{clients}_p99_us"), p99, None);
+            }
+        }
+    }
+    println!("{}", Value::Object(figures));
+}
+
+/// Who asks for what.
+#[derive(Clone, Copy)]
+struct Asked {
+    client: u32,
+    receiver: u32,
+}
+
+struct World {
+    clients: u32,
+    book: Rulebook,
+    networks: Networks,
+    keys: Vec<ProofKey>,
+}
+
+impl World {
+    fn new(clients: u32) -> Self {
+        let mut book = Rulebook::default();
+        let senders: Vec<_> = (0..clients).map(|client| book.network(IpNet::from(sender(client)))).collect();
+        for number in 0..clients / ENTRIES {
+            let entry = |place: u32| Entry {
+                sender: senders[named(clients, number, place) as usize],
+                action: Action::Allow,
+                priority: 100,
+                fresh: u64::from(place),
+                terms: 0,
+                window: None,
+            };
+            let packed = Packed::new(&(0..ENTRIES).map(entry).collect::<Vec<_>>());
+            let receiver = Receiver { prefix: receiver(number).into(), service: Service::ALL, number, verifier: 0 };
+            book.set_packed(receiver, packed);
+        }
+        let mut text = "authority = \"198.51.100.1\"\n[[networks]]\nname = \"blue\"\nvni = 100\n".to_owned();
+        for number in 0..64 {
+            let sides = [(format!("10.{number}.0.0/16"), 1), (format!("172.16.{number}.0/24"), 2)];
+            for (prefix, side) in sides {
+                text += &format!(
+                    "[[places]]\nnetwork = \"blue\"\naddress = \"{prefix}\"\nendpoint = \"192.0.{side}.{number}\"\ninterface = 1\n"
+                );
+            }
+            text += &format!("[[paths]]\nto = \"192.0.2.{number}\"\nverifiers = [\"edge\", \"host-{number}\"]\n");
+        }
+        let networks = Networks::parse(&text).expect("valid");
+        let master = MasterKey::new([7; 32]);
+        let key = |verifier| master.proof_key(verifier, authority(), Epoch::at(NOW, 3600)).expect("a short name");
+        let keys = vec![key("edge"), key("host")];
+        Self { clients, book, networks, keys }
+    }
+
+    /// Requests of clients that their receiver names, or that it does not name.
+    fn requests(&self, legitimate: bool) -> impl Iterator<Item = Asked> + '_ {
+        let receivers = self.clients / ENTRIES;
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        (0..REQUESTS).map(move |_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let receiver = (state >> 33) as u32 % receivers;
+            let client = named(self.clients, receiver, (state >> 40) as u32 % ENTRIES);
+            // Where there is one receiver it names everybody: those who may not are no clients then.
+            let other = if receivers == 1 { client + self.clients } else { (client + ENTRIES) % self.clients };
+            Asked { client: if legitimate { client } else { other }, receiver }
+        })
+    }
+
+    fn time(&self, asked: Asked, legitimate: bool) -> f64 {
+        let start = Instant::now();
+        let option = black_box(self.get(asked).map(|given| given.option()));
+        let taken = start.elapsed().as_nanos() as f64;
+        assert_eq!(option.is_some(), legitimate, "client {} at receiver {}", asked.client, asked.receiver);
+        taken
+    }
+
+    /// What the authority does with a request.
+    fn get(&self, asked: Asked) -> Option<Given> {
+        let (sender, address) = (sender(asked.client), receiver(asked.receiver));
+        let vni: Vni = self.networks.vni("blue")?;
+        let place = self.networks.place(vni, sender)?;
+        let to = Destination { address, protocol: 6, port: 443 };
+        let judgement = self.book.decide(&Request { subjects: &[], source: Some(sender), to }, |_| true);
+        let Decision::Decided(ruling) = judgement.decision else { return None };
+        let receiving = self.networks.place(vni, address)?;
+        let path = self.networks.path(place.endpoint, receiving.endpoint)?;
+        let give = Give {
+            giver: Giver {
+                authority: self.networks.authority()?,
+                suite: path.suite,
+                path: &self.keys,
+                now: NOW,
+                epoch_length: 3600,
+                max_lifetime: 3600,
+            },
+            terms: TERMS,
+            scope: judgement.scope(&ruling, TERMS.granularity),
+            until: None,
+            withdrawn: None,
+            vni,
+            sender,
+            sending: place.endpoint,
+            sender_port: 0,
+            to,
+            receiving,
+        };
+        give.give().ok()
+    }
+}
+
+fn authority() -> IpAddr {
+    Ipv4Addr::new(198, 51, 100, 1).into()
+}
+
+fn sender(client: u32) -> IpAddr {
+    Ipv4Addr::from_bits(0x0a00_0000 | client).into()
+}
+
+fn receiver(number: u32) -> IpAddr {
+    Ipv4Addr::from_bits(0xac10_0000 | number).into()
+}
+
+/// The client in one place of a receiver's list: each client is in one list.
+fn named(clients: u32, receiver: u32, place: u32) -> u32 {
+    (receiver * ENTRIES + place) % clients
+}
+
+fn figure(figures: &mut Map<String, Value>, name: &str, value: f64, bound: Option<f64>) {
+    let rounded = (value * 1000.0).round() / 1000.0;
+    eprintln!("{name} {rounded} us");
+    let holds = bound.is_none_or(|bound| value <= bound);
+    let baseline = bound.map(|_| PUBLISHED_US);
+    let ratio = baseline.map(|baseline| (value / baseline * 1000.0).round() / 1000.0);
+    figures.insert(
+        name.to_owned(),
+        json!({ "value": rounded, "unit": "us", "baseline": baseline, "ratio": ratio, "bound": bound, "holds": holds }),
+    );
+}
