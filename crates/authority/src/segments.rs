@@ -188,7 +188,8 @@ impl Authority {
             giver: self.giver(authority, path, &keys, now),
             terms: permit.terms,
             scope: permit.scope,
-            until: permit.until,
+            // None outlives its session: whoever ends a session later has nothing left to withdraw.
+            until: Some(permit.until.map_or(session.expires, |until| until.min(session.expires))),
             withdrawn: book.withdrawn(vni, sender, receiver),
             vni,
             sender,
@@ -198,7 +199,7 @@ impl Authority {
             receiving,
         };
         let given = given.give()?;
-        let entry = Entry { session: session.clone(), network: network.clone(), to, place: receiving };
+        let entry = Entry { network: network.clone(), to, place: receiving };
         book.note(token, &given, entry, now).map_err(|_| Refusal::TooMany)?;
         drop(book);
         // Whoever ends a session judges what is in the book after that.
@@ -236,12 +237,7 @@ impl Authority {
         let networks = self.segments.networks();
         let now = now();
         let may_live = |token: &TokenHash, vni: Vni, given: &book::Key, entry: &Entry| {
-            let session = match self.session(token) {
-                Some(session) => session,
-                // What was given before a session ran out lives to its own end, as grants do.
-                None if entry.session.expires <= now => entry.session.clone(),
-                None => return false,
-            };
+            let Some(session) = self.session(token) else { return false };
             let request = Request { subject: session.subject(given.sender), to: entry.to, now };
             networks.vni(&entry.network) == Some(vni)
                 && networks.place(vni, entry.to.address) == Some(entry.place)

@@ -1,12 +1,11 @@
 //! What was given and has not ended, and what was withdrawn of it: in memory, bounded. What was given before a restart ends by
 //! itself.
 
-use crate::storage::{Session, TokenHash};
+use crate::storage::TokenHash;
 use engine::api::Withdrawal;
 use engine::segment::{Given, Place};
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
-use std::sync::Arc;
 use wire::{Destination, SegmentFlags, Vni};
 
 /// Entries at a time: some 300 MB.
@@ -38,8 +37,6 @@ pub struct Key {
 /// What a segment was given for.
 #[derive(Clone)]
 pub struct Entry {
-    /// As it was then.
-    pub session: Arc<Session>,
     /// The network's name.
     pub network: String,
     /// What was asked for.
@@ -165,4 +162,67 @@ impl Book {
 
 fn statement(pair: &Pair, until: u32) -> Withdrawal {
     Withdrawal { vni: pair.vni.number(), receiver: pair.receiver, sender: Some(pair.sender), until }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::{Ends, InterfaceId, Segment, Suite};
+
+    const NOW: u64 = 1_000_000;
+
+    fn entry() -> Entry {
+        let receiver = IpAddr::from([10, 0, 0, 7]);
+        let place = Place { endpoint: IpAddr::from([192, 0, 2, 2]), interface: InterfaceId(7) };
+        let to = Destination { address: receiver, protocol: 6, port: 22 };
+        Entry { network: "blue".into(), to, place }
+    }
+
+    fn given(sender: u32, expires: u64) -> Given {
+        let [sending, receiving] = [[192, 0, 2, 1], [192, 0, 2, 2]].map(IpAddr::from);
+        let (sender, receiver) = (IpAddr::from(sender.to_be_bytes()), IpAddr::from([10, 0, 0, 7]));
+        let segment = Segment {
+            suite: Suite::AesCmac,
+            count: 1,
+            pointer: 0,
+            flags: SegmentFlags::default(),
+            protocol: 0,
+            epoch: 0,
+            expires: expires as u32,
+            interface: InterfaceId(7),
+            port: 0,
+            sender_port: 0,
+            authority: sending,
+        };
+        let ends = Ends { sending, receiving, sender, receiver };
+        Given { segment, vni: Vni::from([0, 0, 1]), ends, proofs: vec![[0; 16]] }
+    }
+
+    /// SVLAN §VII, denial of capability: room for what was given runs out for who takes it, and comes back.
+    #[test]
+    fn denial_of_capability_a_session_that_has_taken_its_share_leaves_room_for_others() {
+        let (mut book, entry) = (Book::default(), entry());
+        let mut note = |token: u8, sender: u32, now: u64| {
+            book.note([token; 32], &given(sender, now + 300), entry.clone(), now).is_ok()
+        };
+        assert!((0..MOST_OF_SESSION as u32).all(|sender| note(1, sender, NOW)));
+        assert!(!note(1, u32::MAX, NOW) && note(2, u32::MAX, NOW));
+        assert!(note(1, 5, NOW), "what is there already takes no room");
+        assert!(note(1, u32::MAX, NOW + 301), "what has ended makes room");
+    }
+
+    #[test]
+    fn only_what_may_not_live_is_withdrawn_until_its_own_end() {
+        let (mut book, entry) = (Book::default(), entry());
+        for (token, sender, expires) in [(1, 1, NOW + 100), (2, 1, NOW + 300), (1, 2, NOW + 300)] {
+            assert!(book.note([token; 32], &given(sender, expires), entry.clone(), NOW).is_ok());
+        }
+        let (statements, sessions) =
+            book.judge(NOW, |token, _, given, _| *token != [1; 32] || given.sender != IpAddr::from([0, 0, 0, 1]));
+        assert_eq!((statements.len(), u64::from(statements[0].until)), (1, NOW + 100));
+        assert_eq!(sessions.into_iter().collect::<Vec<_>>(), [[1; 32]]);
+        assert_eq!(book.all_withdrawn(NOW + 100).len(), 1);
+        assert_eq!(book.all_withdrawn(NOW + 101).len(), 0);
+        assert!(book.judge(NOW, |_, _, _, _| true).0.is_empty());
+    }
 }
