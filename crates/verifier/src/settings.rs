@@ -579,7 +579,7 @@ pub const TEMPLATE: &str = r#"
 #max_pairs = 1024
 
 # Check proofs in packets of virtual networks (docs/wire.md, section 8): the endpoints that this verifier stands before, the
-# interfaces that their packets come in on, and how many proofs are remembered (176 bytes each). Keep it at the end.
+# interfaces that their packets come in on, and how many proofs are remembered (128 bytes each). Keep it at the end.
 #[proofs]
 #endpoints = ["192.0.2.0/24"]
 #interface = ["eth1"]
