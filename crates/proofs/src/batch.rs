@@ -144,6 +144,7 @@ impl Rules {
         now: u32,
         outcomes: &mut [Outcome; BATCH],
     ) -> u32 {
+        frames.iter().for_each(|frame| native::fetch(frame));
         self.judge(keys, |lanes| native::right(lanes), frames, now, outcomes)
     }
 
