@@ -6,6 +6,7 @@ mod cases;
 mod endpoints;
 
 use cases::{Step, Table};
+use datapath::Pins;
 use datapath::clock;
 use datapath::run::Ran;
 use endpoints::{Endpoint, INTERFACE, MTU, REPORTS, address, families, vni};
@@ -323,4 +324,22 @@ fn kernel_hands_over_no_more_than_a_tenants_share() {
     let heard = heard.lock().unwrap();
     assert_eq!((heard.len(), reported), (REPORTS as usize, REPORTS as usize));
     assert!(heard.iter().all(|unsent| frames.contains(&unsent.frame) && unsent.header.interface == INTERFACE));
+}
+
+#[test]
+fn kernel_keeps_what_was_withdrawn_and_given_when_the_next_process_takes_over() {
+    let pins = Pins::new("svtep", &format!("test-{}", std::process::id())).unwrap();
+    let [ends, ..] = families();
+    let frame = datagram(ends.sender, ends.receiver, SERVICE, b"");
+    let endpoint = Endpoint::pinned(Some(pins.clone()));
+    let given = endpoint.give(ends, Some((UDP, SERVICE)), SegmentFlags(0));
+    endpoint.program.proofs.withdraw(vni(5), ends.receiver, Some(ends.sender), given.segment.expires).unwrap();
+    drop(endpoint);
+    let endpoint = Endpoint::pinned(Some(pins.clone()));
+    let out = endpoint.program.run_out(&frame).unwrap();
+    let came = endpoint.program.run_in(&out.frame).unwrap();
+    let revoked = endpoint.program.proofs.counts().unwrap()[wire::DropReason::Revoked as usize];
+    drop(endpoint);
+    pins.remove().unwrap();
+    assert_eq!((out.code, came.code, revoked), (REDIRECT, SHOT, 1));
 }

@@ -1,5 +1,6 @@
 //! A tunnel endpoint's programs with one tenant each way, and segments for it.
 
+use datapath::Pins;
 use datapath::clock;
 use datapath::interface::Interface;
 use datapath::svtep::{Settings, Svtep};
@@ -51,8 +52,13 @@ pub struct Endpoint {
 impl Endpoint {
     /// An endpoint that is both the sending and the receiving one.
     pub fn new() -> Self {
+        Self::pinned(None)
+    }
+
+    /// The same with what an earlier one left there.
+    pub fn pinned(pins: Option<Pins>) -> Self {
         let underlay = Interface::named("lo").expect("loopback");
-        let program = Svtep::load(&underlay, &settings(), None).unwrap_or_else(|error| panic!("{error:#}"));
+        let program = Svtep::load(&underlay, &settings(), pins).unwrap_or_else(|error| panic!("{error:#}"));
         let giver = Giver::new([7; 32]);
         let (epoch, key) = giver.key(PATH[0], now()).expect("a key");
         program.proofs.learn(giver.authority, epoch, &key).expect("map takes keys");
