@@ -337,6 +337,8 @@ struct withdrawal {
 };
 
 #define PROOF_WORDS_MAX 10
+/* With a fixed path of five hops. */
+#define ROUTED_WORDS_MAX 18
 
 /* What a proof that was right stood beside. */
 struct remembered {

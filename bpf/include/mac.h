@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* The MAC suites (wire.md §1): SipHash-2-4 with 128-bit output and AES-128-CMAC (RFC 4493), for messages of one to
- * seven 64-bit words, which is all that grants and tokens need, or ten, which proofs do.
+ * seven 64-bit words, which is all that grants and tokens need, or eighteen, which proofs do.
  *
  * AES works on words with one 256-byte table. Its look-ups depend on the key, which leaks to whoever measures this
  * machine's cache: docs/threats.md says why siphash is the default. */
@@ -199,6 +199,10 @@ static __noinline int aes_cmac(const __u64 *key, const __u64 *message, __u32 wor
 	cmac_block(k, subkey, state, message, words, 6);
 #if MAC_WORDS_MAX > 8
 	cmac_block(k, subkey, state, message, words, 8);
+	cmac_block(k, subkey, state, message, words, 10);
+	cmac_block(k, subkey, state, message, words, 12);
+	cmac_block(k, subkey, state, message, words, 14);
+	cmac_block(k, subkey, state, message, words, 16);
 #endif
 	out[0] = (__u64)bpf_htonl(state[1]) << 32 | bpf_htonl(state[0]);
 	out[1] = (__u64)bpf_htonl(state[3]) << 32 | bpf_htonl(state[2]);

@@ -5,7 +5,7 @@
  * nothing is withdrawn and no key changes. To forget costs time and nothing else. What most packets look like, IPv4 straight in
  * IPv4 with suite siphash, is read and judged in one go, without what other forms need. */
 #pragma once
-#define MAC_WORDS_MAX PROOF_WORDS_MAX
+#define MAC_WORDS_MAX ROUTED_WORDS_MAX
 #include "counters.h"
 #include "clock.h"
 #include "mac.h"
@@ -16,7 +16,7 @@ enum { GENEVE_PORT = 6081, GENEVE_LEN = 8, OPTION_LEN = 4, SEGMENT_LEN = 16, PRO
 enum { GENEVE_CRITICAL = 0x40, PROOF_OPTION = 0x8153ff /* class and type as they lie in memory */ };
 enum {
 	SEGMENT_PORT = 1, SEGMENT_RETURN = 2, SEGMENT_REPLY = 4, SEGMENT_SINGLE = 8, SEGMENT_UNDERLAY6 = 16, SEGMENT_IPV6 = 32,
-	SEGMENT_AUTHORITY6 = 64, SEGMENT_RESERVED = 0x80,
+	SEGMENT_AUTHORITY6 = 64, SEGMENT_ROUTED = 0x80,
 };
 
 const volatile struct proofs_config proofs_config SEC(".rodata.config") = {};
@@ -84,6 +84,10 @@ struct proving {
 	__be16 ports[2];
 	__u8 inner_family, inner_protocol, shown;
 	__u8 vni[3];
+	__u16 reserved;
+	__u32 next_proof; /* where the proof is that is opened for the next verifier, if there is one */
+	__u32 words; /* of the route's message */
+	__u64 route[ROUTED_WORDS_MAX + 2]; /* what a proof is made over where the path is fixed */
 };
 
 struct {
@@ -223,6 +227,75 @@ __noinline int read_inner(context *ctx, struct proving *v, __u32 kind, __u32 at,
 	return kind == 0x86dd ? read_inner_ipv6(ctx, v, at, end) : DROP_MALFORMED;
 }
 
+/* The routing header of a fixed path (wire.md §8.12.1), and what proofs are made over with it (§8.12.2). */
+__noinline int read_route(context *ctx, const struct packet *p, struct proving *v)
+{
+	struct {
+		__u8 next, len, kind, left, last, flags;
+		__u16 tag;
+	} header;
+	const __u64 *sending, *destination;
+	__u32 count, left, at;
+	__u64 hop[2] = {};
+	__u16 checksum;
+	__u8 next;
+
+	if (!p || !v || p->flow.family != 6)
+		return DROP_MALFORMED;
+	count = v->segment.place >> 3 & 7;
+	left = count - 1 - (v->segment.place & 7);
+	if (!count || count > PROOFS_MAX || left >= count)
+		return DROP_MALFORMED;
+	at = p->network + IPV6_LEN + 8;
+	if (p->transport != at + 16 * count || load(ctx, p->network + 6, &next, 1) || next != IP_ROUTING ||
+	    load(ctx, p->network + IPV6_LEN, &header, 8) || load(ctx, p->transport + 6, &checksum, 2) || checksum)
+		return DROP_MALFORMED;
+	if (header.next != IP_UDP || header.len != 2 * count || header.kind != 4 || header.left != left ||
+	    header.last != count - 1 || header.flags || header.tag)
+		return DROP_MALFORMED;
+	destination = (const __u64 *)p->flow.server;
+	if (load(ctx, at + 16 * left, hop, 16) || hop[0] != destination[0] || hop[1] != destination[1])
+		return DROP_MALFORMED;
+	sending = (const __u64 *)p->flow.client;
+	v->route[0] = head_word(v->segment.words[0], v->vni[0]);
+	v->route[1] = tail_word(v->segment.words[1], v->vni[1], v->vni[2]);
+	v->route[2] = sending[0];
+	v->route[3] = sending[1];
+	for (__u32 i = 0; i < PROOFS_MAX; i++) {
+		if (i >= count)
+			break;
+		if (load(ctx, at + 16 * i, &v->route[4 + 2 * i], 16))
+			return DROP_MALFORMED;
+	}
+	at = 4 + 2 * count;
+	asm volatile("%0 &= 15" : "+r"(at));
+	if (v->inner_family == 4) {
+		v->route[at] = (__u32)v->sender.words[0] | (__u64)(__u32)v->receiver.words[0] << 32;
+		v->words = at + 1;
+	} else {
+		v->route[at] = v->sender.words[0];
+		v->route[at + 1] = v->sender.words[1];
+		v->route[at + 2] = v->receiver.words[0];
+		v->route[at + 3] = v->receiver.words[1];
+		v->words = at + 4;
+	}
+	return CONTINUE;
+}
+
+/* Opens the next verifier's proof. */
+__noinline int open_next(context *ctx, const struct proving *v)
+{
+	__u64 proof[2] = {};
+
+	if (!v || !v->next_proof)
+		return 0;
+	if (load(ctx, v->next_proof, proof, PROOF_LEN))
+		return -1;
+	proof[0] ^= v->mac[0];
+	proof[1] ^= v->mac[1];
+	return store(ctx, v->next_proof, proof, PROOF_LEN) ? -1 : 0;
+}
+
 /* Geneve, its option, and what is inside: form, suite, families, fragments. */
 __noinline int read_proof(context *ctx, const struct packet *p, struct proving *v)
 {
@@ -261,7 +334,8 @@ __noinline int read_proof(context *ctx, const struct packet *p, struct proving *
 	pointer = v->segment.place & 7;
 	authority_len = flags & SEGMENT_AUTHORITY6 ? 16 : 4;
 	if (4 * words != SEGMENT_LEN + authority_len + PROOF_LEN * count || pointer >= count || count > PROOFS_MAX ||
-	    flags & SEGMENT_RESERVED || (flags & SEGMENT_RETURN && flags & SEGMENT_REPLY) || v->segment.zero ||
+	    (flags & SEGMENT_ROUTED && !(flags & SEGMENT_UNDERLAY6)) || (flags & SEGMENT_RETURN && flags & SEGMENT_REPLY) ||
+	    v->segment.zero ||
 	    (!(flags & SEGMENT_PORT) && (v->segment.protocol || v->segment.port || flags & SEGMENT_SINGLE)) ||
 	    (!(flags & SEGMENT_SINGLE) && v->segment.sender_port))
 		return DROP_MALFORMED;
@@ -274,9 +348,12 @@ __noinline int read_proof(context *ctx, const struct packet *p, struct proving *
 	at += authority_len;
 	if (load(ctx, at + PROOF_LEN * pointer, v->fact.proof, PROOF_LEN))
 		return DROP_MALFORMED;
+	v->next_proof = flags & SEGMENT_ROUTED && pointer + 1 < count ? at + PROOF_LEN * (pointer + 1) : 0;
 	outcome = read_inner(ctx, v, kind, at + PROOF_LEN * count, p->end);
 	if (outcome != CONTINUE)
 		return outcome;
+	if (flags & SEGMENT_ROUTED ? read_route(ctx, p, v) != CONTINUE : p->routed)
+		return DROP_MALFORMED;
 	if ((flags & SEGMENT_IPV6 ? 6 : 4) != v->inner_family || (flags & SEGMENT_UNDERLAY6 ? 6 : 4) != p->flow.family)
 		return DROP_MALFORMED;
 	if (flags & SEGMENT_PORT && v->shown == PORTS_CUT)
@@ -364,6 +441,7 @@ __noinline int check_proof(const struct packet *p)
 	struct proof_key_slot slot = {};
 	struct remembered *known;
 	struct epoch_key *key;
+	const __u64 *secret;
 	struct proving *v;
 	__u32 zero = 0, *current, expires, time;
 	__u8 suite;
@@ -389,17 +467,27 @@ __noinline int check_proof(const struct packet *p)
 	if (!serves(v->segment.flags, v->segment.protocol, v->segment.port, v->segment.sender_port, v->inner_protocol,
 		    v->ports))
 		return DROP_BAD_TAG;
-	write_message(p, v);
 	v->fact.epoch = v->segment.epoch;
-	known = place_of(v->fact.proof[0]);
-	if (is_remembered(known, &v->fact, time))
-		return PASS_FLOW;
-	mac(suite, suite == SUITE_SIPHASH ? key->siphash : key->aes, v->fact.message, v->fact.words, &v->fact.proof[0],
-	    v->mac);
+	secret = suite == SUITE_SIPHASH ? key->siphash : key->aes;
+	if (v->segment.flags & SEGMENT_ROUTED) {
+		known = 0;
+		mac(suite, secret, v->route, v->words, &v->fact.proof[0], v->mac);
+	} else {
+		write_message(p, v);
+		known = place_of(v->fact.proof[0]);
+		if (is_remembered(known, &v->fact, time))
+			return PASS_FLOW;
+		mac(suite, secret, v->fact.message, v->fact.words, &v->fact.proof[0], v->mac);
+	}
 	if ((v->mac[0] ^ v->fact.proof[0]) | (v->mac[1] ^ v->fact.proof[1]))
 		return DROP_BAD_TAG;
 	if (is_withdrawn(v))
 		return DROP_REVOKED;
+	if (v->segment.flags & SEGMENT_ROUTED && v->next_proof) {
+		/* The next one's lock (wire.md §8.12.3). */
+		v->route[0] |= 7;
+		mac(suite, secret, v->route, v->words, 0, v->mac);
+	}
 	if (known) {
 		v->fact.until = remembered_until(key, expires);
 		*known = v->fact;
@@ -458,7 +546,7 @@ __noinline int judge_plain(context *ctx)
 	    bpf_ntohs(udp->len) + IPV4_LEN != total || udp->checksum || !reaches(ctx, ETHER_LEN + total) ||
 	    geneve[0] != (words + 1) + (GENEVE_CRITICAL << 8) + 0x00080000 || vni[3] || pointer >= count ||
 	    geneve[2] != (words << 24 | PROOF_OPTION) ||
-	    flags & (SEGMENT_UNDERLAY6 | SEGMENT_IPV6 | SEGMENT_AUTHORITY6 | SEGMENT_RESERVED) || segment[3] >> 16)
+	    flags & (SEGMENT_UNDERLAY6 | SEGMENT_IPV6 | SEGMENT_AUTHORITY6 | SEGMENT_ROUTED) || segment[3] >> 16)
 		return CONTINUE;
 	asm volatile("%0 &= 7" : "+r"(pointer));
 	at = data + PROOFS + PROOF_LEN * pointer;
@@ -564,7 +652,7 @@ static __always_inline int judge_and_tell(context *ctx, int *plain)
 	struct proving *v;
 	struct packet *p;
 	__u32 zero = 0;
-	int form, outcome;
+	int form, outcome, ours;
 
 	outcome = judge_plain(ctx);
 	*plain = outcome != CONTINUE;
@@ -578,9 +666,13 @@ static __always_inline int judge_and_tell(context *ctx, int *plain)
 	form = parse(ctx, p, ETHER_LEN, 0);
 	if (form == FORM_NOT_IP)
 		return PASS_NOT_OURS;
-	if (!p->flow.family || p->routed)
+	if (!p->flow.family)
 		return DROP_MALFORMED;
-	if (!services_of(p->flow.family, p->flow.server))
+	ours = services_of(p->flow.family, p->flow.server) != 0;
+	if (p->routed && !(ours && form == FORM_WHOLE && p->fragment == FRAGMENT_WHOLE && p->flow.protocol == IP_UDP &&
+			   p->flow.server_port == bpf_htons(GENEVE_PORT)))
+		return DROP_MALFORMED;
+	if (!ours)
 		return PASS_NOT_OURS;
 	if (form != FORM_WHOLE)
 		return DROP_MALFORMED;
@@ -598,6 +690,8 @@ static __always_inline int judge_and_tell(context *ctx, int *plain)
 	outcome = read_proof(ctx, p, v);
 	if (outcome == CONTINUE)
 		outcome = check_proof(p);
+	if (outcome == PASS_TOKEN && v->segment.flags & SEGMENT_ROUTED && open_next(ctx, v))
+		return DROP_MALFORMED;
 	if ((outcome == PASS_TOKEN || outcome == PASS_FLOW) && move_pointer(ctx, p))
 		return DROP_MALFORMED;
 	return outcome;

@@ -10,7 +10,8 @@ use std::net::IpAddr;
 use wire::geneve::{self, Encapsulation};
 use wire::inner::Ports;
 use wire::packet::{Form, Fragment, Packet, UDP};
-use wire::{DropReason, Ends, Epoch, Inner, Proof, ProofKey, SegmentFlags, Vni};
+use wire::routing::{self, Hops, Lock, Routed};
+use wire::{DropReason, Ends, Epoch, Inner, Proof, ProofKey, Segment, SegmentFlags, Vni};
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +89,10 @@ impl Verifier {
             return Ok(Outcome::NotOurs);
         }
         let destination = packet.destination.ok_or(DropReason::Malformed)?;
-        if packet.route.unknown || packet.route.addresses().iter().any(|address| self.is_endpoint(*address)) {
+        let is_led = packet.route.unknown || packet.route.addresses().iter().any(|address| self.is_endpoint(*address));
+        let to_port = packet.protocol == UDP && packet.destination_port == geneve::PORT;
+        let whole = packet.form == Form::Whole && packet.fragment == Fragment::Whole;
+        if is_led && !(whole && to_port && self.is_endpoint(destination)) {
             return Err(DropReason::Malformed);
         }
         if !self.is_endpoint(destination) {
@@ -97,19 +101,27 @@ impl Verifier {
         if packet.form == Form::Broken {
             return Err(DropReason::Malformed);
         }
-        let to_port = packet.protocol == UDP && packet.destination_port == geneve::PORT;
         match packet.fragment {
             Fragment::Later(_) if packet.protocol == UDP => return Err(DropReason::Fragment),
             Fragment::First(_) if to_port => return Err(DropReason::Fragment),
             Fragment::Whole if to_port => {}
             _ => return Ok(Outcome::NotOurs),
         }
-        self.datagram(frame, &packet, now)?;
+        if let Some((segment, lock)) = self.datagram(frame, &packet, is_led, now)? {
+            routing::open_next(frame, &packet, &segment, &lock).ok_or(DropReason::Malformed)?;
+        }
         geneve::advance(frame, &packet).ok_or(DropReason::Malformed)?;
         Ok(Outcome::Proved)
     }
 
-    fn datagram(&self, frame: &[u8], packet: &Packet, now: u32) -> Result<(), DropReason> {
+    /// With a fixed path, what the next proof is opened with.
+    fn datagram(
+        &self,
+        frame: &[u8],
+        packet: &Packet,
+        is_led: bool,
+        now: u32,
+    ) -> Result<Option<(Segment, Lock)>, DropReason> {
         let datagram = frame.get(packet.transport..packet.end).ok_or(DropReason::Malformed)?;
         let length = datagram.get(4..).and_then(<[u8]>::first_chunk).ok_or(DropReason::Malformed)?;
         if usize::from(u16::from_be_bytes(*length)) != datagram.len() {
@@ -119,11 +131,24 @@ impl Verifier {
         let (encapsulation, inner) = Encapsulation::decode(payload)?;
         let inner = Inner::parse(encapsulation.payload, inner)?;
         let ends = Ends::of(packet, &inner).ok_or(DropReason::Malformed)?;
-        self.proof(&encapsulation, &inner, &ends, now)
+        let hops = match encapsulation.segment.flags.has(SegmentFlags::ROUTED) {
+            true => Some(Hops::of(frame, packet, &encapsulation.segment).ok_or(DropReason::Malformed)?),
+            false if is_led => return Err(DropReason::Malformed),
+            false => None,
+        };
+        self.proof(&encapsulation, &inner, &ends, hops.as_ref(), now)
     }
 
-    fn proof(&self, of: &Encapsulation<'_>, inner: &Inner, ends: &Ends, now: u32) -> Result<(), DropReason> {
+    fn proof(
+        &self,
+        of: &Encapsulation<'_>,
+        inner: &Inner,
+        ends: &Ends,
+        hops: Option<&Hops>,
+        now: u32,
+    ) -> Result<Option<(Segment, Lock)>, DropReason> {
         let (segment, vni) = (&of.segment, of.vni);
+        let routed = hops.map(|hops| Routed { segment, vni, ends, hops });
         let families = SegmentFlags::UNDERLAY6.0 | SegmentFlags::IPV6.0;
         let with_port = segment.flags.has(SegmentFlags::PORT);
         if segment.flags.0 & families != ends.flags().0 || with_port && inner.ports == Ports::Cut {
@@ -142,13 +167,17 @@ impl Verifier {
             return Err(DropReason::LifetimeTooLong);
         }
         let proof = of.proofs.get(usize::from(segment.pointer)).map(|bytes| Proof(*bytes));
-        if !segment.serves(inner) || !proof.is_some_and(|proof| proof.proves(key, segment, vni, ends)) {
+        let is_proved = |proof: Proof| match &routed {
+            Some(routed) => routed.is_proved(&proof, key),
+            None => proof.proves(key, segment, vni, ends),
+        };
+        if !segment.serves(inner) || !proof.is_some_and(is_proved) {
             return Err(DropReason::BadTag);
         }
         if self.is_withdrawn(vni, ends.sender, ends.receiver, segment.expires) {
             return Err(DropReason::Revoked);
         }
-        Ok(())
+        Ok(routed.map(|routed| (*segment, routed.lock(key))))
     }
 
     /// Whether segments between these two that end at `expires` are void.

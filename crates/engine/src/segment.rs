@@ -1,6 +1,8 @@
 //! Gives path segments on a rule's terms, with a proof for each verifier on the path (wire.md §8); and segments for answers
 //! to those that consented to them. Keys and time are passed in.
 
+mod route;
+
 use crate::issue::CLOCK_MARGIN;
 use crate::policy::{Scope, Terms};
 use std::fmt;
@@ -77,7 +79,8 @@ pub struct Given {
 /// Why a segment can't be given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GiveError {
-    /// No verifier is on the path, or more than an option has room for.
+    /// No verifier is on the path, or more than an option has room for; or the hops of a fixed one are not those of its
+    /// verifiers.
     Path,
     /// The addresses of one pair are of two families.
     Family,
@@ -96,7 +99,11 @@ pub enum GiveError {
 impl fmt::Display for GiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Path => write!(f, "a path has 1 to {PROOFS_MAX} verifiers"),
+            Self::Path => write!(
+                f,
+                "a path has 1 to {PROOFS_MAX} verifiers; a fixed one leads through an IPv6 address of each, the last one \
+                 the receiving endpoint's"
+            ),
             Self::Family => f.write_str("sender and receiver, or their endpoints, are of different address families"),
             Self::Time => f.write_str("the authority's clock is beyond what segments can express"),
             Self::Withdrawn => f.write_str("consent was withdrawn; ask again when what was given before has ended"),
@@ -203,11 +210,22 @@ impl Given {
     /// one's first verifier for its epoch, and `back` where its sender is. Whether a withdrawal voids this one is the
     /// caller's to ask.
     pub fn answer(&self, giver: &Giver<'_>, first: &ProofKey, back: Place) -> Result<Self, GiveError> {
+        self.answered(giver, back, |proof, shown| {
+            !shown.flags.has(SegmentFlags::ROUTED) && proof.proves(first, shown, self.vni, &self.ends)
+        })
+    }
+
+    fn answered(
+        &self,
+        giver: &Giver<'_>,
+        back: Place,
+        is_proved: impl FnOnce(&Proof, &Segment) -> bool,
+    ) -> Result<Self, GiveError> {
         let shown = Segment { pointer: 0, ..self.segment };
         let proof = self.proofs.first().map(|bytes| Proof(*bytes));
         let is_ours = shown.authority == giver.authority
             && back.endpoint == self.ends.sending
-            && proof.is_some_and(|proof| proof.proves(first, &shown, self.vni, &self.ends));
+            && proof.is_some_and(|proof| is_proved(&proof, &shown));
         if !is_ours {
             return Err(GiveError::Forged);
         }

@@ -16,6 +16,8 @@ pub const OPTION_HEADER_LEN: usize = 4;
 pub const OPTION_CLASS: u16 = 0xff53;
 /// The option's type, with the bit that says that who doesn't know it must drop the packet.
 pub const OPTION_TYPE: u8 = 0x81;
+/// Where in Geneve's header the authority's address is; behind that are the proofs.
+pub(crate) const PROOFS_AT: usize = HEADER_LEN + OPTION_HEADER_LEN + HEAD_LEN;
 /// The longest that Geneve's header with our option can be.
 pub const ENCAPSULATION_MAX: usize = HEADER_LEN + OPTION_HEADER_LEN + HEAD_LEN + 16 + 5 * 16;
 

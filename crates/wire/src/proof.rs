@@ -4,11 +4,12 @@ use crate::inner::{Inner, Ports};
 use crate::key::ProofKey;
 use crate::mac::{self, MAC_LEN};
 use crate::packet::Packet;
-use crate::segment::{HEAD_LEN, Segment, SegmentFlags, Vni};
+use crate::routing::Hops;
+use crate::segment::{HEAD_LEN, PROOFS_MAX, Segment, SegmentFlags, Vni};
 use core::net::IpAddr;
 
-/// The longest message that a proof is made over: with four IPv6 addresses.
-pub const MESSAGE_MAX: usize = HEAD_LEN + 4 * 16;
+/// The longest message that a proof is made over: with IPv6 addresses, and as many hops as there can be.
+pub const MESSAGE_MAX: usize = HEAD_LEN + (3 + PROOFS_MAX as usize) * 16;
 
 /// The addresses that a proof is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl Ends {
     }
 }
 
-/// What a proof is made over: 32 to 80 bytes in a fixed buffer.
+/// What a proof is made over: 32 to 144 bytes in a fixed buffer.
 #[derive(Clone, Copy)]
 pub struct Message {
     bytes: [u8; MESSAGE_MAX],
@@ -52,17 +53,38 @@ pub struct Message {
 impl Message {
     /// The message for the verifier at the segment's pointer.
     pub fn new(segment: &Segment, vni: Vni, ends: &Ends) -> Self {
+        let mut message = Self::begin(segment, vni, ends);
+        message.push_address(ends.receiving);
+        message.end(ends)
+    }
+
+    /// The same where the path is fixed (wire.md §8.12.2).
+    pub fn routed(segment: &Segment, vni: Vni, ends: &Ends, hops: &Hops) -> Self {
+        let mut message = Self::begin(segment, vni, ends);
+        message.push(hops.list().as_flattened());
+        message.end(ends)
+    }
+
+    fn begin(segment: &Segment, vni: Vni, ends: &Ends) -> Self {
         let mut message = Self { bytes: [0; MESSAGE_MAX], len: 0 };
         let mut head = segment.head();
         [head[3], head[14], head[15]] = vni.bytes();
         message.push(&head);
-        for address in [ends.sending, ends.receiving, ends.sender, ends.receiver] {
-            match address {
-                IpAddr::V4(address) => message.push(&address.octets()),
-                IpAddr::V6(address) => message.push(&address.octets()),
-            }
-        }
+        message.push_address(ends.sending);
         message
+    }
+
+    fn end(mut self, ends: &Ends) -> Self {
+        self.push_address(ends.sender);
+        self.push_address(ends.receiver);
+        self
+    }
+
+    fn push_address(&mut self, address: IpAddr) {
+        match address {
+            IpAddr::V4(address) => self.push(&address.octets()),
+            IpAddr::V6(address) => self.push(&address.octets()),
+        }
     }
 
     fn push(&mut self, part: &[u8]) {

@@ -60,7 +60,8 @@ impl SegmentFlags {
     pub const IPV6: Self = Self(32);
     /// The authority's address is IPv6.
     pub const AUTHORITY6: Self = Self(64);
-    const RESERVED: u8 = 0x80;
+    /// The path is fixed.
+    pub const ROUTED: Self = Self(128);
 
     /// Whether every flag of `other` is set.
     pub const fn has(self, other: Self) -> bool {
@@ -136,7 +137,7 @@ impl Segment {
             && proofs.len() == usize::from(count)
             && pointer < count
             && count <= PROOFS_MAX
-            && flags.0 & SegmentFlags::RESERVED == 0
+            && (!flags.has(SegmentFlags::ROUTED) || flags.has(SegmentFlags::UNDERLAY6))
             && !flags.has(SegmentFlags(SegmentFlags::RETURN.0 | SegmentFlags::REPLY.0))
             && (with_port || (protocol, port) == (0, 0) && !single)
             && (single || sender_port == 0)

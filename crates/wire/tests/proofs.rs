@@ -5,11 +5,12 @@ mod frames;
 use frames::{Checksum, Plan, frame, frames, transport_sum};
 use proptest::prelude::*;
 use serde_json::Value;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use wire::geneve::{self, ENCAPSULATION_MAX, Encapsulation, HEADER_LEN, OPTION_HEADER_LEN, Payload};
 use wire::inner::Ports;
 use wire::packet::Packet;
 use wire::proof::Message;
+use wire::routing::{Hops, Lock, Routed};
 use wire::segment::PROOFS_MAX;
 use wire::tail;
 use wire::{
@@ -42,6 +43,22 @@ fn key(case: &Value, verifier: &str) -> ProofKey {
     master.proof_key(verifier, address(case, "authority"), Epoch(number(case, "epoch"))).expect("a short id")
 }
 
+fn segment_of(case: &Value, proofs: usize) -> Segment {
+    Segment {
+        suite: Suite::from_number(number(case, "suite") as u8).expect("a suite"),
+        count: proofs as u8,
+        pointer: 0,
+        flags: SegmentFlags(number(case, "flags") as u8),
+        protocol: number(case, "protocol") as u8,
+        epoch: Epoch(number(case, "epoch")).on_wire(),
+        expires: number(case, "expires") as u32,
+        interface: InterfaceId(number(case, "interface") as u16),
+        port: number(case, "port") as u16,
+        sender_port: number(case, "sender_port") as u16,
+        authority: address(case, "authority"),
+    }
+}
+
 #[test]
 fn keys_are_the_published_ones() {
     let cases = vectors("keys");
@@ -64,19 +81,7 @@ fn messages_proofs_and_options_are_the_published_ones() {
             receiver: address(&case, "receiver"),
         };
         let path = case["path"].as_array().expect("a path");
-        let segment = Segment {
-            suite: Suite::from_number(number(&case, "suite") as u8).expect("a suite"),
-            count: path.len() as u8,
-            pointer: 0,
-            flags: SegmentFlags(number(&case, "flags") as u8),
-            protocol: number(&case, "protocol") as u8,
-            epoch: Epoch(number(&case, "epoch")).on_wire(),
-            expires: number(&case, "expires") as u32,
-            interface: InterfaceId(number(&case, "interface") as u16),
-            port: number(&case, "port") as u16,
-            sender_port: number(&case, "sender_port") as u16,
-            authority: address(&case, "authority"),
-        };
+        let segment = segment_of(&case, path.len());
         let vni = Vni::new(number(&case, "vni") as u32).expect("24 bits");
         let mut proofs = Vec::new();
         for (place, verifier) in path.iter().enumerate() {
@@ -98,6 +103,57 @@ fn messages_proofs_and_options_are_the_published_ones() {
     }
 }
 
+#[test]
+fn messages_locks_and_closed_proofs_of_a_fixed_path_are_the_published_ones() {
+    let cases = vectors("routes");
+    assert_eq!(cases.len(), 4, "both families inside, both suites");
+    for case in cases {
+        let texts = |field: &str| -> Vec<String> {
+            let list = case[field].as_array().expect("a list").iter();
+            list.map(|value| value.as_str().expect("a text").to_owned()).collect()
+        };
+        let hops: Vec<Ipv6Addr> = texts("hops").iter().map(|hop| hop.parse().expect("an address")).collect();
+        let path = texts("path");
+        let ends = Ends {
+            sending: address(&case, "sending"),
+            receiving: hops[2].into(),
+            sender: address(&case, "sender"),
+            receiver: address(&case, "receiver"),
+        };
+        let hops = Hops::new(&hops).expect("no more than five");
+        let vni = Vni::new(number(&case, "vni") as u32).expect("24 bits");
+        let segment = segment_of(&case, path.len());
+        let mut lock: Option<Lock> = None;
+        for (place, verifier) in path.iter().enumerate() {
+            let here = Segment { pointer: place as u8, ..segment };
+            let routed = Routed { segment: &here, vni, ends: &ends, hops: &hops };
+            assert_eq!(routed.message().bytes(), bytes(&case["messages"][place]), "{case}");
+            let key = key(&case, verifier);
+            let open = routed.proof(&key);
+            assert!(routed.is_proved(&open, &key));
+            let mut closed = open.0;
+            if let Some(lock) = lock.replace(routed.lock(&key)) {
+                lock.turn(&mut closed);
+                assert!(!routed.is_proved(&Proof(closed), &key));
+            }
+            assert_eq!(closed[..], bytes(&case["proofs"][place]), "{case}");
+            let mut turned = [0; 16];
+            routed.lock(&key).turn(&mut turned);
+            assert_eq!(turned[..], bytes(&case["locks"][place]), "{case}");
+        }
+    }
+}
+
+#[test]
+fn a_path_has_one_to_five_hops() {
+    let hop = Ipv6Addr::LOCALHOST;
+    assert!(Hops::new(&[]).is_none() && Hops::new(&[hop; 6]).is_none());
+    assert_eq!(Hops::new(&[hop; 5]).expect("five").list().len(), 5);
+    let path = [Ipv6Addr::UNSPECIFIED, hop];
+    let hops = Hops::new(&path).expect("two");
+    assert_eq!(hops.list(), [hop.octets(), [0; 16]], "the last is listed first");
+}
+
 fn segments() -> impl Strategy<Value = Segment> {
     let suites = prop_oneof![Just(Suite::AesCmac), Just(Suite::Siphash)];
     let authority = prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u8; 16]>().prop_map(IpAddr::from)];
@@ -105,7 +161,8 @@ fn segments() -> impl Strategy<Value = Segment> {
     let fields = any::<(u8, u8, u8, u32, u16, u16, u16)>();
     (suites, place, authority, fields).prop_map(|(suite, (count, pointer), authority, fields)| {
         let (flags, protocol, epoch, expires, interface, port, sender_port) = fields;
-        let chosen = SegmentFlags(flags & 0x37).with(SegmentFlags::AUTHORITY6, authority.is_ipv6());
+        let chosen = SegmentFlags(if flags & 0x90 == 0x90 { flags & 0xb7 } else { flags & 0x37 })
+            .with(SegmentFlags::AUTHORITY6, authority.is_ipv6());
         let flags = if chosen.has(SegmentFlags::RETURN) { SegmentFlags(chosen.0 & !4) } else { chosen };
         let single = flags.has(SegmentFlags::PORT) && sender_port % 2 == 1;
         let flags = flags.with(SegmentFlags::SINGLE, single);
@@ -197,7 +254,7 @@ proptest! {
         let changed = [
             Segment { count: segment.count ^ 1, ..segment },
             Segment { pointer: segment.pointer ^ 1, ..segment },
-            Segment { flags: SegmentFlags(segment.flags.0 ^ 1 << (bit % 7)), ..segment },
+            Segment { flags: SegmentFlags(segment.flags.0 ^ 1 << (bit % 8)), ..segment },
             Segment { protocol: segment.protocol ^ 1, ..segment },
             Segment { expires: segment.expires ^ 1 << bit, ..segment },
             Segment { interface: InterfaceId(segment.interface.0 ^ 1), ..segment },

@@ -5,7 +5,8 @@ use engine::proofs::{Outcome, Verifier};
 use std::net::IpAddr;
 use wire::geneve::{ENCAPSULATION_MAX, Encapsulation, HEADER_LEN, OPTION_HEADER_LEN};
 use wire::packet::Packet;
-use wire::{Epoch, Inner, MasterKey};
+use wire::segment::HEAD_LEN;
+use wire::{Epoch, Inner, MasterKey, SegmentFlags};
 
 /// The first verifier of the table of cases.
 fn verifier() -> Verifier {
@@ -23,8 +24,8 @@ fn verifier() -> Verifier {
     verifier
 }
 
-/// An encapsulation that is read is written the same; a frame that passes has its pointer moved and its UDP checksum
-/// mended, and every other one is left alone.
+/// An encapsulation that is read is written the same; a frame that passes has its pointer moved, its UDP checksum
+/// mended, and on a fixed path its next proof opened, and every other one is left alone.
 pub fn proof(input: &[u8]) {
     judged(input);
 }
@@ -48,7 +49,12 @@ pub fn judged(input: &[u8]) -> Outcome {
     let checksum = packet.transport + 6..packet.transport + 8;
     assert_eq!(frame.len(), input.len());
     assert_eq!(frame[pointer], input[pointer] + 1);
-    let others = (0..input.len()).filter(|at| *at != pointer && !checksum.contains(at));
+    let segment = Encapsulation::decode(&input[packet.payload..packet.end]).expect("it was proved").0.segment;
+    let opens = segment.flags.has(SegmentFlags::ROUTED) && segment.pointer + 1 < segment.count;
+    let proofs = pointer + HEAD_LEN + if segment.authority.is_ipv6() { 16 } else { 4 };
+    let next = proofs + 16 * usize::from(segment.pointer + 1);
+    let next = if opens { next..next + 16 } else { 0..0 };
+    let others = (0..input.len()).filter(|at| *at != pointer && !checksum.contains(at) && !next.contains(at));
     assert!(others.into_iter().all(|at| frame[at] == input[at]));
     outcome
 }

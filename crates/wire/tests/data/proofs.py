@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 MASK = (1 << 64) - 1
 AES_CMAC, SIPHASH = 2, 3
-PORT, RETURN, REPLY, SINGLE, UNDERLAY6, IPV6, AUTHORITY6 = 1, 2, 4, 8, 16, 32, 64
+PORT, RETURN, REPLY, SINGLE, UNDERLAY6, IPV6, AUTHORITY6, ROUTED = 1, 2, 4, 8, 16, 32, 64, 128
 ICMP, TCP, UDP, ICMPV6 = 1, 6, 17, 58
 NOW, EPOCH_LENGTH, MAX_LIFETIME = 1_800_000_000, 3600, 3600
 VERIFIERS = ["sending-edge", "receiving-edge", "svtep-1"]
@@ -122,6 +122,10 @@ def udp(source, destination, ports, payload, checksum="none", length=None):
     return head[:6] + struct.pack(">H", field) + payload
 
 
+def xor(one, other):
+    return bytes(a ^ b for a, b in zip(one, other, strict=True))
+
+
 class Packet:
     """A packet with proofs; every part of it can be something else."""
 
@@ -144,6 +148,8 @@ class Packet:
         self.option_class, self.option_type, self.option_reserved, self.zero = 0xFF53, 0x81, 0, 0
         self.count = None  # N, if it is not the number of proofs
         self.extra_option, self.proofs_sent, self.data_change, self.cut = b"", None, {}, None
+        # The addresses that a fixed path leads through; and of the routing header and the packet what is not as they say.
+        self.hops, self.left, self.to, self.header_change, self.header_more = None, None, None, {}, b""
         self.__dict__.update(change)
 
     def but(self, **change):
@@ -174,14 +180,26 @@ class Packet:
         head = bytearray(self.head(place, len(self.path)))
         vni = struct.pack(">I", self.vni)[1:]
         head[3], head[14], head[15] = vni
-        ends = (self.sending, self.receiving, self.sender, self.receiver)
+        ends = (self.sending, *(self.hops or [self.receiving])[::-1], self.sender, self.receiver)
         return bytes(head) + b"".join(packed(end) for end in ends)
 
     def proofs(self):
         if self.proofs_sent is not None:
             return self.proofs_sent
-        key = lambda verifier: proof_key(self.master, verifier, self.authority, self.epoch_number())
-        return [mac(self.suite, key(verifier), self.message(place)) for place, verifier in enumerate(self.path)]
+        proofs = [mac(self.suite, self.key(place), self.message(place)) for place in range(len(self.path))]
+        if self.hops:
+            # Those behind the pointer's are closed: each by the verifier before it.
+            for place in range(self.pointer + 1, len(proofs)):
+                proofs[place] = xor(proofs[place], self.lock(place - 1))
+        return proofs
+
+    def key(self, place):
+        return proof_key(self.master, self.path[place], self.authority, self.epoch_number())
+
+    def lock(self, place):
+        message = bytearray(self.message(place))
+        message[0] |= 7
+        return mac(self.suite, self.key(place), bytes(message))
 
     def inner(self):
         transport = self.inner_transport
@@ -220,14 +238,31 @@ class Packet:
     def frame(self):
         datagram = udp(self.sending, self.receiving, (self.source_port, self.outer_port), self.geneve(), self.checksum,
                        self.udp_length)
-        packet = ip(self.sending, self.receiving, UDP, datagram, self.options, self.fragment, self.extensions)
+        to, extensions = self.to or self.receiving, self.extensions
+        if self.hops:
+            left = len(self.hops) - 1 - self.pointer if self.left is None else self.left
+            header = bytearray(struct.pack(">BBBBBH", 2 * len(self.hops) + len(self.header_more) // 8, 4, left,
+                                           len(self.hops) - 1, 0, 0))
+            header += b"".join(packed(hop) for hop in self.hops[::-1]) + self.header_more
+            for at, value in self.header_change.items():
+                header[at - 1] ^= value
+            extensions = [*extensions, (43, bytes(header))]
+            to = self.to or self.hops[self.pointer]
+        packet = ip(self.sending, to, UDP, datagram, self.options, self.fragment, extensions)
         kind = 0x86DD if ":" in self.sending else 0x0800
         link = b"\x02\0\0\0\0\x02\x02\0\0\0\0\x01" + b"".join(struct.pack(">HH", *tag) for tag in self.tags)
         return link + struct.pack(">H", kind) + packet + self.padding
 
     def onward(self):
-        """As the verifier sends it on."""
-        return self.but(pointer=self.pointer + 1)
+        """As the verifier sends it on. What a routing header says next is not the verifier's to change."""
+        if not self.hops:
+            return self.but(pointer=self.pointer + 1)
+        proofs, after = self.proofs(), self.pointer + 1
+        if after < len(proofs):
+            proofs[after] = xor(proofs[after], self.lock(self.pointer))
+        left, to = self.left, self.to or self.hops[self.pointer]
+        left = len(self.hops) - 1 - self.pointer if left is None else left
+        return self.but(pointer=after, proofs_sent=proofs, left=left, to=to)
 
 
 ROWS = []
@@ -538,6 +573,95 @@ def order(base, name):
     row("§8.8", f"{name}: lifetime before proof", judged("lifetime_too_long", base.but(expires=NOW + 9999)))
 
 
+HOPS = ["2001:db8:1::a1", "2001:db8:1::b2", "2001:db8:1::2"]
+
+
+def routed_packet(inner=4, authority=4, **change):
+    base = Packet(6, inner, authority, hops=HOPS)
+    return base.made(flags=base.flags | ROUTED, **change)
+
+
+def routed():
+    for inner, authority, name in ((4, 4, "routed, ipv4 inside"), (6, 6, "routed, ipv6 inside")):
+        for suite, suite_name in ((SIPHASH, "siphash"), (AES_CMAC, "aes-cmac")):
+            base = routed_packet(inner, authority, suite=suite)
+            for place, verifier in enumerate(VERIFIERS):
+                row("§8.12", f"{name}: {suite_name}, at its place, {verifier}", proved(base.made(pointer=place)), of=place)
+            for count in (1, 2, 4, 5):
+                path, hops = (VERIFIERS * 2)[:count], [f"2001:db8:1::{at}" for at in range(10, 10 + count)]
+                row("§8.12", f"{name}: {suite_name}, {count} hops", proved(base.made(path=path, hops=hops)))
+                last = base.made(path=path, hops=hops, pointer=count - 1)
+                row("§8.12", f"{name}: {suite_name}, the last of {count} hops", proved(last), of=(count - 1) % 3)
+            # Who starts behind a verifier, or goes around one, has a proof that only that verifier opens.
+            for place in (1, 2):
+                row("§8.12.3", f"{name}: {suite_name}, begun at place {place}",
+                    judged("bad_tag", base.but(pointer=place)), of=place)
+            behind = base.onward()
+            around = base.but(pointer=2, proofs_sent=behind.proofs_sent)
+            row("§8.12.3", f"{name}: {suite_name}, around the second verifier", judged("bad_tag", around), of=2)
+        base = routed_packet(inner, authority)
+        bad = lambda what, packet, of=0: row("§8.12.1", f"{name}: {what}", judged("malformed", packet), of=of)
+        tag = lambda what, packet, of=0: row("§8.12.2", f"{name}: {what}", judged("bad_tag", packet), of=of)
+        a, b, end = HOPS
+        tag("two hops swapped", base.but(hops=[a, end, b]))
+        tag("the first two swapped", base.but(hops=[b, a, end]))
+        tag("another hop in a verifier's place", base.but(hops=[a, "2001:db8:1::99", end]))
+        tag("another receiving endpoint", base.but(hops=[a, b, "2001:db8:1::99"]))
+        tag("a visited hop changed", base.made(pointer=1).but(hops=["2001:db8:1::99", b, end]), of=1)
+        tag("another sending endpoint", base.but(sending="2001:db8:1::98"))
+        tag("another flow's lock", base.but(pointer=1, proofs_sent=base.made(port=23, ports=(1, 23)).onward().proofs_sent), of=1)
+        tag("without its route", Packet(6, inner, authority).but(flags=base.flags, hops=HOPS))
+        bad("a hop left out", base.but(hops=[a, end]))
+        bad("a hop more", base.but(hops=[a, b, "2001:db8:1::99", end]))
+        bad("segments left of another place", base.but(left=1, to=b))
+        bad("segments left, more than there are", base.but(left=3))
+        bad("all segments left behind it", base.but(left=0, to=end))
+        bad("the pointer of another place", base.but(pointer=1, left=2, to=a), of=1)
+        bad("to another endpoint than its hop", base.but(to=b))
+        bad("to somebody who is no hop", base.but(to="2001:db8:2::1"))
+        bad("the flag without the header", base.but(hops=None, to=a))
+        bad("the header without the flag", base.made(flags=base.flags & ~ROUTED))
+        bad("its route by another kind of header", base.but(header_change={2: 6}))
+        bad("another last entry", base.but(header_change={4: 1}))
+        bad("flags in the header", base.but(header_change={5: 8}))
+        bad("a tag in the header", base.but(header_change={7: 1}))
+        bad("something more in the header", base.but(header_more=bytes([5, 6, 0, 0, 0, 0, 0, 0])))
+        bad("sixteen bytes more in the header", base.but(header_more=bytes([5, 14]) + bytes(14)))
+        bad("another header before it", base.but(extensions=[(60, bytes([0, 1, 4, 0, 0, 0, 0]))]))
+        bad("a UDP checksum", base.but(checksum="whole"))
+        bad("a fragment", base.but(extensions=[(44, bytes([0, 0, 1, 0, 0, 0, 7]))]))
+        bad("to another port, on its way", base.but(outer_port=6082))
+        end_of_it = base.made(pointer=2)
+        row("§8.12", f"{name}: to another port, at its end", judged("not_ours", end_of_it.but(outer_port=6082)), of=2)
+        plain = Packet(6, inner, authority, hops=HOPS).made(hops=None).but(hops=HOPS, left=0, to=end)
+        row("§8.12", f"{name}: a route behind it, not of its segment", proved_plain(plain))
+        row("§8.12", f"{name}: expired", judged("expired", base.made(expires=NOW)))
+        word = dict(vni=base.vni, sender=base.sender, receiver=base.receiver, until=NOW + 300)
+        row("§8.12", f"{name}: consent withdrawn", proved(base), dict(withdraw=word), judged("revoked", base))
+        row("§8.12", f"{name}: an answer", proved(base.made(flags=base.flags | RETURN, ports=(22, 40000))))
+        row("§8.12", f"{name}: behind a VLAN tag", proved(base.made(tags=[(0x8100, 6)])))
+    row("§8.12.1", "the flag over ipv4", judged("malformed", Packet(4, 4).made(flags=PORT | ROUTED)))
+    row("§8.12.1", "the flag over ipv6 without a header", judged("malformed", Packet(6, 4).made(flags=PORT | UNDERLAY6 | ROUTED)))
+
+
+def proved_plain(packet):
+    return passes(packet.frame(), packet.but(pointer=packet.pointer + 1, left=packet.left, to=packet.to).frame())
+
+
+def routes():
+    cases = []
+    for inner in (4, 6):
+        for suite in (AES_CMAC, SIPHASH):
+            p = routed_packet(inner, suite=suite)
+            cases.append(dict(
+                sending=p.sending, hops=p.hops, sender=p.sender, receiver=p.receiver, authority=p.authority,
+                master_key=p.master.hex(), path=p.path, suite=suite, flags=p.flags, vni=p.vni, protocol=p.protocol,
+                epoch=p.epoch_number(), expires=p.expires, interface=p.interface, port=p.port, sender_port=p.sender_port,
+                messages=[p.message(place).hex() for place in range(3)],
+                locks=[p.lock(place).hex() for place in range(3)], proofs=[proof.hex() for proof in p.proofs()]))
+    return cases
+
+
 def keys():
     cases = []
     for verifier, authority, epoch in (
@@ -581,13 +705,14 @@ def main():
         order(base, name)
     inside("ipv4", "ipv6 in ipv4")
     outside("ipv4", "ipv6")
+    routed()
     out = dict(
         about="Vectors and cases for docs/wire.md chapter 8, made by proofs.py.", now=NOW, epoch_length=EPOCH_LENGTH,
         max_lifetime=MAX_LIFETIME, verifiers=VERIFIERS, endpoints=["192.0.2.0/24", "2001:db8:1::/64"],
         authorities=[dict(address=address, master_key=master.hex()) for address, master in (
             ("198.51.100.1", MASTER), ("2001:db8:a::1", MASTER), ("198.51.100.2", OTHER_MASTER),
             ("2001:db8:a::2", OTHER_MASTER))],
-        keys=keys(), segments=segments(), packets=ROWS)
+        keys=keys(), segments=segments(), routes=routes(), packets=ROWS)
     path = pathlib.Path(__file__).with_name("proofs.json")
     parts = []
     for name, value in out.items():
