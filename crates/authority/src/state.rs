@@ -314,7 +314,9 @@ impl Authority {
         let grants = self.storage.call(move |database| database.grants_of(&verifier, &handles)).await?;
         let policy = self.policy.read().await;
         let now = now();
-        let may_live = |entry: &Option<GrantEntry>| entry.as_ref().is_some_and(|entry| permits(&policy, entry, now));
+        let may_live = |entry: &Option<GrantEntry>| {
+            entry.as_ref().is_some_and(|entry| permits(&policy.decide(&asked(entry, now)), entry))
+        };
         Ok(grants.into_iter().filter(|(_, entry)| !may_live(entry)).map(|(grant, _)| grant).collect())
     }
 
@@ -570,8 +572,13 @@ impl Authority {
         // A verifier whose clock is behind may take them for live a little longer.
         let since = now.saturating_sub(CLOCK_SKEW_MAX.into());
         let live = self.storage.call(move |database| database.grants(since, false)).await?;
-        let forbidden = live.into_iter().filter(|grant| !permits(policy, grant, now));
-        forbidden.map(|grant| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person))).collect()
+        let to =
+            |grant: &GrantEntry| Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
+        let requests: Vec<_> =
+            live.iter().map(|grant| Request { subject: grant.subject(), to: to(grant), now }).collect();
+        let decided = policy.decide_all(&requests, now);
+        let forbidden = live.iter().zip(decided).filter(|(grant, decision)| !permits(decision, grant));
+        forbidden.map(|(grant, _)| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person.clone()))).collect()
     }
 
     /// Notes when the policy, by which grants were judged `now`, will say something else by itself.
@@ -580,12 +587,16 @@ impl Authority {
     }
 }
 
-/// Whether the policy would give at least this grant on no stricter terms. A shorter lifetime alone ends no grant: all
-/// of them end within the hour.
-fn permits(policy: &Compiled, grant: &GrantEntry, now: u64) -> bool {
+/// What a grant was asked for with.
+fn asked(grant: &GrantEntry, now: u64) -> Request<'_> {
     let to = Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
-    let request = Request { subject: grant.subject(), to, now };
-    let Decision::Allowed(permit) = policy.decide(&request) else { return false };
+    Request { subject: grant.subject(), to, now }
+}
+
+/// Whether the policy, which so decided, would give at least this grant on no stricter terms. A shorter lifetime alone ends no grant: all
+/// of them end within the hour.
+fn permits(decision: &Decision<'_>, grant: &GrantEntry) -> bool {
+    let Decision::Allowed(permit) = decision else { return false };
     let (terms, flags) = (permit.terms, Flags(grant.flags));
     permit.receiver.verifier == grant.verifier
         && (!grant.is_pair() || terms.suite == GrantSuite::Sha224)

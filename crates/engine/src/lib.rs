@@ -1,5 +1,5 @@
 //! Decisions and state machines without IO: time and chance come in as arguments, effects go out as values.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod activity;
 pub mod agent;

@@ -6,6 +6,7 @@
 //!
 //! A clone is a snapshot and costs nothing: readers keep one while the writer changes its own and publishes it whole.
 
+mod fetch;
 mod few;
 mod index;
 mod list;
@@ -13,15 +14,17 @@ mod list;
 use crate::api::Service;
 use crate::policy::{Action, Granularity, Scope, normal};
 use few::Few;
-use index::Index;
+use index::{Index, Seek};
 use ipnet::IpNet;
-use list::List;
+use list::{List, Scattered};
 use std::cmp::Reverse;
-use std::hint::black_box;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU16;
 use wire::Destination;
 use wire::grant::mask;
+
+/// The steps of a decision after the first.
+const LATER_STEPS: usize = 3;
 
 /// Whom an entry is about: everyone, a subject (person, group or device tag), or an address or network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -98,11 +101,31 @@ pub struct Judgement<'b> {
     /// The decision.
     pub decision: Decision,
     windows: Few<NonZeroU16, 8>,
+    /// Whether an entry would have decided, had its window been open.
+    closed: bool,
     to: Destination,
     /// Everything that entries may call who asks.
-    senders: Few<Sender, 16>,
-    /// The receivers around the destination, for whatever services, with the lengths of their prefixes.
-    here: Few<Option<(u8, &'b Listed)>, 4>,
+    senders: Few<Scattered, 16>,
+    /// The receivers around the destination.
+    here: Few<Option<Here<'b>>, 4>,
+}
+
+/// A receiver around a destination.
+#[derive(Clone, Copy)]
+struct Here<'b> {
+    /// Of its prefix.
+    length: u8,
+    /// Whether it is for the service that is asked for.
+    covers: bool,
+    /// What a look at its list has seen.
+    seen: u64,
+    listed: &'b Listed,
+}
+
+/// Where the indexes have what they know of a request.
+struct Sought<'b> {
+    receivers: Seek<'b, Listed>,
+    networks: Seek<'b, Sender>,
 }
 
 /// The rules of all receivers.
@@ -189,8 +212,9 @@ impl Rulebook {
             return;
         }
         let mut unmarked = Vec::new();
-        let seek = self.receivers.seek(prefix.network());
-        self.receivers.around(prefix.network(), &seek, |length, wider| {
+        let mut seek = Seek::NOTHING;
+        self.receivers.seek(prefix.network(), &mut seek);
+        self.receivers.around(&seek, |length, wider| {
             if length < prefix.prefix_len() && !wider.around_others {
                 unmarked.push(wider.receiver(around(prefix.network(), length)));
             }
@@ -260,65 +284,73 @@ impl Rulebook {
 
     /// Decides a request, where `open` says whether it is time for a window.
     pub fn decide(&self, request: &Request<'_>, open: impl Fn(NonZeroU16) -> bool) -> Judgement<'_> {
-        let to = normal(&request.to);
-        let receivers = self.receivers.seek(to.address);
-        let mut senders = Few::new(Sender::EVERYONE);
+        let mut judgement = Judgement::NOTHING;
+        let mut sought = Sought::NOTHING;
+        self.seek(request, &mut sought);
+        self.find(request, &sought, &mut judgement);
+        judgement.look();
+        judgement.judge(open);
+        judgement
+    }
+
+    /// [`Self::decide`] for several, in their order, each handed to `each` with its place. While the memory fetches what a
+    /// step of one needs, others make theirs.
+    pub fn decide_all<'b>(
+        &'b self,
+        requests: &[Request<'_>],
+        open: impl Fn(NonZeroU16) -> bool,
+        mut each: impl FnMut(usize, &Judgement<'b>),
+    ) {
+        let mut sought = Sought::NOTHING;
+        let mut judgements = [const { Judgement::NOTHING }; LATER_STEPS];
+        for turn in 0..requests.len() + LATER_STEPS {
+            // The request whose turn a later step is.
+            let at = |step| turn.checked_sub(step).filter(|place| *place < requests.len());
+            if let Some(place) = at(3) {
+                let judgement = &mut judgements[place % LATER_STEPS];
+                judgement.judge(&open);
+                each(place, judgement);
+            }
+            if let Some(place) = at(2) {
+                judgements[place % LATER_STEPS].look();
+            }
+            if let Some(place) = at(1) {
+                self.find(&requests[place], &sought, &mut judgements[place % LATER_STEPS]);
+            }
+            if let Some(place) = at(0) {
+                self.seek(&requests[place], &mut sought);
+            }
+        }
+    }
+
+    /// The first step: has the memory fetch what the indexes have about a request.
+    #[inline]
+    fn seek<'b>(&'b self, request: &Request<'_>, sought: &mut Sought<'b>) {
+        self.receivers.seek(request.to.address, &mut sought.receivers);
         if let Some(source) = request.source {
-            let networks = self.networks.seek(source);
-            self.networks.around(source, &networks, |_, sender| senders.push(*sender));
+            self.networks.seek(source, &mut sought.networks);
         }
-        request.subjects.iter().for_each(|subject| senders.push(*subject));
-        senders.push(Sender::EVERYONE);
-        let mut here: Few<Option<(u8, &Listed)>, 4> = Few::new(None);
-        let mut specific: Option<(u8, &Listed)> = None;
-        self.receivers.around(to.address, &receivers, |length, listed| {
-            here.push(Some((length, listed)));
-            if listed.service.covers(to.protocol, to.port) {
-                // As in the index: the memory fetches side by side what comparisons would have it fetch in turn.
-                black_box(listed.list.touch(&senders));
-                let more =
-                    |(other, known): (u8, &Listed)| (length, Reverse(listed.number)) > (other, Reverse(known.number));
-                if specific.is_none_or(more) {
-                    specific = Some((length, listed));
-                }
+    }
+
+    /// The second step: finds who asks and which lists say something about it, and has the memory fetch what of them.
+    #[inline]
+    fn find<'b>(&'b self, request: &Request<'_>, sought: &Sought<'b>, judgement: &mut Judgement<'b>) {
+        let Judgement { to, senders, here, .. } = judgement;
+        *to = normal(&request.to);
+        senders.clear();
+        here.clear();
+        if request.source.is_some() {
+            self.networks.around(&sought.networks, |_, sender| senders.push((*sender).into()));
+        }
+        request.subjects.iter().for_each(|subject| senders.push((*subject).into()));
+        senders.push(Scattered::EVERYONE);
+        self.receivers.around(&sought.receivers, |length, listed| {
+            let covers = listed.service.covers(to.protocol, to.port);
+            if covers {
+                listed.list.fetch(senders);
             }
+            here.push(Some(Here { length, covers, seen: 0, listed }));
         });
-        let mut windows = Few::new(NonZeroU16::MIN);
-        let Some(specific) = specific else {
-            return Judgement { decision: Decision::NoReceiver, windows, to, senders, here };
-        };
-        let mut deciding: Option<(Entry, (u8, &Listed))> = None;
-        for (length, listed) in here.iter().flatten() {
-            if !listed.service.covers(to.protocol, to.port) {
-                continue;
-            }
-            let opened = |window| {
-                let open = open(window);
-                if !open {
-                    windows.push(window);
-                }
-                open
-            };
-            let Some(entry) = listed.list.deciding(&senders, opened) else { continue };
-            // An entry that is in the lists of several receivers is the most specific one's.
-            let more = |(other, (wider, known)): &(Entry, (u8, &Listed))| {
-                (entry.rank(), length, Reverse(listed.number)) > (other.rank(), wider, Reverse(known.number))
-            };
-            if deciding.as_ref().is_none_or(more) {
-                deciding = Some((entry, (*length, *listed)));
-            }
-        }
-        let named = |(length, listed): (u8, &Listed)| listed.receiver(around(to.address, length));
-        let receiver = named(specific);
-        let decision = match deciding {
-            None => Decision::DefaultDeny { receiver },
-            Some((entry, of)) => {
-                entry.window.iter().for_each(|window| windows.push(*window));
-                let of = if std::ptr::eq(of.1, specific.1) { receiver } else { named(of) };
-                Decision::Decided(Ruling { receiver, of, entry })
-            }
-        };
-        Judgement { decision, windows, to, senders, here }
     }
 
     fn listed(&self, receiver: &Receiver) -> Option<&Listed> {
@@ -337,7 +369,68 @@ impl Rulebook {
     }
 }
 
-impl Judgement<'_> {
+impl Sought<'_> {
+    /// Of no request.
+    const NOTHING: Self = Self { receivers: Seek::NOTHING, networks: Seek::NOTHING };
+}
+
+impl<'b> Judgement<'b> {
+    /// Of no request.
+    const NOTHING: Self = Self {
+        decision: Decision::NoReceiver,
+        windows: Few::new(NonZeroU16::MIN),
+        closed: false,
+        to: Destination { address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), protocol: 0, port: 0 },
+        senders: Few::new(Scattered::EVERYONE),
+        here: Few::new(None),
+    };
+
+    /// The third step: asks the lists which senders they have something about.
+    #[inline]
+    fn look(&mut self) {
+        let covering = self.here.iter_mut().flatten().filter(|here| here.covers);
+        covering.for_each(|here| here.seen = here.listed.list.look(&self.senders));
+    }
+
+    /// The last step: finds what they say.
+    #[inline]
+    fn judge(&mut self, open: impl Fn(NonZeroU16) -> bool) {
+        let covering = || self.here.iter().flatten().filter(|here| here.covers);
+        self.windows.clear();
+        let Some(specific) = covering().max_by_key(|here| here.specific()) else {
+            self.decision = Decision::NoReceiver;
+            return;
+        };
+        let mut deciding: Option<(Entry, &Here<'b>)> = None;
+        for here in covering() {
+            let opened = |window| {
+                let open = open(window);
+                if !open {
+                    self.windows.push(window);
+                }
+                open
+            };
+            let Some(entry) = here.listed.list.deciding(&self.senders, here.seen, opened) else { continue };
+            // An entry that is in the lists of several receivers is the most specific one's.
+            let more = |(other, wider): &(Entry, &Here<'b>)| {
+                (entry.rank(), here.specific()) > (other.rank(), wider.specific())
+            };
+            if deciding.as_ref().is_none_or(more) {
+                deciding = Some((entry, here));
+            }
+        }
+        self.closed = !self.windows.is_empty();
+        let receiver = specific.receiver(self.to.address);
+        self.decision = match deciding {
+            None => Decision::DefaultDeny { receiver },
+            Some((entry, of)) => {
+                entry.window.iter().for_each(|window| self.windows.push(*window));
+                let of = if std::ptr::eq(of.listed, specific.listed) { receiver } else { of.receiver(self.to.address) };
+                Decision::Decided(Ruling { receiver, of, entry })
+            }
+        };
+    }
+
     /// The windows that the decision hangs on: the deciding entry's, and those of entries that would decide at their time.
     /// A grant has to end when the first of them opens or closes.
     pub fn windows(&self) -> &[NonZeroU16] {
@@ -358,17 +451,30 @@ impl Judgement<'_> {
         let Ruling { receiver, of, entry } = ruling;
         let beats =
             |other: &Entry| other.rank() > entry.rank() && (other.action == Action::Deny || other.terms != entry.terms);
-        let interferes = |(length, listed): &(u8, &Listed)| {
+        let interferes = |here: &Here<'_>| {
+            let Here { length, covers, listed, .. } = *here;
             let wide = granularity == Granularity::Network;
-            let length = *length;
             let inside = length > prefix.prefix_len() || wide && length == prefix.prefix_len() && listed.around_others;
             let behind_another = length >= of.prefix.prefix_len() && listed.verifier != receiver.verifier;
-            inside || behind_another || listed.list.any_about(&self.senders, beats)
+            // Where the decision came from, the strongest entry is known, but for those whose window is closed.
+            let may_beat = !covers || self.closed;
+            inside || behind_another || may_beat && listed.list.any_about(&self.senders, beats)
         };
         let narrowed = of.service != Service::ALL
             || of.verifier != receiver.verifier
             || self.here.iter().flatten().any(interferes);
         if narrowed { narrow } else { Scope { prefix, service: None } }
+    }
+}
+
+impl Here<'_> {
+    /// In order of how specific they are.
+    fn specific(&self) -> impl Ord {
+        (self.length, Reverse(self.listed.number))
+    }
+
+    fn receiver(&self, address: IpAddr) -> Receiver {
+        self.listed.receiver(around(address, self.length))
     }
 }
 

@@ -4,8 +4,9 @@
 use engine::api::Service;
 use engine::issue::{Issue, Issued};
 use engine::policy::{Action, GrantSuite, Granularity, Terms};
-use engine::rulebook::{Decision, Entry, Packed, Receiver, Request, Rulebook, Ruling, Sender};
+use engine::rulebook::{Decision, Entry, Judgement, Packed, Receiver, Request, Rulebook, Ruling, Sender};
 use ipnet::IpNet;
+use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
 use std::ops::Range;
@@ -139,8 +140,20 @@ impl World {
 
     /// Decides, and makes the grant where that is the answer.
     pub fn issue(&self, book: &Rulebook, drawn: &Drawn) -> Option<Issued> {
-        let request = drawn.request();
-        let judgement = book.decide(&request, open);
+        self.grant(&book.decide(&drawn.request(), open), drawn)
+    }
+
+    /// [`Self::issue`] for requests that came together; says how many grants were made.
+    pub fn issue_all(&self, book: &Rulebook, drawn: &[Drawn]) -> usize {
+        let requests: Vec<_> = drawn.iter().map(Drawn::request).collect();
+        let mut made = 0;
+        book.decide_all(&requests, open, |place, judgement| {
+            made += usize::from(black_box(self.grant(judgement, &drawn[place])).is_some());
+        });
+        made
+    }
+
+    fn grant(&self, judgement: &Judgement<'_>, drawn: &Drawn) -> Option<Issued> {
         let Decision::Decided(ruling) = judgement.decision else { return None };
         if !allows(&ruling) {
             return None;
@@ -240,8 +253,27 @@ impl World {
 impl Requests<'_> {
     /// The next one: from somebody about whom the receiver has an entry, or, every second time, from anybody.
     pub fn draw(&mut self) -> Drawn {
+        let number = self.chance.below(self.world.receivers);
+        let known = self.chance.below(2) == 0;
+        let place = known.then(|| self.chance.below(ENTRIES as u64));
+        self.draw_about(number, place)
+    }
+
+    /// One that is mostly allowed: from somebody about whom the receiver has an entry that allows, always, and that another
+    /// of the highest priority would have to beat.
+    pub fn draw_allowed(&mut self) -> Drawn {
+        let number = self.chance.below(self.world.receivers);
+        let allowing = |place: &u64| {
+            let entry = self.world.entry(number, *place);
+            (entry.action, entry.priority, entry.window) == (Action::Allow, 300, None)
+        };
+        let first = self.chance.below(ENTRIES as u64);
+        let place = (first..ENTRIES as u64).chain(0..first).find(allowing);
+        self.draw_about(number, place)
+    }
+
+    fn draw_about(&mut self, number: u64, place: Option<u64>) -> Drawn {
         let (world, chance) = (self.world, &mut self.chance);
-        let number = chance.below(world.receivers);
         let receiver = world.receiver(number);
         let inside = 5 + chance.next() % 200;
         let address = match receiver.prefix {
@@ -256,13 +288,12 @@ impl Requests<'_> {
         let mut tag = chance.below(TAGS);
         let kind = chance.below(4) as usize;
         let mut source = (kind, chance.below(world.networks[kind].len() as u64));
-        if chance.below(2) == 0 {
-            match world.about(number, chance.below(ENTRIES as u64)).0 {
-                About::Person(number) => who = number,
-                About::Group(number) => groups[0] = number,
-                About::Tag(number) => tag = number,
-                About::Network(kind, number) => source = (kind, number),
-            }
+        match place.map(|place| world.about(number, place).0) {
+            None => {}
+            Some(About::Person(number)) => who = number,
+            Some(About::Group(number)) => groups[0] = number,
+            Some(About::Tag(number)) => tag = number,
+            Some(About::Network(kind, number)) => source = (kind, number),
         }
         let source = match network(source.0, source.1) {
             IpNet::V4(net) if net.prefix_len() < 32 => Ipv4Addr::from_bits(net.addr().to_bits() + 9).into(),

@@ -111,16 +111,47 @@ impl Compiled {
     /// What the policy says.
     pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
         let request = &request.normal();
+        let subjects = self.subjects(request);
+        let asked = rulebook::Request { subjects: &subjects, source: request.subject.source, to: request.to };
+        self.said(request, self.book.decide(&asked, |window| self.open(window, request.now)).decision)
+    }
+
+    /// [`Self::decide`] for several at one time, in their order.
+    pub fn decide_all(&self, requests: &[Request<'_>], now: u64) -> Vec<Decision<'_>> {
+        let requests: Vec<_> = requests.iter().map(|request| Request { now, ..request.normal() }).collect();
+        let subjects: Vec<_> = requests.iter().map(|request| self.subjects(request)).collect();
+        let asked = |(request, subjects)| {
+            let Request { subject, to, .. }: &Request<'_> = request;
+            rulebook::Request { subjects, source: subject.source, to: *to }
+        };
+        let asked: Vec<_> = requests.iter().zip(subjects.iter().map(Vec::as_slice)).map(asked).collect();
+        let mut decisions = Vec::with_capacity(requests.len());
+        let open = |window| self.open(window, now);
+        self.book.decide_all(&asked, open, |place, judgement| {
+            decisions.push(self.said(&requests[place], judgement.decision));
+        });
+        decisions
+    }
+
+    /// Everything that entries may call who asks, but addresses.
+    fn subjects(&self, request: &Request<'_>) -> Vec<Sender> {
         let subject = request.subject;
         let Subjects { persons, groups, tags, .. } = &self.subjects;
         let mut subjects = self.members.get(subject.person).cloned().unwrap_or_default();
         subjects.extend(subject.groups.iter().filter_map(|group| groups.get(group)));
         subjects.extend(subject.tags.iter().filter_map(|tag| tags.get(tag)));
         subjects.extend(persons.get(subject.person));
-        let open = |window: NonZeroU16| self.windows[usize::from(window.get()) - 1].covers(request.now);
-        let asked = rulebook::Request { subjects: &subjects, source: subject.source, to: request.to };
+        subjects
+    }
+
+    fn open(&self, window: NonZeroU16, now: u64) -> bool {
+        self.windows[usize::from(window.get()) - 1].covers(now)
+    }
+
+    /// The rulebook's decision in the policy's terms.
+    fn said(&self, request: &Request<'_>, decision: rulebook::Decision) -> Decision<'_> {
         let named = |receiver: rulebook::Receiver| &self.policy.receivers[receiver.number as usize];
-        match self.book.decide(&asked, open).decision {
+        match decision {
             rulebook::Decision::NoReceiver => Decision::NoReceiver,
             rulebook::Decision::DefaultDeny { receiver } => Decision::DefaultDeny { receiver: named(receiver) },
             rulebook::Decision::Decided(Ruling { of, entry, .. }) => {

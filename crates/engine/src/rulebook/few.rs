@@ -1,6 +1,6 @@
 //! A short list that lives where it is declared: a decision about a few senders and receivers allocates nothing.
 
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 /// Up to `N` items in place; all of them on the heap where there are more.
 pub(super) struct Few<T, const N: usize> {
@@ -12,7 +12,7 @@ pub(super) struct Few<T, const N: usize> {
 impl<T: Copy, const N: usize> Few<T, N> {
     /// An empty list, its room filled with something.
     #[inline]
-    pub(super) fn new(filling: T) -> Self {
+    pub(super) const fn new(filling: T) -> Self {
         Self { room: [filling; N], taken: 0, many: Vec::new() }
     }
 
@@ -30,12 +30,28 @@ impl<T: Copy, const N: usize> Few<T, N> {
     }
 }
 
+impl<T, const N: usize> Few<T, N> {
+    /// Makes it empty.
+    #[inline]
+    pub(super) fn clear(&mut self) {
+        self.taken = 0;
+        self.many.clear();
+    }
+}
+
 impl<T, const N: usize> Deref for Few<T, N> {
     type Target = [T];
 
     #[inline]
     fn deref(&self) -> &[T] {
         if self.many.is_empty() { self.room.get(..self.taken).unwrap_or_default() } else { &self.many }
+    }
+}
+
+impl<T, const N: usize> DerefMut for Few<T, N> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        if self.many.is_empty() { self.room.get_mut(..self.taken).unwrap_or_default() } else { &mut self.many }
     }
 }
 

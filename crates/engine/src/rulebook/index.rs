@@ -1,121 +1,143 @@
 //! A persistent hash index from prefixes to values: a clone is one count, a change copies the path to one leaf, and what
 //! others hold of it stays as it was.
 //!
-//! A million prefixes are found with one miss of the caches each: two small levels that stay in them, and a leaf that
-//! is itself a table with open addressing, half empty. Several values may stand under one prefix.
+//! A million prefixes are found with one miss of the caches each: a root that stays in them, and a leaf that is itself a
+//! table with open addressing, at most half full. Several values may stand under one prefix.
 
+use super::fetch::fetch;
 use ipnet::IpNet;
-use std::hint::black_box;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-/// Ways out of each of the two upper levels: 65 536 leaves, of some 16 values where there are a million.
-const WAYS: usize = 256;
+/// Leaves, as a power of two: each of some thousand values where there are a million.
+const LEAVES_BITS: u32 = 10;
+/// Prefix lengths whose places a search keeps; of any more it reckons them again.
+const SOUGHT: usize = 8;
 
 /// The index.
 #[derive(Clone)]
 pub(super) struct Index<V> {
-    v4: Table<u32, V>,
-    v6: Table<[u64; 2], V>,
-}
-
-/// Prefix lengths whose hashes a search keeps; of any more it reckons them again.
-const SOUGHT: usize = 8;
-
-/// A search that was begun: the hashes of the prefixes around an address, the widest first.
-pub(super) struct Seek([u64; SOUGHT]);
-
-/// The bits of an address of one family.
-trait Bits: Copy + Eq {
-    const LENGTH: u8;
-
-    /// With all bits behind the prefix cleared.
-    fn masked(self, length: u8) -> Self;
-
-    /// All bits in one word, as evenly spread as two multiplications do it.
-    fn stirred(self) -> u64;
-
-    fn address(self) -> IpAddr;
-}
-
-/// The index of one family.
-struct Table<K, V> {
-    root: Arc<Root<K, V>>,
-    /// The prefix lengths that occur, ascending. None is ever struck off.
-    lengths: Arc<[u8]>,
+    leaves: Arc<[Arc<Leaf<V>>]>,
+    /// The prefix lengths of IPv4 and of IPv6 that occur, ascending. None is ever struck off.
+    lengths: [Arc<[Length]>; 2],
     count: usize,
 }
 
-type Root<K, V> = [Option<Arc<Branch<K, V>>>; WAYS];
-type Branch<K, V> = [Option<Leaf<K, V>>; WAYS];
-type Leaf<K, V> = Arc<[Option<Item<K, V>>]>;
+type Leaf<V> = [Option<Item<V>>];
+
+/// An address or the bits of a prefix, in halves: as one number, its alignment would make items longer. IPv4 stands in the
+/// first 32 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+struct Bits([u64; 2]);
+
+/// A prefix length of one family.
+#[derive(Clone, Copy)]
+struct Length {
+    mask: Bits,
+    /// The length, and of IPv6 the ninth bit.
+    kind: u16,
+}
 
 #[derive(Clone)]
-struct Item<K, V> {
+struct Item<V> {
     value: V,
-    bits: K,
-    length: u8,
+    bits: Bits,
+    kind: u16,
+    /// Whether one of those that belong here had no room in this slot or the next.
+    far: bool,
+}
+
+/// A search that was begun.
+pub(super) struct Seek<'a, V> {
+    bits: Bits,
+    family: usize,
+    /// For each prefix length, the widest first.
+    places: [Place<'a, V>; SOUGHT],
+}
+
+/// Where the search for a prefix begins.
+struct Place<'a, V> {
+    leaf: &'a Leaf<V>,
+    at: usize,
 }
 
 impl<V> Default for Index<V> {
     fn default() -> Self {
-        Self { v4: Table::default(), v6: Table::default() }
+        let empty: Arc<Leaf<V>> = Arc::from([]);
+        let leaves = std::iter::repeat_n(empty, 1 << LEAVES_BITS).collect();
+        Self { leaves, lengths: [Arc::from([]), Arc::from([])], count: 0 }
     }
 }
 
 impl<V: Clone> Index<V> {
     /// How many values there are.
     pub(super) fn len(&self) -> usize {
-        self.v4.count + self.v6.count
+        self.count
     }
 
     /// The first value under exactly this prefix that `is_it`.
     pub(super) fn find<'a>(&'a self, prefix: IpNet, is_it: impl Fn(&V) -> bool) -> Option<&'a V> {
         let mut found: Option<&'a V> = None;
-        let each = |value: &'a V| found = found.or(Some(value).filter(|value| is_it(value)));
-        let length = prefix.prefix_len();
-        match prefix {
-            IpNet::V4(net) => self.v4.at(hash(v4(net.addr()), length), v4(net.addr()), length, each),
-            IpNet::V6(net) => self.v6.at(hash(v6(net.addr()), length), v6(net.addr()), length, each),
-        }
+        let (bits, length) = parts(prefix);
+        self.place(bits, length.kind).each(bits, length.kind, |value| {
+            found = found.or(Some(value).filter(|value| is_it(value)));
+        });
         found
     }
 
-    /// Begins a search for [`Self::around`]: has the memory fetch what it will read first, all of it side by side, while
-    /// something else is done.
+    /// Begins a search for [`Self::around`]: has the memory fetch what it will read first, while something else is done.
     #[inline]
-    pub(super) fn seek(&self, address: IpAddr) -> Seek {
-        match address {
-            IpAddr::V4(address) => self.v4.seek(v4(address)),
-            IpAddr::V6(address) => self.v6.seek(v6(address)),
+    pub(super) fn seek<'a>(&'a self, address: IpAddr, seek: &mut Seek<'a, V>) {
+        (seek.bits, seek.family) = (Bits::of(address), usize::from(address.is_ipv6()));
+        for (length, place) in self.lengths[seek.family].iter().zip(&mut seek.places) {
+            *place = self.place(seek.bits.masked(length.mask), length.kind);
+            // Of an item's two lines of the cache, both.
+            place.leaf.get(place.at..).into_iter().flatten().take(2).for_each(fetch);
         }
     }
 
-    /// Calls `each` with every value under a prefix that `address` is in, and that prefix's length, the widest first.
+    /// Calls `each` with every value under a prefix that the address is in, and that prefix's length, the widest first.
     #[inline]
-    pub(super) fn around<'a>(&'a self, address: IpAddr, seek: &Seek, each: impl FnMut(u8, &'a V)) {
-        match address {
-            IpAddr::V4(address) => self.v4.around(v4(address), seek, each),
-            IpAddr::V6(address) => self.v6.around(v6(address), seek, each),
+    pub(super) fn around<'a>(&'a self, seek: &Seek<'a, V>, mut each: impl FnMut(u8, &'a V)) {
+        for (place, length) in self.lengths[seek.family].iter().enumerate() {
+            let bits = seek.bits.masked(length.mask);
+            let each = |value| each(length.bits(), value);
+            match seek.places.get(place) {
+                Some(place) => place.each(bits, length.kind, each),
+                None => self.place(bits, length.kind).each(bits, length.kind, each),
+            }
         }
     }
 
     /// Whether some prefix of this one's family is or was longer than it.
     pub(super) fn has_longer(&self, prefix: IpNet) -> bool {
-        let lengths = if prefix.addr().is_ipv4() { &self.v4.lengths } else { &self.v6.lengths };
-        lengths.last().is_some_and(|longest| *longest > prefix.prefix_len())
+        let longest = self.lengths[usize::from(prefix.addr().is_ipv6())].last();
+        longest.is_some_and(|longest| longest.bits() > prefix.prefix_len())
     }
 
     /// Every value, in no order that means anything, but always the same one.
     pub(super) fn all(&self) -> impl Iterator<Item = (IpNet, &V)> {
-        self.v4.all().chain(self.v6.all())
+        self.leaves
+            .iter()
+            .flat_map(|leaf| leaf.iter().flatten())
+            .filter_map(|item| item.prefix().map(|prefix| (prefix, &item.value)))
     }
 
     /// Adds a value, beside those that are under the prefix already.
     pub(super) fn add(&mut self, prefix: IpNet, value: V) {
-        match prefix {
-            IpNet::V4(net) => self.v4.add(v4(net.addr()), prefix.prefix_len(), value),
-            IpNet::V6(net) => self.v6.add(v6(net.addr()), prefix.prefix_len(), value),
+        let (bits, length) = parts(prefix);
+        let lengths = &mut self.lengths[length.family()];
+        if let Err(place) = lengths.binary_search_by_key(&length.kind, |length| length.kind) {
+            let (shorter, longer) = lengths.split_at(place);
+            *lengths = shorter.iter().chain(&[length]).chain(longer).copied().collect();
+        }
+        self.count += 1;
+        let hash = hash(bits, length.kind);
+        let item = Item { value, bits, kind: length.kind, far: false };
+        // Nobody else holds the leaf while a rulebook is being filled.
+        match Arc::get_mut(self.leaf_mut(hash)) {
+            Some(slots) if (slots.iter().flatten().count() + 1) * 2 < slots.len() => put(slots, hash, item),
+            _ => self.rewrite(hash, |items| items.push(item)),
         }
     }
 
@@ -126,80 +148,10 @@ impl<V: Clone> Index<V> {
         is_it: impl Fn(&V) -> bool,
         change: impl FnOnce(&V) -> Option<V>,
     ) -> bool {
-        match prefix {
-            IpNet::V4(net) => self.v4.change(v4(net.addr()), prefix.prefix_len(), is_it, change),
-            IpNet::V6(net) => self.v6.change(v6(net.addr()), prefix.prefix_len(), is_it, change),
-        }
-    }
-}
-
-impl<K: Bits, V: Clone> Table<K, V> {
-    #[inline]
-    fn seek(&self, bits: K) -> Seek {
-        let mut seek = Seek([0; SOUGHT]);
-        for (length, hash) in self.lengths.iter().zip(&mut seek.0) {
-            *hash = self::hash(bits.masked(*length), *length);
-            let leaf = self.leaf(*hash);
-            // Of an item's two lines of the cache, both.
-            black_box(leaf.get(home(leaf, *hash)).and_then(Option::as_ref).map(|item| item.length));
-        }
-        seek
-    }
-
-    #[inline]
-    fn around<'a>(&'a self, bits: K, seek: &Seek, mut each: impl FnMut(u8, &'a V)) {
-        for (place, length) in self.lengths.iter().enumerate() {
-            let bits = bits.masked(*length);
-            let hash = seek.0.get(place).copied().unwrap_or_else(|| hash(bits, *length));
-            self.at(hash, bits, *length, |value| each(*length, value));
-        }
-    }
-
-    /// Calls `each` with every value under exactly this prefix.
-    #[inline]
-    fn at<'a>(&'a self, hash: u64, bits: K, length: u8, mut each: impl FnMut(&'a V)) {
-        let leaf = self.leaf(hash);
-        let mut at = home(leaf, hash);
-        while let Some(Some(item)) = leaf.get(at) {
-            if item.bits == bits && item.length == length {
-                each(&item.value);
-            }
-            at = if at + 1 == leaf.len() { 0 } else { at + 1 };
-        }
-    }
-
-    fn all(&self) -> impl Iterator<Item = (IpNet, &V)> {
-        let leaves = self.root.iter().flatten().flat_map(|branch| branch.iter()).flatten();
-        let items = leaves.flat_map(|leaf| leaf.iter().flatten());
-        items.filter_map(|item| Some((IpNet::new(item.bits.address(), item.length).ok()?, &item.value)))
-    }
-
-    fn add(&mut self, bits: K, length: u8, value: V) {
-        if let Err(place) = self.lengths.binary_search(&length) {
-            let (shorter, longer) = self.lengths.split_at(place);
-            self.lengths = shorter.iter().chain(&[length]).chain(longer).copied().collect();
-        }
-        self.count += 1;
-        let hash = hash(bits, length);
-        let item = Item { value, bits, length };
-        // Nobody else holds the leaf while a rulebook is being filled.
-        match Arc::get_mut(self.place(hash)) {
-            Some(slots) if (slots.iter().flatten().count() + 1) * 3 <= slots.len() * 2 => put(slots, hash, item),
-            _ => self.rewrite(hash, |items| items.push(item)),
-        }
-    }
-
-    fn change(
-        &mut self,
-        bits: K,
-        length: u8,
-        is_it: impl Fn(&V) -> bool,
-        change: impl FnOnce(&V) -> Option<V>,
-    ) -> bool {
+        let (bits, Length { kind, .. }) = parts(prefix);
         let (mut found, mut removed) = (false, false);
-        self.rewrite(hash(bits, length), |items| {
-            let it = |item: &Item<K, V>| item.bits == bits && item.length == length && is_it(&item.value);
-            let Some(place) = items.iter().position(it) else { return };
+        self.rewrite(hash(bits, kind), |items| {
+            let Some(place) = items.iter().position(|item| item.is(bits, kind) && is_it(&item.value)) else { return };
             found = true;
             match change(&items[place].value) {
                 Some(value) => items[place].value = value,
@@ -214,97 +166,135 @@ impl<K: Bits, V: Clone> Table<K, V> {
     }
 
     #[inline]
-    fn leaf(&self, hash: u64) -> &[Option<Item<K, V>>] {
-        let branch = self.root[(hash >> 56) as usize].as_ref();
-        branch.and_then(|branch| branch[(hash >> 48) as usize % WAYS].as_deref()).unwrap_or_default()
+    fn place(&self, bits: Bits, kind: u16) -> Place<'_, V> {
+        let hash = hash(bits, kind);
+        let leaf: &Leaf<V> = self.leaves.get(leaf(hash)).map_or(&[], |leaf| leaf);
+        Place { leaf, at: home(leaf, hash) }
     }
 
-    /// Where the leaf for a hash hangs.
-    fn place(&mut self, hash: u64) -> &mut Leaf<K, V> {
-        let root = Arc::make_mut(&mut self.root);
-        let branch = root[(hash >> 56) as usize].get_or_insert_with(|| Arc::new([const { None }; WAYS]));
-        Arc::make_mut(branch)[(hash >> 48) as usize % WAYS].get_or_insert_with(|| Arc::from([]))
+    /// The leaf for a hash, where it hangs.
+    fn leaf_mut(&mut self, hash: u64) -> &mut Arc<Leaf<V>> {
+        &mut Arc::make_mut(&mut self.leaves)[leaf(hash)]
     }
 
-    fn rewrite(&mut self, hash_here: u64, change: impl FnOnce(&mut Vec<Item<K, V>>)) {
-        let place = self.place(hash_here);
-        let mut items: Vec<_> = place.iter().flatten().cloned().collect();
+    fn rewrite(&mut self, hash_here: u64, change: impl FnOnce(&mut Vec<Item<V>>)) {
+        let leaf = self.leaf_mut(hash_here);
+        let mut items: Vec<_> = leaf.iter().flatten().cloned().collect();
         change(&mut items);
-        // A free slot ends every search: there are as many as items, so that most searches read one slot.
-        let mut slots = vec![None; items.len() * 2 + 1];
+        // A free slot ends every search: there are more than items, so that most searches read one slot.
+        let mut slots = vec![None; items.len() * 3 + 1];
         for item in items {
-            put(&mut slots, hash(item.bits, item.length), item);
+            put(&mut slots, hash(item.bits, item.kind), Item { far: false, ..item });
         }
-        *place = slots.into();
+        *leaf = slots.into();
     }
 }
 
-impl<K, V> Clone for Table<K, V> {
-    fn clone(&self) -> Self {
-        Self { root: self.root.clone(), lengths: self.lengths.clone(), count: self.count }
+impl<V> Seek<'_, V> {
+    /// Of no address.
+    pub(super) const NOTHING: Self =
+        Self { bits: Bits([0; 2]), family: 0, places: [const { Place { leaf: &[], at: 0 } }; SOUGHT] };
+}
+
+impl<'a, V> Place<'a, V> {
+    /// Calls `each` with every value under exactly this prefix. Most searches end after two slots, without a loop: where one
+    /// would end hangs on chance, which a processor can't foretell.
+    #[inline]
+    fn each(&self, bits: Bits, kind: u16, mut each: impl FnMut(&'a V)) {
+        let next = |at: usize| if at + 1 == self.leaf.len() { 0 } else { at + 1 };
+        let Some(Some(first)) = self.leaf.get(self.at) else { return };
+        if first.is(bits, kind) {
+            each(&first.value);
+        }
+        let mut at = next(self.at);
+        if let Some(Some(second)) = self.leaf.get(at)
+            && second.is(bits, kind)
+        {
+            each(&second.value);
+        }
+        if !first.far {
+            return;
+        }
+        at = next(at);
+        while let Some(Some(item)) = self.leaf.get(at) {
+            if item.is(bits, kind) {
+                each(&item.value);
+            }
+            at = next(at);
+        }
     }
 }
 
-impl<K, V> Default for Table<K, V> {
-    fn default() -> Self {
-        Self { root: Arc::new([const { None }; WAYS]), lengths: Arc::from([]), count: 0 }
+impl<V> Item<V> {
+    #[inline]
+    fn is(&self, bits: Bits, kind: u16) -> bool {
+        let Bits([one, other]) = bits;
+        (self.bits.0[0] ^ one) | (self.bits.0[1] ^ other) | u64::from(self.kind ^ kind) == 0
+    }
+
+    fn prefix(&self) -> Option<IpNet> {
+        let Bits([one, other]) = self.bits;
+        let address = match self.kind >> 8 {
+            0 => IpAddr::from(Ipv4Addr::from_bits((one >> 32) as u32)),
+            _ => IpAddr::from(Ipv6Addr::from_bits((u128::from(one) << 64) | u128::from(other))),
+        };
+        IpNet::new(address, self.kind as u8).ok()
     }
 }
 
-impl Bits for u32 {
-    const LENGTH: u8 = 32;
+impl Bits {
+    #[inline]
+    fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => Self([u64::from(address.to_bits()) << 32, 0]),
+            IpAddr::V6(address) => Self([(address.to_bits() >> 64) as u64, address.to_bits() as u64]),
+        }
+    }
+
+    /// The first bits set, so many as the prefix is long.
+    fn of_length(length: u8) -> Self {
+        let mask = u128::MAX.checked_shl(u32::from(128 - length.min(128))).unwrap_or(0);
+        Self([(mask >> 64) as u64, mask as u64])
+    }
 
     #[inline]
-    fn masked(self, length: u8) -> Self {
-        self & Self::MAX.checked_shl(u32::from(Self::LENGTH - length)).unwrap_or(0)
-    }
-
-    #[inline]
-    fn stirred(self) -> u64 {
-        stir(u64::from(self))
-    }
-
-    fn address(self) -> IpAddr {
-        std::net::Ipv4Addr::from_bits(self).into()
+    fn masked(self, mask: Self) -> Self {
+        Self([self.0[0] & mask.0[0], self.0[1] & mask.0[1]])
     }
 }
 
-/// In halves: as one number, its alignment would make items longer.
-impl Bits for [u64; 2] {
-    const LENGTH: u8 = 128;
-
+impl Length {
     #[inline]
-    fn masked(self, length: u8) -> Self {
-        let keep = u128::MAX.checked_shl(u32::from(<Self as Bits>::LENGTH - length)).unwrap_or(0);
-        [self[0] & (keep >> 64) as u64, self[1] & keep as u64]
+    fn bits(self) -> u8 {
+        self.kind as u8
     }
 
-    #[inline]
-    fn stirred(self) -> u64 {
-        stir(stir(self[0]).wrapping_add(self[1]))
-    }
-
-    fn address(self) -> IpAddr {
-        std::net::Ipv6Addr::from_bits((u128::from(self[0]) << 64) | u128::from(self[1])).into()
+    fn family(self) -> usize {
+        usize::from(self.kind >> 8)
     }
 }
 
+/// The bits of a prefix, and its length.
+fn parts(prefix: IpNet) -> (Bits, Length) {
+    let kind = (u16::from(prefix.addr().is_ipv6()) << 8) | u16::from(prefix.prefix_len());
+    (Bits::of(prefix.addr()), Length { mask: Bits::of_length(prefix.prefix_len()), kind })
+}
+
+/// The leaf for a hash.
 #[inline]
-fn v4(address: std::net::Ipv4Addr) -> u32 {
-    address.to_bits()
-}
-
-#[inline]
-fn v6(address: std::net::Ipv6Addr) -> [u64; 2] {
-    [(address.to_bits() >> 64) as u64, address.to_bits() as u64]
+fn leaf(hash: u64) -> usize {
+    (hash >> (u64::BITS - LEAVES_BITS)) as usize
 }
 
 /// Puts an item into the first free slot from where a search begins; there has to be one.
-fn put<T>(slots: &mut [Option<T>], hash: u64, item: T) {
-    let mut at = home(slots, hash);
-    while slots[at].is_some() {
-        at = (at + 1) % slots.len();
+fn put<V>(slots: &mut Leaf<V>, hash: u64, item: Item<V>) {
+    let home = home(slots, hash);
+    let place = (home..slots.len()).chain(0..home).position(|at| slots[at].is_none());
+    let place = place.expect("INVARIANT: a slot is free");
+    if let Some(first) = slots[home].as_mut().filter(|_| place > 1) {
+        first.far = true;
     }
+    let at = (home + place) % slots.len();
     slots[at] = Some(item);
 }
 
@@ -316,8 +306,8 @@ fn home<T>(slots: &[T], hash: u64) -> usize {
 
 /// Not keyed: receivers and networks come from the policy, and what others ask for is only looked up.
 #[inline]
-fn hash(bits: impl Bits, length: u8) -> u64 {
-    stir(bits.stirred().wrapping_add(u64::from(length)))
+fn hash(Bits([one, other]): Bits, kind: u16) -> u64 {
+    stir(stir(one ^ u64::from(kind)).wrapping_add(other))
 }
 
 #[inline]
@@ -342,16 +332,45 @@ mod tests {
         {
             index.add(net(prefix), number);
         }
-        let around = |address: &str| {
-            let address = address.parse().expect("an address");
+        let all_around = |address: &str| {
             let mut found = Vec::new();
-            index.around(address, &index.seek(address), |_, number| found.push(*number));
+            around(&index, address, |_, number| found.push(*number));
             found
         };
-        assert_eq!(around("10.1.2.3"), [1, 2, 0]);
-        assert_eq!(around("10.2.2.3"), [1]);
-        assert_eq!(around("2001:db8::1"), [4, 5]);
-        assert!(around("192.0.2.1").is_empty());
+        assert_eq!(all_around("10.1.2.3"), [1, 2, 0]);
+        assert_eq!(all_around("10.2.2.3"), [1]);
+        assert_eq!(all_around("2001:db8::1"), [4, 5]);
+        assert!(all_around("192.0.2.1").is_empty());
+    }
+
+    fn around<'a, V: Clone>(index: &'a Index<V>, address: &str, each: impl FnMut(u8, &'a V)) {
+        let mut seek = Seek::NOTHING;
+        index.seek(address.parse().expect("an address"), &mut seek);
+        index.around(&seek, each);
+    }
+
+    #[test]
+    fn addresses_that_are_mapped_into_ipv6_are_not_ipv4() {
+        let mut index = Index::default();
+        ["192.0.2.0/24", "c000:200::/24"].into_iter().for_each(|prefix| index.add(net(prefix), prefix));
+        for (address, expected) in [("192.0.2.1", "192.0.2.0/24"), ("c000:200::1", "c000:200::/24")] {
+            let mut found = Vec::new();
+            around(&index, address, |length, prefix| found.push((length, *prefix)));
+            assert_eq!(found, [(24, expected)]);
+        }
+        let mut found = 0;
+        around(&index, "::ffff:192.0.2.1", |_, _| found += 1);
+        assert_eq!(found, 0);
+        assert!(index.all().all(|(prefix, text)| prefix == net(text)));
+    }
+
+    #[test]
+    fn of_many_lengths_all_are_found() {
+        let mut index = Index::default();
+        (0..=128).for_each(|length| index.add(net(&format!("::/{length}")), length));
+        let mut found = Vec::new();
+        around(&index, "::1", |length, _| found.push(length));
+        assert_eq!(found, (0..128).collect::<Vec<_>>());
     }
 
     #[test]

@@ -17,6 +17,7 @@
 //! | 1 each | levels: the priority |
 //! | 3 each | runs of consecutive freshnesses: the first one's rank, the first one |
 
+use super::fetch::fetch;
 use super::{Entry, Sender};
 use crate::policy::Action;
 use std::iter::repeat_n;
@@ -28,6 +29,8 @@ const WORDS: usize = 16;
 /// The word of a line for what had no room.
 const MORE: usize = WORDS - 1;
 const COUNTS: usize = 4;
+/// Senders that [`List::look`] looks for.
+const SEEN: usize = u64::BITS as usize;
 
 /// The entries.
 #[derive(Clone)]
@@ -58,6 +61,41 @@ enum Width {
     Eight,
 }
 
+/// A sender's number, as lists have it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Scattered(u32);
+
+impl From<Sender> for Scattered {
+    /// Never 0, which is an empty slot: no sender has the highest number.
+    #[inline]
+    fn from(sender: Sender) -> Self {
+        Self(sender.0.wrapping_add(1).wrapping_mul(SPREAD))
+    }
+}
+
+impl From<Scattered> for Sender {
+    #[inline]
+    fn from(scattered: Scattered) -> Self {
+        Self(scattered.0.wrapping_mul(SPREAD_BACK).wrapping_sub(1))
+    }
+}
+
+impl Scattered {
+    pub(super) const EVERYONE: Self = Self((Sender::EVERYONE.0 + 1).wrapping_mul(SPREAD));
+
+    /// The line that it belongs to.
+    #[inline]
+    fn home(self, homes: u32) -> usize {
+        ((u64::from(self.0) * u64::from(homes)) >> 32) as usize
+    }
+
+    /// Its bit among those that had no room.
+    #[inline]
+    fn more(self) -> u32 {
+        1 << (self.0 % 32)
+    }
+}
+
 impl List {
     /// Packs entries; their order doesn't matter.
     pub(super) fn pack(entries: &[Entry]) -> Self {
@@ -85,10 +123,10 @@ impl List {
         let lines = Arc::get_mut(&mut made).expect("INVARIANT: nobody else has it");
         let mut taken = vec![0u8; homes];
         for (place, entry) in entries.iter().enumerate() {
-            let sender = scattered(entry.sender);
-            let mut at = home(sender, homes as u32);
+            let sender = Scattered::from(entry.sender);
+            let mut at = sender.home(homes as u32);
             while usize::from(taken[at]) == slots {
-                lines[at].0[MORE] |= more(sender);
+                lines[at].0[MORE] |= sender.more();
                 at = (at + 1) % homes;
             }
             lines[at].put(width, taken[at].into(), sender, strength(place, entry));
@@ -123,22 +161,27 @@ impl List {
         let slots = (0..self.homes as usize).flat_map(|at| (0..self.width.slots()).map(move |slot| (at, slot)));
         slots.filter_map(|(at, slot)| {
             let line = &self.lines[at];
-            (line.0[slot] != 0).then(|| self.entry(line.0[slot], line.strength(self.width, slot)))
+            (line.0[slot] != 0).then(|| self.entry(Scattered(line.0[slot]), line.strength(self.width, slot)))
         })
     }
 
     /// Whether an entry about one of `senders` does what is asked.
-    pub(super) fn any_about(&self, senders: &[Sender], ask: impl Fn(&Entry) -> bool) -> bool {
+    pub(super) fn any_about(&self, senders: &[Scattered], ask: impl Fn(&Entry) -> bool) -> bool {
         let mut found = false;
-        self.about(senders, |sender, strength| found = found || ask(&self.entry(sender, strength)));
+        self.about(senders, self.look(senders), |sender, strength| found = found || ask(&self.entry(sender, strength)));
         found
     }
 
-    /// The strongest entry about one of `senders` whose window, if it has one, is `open`.
+    /// The strongest entry about one of `senders` whose window, if it has one, is `open`; with what [`Self::look`] saw.
     #[inline]
-    pub(super) fn deciding(&self, senders: &[Sender], mut open: impl FnMut(NonZeroU16) -> bool) -> Option<Entry> {
-        let mut deciding: Option<(u64, u32)> = None;
-        self.about(senders, |sender, strength| {
+    pub(super) fn deciding(
+        &self,
+        senders: &[Scattered],
+        seen: u64,
+        mut open: impl FnMut(NonZeroU16) -> bool,
+    ) -> Option<Entry> {
+        let mut deciding: Option<(u64, Scattered)> = None;
+        self.about(senders, seen, |sender, strength| {
             let stronger = deciding.is_none_or(|(strongest, _)| strength > strongest);
             if stronger && (!self.windows || window_of(self.saying(strength)).is_none_or(&mut open)) {
                 deciding = Some((strength, sender));
@@ -147,54 +190,68 @@ impl List {
         deciding.map(|(strength, sender)| self.entry(sender, strength))
     }
 
-    /// Reads something of every line that a decision about these senders reads first: the memory fetches them side by side,
-    /// where comparisons would have it fetch them in turn.
+    /// Has the memory fetch every line that a decision about these senders reads first.
     #[inline]
-    pub(super) fn touch(&self, senders: &[Sender]) -> u32 {
-        let first = |at: usize| self.lines.get(at).map_or(0, |line| line.0[0]);
-        let behind = first(self.homes as usize) ^ first(self.homes as usize + 1);
-        self.asked(senders).iter().fold(behind, |read, sender| read ^ first(home(scattered(*sender), self.homes)))
+    pub(super) fn fetch(&self, senders: &[Scattered]) {
+        let behind = self.homes as usize;
+        self.lines.get(behind..).into_iter().flatten().take(2).for_each(fetch);
+        for sender in self.asked(senders) {
+            self.lines.get(sender.home(self.homes)).into_iter().for_each(fetch);
+        }
+    }
+
+    /// A bit for each of the first senders whose line has something about it or sends on for it; now and then where neither
+    /// is so. Most lines have nothing: asked without a branch, they are read and compared side by side. Where one
+    /// sends on, the memory is to fetch the next.
+    #[inline]
+    pub(super) fn look(&self, senders: &[Scattered]) -> u64 {
+        let (mut seen, mut sent_on) = (0, 0);
+        let asked = self.asked(senders);
+        for (place, sender) in asked.iter().take(SEEN).enumerate() {
+            let Some(line) = self.lines.get(sender.home(self.homes)) else { continue };
+            let sends_on = u64::from(line.0[MORE] & sender.more() != 0);
+            seen |= (u64::from(line.0.contains(&sender.0)) | sends_on) << place;
+            sent_on |= sends_on << place;
+        }
+        while let Some(sender) = asked.get(sent_on.trailing_zeros() as usize) {
+            self.lines.get(sender.home(self.homes) + 1).into_iter().for_each(fetch);
+            sent_on &= sent_on - 1;
+        }
+        seen
     }
 
     /// The senders without everyone, who mostly stands last, where no entry is about everyone.
     #[inline]
-    fn asked<'s>(&self, senders: &'s [Sender]) -> &'s [Sender] {
+    fn asked<'s>(&self, senders: &'s [Scattered]) -> &'s [Scattered] {
         match senders {
-            [senders @ .., Sender::EVERYONE] if !self.everyone => senders,
+            [senders @ .., Scattered::EVERYONE] if !self.everyone => senders,
             _ => senders,
         }
     }
 
-    /// Calls `each` with the scattered sender and the strength of every entry about one of `senders`.
+    /// Calls `each` with the sender and the strength of every entry about one of `senders`.
     #[inline]
-    fn about(&self, senders: &[Sender], mut each: impl FnMut(u32, u64)) {
-        for senders in self.asked(senders).chunks(u64::BITS as usize) {
-            // Most lines have nothing about a sender: asked without a branch, they are read and compared side by side.
-            let mut found = 0u64;
-            for (place, sender) in senders.iter().enumerate() {
-                let wanted = scattered(*sender);
-                let line = self.lines.get(home(wanted, self.homes));
-                found |= u64::from(line.is_some_and(|line| line.may_have(wanted))) << place;
-            }
-            while found != 0 {
-                self.about_one(scattered(senders[found.trailing_zeros() as usize]), &mut each);
-                found &= found - 1;
-            }
+    fn about(&self, senders: &[Scattered], mut seen: u64, mut each: impl FnMut(Scattered, u64)) {
+        while let Some(sender) = senders.get(seen.trailing_zeros() as usize).filter(|_| seen != 0) {
+            self.about_one(*sender, &mut each);
+            seen &= seen - 1;
         }
+        senders.iter().skip(SEEN).for_each(|sender| self.about_one(*sender, &mut each));
     }
 
-    fn about_one(&self, wanted: u32, mut each: impl FnMut(u32, u64)) {
+    #[inline]
+    fn about_one(&self, sender: Scattered, mut each: impl FnMut(Scattered, u64)) {
         let homes = self.homes as usize;
-        let mut at = home(wanted, self.homes);
+        let mut at = sender.home(self.homes);
         // Where every line is full of senders to go on for, each is read once.
         for _ in 0..homes {
             let line = &self.lines[at];
-            let mut slots = line.having(wanted) & ((1 << self.width.slots()) - 1);
+            let mut slots = line.having(sender) & ((1 << self.width.slots()) - 1);
             while slots != 0 {
-                each(wanted, line.strength(self.width, slots.trailing_zeros() as usize));
+                each(sender, line.strength(self.width, slots.trailing_zeros() as usize));
                 slots &= slots - 1;
             }
-            if line.0[MORE] & more(wanted) == 0 {
+            if line.0[MORE] & sender.more() == 0 {
                 return;
             }
             at = if at + 1 == homes { 0 } else { at + 1 };
@@ -228,13 +285,13 @@ impl List {
     }
 
     #[inline]
-    fn entry(&self, sender: u32, strength: u64) -> Entry {
+    fn entry(&self, sender: Scattered, strength: u64) -> Entry {
         let [ranks, sayings, allows, levels] = self.counts();
         let rank = strength >> self.bits;
         let (level, rank) = (rank as usize / ranks, rank as usize % ranks);
         let saying = self.saying(strength);
         Entry {
-            sender: gathered(sender),
+            sender: sender.into(),
             action: if self.saying_of(strength) < allows { Action::Allow } else { Action::Deny },
             priority: self.word(COUNTS + sayings + level) as u16,
             fresh: self.fresh(COUNTS + sayings + levels, rank),
@@ -258,17 +315,14 @@ impl List {
 }
 
 impl Line {
-    /// Whether this line, which is the home of `wanted`, has it or sends on for it; now and then where neither is so. All
-    /// words are compared, for so the processor does it four at a time.
+    /// A bit for each word that is `wanted`. Without a branch, the processor compares four words at a time.
     #[inline]
-    fn may_have(&self, wanted: u32) -> bool {
-        self.0.contains(&wanted) | (self.0[MORE] & more(wanted) != 0)
-    }
-
-    /// A bit for each word that is `wanted`.
-    #[inline]
-    fn having(&self, wanted: u32) -> u32 {
-        self.0.iter().enumerate().fold(0, |having, (place, word)| having | (u32::from(*word == wanted) << place))
+    fn having(&self, wanted: Scattered) -> u32 {
+        let mut having = [0; WORDS];
+        for (place, (having, word)) in having.iter_mut().zip(&self.0).enumerate() {
+            *having = if *word == wanted.0 { 1 << place } else { 0 };
+        }
+        having.iter().fold(0, |all, one| all | one)
     }
 
     #[inline]
@@ -281,8 +335,8 @@ impl Line {
         }
     }
 
-    fn put(&mut self, width: Width, slot: usize, sender: u32, strength: u64) {
-        self.0[slot] = sender;
+    fn put(&mut self, width: Width, slot: usize, sender: Scattered, strength: u64) {
+        self.0[slot] = sender.0;
         match width {
             Width::Two => self.0[10 + slot / 2] |= (strength as u32) << (16 * (slot % 2)),
             Width::Four => self.0[7 + slot] = strength as u32,
@@ -391,18 +445,6 @@ fn halves(double: u64) -> [u32; 2] {
     [double as u32, (double >> 32) as u32]
 }
 
-/// The line that a scattered number belongs to.
-#[inline]
-fn home(scattered: u32, homes: u32) -> usize {
-    ((u64::from(scattered) * u64::from(homes)) >> 32) as usize
-}
-
-/// The bit of a scattered number among those that had no room.
-#[inline]
-fn more(scattered: u32) -> u32 {
-    1 << (scattered % 32)
-}
-
 /// 2³² over the golden ratio: multiples of it spread evenly, whatever numbers are given out.
 const SPREAD: u32 = 0x9e37_79b1;
 /// `SPREAD`'s inverse modulo 2³².
@@ -416,15 +458,4 @@ const fn inverse(odd: u32) -> u32 {
         round += 1;
     }
     back
-}
-
-/// Never 0, which is an empty slot: no sender has the highest number.
-#[inline]
-fn scattered(sender: Sender) -> u32 {
-    sender.0.wrapping_add(1).wrapping_mul(SPREAD)
-}
-
-#[inline]
-fn gathered(scattered: u32) -> Sender {
-    Sender(scattered.wrapping_mul(SPREAD_BACK).wrapping_sub(1))
 }

@@ -283,6 +283,35 @@ fn any_entry() -> impl Strategy<Value = Entry> {
 
 proptest! {
     #[test]
+    fn several_are_decided_as_each_by_itself(
+        lists in prop::collection::vec((0u8..4, 28u8..=32, prop::collection::vec(any_entry(), 0..40)), 0..6),
+        asked in prop::collection::vec((0u8..18, prop::collection::vec((1u32..40).prop_map(Sender), 0..6)), 0..9),
+    ) {
+        let mut book = Rulebook::default();
+        let networks = [24, 32].map(|length| book.network(IpNet::new([192, 0, 2, 0].into(), length).unwrap()));
+        for (number, (place, length, mut entries)) in lists.into_iter().enumerate() {
+            entries.extend(networks.map(|sender| entry(sender, Action::Allow, 1, number as u64)));
+            let prefix = IpNet::new([203, 0, 113, place * 8].into(), length).unwrap().to_string();
+            book.set(receiver(&prefix, if number == 1 { SSH } else { Service::ALL }, number as u32), &entries);
+        }
+        let requests: Vec<_> = asked.iter().enumerate().map(|(number, (host, subjects))| Request {
+            subjects,
+            source: (number % 3 > 0).then(|| [192, 0, 2, host % 2].into()),
+            to: to(&format!("203.0.113.{host}"), 6, if number % 2 == 0 { 22 } else { 80 }),
+        }).collect();
+        let open = |window: NonZeroU16| window.get() == 1;
+        let mut together = Vec::new();
+        book.decide_all(&requests, open, |place, judgement| {
+            together.push((place, judgement.decision, judgement.windows().to_vec()));
+        });
+        let alone: Vec<_> = requests.iter().enumerate().map(|(place, request)| {
+            let judgement = book.decide(request, open);
+            (place, judgement.decision, judgement.windows().to_vec())
+        }).collect();
+        prop_assert_eq!(together, alone);
+    }
+
+    #[test]
     fn a_list_holds_what_it_was_given(mut entries in prop::collection::vec(any_entry(), 0..300)) {
         let list = list::List::pack(&entries);
         let mut held: Vec<_> = list.entries().collect();
@@ -299,7 +328,9 @@ proptest! {
         let open = |window: NonZeroU16| window.get() == 1;
         let matching = entries.iter().filter(|e| senders.contains(&e.sender) && e.window.is_none_or(open));
         let strongest = matching.max_by(|one, other| one.rank().cmp(&other.rank()));
-        let decided = list::List::pack(&entries).deciding(&senders, open);
+        let list = list::List::pack(&entries);
+        let senders: Vec<_> = senders.into_iter().map(Scattered::from).collect();
+        let decided = list.deciding(&senders, list.look(&senders), open);
         prop_assert!(decided.as_ref().map(Entry::rank) == strongest.map(Entry::rank), "{:?} {:?}", decided, strongest);
     }
 }
