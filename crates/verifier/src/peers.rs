@@ -38,7 +38,7 @@ const GAPS: usize = 256;
 /// What is known of the gateways beside this one.
 pub struct Peers {
     id: u64,
-    told: Vec<State>,
+    told: Vec<Standing>,
     sources: Mutex<BTreeMap<u64, Source>>,
     heard: Mutex<Heard>,
     /// Woken when another has told all its flows: of those some may be over.
@@ -46,7 +46,7 @@ pub struct Peers {
 }
 
 /// How telling one of them goes.
-struct State {
+struct Standing {
     address: String,
     inner: Mutex<Telling>,
 }
@@ -74,7 +74,7 @@ impl Source {
     }
 }
 
-impl State {
+impl Standing {
     fn inner(&self) -> MutexGuard<'_, Telling> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -124,7 +124,7 @@ impl State {
 impl Peers {
     /// For the gateways at these addresses.
     pub fn new(addresses: &[String]) -> Result<Self> {
-        let state = |address: &String| State { address: address.clone(), inner: Mutex::default() };
+        let state = |address: &String| Standing { address: address.clone(), inner: Mutex::default() };
         Ok(Self {
             id: getrandom::u64().context("no randomness")?,
             told: addresses.iter().map(state).collect(),
@@ -136,13 +136,13 @@ impl Peers {
 
     /// Whether one of those that are told is configured by this address.
     pub fn names(&self, address: IpAddr) -> bool {
-        let host = |peer: &State| peer.address.rsplit_once(':')?.0.trim_matches(['[', ']']).parse::<IpAddr>().ok();
+        let host = |peer: &Standing| peer.address.rsplit_once(':')?.0.trim_matches(['[', ']']).parse::<IpAddr>().ok();
         self.told.iter().any(|peer| host(peer) == Some(address))
     }
 
     /// How it stands with each that is told.
     pub fn told(&self) -> Vec<view::Peer> {
-        self.told.iter().map(State::view).collect()
+        self.told.iter().map(Standing::view).collect()
     }
 
     /// Who tells.

@@ -23,7 +23,7 @@ const NAME: &str = "gateway.invalid";
 
 /// What proves this gateway, and by what others prove themselves.
 #[derive(Debug)]
-pub struct Proofs {
+pub struct Identity {
     own: Arc<CertifiedKey>,
     known: Vec<CertificateDer<'static>>,
     provider: Arc<CryptoProvider>,
@@ -37,7 +37,7 @@ fn certified(key: &VerifierKey, provider: &CryptoProvider) -> Result<CertifiedKe
     Ok(CertifiedKey::new(vec![CertificateDer::from(public.as_ref().to_vec())], signing))
 }
 
-impl Proofs {
+impl Identity {
     /// From the keys that are held; it needs that of `current`, and lets others prove any.
     pub fn new(keys: &[(Epoch, VerifierKey)], current: Epoch) -> Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -101,7 +101,38 @@ impl Proofs {
 
 const NOT_TLS12: &str = "gateways speak TLS 1.3";
 
-impl ServerCertVerifier for Proofs {
+/// What both traits ask alike of signatures.
+macro_rules! signatures {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Err(Error::General(NOT_TLS12.into()))
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            key: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            self.check_signature(message, key, signature)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ED25519]
+        }
+
+        fn requires_raw_public_keys(&self) -> bool {
+            true
+        }
+    };
+}
+
+impl ServerCertVerifier for Identity {
     fn verify_server_cert(
         &self,
         presented: &CertificateDer<'_>,
@@ -113,34 +144,10 @@ impl ServerCertVerifier for Proofs {
         self.check(presented).map(|()| ServerCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General(NOT_TLS12.into()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.check_signature(message, key, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
+    signatures!();
 }
 
-impl ClientCertVerifier for Proofs {
+impl ClientCertVerifier for Identity {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -154,31 +161,7 @@ impl ClientCertVerifier for Proofs {
         self.check(presented).map(|()| ClientCertVerified::assertion())
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General(NOT_TLS12.into()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        key: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.check_signature(message, key, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
-
-    fn requires_raw_public_keys(&self) -> bool {
-        true
-    }
+    signatures!();
 }
 
 #[cfg(test)]
@@ -187,18 +170,18 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
-    fn proofs(epochs: &[u64], current: u64, secret: u8) -> Result<Arc<Proofs>> {
+    fn identity(epochs: &[u64], current: u64, secret: u8) -> Result<Arc<Identity>> {
         let key = |epoch: &u64| {
             let mut bytes = [secret; 32];
             bytes[..8].copy_from_slice(&epoch.to_be_bytes());
             (Epoch(*epoch), VerifierKey::new(bytes))
         };
         let keys: Vec<_> = epochs.iter().map(key).collect();
-        Ok(Arc::new(Proofs::new(&keys, Epoch(current))?))
+        Ok(Arc::new(Identity::new(&keys, Epoch(current))?))
     }
 
     /// Whether what the one says arrives at the other.
-    async fn speak(one: Arc<Proofs>, other: Arc<Proofs>) -> bool {
+    async fn speak(one: Arc<Identity>, other: Arc<Identity>) -> bool {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let to = listener.local_addr().expect("an address");
         let saying = async {
@@ -222,21 +205,21 @@ mod tests {
     #[tokio::test]
     async fn gateways_that_hold_the_same_keys_speak() {
         let around = [9, 10, 11];
-        assert!(speak(proofs(&around, 10, 1).expect("a key"), proofs(&around, 10, 1).expect("a key")).await);
+        assert!(speak(identity(&around, 10, 1).expect("a key"), identity(&around, 10, 1).expect("a key")).await);
         // Clocks differ, and one has moved to the next epoch.
-        assert!(speak(proofs(&around, 10, 1).expect("a key"), proofs(&[10, 11, 12], 11, 1).expect("a key")).await);
+        assert!(speak(identity(&around, 10, 1).expect("a key"), identity(&[10, 11, 12], 11, 1).expect("a key")).await);
     }
 
     #[tokio::test]
     async fn others_are_refused_on_either_side() {
-        let ours = || proofs(&[9, 10, 11], 10, 1).expect("a key");
-        assert!(!speak(ours(), proofs(&[9, 10, 11], 10, 2).expect("a key")).await, "another verifier's keys");
-        assert!(!speak(proofs(&[9, 10, 11], 10, 2).expect("a key"), ours()).await);
-        assert!(!speak(proofs(&[5, 6], 6, 1).expect("a key"), ours()).await, "keys of epochs that are over");
+        let ours = || identity(&[9, 10, 11], 10, 1).expect("a key");
+        assert!(!speak(ours(), identity(&[9, 10, 11], 10, 2).expect("a key")).await, "another verifier's keys");
+        assert!(!speak(identity(&[9, 10, 11], 10, 2).expect("a key"), ours()).await);
+        assert!(!speak(identity(&[5, 6], 6, 1).expect("a key"), ours()).await, "keys of epochs that are over");
     }
 
     #[test]
     fn without_a_key_of_the_epoch_nobody_speaks() {
-        assert!(proofs(&[9, 11], 10, 1).is_err() && proofs(&[], 10, 1).is_err());
+        assert!(identity(&[9, 11], 10, 1).is_err() && identity(&[], 10, 1).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! Listens to other gateways and brings the flows in that they tell of.
 
 use super::record::{Head, RECORDS_MAX, Record, Reply};
-use super::teller::State as FlowState;
+use super::teller::FlowState;
 use super::{PATIENCE, Peers, SILENCE, Source, greet};
 use crate::now;
 use crate::shared::Shared;
@@ -58,8 +58,8 @@ pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>
 
 async fn prove(stream: TcpStream, peers: &Peers, shared: &Shared) -> Result<(TlsStream<TcpStream>, u64)> {
     stream.set_nodelay(true)?;
-    let proofs = Arc::new(shared.protection().proofs(now())?);
-    let mut stream = proofs.accept(stream).await?;
+    let identity = Arc::new(shared.protection().identity(now())?);
+    let mut stream = identity.accept(stream).await?;
     let id = greet(&mut stream, peers.id).await?;
     ensure!(id != peers.id, "it is this gateway itself");
     Ok((stream, id))

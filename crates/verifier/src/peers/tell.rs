@@ -3,7 +3,7 @@
 
 use super::record::{Head, RECORDS_MAX, Record, Reply, Told};
 use super::teller::{Heard, Teller};
-use super::{PATIENCE, Peers, SILENCE, State, boot_time, greet};
+use super::{PATIENCE, Peers, SILENCE, Standing, boot_time, greet};
 use crate::now;
 use crate::shared::Shared;
 use anyhow::{Context, Result, bail, ensure};
@@ -50,17 +50,17 @@ pub async fn keep(peers: Arc<Peers>, shared: Arc<Shared>, index: usize, mut news
 async fn talk(
     peers: &Arc<Peers>,
     shared: &Arc<Shared>,
-    state: &State,
+    state: &Standing,
     news: &mut mpsc::Receiver<FlowNews>,
 ) -> Result<()> {
-    let (proofs, epoch) = {
+    let (identity, epoch) = {
         let protection = shared.protection();
-        (Arc::new(protection.proofs(now())?), protection.epoch(now()))
+        (Arc::new(protection.identity(now())?), protection.epoch(now()))
     };
     let connect = async {
         let stream = TcpStream::connect(&state.address).await.context("can't connect")?;
         stream.set_nodelay(true)?;
-        proofs.connect(stream).await.context("it is not a gateway of this verifier")
+        identity.connect(stream).await.context("it is not a gateway of this verifier")
     };
     let mut stream = timeout(PATIENCE, connect).await.context("does not answer")??;
     let theirs = timeout(PATIENCE, greet(&mut stream, peers.id)).await.context("does not answer")??;
@@ -78,7 +78,7 @@ async fn tell<W: AsyncWrite + Unpin>(
     peers: &Arc<Peers>,
     shared: &Arc<Shared>,
     epoch: Epoch,
-    state: &State,
+    state: &Standing,
     news: &mut mpsc::Receiver<FlowNews>,
     writer: &mut Writer<'_, W>,
 ) -> Result<()> {
@@ -175,7 +175,7 @@ impl<W: AsyncWrite + Unpin> Writer<'_, W> {
 
 async fn hear_answers(
     mut reader: ReadHalf<TlsStream<TcpStream>>,
-    state: &State,
+    state: &Standing,
     unanswered: &Unanswered,
 ) -> Result<()> {
     loop {

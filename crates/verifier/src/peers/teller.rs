@@ -9,20 +9,20 @@ const PART: u32 = 4;
 
 /// How a flow stood when it was told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct FlowState {
     handle: u64,
     stage: u8,
     seen: u32,
 }
 
-impl From<&Flow> for State {
+impl From<&Flow> for FlowState {
     fn from(flow: &Flow) -> Self {
         Self { handle: flow.handle, stage: flow.stage, seen: flow.seen }
     }
 }
 
 /// Flows and how they stand, as others told.
-pub type Heard = HashMap<FlowKey, State>;
+pub type Heard = HashMap<FlowKey, FlowState>;
 
 /// After which silence flows are forgotten, seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +48,13 @@ impl Limits {
 /// What one gateway has been told.
 #[derive(Default)]
 pub struct Teller {
-    told: HashMap<FlowKey, State>,
+    told: HashMap<FlowKey, FlowState>,
 }
 
 impl Teller {
     /// Whether to tell of a flow that has just begun, and notes that it is told.
     pub fn begins(&mut self, key: &FlowKey, flow: &Flow) -> bool {
-        let state = State::from(flow);
+        let state = FlowState::from(flow);
         tellable(flow) && self.told.insert(*key, state) != Some(state)
     }
 
@@ -70,7 +70,7 @@ impl Teller {
         let before = std::mem::take(&mut self.told);
         let mut news = Vec::new();
         for (key, flow) in flows {
-            let (state, limit) = (State::from(&flow), limits.of(&key, &flow));
+            let (state, limit) = (FlowState::from(&flow), limits.of(&key, &flow));
             // Signed: the clock may have been set back.
             if !tellable(&flow) || now.wrapping_sub(flow.seen) as i32 > limit as i32 {
                 continue;
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn what_others_told_is_theirs_until_its_packets_come_here() {
         let mut teller = Teller::default();
-        let heard = Heard::from([(key(1), State::from(&flow(100)))]);
+        let heard = Heard::from([(key(1), FlowState::from(&flow(100)))]);
         assert_eq!(pass(&mut teller, &[(key(1), flow(100))], &heard, 100), []);
         assert_eq!(pass(&mut teller, &[(key(1), flow(105))], &heard, 105), []);
         let here = Flow { stage: stage::CLOSING, ..flow(106) };

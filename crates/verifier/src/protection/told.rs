@@ -2,7 +2,7 @@
 
 use super::Protection;
 use crate::explain::Tables;
-use crate::peers::channel::Proofs;
+use crate::peers::channel::Identity;
 use crate::peers::record::{Inside, Told};
 use crate::peers::teller::Limits;
 use crate::plan;
@@ -18,11 +18,11 @@ impl Protection {
     }
 
     /// What proves this gateway to the others.
-    pub fn proofs(&self, now: u64) -> Result<Proofs> {
+    pub fn identity(&self, now: u64) -> Result<Identity> {
         let keys: Vec<_> = (0..plan::KEY_SLOTS).filter_map(|slot| self.key(slot as u8)).collect();
         let current = self.epoch(now);
         let around: Vec<_> = keys.into_iter().filter(|(epoch, _)| epoch.0.abs_diff(current.0) <= 1).collect();
-        Proofs::new(&around, current)
+        Identity::new(&around, current)
     }
 
     /// The epoch at `now`, if its key is held; else 0.
