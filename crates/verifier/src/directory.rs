@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn enrolling_again_keeps_settings() {
         let first = with_enrolment(TEMPLATE, &enrolment("one"));
-        let edited = first.replace("#interface", "interface");
+        let edited = first.replacen("#interface", "interface", 1);
         let second = with_enrolment(&edited, &enrolment("two"));
         let (read, options) = settings::parse(&second).expect("valid");
         assert_eq!(read.expect("an enrolment").token.as_str(), "two");
