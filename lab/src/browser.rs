@@ -98,20 +98,33 @@ impl<'n> Browser<'n> {
 
     /// Types `text` into what the CSS selector `css` finds, once it is there.
     pub fn fill(&self, css: &str, text: &str) -> Result<()> {
-        let fill = async |client: &Client| {
-            let field = client.wait().at_most(SOON).every(LOOK).for_element(Locator::Css(css)).await?;
-            field.clear().await?;
-            field.send_keys(text).await
-        };
-        self.run(fill).with_context(|| format!("type into {css}"))
+        self.act(css, Some(text)).with_context(|| format!("type into {css}"))
     }
 
     /// Clicks on what the CSS selector `css` finds, once it is there.
     pub fn click(&self, css: &str) -> Result<()> {
-        let click = async |client: &Client| {
-            client.wait().at_most(SOON).every(LOOK).for_element(Locator::Css(css)).await?.click().await
-        };
-        self.run(click).with_context(|| format!("click on {css}"))
+        self.act(css, None).with_context(|| format!("click on {css}"))
+    }
+
+    /// Types into what `css` finds, or clicks on it; where the page is replaced meanwhile, on what is there then.
+    fn act(&self, css: &str, text: Option<&str>) -> Result<()> {
+        let deadline = Instant::now() + SOON;
+        self.run(async |client| {
+            loop {
+                let found = client.wait().at_most(SOON).every(LOOK).for_element(Locator::Css(css)).await?;
+                let done = match text {
+                    None => found.click().await,
+                    Some(text) => match found.clear().await {
+                        Ok(()) => found.send_keys(text).await,
+                        not_cleared => not_cleared,
+                    },
+                };
+                match done {
+                    Err(error) if error.is_stale_element_reference() && Instant::now() < deadline => {}
+                    done => return done,
+                }
+            }
+        })
     }
 
     /// Runs a script in the page and gives what it returns.

@@ -126,6 +126,8 @@ impl Authority {
         let now = now();
         let given = {
             let policy = self.policy.read().await;
+            // As it is now: since the request began to come in, groups or tags may have been taken away.
+            let session = &self.session(&token).ok_or(Problem::NotLoggedIn)?;
             self.give(&policy, &self.segments.networks(), Asking { token, session, now }, request)
         };
         let event = |name| AuditEvent::new(name).person(&session.person).device(&session.device).source(source);
@@ -199,11 +201,12 @@ impl Authority {
             receiving,
         };
         let given = given.give()?;
-        let entry = Entry { network: network.clone(), to, place: receiving };
+        let entry = Entry { network: network.clone(), to, sending, place: receiving };
         book.note(token, &given, entry, now).map_err(|_| Refusal::TooMany)?;
         drop(book);
-        // Whoever ends a session judges what is in the book after that.
-        if self.session(&token).is_none() {
+        // Whoever ends a session or changes it judges what is in the book after that.
+        let is_as_it_was = |now: Arc<Session>| (&now.groups, &now.tags) == (&session.groups, &session.tags);
+        if !self.session(&token).is_some_and(is_as_it_was) {
             return Err(Refusal::NotLoggedIn);
         }
         Ok((given, permit.receiver.name.clone(), permit.rule.label()))
@@ -240,6 +243,7 @@ impl Authority {
             let Some(session) = self.session(token) else { return false };
             let request = Request { subject: session.subject(given.sender), to: entry.to, now };
             networks.vni(&entry.network) == Some(vni)
+                && networks.place(vni, given.sender).is_some_and(|place| place.endpoint == entry.sending)
                 && networks.place(vni, entry.to.address) == Some(entry.place)
                 && permitted(policy, &entry.network, &request).is_ok_and(|permit| given.is_within(&permit))
         };
@@ -249,11 +253,13 @@ impl Authority {
         }
         tracing::info!(statements = withdrawn.len(), "consent to segments was withdrawn");
         let verifiers = networks.verifiers().into_iter().map(|id| Listener::Verifier(id.to_owned()));
-        for listener in verifiers.chain(sessions.into_iter().map(Listener::Session)) {
+        let tell = |listener: Listener, withdrawn: &[Withdrawal]| {
             for withdrawn in withdrawn.chunks(WITHDRAWN_PER_EVENT) {
                 self.push.tell(&listener, &Event::Withdrawn { withdrawn: withdrawn.to_vec() });
             }
-        }
+        };
+        verifiers.for_each(|verifier| tell(verifier, &withdrawn));
+        sessions.into_iter().for_each(|(token, own)| tell(Listener::Session(token), &own));
     }
 
     /// What was withdrawn and has not ended, for a verifier that is on a path.
@@ -289,7 +295,7 @@ impl Authority {
 
     fn path_keys(&self, path: &Path, authority: IpAddr, epoch: Epoch) -> Result<Vec<ProofKey>, Refusal> {
         let make = |verifier: &str| self.proof_key(verifier, authority, epoch);
-        self.segments.keys.of(&path.verifiers, epoch, make).map_err(Refusal::Internal)
+        self.segments.keys.of(&path.verifiers, authority, epoch, make).map_err(Refusal::Internal)
     }
 
     fn giver<'k>(&self, authority: IpAddr, path: &Path, keys: &'k [ProofKey], now: u64) -> Giver<'k> {

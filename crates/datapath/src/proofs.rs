@@ -22,8 +22,18 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/proofs.bpf.o"))
 pub const REMEMBERED: u32 = 65_536;
 
 /// The tables that outlive a process. What is remembered does not: each proof is checked again when it comes.
-const PINNED: [&str; 9] =
-    ["protected4", "protected6", "open4", "open6", "proof_keys", "withdrawn", "generation", "clock", "counters"];
+const PINNED: [&str; 10] = [
+    "protected4",
+    "protected6",
+    "open4",
+    "open6",
+    "proof_keys",
+    "withdrawn",
+    "withdrawn4",
+    "generation",
+    "clock",
+    "counters",
+];
 
 /// Gives a program with the verifier's maps room for so many remembered proofs.
 pub(crate) fn make_room(opened: &mut Opened, remembered: u32) -> Result<()> {

@@ -20,7 +20,7 @@ use wire::{InterfaceId, Vni};
 use zerocopy::FromBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/svtep.bpf.o"));
-const PINNED: [&str; 14] = [
+const PINNED: [&str; 15] = [
     "protected4",
     "protected6",
     "open4",
@@ -29,6 +29,7 @@ const PINNED: [&str; 14] = [
     "counters",
     "proof_keys",
     "withdrawn",
+    "withdrawn4",
     "generation",
     "tenants",
     "deliveries",

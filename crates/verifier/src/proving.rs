@@ -105,13 +105,14 @@ impl Proving {
         self.attach()
     }
 
-    /// Attaches to its interfaces, of which every one must be there.
+    /// Attaches to its interfaces, of which every one must be there; to the others where one is not, too.
     pub fn attach(&mut self) -> Result<()> {
+        let mut done = Ok(());
         for name in self.settings.interfaces.clone() {
-            let interface = Interface::named(&name)?;
-            self.attach_one(interface)?;
+            let attached = Interface::named(&name).and_then(|interface| self.attach_one(interface));
+            done = done.and(attached);
         }
-        Ok(())
+        done
     }
 
     /// Whether an interface has come, gone, or come back as another one.

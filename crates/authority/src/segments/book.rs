@@ -4,14 +4,14 @@
 use crate::storage::TokenHash;
 use engine::api::Withdrawal;
 use engine::segment::{Given, Place};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use wire::{Destination, SegmentFlags, Vni};
 
 /// Entries at a time: some 300 MB.
 const MOST: usize = 1 << 20;
-/// Of one session.
-const MOST_OF_SESSION: usize = 1 << 16;
+/// Of one session. To withdraw each takes up to two statements, of which a verifier holds 65 536: none can shut one by itself.
+const MOST_OF_SESSION: usize = 1 << 12;
 
 /// From where to where, in one network.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,6 +41,8 @@ pub struct Entry {
     pub network: String,
     /// What was asked for.
     pub to: Destination,
+    /// The endpoint that the sender was behind.
+    pub sending: IpAddr,
     /// Where the receiver was.
     pub place: Place,
 }
@@ -52,6 +54,8 @@ pub struct Book {
     count: usize,
     of_sessions: HashMap<TokenHash, usize>,
     withdrawn: HashMap<Pair, u32>,
+    /// When it last forgot what had ended, which takes a look at all.
+    swept: u64,
 }
 
 /// There is no room.
@@ -67,7 +71,7 @@ impl Book {
         let key = Key { token, sender: pair.sender, service, flags };
         let is_new = self.given.get(&pair).is_none_or(|of_pair| !of_pair.contains_key(&key));
         if is_new {
-            if self.is_full(&token) {
+            if self.is_full(&token) && self.swept != now {
                 self.forget_ended(now);
             }
             if self.is_full(&token) {
@@ -89,9 +93,7 @@ impl Book {
     /// All that was withdrawn and has not ended.
     pub fn all_withdrawn(&mut self, now: u64) -> Vec<Withdrawal> {
         self.withdrawn.retain(|_, until| u64::from(*until) >= now);
-        let mut all: Vec<_> = self.withdrawn.iter().collect();
-        all.sort_unstable();
-        all.into_iter().map(|(pair, until)| statement(pair, *until)).collect()
+        statements(self.withdrawn.iter().map(|(pair, until)| (*pair, *until)))
     }
 
     /// Whether nothing was given.
@@ -99,13 +101,14 @@ impl Book {
         self.given.is_empty()
     }
 
-    /// Withdraws what may not live. Gives the statements and whose segments they make void.
+    /// Withdraws what may not live. Gives the statements, and to each session those that void segments of its own.
     pub fn judge(
         &mut self,
         now: u64,
         may_live: impl Fn(&TokenHash, Vni, &Key, &Entry) -> bool,
-    ) -> (Vec<Withdrawal>, BTreeSet<TokenHash>) {
+    ) -> (Vec<Withdrawal>, BTreeMap<TokenHash, Vec<Withdrawal>>) {
         self.forget_ended(now);
+        self.withdrawn.retain(|_, until| u64::from(*until) >= now);
         let mut void: HashMap<Pair, u32> = HashMap::new();
         for (pair, of_pair) in &self.given {
             let forbidden = of_pair.iter().filter(|(key, (entry, _))| !may_live(&key.token, pair.vni, key, entry));
@@ -114,13 +117,12 @@ impl Book {
                 *until = expires.max(until).to_owned();
                 // Who may not send any more has no answers to expect.
                 if key.flags.has(SegmentFlags::REPLY) {
-                    let back = Pair { sender: pair.receiver, receiver: pair.sender, ..*pair };
-                    let until = void.entry(back).or_default();
+                    let until = void.entry(pair.back()).or_default();
                     *until = expires.max(until).to_owned();
                 }
             }
         }
-        let mut sessions = BTreeSet::new();
+        let mut sessions: BTreeMap<TokenHash, BTreeMap<Pair, u32>> = BTreeMap::new();
         for (pair, until) in &void {
             let kept = self.withdrawn.entry(*pair).or_default();
             *kept = until.max(kept).to_owned();
@@ -128,15 +130,18 @@ impl Book {
             of_pair.retain(|key, (_, expires)| {
                 let lives = *expires > *until;
                 if !lives {
-                    sessions.insert(key.token);
+                    let told = sessions.entry(key.token).or_default();
+                    told.insert(*pair, *until);
+                    let back = pair.back();
+                    let reply = key.flags.has(SegmentFlags::REPLY);
+                    told.extend(void.get(&back).filter(|_| reply).map(|until| (back, *until)));
                 }
                 lives
             });
         }
         self.count_anew();
-        let mut void: Vec<_> = void.into_iter().collect();
-        void.sort_unstable();
-        (void.iter().map(|(pair, until)| statement(pair, *until)).collect(), sessions)
+        let told = sessions.into_iter().map(|(token, own)| (token, statements(own))).collect();
+        (statements(void), told)
     }
 
     fn is_full(&self, token: &TokenHash) -> bool {
@@ -144,6 +149,7 @@ impl Book {
     }
 
     fn forget_ended(&mut self, now: u64) {
+        self.swept = now;
         for of_pair in self.given.values_mut() {
             of_pair.retain(|_, (_, expires)| u64::from(*expires) > now);
         }
@@ -160,8 +166,23 @@ impl Book {
     }
 }
 
-fn statement(pair: &Pair, until: u32) -> Withdrawal {
-    Withdrawal { vni: pair.vni.number(), receiver: pair.receiver, sender: Some(pair.sender), until }
+impl Pair {
+    /// That of answers.
+    fn back(&self) -> Self {
+        Self { sender: self.receiver, receiver: self.sender, ..*self }
+    }
+}
+
+fn statements(withdrawn: impl IntoIterator<Item = (Pair, u32)>) -> Vec<Withdrawal> {
+    let mut withdrawn: Vec<_> = withdrawn.into_iter().collect();
+    withdrawn.sort_unstable();
+    let statement = |(pair, until): (Pair, u32)| Withdrawal {
+        vni: pair.vni.number(),
+        receiver: pair.receiver,
+        sender: Some(pair.sender),
+        until,
+    };
+    withdrawn.into_iter().map(statement).collect()
 }
 
 #[cfg(test)]
@@ -175,7 +196,7 @@ mod tests {
         let receiver = IpAddr::from([10, 0, 0, 7]);
         let place = Place { endpoint: IpAddr::from([192, 0, 2, 2]), interface: InterfaceId(7) };
         let to = Destination { address: receiver, protocol: 6, port: 22 };
-        Entry { network: "blue".into(), to, place }
+        Entry { network: "blue".into(), to, sending: IpAddr::from([192, 0, 2, 1]), place }
     }
 
     fn given(sender: u32, expires: u64) -> Given {
@@ -220,7 +241,7 @@ mod tests {
         let (statements, sessions) =
             book.judge(NOW, |token, _, given, _| *token != [1; 32] || given.sender != IpAddr::from([0, 0, 0, 1]));
         assert_eq!((statements.len(), u64::from(statements[0].until)), (1, NOW + 100));
-        assert_eq!(sessions.into_iter().collect::<Vec<_>>(), [[1; 32]]);
+        assert_eq!(sessions.into_iter().collect::<Vec<_>>(), [([1; 32], statements)]);
         assert_eq!(book.all_withdrawn(NOW + 100).len(), 1);
         assert_eq!(book.all_withdrawn(NOW + 101).len(), 0);
         assert!(book.judge(NOW, |_, _, _, _| true).0.is_empty());
