@@ -151,8 +151,8 @@ impl Authority {
 
     /// Gives the segment for answers to one that is shown, or says why not.
     pub async fn answer_segment(&self, request: &AnswerRequest) -> Result<PathSegment, Problem> {
-        let malformed = |_| Problem::Malformed("`option` is no segment of these addresses".into());
-        let shown = request.shown().map_err(malformed)?;
+        let none = |_| Problem::NoSegment("`option` is no segment of these addresses".into());
+        let shown = request.shown().map_err(none)?;
         let networks = self.segments.networks();
         let now = now();
         Ok(PathSegment::new(&self.give_answer(&networks, &shown, now)?, now))
