@@ -430,7 +430,7 @@ pub struct Problem {
 /// A whole number, however it is written: JSON makes no difference between 6 and 6.0 (RFC 8259 §6), nor do descriptions.
 fn whole<'de, D: Deserializer<'de>, T: TryFrom<u32>>(from: D) -> Result<T, D::Error> {
     let number = f64::deserialize(from)?;
-    let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u16::MAX)).contains(&number);
+    let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
     let whole = is_whole.then_some(number as u32).and_then(|whole| T::try_from(whole).ok());
     whole.ok_or_else(|| D::Error::custom(format_args!("{number} is no whole number of this range")))
 }

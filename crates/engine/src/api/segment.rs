@@ -50,6 +50,7 @@ pub struct SegmentTo {
 pub struct AnswerRequest {
     /// The virtual network's number.
     #[schema(maximum = 16777215)]
+    #[serde(deserialize_with = "whole")]
     pub vni: u32,
     /// The endpoint that the packet came from.
     #[schema(schema_with = address, example = "192.0.2.1")]
