@@ -9,8 +9,8 @@ use ipnet::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-/// Leaves, as a power of two: each of some thousand values where there are a million.
-const LEAVES_BITS: u32 = 10;
+/// Leaves, as a power of two: each of some 500 values where there are a million.
+const LEAVES_BITS: u32 = 11;
 /// Prefix lengths whose places a search keeps; of any more it reckons them again.
 const SOUGHT: usize = 8;
 
