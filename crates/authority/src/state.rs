@@ -576,7 +576,7 @@ impl Authority {
             |grant: &GrantEntry| Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
         let requests: Vec<_> =
             live.iter().map(|grant| Request { subject: grant.subject(), to: to(grant), now }).collect();
-        let decided = policy.decide_all(&requests, now);
+        let decided = policy.decide_all(&requests);
         let forbidden = live.iter().zip(decided).filter(|(grant, decision)| !permits(decision, grant));
         forbidden.map(|(grant, _)| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person.clone()))).collect()
     }

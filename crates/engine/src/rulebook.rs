@@ -293,12 +293,12 @@ impl Rulebook {
         judgement
     }
 
-    /// [`Self::decide`] for several, in their order, each handed to `each` with its place. While the memory fetches what a
+    /// [`Self::decide`] for several, in their order, each handed to `each` with its place; `open` is told for which. While the memory fetches what a
     /// step of one needs, others make theirs.
     pub fn decide_all<'b>(
         &'b self,
         requests: &[Request<'_>],
-        open: impl Fn(NonZeroU16) -> bool,
+        open: impl Fn(usize, NonZeroU16) -> bool,
         mut each: impl FnMut(usize, &Judgement<'b>),
     ) {
         let mut sought = Sought::NOTHING;
@@ -308,7 +308,7 @@ impl Rulebook {
             let at = |step| turn.checked_sub(step).filter(|place| *place < requests.len());
             if let Some(place) = at(3) {
                 let judgement = &mut judgements[place % LATER_STEPS];
-                judgement.judge(&open);
+                judgement.judge(|window| open(place, window));
                 each(place, judgement);
             }
             if let Some(place) = at(2) {

@@ -116,9 +116,9 @@ impl Compiled {
         self.said(request, self.book.decide(&asked, |window| self.open(window, request.now)).decision)
     }
 
-    /// [`Self::decide`] for several at one time, in their order.
-    pub fn decide_all(&self, requests: &[Request<'_>], now: u64) -> Vec<Decision<'_>> {
-        let requests: Vec<_> = requests.iter().map(|request| Request { now, ..request.normal() }).collect();
+    /// [`Self::decide`] for several, in their order.
+    pub fn decide_all(&self, requests: &[Request<'_>]) -> Vec<Decision<'_>> {
+        let requests: Vec<_> = requests.iter().map(Request::normal).collect();
         let subjects: Vec<_> = requests.iter().map(|request| self.subjects(request)).collect();
         let asked = |(request, subjects)| {
             let Request { subject, to, .. }: &Request<'_> = request;
@@ -126,7 +126,7 @@ impl Compiled {
         };
         let asked: Vec<_> = requests.iter().zip(subjects.iter().map(Vec::as_slice)).map(asked).collect();
         let mut decisions = Vec::with_capacity(requests.len());
-        let open = |window| self.open(window, now);
+        let open = |place: usize, window| self.open(window, requests[place].now);
         self.book.decide_all(&asked, open, |place, judgement| {
             decisions.push(self.said(&requests[place], judgement.decision));
         });

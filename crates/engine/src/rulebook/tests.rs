@@ -301,7 +301,7 @@ proptest! {
         }).collect();
         let open = |window: NonZeroU16| window.get() == 1;
         let mut together = Vec::new();
-        book.decide_all(&requests, open, |place, judgement| {
+        book.decide_all(&requests, |_, window| open(window), |place, judgement| {
             together.push((place, judgement.decision, judgement.windows().to_vec()));
         });
         let alone: Vec<_> = requests.iter().enumerate().map(|(place, request)| {
