@@ -1,5 +1,6 @@
 //! The agent's programs: insertion at tc egress, and the notice of answers at tc ingress.
 
+use crate::handed;
 use crate::interface::Interface;
 use crate::link::{Link, Place};
 use crate::object::{self, Loaded, Opened, Pins};
@@ -8,9 +9,7 @@ use crate::protected::Protected;
 use crate::run::{self, Ran};
 use crate::table::Table;
 use anyhow::{Context, Result};
-use libbpf_rs::{
-    MapHandle, PerfBuffer, PerfBufferBuilder, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook, TcHookBuilder,
-};
+use libbpf_rs::{MapHandle, PerfBuffer, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook, TcHookBuilder};
 use std::fs;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,7 +18,6 @@ use wire::map::{
     AgentConfig, AuthorityEnd, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Services, TakenKey,
     agent_counter,
 };
-use zerocopy::FromBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.bpf.o"));
 const PINNED: [&str; 15] = [
@@ -286,20 +284,10 @@ impl HeldPackets {
     pub fn open(
         &self,
         mut each: impl FnMut(Held) + Send + 'static,
-        mut lost: impl FnMut(u64) + Send + 'static,
+        lost: impl FnMut(u64) + Send + 'static,
     ) -> Result<PerfBuffer<'static>> {
-        const PAGES: usize = 64;
-        PerfBufferBuilder::new(&self.0)
-            .pages(PAGES)
-            .sample_cb(move |_core, bytes: &[u8]| {
-                if let Ok((header, rest)) = HeldHeader::read_from_prefix(bytes) {
-                    let length = rest.len().min(header.length as usize);
-                    each(Held { header, frame: rest[..length].to_vec() });
-                }
-            })
-            .lost_cb(move |_core, count| lost(count))
-            .build()
-            .context("cannot open the buffer of held packets")
+        let each = move |header, frame| each(Held { header, frame });
+        handed::open(&self.0, |header: &HeldHeader| header.length as usize, each, lost)
     }
 }
 

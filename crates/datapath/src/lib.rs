@@ -9,6 +9,7 @@ pub mod clock;
 pub mod crossing;
 pub mod flows;
 pub mod gateway;
+mod handed;
 pub mod hook;
 pub mod interface;
 mod link;

@@ -4,6 +4,7 @@
 //! It is a verifier, too: keys, withdrawals and the endpoint's own address are given to [`Svtep::proofs`].
 
 use crate::attachments::Attachments;
+use crate::handed;
 use crate::hook::Spot;
 use crate::interface::Interface;
 use crate::object::{self, Opened, Pins};
@@ -11,13 +12,12 @@ use crate::probe;
 use crate::proofs::{Proofs, make_room};
 use crate::run::{self, Ran};
 use crate::table::Table;
-use anyhow::{Context, Result};
-use libbpf_rs::{MapHandle, PerfBuffer, PerfBufferBuilder};
+use anyhow::Result;
+use libbpf_rs::{MapHandle, PerfBuffer};
 use wire::map::{
     Consent, Delivery, ProofsConfig, SegmentEntry, SegmentKey, SvtepConfig, Tenant, UnsentHeader, svtep_counter,
 };
 use wire::{InterfaceId, Vni};
-use zerocopy::FromBytes;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/svtep.bpf.o"));
 const PINNED: [&str; 15] = [
@@ -151,20 +151,10 @@ impl Svtep {
     pub fn unsent(
         &self,
         mut each: impl FnMut(Unsent) + Send + 'static,
-        mut lost: impl FnMut(u64) + Send + 'static,
+        lost: impl FnMut(u64) + Send + 'static,
     ) -> Result<PerfBuffer<'static>> {
-        const PAGES: usize = 64;
-        PerfBufferBuilder::new(&self.unsent)
-            .pages(PAGES)
-            .sample_cb(move |_core, bytes: &[u8]| {
-                if let Ok((header, rest)) = UnsentHeader::read_from_prefix(bytes) {
-                    let length = rest.len().min(header.length as usize);
-                    each(Unsent { header, frame: rest[..length].to_vec() });
-                }
-            })
-            .lost_cb(move |_core, count| lost(count))
-            .build()
-            .context("cannot open the buffer of packets without a segment")
+        let each = move |header, frame| each(Unsent { header, frame });
+        handed::open(&self.unsent, |header: &UnsentHeader| header.length as usize, each, lost)
     }
 
     /// Packets counted so far under one of [`svtep_counter`].

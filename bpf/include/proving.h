@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* What a verifier of proofs has at hand: keys, withdrawn consent, proofs that were right, and the packet that it judges. */
+#pragma once
+#define MAC_WORDS_MAX ROUTED_WORDS_MAX
+#include "counters.h"
+#include "clock.h"
+#include "mac.h"
+#include "parse.h"
+#include "summing.h"
+
+enum { GENEVE_PORT = 6081, GENEVE_LEN = 8, OPTION_LEN = 4, SEGMENT_LEN = 16, PROOF_LEN = 16, PROOFS_MAX = 5 };
+enum { GENEVE_CRITICAL = 0x40, PROOF_OPTION = 0x8153ff /* class and type as they lie in memory */ };
+enum {
+	SEGMENT_PORT = 1, SEGMENT_RETURN = 2, SEGMENT_REPLY = 4, SEGMENT_SINGLE = 8, SEGMENT_UNDERLAY6 = 16, SEGMENT_IPV6 = 32,
+	SEGMENT_AUTHORITY6 = 64, SEGMENT_ROUTED = 0x80,
+};
+
+const volatile struct proofs_config proofs_config SEC(".rodata.config") = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct proof_key_slot);
+	__type(value, struct epoch_key);
+} proof_keys SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct withdrawal);
+	__type(value, __u32); /* segments that end then or before are void */
+} withdrawn SEC(".maps");
+
+/* A bit for each of 65 536 classes of IPv4 receivers of whom one may have withdrawn consent: spares most the search. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct class_set);
+} withdrawn4 SEC(".maps");
+
+/* How many proofs each core remembers: a power of two. */
+const volatile __u32 places_per_core SEC(".rodata.places") = 1;
+
+/* Each core has places of its own, and each proof one among them. INVARIANT: a core judges one packet at a time, so that a place
+ * is never read half written. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct remembered);
+} remembered SEC(".maps");
+
+/* A number that user space changes with keys and withdrawals: what was remembered under another counts no more. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} generation SEC(".maps");
+
+enum ports { PORTS_SHOWN = 0, PORTS_HIDDEN = 1, PORTS_CUT = 2 };
+
+/* A packet while it is judged: too large for the stack. */
+struct proving {
+	struct packet packet;
+	struct remembered fact;
+	__u64 mac[2];
+	union {
+		struct {
+			__u8 place; /* suite, N, pointer */
+			__u8 flags, protocol, epoch;
+			__be32 expires;
+			__be16 interface, port, sender_port, zero;
+		};
+		__u64 words[2];
+	} segment;
+	struct address sender, receiver;
+	__be16 ports[2];
+	__u8 inner_family, inner_protocol, shown;
+	__u8 vni[3];
+	__u16 reserved;
+	__u32 next_proof; /* where the proof is that is opened for the next verifier, if there is one */
+	__u32 words; /* of the route's message */
+	__u64 route[ROUTED_WORDS_MAX + 2]; /* what a proof is made over where the path is fixed */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct proving);
+} provings SEC(".maps");

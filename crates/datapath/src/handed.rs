@@ -1,0 +1,28 @@
+//! Packets that kernel programs hand over, each behind a header, through a buffer per core.
+
+use anyhow::{Context, Result};
+use libbpf_rs::{MapCore, PerfBuffer, PerfBufferBuilder};
+use zerocopy::FromBytes;
+
+const PAGES: usize = 64;
+
+/// Calls `each` with every header and packet, of which `length` tells how long it was, and `lost` with the number of those that
+/// found no room, whenever the result is polled. It covers the cores that are on.
+pub(crate) fn open<H: FromBytes>(
+    map: &impl MapCore,
+    length: impl Fn(&H) -> usize + 'static,
+    mut each: impl FnMut(H, Vec<u8>) + 'static,
+    mut lost: impl FnMut(u64) + 'static,
+) -> Result<PerfBuffer<'static>> {
+    PerfBufferBuilder::new(map)
+        .pages(PAGES)
+        .sample_cb(move |_core, bytes: &[u8]| {
+            if let Ok((header, rest)) = H::read_from_prefix(bytes) {
+                let length = rest.len().min(length(&header));
+                each(header, rest[..length].to_vec());
+            }
+        })
+        .lost_cb(move |_core, count| lost(count))
+        .build()
+        .with_context(|| format!("cannot open the buffer {}", map.name().to_string_lossy()))
+}
