@@ -6,7 +6,19 @@ mod provers;
 
 use cases::{Step, Table};
 use engine::proofs::Outcome;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use provers::{Prover, Way};
+use wire::DropReason;
+
+/// Each core remembers for itself: this thread stays where it is from here on.
+fn stay_on_one_core() {
+    let this = Pid::from_raw(0);
+    let all = sched_getaffinity(this).expect("the cores it may run on");
+    let first = (0..CpuSet::count()).find(|core| all.is_set(*core) == Ok(true)).expect("one");
+    let mut one = CpuSet::new();
+    one.set(first).and_then(|()| sched_setaffinity(this, &one)).expect("it may stay");
+}
 
 #[test]
 fn kernel_and_table_agree_on_every_case() {
@@ -44,6 +56,7 @@ fn kernel_and_table_agree_on_every_case() {
 
 #[test]
 fn kernel_computes_a_steady_flows_proof_once_and_again_when_something_changed() {
+    stay_on_one_core();
     let table = Table::read();
     let prover = Prover::new(&table.verifiers[0], 1024);
     let named = |text: &str| {
@@ -84,7 +97,7 @@ fn kernel_asks_whether_a_receiver_withdrew_while_any_of_its_class_has() {
         receiver: std::net::Ipv4Addr::from(receiver).into(),
         sender: None,
     };
-    let revoked = Outcome::Drop(wire::DropReason::Revoked);
+    let revoked = Outcome::Drop(DropReason::Revoked);
     // Another network's receiver of that address is of its class, but another.
     prover.withdraw(&of(wire::Vni::from([9, 9, 9]), receiver), table.now + 100_000);
     assert_eq!(prover.judge(frame, table.now).0, Outcome::Proved);
@@ -131,6 +144,27 @@ fn kernel_remembers_no_more_than_it_has_room_for_and_what_is_forgotten_is_comput
         }
     }
     assert!(computed > valid.len() * 2, "{computed} of {} were forgotten in between", valid.len() * 4);
+}
+
+/// SVLAN §VII, verifier flooding: what strangers send is kept nowhere, and nobody is forgotten for it.
+#[test]
+fn kernel_verifier_flooding_leaves_nothing_and_forgets_nobody() {
+    stay_on_one_core();
+    let table = Table::read();
+    let prover = Prover::new(&table.verifiers[0], 16);
+    let (_, steady, ..) = table.first_frames().find(|(name, ..)| name.starts_with("ipv4: siphash")).expect("a row");
+    assert_eq!(prover.judge(steady, table.now).1, Some(Way::Computed));
+    let (keys, withdrawals) = (prover.program.keys(), prover.program.withdrawals());
+    // Proofs that would take every place there is.
+    for guess in 0..4096_u32 {
+        let mut flood = steady.clone();
+        let proof = 42 + 12 + 20;
+        flood[proof..proof + 4].copy_from_slice(&guess.to_le_bytes());
+        let (outcome, ..) = prover.judge(&flood, table.now);
+        assert_eq!(outcome, Outcome::Drop(DropReason::BadTag));
+    }
+    assert_eq!(prover.judge(steady, table.now).1, Some(Way::Remembered));
+    assert_eq!((prover.program.keys(), prover.program.withdrawals()), (keys, withdrawals));
 }
 
 #[test]
