@@ -10,6 +10,7 @@ pub mod endpoint;
 pub mod insertion;
 pub mod issue;
 pub mod key_transfer;
+pub mod lines;
 pub mod networks;
 pub mod openflow;
 pub mod policy;

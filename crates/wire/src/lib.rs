@@ -1,10 +1,12 @@
-//! Formats on the wire and in kernel maps: suites, keys, grants, tokens, carriers, segments, proofs, drop reasons, packets.
+//! Formats on the wire and in kernel maps: suites, keys, grants, tokens, carriers, segments, proofs, requests for segments,
+//! drop reasons, packets.
 //!
 //! No standard library, no allocation, no panic: every decoder takes untrusted bytes. Clauses cited as `wire.md §n`
 //! are those of `docs/wire.md`. This crate decides nothing; decisions are `engine`'s.
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod ask;
 pub mod carrier;
 pub mod drop_reason;
 pub mod geneve;

@@ -2,6 +2,7 @@
 //!
 //! The fuzz targets of `fuzz/` call these; `tests/corpus.rs` calls them with every file of the committed corpus.
 
+mod asking;
 mod carrier;
 mod formats;
 mod names;
@@ -10,6 +11,7 @@ mod switches;
 mod texts;
 mod world;
 
+pub use asking::{ask, asked};
 pub use carrier::{held, journey, outcomes, shim, tail, verifier};
 pub use formats::{grant_header, option, packet, quoted, token};
 pub use names::answer;
@@ -31,6 +33,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("shim", shim),
     ("verifier", verifier),
     ("proof", proof),
+    ("ask", ask),
     ("journey", journey),
     ("held", held),
     ("openflow", openflow),

@@ -1,5 +1,6 @@
 //! Every file of the committed corpus, through its target.
 
+use engine::lines::Unanswered;
 use engine::proofs;
 use engine::verifier::Outcome;
 use std::collections::BTreeSet;
@@ -62,6 +63,16 @@ fn the_corpus_reaches_every_outcome_of_proofs() {
     {
         assert!(reached.contains(&outcome), "{outcome:?}");
     }
+}
+
+#[test]
+fn the_corpus_reaches_every_outcome_of_asking() {
+    let files = fs::read_dir(corpus().join("ask")).expect("corpus/ask/");
+    let inputs = files.map(|file| fs::read(file.expect("a file").path()).expect("readable"));
+    let reached: BTreeSet<_> = inputs.map(|input| harness::asked(&input)).collect();
+    // How much is too much, and what was there before, takes several.
+    let outcomes = [Unanswered::NotOurs, Unanswered::NoLine, Unanswered::Forged, Unanswered::Malformed].map(Some);
+    assert_eq!(reached, outcomes.into_iter().chain([None]).collect());
 }
 
 #[test]

@@ -18,6 +18,10 @@ fn write(target: &str, name: &str, bytes: impl AsRef<[u8]>) {
     fs::write(folder.join(name), bytes).expect("the corpus can be written");
 }
 
+fn decode(hex: &str) -> Vec<u8> {
+    (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[at * 2..at * 2 + 2], 16).expect("hex")).collect()
+}
+
 fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
 }
@@ -187,6 +191,27 @@ fn write_packets() {
 
 #[test]
 #[ignore = "writes the corpus"]
+fn write_asking() {
+    let ask = include_str!("../../../crates/wire/tests/data/ask.json");
+    let ask: Value = serde_json::from_str(ask).expect("ask.json is JSON");
+    let fields = [
+        ("requests", "question"),
+        ("requests", "datagram"),
+        ("answers", "reply"),
+        ("answers", "datagram"),
+        ("wrong_requests", "datagram"),
+        ("wrong_answers", "datagram"),
+    ];
+    for (list, field) in fields {
+        for (index, case) in ask[list].as_array().expect("cases").iter().enumerate() {
+            let hex = case[field].as_str().expect("hex");
+            write("ask", &format!("{list}-{field}-{index}"), decode(hex));
+        }
+    }
+}
+
+#[test]
+#[ignore = "writes the corpus"]
 fn write_switches() {
     let greeting = [Message::Hello, Message::FeaturesReply { datapath: 7 }];
     let [rule] = &rules::standing(&[], harness::GENERATION)[..] else { panic!("one rule") };
@@ -257,9 +282,6 @@ fn write_stories() {
 #[test]
 #[ignore = "writes the corpus"]
 fn write_vectors() {
-    let decode = |hex: &str| -> Vec<u8> {
-        (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[at * 2..at * 2 + 2], 16).expect("hex")).collect()
-    };
     let text = include_str!("../../../crates/wire/tests/data/tokens.json");
     let all: Value = serde_json::from_str(text).expect("tokens.json is JSON");
     for (index, case) in all["tokens"].as_array().expect("cases").iter().enumerate().take(30) {

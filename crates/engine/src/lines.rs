@@ -1,0 +1,167 @@
+//! Lines for asking by datagrams: who has one, which of its requests are new, and how many are too many (wire.md §8.13).
+//!
+//! Only a request with a right seal changes anything here: strangers cost a look-up, and whoever repeats or changes what
+//! others sent at most the opening of one seal. So nobody is counted whose address somebody else made up.
+
+mod window;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use window::Window;
+use wire::ask::{LineKey, LineNumber, Question, envelope};
+use wire::grant::mask;
+
+/// Requests that a line may make at once, and how long until one more, microseconds.
+const OF_LINE: (u64, u64) = (4096, 1000);
+/// The same for all lines from one source: an IPv4 address or an IPv6 /64.
+const OF_SOURCE: (u64, u64) = (32_768, 25);
+/// Sources that are counted at a time: some 5 MB.
+const MOST_SOURCES: usize = 65_536;
+
+/// The lines, each of a holder `H`, who has one at a time.
+pub struct Lines<H> {
+    lines: BTreeMap<LineNumber, Line<H>>,
+    numbers: BTreeMap<H, LineNumber>,
+    sources: BTreeMap<IpAddr, Pace>,
+}
+
+struct Line<H> {
+    holder: H,
+    key: LineKey,
+    seen: Window,
+    pace: Pace,
+}
+
+/// A request that may be answered.
+pub struct Asked<'d, H> {
+    /// Whose line it came by.
+    pub holder: H,
+    /// The line's key, for the answer.
+    pub key: LineKey,
+    /// The request's counter, for the answer.
+    pub counter: u64,
+    /// What is asked.
+    pub question: Question<'d>,
+}
+
+/// Why a datagram is not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Unanswered {
+    /// It is no request.
+    NotOurs,
+    /// Nobody has this line, or nobody any more.
+    NoLine,
+    /// A request with its counter was there before, or it is too old to tell.
+    Repeated,
+    /// It was not sealed by the line's holder.
+    Forged,
+    /// The line, or all at this source, asked for too much.
+    TooMany,
+    /// It was sealed by the line's holder, and yet is no question.
+    Malformed,
+}
+
+impl Unanswered {
+    /// All.
+    pub const ALL: [Self; 6] =
+        [Self::NotOurs, Self::NoLine, Self::Repeated, Self::Forged, Self::TooMany, Self::Malformed];
+
+    /// The name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotOurs => "not_ours",
+            Self::NoLine => "no_line",
+            Self::Repeated => "repeated",
+            Self::Forged => "forged",
+            Self::TooMany => "too_many",
+            Self::Malformed => "malformed",
+        }
+    }
+}
+
+impl<H> Default for Lines<H> {
+    fn default() -> Self {
+        Self { lines: BTreeMap::new(), numbers: BTreeMap::new(), sources: BTreeMap::new() }
+    }
+}
+
+impl<H: Copy + Ord> Lines<H> {
+    /// Gives a holder a line, in the place of the one it had. `false` if somebody has this number.
+    pub fn give(&mut self, holder: H, number: LineNumber, key: LineKey) -> bool {
+        if self.lines.contains_key(&number) {
+            return false;
+        }
+        if let Some(before) = self.numbers.insert(holder, number) {
+            self.lines.remove(&before);
+        }
+        self.lines.insert(number, Line { holder, key, seen: Window::default(), pace: Pace::default() });
+        true
+    }
+
+    /// Takes the lines of all other holders away.
+    pub fn keep(&mut self, is_kept: impl Fn(&H) -> bool) {
+        self.lines.retain(|_, line| is_kept(&line.holder));
+        self.numbers.retain(|holder, _| is_kept(holder));
+    }
+
+    /// How many lines there are.
+    pub fn len(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// Reads a datagram in place (wire.md §8.13.6); `now` is in microseconds of a clock that is never set back.
+    pub fn read<'d>(&mut self, datagram: &'d mut [u8], source: IpAddr, now: u64) -> Result<Asked<'d, H>, Unanswered> {
+        let envelope = envelope(datagram).ok_or(Unanswered::NotOurs)?;
+        let line = self.lines.get_mut(&envelope.line).ok_or(Unanswered::NoLine)?;
+        if !line.seen.is_new(envelope.counter) {
+            return Err(Unanswered::Repeated);
+        }
+        let question = line.key.open_request(envelope, datagram).ok_or(Unanswered::Forged)?;
+        line.seen.note(envelope.counter);
+        let source = mask(source, if source.is_ipv4() { 32 } else { 64 });
+        if !line.pace.allows(OF_LINE, now) || !paced(&mut self.sources, source, now) {
+            return Err(Unanswered::TooMany);
+        }
+        line.pace.charge(OF_LINE, now);
+        let question = Question::decode(question).ok_or(Unanswered::Malformed)?;
+        Ok(Asked { holder: line.holder, key: line.key.clone(), counter: envelope.counter, question })
+    }
+}
+
+/// Charges a source, if it may ask.
+fn paced(sources: &mut BTreeMap<IpAddr, Pace>, source: IpAddr, now: u64) -> bool {
+    if sources.len() >= MOST_SOURCES && !sources.contains_key(&source) {
+        sources.retain(|_, pace| pace.0 > now);
+        if sources.len() >= MOST_SOURCES {
+            return false;
+        }
+    }
+    let pace = sources.entry(source).or_default();
+    let allowed = pace.allows(OF_SOURCE, now);
+    if allowed {
+        pace.charge(OF_SOURCE, now);
+    }
+    allowed
+}
+
+/// When all that was asked for would have been asked for at an even pace.
+#[derive(Clone, Copy, Default)]
+struct Pace(u64);
+
+impl Pace {
+    fn allows(self, (most, each): (u64, u64), now: u64) -> bool {
+        self.0.saturating_sub(now) <= (most - 1) * each
+    }
+
+    fn charge(&mut self, (_, each): (u64, u64), now: u64) {
+        self.0 = self.0.max(now).saturating_add(each);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,368 @@
+//! Asking for a path segment in one datagram, and the answer in one (wire.md §8.13). Whether a request is new, and what it
+//! is answered, is others' to decide.
+//!
+//! Requests have one length, answers one that is no longer: by their types, nobody can be flooded with answers.
+
+use crate::segment::{PROOFS_MAX, Vni};
+use core::net::{IpAddr, Ipv6Addr};
+use core::str;
+use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
+use zeroize::{Zeroize, ZeroizeOnDrop};
+
+/// Bytes of a request.
+pub const REQUEST_LEN: usize = 256;
+/// Bytes of an answer.
+pub const ANSWER_LEN: usize = 252;
+const _: () = assert!(ANSWER_LEN <= REQUEST_LEN, "whoever asks in another's name sends that one no more than it sent");
+/// Bytes of what a request seals.
+pub const QUESTION_LEN: usize = REQUEST_LEN - REQUEST_HEAD_LEN - TAG_LEN;
+/// Bytes of what an answer seals.
+pub const REPLY_LEN: usize = ANSWER_LEN - ANSWER_HEAD_LEN - TAG_LEN;
+/// The longest name of a network.
+pub const NAME_MAX: usize = 64;
+/// The longest option with a segment: of five proofs by an authority with an IPv6 address.
+pub const OPTION_MAX: usize = 4 + 16 + 16 + 16 * PROOFS_MAX as usize;
+/// The longest text of a refusal.
+pub const TEXT_MAX: usize = REPLY_LEN - 2;
+
+const REQUEST_HEAD_LEN: usize = 4 + 8 + 8;
+const ANSWER_HEAD_LEN: usize = 4 + 8;
+const TAG_LEN: usize = 16;
+const REQUEST_MAGIC: [u8; 4] = *b"VSq\x01";
+const ANSWER_MAGIC: [u8; 4] = *b"VSa\x01";
+const GIVEN_HEAD_LEN: usize = 28;
+const _: () =
+    assert!(GIVEN_HEAD_LEN + OPTION_MAX + 16 * PROOFS_MAX as usize == REPLY_LEN, "there is room for the longest");
+
+/// A request as it travels.
+pub type Request = [u8; REQUEST_LEN];
+/// An answer as it travels.
+pub type Answer = [u8; ANSWER_LEN];
+
+/// The number of a line: random, says nothing about who has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LineNumber(pub u64);
+
+/// The key of a line.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct LineKey([u8; 32]);
+
+/// What a datagram is sealed as.
+#[derive(Clone, Copy)]
+enum Way {
+    Request = 0,
+    Answer = 1,
+}
+
+impl LineKey {
+    /// Takes 32 random bytes as the key.
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// All 32 bytes, to hand them to whose line it is.
+    pub const fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// Seals a request. No two with this key may have the same counter.
+    pub fn seal_request(&self, line: LineNumber, counter: u64, question: &[u8; QUESTION_LEN]) -> Option<Request> {
+        let mut request = [0; REQUEST_LEN];
+        let (head, sealed) = request.split_first_chunk_mut::<REQUEST_HEAD_LEN>()?;
+        *head = request_head(line, counter);
+        self.seal(Way::Request, counter, head, question, sealed)?;
+        Some(request)
+    }
+
+    /// Opens a request in place, which [`envelope`] says to be of this key's line; `None` if it was not sealed with this key.
+    pub fn open_request<'a>(&self, envelope: Envelope, request: &'a mut [u8]) -> Option<&'a [u8; QUESTION_LEN]> {
+        let (head, sealed) = request.split_first_chunk_mut::<REQUEST_HEAD_LEN>()?;
+        self.open(Way::Request, envelope.counter, head, sealed)?.first_chunk()
+    }
+
+    /// Seals the answer to the request with this counter. A request is answered once.
+    pub fn seal_answer(&self, counter: u64, reply: &[u8; REPLY_LEN]) -> Option<Answer> {
+        let mut answer = [0; ANSWER_LEN];
+        let (head, sealed) = answer.split_first_chunk_mut::<ANSWER_HEAD_LEN>()?;
+        *head = answer_head(counter);
+        self.seal(Way::Answer, counter, head, reply, sealed)?;
+        Some(answer)
+    }
+
+    /// Opens an answer in place; the result is the counter of the request that it answers, and what it says.
+    pub fn open_answer<'a>(&self, answer: &'a mut [u8]) -> Option<(u64, &'a [u8; REPLY_LEN])> {
+        if answer.len() != ANSWER_LEN {
+            return None;
+        }
+        let (head, sealed) = answer.split_first_chunk_mut::<ANSWER_HEAD_LEN>()?;
+        let counter = u64::from_be_bytes(*head.last_chunk()?);
+        if *head != answer_head(counter) {
+            return None;
+        }
+        let reply = self.open(Way::Answer, counter, head, sealed)?;
+        Some((counter, reply.first_chunk()?))
+    }
+
+    fn seal(&self, way: Way, counter: u64, head: &[u8], plain: &[u8], sealed: &mut [u8]) -> Option<()> {
+        let (text, room) = sealed.split_at_mut_checked(plain.len())?;
+        text.copy_from_slice(plain);
+        let tag = self.ready()?.seal_in_place_separate_tag(nonce(way, counter), Aad::from(head), text).ok()?;
+        room.copy_from_slice(tag.as_ref().get(..room.len())?);
+        Some(())
+    }
+
+    fn open<'a>(&self, way: Way, counter: u64, head: &[u8], sealed: &'a mut [u8]) -> Option<&'a mut [u8]> {
+        self.ready()?.open_in_place(nonce(way, counter), Aad::from(head), sealed).ok()
+    }
+
+    fn ready(&self) -> Option<LessSafeKey> {
+        UnboundKey::new(&CHACHA20_POLY1305, &self.0).ok().map(LessSafeKey::new)
+    }
+}
+
+fn nonce(way: Way, counter: u64) -> Nonce {
+    let [a, b, c, d, e, f, g, h] = counter.to_be_bytes();
+    Nonce::assume_unique_for_key([0, 0, 0, way as u8, a, b, c, d, e, f, g, h])
+}
+
+fn request_head(line: LineNumber, counter: u64) -> [u8; REQUEST_HEAD_LEN] {
+    let mut head = [0; REQUEST_HEAD_LEN];
+    head[..4].copy_from_slice(&REQUEST_MAGIC);
+    head[4..12].copy_from_slice(&line.0.to_be_bytes());
+    head[12..].copy_from_slice(&counter.to_be_bytes());
+    head
+}
+
+fn answer_head(counter: u64) -> [u8; ANSWER_HEAD_LEN] {
+    let mut head = [0; ANSWER_HEAD_LEN];
+    head[..4].copy_from_slice(&ANSWER_MAGIC);
+    head[4..].copy_from_slice(&counter.to_be_bytes());
+    head
+}
+
+/// What a request shows without the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// Whose line it claims to be of.
+    pub line: LineNumber,
+    /// Which of the line's requests it claims to be.
+    pub counter: u64,
+}
+
+/// Reads the outside of a request; `None` if it is none.
+pub fn envelope(datagram: &[u8]) -> Option<Envelope> {
+    let (head, sealed) = datagram.split_first_chunk::<REQUEST_HEAD_LEN>()?;
+    let (magic, numbers) = head.split_first_chunk::<4>()?;
+    let (line, counter) = numbers.split_first_chunk::<8>()?;
+    let is_one = *magic == REQUEST_MAGIC && sealed.len() == QUESTION_LEN + TAG_LEN;
+    let line = LineNumber(u64::from_be_bytes(*line));
+    let envelope = Envelope { line, counter: u64::from_be_bytes(*counter.first_chunk()?) };
+    is_one.then_some(envelope)
+}
+
+/// What is asked: may this sender of a virtual network send there?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Question<'a> {
+    /// The virtual network's name: 1 to [`NAME_MAX`] printable ASCII characters.
+    pub network: &'a str,
+    /// The sender's address in it.
+    pub sender: IpAddr,
+    /// The endpoint through which the sender sends.
+    pub sending: IpAddr,
+    /// The receiver's address.
+    pub receiver: IpAddr,
+    /// The protocol, which is not 0.
+    pub protocol: u8,
+    /// The receiver's port.
+    pub port: u16,
+    /// The port that the sender sends from.
+    pub sender_port: u16,
+}
+
+impl<'a> Question<'a> {
+    const KIND: u8 = 1;
+    const HEAD_LEN: usize = 56;
+
+    /// As a request seals it; `None` if the name or the protocol can't be one.
+    pub fn encode(&self) -> Option<[u8; QUESTION_LEN]> {
+        let mut bytes = [0; QUESTION_LEN];
+        if !name_is_valid(self.network.as_bytes()) || self.protocol == 0 {
+            return None;
+        }
+        let (head, rest) = bytes.split_at_mut(Self::HEAD_LEN);
+        head[0] = Self::KIND;
+        head[1] = self.protocol;
+        head[2..4].copy_from_slice(&self.port.to_be_bytes());
+        head[4..6].copy_from_slice(&self.sender_port.to_be_bytes());
+        head[6] = self.network.len() as u8;
+        let (_, addresses) = head.split_at_mut(8);
+        for (room, address) in addresses.as_chunks_mut().0.iter_mut().zip([self.sender, self.sending, self.receiver]) {
+            *room = octets(address);
+        }
+        rest.get_mut(..self.network.len())?.copy_from_slice(self.network.as_bytes());
+        Some(bytes)
+    }
+
+    /// Reads what a request sealed. Whatever is read has one form only.
+    pub fn decode(bytes: &'a [u8; QUESTION_LEN]) -> Option<Self> {
+        let (head, rest) = bytes.split_at(Self::HEAD_LEN);
+        let ([kind, protocol, p0, p1, s0, s1, length, 0], addresses) = head.split_first_chunk()? else { return None };
+        let [sender, sending, receiver] = *addresses.as_chunks().0.first_chunk()?;
+        let (name, padding) = rest.split_at_checked(usize::from(*length))?;
+        if *kind != Self::KIND || *protocol == 0 || !name_is_valid(name) || !is_zero(padding) {
+            return None;
+        }
+        Some(Self {
+            network: str::from_utf8(name).ok()?,
+            sender: address(sender),
+            sending: address(sending),
+            receiver: address(receiver),
+            protocol: *protocol,
+            port: u16::from_be_bytes([*p0, *p1]),
+            sender_port: u16::from_be_bytes([*s0, *s1]),
+        })
+    }
+}
+
+/// What is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply<'a> {
+    /// The segment.
+    Given(GivenReply<'a>),
+    /// There is none.
+    Refused {
+        /// Why.
+        reason: Refusal,
+        /// The same for people.
+        text: &'a str,
+    },
+}
+
+/// A segment that is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GivenReply<'a> {
+    /// The virtual network.
+    pub vni: Vni,
+    /// The authority's clock, Unix seconds.
+    pub now: u32,
+    /// The endpoint to send to.
+    pub receiving: IpAddr,
+    /// The Geneve option with the segment, from its class on: whole words, at most [`OPTION_MAX`] bytes.
+    pub option: &'a [u8],
+    /// The hops of a fixed path, in its order.
+    pub hops: &'a [[u8; 16]],
+}
+
+/// Why there is no segment: a numbered list that only grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Refusal {
+    /// A rule says no.
+    Denied = 1,
+    /// No rule says yes.
+    NoRule = 2,
+    /// Nothing there may be sent to.
+    NoReceiver = 3,
+    /// It can't be, whatever the policy says.
+    NoSegment = 4,
+    /// Too many were given that have not ended, or too many at a time.
+    Busy = 5,
+    /// The session ended.
+    NotLoggedIn = 6,
+    /// The authority's own fault.
+    Internal = 7,
+}
+
+impl Refusal {
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; 7] =
+        [Self::Denied, Self::NoRule, Self::NoReceiver, Self::NoSegment, Self::Busy, Self::NotLoggedIn, Self::Internal];
+
+    /// The type of the problem that the same question gets over HTTPS.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Denied => "denied",
+            Self::NoRule => "no_rule",
+            Self::NoReceiver => "no_receiver",
+            Self::NoSegment => "no_segment",
+            Self::Busy => "busy",
+            Self::NotLoggedIn => "not_logged_in",
+            Self::Internal => "internal",
+        }
+    }
+}
+
+impl<'a> Reply<'a> {
+    /// As an answer seals it; `None` if the option, the hops or the text have no room.
+    pub fn encode(&self) -> Option<[u8; REPLY_LEN]> {
+        let mut bytes = [0; REPLY_LEN];
+        match self {
+            Self::Given(GivenReply { vni, now, receiving, option, hops }) => {
+                let (words, none) = option.as_chunks::<4>();
+                if !none.is_empty() || option.len() > OPTION_MAX || hops.len() > usize::from(PROOFS_MAX) {
+                    return None;
+                }
+                let (head, rest) = bytes.split_at_mut(GIVEN_HEAD_LEN);
+                head[1..4].copy_from_slice(&vni.bytes());
+                head[4..8].copy_from_slice(&now.to_be_bytes());
+                head[8..24].copy_from_slice(&octets(*receiving));
+                (head[24], head[25]) = (words.len() as u8, hops.len() as u8);
+                let (here, rest) = rest.split_at_mut_checked(option.len())?;
+                here.copy_from_slice(option);
+                rest.get_mut(..hops.len() * 16)?.copy_from_slice(hops.as_flattened());
+            }
+            Self::Refused { reason, text } => {
+                let room = bytes.get_mut(2..2 + text.len())?;
+                room.copy_from_slice(text.as_bytes());
+                (bytes[0], bytes[1]) = (*reason as u8, text.len() as u8);
+            }
+        }
+        Some(bytes)
+    }
+
+    /// Reads what an answer sealed. Whatever is read has one form only.
+    pub fn decode(bytes: &'a [u8; REPLY_LEN]) -> Option<Self> {
+        let [kind, length, rest @ ..] = bytes;
+        if *kind != 0 {
+            let reason = Refusal::ALL.into_iter().find(|reason| *reason as u8 == *kind)?;
+            let (text, padding) = rest.split_at_checked((*length).into())?;
+            let text = str::from_utf8(text).ok()?;
+            return is_zero(padding).then_some(Self::Refused { reason, text });
+        }
+        let (head, rest) = bytes.split_first_chunk::<GIVEN_HEAD_LEN>()?;
+        let ([_, v0, v1, v2], now) = head.split_first_chunk::<4>()?;
+        let (now, receiving) = now.split_first_chunk::<4>()?;
+        let (receiving, [words, hops, 0, 0]) = receiving.split_first_chunk::<16>()? else { return None };
+        let (option, rest) = rest.split_at_checked(usize::from(*words) * 4)?;
+        let (hops, padding) = rest.split_at_checked(usize::from(*hops) * 16)?;
+        if option.len() > OPTION_MAX || hops.len() > 16 * usize::from(PROOFS_MAX) || !is_zero(padding) {
+            return None;
+        }
+        Some(Self::Given(GivenReply {
+            vni: Vni::from([*v0, *v1, *v2]),
+            now: u32::from_be_bytes(*now),
+            receiving: address(*receiving),
+            option,
+            hops: hops.as_chunks().0,
+        }))
+    }
+}
+
+fn name_is_valid(name: &[u8]) -> bool {
+    (1..=NAME_MAX).contains(&name.len()) && name.iter().all(u8::is_ascii_graphic)
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+fn address(octets: [u8; 16]) -> IpAddr {
+    Ipv6Addr::from(octets).to_canonical()
+}
