@@ -118,6 +118,7 @@ fn main() {
     for (name, frames, bound) in mixes {
         let mut verify = |frames: &mut [&mut [u8]]| {
             let mut outcomes = [Outcome::NotOurs; BATCH];
+            proofs::fetch(frames);
             batch.judge(frames, table.now, &mut outcomes);
             let passes = outcomes.iter().enumerate().filter(|(_, outcome)| **outcome == Outcome::Proved);
             passes.fold(0, |passes, (place, _)| passes | 1 << place)

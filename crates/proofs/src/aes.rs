@@ -59,9 +59,10 @@ pub mod native {
 
     /// Round keys, and the first subkey. There are some only where the processor has what [`right`] wants.
     #[derive(Clone, Zeroize, ZeroizeOnDrop)]
+    #[repr(align(64))]
     pub struct Expanded {
-        rounds: [__m128i; 11],
-        subkey: __m128i,
+        pub rounds: [__m128i; 11],
+        pub subkey: __m128i,
     }
 
     /// Asks for a frame's headers, which are looked at soon, where they are not at hand yet.

@@ -4,7 +4,9 @@
 use crate::aes::native::{self, Expanded, Processor};
 use crate::aes::{self, LANES, Lane, LibraryKey};
 use crate::keys::Keys;
-use crate::plain::{HEAD, Plain};
+use crate::plain::{COUNT, HEAD, PROOFS, Plain};
+#[cfg(target_arch = "x86_64")]
+use crate::wide::{Limits, Wide};
 use engine::proofs::{Outcome, Verifier};
 use ipnet::IpNet;
 use std::net::IpAddr;
@@ -16,10 +18,20 @@ pub const BATCH: usize = 32;
 /// The field of the UDP checksum in a packet of the plain form.
 const CHECKSUM: usize = 40;
 
+/// Asks for the headers of frames that are judged soon, where they are not at hand yet: for who gets them from elsewhere than this
+/// core. Where they are, it takes longer than it saves.
+pub fn fetch(frames: &[&mut [u8]]) {
+    #[cfg(target_arch = "x86_64")]
+    frames.iter().for_each(|frame| native::fetch(frame));
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = frames;
+}
+
 /// A verifier of proofs that judges batches.
 pub struct Batch {
     verifier: Verifier,
     rules: Rules,
+    means: Means,
     keys: KeySet,
     /// The epoch whose keys, and those of the one before and the next, are in `keys`.
     epoch: Option<Epoch>,
@@ -35,8 +47,36 @@ struct Rules {
     any_withdrawn: bool,
 }
 
+/// What MACs are made with. All of them judge alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Means {
+    /// The processor's AES and wide registers, four packets to each.
+    Wide,
+    /// The processor's AES.
+    Native,
+    /// Library code.
+    Library,
+}
+
+impl Means {
+    /// Those that this processor has, the fastest first.
+    pub fn here() -> impl Iterator<Item = Self> {
+        [Self::Wide, Self::Native, Self::Library].into_iter().filter(|means| match means {
+            #[cfg(target_arch = "x86_64")]
+            Self::Wide => Processor::detect().is_some() && Wide::detect().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Native => Processor::detect().is_some(),
+            #[cfg(not(target_arch = "x86_64"))]
+            Self::Wide | Self::Native => false,
+            Self::Library => true,
+        })
+    }
+}
+
 /// Keys in the form that MACs are made with.
 enum KeySet {
+    #[cfg(target_arch = "x86_64")]
+    Wide(Wide, Keys<Expanded>),
     #[cfg(target_arch = "x86_64")]
     Native(Keys<Expanded>),
     Library(Keys<LibraryKey>),
@@ -53,9 +93,14 @@ enum Look<'a, K> {
 impl Batch {
     /// A verifier that judges as `verifier` does.
     pub fn new(verifier: Verifier) -> Self {
+        Self::with(verifier, Means::here().next().unwrap_or(Means::Library))
+    }
+
+    /// The same by these means; by others, if the processor has none of these.
+    pub fn with(verifier: Verifier, means: Means) -> Self {
         let rules = Rules::of(&verifier);
         let keys = KeySet::Library(Keys::new([].into_iter(), LibraryKey::new(&[0; 16])));
-        Self { verifier, rules, keys, epoch: None }
+        Self { verifier, rules, means, keys, epoch: None }
     }
 
     /// Changes keys, endpoints or withdrawals.
@@ -72,7 +117,7 @@ impl Batch {
             }
             _ => None,
         });
-        self.keys = KeySet::new(&keys.collect::<Vec<_>>());
+        self.keys = KeySet::new(&keys.collect::<Vec<_>>(), self.means);
         self.epoch = Some(epoch);
     }
 
@@ -85,10 +130,47 @@ impl Batch {
         }
         let count = frames.len().min(BATCH);
         let frames = &mut frames[..count];
+        if frames.is_empty() {
+            return;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if let KeySet::Wide(wide, keys) = &self.keys
+            && let Some(limits) = self.rules.limits(now)
+        {
+            let (fit, right) = wide.judge(keys, frames, limits);
+            let passes = right & !self.rules.perhaps_withdrawn(right, frames);
+            let left = settle(frames, passes, fit & !right, outcomes);
+            if left != 0 {
+                self.judge_rest(left, frames, now, outcomes);
+            }
+            return;
+        }
+        self.judge_narrowly(frames, now, outcomes);
+    }
+
+    /// Judges those frames that have a bit.
+    #[cfg(target_arch = "x86_64")]
+    #[cold]
+    fn judge_rest(&self, bits: u32, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
+        let mut rest: [&mut [u8]; BATCH] = Default::default();
+        let mut count = 0;
+        for (_, frame) in frames.iter_mut().enumerate().filter(|(place, _)| bits >> place & 1 != 0) {
+            rest[count] = frame;
+            count += 1;
+        }
+        let mut own = [Outcome::NotOurs; BATCH];
+        self.judge_narrowly(&mut rest[..count], now, &mut own);
+        let places = (0..BATCH).filter(|place| bits >> place & 1 != 0);
+        places.zip(own).for_each(|(place, outcome)| outcomes[place] = outcome);
+    }
+
+    fn judge_narrowly(&self, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
         let mut others = match &self.keys {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: there are expanded keys only where the processor has the features.
-            KeySet::Native(keys) => unsafe { self.rules.judge_natively(keys, frames, now, outcomes) },
+            KeySet::Wide(_, keys) | KeySet::Native(keys) => unsafe {
+                self.rules.judge_natively(keys, frames, now, outcomes)
+            },
             KeySet::Library(keys) => self.rules.judge(keys, aes::right, frames, now, outcomes),
         };
         while others != 0 {
@@ -100,11 +182,17 @@ impl Batch {
 }
 
 impl KeySet {
-    fn new(keys: &[((u32, Epoch), &[u8; 16])]) -> Self {
+    fn new(keys: &[((u32, Epoch), &[u8; 16])], means: Means) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if let Some(processor) = Processor::detect() {
+        if let Some(processor) = Processor::detect()
+            && means != Means::Library
+        {
             let expanded = keys.iter().map(|(name, key)| (*name, processor.expand(key)));
-            return Self::Native(Keys::new(expanded, processor.expand(&[0; 16])));
+            let keys = Keys::new(expanded, processor.expand(&[0; 16]));
+            return match Wide::detect() {
+                Some(wide) if means == Means::Wide => Self::Wide(wide, keys),
+                _ => Self::Native(keys),
+            };
         }
         Self::library(keys)
     }
@@ -134,6 +222,25 @@ impl Rules {
         Self { endpoints: endpoints.collect(), max_lifetime: verifier.max_lifetime, withdrawn, any_withdrawn }
     }
 
+    /// What packets that pass have in common at `now`; nothing where none passes.
+    #[cfg(target_arch = "x86_64")]
+    fn limits(&self, now: u32) -> Option<Limits<'_>> {
+        let expires = (now.checked_add(1)?, now.saturating_add(self.max_lifetime));
+        (expires.0 <= expires.1).then_some(Limits { endpoints: &self.endpoints, expires })
+    }
+
+    /// Of packets of the plain form that have a bit, a bit for each whose receiver has perhaps withdrawn consent.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn perhaps_withdrawn(&self, bits: u32, frames: &[&mut [u8]]) -> u32 {
+        let perhaps = |(place, frame): (usize, &&mut [u8])| {
+            let receiver = PROOFS + 2 * usize::from(frame.get(HEAD)? & COUNT) + 16;
+            let class = class(u32::from_be_bytes(*frame.get(receiver..)?.first_chunk()?));
+            Some(((self.withdrawn[class / 64] >> (class % 64) & 1) as u32) << place)
+        };
+        if self.any_withdrawn { bits & frames.iter().enumerate().filter_map(perhaps).sum::<u32>() } else { 0 }
+    }
+
     /// So that all of it is made for the processor's features.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "aes,avx2,bmi1,bmi2,movbe")]
@@ -144,7 +251,6 @@ impl Rules {
         now: u32,
         outcomes: &mut [Outcome; BATCH],
     ) -> u32 {
-        frames.iter().for_each(|frame| native::fetch(frame));
         self.judge(keys, |lanes| native::right(lanes), frames, now, outcomes)
     }
 
@@ -192,15 +298,7 @@ impl Rules {
                 }
             }
         }
-        passes &= !others;
-        for (place, (frame, outcome)) in frames.iter_mut().zip(outcomes).enumerate() {
-            if passes >> place & 1 != 0 {
-                advance(frame);
-                *outcome = Outcome::Proved;
-            } else if wrong >> place & 1 != 0 {
-                *outcome = Outcome::Drop(DropReason::BadTag);
-            }
-        }
+        settle(frames, passes & !others, wrong, outcomes);
         others
     }
 
@@ -236,11 +334,33 @@ impl Rules {
     }
 }
 
+/// Writes what becomes of those that pass and those whose proof is wrong; gives a bit for each of the others.
+#[inline(always)]
+fn settle(frames: &mut [&mut [u8]], passes: u32, wrong: u32, outcomes: &mut [Outcome; BATCH]) -> u32 {
+    let all = u32::MAX.unbounded_shr((BATCH - frames.len()) as u32);
+    if passes == all {
+        frames.iter_mut().for_each(|frame| advance(frame));
+        outcomes[..frames.len()].fill(Outcome::Proved);
+        return 0;
+    }
+    for (place, (frame, outcome)) in frames.iter_mut().zip(outcomes).enumerate() {
+        if passes >> place & 1 != 0 {
+            advance(frame);
+            *outcome = Outcome::Proved;
+        } else if wrong >> place & 1 != 0 {
+            *outcome = Outcome::Drop(DropReason::BadTag);
+        }
+    }
+    all & !passes & !wrong
+}
+
 /// Moves the pointer of a packet of the plain form.
 #[inline(always)]
 fn advance(frame: &mut [u8]) {
-    if frame[CHECKSUM] | frame[CHECKSUM + 1] == 0 {
-        frame[HEAD] += 1;
+    if let Some(outer) = frame.first_chunk_mut::<PROOFS>()
+        && outer[CHECKSUM] | outer[CHECKSUM + 1] == 0
+    {
+        outer[HEAD] += 1;
     } else {
         // INVARIANT: the plain form is a datagram with a pointer, which is all that this asks for.
         let packet = Packet::parse(frame);

@@ -13,7 +13,9 @@ pub struct Keys<K> {
 }
 
 /// Bits of a slot that are its key's number.
-const NUMBER: u32 = 24;
+pub const NUMBER: u32 = 24;
+/// What names are multiplied with.
+pub const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Slots for each key: so many that hardly any search has a second step, which no processor would foresee.
 const SPARSE: usize = 8;
 
@@ -42,27 +44,44 @@ impl<K> Keys<K> {
         &self.keys[0]
     }
 
-    /// This authority's key for the epoch with these low bits. Most slots are free, so that a search ends.
+    /// This authority's key for the epoch with these low bits.
     #[inline(always)]
     pub fn find(&self, authority: u32, epoch: u8) -> Option<&K> {
-        let name = name(authority, epoch);
+        match self.number(name(authority, epoch)) {
+            0 => None,
+            number => self.keys.get(number),
+        }
+    }
+
+    /// The number of the key with this name; 0 if there is none. Most slots are free, so that a search ends.
+    #[inline(always)]
+    pub fn number(&self, name: u64) -> usize {
         let mut at = self.place(name);
         loop {
             let slot = self.slots[at];
-            if slot == 0 {
-                return None;
-            }
-            if slot >> NUMBER == name {
-                return self.keys.get((slot & ((1 << NUMBER) - 1)) as usize);
+            if slot == 0 || slot >> NUMBER == name {
+                return (slot & ((1 << NUMBER) - 1)) as usize;
             }
             at = (at + 1) & (self.slots.len() - 1);
         }
     }
 
+    /// The slots, and how far a name times [`HASH`] is shifted to be a place among them.
+    #[inline(always)]
+    pub fn slots(&self) -> (&[u64], u32) {
+        (&self.slots, self.shift)
+    }
+
+    /// The key with this number.
+    #[inline(always)]
+    pub fn numbered(&self, number: usize) -> &K {
+        &self.keys[number]
+    }
+
     /// Authorities and epochs are the operator's to choose, not a stranger's: any hash that spreads them will do.
     #[inline(always)]
     fn place(&self, name: u64) -> usize {
-        (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+        (name.wrapping_mul(HASH) >> self.shift) as usize
     }
 }
 

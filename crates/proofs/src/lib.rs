@@ -2,11 +2,14 @@
 //! themselves.
 //!
 //! What most packets look like (IPv4 in IPv4, suite `aes-cmac`) is read here and checked side by side, with the processor's AES
-//! where it has that. Every other packet goes to [`engine::proofs`], which says what is right; tests hold the two together.
+//! and wide registers where it has these. Every other packet goes to [`engine::proofs`], which says what is right; tests hold them
+//! together.
 
 mod aes;
 mod batch;
 mod keys;
 mod plain;
+#[cfg(target_arch = "x86_64")]
+mod wide;
 
-pub use batch::{BATCH, Batch};
+pub use batch::{BATCH, Batch, Means, fetch};

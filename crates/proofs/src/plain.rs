@@ -8,23 +8,26 @@ use wire::packet::{TCP, UDP};
 use wire::segment::PROOFS_MAX;
 use wire::{SegmentFlags, Suite};
 
-const NETWORK: usize = 14;
-const TRANSPORT: usize = NETWORK + 20;
-const GENEVE: usize = TRANSPORT + 8;
-const VNI: usize = GENEVE + 4;
+pub const NETWORK: usize = 14;
+pub const TRANSPORT: usize = NETWORK + 20;
+pub const GENEVE: usize = TRANSPORT + 8;
+pub const VNI: usize = GENEVE + 4;
 /// Where the option's data is: the head of the segment.
 pub const HEAD: usize = GENEVE + 12;
-const AUTHORITY: usize = HEAD + 16;
-const PROOFS: usize = AUTHORITY + 4;
+pub const AUTHORITY: usize = HEAD + 16;
+pub const PROOFS: usize = AUTHORITY + 4;
 /// Of the inner packet: its header, and ports if it has some.
-const INNER_LEN: usize = 24;
+pub const INNER_LEN: usize = 24;
 /// The first of the bytes that are compared, 64 of them.
 const FIRST: usize = PROOFS - 64;
 
-const RETURN: u8 = SegmentFlags::RETURN.0;
-const REPLY: u8 = SegmentFlags::REPLY.0;
-const WITH_PORT: u8 = SegmentFlags::PORT.0;
-const SINGLE: u8 = SegmentFlags::SINGLE.0;
+/// The number of proofs, where it stands.
+pub const COUNT: u8 = 0x38;
+
+pub const RETURN: u8 = SegmentFlags::RETURN.0;
+pub const REPLY: u8 = SegmentFlags::REPLY.0;
+pub const WITH_PORT: u8 = SegmentFlags::PORT.0;
+pub const SINGLE: u8 = SegmentFlags::SINGLE.0;
 
 /// What all frames with the same number of proofs and pointer have in common.
 #[derive(Clone, Copy)]
