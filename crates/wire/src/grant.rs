@@ -64,13 +64,15 @@ pub struct Destination {
 /// A scope, source or destination block: 8 to 24 bytes in a fixed buffer (wire.md §3.3, §3.4, §3.7).
 #[derive(Clone, Copy)]
 pub struct Block {
-    bytes: [u8; 24],
+    bytes: [u8; Self::MAX],
     len: usize,
 }
 
 impl Block {
+    const MAX: usize = 24;
+
     fn new(address: IpAddr, rest: &[u8]) -> Self {
-        let mut block = Self { bytes: [0; 24], len: 0 };
+        let mut block = Self { bytes: [0; Self::MAX], len: 0 };
         match address {
             IpAddr::V4(a) => block.push(&a.octets()),
             IpAddr::V6(a) => block.push(&a.octets()),
@@ -176,8 +178,17 @@ impl GrantHeader {
             protocol: if fixed { to.protocol } else { 0 },
             port: if fixed { to.port } else { 0 },
         });
-        let bound = Block::source(source);
-        let source = if self.flags.has(Flags::SOURCE) { bound.bytes() } else { &[] };
-        GrantKey::new(self.suite.mac(verifier_key.of(self.suite), &[&self.encode(), scope.bytes(), source]))
+        let mut message = [0; HEADER_LEN + 2 * Block::MAX];
+        let mut len = 0;
+        let mut push = |part: &[u8]| {
+            message[len..len + part.len()].copy_from_slice(part);
+            len += part.len();
+        };
+        push(&self.encode());
+        push(scope.bytes());
+        if self.flags.has(Flags::SOURCE) {
+            push(Block::source(source).bytes());
+        }
+        GrantKey::new(self.suite.mac(verifier_key.of(self.suite), &[&message[..len]]))
     }
 }
