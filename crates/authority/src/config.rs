@@ -26,6 +26,7 @@ const KEYS: &[&str] = &[
     "grants_kept",
     "audit_lifetime",
     "key_transfer",
+    "segments",
     "console",
     "dns",
     "oidc",
@@ -53,6 +54,8 @@ pub struct Config {
     pub audit_lifetime: u32,
     /// Where `vouchsafe transfer` listens, which sends client keys in band. Default nowhere: keys go by HTTPS.
     pub key_transfer: Option<PathBuf>,
+    /// Where segments of virtual networks are asked for by UDP. Default nowhere: they are asked for over HTTPS.
+    pub segments: Option<SocketAddr>,
     /// The console.
     pub console: ConsoleConfig,
     /// Discovery. Default none.
@@ -83,6 +86,7 @@ impl Config {
                 grants_kept: fields.seconds(reader, "grants_kept", 30 * 86_400, 86_400, 3650 * 86_400),
                 audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
                 key_transfer: fields.text(reader, "key_transfer").map(|path| PathBuf::from(*path.get_ref())),
+                segments: fields.address(reader, "segments", "[::]:8443"),
                 console: ConsoleConfig::read(reader, fields),
                 dns: DnsConfig::read(reader, fields),
                 provider: ProviderConfig::read(reader, fields),
@@ -107,6 +111,8 @@ impl Config {
              # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n\n\
              # Where `vouchsafe transfer` listens, for client keys in band; docs/threats.md says when that will do.\n\
              #key_transfer = \"/run/vouchsafe-transfer/socket\"\n\n\
+             # Where segments of virtual networks are asked for by UDP, too; without the key over HTTPS only.\n\
+             #segments = \"[::]:8443\"\n\n\
              # Pages for people and administrators: docs/console.md.\n#[console]\n\
              # What browsers call this authority; for passkeys and logins with an identity provider.\n\
              #url = \"https://authority.example.org:8443\"\n#administrators = [\"person:alice\", \"group:operators\"]\n\

@@ -20,7 +20,7 @@ use axum::routing::get;
 use axum::{Json, Router};
 use engine::api::{
     AnswerRequest, Confirm, Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, FlowsToCut, Grant,
-    GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, LiveFlows, LoggedOut, Login, PathSegment, PersonExplanation,
+    GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login, PathSegment, PersonExplanation,
     REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest, VerifierConfig,
 };
 use engine::policy::{Policy, Request, Subject};
@@ -61,6 +61,7 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(grant))
         .routes(routes!(segment))
         .routes(routes!(answer_segment))
+        .routes(routes!(line))
         .routes(routes!(events))
         .routes(routes!(enrol))
         .routes(routes!(config))
@@ -221,6 +222,15 @@ async fn answer_segment(
 ) -> Authorized<PathSegment> {
     authority.throttle.charge(&[Key::Grants(caller.token)], Instant::now()).map_err(Problem::TooMany)?;
     authority.answer_segment(&request).await.map(Json)
+}
+
+/// A line to ask for segments on by UDP, in the place of the one that the session had
+#[utoipa::path(
+    post, path = "/v1/segments/line", security(("session" = [])), responses((status = 200, body = Line), Problem)
+)]
+async fn line(State(authority): Shared, caller: SessionCaller) -> Authorized<Line> {
+    authority.throttle.charge(&[Key::Grants(caller.token)], Instant::now()).map_err(Problem::TooMany)?;
+    authority.line(caller.token, caller.session.expires).map(Json)
 }
 
 #[derive(Deserialize)]

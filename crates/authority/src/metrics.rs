@@ -69,6 +69,8 @@ pub struct Snapshot {
     pub connections: (u32, u32),
     /// Connections that were turned away or closed for want of a seat.
     pub turned_away: u64,
+    /// How many requests for segments by UDP came to what.
+    pub datagrams: Vec<(&'static str, u64)>,
     /// The ends of the audit trails.
     pub heads: Vec<Head>,
 }
@@ -88,6 +90,8 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
     let connections = [("yes", proven), ("no", unproven)].map(|(yes, count)| (label("proven", yes), f64::from(count)));
     page.gauges("connections", "Connections, by whether they have shown a credential", connections);
     page.counter("turned_away", "Connections turned away or closed for want of a seat", snapshot.turned_away);
+    let datagrams = snapshot.datagrams.iter().map(|(result, count)| (label("result", *result), *count));
+    page.counters("segment_datagrams", "Requests for segments by UDP: given, refused, or why not answered", datagrams);
     let trails = Trail::ALL.map(|trail| snapshot.heads.iter().find(|head| head.trail == trail));
     let ids = trails.iter().flatten().map(|head| (label("trail", head.trail.name()), head.id as f64));
     page.gauges("audit_head_id", "The last entry of an audit trail", ids);

@@ -1,8 +1,13 @@
 //! Path segments of virtual networks: who gets one is the policy's to say, where addresses are and which verifiers are on the
 //! way `networks.toml`'s, and what a segment looks like `engine::segment`'s.
 
+mod account;
+mod asked;
+mod batch;
 mod book;
 mod keys;
+
+pub use asked::{Answering, Datagrams};
 
 use crate::problem::Problem;
 use crate::push::Listener;

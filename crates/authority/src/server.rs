@@ -1,5 +1,6 @@
 //! The running server: API, control socket and clock, from start to stop.
 
+use crate::segments::Answering;
 use crate::state::Authority;
 use crate::storage::AuditEvent;
 use crate::{Directory, control, handlers, listener, login, now, tls};
@@ -15,6 +16,8 @@ use tokio::task::JoinSet;
 const ALIVE: Duration = Duration::from_secs(10);
 /// How often the database is looked at for changes that nobody told of.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often what was answered by UDP is written down.
+const SETTLE: Duration = Duration::from_millis(250);
 /// How often what ended long ago is dropped.
 const PRUNE: Duration = Duration::from_secs(3600);
 
@@ -23,6 +26,7 @@ pub struct Server {
     address: SocketAddr,
     authority: Arc<Authority>,
     metrics: Option<SocketAddr>,
+    segments: Option<(Answering, SocketAddr)>,
     tasks: JoinSet<Result<()>>,
     _lock: std::fs::File,
 }
@@ -63,11 +67,26 @@ impl Server {
                 Ok(())
             });
         }
+        let segments = match authority.config.segments {
+            Some(address) => {
+                let (answering, address, failure) = Answering::start(address, authority.clone())?;
+                tasks.spawn(async move {
+                    match failure.await {
+                        Ok(error) => Err(error),
+                        Err(_) => std::future::pending().await,
+                    }
+                });
+                tasks.spawn(keep_account(authority.clone()));
+                tracing::info!(%address, "segments are asked for by UDP");
+                Some((answering, address))
+            }
+            None => None,
+        };
         let version = env!("CARGO_PKG_VERSION");
         authority.audit(AuditEvent::new("started").detail(format!("version {version} at {address}"))).await?;
         authority.log_audit_heads().await?;
         tracing::info!(%address, directory = %directory.path().display(), "the authority runs");
-        Ok(Self { address, authority, metrics, tasks, _lock: lock })
+        Ok(Self { address, authority, metrics, segments, tasks, _lock: lock })
     }
 
     /// Where the API listens.
@@ -78,6 +97,11 @@ impl Server {
     /// Where metrics are served, if they are.
     pub fn metrics(&self) -> Option<SocketAddr> {
         self.metrics
+    }
+
+    /// Where segments are asked for by UDP, if they are.
+    pub fn segments(&self) -> Option<SocketAddr> {
+        self.segments.as_ref().map(|(_, address)| *address)
     }
 
     /// The latest report of each verifier and when it came, by id.
@@ -98,7 +122,11 @@ impl Server {
     /// Stops: closes all connections, gives the directory free.
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;
+        if let Some((answering, _)) = self.segments.take() {
+            answering.end().await;
+        }
         let written = async {
+            self.authority.settle_account().await?;
             self.authority.settle_refusals(u64::MAX).await?;
             self.authority.audit(AuditEvent::new("stopped")).await?;
             self.authority.log_audit_heads().await
@@ -129,6 +157,16 @@ async fn keep_alive(authority: Arc<Authority>) -> Result<()> {
         ticks.tick().await;
         authority.close_streams();
         authority.push.tell_all(&Event::Alive);
+    }
+}
+
+async fn keep_account(authority: Arc<Authority>) -> Result<()> {
+    let mut ticks = tokio::time::interval(SETTLE);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = authority.settle_account().await {
+            tracing::error!("segments that were given by UDP are not written down yet: {error:#}");
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::push::{Listener, Push};
 use crate::repeats::Repeats;
 use crate::reports::Reports;
 use crate::seats::Seats;
-use crate::segments::Segments;
+use crate::segments::{Datagrams, Segments};
 use crate::storage::{
     AuditEvent, Database, GrantEntry, Issuance, Login, PolicyChange, Proof, Recorded, Refusal, Session, Storage,
     Subject, TokenHash,
@@ -29,7 +29,7 @@ use engine::issue::Issue;
 use engine::policy::{Compiled, Decision, GrantSuite, Policy, Request};
 use engine::preference::Preferences;
 use engine::verifier::CLOCK_SKEW_MAX;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -68,6 +68,8 @@ pub struct Authority {
     pub(crate) reports: Reports,
     /// What is given in virtual networks.
     pub(crate) segments: Segments,
+    /// What is asked for there by UDP.
+    pub(crate) datagrams: Datagrams,
     repeats: Repeats<Subject>,
     pub(crate) password_slots: Arc<PasswordSlots>,
     /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
@@ -122,6 +124,7 @@ impl Authority {
             key_transfer: KeyTransfer::new(config.key_transfer.clone()),
             reports: Reports::default(),
             segments: Segments::default(),
+            datagrams: Datagrams::default(),
             repeats: Repeats::default(),
             password_slots: PasswordSlots::new(PASSWORD_SLOTS),
             nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
@@ -396,11 +399,16 @@ impl Authority {
     /// Writes a refusal down. Those of one person and source in one minute are only counted beyond the first few;
     /// [`Self::settle_refusals`] writes the count down. Gives whether it was written down.
     pub async fn audit_refusal(&self, event: AuditEvent) -> Result<bool> {
-        let written = self.repeats.note(event.subject(), now() / 60);
+        let written = self.is_to_be_written(&event);
         if written {
             self.audit(event).await?;
         }
         Ok(written)
+    }
+
+    /// Counts a refusal; gives whether it is to be written down by itself.
+    pub(crate) fn is_to_be_written(&self, event: &AuditEvent) -> bool {
+        self.repeats.note(event.subject(), now() / 60)
     }
 
     /// Writes down how many refusals before `minute` were not.
@@ -441,11 +449,13 @@ impl Authority {
                 Ok((database.sessions(now())?, database.verifier_tokens()?, ended, rechecks, preferences))
             })
             .await?;
-        let sessions = sessions.into_iter().map(|(token, session)| (token, Arc::new(session))).collect();
+        let sessions: HashMap<_, _> = sessions.into_iter().map(|(token, session)| (token, Arc::new(session))).collect();
+        let live: HashSet<_> = sessions.keys().copied().collect();
         let verifiers = verifiers.into_iter().map(|(token, id)| (token, Arc::from(id))).collect();
         let preferences = preferences.into_iter().map(|(person, own)| (person, Arc::new(own))).collect();
         *self.preferences.write().unwrap_or_else(PoisonError::into_inner) = preferences;
         *self.sessions.write().unwrap_or_else(PoisonError::into_inner) = sessions;
+        self.datagrams.keep(|token| live.contains(token));
         *self.verifiers.write().unwrap_or_else(PoisonError::into_inner) = verifiers;
         let mut told: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
         for ended in ended {
@@ -531,6 +541,7 @@ impl Authority {
             listeners: self.push.count(),
             connections: self.seats.count(),
             turned_away: self.seats.turned_away(),
+            datagrams: self.datagrams.counts(),
             heads: Vec::new(),
         }
     }
@@ -539,7 +550,7 @@ impl Authority {
     pub fn close_streams(&self) {
         let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
         let verifiers = self.verifiers.read().unwrap_or_else(PoisonError::into_inner);
-        let ids: std::collections::HashSet<&str> = verifiers.values().map(|id| &**id).collect();
+        let ids: HashSet<&str> = verifiers.values().map(|id| &**id).collect();
         let now = now();
         self.push.close_unless(|listener| match listener {
             Listener::Session(token) => sessions.get(token).is_some_and(|session| session.expires > now),

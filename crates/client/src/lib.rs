@@ -2,15 +2,17 @@
 //! [`EventStream`]. Connections are kept open, so a call costs one round trip. Decides nothing and stores nothing.
 #![forbid(unsafe_code)]
 
+mod asking;
 mod events;
 mod tls;
 
+pub use asking::Asker;
 pub use events::EventStream;
 
 use engine::api::{
     AnswerRequest, BrowserLogin, BrowserLoginStarted, Challenge, Confirm, Destinations, DeviceLogin,
     DeviceLoginStarted, Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant, GrantOwner,
-    GrantRequest, Heard, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment, PersonExplanation,
+    GrantRequest, Heard, Line, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment, PersonExplanation,
     Problem, Report, Reported, RevokedGrant, SegmentRequest, ServiceLogin, Session, VerifierConfig,
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
@@ -68,9 +70,12 @@ pub struct Authority {
 
 /// The host and the port of an authority's address.
 pub fn endpoint(url: &str) -> Result<(String, u16), Error> {
-    let base = base(url)?;
+    Ok(host(&base(url)?))
+}
+
+fn host(base: &Url) -> (String, u16) {
     let host = base.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned();
-    Ok((host, base.port_or_known_default().unwrap_or_default()))
+    (host, base.port_or_known_default().unwrap_or_default())
 }
 
 fn base(url: &str) -> Result<Url, Error> {
@@ -167,6 +172,11 @@ impl Authority {
     /// Asks for the way back of a segment that a packet came with.
     pub async fn answer_segment(&self, request: &AnswerRequest) -> Result<PathSegment, Error> {
         self.authorized_post("v1/segments/answer", request).await
+    }
+
+    /// Asks for a line, in the place of the one that the session had. [`Asker`] does, and asks on it.
+    pub async fn line(&self) -> Result<Line, Error> {
+        call(self.authorized(self.request(Method::POST, "v1/segments/line")?)?).await
     }
 
     /// Enrols a verifier with its one-time code. The token in the answer goes into [`Self::with_token`].

@@ -2,10 +2,12 @@
 //!
 //! JSON under `/v1`; errors are [`Problem`] bodies (RFC 9457). Byte strings are lower-case hex. Times are Unix seconds.
 
+mod line;
 mod login;
 mod report;
 mod segment;
 
+pub use line::Line;
 pub use login::{
     BrowserLogin, BrowserLoginStarted, Callback, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin,
     IdentityProvider, LoggedOut, LoginMethods, LoginOutcome, ServiceKey, ServiceLogin,

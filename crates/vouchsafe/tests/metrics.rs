@@ -11,7 +11,8 @@ fn pages() -> [String; 3] {
     let calls = authority::metrics::Metrics::default();
     calls.note("/v1/grants", "ok", 0.01);
     let heads = authority::storage::Trail::ALL.map(|trail| authority::storage::Head { trail, id: 7, hash: [1; 32] });
-    let snapshot = authority::metrics::Snapshot { heads: heads.to_vec(), ..Default::default() };
+    let snapshot =
+        authority::metrics::Snapshot { heads: heads.to_vec(), datagrams: vec![("given", 1)], ..Default::default() };
     let counter = || vec![view::Counter { name: "flow".into(), packets: 1 }];
     let drops = view::Drops {
         reasons: counter(),

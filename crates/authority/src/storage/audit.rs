@@ -189,6 +189,11 @@ impl Database {
         self.write_soon(|transaction| event.write(transaction, now))
     }
 
+    /// Writes several down.
+    pub fn audit_all(&mut self, events: &[AuditEvent], now: u64) -> Result<()> {
+        self.write_soon(|transaction| events.iter().try_for_each(|event| event.write(transaction, now)))
+    }
+
     /// The last `count` entries, oldest first; of one person if given.
     pub fn audit_entries(&self, person: Option<&str>, count: u32) -> Result<Vec<AuditEntry>> {
         let mut statement = self.connection.prepare(

@@ -3,7 +3,7 @@
 use crate::stage::{PASSWORD, Stage, events, git, login, problem, to};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-async fn page(stage: &Stage) -> String {
+pub async fn page(stage: &Stage) -> String {
     let address = stage.server.as_ref().unwrap().metrics().unwrap();
     let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();

@@ -57,7 +57,7 @@ verifiers = "edge-2"
 suite = "siphash"
 "#;
 
-const TENANTS: &str = r#"
+pub const TENANTS: &str = r#"
 [groups]
 staff = ["alice", "bob"]
 
@@ -98,18 +98,18 @@ async fn tenants() -> Stage {
 }
 
 /// The same, with more lines at the head of the authority's configuration.
-async fn tenants_with(settings: &str) -> Stage {
+pub async fn tenants_with(settings: &str) -> Stage {
     let stage = Stage::start_with(settings).await;
     std::fs::write(stage.directory.path().join("networks.toml"), NETWORKS).unwrap();
     stage.apply(TENANTS).await.unwrap();
     stage
 }
 
-fn address(text: &str) -> IpAddr {
+pub fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn request(network: &str, port: u16) -> SegmentRequest {
+pub fn request(network: &str, port: u16) -> SegmentRequest {
     SegmentRequest {
         network: network.into(),
         sender: address("10.0.0.5"),
@@ -119,7 +119,7 @@ fn request(network: &str, port: u16) -> SegmentRequest {
     }
 }
 
-fn given(segment: &PathSegment) -> Given {
+pub fn given(segment: &PathSegment) -> Given {
     segment.given(address("192.0.2.1"), address("10.0.0.5"), address("10.0.0.7")).unwrap()
 }
 
@@ -136,7 +136,7 @@ async fn proves(verifier: &Authority, given: &Given, place: u8) -> bool {
 }
 
 /// What is withdrawn next.
-async fn withdrawn(events: &mut EventStream) -> Vec<Withdrawal> {
+pub async fn withdrawn(events: &mut EventStream) -> Vec<Withdrawal> {
     let asked = Instant::now();
     loop {
         match next(events).await {

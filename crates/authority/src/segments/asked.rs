@@ -1,0 +1,254 @@
+//! Answers requests for segments that come by UDP (wire.md §8.13): a thread that reads, decides, answers by the batch.
+
+use super::account::{Account, Entry, Outcome};
+use super::batch::{self, Batches};
+use super::{Asking, Refusal};
+use crate::problem::Problem;
+use crate::state::Authority;
+use crate::storage::TokenHash;
+use crate::{credentials, now};
+use anyhow::{Context, Result};
+use engine::api::{Line, SegmentRequest, SegmentTo};
+use engine::lines::{Asked, Lines, Unanswered};
+use engine::networks::Networks;
+use engine::policy::Compiled;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use tokio::sync::oneshot;
+use wire::Destination;
+use wire::ask::{Answer, GivenReply, LineKey, LineNumber, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
+
+/// Who may ask by UDP, and what became of what was asked.
+#[derive(Default)]
+pub struct Datagrams {
+    lines: Mutex<Lines<TokenHash>>,
+    /// Where requests are taken, once they are.
+    port: OnceLock<u16>,
+    pub(super) account: Account,
+    counts: Counts,
+}
+
+/// How many requests came to what.
+#[derive(Default)]
+struct Counts {
+    given: AtomicU64,
+    refused: [AtomicU64; Reason::ALL.len()],
+    unanswered: [AtomicU64; Unanswered::ALL.len()],
+}
+
+impl Datagrams {
+    /// Takes away the lines of sessions that are not kept.
+    pub(crate) fn keep(&self, is_kept: impl Fn(&TokenHash) -> bool) {
+        self.lines().keep(is_kept);
+    }
+
+    /// How many requests came to what, by name.
+    pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
+        let Counts { given, refused, unanswered } = &self.counts;
+        let refused = Reason::ALL.iter().zip(refused).map(|(reason, count)| (reason.name(), count));
+        let unanswered = Unanswered::ALL.iter().zip(unanswered).map(|(why, count)| (why.name(), count));
+        let all = [("given", given)].into_iter().chain(refused).chain(unanswered);
+        all.map(|(name, count)| (name, count.load(Ordering::Relaxed))).collect()
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Lines<TokenHash>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The thread that answers. It ends when this is dropped, or a little later.
+pub struct Answering {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Answering {
+    /// Takes requests at this address; gives the thread, where it takes them, and what comes if it fails.
+    pub fn start(
+        address: SocketAddr,
+        authority: Arc<Authority>,
+    ) -> Result<(Self, SocketAddr, oneshot::Receiver<anyhow::Error>)> {
+        let socket = batch::bind(address).with_context(|| format!("can't take requests for segments on {address}"))?;
+        let address = socket.local_addr()?;
+        let _ = authority.datagrams.port.set(address.port());
+        let ends = Arc::new(AtomicBool::new(false));
+        let (failed, failure) = oneshot::channel();
+        let ended = ends.clone();
+        let thread = std::thread::Builder::new().name("segments".into()).spawn(move || {
+            let (mut batches, started) = (Batches::new(socket), Instant::now());
+            while !ended.load(Ordering::Relaxed) {
+                if let Err(error) = authority.answer_batch(&mut batches, started) {
+                    let _ =
+                        failed.send(anyhow::Error::new(error).context("requests for segments can't be read any more"));
+                    return;
+                }
+            }
+        })?;
+        Ok((Self { ends, thread: Some(thread) }, address, failure))
+    }
+
+    /// Waits until it has ended.
+    pub async fn end(mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+    }
+}
+
+/// A request of a batch that may be answered.
+struct InBatch {
+    place: usize,
+    source: IpAddr,
+    holder: TokenHash,
+    key: LineKey,
+    counter: u64,
+    request: SegmentRequest,
+}
+
+impl Authority {
+    /// Gives a session a line, in the place of the one it had.
+    pub fn line(&self, token: TokenHash, expires: u64) -> Result<Line, Problem> {
+        let port =
+            *self.datagrams.port.get().ok_or(Problem::NotFound("line: segments are asked for over HTTPS only here"))?;
+        let key = credentials::random::<32>()?;
+        let mut line = u64::from_be_bytes(credentials::random()?);
+        while !self.datagrams.lines().give(token, LineNumber(line), LineKey::new(key)) {
+            line = u64::from_be_bytes(credentials::random()?);
+        }
+        // It may have ended before its line was there to be taken away.
+        if self.session(&token).is_none() {
+            self.datagrams.keep(|holder| *holder != token);
+            return Err(Problem::NotLoggedIn);
+        }
+        Ok(Line { port, line, key: hex::encode(key), expires, now: now() })
+    }
+
+    fn answer_batch(&self, batches: &mut Batches, started: Instant) -> std::io::Result<()> {
+        let received = batches.receive()?;
+        if received == 0 {
+            return Ok(());
+        }
+        let mut asked = Vec::with_capacity(batch::MOST);
+        let passed = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let mut lines = self.datagrams.lines();
+        for place in 0..received {
+            let Some((datagram, source)) = batches.datagram(place) else { continue };
+            match lines.read(datagram, source, passed) {
+                Ok(Asked { holder, key, counter, question }) => {
+                    let to = SegmentTo { address: question.receiver, protocol: question.protocol, port: question.port };
+                    let request = SegmentRequest {
+                        network: question.network.to_owned(),
+                        sender: question.sender,
+                        sending: question.sending,
+                        to,
+                        sender_port: question.sender_port,
+                    };
+                    asked.push(InBatch { place, source, holder, key, counter, request });
+                }
+                Err(why) => count(&self.datagrams.counts.unanswered[why as usize]),
+            }
+        }
+        drop(lines);
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let mut answers: Vec<(usize, Answer)> = Vec::with_capacity(asked.len());
+        {
+            // Held until all is noted: a change of policy finds what was given before.
+            let policy = self.policy.blocking_read();
+            let (networks, now) = (self.segments.networks(), now());
+            for asked in &asked {
+                let reply = self.reply(&policy, &networks, asked, now);
+                answers.extend(asked.key.seal_answer(asked.counter, &reply).map(|answer| (asked.place, answer)));
+            }
+        }
+        batches.send(&answers);
+        Ok(())
+    }
+
+    fn reply(&self, policy: &Compiled, networks: &Networks, asked: &InBatch, now: u64) -> [u8; REPLY_LEN] {
+        match self.decide(policy, networks, asked, now) {
+            Ok(reply) => {
+                count(&self.datagrams.counts.given);
+                reply
+            }
+            Err(refusal) => {
+                let (reason, text) = told(refusal);
+                count(&self.datagrams.counts.refused[reason as usize - 1]);
+                // A text that fits always has room.
+                Reply::Refused { reason, text: fitting(&text) }.encode().unwrap_or([0xff; REPLY_LEN])
+            }
+        }
+    }
+
+    fn decide(
+        &self,
+        policy: &Compiled,
+        networks: &Networks,
+        asked: &InBatch,
+        now: u64,
+    ) -> Result<[u8; REPLY_LEN], Refusal> {
+        let InBatch { source, holder, request, .. } = asked;
+        let session = self.session(holder).ok_or(Refusal::NotLoggedIn)?;
+        let asking = Asking { token: *holder, session: &session, now };
+        let note = |outcome| {
+            let entry = Entry { token: *holder, source: *source, outcome };
+            self.datagrams.account.note(entry, &session).map_err(|_| Refusal::TooMany)
+        };
+        match self.give(policy, networks, asking, request) {
+            Ok((given, receiver, rule)) => {
+                let SegmentRequest { network, sender, to, .. } = request;
+                let to = Destination { address: to.address, protocol: to.protocol, port: to.port };
+                note(Outcome::Given { network: network.clone(), sender: *sender, to, receiver, rule })?;
+                let reply = GivenReply {
+                    vni: given.vni,
+                    now: u32::try_from(now).unwrap_or(u32::MAX),
+                    receiving: given.ends.receiving,
+                    option: &given.option(),
+                    hops: &[],
+                };
+                let none = || Refusal::Internal(anyhow::anyhow!("a segment has no room in an answer"));
+                Reply::Given(reply).encode().ok_or_else(none)
+            }
+            Err(refusal) => {
+                if let Refusal::Denied(explanation, _) = &refusal {
+                    tracing::debug!("denied: {}", explanation.text);
+                    note(Outcome::Denied(explanation.text.clone()))?;
+                }
+                Err(refusal)
+            }
+        }
+    }
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// A refusal as it is told.
+fn told(refusal: Refusal) -> (Reason, String) {
+    let problem = match refusal {
+        Refusal::Internal(error) => {
+            tracing::error!("a request for a segment failed: {error:#}");
+            return (Reason::Internal, "the authority failed; its log says why".into());
+        }
+        other => Problem::from(other).said(),
+    };
+    let reason = Reason::ALL.into_iter().find(|reason| reason.name() == problem.r#type);
+    (reason.unwrap_or(Reason::NoSegment), problem.title)
+}
+
+/// As much of a text as an answer has room for.
+fn fitting(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(TEXT_MAX)).unwrap_or_default()
+}
