@@ -3,7 +3,6 @@
 //! IO only: whose packets carry which tokens is `engine::agent`'s to say. The daemon feeds it with held packets, answers
 //! of authorities and commands, and does what it wants done; the command line speaks to the daemon (see [`protocol`]).
 
-mod assertion;
 pub mod cli;
 pub mod config;
 mod daemon;

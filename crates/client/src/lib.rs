@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod asking;
+mod assertion;
 mod events;
 mod tls;
 

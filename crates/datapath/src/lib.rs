@@ -15,6 +15,7 @@ pub mod interface;
 mod link;
 pub mod nat;
 mod object;
+pub mod packet_socket;
 pub mod probe;
 pub mod proofs;
 pub mod protected;

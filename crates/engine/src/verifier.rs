@@ -24,6 +24,21 @@ pub const CLOCK_SKEW_MAX: u32 = 30;
 pub const FRAGMENT_LIFE: u32 = 30;
 const ETHERNET_LEN: usize = 14;
 
+/// Until when the keys in the slots admit, Unix seconds: the end of the last epoch without a gap from the current one
+/// on. `None` if there is none for the current one.
+pub fn keys_until(slots: impl Iterator<Item = u64>, now: u64, epoch_length: u32) -> Option<u64> {
+    let mut epochs: Vec<u64> = slots.filter(|epoch| *epoch != 0).collect();
+    epochs.sort_unstable();
+    let mut next = Epoch::at(now, epoch_length).0;
+    let first = next;
+    for epoch in epochs {
+        if epoch == next {
+            next += 1;
+        }
+    }
+    (next > first).then(|| next * u64::from(epoch_length))
+}
+
 /// What becomes of a packet (wire.md §6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {

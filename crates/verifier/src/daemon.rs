@@ -8,7 +8,6 @@ use crate::directory::{Cache, Directory, Enrolment};
 use crate::drops::Ring;
 use crate::peers::{self, Peers};
 use crate::protection::{Cut, Protection};
-use crate::proving::with_withdrawn;
 use crate::recheck::Recheck;
 use crate::settings::Settings;
 use crate::shared::{Names, Order, Shared};
@@ -16,7 +15,7 @@ use crate::{adoption, now, plan, report};
 use anyhow::{Context, Result, bail};
 use client::EventStream;
 use datapath::Pins;
-use engine::api::{Confirm, Event, RevokedGrant};
+use engine::api::{Confirm, Event, RevokedGrant, Withdrawal};
 use std::collections::HashSet;
 use std::future::pending;
 use std::path::PathBuf;
@@ -386,7 +385,7 @@ impl Daemon {
             Event::Withdrawn { withdrawn } => {
                 self.shared.protection().withdraw(&withdrawn);
                 tracing::info!(statements = withdrawn.len(), "consent was withdrawn");
-                with_withdrawn(&mut self.cache.config.withdrawn, &withdrawn, now());
+                Withdrawal::add(&mut self.cache.config.withdrawn, &withdrawn, now());
                 self.unsaved = true;
             }
             Event::Alive | Event::LoggedOut => {}
@@ -458,7 +457,7 @@ impl Daemon {
         plan::with_revoked(&mut cache.config.revoked, &known, now());
         // Nor what was issued.
         plan::with_pairs(&mut cache.config.pairs, &std::mem::take(&mut self.cache.config.pairs), now());
-        with_withdrawn(&mut cache.config.withdrawn, &std::mem::take(&mut self.cache.config.withdrawn), now());
+        Withdrawal::add(&mut cache.config.withdrawn, &std::mem::take(&mut self.cache.config.withdrawn), now());
         if cache.config.receivers != self.cache.config.receivers {
             tracing::info!(receivers = cache.config.receivers.len(), "what is protected changed");
         }
@@ -539,7 +538,7 @@ impl Daemon {
             tracing::debug!(flows, "forgotten");
         }
         if self.shared.protection().is_closed() || self.shared.protection().proofs_are_closed() {
-            with_withdrawn(&mut self.cache.config.withdrawn, &[], now());
+            Withdrawal::add(&mut self.cache.config.withdrawn, &[], now());
             plan::with_revoked(&mut self.cache.config.revoked, &[], now());
             if let Err(error) = self.write(&self.cache) {
                 tracing::debug!("still closed: {error:#}");

@@ -5,11 +5,11 @@ use crate::settings::{self, Options, TEMPLATE};
 use anyhow::{Context, Result, bail};
 use engine::api::{EpochKeys, VerifierConfig};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use shell::folder::Folder;
+use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
 use zeroize::Zeroizing;
 
 /// What makes this verifier known to its authority. Secret.
@@ -36,17 +36,17 @@ pub struct Cache {
 
 /// The directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Directory(PathBuf);
+pub struct Directory(Folder);
 
 impl Directory {
     /// The directory at `path`, which need not exist.
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        Self(path.into())
+        Self(Folder::at(path))
     }
 
     /// The file of enrolment and settings.
     pub fn file(&self) -> PathBuf {
-        self.0.join("verifier.toml")
+        self.0.file("verifier.toml")
     }
 
     /// Reads `verifier.toml`; without one nothing is enrolled and nothing set.
@@ -66,13 +66,13 @@ impl Directory {
 
     /// Enrols at the authority: asks with the one-time code, and keeps what it answers. Settings in the file stay.
     pub async fn enrol(&self, authority: &str, ca: Option<&Path>, code: &str) -> Result<Enrolment> {
-        self.make()?;
+        self.0.make()?;
         let pem = match ca {
             Some(ca) => Some(fs::read(ca).with_context(|| format!("can't read {}", ca.display()))?),
             None => None,
         };
         // Made before the code is used up: a directory that can't be written costs no code.
-        let mut file = self.aside()?;
+        let mut file = self.0.begin()?;
         let caller = client::Authority::new(authority, pem.as_deref())?;
         let enrolled = caller.enrol(code).await.context("can't enrol")?;
         let enrolment = Enrolment {
@@ -84,15 +84,15 @@ impl Directory {
         let before = fs::read_to_string(self.file()).unwrap_or_else(|_| TEMPLATE.to_owned());
         file.write_all(with_enrolment(&before, &enrolment).as_bytes())?;
         if let Some(pem) = &pem {
-            self.write("ca.pem", pem)?;
+            self.0.write("ca.pem", pem)?;
         }
-        self.put(file, "verifier.toml")?;
+        self.0.put(file, "verifier.toml")?;
         Ok(enrolment)
     }
 
     /// The caller for this enrolment.
     pub fn caller(&self, enrolment: &Enrolment) -> Result<client::Authority> {
-        let pem = match enrolment.ca.as_ref().map(|ca| self.0.join(ca)) {
+        let pem = match enrolment.ca.as_ref().map(|ca| self.0.file(ca)) {
             Some(ca) => Some(fs::read(&ca).with_context(|| format!("can't read {}", ca.display()))?),
             None => None,
         };
@@ -101,59 +101,29 @@ impl Directory {
 
     /// The chance that picks a token's bucket: made once and kept, as the tables that outlive this process depend on it.
     pub fn replay_seed(&self) -> Result<u64> {
-        let path = self.0.join("replay_seed");
-        if let Ok(bytes) = fs::read(&path)
+        if let Ok(Some(bytes)) = self.0.read("replay_seed")
             && let Ok(bytes) = bytes.try_into()
         {
             return Ok(u64::from_ne_bytes(bytes));
         }
         let seed = getrandom::u64().context("no randomness")?;
-        self.write("replay_seed", &seed.to_ne_bytes())?;
+        self.0.write("replay_seed", &seed.to_ne_bytes())?;
         Ok(seed)
     }
 
     /// What the authority said last, if that can be read.
     pub fn cache(&self) -> Option<Cache> {
-        serde_json::from_slice(&Zeroizing::new(fs::read(self.0.join("cache.json")).ok()?)).ok()
+        serde_json::from_slice(&Zeroizing::new(self.0.read("cache.json").ok()??)).ok()
     }
 
     /// Keeps what the authority said.
     pub fn set_cache(&self, cache: &Cache) -> Result<()> {
-        self.write("cache.json", &Zeroizing::new(serde_json::to_vec(cache)?))
+        self.0.write("cache.json", &Zeroizing::new(serde_json::to_vec(cache)?))
     }
 
     /// Takes the lock that keeps a second verifier out; held until the file is dropped.
     pub fn lock(&self) -> Result<File> {
-        let path = self.0.join("lock");
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = file.with_context(|| format!("can't open {}", path.display()))?;
-        match file.try_lock() {
-            Ok(()) => Ok(file),
-            Err(TryLockError::WouldBlock) => bail!("another verifier runs in {}", self.0.display()),
-            Err(TryLockError::Error(error)) => bail!("can't lock {}: {error}", path.display()),
-        }
-    }
-
-    fn make(&self) -> Result<()> {
-        fs::create_dir_all(&self.0).with_context(|| format!("can't make {}", self.0.display()))?;
-        Ok(fs::set_permissions(&self.0, Permissions::from_mode(0o700))?)
-    }
-
-    fn aside(&self) -> Result<NamedTempFile> {
-        NamedTempFile::new_in(&self.0).with_context(|| format!("can't write in {}", self.0.display()))
-    }
-
-    fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        let mut file = self.aside()?;
-        file.write_all(bytes)?;
-        self.put(file, name)
-    }
-
-    fn put(&self, file: NamedTempFile, name: &str) -> Result<()> {
-        let path = self.0.join(name);
-        file.as_file().sync_all()?;
-        file.persist(&path).with_context(|| format!("can't write {}", path.display()))?;
-        Ok(File::open(&self.0)?.sync_all()?)
+        self.0.lock("verifier")
     }
 }
 
@@ -202,7 +172,7 @@ mod tests {
     fn the_seed_stays() {
         let room = tempfile::tempdir().expect("room");
         let directory = Directory::at(room.path().join("verifier"));
-        directory.make().expect("made");
+        directory.0.make().expect("made");
         assert_eq!(directory.replay_seed().expect("seed"), directory.replay_seed().expect("seed"));
         let mode = fs::metadata(room.path().join("verifier/replay_seed")).expect("there").mode();
         assert_eq!(mode & 0o777, 0o600);

@@ -8,6 +8,8 @@ use std::net::IpAddr;
 use wire::map::{EpochKey, Prefix4, Prefix6, SecretEntry, Services, VerifierConfig};
 use wire::{Epoch, ServerSecret, VerifierKey};
 
+pub use engine::verifier::keys_until;
+
 /// Slots for keys: one for each value of an epoch on the wire.
 pub const KEY_SLOTS: u32 = 256;
 const CLOCK_SKEW_MAX: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
@@ -54,21 +56,6 @@ pub fn with_pairs(known: &mut Vec<api::LivePair>, news: &[api::LivePair], now: u
     known.retain(|pair| u64::from(pair.expires) >= now);
     let mut handles: HashSet<u64> = known.iter().map(|pair| pair.handle).collect();
     known.extend(news.iter().filter(|pair| handles.insert(pair.handle)));
-}
-
-/// Until when the keys in the slots admit, Unix seconds: the end of the last epoch without a gap from the current one
-/// on. `None` if there is none for the current one.
-pub fn keys_until(slots: impl Iterator<Item = u64>, now: u64, epoch_length: u32) -> Option<u64> {
-    let mut epochs: Vec<u64> = slots.filter(|epoch| *epoch != 0).collect();
-    epochs.sort_unstable();
-    let mut next = Epoch::at(now, epoch_length).0;
-    let first = next;
-    for epoch in epochs {
-        if epoch == next {
-            next += 1;
-        }
-    }
-    (next > first).then(|| next * u64::from(epoch_length))
 }
 
 /// Everything but what lies in `open`, where only what the receivers name is protected.

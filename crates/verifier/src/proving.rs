@@ -210,41 +210,6 @@ fn kernel_config(config: &api::VerifierConfig) -> ProofsConfig {
 
 /// The keys as the authority gives them.
 fn read(keys: Option<&api::ProofKeys>) -> Result<Vec<(IpAddr, Epoch, ProofKey)>> {
-    let Some(api::ProofKeys { authority, keys }) = keys else { return Ok(Vec::new()) };
-    let read = |key: &api::EpochKey| {
-        let mut bytes = [0; 32];
-        let broken = || format!("the authority's key for proofs of epoch {} is broken", key.epoch);
-        hex::decode_to_slice(&key.key, &mut bytes).ok().with_context(broken)?;
-        Ok((*authority, Epoch(key.epoch), ProofKey::new(bytes)))
-    };
-    keys.iter().map(read).collect()
-}
-
-/// The withdrawals with those just heard of, without those of what has ended.
-pub fn with_withdrawn(known: &mut Vec<Withdrawal>, news: &[Withdrawal], now: u64) {
-    let mut all: BTreeMap<(u32, IpAddr, Option<IpAddr>), u32> = BTreeMap::new();
-    for one in known.iter().chain(news).filter(|one| u64::from(one.until) >= now) {
-        let until = all.entry((one.vni, one.receiver, one.sender)).or_default();
-        *until = one.until.max(*until);
-    }
-    let all = all.into_iter();
-    *known = all.map(|((vni, receiver, sender), until)| Withdrawal { vni, receiver, sender, until }).collect();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_two_withdrawals_the_later_counts_and_what_has_ended_goes() {
-        let one = |sender: Option<&str>, until| Withdrawal {
-            vni: 7,
-            receiver: IpAddr::from([10, 0, 0, 7]),
-            sender: sender.and_then(|sender| sender.parse().ok()),
-            until,
-        };
-        let mut known = vec![one(Some("10.0.0.5"), 200), one(None, 99)];
-        with_withdrawn(&mut known, &[one(Some("10.0.0.5"), 150), one(Some("10.0.0.6"), 300)], 100);
-        assert_eq!(known, [one(Some("10.0.0.5"), 200), one(Some("10.0.0.6"), 300)]);
-    }
+    let broken = |epoch| anyhow::anyhow!("the authority's key for proofs of epoch {epoch} is broken");
+    keys.map_or_else(|| Ok(Vec::new()), |keys| keys.read().map_err(broken))
 }

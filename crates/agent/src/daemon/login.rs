@@ -4,14 +4,13 @@
 //! that what a browser brings back is worth nothing to anybody else.
 
 use super::{Daemon, LoggedIn, Message, Timed, refused, refused_by, timed};
-use crate::assertion;
 use crate::protocol::{LoginStarted, LoginWay, Reply};
 use crate::sessions::KeptSession;
 use client::{Authority, Error};
 use engine::agent::{self, Login, Subject};
 use engine::api::{
     self, BrowserLogin, BrowserLoginStarted, Callback, DeviceLogin, DeviceLoginStarted, FinishLogin, LoggedOut,
-    LoginOutcome, ServiceKey, ServiceLogin,
+    LoginOutcome, ServiceKey,
 };
 use sha2::{Digest, Sha256};
 use std::time::Duration;
@@ -125,10 +124,7 @@ impl Daemon {
     ) {
         let Some(reply) = self.takes(&at.url, reply) else { return };
         self.enter(uid, at, reply, move |authority: Authority| async move {
-            let nonce = authority.challenge().await?.nonce;
-            let assertion = assertion::sign(&key, &nonce).map_err(|error| Error::Other(format!("{error:#}")))?;
-            let login = ServiceLogin { service: key.service, nonce, assertion, device };
-            authority.service_login(&login).await.map(LoginOutcome::LoggedIn)
+            authority.login_by_key(&key, &device).await.map(LoginOutcome::LoggedIn)
         });
     }
 

@@ -3,9 +3,10 @@
 use super::{address, whole};
 use crate::segment::Given;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use utoipa::ToSchema;
-use wire::{DropReason, Ends, Vni};
+use wire::{DropReason, Ends, Epoch, ProofKey, Vni};
 
 /// `POST /v1/segments` of a session: may this sender of a virtual network send there?
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -145,6 +146,27 @@ pub struct Withdrawal {
     pub until: u32,
 }
 
+impl Withdrawal {
+    /// Whether it voids a segment of this sender's to this receiver that ends then.
+    pub fn voids(&self, vni: Vni, sender: IpAddr, receiver: IpAddr, expires: u32) -> bool {
+        self.vni == vni.number()
+            && self.receiver == receiver
+            && self.sender.is_none_or(|only| only == sender)
+            && expires <= self.until
+    }
+
+    /// Adds what was just heard of, and leaves out what has ended.
+    pub fn add(known: &mut Vec<Self>, news: &[Self], now: u64) {
+        let mut all: BTreeMap<(u32, IpAddr, Option<IpAddr>), u32> = BTreeMap::new();
+        for one in known.iter().chain(news).filter(|one| u64::from(one.until) >= now) {
+            let until = all.entry((one.vni, one.receiver, one.sender)).or_default();
+            *until = one.until.max(*until);
+        }
+        let all = all.into_iter();
+        *known = all.map(|((vni, receiver, sender), until)| Self { vni, receiver, sender, until }).collect();
+    }
+}
+
 /// A verifier's keys for the proofs that one authority gives.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 pub struct ProofKeys {
@@ -153,6 +175,18 @@ pub struct ProofKeys {
     pub authority: IpAddr,
     /// One key per epoch, oldest first.
     pub keys: Vec<super::EpochKey>,
+}
+
+impl ProofKeys {
+    /// The keys themselves; the error is the epoch of one that is broken.
+    pub fn read(&self) -> Result<Vec<(IpAddr, Epoch, ProofKey)>, u64> {
+        let read = |key: &super::EpochKey| {
+            let mut bytes = [0; 32];
+            hex::decode_to_slice(&key.key, &mut bytes).map_err(|_| key.epoch)?;
+            Ok((self.authority, Epoch(key.epoch), ProofKey::new(bytes)))
+        };
+        self.keys.iter().map(read).collect()
+    }
 }
 
 fn is_zero(number: &u16) -> bool {
@@ -170,6 +204,45 @@ mod tests {
         let request: SegmentRequest = serde_json::from_str(text).unwrap();
         assert_eq!((request.sender_port, request.to.port), (0, 443));
         assert!(!serde_json::to_string(&request).unwrap().contains("sender_port"));
+    }
+
+    #[test]
+    fn of_two_withdrawals_the_later_counts_and_what_has_ended_goes() {
+        let one = |sender: Option<&str>, until| Withdrawal {
+            vni: 7,
+            receiver: IpAddr::from([10, 0, 0, 7]),
+            sender: sender.and_then(|sender| sender.parse().ok()),
+            until,
+        };
+        let mut known = vec![one(Some("10.0.0.5"), 200), one(None, 99)];
+        Withdrawal::add(&mut known, &[one(Some("10.0.0.5"), 150), one(Some("10.0.0.6"), 300)], 100);
+        assert_eq!(known, [one(Some("10.0.0.5"), 200), one(Some("10.0.0.6"), 300)]);
+    }
+
+    #[test]
+    fn a_withdrawal_voids_what_ends_by_then_of_its_sender_or_of_all() {
+        let [sender, other, receiver] = [5, 6, 7].map(|last| IpAddr::from([10, 0, 0, last]));
+        let [vni, red] = [100, 200].map(|number| Vni::new(number).unwrap());
+        let own = Withdrawal { vni: 100, receiver, sender: Some(sender), until: 50 };
+        let voids = |from, to, vni, expires| own.voids(vni, from, to, expires);
+        assert!(voids(sender, receiver, vni, 50) && !voids(sender, receiver, vni, 51));
+        assert!(
+            !voids(other, receiver, vni, 50) && !voids(receiver, sender, vni, 50) && !voids(sender, receiver, red, 50)
+        );
+        assert!(Withdrawal { sender: None, ..own }.voids(vni, other, receiver, 50));
+    }
+
+    #[test]
+    fn a_broken_key_names_its_epoch() {
+        let key = |epoch, key: String| super::super::EpochKey { epoch, key };
+        let authority = IpAddr::from([192, 0, 2, 1]);
+        let keys = |second: &str| ProofKeys { authority, keys: vec![key(7, "ab".repeat(32)), key(8, second.into())] };
+        let read = keys(&"cd".repeat(32)).read().ok().unwrap();
+        assert_eq!(
+            read.iter().map(|(from, epoch, _)| (*from, epoch.0)).collect::<Vec<_>>(),
+            [(authority, 7), (authority, 8)]
+        );
+        assert_eq!(keys("cd").read().err(), Some(8));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How a machine proves that it holds a service account's key: a signed answer to the authority's challenge.
 
-use anyhow::{Context, Result, anyhow};
-use engine::api::ServiceKey;
+use crate::{Authority, Error};
+use engine::api::{ServiceKey, ServiceLogin, Session};
 use openidconnect::core::{CoreEdDsaPrivateSigningKey, CoreIdToken, CoreIdTokenClaims, CoreJwsSigningAlgorithm};
 use openidconnect::{Audience, EmptyAdditionalClaims, IssuerUrl, Nonce, StandardClaims, SubjectIdentifier};
 use std::time::{Duration, SystemTime};
@@ -9,12 +9,24 @@ use std::time::{Duration, SystemTime};
 /// How long an assertion is good, for clocks that differ; the challenge is good once, and for a minute.
 const LIFETIME: Duration = Duration::from_secs(600);
 
+impl Authority {
+    /// Logs a machine in by its service account's key. The token in the answer goes into [`Self::with_token`].
+    pub async fn login_by_key(&self, key: &ServiceKey, device: &str) -> Result<Session, Error> {
+        let nonce = self.challenge().await?.nonce;
+        let assertion = sign(key, &nonce)?;
+        let (service, device) = (key.service.clone(), device.to_owned());
+        self.service_login(&ServiceLogin { service, nonce, assertion, device }).await
+    }
+}
+
 /// Signs the challenge `nonce`.
-pub fn sign(key: &ServiceKey, nonce: &str) -> Result<String> {
+fn sign(key: &ServiceKey, nonce: &str) -> Result<String, Error> {
+    let broken = |what: &str, why: &dyn std::fmt::Display| Error::Other(format!("{what}: {why}"));
     let ServiceKey { service, audience, key, .. } = key;
     let key = CoreEdDsaPrivateSigningKey::from_ed25519_pem(key, None)
-        .map_err(|error| anyhow!("the service account's key can't be read: {error}"))?;
-    let issuer = IssuerUrl::new(format!("vouchsafe:{service}")).context("the service account's name")?;
+        .map_err(|error| broken("the service account's key can't be read", &error))?;
+    let issuer =
+        IssuerUrl::new(format!("vouchsafe:{service}")).map_err(|error| broken("the service account's name", &error))?;
     let claims = CoreIdTokenClaims::new(
         issuer,
         vec![Audience::new(audience.clone())],
@@ -25,5 +37,5 @@ pub fn sign(key: &ServiceKey, nonce: &str) -> Result<String> {
     );
     let claims = claims.set_nonce(Some(Nonce::new(nonce.to_owned())));
     let token = CoreIdToken::new(claims, &key, CoreJwsSigningAlgorithm::EdDsa, None, None);
-    Ok(token.context("the assertion can't be signed")?.to_string())
+    token.map(|token| token.to_string()).map_err(|error| broken("the assertion can't be signed", &error))
 }
