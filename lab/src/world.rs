@@ -12,6 +12,7 @@ mod agent;
 mod authority;
 mod names;
 mod network;
+mod svtep;
 mod transfer;
 mod verifier;
 
@@ -30,6 +31,7 @@ pub use names::{AUTHORITY_NAME, DOMAIN, FRONT_NAME, NAME_SERVER, NameServer, OPE
 pub use network::{
     AUTHORITY, DARK4, DARK6, FRONT4, FRONT6, INSIDE4, Network, OPEN4, OPEN6, POOL, PUBLIC4, PUBLIC6, Way, in_family,
 };
+pub use svtep::{Prover, Svtep};
 pub use transfer::Transfer;
 pub use verifier::{ID as VERIFIER, Verifier};
 

@@ -16,12 +16,13 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("authority", &["wire", "engine", "shell"], &["client"]),
     ("agent", &["wire", "engine", "client", "datapath", "shell"], &["lab"]),
     ("verifier", &["wire", "engine", "client", "datapath", "shell"], &["authority"]),
+    ("svtep", &["wire", "engine", "client", "datapath", "shell"], &[]),
     ("doctor", &["wire", "datapath"], &[]),
     ("inspect", &["wire", "shell"], &[]),
     ("transfer", &["wire", "engine", "datapath", "shell"], &[]),
     (
         "vouchsafe",
-        &["authority", "agent", "verifier", "doctor", "inspect", "transfer"],
+        &["authority", "agent", "verifier", "svtep", "doctor", "inspect", "transfer"],
         &["client", "datapath", "engine", "lab"],
     ),
     ("lab", &["wire"], &["engine", "datapath"]),
@@ -74,7 +75,7 @@ mod tests {
 
     #[test]
     fn roles_are_not_on_each_other() {
-        let roles = ["authority", "agent", "verifier"];
+        let roles = ["authority", "agent", "verifier", "svtep"];
         for (name, code, _) in ALLOWED.iter().filter(|(name, ..)| roles.contains(name)) {
             assert!(code.iter().all(|used| !roles.contains(used)), "{name}");
         }

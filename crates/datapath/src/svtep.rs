@@ -132,8 +132,31 @@ impl Svtep {
     pub fn remove_tenant(&self, interface: u32, id: InterfaceId) -> Result<()> {
         self.deliveries.set(&id.0.into(), &Delivery::NONE)?;
         self.tenants.remove(&interface)?;
-        let gone = self.segments.keys().into_iter().filter(|key| key.interface == interface);
-        gone.into_iter().try_for_each(|key| self.segments.remove(&key))
+        self.forget_segments(|key| key.interface == interface)
+    }
+
+    /// The same for all tenants but those behind these interfaces, of whom an earlier process may have left some.
+    pub fn remove_tenants_but(&self, known: &[u32]) -> Result<()> {
+        for (slot, delivery) in self.deliveries.entries() {
+            if delivery.interface != 0 && !known.contains(&delivery.interface) {
+                self.deliveries.set(&slot, &Delivery::NONE)?;
+            }
+        }
+        let gone = self.tenants.keys().into_iter().filter(|interface| !known.contains(interface));
+        gone.into_iter().try_for_each(|interface| self.tenants.remove(&interface))?;
+        self.forget_segments(|key| !known.contains(&key.interface))
+    }
+
+    fn forget_segments(&self, of: impl Fn(&SegmentKey) -> bool) -> Result<()> {
+        let segments = self.segments.keys().into_iter().filter(&of);
+        segments.into_iter().try_for_each(|key| self.segments.remove(&key))?;
+        let consents = self.consents.keys().into_iter().filter(&of);
+        consents.into_iter().try_for_each(|key| self.consents.remove(&key))
+    }
+
+    /// Lets go of a tenant's interface, which may be gone.
+    pub fn release_tenant(&mut self, interface: &Interface) {
+        self.attachments.forget(interface, Spot::Tenant);
     }
 
     /// Makes the attachments outlive this process, and lets go of pinned ones that are no longer wanted.

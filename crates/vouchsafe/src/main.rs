@@ -37,6 +37,9 @@ enum Command {
     /// Protect this host, or what is behind it
     #[command(subcommand)]
     Verifier(verifier::cli::VerifierCommand),
+    /// Run a tunnel endpoint: tenants in virtual networks in which receivers consent to senders
+    #[command(subcommand)]
+    Svtep(svtep::cli::SvtepCommand),
     /// Put tokens into first packets: the daemon and what it can be asked
     #[command(subcommand)]
     Agent(agent::cli::AgentCommand),
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         match arguments.command {
             Command::Authority(command) => authority::cli::run(command).await,
             Command::Verifier(command) => verifier::cli::run(command).await,
+            Command::Svtep(command) => svtep::cli::run(command).await,
             Command::Agent(command) => agent::cli::run(command).await,
             Command::Shortcut(command) => agent::cli::run(command.into()).await,
             Command::Doctor(arguments) => doctor::run(&arguments),

@@ -1,4 +1,4 @@
-//! The metrics of all three roles are those that the dashboard draws and docs/operations.md explains.
+//! The metrics of all roles are those that the dashboard draws and docs/operations.md explains.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,7 +7,7 @@ use verifier::view;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// A page of each role on which no metric is empty.
-fn pages() -> [String; 3] {
+fn pages() -> [String; 4] {
     let calls = authority::metrics::Metrics::default();
     calls.note("/v1/grants", "ok", 0.01);
     let heads = authority::storage::Trail::ALL.map(|trail| authority::storage::Head { trail, id: 7, hash: [1; 32] });
@@ -68,7 +68,45 @@ fn pages() -> [String; 3] {
         authority::metrics::page(&calls, &snapshot).text(),
         verifier::metrics::page(&status, &drops, 1010).text(),
         agent::metrics::page(&agent).text(),
+        svtep::metrics::page(&endpoint(), 1010).text(),
     ]
+}
+
+fn endpoint() -> svtep::view::Status {
+    let counter = || vec![svtep::view::Counter::new("sent", 1)];
+    let tenant = svtep::view::Tenant {
+        interface: "tap0".into(),
+        id: 1,
+        network: "blue".into(),
+        vni: 100,
+        addresses: Vec::new(),
+        not_attached: None,
+        service: "alice".into(),
+        logged_in: true,
+        trouble: None,
+        segments: 1,
+    };
+    svtep::view::Status {
+        verifier: "host-1".into(),
+        instance: "main".into(),
+        authority: "https://authority".into(),
+        connected: true,
+        trouble: None,
+        read: Some(1000),
+        keys_until: Some(5000),
+        closed: false,
+        withdrawn: 1,
+        underlay: "eth0".into(),
+        mtu: 1500,
+        addresses: Vec::new(),
+        tenants: vec![tenant],
+        open: 1,
+        answers: counter(),
+        consents: 1,
+        packets: counter(),
+        passed: counter(),
+        reasons: counter(),
+    }
 }
 
 /// What can be asked for: the names of samples.
@@ -81,7 +119,7 @@ fn samples() -> BTreeSet<String> {
 /// The names in a text that begin with `vouchsafe_` and a role.
 fn named(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
-    let roles = ["vouchsafe_authority_", "vouchsafe_verifier_", "vouchsafe_agent_"];
+    let roles = ["vouchsafe_authority_", "vouchsafe_verifier_", "vouchsafe_agent_", "vouchsafe_svtep_"];
     words.filter(|word| roles.iter().any(|role| word.starts_with(role))).map(str::to_owned).collect()
 }
 

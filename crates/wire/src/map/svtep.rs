@@ -133,6 +133,21 @@ impl SegmentKey {
         [Self { other_port: other.to_be_bytes(), ..service }, service, all]
     }
 
+    /// Who sends.
+    pub fn sender(&self) -> IpAddr {
+        address(self.family, self.sender)
+    }
+
+    /// Whom to.
+    pub fn receiver(&self) -> IpAddr {
+        address(self.family, self.receiver)
+    }
+
+    /// The port at the service, and the one at the other end: 0 for whichever.
+    pub const fn ports(&self) -> (u16, u16) {
+        (u16::from_be_bytes(self.port), u16::from_be_bytes(self.other_port))
+    }
+
     /// The same for whichever flow.
     pub const fn for_every_flow(self) -> Self {
         Self { other_port: [0; 2], ..self }
@@ -247,6 +262,21 @@ impl SegmentEntry {
     /// Geneve's header.
     pub fn geneve(&self) -> &[u8] {
         self.geneve.get(..self.length.into()).unwrap_or_default()
+    }
+
+    /// From which endpoint to which; none where packets get no headers.
+    pub fn endpoints(&self) -> Option<(IpAddr, IpAddr)> {
+        let (length, at) = match self.family {
+            4 => (4, 12),
+            6 => (16, 8),
+            _ => return None,
+        };
+        let read = |at: usize| {
+            let mut bytes = [0; 16];
+            bytes[..length].copy_from_slice(&self.outer[at..at + length]);
+            address(self.family, bytes)
+        };
+        Some((read(at), read(at + length)))
     }
 
     /// How many bytes a packet grows by.

@@ -1,0 +1,352 @@
+//! `vouchsafe svtep …`: arguments in, words out. What is done is `daemon`'s, what is known the daemon's behind its control
+//! socket.
+
+use crate::control::{self, Request};
+use crate::daemon;
+use crate::directory::Directory;
+use crate::session;
+use crate::settings::{self, DEFAULT_CONFIG, DEFAULT_INSTANCE, Flags, Settings};
+use crate::view::{self, Counter};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use datapath::Pins;
+use datapath::interface::Interface;
+use serde::Serialize;
+use shell::table::{Table, count, utc};
+use shell::{print, println};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const RUN: &str = "Examples:
+  vouchsafe svtep template | sudo tee /etc/vouchsafe/svtep.toml > /dev/null
+  vouchsafe svtep enrol --authority https://authority.example.org:8443 --ca ca.pem --code CODE
+  vouchsafe svtep check && vouchsafe svtep run";
+
+/// Runs a tunnel endpoint: puts tenants into virtual networks in which receivers consent to senders
+#[derive(Subcommand, Debug)]
+pub enum SvtepCommand {
+    /// Make this endpoint known to its authority, as the verifier of what comes to it
+    Enrol(Enrol),
+    /// Run the daemon. It ends without ending what it put into the kernel; see `detach`
+    #[command(after_help = RUN)]
+    Run(Box<Run>),
+    /// Read settings and keys, look for interfaces, and say what is wrong; exit code 1 if something is
+    Check {
+        /// The settings
+        #[command(flatten)]
+        run: Box<Run>,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print a file of settings to begin with
+    Template,
+    /// Show tenants, sessions, keys and counters, and how it stands with the authority
+    Status(Look),
+    /// List the segments that tenants send under, and what they are refused
+    Segments(Look),
+    /// Let go of every interface and leave nothing in the kernel, whether the daemon runs or not; it stops
+    Detach(Daemon),
+}
+
+/// Enrolment at an authority
+#[derive(Args, Debug)]
+pub struct Enrol {
+    /// Where enrolment is kept
+    #[arg(long, value_name = "DIR", env = "VOUCHSAFE_SVTEP_DIR", default_value = "/var/lib/vouchsafe/svtep")]
+    dir: PathBuf,
+    /// The authority's URL, https://HOST:PORT
+    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
+    authority: String,
+    /// The CA certificate to trust for it [default: the system's]
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
+    ca: Option<PathBuf>,
+    /// The one-time code that `vouchsafe authority verifier add` printed
+    #[arg(long, env = "VOUCHSAFE_CODE", hide_env_values = true)]
+    code: String,
+    /// Enrol although it is enrolled already
+    #[arg(long)]
+    again: bool,
+}
+
+/// The settings
+#[derive(Args, Debug)]
+pub struct Run {
+    /// Read settings and tenants from this file
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_SVTEP_CONFIG", default_value = DEFAULT_CONFIG)]
+    config: PathBuf,
+    /// Settings that go before the file's
+    #[command(flatten)]
+    flags: Flags,
+}
+
+/// Which daemon
+#[derive(Args, Debug)]
+pub struct Daemon {
+    /// Which of several tunnel endpoints on this host
+    #[arg(long, value_name = "NAME", env = "VOUCHSAFE_SVTEP_INSTANCE", default_value = DEFAULT_INSTANCE, value_parser = settings::instance)]
+    instance: String,
+    /// The daemon's socket [default: /run/vouchsafe/svtep.sock, or svtep-NAME.sock for another instance]
+    #[arg(long, value_name = "PATH", env = "VOUCHSAFE_SVTEP_SOCKET")]
+    socket: Option<PathBuf>,
+}
+
+/// A question to the daemon
+#[derive(Args, Debug)]
+pub struct Look {
+    /// Which daemon is asked
+    #[command(flatten)]
+    daemon: Daemon,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does what the command says. The exit code is 1 where a question's answer is no; errors are exit code 2.
+pub async fn run(command: SvtepCommand) -> Result<ExitCode> {
+    match command {
+        SvtepCommand::Enrol(enrol) => {
+            let directory = Directory::at(enrol.dir);
+            if directory.enrolment()?.is_some() && !enrol.again {
+                bail!("{} holds an enrolment already; --again enrols anew", directory.path().display());
+            }
+            let enrolment = directory.enrol(&enrol.authority, enrol.ca.as_deref(), &enrol.code).await?;
+            println!("enrolled as {}", enrolment.verifier);
+            Ok(ExitCode::SUCCESS)
+        }
+        SvtepCommand::Run(run) => {
+            let settings = Settings::load(run.flags, &run.config)?;
+            let directory = Directory::at(&settings.dir);
+            let enrolment = directory.enrolment()?.with_context(|| {
+                format!("{} knows no authority: `vouchsafe svtep enrol`", directory.path().display())
+            })?;
+            daemon::run(settings, directory, enrolment).await
+        }
+        SvtepCommand::Check { run, json } => check(*run, json),
+        SvtepCommand::Template => {
+            print!("{}", settings::TEMPLATE);
+            Ok(ExitCode::SUCCESS)
+        }
+        SvtepCommand::Status(look) => {
+            let status: view::Status = look.ask(Request::Status).await?;
+            look.show(&status, show_status)
+        }
+        SvtepCommand::Segments(look) => {
+            let segments: Vec<view::Segment> = look.ask(Request::Segments).await?;
+            look.show(&segments, |segments| print!("{}", segment_table(segments)))
+        }
+        SvtepCommand::Detach(daemon) => detach(&daemon).await,
+    }
+}
+
+/// What `check` found of one thing.
+#[derive(Serialize)]
+struct Found {
+    subject: String,
+    fault: Option<String>,
+}
+
+fn check(run: Run, json: bool) -> Result<ExitCode> {
+    let settings = Settings::load(run.flags, &run.config)?;
+    let mut found = Vec::new();
+    let mut look = |subject: String, done: Result<()>| {
+        found.push(Found { subject, fault: done.err().map(|error| format!("{error:#}")) });
+    };
+    let directory = Directory::at(&settings.dir);
+    let enrolled = directory.enrolment().and_then(|enrolment| {
+        enrolment
+            .map(drop)
+            .with_context(|| format!("there is none in {}: `vouchsafe svtep enrol`", settings.dir.display()))
+    });
+    look("enrolment".to_owned(), enrolled);
+    look(format!("underlay {}", settings.underlay), Interface::named(&settings.underlay).map(drop));
+    for address in &settings.addresses {
+        let bound = std::net::UdpSocket::bind((*address, 0)).map(drop);
+        look(format!("address {address}"), bound.context("it is not this host's (see `ip address`)"));
+    }
+    for tenant in &settings.tenants {
+        look(format!("tenant {}", tenant.interface), Interface::named(&tenant.interface).map(drop));
+        look(format!("service account of {}", tenant.interface), session::read(&tenant.service_key).map(drop));
+    }
+    let faults = found.iter().filter(|one| one.fault.is_some()).count();
+    if json {
+        println!("{}", serde_json::to_string_pretty(&found)?);
+    } else {
+        let rows =
+            found.iter().map(|one| vec![one.subject.clone(), one.fault.clone().unwrap_or_else(|| "ok".to_owned())]);
+        print!("{}", Table::new(&["CHECKED", "FOUND"], rows));
+    }
+    Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn detach(daemon: &Daemon) -> Result<ExitCode> {
+    if let Some(done) = control::try_ask::<String>(&daemon.socket(), Request::Detach).await? {
+        println!("{done}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    match Pins::existing("svtep", &daemon.instance) {
+        Some(pins) => {
+            let _lock = pins.lock()?;
+            pins.remove()?;
+            println!("detached: tenants are in no network any more");
+            Ok(ExitCode::SUCCESS)
+        }
+        None => {
+            println!("nothing to detach: nothing of a tunnel endpoint {} is in the kernel", daemon.instance);
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}
+
+impl Daemon {
+    fn socket(&self) -> PathBuf {
+        self.socket.clone().unwrap_or_else(|| settings::default_socket(&self.instance))
+    }
+}
+
+impl Look {
+    async fn ask<T: serde::de::DeserializeOwned>(&self, request: Request) -> Result<T> {
+        let socket = self.daemon.socket();
+        let Some(answer) = control::try_ask(&socket, request).await? else {
+            let state = match Pins::existing("svtep", &self.daemon.instance) {
+                Some(_) => "; segments at hand go on without it (`vouchsafe svtep detach` ends that)",
+                None => "",
+            };
+            bail!("no tunnel endpoint listens at {}: is `vouchsafe svtep run` up?{state}", socket.display())
+        };
+        Ok(answer)
+    }
+
+    fn show<T: Serialize>(&self, answer: &T, show: impl FnOnce(&T)) -> Result<ExitCode> {
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(answer)?);
+        } else {
+            show(answer);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".to_owned())
+}
+
+fn show_status(status: &view::Status) {
+    let connected = if status.connected { "connected" } else { "not connected" };
+    let keys = match status.keys_until {
+        _ if status.closed => "taken out: a withdrawal found no room, and nothing is delivered".to_owned(),
+        Some(until) => utc(until),
+        None => "none for the current epoch: nothing is delivered".to_owned(),
+    };
+    let addresses: Vec<_> = status.addresses.iter().map(ToString::to_string).collect();
+    let rows = [
+        ("endpoint", format!("{} (instance {})", status.verifier, status.instance)),
+        ("authority", format!("{}, {connected}", status.authority)),
+        ("trouble", or_dash(status.trouble.clone())),
+        ("read", status.read.map_or("-".into(), utc)),
+        ("keys until", keys),
+        ("withdrawn", count(status.withdrawn as usize, "statement")),
+        ("underlay", format!("{}, {}, MTU {}", status.underlay, addresses.join(" "), status.mtu)),
+        ("open", count(status.open as usize, "question")),
+    ];
+    for (name, text) in rows {
+        println!("{name:12}{}", text.replace(char::is_control, "?"));
+    }
+    let tenants = status.tenants.iter().map(|tenant| {
+        let addresses: Vec<_> = tenant.addresses.iter().map(ToString::to_string).collect();
+        let session = match (&tenant.trouble, tenant.logged_in) {
+            (Some(trouble), _) => trouble.clone(),
+            (None, true) => "logged in".to_owned(),
+            (None, false) => "not logged in yet".to_owned(),
+        };
+        vec![
+            tenant.interface.clone(),
+            tenant.id.to_string(),
+            format!("{} ({})", tenant.network, tenant.vni),
+            addresses.join(" "),
+            tenant.not_attached.clone().unwrap_or_else(|| "attached".to_owned()),
+            format!("{}: {session}", tenant.service),
+            tenant.segments.to_string(),
+        ]
+    });
+    const HEAD: [&str; 7] = ["INTERFACE", "ID", "NETWORK", "ADDRESSES", "STATE", "SERVICE", "SEGMENTS"];
+    print!("\n{}", Table::new(&HEAD, tenants));
+    let counted = |counters: &[Counter], kind: &str| -> Vec<_> {
+        let some = counters.iter().filter(|one| one.count > 0);
+        some.map(|one| vec![kind.to_owned(), one.name.clone(), one.count.to_string()]).collect()
+    };
+    let rows = [
+        counted(&status.packets, "packets"),
+        counted(&status.passed, "proofs"),
+        counted(&status.reasons, "dropped proofs"),
+        counted(&status.answers, "answers"),
+    ];
+    print!("\n{}", Table::new(&["COUNTED", "", ""], rows.into_iter().flatten()));
+}
+
+fn segment_table(segments: &[view::Segment]) -> Table {
+    let rows = segments.iter().map(|segment| {
+        let port = segment.port.map_or_else(|| "-".to_owned(), |port| port.to_string());
+        let service = match segment.protocol {
+            None => "all".to_owned(),
+            Some(6) => format!("tcp/{port}"),
+            Some(17) => format!("udp/{port}"),
+            Some(other) => other.to_string(),
+        };
+        let flow = segment.other_port.map_or(String::new(), |port| format!(" with {port}"));
+        let back = if segment.back { " (answers)" } else { "" };
+        vec![
+            segment.interface.clone(),
+            segment.network.clone(),
+            format!("{} to {}", segment.sender, segment.receiver),
+            format!("{service}{flow}{back}"),
+            segment.state.clone(),
+            or_dash(segment.endpoint.map(|address| address.to_string())),
+            segment.until.map_or("-".into(), utc),
+            segment.used.map_or("-".into(), utc),
+        ]
+    });
+    const HEAD: [&str; 8] = ["INTERFACE", "NETWORK", "FROM AND TO", "SERVICE", "STATE", "ENDPOINT", "UNTIL", "USED"];
+    Table::new(&HEAD, rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{CommandFactory, Parser};
+
+    #[derive(Parser, Debug)]
+    struct Program {
+        #[command(subcommand)]
+        command: SvtepCommand,
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Program::command().debug_assert();
+        let parse = |line: &str| Program::try_parse_from(["svtep"].into_iter().chain(line.split(' ')));
+        assert!(parse("run --config x.toml --underlay eth1 --address 192.0.2.1 --mtu 1500").is_ok());
+        assert!(parse("run --mtu 100").is_err() && parse("run --address x").is_err());
+        assert!(parse("segments --instance two --json").is_ok() && parse("segments --instance ../x").is_err());
+    }
+
+    #[test]
+    fn a_segment_is_told_by_whom_it_is_for() {
+        let segment = view::Segment {
+            interface: "t1".into(),
+            network: "blue".into(),
+            sender: [10, 0, 0, 1].into(),
+            receiver: [10, 0, 0, 2].into(),
+            protocol: Some(6),
+            port: Some(443),
+            other_port: Some(4711),
+            back: true,
+            state: "given".into(),
+            endpoint: Some([192, 0, 2, 2].into()),
+            until: Some(0),
+            used: None,
+        };
+        let told = segment_table(&[segment]).to_string();
+        assert!(told.contains("10.0.0.1 to 10.0.0.2  tcp/443 with 4711 (answers)  given  192.0.2.2"), "{told}");
+    }
+}

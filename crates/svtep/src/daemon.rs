@@ -1,0 +1,455 @@
+//! The daemon: one loop that follows the authority and the interfaces, feeds the engine and does what it says.
+
+mod segments;
+mod status;
+
+use crate::control::{self, Asked, Request};
+use crate::directory::{Cache, Directory, Enrolment};
+use crate::kernel::{Change, Inlet, Kernel};
+use crate::outlets::Outlets;
+use crate::session::{News, Session};
+use crate::settings::Settings;
+use crate::view::Status;
+use crate::{metrics, now, report};
+use anyhow::{Context, Result};
+use client::EventStream;
+use datapath::Pins;
+use datapath::svtep::Unsent;
+use engine::api::{Event, Report, Withdrawal};
+use engine::endpoint::Endpoint;
+use segments::{Answer, Answers};
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, interval, sleep, sleep_until};
+
+/// How often the kernel's clock is set and interfaces are looked at.
+const TICK: Duration = Duration::from_secs(1);
+/// How often segments are renewed, and what has ended is forgotten.
+const SWEEP: Duration = Duration::from_secs(5);
+/// The first and the longest pause before the authority is asked again.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// Epochs whose keys are fetched ahead.
+const KEYS_AHEAD: u32 = 24;
+/// Silence after which the event stream counts as lost; the authority says something every 10 s.
+const SILENCE: Duration = Duration::from_secs(25);
+/// Packets, answers and questions that may wait for the loop.
+const QUEUE: usize = 1024;
+
+/// Runs until a signal or an order to detach.
+pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment) -> Result<ExitCode> {
+    let mut signals =
+        Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? };
+    let _lock = directory.lock()?;
+    let pins = Pins::new("svtep", &settings.instance)?;
+    let _instance_lock = pins.lock().with_context(|| {
+        let name = &settings.instance;
+        format!("a tunnel endpoint {name:?} runs already; a second one needs another --instance, --dir and --socket")
+    })?;
+    let listener = control::listen(&settings.socket)?;
+    let readers = match settings.metrics {
+        Some(address) => Some(shell::metrics::listen(address).await?),
+        None => None,
+    };
+    let authority = enrolment.caller()?;
+    let (news_sender, mut news) = mpsc::channel(QUEUE);
+    let (sessions, asks) = sessions(&settings, &directory, &enrolment, &news_sender)?;
+    let (cache, trouble) = tokio::select! {
+        state = first_state(&directory, &authority, &enrolment) => state?,
+        () = signals.any() => return Ok(ExitCode::SUCCESS),
+    };
+    let (packet_sender, mut packets) = mpsc::channel(QUEUE);
+    let (answer_sender, mut answers) = mpsc::channel(QUEUE);
+    let (asked_sender, mut asked) = mpsc::channel::<Asked>(16);
+    let lost = Arc::new(AtomicU64::new(0));
+    let mut kernel = Kernel::load(&settings, &cache, pins, Inlet { packets: packet_sender, lost: lost.clone() })?;
+    let outlets = Outlets::open(settings.addresses[0], kernel.mtu())?;
+    directory.set_cache(&cache)?;
+    kernel.attach_underlay()?;
+    let (latest, told) = watch::channel(None);
+    let mut daemon = Daemon {
+        endpoint: Endpoint::new(settings.addresses.clone()),
+        events: Some(authority.events()),
+        health: Health { connected: false, read: trouble.is_none().then(now), trouble },
+        withdrawn: cache.config.withdrawn.clone(),
+        settings,
+        enrolment,
+        directory,
+        authority: authority.clone(),
+        cache,
+        saving: None,
+        unsaved: false,
+        kernel,
+        outlets,
+        lost,
+        sessions,
+        asks,
+        places: BTreeMap::new(),
+        answer_sender,
+        answers: Answers::default(),
+        report: latest,
+        sync: None,
+        sync_again: false,
+        next_sync: Instant::now(),
+        pause: PAUSES.0,
+        reconnect: None,
+        heard: Instant::now(),
+    };
+    daemon.void(&daemon.withdrawn.clone());
+    daemon.follow_interfaces();
+    daemon.kernel.last()?;
+    tracing::info!(
+        verifier = daemon.enrolment.verifier,
+        underlay = daemon.kernel.underlay().name,
+        mtu = daemon.kernel.mtu(),
+        tenants = daemon.places.len(),
+        "the tunnel endpoint runs"
+    );
+    let calls = tokio::spawn(control::serve(listener, asked_sender.clone()));
+    let measuring =
+        readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asked_sender.clone()))));
+    let reporting = tokio::spawn(report::keep(authority, told));
+    let done = daemon.follow(&mut packets, &mut answers, &mut news, &mut asked, &mut signals).await;
+    calls.abort();
+    reporting.abort();
+    measuring.inspect(JoinHandle::abort);
+    daemon.saved().await;
+    let _ = std::fs::remove_file(&daemon.settings.socket);
+    done
+}
+
+/// What ends the daemon and not what is in the kernel.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    async fn any(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// A session for each key file, and which of them asks for which tenant.
+fn sessions(
+    settings: &Settings,
+    directory: &Directory,
+    enrolment: &Enrolment,
+    news: &mpsc::Sender<(usize, News)>,
+) -> Result<(Vec<Session>, Vec<usize>)> {
+    let mut files: Vec<&PathBuf> = settings.tenants.iter().map(|tenant| &tenant.service_key).collect();
+    files.sort();
+    files.dedup();
+    let (url, device) = (&enrolment.authority, &enrolment.verifier);
+    let start =
+        |(number, file): (usize, &&PathBuf)| Session::start(file, url, device, directory, (number, news.clone()));
+    let sessions = files.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
+    let asks = settings.tenants.iter().filter_map(|tenant| files.binary_search(&&tenant.service_key).ok());
+    Ok((sessions, asks.collect()))
+}
+
+/// What the authority says, or else what it said last. The second value says what is wrong with it, if something is.
+async fn first_state(
+    directory: &Directory,
+    authority: &client::Authority,
+    enrolment: &Enrolment,
+) -> Result<(Cache, Option<String>)> {
+    let mut pause = PAUSES.0;
+    loop {
+        let error = match fetch(authority.clone()).await {
+            Ok(cache) => return Ok((cache, None)),
+            Err(error @ client::Error::NotLoggedIn) => {
+                return Err(error).context("the authority doesn't know this endpoint: `vouchsafe svtep enrol --again`");
+            }
+            Err(error) => error,
+        };
+        if let Some(cached) = directory.cache(&enrolment.verifier) {
+            tracing::warn!(%error, "starting with what the authority said last");
+            return Ok((cached, Some(error.to_string())));
+        }
+        tracing::warn!(%error, "nothing is known from before; waiting for the authority");
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSES.1);
+    }
+}
+
+async fn fetch(authority: client::Authority) -> Result<Cache, client::Error> {
+    let (config, keys) = tokio::try_join!(authority.config(), authority.keys(KEYS_AHEAD))?;
+    Ok(Cache { config, keys })
+}
+
+/// How it stands with the authority.
+struct Health {
+    connected: bool,
+    read: Option<u64>,
+    trouble: Option<String>,
+}
+
+struct Daemon {
+    settings: Settings,
+    enrolment: Enrolment,
+    directory: Directory,
+    authority: client::Authority,
+    cache: Cache,
+    saving: Option<JoinHandle<()>>,
+    /// Whether the cache is newer than its file.
+    unsaved: bool,
+    health: Health,
+    kernel: Kernel,
+    endpoint: Endpoint,
+    outlets: Outlets,
+    /// Packets that found no room on their way here.
+    lost: Arc<AtomicU64>,
+    sessions: Vec<Session>,
+    /// By place of a tenant in the settings, the number of the session that asks for it.
+    asks: Vec<usize>,
+    /// Places of tenants in the settings, by their interfaces.
+    places: BTreeMap<u32, usize>,
+    answer_sender: mpsc::Sender<Answer>,
+    answers: Answers,
+    /// What is void, by whomever it was heard of.
+    withdrawn: Vec<Withdrawal>,
+    report: watch::Sender<Option<Report>>,
+    events: Option<EventStream>,
+    reconnect: Option<Instant>,
+    sync: Option<JoinHandle<Result<Cache, client::Error>>>,
+    /// Something changed while the authority was being asked: ask again.
+    sync_again: bool,
+    next_sync: Instant,
+    pause: Duration,
+    /// When the event stream said something last.
+    heard: Instant,
+}
+
+impl Daemon {
+    async fn follow(
+        &mut self,
+        packets: &mut mpsc::Receiver<Unsent>,
+        answers: &mut mpsc::Receiver<Answer>,
+        news: &mut mpsc::Receiver<(usize, News)>,
+        asked: &mut mpsc::Receiver<Asked>,
+        signals: &mut Signals,
+    ) -> Result<ExitCode> {
+        let (mut ticks, mut sweeps) = (interval(TICK), interval(SWEEP));
+        loop {
+            tokio::select! {
+                // What was withdrawn goes before what was given.
+                biased;
+                () = signals.any() => break,
+                event = next(&mut self.events) => self.event(event),
+                Some((session, news)) = news.recv() => self.news(session, &news),
+                () = until(self.reconnect) => {
+                    self.reconnect = None;
+                    self.events = Some(self.authority.events());
+                },
+                fetched = join(&mut self.sync) => self.fetched(fetched),
+                () = until(Some(self.next_sync)), if self.sync.is_none() => self.want(),
+                _ = ticks.tick() => self.tick(),
+                _ = sweeps.tick() => self.sweep(),
+                Some((request, reply)) = asked.recv() => {
+                    let answer = self.answer(request);
+                    let ended = request == Request::Detach && answer.is_ok();
+                    let _ = reply.send(answer);
+                    if ended {
+                        // The answer leaves before the process does.
+                        sleep(Duration::from_millis(50)).await;
+                        return Ok(ExitCode::SUCCESS);
+                    }
+                },
+                Some(answer) = answers.recv() => self.answered(answer),
+                Some(unsent) = packets.recv() => self.handed_over(&unsent),
+            }
+        }
+        tracing::info!("stopped; segments at hand go on until they end. `vouchsafe svtep detach` ends that");
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn event(&mut self, event: Result<Event, client::Error>) {
+        self.heard = Instant::now();
+        match event {
+            Ok(Event::Hello) => {
+                if !std::mem::replace(&mut self.health.connected, true) {
+                    tracing::info!("connected to the authority");
+                }
+                self.want();
+            }
+            Ok(Event::Policy) => self.want(),
+            Ok(Event::Withdrawn { withdrawn }) => {
+                self.kernel.withdraw(&withdrawn);
+                self.void(&withdrawn);
+                tracing::info!(statements = withdrawn.len(), "consent was withdrawn");
+                Withdrawal::add(&mut self.cache.config.withdrawn, &withdrawn, now());
+                self.unsaved = true;
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::error!(%error, "the authority refuses this endpoint; what it knows goes on until keys end. Enrol it again");
+                self.health.connected = false;
+                self.health.trouble = Some(error.to_string());
+                self.events = None;
+                self.reconnect = Some(Instant::now() + PAUSES.1);
+            }
+        }
+    }
+
+    /// Asks the authority for configuration and keys.
+    fn want(&mut self) {
+        if self.sync.is_some() {
+            self.sync_again = true;
+        } else {
+            self.sync = Some(tokio::spawn(fetch(self.authority.clone())));
+        }
+    }
+
+    fn fetched(&mut self, fetched: Result<Cache, client::Error>) {
+        self.sync = None;
+        match fetched {
+            Ok(cache) => self.apply(cache),
+            Err(error) => {
+                if self.health.trouble.is_none() {
+                    tracing::warn!(%error, "cannot read from the authority; what it said last goes on");
+                }
+                self.health.trouble = Some(error.to_string());
+                self.next_sync = Instant::now() + self.pause;
+                self.pause = (self.pause * 2).min(PAUSES.1);
+            }
+        }
+        if std::mem::take(&mut self.sync_again) {
+            self.want();
+        }
+    }
+
+    fn apply(&mut self, mut cache: Cache) {
+        // What was withdrawn while the answer was on its way stays so.
+        Withdrawal::add(&mut cache.config.withdrawn, &std::mem::take(&mut self.cache.config.withdrawn), now());
+        self.void(&cache.config.withdrawn);
+        self.health.read = Some(now());
+        self.health.trouble = None;
+        self.pause = PAUSES.0;
+        self.next_sync = Instant::now() + Duration::from_secs((cache.config.epoch_length / 4).max(5).into());
+        if let Err(error) = self.write(&cache) {
+            tracing::error!("cannot put in force what the authority says: {error:#}");
+            self.health.trouble = Some(format!("{error:#}"));
+            self.next_sync = Instant::now() + PAUSES.1;
+        }
+        self.cache = cache;
+        self.unsaved = true;
+    }
+
+    fn write(&mut self, cache: &Cache) -> Result<()> {
+        if self.kernel.is_loaded_for(cache) {
+            return self.kernel.write(cache);
+        }
+        self.kernel.reload(cache)?;
+        self.outlets = Outlets::open(self.settings.addresses[0], self.kernel.mtu())?;
+        Ok(())
+    }
+
+    fn tick(&mut self) {
+        let done = self.kernel.set_clock().and_then(|()| self.kernel.follow_cores());
+        if let Err(error) = done {
+            tracing::error!("{error:#}");
+        }
+        self.follow_interfaces();
+        if self.heard.elapsed() > SILENCE && std::mem::take(&mut self.health.connected) {
+            tracing::warn!("lost the authority; what it said last goes on");
+        }
+        self.save();
+    }
+
+    fn follow_interfaces(&mut self) {
+        for change in self.kernel.follow_interfaces() {
+            match change {
+                Change::Came(interface, place) => {
+                    self.endpoint.admit(interface, self.settings.tenants[place].tenant.clone());
+                    self.places.insert(interface, place);
+                }
+                Change::Gone(interface) => {
+                    self.endpoint.forget(interface);
+                    self.places.remove(&interface);
+                }
+            }
+        }
+    }
+
+    fn sweep(&mut self) {
+        if let Err(error) = self.kernel.sweep() {
+            tracing::error!("{error:#}");
+        }
+        if self.kernel.is_closed() || !self.kernel.is_loaded_for(&self.cache) {
+            Withdrawal::add(&mut self.cache.config.withdrawn, &[], now());
+            let cache = self.cache.clone();
+            if let Err(error) = self.write(&cache) {
+                tracing::warn!("{error:#}");
+            }
+        }
+        self.renew();
+        if let Ok(counts) = self.kernel.program().proofs.counts() {
+            let report = report::report(&counts, self.kernel.is_closed(), self.kernel.keys_until());
+            self.report.send_replace(Some(report));
+        }
+    }
+
+    /// Keeps what the authority said, on a thread of its own: a disk may take longer than a withdrawal may.
+    fn save(&mut self) {
+        if !self.unsaved || self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
+            return;
+        }
+        self.unsaved = false;
+        let (directory, cache) = (self.directory.clone(), self.cache.clone());
+        self.saving = Some(tokio::task::spawn_blocking(move || {
+            if let Err(error) = directory.set_cache(&cache) {
+                tracing::warn!("cannot keep what the authority said: {error:#}");
+            }
+        }));
+    }
+
+    async fn saved(&mut self) {
+        for _ in 0..2 {
+            if let Some(saving) = self.saving.take() {
+                let _ = saving.await;
+            }
+            self.save();
+        }
+    }
+}
+
+/// The page of metrics, of what the loop tells.
+async fn page(asked: mpsc::Sender<Asked>) -> Result<shell::metrics::Page> {
+    let (reply, told) = oneshot::channel();
+    asked.send((Request::Status, reply)).await.ok().context("the endpoint ends")?;
+    let status: Status = serde_json::from_value(told.await.context("the endpoint ends")??)?;
+    Ok(metrics::page(&status, now()))
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
+}
+
+async fn next(events: &mut Option<EventStream>) -> Result<Event, client::Error> {
+    match events {
+        Some(events) => events.next().await,
+        None => pending().await,
+    }
+}
+
+/// The answer of the task, if there is one. Doesn't take it: the caller does.
+async fn join(task: &mut Option<JoinHandle<Result<Cache, client::Error>>>) -> Result<Cache, client::Error> {
+    match task {
+        Some(task) => task.await.unwrap_or_else(|error| Err(client::Error::Other(error.to_string()))),
+        None => pending().await,
+    }
+}

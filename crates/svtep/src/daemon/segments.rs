@@ -1,0 +1,207 @@
+//! Tenants' packets, questions for segments and their answers, and what is void.
+
+use super::Daemon;
+use crate::now;
+use crate::session::News;
+use client::Error;
+use datapath::svtep::Unsent;
+use engine::api::{PathSegment, Withdrawal};
+use engine::endpoint::{self, Action, Refusal, Wanted};
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use wire::map::{SegmentEntry, SegmentKey, segment_state};
+
+/// Statuses that say nothing about consent: too many requests, and what is the authority's own fault.
+const TOO_MANY: u16 = 429;
+const FAULTS: u16 = 500;
+
+/// An authority's answer to a question.
+pub(super) struct Answer {
+    wanted: Wanted,
+    answer: Result<PathSegment, Error>,
+}
+
+/// How many answers there were.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Answers {
+    pub given: u64,
+    pub refused: u64,
+    pub failed: u64,
+}
+
+fn time() -> u32 {
+    u32::try_from(now()).unwrap_or(u32::MAX)
+}
+
+impl Daemon {
+    pub(super) fn handed_over(&mut self, unsent: &Unsent) {
+        let header = &unsent.header;
+        let (interface, limit, is_super) = (header.interface, header.limit, header.segment != 0);
+        let packet = endpoint::Unsent { interface, limit, is_super, frame: &unsent.frame };
+        let Self { endpoint, kernel, .. } = self;
+        let consents = &kernel.program().consents;
+        let action = endpoint.handed_over(&packet, |key| consents.get(key).ok().flatten(), time());
+        action.into_iter().for_each(|action| self.perform(action));
+    }
+
+    fn perform(&mut self, action: Action) {
+        let done = match action {
+            Action::Ask(wanted, request) => {
+                self.ask(wanted, move |authority| async move { authority.segment(&request).await });
+                Ok(())
+            }
+            Action::AskBack(wanted, request) => {
+                self.ask(wanted, move |authority| async move { authority.answer_segment(&request).await });
+                Ok(())
+            }
+            // Withdrawn while it was on its way: the next packet asks again.
+            Action::Write(key, entry) if self.is_void(&key, &entry) => Ok(()),
+            Action::Write(key, entry) => self.kernel.program().segments.set(&key, &entry),
+            Action::Send { from, to, datagram } => self.outlets.send(from, to, &datagram),
+            Action::Tell { interface, frame } => self.outlets.tell(interface, &frame),
+        };
+        if let Err(error) = done {
+            tracing::warn!("{error:#}");
+        }
+    }
+
+    /// Asks in the session of the tenant's service account.
+    fn ask<F>(&mut self, wanted: Wanted, question: impl FnOnce(client::Authority) -> F + Send + 'static)
+    where
+        F: Future<Output = Result<PathSegment, Error>> + Send,
+    {
+        let session = self.places.get(&wanted.interface).and_then(|place| self.sessions.get(self.asks[*place]));
+        let Some(authority) = session.and_then(|session| session.standing().authority) else {
+            let answer = Err(Error::Unreachable("nobody is logged in for the tenant".to_owned()));
+            return self.answered(Answer { wanted, answer });
+        };
+        let answers = self.answer_sender.clone();
+        tokio::spawn(async move {
+            let answer = question(authority).await;
+            let _ = answers.send(Answer { wanted, answer }).await;
+        });
+    }
+
+    pub(super) fn answered(&mut self, Answer { wanted, answer }: Answer) {
+        let answer = answer.as_ref().map_err(|error| {
+            tracing::debug!(interface = wanted.interface, "no segment: {error}");
+            refusal(error)
+        });
+        match answer {
+            Ok(_) => self.answers.given += 1,
+            Err(Refusal::Denied) => self.answers.refused += 1,
+            Err(Refusal::Unreachable) => self.answers.failed += 1,
+        }
+        let actions = self.endpoint.answered(&wanted, answer, time());
+        actions.into_iter().for_each(|action| self.perform(action));
+    }
+
+    pub(super) fn news(&mut self, session: usize, news: &News) {
+        match news {
+            News::Withdrawn(withdrawn) => self.void(withdrawn),
+            // What was refused may be granted.
+            News::Changed => {
+                let refused = self.kernel.program().segments.entries().into_iter().filter(|(key, entry)| {
+                    let place = self.places.get(&key.interface);
+                    entry.state() == segment_state::REFUSED && place.is_some_and(|place| self.asks[*place] == session)
+                });
+                self.forget(refused.map(|(key, _)| key));
+            }
+        }
+    }
+
+    /// Nothing is sent under these segments any more, nor are they shown to answer them.
+    pub(super) fn void(&mut self, withdrawn: &[Withdrawal]) {
+        if withdrawn.is_empty() {
+            return;
+        }
+        Withdrawal::add(&mut self.withdrawn, withdrawn, now());
+        let segments = self.kernel.program().segments.entries();
+        self.forget(segments.iter().filter(|(key, entry)| self.is_void(key, entry)).map(|(key, _)| *key));
+        let consents = &self.kernel.program().consents;
+        for (key, consent) in consents.entries() {
+            // It came from whom the answer would go to.
+            if self.is_withdrawn(&key, (key.receiver(), key.sender()), consent.expires)
+                && let Err(error) = consents.remove(&key)
+            {
+                tracing::error!("{error:#}");
+            }
+        }
+    }
+
+    fn is_void(&self, key: &SegmentKey, entry: &SegmentEntry) -> bool {
+        entry.state() == segment_state::GIVEN && self.is_withdrawn(key, (key.sender(), key.receiver()), entry.until)
+    }
+
+    fn is_withdrawn(&self, key: &SegmentKey, (sender, receiver): (IpAddr, IpAddr), expires: u32) -> bool {
+        let Some(place) = self.places.get(&key.interface) else { return false };
+        let vni = self.settings.tenants[*place].tenant.vni;
+        self.withdrawn.iter().any(|what| what.voids(vni, sender, receiver, expires))
+    }
+
+    fn forget(&self, keys: impl Iterator<Item = SegmentKey>) {
+        for key in keys {
+            if let Err(error) = self.kernel.program().segments.remove(&key) {
+                tracing::error!("{error:#}");
+            }
+        }
+    }
+
+    /// Asks again for what is in use and ends soon, and forgets what has ended.
+    pub(super) fn renew(&mut self) {
+        let time = time();
+        Withdrawal::add(&mut self.withdrawn, &[], now());
+        let entries = self.kernel.program().segments.entries();
+        let by_flow: BTreeSet<_> = entries
+            .iter()
+            .filter(|(key, entry)| key.is_for_one_flow() && entry.until > time)
+            .map(|(key, _)| in_order(&key.for_every_flow()))
+            .collect();
+        let is_over = |(key, entry): &&(SegmentKey, SegmentEntry)| match entry.state() {
+            segment_state::BY_FLOW => !by_flow.contains(&in_order(key)),
+            _ => entry.until <= time,
+        };
+        self.forget(entries.iter().filter(is_over).map(|(key, _)| *key));
+        let Self { endpoint, kernel, .. } = self;
+        let consents = &kernel.program().consents;
+        let renew = |(key, entry): &(SegmentKey, SegmentEntry)| {
+            endpoint.renew(key, entry, |key| consents.get(key).ok().flatten(), time)
+        };
+        let actions: Vec<_> = entries.iter().filter_map(renew).collect();
+        for (key, _) in consents.entries().into_iter().filter(|(_, consent)| consent.expires <= time) {
+            // Gone already: it gave way to others.
+            let _ = consents.remove(&key);
+        }
+        actions.into_iter().for_each(|action| self.perform(action));
+    }
+}
+
+/// What a set can hold of a key.
+fn in_order(key: &SegmentKey) -> (u32, IpAddr, IpAddr, u8, (u16, u16), bool) {
+    (key.interface, key.sender(), key.receiver(), key.protocol, key.ports(), key.is_back())
+}
+
+/// What an error says about consent.
+fn refusal(error: &Error) -> Refusal {
+    match error {
+        Error::Denied(_) => Refusal::Denied,
+        Error::Refused(problem) if problem.status != TOO_MANY && problem.status < FAULTS => Refusal::Denied,
+        _ => Refusal::Unreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use engine::api::Problem;
+
+    #[test]
+    fn only_what_is_about_consent_counts_as_a_denial() {
+        let problem = |status| Problem { r#type: "x".into(), title: "x".into(), status, detail: None };
+        assert_eq!(refusal(&Error::Denied(problem(403))), Refusal::Denied);
+        assert_eq!(refusal(&Error::Refused(problem(409))), Refusal::Denied);
+        for error in [Error::Refused(problem(429)), Error::Refused(problem(503)), Error::NotLoggedIn] {
+            assert_eq!(refusal(&error), Refusal::Unreachable);
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The kernel side: programs on interfaces, their tables, and the thread that reads what they hand over.
+
+use crate::directory::Cache;
+use crate::now;
+use crate::settings::Settings;
+use anyhow::{Context, Result, ensure};
+use datapath::Pins;
+use datapath::clock::coarse_to_unix;
+use datapath::interface::Interface;
+use datapath::svtep::{self, Svtep, Unsent};
+use engine::api::Withdrawal;
+use std::collections::BTreeMap;
+use std::fs::read_to_string;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use wire::Vni;
+use wire::map::ProofsConfig;
+
+/// How long the thread waits for packets before it looks whether it is still needed.
+const POLL: Duration = Duration::from_millis(200);
+/// The cores that are on.
+const ONLINE: &str = "/sys/devices/system/cpu/online";
+
+/// Where the thread hands packets on, and what it counts.
+#[derive(Clone)]
+pub struct Inlet {
+    /// Packets.
+    pub packets: mpsc::Sender<Unsent>,
+    /// Those that found no room.
+    pub lost: Arc<AtomicU64>,
+}
+
+/// An interface of a tenant that came or went, with the tenant's place in the settings.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It is attached now.
+    Came(u32, usize),
+    /// It is gone.
+    Gone(u32),
+}
+
+/// Everything in the kernel that is the endpoint's.
+pub struct Kernel {
+    program: Svtep,
+    settings: Settings,
+    pins: Pins,
+    underlay: Interface,
+    mtu: u32,
+    config: ProofsConfig,
+    /// By place in the settings.
+    tenants: BTreeMap<usize, Interface>,
+    failed: BTreeMap<usize, String>,
+    reader: Option<Reader>,
+    online: String,
+    inlet: Inlet,
+    /// A withdrawal found no room: then no key is held and nothing is delivered.
+    closed: bool,
+}
+
+impl Kernel {
+    /// Loads the programs and takes over the tables that an earlier process left. Nothing is attached.
+    pub fn load(settings: &Settings, cache: &Cache, pins: Pins, inlet: Inlet) -> Result<Self> {
+        let config = config(cache);
+        let (program, underlay, mtu) = load(settings, config, &pins)?;
+        let mut kernel = Self {
+            program,
+            settings: settings.clone(),
+            pins,
+            underlay,
+            mtu,
+            config,
+            tenants: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            reader: None,
+            online: String::new(),
+            inlet,
+            closed: false,
+        };
+        kernel.follow_cores()?;
+        kernel.write(cache)?;
+        Ok(kernel)
+    }
+
+    /// The programs and tables.
+    pub fn program(&self) -> &Svtep {
+        &self.program
+    }
+
+    /// The underlay's interface.
+    pub fn underlay(&self) -> &Interface {
+        &self.underlay
+    }
+
+    /// The longest packet there.
+    pub fn mtu(&self) -> u32 {
+        self.mtu
+    }
+
+    /// Why a tenant's interface is not attached, if it is not.
+    pub fn trouble(&self, tenant: usize) -> Option<&str> {
+        self.failed.get(&tenant).map(String::as_str)
+    }
+
+    /// Whether no key is held because a withdrawal found no room.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// Until when there are keys; `None` if there is none for the current epoch.
+    pub fn keys_until(&self) -> Option<u64> {
+        let epochs = self.program.proofs.epochs();
+        engine::verifier::keys_until(epochs.into_iter(), now(), self.config.epoch_length)
+    }
+
+    /// Whether the programs were loaded with the authority's times, and for the underlay as it is.
+    pub fn is_loaded_for(&self, cache: &Cache) -> bool {
+        let there = Interface::named(&self.underlay.name);
+        self.config == config(cache) && there.is_ok_and(|there| there == self.underlay)
+    }
+
+    /// Loads the programs anew; attachments and tables go over.
+    pub fn reload(&mut self, cache: &Cache) -> Result<()> {
+        let config = config(cache);
+        self.program.last()?;
+        self.reader = None;
+        (self.program, self.underlay, self.mtu) = load(&self.settings, config, &self.pins)?;
+        self.config = config;
+        self.online.clear();
+        self.follow_cores()?;
+        self.write(cache)?;
+        self.attach_underlay()?;
+        for (place, interface) in std::mem::take(&mut self.tenants) {
+            self.attach_tenant(place, interface)?;
+        }
+        self.program.last()
+    }
+
+    /// Makes the tables what the authority says. Withdrawals come first.
+    pub fn write(&mut self, cache: &Cache) -> Result<()> {
+        self.set_clock()?;
+        if self.withdraw(&cache.config.withdrawn) && cache.config.epoch_length == self.config.epoch_length {
+            let broken = |epoch| anyhow::anyhow!("the authority's key for proofs of epoch {epoch} is broken");
+            let keys = cache.keys.proofs.as_ref().map_or_else(|| Ok(Vec::new()), |keys| keys.read().map_err(broken))?;
+            if keys.is_empty() {
+                tracing::warn!(
+                    verifier = cache.config.verifier,
+                    "no path of networks.toml ends at this verifier: nothing is delivered"
+                );
+            }
+            self.program.proofs.hold(&keys)?;
+            self.closed = false;
+        }
+        let length = |address: &IpAddr| if address.is_ipv4() { 32 } else { 128 };
+        let own: Vec<_> = self.settings.addresses.iter().map(|address| (*address, length(address))).collect();
+        self.program.proofs.stand_before(&own).context("cannot write which endpoint it is")
+    }
+
+    /// Voids segments that come in. Without room for one nothing is delivered any more; gives whether there was.
+    pub fn withdraw(&mut self, withdrawn: &[Withdrawal]) -> bool {
+        let left = withdrawn.iter().filter(|what| u64::from(what.until) >= now()).find_map(|what| {
+            let vni = Vni::new(what.vni)?;
+            self.program.proofs.withdraw(vni, what.receiver, what.sender, what.until).err()
+        });
+        let Some(error) = left else { return true };
+        tracing::error!("no room for withdrawn consent, so nothing is delivered until some has ended: {error:#}");
+        if let Err(error) = self.program.proofs.hold(&[]) {
+            tracing::error!("cannot clear keys: {error:#}");
+        }
+        self.closed = true;
+        false
+    }
+
+    /// Attaches to the underlay, and forgets tenants that an earlier process knew and this one does not.
+    pub fn attach_underlay(&mut self) -> Result<()> {
+        let known: Vec<_> = self.there().map(|(_, interface)| interface.index).collect();
+        self.program.remove_tenants_but(&known)?;
+        self.program.attach_underlay(&self.underlay).with_context(|| format!("on {}", self.underlay.name))
+    }
+
+    /// The tenants' interfaces that are there.
+    fn there(&self) -> impl Iterator<Item = (usize, Interface)> {
+        let names = self.settings.tenants.iter().map(|tenant| tenant.interface.as_str()).enumerate();
+        names.filter_map(|(place, name)| Some((place, Interface::named(name).ok()?)))
+    }
+
+    /// Attaches to tenants' interfaces that have come, and forgets those that have gone.
+    pub fn follow_interfaces(&mut self) -> Vec<Change> {
+        let there: BTreeMap<_, _> = self.there().collect();
+        let mut changes = Vec::new();
+        for (place, old) in self.tenants.extract_if(.., |place, old| there.get(place) != Some(old)) {
+            tracing::info!(interface = old.name, "gone");
+            if let Err(error) = self.program.remove_tenant(old.index, self.settings.tenants[place].id) {
+                tracing::error!("{error:#}");
+            }
+            self.program.release_tenant(&old);
+            changes.push(Change::Gone(old.index));
+        }
+        for (place, tenant) in self.settings.tenants.iter().enumerate().filter(|(place, _)| !there.contains_key(place))
+        {
+            let why = format!("there is no interface {}", tenant.interface);
+            if self.failed.insert(place, why.clone()).as_ref() != Some(&why) {
+                tracing::warn!("{why}: its tenant is taken in once it comes");
+            }
+        }
+        for (place, interface) in there {
+            if self.tenants.contains_key(&place) {
+                continue;
+            }
+            let index = interface.index;
+            match self.attach_tenant(place, interface) {
+                Ok(()) => changes.push(Change::Came(index, place)),
+                Err(error) => {
+                    let why = format!("{error:#}");
+                    if self.failed.insert(place, why.clone()).as_ref() != Some(&why) {
+                        tracing::error!("a tenant is not taken in: {why}");
+                    }
+                }
+            }
+        }
+        // Once all are attached: it lets go of what an earlier process attached and this one did not.
+        if !changes.is_empty()
+            && let Err(error) = self.program.last()
+        {
+            tracing::error!("{error:#}");
+        }
+        changes
+    }
+
+    fn attach_tenant(&mut self, place: usize, interface: Interface) -> Result<()> {
+        let name = &interface.name;
+        ensure!(interface.link_header == 14, "interface {name} has no Ethernet header: no tenant can be behind it");
+        let tenant = &self.settings.tenants[place];
+        self.program
+            .attach_tenant(&interface, tenant.tenant.vni, tenant.id)
+            .with_context(|| format!("cannot take in the tenant behind {name}"))?;
+        tracing::info!(interface = name, network = tenant.tenant.network, id = tenant.id.0, "a tenant is taken in");
+        self.failed.remove(&place);
+        self.tenants.insert(place, interface);
+        Ok(())
+    }
+
+    /// Opens the buffers of packets anew where cores have come: those of a core that went off are dead.
+    pub fn follow_cores(&mut self) -> Result<()> {
+        // Without /sys it is opened once.
+        let online = read_to_string(ONLINE).unwrap_or_default();
+        if self.reader.is_some() && online == self.online {
+            return Ok(());
+        }
+        // Its places in the map are free for the new one only when it has ended.
+        self.reader = None;
+        self.reader = Some(Reader::start(&self.program, &self.inlet)?);
+        self.online = online;
+        Ok(())
+    }
+
+    /// Tells the programs the time.
+    pub fn set_clock(&self) -> Result<()> {
+        self.program.proofs.set_clock(coarse_to_unix())
+    }
+
+    /// Forgets withdrawals of what has ended, and keys whose epoch is over.
+    pub fn sweep(&self) -> Result<()> {
+        self.program.proofs.sweep(now().saturating_sub(u64::from(engine::verifier::CLOCK_SKEW_MAX)) as u32)
+    }
+
+    /// Makes attachments outlive this process.
+    pub fn last(&self) -> Result<()> {
+        self.program.last()
+    }
+
+    /// Lets go of every interface and of the tables.
+    pub fn end(&mut self) -> Result<()> {
+        self.reader = None;
+        self.program.detach();
+        self.pins.remove()
+    }
+}
+
+fn config(cache: &Cache) -> ProofsConfig {
+    ProofsConfig { epoch_length: cache.config.epoch_length, max_lifetime: cache.config.max_lifetime }
+}
+
+fn load(settings: &Settings, proofs: ProofsConfig, pins: &Pins) -> Result<(Svtep, Interface, u32)> {
+    let underlay = Interface::named(&settings.underlay).context("underlay")?;
+    let mtu = settings.mtu.or_else(|| underlay.mtu()).context("the underlay does not say its MTU: set `mtu`")?;
+    let Settings { remembered, reports, .. } = *settings;
+    let program = Svtep::load(&underlay, &svtep::Settings { proofs, remembered, mtu, reports }, Some(pins.clone()))?;
+    Ok((program, underlay, mtu))
+}
+
+/// The thread that reads packets; dropping it waits for its end.
+struct Reader {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reader {
+    fn start(program: &Svtep, inlet: &Inlet) -> Result<Self> {
+        let Inlet { packets, lost } = inlet.clone();
+        let overflow = lost.clone();
+        let each = move |unsent| {
+            // With no room left the packet is lost, as any packet may be.
+            if packets.try_send(unsent).is_err() {
+                overflow.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let buffer = program.unsent(each, move |count| {
+            lost.fetch_add(count, Ordering::Relaxed);
+        })?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let read = move || {
+            while !stopped.load(Ordering::Relaxed) {
+                // A signal may end it early; it is tried again in any case.
+                if let Err(error) = buffer.poll(POLL) {
+                    tracing::debug!("unsent packets: {error}");
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("unsent".into()).spawn(read).context("cannot start a thread")?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

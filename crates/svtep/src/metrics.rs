@@ -1,0 +1,53 @@
+//! The endpoint's metrics: `status` in numbers. No address is among them.
+
+use crate::view::{Counter, Status};
+use shell::metrics::{Page, label};
+
+/// The page.
+pub fn page(status: &Status, now: u64) -> Page {
+    let mut page = Page::new("svtep");
+    let counted =
+        |counters: &[Counter], name| counters.iter().map(|one| (label(name, &one.name), one.count)).collect::<Vec<_>>();
+    page.counters("packets", "Packets of tenants, by what became of them", counted(&status.packets, "outcome"));
+    page.counters(
+        "proofs",
+        "Packets out of the tunnel whose proof was right, by how",
+        counted(&status.passed, "outcome"),
+    );
+    page.counters(
+        "dropped_proofs",
+        "Packets out of the tunnel that were dropped, by drop reason",
+        counted(&status.reasons, "reason"),
+    );
+    page.counters("answers", "Answers of the authority to questions for segments", counted(&status.answers, "answer"));
+    page.gauge("open_questions", "Questions for segments that wait for an answer", status.open as f64);
+    let of_networks = |value: fn(&crate::view::Tenant) -> f64| {
+        let mut sums = std::collections::BTreeMap::<&str, f64>::new();
+        for tenant in &status.tenants {
+            *sums.entry(&tenant.network).or_default() += value(tenant);
+        }
+        sums.into_iter().map(|(network, sum)| (label("network", network), sum)).collect::<Vec<_>>()
+    };
+    page.gauges(
+        "tenants",
+        "Tenants that are attached, by network",
+        of_networks(|tenant| f64::from(tenant.not_attached.is_none())),
+    );
+    page.gauges(
+        "tenants_in_trouble",
+        "Tenants whose interface is missing or whose service account is not logged in, by network",
+        of_networks(|tenant| f64::from(tenant.not_attached.is_some() || !tenant.logged_in)),
+    );
+    page.gauges(
+        "segments",
+        "Segments that tenants send under, by network",
+        of_networks(|tenant| tenant.segments as f64),
+    );
+    page.gauge("consents", "Segments that came in and may be answered", status.consents as f64);
+    page.gauge("withdrawn", "Statements of withdrawn consent that have not ended", status.withdrawn as f64);
+    page.gauge("connected", "Whether the authority's event stream is up", status.connected.into());
+    page.gauge("closed", "Whether nothing is delivered because a withdrawal found no room", status.closed.into());
+    let left = status.keys_until.map_or(0.0, |until| until.saturating_sub(now) as f64);
+    page.gauge("keys_left_seconds", "Until there is no key; 0 if there is none for the current epoch", left);
+    page
+}

@@ -1,0 +1,237 @@
+//! Sessions of the service accounts that ask for tenants: begun when there is none, renewed before they end, kept across
+//! restarts.
+
+use crate::directory::{Directory, Kept};
+use crate::now;
+use anyhow::{Context, Result, ensure};
+use client::{Authority, Error};
+use engine::api::{Event, ServiceKey, Withdrawal};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+/// The first and the longest pause before the next attempt to log in.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// A session that lived this long was none that ends at once.
+const LASTED: Duration = Duration::from_secs(30);
+/// How long before its end a session is followed by the next: as long as segments last that were given in it.
+const AHEAD: u64 = 300;
+
+/// What the authority tells a session.
+pub enum News {
+    /// Segments are void.
+    Withdrawn(Vec<Withdrawal>),
+    /// What was refused may be granted.
+    Changed,
+}
+
+/// How a session stands.
+#[derive(Clone, Default)]
+pub struct Standing {
+    /// The authority as its caller, where it is logged in.
+    pub authority: Option<Authority>,
+    /// When it ends, Unix seconds.
+    pub expires: u64,
+    /// What is wrong, if something is.
+    pub trouble: Option<String>,
+}
+
+/// The session of a service account; it is kept up until this is dropped.
+pub struct Session {
+    /// The account's name.
+    pub service: String,
+    standing: watch::Receiver<Standing>,
+    task: JoinHandle<()>,
+}
+
+impl Session {
+    /// Keeps up the session of the account whose key is in a file, on this device. News go to `tell`, with the number.
+    pub fn start(
+        key: &Path,
+        authority: &str,
+        device: &str,
+        directory: &Directory,
+        tell: (usize, mpsc::Sender<(usize, News)>),
+    ) -> Result<Self> {
+        let key = read(key)?;
+        let service = key.service.clone();
+        // The key is shown to nobody but who is known by the certificates that came with it.
+        let caller = Authority::new(authority, Some(key.ca.as_bytes()))?;
+        let (changes, standing) = watch::channel(Standing::default());
+        let keeper = Keeper {
+            key,
+            caller,
+            url: authority.to_owned(),
+            device: device.to_owned(),
+            directory: directory.clone(),
+            changes,
+            tell,
+        };
+        Ok(Self { service, standing, task: tokio::spawn(keeper.keep()) })
+    }
+
+    /// How it stands.
+    pub fn standing(&self) -> Standing {
+        self.standing.borrow().clone()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Reads a service account's key file.
+pub fn read(path: &Path) -> Result<ServiceKey> {
+    let shown = path.display();
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("can't read the service account's key {shown}"))?;
+    let mode = std::fs::metadata(path)?.mode();
+    ensure!(mode & 0o077 == 0, "{shown} is open to others (mode {:03o}): chmod 600 it", mode & 0o777);
+    serde_json::from_str(&text)
+        .ok()
+        .with_context(|| format!("{shown} is no key file that `vouchsafe authority service add` wrote"))
+}
+
+/// Why a session is not followed any longer.
+enum End {
+    /// It ended.
+    Over(String),
+    /// It ends soon.
+    Due,
+}
+
+struct Keeper {
+    key: ServiceKey,
+    caller: Authority,
+    url: String,
+    device: String,
+    directory: Directory,
+    changes: watch::Sender<Standing>,
+    tell: (usize, mpsc::Sender<(usize, News)>),
+}
+
+impl Keeper {
+    async fn keep(self) {
+        let service = self.key.service.clone();
+        let before = self.directory.session(&service);
+        let mut kept = before.filter(|kept| kept.authority == self.url && !is_due(kept, now()));
+        let mut pause = PAUSES.0;
+        loop {
+            let session = match kept.take() {
+                Some(session) => session,
+                None => match self.enter().await {
+                    Ok(session) => session,
+                    Err(error) => {
+                        tracing::warn!(service, "cannot log in: {error}");
+                        self.changes.send_modify(|standing| standing.trouble = Some(error.to_string()));
+                        wait(&mut pause).await;
+                        continue;
+                    }
+                },
+            };
+            let authority = self.caller.with_token(&session.token);
+            let standing = Standing { authority: Some(authority.clone()), expires: session.lasts.1, trouble: None };
+            self.changes.send_replace(standing);
+            tracing::info!(service, until = session.lasts.1, "logged in");
+            let began = Instant::now();
+            match self.follow(&authority, &session).await {
+                // The next one takes over; this one runs out by itself, and with it what was given in it.
+                End::Due => {}
+                End::Over(why) => {
+                    tracing::info!(service, "the session has ended: {why}");
+                    let _ = self.directory.set_session(&service, None);
+                    self.changes.send_replace(Standing { trouble: Some(why), ..Standing::default() });
+                    if began.elapsed() < LASTED {
+                        wait(&mut pause).await;
+                    } else {
+                        pause = PAUSES.0;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn enter(&self) -> Result<Kept, Error> {
+        let session = self.caller.login_by_key(&self.key, &self.device).await?;
+        // By this machine's clock, whatever the authority's says.
+        let (began, lasts) = (now(), session.expires.saturating_sub(session.now));
+        let kept = Kept { authority: self.url.clone(), token: session.token, lasts: (began, began + lasts) };
+        if let Err(error) = self.directory.set_session(&self.key.service, Some(&kept)) {
+            tracing::warn!("cannot keep the session: {error:#}");
+        }
+        Ok(kept)
+    }
+
+    async fn follow(&self, authority: &Authority, session: &Kept) -> End {
+        let mut events = authority.events();
+        let mut trouble = events.trouble();
+        let due = due(session).saturating_sub(now());
+        let due = sleep(Duration::from_secs(due));
+        tokio::pin!(due);
+        loop {
+            let event = tokio::select! {
+                event = events.next() => event,
+                Ok(()) = trouble.changed() => {
+                    let why = trouble.borrow_and_update().clone();
+                    self.changes.send_modify(|standing| standing.trouble = why);
+                    continue;
+                }
+                () = &mut due => return End::Due,
+            };
+            let news = match event {
+                Ok(Event::Withdrawn { withdrawn }) => News::Withdrawn(withdrawn),
+                Ok(Event::Hello | Event::Policy) => News::Changed,
+                Ok(Event::LoggedOut) => return End::Over("the authority ended it".to_owned()),
+                Ok(_) => continue,
+                Err(error) => return End::Over(error.to_string()),
+            };
+            let _ = self.tell.1.send((self.tell.0, news)).await;
+        }
+    }
+}
+
+async fn wait(pause: &mut Duration) {
+    sleep(*pause).await;
+    *pause = (*pause * 2).min(PAUSES.1);
+}
+
+/// When the next session is begun.
+fn due(session: &Kept) -> u64 {
+    let (began, ends) = session.lasts;
+    ends.saturating_sub(AHEAD.min(ends.saturating_sub(began) / 4))
+}
+
+fn is_due(session: &Kept, now: u64) -> bool {
+    due(session) <= now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_session_begins_as_long_before_the_end_as_segments_last() {
+        let session = |lasts| Kept { authority: String::new(), token: String::new(), lasts };
+        assert_eq!(due(&session((1000, 1000 + 43_200))), 1000 + 43_200 - 300);
+        assert_eq!(due(&session((1000, 1120))), 1090);
+        assert!(is_due(&session((1000, 1120)), 1090) && !is_due(&session((1000, 1120)), 1089));
+    }
+
+    #[test]
+    fn a_key_that_others_can_read_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let room = tempfile::tempdir().unwrap();
+        let file = room.path().join("key");
+        std::fs::write(&file, "{}").unwrap();
+        let mode = |mode| std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o644);
+        assert!(read(&file).err().unwrap().to_string().contains("chmod 600"));
+        mode(0o600);
+        assert!(read(&file).err().unwrap().to_string().contains("authority service add"));
+    }
+}

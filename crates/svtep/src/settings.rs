@@ -1,0 +1,318 @@
+//! The daemon's settings: `svtep.toml`, and flags of the same names that go before it. Tenants stand in the file only.
+
+use anyhow::{Context, Result};
+use clap::Args;
+use engine::document::{Faults, Fields, Reader, texts};
+use engine::endpoint::Tenant;
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use wire::{InterfaceId, Vni};
+
+/// Where the settings are looked for.
+pub const DEFAULT_CONFIG: &str = "/etc/vouchsafe/svtep.toml";
+const DEFAULT_DIR: &str = "/var/lib/vouchsafe/svtep";
+/// The instance that is meant where none is named.
+pub const DEFAULT_INSTANCE: &str = "main";
+const KEYS: &[&str] = &[
+    "dir",
+    "socket",
+    "instance",
+    "underlay",
+    "address",
+    "mtu",
+    "service_key",
+    "remembered",
+    "reports",
+    "metrics",
+    "tenants",
+];
+const TENANT_KEYS: &[&str] = &["interface", "network", "vni", "id", "address", "service_key"];
+/// Longest packets: what IPv6 asks of every link, and what a packet's length can say.
+const MTU: std::ops::RangeInclusive<u32> = 1280..=65_535;
+/// Packets of one tenant that are handed over in a second.
+const REPORTS: u32 = 100;
+/// As the kernel's table has it.
+const TENANTS_MAX: usize = 4096;
+
+/// A file of settings with every key, to begin with.
+pub const TEMPLATE: &str = include_str!("settings/template.toml");
+
+/// Settings of the daemon, as flags
+#[derive(Args, Clone, Debug, Default)]
+pub struct Flags {
+    /// Where its enrolment and its sessions are kept [default: /var/lib/vouchsafe/svtep]
+    #[arg(long, value_name = "DIR", env = "VOUCHSAFE_SVTEP_DIR")]
+    pub dir: Option<PathBuf>,
+    /// Where it is asked [default: /run/vouchsafe/svtep.sock, or svtep-NAME.sock for another instance]
+    #[arg(long, value_name = "PATH", env = "VOUCHSAFE_SVTEP_SOCKET")]
+    pub socket: Option<PathBuf>,
+    /// Which of several tunnel endpoints on this host [default: main]
+    #[arg(long, value_name = "NAME", env = "VOUCHSAFE_SVTEP_INSTANCE")]
+    pub instance: Option<String>,
+    /// The interface that tunnelled packets come and go by
+    #[arg(long, value_name = "IF", env = "VOUCHSAFE_SVTEP_UNDERLAY")]
+    pub underlay: Option<String>,
+    /// Its own address there, as networks.toml has it; may be repeated, the first is the one that it sends from
+    #[arg(long, value_name = "ADDR", env = "VOUCHSAFE_SVTEP_ADDRESS", value_delimiter = ',')]
+    pub address: Vec<IpAddr>,
+    /// The longest packet of the underlay [default: what the interface takes]
+    #[arg(long, value_name = "BYTES", env = "VOUCHSAFE_SVTEP_MTU", value_parser = clap::value_parser!(u32).range(1280..=65_535))]
+    pub mtu: Option<u32>,
+    /// The service account that asks for tenants that name none of their own: its key file
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_SVTEP_SERVICE_KEY")]
+    pub service_key: Option<PathBuf>,
+    /// Room for proofs that were right, 128 bytes each [default: 65536]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_SVTEP_REMEMBERED", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
+    pub remembered: Option<u32>,
+    /// Packets without a segment that are looked at, per tenant and second [default: 100]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_SVTEP_REPORTS", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub reports: Option<u32>,
+    /// Where metrics for Prometheus are served, in plain HTTP [default: nowhere]
+    #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_SVTEP_METRICS")]
+    pub metrics: Option<SocketAddr>,
+}
+
+/// A tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantSettings {
+    /// The interface behind which it is.
+    pub interface: String,
+    /// That interface's id, as networks.toml has it.
+    pub id: InterfaceId,
+    /// Its network and its addresses.
+    pub tenant: Tenant,
+    /// The key file of the service account that asks for it.
+    pub service_key: PathBuf,
+}
+
+/// The daemon's settings.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where its enrolment and its sessions are kept.
+    pub dir: PathBuf,
+    /// Where it is asked.
+    pub socket: PathBuf,
+    /// Tells the kernel state of several endpoints apart.
+    pub instance: String,
+    /// The underlay's interface.
+    pub underlay: String,
+    /// Its own addresses there.
+    pub addresses: Vec<IpAddr>,
+    /// The longest packet there; what the interface takes where none is set.
+    pub mtu: Option<u32>,
+    /// Room for proofs that were right.
+    pub remembered: u32,
+    /// Packets of one tenant that are handed over in a second.
+    pub reports: u32,
+    /// Where metrics are served, if anywhere.
+    pub metrics: Option<SocketAddr>,
+    /// The tenants.
+    pub tenants: Vec<TenantSettings>,
+}
+
+/// What a file says, before flags go before it.
+#[derive(Default)]
+struct File {
+    flags: Flags,
+    tenants: Vec<Described>,
+}
+
+/// A tenant as the file describes it.
+struct Described {
+    interface: String,
+    id: InterfaceId,
+    tenant: Tenant,
+    service_key: Option<PathBuf>,
+}
+
+/// Where the daemon of an instance is asked.
+pub fn default_socket(instance: &str) -> PathBuf {
+    let name = if instance == DEFAULT_INSTANCE { "svtep.sock".into() } else { format!("svtep-{instance}.sock") };
+    Path::new("/run/vouchsafe").join(name)
+}
+
+/// An instance's name is part of paths.
+pub fn instance(text: &str) -> Result<String, String> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if (1..=32).contains(&text.len()) && text.chars().all(fine) {
+        Ok(text.to_owned())
+    } else {
+        Err("1 to 32 letters, digits, `-` or `_`".to_owned())
+    }
+}
+
+impl Settings {
+    /// The settings of these flags and the file.
+    pub fn load(flags: Flags, config: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(config).with_context(|| {
+            format!("cannot read {} (`vouchsafe svtep template` prints one to begin with)", config.display())
+        })?;
+        let file = read(&text).map_err(|faults| anyhow::anyhow!("{}", faults.in_file(&config.to_string_lossy())))?;
+        Self::resolve(flags, file).with_context(|| format!("in {} and the flags", config.display()))
+    }
+
+    fn resolve(flags: Flags, File { flags: file, tenants }: File) -> Result<Self> {
+        let text = flags.instance.or(file.instance).unwrap_or_else(|| DEFAULT_INSTANCE.to_owned());
+        let instance = instance(&text).map_err(|why| anyhow::anyhow!("instance: {text:?} is not {why}"))?;
+        let addresses = if flags.address.is_empty() { file.address } else { flags.address };
+        let first = *addresses.first().context("there is no `address`: the endpoint's own on the underlay")?;
+        let one_family = addresses.iter().all(|address| address.is_ipv4() == first.is_ipv4());
+        anyhow::ensure!(one_family, "address: an endpoint's addresses are of one family; run another --instance");
+        let service_key = flags.service_key.or(file.service_key);
+        let keyed = |it: Described| {
+            let key = it.service_key.or_else(|| service_key.clone());
+            let key =
+                key.with_context(|| format!("nobody asks for the tenant behind {}: no `service_key`", it.interface))?;
+            let Described { interface, id, tenant, .. } = it;
+            Ok(TenantSettings { interface, id, tenant, service_key: key })
+        };
+        let underlay =
+            flags.underlay.or(file.underlay).context("there is no `underlay`: the interface to the others")?;
+        let tenants: Vec<_> = tenants.into_iter().map(keyed).collect::<Result<_>>()?;
+        anyhow::ensure!(
+            tenants.iter().all(|tenant| tenant.interface != underlay),
+            "{underlay} is the underlay and a tenant's"
+        );
+        Ok(Self {
+            dir: flags.dir.or(file.dir).unwrap_or_else(|| DEFAULT_DIR.into()),
+            socket: flags.socket.or(file.socket).unwrap_or_else(|| default_socket(&instance)),
+            instance,
+            underlay,
+            addresses,
+            mtu: flags.mtu.or(file.mtu),
+            remembered: flags.remembered.or(file.remembered).unwrap_or(datapath::proofs::REMEMBERED),
+            reports: flags.reports.or(file.reports).unwrap_or(REPORTS),
+            metrics: flags.metrics.or(file.metrics),
+            tenants,
+        })
+    }
+}
+
+fn read(text: &str) -> Result<File, Faults> {
+    Reader::read(text, KEYS, |reader, root| {
+        let mut text = |key| root.text(reader, key).map(|text| (*text.get_ref()).to_owned());
+        let [dir, socket, instance, underlay, service_key] =
+            ["dir", "socket", "instance", "underlay", "service_key"].map(&mut text);
+        let [dir, socket, service_key] = [dir, socket, service_key].map(|path| path.map(PathBuf::from));
+        let address = addresses(reader, root);
+        let mut number = |key: &str, least: u32, most: u32| {
+            root.value(key)?;
+            Some(root.number(reader, key, least, least, most))
+        };
+        let mtu = number("mtu", *MTU.start(), *MTU.end());
+        let (remembered, reports) = (number("remembered", 16, 1 << 24), number("reports", 1, 100_000));
+        let metrics = root.address(reader, "metrics", "127.0.0.1:9467");
+        let flags = Flags { dir, socket, instance, underlay, address, mtu, service_key, remembered, reports, metrics };
+        Some(File { flags, tenants: tenants(reader, root) })
+    })
+}
+
+fn tenants(reader: &mut Reader<'_>, root: &Fields<'_, '_>) -> Vec<Described> {
+    let (mut interfaces, mut ids) = (BTreeSet::new(), BTreeSet::new());
+    let mut all = Vec::new();
+    let tables = root.tables(reader, "tenants", "a tenant", TENANT_KEYS);
+    if tables.len() > TENANTS_MAX {
+        reader.fault(root.span(), format!("{} tenants are too many: at most {TENANTS_MAX}", tables.len()));
+        return all;
+    }
+    for fields in tables {
+        let interface = fields.required_text(reader, "interface");
+        let network = fields.required_text(reader, "network");
+        for key in ["vni", "id", "address"] {
+            fields.required(reader, key);
+        }
+        let vni = Vni::new(fields.number(reader, "vni", 0, 0, (1 << 24) - 1));
+        let id = fields.number(reader, "id", 0, 0, u16::MAX.into());
+        let service_key = fields.text(reader, "service_key").map(|path| PathBuf::from(*path.get_ref()));
+        let addresses = addresses(reader, &fields);
+        let (Some(interface), Some(network), Some(vni)) = (interface, network, vni) else { continue };
+        if !interfaces.insert((*interface.get_ref()).to_owned()) {
+            reader.fault(interface.span(), format!("{} is another tenant's already", interface.get_ref()));
+        }
+        if !ids.insert(id) {
+            reader.fault(fields.span(), format!("the interface id {id} is another tenant's already"));
+        }
+        if addresses.is_empty() && fields.value("address").is_some() {
+            reader.fault(fields.span(), "`address` of a tenant is empty: it could send nothing");
+        }
+        let tenant = Tenant { network: (*network.get_ref()).to_owned(), vni, addresses };
+        let (interface, id) = ((*interface.get_ref()).to_owned(), InterfaceId(id as u16));
+        all.push(Described { interface, id, tenant, service_key });
+    }
+    all
+}
+
+fn addresses(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<IpAddr> {
+    let list = fields.value("address").map(|value| texts(reader, value)).unwrap_or_default();
+    let read = list.into_iter().filter_map(|text| {
+        let address = text.get_ref().parse::<IpAddr>().ok();
+        if address.is_none() {
+            reader.fault(text.span(), "`address` holds addresses without a length, such as \"192.0.2.1\"");
+        }
+        address
+    });
+    read.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "underlay = \"eth0\"\naddress = \"192.0.2.1\"\nservice_key = \"all.key\"\n";
+    const BLUE: &str =
+        "[[tenants]]\ninterface = \"t1\"\nnetwork = \"blue\"\nvni = 100\nid = 1\naddress = \"10.0.0.1\"\n";
+
+    fn of(text: &str) -> Result<Settings> {
+        Settings::resolve(Flags::default(), read(text).map_err(|faults| anyhow::anyhow!("{faults}"))?)
+    }
+
+    fn fault(text: &str) -> String {
+        format!("{:#}", of(text).expect_err("a fault"))
+    }
+
+    #[test]
+    fn every_key_of_the_template_is_known_and_a_default_or_an_example() {
+        let text = TEMPLATE.replace("\n#", "\n");
+        let lines: Vec<_> = text.lines().filter(|line| line.contains(" = ") || line.starts_with("[[")).collect();
+        assert_eq!(lines.len(), KEYS.len() + TENANT_KEYS.len());
+        let all = of(&lines.join("\n")).unwrap();
+        let least = of(TEXT).unwrap();
+        assert_eq!((all.remembered, all.reports, &all.dir), (least.remembered, least.reports, &least.dir));
+        assert_eq!((&all.socket, &all.instance, all.tenants.len()), (&least.socket, &least.instance, 1));
+        // What stands there uncommented has to be changed by its reader, and is valid.
+        assert!(of(TEMPLATE).is_ok());
+    }
+
+    #[test]
+    fn a_tenant_asks_by_its_own_key_or_by_everybodys() {
+        let red = BLUE.replace("t1", "t2").replace("id = 1", "id = 2\nservice_key = \"red.key\"");
+        let settings = of(&[TEXT, BLUE, &red].concat()).unwrap();
+        let keys: Vec<_> = settings.tenants.iter().map(|tenant| tenant.service_key.to_str().unwrap()).collect();
+        assert_eq!(keys, ["all.key", "red.key"]);
+        assert!(
+            fault(&[&TEXT.replace("service_key", "#"), BLUE].concat()).contains("nobody asks for the tenant behind t1")
+        );
+    }
+
+    #[test]
+    fn a_flag_goes_before_the_file() {
+        let flags = Flags { underlay: Some("eth9".into()), instance: Some("two".into()), ..Flags::default() };
+        let settings = Settings::resolve(flags, read(TEXT).unwrap_or_default()).unwrap();
+        assert_eq!((settings.underlay.as_str(), settings.socket), ("eth9", "/run/vouchsafe/svtep-two.sock".into()));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_the_way_out() {
+        assert!(fault("").contains("there is no `address`"));
+        assert!(fault(&TEXT.replace("underlay", "underley")).contains("did you mean `underlay`?"));
+        assert!(fault(&TEXT.replace("192.0.2.1", "192.0.2.0/24")).contains("without a length"));
+        assert!(fault(&TEXT.replace("\"192.0.2.1\"", "[\"192.0.2.1\", \"2001:db8::1\"]")).contains("one family"));
+        assert!(fault(&[TEXT, BLUE, BLUE].concat()).contains("t1 is another tenant's already"));
+        assert!(fault(&[TEXT, BLUE, &BLUE.replace("t1", "t2")].concat()).contains("interface id 1"));
+        assert!(fault(&[TEXT, &BLUE.replace("t1", "eth0")].concat()).contains("eth0 is the underlay and a tenant's"));
+        assert!(fault(&[TEXT, &BLUE.replace("\"10.0.0.1\"", "[]")].concat()).contains("could send nothing"));
+        assert!(fault(&[TEXT, &BLUE.replace("vni = 100", "vni = 16777216")].concat()).contains("vni"));
+        assert!(fault(&format!("{TEXT}instance = \"../x\"")).contains("letters, digits"));
+    }
+}

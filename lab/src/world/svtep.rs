@@ -1,0 +1,191 @@
+//! Tunnel endpoints, and verifiers of proofs between them, as daemons.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::authority::answer;
+use super::{Authority, Instance, SOON, ask_json};
+use crate::net::Namespace;
+use crate::poll;
+use crate::process::{self, Process};
+
+/// A tunnel endpoint's daemon in a namespace. Its kernel programs go on when the daemon doesn't.
+pub struct Svtep {
+    process: Option<Process>,
+    instance: Instance,
+    net: PathBuf,
+    dir: PathBuf,
+}
+
+impl Svtep {
+    /// Enrols one at `authority` as `id`; with these settings it is to run.
+    pub fn enrol(namespace: &Namespace, authority: &Authority, id: &str, settings: &str) -> Result<Self> {
+        let dir = namespace.dir().join("svtep-state");
+        let this = Self { process: None, instance: Instance::new("svtep"), net: namespace.path(), dir };
+        let code = authority.enrolment_code(id)?;
+        let mut enrol = inside(&this.net);
+        enrol.args(["svtep", "enrol", "--authority", &authority.url(), "--code", &code, "--dir"]).arg(&this.dir);
+        process::output(enrol.arg("--ca").arg(authority.ca()))?;
+        fs::write(this.config(), settings)?;
+        Ok(this)
+    }
+
+    /// Runs the daemon (again), and waits until it hears the authority and has taken in all tenants.
+    pub fn run(&mut self) -> Result<()> {
+        self.launch()?;
+        let mut status = Value::Null;
+        let up = poll(SOON, || {
+            status = self.status().unwrap_or_default();
+            let fine = |tenant: &Value| tenant["logged_in"] == true && tenant["not_attached"].is_null();
+            let tenants = status["tenants"].as_array().is_some_and(|tenants| tenants.iter().all(fine));
+            (status["connected"] == true && tenants) || self.has_ended()
+        });
+        ensure!(up && !self.has_ended(), "the tunnel endpoint does not run: {status}\n{}", self.log());
+        Ok(())
+    }
+
+    /// Runs the daemon (again) and waits until it answers, whether or not it hears the authority.
+    pub fn run_alone(&mut self) -> Result<()> {
+        self.launch()?;
+        let up = poll(SOON, || self.status().is_ok() || self.has_ended());
+        ensure!(up && !self.has_ended(), "the tunnel endpoint does not run:\n{}", self.log());
+        Ok(())
+    }
+
+    fn launch(&mut self) -> Result<()> {
+        let mut command = self.daemon("run");
+        command.arg("--config").arg(self.config()).arg("--dir").arg(&self.dir);
+        let logs = self.dir.parent().context("a folder in the namespace's")?;
+        self.process = Some(Process::start(command, logs)?);
+        Ok(())
+    }
+
+    /// `vouchsafe svtep check`: whether all is well, and what was said.
+    pub fn check(&self) -> Result<(bool, String)> {
+        answer(inside(&self.net).args(["svtep", "check", "--config"]).arg(self.config()).arg("--dir").arg(&self.dir))
+    }
+
+    /// `vouchsafe svtep status`.
+    pub fn status(&self) -> Result<Value> {
+        ask_json(self.daemon("status").arg("--json"))
+    }
+
+    /// `vouchsafe svtep segments`.
+    pub fn segments(&self) -> Result<Vec<Value>> {
+        Ok(ask_json(self.daemon("segments").arg("--json"))?.as_array().cloned().unwrap_or_default())
+    }
+
+    /// A counter of one of the lists in its status: `packets`, `passed`, `reasons`, `answers`.
+    pub fn count(&self, list: &str, name: &str) -> Result<u64> {
+        let status = self.status()?;
+        let counters = status[list].as_array().with_context(|| format!("no {list} in {status}"))?;
+        let one = counters.iter().find(|one| one["name"] == name).with_context(|| format!("no {name} in {list}"))?;
+        one["count"].as_u64().context("a number")
+    }
+
+    /// What the daemon has written since it was last run.
+    pub fn log(&self) -> String {
+        self.process.as_ref().map(Process::log).unwrap_or_default()
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.process.as_mut().is_none_or(|process| process.exit().is_some())
+    }
+
+    /// Ends the daemon; what it put into the kernel goes on.
+    pub fn stop(&mut self) -> Result<()> {
+        let ended = self.process.take().context("no tunnel endpoint runs")?.stop()?;
+        ensure!(ended.success(), "it ended with {ended}");
+        Ok(())
+    }
+
+    /// Kills the daemon without a warning.
+    pub fn kill(&mut self) -> Result<()> {
+        let mut process = self.process.take().context("no tunnel endpoint runs")?;
+        process.signal(Signal::SIGKILL)?;
+        process.wait(SOON).map(drop)
+    }
+
+    /// Has everything in the kernel removed, whether the daemon runs or not.
+    pub fn detach(&mut self) -> Result<()> {
+        process::output(&mut self.daemon("detach"))?;
+        match self.process.take() {
+            Some(mut process) => process.wait(SOON).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    fn config(&self) -> PathBuf {
+        self.dir.join("svtep.toml")
+    }
+
+    fn daemon(&self, word: &str) -> Command {
+        let mut command = inside(&self.net);
+        command.args(["svtep", word, "--instance", &self.instance.name, "--socket"]);
+        command.arg(self.dir.with_file_name("svtep.sock"));
+        command
+    }
+}
+
+/// A verifier's daemon that checks nothing but proofs.
+pub struct Prover {
+    _process: Process,
+    _instance: Instance,
+    net: PathBuf,
+    socket: PathBuf,
+}
+
+impl Prover {
+    /// Enrols one at `authority` as `id` and runs it before these endpoints, on these interfaces.
+    pub fn start(
+        namespace: &Namespace,
+        authority: &Authority,
+        id: &str,
+        endpoints: &[&str],
+        interfaces: &[&str],
+    ) -> Result<Self> {
+        let (dir, net) = (namespace.dir().join(format!("{id}-state")), namespace.path());
+        let (instance, socket) = (Instance::new("verifier"), namespace.dir().join(format!("{id}.sock")));
+        let code = authority.enrolment_code(id)?;
+        let mut enrol = inside(&net);
+        enrol.args(["verifier", "enrol", "--authority", &authority.url(), "--code", &code, "--dir"]).arg(&dir);
+        process::output(enrol.arg("--ca").arg(authority.ca()))?;
+        let file = dir.join("verifier.toml");
+        // Tokens are looked for where there are none.
+        let own = format!(
+            "interface = [\"lo\"]\nhook = \"tc\"\n[proofs]\nendpoints = {endpoints:?}\ninterface = {interfaces:?}\n"
+        );
+        fs::write(&file, fs::read_to_string(&file)? + &own)?;
+        let mut run = inside(&net);
+        run.args(["verifier", "run", "--instance", &instance.name, "--socket"]).arg(&socket).arg("--dir").arg(&dir);
+        let mut process = Process::start(run, namespace.dir())?;
+        let ask = || ask_json(inside(&net).args(["verifier", "status", "--json", "--socket"]).arg(&socket));
+        let up = poll(SOON, || ask().is_ok_and(|status| status["connected"] == true) || process.exit().is_some());
+        ensure!(up && process.exit().is_none(), "the verifier {id} does not run:\n{}", process.log());
+        Ok(Self { _process: process, _instance: instance, net, socket })
+    }
+
+    /// Packets that passed or were dropped, by `remembered`, `computed` or the drop reason.
+    pub fn count(&self, name: &str) -> Result<u64> {
+        let status = ask_json(inside(&self.net).args(["verifier", "status", "--json", "--socket"]).arg(&self.socket))?;
+        let lists = ["passed", "reasons"].map(|list| status["proofs"][list].as_array().cloned().unwrap_or_default());
+        let counters = lists.concat();
+        let one = counters.iter().find(|one| one["name"] == name).with_context(|| format!("no {name}: {status}"))?;
+        one["packets"].as_u64().context("a number")
+    }
+}
+
+/// `vouchsafe`, to be run in a namespace.
+fn inside(net: &std::path::Path) -> Command {
+    let mut option = OsString::from("--net=");
+    option.push(net);
+    let mut command = Command::new("nsenter");
+    command.arg(option).arg("--").arg(crate::vouchsafe());
+    command
+}

@@ -1,0 +1,178 @@
+//! Tunnel endpoints as operators run them: daemons, a real authority, tenants in namespaces, consent per application.
+
+mod stage;
+mod stream;
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use lab::service::{Echo, ask, call, exchange};
+use lab::world::Prover;
+use lab::{poll, test};
+use stage::{Core, Endpoint, Tenant, receiver};
+use stream::Stream;
+
+const SOON: Duration = Duration::from_secs(20);
+/// Long enough for an answer that must not come.
+const QUIET: Duration = Duration::from_millis(300);
+const WEB: u16 = 443;
+const OTHER: u16 = 80;
+const BOTH: &str = "\"tcp/443\", \"udp/443\"";
+
+#[test]
+fn three_tenants_with_the_same_addresses_reach_their_own_by_what_the_authority_consents_to() {
+    test(|| {
+        let mut core = Core::new()?;
+        let (mut a, mut b, mut c) = (core.host(1)?, core.host(2)?, core.host(3)?);
+        let [blue, red, green] = [("blue", 100), ("red", 200), ("green", 300)];
+        core.networks(&[blue, red, green]);
+        for (to, verifier) in [(1, "endpoint-1"), (2, "endpoint-2"), (3, "endpoint-3")] {
+            core.path(to, &[verifier]);
+        }
+        let of_blue = (core.tenant(&mut a, blue, 1, "10.0.0.1")?, core.tenant(&mut b, blue, 1, "10.0.0.2")?);
+        let of_red = (core.tenant(&mut a, red, 2, "10.0.0.1")?, core.tenant(&mut c, red, 1, "10.0.0.2")?);
+        let of_green = (core.tenant(&mut b, green, 2, "10.0.0.1")?, core.tenant(&mut c, green, 2, "10.0.0.2")?);
+        let policy = |network| receiver(network, "10.0.0.2", BOTH, "reply = true");
+        core.apply(&["blue", "red", "green"].map(policy).concat())?;
+        let (a, b, c) = (core.run(a)?, core.run(b)?, core.run(c)?);
+        let mut services = Vec::new();
+        for (from, to) in [&of_blue, &of_red, &of_green] {
+            let [web, other] = [WEB, OTHER].map(|port| Echo::start(&to.net, port));
+            services.push((web?, other?));
+            exchange(&mut call(&from.net, to.at(WEB), SOON)?)?;
+            ask(&from.net, to.at(WEB), SOON)?;
+            ensure!(call(&from.net, to.at(OTHER), QUIET).is_err(), "nobody consented to this port");
+            ensure!(ask(&from.net, to.at(OTHER), QUIET).is_err(), "nor here");
+            ensure!(call(&to.net, from.at(WEB), QUIET).is_err(), "nor to be called by whom one may call");
+        }
+        // A tenant that takes another address.
+        of_blue.0.net.address("eth0", "10.0.0.9/24")?;
+        let spoofing = of_blue.0.net.enter(|| UdpSocket::bind("10.0.0.9:0"))?;
+        spoofing.send_to(b"it's me", of_blue.1.at(WEB))?;
+        ensure!(poll(SOON, || a.svtep.count("packets", "spoofed").is_ok_and(|count| count > 0)), "who is it from?");
+        for (web, other) in &services {
+            ensure!((web.connections(), other.connections(), other.datagrams()) == (1, 0, 0), "each got its own only");
+            ensure!(web.clients().into_iter().eq([of_blue.0.address]), "and from whom it is said");
+        }
+        for endpoint in [&a, &b, &c] {
+            ensure!(
+                endpoint.svtep.count("reasons", "bad_tag")? == 0
+                    && endpoint.svtep.count("packets", "undelivered")? == 0
+            );
+            ensure!(endpoint.svtep.count("answers", "failed")? == 0, "{}", endpoint.svtep.log());
+            ensure!(!endpoint.svtep.log().contains("ERROR"), "{}", endpoint.svtep.log());
+        }
+        let segments = a.svtep.segments()?;
+        let blue = segments.iter().find(|one| one["network"] == "blue" && one["port"] == WEB && one["protocol"] == 6);
+        ensure!(blue.is_some_and(|one| one["state"] == "given" && one["endpoint"] == "192.0.2.10"), "{segments:?}");
+        Ok(())
+    });
+}
+
+/// One network with a tenant behind each of two endpoints, of which the second one is sent to.
+fn pair(core: &mut Core, path: &[&str], policy: &str) -> Result<[(Endpoint, Tenant); 2]> {
+    let (mut a, mut b) = (core.host(1)?, core.host(2)?);
+    core.networks(&[("blue", 100)]);
+    core.path(1, &["endpoint-1"]);
+    core.path(2, path);
+    let from = core.tenant(&mut a, ("blue", 100), 1, "10.0.0.1")?;
+    let to = core.tenant(&mut b, ("blue", 100), 2, "10.0.0.2")?;
+    core.apply(policy)?;
+    Ok([(core.run(a)?, from), (core.run(b)?, to)])
+}
+
+#[test]
+fn the_receivers_withdrawal_cuts_a_live_flow_where_it_begins_and_where_it_ends() {
+    test(|| {
+        let mut core = Core::new()?;
+        let policy = receiver("blue", "10.0.0.2", BOTH, "");
+        let [(mut a, from), (b, to)] = pair(&mut core, &["endpoint-2"], &policy)?;
+        let stream = Stream::start(&from, &to, WEB)?;
+        ensure!(poll(SOON, || stream.heard() > 50), "what was consented to arrives");
+        let count = |endpoint: &Endpoint, list: &str, name: &str| endpoint.svtep.count(list, name).unwrap_or_default();
+
+        let cut = stream.cut(|| core.apply(""), || count(&a, "packets", "refused") > 20)?;
+        println!("withdrawn consent cut a live flow at the sender's endpoint after {cut:?}");
+        let before = stream.heard();
+        core.apply(&policy)?;
+        ensure!(poll(SOON, || stream.heard() > before + 50), "on new consent it goes on: {}", a.svtep.log());
+
+        // Whoever sends on under what is void is stopped by whom it is sent to.
+        a.svtep.kill()?;
+        let revoked = count(&b, "reasons", "revoked");
+        let cut = stream.cut(|| core.apply(""), || count(&b, "reasons", "revoked") > revoked + 20)?;
+        println!("withdrawn consent cut a live flow at the receiver's endpoint after {cut:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_sensor_is_heard_and_only_who_was_asked_for_an_answer_answers() {
+    test(|| {
+        let mut core = Core::new()?;
+        let [silent, asking] = [("\"udp/443\"", ""), ("\"udp/80\"", "reply = true")]
+            .map(|(services, terms)| receiver("blue", "10.0.0.2", services, terms));
+        let asking = asking.replace("\"blue-web\"", "\"blue-hub\"").replace("\"blue\"\naction", "\"asking\"\naction");
+        let [(a, sensor), (b, hub)] = pair(&mut core, &["endpoint-2"], &(silent + &asking))?;
+        let (deaf, hears) = (Echo::start(&hub.net, WEB)?, Echo::start(&hub.net, OTHER)?);
+        ensure!(ask(&sensor.net, hub.at(WEB), QUIET).is_err(), "the hub answers");
+        ensure!(poll(SOON, || deaf.datagrams() == 1), "the hub hears");
+        ensure!(b.svtep.status()?["consents"] == 0, "there is nothing to show to the authority");
+        ensure!(ask(&hub.net, sensor.at(WEB), QUIET).is_err() && a.svtep.count("packets", "delivered")? == 0);
+        ask(&sensor.net, hub.at(OTHER), SOON)?;
+        ensure!(hears.datagrams() == 1 && a.svtep.count("packets", "delivered")? == 1);
+        ensure!(ask(&hub.net, sensor.at(OTHER), QUIET).is_err(), "the way back is for answers only");
+        ensure!(a.svtep.count("packets", "delivered")? == 1);
+        Ok(())
+    });
+}
+
+#[test]
+fn three_verifiers_in_a_row_and_what_is_at_hand_outlives_authority_and_daemon() {
+    test(|| {
+        let mut core = Core::new()?;
+        let policy = receiver("blue", "10.0.0.2", "\"tcp/443\", \"tcp/80\"", "reply = true");
+        let endpoint = stage::address(2);
+        let [(mut a, from), (mut b, to)] = pair(&mut core, &["core", "edge", "endpoint-2"], &policy)?;
+        let provers = [
+            Prover::start(&core.core, &core.authority, "core", &[&endpoint], &["e1"])?,
+            Prover::start(&b.host.net, &core.authority, "edge", &[&endpoint], &["underlay"])?,
+        ];
+        let (_web, _other) = (Echo::start(&to.net, WEB)?, Echo::start(&to.net, OTHER)?);
+        let mut stream = call(&from.net, to.at(WEB), SOON)?;
+        exchange(&mut stream)?;
+        for prover in &provers {
+            ensure!(prover.count("computed")? + prover.count("remembered")? > 2 && prover.count("bad_tag")? == 0);
+        }
+        ensure!(b.svtep.count("packets", "undelivered")? == 0);
+
+        core.authority.stop()?;
+        exchange(&mut stream)?;
+        ensure!(call(&from.net, to.at(OTHER), QUIET).is_err(), "nobody could be asked");
+        core.authority.run()?;
+        exchange(&mut call(&from.net, to.at(OTHER), SOON)?)?;
+
+        let delivered = a.svtep.count("packets", "delivered")?;
+        a.svtep.stop()?;
+        b.svtep.kill()?;
+        exchange(&mut stream)?;
+        core.authority.stop()?;
+        for endpoint in [&mut a, &mut b] {
+            endpoint.svtep.run_alone()?;
+        }
+        exchange(&mut stream)?;
+        ensure!(a.svtep.count("packets", "delivered")? > delivered, "it took over what was there");
+        core.authority.run()?;
+        let back = |endpoint: &Endpoint| endpoint.svtep.status().is_ok_and(|status| status["connected"] == true);
+        ensure!(poll(SOON, || back(&a) && back(&b)), "they find the authority again: {}", a.svtep.log());
+        ensure!(a.svtep.log().matches("logged in").count() <= 2, "a session is kept: {}", a.svtep.log());
+
+        ensure!(a.svtep.check()?.0, "{}", a.svtep.check()?.1);
+        a.svtep.detach()?;
+        stream.set_read_timeout(Some(QUIET))?;
+        ensure!(exchange(&mut stream).is_err(), "it is in no network any more");
+        ensure!(a.svtep.detach().is_err(), "nothing is left to let go of");
+        Ok(())
+    });
+}

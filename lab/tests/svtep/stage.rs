@@ -1,0 +1,129 @@
+//! Endpoints on one underlay with tenants behind them, run by daemons, and a real authority.
+//!
+//! ```text
+//! tenants ── endpoint 1 ──┐
+//! tenants ── endpoint 2 ──┤ core ── authority
+//! tenants ── endpoint 3 ──┘
+//! ```
+
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+
+use anyhow::Result;
+use lab::Namespace;
+use lab::net::veth;
+use lab::world::{AUTHORITY, Authority, Svtep};
+
+/// Routes between endpoints and the authority.
+pub struct Core {
+    pub authority: Authority,
+    _host: Namespace,
+    pub core: Namespace,
+    networks: String,
+}
+
+/// An endpoint that is not enrolled yet.
+pub struct Host {
+    pub net: Namespace,
+    pub number: u8,
+    settings: String,
+}
+
+/// An endpoint with its daemon.
+pub struct Endpoint {
+    pub svtep: Svtep,
+    pub host: Host,
+}
+
+/// Who is behind an interface of an endpoint.
+pub struct Tenant {
+    pub net: Namespace,
+    pub address: IpAddr,
+}
+
+impl Tenant {
+    pub fn at(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.address, port)
+    }
+}
+
+/// An endpoint's address.
+pub fn address(number: u8) -> String {
+    format!("192.0.2.{}", 4 * number + 2)
+}
+
+impl Core {
+    /// An authority without networks.
+    pub fn new() -> Result<Self> {
+        let (core, host) = (Namespace::new("core")?, Namespace::new("authority")?);
+        core.forward()?;
+        veth(&core, "auth", "198.51.100.254/24", &host, "eth0", &format!("{AUTHORITY}/24"))?;
+        host.route("default", "198.51.100.254")?;
+        let authority = Authority::make(&host, "", "", &[])?;
+        let networks = "authority = \"198.51.100.10\"\n".to_owned();
+        Ok(Self { authority, _host: host, core, networks })
+    }
+
+    /// A host on the underlay.
+    pub fn host(&self, number: u8) -> Result<Host> {
+        let (device, net) = (format!("e{number}"), Namespace::new(&format!("e{number}"))?);
+        let gateway = format!("192.0.2.{}", 4 * number + 1);
+        let own = address(number);
+        veth(&self.core, &device, &format!("{gateway}/30"), &net, "underlay", &format!("{own}/30"))?;
+        net.route("default", &gateway)?;
+        let key = net.dir().join("service.key");
+        self.authority.add_service(&format!("host-{number}"), &["hosts"], &key)?;
+        let settings = format!("underlay = \"underlay\"\naddress = \"{own}\"\nservice_key = {key:?}\n");
+        Ok(Host { net, number, settings })
+    }
+
+    /// Names virtual networks.
+    pub fn networks(&mut self, networks: &[(&str, u32)]) {
+        for (name, vni) in networks {
+            self.networks += &format!("[[networks]]\nname = \"{name}\"\nvni = {vni}\n");
+        }
+    }
+
+    /// The verifiers on the way to an endpoint.
+    pub fn path(&mut self, to: u8, verifiers: &[&str]) {
+        self.networks += &format!("[[paths]]\nto = \"{}\"\nverifiers = {verifiers:?}\n", address(to));
+    }
+
+    /// A tenant of a network behind a host, with this id and address.
+    pub fn tenant(&mut self, host: &mut Host, network: (&str, u32), id: u16, address: &str) -> Result<Tenant> {
+        let (device, (name, vni)) = (format!("t{id}"), network);
+        let net = Namespace::new(&format!("{name}-{id}"))?;
+        veth(&host.net, &device, "", &net, "eth0", &format!("{address}/24"))?;
+        host.settings += &format!(
+            "[[tenants]]\ninterface = \"{device}\"\nnetwork = \"{name}\"\nvni = {vni}\nid = {id}\naddress = \"{address}\"\n"
+        );
+        let endpoint = self::address(host.number);
+        self.networks += &format!(
+            "[[places]]\nnetwork = \"{name}\"\naddress = \"{address}\"\nendpoint = \"{endpoint}\"\ninterface = {id}\n"
+        );
+        Ok(Tenant { net, address: address.parse()? })
+    }
+
+    /// Puts networks and policy in force.
+    pub fn apply(&self, policy: &str) -> Result<()> {
+        fs::write(self.authority.dir().join("networks.toml"), &self.networks)?;
+        // Service accounts are put into groups by hand.
+        self.authority.apply(&format!("[groups]\nhosts = []\n{policy}")).map(drop)
+    }
+
+    /// Enrols an endpoint, as `endpoint-NUMBER`, and runs it.
+    pub fn run(&self, host: Host) -> Result<Endpoint> {
+        let id = format!("endpoint-{}", host.number);
+        let mut svtep = Svtep::enrol(&host.net, &self.authority, &id, &host.settings)?;
+        svtep.run()?;
+        Ok(Endpoint { svtep, host })
+    }
+}
+
+/// A receiver in a network, and who may send to it.
+pub fn receiver(network: &str, address: &str, services: &str, terms: &str) -> String {
+    format!(
+        "[[receivers]]\nname = \"{network}-web\"\naddress = \"{address}\"\nservices = [{services}]\nnetwork = \"{network}\"\n\
+         [[rules]]\nname = \"{network}\"\naction = \"allow\"\nwho = \"group:hosts\"\nto = \"{network}-web\"\n{terms}\n"
+    )
+}

@@ -1,0 +1,85 @@
+//! A live flow of numbered datagrams, and when it ends.
+
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::thread::{JoinHandle, sleep, spawn};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use lab::poll;
+
+use crate::SOON;
+use crate::stage::Tenant;
+
+/// How often one is sent.
+const PACE: Duration = Duration::from_millis(2);
+
+#[derive(Default)]
+struct Counts {
+    sent: AtomicU64,
+    heard: AtomicU64,
+    /// Microseconds from the beginning to when the last one was heard.
+    last: AtomicU64,
+    end: AtomicBool,
+}
+
+/// The flow; it ends when dropped.
+pub struct Stream {
+    began: Instant,
+    counts: Arc<Counts>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Stream {
+    /// Sends from one tenant to another's port from here on.
+    pub fn start(from: &Tenant, to: &Tenant, port: u16) -> Result<Self> {
+        let receiver = to.net.enter(|| UdpSocket::bind(("0.0.0.0", port)))?;
+        receiver.set_read_timeout(Some(Duration::from_millis(50)))?;
+        let sender = from.net.enter(|| UdpSocket::bind("0.0.0.0:0"))?;
+        let (began, counts, at) = (Instant::now(), Arc::<Counts>::default(), to.at(port));
+        let (sending, hearing) = (counts.clone(), counts.clone());
+        let send = move || {
+            while !sending.end.load(SeqCst) {
+                // The number counts as sent before it is, so that none is missed.
+                let number = sending.sent.fetch_add(1, SeqCst) + 1;
+                let _ = sender.send_to(&number.to_le_bytes(), at);
+                sleep(PACE);
+            }
+        };
+        let hear = move || {
+            let mut number = [0; 8];
+            while !hearing.end.load(SeqCst) {
+                if let Ok(8) = receiver.recv(&mut number) {
+                    hearing.heard.fetch_max(u64::from_le_bytes(number), SeqCst);
+                    hearing.last.store(began.elapsed().as_micros() as u64, SeqCst);
+                }
+            }
+        };
+        Ok(Self { began, counts, threads: vec![spawn(send), spawn(hear)] })
+    }
+
+    /// The highest number that arrived.
+    pub fn heard(&self) -> u64 {
+        self.counts.heard.load(SeqCst)
+    }
+
+    /// Does `cut`, waits until the flow `is_cut`, and makes sure that nothing arrives that is sent then. Says how long after
+    /// it began the last datagram came.
+    pub fn cut(&self, cut: impl FnOnce() -> Result<()>, is_cut: impl Fn() -> bool) -> Result<Duration> {
+        let began = self.began.elapsed();
+        cut()?;
+        ensure!(poll(SOON, is_cut), "the flow goes on: {} of {}", self.heard(), self.counts.sent.load(SeqCst));
+        let last = self.counts.sent.load(SeqCst);
+        ensure!(poll(SOON, || self.counts.sent.load(SeqCst) > last + 100));
+        ensure!(self.heard() <= last, "{} came through after {last}", self.heard());
+        Ok(Duration::from_micros(self.counts.last.load(SeqCst)).saturating_sub(began))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.counts.end.store(true, SeqCst);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
