@@ -15,7 +15,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("datapath", &["wire"], &["engine", "lab", "proofs"]),
     ("authority", &["wire", "engine", "shell"], &["client"]),
     ("agent", &["wire", "engine", "client", "datapath", "shell"], &["lab"]),
-    ("verifier", &["wire", "engine", "client", "datapath", "shell"], &["authority"]),
+    ("verifier", &["wire", "engine", "client", "datapath", "proofs", "shell"], &["authority"]),
     ("svtep", &["wire", "engine", "client", "datapath", "shell"], &[]),
     ("doctor", &["wire", "datapath"], &[]),
     ("inspect", &["wire", "shell"], &[]),

@@ -3,7 +3,7 @@
 use crate::addresses::Addresses;
 use crate::drops::Ring;
 use crate::gateway::Gateway;
-use crate::proving::Proving;
+use crate::proving::{self, Proving};
 use crate::settings::Settings;
 use crate::{addresses, adoption, coverage, explain, now, plan, sampler, view};
 use anyhow::{Context, Result};
@@ -63,7 +63,7 @@ pub struct Cut {
 pub struct Protection {
     verifier: Verifier,
     gateway: Option<Gateway>,
-    proving: Option<Proving>,
+    proving: Option<Box<dyn Proving>>,
     pins: Pins,
     settings: Settings,
     kernel: VerifierConfig,
@@ -92,7 +92,7 @@ impl Protection {
     ) -> Result<Self> {
         marked::check(&settings)?;
         let kernel = plan::kernel_config(settings.kernel, seed, config);
-        let proving = Proving::load(&settings, config, &pins)?;
+        let proving = proving::load(&settings, config, &pins)?;
         let verifier = Verifier::load(settings.hook, kernel, settings.sizes, Some(pins.clone()))?;
         let sampler = sampler::start(&verifier, drops.clone())?;
         let pool = addresses::pool(&settings.pool)?;
@@ -215,7 +215,7 @@ impl Protection {
 
     /// Tells the programs the time.
     pub fn set_clock(&self) -> Result<()> {
-        self.proving.as_ref().map_or(Ok(()), Proving::set_clock)?;
+        self.proving.as_ref().map_or(Ok(()), |proving| proving.set_clock())?;
         self.verifier.set_clock(coarse_to_unix())
     }
 
@@ -389,7 +389,7 @@ impl Protection {
         };
         passed_over != self.passed_over
             || self.gateway.as_ref().is_some_and(Gateway::has_changed)
-            || self.proving.as_ref().is_some_and(Proving::has_changed)
+            || self.proving.as_ref().is_some_and(|proving| proving.has_changed())
             || !wanted.iter().all(known)
             || self.attached.keys().any(|name| wanted.iter().all(|there| there.name != *name))
     }
@@ -512,7 +512,7 @@ impl Protection {
     pub fn last(&mut self) -> Result<()> {
         self.verifier.pin_links()?;
         self.gateway.iter().try_for_each(Gateway::last)?;
-        self.proving.as_mut().map_or(Ok(()), Proving::last)?;
+        self.proving.as_mut().map_or(Ok(()), |proving| proving.last())?;
         self.lasting = true;
         if self.settings.interfaces.is_empty() {
             return Ok(());

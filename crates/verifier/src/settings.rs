@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 
 mod proofs;
 
-pub use proofs::ProofsSettings;
+pub use proofs::{Engine, ProofsSettings};
 
 const KEYS: &[&str] = &[
     "authority",

@@ -56,6 +56,29 @@ pub struct Socket {
     fill: Ring<u64>,
     sent: Ring<u64>,
     fd: OwnedFd,
+    /// While this is open, the card hands over frames to whatever address.
+    _promiscuous: OwnedFd,
+}
+
+/// Frames that cross are for others' addresses: lets the interface have these, until the result is dropped.
+fn promiscuous(interface: &Interface) -> Result<OwnedFd> {
+    // SAFETY: a system call without pointers; nobody else has the descriptor that it returns. No protocol: nothing is received.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+    anyhow::ensure!(fd >= 0, "cannot open a socket of packets: {}", Error::last_os_error());
+    // SAFETY: as above.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: numbers only, for which zeros are values.
+    let mut wanted: libc::packet_mreq = unsafe { std::mem::zeroed() };
+    (wanted.mr_ifindex, wanted.mr_type) = (interface.index as i32, libc::PACKET_MR_PROMISC as u16);
+    let length = size_of_val(&wanted) as u32;
+    // SAFETY: the descriptor is open, and what is wanted lives through the call.
+    let result = unsafe {
+        let (level, option) = (libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP);
+        libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const wanted).cast(), length)
+    };
+    let error = Error::last_os_error();
+    anyhow::ensure!(result == 0, "interface {} does not hand over frames to others: {error}", interface.name);
+    Ok(fd)
 }
 
 impl Socket {
@@ -88,6 +111,7 @@ impl Socket {
             fill: Ring::new(borrowed, libc::XDP_UMEM_PGOFF_FILL_RING as i64, size, &offsets.fr)?,
             sent: Ring::new(borrowed, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, size, &offsets.cr)?,
             fd,
+            _promiscuous: promiscuous(interface)?,
         };
         socket.refill(frames);
         let address = libc::sockaddr_xdp {

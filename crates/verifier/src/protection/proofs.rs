@@ -21,12 +21,12 @@ impl Protection {
 
     /// How it stands with proofs, if they are checked.
     pub fn proving(&self) -> Option<Result<view::Proofs>> {
-        self.proving.as_ref().map(super::Proving::view)
+        self.proving.as_ref().map(|proving| proving.view())
     }
 
     /// Whether a withdrawal found no room.
     pub fn proofs_are_closed(&self) -> bool {
-        self.proving.as_ref().is_some_and(super::Proving::is_closed)
+        self.proving.as_ref().is_some_and(|proving| proving.is_closed())
     }
 
     pub(super) fn proofs_are_loaded_for(&self, config: &VerifierConfig) -> bool {
@@ -34,7 +34,7 @@ impl Protection {
     }
 
     pub(super) fn sweep_proofs(&self) {
-        if let Some(Err(error)) = self.proving.as_ref().map(super::Proving::sweep) {
+        if let Some(Err(error)) = self.proving.as_ref().map(|proving| proving.sweep()) {
             tracing::error!("withdrawals: {error:#}");
         }
     }

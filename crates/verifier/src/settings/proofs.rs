@@ -1,15 +1,27 @@
 //! `[proofs]` of verifier.toml.
 
-use super::{networks, texts};
+use super::{networks, texts, word};
 use datapath::proofs::REMEMBERED;
 use engine::document::{Fields, Reader};
 use ipnet::IpNet;
 
-pub(super) const KEYS: &[&str] = &["endpoints", "interface", "remembered"];
+pub(super) const KEYS: &[&str] = &["endpoints", "engine", "interface", "remembered"];
+
+/// What checks proofs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    /// A program in the kernel.
+    #[default]
+    Xdp,
+    /// A thread, by way of which frames cross between two interfaces.
+    AfXdp,
+}
 
 /// Where proofs are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProofsSettings {
+    /// What checks them.
+    pub engine: Engine,
     /// The endpoints that this verifier stands before.
     pub endpoints: Vec<IpNet>,
     /// The interfaces that their packets come in on.
@@ -36,8 +48,22 @@ impl ProofsSettings {
         for key in empty.into_iter().filter(|(key, empty)| *empty && fields.value(key).is_some()) {
             reader.fault(fields.span(), format!("`{}` of [proofs] is empty", key.0));
         }
+        let engine = word(reader, &fields, "engine", |text| match text {
+            "xdp" => Ok(Engine::Xdp),
+            "af_xdp" => Ok(Engine::AfXdp),
+            _ => Err("\"xdp\" or \"af_xdp\"".to_owned()),
+        });
+        let engine = engine.unwrap_or_default();
+        if engine == Engine::AfXdp {
+            if interfaces.len() != 2 || interfaces[0] == interfaces[1] {
+                reader.fault(fields.span(), "with `engine = \"af_xdp\"` frames cross between two interfaces: name two");
+            }
+            if fields.value("remembered").is_some() {
+                reader.fault(fields.span(), "`remembered` is for `engine = \"xdp\"`: the other one remembers nothing");
+            }
+        }
         let remembered = fields.number(reader, "remembered", REMEMBERED, 16, 1 << 24);
-        Some(Self { endpoints: endpoints.iter().map(IpNet::trunc).collect(), interfaces, remembered })
+        Some(Self { engine, endpoints: endpoints.iter().map(IpNet::trunc).collect(), interfaces, remembered })
     }
 }
 
@@ -50,11 +76,17 @@ mod tests {
         let read = |text: &str| parse(&format!("[proofs]\n{text}")).map(|(_, options)| options.settings().proofs);
         let one = read("endpoints = \"192.0.2.1\"\ninterface = \"eth1\"").expect("valid").expect("there");
         assert_eq!((one.endpoints[0].to_string().as_str(), one.remembered), ("192.0.2.1/32", super::REMEMBERED));
+        let two = read("endpoints = \"::/0\"\ninterface = [\"a\", \"b\"]\nengine = \"af_xdp\"").expect("valid");
+        assert_eq!((one.engine, two.expect("there").engine), (super::Engine::Xdp, super::Engine::AfXdp));
         for (text, fault) in [
             ("interface = \"eth1\"", "lacks the key `endpoints`"),
             ("endpoints = []\ninterface = \"eth1\"", "is empty"),
             ("endpoints = \"x\"\ninterface = \"eth1\"", "networks and addresses"),
             ("endpoints = \"::/0\"\ninterface = \"eth1\"\nremembered = 1", "from 16"),
+            ("endpoints = \"::/0\"\ninterface = \"eth1\"\nengine = \"dpdk\"", "\"af_xdp\""),
+            ("endpoints = \"::/0\"\ninterface = \"eth1\"\nengine = \"af_xdp\"", "name two"),
+            ("endpoints = \"::/0\"\ninterface = [\"a\", \"a\"]\nengine = \"af_xdp\"", "name two"),
+            ("endpoints = \"::/0\"\ninterface = [\"a\", \"b\"]\nengine = \"af_xdp\"\nremembered = 64", "is for"),
         ] {
             let told = read(text).expect_err("a fault").to_string();
             assert!(told.contains(fault), "{text}: {told}");

@@ -1,6 +1,8 @@
 //! Proofs in packets of a virtual network, before a real socket: the daemon as a process, its program at XDP, and a real
 //! authority. Needs root.
 
+mod crossing;
+
 use crate::stage::*;
 use client::Authority;
 use engine::api::{PathSegment, SegmentRequest, SegmentTo};
@@ -56,10 +58,14 @@ fn address(text: &str) -> IpAddr {
 }
 
 async fn segment(person: &Authority) -> PathSegment {
+    segment_from(person, "10.77.0.2").await
+}
+
+async fn segment_from(person: &Authority, sending: &str) -> PathSegment {
     let request = SegmentRequest {
         network: "blue".into(),
         sender: address("10.0.0.5"),
-        sending: address("10.77.0.2"),
+        sending: address(sending),
         to: SegmentTo { address: address("10.0.0.7"), protocol: 17, port: 53 },
         sender_port: 0,
     };
@@ -91,9 +97,12 @@ struct Ends {
 
 impl Ends {
     fn new(stage: &Stage) -> Self {
-        let receiving = UdpSocket::bind("10.77.0.1:6081").unwrap();
+        Self::of(UdpSocket::bind("10.77.0.1:6081").unwrap(), stage.socket_outside())
+    }
+
+    fn of(receiving: UdpSocket, sending: UdpSocket) -> Self {
         receiving.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        Self { receiving, sending: stage.socket_outside(), sent: Cell::new(0) }
+        Self { receiving, sending, sent: Cell::new(0) }
     }
 
     /// What comes out of a packet that is sent, if anything does. Its last bytes are other ones each time.
@@ -101,7 +110,7 @@ impl Ends {
         self.sent.set(self.sent.get() + 1);
         let number = self.sent.get().to_be_bytes();
         let packet = [&packet[..packet.len() - number.len()], &number].concat();
-        self.sending.send_to(&packet, "10.77.0.1:6081").unwrap();
+        self.sending.send_to(&packet, self.receiving.local_addr().unwrap()).unwrap();
         let mut room = [0; 2048];
         loop {
             let len = self.receiving.recv(&mut room).ok()?;

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use std::fs::File;
 use std::future::Future;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -83,6 +83,28 @@ impl Namespace {
 
     fn enter(&self) {
         setns(File::open(format!("/run/netns/{}", self.0)).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
+    }
+}
+
+impl Namespace {
+    fn socket(&self, address: &str) -> UdpSocket {
+        std::thread::scope(|scope| {
+            let bind = || {
+                self.enter();
+                UdpSocket::bind(address).unwrap()
+            };
+            scope.spawn(bind).join().unwrap()
+        })
+    }
+}
+
+/// A host beyond the verifier's.
+pub struct Beyond(Namespace);
+
+impl Beyond {
+    /// A UDP socket there.
+    pub fn socket(&self, address: &str) -> UdpSocket {
+        self.0.socket(address)
     }
 }
 
@@ -271,14 +293,33 @@ impl Stage {
     }
 
     /// A UDP socket in the client's namespace.
-    pub fn socket_outside(&self) -> std::net::UdpSocket {
-        std::thread::scope(|scope| {
-            let bind = || {
-                self.client.enter();
-                std::net::UdpSocket::bind("10.77.0.2:0").unwrap()
-            };
-            scope.spawn(bind).join().unwrap()
-        })
+    pub fn socket_outside(&self) -> UdpSocket {
+        self.socket_at("10.77.0.2:0")
+    }
+
+    /// The same at another of its addresses.
+    pub fn socket_at(&self, address: &str) -> UdpSocket {
+        self.client.socket(address)
+    }
+
+    /// A host that the client (10.78.0.2) reaches through `near` and `far` of this one, if anything crosses there.
+    pub fn beyond(&self) -> Beyond {
+        let beyond = Namespace::new(format!("{}b", self.instance));
+        for (near, namespace, address) in [("near", &self.client, "10.78.0.2/24"), ("far", &beyond, "10.78.0.1/24")] {
+            let (host, there) = (&self.host.0, &namespace.0);
+            ip(&["-n", host, "link", "add", near, "type", "veth", "peer", "name", "eth1", "netns", there]);
+            ip(&["-n", there, "addr", "add", address, "dev", "eth1"]);
+            // Frames cross as they are: the sender makes their checksums.
+            ip(&["netns", "exec", there, "ethtool", "-K", "eth1", "tx", "off"]);
+            ip(&["-n", host, "link", "set", near, "up"]);
+            ip(&["-n", there, "link", "set", "eth1", "up"]);
+        }
+        Beyond(beyond)
+    }
+
+    /// Runs a program where the verifier is.
+    pub fn inside(&self, words: &[&str]) {
+        ip(&[&["netns", "exec", &self.host.0], words].concat());
     }
 
     /// What a program says that runs where the client is.

@@ -1,0 +1,310 @@
+//! Frames that cross between two interfaces by way of a thread, which judges them in batches (AF_XDP). Nothing crosses while it
+//! doesn't run, and nothing that has a wrong proof ever.
+
+use super::{Proving, read};
+use crate::settings::ProofsSettings;
+use crate::{now, view};
+use anyhow::{Context, Result};
+use datapath::crossing::{self, BATCH, Counts};
+use datapath::interface::{Interface, layers};
+use engine::api::{self, Withdrawal};
+use engine::proofs::{self as decision, Outcome, Verifier};
+use proofs::Batch;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use wire::Vni;
+use wire::map::counter;
+
+const _: () = assert!(BATCH == proofs::BATCH, "what comes together is judged together");
+/// How long a thread without frames may not hear of what changed.
+const IDLE: Duration = Duration::from_millis(100);
+/// What becomes of frames beside their proofs.
+const LOST: [&str; 3] = ["no_room", "missed", "unserved"];
+
+/// The crossing, under way or not.
+pub struct Crossing {
+    settings: ProofsSettings,
+    /// What the thread judges by, or will.
+    verifier: Mutex<Verifier>,
+    counters: Arc<Mutex<Counters>>,
+    running: Option<Running>,
+    failed: Option<String>,
+}
+
+/// A thread, and what it is told by.
+struct Running {
+    interfaces: [Interface; 2],
+    told: Arc<Told>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Told {
+    /// What to judge by from here on.
+    verifier: Mutex<Option<Verifier>>,
+    changed: AtomicBool,
+    ends: AtomicBool,
+}
+
+#[derive(Clone)]
+struct Counters {
+    outcomes: [u64; counter::COUNT as usize],
+    /// Of threads before this one, and of this one.
+    lost: [[u64; LOST.len()]; 2],
+}
+
+impl Crossing {
+    /// One that holds no keys, so that no proof is right.
+    pub fn new(settings: ProofsSettings, config: &api::VerifierConfig) -> Self {
+        let verifier = Verifier::new(settings.endpoints.clone(), config.epoch_length, config.max_lifetime);
+        let counters = Counters { outcomes: [0; counter::COUNT as usize], lost: [[0; LOST.len()]; 2] };
+        let (verifier, counters) = (Mutex::new(verifier), Arc::new(Mutex::new(counters)));
+        Self { settings, verifier, counters, running: None, failed: None }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Verifier)) {
+        let mut verifier = lock(&self.verifier);
+        change(&mut verifier);
+        if let Some(running) = &self.running {
+            *lock(&running.told.verifier) = Some(verifier.clone());
+            running.told.changed.store(true, Ordering::Release);
+        }
+    }
+
+    fn interfaces(&self) -> Result<[Interface; 2]> {
+        let [one, other] = &self.settings.interfaces[..] else { anyhow::bail!("frames cross between two interfaces") };
+        Ok([Interface::named(one)?, Interface::named(other)?])
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let interfaces = self.interfaces()?;
+        let layers = layers()?;
+        for interface in &interfaces {
+            let layer = layers.iter().find(|layer| layer.index == interface.index);
+            anyhow::ensure!(
+                layer.is_none_or(|layer| layer.master.is_none()),
+                "interface {0} is part of a bridge or bond, which would let frames through while this verifier does not run: \
+                 ip link set {0} nomaster",
+                interface.name
+            );
+        }
+        let told = Told { verifier: Mutex::new(None), changed: AtomicBool::new(false), ends: AtomicBool::new(false) };
+        let told = Arc::new(told);
+        let (opened, outcome) = mpsc::channel();
+        let verifier = lock(&self.verifier).clone();
+        let (counters, of) = (self.counters.clone(), (interfaces.clone(), told.clone()));
+        let run = move || {
+            let ([one, other], told) = of;
+            match crossing::Crossing::open(&one, &other) {
+                Ok(crossing) => {
+                    let _ = opened.send(Ok(()));
+                    if let Err(error) = cross(crossing, verifier, &told, &counters) {
+                        tracing::error!("no frame crosses any more: {error:#}");
+                    }
+                }
+                Err(error) => {
+                    let _ = opened.send(Err(error));
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("crossing".into()).spawn(run).context("cannot start a thread")?;
+        self.running = Some(Running { interfaces, told, thread: Some(thread) });
+        let opened = outcome.recv().context("the thread ended").flatten();
+        if opened.is_err() {
+            self.running = None;
+        }
+        opened?;
+        self.failed = None;
+        let [one, other] = &self.settings.interfaces[..] else { unreachable!("there are two") };
+        tracing::info!(one, other, "frames cross by way of the check of proofs");
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.told.ends.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Proving for Crossing {
+    fn write(&self, config: &api::VerifierConfig, keys: &api::EpochKeys) -> Result<()> {
+        let held = read(keys.proofs.as_ref())?;
+        if keys.proofs.is_none() {
+            tracing::warn!(verifier = config.verifier, "no path leads by this verifier of proofs: nothing passes");
+        }
+        self.change(|verifier| {
+            withdraw(verifier, &config.withdrawn);
+            (verifier.epoch_length, verifier.max_lifetime) = (config.epoch_length, config.max_lifetime);
+            verifier.keys = held.into_iter().map(|(authority, epoch, key)| ((authority, epoch), key)).collect();
+        });
+        Ok(())
+    }
+
+    fn withdraw(&self, withdrawn: &[Withdrawal]) {
+        self.change(|verifier| withdraw(verifier, withdrawn));
+    }
+
+    /// There is always room.
+    fn is_closed(&self) -> bool {
+        false
+    }
+
+    /// It takes them as they come.
+    fn is_loaded_for(&self, _: &api::VerifierConfig) -> bool {
+        true
+    }
+
+    fn reload(&mut self, _: &api::VerifierConfig) -> Result<()> {
+        Ok(())
+    }
+
+    fn attach(&mut self) -> Result<()> {
+        self.start()
+    }
+
+    fn has_changed(&self) -> bool {
+        match (&self.running, self.interfaces()) {
+            (Some(running), Ok(there)) => {
+                let indexes = |of: &[Interface; 2]| of.each_ref().map(|interface| interface.index);
+                let ended = running.thread.as_ref().is_none_or(JoinHandle::is_finished);
+                ended || indexes(&running.interfaces) != indexes(&there)
+            }
+            (running, there) => running.is_some() || there.is_ok(),
+        }
+    }
+
+    fn attach_changed(&mut self) {
+        if !self.has_changed() {
+            return;
+        }
+        self.running = None;
+        if let Err(error) = self.start() {
+            let text = format!("{error:#}");
+            if self.failed.as_ref() != Some(&text) {
+                tracing::error!("no frame crosses: {text}");
+            }
+            self.failed = Some(text);
+        }
+    }
+
+    /// Nothing crosses without this process.
+    fn last(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        self.running = None;
+    }
+
+    /// The thread knows it.
+    fn set_clock(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn sweep(&self) -> Result<()> {
+        let now = now() as u32;
+        if lock(&self.verifier).withdrawals().any(|(_, until)| until <= now) {
+            self.change(|verifier| verifier.sweep(now));
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Result<view::Proofs> {
+        let counters = lock(&self.counters).clone();
+        let (epochs, epoch_length, withdrawn) = {
+            let verifier = lock(&self.verifier);
+            let epochs: Vec<u64> = verifier.keys.keys().map(|(_, epoch)| epoch.0).collect();
+            (epochs, verifier.epoch_length, verifier.withdrawals().count() as u64)
+        };
+        let mut view = super::view(&self.settings, &counters.outcomes, epochs.into_iter(), epoch_length);
+        view.withdrawn = withdrawn;
+        let lost = LOST.iter().enumerate().map(|(place, name)| view::Counter {
+            name: (*name).into(),
+            packets: counters.lost.iter().map(|lost| lost[place]).sum(),
+        });
+        view.reasons.extend(lost);
+        if let Some(running) = &self.running {
+            let interface = |interface: &Interface| view::Interface {
+                name: interface.name.clone(),
+                hook: "xdp".into(),
+                mode: "af_xdp".into(),
+                driver: interface.driver(),
+            };
+            view.interfaces = running.interfaces.iter().map(interface).collect();
+        }
+        let left =
+            |name: &String| view::NotAttached { name: name.clone(), why: self.failed.clone().unwrap_or_default() };
+        if self.failed.is_some() {
+            view.not_attached = self.settings.interfaces.iter().map(left).collect();
+        }
+        Ok(view)
+    }
+}
+
+fn withdraw(verifier: &mut Verifier, withdrawn: &[Withdrawal]) {
+    for one in withdrawn.iter().filter(|one| u64::from(one.until) >= now()) {
+        if let Some(vni) = Vni::new(one.vni) {
+            let what = decision::Withdrawal { vni, receiver: one.receiver, sender: one.sender };
+            verifier.withdraw(what, one.until);
+        }
+    }
+}
+
+/// The thread's work, until it is told to end or an interface fails.
+fn cross(mut crossing: crossing::Crossing, verifier: Verifier, told: &Told, counters: &Mutex<Counters>) -> Result<()> {
+    let mut batch = Batch::new(verifier);
+    let mut counted = 0;
+    {
+        let mut counters = lock(counters);
+        for place in 0..LOST.len() {
+            counters.lost[0][place] += std::mem::take(&mut counters.lost[1][place]);
+        }
+    }
+    while !told.ends.load(Ordering::Acquire) {
+        if told.changed.swap(false, Ordering::AcqRel)
+            && let Some(next) = lock(&told.verifier).take()
+        {
+            batch.change(|verifier| *verifier = next);
+        }
+        let now = now();
+        let moved = crossing.turn(|frames| judge(&mut batch, frames, now as u32, counters))?;
+        if counted != now {
+            let Counts { no_room, missed, unserved, .. } = crossing.counts()?;
+            lock(counters).lost[1] = [no_room, missed, unserved];
+            counted = now;
+        }
+        if moved == 0 {
+            crossing.wait(IDLE)?;
+        }
+    }
+    Ok(())
+}
+
+/// A bit for each frame that passes.
+fn judge(batch: &mut Batch, frames: &mut [&mut [u8]], now: u32, counters: &Mutex<Counters>) -> u32 {
+    let mut outcomes = [Outcome::NotOurs; BATCH];
+    proofs::fetch(frames);
+    batch.judge(frames, now, &mut outcomes);
+    let mut counters = lock(counters);
+    let mut passes = 0;
+    for (place, outcome) in outcomes.iter().take(frames.len()).enumerate() {
+        let (index, passing) = match outcome {
+            Outcome::NotOurs => (counter::NOT_OURS, 1),
+            Outcome::Proved => (counter::TOKEN, 1),
+            Outcome::Drop(reason) => (*reason as u32, 0),
+        };
+        counters.outcomes[index as usize] += 1;
+        passes |= passing << place;
+    }
+    passes
+}
+
+/// What a thread that panicked left is whole: it is written in one go.
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,183 @@
+//! The kernel's program on its interfaces (XDP), its keys, what was withdrawn.
+
+use super::{Proving, read};
+use crate::settings::ProofsSettings;
+use crate::{now, view};
+use anyhow::{Context, Result};
+use datapath::Pins;
+use datapath::clock::coarse_to_unix;
+use datapath::hook::Mode;
+use datapath::interface::Interface;
+use datapath::proofs::Proofs;
+use engine::api::{self, Withdrawal};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use wire::Vni;
+use wire::map::ProofsConfig;
+
+/// The program, attached or not.
+pub struct Program {
+    programs: Proofs,
+    settings: ProofsSettings,
+    config: ProofsConfig,
+    pins: Pins,
+    attached: BTreeMap<String, (Interface, Mode)>,
+    failed: BTreeMap<String, String>,
+    /// Whether attachments are to outlive this process.
+    lasting: bool,
+    /// Set while a withdrawal found no room: then no key is held and nothing passes.
+    closed: AtomicBool,
+}
+
+impl Program {
+    /// Loads the program.
+    pub fn load(settings: ProofsSettings, config: &api::VerifierConfig, pins: &Pins) -> Result<Self> {
+        let (pins, config) = (pins.proofs()?, kernel_config(config));
+        let programs = Proofs::load_pinned(config, settings.remembered, pins.clone())?;
+        let (attached, failed) = (BTreeMap::new(), BTreeMap::new());
+        let closed = AtomicBool::new(false);
+        Ok(Self { programs, settings, config, pins, attached, failed, lasting: false, closed })
+    }
+
+    fn attach_one(&mut self, interface: Interface) -> Result<()> {
+        let mode = self.programs.attach(&interface)?;
+        if self.lasting {
+            self.programs.pin_links()?;
+        }
+        tracing::info!(interface = interface.name, mode = mode.name(), "checking proofs");
+        self.failed.remove(&interface.name);
+        self.attached.insert(interface.name.clone(), (interface, mode));
+        Ok(())
+    }
+
+    /// Voids segments. Without room for one nothing passes any more; gives whether there was.
+    fn could_withdraw(&self, withdrawn: &[Withdrawal]) -> bool {
+        let left = withdrawn.iter().filter(|what| u64::from(what.until) >= now()).find_map(|what| {
+            let vni = Vni::new(what.vni)?;
+            self.programs.withdraw(vni, what.receiver, what.sender, what.until).err()
+        });
+        let Some(error) = left else { return true };
+        tracing::error!("no room for withdrawn consent, so no proof is taken until some has ended: {error:#}");
+        if let Err(error) = self.programs.hold(&[]) {
+            tracing::error!("cannot clear keys: {error:#}");
+        }
+        self.closed.store(true, Ordering::Relaxed);
+        false
+    }
+}
+
+impl Proving for Program {
+    fn write(&self, config: &api::VerifierConfig, keys: &api::EpochKeys) -> Result<()> {
+        self.set_clock()?;
+        let endpoints: Vec<_> =
+            self.settings.endpoints.iter().map(|prefix| (prefix.addr(), prefix.prefix_len())).collect();
+        if self.could_withdraw(&config.withdrawn) {
+            // Keys of epochs of another length would take the place of those that the program can use.
+            if config.epoch_length == self.config.epoch_length {
+                self.programs.hold(&read(keys.proofs.as_ref())?)?;
+                self.closed.store(false, Ordering::Relaxed);
+            }
+            if keys.proofs.is_none() {
+                tracing::warn!(verifier = config.verifier, "no path leads by this verifier of proofs: nothing passes");
+            }
+        }
+        self.programs.stand_before(&endpoints).context("cannot write which endpoints it stands before")
+    }
+
+    fn withdraw(&self, withdrawn: &[Withdrawal]) {
+        self.could_withdraw(withdrawn);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    fn is_loaded_for(&self, config: &api::VerifierConfig) -> bool {
+        self.config == kernel_config(config)
+    }
+
+    fn reload(&mut self, config: &api::VerifierConfig) -> Result<()> {
+        let config = kernel_config(config);
+        // An attachment that is taken over has to be pinned.
+        self.programs.pin_links()?;
+        self.programs = Proofs::load_pinned(config, self.settings.remembered, self.pins.clone())?;
+        self.config = config;
+        self.attach()
+    }
+
+    fn attach(&mut self) -> Result<()> {
+        let mut done = Ok(());
+        for name in self.settings.interfaces.clone() {
+            let attached = Interface::named(&name).and_then(|interface| self.attach_one(interface));
+            done = done.and(attached);
+        }
+        done
+    }
+
+    fn has_changed(&self) -> bool {
+        self.settings.interfaces.iter().any(|name| {
+            let there = Interface::named(name).ok().map(|interface| interface.index);
+            there != self.attached.get(name).map(|(interface, _)| interface.index)
+        })
+    }
+
+    fn attach_changed(&mut self) {
+        for name in self.settings.interfaces.clone() {
+            let there = Interface::named(&name).ok();
+            if there.as_ref().map(|there| there.index) == self.attached.get(&name).map(|(known, _)| known.index) {
+                continue;
+            }
+            self.attached.remove(&name);
+            self.programs.release(&name);
+            let done = there.context("the interface is gone").and_then(|interface| self.attach_one(interface));
+            if let Err(error) = done {
+                let text = format!("{error:#}");
+                if self.failed.insert(name.clone(), text.clone()).as_ref() != Some(&text) {
+                    tracing::error!(interface = name, "proofs are not checked: {text}");
+                }
+            }
+        }
+    }
+
+    fn last(&mut self) -> Result<()> {
+        self.programs.pin_links()?;
+        self.lasting = true;
+        let unwanted = self.pins.links().into_iter().filter(|name| !self.settings.interfaces.contains(name));
+        unwanted.into_iter().try_for_each(|name| self.pins.remove_link(&name))
+    }
+
+    fn end(&mut self) {
+        for name in std::mem::take(&mut self.attached).into_keys() {
+            self.programs.release(&name);
+        }
+    }
+
+    fn set_clock(&self) -> Result<()> {
+        self.programs.set_clock(coarse_to_unix())
+    }
+
+    fn sweep(&self) -> Result<()> {
+        self.programs.sweep(now().saturating_sub(u64::from(engine::verifier::CLOCK_SKEW_MAX)) as u32)
+    }
+
+    fn view(&self) -> Result<view::Proofs> {
+        let interface = |(interface, mode): &(Interface, Mode)| view::Interface {
+            name: interface.name.clone(),
+            hook: mode.hook().name().into(),
+            mode: mode.name().into(),
+            driver: interface.driver(),
+        };
+        let failed = self.failed.iter().map(|(name, why)| view::NotAttached { name: name.clone(), why: why.clone() });
+        let epochs = self.programs.epochs().into_iter();
+        Ok(view::Proofs {
+            interfaces: self.attached.values().map(interface).collect(),
+            not_attached: failed.collect(),
+            withdrawn: self.programs.withdrawals() as u64,
+            ..super::view(&self.settings, &self.programs.counts()?, epochs, self.config.epoch_length)
+        })
+    }
+}
+
+fn kernel_config(config: &api::VerifierConfig) -> ProofsConfig {
+    ProofsConfig { epoch_length: config.epoch_length, max_lifetime: config.max_lifetime }
+}
