@@ -41,6 +41,7 @@ mod together;
 
 pub use config::Config;
 pub use directory::Directory;
+pub use segments::batch;
 pub use server::Server;
 
 /// The time, Unix seconds.

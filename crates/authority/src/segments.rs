@@ -3,7 +3,7 @@
 
 mod account;
 mod asked;
-mod batch;
+pub mod batch;
 mod book;
 mod keys;
 

@@ -1,0 +1,374 @@
+//! Path segments a second by UDP on one core (wire.md §8.13): the real server on loopback, its thread alone on the first
+//! processor; on the second everything else of it, and who asks, whose requests are sealed beforehand.
+//!
+//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. The baseline
+//! is an echo by the same loop of the same two system calls, sending back as many bytes as an answer has.
+
+use authority::batch::{self, Batches};
+use authority::storage::{Database, NewService, Operator, Proof, Session};
+use authority::{Directory, Server, now};
+use client::Authority;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg};
+use nix::unistd::Pid;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+use std::io::{IoSlice, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use wire::ask::{ANSWER_LEN, LineKey, LineNumber, Question, REQUEST_LEN, Reply, Request};
+
+const SESSIONS: usize = 1024;
+const RECEIVERS: u32 = 64;
+/// Addresses that are asked from, each with a socket.
+const SOURCES: usize = 16;
+/// Requests under way: of each source, and in all of them.
+const UNDER_WAY: usize = 12;
+/// How many are asked, after as many as [`WARM`] that are not counted.
+const COUNTED: usize = 800_000;
+const WARM: usize = 100_000;
+/// Without an answer for so long, what is under way is taken for lost.
+const LOST: Duration = Duration::from_millis(50);
+/// One answer in so many is opened.
+const OPENED: u64 = 1009;
+/// What issue and design ask for.
+const BOUND: f64 = 250_000.0;
+
+/// Who asks by one session's line.
+struct Line {
+    number: LineNumber,
+    key: LineKey,
+    question: [u8; wire::ask::QUESTION_LEN],
+}
+
+/// What asking gave.
+struct Measured {
+    per_second: f64,
+    /// Seconds from a request to its answer.
+    median: f64,
+    p99: f64,
+    lost: usize,
+    /// Processor time of the thread that answers, seconds a request: its own, and the kernel's for it.
+    own: f64,
+    kernel: f64,
+}
+
+fn main() {
+    let room = tempfile::tempdir().expect("a directory");
+    let directory = Directory::at(room.path().join("authority"));
+    directory.init(&["127.0.0.1".into()], SocketAddr::from(([127, 0, 0, 1], 0))).expect("a new authority");
+    std::fs::write(directory.policy(), policy()).expect("a policy");
+    std::fs::write(directory.path().join("networks.toml"), NETWORKS).expect("networks");
+    let config = directory.path().join("authority.toml");
+    let text = std::fs::read_to_string(&config).expect("its configuration");
+    std::fs::write(&config, format!("segments = \"127.0.0.1:0\"\n{text}")).expect("its configuration");
+    eprintln!("asking: logging {SESSIONS} machines in");
+    let tokens = log_in(&directory);
+    // All threads of this process begin on the second processor; only the one that answers is moved.
+    pin(Pid::this(), 1);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("tokio");
+    let server = runtime.block_on(Server::start(directory.clone(), None)).expect("the server starts");
+    let address = server.segments().expect("segments are asked for by UDP");
+    let lines = runtime.block_on(lines(&directory, server.address(), &tokens));
+
+    let echo = batch::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a socket");
+    let echoed = echo.local_addr().expect("its address");
+    let ends = Arc::new(AtomicBool::new(false));
+    let ended = ends.clone();
+    let echo = std::thread::Builder::new().name("echo".into()).spawn(move || {
+        let mut batches = Batches::new(echo);
+        while !ended.load(Ordering::Relaxed) {
+            let received = batches.receive().expect("requests");
+            let answers: Vec<_> = (0..received)
+                .filter_map(|place| {
+                    let mut answer = [0; ANSWER_LEN];
+                    answer.copy_from_slice(batches.datagram(place)?.0.get(..ANSWER_LEN)?);
+                    Some((place, answer))
+                })
+                .collect();
+            batches.send(&answers);
+        }
+    });
+    let echo = echo.expect("a thread");
+    let echo_thread = thread("echo");
+    pin(echo_thread, 0);
+    let answering = thread("segments");
+    pin(answering, 0);
+
+    eprintln!("asking: sealing {} requests", WARM + COUNTED);
+    let requests = sealed(&lines);
+    eprintln!("asking: an echo");
+    // The counter of a request is where an answer has its own but for eight bytes, which an echo can't know.
+    let baseline = measure(echoed, &requests, echo_thread, |bytes| bytes.get(12..20), |_, _, _| {});
+    eprintln!("asking: segments");
+    let opened = |source: usize, counter: u64, answer: &[u8]| {
+        let line = &lines[asks(source, counter)];
+        let mut answer = answer.to_vec();
+        let (_, reply) = line.key.open_answer(&mut answer).expect("an answer to this line");
+        let reply = Reply::decode(reply).expect("it says something");
+        assert!(matches!(reply, Reply::Given(_)), "{reply:?}");
+    };
+    let asked = measure(address, &requests, answering, |bytes| bytes.get(4..12), opened);
+    ends.store(true, Ordering::Relaxed);
+    echo.join().expect("the echo ends");
+    runtime.block_on(server.stop());
+    report(&asked, &baseline);
+}
+
+fn report(asked: &Measured, baseline: &Measured) {
+    let mut figures = Map::new();
+    let mut figure = |name: &str, unit: &str, value: f64, of: f64, bound: Option<f64>| {
+        let rounded = |value: f64| (value * 100.0).round() / 100.0;
+        eprintln!("{name} {} {unit} (echo {})", rounded(value), rounded(of));
+        let holds = bound.is_none_or(|bound| value >= bound);
+        let value = json!({
+            "value": rounded(value), "unit": unit, "baseline": rounded(of), "ratio": rounded(value / of), "bound": bound,
+            "holds": holds,
+        });
+        figures.insert(name.to_owned(), value);
+    };
+    figure("getsegment.udp_per_s", "1/s", asked.per_second, baseline.per_second, Some(BOUND));
+    figure("getsegment.udp_median_us", "us", asked.median * 1e6, baseline.median * 1e6, None);
+    figure("getsegment.udp_p99_us", "us", asked.p99 * 1e6, baseline.p99 * 1e6, None);
+    figure("getsegment.udp_own_us", "us", asked.own * 1e6, baseline.own * 1e6, None);
+    figure("getsegment.udp_kernel_us", "us", asked.kernel * 1e6, baseline.kernel * 1e6, None);
+    let (busy, echo) =
+        (asked.per_second * (asked.own + asked.kernel), baseline.per_second * (baseline.own + baseline.kernel));
+    let bounds = |busy: f64| if busy > 0.9 { "its own core" } else { "who asks, on the other core" };
+    eprintln!(
+        "asking: {} of {} were lost; the thread was busy {:.0} % of the time (echo {:.0} %): what bounds it is {} (echo: {})",
+        asked.lost,
+        COUNTED,
+        busy * 100.0,
+        echo * 100.0,
+        bounds(busy),
+        bounds(echo),
+    );
+    println!("{}", Value::Object(figures));
+}
+
+const NETWORKS: &str = r#"
+authority = "198.51.100.1"
+[[networks]]
+name = "blue"
+vni = 100
+[[places]]
+network = "blue"
+address = "10.0.0.0/16"
+endpoint = "192.0.2.1"
+interface = 5
+[[places]]
+network = "blue"
+address = "10.1.0.0/16"
+endpoint = "192.0.2.2"
+interface = 7
+[[paths]]
+to = "192.0.2.2"
+verifiers = ["edge-1", "edge-2"]
+"#;
+
+/// Every machine is in one group; each receiver is for one of them.
+fn policy() -> String {
+    let groups: String = (0..RECEIVERS).map(|number| format!("g{number} = []\n")).collect();
+    let receiver = |number| {
+        format!(
+            "[[receivers]]\nname = \"r{number}\"\naddress = \"{}\"\nservices = [\"tcp/443\"]\nnetwork = \"blue\"\n\
+             [[rules]]\naction = \"allow\"\nwho = \"group:g{number}\"\nto = \"r{number}\"\nreply = true\n",
+            receiver(number)
+        )
+    };
+    let receivers: String = (0..RECEIVERS).map(receiver).collect();
+    format!("[groups]\n{groups}{receivers}")
+}
+
+fn receiver(number: u32) -> IpAddr {
+    Ipv4Addr::from_bits(0x0a01_0000 | number).into()
+}
+
+/// Sessions are put where a login puts them.
+fn log_in(directory: &Directory) -> Vec<String> {
+    let mut database = Database::open(&directory.database()).expect("the database");
+    let (operator, now) = (Operator::current(), now());
+    let one = |machine: usize| {
+        let (person, token) = (format!("m{machine}"), hex::encode(Sha256::digest(machine.to_be_bytes())));
+        let groups = vec![format!("g{}", machine as u32 % RECEIVERS)];
+        let key = hex::encode(machine.to_be_bytes());
+        let service = NewService { name: &person, key: &key, groups: &groups, tags: &[] };
+        database.add_service(&service, &operator, now).expect("a service account");
+        let session =
+            Session { person, device: "rack".into(), expires: now + 3600, tags: Vec::new(), groups, ends: None };
+        let (hash, proof) = (Sha256::digest(&token).into(), Proof::Service(key));
+        database.add_session(hash, &session, &proof, Ipv4Addr::LOCALHOST.into(), now).expect("logged in");
+        token
+    };
+    (0..SESSIONS).map(one).collect()
+}
+
+async fn lines(directory: &Directory, address: SocketAddr, tokens: &[String]) -> Vec<Line> {
+    let ca = std::fs::read(directory.ca()).expect("the CA's certificate");
+    let caller = Authority::new(&format!("https://{address}"), Some(&ca)).expect("a client");
+    let mut lines = Vec::new();
+    for (machine, token) in tokens.iter().enumerate() {
+        let line = caller.with_token(token).line().await.expect("a line");
+        let question = Question {
+            network: "blue",
+            sender: Ipv4Addr::from_bits(0x0a00_0000 | machine as u32).into(),
+            sending: Ipv4Addr::new(192, 0, 2, 1).into(),
+            receiver: receiver(machine as u32 % RECEIVERS),
+            protocol: 6,
+            port: 443,
+            sender_port: 0,
+        };
+        let key = hex::decode(line.key).expect("hex").try_into().expect("32 bytes");
+        let question = question.encode().expect("it can be asked");
+        lines.push(Line { number: LineNumber(line.line), key: LineKey::new(key), question });
+    }
+    lines
+}
+
+/// Who asks from a source with this counter: a source has sessions of its own, one after the other.
+fn asks(source: usize, counter: u64) -> usize {
+    source + SOURCES * (counter as usize % (SESSIONS / SOURCES))
+}
+
+/// Of each source the requests in the order of their counters.
+fn sealed(lines: &[Line]) -> Vec<Vec<Request>> {
+    let request = |source: usize, counter: u64| {
+        let line = &lines[asks(source, counter)];
+        line.key.seal_request(line.number, counter, &line.question).expect("sealed")
+    };
+    let each = ((WARM + COUNTED) / SOURCES) as u64;
+    (0..SOURCES).map(|source| (1..=each).map(|counter| request(source, counter)).collect()).collect()
+}
+
+/// Asks with so many under way until all are asked. `counter` finds an answer's.
+fn measure(
+    to: SocketAddr,
+    requests: &[Vec<Request>],
+    answering: Pid,
+    counter: impl Fn(&[u8]) -> Option<&[u8]>,
+    opened: impl Fn(usize, u64, &[u8]),
+) -> Measured {
+    let mut sources: Vec<_> =
+        (0..).zip(requests).map(|(source, requests)| Source::new(source, to, requests.len())).collect();
+    let mut taken = Vec::with_capacity(COUNTED);
+    let (mut lost, mut heard) = (0, Instant::now());
+    let mut counting = None;
+    let mut received = MultiHeaders::<SockaddrStorage>::preallocate(UNDER_WAY, None);
+    let mut sent = MultiHeaders::<SockaddrStorage>::preallocate(UNDER_WAY, None);
+    let mut rooms = [[0; REQUEST_LEN]; UNDER_WAY];
+    while sources.iter().zip(requests).any(|(source, requests)| source.next < requests.len() || source.under_way > 0) {
+        for (place, (source, requests)) in sources.iter_mut().zip(requests).enumerate() {
+            let lengths: Vec<usize> = {
+                let mut slices: Vec<_> = rooms.iter_mut().map(|room| [IoSliceMut::new(room)]).collect();
+                let flags = MsgFlags::MSG_DONTWAIT;
+                let come = recvmmsg(source.socket.as_raw_fd(), &mut received, slices.iter_mut(), flags, None);
+                come.map(|come| come.map(|message| message.bytes).collect()).unwrap_or_default()
+            };
+            if !lengths.is_empty() {
+                heard = Instant::now();
+            }
+            for (room, length) in rooms.iter().zip(&lengths) {
+                let answer = &room[..*length];
+                let counter = counter(answer).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
+                let counter = counter.expect("an answer has a counter");
+                if counter as usize > WARM / SOURCES {
+                    taken.push((heard - source.sent_at[counter as usize]).as_secs_f64());
+                }
+                if counter % OPENED == 0 {
+                    opened(place, counter, answer);
+                }
+            }
+            source.under_way = source.under_way.saturating_sub(lengths.len());
+            let more = (UNDER_WAY - source.under_way).min(requests.len() - source.next);
+            // By the batch: to send one at a time is what would bound it.
+            if more == 0 || more < UNDER_WAY / 2 && source.next + more < requests.len() {
+                continue;
+            }
+            if source.next + more > WARM / SOURCES && counting.is_none() {
+                counting = Some((Instant::now(), processor_time(answering)));
+            }
+            let at = Instant::now();
+            let now = &requests[source.next..source.next + more];
+            let slices: Vec<_> = now.iter().map(|request| [IoSlice::new(request)]).collect();
+            let (nowhere, flags) = (vec![None; more], MsgFlags::empty());
+            let gone = sendmmsg(source.socket.as_raw_fd(), &mut sent, &slices, &nowhere, [], flags);
+            let gone = gone.map_or(0, Iterator::count);
+            source.sent_at[source.next + 1..=source.next + gone].fill(at);
+            source.next += gone;
+            source.under_way += gone;
+        }
+        if heard.elapsed() > LOST {
+            lost += sources.iter().map(|source| source.under_way).sum::<usize>();
+            sources.iter_mut().for_each(|source| source.under_way = 0);
+            heard = Instant::now();
+        }
+    }
+    let (began, cpu) = counting.expect("more are asked than warm up");
+    let (elapsed, after) = (began.elapsed().as_secs_f64(), processor_time(answering));
+    taken.sort_by(f64::total_cmp);
+    let count = taken.len() as f64;
+    Measured {
+        per_second: count / elapsed,
+        median: taken[taken.len() / 2],
+        p99: taken[taken.len() * 99 / 100],
+        lost,
+        own: (after.0 - cpu.0) / count,
+        kernel: (after.1 - cpu.1) / count,
+    }
+}
+
+/// An address that is asked from.
+struct Source {
+    socket: UdpSocket,
+    /// How many were sent, and how many of them have no answer yet.
+    next: usize,
+    under_way: usize,
+    /// By counter.
+    sent_at: Vec<Instant>,
+}
+
+impl Source {
+    fn new(number: u8, to: SocketAddr, requests: usize) -> Self {
+        let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 1, number + 1), 0)).expect("a socket");
+        socket.connect(to).expect("connected");
+        Self { socket, next: 0, under_way: 0, sent_at: vec![Instant::now(); requests + 1] }
+    }
+}
+
+fn pin(thread: Pid, processor: usize) {
+    let mut set = CpuSet::new();
+    set.set(processor).expect("a processor");
+    if let Err(error) = sched_setaffinity(thread, &set) {
+        eprintln!("asking: thread {thread} can't be kept on processor {processor}: {error}");
+    }
+}
+
+/// The thread of this process that has this name.
+fn thread(name: &str) -> Pid {
+    let begun = Instant::now();
+    loop {
+        for task in std::fs::read_dir("/proc/self/task").expect("threads").flatten() {
+            let is_it = std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name);
+            if let (true, Some(Ok(id))) = (is_it, task.file_name().to_str().map(str::parse)) {
+                return Pid::from_raw(id);
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "no thread {name}");
+        std::thread::yield_now();
+    }
+}
+
+/// What a thread took of its processor so far, and the kernel for it, seconds.
+fn processor_time(thread: Pid) -> (f64, f64) {
+    /// `sysconf(_SC_CLK_TCK)` on Linux.
+    const TICKS: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("the thread lives");
+    let fields: Vec<_> = stat.rsplit(") ").next().expect("fields").split(' ').collect();
+    // proc_pid_stat(5): utime and stime are fields 14 and 15; the state, which is the first here, is field 3.
+    let ticks = |field: usize| fields[field - 3].parse::<f64>().expect("a number");
+    (ticks(14) / TICKS, ticks(15) / TICKS)
+}
