@@ -389,7 +389,7 @@ struct segment_key {
 	struct address receiver;
 };
 
-enum { OUTER_MAX = 48, GENEVE_MAX = 128 };
+enum { OUTER_MAX = 48, ROUTING_MAX = 88, GENEVE_MAX = 128, HOPS_MAX = 5 };
 
 /* What is put before those packets. */
 struct segment_entry {
@@ -399,8 +399,10 @@ struct segment_entry {
 	__u8 family; /* the underlay's */
 	__u8 local; /* 1: the receiving endpoint is this one */
 	__u8 length; /* of Geneve's header */
-	__u32 reserved;
+	__u8 hops; /* of a fixed path */
+	__u8 reserved[3];
 	__u8 outer[OUTER_MAX]; /* IP with no length, UDP */
+	__u8 route[ROUTING_MAX]; /* the routing header between them, if the path is fixed */
 	__u8 geneve[GENEVE_MAX];
 };
 
@@ -413,8 +415,10 @@ struct consent {
 	__u32 expires;
 	__u8 family; /* the underlay's */
 	__u8 length; /* of Geneve's header */
-	__u8 reserved[2];
+	__u8 hops; /* of a fixed path */
+	__u8 reserved;
 	__u8 geneve[GENEVE_MAX];
+	struct address route[HOPS_MAX]; /* as the routing header lists them */
 };
 
 /* A tenant's packet that user space gets. */

@@ -197,6 +197,41 @@ static __noinline int push_headers(context *ctx, const struct segment_entry *ent
 	return failed ?: bpf_skb_store_bytes(ctx, 2 * MAC_LEN, &type, 2, 0);
 }
 
+/* Bytes of the routing header. In assembly as above: what is read behind its room is Geneve's header, never outside the entry. */
+static __always_inline __u32 route_length(const struct segment_entry *entry)
+{
+	__u32 hops = entry->hops;
+
+	asm volatile("%0 &= 7" : "+r"(hops));
+	return 8 + 16 * hops;
+}
+
+/* The same along a fixed path (wire.md §8.12.1): with a routing header between IP and UDP. */
+static __noinline int push_routed_headers(context *ctx, const struct segment_entry *entry)
+{
+	struct {
+		struct ipv6 ip;
+		struct udp udp;
+	} six;
+	__u32 route = route_length(entry), at = ETHER_LEN + sizeof(six.ip);
+	__u32 grows = sizeof(six) + route + geneve_length(entry->length), total = ctx->len - ETHER_LEN + grows;
+	__be16 type = bpf_htons(0x86dd);
+
+	__builtin_memcpy(&six, entry->outer, sizeof(six));
+	six.udp.source = bpf_htons(0xc000 | (bpf_get_hash_recalc(ctx) & 0x3fff));
+	if (total > 0xffff || bpf_skb_adjust_room(ctx, grows, BPF_ADJ_ROOM_MAC,
+						  BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L3_IPV6 |
+							  BPF_F_ADJ_ROOM_ENCAP_L4_UDP))
+		return -1;
+	six.ip.payload_len = bpf_htons(total - sizeof(six.ip));
+	six.udp.len = bpf_htons(total - sizeof(six.ip) - route);
+	return bpf_skb_store_bytes(ctx, ETHER_LEN, &six.ip, sizeof(six.ip), 0) ?:
+	       bpf_skb_store_bytes(ctx, at, entry->route, route_length(entry), 0) ?:
+	       bpf_skb_store_bytes(ctx, at + route, &six.udp, sizeof(six.udp), 0) ?:
+	       store_geneve(ctx, at + route + sizeof(six.udp), entry) ?:
+	       bpf_skb_store_bytes(ctx, 2 * MAC_LEN, &type, 2, 0);
+}
+
 /* Sends a tenant's packet, which was read. */
 static __always_inline int send(context *ctx, struct tenant *tenant, struct proving *v)
 {
@@ -222,12 +257,14 @@ static __always_inline int send(context *ctx, struct tenant *tenant, struct prov
 	if (entry->used != time)
 		entry->used = time;
 	room = (entry->family == 4 ? IPV4_LEN : IPV6_LEN) + sizeof(struct udp) + entry->length;
+	if (entry->hops)
+		room += route_length(entry);
 	transport = transport_of(ctx, v);
 	if (longest(ctx, v, transport) + room > svtep_config.mtu)
 		return report(ctx, tenant, time, svtep_config.mtu - room);
 	if (v->inner_protocol == IP_TCP && v->shown == PORTS_SHOWN && !load(ctx, transport + 13, &flags, 1) && flags & TCP_SYN)
 		clamp_mss(ctx, transport, svtep_config.mtu - room - (transport - ETHER_LEN) - sizeof(struct tcp));
-	if (push_headers(ctx, entry))
+	if (entry->hops ? push_routed_headers(ctx, entry) : push_headers(ctx, entry))
 		return leave(SVTEP_FAILED, TC_ACT_SHOT);
 	leave(SVTEP_SENT, 0);
 	if (entry->local)
@@ -268,6 +305,10 @@ static __noinline int note_consent(context *ctx, __u32 at, __u32 interface)
 	if (load(ctx, at, consent->geneve, geneve_length(length)))
 		return 0;
 	consent->geneve[GENEVE_LEN + OPTION_LEN] &= ~7; /* as it was sent: nobody has checked it yet */
+	if (v->segment.flags & SEGMENT_ROUTED) {
+		consent->hops = v->segment.place >> 3 & 7;
+		__builtin_memcpy(consent->route, &v->route[4], sizeof(consent->route));
+	}
 	bpf_map_update_elem(&consents, &key, consent, BPF_ANY);
 	return leave(SVTEP_CONSENTS, 0);
 }

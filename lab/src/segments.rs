@@ -1,10 +1,11 @@
 //! Path segments with their proofs, right and wrong in every way, made with the authority's own key (wire.md §8).
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result};
 use wire::geneve::{Encapsulation, Payload};
 use wire::map::{SegmentEntry, SegmentKey};
+use wire::routing::{Hops, Lock, Routed};
 use wire::{Ends, Epoch, InterfaceId, MasterKey, Proof, ProofKey, Segment, SegmentFlags, Suite, Vni};
 
 use crate::mint::now;
@@ -36,6 +37,8 @@ pub struct Minted {
     pub ends: Ends,
     /// A proof for each verifier.
     pub proofs: Vec<[u8; 16]>,
+    /// Where its path leads through, if it is fixed.
+    pub hops: Option<Hops>,
 }
 
 impl Giver {
@@ -78,7 +81,27 @@ impl Giver {
             Ok(Proof::new(&key, &Segment { pointer: place, ..segment }, vni, &ends).0)
         };
         let proofs = (0..).zip(path).map(proof).collect::<Result<_>>()?;
-        Ok(Minted { segment, vni, ends, proofs })
+        Ok(Minted { segment, vni, ends, proofs, hops: None })
+    }
+
+    /// The same along a fixed path, with an address of each verifier: its proofs closed but the first.
+    pub fn prove_along(&self, segment: Segment, vni: Vni, ends: Ends, path: &[(&str, Ipv6Addr)]) -> Result<Minted> {
+        let hops: Vec<_> = path.iter().map(|(_, hop)| *hop).collect();
+        let hops = Hops::new(&hops).context("1 to 5 hops")?;
+        let flags = segment.flags.with(SegmentFlags::ROUTED, true);
+        let segment = Segment { count: u8::try_from(path.len())?, pointer: 0, flags, ..segment };
+        let (mut proofs, mut lock): (Vec<[u8; 16]>, Option<Lock>) = (Vec::new(), None);
+        for (pointer, (verifier, _)) in (0..).zip(path) {
+            let (_, key) = self.key(verifier, now())?;
+            let segment = Segment { pointer, ..segment };
+            let routed = Routed { segment: &segment, vni, ends: &ends, hops: &hops };
+            let mut proof = routed.proof(&key).0;
+            if let Some(lock) = lock.replace(routed.lock(&key)) {
+                lock.turn(&mut proof);
+            }
+            proofs.push(proof);
+        }
+        Ok(Minted { segment, vni, ends, proofs, hops: Some(hops) })
     }
 }
 
@@ -93,6 +116,7 @@ impl Minted {
         let Ends { sending, receiving, sender, receiver } = self.ends;
         let payload = if sender.is_ipv4() { Payload::Ipv4 } else { Payload::Ipv6 };
         let entry = SegmentEntry::given(&self.encapsulation(payload), sending, receiving);
+        let entry = self.hops.map_or(entry, |hops| entry.and_then(|entry| entry.along(&hops)));
         let entry = entry.context("a segment whose number of proofs and families are right")?;
         Ok((SegmentKey::of(interface, sender, receiver, &self.segment), entry))
     }

@@ -205,7 +205,7 @@ impl Authority {
             to,
             receiving,
         };
-        let given = given.give()?;
+        let given = along(given.give()?, &given.giver, path)?;
         let entry = Entry { network: network.clone(), to, sending, place: receiving };
         book.note(token, &given, entry, now).map_err(|_| Refusal::TooMany)?;
         drop(book);
@@ -230,7 +230,8 @@ impl Authority {
         let first = first.first().ok_or(GiveError::Path)?;
         let path = path(networks, receiving, sending)?;
         let keys = self.path_keys(path, authority, current)?;
-        let given = shown.answer(&self.giver(authority, path, &keys, now), first, back)?;
+        let giver = self.giver(authority, path, &keys, now);
+        let given = along(shown.answer(&giver, first, back)?, &giver, path)?;
         let withdrawn = |sender, receiver| self.segments.book().withdrawn(shown.vni, sender, receiver);
         let is_void = |until: Option<u32>| until.is_some_and(|until| shown.segment.expires <= until);
         let wire::Ends { sender, receiver, .. } = shown.ends;
@@ -338,6 +339,11 @@ fn permitted<'p>(policy: &'p Compiled, network: &str, request: &Request<'_>) -> 
         Decision::DefaultDeny { .. } => Err(Refusal::Denied(decision.explain(request), "no_rule")),
         Decision::Denied { .. } => Err(Refusal::Denied(decision.explain(request), "denied")),
     }
+}
+
+/// The segment, with its path fixed if it is to be.
+fn along(given: Given, giver: &Giver<'_>, path: &Path) -> Result<Given, GiveError> {
+    if path.hops.is_empty() { Ok(given) } else { given.along(giver, &path.hops) }
 }
 
 fn path(networks: &Networks, sending: IpAddr, receiving: IpAddr) -> Result<&Path, Refusal> {

@@ -16,7 +16,7 @@ pub struct Ran {
 }
 
 /// A packet grows by the headers of a tunnel at most.
-const ROOM: usize = 256;
+const ROOM: usize = 320;
 
 pub(crate) fn run(program: &ProgramMut<'_>, frame: &[u8], repeat: u32) -> Result<Ran> {
     run_in(program, frame, repeat, None)

@@ -76,7 +76,7 @@ fn given() -> Given {
         sender: [10, 0, 0, 7].into(),
         receiver: [10, 0, 0, 9].into(),
     };
-    let plain = Given { segment, vni: Vni::new(7).unwrap(), ends, proofs: Vec::new() };
+    let plain = Given { segment, vni: Vni::new(7).unwrap(), ends, proofs: Vec::new(), hops: Vec::new() };
     plain.along(&giver, &hops()).expect("three hops")
 }
 

@@ -10,13 +10,15 @@ use datapath::Pins;
 use datapath::clock;
 use datapath::run::Ran;
 use endpoints::{Endpoint, INTERFACE, MTU, REPORTS, address, families, vni};
-use engine::proofs::Outcome;
+use engine::proofs::{Outcome, Verifier};
 use lab::forge::{Packet, Tcp, flag};
-use std::net::IpAddr;
+use lab::mint::now;
+use lab::segments::{EPOCH_LENGTH, MAX_LIFETIME};
+use std::net::{IpAddr, Ipv6Addr};
 use wire::geneve::{Encapsulation, Payload};
 use wire::map::{SegmentEntry, SegmentKey, counter, svtep_counter as tunnel};
 use wire::packet::{Form, TCP, UDP};
-use wire::{Ends, Inner, SegmentFlags};
+use wire::{DropReason, Ends, Inner, SegmentFlags};
 
 const REDIRECT: u32 = 7;
 const SHOT: u32 = 2;
@@ -53,6 +55,51 @@ fn kernel_puts_a_packet_in_and_takes_the_same_out_whatever_the_families() {
             assert!(ended(&back).starts_with(&frame[14..]), "{ends:?}");
             assert_eq!(back.frame[12..14], frame[12..14], "{ends:?}");
         }
+    }
+}
+
+/// What a router does whose address the next hop is.
+fn route_on(frame: &mut [u8]) {
+    let left = usize::from(frame[57]) - 1;
+    frame[57] = left as u8;
+    frame.copy_within(62 + 16 * left..78 + 16 * left, 38);
+}
+
+#[test]
+fn kernel_leads_packets_along_a_fixed_path_and_takes_them_out_at_its_end() {
+    let endpoint = Endpoint::new();
+    let edge: Ipv6Addr = "2001:db8::a".parse().unwrap();
+    let (epoch, key) = endpoint.giver.key("edge", now()).unwrap();
+    let mut verifier = Verifier::new(vec![IpAddr::V6(edge).into()], EPOCH_LENGTH, MAX_LIFETIME);
+    verifier.keys.insert((endpoint.giver.authority, epoch), key);
+    for ends in families().into_iter().filter(|ends| ends.receiving.is_ipv6()) {
+        let IpAddr::V6(end) = ends.receiving else { unreachable!("they were chosen") };
+        let segment = endpoint.giver.segment(&ends, endpoints::ID, Some((UDP, SERVICE)));
+        let segment = wire::Segment { flags: segment.flags.with(SegmentFlags::REPLY, true), ..segment };
+        let path = [("edge", edge), (endpoints::PATH[0], end)];
+        let given = endpoint.giver.prove_along(segment, vni(5), ends, &path).unwrap();
+        let (slot, entry) = given.entry(INTERFACE).unwrap();
+        endpoint.program.segments.set(&slot, &entry).unwrap();
+        let frame = datagram(ends.sender, ends.receiver, SERVICE, b"across");
+        let (out, counted) = endpoint.counted(|| endpoint.program.run_out(&frame).unwrap());
+        assert_eq!((out.code, counted), (REDIRECT, tunnel::SENT), "{ends:?}");
+        assert_eq!(out.frame.len(), frame.len() + entry.grows());
+        let mut led = out.frame;
+        // Nobody takes it out who is not at the path's end, nor one that has gone around.
+        let mut around = led.clone();
+        route_on(&mut around);
+        let malformed = || endpoint.program.proofs.counts().unwrap()[DropReason::Malformed as usize];
+        let before = malformed();
+        assert_eq!((endpoint.program.run_in(&around).unwrap().code, malformed()), (SHOT, before + 1));
+        assert_eq!(verifier.judge(&mut led, now()), Outcome::Proved, "{ends:?}");
+        route_on(&mut led);
+        let (back, counted) = endpoint.counted(|| endpoint.program.run_in(&led).unwrap());
+        assert_eq!((back.code, counted), (REDIRECT, tunnel::DELIVERED), "{ends:?}");
+        assert!(ended(&back).starts_with(&frame[14..]), "{ends:?}");
+        let noted: Vec<_> = endpoint.program.consents.entries().into_iter().map(|(_, consent)| consent).collect();
+        let of_it = noted.iter().find(|consent| consent.hops().eq([edge, end]));
+        assert!(of_it.is_some_and(|consent| consent.endpoints() == (ends.sending, ends.receiving)), "{noted:?}");
+        endpoint.program.consents.keys().iter().for_each(|key| endpoint.program.consents.remove(key).unwrap());
     }
 }
 

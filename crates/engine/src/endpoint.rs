@@ -14,7 +14,7 @@ use wire::geneve::{Encapsulation, Payload};
 use wire::inner::Ports;
 use wire::map::{Consent, SegmentEntry, SegmentKey};
 use wire::packet::Packet;
-use wire::{Ends, Inner, SegmentFlags, Vni};
+use wire::{Ends, Hops, Inner, SegmentFlags, Vni};
 
 /// How many questions are open at a time for one tenant.
 const OPEN_MAX: usize = 64;
@@ -246,13 +246,18 @@ impl Endpoint {
         let Some(given) = given.filter(fits) else { return refused() };
         let payload = if wanted.sender.is_ipv4() { Payload::Ipv4 } else { Payload::Ipv6 };
         let Ends { sending, receiving, .. } = given.ends;
-        let Some(entry) = SegmentEntry::given(&given.encapsulation(payload), sending, receiving) else {
-            return refused();
-        };
+        let entry = SegmentEntry::given(&given.encapsulation(payload), sending, receiving);
+        let is_fixed = !given.hops.is_empty();
+        let along = |entry: SegmentEntry| if is_fixed { entry.along(&Hops::new(&given.hops)?) } else { Some(entry) };
+        let Some(entry) = entry.and_then(along) else { return refused() };
         let key = SegmentKey::of(wanted.interface, wanted.sender, wanted.receiver, &given.segment);
         let mut actions = vec![Action::Write(key, entry)];
         if given.segment.flags.has(SegmentFlags::SINGLE) {
             actions.push(Action::Write(key.for_every_flow(), SegmentEntry::by_flow()));
+        }
+        if is_fixed {
+            // A datagram of a socket has no such headers. Senders try again, and then there is a segment.
+            return actions;
         }
         let send =
             |inner: Vec<u8>| Action::Send { from: sending, to: receiving, datagram: [entry.geneve(), &inner].concat() };
@@ -295,7 +300,7 @@ fn given(consent: &Consent, inner: &Inner) -> Option<Given> {
     let (sending, receiving) = consent.endpoints();
     let ends = Ends { sending, receiving, sender: inner.receiver, receiver: inner.sender };
     let Encapsulation { segment, vni, proofs, .. } = encapsulation;
-    Some(Given { segment, vni, ends, proofs: proofs.to_vec() })
+    Some(Given { segment, vni, ends, proofs: proofs.to_vec(), hops: consent.hops().collect() })
 }
 
 /// The packet in a tenant's frame, as verifiers will read it.

@@ -1,12 +1,12 @@
 //! Virtual networks as `networks.toml` describes them: their numbers, where their addresses are, and which verifiers are on
 //! the way from one endpoint to another (wire.md §8.1). Who may send is the policy's to say.
 
-use crate::document::{Faults, Fields, Reader, hint};
+use crate::document::{Faults, Fields, Reader, hint, texts};
 use crate::policy::name_is_valid;
 use crate::segment::Place;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Range;
 use toml::Spanned;
 use wire::grant::mask;
@@ -36,6 +36,8 @@ pub struct Path {
     pub verifiers: Vec<String>,
     /// The suite of their proofs.
     pub suite: Suite,
+    /// Where the path is fixed, an address of each verifier, the last of them the receiving endpoint; else none.
+    pub hops: Vec<Ipv6Addr>,
 }
 
 /// Values of prefixes, the longest of which counts.
@@ -154,7 +156,7 @@ impl Networks {
     }
 
     fn read_paths(&mut self, reader: &mut Reader<'_>, root: &Fields<'_, '_>) {
-        for fields in root.tables(reader, "paths", "a path", &["to", "from", "verifiers", "suite"]) {
+        for fields in root.tables(reader, "paths", "a path", &["to", "from", "verifiers", "suite", "fixed", "hops"]) {
             if reader.is_full() {
                 return;
             }
@@ -172,8 +174,10 @@ impl Networks {
                 }
                 suite
             });
-            let path = Path { verifiers, suite: suite.unwrap_or(Suite::AesCmac) };
+            let hops = read_hops(reader, &fields, verifiers.len());
             for (to, span) in to {
+                let hops = hops.as_ref().and_then(|hops| lead(reader, hops, to, &span)).unwrap_or_default();
+                let path = Path { verifiers: verifiers.clone(), suite: suite.unwrap_or(Suite::AesCmac), hops };
                 let everywhere = IpNet::new(mask(to, 0), 0).into_iter().collect();
                 for from in from.clone().unwrap_or(everywhere) {
                     if from.addr().is_ipv4() != to.is_ipv4() {
@@ -213,6 +217,52 @@ fn read_verifiers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Strin
         }
     }
     names.iter().map(|name| name.get_ref().to_string()).collect()
+}
+
+/// The hops of a fixed path but the last, which is the receiving endpoint.
+fn read_hops(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, verifiers: usize) -> Option<Vec<Ipv6Addr>> {
+    let value = fields.value("hops");
+    let listed = value.map(|value| texts(reader, value)).unwrap_or_default();
+    let is_fixed = fields.yes(reader, "fixed");
+    if !is_fixed {
+        if let Some(value) = value {
+            reader.fault(value.span(), "`hops` are of a path with `fixed = true`");
+        }
+        return None;
+    }
+    let mut hops = Vec::new();
+    for text in &listed {
+        match text.get_ref().parse::<Ipv6Addr>() {
+            Ok(hop) if hops.contains(&hop) => {
+                reader.fault(text.span(), format!("`{hop}` is a hop of this path already"));
+            }
+            Ok(hop) => hops.push(hop),
+            Err(_) => {
+                reader.fault(text.span(), format!("the hop `{}` is no IPv6 address", text.get_ref().escape_debug()));
+            }
+        }
+    }
+    if listed.len() + 1 != verifiers {
+        let span: Range<usize> = value.map_or_else(|| fields.span(), Spanned::span);
+        let why = "a fixed path has a hop for each verifier but the last, whose hop is the receiving endpoint";
+        reader.fault(span, format!("{why}: {} for {verifiers} verifiers", listed.len()));
+    }
+    Some(hops)
+}
+
+/// The hops on to this endpoint.
+fn lead(reader: &mut Reader<'_>, hops: &[Ipv6Addr], to: IpAddr, span: &Range<usize>) -> Option<Vec<Ipv6Addr>> {
+    match to {
+        IpAddr::V6(to) if !hops.contains(&to) => Some(hops.iter().copied().chain([to]).collect()),
+        IpAddr::V6(_) => {
+            reader.fault(span.clone(), format!("{to} is a hop before the end of its path"));
+            None
+        }
+        IpAddr::V4(_) => {
+            reader.fault(span.clone(), format!("a fixed path leads to IPv6 endpoints only, and {to} is none"));
+            None
+        }
+    }
 }
 
 fn address(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<IpAddr> {
@@ -300,6 +350,37 @@ suite = "siphash"
         assert_eq!((far.verifiers.join(" "), far.suite), ("edge tep-1".into(), Suite::Siphash));
         assert_eq!((path("192.0.2.1", "192.0.2.2"), path("2001:db8::1", "192.0.2.1")), (None, None));
         assert_eq!(networks.verifiers().into_iter().collect::<Vec<_>>(), ["edge", "tep-1"]);
+    }
+
+    const FIXED: &str = r#"
+[[paths]]
+to = ["2001:db8:3::1", "2001:db8:4::1"]
+verifiers = ["edge", "aside", "tep-1"]
+fixed = true
+hops = ["2001:db8:a::1", "2001:db8:b::1"]
+"#;
+
+    #[test]
+    fn a_fixed_path_leads_through_its_hops_to_each_endpoint() {
+        let networks = Networks::parse(&format!("{TEXT}{FIXED}")).unwrap();
+        let hops = |to: &str| &networks.path("2001:db8::1".parse().unwrap(), to.parse().unwrap()).unwrap().hops;
+        let expected =
+            |last: &str| ["2001:db8:a::1", "2001:db8:b::1", last].map(|hop| hop.parse::<Ipv6Addr>().unwrap());
+        assert_eq!(hops("2001:db8:3::1"), &expected("2001:db8:3::1"));
+        assert_eq!(hops("2001:db8:4::1"), &expected("2001:db8:4::1"));
+        let plain = networks.path("192.0.2.2".parse().unwrap(), "192.0.2.1".parse().unwrap()).unwrap();
+        assert!(plain.hops.is_empty());
+    }
+
+    #[test]
+    fn hops_that_lead_nowhere_are_told() {
+        let wrong = |from: &str, to: &str| faults(&format!("{TEXT}{}", FIXED.replace(from, to)));
+        assert!(wrong(", \"2001:db8:b::1\"]", "]").contains("1 for 3 verifiers"));
+        assert!(wrong("db8:b::1", "db8:a::1").contains("a hop of this path already"));
+        assert!(wrong("db8:b::1", "db8:3::1").contains("a hop before the end"));
+        assert!(wrong("2001:db8:b::1", "192.0.2.1").contains("no IPv6 address"));
+        assert!(wrong("\"2001:db8:4::1\"", "\"192.0.2.9\"").contains("IPv6 endpoints only"));
+        assert!(wrong("fixed = true", "").contains("of a path with `fixed = true`"));
     }
 
     #[test]

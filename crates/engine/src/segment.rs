@@ -6,7 +6,7 @@ mod route;
 use crate::issue::CLOCK_MARGIN;
 use crate::policy::{Scope, Terms};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use wire::geneve::{ENCAPSULATION_MAX, Encapsulation, HEADER_LEN, Payload};
 use wire::segment::PROOFS_MAX;
 use wire::{Destination, DropReason, Ends, Epoch, InterfaceId, Proof, ProofKey, Segment, SegmentFlags, Suite, Vni};
@@ -74,6 +74,8 @@ pub struct Given {
     pub ends: Ends,
     /// A proof for each verifier.
     pub proofs: Vec<[u8; 16]>,
+    /// Where the path is fixed, an address of each verifier, the last of them the receiving endpoint; else none.
+    pub hops: Vec<Ipv6Addr>,
 }
 
 /// Why a segment can't be given.
@@ -126,7 +128,7 @@ impl Giver<'_> {
         let segment = Segment { count: count.ok_or(GiveError::Path)?, pointer: 0, flags, ..segment };
         let proof = |(place, key)| Proof::new(key, &Segment { pointer: place, ..segment }, vni, &ends).0;
         let proofs = (0..).zip(self.path).map(proof).collect();
-        Ok(Given { segment, vni, ends, proofs })
+        Ok(Given { segment, vni, ends, proofs, hops: Vec::new() })
     }
 }
 
@@ -176,8 +178,8 @@ impl Give<'_> {
 }
 
 impl Given {
-    /// Reads the Geneve option of a segment, from its class on.
-    pub fn from_option(option: &[u8], vni: Vni, ends: Ends) -> Result<Self, DropReason> {
+    /// Reads the Geneve option of a segment, from its class on, with the hops of its path if that is fixed.
+    pub fn from_option(option: &[u8], vni: Vni, ends: Ends, hops: Vec<Ipv6Addr>) -> Result<Self, DropReason> {
         let words = u8::try_from(option.len() / 4).ok().filter(|words| *words < 64).ok_or(DropReason::Malformed)?;
         let [v0, v1, v2] = vni.bytes();
         let [p0, p1] = (Payload::Ipv4 as u16).to_be_bytes();
@@ -188,10 +190,12 @@ impl Given {
             return Err(DropReason::Malformed);
         }
         let families = SegmentFlags::UNDERLAY6.0 | SegmentFlags::IPV6.0;
-        if segment.flags.0 & families != ends.flags().0 {
+        let expected = if segment.flags.has(SegmentFlags::ROUTED) { proofs.len() } else { 0 };
+        let leads = hops.last().is_none_or(|last| IpAddr::V6(*last) == ends.receiving);
+        if segment.flags.0 & families != ends.flags().0 || hops.len() != expected || !leads {
             return Err(DropReason::Malformed);
         }
-        Ok(Self { segment, vni, ends, proofs: proofs.to_vec() })
+        Ok(Self { segment, vni, ends, proofs: proofs.to_vec(), hops })
     }
 
     /// The Geneve option that carries it, from its class on.
@@ -208,24 +212,13 @@ impl Given {
 
     /// Gives the segment for answers to this one, which its receiver shows (wire.md §8.11). `first` is the key of this
     /// one's first verifier for its epoch, and `back` where its sender is. Whether a withdrawal voids this one is the
-    /// caller's to ask.
+    /// caller's to ask. The answer's own path is not fixed.
     pub fn answer(&self, giver: &Giver<'_>, first: &ProofKey, back: Place) -> Result<Self, GiveError> {
-        self.answered(giver, back, |proof, shown| {
-            !shown.flags.has(SegmentFlags::ROUTED) && proof.proves(first, shown, self.vni, &self.ends)
-        })
-    }
-
-    fn answered(
-        &self,
-        giver: &Giver<'_>,
-        back: Place,
-        is_proved: impl FnOnce(&Proof, &Segment) -> bool,
-    ) -> Result<Self, GiveError> {
         let shown = Segment { pointer: 0, ..self.segment };
         let proof = self.proofs.first().map(|bytes| Proof(*bytes));
         let is_ours = shown.authority == giver.authority
             && back.endpoint == self.ends.sending
-            && proof.is_some_and(|proof| is_proved(&proof, &shown));
+            && proof.is_some_and(|proof| self.is_proved(&proof, &shown, first));
         if !is_ours {
             return Err(GiveError::Forged);
         }

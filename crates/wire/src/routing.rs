@@ -12,7 +12,8 @@ use core::net::{IpAddr, Ipv6Addr};
 
 const IPV6_LEN: usize = 40;
 const HEADER_LEN: usize = 8;
-const ROUTING: u8 = 43;
+/// The IP protocol number of routing headers.
+pub(crate) const ROUTING: u8 = 43;
 const SEGMENT_ROUTING: u8 = 4;
 /// In the place of a pointer: what is made over a message with it locks a proof and is none.
 const LOCK: u8 = 7;
@@ -49,7 +50,7 @@ impl Hops {
         let (hops, none) = list.as_chunks::<16>();
         let last = segment.count.checked_sub(1)?;
         let left = last.checked_sub(segment.pointer)?;
-        let expected = [UDP, 2 * segment.count, SEGMENT_ROUTING, left, last, 0, 0, 0];
+        let expected = Self::header(segment.count, left);
         let checksum = frame.get(packet.transport + 6..)?.first_chunk::<2>()?;
         let is_right = ip[6] == ROUTING
             && *fixed == expected
@@ -60,6 +61,11 @@ impl Hops {
         let mut this = Self { list: [[0; 16]; PROOFS_MAX as usize], len: hops.len() };
         this.list.get_mut(..hops.len())?.copy_from_slice(hops);
         is_right.then_some(this)
+    }
+
+    /// What a routing header with so many hops, of which so many are left, begins with.
+    pub(crate) const fn header(count: u8, left: u8) -> [u8; HEADER_LEN] {
+        [UDP, 2 * count, SEGMENT_ROUTING, left, count.saturating_sub(1), 0, 0, 0]
     }
 
     /// As the header lists them: the last first.

@@ -1,6 +1,7 @@
 //! Tenants of virtual networks behind tunnel endpoints, with consent in every packet (wire.md §8).
 
 mod attacks;
+mod fixed;
 mod stage;
 
 use std::net::{SocketAddr, UdpSocket};

@@ -52,10 +52,20 @@ impl Core {
 
     /// An endpoint with the address `198.51.100.(4 × number + 2)`.
     pub fn endpoint(&self, number: u8) -> Result<Endpoint> {
+        self.endpoint_at(number, [1, 2].map(|last| IpAddr::from([198, 51, 100, 4 * number + last])), 30)
+    }
+
+    /// The same with the address `2001:db8:(number)::2`.
+    pub fn endpoint6(&self, number: u8) -> Result<Endpoint> {
+        let part = u16::from(number);
+        self.endpoint_at(number, [1, 2].map(|last| IpAddr::from([0x2001, 0xdb8, part, 0, 0, 0, 0, last])), 64)
+    }
+
+    fn endpoint_at(&self, number: u8, [gateway, address]: [IpAddr; 2], length: u8) -> Result<Endpoint> {
         let (id, device) = (format!("endpoint-{number}"), format!("e{number}"));
         let host = Namespace::new(&device)?;
-        let [gateway, address] = [1, 2].map(|last| IpAddr::from([198, 51, 100, 4 * number + last]));
-        veth(&self.host, &device, &format!("{gateway}/30"), &host, "underlay", &format!("{address}/30"))?;
+        let of = |address: IpAddr| format!("{address}/{length}");
+        veth(&self.host, &device, &of(gateway), &host, "underlay", &of(address))?;
         host.route("default", &gateway.to_string())?;
         let program = host.enter(|| -> Result<Svtep> {
             let underlay = Interface::named("underlay")?;
@@ -67,7 +77,7 @@ impl Core {
         })?;
         let (epoch, key) = self.giver.key(&id, now())?;
         program.proofs.learn(self.giver.authority, epoch, &key)?;
-        program.proofs.stand_before(&[(address, 32)])?;
+        program.proofs.stand_before(&[(address, if address.is_ipv4() { 32 } else { 128 })])?;
         program.proofs.set_clock(clock::coarse_to_unix())?;
         Ok(Endpoint { host, address, id, next: self.host.mac(&device)?, program })
     }

@@ -216,7 +216,7 @@ mod tests {
             authority: sending,
         };
         let ends = Ends { sending, receiving, sender, receiver };
-        Given { segment, vni: Vni::from([0, 0, 1]), ends, proofs: vec![[0; 16]] }
+        Given { segment, vni: Vni::from([0, 0, 1]), ends, proofs: vec![[0; 16]], hops: vec![] }
     }
 
     /// SVLAN §VII, denial of capability: room for what was given runs out for who takes it, and comes back.

@@ -223,6 +223,35 @@ async fn who_is_sent_to_with_consent_to_answers_gets_the_way_back() {
 }
 
 #[tokio::test]
+async fn a_fixed_path_is_given_with_its_hops_and_answered_to_who_shows_them() {
+    let stage = tenants().await;
+    let places = NETWORKS.replace("192.0.2.1", "2001:db8:1::1").replace("192.0.2.2", "2001:db8:3::1");
+    let path = "to = [\"2001:db8:1::1\", \"2001:db8:3::1\"]\nverifiers = [\"edge-1\", \"edge-2\"]";
+    let fixed = format!("{path}\nfixed = true\nhops = \"2001:db8:a::1\"");
+    assert!(places.contains(path));
+    std::fs::write(stage.directory.path().join("networks.toml"), places.replace(path, &fixed)).unwrap();
+    stage.apply(TENANTS).await.unwrap();
+    let alice = stage.login("alice").await;
+    let [sending, receiving, sender, receiver] =
+        ["2001:db8:1::1", "2001:db8:3::1", "10.0.0.5", "10.0.0.7"].map(address);
+    let segment = alice.segment(&SegmentRequest { sending, ..request("blue", 22) }).await.unwrap();
+    let led = |hops: &[std::net::Ipv6Addr]| hops.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(led(&segment.hops), ["2001:db8:a::1", "2001:db8:3::1"]);
+    let there = segment.given(sending, sender, receiver).unwrap();
+    assert!(there.segment.flags.has(SegmentFlags::ROUTED));
+    // The answer's path is fixed, too: networks.toml has no other.
+    let shown = AnswerRequest::new(&there);
+    let back = alice.answer_segment(&shown).await.unwrap();
+    assert_eq!(led(&back.hops), ["2001:db8:a::1", "2001:db8:1::1"]);
+    let back = back.given(receiving, receiver, sender).unwrap();
+    assert!(back.segment.flags.has(SegmentFlags(SegmentFlags::RETURN.0 | SegmentFlags::ROUTED.0)));
+    let detour = vec!["2001:db8:b::1".parse().unwrap(), "2001:db8:3::1".parse().unwrap()];
+    for hops in [Vec::new(), detour] {
+        assert_eq!(problem(alice.answer_segment(&AnswerRequest { hops, ..shown.clone() }).await).r#type, "no_segment");
+    }
+}
+
+#[tokio::test]
 async fn consent_that_a_policy_takes_away_is_withdrawn_at_once() {
     let stage = tenants().await;
     let (alice, verifier) = (stage.login("alice").await, stage.verifier("edge-2").await);

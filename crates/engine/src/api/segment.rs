@@ -4,8 +4,10 @@ use super::{address, whole};
 use crate::segment::Given;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use utoipa::ToSchema;
+use utoipa::openapi::schema::{ArrayBuilder, KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
+use wire::segment::PROOFS_MAX;
 use wire::{DropReason, Ends, Epoch, ProofKey, Vni};
 
 /// `POST /v1/segments` of a session: may this sender of a virtual network send there?
@@ -68,6 +70,10 @@ pub struct AnswerRequest {
     /// Its Geneve option, whatever its pointer.
     #[schema(pattern = "^([0-9a-fA-F]{2})*$", max_length = 512)]
     pub option: String,
+    /// Where the path was fixed, its hops, as the routing header says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(schema_with = hops)]
+    pub hops: Vec<Ipv6Addr>,
 }
 
 /// The answer to [`SegmentRequest`] and [`AnswerRequest`]. A denial is a problem with status 403.
@@ -84,6 +90,11 @@ pub struct PathSegment {
     pub reply: bool,
     /// The Geneve option with the segment and its proofs (wire.md §8.4), from its class on, with pointer 0: hex.
     pub option: String,
+    /// Where the path is fixed (wire.md §8.12), the addresses that packets are led through, first to last: one for each verifier,
+    /// the last of them `receiving`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(schema_with = hops)]
+    pub hops: Vec<Ipv6Addr>,
     /// The authority's clock.
     pub now: u64,
 }
@@ -97,6 +108,7 @@ impl PathSegment {
             expires: given.segment.expires.into(),
             reply: given.segment.flags.has(wire::SegmentFlags::REPLY),
             option: hex::encode(given.option()),
+            hops: given.hops.clone(),
             now,
         }
     }
@@ -104,7 +116,7 @@ impl PathSegment {
     /// The segment for packets from `sender` to `receiver` by the endpoint `sending`.
     pub fn given(&self, sending: IpAddr, sender: IpAddr, receiver: IpAddr) -> Result<Given, DropReason> {
         let ends = Ends { sending, receiving: self.receiving, sender, receiver };
-        read(&self.option, self.vni, ends)
+        read(&self.option, self.vni, ends, &self.hops)
     }
 }
 
@@ -113,21 +125,26 @@ impl AnswerRequest {
     pub fn new(shown: &Given) -> Self {
         let Ends { sending, receiving, sender, receiver } = shown.ends;
         let option = hex::encode(shown.option());
-        Self { vni: shown.vni.number(), sending, receiving, sender, receiver, option }
+        Self { vni: shown.vni.number(), sending, receiving, sender, receiver, option, hops: shown.hops.clone() }
     }
 
     /// The segment that is shown.
     pub fn shown(&self) -> Result<Given, DropReason> {
         let [sending, receiving, sender, receiver] =
             [self.sending, self.receiving, self.sender, self.receiver].map(|address| address.to_canonical());
-        read(&self.option, self.vni, Ends { sending, receiving, sender, receiver })
+        read(&self.option, self.vni, Ends { sending, receiving, sender, receiver }, &self.hops)
     }
 }
 
-fn read(option: &str, vni: u32, ends: Ends) -> Result<Given, DropReason> {
+fn read(option: &str, vni: u32, ends: Ends, hops: &[Ipv6Addr]) -> Result<Given, DropReason> {
     let vni = Vni::new(vni).ok_or(DropReason::Malformed)?;
     let option = hex::decode(option).map_err(|_| DropReason::Malformed)?;
-    Given::from_option(&option, vni, ends)
+    Given::from_option(&option, vni, ends, hops.to_vec())
+}
+
+fn hops() -> Schema {
+    let hop = ObjectBuilder::new().schema_type(Type::String).format(Some(SchemaFormat::KnownFormat(KnownFormat::Ipv6)));
+    ArrayBuilder::new().items(hop).max_items(Some(PROOFS_MAX.into())).build().into()
 }
 
 /// Consent that was withdrawn: segments from that sender to that receiver that end by then are void (wire.md §8.10).

@@ -49,7 +49,7 @@ fn segment(flags: SegmentFlags, ends: Ends, expires: u32) -> Given {
         sender_port: if flags.has(SegmentFlags::SINGLE) { CLIENT } else { 0 },
         authority: address("192.0.2.1"),
     };
-    Given { segment, vni: Vni::new(5).expect("24 bits"), ends, proofs: vec![[7; 16]] }
+    Given { segment, vni: Vni::new(5).expect("24 bits"), ends, proofs: vec![[7; 16]], hops: vec![] }
 }
 
 fn out() -> Ends {
@@ -187,6 +187,40 @@ fn an_answer_shows_the_segment_that_it_answers() {
         endpoint.handed_over(&unsent(&syn("10.0.0.1", "10.0.0.2", SERVICE, 1)), |_| Some(consent), NOW + 300),
         Some(Action::Ask(..))
     ));
+}
+
+#[test]
+fn a_fixed_path_is_kept_to_and_shown_for_the_answer() {
+    let ends = out();
+    let (here, edge, there) = ("2001:db8:1::1", "2001:db8:a::1", "2001:db8:3::1");
+    let mut endpoint = Endpoint { addresses: vec![address(here)], ..endpoint() };
+    let hops: Vec<_> = [edge, there].iter().map(|hop| hop.parse().expect("a hop")).collect();
+    let led = |sending: &str, receiving: &str, flags: SegmentFlags, ends: Ends| {
+        let ends = Ends { sending: address(sending), receiving: address(receiving), ..ends };
+        let plain = segment(flags.with(SegmentFlags::ROUTED, true), ends, NOW + 300);
+        let segment = Segment { count: 2, ..plain.segment };
+        Given { segment, proofs: vec![[7; 16]; 2], hops: hops.clone(), ..plain }
+    };
+    let (wanted, _) = ask(&mut endpoint, &syn("10.0.0.1", "10.0.0.2", CLIENT, SERVICE));
+    let given = led(here, there, SegmentFlags::REPLY, ends);
+    let actions = endpoint.answered(&wanted, Ok(&PathSegment::new(&given, NOW.into())), NOW);
+    // What waited goes by no socket, which would go the direct way.
+    let [Action::Write(_, entry)] = &actions[..] else { panic!("{actions:?}") };
+    let plain = SegmentEntry::given(&given.encapsulation(Payload::Ipv4), address(here), address(there));
+    let list = Hops::new(&hops).expect("two");
+    assert_eq!(Some(*entry), plain.and_then(|plain| plain.along(&list)));
+    assert_eq!(entry.grows(), plain.expect("it fits").grows() + 8 + 2 * 16);
+
+    // At the other end: what came along a path is shown with it.
+    let mut endpoint = Endpoint { addresses: vec![address(there)], ..endpoint };
+    let came = led(here, there, SegmentFlags::REPLY, back());
+    let consent = Consent::new(&came.encapsulation(Payload::Ipv4), address(here), address(there)).expect("it fits");
+    let consent = consent.along(&list);
+    let frame = syn("10.0.0.1", "10.0.0.2", SERVICE, CLIENT);
+    let action = endpoint.handed_over(&unsent(&frame), |_| Some(consent), NOW);
+    let Some(Action::AskBack(_, request)) = action else { panic!("{action:?}") };
+    assert_eq!(request.hops, hops);
+    assert_eq!(request.shown().expect("it can be read"), came);
 }
 
 #[test]

@@ -1,17 +1,17 @@
 //! Segments with a fixed path (wire.md §8.12): each proof closed by the verifier before it.
 
-use super::{GiveError, Given, Giver, Place};
+use super::{GiveError, Given, Giver};
 use std::net::{IpAddr, Ipv6Addr};
 use wire::{Hops, Proof, ProofKey, Routed, Segment, SegmentFlags};
 
 impl Given {
     /// The same along these hops: one per verifier, the last of them the receiving endpoint. `giver` is who gave it.
-    pub fn along(&self, giver: &Giver<'_>, hops: &[Ipv6Addr]) -> Result<Self, GiveError> {
-        let leads = hops.last().is_some_and(|last| IpAddr::V6(*last) == self.ends.receiving);
-        if !leads || hops.len() != giver.path.len() || hops.len() != usize::from(self.segment.count) {
+    pub fn along(&self, giver: &Giver<'_>, path: &[Ipv6Addr]) -> Result<Self, GiveError> {
+        let leads = path.last().is_some_and(|last| IpAddr::V6(*last) == self.ends.receiving);
+        if !leads || path.len() != giver.path.len() || path.len() != usize::from(self.segment.count) {
             return Err(GiveError::Path);
         }
-        let hops = Hops::new(hops).ok_or(GiveError::Path)?;
+        let hops = Hops::new(path).ok_or(GiveError::Path)?;
         let segment = Segment { flags: self.segment.flags.with(SegmentFlags::ROUTED, true), ..self.segment };
         let at = |pointer| Segment { pointer, ..segment };
         let mut proofs = Vec::new();
@@ -25,21 +25,17 @@ impl Given {
             }
             proofs.push(proof);
         }
-        Ok(Self { segment, proofs, ..self.clone() })
+        Ok(Self { segment, proofs, hops: path.to_vec(), ..self.clone() })
     }
 
-    /// As [`Given::answer`], of one that was given along these hops. The answer's own path is not fixed.
-    pub fn answer_along(
-        &self,
-        giver: &Giver<'_>,
-        first: &ProofKey,
-        back: Place,
-        hops: &[Ipv6Addr],
-    ) -> Result<Self, GiveError> {
-        let hops = Hops::new(hops).ok_or(GiveError::Forged)?;
-        self.answered(giver, back, |proof: &Proof, segment| {
-            let routed = Routed { segment, vni: self.vni, ends: &self.ends, hops: &hops };
-            segment.flags.has(SegmentFlags::ROUTED) && routed.is_proved(proof, first)
+    /// Whether the first verifier's key gives this proof of what is shown, with its hops if it has some.
+    pub(super) fn is_proved(&self, proof: &Proof, shown: &Segment, first: &ProofKey) -> bool {
+        if !shown.flags.has(SegmentFlags::ROUTED) {
+            return self.hops.is_empty() && proof.proves(first, shown, self.vni, &self.ends);
+        }
+        Hops::new(&self.hops).is_some_and(|hops| {
+            let routed = Routed { segment: shown, vni: self.vni, ends: &self.ends, hops: &hops };
+            routed.is_proved(proof, first)
         })
     }
 }

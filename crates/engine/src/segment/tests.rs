@@ -240,13 +240,13 @@ fn addresses_of_a_pair_are_of_one_family() {
 fn an_option_is_read_as_it_was_written_and_for_its_families_only() {
     let one = given("reply = true");
     let option = one.option();
-    assert_eq!(Given::from_option(&option, one.vni, one.ends), Ok(one.clone()));
+    assert_eq!(Given::from_option(&option, one.vni, one.ends, vec![]), Ok(one.clone()));
     let other = Ends { sender: address("fd00::1"), receiver: address("fd00::2"), ..one.ends };
-    assert_eq!(Given::from_option(&option, one.vni, other), Err(DropReason::Malformed));
+    assert_eq!(Given::from_option(&option, one.vni, other, vec![]), Err(DropReason::Malformed));
     for len in 0..option.len() {
-        assert!(Given::from_option(&option[..len], one.vni, one.ends).is_err(), "{len}");
+        assert!(Given::from_option(&option[..len], one.vni, one.ends, vec![]).is_err(), "{len}");
     }
-    assert!(Given::from_option(&[&option[..], &[0; 4]].concat(), one.vni, one.ends).is_err());
+    assert!(Given::from_option(&[&option[..], &[0; 4]].concat(), one.vni, one.ends, vec![]).is_err());
 }
 
 #[test]

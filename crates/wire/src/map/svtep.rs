@@ -4,15 +4,20 @@ use super::address_bytes;
 use crate::geneve::{ENCAPSULATION_MAX, Encapsulation};
 use crate::inner::{Inner, Ports};
 use crate::packet::{IPV4_LEN, IPV6_LEN, UDP};
-use crate::segment::{InterfaceId, Segment, SegmentFlags, Vni};
+use crate::routing::{Hops, ROUTING};
+use crate::segment::{InterfaceId, PROOFS_MAX, Segment, SegmentFlags, Vni};
 use crate::tail::{fold, sum};
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Room for the outer IP and UDP headers.
 pub const OUTER_MAX: usize = 48;
+/// Room for a routing header with as many hops as there can be.
+pub const ROUTING_MAX: usize = ROUTE_LEN + 16 * HOPS_MAX;
 /// Room for Geneve's header.
 pub const GENEVE_MAX: usize = 128;
+const HOPS_MAX: usize = PROOFS_MAX as usize;
+const ROUTE_LEN: usize = 8;
 const UDP_LEN: usize = 8;
 const TTL: u8 = 64;
 const DONT_FRAGMENT: u8 = 0x40;
@@ -202,8 +207,10 @@ pub struct SegmentEntry {
     family: u8,
     local: u8,
     length: u8,
-    reserved: u32,
+    hops: u8,
+    reserved: [u8; 3],
     outer: [u8; OUTER_MAX],
+    route: [u8; ROUTING_MAX],
     geneve: [u8; GENEVE_MAX],
 }
 
@@ -219,8 +226,9 @@ impl SegmentEntry {
     }
 
     const fn without_headers(state: u8, until: u32) -> Self {
-        let (outer, geneve) = ([0; OUTER_MAX], [0; GENEVE_MAX]);
-        Self { until, used: 0, state, family: 0, local: 0, length: 0, reserved: 0, outer, geneve }
+        let (outer, route, geneve) = ([0; OUTER_MAX], [0; ROUTING_MAX], [0; GENEVE_MAX]);
+        let reserved = [0; 3];
+        Self { until, used: 0, state, family: 0, local: 0, length: 0, hops: 0, reserved, outer, route, geneve }
     }
 
     /// Packets go from one endpoint to the other under this segment. `None` if it can't be written, or the endpoints are of two
@@ -254,6 +262,22 @@ impl SegmentEntry {
         Some(entry)
     }
 
+    /// The same along a fixed path (wire.md §8.12.1). `None` if it isn't a segment's over IPv6.
+    pub fn along(mut self, hops: &Hops) -> Option<Self> {
+        let list = hops.list();
+        let (count, first) = (u8::try_from(list.len()).ok()?, list.last()?);
+        if self.state != segment_state::GIVEN || self.family != 6 {
+            return None;
+        }
+        let (fixed, room) = self.route.split_first_chunk_mut::<ROUTE_LEN>()?;
+        *fixed = Hops::header(count, count.checked_sub(1)?);
+        room.get_mut(..16 * list.len())?.copy_from_slice(list.as_flattened());
+        self.outer[6] = ROUTING;
+        self.outer[24..IPV6_LEN].copy_from_slice(first);
+        (self.hops, self.local) = (count, 0);
+        Some(self)
+    }
+
     /// One of [`segment_state`].
     pub const fn state(&self) -> u8 {
         self.state
@@ -281,7 +305,8 @@ impl SegmentEntry {
 
     /// How many bytes a packet grows by.
     pub const fn grows(&self) -> usize {
-        (if self.family == 4 { IPV4_LEN } else { IPV6_LEN }) + UDP_LEN + self.length as usize
+        let route = if self.hops == 0 { 0 } else { ROUTE_LEN + 16 * self.hops as usize };
+        (if self.family == 4 { IPV4_LEN } else { IPV6_LEN }) + route + UDP_LEN + self.length as usize
     }
 }
 
@@ -295,8 +320,10 @@ pub struct Consent {
     pub expires: u32,
     family: u8,
     length: u8,
-    reserved: [u8; 2],
+    hops: u8,
+    reserved: u8,
     geneve: [u8; GENEVE_MAX],
+    route: [[u8; 16]; HOPS_MAX],
 }
 
 impl Consent {
@@ -306,7 +333,20 @@ impl Consent {
         let length = encapsulation.encode(&mut geneve)? as u8;
         let (family, expires) = (if sending.is_ipv4() { 4 } else { 6 }, encapsulation.segment.expires);
         let [sending, receiving] = [sending, receiving].map(address_bytes);
-        Some(Self { sending, receiving, expires, family, length, reserved: [0; 2], geneve })
+        let route = [[0; 16]; HOPS_MAX];
+        Some(Self { sending, receiving, expires, family, length, hops: 0, reserved: 0, geneve, route })
+    }
+
+    /// The same of a packet that came along a fixed path.
+    pub fn along(mut self, hops: &Hops) -> Self {
+        self.hops = hops.list().len() as u8;
+        self.route.iter_mut().zip(hops.list()).for_each(|(room, hop)| *room = *hop);
+        self
+    }
+
+    /// The hops of the path that it came along if that is fixed, first to last.
+    pub fn hops(&self) -> impl Iterator<Item = Ipv6Addr> {
+        self.route.get(..self.hops.into()).unwrap_or_default().iter().rev().map(|hop| Ipv6Addr::from(*hop))
     }
 
     /// From which endpoint it came, and at which it came in.

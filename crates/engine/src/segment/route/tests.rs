@@ -152,17 +152,36 @@ fn hops_are_as_many_as_verifiers_and_end_at_the_receiving_endpoint() {
 }
 
 #[test]
+fn an_option_is_read_with_its_hops_and_not_without() {
+    let path = PATH.map(key);
+    let giver = giver(&path);
+    let routed = plain(&giver).along(&giver, &hops()).expect("three hops");
+    let read = |given: &Given, hops: &[Ipv6Addr]| {
+        Given::from_option(&given.option(), given.vni, given.ends, hops.to_vec()).map_err(|_| ())
+    };
+    assert_eq!(read(&routed, &hops()), Ok(routed.clone()));
+    let [a, b, c] = hops();
+    for wrong in [&[][..], &[a, c], &[a, c, b], &[a, b, c, c]] {
+        assert_eq!(read(&routed, wrong), Err(()), "{wrong:?}");
+    }
+    assert_eq!(read(&plain(&giver), &hops()), Err(()));
+}
+
+#[test]
 fn an_answer_is_given_to_who_shows_the_right_hops() {
     let path = PATH.map(key);
     let giver = giver(&path);
     let routed = plain(&giver).along(&giver, &hops()).expect("three hops");
     let back = Place { endpoint: routed.ends.sending, interface: InterfaceId(6) };
-    let answer = routed.answer_along(&giver, &path[0], back, &hops()).expect("it consented");
+    let answer = routed.answer(&giver, &path[0], back).expect("it consented");
     assert_eq!(answer.segment.flags.0, (SegmentFlags::RETURN.0 | SegmentFlags::UNDERLAY6.0));
     assert_eq!(answer.ends.receiver, routed.ends.sender);
     let [a, b, c] = hops();
-    assert_eq!(routed.answer_along(&giver, &path[0], back, &[b, a, c]), Err(GiveError::Forged));
-    assert_eq!(routed.answer_along(&giver, &path[0], back, &[]), Err(GiveError::Forged));
-    assert_eq!(routed.answer(&giver, &path[0], back), Err(GiveError::Forged), "it has hops");
-    assert_eq!(plain(&giver).answer_along(&giver, &path[0], back, &hops()), Err(GiveError::Forged), "it has none");
+    let shown = |given: &Given, hops: &[Ipv6Addr]| {
+        let shown = Given { hops: hops.to_vec(), ..given.clone() };
+        shown.answer(&giver, &path[0], back)
+    };
+    assert_eq!(shown(&routed, &[b, a, c]), Err(GiveError::Forged));
+    assert_eq!(shown(&routed, &[]), Err(GiveError::Forged), "it has hops");
+    assert_eq!(shown(&plain(&giver), &hops()), Err(GiveError::Forged), "it has none");
 }
