@@ -3,6 +3,7 @@
 
 use crate::storage::TokenHash;
 use engine::api::Withdrawal;
+use engine::proofs::Withdrawal as Statement;
 use engine::segment::{Given, Place};
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -10,8 +11,11 @@ use wire::{Destination, SegmentFlags, Vni};
 
 /// Entries at a time: some 300 MB.
 const MOST: usize = 1 << 20;
-/// Of one session. To withdraw each takes up to two statements, of which a verifier holds 65 536: none can shut one by itself.
+/// Of one session.
 const MOST_OF_SESSION: usize = 1 << 12;
+/// Statements about single senders: with more than these, receivers are stated to consent to nobody. A verifier holds 65 536, and
+/// those that it has heard of until they end.
+const MOST_STATEMENTS: usize = 1 << 14;
 
 /// From where to where, in one network.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,7 +57,8 @@ pub struct Book {
     given: HashMap<Pair, HashMap<Key, (Entry, u32)>>,
     count: usize,
     of_sessions: HashMap<TokenHash, usize>,
-    withdrawn: HashMap<Pair, u32>,
+    /// Until when segments may end that are void.
+    withdrawn: BTreeMap<Statement, u32>,
     /// When it last forgot what had ended, which takes a look at all.
     swept: u64,
 }
@@ -87,13 +92,13 @@ impl Book {
 
     /// Until when segments may end that are void.
     pub fn withdrawn(&self, vni: Vni, sender: IpAddr, receiver: IpAddr) -> Option<u32> {
-        self.withdrawn.get(&Pair { vni, sender, receiver }).copied()
+        voids(&self.withdrawn, &Pair { vni, sender, receiver }).map(|(_, until)| until).max()
     }
 
     /// All that was withdrawn and has not ended.
     pub fn all_withdrawn(&mut self, now: u64) -> Vec<Withdrawal> {
         self.withdrawn.retain(|_, until| u64::from(*until) >= now);
-        statements(self.withdrawn.iter().map(|(pair, until)| (*pair, *until)))
+        told(self.withdrawn.iter().map(|(what, until)| (*what, *until)))
     }
 
     /// Whether nothing was given.
@@ -122,26 +127,52 @@ impl Book {
                 }
             }
         }
-        let mut sessions: BTreeMap<TokenHash, BTreeMap<Pair, u32>> = BTreeMap::new();
-        for (pair, until) in &void {
-            let kept = self.withdrawn.entry(*pair).or_default();
-            *kept = until.max(kept).to_owned();
-            let Some(of_pair) = self.given.get_mut(pair) else { continue };
+        let stated = self.state(void);
+        let mut sessions: BTreeMap<TokenHash, BTreeMap<Statement, u32>> = BTreeMap::new();
+        for (pair, of_pair) in &mut self.given {
+            let Some(until) = voids(&stated, pair).map(|(_, until)| until).max() else { continue };
             of_pair.retain(|key, (_, expires)| {
-                let lives = *expires > *until;
+                let lives = *expires > until;
                 if !lives {
-                    let told = sessions.entry(key.token).or_default();
-                    told.insert(*pair, *until);
-                    let back = pair.back();
-                    let reply = key.flags.has(SegmentFlags::REPLY);
-                    told.extend(void.get(&back).filter(|_| reply).map(|until| (back, *until)));
+                    let own = sessions.entry(key.token).or_default();
+                    own.extend(voids(&stated, pair));
+                    if key.flags.has(SegmentFlags::REPLY) {
+                        own.extend(voids(&stated, &pair.back()));
+                    }
                 }
                 lives
             });
         }
         self.count_anew();
-        let told = sessions.into_iter().map(|(token, own)| (token, statements(own))).collect();
-        (statements(void), told)
+        (told(stated), sessions.into_iter().map(|(token, own)| (token, told(own))).collect())
+    }
+
+    /// Takes down what is void, and gives what there is to say of it. Where that would be more than verifiers hold, receivers of
+    /// several senders consent to nobody: whoever still may send asks anew.
+    fn state(&mut self, void: HashMap<Pair, u32>) -> BTreeMap<Statement, u32> {
+        let mut stated = BTreeMap::new();
+        for (pair, until) in void {
+            let (one, all) = pair.statements();
+            let what = if self.withdrawn.contains_key(&all) { all } else { one };
+            let until = raise(&mut self.withdrawn, what, until);
+            raise(&mut stated, what, until);
+        }
+        if self.withdrawn.len() > MOST_STATEMENTS {
+            let mut receivers: BTreeMap<Statement, (usize, u32)> = BTreeMap::new();
+            for (what, until) in &self.withdrawn {
+                let (senders, latest) = receivers.entry(Statement { sender: None, ..*what }).or_default();
+                (*senders, *latest) = (*senders + 1, *until.max(latest));
+            }
+            receivers.retain(|_, (senders, _)| *senders > 1);
+            let is_single = |what: &Statement| !receivers.contains_key(&Statement { sender: None, ..*what });
+            self.withdrawn.retain(|what, _| is_single(what));
+            stated.retain(|what, _| is_single(what));
+            for (all, (_, until)) in &receivers {
+                raise(&mut self.withdrawn, *all, *until);
+                raise(&mut stated, *all, *until);
+            }
+        }
+        stated
     }
 
     fn is_full(&self, token: &TokenHash) -> bool {
@@ -171,18 +202,35 @@ impl Pair {
     fn back(&self) -> Self {
         Self { sender: self.receiver, receiver: self.sender, ..*self }
     }
+
+    /// Its own, and that of all senders to its receiver.
+    const fn statements(&self) -> (Statement, Statement) {
+        let all = Statement { vni: self.vni, receiver: self.receiver, sender: None };
+        (Statement { sender: Some(self.sender), ..all }, all)
+    }
 }
 
-fn statements(withdrawn: impl IntoIterator<Item = (Pair, u32)>) -> Vec<Withdrawal> {
-    let mut withdrawn: Vec<_> = withdrawn.into_iter().collect();
-    withdrawn.sort_unstable();
-    let statement = |(pair, until): (Pair, u32)| Withdrawal {
-        vni: pair.vni.number(),
-        receiver: pair.receiver,
-        sender: Some(pair.sender),
+/// The later of both counts; gives it.
+fn raise(all: &mut BTreeMap<Statement, u32>, what: Statement, until: u32) -> u32 {
+    let kept = all.entry(what).or_default();
+    *kept = until.max(*kept);
+    *kept
+}
+
+/// Those that void segments of this pair, with until when they may end.
+fn voids(stated: &BTreeMap<Statement, u32>, pair: &Pair) -> impl Iterator<Item = (Statement, u32)> {
+    let (one, all) = pair.statements();
+    [one, all].into_iter().filter_map(|what| Some((what, *stated.get(&what)?)))
+}
+
+fn told(stated: impl IntoIterator<Item = (Statement, u32)>) -> Vec<Withdrawal> {
+    let one = |(what, until): (Statement, u32)| Withdrawal {
+        vni: what.vni.number(),
+        receiver: what.receiver,
+        sender: what.sender,
         until,
     };
-    withdrawn.into_iter().map(statement).collect()
+    stated.into_iter().map(one).collect()
 }
 
 #[cfg(test)]
@@ -245,5 +293,35 @@ mod tests {
         assert_eq!(book.all_withdrawn(NOW + 100).len(), 1);
         assert_eq!(book.all_withdrawn(NOW + 101).len(), 0);
         assert!(book.judge(NOW, |_, _, _, _| true).0.is_empty());
+    }
+
+    #[test]
+    fn withdrawals_of_more_senders_than_verifiers_hold_are_stated_by_their_receiver() {
+        let (mut book, entry) = (Book::default(), entry());
+        let senders = MOST_STATEMENTS as u32 + 1;
+        for sender in 0..senders {
+            let token = (sender / MOST_OF_SESSION as u32) as u8;
+            assert!(book.note([token; 32], &given(sender, NOW + 200), entry.clone(), NOW).is_ok());
+        }
+        // Somebody who still may send, to the same receiver.
+        let other = IpAddr::from(u32::MAX.to_be_bytes());
+        assert!(book.note([99; 32], &given(u32::MAX, NOW + 100), entry.clone(), NOW).is_ok());
+        let (statements, sessions) = book.judge(NOW, |token, _, _, _| *token == [99; 32]);
+        let [all] = statements[..] else { panic!("{} statements", statements.len()) };
+        assert_eq!((all.sender, u64::from(all.until)), (None, NOW + 200));
+        assert_eq!(sessions.get(&[99; 32]), Some(&statements), "it is told, and asks anew");
+        assert_eq!(sessions.len() as u32, senders.div_ceil(MOST_OF_SESSION as u32) + 1);
+        let receiver = entry.to.address;
+        assert_eq!(book.withdrawn(Vni::from([0, 0, 1]), other, receiver), Some(all.until));
+        assert!(book.is_empty());
+        // From here on one more is no statement more.
+        assert!(book.note([1; 32], &given(7, NOW + 300), entry.clone(), NOW).is_ok());
+        let (statements, _) = book.judge(NOW, |_, _, _, _| false);
+        assert_eq!(
+            statements.iter().map(|one| (one.sender, u64::from(one.until))).collect::<Vec<_>>(),
+            [(None, NOW + 300)]
+        );
+        assert_eq!(book.all_withdrawn(NOW), statements);
+        assert_eq!(book.all_withdrawn(NOW + 301), []);
     }
 }
