@@ -266,7 +266,7 @@ async fn consent_that_a_policy_takes_away_is_withdrawn_at_once() {
         until: segment.expires as u32,
     };
     // The answers that she consented to have gone, too.
-    let expected = [statement("10.0.0.5", "10.0.0.7"), statement("10.0.0.7", "10.0.0.5")];
+    let expected = [statement("10.0.0.7", "10.0.0.5"), statement("10.0.0.5", "10.0.0.7")];
     assert_eq!(withdrawn(&mut guard).await, expected);
     assert_eq!(withdrawn(&mut holder).await, expected);
     assert_eq!(verifier.config().await.unwrap().withdrawn, expected);
