@@ -210,12 +210,13 @@ impl Authority {
                 let SegmentRequest { network, sender, to, .. } = request;
                 let to = Destination { address: to.address, protocol: to.protocol, port: to.port };
                 note(Outcome::Given { network: network.clone(), sender: *sender, to, receiver, rule })?;
+                let hops: Vec<_> = given.hops.iter().map(std::net::Ipv6Addr::octets).collect();
                 let reply = GivenReply {
                     vni: given.vni,
                     now: u32::try_from(now).unwrap_or(u32::MAX),
                     receiving: given.ends.receiving,
                     option: &given.option(),
-                    hops: &[],
+                    hops: &hops,
                 };
                 let none = || Refusal::Internal(anyhow::anyhow!("a segment has no room in an answer"));
                 Reply::Given(reply).encode().ok_or_else(none)
