@@ -216,7 +216,7 @@ fn question(request: &SegmentRequest) -> Option<[u8; QUESTION_LEN]> {
 fn answer(reply: &[u8; REPLY_LEN]) -> Result<PathSegment, Error> {
     let broken = || Error::Other("the authority's answer is broken: this is no segment".into());
     match Reply::decode(reply).ok_or_else(broken)? {
-        Reply::Given(GivenReply { vni, now, receiving, option, hops: [] }) => {
+        Reply::Given(GivenReply { vni, now, receiving, option, hops }) => {
             let (_, data) = option.split_first_chunk::<4>().ok_or_else(broken)?;
             let (segment, _) = wire::Segment::decode(data).map_err(|_| broken())?;
             Ok(PathSegment {
@@ -225,10 +225,10 @@ fn answer(reply: &[u8; REPLY_LEN]) -> Result<PathSegment, Error> {
                 expires: segment.expires.into(),
                 reply: segment.flags.has(SegmentFlags::REPLY),
                 option: option.iter().map(|byte| format!("{byte:02x}")).collect(),
+                hops: hops.iter().map(|hop| (*hop).into()).collect(),
                 now: now.into(),
             })
         }
-        Reply::Given(_) => Err(broken()),
         Reply::Refused { reason, text } => {
             let problem = |status| Problem { r#type: reason.name().into(), title: text.into(), status, detail: None };
             Err(match reason {
