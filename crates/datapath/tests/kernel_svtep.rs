@@ -79,6 +79,7 @@ fn kernel_leads_packets_along_a_fixed_path_and_takes_them_out_at_its_end() {
         let path = [("edge", edge), (endpoints::PATH[0], end)];
         let given = endpoint.giver.prove_along(segment, vni(5), ends, &path).unwrap();
         let (slot, entry) = given.entry(INTERFACE).unwrap();
+        assert_eq!(entry.endpoints(), Some((ends.sending, ends.receiving)));
         endpoint.program.segments.set(&slot, &entry).unwrap();
         let frame = datagram(ends.sender, ends.receiver, SERVICE, b"across");
         let (out, counted) = endpoint.counted(|| endpoint.program.run_out(&frame).unwrap());

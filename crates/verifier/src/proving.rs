@@ -6,11 +6,10 @@ mod program;
 
 use crate::settings::{Engine, ProofsSettings, Settings};
 use crate::{now, view};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use datapath::Pins;
 use datapath::hook::Hook;
 use engine::api::{self, Withdrawal};
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use wire::map::counter;
 use wire::{DropReason, Epoch, ProofKey};

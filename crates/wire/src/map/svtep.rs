@@ -295,12 +295,14 @@ impl SegmentEntry {
             6 => (16, 8),
             _ => return None,
         };
-        let read = |at: usize| {
+        let read = |header: &[u8], at: usize| {
             let mut bytes = [0; 16];
-            bytes[..length].copy_from_slice(&self.outer[at..at + length]);
+            bytes[..length].copy_from_slice(&header[at..at + length]);
             address(self.family, bytes)
         };
-        Some((read(at), read(at + length)))
+        // On a fixed path packets go to the first hop first; the last one stands first in the list.
+        let receiving = if self.hops == 0 { read(&self.outer, at + length) } else { read(&self.route, ROUTE_LEN) };
+        Some((read(&self.outer, at), receiving))
     }
 
     /// How many bytes a packet grows by.
