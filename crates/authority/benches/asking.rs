@@ -34,7 +34,7 @@ const WARM: usize = 100_000;
 const LOST: Duration = Duration::from_millis(50);
 /// One answer in so many is opened.
 const OPENED: u64 = 1009;
-/// What issue and design ask for.
+/// Requests a second, at least.
 const BOUND: f64 = 250_000.0;
 
 /// Who asks by one session's line.
@@ -278,7 +278,7 @@ fn measure(
                 if counter as usize > WARM / SOURCES {
                     taken.push((heard - source.sent_at[counter as usize]).as_secs_f64());
                 }
-                if counter % OPENED == 0 {
+                if counter.is_multiple_of(OPENED) {
                     opened(place, counter, answer);
                 }
             }
