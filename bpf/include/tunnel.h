@@ -120,7 +120,7 @@ static __always_inline __u32 longest(context *ctx, const struct proving *v, __u3
 		return ctx->len - ETHER_LEN;
 	if (v->inner_protocol == IP_TCP) {
 		if (load(ctx, transport + 12, &offset, 1))
-			return ~0U;
+			return 0xffff;
 		header = (offset >> 4) * 4;
 	}
 	return transport - ETHER_LEN + header + ctx->gso_size;

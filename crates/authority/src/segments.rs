@@ -206,7 +206,7 @@ impl Authority {
             receiving,
         };
         let given = along(given.give()?, &given.giver, path)?;
-        let entry = Entry { network: network.clone(), to, sending, place: receiving };
+        let entry = Entry { person: session.person.clone(), network: network.clone(), to, sending, place: receiving };
         book.note(token, &given, entry, now).map_err(|_| Refusal::TooMany)?;
         drop(book);
         // Whoever ends a session or changes it judges what is in the book after that.
@@ -232,6 +232,9 @@ impl Authority {
         let keys = self.path_keys(path, authority, current)?;
         let giver = self.giver(authority, path, &keys, now);
         let given = along(shown.answer(&giver, first, back)?, &giver, path)?;
+        if !self.segments.book().has(shown) {
+            return Err(GiveError::Forged.into());
+        }
         let withdrawn = |sender, receiver| self.segments.book().withdrawn(shown.vni, sender, receiver);
         let is_void = |until: Option<u32>| until.is_some_and(|until| shown.segment.expires <= until);
         let wire::Ends { sender, receiver, .. } = shown.ends;

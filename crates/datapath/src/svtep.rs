@@ -135,16 +135,19 @@ impl Svtep {
         self.forget_segments(|key| key.interface == interface)
     }
 
-    /// The same for all tenants but those behind these interfaces, of whom an earlier process may have left some.
-    pub fn remove_tenants_but(&self, known: &[u32]) -> Result<()> {
+    /// The same for all tenants but those behind these interfaces by these ids, of whom an earlier process may have left some.
+    pub fn remove_tenants_but(&self, known: &[(u32, InterfaceId)]) -> Result<()> {
         for (slot, delivery) in self.deliveries.entries() {
-            if delivery.interface != 0 && !known.contains(&delivery.interface) {
+            let is_known =
+                known.iter().any(|(interface, id)| (*interface, u32::from(id.0)) == (delivery.interface, slot));
+            if delivery.interface != 0 && !is_known {
                 self.deliveries.set(&slot, &Delivery::NONE)?;
             }
         }
-        let gone = self.tenants.keys().into_iter().filter(|interface| !known.contains(interface));
+        let is_known = |interface: u32| known.iter().any(|(known, _)| *known == interface);
+        let gone = self.tenants.keys().into_iter().filter(|interface| !is_known(*interface));
         gone.into_iter().try_for_each(|interface| self.tenants.remove(&interface))?;
-        self.forget_segments(|key| !known.contains(&key.interface))
+        self.forget_segments(|key| !is_known(key.interface))
     }
 
     fn forget_segments(&self, of: impl Fn(&SegmentKey) -> bool) -> Result<()> {

@@ -189,7 +189,9 @@ impl Endpoint {
         }
         let inner = key.example()?;
         let wanted = Wanted::new(key.interface, &inner)?;
-        if self.open.contains_key(&wanted) || !self.tenants.contains_key(&key.interface) {
+        // An earlier process may have written it for another tenant.
+        let is_tenants = |tenant: &Tenant| tenant.addresses.contains(&inner.sender);
+        if self.open.contains_key(&wanted) || !self.tenants.get(&key.interface).is_some_and(is_tenants) {
             return None;
         }
         let later = |key: &SegmentKey| consent(key).filter(|consent| consent.expires > entry.until);

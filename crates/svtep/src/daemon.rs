@@ -74,11 +74,13 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     directory.set_cache(&cache)?;
     kernel.attach_underlay()?;
     let (latest, told) = watch::channel(None);
+    let mut withdrawn = Vec::new();
+    Withdrawal::add(&mut withdrawn, &cache.config.withdrawn, now());
     let mut daemon = Daemon {
         endpoint: Endpoint::new(settings.addresses.clone()),
         events: Some(authority.events()),
         health: Health { connected: false, read: trouble.is_none().then(now), trouble },
-        withdrawn: cache.config.withdrawn.clone(),
+        withdrawn,
         settings,
         enrolment,
         directory,
@@ -102,7 +104,6 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
         reconnect: None,
         heard: Instant::now(),
     };
-    daemon.void(&daemon.withdrawn.clone());
     daemon.follow_interfaces();
     daemon.kernel.last()?;
     tracing::info!(
@@ -368,9 +369,14 @@ impl Daemon {
     }
 
     fn follow_interfaces(&mut self) {
-        for change in self.kernel.follow_interfaces() {
+        let changes = self.kernel.follow_interfaces();
+        if changes.is_empty() {
+            return;
+        }
+        for change in changes {
             match change {
                 Change::Came(interface, place) => {
+                    self.forget_others(interface, place);
                     self.endpoint.admit(interface, self.settings.tenants[place].tenant.clone());
                     self.places.insert(interface, place);
                 }
@@ -380,6 +386,8 @@ impl Daemon {
                 }
             }
         }
+        // Of those that came an earlier process may have left segments that are void since.
+        self.void(&self.withdrawn.clone());
     }
 
     fn sweep(&mut self) {

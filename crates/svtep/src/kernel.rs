@@ -51,6 +51,8 @@ pub struct Kernel {
     underlay: Interface,
     mtu: u32,
     config: ProofsConfig,
+    /// Whether everything is loaded and attached; else it is tried again.
+    whole: bool,
     /// By place in the settings.
     tenants: BTreeMap<usize, Interface>,
     failed: BTreeMap<usize, String>,
@@ -73,6 +75,7 @@ impl Kernel {
             underlay,
             mtu,
             config,
+            whole: true,
             tenants: BTreeMap::new(),
             failed: BTreeMap::new(),
             reader: None,
@@ -119,24 +122,28 @@ impl Kernel {
     /// Whether the programs were loaded with the authority's times, and for the underlay as it is.
     pub fn is_loaded_for(&self, cache: &Cache) -> bool {
         let there = Interface::named(&self.underlay.name);
-        self.config == config(cache) && there.is_ok_and(|there| there == self.underlay)
+        self.whole && self.config == config(cache) && there.is_ok_and(|there| there == self.underlay)
     }
 
     /// Loads the programs anew; attachments and tables go over.
     pub fn reload(&mut self, cache: &Cache) -> Result<()> {
         let config = config(cache);
         self.program.last()?;
+        let loaded = load(&self.settings, config, &self.pins)?;
+        self.whole = false;
         self.reader = None;
-        (self.program, self.underlay, self.mtu) = load(&self.settings, config, &self.pins)?;
+        (self.program, self.underlay, self.mtu) = loaded;
         self.config = config;
         self.online.clear();
         self.follow_cores()?;
         self.write(cache)?;
         self.attach_underlay()?;
-        for (place, interface) in std::mem::take(&mut self.tenants) {
+        for (place, interface) in self.tenants.clone() {
             self.attach_tenant(place, interface)?;
         }
-        self.program.last()
+        self.program.last()?;
+        self.whole = true;
+        Ok(())
     }
 
     /// Makes the tables what the authority says. Withdrawals come first.
@@ -176,7 +183,8 @@ impl Kernel {
 
     /// Attaches to the underlay, and forgets tenants that an earlier process knew and this one does not.
     pub fn attach_underlay(&mut self) -> Result<()> {
-        let known: Vec<_> = self.there().map(|(_, interface)| interface.index).collect();
+        let known = self.there().map(|(place, interface)| (interface.index, self.settings.tenants[place].id));
+        let known: Vec<_> = known.collect();
         self.program.remove_tenants_but(&known)?;
         self.program.attach_underlay(&self.underlay).with_context(|| format!("on {}", self.underlay.name))
     }

@@ -6,13 +6,18 @@ use crate::now;
 use anyhow::{Context, Result, ensure};
 use client::{Authority, Error};
 use engine::api::{Event, ServiceKey, Withdrawal};
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
+use zeroize::Zeroizing;
 
+/// Bytes of a key file, at most.
+const LONGEST_KEY: usize = 16 << 10;
 /// The first and the longest pause before the next attempt to log in.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
 /// A session that lived this long was none that ends at once.
@@ -88,10 +93,12 @@ impl Drop for Session {
 /// Reads a service account's key file.
 pub fn read(path: &Path) -> Result<ServiceKey> {
     let shown = path.display();
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("can't read the service account's key {shown}"))?;
-    let mode = std::fs::metadata(path)?.mode();
+    let cant = || format!("can't read the service account's key {shown}");
+    let file = File::open(path).with_context(cant)?;
+    let mode = file.metadata().with_context(cant)?.mode();
     ensure!(mode & 0o077 == 0, "{shown} is open to others (mode {:03o}): chmod 600 it", mode & 0o777);
+    let mut text = Zeroizing::new(String::with_capacity(LONGEST_KEY));
+    file.take(LONGEST_KEY as u64).read_to_string(&mut text).with_context(cant)?;
     serde_json::from_str(&text)
         .ok()
         .with_context(|| format!("{shown} is no key file that `vouchsafe authority service add` wrote"))

@@ -77,7 +77,8 @@ impl Batches {
         let to: Vec<_> = answers.iter().map(|(place, _)| self.from.get(*place).map(|(_, from)| *from)).collect();
         let mut done = 0;
         while done < slices.len() {
-            let flags = MsgFlags::MSG_NOSIGNAL;
+            // Answers that wait for a neighbour's address must not keep others waiting.
+            let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
             let fd = self.socket.as_raw_fd();
             match sendmmsg(fd, &mut self.sent, &slices[done..], &to[done..], [], flags) {
                 Ok(sent) => done += sent.count().max(1),

@@ -11,8 +11,8 @@ use wire::{Destination, SegmentFlags, Vni};
 
 /// Entries at a time: some 300 MB.
 const MOST: usize = 1 << 20;
-/// Of one session.
-const MOST_OF_SESSION: usize = 1 << 12;
+/// Of one person or service account, in all sessions: each may become two withdrawals.
+const MOST_OF_PERSON: usize = 1 << 13;
 /// Statements about single senders: with more than these, receivers are stated to consent to nobody. A verifier holds 65 536, and
 /// those that it has heard of until they end.
 const MOST_STATEMENTS: usize = 1 << 14;
@@ -41,6 +41,8 @@ pub struct Key {
 /// What a segment was given for.
 #[derive(Clone)]
 pub struct Entry {
+    /// Who asked.
+    pub person: String,
     /// The network's name.
     pub network: String,
     /// What was asked for.
@@ -56,7 +58,7 @@ pub struct Entry {
 pub struct Book {
     given: HashMap<Pair, HashMap<Key, (Entry, u32)>>,
     count: usize,
-    of_sessions: HashMap<TokenHash, usize>,
+    of_persons: HashMap<String, usize>,
     /// Until when segments may end that are void.
     withdrawn: BTreeMap<Statement, u32>,
     /// When it last forgot what had ended, which takes a look at all.
@@ -69,25 +71,32 @@ pub struct Full;
 impl Book {
     /// Takes down what was given.
     pub fn note(&mut self, token: TokenHash, given: &Given, entry: Entry, now: u64) -> Result<(), Full> {
-        let segment = &given.segment;
-        let pair = Pair { vni: given.vni, sender: given.ends.sender, receiver: given.ends.receiver };
-        let service = segment.flags.has(SegmentFlags::PORT).then_some((segment.protocol, segment.port));
-        let flags = SegmentFlags(segment.flags.0 & (SegmentFlags::SINGLE.0 | SegmentFlags::REPLY.0));
+        let (pair, service, flags) = what(given);
         let key = Key { token, sender: pair.sender, service, flags };
         let is_new = self.given.get(&pair).is_none_or(|of_pair| !of_pair.contains_key(&key));
         if is_new {
-            if self.is_full(&token) && self.swept != now {
+            if self.is_full(&entry.person) && self.swept != now {
                 self.forget_ended(now);
             }
-            if self.is_full(&token) {
+            if self.is_full(&entry.person) {
                 return Err(Full);
             }
             self.count += 1;
-            *self.of_sessions.entry(token).or_default() += 1;
+            *self.of_persons.entry(entry.person.clone()).or_default() += 1;
         }
         let kept = self.given.entry(pair).or_default().entry(key).or_insert_with(|| (entry, 0));
-        kept.1 = kept.1.max(segment.expires);
+        kept.1 = kept.1.max(given.segment.expires);
         Ok(())
+    }
+
+    /// Whether a segment that is shown was given and lives: a right proof may be its verifier's own making.
+    pub fn has(&self, shown: &Given) -> bool {
+        let (pair, service, flags) = what(shown);
+        self.given.get(&pair).into_iter().flatten().any(|(key, (entry, expires))| {
+            (key.service, key.flags) == (service, flags)
+                && (entry.sending, entry.place.endpoint) == (shown.ends.sending, shown.ends.receiving)
+                && *expires >= shown.segment.expires
+        })
     }
 
     /// Until when segments may end that are void.
@@ -175,8 +184,8 @@ impl Book {
         stated
     }
 
-    fn is_full(&self, token: &TokenHash) -> bool {
-        self.count >= MOST || self.of_sessions.get(token).is_some_and(|count| *count >= MOST_OF_SESSION)
+    fn is_full(&self, person: &str) -> bool {
+        self.count >= MOST || self.of_persons.get(person).is_some_and(|count| *count >= MOST_OF_PERSON)
     }
 
     fn forget_ended(&mut self, now: u64) {
@@ -189,11 +198,14 @@ impl Book {
 
     fn count_anew(&mut self) {
         self.given.retain(|_, of_pair| !of_pair.is_empty());
-        self.of_sessions.clear();
-        for key in self.given.values().flat_map(HashMap::keys) {
-            *self.of_sessions.entry(key.token).or_default() += 1;
+        self.of_persons.clear();
+        for (entry, _) in self.given.values().flat_map(HashMap::values) {
+            match self.of_persons.get_mut(&entry.person) {
+                Some(count) => *count += 1,
+                None => _ = self.of_persons.insert(entry.person.clone(), 1),
+            }
         }
-        self.count = self.of_sessions.values().sum();
+        self.count = self.of_persons.values().sum();
     }
 }
 
@@ -208,6 +220,14 @@ impl Pair {
         let all = Statement { vni: self.vni, receiver: self.receiver, sender: None };
         (Statement { sender: Some(self.sender), ..all }, all)
     }
+}
+
+/// What a segment is noted by, but for who asked.
+fn what(given: &Given) -> (Pair, Option<(u8, u16)>, SegmentFlags) {
+    let segment = &given.segment;
+    let pair = Pair { vni: given.vni, sender: given.ends.sender, receiver: given.ends.receiver };
+    let service = segment.flags.has(SegmentFlags::PORT).then_some((segment.protocol, segment.port));
+    (pair, service, SegmentFlags(segment.flags.0 & (SegmentFlags::SINGLE.0 | SegmentFlags::REPLY.0)))
 }
 
 /// The later of both counts; gives it.
@@ -244,7 +264,7 @@ mod tests {
         let receiver = IpAddr::from([10, 0, 0, 7]);
         let place = Place { endpoint: IpAddr::from([192, 0, 2, 2]), interface: InterfaceId(7) };
         let to = Destination { address: receiver, protocol: 6, port: 22 };
-        Entry { network: "blue".into(), to, sending: IpAddr::from([192, 0, 2, 1]), place }
+        Entry { person: "alice".into(), network: "blue".into(), to, sending: IpAddr::from([192, 0, 2, 1]), place }
     }
 
     fn given(sender: u32, expires: u64) -> Given {
@@ -269,15 +289,32 @@ mod tests {
 
     /// SVLAN §VII, denial of capability: room for what was given runs out for who takes it, and comes back.
     #[test]
-    fn denial_of_capability_a_session_that_has_taken_its_share_leaves_room_for_others() {
-        let (mut book, entry) = (Book::default(), entry());
-        let mut note = |token: u8, sender: u32, now: u64| {
-            book.note([token; 32], &given(sender, now + 300), entry.clone(), now).is_ok()
+    fn denial_of_capability_a_person_who_has_taken_their_share_leaves_room_for_others() {
+        let mut book = Book::default();
+        let mut note = |person: &str, token: u8, sender: u32, now: u64| {
+            let entry = Entry { person: person.into(), ..entry() };
+            book.note([token; 32], &given(sender, now + 300), entry, now).is_ok()
         };
-        assert!((0..MOST_OF_SESSION as u32).all(|sender| note(1, sender, NOW)));
-        assert!(!note(1, u32::MAX, NOW) && note(2, u32::MAX, NOW));
-        assert!(note(1, 5, NOW), "what is there already takes no room");
-        assert!(note(1, u32::MAX, NOW + 301), "what has ended makes room");
+        // In as many sessions as they like.
+        assert!((0..MOST_OF_PERSON as u32).all(|sender| note("mallory", (sender % 16) as u8, sender, NOW)));
+        assert!(!note("mallory", 99, u32::MAX, NOW) && note("alice", 1, u32::MAX, NOW));
+        assert!(note("mallory", 5, 5, NOW), "what is there already takes no room");
+        assert!(note("mallory", 1, u32::MAX, NOW + 301), "what has ended makes room");
+    }
+
+    #[test]
+    fn only_what_was_given_and_lives_may_be_answered() {
+        let (mut book, entry) = (Book::default(), entry());
+        let shown = given(1, NOW + 100);
+        assert!(!book.has(&shown), "never given");
+        assert!(book.note([1; 32], &shown, entry, NOW).is_ok() && book.has(&shown));
+        assert!(!book.has(&given(1, NOW + 101)) && !book.has(&given(2, NOW + 100)));
+        let elsewhere = Ends { receiving: shown.ends.sending, ..shown.ends };
+        assert!(!book.has(&Given { ends: elsewhere, ..given(1, NOW + 100) }));
+        let reply = wire::Segment { flags: SegmentFlags::REPLY, ..shown.segment };
+        assert!(!book.has(&Given { segment: reply, ..given(1, NOW + 100) }));
+        book.judge(NOW, |_, _, _, _| false);
+        assert!(!book.has(&shown), "withdrawn");
     }
 
     #[test]
@@ -300,8 +337,9 @@ mod tests {
         let (mut book, entry) = (Book::default(), entry());
         let senders = MOST_STATEMENTS as u32 + 1;
         for sender in 0..senders {
-            let token = (sender / MOST_OF_SESSION as u32) as u8;
-            assert!(book.note([token; 32], &given(sender, NOW + 200), entry.clone(), NOW).is_ok());
+            let token = (sender / MOST_OF_PERSON as u32) as u8;
+            let entry = Entry { person: token.to_string(), ..entry.clone() };
+            assert!(book.note([token; 32], &given(sender, NOW + 200), entry, NOW).is_ok());
         }
         // Somebody who still may send, to the same receiver.
         let other = IpAddr::from(u32::MAX.to_be_bytes());
@@ -310,7 +348,7 @@ mod tests {
         let [all] = statements[..] else { panic!("{} statements", statements.len()) };
         assert_eq!((all.sender, u64::from(all.until)), (None, NOW + 200));
         assert_eq!(sessions.get(&[99; 32]), Some(&statements), "it is told, and asks anew");
-        assert_eq!(sessions.len() as u32, senders.div_ceil(MOST_OF_SESSION as u32) + 1);
+        assert_eq!(sessions.len() as u32, senders.div_ceil(MOST_OF_PERSON as u32) + 1);
         let receiver = entry.to.address;
         assert_eq!(book.withdrawn(Vni::from([0, 0, 1]), other, receiver), Some(all.until));
         assert!(book.is_empty());

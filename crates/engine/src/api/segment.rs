@@ -164,19 +164,23 @@ pub struct Withdrawal {
 }
 
 impl Withdrawal {
-    /// Whether it voids a segment of this sender's to this receiver that ends then.
-    pub fn voids(&self, vni: Vni, sender: IpAddr, receiver: IpAddr, expires: u32) -> bool {
-        self.vni == vni.number()
-            && self.receiver == receiver
-            && self.sender.is_none_or(|only| only == sender)
-            && expires <= self.until
+    /// Whether one of these, as [`Self::add`] leaves them, voids a segment of this sender's to this receiver that ends then.
+    pub fn any_voids(known: &[Self], vni: Vni, sender: IpAddr, receiver: IpAddr, expires: u32) -> bool {
+        [None, Some(sender)].into_iter().any(|sender| {
+            let place = known.binary_search_by_key(&(vni.number(), receiver, sender), Self::about);
+            place.is_ok_and(|place| expires <= known[place].until)
+        })
     }
 
-    /// Adds what was just heard of, and leaves out what has ended.
+    fn about(&self) -> (u32, IpAddr, Option<IpAddr>) {
+        (self.vni, self.receiver, self.sender)
+    }
+
+    /// Adds what was just heard of, leaves out what has ended, and brings all in order.
     pub fn add(known: &mut Vec<Self>, news: &[Self], now: u64) {
         let mut all: BTreeMap<(u32, IpAddr, Option<IpAddr>), u32> = BTreeMap::new();
         for one in known.iter().chain(news).filter(|one| u64::from(one.until) >= now) {
-            let until = all.entry((one.vni, one.receiver, one.sender)).or_default();
+            let until = all.entry(one.about()).or_default();
             *until = one.until.max(*until);
         }
         let all = all.into_iter();
@@ -241,12 +245,18 @@ mod tests {
         let [sender, other, receiver] = [5, 6, 7].map(|last| IpAddr::from([10, 0, 0, last]));
         let [vni, red] = [100, 200].map(|number| Vni::new(number).unwrap());
         let own = Withdrawal { vni: 100, receiver, sender: Some(sender), until: 50 };
-        let voids = |from, to, vni, expires| own.voids(vni, from, to, expires);
+        let mut known = Vec::new();
+        let unlike =
+            [(99, receiver), (100, other), (200, other)].map(|(vni, receiver)| Withdrawal { vni, receiver, ..own });
+        Withdrawal::add(&mut known, &[unlike[2], own, unlike[0], unlike[1]], 40);
+        let voids = |from, to, vni, expires| Withdrawal::any_voids(&known, vni, from, to, expires);
         assert!(voids(sender, receiver, vni, 50) && !voids(sender, receiver, vni, 51));
         assert!(
             !voids(other, receiver, vni, 50) && !voids(receiver, sender, vni, 50) && !voids(sender, receiver, red, 50)
         );
-        assert!(Withdrawal { sender: None, ..own }.voids(vni, other, receiver, 50));
+        let mut all = known.clone();
+        Withdrawal::add(&mut all, &[Withdrawal { sender: None, ..own }], 40);
+        assert!(Withdrawal::any_voids(&all, vni, other, receiver, 50));
     }
 
     #[test]

@@ -4,13 +4,15 @@ use super::Daemon;
 use crate::now;
 use crate::session::News;
 use client::Error;
-use datapath::svtep::Unsent;
+use datapath::svtep::{self, Unsent};
 use engine::api::{PathSegment, Withdrawal};
 use engine::endpoint::{self, Action, Refusal, Wanted};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use wire::map::{SegmentEntry, SegmentKey, segment_state};
 
+/// Where Geneve's header has the network's number.
+const VNI_AT: std::ops::Range<usize> = 4..7;
 /// Statuses that say nothing about consent: too many requests, and what is the authority's own fault.
 const TOO_MANY: u16 = 429;
 const FAULTS: u16 = 500;
@@ -129,6 +131,25 @@ impl Daemon {
         }
     }
 
+    /// Forgets what an earlier process had for another tenant behind this interface, as the settings were then.
+    pub(super) fn forget_others(&self, interface: u32, place: usize) {
+        let tenant = &self.settings.tenants[place].tenant;
+        let vni = tenant.vni.bytes();
+        let is_others = |key: &SegmentKey, geneve: &[u8]| {
+            let is_tenants =
+                geneve.get(VNI_AT).is_none_or(|found| found == vni) && tenant.addresses.contains(&key.sender());
+            key.interface == interface && !is_tenants
+        };
+        let svtep::Svtep { segments, consents, .. } = self.kernel.program();
+        let segments = segments.entries().into_iter().filter(|(key, entry)| is_others(key, entry.geneve()));
+        self.forget(segments.map(|(key, _)| key));
+        for (key, _) in consents.entries().into_iter().filter(|(key, consent)| is_others(key, consent.geneve())) {
+            if let Err(error) = consents.remove(&key) {
+                tracing::error!("{error:#}");
+            }
+        }
+    }
+
     fn is_void(&self, key: &SegmentKey, entry: &SegmentEntry) -> bool {
         entry.state() == segment_state::GIVEN && self.is_withdrawn(key, (key.sender(), key.receiver()), entry.until)
     }
@@ -136,7 +157,7 @@ impl Daemon {
     fn is_withdrawn(&self, key: &SegmentKey, (sender, receiver): (IpAddr, IpAddr), expires: u32) -> bool {
         let Some(place) = self.places.get(&key.interface) else { return false };
         let vni = self.settings.tenants[*place].tenant.vni;
-        self.withdrawn.iter().any(|what| what.voids(vni, sender, receiver, expires))
+        Withdrawal::any_voids(&self.withdrawn, vni, sender, receiver, expires)
     }
 
     fn forget(&self, keys: impl Iterator<Item = SegmentKey>) {
