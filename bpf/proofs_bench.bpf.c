@@ -18,6 +18,14 @@ struct {
 	__type(value, struct proof_feed);
 } proof_feeds SEC(".maps");
 
+/* The interface that forwarded packets leave by. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} forward_to SEC(".maps");
+
 /* The pointer of a packet with nothing optional outside. */
 static __always_inline void put_back(context *ctx)
 {
@@ -28,8 +36,7 @@ static __always_inline void put_back(context *ctx)
 }
 
 /* A steady flow: the packet's proof is remembered. */
-SEC("xdp.frags")
-int prove_again(struct xdp_md *ctx)
+static __always_inline int again(context *ctx)
 {
 	int outcome = judge_proof(ctx);
 
@@ -38,6 +45,35 @@ int prove_again(struct xdp_md *ctx)
 		return XDP_ABORTED;
 	put_back(ctx);
 	return XDP_PASS;
+}
+
+SEC("xdp.frags")
+int prove_again(struct xdp_md *ctx)
+{
+	return again(ctx);
+}
+
+static __always_inline int forward(void)
+{
+	__u32 zero = 0, *to = bpf_map_lookup_elem(&forward_to, &zero);
+
+	return to ? bpf_redirect(*to, 0) : XDP_ABORTED;
+}
+
+/* The same, and what passes is sent on. */
+SEC("xdp.frags")
+int prove_on(struct xdp_md *ctx)
+{
+	int code = again(ctx);
+
+	return code == XDP_PASS ? forward() : code;
+}
+
+/* Everything is sent on. */
+SEC("xdp.frags")
+int send_on(struct xdp_md *ctx)
+{
+	return forward();
 }
 
 static __always_inline int turn(context *ctx, int proves)

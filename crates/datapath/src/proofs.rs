@@ -205,6 +205,12 @@ impl Proofs {
         run::run(&self.object.runnable(name)?, frame, repeat)
     }
 
+    /// Has another program take frames as they come from a card: for benches.
+    #[doc(hidden)]
+    pub fn run_live(&self, name: &str, frame: &[u8], repeat: u32) -> Result<()> {
+        run::run_live(&self.object.runnable(name)?, frame, repeat)
+    }
+
     /// What the program does with one frame.
     pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable("prove")?, frame, repeat)

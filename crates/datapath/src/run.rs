@@ -54,6 +54,15 @@ pub(crate) fn run_marked(program: &ProgramMut<'_>, frame: &[u8], mark: u32) -> R
     Ok((Ran { code: output.return_value, frame, duration: output.duration }, u32::from_ne_bytes(marked)))
 }
 
+/// Has an XDP program take a frame so often as the kernel takes frames from a card, and do with it what it says. For benches.
+pub(crate) fn run_live(program: &ProgramMut<'_>, frame: &[u8], repeat: u32) -> Result<()> {
+    /// `BPF_F_TEST_XDP_LIVE_FRAMES` of linux/bpf.h.
+    const LIVE_FRAMES: u32 = 1 << 1;
+    let input = ProgramInput { data_in: Some(frame), flags: LIVE_FRAMES, repeat, ..ProgramInput::default() };
+    program.test_run(input).context("cannot run the program on live packets")?;
+    Ok(())
+}
+
 fn run_in(program: &ProgramMut<'_>, frame: &[u8], repeat: u32, context: Option<&mut [u8]>) -> Result<Ran> {
     let mut out = vec![0; frame.len() + ROOM];
     let input = ProgramInput {
