@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use wire::SegmentFlags;
-use wire::ask::{ANSWER_LEN, GivenReply, LineKey, LineNumber, QUESTION_LEN, Question, REPLY_LEN, Refusal, Reply};
+use wire::ask::{ANSWER_LEN, LineKey, LineNumber, QUESTION_LEN, Question, REPLY_LEN, Refusal, Reply};
 
 /// How long an answer is waited for, each time that is asked.
 const WAITS: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
@@ -86,7 +85,7 @@ impl Asker {
     async fn open(&self) -> Result<Line, Error> {
         let broken = || Error::Other("the authority's answer is broken: this is no line".into());
         let line = self.authority.line().await?;
-        let key = key(&line.key).ok_or_else(broken)?;
+        let (number, key) = line.read().ok_or_else(broken)?;
         let (host, _) = crate::host(&self.authority.base);
         let unreachable = |error: std::io::Error| Error::Unreachable(format!("by UDP, port {}: {error}", line.port));
         let mut addresses = tokio::net::lookup_host((host, line.port)).await.map_err(unreachable)?;
@@ -96,7 +95,7 @@ impl Asker {
         socket.connect(address).await.map_err(unreachable)?;
         let ends = Arc::new(Ends {
             socket,
-            number: LineNumber(line.line),
+            number,
             key,
             counter: AtomicU64::new(0),
             waiting: Mutex::default(),
@@ -194,17 +193,6 @@ impl Drop for Asked<'_> {
     }
 }
 
-fn key(text: &str) -> Option<LineKey> {
-    let mut bytes = [0; 32];
-    if text.len() != 64 {
-        return None;
-    }
-    for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().as_chunks::<2>().0) {
-        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-    }
-    Some(LineKey::new(bytes))
-}
-
 /// `None` if it can't be asked by UDP: the authority will say why.
 fn question(request: &SegmentRequest) -> Option<[u8; QUESTION_LEN]> {
     let SegmentRequest { network, sender, sending, to, sender_port } = request;
@@ -216,19 +204,7 @@ fn question(request: &SegmentRequest) -> Option<[u8; QUESTION_LEN]> {
 fn answer(reply: &[u8; REPLY_LEN]) -> Result<PathSegment, Error> {
     let broken = || Error::Other("the authority's answer is broken: this is no segment".into());
     match Reply::decode(reply).ok_or_else(broken)? {
-        Reply::Given(GivenReply { vni, now, receiving, option, hops }) => {
-            let (_, data) = option.split_first_chunk::<4>().ok_or_else(broken)?;
-            let (segment, _) = wire::Segment::decode(data).map_err(|_| broken())?;
-            Ok(PathSegment {
-                vni: vni.number(),
-                receiving,
-                expires: segment.expires.into(),
-                reply: segment.flags.has(SegmentFlags::REPLY),
-                option: option.iter().map(|byte| format!("{byte:02x}")).collect(),
-                hops: hops.iter().map(|hop| (*hop).into()).collect(),
-                now: now.into(),
-            })
-        }
+        Reply::Given(given) => PathSegment::heard(&given).ok_or_else(broken),
         Reply::Refused { reason, text } => {
             let problem = |status| Problem { r#type: reason.name().into(), title: text.into(), status, detail: None };
             Err(match reason {

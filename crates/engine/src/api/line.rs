@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use wire::ask::{LineKey, LineNumber};
 
 /// The answer to `POST /v1/segments/line` of a session, which gives it a line in the place of the one it had.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
@@ -18,4 +19,13 @@ pub struct Line {
     pub expires: u64,
     /// The authority's clock.
     pub now: u64,
+}
+
+impl Line {
+    /// The line's number and key; `None` if the key is broken.
+    pub fn read(&self) -> Option<(LineNumber, LineKey)> {
+        let mut key = [0; 32];
+        hex::decode_to_slice(&self.key, &mut key).ok()?;
+        Some((LineNumber(self.line), LineKey::new(key)))
+    }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ArrayBuilder, KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
+use wire::ask::GivenReply;
 use wire::segment::PROOFS_MAX;
 use wire::{DropReason, Ends, Epoch, ProofKey, Vni};
 
@@ -111,6 +112,21 @@ impl PathSegment {
             hops: given.hops.clone(),
             now,
         }
+    }
+
+    /// As an answer by UDP tells it (wire.md §8.13.4); `None` if that is broken.
+    pub fn heard(reply: &GivenReply<'_>) -> Option<Self> {
+        let (_, data) = reply.option.split_first_chunk::<4>()?;
+        let (segment, _) = wire::Segment::decode(data).ok()?;
+        Some(Self {
+            vni: reply.vni.number(),
+            receiving: reply.receiving,
+            expires: segment.expires.into(),
+            reply: segment.flags.has(wire::SegmentFlags::REPLY),
+            option: hex::encode(reply.option),
+            hops: reply.hops.iter().map(|hop| (*hop).into()).collect(),
+            now: reply.now.into(),
+        })
     }
 
     /// The segment for packets from `sender` to `receiver` by the endpoint `sending`.

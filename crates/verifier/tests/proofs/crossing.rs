@@ -1,8 +1,7 @@
 //! The same where frames cross between two interfaces of the verifier's host by way of the daemon.
 
-use super::{Ends, NETWORKS, POLICY, address, dropped, packet, segment_from};
+use super::{Ends, NETWORKS, POLICY, address, dropped, packet, segment_from, wrong};
 use crate::stage::*;
-use engine::segment::Given;
 use nix::sys::signal::Signal;
 
 const SETTINGS: &str = "[proofs]\nengine = \"af_xdp\"\nendpoints = \"10.78.0.1\"\ninterface = [\"near\", \"far\"]\n";
@@ -37,11 +36,7 @@ fn frames_cross_with_right_proofs_until_consent_is_withdrawn() {
         let out = ends.through(&right).expect("it passes");
         assert_eq!((out[12] & 7, out.len()), (1, right.len()), "the pointer was moved");
 
-        let mut forged = one.clone();
-        forged.proofs[0][3] ^= 1;
-        let elsewhere = Given { vni: wire::Vni::new(101).unwrap(), ..one.clone() };
-        let wrong = [packet(&forged, 53), packet(&elsewhere, 53), packet(&one, 80), right[8..].to_vec()];
-        for (number, wrong) in wrong.iter().enumerate() {
+        for (number, wrong) in wrong(&one).iter().enumerate() {
             assert!(ends.through(wrong).is_none(), "{number}");
         }
         let proofs = stage.status().await.proofs.expect("it checks them");

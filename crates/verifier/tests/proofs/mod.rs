@@ -88,6 +88,14 @@ fn packet(given: &Given, port: u16) -> Vec<u8> {
     packet
 }
 
+/// What does not pass: a forged proof, one of another network, one for another port, and half a packet.
+fn wrong(given: &Given) -> [Vec<u8>; 4] {
+    let mut forged = given.clone();
+    forged.proofs[0][3] ^= 1;
+    let elsewhere = Given { vni: wire::Vni::new(101).unwrap(), ..given.clone() };
+    [packet(&forged, 53), packet(&elsewhere, 53), packet(given, 80), packet(given, 53)[8..].to_vec()]
+}
+
 /// The receiving endpoint, and a way to send to it.
 struct Ends {
     receiving: UdpSocket,
@@ -160,11 +168,7 @@ fn packets_with_right_proofs_come_through_until_consent_is_withdrawn() {
         let out = ends.through(&right).expect("it passes");
         assert_eq!((out[12] & 7, out.len()), (1, right.len()), "the pointer was moved");
 
-        let mut forged = one.clone();
-        forged.proofs[0][3] ^= 1;
-        let elsewhere = Given { vni: wire::Vni::new(101).unwrap(), ..one.clone() };
-        let wrong = [packet(&forged, 53), packet(&elsewhere, 53), packet(&one, 80), right[8..].to_vec()];
-        for (number, wrong) in wrong.iter().enumerate() {
+        for (number, wrong) in wrong(&one).iter().enumerate() {
             assert!(ends.through(wrong).is_none(), "{number}");
         }
         let proofs = stage.status().await.proofs.expect("it checks them");
