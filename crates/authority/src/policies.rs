@@ -60,6 +60,15 @@ impl Candidate {
     }
 }
 
+/// What a policy takes is read at random: has a large one moved into huge pages, while it is used.
+pub(crate) fn into_huge_pages() {
+    tokio::task::spawn_blocking(|| match shell::memory::into_huge_pages() {
+        Ok(0) => {}
+        Ok(bytes) => tracing::info!(bytes, "memory was put into huge pages"),
+        Err(error) => tracing::warn!("memory stays in small pages: {error}"),
+    });
+}
+
 /// Reads the text of a policy. One that is longer than a policy may be is not read to its end.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
     let shown = path.display();
@@ -116,6 +125,7 @@ impl Authority {
         self.segments.describe(networks, &policy);
         *in_force = policy;
         drop(in_force);
+        into_huge_pages();
         // Receivers before revocations: a verifier that reads its configuration at the first sees both.
         self.push.tell_all(&Event::Policy);
         self.sync().await?;

@@ -138,6 +138,7 @@ impl Authority {
             config,
             directory,
         };
+        crate::policies::into_huge_pages();
         authority.segments.describe(authority.directory.read_networks()?, &*authority.policy.read().await);
         authority.prune().await?;
         authority.storage.call(move |database| database.note_policy(&change, now())).await?;
