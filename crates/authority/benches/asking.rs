@@ -4,7 +4,7 @@
 //! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. The baseline
 //! is an echo by the same loop of the same two system calls, sending back as many bytes as an answer has.
 
-use authority::batch::{self, Batches};
+use authority::batch::{self, Answers, Batches};
 use authority::storage::{Database, NewService, Operator, Proof, Session};
 use authority::{Directory, Server, now};
 use client::Authority;
@@ -19,7 +19,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use wire::ask::{ANSWER_LEN, LineKey, LineNumber, Question, REQUEST_LEN, Reply, Request};
+use wire::ask::{LineKey, LineNumber, Question, REQUEST_LEN, Reply, Request};
 
 const SESSIONS: usize = 1024;
 const RECEIVERS: u32 = 64;
@@ -81,14 +81,12 @@ fn main() {
     let echo = std::thread::Builder::new().name("echo".into()).spawn(move || {
         let mut batches = Batches::new(echo);
         while !ended.load(Ordering::Relaxed) {
-            let received = batches.receive().expect("requests");
-            let answers: Vec<_> = (0..received)
-                .filter_map(|place| {
-                    let mut answer = [0; ANSWER_LEN];
-                    answer.copy_from_slice(batches.datagram(place)?.0.get(..ANSWER_LEN)?);
-                    Some((place, answer))
-                })
-                .collect();
+            batches.receive().expect("requests");
+            let mut answers = Answers::default();
+            for (place, (request, _)) in batches.datagrams().enumerate() {
+                let answer = request.first_chunk().expect("a request is longer than an answer");
+                answers.push(place, *answer);
+            }
             batches.send(&answers);
         }
     });

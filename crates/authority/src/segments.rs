@@ -25,6 +25,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use wire::ask::Question;
 use wire::{Destination, Epoch, ProofKey, SegmentFlags, Vni};
 
 /// Withdrawals in one event: some 32 KiB.
@@ -129,19 +130,32 @@ impl Authority {
         source: IpAddr,
     ) -> Result<PathSegment, Problem> {
         let now = now();
+        let SegmentRequest { network, sender, sending, to, sender_port } = request;
+        let question = Question {
+            network,
+            sender: *sender,
+            sending: *sending,
+            receiver: to.address,
+            protocol: to.protocol,
+            port: to.port,
+            sender_port: *sender_port,
+        };
+        let event = |name| AuditEvent::new(name).person(&session.person).device(&session.device).source(source);
         let given = {
             let policy = self.policy.read().await;
             // As it is now: since the request began to come in, groups or tags may have been taken away.
             let session = &self.session(&token).ok_or(Problem::NotLoggedIn)?;
-            self.give(&policy, &self.segments.networks(), Asking { token, session, now }, request)
+            let given = self.give(&policy, &self.segments.networks(), Asking { token, session, now }, &question);
+            given.and_then(|(given, permit)| {
+                self.session(&token).filter(|now| now.allows_as(session)).ok_or(Refusal::NotLoggedIn)?;
+                let detail = format!("network {network}: {sender} to {}", place(&to_of(&question)));
+                let event = event("segment").receiver(&permit.receiver.name).rule(permit.rule.label()).detail(detail);
+                Ok((given, event))
+            })
         };
-        let event = |name| AuditEvent::new(name).person(&session.person).device(&session.device).source(source);
         match given {
-            Ok((given, receiver, rule)) => {
-                let SegmentRequest { network, sender, to, .. } = request;
-                let to = place(&Destination { address: to.address, protocol: to.protocol, port: to.port });
-                let detail = format!("network {network}: {sender} to {to}");
-                self.audit(event("segment").receiver(&receiver).rule(&rule).detail(detail)).await?;
+            Ok((given, event)) => {
+                self.audit(event).await?;
                 Ok(PathSegment::new(&given, now))
             }
             Err(refusal) => {
@@ -163,19 +177,20 @@ impl Authority {
         Ok(PathSegment::new(&self.give_answer(&networks, &shown, now)?, now))
     }
 
-    /// Decides, and takes down what was given; with the names of the receiver and the rule.
-    pub(crate) fn give(
+    /// Decides, and takes down what was given; with what allows it. Before it is passed on, the session must still
+    /// [allow as much](Session::allows_as): whoever ends or changes one judges what is in the book after that.
+    pub(crate) fn give<'p>(
         &self,
-        policy: &Compiled,
+        policy: &'p Compiled,
         networks: &Networks,
         asking: Asking<'_>,
-        request: &SegmentRequest,
-    ) -> Result<(Given, String, String), Refusal> {
+        question: &Question<'_>,
+    ) -> Result<(Given, Permit<'p>), Refusal> {
         let Asking { token, session, now } = asking;
         let [sender, sending, receiver] =
-            [request.sender, request.sending, request.to.address].map(|address| address.to_canonical());
-        let to = Destination { address: receiver, protocol: request.to.protocol, port: request.to.port };
-        let network = &request.network;
+            [question.sender, question.sending, question.receiver].map(|address| address.to_canonical());
+        let to = Destination { address: receiver, ..to_of(question) };
+        let network = question.network;
         let cant = |why: String| Refusal::Cant(why);
         let (Some(vni), Some(authority)) = (networks.vni(network), networks.authority()) else {
             return Err(cant(format!("there is no network `{}`", network.escape_debug())));
@@ -201,20 +216,17 @@ impl Authority {
             vni,
             sender,
             sending,
-            sender_port: request.sender_port,
+            sender_port: question.sender_port,
             to,
             receiving,
         };
         let given = along(given.give()?, &given.giver, path)?;
-        let entry = Entry { person: session.person.clone(), network: network.clone(), to, sending, place: receiving };
+        let entry = || {
+            let (person, network) = (session.person.clone(), network.to_owned());
+            Entry { person, network, to, sending, place: receiving }
+        };
         book.note(token, &given, entry, now).map_err(|_| Refusal::TooMany)?;
-        drop(book);
-        // Whoever ends a session or changes it judges what is in the book after that.
-        let is_as_it_was = |now: Arc<Session>| (&now.groups, &now.tags) == (&session.groups, &session.tags);
-        if !self.session(&token).is_some_and(is_as_it_was) {
-            return Err(Refusal::NotLoggedIn);
-        }
-        Ok((given, permit.receiver.name.clone(), permit.rule.label()))
+        Ok((given, permit))
     }
 
     /// The way back for a segment that is shown.
@@ -303,7 +315,7 @@ impl Authority {
         Ok(Some(ProofKeys { authority, keys }))
     }
 
-    fn path_keys(&self, path: &Path, authority: IpAddr, epoch: Epoch) -> Result<Vec<ProofKey>, Refusal> {
+    fn path_keys(&self, path: &Path, authority: IpAddr, epoch: Epoch) -> Result<Arc<[ProofKey]>, Refusal> {
         let make = |verifier: &str| self.proof_key(verifier, authority, epoch);
         self.segments.keys.of(&path.verifiers, authority, epoch, make).map_err(Refusal::Internal)
     }
@@ -329,6 +341,11 @@ impl book::Key {
         own && (!permit.terms.single || self.flags.has(SegmentFlags::SINGLE))
             && (permit.terms.reply || !self.flags.has(SegmentFlags::REPLY))
     }
+}
+
+/// Where to somebody asks to send.
+pub(crate) fn to_of(question: &Question<'_>) -> Destination {
+    Destination { address: question.receiver, protocol: question.protocol, port: question.port }
 }
 
 /// Leave to send in a network.

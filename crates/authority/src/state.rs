@@ -158,6 +158,13 @@ impl Authority {
         self.any_session(token).filter(|session| session.ends.is_none())
     }
 
+    /// The sessions of these tokens, as [`Self::session`] gives one.
+    pub(crate) fn sessions_of<'t>(&self, tokens: impl Iterator<Item = &'t TokenHash>) -> Vec<Option<Arc<Session>>> {
+        let (sessions, now) = (self.sessions.read().unwrap_or_else(PoisonError::into_inner), now());
+        let lives = |session: &&Arc<Session>| session.expires > now && session.ends.is_none();
+        tokens.map(|token| sessions.get(token).filter(lives).cloned()).collect()
+    }
+
     /// The session of a browser at the console, if it has not ended.
     pub fn console_session(&self, token: &TokenHash) -> Option<Arc<Session>> {
         self.any_session(token).filter(|session| session.ends.is_some())

@@ -5,7 +5,7 @@
 
 mod window;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use window::Window;
 use wire::ask::{LineKey, LineNumber, Question, envelope};
@@ -20,7 +20,7 @@ const MOST_SOURCES: usize = 65_536;
 
 /// The lines, each of a holder `H`, who has one at a time.
 pub struct Lines<H> {
-    lines: BTreeMap<LineNumber, Line<H>>,
+    lines: HashMap<LineNumber, Line<H>>,
     numbers: BTreeMap<H, LineNumber>,
     sources: BTreeMap<IpAddr, Pace>,
 }
@@ -81,7 +81,7 @@ impl Unanswered {
 
 impl<H> Default for Lines<H> {
     fn default() -> Self {
-        Self { lines: BTreeMap::new(), numbers: BTreeMap::new(), sources: BTreeMap::new() }
+        Self { lines: HashMap::new(), numbers: BTreeMap::new(), sources: BTreeMap::new() }
     }
 }
 

@@ -78,8 +78,7 @@ pub struct Rule {
     pub line: usize,
     /// Its name, where it has one.
     pub name: Option<String>,
-    /// What the file is called that it stands in.
-    pub file: Arc<str>,
+    label: Arc<str>,
     /// What it says.
     pub action: Action,
     /// Which of several matching rules decides: the highest; of equals, the last.
@@ -236,9 +235,8 @@ impl Policy {
     /// The same, of a file that is called otherwise than the one in force: rules are called by its name.
     #[must_use]
     pub fn in_file(mut self, name: &str) -> Self {
-        let name: Arc<str> = name.into();
         let parts = self.networks.values_mut().flat_map(|part| &mut part.rules);
-        self.rules.iter_mut().chain(parts).for_each(|rule| rule.file = name.clone());
+        self.rules.iter_mut().chain(parts).for_each(|rule| rule.label = rule.label_in(name));
         self
     }
 
@@ -292,7 +290,7 @@ impl Policy {
 
     /// The class of the rule with this label; 0 if there is none any more.
     pub fn class_of(&self, label: &str) -> u8 {
-        self.rules.iter().find(|rule| rule.label() == label).map_or(0, |rule| rule.terms.class)
+        self.rules.iter().find(|rule| *rule.label == *label).map_or(0, |rule| rule.terms.class)
     }
 
     /// Every rule, in the file's order.
@@ -380,11 +378,15 @@ impl Rule {
     }
 
     /// How the rule is called in answers and logs: `policy.toml:LINE name`, or its number where it has no name.
-    pub fn label(&self) -> String {
-        let Self { file, line, .. } = self;
+    pub fn label(&self) -> &Arc<str> {
+        &self.label
+    }
+
+    fn label_in(&self, file: &str) -> Arc<str> {
+        let line = self.line;
         match &self.name {
-            Some(name) => format!("{file}:{line} {name}"),
-            None => format!("{file}:{line} rule {}", self.number),
+            Some(name) => format!("{file}:{line} {name}").into(),
+            None => format!("{file}:{line} rule {}", self.number).into(),
         }
     }
 }

@@ -1,25 +1,24 @@
 //! Answers requests for segments that come by UDP (wire.md §8.13): a thread that reads, decides, answers by the batch.
 
-use super::account::{Account, Entry, Outcome};
-use super::batch::{self, Batches};
-use super::{Asking, Refusal};
+use super::account::{self, Account, Denied, Details, Full};
+use super::batch::{self, Answers, Batches};
+use super::{Asking, Refusal, to_of};
 use crate::problem::Problem;
 use crate::state::Authority;
-use crate::storage::TokenHash;
+use crate::storage::{Session, TokenHash};
 use crate::{credentials, now};
 use anyhow::{Context, Result};
-use engine::api::{Line, SegmentRequest, SegmentTo};
+use engine::api::Line;
 use engine::lines::{Asked, Lines, Unanswered};
-use engine::networks::Networks;
-use engine::policy::Compiled;
-use std::net::{IpAddr, SocketAddr};
+use engine::policy::Permit;
+use engine::segment::Given;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::oneshot;
-use wire::Destination;
-use wire::ask::{Answer, GivenReply, LineKey, LineNumber, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
+use wire::ask::{GivenReply, LineKey, LineNumber, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
 
 /// Who may ask by UDP, and what became of what was asked.
 #[derive(Default)]
@@ -106,14 +105,14 @@ impl Answering {
 }
 
 /// A request of a batch that may be answered.
-struct InBatch {
+struct InBatch<'d> {
     place: usize,
     source: IpAddr,
-    holder: TokenHash,
-    key: LineKey,
-    counter: u64,
-    request: SegmentRequest,
+    asked: Asked<'d, TokenHash>,
 }
+
+/// A segment and what allows it, or why there is none.
+type Decided<'p> = Result<(Given, Permit<'p>), Refusal>;
 
 impl Authority {
     /// Gives a session a line, in the place of the one it had.
@@ -134,102 +133,101 @@ impl Authority {
     }
 
     fn answer_batch(&self, batches: &mut Batches, started: Instant) -> std::io::Result<()> {
-        let received = batches.receive()?;
-        if received == 0 {
+        if batches.receive()? == 0 {
             return Ok(());
         }
-        let mut asked = Vec::with_capacity(batch::MOST);
+        let mut batch = Vec::with_capacity(batch::MOST);
         let passed = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let mut lines = self.datagrams.lines();
-        for place in 0..received {
-            let Some((datagram, source)) = batches.datagram(place) else { continue };
+        for (place, (datagram, source)) in batches.datagrams().enumerate() {
             match lines.read(datagram, source, passed) {
-                Ok(Asked { holder, key, counter, question }) => {
-                    let to = SegmentTo { address: question.receiver, protocol: question.protocol, port: question.port };
-                    let request = SegmentRequest {
-                        network: question.network.to_owned(),
-                        sender: question.sender,
-                        sending: question.sending,
-                        to,
-                        sender_port: question.sender_port,
-                    };
-                    asked.push(InBatch { place, source, holder, key, counter, request });
-                }
+                Ok(asked) => batch.push(InBatch { place, source, asked }),
                 Err(why) => count(&self.datagrams.counts.unanswered[why as usize]),
             }
         }
         drop(lines);
-        if asked.is_empty() {
-            return Ok(());
-        }
-        let mut answers: Vec<(usize, Answer)> = Vec::with_capacity(asked.len());
-        {
-            // Held until all is noted: a change of policy finds what was given before.
-            let policy = self.policy.blocking_read();
-            let (networks, now) = (self.segments.networks(), now());
-            for asked in &asked {
-                let reply = self.reply(&policy, &networks, asked, now);
-                answers.extend(asked.key.seal_answer(asked.counter, &reply).map(|answer| (asked.place, answer)));
-            }
-        }
+        let answers = self.answers(&batch);
         batches.send(&answers);
         Ok(())
     }
 
-    fn reply(&self, policy: &Compiled, networks: &Networks, asked: &InBatch, now: u64) -> [u8; REPLY_LEN] {
-        match self.decide(policy, networks, asked, now) {
+    fn answers(&self, batch: &[InBatch<'_>]) -> Answers {
+        let mut answers = Answers::default();
+        if batch.is_empty() {
+            return answers;
+        }
+        // Held until all is noted: a change of policy finds what was given before.
+        let policy = self.policy.blocking_read();
+        let (networks, now) = (self.segments.networks(), now());
+        let sessions = || self.sessions_of(batch.iter().map(|one| &one.asked.holder));
+        let begun = sessions();
+        let decide = |(InBatch { asked, .. }, session): (&InBatch<'_>, &Option<Arc<Session>>)| {
+            let asking = Asking { token: asked.holder, session: session.as_ref().ok_or(Refusal::NotLoggedIn)?, now };
+            self.give(&policy, &networks, asking, &asked.question)
+        };
+        let decided: Vec<Decided<'_>> = batch.iter().zip(&begun).map(decide).collect();
+        for (((one, decided), begun), session) in batch.iter().zip(decided).zip(&begun).zip(&sessions()) {
+            let reply = match (begun, session) {
+                (Some(begun), Some(session)) if session.allows_as(begun) => self.reply(one, session, decided, now),
+                _ => self.refuse(Refusal::NotLoggedIn),
+            };
+            if let Some(answer) = one.asked.key.seal_answer(one.asked.counter, &reply) {
+                answers.push(one.place, answer);
+            }
+        }
+        answers
+    }
+
+    fn reply(&self, one: &InBatch<'_>, session: &Arc<Session>, decided: Decided<'_>, now: u64) -> [u8; REPLY_LEN] {
+        let InBatch { source, asked: Asked { holder, question, .. }, .. } = one;
+        let (account, token, source) = (&self.datagrams.account, *holder, *source);
+        // What can't be noted isn't said.
+        let given = match decided {
+            Ok((given, permit)) => {
+                let details = || Details {
+                    session: session.clone(),
+                    network: question.network.to_owned(),
+                    receiver: permit.receiver.name.clone(),
+                    rule: permit.rule.label().clone(),
+                };
+                let noted = account::Given::new(token, source, &given, to_of(question), permit.rule.label());
+                account.given(noted, details).map_err(|Full| Refusal::TooMany).and_then(|()| encode(&given, now))
+            }
+            Err(Refusal::Denied(explanation, kind)) => {
+                tracing::debug!("denied: {}", explanation.text);
+                let noted = account.denied(Denied { token, source, why: explanation.text.clone() }, session);
+                noted.map_err(|Full| Refusal::TooMany).and(Err(Refusal::Denied(explanation, kind)))
+            }
+            Err(refusal) => Err(refusal),
+        };
+        match given {
             Ok(reply) => {
                 count(&self.datagrams.counts.given);
                 reply
             }
-            Err(refusal) => {
-                let (reason, text) = told(refusal);
-                count(&self.datagrams.counts.refused[reason as usize - 1]);
-                // A text that fits always has room.
-                Reply::Refused { reason, text: fitting(&text) }.encode().unwrap_or([0xff; REPLY_LEN])
-            }
+            Err(refusal) => self.refuse(refusal),
         }
     }
 
-    fn decide(
-        &self,
-        policy: &Compiled,
-        networks: &Networks,
-        asked: &InBatch,
-        now: u64,
-    ) -> Result<[u8; REPLY_LEN], Refusal> {
-        let InBatch { source, holder, request, .. } = asked;
-        let session = self.session(holder).ok_or(Refusal::NotLoggedIn)?;
-        let asking = Asking { token: *holder, session: &session, now };
-        let note = |outcome| {
-            let entry = Entry { token: *holder, source: *source, outcome };
-            self.datagrams.account.note(entry, &session).map_err(|_| Refusal::TooMany)
-        };
-        match self.give(policy, networks, asking, request) {
-            Ok((given, receiver, rule)) => {
-                let SegmentRequest { network, sender, to, .. } = request;
-                let to = Destination { address: to.address, protocol: to.protocol, port: to.port };
-                note(Outcome::Given { network: network.clone(), sender: *sender, to, receiver, rule })?;
-                let hops: Vec<_> = given.hops.iter().map(std::net::Ipv6Addr::octets).collect();
-                let reply = GivenReply {
-                    vni: given.vni,
-                    now: u32::try_from(now).unwrap_or(u32::MAX),
-                    receiving: given.ends.receiving,
-                    option: &given.option(),
-                    hops: &hops,
-                };
-                let none = || Refusal::Internal(anyhow::anyhow!("a segment has no room in an answer"));
-                Reply::Given(reply).encode().ok_or_else(none)
-            }
-            Err(refusal) => {
-                if let Refusal::Denied(explanation, _) = &refusal {
-                    tracing::debug!("denied: {}", explanation.text);
-                    note(Outcome::Denied(explanation.text.clone()))?;
-                }
-                Err(refusal)
-            }
-        }
+    fn refuse(&self, refusal: Refusal) -> [u8; REPLY_LEN] {
+        let (reason, text) = told(refusal);
+        count(&self.datagrams.counts.refused[reason as usize - 1]);
+        // A text that fits always has room.
+        Reply::Refused { reason, text: fitting(&text) }.encode().unwrap_or([0xff; REPLY_LEN])
     }
+}
+
+fn encode(given: &Given, now: u64) -> Result<[u8; REPLY_LEN], Refusal> {
+    let hops: Vec<_> = given.hops.iter().map(Ipv6Addr::octets).collect();
+    let reply = GivenReply {
+        vni: given.vni,
+        now: u32::try_from(now).unwrap_or(u32::MAX),
+        receiving: given.ends.receiving,
+        option: &given.option(),
+        hops: &hops,
+    };
+    let none = || Refusal::Internal(anyhow::anyhow!("a segment has no room in an answer"));
+    Reply::Given(reply).encode().ok_or_else(none)
 }
 
 fn count(counter: &AtomicU64) {

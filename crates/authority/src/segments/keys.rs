@@ -3,17 +3,18 @@
 use anyhow::Result;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use wire::{Epoch, ProofKey};
 
 /// Epochs whose keys are kept: of what is given, and of what is answered.
 const EPOCHS: usize = 3;
 
-/// The keys, by epoch and authority's address, and by verifier. Has no `Debug`.
+/// The keys, by epoch and authority's address, and by the verifiers of a path. Has no `Debug`.
 #[derive(Default)]
-pub struct Keys(RwLock<HashMap<Of, HashMap<String, ProofKey>>>);
+pub struct Keys(RwLock<HashMap<Of, OfPaths>>);
 
 type Of = (u64, IpAddr);
+type OfPaths = HashMap<Vec<String>, Arc<[ProofKey]>>;
 
 impl Keys {
     /// The keys of these verifiers; those that are not there are made.
@@ -23,29 +24,22 @@ impl Keys {
         authority: IpAddr,
         epoch: Epoch,
         make: impl Fn(&str) -> Result<ProofKey>,
-    ) -> Result<Vec<ProofKey>> {
+    ) -> Result<Arc<[ProofKey]>> {
         let of = (epoch.0, authority);
-        let kept = |keys: &HashMap<Of, HashMap<String, ProofKey>>| {
-            let keys = keys.get(&of)?;
-            verifiers.iter().map(|verifier| keys.get(verifier).cloned()).collect::<Option<Vec<_>>>()
-        };
-        if let Some(keys) = kept(&self.0.read().unwrap_or_else(PoisonError::into_inner)) {
-            return Ok(keys);
+        let kept = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(keys) = kept.get(&of).and_then(|keys| keys.get(verifiers)) {
+            return Ok(keys.clone());
         }
+        drop(kept);
+        // Made under the lock: who forgets them forgets what is being made, too.
         let mut keys = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let made: Arc<[_]> = verifiers.iter().map(|verifier| make(verifier)).collect::<Result<_>>()?;
         if keys.len() >= EPOCHS && !keys.contains_key(&of) {
             let oldest = keys.keys().min().copied();
             oldest.map(|oldest| keys.remove(&oldest));
         }
-        let of_epoch = keys.entry(of).or_default();
-        let mut found = Vec::with_capacity(verifiers.len());
-        for verifier in verifiers {
-            if !of_epoch.contains_key(verifier) {
-                of_epoch.insert(verifier.clone(), make(verifier)?);
-            }
-            found.extend(of_epoch.get(verifier).cloned());
-        }
-        Ok(found)
+        keys.entry(of).or_default().insert(verifiers.to_owned(), made.clone());
+        Ok(made)
     }
 
     /// Other keys are in force.

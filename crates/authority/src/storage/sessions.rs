@@ -32,6 +32,11 @@ impl Session {
     pub fn subject(&self, source: IpAddr) -> Subject<'_> {
         Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source: Some(source) }
     }
+
+    /// Whether who asks in it is what they were at another time.
+    pub(crate) fn allows_as(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other) || (&self.groups, &self.tags) == (&other.groups, &other.tags)
+    }
 }
 
 /// Whose a session is.

@@ -26,13 +26,24 @@ impl Window {
             if counter - self.highest >= WIDTH {
                 self.bits = [0; WORDS];
             } else {
-                for passed in self.highest + 1..counter {
-                    self.set(passed, false);
-                }
+                self.forget(self.highest + 1, counter);
             }
             self.highest = counter;
         }
         self.set(counter, true);
+    }
+
+    /// Takes the counters from the first to before the second for new: fewer than [`WIDTH`].
+    fn forget(&mut self, first: u64, end: u64) {
+        let mut counter = first;
+        while counter < end {
+            let (word, bit) = place(counter);
+            let next = end.min((counter | 63).saturating_add(1));
+            // All bits of the word from this one to before the next.
+            let passed = (u64::MAX >> (64 - (next - counter))) * bit;
+            self.bits[word] &= !passed;
+            counter = next;
+        }
     }
 
     fn has(&self, counter: u64) -> bool {

@@ -14,7 +14,7 @@ impl Decision<'_> {
             Self::NoReceiver => (None, None),
             Self::DefaultDeny { receiver } => (Some(&receiver.name), None),
             Self::Denied { receiver, rule } | Self::Allowed(Permit { receiver, rule, .. }) => {
-                (Some(&receiver.name), Some(rule.label()))
+                (Some(&receiver.name), Some(rule.label().to_string()))
             }
         };
         let place = Place(&request.to);

@@ -84,7 +84,7 @@ fn fault_after(addition: &str) -> String {
 fn an_allowed_person_gets_a_permit_with_the_deciding_rule() {
     let policy = policy();
     let permit = permit(&policy, "alice", &to("203.0.113.10", 6, 22));
-    assert_eq!(permit.rule.label(), "policy.toml:23 staff may use git");
+    assert_eq!(&**permit.rule.label(), "policy.toml:23 staff may use git");
     assert_eq!(permit.receiver.name, "git");
     assert_eq!(permit.rule.terms.lifetime, 300);
     assert_eq!(permit.scope, Scope { prefix: "203.0.113.10/32".parse().unwrap(), service: Some((6, 22)) });
@@ -94,7 +94,7 @@ fn an_allowed_person_gets_a_permit_with_the_deciding_rule() {
 fn deny_wins_over_an_earlier_allow() {
     let policy = policy();
     let Decision::Denied { receiver, rule } = policy.decide(&ask("bob", &to("203.0.113.10", 6, 22))) else { panic!() };
-    assert_eq!((receiver.name.as_str(), rule.number, rule.label().as_str()), ("git", 2, "policy.toml:29 rule 2"));
+    assert_eq!((receiver.name.as_str(), rule.number, &**rule.label()), ("git", 2, "policy.toml:29 rule 2"));
 }
 
 #[test]

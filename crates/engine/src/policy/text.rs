@@ -259,7 +259,7 @@ fn service(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<Service> {
 }
 
 fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy, max_lifetime: u32) {
-    let (mut names, file) = (BTreeMap::new(), Arc::<str>::from(FILE));
+    let mut names = BTreeMap::new();
     for (index, fields) in root.tables(reader, "rules", "a rule", RULE_KEYS).into_iter().enumerate() {
         if reader.is_full() {
             break;
@@ -299,10 +299,10 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
         } else if said.is_some() {
             check_width(reader, &to, policy, terms);
         }
-        policy.rules.push(Rule {
+        let mut rule = Rule {
             number: index + 1,
             line,
-            file: file.clone(),
+            label: Arc::default(),
             name: name.map(|name| name.get_ref().to_string()),
             action,
             priority: u16::try_from(priority).unwrap_or(u16::MAX),
@@ -310,7 +310,9 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
             when: when::read(reader, &fields),
             to: to.into_iter().map(|(index, _)| index).collect(),
             terms,
-        });
+        };
+        rule.label = rule.label_in(FILE);
+        policy.rules.push(rule);
     }
 }
 

@@ -138,7 +138,7 @@ impl std::fmt::Display for Who {
 }
 
 fn reason(rule: &Rule, why: String) -> Reason {
-    Reason { rule: rule.label(), action: rule.action.name(), priority: rule.priority, why }
+    Reason { rule: rule.label().to_string(), action: rule.action.name(), priority: rule.priority, why }
 }
 
 fn grant(permit: &super::Permit<'_>) -> String {
