@@ -17,8 +17,8 @@ use crate::{Directory, now};
 use anyhow::{Context, Result};
 use book::{Book, Entry};
 use engine::api::{AnswerRequest, Event, Explanation, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
-use engine::networks::{MOST_TEXT, Networks, Path};
-use engine::policy::{Compiled, Decision, Permit, Request, place};
+use engine::networks::{Located, MOST_TEXT, Networks, Path};
+use engine::policy::{Compiled, Decision, Permit, Request, Subject, place};
 use engine::segment::{Give, GiveError, Given, Giver};
 use keys::Keys;
 use std::fs;
@@ -49,6 +49,9 @@ impl Segments {
     pub(crate) fn describe(&self, networks: Networks, policy: &Compiled) {
         for (name, _) in policy.policy().networks().filter(|(name, _)| networks.vni(name).is_none()) {
             tracing::warn!(network = name, "the policy has receivers in a network that networks.toml doesn't have");
+        }
+        for group in networks.groups().into_iter().filter(|group| !policy.policy().has_group(group)) {
+            tracing::warn!(group, "networks.toml has senders asked for by a group that the policy doesn't have");
         }
         *self.networks.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(networks);
         self.keys.forget();
@@ -196,10 +199,17 @@ impl Authority {
             return Err(cant(format!("there is no network `{}`", network.escape_debug())));
         };
         // Who may put packets in for a sender is not the sender's to say.
-        if networks.place(vni, sender).is_none_or(|place| place.endpoint != sending) {
+        let located = networks.located(vni, sender).filter(|located| located.place.endpoint == sending);
+        let Some(located) = located else {
             return Err(cant(format!("{sender} of network `{network}` is not behind the endpoint {sending}")));
+        };
+        let subject = session.subject(sender);
+        if !may_ask(policy, &subject, located) {
+            return Err(cant(format!(
+                "only others may ask for {sender} of network `{network}` (networks.toml, asked_by)"
+            )));
         }
-        let permit = permitted(policy, network, &Request { subject: session.subject(sender), to, now })?;
+        let permit = permitted(policy, network, &Request { subject, to, now })?;
         let Some(receiving) = networks.place(vni, receiver) else {
             return Err(cant(format!("it is not known where {receiver} of network `{network}` is")));
         };
@@ -263,9 +273,11 @@ impl Authority {
         let now = now();
         let may_live = |token: &TokenHash, vni: Vni, given: &book::Key, entry: &Entry| {
             let Some(session) = self.session(token) else { return false };
-            let request = Request { subject: session.subject(given.sender), to: entry.to, now };
+            let subject = session.subject(given.sender);
+            let is_right = |from: &Located| from.place.endpoint == entry.sending && may_ask(policy, &subject, from);
+            let request = Request { subject, to: entry.to, now };
             networks.vni(&entry.network) == Some(vni)
-                && networks.place(vni, given.sender).is_some_and(|place| place.endpoint == entry.sending)
+                && networks.located(vni, given.sender).is_some_and(is_right)
                 && networks.place(vni, entry.to.address) == Some(entry.place)
                 && permitted(policy, &entry.network, &request).is_ok_and(|permit| given.is_within(&permit))
         };
@@ -346,6 +358,11 @@ impl book::Key {
 /// Where to somebody asks to send.
 pub(crate) fn to_of(question: &Question<'_>) -> Destination {
     Destination { address: question.receiver, protocol: question.protocol, port: question.port }
+}
+
+/// Whether somebody may ask for segments for an address to send by.
+fn may_ask(policy: &Compiled, subject: &Subject<'_>, located: &Located) -> bool {
+    located.asked_by.as_ref().is_none_or(|these| policy.policy().is_among(subject, these))
 }
 
 /// Leave to send in a network.

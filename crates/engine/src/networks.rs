@@ -2,7 +2,7 @@
 //! the way from one endpoint to another (wire.md §8.1). Who may send is the policy's to say.
 
 use crate::document::{Faults, Fields, Reader, hint, texts};
-use crate::policy::name_is_valid;
+use crate::policy::{Who, name_is_valid};
 use crate::segment::Place;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,9 +24,18 @@ pub struct Networks {
     vnis: BTreeMap<String, Vni>,
     names: BTreeMap<Vni, String>,
     /// Of each network.
-    places: BTreeMap<Vni, Prefixes<Place>>,
+    places: BTreeMap<Vni, Prefixes<Located>>,
     /// To each receiving endpoint, by where the sending one is.
     paths: BTreeMap<IpAddr, Prefixes<Path>>,
+}
+
+/// Where an address is, and who may ask for segments for it to send by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Where it is.
+    pub place: Place,
+    /// Persons, groups and tags; without it, whoever is logged in.
+    pub asked_by: Option<Vec<Who>>,
 }
 
 /// The way to a receiving endpoint.
@@ -103,12 +112,27 @@ impl Networks {
 
     /// Where an address of a network is.
     pub fn place(&self, vni: Vni, address: IpAddr) -> Option<Place> {
-        self.places.get(&vni)?.around(address).copied()
+        self.located(vni, address).map(|located| located.place)
+    }
+
+    /// Where an address of a network is, and who may ask for it.
+    pub fn located(&self, vni: Vni, address: IpAddr) -> Option<&Located> {
+        self.places.get(&vni)?.around(address)
     }
 
     /// The way from one endpoint to another.
     pub fn path(&self, sending: IpAddr, receiving: IpAddr) -> Option<&Path> {
         self.paths.get(&receiving)?.around(sending)
+    }
+
+    /// The groups that may ask for any sender.
+    pub fn groups(&self) -> BTreeSet<&str> {
+        let places = self.places.values().flat_map(|places| places.values.values());
+        let named = places.flat_map(|located| located.asked_by.iter().flatten()).filter_map(|who| match who {
+            Who::Group(group) => Some(group.as_str()),
+            _ => None,
+        });
+        named.collect()
     }
 
     /// The verifiers on any path.
@@ -135,7 +159,8 @@ impl Networks {
     }
 
     fn read_places(&mut self, reader: &mut Reader<'_>, root: &Fields<'_, '_>) {
-        for fields in root.tables(reader, "places", "a place", &["network", "address", "endpoint", "interface"]) {
+        let keys = ["network", "address", "endpoint", "interface", "asked_by"];
+        for fields in root.tables(reader, "places", "a place", &keys) {
             if reader.is_full() {
                 return;
             }
@@ -144,11 +169,12 @@ impl Networks {
             let endpoint = fields.required_text(reader, "endpoint").and_then(|text| address(reader, &text));
             fields.required(reader, "interface");
             let interface = fields.number(reader, "interface", 0, 0, u16::MAX.into());
+            let asked_by = fields.value("asked_by").map(|_| read_askers(reader, &fields));
             for text in addresses {
                 let Some(prefix) = prefix(reader, &text) else { continue };
                 let (Some(vni), Some(endpoint)) = (network, endpoint) else { continue };
                 let place = Place { endpoint, interface: InterfaceId(interface as u16) };
-                if !self.places.entry(vni).or_default().add(prefix, place) {
+                if !self.places.entry(vni).or_default().add(prefix, Located { place, asked_by: asked_by.clone() }) {
                     reader.fault(text.span(), format!("{prefix} of this network has a place already"));
                 }
             }
@@ -198,6 +224,25 @@ impl Networks {
         }
         found
     }
+}
+
+fn read_askers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Who> {
+    let words = fields.required_texts(reader, "asked_by");
+    let who = words.iter().filter_map(|word| {
+        let who = word.get_ref().split_once(':').filter(|(_, name)| name_is_valid(name));
+        let who = who.and_then(|(kind, name)| match kind {
+            "person" => Some(Who::Person(name.to_string())),
+            "group" => Some(Who::Group(name.to_string())),
+            "tag" => Some(Who::Tag(name.to_string())),
+            _ => None,
+        });
+        if who.is_none() {
+            let kinds = "\"person:NAME\", \"group:NAME\", \"tag:NAME\"";
+            reader.fault(word.span(), format!("`{}` is none of {kinds}", word.get_ref().escape_debug()));
+        }
+        who
+    });
+    who.collect()
 }
 
 fn read_verifiers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<String> {
@@ -338,6 +383,21 @@ suite = "siphash"
         assert_eq!((at(blue, "10.0.0.7"), at(red, "10.0.0.7")), (Some(2), Some(3)));
         assert_eq!((at(blue, "fd00::7"), at(red, "fd00::7"), at(red, "10.0.0.1")), (Some(2), None, None));
         assert_eq!((networks.name(blue), networks.name(Vni::new(7).unwrap())), (Some("blue"), None));
+    }
+
+    #[test]
+    fn a_place_says_who_may_ask_for_it() {
+        let asked_by = |names: &str| TEXT.replacen("interface = 2", &format!("interface = 2\nasked_by = {names}"), 1);
+        let networks = Networks::parse(&asked_by(r#"["group:hosts", "person:tep-2", "tag:rack"]"#)).unwrap();
+        let blue = networks.vni("blue").unwrap();
+        let who = |address: &str| networks.located(blue, address.parse().unwrap()).unwrap().asked_by.clone();
+        let [group, person, tag] = ["hosts", "tep-2", "rack"].map(str::to_owned);
+        assert_eq!(who("10.0.0.7"), Some(vec![Who::Group(group), Who::Person(person), Who::Tag(tag)]));
+        assert_eq!((who("10.0.0.1"), networks.groups().len()), (None, 1));
+        for wrong in ["\"everyone\"", "\"hosts\"", "\"group:a b\"", "[\"address:10.0.0.7\"]"] {
+            assert!(faults(&asked_by(wrong)).contains("is none of \"person:NAME\""), "{wrong}");
+        }
+        assert!(["7", "[]"].iter().all(|wrong| Networks::parse(&asked_by(wrong)).is_err()));
     }
 
     #[test]

@@ -314,6 +314,11 @@ impl Policy {
         self.groups.values().flatten().map(String::as_str).chain(named).collect()
     }
 
+    /// Whether it has a group of this name.
+    pub fn has_group(&self, group: &str) -> bool {
+        self.groups.contains_key(group)
+    }
+
     /// Whether somebody is in a group, by the policy or by their login.
     pub fn is_in(&self, subject: &Subject<'_>, group: &str) -> bool {
         subject.groups.iter().any(|own| own == group)
@@ -326,7 +331,12 @@ impl Policy {
     }
 
     fn is_about(&self, rule: &Rule, subject: &Subject<'_>) -> bool {
-        rule.who.iter().any(|who| match who {
+        self.is_among(subject, &rule.who)
+    }
+
+    /// Whether somebody is one of these.
+    pub fn is_among(&self, subject: &Subject<'_>, these: &[Who]) -> bool {
+        these.iter().any(|who| match who {
             Who::Everyone => true,
             Who::Person(named) => named == subject.person,
             Who::Group(group) => self.is_in(subject, group),

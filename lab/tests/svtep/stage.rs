@@ -99,7 +99,9 @@ impl Core {
         );
         let endpoint = self::address(host.number);
         self.networks += &format!(
-            "[[places]]\nnetwork = \"{name}\"\naddress = \"{address}\"\nendpoint = \"{endpoint}\"\ninterface = {id}\n"
+            "[[places]]\nnetwork = \"{name}\"\naddress = \"{address}\"\nendpoint = \"{endpoint}\"\ninterface = {id}\n\
+             asked_by = \"person:host-{}\"\n",
+            host.number
         );
         Ok(Tenant { net, address: address.parse()? })
     }

@@ -252,6 +252,29 @@ async fn a_fixed_path_is_given_with_its_hops_and_answered_to_who_shows_them() {
 }
 
 #[tokio::test]
+async fn who_may_ask_for_a_sender_is_the_operators_to_say() {
+    let stage = tenants().await;
+    let (alice, bob) = (stage.login("alice").await, stage.login("bob").await);
+    let verifier = stage.verifier("edge-1").await;
+    let mut guard = events(&verifier).await;
+    let segment = alice.segment(&request("blue", 22)).await.unwrap();
+    assert!(bob.segment(&request("blue", 22)).await.is_ok(), "whoever is logged in, where nobody is named");
+
+    let networks = |who: &str| NETWORKS.replacen("interface = 5", &format!("interface = 5\nasked_by = \"{who}\""), 1);
+    std::fs::write(stage.directory.path().join("networks.toml"), networks("person:bob")).unwrap();
+    stage.apply(TENANTS).await.unwrap();
+    let refused = problem(alice.segment(&request("blue", 22)).await);
+    assert!(refused.r#type == "no_segment" && refused.title.contains("only others may ask"), "{}", refused.title);
+    let statements = withdrawn(&mut guard).await;
+    assert_eq!(u64::from(statements[0].until), segment.expires, "what others were given before is void");
+    assert!(bob.segment(&request("blue", 22)).await.is_ok());
+
+    std::fs::write(stage.directory.path().join("networks.toml"), networks("group:staff")).unwrap();
+    stage.apply(TENANTS).await.unwrap();
+    assert!(alice.segment(&request("blue", 22)).await.is_ok());
+}
+
+#[tokio::test]
 async fn consent_that_a_policy_takes_away_is_withdrawn_at_once() {
     let stage = tenants().await;
     let (alice, verifier) = (stage.login("alice").await, stage.verifier("edge-2").await);
