@@ -53,6 +53,16 @@ impl Asker {
         Self { authority, state: Arc::default() }
     }
 
+    /// Whose session it asks in.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// Has a line before the first question comes.
+    pub async fn ready(&self) {
+        self.line().await;
+    }
+
     /// Asks for a path segment of a virtual network: as [`Authority::segment`], but sooner answered.
     pub async fn segment(&self, request: &SegmentRequest) -> Result<PathSegment, Error> {
         let Some(question) = question(request) else { return self.authority.segment(request).await };
@@ -159,7 +169,9 @@ impl Ends {
                 Ok(length) => {
                     let opened = room.get_mut(..length).and_then(|answer| self.key.open_answer(answer));
                     let Some((counter, reply)) = opened else { continue };
-                    self.answered.store(true, Ordering::Relaxed);
+                    if !self.answered.swap(true, Ordering::Relaxed) {
+                        tracing::info!("the authority answers by UDP");
+                    }
                     if let Some(waiting) = self.waiting().remove(&counter) {
                         let _ = waiting.try_send(*reply);
                     }

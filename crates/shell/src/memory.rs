@@ -4,8 +4,8 @@
 use std::fs;
 use std::io;
 
-/// Regions smaller than this are left as they are, bytes.
-const LEAST: usize = 64 << 20;
+/// Regions smaller than this are left as they are, bytes: threads' stacks are. A thread's heaps have somewhat less than 64 MiB.
+const LEAST: usize = 16 << 20;
 /// What is asked for at a time: others that change the process's memory wait for so much.
 const STEP: usize = 32 << 20;
 /// A huge page where the kernel doesn't say, bytes.
@@ -21,10 +21,13 @@ struct Region {
 
 /// Asks the kernel to put this process's large, private memory into huge pages: now, and what it could not now, later.
 ///
-/// Gives how many bytes were put there now. It is none where the kernel can't (before Linux 6.1, or built without), or the
-/// process has little memory. What is allocated afterwards is as the system's setting says
-/// (`/sys/kernel/mm/transparent_hugepage/enabled`).
+/// Gives how many bytes were put there now. It is none where the kernel can't (before Linux 6.1, or built without) or must not
+/// (`never` in `/sys/kernel/mm/transparent_hugepage/enabled`), or the process has little memory. What is allocated elsewhere
+/// afterwards is as that setting says.
 pub fn into_huge_pages() -> io::Result<usize> {
+    if fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").is_ok_and(|text| text.contains("[never]")) {
+        return Ok(0);
+    }
     let page = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size");
     let page = page.ok().and_then(|size| size.trim().parse().ok()).unwrap_or(USUAL);
     let mut put = 0;
@@ -34,8 +37,8 @@ pub fn into_huge_pages() -> io::Result<usize> {
             continue;
         }
         let (start, end) = (region.start.next_multiple_of(page), region.end / page * page);
-        for step in (start..end).step_by(STEP) {
-            let length = STEP.min(end - step);
+        for step in (start..end).step_by(STEP.max(page)) {
+            let length = STEP.max(page).min(end - step);
             if !advise(step, length, libc::MADV_HUGEPAGE) {
                 break;
             }
@@ -45,7 +48,7 @@ pub fn into_huge_pages() -> io::Result<usize> {
     Ok(put)
 }
 
-/// The private regions without a file that may be read and written: heaps, and not stacks.
+/// The private regions without a file that may be read and written: heaps, and threads' stacks.
 fn regions(smaps: &str) -> Vec<Region> {
     let mut regions = Vec::new();
     let mut is_ours = false;
@@ -88,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_heaps_are_found() {
+    fn heaps_are_found_and_what_is_of_files_is_not() {
         let smaps = "\
             00400000-00500000 r-xp 00000000 fe:00 77 /usr/bin/authority\nRss: 4 kB\n\
             01000000-05000000 rw-p 00000000 00:00 0 [heap]\nSize: 65536 kB\nRss:               65000 kB\nVmFlags: rd wr\n\
@@ -100,14 +103,20 @@ mod tests {
         assert_eq!(found, [region(0x0100_0000, 0x0500_0000, 65_000), region(0x7f00_0010_0000, 0x7f00_0800_0000, 12)]);
     }
 
+    /// As a policy is that comes into force: many small pieces, allocated by a thread.
     #[test]
     fn what_memory_holds_stays() {
-        let numbers: Vec<u64> = (0..(4 * LEAST as u64 / 8)).collect();
+        let pieces = |each: u64| (0..each).map(|number| vec![number; 1000].into_boxed_slice()).collect::<Vec<_>>();
+        let held = std::thread::spawn(move || pieces(32_000)).join().expect("pieces");
         let put = into_huge_pages().expect("its own memory");
-        assert!(numbers.iter().zip(0..).all(|(number, at)| *number == at));
+        assert!(held.iter().zip(0..).all(|(piece, number)| piece.iter().all(|held| *held == number)));
+        let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
         let version: Vec<u32> = kernel.split(['.', '-']).take(2).filter_map(|part| part.parse().ok()).collect();
-        let can = fs::exists("/sys/kernel/mm/transparent_hugepage").unwrap_or(false) && version >= vec![6, 1];
-        assert!(!can || put >= 2 * LEAST, "{put} bytes were put into huge pages");
+        // How much is the kernel's to say: where memory is in pieces, there may be few huge pages.
+        if !setting.is_empty() && !setting.contains("[never]") && version >= vec![6, 1] {
+            println!("{put} bytes of some 256 MB were put into huge pages");
+            assert!(put > 0, "nothing was put into huge pages");
+        }
     }
 }

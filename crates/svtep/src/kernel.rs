@@ -121,8 +121,9 @@ impl Kernel {
 
     /// Whether the programs were loaded with the authority's times, and for the underlay as it is.
     pub fn is_loaded_for(&self, cache: &Cache) -> bool {
-        let there = Interface::named(&self.underlay.name);
-        self.whole && self.config == config(cache) && there.is_ok_and(|there| there == self.underlay)
+        let is_same =
+            |there: Interface| there == self.underlay && (self.settings.mtu.is_some() || there.mtu() == Some(self.mtu));
+        self.whole && self.config == config(cache) && Interface::named(&self.underlay.name).is_ok_and(is_same)
     }
 
     /// Loads the programs anew; attachments and tables go over.

@@ -4,7 +4,7 @@
 use crate::directory::{Directory, Kept};
 use crate::now;
 use anyhow::{Context, Result, ensure};
-use client::{Authority, Error};
+use client::{Asker, Authority, Error};
 use engine::api::{Event, ServiceKey, Withdrawal};
 use std::fs::File;
 use std::io::Read;
@@ -36,8 +36,8 @@ pub enum News {
 /// How a session stands.
 #[derive(Clone, Default)]
 pub struct Standing {
-    /// The authority as its caller, where it is logged in.
-    pub authority: Option<Authority>,
+    /// Who asks for it, where it is logged in.
+    pub asker: Option<Asker>,
     /// When it ends, Unix seconds.
     pub expires: u64,
     /// What is wrong, if something is.
@@ -142,13 +142,13 @@ impl Keeper {
                 },
             };
             let authority = self.caller.with_token(&session.token);
-            let standing = Standing { authority: Some(authority.clone()), expires: session.lasts.1, trouble: None };
-            self.changes.send_replace(standing);
+            self.changes.send_replace(Standing { asker: None, expires: session.lasts.1, trouble: None });
+            self.ask_anew(&authority);
             tracing::info!(service, until = session.lasts.1, "logged in");
             let began = Instant::now();
             match self.follow(&authority, &session).await {
                 // The next one takes over; this one runs out by itself, and with it what was given in it.
-                End::Due => {}
+                End::Due => pause = PAUSES.0,
                 End::Over(why) => {
                     tracing::info!(service, "the session has ended: {why}");
                     let _ = self.directory.set_session(&service, None);
@@ -174,12 +174,20 @@ impl Keeper {
         Ok(kept)
     }
 
+    /// Questions go out on a line that is asked for now.
+    fn ask_anew(&self, authority: &Authority) {
+        let asker = Asker::new(authority.clone());
+        self.changes.send_modify(|standing| standing.asker = Some(asker.clone()));
+        tokio::spawn(async move { asker.ready().await });
+    }
+
     async fn follow(&self, authority: &Authority, session: &Kept) -> End {
         let mut events = authority.events();
         let mut trouble = events.trouble();
         let due = due(session).saturating_sub(now());
         let due = sleep(Duration::from_secs(due));
         tokio::pin!(due);
+        let mut has_begun = false;
         loop {
             let event = tokio::select! {
                 event = events.next() => event,
@@ -192,7 +200,14 @@ impl Keeper {
             };
             let news = match event {
                 Ok(Event::Withdrawn { withdrawn }) => News::Withdrawn(withdrawn),
-                Ok(Event::Hello | Event::Policy) => News::Changed,
+                Ok(Event::Policy) => News::Changed,
+                Ok(Event::Hello) => {
+                    // An authority that was restarted knows nothing of lines that it gave before.
+                    if std::mem::replace(&mut has_begun, true) {
+                        self.ask_anew(authority);
+                    }
+                    News::Changed
+                }
                 Ok(Event::LoggedOut) => return End::Over("the authority ended it".to_owned()),
                 Ok(_) => continue,
                 Err(error) => return End::Over(error.to_string()),

@@ -59,7 +59,7 @@ impl Core {
         core.forward()?;
         veth(&core, "auth", "198.51.100.254/24", &host, "eth0", &format!("{AUTHORITY}/24"))?;
         host.route("default", "198.51.100.254")?;
-        let authority = Authority::make(&host, "", "", &[])?;
+        let authority = Authority::make(&host, "", &format!("segments = \"{AUTHORITY}:8443\"\n"), &[])?;
         let networks = "authority = \"198.51.100.10\"\n".to_owned();
         Ok(Self { authority, _host: host, core, networks })
     }

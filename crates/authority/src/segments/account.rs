@@ -7,7 +7,7 @@ use crate::state::Authority;
 use crate::storage::{AuditEvent, Session, TokenHash};
 use anyhow::Result;
 use engine::policy::place;
-use std::collections::HashMap;
+use std::collections::{HashMap, hash_map};
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +15,8 @@ use wire::{Destination, Vni};
 
 /// Entries that wait at a time: some 30 MB.
 const MOST: usize = 65_536;
+/// Of one person or service account, in all sessions.
+const MOST_OF_PERSON: usize = MOST / 8;
 /// Entries that are written in one transaction: other work of the database waits for them.
 const TOGETHER: usize = 1024;
 
@@ -25,7 +27,9 @@ pub struct Account(Mutex<Waiting>);
 #[derive(Default)]
 struct Waiting {
     given: HashMap<Given, (Box<Details>, u64)>,
-    denied: HashMap<Denied, (Arc<Session>, u64)>,
+    of_persons: HashMap<String, usize>,
+    /// Few: what is written of denials is limited before.
+    denied: Vec<AuditEvent>,
 }
 
 /// Who got a segment for what, by which rule.
@@ -52,17 +56,6 @@ pub struct Details {
     pub rule: Arc<str>,
 }
 
-/// Who got none, and why.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Denied {
-    /// Who asked.
-    pub token: TokenHash,
-    /// From where.
-    pub source: IpAddr,
-    /// Why.
-    pub why: String,
-}
-
 /// There is no room.
 pub struct Full;
 
@@ -86,6 +79,7 @@ impl Hash for Given {
         let [high, low] = port.to_be_bytes();
         state.write_u32(u32::from_be_bytes([0, protocol, high, low]));
         [self.sender, address].map(octets).iter().for_each(|address| state.write(address));
+        state.write(&octets(self.source));
         state.write(&self.token[..16]);
     }
 }
@@ -98,28 +92,29 @@ impl Account {
             *count += 1;
             return Ok(());
         }
-        waiting.has_room()?;
-        waiting.given.insert(given, (Box::new(details()), 1));
+        let details = details();
+        let of_person = waiting.of_persons.get(&details.session.person).copied().unwrap_or_default();
+        if waiting.len() >= MOST || of_person >= MOST_OF_PERSON {
+            return Err(Full);
+        }
+        waiting.add(given, Box::new(details), 1);
         Ok(())
     }
 
     /// Notes that none is.
-    pub fn denied(&self, denied: Denied, session: &Arc<Session>) -> Result<(), Full> {
+    pub fn denied(&self, denied: AuditEvent) -> Result<(), Full> {
         let mut waiting = self.lock();
-        if let Some((_, count)) = waiting.denied.get_mut(&denied) {
-            *count += 1;
-            return Ok(());
+        if waiting.len() >= MOST {
+            return Err(Full);
         }
-        waiting.has_room()?;
-        waiting.denied.insert(denied, (session.clone(), 1));
+        waiting.denied.push(denied);
         Ok(())
     }
 
     fn take(&self) -> Taken<'_> {
-        let Waiting { given, denied } = std::mem::take(&mut *self.lock());
+        let Waiting { given, denied, .. } = std::mem::take(&mut *self.lock());
         let given = given.into_iter().map(|(given, (details, count))| Entry::Given(given, details, count));
-        let denied = denied.into_iter().map(|(denied, (session, count))| Entry::Denied(denied, session, count));
-        Taken { of: self, entries: given.chain(denied).collect() }
+        Taken { of: self, entries: given.chain(denied.into_iter().map(Entry::Denied)).collect() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -128,15 +123,25 @@ impl Account {
 }
 
 impl Waiting {
-    fn has_room(&self) -> Result<(), Full> {
-        if self.given.len() + self.denied.len() < MOST { Ok(()) } else { Err(Full) }
+    fn len(&self) -> usize {
+        self.given.len() + self.denied.len()
+    }
+
+    fn add(&mut self, given: Given, details: Box<Details>, count: u64) {
+        match self.given.entry(given) {
+            hash_map::Entry::Occupied(mut noted) => noted.get_mut().1 += count,
+            hash_map::Entry::Vacant(room) => {
+                *self.of_persons.entry(details.session.person.clone()).or_default() += 1;
+                room.insert((details, count));
+            }
+        }
     }
 }
 
 /// What is written down as one entry, and how often it came.
 enum Entry {
     Given(Given, Box<Details>, u64),
-    Denied(Denied, Arc<Session>, u64),
+    Denied(AuditEvent),
 }
 
 /// What is being written down. Dropped before it is, it waits on: rather twice in the trail than not at all.
@@ -150,10 +155,8 @@ impl Drop for Taken<'_> {
         let mut waiting = self.of.lock();
         for entry in self.entries.drain(..) {
             match entry {
-                Entry::Given(given, details, count) => waiting.given.entry(given).or_insert((details, 0)).1 += count,
-                Entry::Denied(denied, session, count) => {
-                    waiting.denied.entry(denied).or_insert((session, 0)).1 += count
-                }
+                Entry::Given(given, details, count) => waiting.add(given, details, count),
+                Entry::Denied(denied) => waiting.denied.push(denied),
             }
         }
     }
@@ -165,13 +168,6 @@ impl Given {
         let detail = format!("network {network}: {} to {}{times}", self.sender, place(&self.to));
         let event = AuditEvent::new("segment").person(&session.person).device(&session.device).source(self.source);
         event.receiver(receiver).rule(rule).detail(detail)
-    }
-}
-
-impl Denied {
-    fn event(&self, session: &Session) -> AuditEvent {
-        let event = AuditEvent::new("denied").person(&session.person).device(&session.device);
-        event.source(self.source).detail(&self.why)
     }
 }
 
@@ -188,18 +184,69 @@ impl Authority {
     }
 
     async fn write_account(&self, entries: &[Entry]) -> Result<()> {
-        let mut events = Vec::with_capacity(entries.len());
-        for entry in entries {
-            match entry {
-                Entry::Given(given, details, count) => events.push(given.event(details, *count)),
-                // Counted one by one, and only the first few of a minute are written: strangers can cause them at will.
-                Entry::Denied(denied, session, count) => {
-                    let event = denied.event(session);
-                    let written = (0..*count).filter(|_| self.is_to_be_written(&event)).count();
-                    events.extend(std::iter::repeat_n(event, written));
-                }
-            }
-        }
+        let event = |entry: &Entry| match entry {
+            Entry::Given(given, details, count) => given.event(details, *count),
+            Entry::Denied(denied) => denied.clone(),
+        };
+        let events: Vec<_> = entries.iter().map(event).collect();
         self.storage.call(move |database| database.audit_all(&events, now())).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn session(person: &str) -> Arc<Session> {
+        let (person, device) = (person.to_owned(), "rack".to_owned());
+        Arc::new(Session { person, device, expires: u64::MAX, tags: Vec::new(), groups: Vec::new(), ends: None })
+    }
+
+    fn note(account: &Account, person: &str, number: u32, rule: &Arc<str>) -> Result<(), Full> {
+        let (source, sender) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from(number.to_be_bytes()));
+        let to = Destination { address: IpAddr::from([10, 0, 0, 7]), protocol: 6, port: 443 };
+        let (token, vni, rule_at) = ([1; 32], Vni::from([0, 0, 1]), Arc::as_ptr(rule).addr());
+        let (network, receiver) = ("blue".to_owned(), "web".to_owned());
+        let details = || Details { session: session(person), network, receiver, rule: rule.clone() };
+        account.given(Given { token, source, vni, sender, to, rule: rule_at }, details)
+    }
+
+    fn counts(account: &Account) -> Vec<(String, u64)> {
+        let taken = account.take();
+        let count = |entry: &Entry| match entry {
+            Entry::Given(_, details, count) => (details.rule.to_string(), *count),
+            Entry::Denied(_) => ("denied".into(), 1),
+        };
+        let mut counts: Vec<_> = taken.entries.iter().map(count).collect();
+        counts.sort();
+        counts
+    }
+
+    #[test]
+    fn the_same_again_is_counted_and_another_rule_is_another_entry() {
+        let (account, [one, other]) = (Account::default(), ["a", "b"].map(Arc::from));
+        for (number, rule) in [(1, &one), (1, &one), (1, &other), (2, &one)] {
+            assert!(note(&account, "alice", number, rule).is_ok());
+        }
+        assert_eq!(counts(&account), [("a".into(), 1), ("a".into(), 2), ("b".into(), 1)]);
+    }
+
+    #[test]
+    fn what_was_not_written_waits_on_with_what_came_meanwhile() {
+        let (account, rule) = (Account::default(), Arc::from("a"));
+        assert!(note(&account, "alice", 1, &rule).is_ok() && account.denied(AuditEvent::new("denied")).is_ok());
+        let taken = account.take();
+        assert!(note(&account, "alice", 1, &rule).is_ok());
+        drop(taken);
+        assert_eq!(counts(&account), [("a".into(), 2), ("denied".into(), 1)]);
+    }
+
+    #[test]
+    fn one_account_leaves_room_for_others() {
+        let (account, rule) = (Account::default(), Arc::from("a"));
+        assert!((0..MOST_OF_PERSON as u32).all(|number| note(&account, "mallory", number, &rule).is_ok()));
+        assert!(note(&account, "mallory", u32::MAX, &rule).is_err(), "their share is used up");
+        assert!(note(&account, "mallory", 5, &rule).is_ok(), "what is there already takes no room");
+        assert!(note(&account, "alice", u32::MAX, &rule).is_ok());
     }
 }

@@ -1,11 +1,11 @@
 //! Answers requests for segments that come by UDP (wire.md §8.13): a thread that reads, decides, answers by the batch.
 
-use super::account::{self, Account, Denied, Details, Full};
+use super::account::{self, Account, Details, Full};
 use super::batch::{self, Answers, Batches};
 use super::{Asking, Refusal, to_of};
 use crate::problem::Problem;
 use crate::state::Authority;
-use crate::storage::{Session, TokenHash};
+use crate::storage::{AuditEvent, Session, TokenHash};
 use crate::{credentials, now};
 use anyhow::{Context, Result};
 use engine::api::Line;
@@ -195,7 +195,11 @@ impl Authority {
             }
             Err(Refusal::Denied(explanation, kind)) => {
                 tracing::debug!("denied: {}", explanation.text);
-                let noted = account.denied(Denied { token, source, why: explanation.text.clone() }, session);
+                let event = AuditEvent::new("denied").person(&session.person).device(&session.device);
+                // Counted by the person alone: a datagram's source is what whoever sends it says.
+                let written = self.is_to_be_written(&event);
+                let noted =
+                    if written { account.denied(event.source(source).detail(&explanation.text)) } else { Ok(()) };
                 noted.map_err(|Full| Refusal::TooMany).and(Err(Refusal::Denied(explanation, kind)))
             }
             Err(refusal) => Err(refusal),

@@ -1,10 +1,12 @@
 //! Datagrams by the batch: one system call for many, either way.
 
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg, sendmsg, setsockopt, sockopt};
+use nix::sys::socket::{
+    ControlMessage, MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg, sendmsg, setsockopt, sockopt,
+};
 use nix::sys::time::TimeVal;
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use wire::ask::{ANSWER_LEN, Answer, REQUEST_LEN};
 
@@ -30,6 +32,8 @@ pub struct Batches {
     rooms: Vec<Room>,
     /// What was received: from where, in which room, and how long it is. Those from one address are neighbours.
     from: Vec<(SocketAddr, usize, usize)>,
+    /// Whether the kernel takes apart what goes to one address (udp(7), UDP_SEGMENT).
+    takes_apart: bool,
 }
 
 /// Answers of a batch, and the places that they answer, which ascend.
@@ -49,11 +53,16 @@ impl Answers {
 
 /// A socket that batches can be received from.
 pub fn bind(address: SocketAddr) -> std::io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(address)?;
+    let is_missing = |error: &std::io::Error| error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32);
+    let socket = match UdpSocket::bind(address) {
+        // `[::]` takes IPv4, too; a host without IPv6 has the other spelling of "everywhere".
+        Err(error) if is_missing(&error) && address.ip().is_unspecified() => {
+            UdpSocket::bind((Ipv4Addr::UNSPECIFIED, address.port()))?
+        }
+        bound => bound?,
+    };
     setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(0, TURN))?;
     setsockopt(&socket, sockopt::RcvBuf, &ROOM)?;
-    // Answers to one address go out as one, which the kernel takes apart (udp(7), UDP_SEGMENT).
-    setsockopt(&socket, sockopt::UdpGsoSegment, &(ANSWER_LEN as i32))?;
     Ok(socket)
 }
 
@@ -61,7 +70,9 @@ impl Batches {
     /// Takes a socket over that [`bind`] made.
     pub fn new(socket: UdpSocket) -> Self {
         let [received, sent] = [(); 2].map(|()| MultiHeaders::preallocate(MOST, None));
-        Self { socket, received, sent, rooms: vec![[0; REQUEST_LEN + 1]; MOST], from: Vec::with_capacity(MOST) }
+        let rooms = vec![[0; REQUEST_LEN + 1]; MOST];
+        let takes_apart = setsockopt(&socket, sockopt::UdpGsoSegment, &(ANSWER_LEN as i32)).is_ok();
+        Self { socket, received, sent, rooms, from: Vec::with_capacity(MOST), takes_apart }
     }
 
     /// Receives what is there, or waits for one, but not for long: then there is none.
@@ -102,7 +113,7 @@ impl Batches {
         let to = |place: &usize| self.from.get(*place).map(|(from, ..)| *from);
         let mut end = 0;
         let (sent, messages): (Vec<_>, Vec<_>) = places
-            .chunk_by(|one, other| to(one) == to(other))
+            .chunk_by(|one, other| self.takes_apart && to(one) == to(other))
             .map(|places| {
                 let answers = &answers[end..end + places.len()];
                 end += places.len();
@@ -116,7 +127,7 @@ impl Batches {
                 // The first can't be sent; the others can.
                 Err(error) => {
                     tracing::debug!("answers could not be sent: {error}");
-                    if error == Errno::EIO {
+                    if matches!(error, Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE) {
                         self.send_apart(&message[0], first.as_ref());
                     }
                     done += 1;
@@ -125,11 +136,13 @@ impl Batches {
         }
     }
 
-    /// Sends one by one where the way there can't take datagrams apart: through IPsec.
+    /// Sends one by one where the way there takes nothing that would have to be taken apart, and refuses a single answer that
+    /// might be, too: through IPsec, over links with the smallest MTUs, and before Linux 6.11 through interfaces that leave
+    /// checksums to the kernel.
     fn send_apart(&self, answers: &[u8], to: Option<&SockaddrStorage>) {
         for answer in answers.chunks(ANSWER_LEN) {
-            let slice = [IoSlice::new(answer)];
-            if let Err(error) = sendmsg(self.socket.as_raw_fd(), &slice, &[], FLAGS, to) {
+            let (slice, whole) = ([IoSlice::new(answer)], [ControlMessage::UdpGsoSegments(&0)]);
+            if let Err(error) = sendmsg(self.socket.as_raw_fd(), &slice, &whole, FLAGS, to) {
                 tracing::debug!("an answer could not be sent: {error}");
             }
         }
@@ -140,8 +153,41 @@ impl Batches {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
-    use std::net::Ipv4Addr;
+    use std::process::Command;
     use std::time::Duration;
+
+    /// In a network of its own, whose packets are shorter than answers: they travel in fragments, if the kernel takes them.
+    #[test]
+    fn answers_arrive_where_none_may_leave_together() {
+        let alone = std::thread::spawn(|| {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("this test needs root");
+            let up = Command::new("ip").args(["link", "set", "lo", "up", "mtu", "200"]).status().expect("ip");
+            assert!(up.success());
+            let socket = bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a socket");
+            let address = socket.local_addr().expect("its address");
+            let (mut batches, asker) =
+                (Batches::new(socket), UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket"));
+            asker.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+            (0..3).for_each(|number| _ = asker.send_to(&[number; REQUEST_LEN], address).expect("sent"));
+            let mut left = 3;
+            while left > 0 {
+                let (come, mut answers) = (batches.receive().expect("requests"), Answers::default());
+                assert!(come > 0, "{left} never came");
+                left -= come;
+                for (place, (request, _)) in batches.datagrams().enumerate() {
+                    answers.push(place, [request[0]; ANSWER_LEN]);
+                }
+                batches.send(&answers);
+            }
+            let heard = [(); 3].map(|()| {
+                let mut room = [0; REQUEST_LEN];
+                assert_eq!(asker.recv(&mut room).expect("an answer"), ANSWER_LEN);
+                room[0]
+            });
+            assert_eq!(heard, [0, 1, 2]);
+        });
+        assert!(alone.join().is_ok());
+    }
 
     #[test]
     fn answers_that_leave_together_arrive_one_by_one_at_whoever_asked() {
@@ -155,30 +201,38 @@ mod tests {
             asker
         });
         let asked = |asker: usize, number: usize| [asker as u8, number as u8];
-        // In turn, one more than a batch takes, and one that is too long.
-        for number in 0..=MOST / askers.len() {
-            for (place, asker) in askers.iter().enumerate() {
-                let mut request = vec![0; if number == 7 { REQUEST_LEN + 9 } else { REQUEST_LEN }];
-                request[..2].copy_from_slice(&asked(place, number));
-                asker.send(&request).expect("sent");
-            }
-        }
-        let mut left = askers.len() * (MOST / askers.len() + 1);
-        while left > 0 {
-            left -= batches.receive().expect("requests");
-            let mut answers = Answers::default();
-            for (place, (request, source)) in batches.datagrams().enumerate() {
-                assert!(source.is_loopback());
-                if request.len() == REQUEST_LEN {
-                    let mut answer = [0; ANSWER_LEN];
-                    answer[..2].copy_from_slice(&request[..2]);
-                    answers.push(place, answer);
+        // In turn, more than a batch takes; of the first as many as a batch takes by themselves; and some that are too long.
+        let each = MOST / askers.len() + 1;
+        let numbers = |place: usize| 0..if place == 0 { each + MOST } else { each };
+        let is_long = |number: usize| number % 16 == 7;
+        let send = |place: usize, number: usize| {
+            let mut request = vec![0; if is_long(number) { REQUEST_LEN + 9 } else { REQUEST_LEN }];
+            request[..2].copy_from_slice(&asked(place, number));
+            askers[place].send(&request).expect("sent");
+        };
+        (0..each).for_each(|number| (0..askers.len()).for_each(|place| send(place, number)));
+        let mut left = each * askers.len();
+        for more in [0, MOST] {
+            (each..each + more).for_each(|number| send(0, number));
+            left += more;
+            while left > 0 {
+                let come = batches.receive().expect("requests");
+                assert!(come > 0, "{left} never came");
+                left -= come;
+                let mut answers = Answers::default();
+                for (place, (request, source)) in batches.datagrams().enumerate() {
+                    assert!(source.is_loopback());
+                    if request.len() == REQUEST_LEN {
+                        let mut answer = [0; ANSWER_LEN];
+                        answer[..2].copy_from_slice(&request[..2]);
+                        answers.push(place, answer);
+                    }
                 }
+                batches.send(&answers);
             }
-            batches.send(&answers);
         }
         for (place, asker) in askers.iter().enumerate() {
-            let expected: BTreeSet<_> = (0..=MOST / askers.len()).filter(|number| *number != 7).collect();
+            let expected: BTreeSet<_> = numbers(place).filter(|number| !is_long(*number)).collect();
             let heard = expected.iter().map(|_| {
                 let mut room = [0; 2 * ANSWER_LEN];
                 assert_eq!(asker.recv(&mut room).expect("an answer"), ANSWER_LEN);

@@ -3,7 +3,7 @@
 use super::Daemon;
 use crate::now;
 use crate::session::News;
-use client::Error;
+use client::{Asker, Error};
 use datapath::svtep::{self, Unsent};
 use engine::api::{PathSegment, Withdrawal};
 use engine::endpoint::{self, Action, Refusal, Wanted};
@@ -49,11 +49,11 @@ impl Daemon {
     fn perform(&mut self, action: Action) {
         let done = match action {
             Action::Ask(wanted, request) => {
-                self.ask(wanted, move |authority| async move { authority.segment(&request).await });
+                self.ask(wanted, move |asker| async move { asker.segment(&request).await });
                 Ok(())
             }
             Action::AskBack(wanted, request) => {
-                self.ask(wanted, move |authority| async move { authority.answer_segment(&request).await });
+                self.ask(wanted, move |asker| async move { asker.authority().answer_segment(&request).await });
                 Ok(())
             }
             // Withdrawn while it was on its way: the next packet asks again.
@@ -68,18 +68,18 @@ impl Daemon {
     }
 
     /// Asks in the session of the tenant's service account.
-    fn ask<F>(&mut self, wanted: Wanted, question: impl FnOnce(client::Authority) -> F + Send + 'static)
+    fn ask<F>(&mut self, wanted: Wanted, question: impl FnOnce(Asker) -> F + Send + 'static)
     where
         F: Future<Output = Result<PathSegment, Error>> + Send,
     {
         let session = self.places.get(&wanted.interface).and_then(|place| self.sessions.get(self.asks[*place]));
-        let Some(authority) = session.and_then(|session| session.standing().authority) else {
+        let Some(asker) = session.and_then(|session| session.standing().asker) else {
             let answer = Err(Error::Unreachable("nobody is logged in for the tenant".to_owned()));
             return self.answered(Answer { wanted, answer });
         };
         let answers = self.answer_sender.clone();
         tokio::spawn(async move {
-            let answer = question(authority).await;
+            let answer = question(asker).await;
             let _ = answers.send(Answer { wanted, answer }).await;
         });
     }

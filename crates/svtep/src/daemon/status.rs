@@ -95,7 +95,7 @@ impl Daemon {
                 addresses: settings.tenant.addresses.clone(),
                 not_attached: self.kernel.trouble(place).map(str::to_owned),
                 service: session.service.clone(),
-                logged_in: standing.authority.is_some() && standing.expires > now(),
+                logged_in: standing.asker.is_some() && standing.expires > now(),
                 trouble: standing.trouble,
                 segments: given.count() as u64,
             }
