@@ -10,6 +10,7 @@ use crate::storage::{
 use crate::{Directory, login, now};
 use anyhow::{Result, bail};
 use engine::api::ServiceKey;
+use engine::networks::Networks;
 use engine::policy::{Policy, name_is_valid};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -166,6 +167,7 @@ pub async fn roll_back_policy(directory: &Directory, version: i64) -> Result<Str
 }
 
 async fn put_in_force(directory: &Directory, candidate: Candidate, note: String, replaces: bool) -> Result<String> {
+    directory.read_networks()?;
     let by = Some(Operator::current());
     let text = replaces.then(|| candidate.text.clone());
     match control::tell(directory, Command::ApplyPolicy { text, note: note.clone(), by: by.clone() }).await? {
@@ -207,8 +209,8 @@ pub fn verify_audit(directory: &Directory, noted: &[NotedHead]) -> Result<Verdic
     Database::open(&directory.database())?.verify_audit(&directory.identity()?, noted)
 }
 
-/// Names in a policy that neither accounts nor verifiers have: not wrong, and yet mostly a slip.
-pub fn unknown_names(directory: &Directory, policy: &Policy) -> Result<Vec<String>> {
+/// Names in a policy and in `networks.toml` that nothing has: not wrong, and yet mostly a slip.
+pub fn unknown_names(directory: &Directory, policy: &Policy, networks: &Networks) -> Result<Vec<String>> {
     let database = Database::open(&directory.database())?;
     let verifiers: BTreeSet<_> = database.verifiers()?.into_iter().map(|verifier| verifier.verifier).collect();
     let mut persons = Vec::new();
@@ -217,11 +219,15 @@ pub fn unknown_names(directory: &Directory, policy: &Policy) -> Result<Vec<Strin
             persons.push(no_account(person));
         }
     }
-    let named: BTreeSet<_> = policy.receivers().iter().map(|receiver| receiver.verifier.as_str()).collect();
-    let named = named.into_iter().filter(|verifier| !verifiers.contains(*verifier));
-    let named = named.map(|id| format!("no verifier {id}: `vouchsafe authority verifier add {id}`"));
-    persons.extend(named);
-    Ok(persons)
+    let named = policy.receivers().iter().map(|receiver| receiver.verifier.as_str());
+    let named: BTreeSet<_> = named.chain(networks.verifiers()).filter(|id| !verifiers.contains(*id)).collect();
+    let named = named.into_iter().map(|id| format!("no verifier {id}: `vouchsafe authority verifier add {id}`"));
+    let missing = policy.networks().filter(|(name, _)| networks.vni(name).is_none());
+    let missing =
+        missing.map(|(name, _)| format!("no network {name} in networks.toml: nobody can send to its receivers"));
+    let groups = networks.groups().into_iter().filter(|group| !policy.has_group(group));
+    let groups = groups.map(|group| format!("no group {group} in the policy: networks.toml lets it ask for senders"));
+    Ok(persons.into_iter().chain(named).chain(missing).chain(groups).collect())
 }
 
 /// That nobody is called so, and the way out.

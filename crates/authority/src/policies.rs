@@ -42,7 +42,7 @@ impl Candidate {
     /// What is in it.
     pub fn summary(&self) -> String {
         let policy = self.policy.policy();
-        format!("{} and {}", count(policy.receivers().len(), "receiver"), count(policy.rules().len(), "rule"))
+        format!("{} and {}", count(policy.receiver_count(), "receiver"), count(policy.rules().len(), "rule"))
     }
 
     fn tested(policy: Policy, text: String, name: &str) -> Result<Self> {
@@ -128,8 +128,13 @@ impl Authority {
         into_huge_pages();
         // Receivers before revocations: a verifier that reads its configuration at the first sees both.
         self.push.tell_all(&Event::Policy);
+        let before = self.withdrawn_so_far();
         self.sync().await?;
-        let text = format!("version {version}: {summary}");
+        let withdrawn = match (self.withdrawn_so_far() - before) as usize {
+            0 => String::new(),
+            some => format!("; {} of consent to segments", count(some, "withdrawal")),
+        };
+        let text = format!("version {version}: {summary}{withdrawn}");
         tracing::info!("policy: {text}");
         Ok(text)
     }

@@ -24,6 +24,7 @@ use keys::Keys;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use wire::ask::Question;
 use wire::{Destination, Epoch, ProofKey, SegmentFlags, Vni};
@@ -37,6 +38,8 @@ pub struct Segments {
     networks: RwLock<Arc<Networks>>,
     keys: Keys,
     book: Mutex<Book>,
+    /// How many statements of withdrawn consent there were.
+    withdrawn: AtomicU64,
 }
 
 impl Segments {
@@ -267,6 +270,11 @@ impl Authority {
         Ok(given)
     }
 
+    /// How many statements of withdrawn consent there were so far.
+    pub(crate) fn withdrawn_so_far(&self) -> u64 {
+        self.segments.withdrawn.load(Ordering::Relaxed)
+    }
+
     /// Withdraws consent to what was given in sessions that were ended, and to what would not be given any more.
     pub(crate) fn withdraw_forbidden(&self, policy: &Compiled) {
         let networks = self.segments.networks();
@@ -285,6 +293,7 @@ impl Authority {
         if withdrawn.is_empty() {
             return;
         }
+        self.segments.withdrawn.fetch_add(withdrawn.len() as u64, Ordering::Relaxed);
         tracing::info!(statements = withdrawn.len(), "consent to segments was withdrawn");
         let verifiers = networks.verifiers().into_iter().map(|id| Listener::Verifier(id.to_owned()));
         let tell = |listener: Listener, withdrawn: &[Withdrawal]| {

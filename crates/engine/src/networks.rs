@@ -125,6 +125,13 @@ impl Networks {
         self.paths.get(&receiving)?.around(sending)
     }
 
+    /// How many networks, places and paths there are.
+    pub fn counts(&self) -> [(usize, &'static str); 3] {
+        let places = self.places.values().map(|places| places.values.len()).sum();
+        let paths = self.paths.values().map(|paths| paths.values.len()).sum();
+        [(self.vnis.len(), "network"), (places, "place"), (paths, "path")]
+    }
+
     /// The groups that may ask for any sender.
     pub fn groups(&self) -> BTreeSet<&str> {
         let places = self.places.values().flat_map(|places| places.values.values());

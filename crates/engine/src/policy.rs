@@ -283,6 +283,11 @@ impl Policy {
         self.networks.iter().map(|(name, part)| (name.as_str(), part))
     }
 
+    /// How many receivers it has, with those of virtual networks.
+    pub fn receiver_count(&self) -> usize {
+        self.receivers.len() + self.networks.values().map(|part| part.receivers.len()).sum::<usize>()
+    }
+
     /// Every receiver, in the file's order, but for those of virtual networks.
     pub fn receivers(&self) -> &[Receiver] {
         &self.receivers

@@ -277,6 +277,25 @@ fn a_policy_is_tried_applied_and_taken_back_from_the_command_line() {
 }
 
 #[test]
+fn networks_are_checked_with_the_policy() {
+    let room = tempfile::tempdir().unwrap();
+    let dir = room.path().join("authority");
+    let dir = dir.to_str().unwrap();
+    assert_eq!(vouchsafe(&["authority", "init", "--name", "localhost", "--dir", dir]).status.code(), Some(0));
+    let check = |networks: &str| {
+        std::fs::write(room.path().join("authority/networks.toml"), networks).unwrap();
+        let output = vouchsafe(&["authority", "policy", "check", "--dir", dir]);
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let blue = "[[networks]]\nname = \"blue\"\nvni = 100\n";
+    let (code, said) = check(blue);
+    assert!(code == Some(1) && said.contains("networks.toml:") && said.contains("`authority`"), "{said}");
+    let path = "[[paths]]\nto = \"192.0.2.1\"\nverifiers = \"host-1\"\n";
+    let (code, said) = check(&format!("authority = \"198.51.100.1\"\n{blue}{path}"));
+    assert!(code == Some(0) && said.contains("1 network, 1 path") && said.contains("no verifier host-1"), "{said}");
+}
+
+#[test]
 fn a_policy_made_to_blow_up_is_refused_in_bounded_memory() {
     let room = tempfile::tempdir().unwrap();
     let dir = room.path().join("authority");

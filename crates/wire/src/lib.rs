@@ -8,6 +8,7 @@
 
 pub mod ask;
 pub mod carrier;
+mod cmac;
 pub mod drop_reason;
 pub mod geneve;
 pub mod grant;

@@ -1,6 +1,6 @@
-//! MAC suites (wire.md §1). Library code computes the MACs; this module only picks one.
+//! MAC suites (wire.md §1). Library code computes what they are made of; this module only picks one.
 
-use cmac::{Cmac, KeyInit, Mac};
+use crate::cmac::cmac;
 use core::hash::Hasher;
 use siphasher::sip128::{Hasher128, SipHasher24};
 use subtle::ConstantTimeEq;
@@ -41,13 +41,7 @@ impl Suite {
     /// The MAC of the concatenated parts.
     pub fn mac(self, key: &[u8; MAC_LEN], parts: &[&[u8]]) -> [u8; MAC_LEN] {
         match self {
-            Self::AesCmac => {
-                let mut mac = Cmac::<aes::Aes128>::new(key.into());
-                for part in parts {
-                    mac.update(part);
-                }
-                mac.finalize().into_bytes().into()
-            }
+            Self::AesCmac => cmac(key, parts),
             Self::Siphash => {
                 let mut hasher = SipHasher24::new_with_key(key);
                 // Whole, the library reads it in words, without a buffer between parts.

@@ -1,6 +1,7 @@
 //! `vouchsafe authority policy …`.
 
 use super::{At, List, show};
+use crate::Directory;
 use crate::replay::{Case, Replay};
 use crate::{admin, now};
 use anyhow::{Context, Result, bail};
@@ -123,9 +124,11 @@ pub async fn run(command: PolicyCommand) -> Result<ExitCode> {
         PolicyCommand::Diff { at, files, json } => return diff(&at, &files, json),
         PolicyCommand::Replay { file, hours, json } => return replay(&file, hours, json),
         PolicyCommand::Apply(OneFile { at, file }) => {
-            println!("{}", admin::apply_policy(&at.directory(), file.as_deref()).await?);
+            in_force(&at.directory(), &admin::apply_policy(&at.directory(), file.as_deref()).await?)?;
         }
-        PolicyCommand::Reload { at } => println!("{}", admin::apply_policy(&at.directory(), None).await?),
+        PolicyCommand::Reload { at } => {
+            in_force(&at.directory(), &admin::apply_policy(&at.directory(), None).await?)?;
+        }
         PolicyCommand::History(list) => {
             let versions = list.at.database()?.policies()?;
             show(&list, &versions, &["VERSION", "TIME", "BY", "HOW", "SHA-256"], |version| {
@@ -136,7 +139,7 @@ pub async fn run(command: PolicyCommand) -> Result<ExitCode> {
         }
         PolicyCommand::Show { at, version } => print!("{}", at.database()?.policy_text(version)?),
         PolicyCommand::Rollback { at, version } => {
-            println!("{}", admin::roll_back_policy(&at.directory(), version).await?);
+            in_force(&at.directory(), &admin::roll_back_policy(&at.directory(), version).await?)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -146,6 +149,16 @@ impl OneFile {
     fn path(&self) -> PathBuf {
         self.file.clone().unwrap_or_else(|| self.at.directory().policy())
     }
+}
+
+/// Says what came into force, and what of it may be a slip.
+fn in_force(directory: &Directory, done: &str) -> Result<()> {
+    println!("{done}");
+    let ((policy, _), networks) = (directory.read_policy(None)?, directory.read_networks()?);
+    for note in admin::unknown_names(directory, &policy, &networks)? {
+        eprintln!("note: {note}");
+    }
+    Ok(())
 }
 
 fn check(file: &OneFile) -> Result<ExitCode> {
@@ -161,11 +174,20 @@ fn check(file: &OneFile) -> Result<ExitCode> {
                     return Ok(ExitCode::FAILURE);
                 }
             };
+            let networks = match directory.read_networks() {
+                Ok(networks) => networks,
+                Err(faults) => {
+                    println!("{faults:#}");
+                    return Ok(ExitCode::FAILURE);
+                }
+            };
             let policy = policy.policy();
-            let (receivers, rules) = (policy.receivers().len(), policy.rules().len());
-            let counts = [(receivers, "receiver"), (rules, "rule"), (policy.expectations().len(), "test")];
-            println!("valid: {}", counts.map(|(number, one)| count(number, one)).join(", "));
-            for warning in admin::unknown_names(&directory, policy)? {
+            let counts = [(policy.receiver_count(), "receiver"), (policy.rules().len(), "rule")];
+            let counts = counts.into_iter().chain([(policy.expectations().len(), "test")]);
+            let of_networks = networks.counts().into_iter().filter(|(number, _)| *number > 0);
+            let counts: Vec<_> = counts.chain(of_networks).map(|(number, one)| count(number, one)).collect();
+            println!("valid: {}", counts.join(", "));
+            for warning in admin::unknown_names(&directory, policy, &networks)? {
                 println!("note: {warning}");
             }
             Ok(ExitCode::SUCCESS)

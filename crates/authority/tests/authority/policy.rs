@@ -6,6 +6,7 @@ use authority::replay::{Case, Replay};
 use authority::storage::Database;
 use authority::{admin, now};
 use engine::api::Event;
+use engine::networks::Networks;
 use engine::policy::Policy;
 
 #[tokio::test]
@@ -209,7 +210,7 @@ async fn a_service_account_that_a_rule_names_is_somebody() {
     admin::add_service(&stage.directory, "robot", &[], &[]).await.unwrap();
     let rule = "[[rules]]\naction = \"allow\"\nwho = [\"person:robot\", \"person:nobody\"]\nto = \"git\"\n";
     let policy = Policy::parse(&format!("{POLICY}{rule}"), 3600).unwrap();
-    let unknown = admin::unknown_names(&stage.directory, &policy).unwrap();
+    let unknown = admin::unknown_names(&stage.directory, &policy, &Networks::default()).unwrap();
     let persons: Vec<_> = unknown.iter().filter(|said| said.starts_with("no account")).collect();
     assert_eq!(persons, ["no account nobody: `vouchsafe authority user add nobody`"]);
 }

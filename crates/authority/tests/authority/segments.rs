@@ -281,7 +281,8 @@ async fn consent_that_a_policy_takes_away_is_withdrawn_at_once() {
     let (mut guard, mut holder) = (events(&verifier).await, events(&alice).await);
     let segment = alice.segment(&request("blue", 22)).await.unwrap();
     let kept = stage.login("bob").await.segment(&request("red", 443)).await.unwrap();
-    stage.apply(&TENANTS.replace("staff = [\"alice\", \"bob\"]", "staff = [\"bob\"]")).await.unwrap();
+    let said = stage.apply(&TENANTS.replace("staff = [\"alice\", \"bob\"]", "staff = [\"bob\"]")).await.unwrap();
+    assert!(said.contains("2 receivers and 2 rules in force") && said.contains("; 2 withdrawals of consent"), "{said}");
     let statement = |sender: &str, receiver: &str| Withdrawal {
         vni: 100,
         receiver: address(receiver),
@@ -323,6 +324,23 @@ async fn a_segment_ends_with_its_session() {
     let stage = tenants_with("session_lifetime = \"2m\"\n").await;
     let segment = stage.login("alice").await.segment(&request("blue", 22)).await.unwrap();
     assert!((60..=120).contains(&(segment.expires - segment.now)), "{} s", segment.expires - segment.now);
+}
+
+#[tokio::test]
+async fn names_in_networks_that_nothing_has_are_told() {
+    let stage = tenants().await;
+    let (policy, _) = stage.directory.read_policy(None).unwrap();
+    let networks =
+        NETWORKS.replace("name = \"red\"", "name = \"rad\"").replace("network = \"red\"", "network = \"rad\"");
+    let networks = networks.replacen("interface = 5", "interface = 5\nasked_by = \"group:stuff\"", 1);
+    let networks = engine::networks::Networks::parse(&networks).unwrap();
+    stage.verifier("edge-1").await;
+    let told = admin::unknown_names(&stage.directory, &policy, &networks).unwrap().join("\n");
+    for (slip, count) in
+        [("no network red ", 1), ("no verifier edge-2:", 1), ("no verifier edge-1:", 0), ("no group stuff ", 1)]
+    {
+        assert_eq!(told.matches(slip).count(), count, "{slip}: {told}");
+    }
 }
 
 #[tokio::test]

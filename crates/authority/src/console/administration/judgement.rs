@@ -76,7 +76,7 @@ impl Judgement {
                     tests: draft.expectations().len(),
                     failures: failures.collect(),
                     failing,
-                    unknown: admin::unknown_names(&directory, draft)?,
+                    unknown: admin::unknown_names(&directory, draft, &directory.read_networks()?)?,
                     changes: compare(&old, draft, now()),
                     replay: Replay::of(draft, database, now().saturating_sub(HOURS * 3600))?,
                     ending: 0,
