@@ -1,12 +1,14 @@
 //! Packet captures, kept when a test fails.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::net::Namespace;
+use crate::poll;
 use crate::process::{self, Process};
 
 /// How many bytes each packet that fits the filter where it is short was longer before, in order. A packet is known by its
@@ -62,8 +64,12 @@ impl Capture {
         lines.map(|line| packet(line).with_context(|| format!("no length in {line}"))).collect()
     }
 
-    /// Ends the capture and returns its file, which lives as long as the namespace's folder.
+    /// Ends the capture once all packets until now are in its file; returns that, which lives as long as the namespace's folder.
     pub fn stop(mut self) -> Result<PathBuf> {
+        // Whoever has packets to read doesn't sleep.
+        let stat = format!("/proc/{}/stat", self.tcpdump.pid());
+        let sleeps = || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S "));
+        ensure!(poll(Duration::from_secs(5), sleeps), "tcpdump does not come to rest");
         self.tcpdump.stop()?;
         Ok(self.file.clone())
     }
