@@ -1,6 +1,9 @@
 //! Path segments a second by UDP on one core (wire.md §8.13): the real server on loopback, its thread alone on the first
 //! processor; on the second everything else of it, and who asks, whose requests are sealed beforehand.
 //!
+//! Who asks takes answers as they were sent, several in one datagram (udp(7), UDP_GRO): on loopback it is the core that answers
+//! which would take them apart for it, and with network cards none is.
+//!
 //! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. The baseline
 //! is an echo by the same loop of the same two system calls, sending back as many bytes as an answer has.
 
@@ -9,7 +12,7 @@ use authority::storage::{Database, NewService, Operator, Proof, Session};
 use authority::{Directory, Server, now};
 use client::Authority;
 use nix::sched::{CpuSet, sched_setaffinity};
-use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg};
+use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg, setsockopt, sockopt};
 use nix::unistd::Pid;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
@@ -19,7 +22,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use wire::ask::{LineKey, LineNumber, Question, REQUEST_LEN, Reply, Request};
+use wire::ask::{ANSWER_LEN, LineKey, LineNumber, Question, Reply, Request};
 
 const SESSIONS: usize = 1024;
 const RECEIVERS: u32 = 64;
@@ -257,7 +260,7 @@ fn measure(
     let mut counting = None;
     let mut received = MultiHeaders::<SockaddrStorage>::preallocate(UNDER_WAY, None);
     let mut sent = MultiHeaders::<SockaddrStorage>::preallocate(UNDER_WAY, None);
-    let mut rooms = [[0; REQUEST_LEN]; UNDER_WAY];
+    let mut rooms = [[0; ANSWER_LEN * UNDER_WAY]; UNDER_WAY];
     while sources.iter().zip(requests).any(|(source, requests)| source.next < requests.len() || source.under_way > 0) {
         for (place, (source, requests)) in sources.iter_mut().zip(requests).enumerate() {
             let lengths: Vec<usize> = {
@@ -269,8 +272,7 @@ fn measure(
             if !lengths.is_empty() {
                 heard = Instant::now();
             }
-            for (room, length) in rooms.iter().zip(&lengths) {
-                let answer = &room[..*length];
+            for answer in rooms.iter().zip(&lengths).flat_map(|(room, length)| room[..*length].chunks(ANSWER_LEN)) {
                 let counter = counter(answer).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
                 let counter = counter.expect("an answer has a counter");
                 if counter as usize > WARM / SOURCES {
@@ -280,7 +282,8 @@ fn measure(
                     opened(place, counter, answer);
                 }
             }
-            source.under_way = source.under_way.saturating_sub(lengths.len());
+            let answered = lengths.iter().map(|length| length.div_ceil(ANSWER_LEN)).sum();
+            source.under_way = source.under_way.saturating_sub(answered);
             let more = (UNDER_WAY - source.under_way).min(requests.len() - source.next);
             // By the batch: to send one at a time is what would bound it.
             if more == 0 || more < UNDER_WAY / 2 && source.next + more < requests.len() {
@@ -333,6 +336,7 @@ impl Source {
     fn new(number: u8, to: SocketAddr, requests: usize) -> Self {
         let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 1, number + 1), 0)).expect("a socket");
         socket.connect(to).expect("connected");
+        setsockopt(&socket, sockopt::UdpGroSegment, &true).expect("several in one datagram");
         Self { socket, next: 0, under_way: 0, sent_at: vec![Instant::now(); requests + 1] }
     }
 }
