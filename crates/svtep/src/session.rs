@@ -142,8 +142,8 @@ impl Keeper {
                 },
             };
             let authority = self.caller.with_token(&session.token);
-            self.changes.send_replace(Standing { asker: None, expires: session.lasts.1, trouble: None });
-            self.ask_anew(&authority);
+            let asker = Some(asker(&authority));
+            self.changes.send_replace(Standing { asker, expires: session.lasts.1, trouble: None });
             tracing::info!(service, until = session.lasts.1, "logged in");
             let began = Instant::now();
             match self.follow(&authority, &session).await {
@@ -174,13 +174,6 @@ impl Keeper {
         Ok(kept)
     }
 
-    /// Questions go out on a line that is asked for now.
-    fn ask_anew(&self, authority: &Authority) {
-        let asker = Asker::new(authority.clone());
-        self.changes.send_modify(|standing| standing.asker = Some(asker.clone()));
-        tokio::spawn(async move { asker.ready().await });
-    }
-
     async fn follow(&self, authority: &Authority, session: &Kept) -> End {
         let mut events = authority.events();
         let mut trouble = events.trouble();
@@ -204,7 +197,7 @@ impl Keeper {
                 Ok(Event::Hello) => {
                     // An authority that was restarted knows nothing of lines that it gave before.
                     if std::mem::replace(&mut has_begun, true) {
-                        self.ask_anew(authority);
+                        self.changes.send_modify(|standing| standing.asker = Some(asker(authority)));
                     }
                     News::Changed
                 }
@@ -215,6 +208,14 @@ impl Keeper {
             let _ = self.tell.1.send((self.tell.0, news)).await;
         }
     }
+}
+
+/// Asks on a line that is asked for now.
+fn asker(authority: &Authority) -> Asker {
+    let asker = Asker::new(authority.clone());
+    let line = asker.clone();
+    tokio::spawn(async move { line.ready().await });
+    asker
 }
 
 async fn wait(pause: &mut Duration) {
