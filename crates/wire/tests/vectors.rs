@@ -4,7 +4,10 @@ use serde_json::Value;
 use std::net::IpAddr;
 use wire::ls::KeyTransfer;
 use wire::shim::Content;
-use wire::{ClientKey, Destination, DropReason, Epoch, GrantHeader, GrantKey, LsToken, MasterKey, Pair, Suite, Token};
+use wire::{
+    ClientKey, Destination, DropReason, Epoch, GrantHeader, GrantKey, Handle, Holder, LsToken, MasterKey, Pair, Suite,
+    Token, VerifierKey,
+};
 
 fn vectors() -> Value {
     serde_json::from_str(include_str!("data/tokens.json")).expect("tokens.json is JSON")
@@ -133,5 +136,18 @@ fn the_scheme_of_ls_gives_the_published_keys_tokens_and_options() {
             assert_eq!(content.encode(), bytes::<40>(case, name), "{name}");
             assert!(Content::decode(&bytes(case, name)) == Ok(content), "{name}");
         }
+    }
+}
+
+#[test]
+fn handles_hold_the_published_holders() {
+    let cases: Vec<Value> = serde_json::from_str(include_str!("data/holders.json")).expect("holders.json is JSON");
+    assert!(cases.len() >= 50);
+    for case in cases {
+        let key = VerifierKey::new(bytes(&case, "verifier_key"));
+        let holder = Holder::new(number(&case, "account") as u32, number(&case, "session") as u8).expect("small");
+        let handle = Handle(u64::from_be_bytes(bytes(&case, "handle")));
+        assert_eq!(holder.handle(&key, number(&case, "random") as u32), handle, "{case}");
+        assert_eq!(Holder::of(handle, &key), holder, "{case}");
     }
 }
