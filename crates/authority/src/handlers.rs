@@ -289,7 +289,17 @@ async fn config(State(authority): Shared, caller: VerifierCaller) -> Authorized<
         move |database: &mut Database| Ok((database.revoked(&id, now)?, database.pairs(&id, now, epoch_length)?));
     let (revoked, pairs) = authority.storage.call(read).await?;
     let withdrawn = authority.withdrawn(&verifier);
-    Ok(Json(VerifierConfig { verifier, epoch_length, max_lifetime, receivers, revoked, pairs, withdrawn, now }))
+    Ok(Json(VerifierConfig {
+        verifier,
+        epoch_length,
+        max_lifetime,
+        receivers,
+        revoked,
+        revoked_sessions: Vec::new(),
+        pairs,
+        withdrawn,
+        now,
+    }))
 }
 
 #[derive(Deserialize)]

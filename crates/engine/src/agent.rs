@@ -385,7 +385,12 @@ impl Agent {
                 }
             }
             Event::LoggedOut => self.end(subject),
-            Event::Alive | Event::Granted { .. } | Event::Pair { .. } | Event::Recheck | Event::Withdrawn { .. } => {}
+            Event::Alive
+            | Event::Granted { .. }
+            | Event::Pair { .. }
+            | Event::Recheck
+            | Event::SessionsRevoked { .. }
+            | Event::Withdrawn { .. } => {}
         }
     }
 

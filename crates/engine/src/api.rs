@@ -174,6 +174,9 @@ pub struct VerifierConfig {
     pub receivers: Vec<Receiver>,
     /// Grants that were revoked and have not ended.
     pub revoked: Vec<RevokedGrant>,
+    /// Sessions that ended, while a grant of theirs for this verifier has not.
+    #[serde(default)]
+    pub revoked_sessions: Vec<RevokedSession>,
     /// Pairs of the suite `sha224` that may be used.
     #[serde(default)]
     pub pairs: Vec<LivePair>,
@@ -197,6 +200,9 @@ pub struct LivePair {
     pub issued: u64,
     /// When it ends.
     pub expires: u32,
+    /// Who holds it: account and session (wire.md §3.9), which a pair's handle does not say. 0: nobody is named.
+    #[serde(default)]
+    pub holder: u32,
 }
 
 /// A grant that ended early.
@@ -207,6 +213,15 @@ pub struct RevokedGrant {
     #[schema(schema_with = handle)]
     pub handle: u64,
     /// When it would have ended.
+    pub expires: u32,
+}
+
+/// A session that ended: all its grants ended with it, and the verifier cuts all its flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RevokedSession {
+    /// The account and the session, as handles name them (wire.md §3.9).
+    pub holder: u32,
+    /// When the last of its grants would have ended.
     pub expires: u32,
 }
 
@@ -395,6 +410,11 @@ pub enum Event {
     Revoked {
         /// The grants.
         grants: Vec<RevokedGrant>,
+    },
+    /// These sessions ended; cut their flows, and those of their grants (to verifiers only).
+    SessionsRevoked {
+        /// The sessions.
+        sessions: Vec<RevokedSession>,
     },
     /// A grant for this verifier was issued (to verifiers only).
     Granted {

@@ -137,7 +137,7 @@ impl Issued {
     pub fn pair(&self, now: u64) -> Option<api::LivePair> {
         let Secret::Pair(pair, _) = &self.secret else { return None };
         let Self { epoch, expires, .. } = *self;
-        Some(api::LivePair { handle: pair.handle().0, epoch: epoch.0, issued: now, expires })
+        Some(api::LivePair { handle: pair.handle().0, epoch: epoch.0, issued: now, expires, holder: 0 })
     }
 
     /// The grant as the API hands it to its holder.

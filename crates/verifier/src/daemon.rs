@@ -388,7 +388,7 @@ impl Daemon {
                 Withdrawal::add(&mut self.cache.config.withdrawn, &withdrawn, now());
                 self.unsaved = true;
             }
-            Event::Alive | Event::LoggedOut => {}
+            Event::Alive | Event::LoggedOut | Event::SessionsRevoked { .. } => {}
         }
     }
 

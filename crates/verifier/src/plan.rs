@@ -166,7 +166,7 @@ mod tests {
 
     #[test]
     fn a_pair_is_remembered_once_and_until_it_ends() {
-        let pair = |handle, expires| api::LivePair { handle, epoch: 1, issued: 0, expires };
+        let pair = |handle, expires| api::LivePair { handle, epoch: 1, issued: 0, expires, holder: 0 };
         let mut known = vec![pair(1, 100), pair(2, 500)];
         with_pairs(&mut known, &[pair(2, 500), pair(3, 600)], 200);
         assert_eq!(known, [pair(2, 500), pair(3, 600)]);

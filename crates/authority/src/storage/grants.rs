@@ -264,7 +264,13 @@ impl Database {
         let rows = statement.query_map(params![now.cast_signed(), verifier, last], |row| {
             let issued = row.get::<_, i64>(1)?.cast_unsigned();
             let Epoch(epoch) = Epoch::at(issued, epoch_length);
-            Ok(LivePair { handle: row.get::<_, i64>(0)?.cast_unsigned(), epoch, issued, expires: row.get(2)? })
+            Ok(LivePair {
+                handle: row.get::<_, i64>(0)?.cast_unsigned(),
+                epoch,
+                issued,
+                expires: row.get(2)?,
+                holder: 0,
+            })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
