@@ -1,58 +1,27 @@
 //! What an operator can set: every setting is a flag, an environment variable and a key of `verifier.toml` of one name.
 //! A flag wins over the environment, the environment over the file.
 
-use crate::directory::Enrolment;
 use clap::Args;
 use clap::builder::FalseyValueParser;
 use datapath::hook::Hook;
 use datapath::verifier::Sizes;
-use engine::document::{self, Faults, Fields, Reader};
 use engine::policy::GrantSuite;
 use ipnet::IpNet;
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::net::SocketAddr;
 use wire::Carrier;
 use wire::map::tells_flows;
-use zeroize::Zeroizing;
 
+mod file;
 mod proofs;
+mod values;
 
+pub use file::{TEMPLATE, parse};
 pub use proofs::{Engine, ProofsSettings};
-
-const KEYS: &[&str] = &[
-    "authority",
-    "ca",
-    "verifier",
-    "token",
-    "interface",
-    "hook",
-    "observe",
-    "no_adopt",
-    "whois_users",
-    "metrics",
-    "max_flows",
-    "max_grants",
-    "max_revoked",
-    "replay_buckets",
-    "flows_per_grant",
-    "tcp_idle",
-    "udp_idle",
-    "closing_idle",
-    "samples_per_second",
-    "carriers",
-    "inside",
-    "everything",
-    "open",
-    "max_outbound",
-    "pool",
-    "suites",
-    "max_pairs",
-    "peers",
-    "peer_listen",
-    "verdict",
-    "mark",
-    "proofs",
-];
+use values::{
+    FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, carrier, hook, idle, mark, network, peer, replay_buckets, suite,
+    verdict,
+};
+pub use values::{Mark, Verdict, duration};
 
 /// Settings as one source has them; what it leaves open is `None` or empty.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
@@ -147,109 +116,15 @@ pub struct Options {
     pub proofs: Option<ProofsSettings>,
 }
 
-const MAX_PAIRS: std::ops::RangeInclusive<i64> = 16..=65_536;
 const DEFAULT_PAIRS: u32 = 1024;
-const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
-const FLOWS: std::ops::RangeInclusive<i64> = 1..=1 << 26;
 /// Flows that the inside of a gateway may have opened: half of the default room for flows.
 const OUTBOUND: u32 = 131_072;
 /// Flows of clients that are over, of which a gateway knows that they are not the inside's.
 const ENDED: u32 = 65_536;
-const SAMPLES: std::ops::RangeInclusive<i64> = 0..=100_000;
-const IDLE: std::ops::RangeInclusive<u32> = 5..=30 * 86_400;
-
-fn hook(text: &str) -> Result<Hook, String> {
-    Hook::ALL.into_iter().find(|hook| hook.name() == text).ok_or_else(|| "xdp or tc".to_owned())
-}
-
-fn carrier(text: &str) -> Result<Carrier, String> {
-    Carrier::from_name(text).ok_or_else(|| "tail or shim".to_owned())
-}
-
-fn network(text: &str) -> Result<IpNet, String> {
-    let address = || text.parse::<IpAddr>().map(IpNet::from);
-    text.parse().or_else(|_| address()).map_err(|_| "a network or an address".to_owned())
-}
-
-/// What becomes of packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Verdict {
-    /// Those that are not admitted are dropped.
-    #[default]
-    Drop,
-    /// Those that are admitted are marked, and none is dropped.
-    Mark,
-}
-
-fn verdict(text: &str) -> Result<Verdict, String> {
-    let known = [("drop", Verdict::Drop), ("mark", Verdict::Mark)].into_iter().find(|(name, _)| *name == text);
-    known.map(|(_, verdict)| verdict).ok_or_else(|| "drop or mark".to_owned())
-}
-
-/// The mark of what is admitted, and which bits of a packet's mark are the verifier's: the lowest eight of them are the
-/// grant's class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
-    /// The mark, its class 0.
-    pub value: u32,
-    /// The bits.
-    pub mask: u32,
-}
-
-const MARK: Mark = Mark { value: 0x5600_0000, mask: 0xffff_0000 };
-
-impl std::fmt::Display for Mark {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:#010x}/{:#010x}", self.value, self.mask)
-    }
-}
-
-fn mark(text: &str) -> Result<Mark, String> {
-    const WANTED: &str = "MARK/MASK, such as 0x56000000/0xffff0000: nine or more bits in a row, of which the mark leaves the lowest eight 0";
-    let number = |text: &str| match text.strip_prefix("0x") {
-        Some(hex) => u32::from_str_radix(hex, 16).ok(),
-        None => text.parse().ok(),
-    };
-    let (value, mask) = text.split_once('/').ok_or(WANTED)?;
-    let (value, mask) = (number(value).ok_or(WANTED)?, number(mask).ok_or(WANTED)?);
-    let low = mask.trailing_zeros();
-    let row = mask.checked_shr(low).unwrap_or_default();
-    let fits = row & row.wrapping_add(1) == 0 && row > 0xff;
-    if fits && value & !mask == 0 && (value >> low) & 0xff == 0 && value != 0 {
-        Ok(Mark { value, mask })
-    } else {
-        Err(WANTED.to_owned())
-    }
-}
-
-fn peer(text: &str) -> Result<String, String> {
-    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
-    if matches!(port, Some(Ok(1..))) { Ok(text.to_owned()) } else { Err("HOST:PORT".to_owned()) }
-}
-
-fn suite(text: &str) -> Result<GrantSuite, String> {
-    let known = GrantSuite::ALL.into_iter().find(|suite| suite.name() == text);
-    known.ok_or_else(|| "siphash, aes-cmac or sha224".to_owned())
-}
 
 /// The bits of suites in the kernel program's configuration; none where none is named.
 fn suite_bits(suites: &[GrantSuite]) -> u16 {
     suites.iter().fold(0, |all, suite| all | 1 << suite.number())
-}
-
-fn replay_buckets(text: &str) -> Result<u32, String> {
-    let number = text.parse().ok().filter(|n: &u32| n.is_power_of_two() && (64..=1 << 24).contains(n));
-    number.ok_or_else(|| "a power of two from 64 to 16777216".to_owned())
-}
-
-fn idle(text: &str) -> Result<u32, String> {
-    let seconds = duration(text)?;
-    if IDLE.contains(&seconds) { Ok(seconds) } else { Err("from 5s to 30d".to_owned()) }
-}
-
-/// Reads a time on the command line.
-pub fn duration(text: &str) -> Result<u32, String> {
-    document::seconds(text).ok_or_else(|| "a time such as 90s, 5m, 1h or 7d".to_owned())
 }
 
 /// Valid settings.
@@ -381,139 +256,9 @@ impl Options {
     }
 }
 
-/// Reads `verifier.toml`: the enrolment, if the verifier is enrolled, and the settings.
-pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
-    Reader::read(text, KEYS, |reader, fields| {
-        let enrolment = enrolment(reader, fields);
-        let options = Options {
-            interface: texts(reader, fields, "interface"),
-            hook: fields.text(reader, "hook").and_then(|text| {
-                let known = hook(text.get_ref()).ok();
-                if known.is_none() {
-                    reader.fault(text.span(), "`hook` is \"xdp\" or \"tc\"");
-                }
-                known
-            }),
-            observe: fields.yes(reader, "observe"),
-            no_adopt: fields.yes(reader, "no_adopt"),
-            whois_users: texts(reader, fields, "whois_users"),
-            metrics: fields.address(reader, "metrics", "127.0.0.1:9465"),
-            max_flows: number(reader, fields, "max_flows", &MAX_FLOWS),
-            max_grants: number(reader, fields, "max_grants", &MAX_FLOWS),
-            max_revoked: number(reader, fields, "max_revoked", &MAX_FLOWS),
-            replay_buckets: number(reader, fields, "replay_buckets", &(64..=1 << 24)).inspect(|buckets| {
-                if !buckets.is_power_of_two() {
-                    let at = fields.value("replay_buckets").map_or(0..0, |value| value.span());
-                    reader.fault(at, "`replay_buckets` is a power of two");
-                }
-            }),
-            flows_per_grant: number(reader, fields, "flows_per_grant", &FLOWS),
-            tcp_idle: seconds(reader, fields, "tcp_idle"),
-            udp_idle: seconds(reader, fields, "udp_idle"),
-            closing_idle: seconds(reader, fields, "closing_idle"),
-            samples_per_second: number(reader, fields, "samples_per_second", &SAMPLES),
-            carriers: named(reader, fields, "carriers", carrier),
-            inside: texts(reader, fields, "inside"),
-            everything: fields.yes(reader, "everything"),
-            open: networks(reader, fields, "open"),
-            max_outbound: number(reader, fields, "max_outbound", &MAX_FLOWS),
-            pool: networks(reader, fields, "pool"),
-            suites: named(reader, fields, "suites", suite),
-            max_pairs: number(reader, fields, "max_pairs", &MAX_PAIRS),
-            peers: named(reader, fields, "peers", peer),
-            peer_listen: fields.address(reader, "peer_listen", "192.0.2.1:8446"),
-            verdict: word(reader, fields, "verdict", verdict),
-            mark: word(reader, fields, "mark", mark),
-            proofs: ProofsSettings::read(reader, fields),
-        };
-        Some((enrolment, options))
-    })
-}
-
-fn enrolment(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Enrolment> {
-    const ALL: [&str; 3] = ["authority", "verifier", "token"];
-    let ca = fields.text(reader, "ca").map(|ca| PathBuf::from(ca.get_ref()));
-    if ALL.iter().all(|key| fields.value(key).is_none()) {
-        return None;
-    }
-    let [authority, verifier, token] =
-        ALL.map(|key| fields.required_text(reader, key).map(|text| (*text.get_ref()).to_owned()));
-    Some(Enrolment { authority: authority?, ca, verifier: verifier?, token: Zeroizing::new(token?) })
-}
-
-fn texts(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Vec<String> {
-    let Some(value) = fields.value(key) else { return Vec::new() };
-    document::texts(reader, value).into_iter().map(|text| (*text.get_ref()).to_owned()).collect()
-}
-
-/// What a word stands for.
-fn word<T>(
-    reader: &mut Reader<'_>,
-    fields: &Fields<'_, '_>,
-    key: &str,
-    read: impl Fn(&str) -> Result<T, String>,
-) -> Option<T> {
-    let text = fields.text(reader, key)?;
-    match read(text.get_ref()) {
-        Ok(word) => Some(word),
-        Err(wanted) => {
-            reader.fault(text.span(), format!("`{key}` is {wanted}"));
-            None
-        }
-    }
-}
-
-/// What a list of names stands for.
-fn named<T>(
-    reader: &mut Reader<'_>,
-    fields: &Fields<'_, '_>,
-    key: &str,
-    read: impl Fn(&str) -> Result<T, String>,
-) -> Vec<T> {
-    let Some(value) = fields.value(key) else { return Vec::new() };
-    let mut known = Vec::new();
-    for text in document::texts(reader, value) {
-        match read(text.get_ref()) {
-            Ok(one) => known.push(one),
-            Err(names) => reader.fault(text.span(), format!("`{key}` takes {names}")),
-        }
-    }
-    known
-}
-
-fn networks(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Vec<IpNet> {
-    let Some(value) = fields.value(key) else { return Vec::new() };
-    let read = document::texts(reader, value).into_iter().filter_map(|text| {
-        let known = network(text.get_ref()).ok();
-        if known.is_none() {
-            reader.fault(text.span(), format!("`{key}` holds networks and addresses, such as \"192.0.2.0/24\""));
-        }
-        known
-    });
-    read.collect()
-}
-
-fn number(
-    reader: &mut Reader<'_>,
-    fields: &Fields<'_, '_>,
-    key: &str,
-    range: &std::ops::RangeInclusive<i64>,
-) -> Option<u32> {
-    fields.value(key)?;
-    let (least, most) = (*range.start() as u32, *range.end() as u32);
-    Some(fields.number(reader, key, least, least, most))
-}
-
-fn seconds(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Option<u32> {
-    fields.value(key)?;
-    Some(fields.seconds(reader, key, *IDLE.start(), *IDLE.start(), *IDLE.end()))
-}
-
-/// The text of a new file, settings at their defaults.
-pub const TEMPLATE: &str = include_str!("settings/template.toml");
-
 #[cfg(test)]
 mod tests {
+    use super::file::KEYS;
     use super::*;
 
     #[test]

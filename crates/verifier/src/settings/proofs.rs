@@ -1,6 +1,6 @@
 //! `[proofs]` of verifier.toml.
 
-use super::{networks, texts, word};
+use super::file::{networks, texts, word};
 use datapath::proofs::REMEMBERED;
 use engine::document::{Fields, Reader};
 use ipnet::IpNet;

@@ -1,0 +1,230 @@
+//! Which interfaces the programs are attached to, and how attachments follow interfaces that come and go.
+
+use super::Protection;
+use crate::gateway::Gateway;
+use crate::{coverage, view};
+use anyhow::Result;
+use datapath::hook::Mode;
+use datapath::interface::{Interface, Layer, layers};
+use std::collections::BTreeMap;
+
+const NO_ETHERNET: &str = "unprotected: it has no Ethernet header";
+
+/// What to attach to, and which interfaces are passed over or need a warning, and why.
+#[derive(Default)]
+struct Wanted {
+    attach: Vec<Interface>,
+    passed_over: BTreeMap<String, String>,
+}
+
+impl Protection {
+    /// Lets go of what an earlier process left attached. Only for one that observed: until [`Self::attach`] nothing judges
+    /// packets, as nothing was dropped before; and a pin that is taken over would outlive a trial.
+    pub fn begin_anew(&self) -> Result<()> {
+        self.pins.links().iter().try_for_each(|name| self.pins.remove_link(name))
+    }
+
+    /// Attaches to the interfaces that are wanted; all that are named must be there.
+    pub fn attach(&mut self) -> Result<()> {
+        // Whoever is killed in between has left protection, as far as the next process knows: that one takes nothing back.
+        if !self.settings.observe {
+            self.pins.note_observing(false)?;
+        }
+        let all = self.settings.interfaces.is_empty();
+        for name in &self.settings.interfaces {
+            Interface::named(name)?;
+        }
+        if let Some(gateway) = &mut self.gateway {
+            gateway.attach()?;
+        }
+        if let Some(proving) = &mut self.proving {
+            proving.attach()?;
+        }
+        let Wanted { attach, passed_over } = self.wanted()?;
+        self.tell_passed_over(passed_over);
+        for interface in attach {
+            match self.attach_one(&interface) {
+                Err(error) if all => self.fail(&interface, &error),
+                done => done?,
+            }
+        }
+        anyhow::ensure!(!self.attached.is_empty(), "there is no interface to protect: name one by --interface");
+        if self.settings.observe {
+            self.pins.note_observing(true)?;
+        }
+        Ok(())
+    }
+
+    /// Whether an interface has come, gone, or come back as another one.
+    pub fn interfaces_changed(&self) -> bool {
+        let Ok(Wanted { attach: wanted, passed_over }) = self.wanted() else { return false };
+        let known = |interface: &Interface| {
+            let attached = self.attached.get(&interface.name).map(|(old, _)| old.index);
+            attached.or(self.failed.get(&interface.name).map(|(index, _)| *index)) == Some(interface.index)
+        };
+        passed_over != self.passed_over
+            || self.gateway.as_ref().is_some_and(Gateway::has_changed)
+            || self.proving.as_ref().is_some_and(|proving| proving.has_changed())
+            || !wanted.iter().all(known)
+            || self.attached.keys().any(|name| wanted.iter().all(|there| there.name != *name))
+    }
+
+    /// Attaches to interfaces that have come, and lets go of those that have gone or are over another now.
+    pub fn attach_changed(&mut self) -> Result<()> {
+        if let Some(gateway) = self.gateway.as_mut().filter(|gateway| gateway.has_changed()) {
+            gateway.attach_changed(self.lasting)?;
+        }
+        if let Some(proving) = &mut self.proving {
+            proving.attach_changed();
+        }
+        let Wanted { attach: wanted, passed_over } = self.wanted()?;
+        self.failed.retain(|name, _| wanted.iter().any(|there| there.name == *name));
+        for interface in &wanted {
+            if self.attached.get(&interface.name).is_none_or(|(old, _)| old.index != interface.index)
+                && let Err(error) = self.attach_one(interface)
+            {
+                self.fail(interface, &error);
+            }
+        }
+        let unwanted = |name: &&String| wanted.iter().all(|there| there.name != **name);
+        for name in self.attached.keys().filter(unwanted).cloned().collect::<Vec<_>>() {
+            self.attached.remove(&name);
+            self.verifier.forget(&name);
+            if let Some(gateway) = &mut self.gateway {
+                gateway.forget_outside(&name);
+            }
+            if !passed_over.contains_key(&name) {
+                tracing::warn!(interface = name, "the interface is gone");
+            }
+        }
+        self.tell_passed_over(passed_over);
+        Ok(())
+    }
+
+    /// The interfaces to protect that are there.
+    fn wanted(&self) -> Result<Wanted> {
+        let named = !self.settings.interfaces.is_empty();
+        let mut all: Vec<_> = if named {
+            self.settings.interfaces.iter().flat_map(|name| Interface::named(name)).collect()
+        } else {
+            Interface::all()?
+        };
+        all.retain(|interface| !self.settings.inside.contains(&interface.name));
+        let layers = layers()?;
+        let has_failed = |i: &Interface| self.failed.get(&i.name).is_some_and(|(index, _)| *index == i.index);
+        let judges = all.iter().filter(|interface| interface.link_header == 14 && !has_failed(interface));
+        let covered = coverage::covered(&layers, &judges.map(|interface| interface.index).collect());
+        let mut wanted = Wanted::default();
+        for interface in all {
+            let layer = layers.iter().find(|layer| layer.index == interface.index);
+            let below = covered.get(&interface.index).and_then(|below| layers.iter().find(|l| l.index == *below));
+            match below {
+                Some(Layer { name, .. }) if named => {
+                    let why = format!("its frames come through {name}, which takes tokens out: name one of them only");
+                    wanted.passed_over.insert(interface.name.clone(), why);
+                    wanted.attach.push(interface);
+                }
+                Some(Layer { name, .. }) => {
+                    wanted.passed_over.insert(interface.name, format!("its frames come through {name}: judged there"));
+                }
+                None if named || interface.link_header == 14 => wanted.attach.push(interface),
+                None if layer.is_some_and(|layer| layer.up) => {
+                    wanted.passed_over.insert(interface.name, NO_ETHERNET.into());
+                }
+                None => {}
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn tell_passed_over(&mut self, passed_over: BTreeMap<String, String>) {
+        for (interface, why) in &passed_over {
+            if self.passed_over.get(interface) != Some(why) {
+                if !self.settings.interfaces.is_empty() || why == NO_ETHERNET {
+                    tracing::warn!(interface, "{why}");
+                } else {
+                    tracing::info!(interface, "not attached: {why}");
+                }
+            }
+        }
+        self.passed_over = passed_over;
+    }
+
+    /// Interfaces that are not attached to, and why.
+    pub fn not_attached(&self) -> Vec<view::NotAttached> {
+        let failed = self.failed.iter().map(|(name, (_, error))| (name, format!("unprotected: {error}")));
+        let passed = self.passed_over.iter().filter(|(name, _)| !self.attached.contains_key(*name));
+        let all = failed.chain(passed.map(|(name, why)| (name, why.clone())));
+        let all = all.map(|(name, why)| view::NotAttached { name: name.clone(), why });
+        all.chain(self.gateway.iter().flat_map(Gateway::not_attached)).collect()
+    }
+
+    fn fail(&mut self, interface: &Interface, error: &anyhow::Error) {
+        let before = self.failed.insert(interface.name.clone(), (interface.index, format!("{error:#}")));
+        if before.is_none_or(|(index, _)| index != interface.index) {
+            tracing::error!(interface = interface.name, "unprotected: {error:#}");
+        }
+    }
+
+    fn attach_one(&mut self, interface: &Interface) -> Result<()> {
+        if let Some(gateway) = &mut self.gateway {
+            gateway.attach_outside(interface)?;
+        }
+        let mode = self.verifier.attach(interface)?;
+        if self.lasting {
+            self.verifier.pin_links()?;
+            self.gateway.iter().try_for_each(Gateway::last)?;
+        }
+        let (name, driver, observe) = (&interface.name, interface.driver(), self.settings.observe);
+        let (hook, mode_name) = (mode.hook().name(), mode.name());
+        tracing::info!(interface = name, hook, mode = mode_name, driver, observe, "attached");
+        self.attached.insert(interface.name.clone(), (interface.clone(), mode));
+        self.failed.remove(&interface.name);
+        Ok(())
+    }
+
+    /// Makes attachments outlive this process, and lets go of pinned ones that are no longer wanted.
+    pub fn last(&mut self) -> Result<()> {
+        self.verifier.pin_links()?;
+        self.gateway.iter().try_for_each(Gateway::last)?;
+        self.proving.as_mut().map_or(Ok(()), |proving| proving.last())?;
+        self.lasting = true;
+        if self.settings.interfaces.is_empty() {
+            return Ok(());
+        }
+        for name in self.pins.links().iter().filter(|name| !self.settings.interfaces.contains(name)) {
+            self.pins.remove_link(name)?;
+            tracing::warn!(interface = name, "detached: it is no longer among the interfaces to protect");
+        }
+        Ok(())
+    }
+
+    /// Ends protection: attachments go, and with them every table.
+    pub fn end(&mut self) -> Result<()> {
+        self.verifier.detach();
+        if let Some(gateway) = &mut self.gateway {
+            gateway.end();
+        }
+        if let Some(proving) = &mut self.proving {
+            proving.end();
+        }
+        self.attached.clear();
+        self.pins.remove()
+    }
+
+    /// The interfaces that lead inside, if this is a gateway.
+    pub fn inside(&self) -> Vec<String> {
+        self.gateway.as_ref().map(Gateway::interfaces).unwrap_or_default()
+    }
+
+    /// The attached interfaces.
+    pub fn interfaces(&self) -> Vec<view::Interface> {
+        let view = |(interface, mode): &(Interface, Mode)| view::Interface {
+            name: interface.name.clone(),
+            hook: mode.hook().name().into(),
+            mode: mode.name().into(),
+            driver: interface.driver(),
+        };
+        self.attached.values().map(view).collect()
+    }
+}

@@ -1,0 +1,129 @@
+//! What ends flows: revocations, and the sweep of what is idle.
+
+use super::Protection;
+use crate::{now, plan};
+use engine::api::RevokedGrant;
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use wire::Handle;
+
+/// What revoking grants did.
+pub struct Cut {
+    /// Whether all had room. If not, the verifier is closed: it admits nothing new.
+    pub complete: bool,
+    /// Flows forgotten: revoked or idle.
+    pub flows: u32,
+    /// The grants that have not ended, which stay revoked.
+    pub lasting: Vec<RevokedGrant>,
+}
+
+impl Protection {
+    /// Revokes grants and cuts their flows.
+    pub fn revoke(&self, grants: &[RevokedGrant], now: u64) -> Cut {
+        let mut left = HashSet::new();
+        for grant in grants {
+            // One that has ended stays for a while, too: its flows may still be there.
+            let until = grant.expires.max(now as u32);
+            if let Err(error) = self.verifier.revoked.set(grant.handle, until) {
+                tracing::debug!(handle = %Handle(grant.handle), "no room: {error:#}");
+                left.insert(grant.handle);
+            }
+        }
+        if !left.is_empty() {
+            self.close(left.len());
+            self.remove(&left);
+        }
+        let flows = if grants.is_empty() { 0 } else { self.sweep() };
+        Cut { complete: left.is_empty(), flows, lasting: grants.to_vec() }
+    }
+
+    /// Cuts the flows of grants that may have ended. Revocations of those that have are there for one sweep only, which
+    /// forgets flows first and them last, so that they take no room from others.
+    pub fn cut(&self, grants: &[RevokedGrant], now: u64) -> Cut {
+        let (ended, lasting) = plan::ended(grants, |handle| self.expiry(handle), now);
+        let (mut flows, mut room, mut left) = (0, true, HashSet::new());
+        let put = |grant: &RevokedGrant| self.verifier.revoked.set(grant.handle, grant.expires).is_ok();
+        for grant in &ended {
+            room = room
+                && (put(grant) || {
+                    flows += self.sweep();
+                    put(grant)
+                });
+            if !room {
+                left.insert(grant.handle);
+            }
+        }
+        if !left.is_empty() {
+            self.remove(&left);
+        }
+        if !ended.is_empty() {
+            flows += self.sweep();
+        }
+        let cut = self.revoke(&lasting, now);
+        Cut { flows: flows + cut.flows, lasting, ..cut }
+    }
+
+    /// When a grant ends, as its tokens said.
+    pub(super) fn expiry(&self, handle: u64) -> Option<u32> {
+        self.verifier.grants.get(&handle).ok().flatten().map(|used| used.expires)
+    }
+
+    /// The grants that flows live by, each once.
+    pub fn handles(&self) -> Vec<u64> {
+        let flows = self.verifier.flows.entries();
+        let handles: HashSet<u64> =
+            flows.iter().filter(|(_, flow)| flow.by_grant()).map(|(_, flow)| flow.handle).collect();
+        handles.into_iter().collect()
+    }
+
+    /// Without room for a revocation a revoked grant could come back: rather nobody is admitted.
+    fn close(&self, left: usize) {
+        if let Err(error) = self.clear_keys(|_| true) {
+            tracing::error!("cannot clear keys: {error:#}");
+        }
+        if !self.closed.swap(true, Ordering::Relaxed) {
+            let room = self.settings.sizes.revoked;
+            tracing::error!(
+                left,
+                room,
+                "no room for revoked grants: nothing new is admitted until some have ended; admitted flows go on. Raise \
+                 --max-revoked and restart"
+            );
+        }
+    }
+
+    /// Removes the flows of grants that the table of revoked grants has no room for.
+    fn remove(&self, handles: &HashSet<u64>) {
+        for (key, flow) in self.verifier.flows.entries() {
+            if flow.by_grant() && handles.contains(&flow.handle) {
+                let _ = self.verifier.flows.remove(&key);
+            }
+        }
+        for handle in handles {
+            let _ = self.verifier.grants.remove(handle);
+        }
+    }
+
+    /// Forgets what is idle, revoked or has ended; gives how many flows.
+    pub fn sweep(&self) -> u32 {
+        self.sweep_proofs();
+        match self.verifier.sweep(now() as u32) {
+            Ok(swept) => {
+                self.tidy_classes(swept.now);
+                if let Some(Err(error)) = self.gateway.as_ref().map(|gateway| gateway.sweep(swept.now)) {
+                    tracing::error!("inside addresses: {error:#}");
+                }
+                swept.flows
+            }
+            Err(error) => {
+                tracing::error!("sweep: {error:#}");
+                0
+            }
+        }
+    }
+
+    /// Whether no key is held because a revocation found no room.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,162 @@
+//! What the tables hold, for those who ask.
+
+use super::Protection;
+use crate::addresses::Addresses;
+use crate::gateway::Gateway;
+use crate::{explain, plan, view};
+use anyhow::Result;
+use datapath::flows::Flows;
+use datapath::verifier::Sizes;
+use engine::protected::Protected;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use wire::map::{Flow, FlowKey, GrantUse, LsGrant, VerifierConfig, counter};
+use wire::packet::{TCP, UDP};
+use wire::{DropReason, Epoch, Handle, Pair, VerifierKey};
+
+/// Names of the outcomes that are no drops.
+
+/// Names of the outcomes that are no drops.
+const PASSED: [(u32, &str); 5] = [
+    (counter::NOT_OURS, "not_ours"),
+    (counter::FLOW, "flow"),
+    (counter::TOKEN, "token"),
+    (counter::CONSUMED, "consumed"),
+    (counter::ICMP_ERROR, "icmp_error"),
+];
+/// Names of what a gateway counts of the flows that the inside opens.
+const OPENED: [(u32, &str); 2] = [(counter::OUTBOUND, "outbound"), (counter::OUTBOUND_FULL, "outbound_full")];
+
+impl Protection {
+    /// All flows.
+    pub fn flows(&self) -> Vec<(FlowKey, Flow)> {
+        self.verifier.flows.entries()
+    }
+
+    /// The table of flows, to read without holding the programs.
+    pub fn flow_table(&self) -> Arc<Flows> {
+        self.verifier.flows.clone()
+    }
+
+    /// The flows of a client, to one server or all.
+    pub fn flows_of(&self, client: SocketAddr, server: Option<SocketAddr>) -> Vec<(FlowKey, Flow)> {
+        let (address, port) = (client.ip().to_canonical(), client.port());
+        let mut keys: Vec<FlowKey> = match server {
+            Some(server) => {
+                let key = |protocol| FlowKey::new(address, port, server.ip().to_canonical(), server.port(), protocol);
+                [TCP, UDP].map(key).to_vec()
+            }
+            None => self.verifier.flows.keys().into_iter().filter(|key| key.client() == (address, port)).collect(),
+        };
+        // As the inside sees it.
+        let inside = self.addresses().map(|addresses| addresses.outside(client)).unwrap_or_default();
+        keys.extend(
+            inside
+                .into_iter()
+                .filter(|key| server.is_none_or(|server| key.server() == (server.ip().to_canonical(), server.port()))),
+        );
+        keys.into_iter().filter_map(|key| Some((key, self.verifier.flows.get(&key).ok()??))).collect()
+    }
+
+    /// What is dropped and passed; the ring's samples are not in it.
+    pub fn counts(&self) -> Result<view::Drops> {
+        let counter = |name: &str, index| Ok(view::Counter { name: name.into(), packets: self.verifier.count(index)? });
+        let reasons = DropReason::ALL.iter().map(|reason| counter(reason.name(), *reason as u32));
+        let passed = PASSED.iter().map(|(index, name)| counter(name, *index));
+        Ok(view::Drops {
+            reasons: reasons.collect::<Result<_>>()?,
+            passed: passed.collect::<Result<_>>()?,
+            opened: OPENED.iter().map(|(index, name)| counter(name, *index)).collect::<Result<_>>()?,
+            samples_lost: self.verifier.count(counter::SAMPLES_LOST)?,
+            observing: self.settings.observe,
+            samples: Vec::new(),
+        })
+    }
+
+    /// Inside addresses, if this is a gateway with a pool.
+    pub fn addresses(&self) -> Option<&Addresses> {
+        self.gateway.as_ref().and_then(Gateway::addresses)
+    }
+
+    /// The bounded tables.
+    pub fn tables(&self) -> Vec<view::Table> {
+        let Sizes { flows, grants, replay_buckets, revoked, pairs, .. } = self.settings.sizes;
+        let table = |name: &str, used: Option<usize>, max: u64, bytes| {
+            let used = used.map(|used| used as u64);
+            view::Table { name: name.into(), used, max, bytes }
+        };
+        let verifier = &self.verifier;
+        let keys = verifier.flows.keys();
+        let four = keys.iter().filter(|key| key.family == 4).count();
+        let mut all = vec![
+            table("flows, IPv4", Some(four), flows.into(), 104),
+            table("flows, IPv6", Some(keys.len() - four), flows.into(), 128),
+            table("grants", Some(verifier.grants.keys().len()), grants.into(), 112),
+            table("revoked", Some(verifier.revoked.handles().len()), revoked.into(), 64),
+            table("replays", None, u64::from(replay_buckets) * 8, 4),
+        ];
+        if self.kernel.max_outbound > 0 {
+            let used = verifier.outbound().ok().map(|used| used as usize);
+            // They are among the flows.
+            if let Some((used, max)) = self.addresses().map(Addresses::usage) {
+                all.push(table("inside addresses", Some(used), max.into(), 48));
+            }
+            all.push(table("outbound", used, self.kernel.max_outbound.into(), 0));
+        }
+        if self.takes_pairs() {
+            all.push(table("pairs", Some(verifier.ls_grants.keys().len()), pairs.into(), 8192));
+        }
+        all
+    }
+
+    /// Until when keys are held.
+    pub fn keys_until(&self, now: u64) -> Option<u64> {
+        let slots = self.verifier.epoch_keys.entries().into_iter().map(|(_, key)| key.epoch);
+        plan::keys_until(slots, now, self.kernel.epoch_length)
+    }
+
+    /// The mark of what is admitted, if packets are marked and not dropped.
+    pub fn mark(&self) -> Option<String> {
+        self.settings.mark.map(|mark| mark.to_string())
+    }
+
+    /// What the programs were loaded with.
+    pub fn kernel(&self) -> &VerifierConfig {
+        &self.kernel
+    }
+
+    /// What is protected.
+    pub fn protected(&self) -> Vec<Protected> {
+        plan::protected(self.verifier.protected.four.entries(), self.verifier.protected.six.entries())
+    }
+}
+
+impl explain::Tables for Protection {
+    fn protected(&self) -> Vec<Protected> {
+        self.protected()
+    }
+
+    fn flow(&self, key: &FlowKey) -> Option<Flow> {
+        self.verifier.flows.get(key).ok().flatten()
+    }
+
+    fn key(&self, slot: u8) -> Option<(Epoch, VerifierKey)> {
+        let key = self.verifier.epoch_keys.get(&slot.into()).ok().flatten()?;
+        let mut bytes = [0; 32];
+        bytes[..16].copy_from_slice(&key.siphash);
+        bytes[16..].copy_from_slice(&key.aes);
+        Some((Epoch(key.epoch), VerifierKey::new(bytes)))
+    }
+
+    fn is_revoked(&self, handle: Handle) -> bool {
+        self.verifier.revoked.get(handle.0).ok().flatten().is_some()
+    }
+
+    fn grant_use(&self, handle: Handle) -> Option<GrantUse> {
+        self.verifier.grants.get(&handle.0).ok().flatten()
+    }
+
+    fn pair(&self, pair: Pair) -> Option<LsGrant> {
+        self.verifier.ls_grants.get(&pair.handle().0).ok().flatten()
+    }
+}

@@ -1,0 +1,175 @@
+//! `verifier.toml`: the enrolment, and every setting by its name.
+
+use super::values::{FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, SAMPLES, carrier, hook, mark, network, peer, suite, verdict};
+use super::{Options, ProofsSettings};
+use crate::directory::Enrolment;
+use engine::document::{self, Faults, Fields, Reader};
+use ipnet::IpNet;
+use std::path::PathBuf;
+use zeroize::Zeroizing;
+
+pub(super) const KEYS: &[&str] = &[
+    "authority",
+    "ca",
+    "verifier",
+    "token",
+    "interface",
+    "hook",
+    "observe",
+    "no_adopt",
+    "whois_users",
+    "metrics",
+    "max_flows",
+    "max_grants",
+    "max_revoked",
+    "replay_buckets",
+    "flows_per_grant",
+    "tcp_idle",
+    "udp_idle",
+    "closing_idle",
+    "samples_per_second",
+    "carriers",
+    "inside",
+    "everything",
+    "open",
+    "max_outbound",
+    "pool",
+    "suites",
+    "max_pairs",
+    "peers",
+    "peer_listen",
+    "verdict",
+    "mark",
+    "proofs",
+];
+
+/// Reads `verifier.toml`: the enrolment, if the verifier is enrolled, and the settings.
+pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
+    Reader::read(text, KEYS, |reader, fields| {
+        let enrolment = enrolment(reader, fields);
+        let options = Options {
+            interface: texts(reader, fields, "interface"),
+            hook: fields.text(reader, "hook").and_then(|text| {
+                let known = hook(text.get_ref()).ok();
+                if known.is_none() {
+                    reader.fault(text.span(), "`hook` is \"xdp\" or \"tc\"");
+                }
+                known
+            }),
+            observe: fields.yes(reader, "observe"),
+            no_adopt: fields.yes(reader, "no_adopt"),
+            whois_users: texts(reader, fields, "whois_users"),
+            metrics: fields.address(reader, "metrics", "127.0.0.1:9465"),
+            max_flows: number(reader, fields, "max_flows", &MAX_FLOWS),
+            max_grants: number(reader, fields, "max_grants", &MAX_FLOWS),
+            max_revoked: number(reader, fields, "max_revoked", &MAX_FLOWS),
+            replay_buckets: number(reader, fields, "replay_buckets", &(64..=1 << 24)).inspect(|buckets| {
+                if !buckets.is_power_of_two() {
+                    let at = fields.value("replay_buckets").map_or(0..0, |value| value.span());
+                    reader.fault(at, "`replay_buckets` is a power of two");
+                }
+            }),
+            flows_per_grant: number(reader, fields, "flows_per_grant", &FLOWS),
+            tcp_idle: seconds(reader, fields, "tcp_idle"),
+            udp_idle: seconds(reader, fields, "udp_idle"),
+            closing_idle: seconds(reader, fields, "closing_idle"),
+            samples_per_second: number(reader, fields, "samples_per_second", &SAMPLES),
+            carriers: named(reader, fields, "carriers", carrier),
+            inside: texts(reader, fields, "inside"),
+            everything: fields.yes(reader, "everything"),
+            open: networks(reader, fields, "open"),
+            max_outbound: number(reader, fields, "max_outbound", &MAX_FLOWS),
+            pool: networks(reader, fields, "pool"),
+            suites: named(reader, fields, "suites", suite),
+            max_pairs: number(reader, fields, "max_pairs", &MAX_PAIRS),
+            peers: named(reader, fields, "peers", peer),
+            peer_listen: fields.address(reader, "peer_listen", "192.0.2.1:8446"),
+            verdict: word(reader, fields, "verdict", verdict),
+            mark: word(reader, fields, "mark", mark),
+            proofs: ProofsSettings::read(reader, fields),
+        };
+        Some((enrolment, options))
+    })
+}
+
+fn enrolment(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Enrolment> {
+    const ALL: [&str; 3] = ["authority", "verifier", "token"];
+    let ca = fields.text(reader, "ca").map(|ca| PathBuf::from(ca.get_ref()));
+    if ALL.iter().all(|key| fields.value(key).is_none()) {
+        return None;
+    }
+    let [authority, verifier, token] =
+        ALL.map(|key| fields.required_text(reader, key).map(|text| (*text.get_ref()).to_owned()));
+    Some(Enrolment { authority: authority?, ca, verifier: verifier?, token: Zeroizing::new(token?) })
+}
+
+pub(super) fn texts(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Vec<String> {
+    let Some(value) = fields.value(key) else { return Vec::new() };
+    document::texts(reader, value).into_iter().map(|text| (*text.get_ref()).to_owned()).collect()
+}
+
+/// What a word stands for.
+pub(super) fn word<T>(
+    reader: &mut Reader<'_>,
+    fields: &Fields<'_, '_>,
+    key: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Option<T> {
+    let text = fields.text(reader, key)?;
+    match read(text.get_ref()) {
+        Ok(word) => Some(word),
+        Err(wanted) => {
+            reader.fault(text.span(), format!("`{key}` is {wanted}"));
+            None
+        }
+    }
+}
+
+/// What a list of names stands for.
+fn named<T>(
+    reader: &mut Reader<'_>,
+    fields: &Fields<'_, '_>,
+    key: &str,
+    read: impl Fn(&str) -> Result<T, String>,
+) -> Vec<T> {
+    let Some(value) = fields.value(key) else { return Vec::new() };
+    let mut known = Vec::new();
+    for text in document::texts(reader, value) {
+        match read(text.get_ref()) {
+            Ok(one) => known.push(one),
+            Err(names) => reader.fault(text.span(), format!("`{key}` takes {names}")),
+        }
+    }
+    known
+}
+
+pub(super) fn networks(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Vec<IpNet> {
+    let Some(value) = fields.value(key) else { return Vec::new() };
+    let read = document::texts(reader, value).into_iter().filter_map(|text| {
+        let known = network(text.get_ref()).ok();
+        if known.is_none() {
+            reader.fault(text.span(), format!("`{key}` holds networks and addresses, such as \"192.0.2.0/24\""));
+        }
+        known
+    });
+    read.collect()
+}
+
+fn number(
+    reader: &mut Reader<'_>,
+    fields: &Fields<'_, '_>,
+    key: &str,
+    range: &std::ops::RangeInclusive<i64>,
+) -> Option<u32> {
+    fields.value(key)?;
+    let (least, most) = (*range.start() as u32, *range.end() as u32);
+    Some(fields.number(reader, key, least, least, most))
+}
+
+fn seconds(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Option<u32> {
+    fields.value(key)?;
+    Some(fields.seconds(reader, key, *IDLE.start(), *IDLE.start(), *IDLE.end()))
+}
+
+/// The text of a new file, settings at their defaults.
+pub const TEMPLATE: &str = include_str!("template.toml");

@@ -1,0 +1,103 @@
+//! How single settings are written, for flags and the file alike.
+
+use datapath::hook::Hook;
+use engine::document;
+use engine::policy::GrantSuite;
+use ipnet::IpNet;
+use std::net::IpAddr;
+use wire::Carrier;
+
+pub(super) const MAX_PAIRS: std::ops::RangeInclusive<i64> = 16..=65_536;
+pub(super) const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
+pub(super) const FLOWS: std::ops::RangeInclusive<i64> = 1..=1 << 26;
+pub(super) const SAMPLES: std::ops::RangeInclusive<i64> = 0..=100_000;
+pub(super) const IDLE: std::ops::RangeInclusive<u32> = 5..=30 * 86_400;
+
+pub(super) fn hook(text: &str) -> Result<Hook, String> {
+    Hook::ALL.into_iter().find(|hook| hook.name() == text).ok_or_else(|| "xdp or tc".to_owned())
+}
+
+pub(super) fn carrier(text: &str) -> Result<Carrier, String> {
+    Carrier::from_name(text).ok_or_else(|| "tail or shim".to_owned())
+}
+
+pub(super) fn network(text: &str) -> Result<IpNet, String> {
+    let address = || text.parse::<IpAddr>().map(IpNet::from);
+    text.parse().or_else(|_| address()).map_err(|_| "a network or an address".to_owned())
+}
+
+/// What becomes of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verdict {
+    /// Those that are not admitted are dropped.
+    #[default]
+    Drop,
+    /// Those that are admitted are marked, and none is dropped.
+    Mark,
+}
+
+pub(super) fn verdict(text: &str) -> Result<Verdict, String> {
+    let known = [("drop", Verdict::Drop), ("mark", Verdict::Mark)].into_iter().find(|(name, _)| *name == text);
+    known.map(|(_, verdict)| verdict).ok_or_else(|| "drop or mark".to_owned())
+}
+
+/// The mark of what is admitted, and which bits of a packet's mark are the verifier's: the lowest eight of them are the
+/// grant's class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// The mark, its class 0.
+    pub value: u32,
+    /// The bits.
+    pub mask: u32,
+}
+
+pub(super) const MARK: Mark = Mark { value: 0x5600_0000, mask: 0xffff_0000 };
+
+impl std::fmt::Display for Mark {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#010x}/{:#010x}", self.value, self.mask)
+    }
+}
+
+pub(super) fn mark(text: &str) -> Result<Mark, String> {
+    const WANTED: &str = "MARK/MASK, such as 0x56000000/0xffff0000: nine or more bits in a row, of which the mark leaves the lowest eight 0";
+    let number = |text: &str| match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16).ok(),
+        None => text.parse().ok(),
+    };
+    let (value, mask) = text.split_once('/').ok_or(WANTED)?;
+    let (value, mask) = (number(value).ok_or(WANTED)?, number(mask).ok_or(WANTED)?);
+    let low = mask.trailing_zeros();
+    let row = mask.checked_shr(low).unwrap_or_default();
+    let fits = row & row.wrapping_add(1) == 0 && row > 0xff;
+    if fits && value & !mask == 0 && (value >> low) & 0xff == 0 && value != 0 {
+        Ok(Mark { value, mask })
+    } else {
+        Err(WANTED.to_owned())
+    }
+}
+
+pub(super) fn peer(text: &str) -> Result<String, String> {
+    let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+    if matches!(port, Some(Ok(1..))) { Ok(text.to_owned()) } else { Err("HOST:PORT".to_owned()) }
+}
+
+pub(super) fn suite(text: &str) -> Result<GrantSuite, String> {
+    let known = GrantSuite::ALL.into_iter().find(|suite| suite.name() == text);
+    known.ok_or_else(|| "siphash, aes-cmac or sha224".to_owned())
+}
+
+pub(super) fn replay_buckets(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|n: &u32| n.is_power_of_two() && (64..=1 << 24).contains(n));
+    number.ok_or_else(|| "a power of two from 64 to 16777216".to_owned())
+}
+
+pub(super) fn idle(text: &str) -> Result<u32, String> {
+    let seconds = duration(text)?;
+    if IDLE.contains(&seconds) { Ok(seconds) } else { Err("from 5s to 30d".to_owned()) }
+}
+
+/// Reads a time on the command line.
+pub fn duration(text: &str) -> Result<u32, String> {
+    document::seconds(text).ok_or_else(|| "a time such as 90s, 5m, 1h or 7d".to_owned())
+}
