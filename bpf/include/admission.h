@@ -95,9 +95,10 @@ static __always_inline __u32 replay_entry(const struct token *token)
 
 enum { REPLAY_TRIES = 4 };
 
-/* CONTINUE if the token is new and remembered. Without a lock: of copies on several cores that take different places at
- * the same time, each finds another's and all are refused. A global function, which the kernel verifies once, for itself:
- * inline, each way through it would be followed to the end of admission. */
+/* CONTINUE if the token is new and remembered. Without a lock: each place is read once, so copies on several cores aim at
+ * the same free place, and one of them gets it. If a place becomes free for one core a second before it does for another,
+ * they may take different ones: each then finds the other's, and both are refused. A global function, which the kernel
+ * verifies once, for itself: inline, each way through it would be followed to the end of admission. */
 __noinline int first_use(struct replay_bucket *bucket, __u32 entry, __u32 clock_now)
 {
 	volatile __u32 *entries;
@@ -106,18 +107,18 @@ __noinline int first_use(struct replay_bucket *bucket, __u32 entry, __u32 clock_
 		return DROP_FLOW_LIMIT;
 	entries = bucket->entries;
 	for (int try = 0; try < REPLAY_TRIES; try++) {
-		__u32 place, was = 0;
+		__u32 place = REPLAY_ENTRIES, was = 0;
 
 #pragma unroll
 		for (__u32 i = 0; i < REPLAY_ENTRIES; i++) {
-			if (entries[i] == entry)
+			__u32 there = entries[i];
+
+			if (there == entry)
 				return DROP_REPLAYED;
-		}
-#pragma unroll
-		for (place = 0; place < REPLAY_ENTRIES; place++) {
-			was = entries[place];
-			if (!is_seen(was, clock_now))
-				break;
+			if (place == REPLAY_ENTRIES && !is_seen(there, clock_now)) {
+				place = i;
+				was = there;
+			}
 		}
 		if (place >= REPLAY_ENTRIES)
 			return DROP_FLOW_LIMIT;
@@ -174,6 +175,20 @@ static __always_inline int take_flow(struct grant_use *use, const struct flow_ke
 	return 0;
 }
 
+/* A grant may be revoked, and its flows forgotten, after admission asked and before its flow was in the table: whoever put
+ * it there asks again. */
+static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64 handle)
+{
+	if (!is_revoked(handle)) {
+		if (config.tells_flows == TELLS_ADMITTED)
+			tell_flow(key);
+		return CONTINUE;
+	}
+	if (!remove_flow(key))
+		release_grant(handle);
+	return DROP_REVOKED;
+}
+
 /* CONTINUE if the token is used for the first time and the flow is in the table: revoked, replay, flow limit. */
 __noinline int admit_flow(struct packet *p, const struct token *token)
 {
@@ -219,11 +234,8 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	fresh.handle = handle;
 	fresh.since = p->time;
 	refresh(&fresh, p, p->time);
-	if (taken && !put_flow(&key, &fresh, BPF_NOEXIST)) {
-		if (config.tells_flows == TELLS_ADMITTED)
-			tell_flow(&key);
-		return CONTINUE;
-	}
+	if (taken && !put_flow(&key, &fresh, BPF_NOEXIST))
+		return keep_unless_revoked(&key, handle);
 	/* The flow is known, or there is no room for it. */
 	flow = find_flow(&key);
 	if (flow && flow->handle == handle && flow_is_live(key.protocol, flow, p->time)) {
@@ -235,17 +247,17 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		return CONTINUE;
 	}
 	outcome = DROP_FLOW_LIMIT;
-	if (!taken || !flow)
+	if (!taken)
 		goto refused;
-	counted = !flow->origin;
-	before = flow->handle;
-	if (put_flow(&key, &fresh, BPF_ANY))
-		goto refused;
-	if (counted)
-		release_grant(before);
-	if (config.tells_flows == TELLS_ADMITTED)
-		tell_flow(&key);
-	return CONTINUE;
+	if (flow) {
+		/* Who takes it out releases it: upkeep may forget it at the same time. */
+		counted = !flow->origin;
+		before = flow->handle;
+		if (!remove_flow(&key) && counted)
+			release_grant(before);
+	}
+	if (!put_flow(&key, &fresh, BPF_NOEXIST))
+		return keep_unless_revoked(&key, handle);
 refused:
 	if (taken)
 		release_grant(handle);

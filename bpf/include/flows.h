@@ -55,6 +55,16 @@ static __always_inline long put_flow(const struct flow_key *key, const struct fl
 	return bpf_map_update_elem(&flows6, key, flow, flags);
 }
 
+static __always_inline long remove_flow(const struct flow_key *key)
+{
+	if (key->family == 4) {
+		struct flow_key4 key4 = short_key(key);
+
+		return bpf_map_delete_elem(&flows4, &key4);
+	}
+	return bpf_map_delete_elem(&flows6, key);
+}
+
 static __always_inline __u32 idle_limit(__u8 protocol, const struct flow *flow)
 {
 	if (protocol != IP_TCP)

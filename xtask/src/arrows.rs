@@ -27,6 +27,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ),
     ("lab", &["wire"], &["engine", "datapath"]),
     ("harness", &["wire", "engine"], &["lab"]),
+    ("model", &["wire"], &["lab"]),
     ("xtask", &[], &[]),
 ];
 

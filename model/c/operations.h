@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* What a program asks of memory that cores share: one operation at a time, each a step that the checker schedules. */
+#pragma once
+#include <linux/types.h>
+#include <bpf/bpf_helpers.h>
+
+enum kind {
+	LOOKUP = 0,
+	UPDATE = 1,
+	DELETE = 2,
+	NEXT = 3, /* the element of a table behind the one of this number */
+	READ = 4,
+	WRITE = 5,
+	ADD = 6,
+	SWAP_IF = 7, /* compare and swap */
+	EXCHANGE = 8,
+	AND = 9,
+	OR = 10,
+	CLOCK = 11,
+};
+
+struct operation {
+	__u32 kind;
+	__u32 size; /* bytes at `address` */
+	struct shape shape;
+	void *address;
+	const void *key;
+	const void *value;
+	__u64 argument;
+	__u64 expected;
+	__u64 result;
+};
+
+/* Gives 0 if the operation was done, else the run ends here. */
+typedef int (*operate)(void *run, struct operation *operation);

@@ -1,0 +1,392 @@
+//! Cores that run scripts of jobs, one operation at a time in every order, and what must hold whatever the order.
+
+use crate::memory::{Memory, Operation, Place, Shape, TableId, kind};
+use crate::program::{Entry, Program, Ran};
+use anyhow::Result;
+use stateright::{Checker, Model, Property};
+use std::fmt;
+use std::time::Instant;
+use wire::map::{Flow, FlowKey4, GrantUse, ReplayBucket, counter, origin};
+use zerocopy::FromBytes;
+
+/// What a core does, one after another.
+#[derive(Clone, Debug)]
+pub enum Job {
+    /// A frame comes in.
+    Frame(Vec<u8>),
+    /// User space has the kernel forget what is over.
+    Sweep,
+    /// User space writes into a table.
+    Put(TableId, Vec<u8>, Vec<u8>),
+    /// Time passes, seconds.
+    Tick(u32),
+}
+
+/// The tables that the promises are about.
+#[derive(Clone, Copy, Debug)]
+pub struct Tables {
+    /// Flows of IPv4.
+    pub flows: TableId,
+    /// Grants in use.
+    pub grants: TableId,
+    /// Revoked grants.
+    pub revoked: TableId,
+    /// Tokens seen.
+    pub replays: TableId,
+}
+
+impl Tables {
+    /// The tables of this program.
+    ///
+    /// # Errors
+    /// If the program lacks one.
+    pub fn of(program: &Program) -> Result<Self> {
+        fn shape<K, V>(kind: u32) -> Shape {
+            Shape { kind, key: size_of::<K>(), value: size_of::<V>(), room: 0 }
+        }
+        Ok(Self {
+            flows: program.table("flows4", shape::<FlowKey4, Flow>(kind::HASH))?,
+            grants: program.table("grants", shape::<u64, GrantUse>(kind::HASH))?,
+            revoked: program.table("revoked", shape::<u64, u32>(kind::HASH))?,
+            replays: program.table("replays", shape::<u32, ReplayBucket>(kind::ARRAY))?,
+        })
+    }
+}
+
+/// A token, and the jobs whose frames carry it: (core, job).
+#[derive(Clone, Debug)]
+pub struct Token {
+    /// Whose frames.
+    pub frames: Vec<(usize, usize)>,
+    /// Whether one of them must be admitted: it is fresh, its grant has budget left, and no table is full.
+    pub must: bool,
+}
+
+/// After this job of this core, no flow of this grant is live.
+#[derive(Clone, Copy, Debug)]
+pub struct Cut {
+    /// The core.
+    pub core: usize,
+    /// The job: a sweep after the grant was revoked.
+    pub job: usize,
+    /// The grant's handle.
+    pub handle: u64,
+}
+
+/// A program, what was before, and what several cores do.
+pub struct World {
+    /// What it is called.
+    pub name: &'static str,
+    /// The program.
+    pub program: Program,
+    /// The tables at first.
+    pub memory: Memory,
+    /// What each core does.
+    pub scripts: Vec<Vec<Job>>,
+    /// Which tokens there are.
+    pub tokens: Vec<Token>,
+    /// Which grants are cut.
+    pub cuts: Vec<Cut>,
+    /// The most flows that may be in the table at any time.
+    pub flows_max: usize,
+}
+
+/// Where a core is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Core {
+    job: u8,
+    performed: u16,
+    answers: Vec<u8>,
+    next: Option<Operation>,
+    outcomes: Vec<u8>,
+}
+
+/// Everything that differs from moment to moment.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    /// The shared tables.
+    pub memory: Memory,
+    /// The cores.
+    pub cores: Vec<Core>,
+    /// Whether an open flow got another owner.
+    pub taken_over: bool,
+}
+
+impl State {
+    /// Whether every core has done its jobs.
+    pub fn is_quiet(&self) -> bool {
+        self.cores.iter().all(|core| core.next.is_none())
+    }
+}
+
+/// The core that takes a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Step(u8);
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "core {}", self.0)
+    }
+}
+
+/// What a run of the checker found.
+#[derive(Debug)]
+pub struct Report {
+    /// States that differ.
+    pub states: usize,
+    /// For each promise that does not hold, the steps that break it.
+    pub broken: Vec<(&'static str, String)>,
+}
+
+/// A token admits once.
+pub const ONCE: &str = "each token admits at most once";
+/// A token admits.
+pub const FRESH: &str = "a fresh token within budget is admitted";
+/// A revocation holds, as soon as no packet is on its way that began before.
+pub const REVOKED: &str = "a revoked grant's flow is never live again";
+/// A flow keeps its owner.
+pub const OWNER: &str = "an open flow keeps its owner";
+/// Counters are right.
+pub const COUNTS: &str = "a grant's count is that of its flows";
+/// Limits hold.
+pub const LIMIT: &str = "no more flows than there may be";
+const ENDS: &str = "every script ends";
+
+impl World {
+    /// Runs frames one after another before the cores begin: what was there before. Gives their outcomes.
+    pub fn before(&mut self, frames: &[Vec<u8>]) -> Vec<u8> {
+        let scripts = std::mem::replace(&mut self.scripts, vec![frames.iter().cloned().map(Job::Frame).collect()]);
+        let mut state = self.initial();
+        while !state.is_quiet() {
+            state = self.step(&state, 0);
+        }
+        self.scripts = scripts;
+        self.memory = state.memory;
+        state.cores.swap_remove(0).outcomes
+    }
+
+    /// Takes every order of steps; prints how many states there are.
+    pub fn check(self) -> Report {
+        let began = Instant::now();
+        let name = self.name;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let checker = self.checker().threads(cores).spawn_bfs().join();
+        let states = checker.unique_state_count();
+        println!("{name}: {states} states, {} steps, {:.1?}", checker.state_count(), began.elapsed());
+        let broken = checker.discoveries().into_iter().filter(|(promise, _)| *promise != ENDS);
+        let mut broken: Vec<_> = broken.map(|(promise, path)| (promise, tell(checker.model(), path))).collect();
+        broken.sort();
+        assert!(checker.discovery(ENDS).is_some() || !broken.is_empty(), "{name}: no script ended");
+        Report { states, broken }
+    }
+
+    fn initial(&self) -> State {
+        let cores = vec![
+            Core { job: 0, performed: 0, answers: Vec::new(), next: None, outcomes: Vec::new() };
+            self.scripts.len()
+        ];
+        let mut state = State { memory: self.memory.clone(), cores, taken_over: false };
+        for core in 0..state.cores.len() {
+            self.go_on(&mut state, core);
+        }
+        state
+    }
+
+    fn step(&self, before: &State, core: usize) -> State {
+        let mut state = before.clone();
+        let Some(operation) = state.cores[core].next.take() else { return state };
+        let place = &mut state.cores[core];
+        state.memory.perform(&operation, |table| self.program.shape(table), &mut place.answers);
+        place.performed += 1;
+        self.go_on(&mut state, core);
+        if touches(&operation) {
+            state.taken_over |= self.takes_over(&before.memory, &state.memory);
+        }
+        state
+    }
+
+    /// Brings a core to its next operation.
+    fn go_on(&self, state: &mut State, core: usize) {
+        let State { memory, cores, .. } = state;
+        let core_state = &mut cores[core];
+        while let Some(job) = self.scripts[core].get(usize::from(core_state.job)) {
+            let entry = match job {
+                Job::Put(table, key, value) if core_state.performed == 0 => {
+                    core_state.next = Some(Operation::Update(*table, key.clone(), value.clone(), 0));
+                    return;
+                }
+                Job::Tick(seconds) if core_state.performed == 0 => {
+                    core_state.next = Some(Operation::Tick(*seconds));
+                    return;
+                }
+                Job::Sweep if core_state.performed == 0 => {
+                    core_state.next = Some(Operation::Clock);
+                    return;
+                }
+                Job::Put(..) | Job::Tick(_) => None,
+                Job::Sweep => {
+                    let now = core_state.answers.first_chunk().expect("the clock's answer");
+                    Some((Entry::Sweep(u32::from_ne_bytes(*now)), 1, 4))
+                }
+                Job::Frame(frame) => Some((Entry::Admit(frame), 0, 0)),
+            };
+            let mut outcome = 0;
+            if let Some((entry, performed, answers)) = entry {
+                let (ran, written) =
+                    self.program.run(entry, core_state.performed - performed, &core_state.answers[answers..]);
+                if let Some((place, bytes)) = written {
+                    memory.write(place, self.program.shape(place.table), &bytes);
+                }
+                match ran {
+                    Ran::Stopped(operation) => {
+                        core_state.next = Some(operation);
+                        return;
+                    }
+                    Ran::Done(counter) => outcome = counter,
+                }
+            }
+            core_state.outcomes.push(outcome);
+            core_state.job += 1;
+            core_state.performed = 0;
+            core_state.answers.clear();
+        }
+    }
+
+    fn tables(&self) -> Tables {
+        Tables::of(&self.program).expect("the program has its tables")
+    }
+
+    fn flows(&self, memory: &Memory) -> Vec<(Vec<u8>, Flow)> {
+        let flow = |value: &[u8]| Flow::read_from_bytes(value).expect("a flow");
+        memory.entries(self.tables().flows).map(|entry| (entry.key.clone(), flow(&entry.value))).collect()
+    }
+
+    /// Whether a flow that was open, and whose grant was not revoked, is gone or has another handle. Scenes let no open flow
+    /// fall silent for so long that it ends.
+    fn takes_over(&self, before: &Memory, after: &Memory) -> bool {
+        let revoked = |handle: u64| {
+            before.entries(self.tables().revoked).any(|entry| entry.key.as_slice() == handle.to_ne_bytes().as_slice())
+        };
+        let after = self.flows(after);
+        let is_there = |key: &[u8], handle| after.iter().any(|(other, flow)| other == key && flow.handle == handle);
+        self.flows(before).iter().any(|(key, flow)| {
+            let is_open = flow.stage == wire::map::stage::OPEN && flow.by_grant() && !revoked(flow.handle);
+            is_open && !is_there(key, flow.handle)
+        })
+    }
+
+    fn admitted(&self, state: &State, token: &Token) -> usize {
+        let admits = |outcome: &u8| [counter::TOKEN, counter::CONSUMED].contains(&u32::from(*outcome));
+        token.frames.iter().filter(|(core, job)| state.cores[*core].outcomes.get(*job).is_some_and(admits)).count()
+    }
+
+    fn counts_are_right(&self, state: &State) -> bool {
+        let flows = self.flows(&state.memory);
+        state.memory.entries(self.tables().grants).all(|entry| {
+            let used = GrantUse::read_from_bytes(&entry.value).expect("a grant's use");
+            let handle = u64::from_ne_bytes(entry.key[..].try_into().expect("a handle"));
+            let of_grant = |(_, flow): &&(Vec<u8>, Flow)| flow.handle == handle && flow.origin == origin::TOKEN;
+            flows.iter().filter(of_grant).count() as u32 == used.flows
+        })
+    }
+
+    fn revocations_hold(&self, state: &State) -> bool {
+        if state.cores.iter().any(|core| core.performed != 0) {
+            return true;
+        }
+        let flows = self.flows(&state.memory);
+        let mut cuts = self.cuts.iter().filter(|cut| usize::from(state.cores[cut.core].job) > cut.job);
+        cuts.all(|cut| flows.iter().all(|(_, flow)| flow.handle != cut.handle))
+    }
+}
+
+impl Model for World {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![self.initial()]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Step>) {
+        let ready = state.cores.iter().enumerate().filter(|(_, core)| core.next.is_some());
+        actions.extend(ready.map(|(core, _)| Step(core as u8)));
+    }
+
+    fn next_state(&self, state: &State, action: Step) -> Option<State> {
+        Some(self.step(state, usize::from(action.0)))
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(ONCE, |world: &Self, state: &State| {
+                world.tokens.iter().all(|token| world.admitted(state, token) <= 1)
+            }),
+            Property::always(FRESH, |world: &Self, state: &State| {
+                let must = world.tokens.iter().filter(|token| token.must);
+                !state.is_quiet() || must.clone().all(|token| world.admitted(state, token) >= 1)
+            }),
+            Property::always(REVOKED, |world: &Self, state: &State| world.revocations_hold(state)),
+            Property::always(OWNER, |_, state: &State| !state.taken_over),
+            Property::always(COUNTS, |world: &Self, state: &State| !state.is_quiet() || world.counts_are_right(state)),
+            Property::always(LIMIT, |world: &Self, state: &State| world.flows(&state.memory).len() <= world.flows_max),
+            Property::sometimes(ENDS, |_, state: &State| state.is_quiet()),
+        ]
+    }
+}
+
+fn touches(operation: &Operation) -> bool {
+    matches!(
+        operation,
+        Operation::Update(..)
+            | Operation::Delete(..)
+            | Operation::Write(_)
+            | Operation::Exchange(..)
+            | Operation::SwapIf(..)
+    )
+}
+
+/// The steps of a path, one a line.
+fn tell(world: &World, path: stateright::Path<State, Step>) -> String {
+    let mut text = String::new();
+    for (state, step) in path.into_vec() {
+        let Some(Step(core)) = step else {
+            let outcomes: Vec<_> = state.cores.iter().map(|core| &core.outcomes).collect();
+            text += &format!("  outcomes {outcomes:?}, flows {:?}\n", world.flows(&state.memory));
+            break;
+        };
+        let at = &state.cores[usize::from(core)];
+        let told = at.next.as_ref().map(|operation| name(world, operation)).unwrap_or_default();
+        text += &format!("  core {core} job {}: {told}\n", at.job);
+    }
+    text
+}
+
+fn name(world: &World, operation: &Operation) -> String {
+    let place = |place: &Place| {
+        format!(
+            "{}[{}]+{}..{}",
+            world.program.name(place.table),
+            place.element,
+            place.offset,
+            place.offset + place.size
+        )
+    };
+    match operation {
+        Operation::Lookup(table, key) => format!("look up {} {key:x?}", world.program.name(*table)),
+        Operation::Update(table, key, _, flags) => {
+            format!("update {} {key:x?}, flags {flags}", world.program.name(*table))
+        }
+        Operation::Delete(table, key) => format!("delete {} {key:x?}", world.program.name(*table)),
+        Operation::Next(table, after) => format!("next of {} behind {after}", world.program.name(*table)),
+        Operation::Read(at) => format!("read {}", place(at)),
+        Operation::Write(at) => format!("write {}", place(at)),
+        Operation::Add(at, by) => format!("add {} to {}", *by as i64, place(at)),
+        Operation::SwapIf(at, was, with) => format!("swap {} from {was:x} to {with:x}", place(at)),
+        Operation::Exchange(at, with) => format!("exchange {} for {with:x}", place(at)),
+        Operation::And(at, with) => format!("and {} with {with:x}", place(at)),
+        Operation::Or(at, with) => format!("or {} with {with:x}", place(at)),
+        Operation::Clock => "read the clock".to_owned(),
+        Operation::Tick(seconds) => format!("{seconds} s pass"),
+    }
+}

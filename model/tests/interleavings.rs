@@ -1,0 +1,88 @@
+//! Every order of the steps of two cores, and of upkeep beside them: what is promised holds in each.
+
+#[allow(dead_code, reason = "the other test is its other user")]
+mod setting;
+
+use model::world::{Job, World};
+use setting::{NOW, Scene, grant, segment};
+use wire::map::VerifierConfig;
+
+fn holds(world: World) {
+    let report = world.check();
+    let broken: Vec<_> = report.broken.iter().map(|(promise, path)| format!("{promise}:\n{path}")).collect();
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+    assert!(report.states > 100, "only {} states", report.states);
+}
+
+#[test]
+fn a_token_on_two_cores_at_once_admits_once() {
+    let syn = || grant(1, NOW).syn(40000, NOW, 7);
+    holds(Scene::new("the same SYN twice", vec![vec![syn()], vec![syn()]]).token(&[(0, 0), (1, 0)]).world());
+}
+
+#[test]
+fn a_token_from_two_ports_at_once_admits_once() {
+    let syn = |port| grant(1, NOW).syn(port, NOW, 7);
+    let scripts = vec![vec![syn(40000)], vec![syn(40001)]];
+    holds(Scene::new("one token from two ports", scripts).token(&[(0, 0), (1, 0)]).world());
+}
+
+#[test]
+fn two_tokens_of_one_grant_at_once_are_admitted() {
+    let syn = |port, nonce| grant(1, NOW).syn(port, NOW, nonce);
+    let scripts = vec![vec![syn(40000, 7)], vec![syn(40001, 8)]];
+    holds(Scene::new("two tokens of one grant", scripts).token(&[(0, 0)]).token(&[(1, 0)]).world());
+}
+
+#[test]
+fn two_tokens_for_one_flow_are_admitted() {
+    let datagram = |nonce| grant(1, NOW).datagram(40000, NOW, nonce);
+    let scripts = vec![vec![datagram(7)], vec![datagram(8)]];
+    holds(Scene::new("two tokens for one flow", scripts).token(&[(0, 0)]).token(&[(1, 0)]).world());
+}
+
+#[test]
+fn a_grant_of_one_flow_gets_one() {
+    let syn = |port, nonce| grant(1, NOW).syn(port, NOW, nonce);
+    let scene = Scene::new("two tokens, one flow", vec![vec![syn(40000, 7)], vec![syn(40001, 8)]]);
+    let config = VerifierConfig { flows_per_grant: 1, ..scene.config };
+    holds(Scene { config, flows_max: 1, ..scene }.used_token(&[(0, 0)]).used_token(&[(1, 0)]).world());
+}
+
+#[test]
+fn a_full_table_evicts_nobody() {
+    let scene = Scene::new(
+        "a full table",
+        vec![vec![grant(2, NOW).syn(40001, NOW, 7)], vec![grant(3, NOW).syn(40002, NOW, 7)]],
+    );
+    let before = vec![grant(1, NOW).syn(40000, NOW, 7), segment(40000, 0)];
+    holds(Scene { before, room: &[("flows4", 1)], flows_max: 1, ..scene }.world());
+}
+
+#[test]
+fn a_revocation_beside_a_first_packet_holds() {
+    let scene = Scene::new("revoked beside a SYN", vec![vec![grant(1, NOW).syn(40000, NOW, 7)], vec![]]);
+    holds(Scene { revokes: vec![(1, grant(1, NOW).handle, NOW + 3000)], ..scene }.world());
+}
+
+#[test]
+fn a_sweep_beside_an_end_and_a_new_beginning_counts_right() {
+    // The client's connection was reset; it opens the same one again while the sweep forgets the old.
+    let again = grant(1, NOW).syn(40000, NOW + 31, 8);
+    let scene = Scene::new("a sweep beside a SYN", vec![vec![again], vec![Job::Sweep]]);
+    let before = vec![grant(1, NOW).syn(40000, NOW, 7)];
+    let mut world = Scene { before, ..scene }.token(&[(0, 0)]).world();
+    world.memory.clock += 31;
+    holds(world);
+}
+
+#[test]
+fn a_token_whose_place_becomes_free_for_one_core_first_admits_at_most_once() {
+    let syn = |port| grant(1, NOW + 30).syn(port, NOW + 30, 9);
+    let scene =
+        Scene::new("a second ends beside two copies", vec![vec![syn(40000)], vec![syn(40001)], vec![Job::Tick(1)]]);
+    let before = vec![grant(2, NOW).syn(40002, NOW, 7)];
+    let mut world = Scene { before, ..scene }.used_token(&[(0, 0), (1, 0)]).world();
+    world.memory.clock += 30;
+    holds(world);
+}

@@ -1,0 +1,98 @@
+//! What was wrong once, put back: the checker finds it.
+
+#[allow(dead_code, reason = "the other test is its other user")]
+mod setting;
+
+use model::program::Edit;
+use model::world::{FRESH, ONCE, OWNER, REVOKED, World};
+use setting::{NOW, Scene, grant, segment};
+use wire::map::VerifierConfig;
+
+fn breaks(world: World, promise: &str) {
+    let report = world.check();
+    let found = report.broken.iter().find(|(broken, _)| *broken == promise);
+    let (_, path) = found.unwrap_or_else(|| panic!("the checker finds nothing against \"{promise}\""));
+    println!("{promise} is broken by\n{path}");
+}
+
+/// Two looks at each place: between them another core takes the one that both aim at.
+const TWO_LOOKS: &[Edit] = &[Edit {
+    file: "include/admission.h",
+    from: "\t\t\t__u32 there = entries[i];\n\n\t\t\tif (there == entry)\n\t\t\t\treturn DROP_REPLAYED;\n",
+    to: "\t\t\tif (entries[i] == entry)\n\t\t\t\treturn DROP_REPLAYED;\n\t\t}\n\t\tfor (__u32 i = 0; i < REPLAY_ENTRIES; i++) {\n\t\t\t__u32 there = entries[i];\n\n",
+}];
+
+#[test]
+fn two_looks_at_a_place_refuse_both_copies() {
+    let syn = |port| grant(1, NOW).syn(port, NOW, 7);
+    let scene = Scene::new("two looks at each place", vec![vec![syn(40000)], vec![syn(40001)]]);
+    breaks(Scene { edits: TWO_LOOKS, ..scene }.token(&[(0, 0), (1, 0)]).world(), FRESH);
+}
+
+/// No look for other copies once the token has its place.
+const NO_LOOK_BACK: &[Edit] =
+    &[Edit { file: "include/admission.h", from: "if (entries[i] == entry && i != place)", to: "if (0)" }];
+
+#[test]
+fn without_a_look_back_a_token_admits_twice() {
+    // The first place's token ends between the two cores' clocks.
+    let syn = |port| grant(1, NOW + 30).syn(port, NOW + 30, 9);
+    let scripts = vec![vec![syn(40000)], vec![syn(40001)], vec![model::world::Job::Tick(1)]];
+    let scene = Scene::new("no look back", scripts);
+    let before = vec![grant(2, NOW).syn(40002, NOW, 7)];
+    let mut world = Scene { edits: NO_LOOK_BACK, before, ..scene }.used_token(&[(0, 0), (1, 0)]).world();
+    world.memory.clock += 30;
+    breaks(world, ONCE);
+}
+
+/// Revocation is asked for before the flow is in the table only.
+const ASKED_ONCE: &[Edit] = &[Edit {
+    file: "include/admission.h",
+    from: "\tif (!is_revoked(handle)) {\n\t\tif (config.tells",
+    to: "\tif (1) {\n\t\tif (config.tells",
+}];
+
+#[test]
+fn a_revocation_that_is_asked_for_once_is_outrun() {
+    let scene = Scene::new("revoked, asked for once", vec![vec![grant(1, NOW).syn(40000, NOW, 7)], vec![]]);
+    let revokes = vec![(1, grant(1, NOW).handle, NOW + 3000)];
+    breaks(Scene { edits: ASKED_ONCE, revokes, ..scene }.world(), REVOKED);
+}
+
+/// Tokens are charged before replays are looked for.
+const CHARGED_FIRST: &[Edit] = &[];
+
+#[test]
+fn replays_that_are_charged_burn_tokens() {
+    let copy = |port| grant(1, NOW).syn(port, NOW, 7);
+    let fresh = grant(1, NOW).syn(40000, NOW, 8);
+    let copies = (40001..40009).map(copy).chain([fresh]).collect();
+    let scene = Scene::new("replays are charged", vec![copies]);
+    let config = VerifierConfig { flows_per_grant: 1, ..scene.config };
+    breaks(Scene { edits: CHARGED_FIRST, config, before: vec![copy(40000)], ..scene }.token(&[(0, 8)]).world(), FRESH);
+}
+
+/// Entries of the replay table know twelve bits of their time.
+const TWELVE_BITS: &[Edit] = &[];
+
+#[test]
+fn entries_with_twelve_bits_of_time_come_back() {
+    let later = NOW + 3600;
+    let fresh = |number, port| vec![grant(number, later).syn(port, later, 7)];
+    let scene = Scene::new("an hour after a full bucket", vec![fresh(11, 40011), fresh(12, 40012)]);
+    let before = (1..9).map(|number| grant(number, NOW).syn(40000 + number as u16, NOW, 7)).collect();
+    let mut world = Scene { edits: TWELVE_BITS, before, ..scene }.token(&[(0, 0)]).token(&[(1, 0)]).world();
+    world.memory.clock = later;
+    breaks(world, FRESH);
+}
+
+/// A right token takes the 5-tuple, whoever has it.
+const TAKEOVER: &[Edit] = &[];
+
+#[test]
+fn a_strangers_token_takes_an_open_flow() {
+    let scripts = vec![vec![grant(2, NOW).syn(40000, NOW, 8)], vec![segment(40000, 0)]];
+    let scene = Scene::new("a stranger's SYN on an open flow", scripts);
+    let before = vec![grant(1, NOW).syn(40000, NOW, 7), segment(40000, 0)];
+    breaks(Scene { edits: TAKEOVER, before, ..scene }.world(), OWNER);
+}

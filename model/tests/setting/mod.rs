@@ -1,0 +1,186 @@
+//! A verifier before one server, clients with grants, and their frames.
+
+use lab::forge::{Packet, Tcp, flag};
+use model::memory::Memory;
+use model::program::{Constants, Edit, Program};
+use model::world::{Cut, Job, Tables, Token, World};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use wire::map::{ClassSet, EpochKey, Prefix4, SERVICES_MAX, Service, Services, VerifierConfig};
+use wire::{Destination, Epoch, Flags, GrantHeader, Handle, MasterKey, Suite, VerifierKey, tail};
+use zerocopy::IntoBytes;
+
+pub const NOW: u32 = 1_800_000_000;
+const EPOCH_LENGTH: u32 = 3600;
+const SERVER: &str = "203.0.113.10";
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const SSH: u16 = 22;
+const QUIC: u16 = 443;
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn key(epoch: Epoch) -> VerifierKey {
+    MasterKey::new(std::array::from_fn(|index| index as u8)).verifier_key("edge-1", epoch).expect("a short id")
+}
+
+/// A client's grant to the server.
+#[derive(Clone, Copy)]
+pub struct Grant {
+    pub handle: u64,
+    epoch: Epoch,
+    expires: u32,
+}
+
+/// The grant of this number, made at this time.
+pub fn grant(number: u32, made: u32) -> Grant {
+    Grant {
+        handle: 0x0100_0000_0000_0000 | u64::from(number),
+        epoch: Epoch::at(made.into(), EPOCH_LENGTH),
+        expires: made + 3000,
+    }
+}
+
+impl Grant {
+    fn token(&self, protocol: u8, port: u16, time: u32, nonce: u32) -> Vec<u8> {
+        let to = Destination { address: address(SERVER), protocol, port };
+        let header = GrantHeader {
+            suite: Suite::Siphash,
+            flags: Flags(0),
+            epoch: self.epoch.on_wire(),
+            prefix_length: 32,
+            expires: self.expires,
+            handle: Handle(self.handle),
+        };
+        let grant_key = header.key(&key(self.epoch), &to, address("198.51.100.7"));
+        tail::block(&wire::Token::new(header, &grant_key, time, nonce, &to).encode()).to_vec()
+    }
+
+    /// A SYN from this port with the token of this time and nonce.
+    pub fn syn(&self, client_port: u16, time: u32, nonce: u32) -> Job {
+        Job::Frame(packet().tcp(Tcp::syn(client_port, SSH)).payload(&self.token(TCP, SSH, time, nonce)).frame())
+    }
+
+    /// A datagram from this port with the token of this time and nonce.
+    pub fn datagram(&self, client_port: u16, time: u32, nonce: u32) -> Job {
+        let payload = [b"payload".to_vec(), self.token(UDP, QUIC, time, nonce)].concat();
+        Job::Frame(packet().udp(client_port, QUIC).payload(&payload).frame())
+    }
+}
+
+fn packet() -> Packet {
+    Packet::new(address("198.51.100.7"), address(SERVER))
+}
+
+/// A segment of an established connection.
+pub fn segment(client_port: u16, flags: u8) -> Job {
+    let tcp = Tcp { sequence: 2, acknowledgement: 1, ..Tcp::new(client_port, SSH, flags | flag::ACK) };
+    Job::Frame(packet().tcp(tcp).frame())
+}
+
+/// What a verifier is, and what happens there.
+pub struct Scene {
+    pub name: &'static str,
+    pub edits: &'static [Edit],
+    pub config: VerifierConfig,
+    /// Elements that tables take.
+    pub room: &'static [(&'static str, usize)],
+    /// Frames that came before.
+    pub before: Vec<Job>,
+    pub scripts: Vec<Vec<Job>>,
+    pub tokens: Vec<Token>,
+    pub cuts: Vec<Cut>,
+    pub flows_max: usize,
+    /// Revokes, as jobs of the scripts: (core, handle, expires) stands at the head of that core's script, with a sweep.
+    pub revokes: Vec<(usize, u64, u32)>,
+}
+
+impl Scene {
+    pub fn new(name: &'static str, scripts: Vec<Vec<Job>>) -> Self {
+        let config = VerifierConfig {
+            replay_mask: 0,
+            epoch_length: EPOCH_LENGTH,
+            samples_per_second: 0,
+            ..VerifierConfig::default()
+        };
+        Self {
+            name,
+            edits: &[],
+            config,
+            room: &[],
+            before: Vec::new(),
+            scripts,
+            tokens: Vec::new(),
+            cuts: Vec::new(),
+            flows_max: 16,
+            revokes: Vec::new(),
+        }
+    }
+
+    /// The token of these frames, of which one is to be admitted.
+    pub fn token(mut self, frames: &[(usize, usize)]) -> Self {
+        self.tokens.push(Token { frames: frames.to_vec(), must: true });
+        self
+    }
+
+    /// The token of these frames, which may all be refused.
+    pub fn used_token(mut self, frames: &[(usize, usize)]) -> Self {
+        self.tokens.push(Token { frames: frames.to_vec(), must: false });
+        self
+    }
+
+    pub fn world(self) -> World {
+        let program = Program::new(self.edits, self.config, constants(), self.room.iter().copied().collect())
+            .unwrap_or_else(|error| panic!("{error:#}"));
+        let tables = Tables::of(&program).expect("the program has its tables");
+        let mut memory = Memory::default();
+        memory.clock = NOW;
+        let mut scripts = self.scripts;
+        let mut cuts = self.cuts;
+        for (core, handle, expires) in self.revokes {
+            let put = Job::Put(tables.revoked, handle.to_ne_bytes().to_vec(), expires.to_ne_bytes().to_vec());
+            scripts[core].splice(0..0, [put, Job::Sweep]);
+            cuts.push(Cut { core, job: 1, handle });
+        }
+        let (tokens, flows_max) = (self.tokens, self.flows_max);
+        let mut world = World { name: self.name, program, memory, scripts, tokens, cuts, flows_max };
+        let before: Vec<_> = self
+            .before
+            .into_iter()
+            .map(|job| match job {
+                Job::Frame(frame) => frame,
+                other => panic!("only frames come before: {other:?}"),
+            })
+            .collect();
+        for outcome in world.before(&before) {
+            assert!(outcome > 16, "a frame that came before was dropped: reason {outcome}");
+        }
+        world
+    }
+}
+
+fn constants() -> Constants {
+    let index = |index: u32| index.to_ne_bytes().to_vec();
+    let epochs = Epoch::at(NOW.into(), EPOCH_LENGTH).0 - 1..=Epoch::at(NOW.into(), EPOCH_LENGTH).0 + 3;
+    let epoch_keys = epochs.map(|number| {
+        let key = key(Epoch(number));
+        let [siphash, aes] = [Suite::Siphash, Suite::AesCmac].map(|suite| *key.of(suite));
+        let entry = EpochKey { epoch: number, siphash, aes };
+        (index(u32::from(Epoch(number).on_wire())), entry.as_bytes().to_vec())
+    });
+    let mut services = Services { count: 2, spans: [Service::default(); SERVICES_MAX] };
+    for (span, (protocol, port)) in services.spans.iter_mut().zip([(TCP, SSH), (UDP, QUIC)]) {
+        *span = Service { protocol, first_port: port, last_port: port, ..Service::default() };
+    }
+    let IpAddr::V4(server) = address(SERVER) else { panic!("an IPv4 address") };
+    let prefix = Prefix4 { length: 32, address: server.octets() };
+    BTreeMap::from([
+        ("clock", vec![(index(0), vec![0; 8])]),
+        ("open4", vec![(index(0), ClassSet::NOTHING.as_bytes().to_vec())]),
+        ("protected4", vec![(prefix.as_bytes().to_vec(), services.as_bytes().to_vec())]),
+        ("epoch_keys", epoch_keys.collect()),
+        ("revoked_classes", vec![(index(0), ClassSet::EVERYTHING.as_bytes().to_vec())]),
+    ])
+}
