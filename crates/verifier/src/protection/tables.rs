@@ -15,8 +15,6 @@ use wire::packet::{TCP, UDP};
 use wire::{DropReason, Epoch, Handle, Pair, VerifierKey};
 
 /// Names of the outcomes that are no drops.
-
-/// Names of the outcomes that are no drops.
 const PASSED: [(u32, &str); 5] = [
     (counter::NOT_OURS, "not_ours"),
     (counter::FLOW, "flow"),
