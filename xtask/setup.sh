@@ -1,29 +1,41 @@
 #!/bin/sh
-# Installs every package that building, testing and showing Vouchsafe needs on Debian 12 or Ubuntu 24.04.
+# Installs what one purpose needs on Debian 12 or Ubuntu 24.04: `sh xtask/setup.sh [--list] build|demo|bench|test`.
 # Plain sh, because xtask itself can't be linked before gcc is there. Asks nothing; quick when nothing is missing.
 set -eu
 cd "$(dirname "$0")/.."
 
-build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
-network='python3 iproute2 nftables conntrack ethtool tcpdump tshark util-linux openvswitch-switch'
-tester='python3-venv'
-scenarios='bind9-dnsutils openssh-server openssh-client iperf3 nmap curl'
-kernels='qemu-system-x86 busybox-static cpio binutils'
-logins='chromium chromium-driver'
+# What each purpose adds. `bench` needs what `demo` needs, and `demo` what `build` needs; `test` needs everything.
+for_build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
+for_demo='util-linux iproute2 nftables ethtool openssh-server openssh-client'
+for_bench='openvswitch-switch'
+for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils iperf3 nmap curl qemu-system-x86 busybox-static cpio binutils'
+browser='chromium chromium-driver'
 # shellcheck source=/dev/null
-[ "$(. /etc/os-release; echo "$ID")" != ubuntu ] || logins='chromium-browser chromium-chromedriver'
+[ "$(. /etc/os-release; echo "$ID")" != ubuntu ] || browser='chromium-browser chromium-chromedriver'
 
 say() { printf 'setup: %s\n' "$*"; }
 fail() { say "$*" >&2; exit 2; }
 
-command -v dpkg-query >/dev/null || fail "only Debian and Ubuntu are known here; install by hand: $build $network $tester $scenarios $kernels $logins nodejs npm"
+list=no
+[ "${1:-}" != --list ] || { list=yes; shift; }
+purpose=${1:-test}
+case $purpose in
+build) wanted="$for_build" ;;
+demo) wanted="$for_build $for_demo" ;;
+bench) wanted="$for_build $for_demo $for_bench" ;;
+test)
+    wanted="$for_build $for_demo $for_bench $for_test $browser"
+    # Node may have come from elsewhere than a package, or its package may bring npm along.
+    command -v node >/dev/null || wanted="$wanted nodejs"
+    command -v npm >/dev/null || wanted="$wanted npm"
+    ;;
+*) fail "no such purpose: $purpose; there are build, demo, bench and test" ;;
+esac
+[ $list = no ] || { echo "$wanted"; exit; }
 
-# Node may have come from elsewhere than a package, or its package may bring npm along.
-command -v node >/dev/null || logins="$logins nodejs"
-command -v npm >/dev/null || logins="$logins npm"
-
+command -v dpkg-query >/dev/null || fail "only Debian and Ubuntu are known here; install by hand: $wanted"
 missing=''
-for package in $build $network $tester $scenarios $kernels $logins; do
+for package in $wanted; do
     case $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) in
     installed) ;;
     *) missing="$missing $package" ;;
@@ -57,10 +69,12 @@ if [ -n "$missing" ]; then
     fi
     say "installed$missing"
 else
-    say "all packages are there"
+    say "all packages for $purpose are there"
 fi
 
 command -v cargo >/dev/null || fail "cargo is missing: install Rust from https://rustup.rs"
+[ "$purpose" = test ] || exit 0
+
 if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
     command -v rustup >/dev/null || fail "rustfmt and clippy are missing and there is no rustup to add them"
     say "adding rustfmt and clippy"

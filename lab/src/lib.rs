@@ -1,11 +1,9 @@
 //! Networks in one machine: namespaces, links, NATs, processes, packets by hand and captures, each gone when dropped.
 //!
-//! The scenarios (demo, benches, screenshots, end-to-end tests) are made of these. They know the product only as a process and by what
+//! The scenarios (demo, benches, end-to-end tests) are made of these. They know the product only as a process and by what
 //! it does to packets. Needs root.
 
-pub mod browser;
 pub mod capture;
-pub mod console;
 pub mod counter;
 pub mod evidence;
 pub mod forge;
@@ -28,7 +26,6 @@ pub mod world;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-pub use browser::Browser;
 pub use capture::Capture;
 pub use evidence::test;
 pub use net::Namespace;

@@ -1,7 +1,6 @@
-//! The scenarios on the command line. `make demo` and `cargo xtask silence` end here.
+//! The scenarios on the command line: `make demo` and `cargo xtask silence` run this program.
 
 mod demo;
-mod screenshots;
 mod silence;
 
 use std::process::ExitCode;
@@ -19,8 +18,6 @@ struct Args {
 enum Scenario {
     /// See it work
     Demo(demo::Args),
-    /// Take pictures of the console's pages
-    Screenshots(screenshots::Args),
     /// Show that a protected host answers nothing
     Silence(silence::Args),
 }
@@ -28,7 +25,6 @@ enum Scenario {
 fn main() -> ExitCode {
     match Args::parse().scenario {
         Scenario::Demo(args) => demo::run(&args),
-        Scenario::Screenshots(args) => screenshots::run(&args),
         Scenario::Silence(args) => silence::run(&args),
     }
 }

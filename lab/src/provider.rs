@@ -141,7 +141,7 @@ fn write(file: &Path, groups: &BTreeMap<String, Vec<String>>) -> Result<()> {
 }
 
 /// What `make setup` installed, beside whatever cargo has built.
-pub(crate) fn modules() -> Result<PathBuf> {
+pub fn modules() -> Result<PathBuf> {
     let this = std::env::current_exe()?;
     let found = this.ancestors().map(|dir| dir.join("parts/provider")).find(|path| path.join("node_modules").is_dir());
     let found = found.context("no OpenID provider: `make setup` installs it")?;

@@ -26,6 +26,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
         &["client", "datapath", "engine", "lab"],
     ),
     ("lab", &["wire"], &["engine", "datapath"]),
+    ("browser", &["lab"], &[]),
     ("harness", &["wire", "engine"], &["lab"]),
     ("model", &["wire"], &["lab"]),
     ("xtask", &[], &[]),

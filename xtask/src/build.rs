@@ -17,15 +17,19 @@ pub fn for_tests() -> Result<PathBuf> {
     Ok(target_dir().join("debug/vouchsafe"))
 }
 
-/// Builds `vouchsafe` and `lab`, then becomes `lab SCENARIO ARGS…` as root: its exit code is ours.
-pub fn lab(scenario: &str, args: &[String]) -> Result<()> {
-    let vouchsafe = release()?;
-    let lab = vouchsafe.with_file_name("lab");
+/// The profile in Cargo.toml that builds fastest: for looking at the product, not for shipping or measuring it.
+const DEMO: &str = "demo";
+
+/// Builds `vouchsafe` and the crate `package` for a demonstration, then becomes `program ARGS…` as root: its exit code is ours.
+pub fn scenario(package: &str, program: &str, args: impl IntoIterator<Item = String>) -> Result<()> {
+    run(&mut cargo(["build", "--profile", DEMO, "--package", "vouchsafe", "--package", package]))?;
+    let built = target_dir().join(DEMO);
+    let program = built.join(program);
     // As an argument of env, because sudo may refuse to keep a variable.
     let mut setting = OsString::from("VOUCHSAFE_BIN=");
-    setting.push(&vouchsafe);
-    let error = command_as_root("env").arg(setting).arg(&lab).arg(scenario).args(args).exec();
-    Err(error).with_context(|| format!("could not start {}", lab.display()))
+    setting.push(built.join("vouchsafe"));
+    let error = command_as_root("env").arg(setting).arg(&program).args(args).exec();
+    Err(error).with_context(|| format!("could not start {}", program.display()))
 }
 
 /// Man pages and shell completions, as the binary itself writes them.
@@ -45,9 +49,8 @@ pub fn documents() -> Result<()> {
     Ok(())
 }
 
-/// Builds `vouchsafe` and `lab` for people and measurements; says where the former is. Always both, or cargo would build
-/// their dependencies once more with the features that one alone needs.
+/// Builds `vouchsafe` as it is shipped and says where it is.
 pub fn release() -> Result<PathBuf> {
-    run(&mut cargo(["build", "--release", "--package", "vouchsafe", "--package", "lab"]))?;
+    run(&mut cargo(["build", "--release", "--package", "vouchsafe"]))?;
     Ok(target_dir().join("release/vouchsafe"))
 }

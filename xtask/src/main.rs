@@ -10,6 +10,7 @@ mod kernels;
 mod licence;
 mod lint;
 mod run;
+mod setup;
 mod simulate;
 
 use std::path::PathBuf;
@@ -29,8 +30,12 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Install the packages that everything else needs (Debian 12, Ubuntu 24.04)
-    Setup,
+    /// Install the packages that one purpose needs (Debian 12, Ubuntu 24.04)
+    Setup {
+        /// What for; `test` is everything
+        #[arg(default_value = "test", value_parser = setup::PURPOSES)]
+        purpose: String,
+    },
     /// What CI runs: lint, audit, arrows, every test
     Ci,
     /// Every test, here as root and in a booted 6.1 kernel
@@ -98,14 +103,16 @@ fn main() -> ExitCode {
 
 fn perform(task: Task) -> Result<()> {
     match task {
-        Task::Setup => run(command("sh").arg("xtask/setup.sh")),
+        Task::Setup { purpose } => setup::run(&purpose),
         Task::Ci => run(&mut command(".ci/run")),
         Task::Test { no_kernels, args } => test(no_kernels, &args),
         Task::Kernels(args) => kernels::run(&args),
-        Task::Demo { args } => build::lab("demo", &args),
+        Task::Demo { args } => build::scenario("lab", "lab", [&["demo".to_owned()], &args[..]].concat()),
         Task::Bench { parts } => bench::run(&parts),
-        Task::Screenshots => build::lab("screenshots", &[root().join("docs/console").to_string_lossy().into_owned()]),
-        Task::Silence { args } => build::lab("silence", &args),
+        Task::Screenshots => {
+            build::scenario("browser", "screenshots", [root().join("docs/console").to_string_lossy().into_owned()])
+        }
+        Task::Silence { args } => build::scenario("lab", "lab", [&["silence".to_owned()], &args[..]].concat()),
         Task::Lint { only } => lint::run(&only),
         Task::Audit => audit::run(),
         Task::Arrows => arrows::run(),

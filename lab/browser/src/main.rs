@@ -7,22 +7,23 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
-use lab::Browser;
-use lab::console::{Look, PAGES, Scene, Who};
+use browser::Browser;
+use browser::console::{Look, PAGES, Scene, Who};
+use clap::Parser;
 
 /// The largest picture, in bytes: they are in the repository.
 const LARGEST: usize = 100_000;
 
-/// Options of `screenshots`.
-#[derive(clap::Args)]
-pub struct Args {
+/// Take pictures of the console's pages; needs root
+#[derive(Parser)]
+#[command(name = "screenshots")]
+struct Args {
     /// The folder to write them to
     folder: PathBuf,
 }
 
-/// Takes them; exit code 2 if that can't be done.
-pub fn run(args: &Args) -> ExitCode {
-    match take(args) {
+fn main() -> ExitCode {
+    match take(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("screenshots: {error:#}");

@@ -9,15 +9,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use lab::net::Namespace;
+use lab::provider::{self, Options, Provider};
+use lab::service::call;
+use lab::world::{AUTHORITY, Agent, Authority, ECHO, FRONT4, Network, PASSWORD, SOON, Services, Verifier, Way, policy};
 use serde_json::{Value, json};
 
-use crate::browser::{Browser, NAME};
-use crate::net::Namespace;
-use crate::provider::{self, Options, Provider};
-use crate::service::call;
-use crate::world::{
-    AUTHORITY, Agent, Authority, ECHO, FRONT4, Network, PASSWORD, SOON, Services, Verifier, Way, policy,
-};
+use crate::driver::{Browser, NAME};
 
 /// Who looks at a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

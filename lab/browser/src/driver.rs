@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 use tokio::runtime::{self, Runtime};
 use url::{ParseError, Url};
 
-use crate::net::Namespace;
-use crate::process::Process;
-use crate::world::AUTHORITY;
+use lab::net::Namespace;
+use lab::process::Process;
+use lab::world::AUTHORITY;
 
 /// What browsers call the authority of the standard world.
 pub const NAME: &str = "authority.example.org";

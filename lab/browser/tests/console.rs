@@ -7,13 +7,14 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use lab::console::{
+use browser::Browser;
+use browser::console::{
     ADMINISTRATOR, Look, PAGES, PERSON, Scene, Who, authenticator, code, faults, log_in, log_out, out_of_reach,
     overflow, url,
 };
 use lab::service::{call, exchange};
 use lab::world::{ECHO, FRONT4, PASSWORD, SOON};
-use lab::{Browser, poll, provider, test};
+use lab::{poll, provider, test};
 
 /// How long a flow that has to be cut may live on.
 const CUT: Duration = Duration::from_secs(2);

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use browser::Browser;
 use lab::provider::{self, Options, PASSWORD, Provider};
 use lab::service::{call, exchange};
 use lab::world::{AUTHORITY, Agent, Authority, ECHO, FRONT4, Network, SOON, Services, Verifier, Way, World, policy};
-use lab::{Browser, Process, poll, test};
+use lab::{Process, poll, test};
 
 /// Long enough for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(400);
