@@ -1,6 +1,7 @@
 //! Loads and attaches the kernel programs of `bpf/`, and gives typed access to their maps.
 //!
-//! The only crate that speaks to BPF. It decides nothing: what to write into which map comes from the roles.
+//! The only crate that speaks to BPF. It decides nothing: what to write into which map comes from the roles, and what the
+//! maps mean for a packet from `engine`, which reads them through [`kernel_tables`].
 
 pub mod agent;
 mod attachments;
@@ -12,6 +13,7 @@ pub mod gateway;
 mod handed;
 pub mod hook;
 pub mod interface;
+pub mod kernel_tables;
 mod link;
 pub mod nat;
 mod object;

@@ -117,7 +117,7 @@ pub struct Verifier {
     counters: Table<u32, u64>,
     samples: MapHandle,
     flow_news: MapHandle,
-    epoch_length: u32,
+    config: VerifierConfig,
 }
 
 impl Verifier {
@@ -177,7 +177,7 @@ impl Verifier {
             counters: object.table("counters")?,
             samples: object.map("samples")?,
             flow_news: object.map("flow_news")?,
-            epoch_length: config.epoch_length,
+            config,
             object,
             pins,
             hook,
@@ -190,9 +190,15 @@ impl Verifier {
         self.hook
     }
 
-    /// The epoch length the programs were loaded with, seconds.
-    pub fn epoch_length(&self) -> u32 {
-        self.epoch_length
+    /// The settings that the programs were loaded with.
+    pub fn config(&self) -> &VerifierConfig {
+        &self.config
+    }
+
+    /// The key of an epoch, if it is held.
+    pub fn key(&self, epoch: wire::Epoch) -> Option<wire::VerifierKey> {
+        let entry = self.epoch_keys.get(&u32::from(epoch.on_wire())).ok().flatten();
+        entry.filter(|entry| entry.epoch != 0 && entry.epoch == epoch.0).map(|entry| verifier_key(&entry))
     }
 
     /// Attaches to `interface`; takes over what an earlier process attached and pinned. If that hangs on another hook, it
@@ -373,4 +379,12 @@ impl Verifier {
 /// What the epoch's key looks like to the kernel program.
 pub fn epoch_key(epoch: wire::Epoch, key: &wire::VerifierKey) -> EpochKey {
     EpochKey { epoch: epoch.0, siphash: *key.of(wire::Suite::Siphash), aes: *key.of(wire::Suite::AesCmac) }
+}
+
+/// The epoch's key as the kernel program holds it.
+fn verifier_key(entry: &EpochKey) -> wire::VerifierKey {
+    let mut bytes = [0; 32];
+    bytes[..16].copy_from_slice(&entry.siphash);
+    bytes[16..].copy_from_slice(&entry.aes);
+    wire::VerifierKey::new(bytes)
 }

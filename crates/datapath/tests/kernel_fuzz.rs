@@ -11,7 +11,8 @@ mod table;
 mod world;
 
 use datapath::hook::Hook;
-use engine::verifier::Outcome;
+use datapath::kernel_tables::KernelTables;
+use engine::verifier::{Outcome, explain};
 use lab::forge::{Packet, Tcp};
 use std::net::IpAddr;
 use table::syn_options;
@@ -265,6 +266,7 @@ fn agree_on_random_packets(hook: Hook) {
         if !world::runs(hook, &frame) {
             continue;
         }
+        let explained = explain(&KernelTables::with_room(&deciders.kernel), &frame, now);
         let mut modelled = frame.clone();
         let outcome = deciders.model.judge(&mut modelled, now);
         // Each time, or the second ends meanwhile on a slow machine.
@@ -281,6 +283,7 @@ fn agree_on_random_packets(hook: Hook) {
         let code = hook.code(outcome.passes(false));
         let place = || format!("packet {number} of seed {seed:#x} at {now}, {outcome:?}: {}", hex::encode(&frame));
         assert_eq!(ran.code, code, "{}", place());
+        assert_eq!(explained.outcome, outcome, "{}\n{explained:?}", place());
         assert!(
             ran.frame == modelled,
             "{}\nrust   {}\nkernel {}",

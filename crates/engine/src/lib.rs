@@ -17,6 +17,7 @@ pub mod policy;
 pub mod preference;
 pub mod proofs;
 pub mod protected;
+pub mod protocol;
 pub mod rulebook;
 pub mod segment;
 pub mod verifier;

@@ -2,7 +2,7 @@
 //! only a verifier knows.
 #![forbid(unsafe_code)]
 
-mod capture;
+pub mod capture;
 mod content;
 mod flows;
 mod packet;

@@ -1,23 +1,22 @@
 //! `vouchsafe verifier …`: arguments in, words out. What is done is `daemon`'s, what is known the daemon's behind its
 //! control socket.
 
-use crate::control::{self, Asker, Request};
+use crate::control::{self, Request};
 use crate::directory::Directory;
 use crate::settings::{Options, duration};
-use crate::{daemon, protocol, view};
-use anyhow::{Context, Result, bail};
+use crate::{daemon, view};
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use datapath::Pins;
-use engine::api::PersonExplanation;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use shell::table::Table;
 use shell::{print, println};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+mod explain;
 mod show;
 
 use show::{address_table, drop_cells, flow_table, show_drops, show_flow, show_status};
@@ -33,12 +32,6 @@ const RUN: &str = "Examples:
   vouchsafe verifier run --observe                 # drop nothing, say what would be dropped
   vouchsafe verifier run --try 5m                  # protect, for five minutes unless confirmed
   vouchsafe verifier run --interface eth0 --tcp-idle 2h";
-const EXPLAIN: &str = "Examples:
-  vouchsafe verifier explain --from 203.0.113.7:5000 --to 203.0.113.10:22
-  vouchsafe verifier explain --person alice --to 203.0.113.10:443 --protocol udp
-  vouchsafe verifier explain --person alice --device laptop --group staff --to 203.0.113.10:22
-  vouchsafe verifier explain --frame HEX";
-
 /// An address with a port.
 fn endpoint(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "write ADDR:PORT, such as 203.0.113.5:4711 or [2001:db8::5]:4711")
@@ -107,23 +100,14 @@ pub enum VerifierCommand {
         client: SocketAddr,
     },
     /// Say whether a packet would pass, or a person would get a grant, and why; exit code 1 if not
-    #[command(after_help = EXPLAIN)]
+    #[command(after_help = explain::EXAMPLES)]
     Explain {
         /// Which daemon is asked
         #[command(flatten)]
         look: Look,
-        /// What is asked
+        /// What is explained
         #[command(flatten)]
-        subject: Subject,
-        /// What is known of a person
-        #[command(flatten)]
-        besides: Besides,
-        /// The server's address and port
-        #[arg(long, value_name = "ADDR:PORT", required_unless_present = "frame")]
-        to: Option<SocketAddr>,
-        /// tcp, udp or a number
-        #[arg(long, default_value = "tcp", value_parser = protocol::parse)]
-        protocol: u8,
+        question: explain::Question,
     },
 }
 
@@ -205,38 +189,6 @@ pub struct Look {
     json: bool,
 }
 
-/// What is explained
-#[derive(Args, Debug)]
-#[group(required = true, multiple = false)]
-pub struct Subject {
-    /// Would a packet from this client pass?
-    #[arg(long, value_name = "ADDR:PORT")]
-    from: Option<SocketAddr>,
-    /// Would this Ethernet frame pass? Tells about its token, too
-    #[arg(long, value_name = "HEX")]
-    frame: Option<String>,
-    /// Would this person get a grant?
-    #[arg(long, value_name = "NAME")]
-    person: Option<String>,
-}
-
-/// What is known of a person besides what the authority knows
-#[derive(Args, Debug)]
-pub struct Besides {
-    /// With the tags of this device of the person
-    #[arg(long, value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame"])]
-    device: Option<String>,
-    /// As if the person were in this group, too; may be repeated
-    #[arg(long = "group", value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame"])]
-    groups: Vec<String>,
-    /// As if the person's device had this tag, too; may be repeated
-    #[arg(long = "tag", value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame"])]
-    tags: Vec<String>,
-    /// As if the person asked from this address
-    #[arg(long = "address", value_name = "ADDR", requires = "person", conflicts_with_all = ["from", "frame"])]
-    source: Option<IpAddr>,
-}
-
 /// An instance's name is part of paths.
 fn instance(text: &str) -> Result<String, String> {
     let fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
@@ -308,9 +260,7 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
             look.show(&flows, |flows| flows.iter().for_each(show_flow))?;
             Ok(if flows.is_empty() { NO } else { ExitCode::SUCCESS })
         }
-        VerifierCommand::Explain { look, subject, besides, to, protocol } => {
-            explain(&look, subject, besides, to, protocol).await
-        }
+        VerifierCommand::Explain { look, question } => explain::run(&look, question).await,
     }
 }
 
@@ -345,52 +295,6 @@ async fn detach(daemon: &Daemon) -> Result<ExitCode> {
             Ok(NO)
         }
     }
-}
-
-async fn explain(
-    look: &Look,
-    subject: Subject,
-    besides: Besides,
-    to: Option<SocketAddr>,
-    protocol: u8,
-) -> Result<ExitCode> {
-    let to_or = || to.context("--to is missing");
-    let yes = match subject {
-        Subject { person: Some(person), .. } => {
-            let Besides { device, groups, tags, source } = besides;
-            let asker = Asker { person, device, groups, tags, source };
-            let request = Request::ExplainPerson { asker, to: to_or()?, protocol };
-            let answer: PersonExplanation = look.daemon.ask(&request).await?;
-            look.show(&answer, |PersonExplanation { explanation, taken }| {
-                println!("{}", explanation.text);
-                taken.iter().for_each(|line| println!("  {line}"));
-            })?;
-            answer.explanation.allowed
-        }
-        Subject { frame: Some(frame), .. } => verdict(look, &Request::ExplainFrame { frame }).await?,
-        Subject { from, .. } => {
-            let from = from.context("--from is missing")?;
-            verdict(look, &Request::ExplainPacket { from, to: to_or()?, protocol }).await?
-        }
-    };
-    Ok(if yes { ExitCode::SUCCESS } else { NO })
-}
-
-async fn verdict(look: &Look, request: &Request) -> Result<bool> {
-    let verdict: view::Verdict = look.daemon.ask(request).await?;
-    look.show(&verdict, |verdict| {
-        let rows = verdict.checks.iter().map(|check| {
-            let passed = match check.passed {
-                Some(true) => "yes",
-                Some(false) => "no",
-                None => "?",
-            };
-            vec![check.name.clone(), passed.into(), check.text.clone()]
-        });
-        print!("{}", Table::new(&["CHECK", "", "FOUND"], rows));
-        println!("{}", verdict.text);
-    })?;
-    Ok(verdict.passes)
 }
 
 async fn follow(look: &Look) -> Result<ExitCode> {
@@ -451,20 +355,5 @@ mod tests {
         assert_eq!((options.interface.len(), options.tcp_idle), (2, Some(7200)));
         assert!(parse("run --replay-buckets 1000").is_err() && parse("run --max-flows 0").is_err());
         assert!(parse("run --instance ../x").is_err() && parse("run --code x").is_err());
-    }
-
-    #[test]
-    fn explain_asks_one_thing() {
-        assert!(parse("explain --from 1.2.3.4:5 --to [::1]:22 --protocol udp").is_ok());
-        assert!(parse("explain --person alice --to 1.2.3.4:22").is_ok());
-        assert!(parse("explain --frame 00").is_ok());
-        assert!(parse("explain --to 1.2.3.4:22").is_err());
-        assert!(parse("explain --person alice").is_err());
-        assert!(
-            parse("explain --person a --device b --group c --group d --tag e --address ::1 --to 1.2.3.4:22").is_ok()
-        );
-        assert!(parse("explain --from 1.2.3.4:5 --to 1.2.3.4:22 --tag e").is_err());
-        assert!(parse("explain --person alice --from 1.2.3.4:5 --to 1.2.3.4:22").is_err());
-        assert!(parse("explain --from 1.2.3.4:5 --to 1.2.3.4:22 --protocol tpc").is_err());
     }
 }

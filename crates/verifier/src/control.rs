@@ -65,6 +65,9 @@ pub enum Request {
     ExplainFrame {
         /// The whole Ethernet frame in hex.
         frame: String,
+        /// When it came, Unix seconds; now if nothing is said.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        time: Option<u64>,
     },
     /// Would the policy let this person in: [`engine::api::PersonExplanation`].
     ExplainPerson {

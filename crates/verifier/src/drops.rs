@@ -1,6 +1,7 @@
 //! The latest dropped packets: a bounded ring, filled from the kernel's samples.
 
-use crate::{protocol, view};
+use crate::view;
+use engine::protocol;
 use std::collections::VecDeque;
 use wire::map::{DropSample, FlowKey};
 use wire::{DropReason, Handle};

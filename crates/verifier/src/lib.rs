@@ -1,7 +1,7 @@
 //! The verifier: keeps the kernel programs supplied with keys, receivers and revocations, and says what they do.
 //!
-//! IO around pure decisions: what to write into which table is `plan`'s, whom to adopt `adoption`'s, why a packet would
-//! pass `explain`'s. Whether a packet passes is decided in the kernel, which goes on when this process doesn't.
+//! IO around pure decisions: what to write into which table is `plan`'s, whom to adopt `adoption`'s. The kernel decides
+//! whether a packet passes, and goes on when this process doesn't; `engine::verifier` explains its decisions.
 #![forbid(unsafe_code)]
 
 pub mod addresses;
@@ -13,14 +13,12 @@ mod coverage;
 mod daemon;
 pub mod directory;
 pub mod drops;
-pub mod explain;
 mod gateway;
 pub mod metrics;
 pub mod owners;
 pub mod peers;
 pub mod plan;
 mod protection;
-pub mod protocol;
 mod proving;
 mod recheck;
 mod report;

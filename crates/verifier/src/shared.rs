@@ -6,9 +6,10 @@ use crate::drops::Ring;
 use crate::owners::{OWNERS_MAX, Owners};
 use crate::peers::Peers;
 use crate::protection::Protection;
-use crate::{explain, metrics, now, view};
+use crate::{metrics, now, view};
 use anyhow::{Context, Result};
 use engine::api::{ExplainRequest, GrantOwner, VerifierState};
+use engine::verifier::{explain, explain_flow};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -161,16 +162,19 @@ impl Shared {
             }
             Request::ExplainPacket { from, to, protocol } => {
                 self.look(move |shared| {
-                    let tables = shared.protection();
-                    Ok(shared.as_done(explain::flow(&*tables, tables.kernel(), from, to, protocol, now())))
+                    let protection = shared.protection();
+                    let explained = explain_flow(&protection.kernel_tables(), from, to, protocol, now() as u32);
+                    let explained = explained.context("one address is IPv4 and the other IPv6")?;
+                    Ok(shared.as_done(view::Verdict::new(explained)))
                 })
                 .await
             }
-            Request::ExplainFrame { frame } => {
+            Request::ExplainFrame { frame, time } => {
                 let frame = hex::decode(frame).context("a frame is written in hex")?;
+                let time = time.unwrap_or_else(now);
                 self.look(move |shared| {
-                    let tables = shared.protection();
-                    Ok(shared.as_done(explain::frame(&*tables, tables.kernel(), &frame, now())))
+                    let explained = explain(&shared.protection().kernel_tables(), &frame, time as u32);
+                    Ok(shared.as_done(view::Verdict::new(explained)))
                 })
                 .await
             }

@@ -1,8 +1,9 @@
 //! What the verifier answers, as types: one definition for the daemon, the command line and applications. Times are Unix
 //! seconds; handles are 16 hex digits, as JSON numbers lose bits beyond 2^53 in many readers.
 
-use crate::protocol;
 use engine::api::{GrantOwner, Service};
+use engine::protocol;
+use engine::verifier::{Check as EngineCheck, Explanation, Outcome};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use wire::Handle;
@@ -283,8 +284,8 @@ pub struct Proofs {
 pub struct Check {
     /// What is looked at.
     pub name: String,
-    /// Whether the packet stands it; none where that can't be told.
-    pub passed: Option<bool>,
+    /// Whether the packet passed it.
+    pub passed: bool,
     /// What was found.
     pub text: String,
 }
@@ -294,10 +295,25 @@ pub struct Check {
 pub struct Verdict {
     /// Whether it would.
     pub passes: bool,
-    /// `not_ours`, `flow`, `token`, or the drop reason's name.
+    /// `not_ours`, `flow`, `token`, `consumed`, `icmp_error`, or the drop reason's name.
     pub outcome: String,
     /// The checks in their order, up to the one that decided.
     pub checks: Vec<Check>,
     /// One sentence for people.
     pub text: String,
+}
+
+impl Verdict {
+    /// What the engine says of a packet.
+    pub fn new(explanation: Explanation) -> Self {
+        let (text, outcome) = (explanation.text(), explanation.outcome);
+        let checks = explanation.checks.into_iter();
+        let checks = checks.map(|EngineCheck { name, passed, text }| Check { name: name.into(), passed, text });
+        Self {
+            passes: !matches!(outcome, Outcome::Drop(_)),
+            outcome: outcome.name().into(),
+            checks: checks.collect(),
+            text,
+        }
+    }
 }

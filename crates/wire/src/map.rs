@@ -4,6 +4,7 @@
 
 mod inside;
 mod proofs;
+mod replay;
 mod svtep;
 mod told;
 mod transfer;
@@ -15,6 +16,7 @@ use crate::packet::Packet;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use inside::{Bearer, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, WayBack, nat_news};
 pub use proofs::{ProofKeySlot, ProofsConfig, WithdrawalKey};
+pub use replay::{REPLAY_ENTRIES, ReplayBucket, ReplayLook};
 pub use svtep::{
     Consent, Delivery, SegmentEntry, SegmentKey, SvtepConfig, Tenant, UnsentHeader, segment_state, svtep_counter,
 };
@@ -392,18 +394,6 @@ pub struct GrantClass {
     pub expires: u32,
 }
 
-/// Tokens that a bucket of the replay table holds.
-pub const REPLAY_ENTRIES: usize = 8;
-
-/// A bucket of the replay table. A token's entry is a set bit, 19 bits of its tag, and the low 12 of its time; it is free
-/// once the clock check refuses that time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct ReplayBucket {
-    /// The tokens.
-    pub seen: [u32; REPLAY_ENTRIES],
-}
-
 /// A verifier's key for one epoch; the array's index is the epoch's low 8 bits.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -459,12 +449,17 @@ impl LsGrant {
         Self { epoch, expires, reserved: 0, used: [0; 1024] }
     }
 
+    /// Whether a nonce2 was used.
+    pub fn is_used(&self, nonce2: u16) -> bool {
+        self.used.get(usize::from(nonce2 >> 6)).is_none_or(|word| word >> (nonce2 & 63) & 1 == 1)
+    }
+
     /// Notes that a nonce2 was used; whether it was for the first time.
     pub fn take(&mut self, nonce2: u16) -> bool {
-        let bit = 1 << (nonce2 & 63);
-        let Some(word) = self.used.get_mut(usize::from(nonce2 >> 6)) else { return false };
-        let fresh = *word & bit == 0;
-        *word |= bit;
+        let fresh = !self.is_used(nonce2);
+        if let Some(word) = self.used.get_mut(usize::from(nonce2 >> 6)) {
+            *word |= 1 << (nonce2 & 63);
+        }
         fresh
     }
 }

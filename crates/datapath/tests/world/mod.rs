@@ -2,10 +2,11 @@
 
 use datapath::clock;
 use datapath::hook::Hook;
+use datapath::kernel_tables::KernelTables;
 use datapath::verifier::{Sizes, Verifier as Kernel, epoch_key};
 use engine::api::{Receiver, Service};
 use engine::protected;
-use engine::verifier::{Outcome, Verifier as Model};
+use engine::verifier::{Outcome, Verifier as Model, explain};
 use std::net::IpAddr;
 use wire::map::{LsGrant, ReplayBucket, SecretEntry, VerifierConfig, counter};
 use wire::{
@@ -276,10 +277,15 @@ impl Deciders {
         self.kernel.sweep(now).expect("sweep");
     }
 
-    /// The model's outcome and frame, and the kernel's; the kernel's outcome is the one counter that moved.
+    /// The model's outcome and frame, and the kernel's; the kernel's outcome is the one counter that moved. Explaining the
+    /// frame by either's tables gives the same outcome.
     pub fn judge(&mut self, frame: &[u8], now: u32) -> [(Outcome, Vec<u8>); 2] {
+        let explained = explain(&self.model, frame, now);
+        let by_kernel_tables = explain(&KernelTables::new(&self.kernel), frame, now);
         let mut modelled = frame.to_vec();
         let outcome = self.model.judge(&mut modelled, now);
+        assert_eq!(explained.outcome, outcome, "{explained:?}");
+        assert_eq!(by_kernel_tables, explained);
         let before = self.kernel.counts().expect("counters");
         let ran = self.kernel.run(frame, 1).expect("the program runs");
         let after = self.kernel.counts().expect("counters");

@@ -1,6 +1,7 @@
 //! How answers read for people.
 
-use crate::{protocol, view};
+use crate::view;
+use engine::protocol;
 use shell::table::{Table, bytes, utc};
 use shell::{print, println};
 use std::net::SocketAddr;

@@ -3,25 +3,21 @@
 use super::Protection;
 use crate::addresses::Addresses;
 use crate::gateway::Gateway;
-use crate::{explain, plan, view};
+use crate::{plan, view};
 use anyhow::Result;
 use datapath::flows::Flows;
+use datapath::kernel_tables::KernelTables;
 use datapath::verifier::Sizes;
 use engine::protected::Protected;
+use engine::verifier::Outcome;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use wire::map::{Flow, FlowKey, GrantUse, LsGrant, VerifierConfig, counter};
+use wire::DropReason;
+use wire::map::{Flow, FlowKey, VerifierConfig, counter};
 use wire::packet::{TCP, UDP};
-use wire::{DropReason, Epoch, Handle, Pair, VerifierKey};
 
-/// Names of the outcomes that are no drops.
-const PASSED: [(u32, &str); 5] = [
-    (counter::NOT_OURS, "not_ours"),
-    (counter::FLOW, "flow"),
-    (counter::TOKEN, "token"),
-    (counter::CONSUMED, "consumed"),
-    (counter::ICMP_ERROR, "icmp_error"),
-];
+/// The outcomes that are no drops.
+const PASSED: [Outcome; 5] = [Outcome::NotOurs, Outcome::Flow, Outcome::Token, Outcome::Consumed, Outcome::IcmpError];
 /// Names of what a gateway counts of the flows that the inside opens.
 const OPENED: [(u32, &str); 2] = [(counter::OUTBOUND, "outbound"), (counter::OUTBOUND_FULL, "outbound_full")];
 
@@ -60,7 +56,7 @@ impl Protection {
     pub fn counts(&self) -> Result<view::Drops> {
         let counter = |name: &str, index| Ok(view::Counter { name: name.into(), packets: self.verifier.count(index)? });
         let reasons = DropReason::ALL.iter().map(|reason| counter(reason.name(), *reason as u32));
-        let passed = PASSED.iter().map(|(index, name)| counter(name, *index));
+        let passed = PASSED.iter().map(|outcome| counter(outcome.name(), outcome.counter()));
         Ok(view::Drops {
             reasons: reasons.collect::<Result<_>>()?,
             passed: passed.collect::<Result<_>>()?,
@@ -123,38 +119,13 @@ impl Protection {
         &self.kernel
     }
 
+    /// The tables of a decision, as the kernel has them.
+    pub fn kernel_tables(&self) -> KernelTables<'_> {
+        KernelTables::new(&self.verifier)
+    }
+
     /// What is protected.
     pub fn protected(&self) -> Vec<Protected> {
         plan::protected(self.verifier.protected.four.entries(), self.verifier.protected.six.entries())
-    }
-}
-
-impl explain::Tables for Protection {
-    fn protected(&self) -> Vec<Protected> {
-        self.protected()
-    }
-
-    fn flow(&self, key: &FlowKey) -> Option<Flow> {
-        self.verifier.flows.get(key).ok().flatten()
-    }
-
-    fn key(&self, slot: u8) -> Option<(Epoch, VerifierKey)> {
-        let key = self.verifier.epoch_keys.get(&slot.into()).ok().flatten()?;
-        let mut bytes = [0; 32];
-        bytes[..16].copy_from_slice(&key.siphash);
-        bytes[16..].copy_from_slice(&key.aes);
-        Some((Epoch(key.epoch), VerifierKey::new(bytes)))
-    }
-
-    fn is_revoked(&self, handle: Handle) -> bool {
-        self.verifier.revoked.get(handle.0).ok().flatten().is_some()
-    }
-
-    fn grant_use(&self, handle: Handle) -> Option<GrantUse> {
-        self.verifier.grants.get(&handle.0).ok().flatten()
-    }
-
-    fn pair(&self, pair: Pair) -> Option<LsGrant> {
-        self.verifier.ls_grants.get(&pair.handle().0).ok().flatten()
     }
 }

@@ -1,11 +1,9 @@
 //! The tables as gateways that stand side by side share them.
 
 use super::Protection;
-use crate::explain::Tables;
 use crate::peers::channel::Identity;
 use crate::peers::record::{Inside, Told};
 use crate::peers::teller::Limits;
-use crate::plan;
 use anyhow::Result;
 use datapath::ring::Listener;
 use wire::Epoch;
@@ -19,16 +17,16 @@ impl Protection {
 
     /// What proves this gateway to the others.
     pub fn identity(&self, now: u64) -> Result<Identity> {
-        let keys: Vec<_> = (0..plan::KEY_SLOTS).filter_map(|slot| self.key(slot as u8)).collect();
         let current = self.epoch(now);
-        let around: Vec<_> = keys.into_iter().filter(|(epoch, _)| epoch.0.abs_diff(current.0) <= 1).collect();
+        let around = (current.0.saturating_sub(1)..=current.0 + 1).map(Epoch);
+        let around: Vec<_> = around.filter_map(|epoch| Some((epoch, self.verifier.key(epoch)?))).collect();
         Identity::new(&around, current)
     }
 
     /// The epoch at `now`, if its key is held; else 0.
     pub fn epoch(&self, now: u64) -> Epoch {
         let current = Epoch::at(now, self.kernel.epoch_length);
-        self.key(current.on_wire()).filter(|(held, _)| *held == current).map_or(Epoch(0), |_| current)
+        self.verifier.key(current).map_or(Epoch(0), |_| current)
     }
 
     /// After which silence flows are forgotten.

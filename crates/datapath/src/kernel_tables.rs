@@ -1,0 +1,131 @@
+//! The kernel's maps as the tables of a decision, to read only: what `verifier explain` looks up.
+
+use crate::verifier::Verifier;
+use engine::verifier::{Once, PairTerms, Replay, Tables};
+use std::cell::OnceCell;
+use std::net::IpAddr;
+use wire::map::{Flow, FlowKey, GrantUse, Prefix4, Prefix6, ReplayBucket, ReplayLook, Services, VerifierConfig};
+use wire::token::TOKEN_LEN;
+use wire::{Epoch, Handle, VerifierKey};
+
+/// The maps of a verifier's programs. A map that cannot be read holds nothing.
+pub struct KernelTables<'a> {
+    verifier: &'a Verifier,
+    room: OnceCell<Room>,
+}
+
+/// Which tables have room for one more entry.
+struct Room {
+    flows4: bool,
+    flows6: bool,
+    grants: bool,
+}
+
+impl<'a> KernelTables<'a> {
+    /// Reads the maps as they are from now on. How full they are is counted once, when it is first asked for.
+    pub fn new(verifier: &'a Verifier) -> Self {
+        Self { verifier, room: OnceCell::new() }
+    }
+
+    /// Reads the maps without counting, where the caller knows that none is full: counting takes longer than deciding.
+    pub fn with_room(verifier: &'a Verifier) -> Self {
+        let room = Room { flows4: true, flows6: true, grants: true };
+        Self { verifier, room: OnceCell::from(room) }
+    }
+
+    fn room(&self) -> &Room {
+        self.room.get_or_init(|| {
+            let Verifier { flows, grants, .. } = self.verifier;
+            let keys = flows.keys();
+            let four = keys.iter().filter(|key| key.family == 4).count();
+            let fits = |used: usize, most: u32| used < most as usize;
+            Room {
+                flows4: fits(four, flows.capacity()),
+                flows6: fits(keys.len() - four, flows.capacity()),
+                grants: fits(grants.keys().len(), grants.capacity()),
+            }
+        })
+    }
+
+    fn token_seen(&self, token: &[u8; TOKEN_LEN], now: u32) -> Option<Replay> {
+        let (time, tag) = (token.get(16..)?.first_chunk()?, token.last_chunk()?);
+        let config = self.config();
+        let index = ReplayBucket::index(tag, config.replay_seed, config.replay_mask);
+        let bucket = self.verifier.replays.get(&index).ok().flatten()?;
+        Some(match bucket.look(tag, u32::from_be_bytes(*time), now) {
+            ReplayLook::Fresh => Replay::Fresh,
+            ReplayLook::Seen => Replay::Seen,
+            ReplayLook::Full => Replay::Full,
+        })
+    }
+}
+
+impl Tables for KernelTables<'_> {
+    fn config(&self) -> &VerifierConfig {
+        self.verifier.config()
+    }
+
+    fn at_tc(&self) -> bool {
+        self.verifier.hook() == crate::hook::Hook::Tc
+    }
+
+    fn services(&self, address: IpAddr) -> Option<Services> {
+        let protected = &self.verifier.protected;
+        let found = match address {
+            IpAddr::V4(address) => protected.four.get(&Prefix4 { length: 32, address: address.octets() }),
+            IpAddr::V6(address) => protected.six.get(&Prefix6 { length: 128, address: address.octets() }),
+        };
+        found.ok().flatten()
+    }
+
+    fn key(&self, epoch: Epoch) -> Option<VerifierKey> {
+        self.verifier.key(epoch)
+    }
+
+    fn is_revoked(&self, handle: Handle) -> bool {
+        self.verifier.revoked.get(handle.0).ok().flatten().is_some()
+    }
+
+    fn flow(&self, key: &FlowKey) -> Option<Flow> {
+        self.verifier.flows.get(key).ok().flatten()
+    }
+
+    fn grant(&self, handle: Handle) -> Option<GrantUse> {
+        self.verifier.grants.get(&handle.0).ok().flatten()
+    }
+
+    fn pair(&self, handle: Handle) -> Option<PairTerms> {
+        let pair = self.verifier.ls_grants.get(&handle.0).ok().flatten()?;
+        Some(PairTerms { epoch: Epoch(pair.epoch), expires: pair.expires })
+    }
+
+    fn replay(&self, once: &Once, now: u32) -> Replay {
+        match once {
+            Once::Token(token) => self.token_seen(token, now).unwrap_or(Replay::Full),
+            Once::Nonce2(handle, nonce2) => {
+                let pair = self.verifier.ls_grants.get(&handle.0).ok().flatten();
+                if pair.is_none_or(|pair| pair.is_used(*nonce2)) { Replay::Seen } else { Replay::Fresh }
+            }
+        }
+    }
+
+    fn fragment(&self, key: &FlowKey, id: u32) -> Option<u32> {
+        let key = FlowKey { client_port: [0; 2], server_port: [0; 2], ..*key };
+        self.verifier.fragments.get(&fragment_key(key, id)).ok().flatten()
+    }
+
+    fn has_room_for_flow(&self, key: &FlowKey) -> bool {
+        if key.family == 4 { self.room().flows4 } else { self.room().flows6 }
+    }
+
+    fn has_room_for_grant(&self) -> bool {
+        self.room().grants
+    }
+}
+
+/// The key of a first fragment: its identification stands in the place of the ports, in the machine's order.
+fn fragment_key(mut key: FlowKey, id: u32) -> FlowKey {
+    key.client_port = ((id >> 16) as u16).to_ne_bytes();
+    key.server_port = (id as u16).to_ne_bytes();
+    key
+}

@@ -1,0 +1,312 @@
+//! The decision: what becomes of a packet (wire.md §6.1 to §6.5). Tokens are judged in [`super::token`].
+
+use super::explain::Observer;
+use super::flow::{count, idle_limit, is_live, refresh};
+use super::tables::TablesMut;
+use super::token::Claim;
+use super::{FRAGMENT_LIFE, Outcome};
+use crate::protocol;
+use std::net::{IpAddr, SocketAddr};
+use wire::map::{Flow, FlowKey, Services, origin};
+use wire::packet::{Form, Fragment, ICMP, ICMPV6, Packet, TCP, UDP};
+use wire::shim::{self, Content};
+use wire::tail::{self, BLOCK_LEN};
+use wire::{Carrier, DropReason, Handle, LsToken};
+
+const ETHERNET_LEN: usize = 14;
+
+/// Decides on an Ethernet frame at `now` (Unix seconds), and tells the observer each check. A frame that its token admits
+/// loses the token.
+pub fn decide(tables: &mut impl TablesMut, observer: &mut impl Observer, frame: &mut Vec<u8>, now: u32) -> Outcome {
+    Decision { tables, observer, now }.packet(frame).unwrap_or_else(Outcome::Drop)
+}
+
+/// One decision while it is made.
+pub(super) struct Decision<'a, T, O> {
+    pub(super) tables: &'a mut T,
+    pub(super) observer: &'a mut O,
+    pub(super) now: u32,
+}
+
+impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
+    /// Tells the observer a check that does not decide by itself.
+    pub(super) fn note(&mut self, name: &'static str, passed: bool, text: impl FnOnce() -> String) {
+        self.observer.check(name, passed, text);
+    }
+
+    /// Tells the observer a check that drops the packet if it fails.
+    pub(super) fn require(
+        &mut self,
+        name: &'static str,
+        passed: bool,
+        reason: DropReason,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), DropReason> {
+        self.observer.check(name, passed, text);
+        if passed { Ok(()) } else { Err(reason) }
+    }
+
+    fn packet(&mut self, frame: &mut Vec<u8>) -> Result<Outcome, DropReason> {
+        let packet = Packet::parse(frame);
+        if packet.form == Form::NotIp {
+            self.note("packet", true, || "neither IPv4 nor IPv6".into());
+            return Ok(Outcome::NotOurs);
+        }
+        self.note("packet", packet.form == Form::Whole, || summary(&packet));
+        let destination = packet.destination.ok_or(DropReason::Malformed)?;
+        let route = packet.route;
+        if route.unknown || !route.addresses().is_empty() {
+            let leads = route.unknown || route.addresses().iter().any(|hop| self.tables.services(*hop).is_some());
+            self.require("source route", !leads, DropReason::Malformed, || match (leads, route.unknown) {
+                (true, true) => "it has a source route that cannot be followed".into(),
+                (true, false) => "its source route leads to a protected address".into(),
+                (false, _) => "its source route leads to no protected address".into(),
+            })?;
+        }
+        let Some(services) = self.tables.services(destination) else {
+            self.note("destination", false, || format!("nothing at {destination} is protected"));
+            return Ok(Outcome::NotOurs);
+        };
+        if packet.form == Form::Broken {
+            self.note("destination", true, || format!("something at {destination} is protected"));
+            return Err(DropReason::Malformed);
+        }
+        if packet.fragment != Fragment::Whole {
+            return self.fragment(&packet, &services);
+        }
+        if self.tables.config().takes(Carrier::Shim)
+            && let Some(opened) = shim::open(frame, &packet)
+        {
+            self.note("shim", opened.is_ok(), || match &opened {
+                Ok((inner, _)) => format!("it holds {}", summary(inner)),
+                Err(_) => "its form is wrong".into(),
+            });
+            let (opened, content) = opened?;
+            return self.shim(frame, &opened, content, &services);
+        }
+        if packet.icmp_error() {
+            return self.icmp_error(frame, &packet, &services);
+        }
+        if packet.neighbour_discovery() {
+            self.note("destination", false, || "neighbour discovery from the link itself always passes".into());
+            return Ok(Outcome::NotOurs);
+        }
+        if !self.covers(&services, &packet) {
+            return Ok(Outcome::NotOurs);
+        }
+        let key = FlowKey::to_server(&packet).ok_or(DropReason::Malformed)?;
+        let mut admitted = false;
+        if !packet.opens()
+            && let Some(flow) = self.live_flow(&key)
+        {
+            self.refresh(&key, flow, &packet);
+            if packet.protocol == TCP {
+                return Ok(Outcome::Flow);
+            }
+            admitted = true;
+        }
+        if packet.protocol != UDP && !packet.opens() {
+            return self.later(frame, &packet, key);
+        }
+        let takes_tail = self.tables.config().takes(Carrier::Tail);
+        let found = if takes_tail { tail::find(frame, &packet).copied() } else { None };
+        let Some(bytes) = found else {
+            self.note("token", false, || match takes_tail {
+                true => "the payload ends without a token".into(),
+                false => "this verifier does not take tokens at the end of the payload".into(),
+            });
+            return if admitted { Ok(Outcome::Flow) } else { Err(DropReason::NoToken) };
+        };
+        match self.token(&bytes, &packet) {
+            // On an admitted flow, what doesn't have a token's form is payload that happens to look like one.
+            Err(DropReason::Malformed | DropReason::UnknownSuite) if admitted => return Ok(Outcome::Flow),
+            Err(reason) => return Err(reason),
+            Ok(token) => self.admit(&Claim::from(&token), key, &packet)?,
+        }
+        if packet.protocol == UDP && packet.payload + BLOCK_LEN == packet.end {
+            return Ok(Outcome::Consumed);
+        }
+        let length = tail::strip(frame, &packet).ok_or(DropReason::Malformed)?;
+        frame.truncate(length);
+        Ok(Outcome::Token)
+    }
+
+    /// A packet of no admitted flow that cannot carry a token.
+    fn later(&mut self, frame: &[u8], packet: &Packet, key: FlowKey) -> Result<Outcome, DropReason> {
+        if packet.protocol == TCP {
+            self.note("first packet", false, || "only a SYN without ACK may open a flow".into());
+            return Err(DropReason::NoFlow);
+        }
+        if self.answers_echo(frame, packet, key) {
+            return Ok(Outcome::Flow);
+        }
+        self.note("token", false, || format!("a packet of {} carries no token", protocol::name(packet.protocol)));
+        Err(DropReason::NoToken)
+    }
+
+    /// Whether this answers an echo request that the inside of a gateway sent: its identifier stands for a port (§6.9.1).
+    fn answers_echo(&mut self, frame: &[u8], packet: &Packet, mut key: FlowKey) -> bool {
+        if self.tables.config().max_outbound == 0 || !packet.icmp_echo_reply() {
+            return false;
+        }
+        let Some(id) = frame.get(packet.transport + 4..).and_then(<[u8]>::first_chunk) else { return false };
+        key.server_port = *id;
+        let Some(mut flow) = self.live_flow(&key) else { return false };
+        count(&mut flow, packet, self.now);
+        self.tables.put_flow(&key, flow);
+        true
+    }
+
+    /// A packet with a shim, as it was without (wire.md §4.3).
+    fn shim(
+        &mut self,
+        frame: &mut Vec<u8>,
+        packet: &Packet,
+        content: Content,
+        services: &Services,
+    ) -> Result<Outcome, DropReason> {
+        if !self.covers(services, packet) {
+            return Ok(Outcome::NotOurs);
+        }
+        if self.tables.at_tc() && packet.network != ETHERNET_LEN {
+            self.note("shim", false, || "at tc it cannot be removed behind a second VLAN tag".into());
+            return Err(DropReason::Malformed);
+        }
+        if packet.protocol != UDP && !packet.opens() {
+            self.note("first packet", false, || "a packet with a shim must open its flow".into());
+            return Err(if packet.protocol == TCP { DropReason::NoFlow } else { DropReason::NoToken });
+        }
+        let key = FlowKey::to_server(packet).ok_or(DropReason::Malformed)?;
+        if packet.protocol == UDP
+            && let Some(flow) = self.live_flow(&key)
+        {
+            self.refresh(&key, flow, packet);
+        }
+        let claim = match content {
+            Content::Token(bytes) => Claim::from(&self.token(&bytes, packet)?),
+            Content::Ls(bytes) => self.ls_token(&LsToken::decode(&bytes))?,
+            Content::Support | Content::KeyTransfer(_) => {
+                self.note("token", false, || "the shim holds no token".into());
+                return Err(DropReason::NoToken);
+            }
+        };
+        self.admit(&claim, key, packet)?;
+        if packet.protocol == UDP && packet.payload == packet.end {
+            return Ok(Outcome::Consumed);
+        }
+        let length = shim::strip(frame, packet).ok_or(DropReason::Malformed)?;
+        frame.truncate(length);
+        Ok(Outcome::Token)
+    }
+
+    fn fragment(&mut self, packet: &Packet, services: &Services) -> Result<Outcome, DropReason> {
+        let mut key = FlowKey::to_server(packet).ok_or(DropReason::Malformed)?;
+        // An ICMP error in pieces could quote anything.
+        let icmp = packet.protocol == if packet.ipv6() { ICMPV6 } else { ICMP };
+        self.require("fragment", !icmp, DropReason::Fragment, || match icmp {
+            true => "a fragment of an ICMP message: what it quotes cannot be read".into(),
+            false => format!("a fragment of {}", protocol::name(packet.protocol)),
+        })?;
+        let first = match packet.fragment {
+            Fragment::First(id) => Some(id),
+            _ => None,
+        };
+        if let Some(id) = first {
+            if !self.covers(services, packet) {
+                return Ok(Outcome::NotOurs);
+            }
+            // A SYN in pieces would need no token; TCP finds the path's MTU and needs no fragments.
+            self.require("fragment", packet.protocol != TCP, DropReason::Fragment, || "its first".into())?;
+            let flow = self.live_flow(&key).ok_or(DropReason::Fragment)?;
+            self.refresh(&key, flow, packet);
+            (key.client_port, key.server_port) = ([0; 2], [0; 2]);
+            self.tables.put_fragment(&key, id, self.now);
+            return Ok(Outcome::Flow);
+        }
+        if !services.covers_some(packet.protocol) {
+            self.note("destination", false, || {
+                format!("no {} port of the destination is protected", protocol::name(packet.protocol))
+            });
+            return Ok(Outcome::NotOurs);
+        }
+        let Fragment::Later(id) = packet.fragment else { return Err(DropReason::Fragment) };
+        let at = self.tables.fragment(&key, id);
+        let known = at.is_some_and(|at| self.now.wrapping_sub(at) as i32 <= FRAGMENT_LIFE as i32);
+        self.require("first fragment", known, DropReason::Fragment, || match at {
+            Some(_) if known => "it came on an admitted flow".into(),
+            Some(_) => format!("it came more than {FRAGMENT_LIFE} s ago"),
+            None => "no admitted flow has sent it".into(),
+        })?;
+        Ok(Outcome::Flow)
+    }
+
+    /// An ICMP error passes if what it quotes was sent back on an admitted flow (wire.md §6.5).
+    fn icmp_error(&mut self, frame: &[u8], packet: &Packet, services: &Services) -> Result<Outcome, DropReason> {
+        let quoted = Packet::parse_quoted(frame, packet.payload, packet.end, packet.ipv6());
+        let readable = quoted.form == Form::Whole;
+        self.require("quoted packet", readable, DropReason::Malformed, || match readable {
+            true => summary(&quoted),
+            false => "the packet that this ICMP error quotes cannot be read".into(),
+        })?;
+        let source = quoted.source.ok_or(DropReason::Malformed)?;
+        let ours = services.covers(packet.protocol, 0)
+            || self
+                .tables
+                .services(source)
+                .is_some_and(|services| services.covers(quoted.protocol, quoted.source_port));
+        self.note("destination", ours, || match ours {
+            true => "the quoted packet came from a protected service".into(),
+            false => "the quoted packet came from nothing protected".into(),
+        });
+        if !ours {
+            return Ok(Outcome::NotOurs);
+        }
+        let key = FlowKey::to_client(&quoted).ok_or(DropReason::Malformed)?;
+        self.live_flow(&key).map(|_| Outcome::IcmpError).ok_or(DropReason::NoFlow)
+    }
+
+    /// Whether the packet's destination is protected.
+    fn covers(&mut self, services: &Services, packet: &Packet) -> bool {
+        let covers = services.covers(packet.protocol, packet.destination_port);
+        self.note("destination", covers, || {
+            let (name, port) = (protocol::name(packet.protocol), packet.destination_port);
+            let at = packet.destination.map_or_else(String::new, |address| format!(" of {address}"));
+            format!("{name} port {port}{at} is {}protected", if covers { "" } else { "not " })
+        });
+        covers
+    }
+
+    /// The admitted flow at this key, unless it has been idle for too long.
+    fn live_flow(&mut self, key: &FlowKey) -> Option<Flow> {
+        let Some(flow) = self.tables.flow(key) else {
+            self.note("flow", false, || "the flow is not admitted".into());
+            return None;
+        };
+        let (now, limit) = (self.now, idle_limit(self.tables.config(), key, &flow));
+        let live = is_live(self.tables.config(), key, &flow, now);
+        self.note("flow", live, || {
+            let by = match flow.origin {
+                origin::TOKEN => format!("admitted by grant {}", Handle(flow.handle)),
+                origin::INSIDE => "opened from inside".into(),
+                _ => "established before protection began".into(),
+            };
+            let silent = now.saturating_sub(flow.seen);
+            let end = if live { "" } else { ", which is too long" };
+            format!("{by}; silent for {silent} s of {limit} s{end}")
+        });
+        live.then_some(flow)
+    }
+
+    pub(super) fn refresh(&mut self, key: &FlowKey, mut flow: Flow, packet: &Packet) {
+        refresh(&mut flow, packet, self.now);
+        self.tables.put_flow(key, flow);
+    }
+}
+
+fn summary(packet: &Packet) -> String {
+    let end = |address: Option<IpAddr>, port| address.map_or("?".into(), |a| SocketAddr::new(a, port).to_string());
+    let opens = if packet.opens() { " SYN" } else { "" };
+    let broken = if packet.form == Form::Whole { "" } else { ", which cannot be read whole" };
+    let (from, to) = (end(packet.source, packet.source_port), end(packet.destination, packet.destination_port));
+    format!("{}{opens} from {from} to {to}{broken}", protocol::name(packet.protocol))
+}

@@ -1,0 +1,126 @@
+//! Whether a packet would pass, and why: [`decide`] with an observer, on tables that do not change.
+
+use super::Outcome;
+use super::decide::decide;
+use super::overlay::Overlay;
+use super::tables::Tables;
+use std::net::{IpAddr, SocketAddr};
+use wire::DropReason;
+use wire::packet::{ICMP, ICMPV6, TCP, UDP, tcp_flags};
+
+/// Sees each check of a decision.
+pub trait Observer {
+    /// Called with each check in its order. `text` says what was found, and costs nothing unless it is called.
+    fn check(&mut self, name: &'static str, passed: bool, text: impl FnOnce() -> String);
+}
+
+/// Sees nothing: a decision without explanation.
+impl Observer for () {
+    #[inline]
+    fn check(&mut self, _name: &'static str, _passed: bool, _text: impl FnOnce() -> String) {}
+}
+
+/// One check of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// What was looked at.
+    pub name: &'static str,
+    /// Whether the packet passed it.
+    pub passed: bool,
+    /// What was found.
+    pub text: String,
+}
+
+/// Collects the checks.
+#[derive(Clone, Debug, Default)]
+pub struct Trace(Vec<Check>);
+
+impl Observer for Trace {
+    fn check(&mut self, name: &'static str, passed: bool, text: impl FnOnce() -> String) {
+        self.0.push(Check { name, passed, text: text() });
+    }
+}
+
+/// What would become of a packet, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// What would become of it.
+    pub outcome: Outcome,
+    /// The checks in their order, up to the one that decides.
+    pub checks: Vec<Check>,
+}
+
+impl Explanation {
+    /// The explanation in one sentence.
+    pub fn text(&self) -> String {
+        let failed = self.checks.iter().rev().find(|check| !check.passed);
+        match self.outcome {
+            Outcome::NotOurs => "the packet passes: its destination is not protected".into(),
+            Outcome::Flow => "the packet passes: it belongs to an admitted flow".into(),
+            Outcome::Token => "the packet passes without its token, which is right".into(),
+            Outcome::Consumed => {
+                "the packet holds a token alone: its flow is admitted, and the packet ends here".into()
+            }
+            Outcome::IcmpError => "the packet passes: it is an ICMP error about an admitted flow".into(),
+            Outcome::Drop(reason) => match failed {
+                Some(check) => format!("the packet is dropped ({reason}): {}: {}", check.name, check.text),
+                None => format!("the packet is dropped ({reason})"),
+            },
+        }
+    }
+}
+
+/// What the tables say of an Ethernet frame at `now` (Unix seconds). They do not change.
+pub fn explain(tables: &impl Tables, frame: &[u8], now: u32) -> Explanation {
+    let mut trace = Trace::default();
+    let outcome = decide(&mut Overlay::new(tables), &mut trace, &mut frame.to_vec(), now);
+    Explanation { outcome, checks: trace.0 }
+}
+
+/// What the tables say of a packet without token between these addresses: of a later one if its flow is admitted, else of a
+/// first one. `None` if one address is IPv4 and the other IPv6.
+pub fn explain_flow(
+    tables: &impl Tables,
+    from: SocketAddr,
+    to: SocketAddr,
+    protocol: u8,
+    now: u32,
+) -> Option<Explanation> {
+    let later = explain(tables, &frame(from, to, protocol, tcp_flags::ACK)?, now);
+    if later.outcome != Outcome::Drop(DropReason::NoFlow) {
+        return Some(later);
+    }
+    let mut first = explain(tables, &frame(from, to, protocol, tcp_flags::SYN)?, now);
+    // A SYN's flow is not looked up: say here why the later packet would not pass.
+    let behind_destination = first.checks.len().saturating_sub(1);
+    let flow = later.checks.into_iter().filter(|check| check.name == "flow");
+    first.checks.splice(behind_destination..behind_destination, flow);
+    Some(first)
+}
+
+/// The shortest packet between these addresses, with these flags if it is TCP.
+fn frame(from: SocketAddr, to: SocketAddr, protocol: u8, flags: u8) -> Option<Vec<u8>> {
+    let ports = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
+    let transport = match protocol {
+        TCP => [&ports[..], &[0; 8], &[0x50, flags], &[0; 6]].concat(),
+        UDP => [&ports[..], &[0, 8, 0, 0]].concat(),
+        ICMP => vec![8, 0, 0, 0, 0, 0, 0, 0],
+        ICMPV6 => vec![128, 0, 0, 0, 0, 0, 0, 0],
+        _ => Vec::new(),
+    };
+    let length = transport.len() as u16;
+    let ip = match (from.ip().to_canonical(), to.ip().to_canonical()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let length = (20 + length).to_be_bytes();
+            let head = [0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, protocol, 0, 0];
+            [&[0x08, 0x00], &head[..], &from.octets(), &to.octets()].concat()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let length = length.to_be_bytes();
+            let head = [0x60, 0, 0, 0, length[0], length[1], protocol, 64];
+            [&[0x86, 0xdd], &head[..], &from.octets(), &to.octets()].concat()
+        }
+        _ => return None,
+    };
+    Some([&[0; 12], &ip[..], &transport].concat())
+}

@@ -1,0 +1,105 @@
+//! Tables that can be read only, with changes kept beside them.
+
+use super::tables::{Once, PairTerms, Replay, Tables, TablesMut};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use wire::map::{Flow, FlowKey, GrantUse, Services, VerifierConfig};
+use wire::{Epoch, Handle, VerifierKey};
+
+/// Lets a decision run against tables that must not change: it sees its own changes, and nobody else does.
+pub struct Overlay<'a, T> {
+    below: &'a T,
+    flows: BTreeMap<FlowKey, Flow>,
+    grants: BTreeMap<Handle, GrantUse>,
+    tokens: BTreeSet<Once>,
+    fragments: BTreeMap<(FlowKey, u32), u32>,
+}
+
+impl<'a, T: Tables> Overlay<'a, T> {
+    /// An overlay without changes.
+    pub fn new(below: &'a T) -> Self {
+        Self {
+            below,
+            flows: BTreeMap::new(),
+            grants: BTreeMap::new(),
+            tokens: BTreeSet::new(),
+            fragments: BTreeMap::new(),
+        }
+    }
+}
+
+impl<T: Tables> Tables for Overlay<'_, T> {
+    fn config(&self) -> &VerifierConfig {
+        self.below.config()
+    }
+
+    fn at_tc(&self) -> bool {
+        self.below.at_tc()
+    }
+
+    fn services(&self, address: IpAddr) -> Option<Services> {
+        self.below.services(address)
+    }
+
+    fn key(&self, epoch: Epoch) -> Option<VerifierKey> {
+        self.below.key(epoch)
+    }
+
+    fn is_revoked(&self, handle: Handle) -> bool {
+        self.below.is_revoked(handle)
+    }
+
+    fn flow(&self, key: &FlowKey) -> Option<Flow> {
+        self.flows.get(key).copied().or_else(|| self.below.flow(key))
+    }
+
+    fn grant(&self, handle: Handle) -> Option<GrantUse> {
+        self.grants.get(&handle).copied().or_else(|| self.below.grant(handle))
+    }
+
+    fn pair(&self, handle: Handle) -> Option<PairTerms> {
+        self.below.pair(handle)
+    }
+
+    fn replay(&self, once: &Once, now: u32) -> Replay {
+        if self.tokens.contains(once) { Replay::Seen } else { self.below.replay(once, now) }
+    }
+
+    fn fragment(&self, key: &FlowKey, id: u32) -> Option<u32> {
+        self.fragments.get(&(*key, id)).copied().or_else(|| self.below.fragment(key, id))
+    }
+
+    fn has_room_for_flow(&self, key: &FlowKey) -> bool {
+        self.below.has_room_for_flow(key)
+    }
+
+    fn has_room_for_grant(&self) -> bool {
+        self.below.has_room_for_grant()
+    }
+}
+
+impl<T: Tables> TablesMut for Overlay<'_, T> {
+    fn put_flow(&mut self, key: &FlowKey, flow: Flow) -> bool {
+        let fits = self.flow(key).is_some() || self.has_room_for_flow(key);
+        if fits {
+            self.flows.insert(*key, flow);
+        }
+        fits
+    }
+
+    fn put_grant(&mut self, handle: Handle, used: GrantUse) -> bool {
+        let fits = self.grant(handle).is_some() || self.has_room_for_grant();
+        if fits {
+            self.grants.insert(handle, used);
+        }
+        fits
+    }
+
+    fn remember(&mut self, once: &Once, _now: u32) {
+        self.tokens.insert(*once);
+    }
+
+    fn put_fragment(&mut self, key: &FlowKey, id: u32, now: u32) {
+        self.fragments.insert((*key, id), now);
+    }
+}

@@ -1,0 +1,195 @@
+//! The checks of a token, and what it admits (wire.md §6.4).
+
+use super::CLOCK_SKEW_MAX;
+use super::decide::Decision;
+use super::explain::Observer;
+use super::flow::refresh;
+use super::tables::{Once, Replay, TablesMut};
+use wire::map::{Flow, FlowKey, GrantUse, TOKEN_WINDOW, TOKENS_PER_FLOW};
+use wire::packet::{Packet, TCP};
+use wire::token::TOKEN_LEN;
+use wire::{ClientKey, Destination, DropReason, Epoch, Flags, Handle, LsToken, ServerSecret, Token, ls};
+
+/// What a token proves, and what makes it different from others of its grant.
+pub(super) struct Claim {
+    handle: Handle,
+    expires: u32,
+    single: bool,
+    once: Once,
+}
+
+impl From<&Token> for Claim {
+    fn from(token: &Token) -> Self {
+        let header = &token.header;
+        let single = header.flags.has(Flags::SINGLE);
+        Self { handle: header.handle, expires: header.expires, single, once: Once::Token(token.encode()) }
+    }
+}
+
+impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
+    /// The checks of a token up to revocation, in the order of wire.md §6.4.
+    pub(super) fn token(&mut self, bytes: &[u8; TOKEN_LEN], packet: &Packet) -> Result<Token, DropReason> {
+        let now = self.now;
+        let decoded = Token::decode(bytes, packet.ipv6());
+        let name = if decoded == Err(DropReason::UnknownSuite) { "suite" } else { "form" };
+        self.note(name, decoded.is_ok(), || match &decoded {
+            Ok(token) => format!("a token of grant {}", token.header.handle),
+            Err(reason) => reason.name().into(),
+        });
+        let token = decoded?;
+        let header = &token.header;
+        let speaks = self.tables.config().speaks(header.suite as u8);
+        self.require("suite", speaks, DropReason::UnknownSuite, || {
+            format!("{}{}", header.suite.name(), if speaks { "" } else { ", which this verifier does not take" })
+        })?;
+        let current = Epoch::at(now.into(), self.tables.config().epoch_length.max(1));
+        let key = current.from_wire(header.epoch).and_then(|epoch| self.tables.key(epoch));
+        self.note("epoch", key.is_some(), || match current.from_wire(header.epoch) {
+            Some(epoch) if key.is_some() => format!("epoch {}; the current one is {}", epoch.0, current.0),
+            Some(epoch) => format!("this verifier has no key of epoch {}", epoch.0),
+            None => format!("low bits {}, which are not near epoch {}", header.epoch, current.0),
+        });
+        let key = key.ok_or(DropReason::UnknownEpoch)?;
+        self.expiry("grant", header.expires)?;
+        let most = self.tables.config().max_lifetime;
+        let left = header.expires - now;
+        self.require("lifetime", left <= most, DropReason::LifetimeTooLong, || {
+            format!("{left} s of at most {most} s")
+        })?;
+        let time = token.time;
+        self.require("clock", time.abs_diff(now) <= CLOCK_SKEW_MAX, DropReason::ClockSkew, || {
+            let age = i64::from(now) - i64::from(time);
+            format!("the token was made {age} s ago; {CLOCK_SKEW_MAX} s either way are taken")
+        })?;
+        let (Some(source), Some(address)) = (packet.source, packet.destination) else {
+            return Err(DropReason::Malformed);
+        };
+        let to = Destination { address, protocol: packet.protocol, port: packet.destination_port };
+        let right = token.proves(&header.key(&key, &to, source), &to);
+        self.require("tag", right, DropReason::BadTag, || {
+            let text = if right { "right" } else { "wrong: forged, changed, or for another destination" };
+            let bound = if header.flags.has(Flags::SOURCE) { "; it is bound to the sender's address" } else { "" };
+            format!("{text}{bound}")
+        })?;
+        self.unrevoked(header.handle)?;
+        Ok(token)
+    }
+
+    /// The checks of a token of the scheme of LS up to revocation, in the order of wire.md §6.4.1.
+    pub(super) fn ls_token(&mut self, token: &LsToken) -> Result<Claim, DropReason> {
+        let speaks = self.tables.config().speaks(ls::SUITE);
+        self.require("suite", speaks, DropReason::UnknownSuite, || {
+            format!("{}{}", ls::NAME, if speaks { "" } else { ", which this verifier does not take" })
+        })?;
+        let handle = token.pair.handle();
+        let pair = self.tables.pair(handle);
+        self.note("pair", pair.is_some(), || {
+            format!("{handle}, which the authority has {}announced", if pair.is_some() { "" } else { "not " })
+        });
+        let pair = pair.ok_or(DropReason::UnknownEpoch)?;
+        let secret = self.tables.key(pair.epoch).and_then(|key| ServerSecret::of(&key));
+        self.note("epoch", secret.is_some(), || match secret {
+            Some(_) => format!("epoch {}", pair.epoch.0),
+            None => format!("this verifier has no key of epoch {}", pair.epoch.0),
+        });
+        let secret = secret.ok_or(DropReason::UnknownEpoch)?;
+        self.expiry("pair", pair.expires)?;
+        let right = token.proves(&ClientKey::of(token.pair, secret.bytes()));
+        self.require("tag", right, DropReason::BadTag, || {
+            if right { "right".into() } else { "wrong: forged or changed".into() }
+        })?;
+        self.unrevoked(handle)?;
+        let once = Once::Nonce2(handle, token.nonce2);
+        Ok(Claim { handle, expires: pair.expires, single: false, once })
+    }
+
+    fn expiry(&mut self, what: &str, expires: u32) -> Result<(), DropReason> {
+        let now = self.now;
+        self.require("expiry", expires > now, DropReason::Expired, || {
+            format!("the {what} ends in {} s", i64::from(expires) - i64::from(now))
+        })
+    }
+
+    fn unrevoked(&mut self, handle: Handle) -> Result<(), DropReason> {
+        let revoked = self.tables.is_revoked(handle);
+        self.require("revoked", !revoked, DropReason::Revoked, || {
+            format!("{handle} is {}revoked", if revoked { "" } else { "not " })
+        })
+    }
+
+    /// Remembers a token and its flow: replay, then flow limit.
+    pub(super) fn admit(&mut self, claim: &Claim, key: FlowKey, packet: &Packet) -> Result<(), DropReason> {
+        let (handle, now) = (claim.handle, self.now);
+        let most = self.tables.config().flows_per_grant;
+        let mut used = self.tables.grant(handle).unwrap_or(GrantUse {
+            flows: 0,
+            expires: claim.expires,
+            tokens: 0,
+            window: 0,
+            first: key,
+        });
+        if used.window != now / TOKEN_WINDOW {
+            (used.window, used.tokens) = (now / TOKEN_WINDOW, 0);
+        }
+        used.tokens += 1;
+        let room = self.tables.put_grant(handle, used);
+        self.require("grants in use", room, DropReason::FlowLimit, || {
+            if room { "the grant has its place in the table".into() } else { "the table is full".into() }
+        })?;
+        let taken = used.tokens - 1;
+        self.require("token limit", taken / TOKENS_PER_FLOW < most, DropReason::FlowLimit, || {
+            let most = u64::from(most) * u64::from(TOKENS_PER_FLOW);
+            format!("the grant has used {taken} of {most} tokens in these {TOKEN_WINDOW} s")
+        })?;
+        let replay = self.tables.replay(&claim.once, now);
+        self.note("replay", replay == Replay::Fresh, || match replay {
+            Replay::Fresh => "the token was not used before".into(),
+            Replay::Seen => "the token was used before".into(),
+            Replay::Full => "the replay table has no room for the token".into(),
+        });
+        match replay {
+            Replay::Fresh => self.tables.remember(&claim.once, now),
+            Replay::Seen => return Err(DropReason::Replayed),
+            Replay::Full => return Err(DropReason::FlowLimit),
+        }
+        if let Some(flow) = self.tables.live_flow(&key, now)
+            && flow.handle == handle.0
+        {
+            // UDP was counted when its flow was looked up.
+            if packet.protocol == TCP {
+                self.refresh(&key, flow, packet);
+            }
+            return Ok(());
+        }
+        if claim.single {
+            let alone = used.first == key;
+            self.require("single flow", alone, DropReason::FlowLimit, || match alone {
+                true => "the grant is for this flow alone".into(),
+                false => "the grant is for one flow, and has had another".into(),
+            })?;
+        }
+        self.require("flow limit", used.flows < most, DropReason::FlowLimit, || {
+            format!("the grant has {} flows of at most {most}", used.flows)
+        })?;
+        let mut flow = Flow { handle: handle.0, since: now, ..Flow::default() };
+        refresh(&mut flow, packet, now);
+        let before = self.tables.flow(&key);
+        let room = self.tables.put_flow(&key, flow);
+        self.require("flows", room, DropReason::FlowLimit, || {
+            if room { "the flow has its place in the table".into() } else { "the table is full".into() }
+        })?;
+        used.flows += 1;
+        self.tables.put_grant(handle, used);
+        if let Some(before) = before.filter(Flow::by_grant) {
+            self.release(Handle(before.handle));
+        }
+        Ok(())
+    }
+
+    fn release(&mut self, handle: Handle) {
+        if let Some(mut used) = self.tables.grant(handle) {
+            used.flows = used.flows.saturating_sub(1);
+            self.tables.put_grant(handle, used);
+        }
+    }
+}

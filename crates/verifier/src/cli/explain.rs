@@ -1,0 +1,179 @@
+//! `verifier explain`: would a packet pass, would a person get a grant, and why.
+
+use super::{Look, NO};
+use crate::control::{Asker, Request};
+use crate::view;
+use anyhow::{Context, Result};
+use clap::Args;
+use engine::api::PersonExplanation;
+use engine::protocol;
+use serde::Serialize;
+use shell::table::Table;
+use shell::{print, println};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+pub const EXAMPLES: &str = "Examples:
+  vouchsafe verifier explain --from 203.0.113.7:5000 --to 203.0.113.10:22
+  vouchsafe verifier explain --person alice --to 203.0.113.10:443 --protocol udp
+  vouchsafe verifier explain --person alice --device laptop --group staff --to 203.0.113.10:22
+  vouchsafe verifier explain --packet first.pcap
+  vouchsafe verifier explain --frame HEX";
+
+/// A question
+#[derive(Args, Debug)]
+pub struct Question {
+    /// What is asked
+    #[command(flatten)]
+    subject: Subject,
+    /// What is known of a person
+    #[command(flatten)]
+    besides: Besides,
+    /// The server's address and port
+    #[arg(long, value_name = "ADDR:PORT", required_unless_present_any = ["frame", "packet"])]
+    to: Option<SocketAddr>,
+    /// tcp, udp or a number
+    #[arg(long, default_value = "tcp", value_parser = protocol::parse)]
+    protocol: u8,
+}
+
+/// What is explained
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Subject {
+    /// Would a packet from this client pass?
+    #[arg(long, value_name = "ADDR:PORT")]
+    from: Option<SocketAddr>,
+    /// Would this Ethernet frame pass? Tells about its token, too
+    #[arg(long, value_name = "HEX")]
+    frame: Option<String>,
+    /// Would the packets of this capture pass (pcap or pcapng; `-` is standard input)? Each is judged by itself, as if it
+    /// came at the time of its capture, by the tables as they are now
+    #[arg(long, value_name = "FILE")]
+    packet: Option<PathBuf>,
+    /// Would this person get a grant?
+    #[arg(long, value_name = "NAME")]
+    person: Option<String>,
+}
+
+/// What is known of a person besides what the authority knows
+#[derive(Args, Debug)]
+pub struct Besides {
+    /// With the tags of this device of the person
+    #[arg(long, value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
+    device: Option<String>,
+    /// As if the person were in this group, too; may be repeated
+    #[arg(long = "group", value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
+    groups: Vec<String>,
+    /// As if the person's device had this tag, too; may be repeated
+    #[arg(long = "tag", value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
+    tags: Vec<String>,
+    /// As if the person asked from this address
+    #[arg(long = "address", value_name = "ADDR", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
+    source: Option<IpAddr>,
+}
+
+/// A packet of a capture, and what the verifier says of it.
+#[derive(Serialize)]
+struct Judged {
+    number: u64,
+    #[serde(flatten)]
+    verdict: view::Verdict,
+}
+
+/// Asks the daemon. The exit code is 1 where the answer is no, or one of a capture's packets would not pass.
+pub async fn run(look: &Look, Question { subject, besides, to, protocol }: Question) -> Result<ExitCode> {
+    let to_or = || to.context("--to is missing");
+    let yes = match subject {
+        Subject { person: Some(person), .. } => {
+            let Besides { device, groups, tags, source } = besides;
+            let asker = Asker { person, device, groups, tags, source };
+            let request = Request::ExplainPerson { asker, to: to_or()?, protocol };
+            let answer: PersonExplanation = look.daemon.ask(&request).await?;
+            look.show(&answer, |PersonExplanation { explanation, taken }| {
+                println!("{}", explanation.text);
+                taken.iter().for_each(|line| println!("  {line}"));
+            })?;
+            answer.explanation.allowed
+        }
+        Subject { packet: Some(file), .. } => capture(look, &file).await?,
+        Subject { frame: Some(frame), .. } => verdict(look, &Request::ExplainFrame { frame, time: None }).await?,
+        Subject { from, .. } => {
+            let from = from.context("--from is missing")?;
+            verdict(look, &Request::ExplainPacket { from, to: to_or()?, protocol }).await?
+        }
+    };
+    Ok(if yes { ExitCode::SUCCESS } else { NO })
+}
+
+async fn verdict(look: &Look, request: &Request) -> Result<bool> {
+    let verdict: view::Verdict = look.daemon.ask(request).await?;
+    look.show(&verdict, show)?;
+    Ok(verdict.passes)
+}
+
+/// Every packet of a capture, one verdict each.
+async fn capture(look: &Look, file: &Path) -> Result<bool> {
+    let mut frames = Vec::new();
+    inspect::capture::read(file, |frame| {
+        frames.push(frame);
+        Ok(())
+    })?;
+    let mut all_pass = true;
+    for frame in frames {
+        anyhow::ensure!(!frame.cut, "packet {} was not captured whole: capture with -s 0", frame.number);
+        let time = Some(frame.time.0).filter(|time| *time != 0);
+        let request = Request::ExplainFrame { frame: hex::encode(&frame.bytes), time };
+        let judged = Judged { number: frame.number, verdict: look.daemon.ask(&request).await? };
+        all_pass &= judged.verdict.passes;
+        match look.json {
+            true => println!("{}", serde_json::to_string(&judged)?),
+            false => {
+                println!("packet {}", judged.number);
+                show(&judged.verdict);
+            }
+        }
+    }
+    Ok(all_pass)
+}
+
+fn show(verdict: &view::Verdict) {
+    let rows = verdict.checks.iter().map(|check| {
+        let passed = if check.passed { "yes" } else { "no" };
+        vec![check.name.clone(), passed.into(), check.text.clone()]
+    });
+    print!("{}", Table::new(&["CHECK", "", "FOUND"], rows));
+    println!("{}", verdict.text);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::VerifierCommand;
+    use clap::Parser;
+
+    #[derive(Parser, Debug)]
+    struct Program {
+        #[command(subcommand)]
+        _command: VerifierCommand,
+    }
+
+    fn is_valid(line: &str) -> bool {
+        Program::try_parse_from(["verifier"].into_iter().chain(line.split(' '))).is_ok()
+    }
+
+    #[test]
+    fn explain_asks_one_thing() {
+        assert!(is_valid("explain --from 1.2.3.4:5 --to [::1]:22 --protocol udp"));
+        assert!(is_valid("explain --person alice --to 1.2.3.4:22"));
+        assert!(is_valid("explain --frame 00"));
+        assert!(is_valid("explain --packet first.pcap") && is_valid("explain --packet -"));
+        assert!(!is_valid("explain --packet first.pcap --frame 00"));
+        assert!(!is_valid("explain --to 1.2.3.4:22"));
+        assert!(!is_valid("explain --person alice"));
+        assert!(is_valid("explain --person a --device b --group c --group d --tag e --address ::1 --to 1.2.3.4:22"));
+        assert!(!is_valid("explain --from 1.2.3.4:5 --to 1.2.3.4:22 --tag e"));
+        assert!(!is_valid("explain --person alice --from 1.2.3.4:5 --to 1.2.3.4:22"));
+        assert!(!is_valid("explain --from 1.2.3.4:5 --to 1.2.3.4:22 --protocol tpc"));
+    }
+}
