@@ -25,11 +25,14 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 mod follow;
+mod notify;
 
 /// The first and the longest pause before the authority is asked again.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Epochs whose keys are fetched ahead.
 const KEYS_AHEAD: u32 = 24;
+/// How long the keys of an earlier run wait for the authority to say what was revoked since.
+const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
 /// What a daemon starts with.
 pub struct Start {
@@ -73,16 +76,24 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     if trial.is_some() && !settings.hook.ends_with_process() {
         bail!("--try with --hook tc needs Linux 6.6: before, an attachment to tc outlives a process that is killed");
     }
-    let (cache, trouble) = tokio::select! {
-        state = first_state(&directory, &authority, &enrolment, fresh) => state?,
-        () = signals.any() => return Ok(ExitCode::SUCCESS),
+    let known = directory.cache().filter(|cache| cache.config.verifier == enrolment.verifier);
+    let from_cache = known.is_some();
+    let mut cache = match known {
+        Some(known) => known,
+        None => tokio::select! {
+            state = first_state(&authority, fresh) => state?,
+            () = signals.any() => return Ok(ExitCode::SUCCESS),
+        },
     };
 
     let drops = Arc::new(Mutex::new(Ring::default()));
     let seed = directory.replay_seed()?;
     let (unknown, asked) = mpsc::channel(UNKNOWN_MAX);
     let mut protection = Protection::load(pins, settings.clone(), seed, &cache.config, drops.clone(), unknown.clone())?;
-    protection.write(&cache.config, &cache.keys.keys, now())?;
+    // A grant may have been revoked since. So cached keys wait until the authority had a chance to say so, unless the kernel
+    // has them anyway.
+    let withheld = from_cache && fresh;
+    protection.write(&cache.config, if withheld { &[] } else { &cache.keys.keys }, now())?;
     protection.write_proofs(&cache)?;
     warn_of_lock_out(&protection, &settings, trial, fresh);
     let adopt = fresh && settings.adopt;
@@ -98,6 +109,20 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     }
     if trial.is_none() {
         protection.last()?;
+    }
+    notify::ready(&protection);
+    let mut trouble = None;
+    if from_cache {
+        let answer = tokio::select! {
+            answer = tokio::time::timeout(FIRST_ANSWER, fetch(authority.clone())) => answer,
+            () = signals.any() => {
+                if trial.is_some() {
+                    protection.end()?;
+                }
+                return Ok(ExitCode::SUCCESS);
+            }
+        };
+        trouble = catch_up(&mut protection, &mut cache, answer.ok(), withheld)?;
     }
     directory.set_cache(&cache)?;
     // Once it protects: at boot the network that peers speak over may not be up yet.
@@ -156,6 +181,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         second_cut: None,
         confirmer,
         heard: Instant::now(),
+        told: String::new(),
     };
     let done = daemon.follow(ordered, signals, trial).await;
     server.abort();
@@ -182,27 +208,52 @@ impl Signals {
     }
 }
 
-/// What the authority says, or else what it said last. The second value says what is wrong with it, if something is.
-async fn first_state(
-    directory: &Directory,
-    authority: &client::Authority,
-    enrolment: &Enrolment,
-    fresh: bool,
-) -> Result<(Cache, Option<String>)> {
-    let cached = directory.cache().filter(|cache| cache.config.verifier == enrolment.verifier);
+/// Puts in force what the authority answered to the first question after the programs were attached, or else the cached
+/// keys. Returns what is wrong with the authority, if something is.
+fn catch_up(
+    protection: &mut Protection,
+    cache: &mut Cache,
+    answer: Option<Result<Cache, client::Error>>,
+    withheld: bool,
+) -> Result<Option<String>> {
+    let trouble = match answer {
+        Some(Ok(news)) => {
+            if !protection.is_loaded_for(&news.config) {
+                protection.reload(&news.config)?;
+            }
+            *cache = news;
+            None
+        }
+        Some(Err(error @ client::Error::NotLoggedIn)) => {
+            tracing::error!(
+                "the authority doesn't know this verifier: enrol it again. What was protected stays protected"
+            );
+            return Ok(Some(error.to_string()));
+        }
+        Some(Err(error)) => Some(error.to_string()),
+        None => Some("the authority does not answer".to_owned()),
+    };
+    if let Some(error) = &trouble {
+        tracing::warn!(error, "starting with what the authority said last");
+    }
+    if trouble.is_none() || withheld {
+        protection.write(&cache.config, &cache.keys.keys, now())?;
+        protection.write_proofs(cache)?;
+    }
+    Ok(trouble)
+}
+
+/// What the authority says, where nothing is known from before.
+async fn first_state(authority: &client::Authority, fresh: bool) -> Result<Cache> {
     let mut pause = PAUSES.0;
     loop {
         let error = match fetch(authority.clone()).await {
-            Ok(cache) => return Ok((cache, None)),
+            Ok(cache) => return Ok(cache),
             Err(error @ client::Error::NotLoggedIn) => {
                 return Err(error).context("the authority doesn't know this verifier: enrol it again");
             }
             Err(error) => error,
         };
-        if let Some(cached) = cached {
-            tracing::warn!(%error, "starting with what the authority said last");
-            return Ok((cached, Some(error.to_string())));
-        }
         if fresh {
             bail!("{error}; and nothing is known from before: neither what to protect nor a key. Nothing is protected");
         }
@@ -265,4 +316,6 @@ struct Daemon {
     confirmer: Confirmer,
     /// When the event stream said something last.
     heard: Instant,
+    /// What the service manager was told last.
+    told: String,
 }

@@ -30,6 +30,9 @@ mod told;
 
 pub use cut::Cut;
 
+/// How many adopted connections the log names each time; `verifier flows` lists all.
+const ADOPTED_NAMED: usize = 64;
+
 /// Loaded programs, attached or not.
 pub struct Protection {
     verifier: Verifier,
@@ -198,7 +201,10 @@ impl Protection {
         for socket in adoption::protected_sockets(&sockets, &self.protected()) {
             let (key, flow) = adoption::flow(&socket, now);
             if self.verifier.flows.insert(&key, &flow)? {
-                tracing::debug!(client = %socket.peer, server = %socket.local, "adopted");
+                if count < ADOPTED_NAMED {
+                    let (client, server) = (socket.peer, socket.local);
+                    tracing::warn!(%client, %server, "adopted: it was established before protection began, so it has no grant");
+                }
                 count += 1;
             }
         }

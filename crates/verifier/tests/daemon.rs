@@ -1,5 +1,6 @@
 //! The daemon as a process, its kernel programs on a real interface, and a real authority. Needs root.
 
+mod boot;
 mod proofs;
 mod reports;
 mod stage;

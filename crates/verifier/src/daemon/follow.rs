@@ -1,6 +1,6 @@
 //! The daemon's loop: what it does when the authority, the clock, an operator or a signal asks for something.
 
-use super::{Daemon, PAUSES, Signals, fetch};
+use super::{Daemon, PAUSES, Signals, fetch, notify};
 use crate::directory::Cache;
 use crate::protection::Cut;
 use crate::shared::{Order, Shared};
@@ -84,6 +84,7 @@ impl Daemon {
                 () = signals.any() => break,
             }
         }
+        notify::stopping();
         self.saved().await;
         if trial.is_some() {
             self.shared.protection_mut().end()?;
@@ -256,6 +257,8 @@ impl Daemon {
         if self.heard.elapsed() > SILENCE && std::mem::take(&mut self.shared.health().connected) {
             tracing::warn!("lost the authority; protection goes on with what it said last");
         }
+        let connected = self.shared.health().connected;
+        notify::alive(&self.shared.protection(), connected, &mut self.told);
         self.save();
     }
 

@@ -127,6 +127,8 @@ pub struct Stage {
     pub room: TempDir,
     /// Whether the daemon chooses its interfaces itself.
     pub everywhere: bool,
+    /// Environment variables of the daemon.
+    pub environment: Vec<(String, String)>,
     client: Namespace,
     host: Namespace,
 }
@@ -159,7 +161,17 @@ impl Stage {
         std::fs::write(authority.policy(), POLICY).unwrap();
         let server = Server::start(authority.clone(), None).await.unwrap();
         let address = server.address();
-        Self { authority, address, server: Some(server), instance, room, everywhere: false, client, host }
+        Self {
+            authority,
+            address,
+            server: Some(server),
+            instance,
+            room,
+            everywhere: false,
+            environment: Vec::new(),
+            client,
+            host,
+        }
     }
 
     /// Stops the authority.
@@ -223,6 +235,7 @@ impl Stage {
         let mut command = Command::new(std::env::current_exe().unwrap());
         let arguments = [vec!["verifier".to_owned()], arguments].concat();
         command.args([PROGRAM, "--exact", "--nocapture", "--quiet"]).env_remove("SSH_CONNECTION");
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.env(ARGUMENTS, serde_json::to_string(&arguments).unwrap());
         command
     }
