@@ -2,6 +2,8 @@
 
 use anyhow::{Context, Result};
 use libbpf_rs::{ProgramInput, ProgramMut};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 /// What a program did with a packet.
@@ -13,6 +15,51 @@ pub struct Ran {
     pub frame: Vec<u8>,
     /// Mean duration of one run.
     pub duration: Duration,
+}
+
+/// A loaded program that several threads run at once.
+pub struct Runner(OwnedFd);
+
+impl Runner {
+    pub(crate) const fn new(program: OwnedFd) -> Self {
+        Self(program)
+    }
+
+    /// The program's return code on a frame.
+    ///
+    /// # Errors
+    /// If the kernel does not run it.
+    pub fn on_frame(&self, frame: &[u8]) -> Result<u32> {
+        self.run(libbpf_sys::bpf_test_run_opts {
+            data_in: frame.as_ptr().cast(),
+            data_size_in: frame.len().try_into().context("a frame is shorter")?,
+            repeat: 1,
+            ..Default::default()
+        })
+    }
+
+    /// The return code of a program that takes a structure and changes it.
+    ///
+    /// # Errors
+    /// If the kernel does not run it.
+    pub fn on_structure(&self, structure: &mut [u8]) -> Result<u32> {
+        self.run(libbpf_sys::bpf_test_run_opts {
+            // The kernel writes it back where it was.
+            ctx_in: structure.as_mut_ptr().cast(),
+            ctx_size_in: structure.len().try_into().context("a structure is shorter")?,
+            ..Default::default()
+        })
+    }
+
+    fn run(&self, mut options: libbpf_sys::bpf_test_run_opts) -> Result<u32> {
+        options.sz = size_of::<libbpf_sys::bpf_test_run_opts>() as _;
+        // SAFETY: the descriptor is a program's, and what the options point to outlives the call.
+        let failed = unsafe { libbpf_sys::bpf_prog_test_run_opts(self.0.as_raw_fd(), &mut options) };
+        if failed != 0 {
+            return Err(io::Error::last_os_error()).context("cannot run the program");
+        }
+        Ok(options.retval)
+    }
 }
 
 /// A packet grows by the headers of a tunnel at most.

@@ -7,7 +7,7 @@ use crate::object::{self, Loaded, Opened, Pins};
 use crate::protected::Protected;
 use crate::revoked::Revoked;
 use crate::ring;
-use crate::run::{self, Ran};
+use crate::run::{self, Ran, Runner};
 use crate::table::Table;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, ProgramInput, RingBuffer};
@@ -363,6 +363,13 @@ impl Verifier {
     /// What the program does with one frame; what its code means says [`Hook::code`].
     pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable("admit")?, frame, repeat)
+    }
+
+    /// A program, for several threads at once: for tests.
+    #[doc(hidden)]
+    pub fn runner(&self, name: &str) -> Result<Runner> {
+        let program = self.object.program(name)?;
+        Ok(Runner::new(program.as_fd().try_clone_to_owned().context("cannot copy a descriptor")?))
     }
 
     /// What the program at tc does with a packet that has this mark, and the mark that it then has.
