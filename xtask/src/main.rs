@@ -56,7 +56,8 @@ enum Task {
     },
     /// Measure; figures go to target/bench/summary.json
     Bench {
-        /// Only these: overhead (headers), engine (policy), verify (proofs), http, kernel (programs alone), network (whole paths)
+        /// Only these
+        #[arg(value_parser = bench::targets())]
         parts: Vec<String>,
     },
     /// Take pictures of the console's pages, for docs/console

@@ -1,6 +1,9 @@
 //! What a request for a path segment takes of the authority, from the question to the option with its proofs, where a
-//! thousand to a million clients may send somewhere: of those who may, and of those who may not (SVLAN, Table I). The network
+//! thousand to a million clients may send somewhere: of those who may, and of those who may not. The network
 //! and what a request is sealed with are not in it.
+//!
+//! After Table I of SVLAN, with a smaller database: the paper has up to a million clients with a thousand authorized senders each
+//! (10⁹ entries), this bench a million entries in all. `benches/engine.rs` decides on 10⁹ entries.
 //!
 //! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. Every
 //! client asks once, in no order, so that caches hold what they would in use.

@@ -1,6 +1,9 @@
-//! Figures 3 and 4 of LS: the round-trip time of first packets without a controller, with one that only forwards (pro
-//! forma), and with one that puts tokens in; on the router's switch, on the client's, and by the client's kernel program.
-//! Figure 3 has a delay between switch and controller, figure 4 has none.
+//! After figure 4 of LS (validation by the application server): the round-trip time of first packets without a controller, with a
+//! controller that only forwards (pro forma), and with one that puts tokens in; on the router's switch (4a), on the client's
+//! (4b), and by the client's kernel program, which the paper does not have.
+//!
+//! The figures named `ls.fig3` add a delay between switch and controller, those named `ls.fig4` do not. Figure 3 of the paper
+//! measures the transfer of keys, which this bench does not.
 //!
 //! The verifier only watches (`--observe`), so that all of them take the same path.
 

@@ -1,5 +1,5 @@
 //! What the published scheme (SVLAN, section VII) is attacked with, one test each, named after the attack, against the decisions
-//! in Rust. That kernels and batches decide as these do the table of cases shows; which tests show the same for real
+//! in Rust. That kernels and batches decide as these do the table of cases shows; which tests show the same at other levels
 //! docs/threats.md says.
 
 mod world;
