@@ -3,7 +3,8 @@
 //! and what a request is sealed with are not in it.
 //!
 //! After Table I of SVLAN, with a smaller database: the paper has up to a million clients with a thousand authorized senders each
-//! (10⁹ entries), this bench a million entries in all. `benches/engine.rs` decides on 10⁹ entries.
+//! (10⁹ entries), this bench a million entries in all. `benches/engine.rs` decides on as many as memory has room
+//! for, up to 10⁹.
 //!
 //! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. Every
 //! client asks once, in no order, so that caches hold what they would in use.
