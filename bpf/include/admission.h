@@ -25,17 +25,16 @@ struct {
 	__type(value, __u32);
 } fragments SEC(".maps");
 
-/* Tokens seen, in buckets found by their tag. An entry is a set bit, 19 other bits of the tag, and 12 of the token's time;
- * it is free once the clock check refuses that time, so the table needs no upkeep. A bucket full of live tokens refuses
- * more. */
-enum { REPLAY_ENTRIES = 8, REPLAY_TIME = 0xfff, CLOCK_SET_BACK_MAX = 600 };
-#define REPLAY_USED 0x80000000
+/* Used tokens, in buckets that are chosen by the tag. An entry is the token's whole time and 32 other bits of the tag. Its place
+ * is free once the clock check refuses that time, and stays free, so the table needs no upkeep. A bucket full of valid tokens
+ * refuses more. */
+enum { REPLAY_ENTRIES = 8, CLOCK_SET_BACK_MAX = 600 };
 
 struct replay_bucket {
-	__u32 entries[REPLAY_ENTRIES];
+	__u64 entries[REPLAY_ENTRIES];
 };
 
-/* Mappable only because such maps begin on a page: a bucket is in one line of the cache. */
+/* BPF_F_MMAPABLE because such maps begin on a page: each bucket is one line of the cache. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 65536);
@@ -80,17 +79,28 @@ static __always_inline struct replay_bucket *bucket_of(const struct token *token
 	return bpf_map_lookup_elem(&replays, &index);
 }
 
-/* A clock that is set back a little keeps entries, for their time comes again. */
-static __always_inline int is_seen(__u32 entry, __u32 clock_now)
+/* Whether the clock check may still pass this token. A clock that is set back a little keeps entries, for their time comes
+ * again. A place that was never used holds time 0. */
+static __always_inline int is_valid_entry(__u64 entry, __u32 clock_now)
 {
-	__u32 age = (clock_now - entry + CLOCK_SET_BACK_MAX) & REPLAY_TIME;
-
-	return entry & REPLAY_USED && age <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX;
+	return clock_now - (__u32)(entry >> 32) + CLOCK_SET_BACK_MAX <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX;
 }
 
-static __always_inline __u32 replay_entry(const struct token *token)
+static __always_inline __u64 replay_entry(const struct token *token)
 {
-	return REPLAY_USED | (token->block.tag[2] & ~REPLAY_TIME) | (bpf_ntohl(token->block.time) & REPLAY_TIME);
+	return (__u64)bpf_ntohl(token->block.time) << 32 | token->block.tag[2];
+}
+
+/* Whether the token was used. Only looks: a copy of a token costs its grant nothing. */
+static __always_inline int was_used(const struct replay_bucket *bucket, __u64 entry)
+{
+	const volatile __u64 *entries = bucket->entries;
+	int used = 0;
+
+#pragma unroll
+	for (__u32 i = 0; i < REPLAY_ENTRIES; i++)
+		used |= entries[i] == entry;
+	return used;
 }
 
 enum { REPLAY_TRIES = 4 };
@@ -99,23 +109,24 @@ enum { REPLAY_TRIES = 4 };
  * the same free place, and one of them gets it. If a place becomes free for one core a second before it does for another,
  * they may take different ones: each then finds the other's, and both are refused. A global function, which the kernel
  * verifies once, for itself: inline, each way through it would be followed to the end of admission. */
-__noinline int first_use(struct replay_bucket *bucket, __u32 entry, __u32 clock_now)
+__noinline int first_use(struct replay_bucket *bucket, __u64 entry, __u32 clock_now)
 {
-	volatile __u32 *entries;
+	volatile __u64 *entries;
 
 	if (!bucket)
 		return DROP_FLOW_LIMIT;
 	entries = bucket->entries;
 	for (int try = 0; try < REPLAY_TRIES; try++) {
-		__u32 place = REPLAY_ENTRIES, was = 0;
+		__u32 place = REPLAY_ENTRIES;
+		__u64 was = 0;
 
 #pragma unroll
 		for (__u32 i = 0; i < REPLAY_ENTRIES; i++) {
-			__u32 there = entries[i];
+			__u64 there = entries[i];
 
 			if (there == entry)
 				return DROP_REPLAYED;
-			if (place == REPLAY_ENTRIES && !is_seen(there, clock_now)) {
+			if (place == REPLAY_ENTRIES && !is_valid_entry(there, clock_now)) {
 				place = i;
 				was = there;
 			}
@@ -151,8 +162,8 @@ static __always_inline void release_grant(__u64 handle)
 
 enum { TOKEN_WINDOW_SHIFT = 6 /* 64 s: as long as a token can be valid */, TOKENS_PER_FLOW = 8 };
 
-/* Whether the grant may use one more token in this window: or one grant could fill the replay table. */
-static __always_inline int has_token_left(struct grant_use *use, __u32 time)
+/* Counts one more token of the grant in this window, if it may have that: or one grant could fill the replay table. */
+static __always_inline int take_token(struct grant_use *use, __u32 time)
 {
 	__u32 window = time >> TOKEN_WINDOW_SHIFT;
 
@@ -160,7 +171,10 @@ static __always_inline int has_token_left(struct grant_use *use, __u32 time)
 		use->window = window;
 		use->tokens = 0;
 	}
-	return __sync_fetch_and_add(&use->tokens, 1) / TOKENS_PER_FLOW < config.flows_per_grant;
+	if (__sync_fetch_and_add(&use->tokens, 1) / TOKENS_PER_FLOW < config.flows_per_grant)
+		return 1;
+	__sync_fetch_and_sub(&use->tokens, 1);
+	return 0;
 }
 
 /* Counts one more flow of the grant, if it may have that. */
@@ -189,7 +203,25 @@ static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64
 	return DROP_REVOKED;
 }
 
-/* CONTINUE if the token is used for the first time and the flow is in the table: revoked, replay, flow limit. */
+/* Takes back what a token and perhaps a flow were counted for, as it was refused. */
+static __always_inline void give_back(__u64 handle, int flow)
+{
+	struct grant_use *use = bpf_map_lookup_elem(&grants, &handle);
+
+	if (!use)
+		return;
+	__sync_fetch_and_sub(&use->tokens, 1);
+	if (flow)
+		__sync_fetch_and_sub(&use->flows, 1);
+}
+
+static __always_inline int is_flow_of(const struct flow *flow, __u64 handle, __u8 protocol, __u32 time)
+{
+	return flow && flow->handle == handle && flow_is_live(protocol, flow, time);
+}
+
+/* CONTINUE if the token is used for the first time and the flow is in the table: revoked, replay, limits (wire.md §6.4). What
+ * is refused is not charged. */
 __noinline int admit_flow(struct packet *p, const struct token *token)
 {
 	struct flow fresh = {}, *flow;
@@ -197,58 +229,62 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	struct grant_use *use;
 	struct flow_key key; /* copied: Linux 6.1 takes map keys from the stack, not through pointers like `p` */
 	__u64 handle, before;
-	int outcome, taken, counted;
+	int outcome, opens_flow, counted;
 
 	if (!p || !token)
 		return DROP_REPLAYED;
 	key = p->flow;
 	handle = p->handle;
 	bucket = bucket_of(token);
-	use = bpf_map_lookup_elem(&grants, &handle);
 	if (!bucket)
 		return DROP_FLOW_LIMIT;
 	if (is_revoked(handle))
 		return DROP_REVOKED;
-	taken = 0;
+	if (p->from_pair ? nonce_was_used(handle, p->nonce2) : was_used(bucket, replay_entry(token)))
+		return DROP_REPLAYED;
+	opens_flow = !is_flow_of(find_flow(&key), handle, key.protocol, p->time);
+	use = bpf_map_lookup_elem(&grants, &handle);
 	if (!use) {
 		/* Made with this token and this flow counted: few grants ever have more. */
 		struct grant_use first = {
-			.flows = 1, .expires = token->expires, .tokens = 1,
+			.flows = opens_flow, .expires = token->expires, .tokens = 1,
 			.window = p->time >> TOKEN_WINDOW_SHIFT, .first = key,
 		};
 
-		taken = !bpf_map_update_elem(&grants, &handle, &first, BPF_NOEXIST);
-		if (!taken) {
+		if (bpf_map_update_elem(&grants, &handle, &first, BPF_NOEXIST)) {
 			use = bpf_map_lookup_elem(&grants, &handle);
 			if (!use)
 				return DROP_FLOW_LIMIT;
 		}
 	}
-	if (use && !has_token_left(use, p->time))
+	if (use && !take_token(use, p->time))
 		return DROP_FLOW_LIMIT;
+	if (use && opens_flow && !take_flow(use, &key, token->block.flags)) {
+		__sync_fetch_and_sub(&use->tokens, 1);
+		return DROP_FLOW_LIMIT;
+	}
 	outcome = p->from_pair ? first_nonce(handle, p->nonce2) : first_use(bucket, replay_entry(token), p->time);
-	if (outcome != CONTINUE)
-		goto refused;
-	if (use)
-		taken = take_flow(use, &key, token->block.flags);
+	if (outcome != CONTINUE) {
+		give_back(handle, opens_flow);
+		return outcome;
+	}
 	fresh.handle = handle;
 	fresh.since = p->time;
 	refresh(&fresh, p, p->time);
-	if (taken && !put_flow(&key, &fresh, BPF_NOEXIST))
+	if (opens_flow && !put_flow(&key, &fresh, BPF_NOEXIST))
 		return keep_unless_revoked(&key, handle);
-	/* The flow is known, or there is no room for it. */
 	flow = find_flow(&key);
-	if (flow && flow->handle == handle && flow_is_live(key.protocol, flow, p->time)) {
-		if (taken)
+	if (is_flow_of(flow, handle, key.protocol, p->time)) {
+		/* Another core may have opened it. */
+		if (opens_flow)
 			release_grant(handle);
 		/* UDP was counted when its flow was looked up. */
 		if (p->flow.protocol == IP_TCP)
 			refresh(flow, p, p->time);
 		return CONTINUE;
 	}
-	outcome = DROP_FLOW_LIMIT;
-	if (!taken)
-		goto refused;
+	if (!opens_flow)
+		return DROP_FLOW_LIMIT;
 	if (flow) {
 		/* Who takes it out releases it: upkeep may forget it at the same time. */
 		counted = !flow->origin;
@@ -258,8 +294,6 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	}
 	if (!put_flow(&key, &fresh, BPF_NOEXIST))
 		return keep_unless_revoked(&key, handle);
-refused:
-	if (taken)
-		release_grant(handle);
-	return outcome;
+	release_grant(handle);
+	return DROP_FLOW_LIMIT;
 }

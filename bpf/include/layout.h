@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Layouts of the maps, byte for byte as crates/wire/src/map.rs has them; datapath checks that they agree. */
+/* Layouts of the maps, byte for byte as crates/wire/src/map/ has them; datapath checks that they agree. */
 #pragma once
 #include <linux/bpf.h>
 #include <linux/types.h>

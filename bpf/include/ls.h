@@ -78,6 +78,14 @@ __noinline int judge_ls(struct packet *p, const struct ls_token *token, struct t
 	return differ ? DROP_BAD_TAG : CONTINUE;
 }
 
+/* Whether a pair's nonce2 was used. Only looks. */
+static __always_inline int nonce_was_used(__u64 handle, __u32 nonce2)
+{
+	struct ls_grant *pair = bpf_map_lookup_elem(&ls_grants, &handle);
+
+	return !pair || pair->used[nonce2 >> 6 & (LS_NONCE_WORDS - 1)] >> (nonce2 & 63) & 1;
+}
+
 /* CONTINUE if a pair's nonce2 is used for the first time. */
 __noinline int first_nonce(__u64 handle, __u32 nonce2)
 {

@@ -54,9 +54,9 @@ impl Tcp {
         Self { source, destination, sequence: 1, acknowledgement: 0, flags, window: 64240, options: Vec::new() }
     }
 
-    /// The first segment of a connection.
+    /// The first segment of a connection. Those of [`Self::new`] follow it in order.
     pub fn syn(source: u16, destination: u16) -> Self {
-        Self::new(source, destination, flag::SYN)
+        Self { sequence: 0, ..Self::new(source, destination, flag::SYN) }
     }
 }
 

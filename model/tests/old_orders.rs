@@ -18,8 +18,8 @@ fn breaks(world: World, promise: &str) {
 /// Two looks at each place: between them another core takes the one that both aim at.
 const TWO_LOOKS: &[Edit] = &[Edit {
     file: "include/admission.h",
-    from: "\t\t\t__u32 there = entries[i];\n\n\t\t\tif (there == entry)\n\t\t\t\treturn DROP_REPLAYED;\n",
-    to: "\t\t\tif (entries[i] == entry)\n\t\t\t\treturn DROP_REPLAYED;\n\t\t}\n\t\tfor (__u32 i = 0; i < REPLAY_ENTRIES; i++) {\n\t\t\t__u32 there = entries[i];\n\n",
+    from: "\t\t\t__u64 there = entries[i];\n\n\t\t\tif (there == entry)\n\t\t\t\treturn DROP_REPLAYED;\n",
+    to: "\t\t\tif (entries[i] == entry)\n\t\t\t\treturn DROP_REPLAYED;\n\t\t}\n\t\tfor (__u32 i = 0; i < REPLAY_ENTRIES; i++) {\n\t\t\t__u64 there = entries[i];\n\n",
 }];
 
 #[test]
@@ -60,7 +60,23 @@ fn a_revocation_that_is_asked_for_once_is_outrun() {
 }
 
 /// Tokens are charged before replays are looked for.
-const CHARGED_FIRST: &[Edit] = &[];
+const CHARGED_FIRST: &[Edit] = &[
+    Edit {
+        file: "include/admission.h",
+        from: "\tif (p->from_pair ? nonce_was_used(handle, p->nonce2) : was_used(bucket, replay_entry(token)))\n\t\treturn DROP_REPLAYED;\n\topens_flow",
+        to: "\topens_flow",
+    },
+    Edit {
+        file: "include/admission.h",
+        from: "\t\t__sync_fetch_and_sub(&use->tokens, 1);\n\t\treturn DROP_FLOW_LIMIT;\n\t}\n\toutcome",
+        to: "\t\treturn DROP_FLOW_LIMIT;\n\t}\n\toutcome",
+    },
+    Edit {
+        file: "include/admission.h",
+        from: "\t\tgive_back(handle, opens_flow);\n\t\treturn outcome;",
+        to: "\t\tif (opens_flow)\n\t\t\trelease_grant(handle);\n\t\treturn outcome;",
+    },
+];
 
 #[test]
 fn replays_that_are_charged_burn_tokens() {
@@ -73,7 +89,11 @@ fn replays_that_are_charged_burn_tokens() {
 }
 
 /// Entries of the replay table know twelve bits of their time.
-const TWELVE_BITS: &[Edit] = &[];
+const TWELVE_BITS: &[Edit] = &[Edit {
+    file: "include/admission.h",
+    from: "\treturn clock_now - (__u32)(entry >> 32) + CLOCK_SET_BACK_MAX <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX;",
+    to: "\treturn entry && ((clock_now - (__u32)(entry >> 32) + CLOCK_SET_BACK_MAX) & 0xfff) <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX;",
+}];
 
 #[test]
 fn entries_with_twelve_bits_of_time_come_back() {

@@ -56,7 +56,7 @@ pub struct Sizes {
     pub flows: u32,
     /// Grants in use, 112 bytes each.
     pub grants: u32,
-    /// Buckets for eight tokens each, 32 bytes (4 a token); a power of two.
+    /// Buckets for eight tokens each, 64 bytes; a power of two.
     pub replay_buckets: u32,
     /// Revoked grants.
     pub revoked: u32,

@@ -59,6 +59,7 @@ fn kernel_and_rust_agree_on_every_row() {
     let mut cases = table::tokens::cases();
     cases.extend(table::admission::cases());
     cases.extend(table::forms::cases());
+    cases.extend(table::attacks::cases());
     let mut failures = Vec::new();
     for hook in Hook::ALL {
         check(&mut Deciders::new(hook, world::config(), &world::receivers()), &cases, &mut failures);
@@ -178,6 +179,7 @@ fn kernel_that_observes_drops_nothing_and_counts_the_same() {
     let mut cases = table::tokens::cases();
     cases.extend(table::admission::cases());
     cases.extend(table::forms::cases());
+    cases.extend(table::attacks::cases());
     let observing = wire::map::VerifierConfig { observe: 1, ..world::config() };
     let mut failures = Vec::new();
     for hook in Hook::ALL {

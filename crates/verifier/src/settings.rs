@@ -54,7 +54,7 @@ pub struct Options {
     /// Room for revoked grants, 64 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_REVOKED", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_revoked: Option<u32>,
-    /// Room for tokens seen in the last minute, in buckets of eight, 32 bytes each; a power of two [default: 65536]
+    /// Room for used tokens, in buckets of eight, 64 bytes each; a power of two [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_REPLAY_BUCKETS", value_parser = replay_buckets)]
     pub replay_buckets: Option<u32>,
     /// How many flows one grant may have [default: 1024]

@@ -2,6 +2,7 @@
 
 pub mod admission;
 pub mod agent;
+pub mod attacks;
 pub mod forms;
 pub mod shims;
 pub mod tokens;

@@ -301,7 +301,9 @@ fn pairs(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
         case.unwrapped(&packet(CLIENT_PORT + index), content(index))
     });
     let more = packet(CLIENT_PORT + 100).shimmed(&content(100).encode()).frame();
-    cases.push(flows.frame(more.clone(), dropped(DropReason::FlowLimit)).frame(more, replayed));
+    // What is refused for a limit uses up no nonce.
+    let limited = dropped(DropReason::FlowLimit);
+    cases.push(flows.frame(more.clone(), limited).frame(more, limited));
     let other = transport.first(family, &Grant::new(family, 44), CLIENT_PORT, 1);
     cases.push(
         known("§6.3", "a token takes another grant's flow over")

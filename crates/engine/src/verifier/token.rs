@@ -117,10 +117,16 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         })
     }
 
-    /// Remembers a token and its flow: replay, then flow limit.
+    /// Remembers a token and its flow: replay, then limits. A token that is refused is not charged.
     pub(super) fn admit(&mut self, claim: &Claim, key: FlowKey, packet: &Packet) -> Result<(), DropReason> {
         let (handle, now) = (claim.handle, self.now);
         let most = self.tables.config().flows_per_grant;
+        let replay = self.tables.replay(&claim.once, now);
+        self.require("replay", replay != Replay::Seen, DropReason::Replayed, || match replay {
+            Replay::Seen => "the token was used before".into(),
+            Replay::Fresh | Replay::Full => "the token was not used before".into(),
+        })?;
+        let opened = self.tables.live_flow(&key, now).filter(|flow| flow.handle == handle.0);
         let mut used = self.tables.grant(handle).unwrap_or(GrantUse {
             flows: 0,
             expires: claim.expires,
@@ -131,46 +137,32 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if used.window != now / TOKEN_WINDOW {
             (used.window, used.tokens) = (now / TOKEN_WINDOW, 0);
         }
-        used.tokens += 1;
         let room = self.tables.put_grant(handle, used);
         self.require("grants in use", room, DropReason::FlowLimit, || {
             if room { "the grant has its place in the table".into() } else { "the table is full".into() }
         })?;
-        let taken = used.tokens - 1;
+        let taken = used.tokens;
         self.require("token limit", taken / TOKENS_PER_FLOW < most, DropReason::FlowLimit, || {
             let most = u64::from(most) * u64::from(TOKENS_PER_FLOW);
             format!("the grant has used {taken} of {most} tokens in these {TOKEN_WINDOW} s")
         })?;
-        let replay = self.tables.replay(&claim.once, now);
-        self.note("replay", replay == Replay::Fresh, || match replay {
-            Replay::Fresh => "the token was not used before".into(),
-            Replay::Seen => "the token was used before".into(),
-            Replay::Full => "the replay table has no room for the token".into(),
-        });
-        match replay {
-            Replay::Fresh => self.tables.remember(&claim.once, now),
-            Replay::Seen => return Err(DropReason::Replayed),
-            Replay::Full => return Err(DropReason::FlowLimit),
+        if opened.is_none() {
+            self.may_open(claim, &used, &key)?;
         }
-        if let Some(flow) = self.tables.live_flow(&key, now)
-            && flow.handle == handle.0
-        {
+        self.require("replay table", replay == Replay::Fresh, DropReason::FlowLimit, || match replay {
+            Replay::Full => "the token's bucket is full of tokens that are still valid".into(),
+            Replay::Fresh | Replay::Seen => "it has room for the token".into(),
+        })?;
+        self.tables.remember(&claim.once, now);
+        used.tokens += 1;
+        self.tables.put_grant(handle, used);
+        if let Some(flow) = opened {
             // UDP was counted when its flow was looked up.
             if packet.protocol == TCP {
                 self.refresh(&key, flow, packet);
             }
             return Ok(());
         }
-        if claim.single {
-            let alone = used.first == key;
-            self.require("single flow", alone, DropReason::FlowLimit, || match alone {
-                true => "the grant is for this flow alone".into(),
-                false => "the grant is for one flow, and has had another".into(),
-            })?;
-        }
-        self.require("flow limit", used.flows < most, DropReason::FlowLimit, || {
-            format!("the grant has {} flows of at most {most}", used.flows)
-        })?;
         let mut flow = Flow { handle: handle.0, since: now, ..Flow::default() };
         refresh(&mut flow, packet, now);
         let before = self.tables.flow(&key);
@@ -184,6 +176,21 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             self.release(Handle(before.handle));
         }
         Ok(())
+    }
+
+    /// Whether the grant may have one more flow.
+    fn may_open(&mut self, claim: &Claim, used: &GrantUse, key: &FlowKey) -> Result<(), DropReason> {
+        let most = self.tables.config().flows_per_grant;
+        if claim.single {
+            let alone = used.first == *key;
+            self.require("single flow", alone, DropReason::FlowLimit, || match alone {
+                true => "the grant is for this flow alone".into(),
+                false => "the grant is for one flow, and has had another".into(),
+            })?;
+        }
+        self.require("flow limit", used.flows < most, DropReason::FlowLimit, || {
+            format!("the grant has {} flows of at most {most}", used.flows)
+        })
     }
 
     fn release(&mut self, handle: Handle) {

@@ -6,20 +6,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Tokens that a bucket of the replay table holds.
 pub const REPLAY_ENTRIES: usize = 8;
 
-const USED: u32 = 1 << 31;
-const TIME: u32 = 0xfff;
 /// The most that a sender's clock may differ, seconds (wire.md §6.4).
 const CLOCK_SKEW_MAX: u32 = 30;
 /// How far the clock may be set back without entries being lost, seconds.
 const CLOCK_SET_BACK_MAX: u32 = 600;
 
-/// A bucket of the replay table. A token's entry is a set bit, 19 bits of its tag, and the low 12 of its time; it is free
-/// once the clock check refuses that time.
+/// A bucket of the replay table: one line of the cache. A token's entry is its whole time and 32 bits of its tag. Its place is
+/// free once the clock check refuses that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReplayBucket {
     /// The tokens.
-    pub seen: [u32; REPLAY_ENTRIES],
+    pub seen: [u64; REPLAY_ENTRIES],
 }
 
 /// What a bucket says of a token.
@@ -42,15 +40,29 @@ impl ReplayBucket {
 
     /// Looks for a token, and changes nothing.
     pub fn look(&self, tag: &[u8; TAG_LEN], time: u32, now: u32) -> ReplayLook {
-        let entry = USED | word(tag, 8) & !TIME | time & TIME;
-        if self.seen.contains(&entry) {
+        if self.seen.contains(&entry(tag, time)) {
             ReplayLook::Seen
-        } else if self.seen.iter().all(|other| is_live(*other, now)) {
+        } else if self.seen.iter().all(|other| is_valid(*other, now)) {
             ReplayLook::Full
         } else {
             ReplayLook::Fresh
         }
     }
+
+    /// Remembers a token in the first free place, if it is fresh. Returns what the bucket said of it before.
+    pub fn remember(&mut self, tag: &[u8; TAG_LEN], time: u32, now: u32) -> ReplayLook {
+        let look = self.look(tag, time, now);
+        if look == ReplayLook::Fresh
+            && let Some(place) = self.seen.iter_mut().find(|other| !is_valid(**other, now))
+        {
+            *place = entry(tag, time);
+        }
+        look
+    }
+}
+
+fn entry(tag: &[u8; TAG_LEN], time: u32) -> u64 {
+    u64::from(time) << 32 | u64::from(word(tag, 8))
 }
 
 /// Four bytes of the tag as the kernel program reads them.
@@ -58,7 +70,120 @@ fn word(tag: &[u8; TAG_LEN], at: usize) -> u32 {
     tag.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-fn is_live(entry: u32, now: u32) -> bool {
-    let age = now.wrapping_sub(entry).wrapping_add(CLOCK_SET_BACK_MAX) & TIME;
-    entry & USED != 0 && age <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX
+/// Whether the clock check may still pass this token. A clock that is set back a little keeps entries, for their time comes
+/// again.
+fn is_valid(entry: u64, now: u32) -> bool {
+    let time = (entry >> 32) as u32;
+    now.wrapping_sub(time).wrapping_add(CLOCK_SET_BACK_MAX) <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+    use std::collections::HashMap;
+    use std::vec::Vec;
+
+    const BUCKETS: u32 = 64;
+    /// Tokens in 64 s: one for sixteen places, as one account may use in a table of the default size.
+    const LOAD: u32 = BUCKETS * REPLAY_ENTRIES as u32 / 16;
+    const WINDOW: u32 = 64;
+    const DAY: u32 = 86_400;
+
+    struct Chance(u64);
+
+    impl Chance {
+        fn next(&mut self) -> u64 {
+            self.0 ^= self.0 >> 12;
+            self.0 ^= self.0 << 25;
+            self.0 ^= self.0 >> 27;
+            self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        }
+
+        fn below(&mut self, bound: u32) -> u32 {
+            ((self.next() >> 33) % u64::from(bound)) as u32
+        }
+
+        fn tag(&mut self) -> [u8; TAG_LEN] {
+            let mut tag = [0; TAG_LEN];
+            tag[..8].copy_from_slice(&self.next().to_ne_bytes());
+            tag[8..].copy_from_slice(&(self.next() as u32).to_ne_bytes());
+            tag
+        }
+    }
+
+    struct Table {
+        buckets: Vec<ReplayBucket>,
+        /// Every token that was used, and when the clock check refuses it: what the table has to know.
+        used: HashMap<([u8; TAG_LEN], u32), u32>,
+    }
+
+    impl Table {
+        fn new() -> Self {
+            Self { buckets: std::vec![ReplayBucket::default(); BUCKETS as usize], used: HashMap::new() }
+        }
+
+        fn remember(&mut self, tag: [u8; TAG_LEN], time: u32, now: u32) -> ReplayLook {
+            let index = ReplayBucket::index(&tag, 0x1234_5678_9abc_def0, BUCKETS - 1);
+            self.buckets[index as usize].remember(&tag, time, now)
+        }
+    }
+
+    /// A burst of fresh tokens, each of which is shown again.
+    fn burst(table: &mut Table, chance: &mut Chance, tokens: u32, now: u32) {
+        for _ in 0..tokens {
+            let (tag, time) = (chance.tag(), now + CLOCK_SKEW_MAX - chance.below(2 * CLOCK_SKEW_MAX + 1));
+            assert_eq!(table.remember(tag, time, now), ReplayLook::Fresh, "a fresh token at {now}");
+            assert_eq!(table.remember(tag, time, now), ReplayLook::Seen, "its copy at {now}");
+            table.used.insert((tag, time), time + CLOCK_SKEW_MAX);
+        }
+        table.used.retain(|_, until| *until >= now);
+        let used: Vec<_> =
+            table.used.keys().copied().filter(|(_, time)| time.abs_diff(now) <= CLOCK_SKEW_MAX).collect();
+        for (tag, time) in used {
+            assert_eq!(table.remember(tag, time, now), ReplayLook::Seen, "a copy of {time} at {now}");
+        }
+    }
+
+    #[test]
+    fn over_days_fresh_tokens_are_admitted_and_their_copies_are_not() {
+        let (mut table, mut chance) = (Table::new(), Chance(0x5eed));
+        let mut now = 1_800_000_000;
+        let end = now + 9 * DAY;
+        while now < end {
+            burst(&mut table, &mut chance, LOAD, now);
+            // Mostly the next window; sometimes an idle night.
+            now += WINDOW + if chance.below(200) == 0 { chance.below(DAY) } else { 0 };
+        }
+    }
+
+    /// The attack on entries that knew twelve bits of their time: a table filled once refused new tokens every 4096 s.
+    #[test]
+    fn a_table_that_was_filled_once_is_free_for_ever() {
+        let (mut table, mut chance) = (Table::new(), Chance(0x5eed));
+        let start = 1_800_000_000;
+        for _ in 0..40 * BUCKETS * REPLAY_ENTRIES as u32 {
+            table.remember(chance.tag(), start, start);
+        }
+        assert!(table.buckets.iter().all(|bucket| bucket.seen.iter().all(|entry| is_valid(*entry, start))));
+        for now in (start + CLOCK_SKEW_MAX + 1..start + 2 * DAY).step_by(7) {
+            let tag = chance.tag();
+            let index = ReplayBucket::index(&tag, 0, BUCKETS - 1) as usize;
+            assert_eq!(table.buckets[index].look(&tag, now, now), ReplayLook::Fresh, "{} s later", now - start);
+        }
+    }
+
+    #[test]
+    fn a_clock_set_back_by_minutes_keeps_what_was_used() {
+        let (mut table, mut chance) = (Table::new(), Chance(0x5eed));
+        let mut now = 1_800_000_000;
+        for _ in 0..2000 {
+            burst(&mut table, &mut chance, LOAD / 16, now);
+            now += WINDOW;
+            if chance.below(20) == 0 {
+                now -= chance.below(CLOCK_SET_BACK_MAX - 2 * CLOCK_SKEW_MAX);
+            }
+        }
+    }
 }
