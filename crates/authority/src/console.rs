@@ -19,6 +19,7 @@ mod qr;
 mod security;
 mod sessions;
 mod visitor;
+mod words;
 
 pub use config::ConsoleConfig;
 

@@ -1,12 +1,16 @@
 // What makes pages more comfortable; each works without.
 "use strict";
 
-// Times by the browser's clock and in its words.
+// Exact times by the browser's clock and in its words.
 function localize(within) {
   for (const time of within.querySelectorAll("time[datetime]")) {
-    const at = new Date(time.dateTime);
-    time.title = time.textContent;
-    time.textContent = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+    const local = new Date(time.dateTime).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
+    if ("exact" in time.dataset) {
+      time.title = time.textContent;
+      time.textContent = local;
+    } else {
+      time.title = local;
+    }
   }
 }
 localize(document);

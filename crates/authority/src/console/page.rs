@@ -4,30 +4,60 @@
 use super::ROOT;
 use super::assets::{SCRIPT, STYLE};
 use super::visitor::Visitor;
+use super::words;
+use crate::now;
 use axum::response::Redirect;
 use engine::api::Problem;
 use maud::{DOCTYPE, Markup, html};
 use openidconnect::url::form_urlencoded::byte_serialize;
 use shell::table::utc;
 
-/// The pages of everybody, below the console's root.
-const PAGES: &[(&str, &str)] = &[
-    ("", "Overview"),
-    ("/devices", "Devices"),
-    ("/grants", "Grants"),
-    ("/identity", "Where my identity goes"),
-    ("/sessions", "Sessions"),
-    ("/security", "Security"),
-];
-/// The pages of administrators, below the console's root.
-const ADMINISTRATION: &[(&str, &str)] = &[
-    ("/admin", "Administration"),
-    ("/admin/flows", "Live flows"),
-    ("/admin/drops", "Drops"),
-    ("/admin/policy", "Policy"),
-    ("/admin/people", "People"),
-    ("/admin/audit", "Audit"),
-];
+/// A part of the console that has a navigation of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Area {
+    /// The visitor's own devices, grants and logins.
+    Account,
+    /// Everybody's, for administrators only.
+    Administration,
+}
+
+impl Area {
+    /// The area of a page, by its path below the console's root.
+    fn of(path: &str) -> Self {
+        let is_administration =
+            path.strip_prefix("/admin").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        if is_administration { Self::Administration } else { Self::Account }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Account => "My account",
+            Self::Administration => "Administration",
+        }
+    }
+
+    /// Paths below the console's root, with their names; the first is the area's front page.
+    const fn pages(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Account => &[
+                ("", "Overview"),
+                ("/devices", "Devices"),
+                ("/grants", "Grants"),
+                ("/identity", "Destinations"),
+                ("/sessions", "Sessions"),
+                ("/security", "Security"),
+            ],
+            Self::Administration => &[
+                ("/admin", "Overview"),
+                ("/admin/flows", "Live flows"),
+                ("/admin/drops", "Drops"),
+                ("/admin/policy", "Policy"),
+                ("/admin/people", "People"),
+                ("/admin/audit", "Audit"),
+            ],
+        }
+    }
+}
 
 /// What was done, by the word that an address carries; other words say nothing.
 const DONE: &[(&str, &str)] = &[
@@ -86,9 +116,6 @@ impl<'a> Page<'a> {
 
     /// The whole page.
     pub fn show(&self, body: &Markup) -> Markup {
-        let entry = |(path, name): &(&str, &str)| {
-            html! { li { a href={ (ROOT) (path) } aria-current=[(*path == self.here).then_some("page")] { (name) } } }
-        };
         html! {
             (DOCTYPE)
             html lang="en" {
@@ -103,17 +130,10 @@ impl<'a> Page<'a> {
                 }
                 body {
                     a.skip href="#main" { "Skip to the content" }
-                    header {
+                    header.top {
                         a.name href=(ROOT) { "Vouchsafe" }
                         @if let Some(visitor) = self.visitor {
-                            nav aria-label="Pages" {
-                                ul {
-                                    @for page in PAGES { (entry(page)) }
-                                    @if visitor.is_administrator {
-                                        @for page in ADMINISTRATION { (entry(page)) }
-                                    }
-                                }
-                            }
+                            @if visitor.is_administrator { nav.areas aria-label="Areas" { (self.areas()) } }
                             form.leave method="post" action={ (ROOT) "/logout" } {
                                 (visitor.token())
                                 span { (visitor.person()) }
@@ -121,12 +141,49 @@ impl<'a> Page<'a> {
                             }
                         }
                     }
+                    @if let Some(visitor) = self.visitor { (self.navigation(visitor)) }
                     main #main tabindex="-1" {
                         h1 { (self.title) }
                         @if let Some(done) = self.done { p.done role="status" { (done) } }
                         (body)
                     }
                 }
+            }
+        }
+    }
+
+    /// Links to the areas.
+    fn areas(&self) -> Markup {
+        let here = Area::of(self.here);
+        let areas = [Area::Account, Area::Administration];
+        html! {
+            ul {
+                @for area in areas {
+                    li { a href={ (ROOT) (area.pages()[0].0) } aria-current=[(area == here).then_some("true")] { (area.name()) } }
+                }
+            }
+        }
+    }
+
+    /// The pages of this page's area: beside the page where there is room, else in a menu that opens without script. The
+    /// style sheet shows one of the two.
+    fn navigation(&self, visitor: &Visitor) -> Markup {
+        let area = if visitor.is_administrator { Area::of(self.here) } else { Area::Account };
+        let (name, pages) = (area.name(), area.pages());
+        let here = pages.iter().find(|(path, _)| *path == self.here).map(|(_, name)| *name);
+        let list = html! {
+            ul {
+                @for (path, name) in pages {
+                    li { a href={ (ROOT) (path) } aria-current=[(*path == self.here).then_some("page")] { (name) } }
+                }
+            }
+        };
+        html! {
+            nav.side aria-label=(name) { (list) }
+            details.menu {
+                summary { span.unseen { "Menu: " } (name) @if let Some(here) = here { " › " (here) } }
+                nav aria-label=(name) { (list) }
+                @if visitor.is_administrator { nav.areas-below aria-label="Areas" { (self.areas()) } }
             }
         }
     }
@@ -152,11 +209,14 @@ pub fn encoded(text: &str) -> String {
     byte_serialize(text.as_bytes()).collect()
 }
 
-/// A time, which script shows by the browser's clock.
+/// A time as it is seen from now; its title says it exactly, by the browser's clock where there is script.
 pub fn time(time: u64) -> Markup {
-    let utc = utc(time);
-    let shown = utc.replace('T', " ").replace('Z', " UTC");
-    html! { time datetime=(utc) { (shown) } }
+    html! { time datetime=(utc(time)) title=(words::exact(time)) { (words::relative(time, now())) } }
+}
+
+/// A time as it is, which script shows by the browser's clock.
+pub fn exact_time(time: u64) -> Markup {
+    html! { time datetime=(utc(time)) data-exact { (words::exact(time)) } }
 }
 
 /// A table that scrolls by itself on narrow screens. Cells of rows are `td`s or `th`s with `scope="row"`.

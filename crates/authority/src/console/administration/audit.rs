@@ -2,8 +2,9 @@
 
 use super::{LOOKS, Turn};
 use crate::console::ROOT;
-use crate::console::page::{Page, encoded, table, time};
+use crate::console::page::{Page, encoded, exact_time, table};
 use crate::console::visitor::{Administrator, Form};
+use crate::console::words::count_of;
 use crate::now;
 use crate::problem::Problem;
 use crate::state::Authority;
@@ -148,7 +149,7 @@ fn day(name: &str, label: &str, value: &Option<String>) -> Markup {
 fn row(entry: &AuditEntry) -> Markup {
     let AuditEntry { time: at, event, person, device, source, receiver, rule, detail, operator, .. } = entry;
     html! {
-        th scope="row" { (time(*at)) }
+        th scope="row" { (exact_time(*at)) }
         td { (event) }
         td.who {
             @if let Some(person) = person { a href={ (ROOT) "/admin/people/" (encoded(person)) } { (person) } }
@@ -184,7 +185,7 @@ pub async fn verify(
     .await?;
     Ok(Page::new("The audit trail").of(Some(&visitor)).at("/admin/audit").show(&html! {
         @match &verdict {
-            Verdict::Whole(entries) => p.done role="status" { "Whole: " (entries) " entries." },
+            Verdict::Whole(entries) => p.done role="status" { "Whole: " (count_of(*entries, "entry", "entries")) "." },
             Verdict::Broken(what) => p.wrong role="alert" { "Broken: " (what) },
         }
         (chain(&heads))

@@ -2,8 +2,9 @@
 
 use super::picture;
 use crate::console::ROOT;
-use crate::console::page::{Page, encoded, time};
+use crate::console::page::{Page, encoded, exact_time};
 use crate::console::visitor::Administrator;
+use crate::console::words::{count, sentence};
 use crate::now;
 use crate::problem::Problem;
 use crate::state::Authority;
@@ -63,10 +64,10 @@ pub async fn show(
             button type="submit" { "Show" }
         }
         section data-live {
-            p { (dropped) " packets dropped and " (admitted) " flows admitted in the last " (picture::span_name(span))
+            p { (sentence(&count(dropped, "packet"))) " dropped and " (count(admitted, "flow")) " admitted in the last " (picture::span_name(span))
                 @if let Some(id) = wanted { " at " (id) } "." }
             (picture::drops(&columns, span))
-            p.quiet { "At " (time(now)) ". Packets count for the time at which their verifier told of them; where none did, the "
+            p.quiet { "At " (exact_time(now)) ". Packets count for the time at which their verifier told of them; where none did, the "
                 "picture is shaded." }
         }
     }))

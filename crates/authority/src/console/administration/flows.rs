@@ -2,8 +2,9 @@
 
 use super::Said;
 use crate::console::ROOT;
-use crate::console::page::{Page, encoded, table, time};
+use crate::console::page::{Page, encoded, exact_time, table, time};
 use crate::console::visitor::Administrator;
+use crate::console::words::{bytes, count, number, sentence};
 use crate::now;
 use crate::problem::Problem;
 use crate::reports::Latest;
@@ -14,7 +15,6 @@ use engine::api::{GrantOwner, ReportedFlow};
 use engine::policy::place;
 use maud::{Markup, html};
 use serde::Deserialize;
-use shell::table::bytes;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use wire::Destination;
@@ -162,11 +162,11 @@ pub async fn show(
             @for verifier in &live.silent {
                 p.wrong { (verifier) " is silent: its flows are not shown." }
             }
-            p { (live.total) " flows live" @if verifier.is_some() { " there" }
-                @if live.total > named as u64 { "; verifiers named the latest " (named) " of them" }
-                @if person.is_some() || shown < named { "; " (shown) " are shown" } "." }
+            p { (sentence(&count(live.total, "live flow"))) @if verifier.is_some() { " there" }
+                @if live.total > named as u64 { "; verifiers named the latest " (number(named as u64)) " of them" }
+                @if person.is_some() || shown < named { "; the table shows " (number(shown as u64)) } "." }
             @if shown > 0 { (live.table()) }
-            p.quiet { "At " (time(now())) ". Verifiers tell every few seconds." }
+            p.quiet { "At " (exact_time(now())) ". Verifiers tell every few seconds." }
         }
     }))
 }

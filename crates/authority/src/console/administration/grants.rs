@@ -3,6 +3,7 @@
 use crate::console::ROOT;
 use crate::console::grants::covers;
 use crate::console::page::{self, time};
+use crate::console::words::number;
 use crate::storage::GrantEntry;
 use maud::{Markup, html};
 
@@ -34,6 +35,6 @@ pub fn table(grants: &[GrantEntry], acts: bool) -> Markup {
     let rows: Vec<_> = grants.iter().take(MOST_SHOWN).map(row).collect();
     html! {
         (page::table("Grants", &head, &rows))
-        @if grants.len() > MOST_SHOWN { p { "The latest " (MOST_SHOWN) " of " (grants.len()) " are shown." } }
+        @if grants.len() > MOST_SHOWN { p { "The latest " (MOST_SHOWN) " of " (number(grants.len() as u64)) " are shown." } }
     }
 }

@@ -11,10 +11,10 @@ use engine::document::Fault;
 use engine::policy::diff::{Change, Kind, TooLarge, compare};
 use engine::policy::{Compiled, Policy};
 use maud::{Markup, html};
-use shell::table::count;
 use std::sync::Arc;
 
 use crate::console::page::{table, time};
+use crate::console::words::{count, number, sentence};
 
 /// How far back requests are judged anew, in hours.
 const HOURS: u64 = 24;
@@ -112,7 +112,7 @@ impl Judgement {
             @if *failing == 0 {
                 p.done role="status" { "Valid: " (count(*receivers, "receiver")) ", " (count(*rules, "rule")) "; " (count(*tests, "test")) " passed." }
             } @else {
-                p.wrong role="alert" { (failing) " of its own " (tests) " tests fail; so it can't be put in force." }
+                p.wrong role="alert" { "Of " (count(*tests, "test")) " of its own, " (number(*failing as u64)) (if *failing == 1 { " fails" } else { " fail" }) ", so it can't be put in force." }
                 (places("Tests that fail", failures))
                 @if *failing > failures.len() {
                     p { "And " (failing - failures.len()) " more: " code { "vouchsafe authority policy test" } " shows them." }
@@ -129,9 +129,9 @@ impl Judgement {
                 Ok(changes) => (differences(changes)),
             }
             h2 { "At once" }
-            p { (ending) " live grants would end, and their flows be cut." }
+            p { (sentence(&count(*ending, "live grant"))) " would end" @if *ending > 0 { ", and the verifiers would cut the flows" } "." }
             h2 { "What was asked for in the last " (HOURS) " hours" }
-            p { (replay.grants) " grants and " (replay.refusals) " refusals judged anew." }
+            p { "The draft decided " (count(replay.grants, "grant")) " and " (count(replay.refusals, "refusal")) " again." }
             @if replay.refused.is_empty() && replay.allowed.is_empty() { p { "All would be answered the same." } }
             @if !replay.refused.is_empty() { (cases("Was given and would be refused", &replay.refused)) }
             @if !replay.allowed.is_empty() { (cases("Was refused and would be given", &replay.allowed)) }
@@ -173,7 +173,7 @@ fn cases(caption: &str, cases: &[Case]) -> Markup {
         html! {
             th scope="row" { (case.person) " · " (case.device) }
             td { (case.to) }
-            td.number { (case.times) }
+            td.number { (number(case.times as u64)) }
             td { (time(case.last)) }
             td { (case.why) }
         }

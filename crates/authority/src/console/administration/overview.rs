@@ -2,8 +2,9 @@
 
 use super::{Said, picture};
 use crate::console::ROOT;
-use crate::console::page::{Page, encoded, table, time};
+use crate::console::page::{Page, encoded, exact_time, table, time};
 use crate::console::visitor::Administrator;
+use crate::console::words::{count, number};
 use crate::now;
 use crate::problem::Problem;
 use crate::reports::Latest;
@@ -33,25 +34,25 @@ pub async fn show(
     let (admitted, dropped) = picture::totals(&columns);
     let snapshot = authority.snapshot();
     let (proven, strangers) = snapshot.connections;
-    Ok(Page::new("Administration").of(Some(&visitor)).at("/admin").done(said.done.as_deref()).show(&html! {
+    Ok(Page::new("Overview").of(Some(&visitor)).at("/admin").done(said.done.as_deref()).show(&html! {
         p { "You are an administrator: what you do here is in the audit trail, with your name." }
         section data-live {
             dl {
                 dt { "Live flows" }
-                dd { a href={ (ROOT) "/admin/flows" } { (live) } }
+                dd { a href={ (ROOT) "/admin/flows" } { (number(live)) } }
                 dt { "In the last " (picture::span_name(Span::Quarter)) }
-                dd { (admitted) " admitted, " a href={ (ROOT) "/admin/drops" } { (dropped) " packets dropped" } }
+                dd { (count(admitted, "flow")) " admitted, " a href={ (ROOT) "/admin/drops" } { (count(dropped, "packet")) " dropped" } }
                 dt { "Sessions" }
-                dd { a href={ (ROOT) "/admin/people" } { (snapshot.sessions) } }
+                dd { a href={ (ROOT) "/admin/people" } { (number(snapshot.sessions as u64)) } }
                 dt { "Connections to the authority" }
-                dd { (proven) " with and " (strangers) " without credential; " (snapshot.turned_away) " turned away" }
+                dd { (count(proven, "connection")) " with and " (count(strangers, "connection")) " without a credential; " (count(snapshot.turned_away, "connection")) " turned away" }
             }
             @if rows.is_empty() {
                 p { "There is no verifier yet: " code { "vouchsafe authority verifier add ID" } " makes one." }
             } @else {
                 (table("Verifiers", &["Verifier", "State", "Last report", "Keys until", "Live flows", "Dropped in an hour"], &rows))
             }
-            p.quiet { "At " (time(now)) ". " a href={ (ROOT) "/admin" } { "Look again" } }
+            p.quiet { "At " (exact_time(now)) ". " a href={ (ROOT) "/admin" } { "Look again" } }
         }
     }))
 }
@@ -66,9 +67,9 @@ fn row(authority: &Authority, entry: &VerifierEntry, latest: Option<&Latest>, no
         td { @match latest { Some(latest) => (time(latest.time)), None => "never" } }
         td { @match fresh.and_then(|latest| latest.report.keys_until) { Some(until) => (time(until)), None => "not known" } }
         td.number { a href={ (ROOT) "/admin/flows?verifier=" (encoded(id)) } {
-            (fresh.map_or(0, |latest| latest.report.live)) span.unseen { " live flows at " (id) } } }
+            (number(fresh.map_or(0, |latest| latest.report.live))) span.unseen { " live flows at " (id) } } }
         td.number { a href={ (ROOT) "/admin/drops?verifier=" (encoded(id)) } {
-            (dropped) span.unseen { " packets dropped at " (id) } } }
+            (number(dropped)) span.unseen { " packets dropped at " (id) } } }
     }
 }
 

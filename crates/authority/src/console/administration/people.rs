@@ -4,6 +4,7 @@ use super::{Said, flows, grants};
 use crate::console::ROOT;
 use crate::console::page::{Page, encoded, table, time};
 use crate::console::visitor::Administrator;
+use crate::console::words::{count_of, number, sentence};
 use crate::now;
 use crate::problem::Problem;
 use crate::state::Authority;
@@ -82,7 +83,7 @@ impl Person {
             td { (self.groups.join(", ")) }
             td { (second_factor(self.totp)) }
             td { (devices.join(", ")) }
-            td.number { (self.sessions) }
+            td.number { (number(self.sessions as u64)) }
         }
     }
 }
@@ -128,7 +129,7 @@ pub async fn list(
             }
             button type="submit" { "Search" }
         }
-        p { (count) @if word.is_empty() { " people and services." } @else { " found." } }
+        p { (sentence(&count_of(count, "person or service", "people and services"))) @if !word.is_empty() { " found" } "." }
         @if !rows.is_empty() {
             (table("People and services", &["Name", "Kept by", "Groups of the login", "Second factor", "Devices", "Sessions"], &rows))
         }

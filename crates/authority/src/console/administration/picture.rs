@@ -1,5 +1,6 @@
 //! The picture of what was dropped over time: an SVG made here, which needs no script, and its figures as tables.
 
+use crate::console::words::{count, number, sentence};
 use engine::activity::{Column, Span};
 use maud::{Markup, html};
 use shell::table::utc;
@@ -125,8 +126,12 @@ fn bars(columns: &[Column], span: Span, parts: &[&Part], dropped: u64) -> Markup
     }
     let title = format!("Packets dropped in the last {}, by reason", span_name(span));
     let text = match dropped {
-        0 => "None was dropped.".to_owned(),
-        _ => format!("{dropped} in all, at most {scale} in one column. The tables say the same in figures."),
+        0 => "No packet was dropped.".to_owned(),
+        _ => format!(
+            "{} in all, at most {} in one column. The tables say the same in figures.",
+            sentence(&count(dropped, "packet")),
+            number(scale)
+        ),
     };
     let silent = columns.iter().enumerate().filter(|(_, column)| column.amount.is_none());
     html! {
@@ -159,7 +164,7 @@ fn bars(columns: &[Column], span: Span, parts: &[&Part], dropped: u64) -> Markup
 fn by_reason(parts: &[Part], span: Span, dropped: u64) -> Markup {
     html! {
         @if parts.is_empty() {
-            p { "Nothing was dropped in the last " (span_name(span)) "." }
+            p { "No packet was dropped in the last " (span_name(span)) "." }
         } @else {
             div.table tabindex="0" role="region" aria-label="Dropped packets by reason" {
                 table {
@@ -168,8 +173,8 @@ fn by_reason(parts: &[Part], span: Span, dropped: u64) -> Markup {
                         th.number scope="col" { "Share" } th.number scope="col" { "Most in " (step(span)) } } }
                     tbody {
                         @for part in parts {
-                            tr { th scope="row" { (part.name) } td.number { (part.total()) }
-                                td.number { (share(part.total(), dropped)) } td.number { (part.most()) } }
+                            tr { th scope="row" { (part.name) } td.number { (number(part.total())) }
+                                td.number { (share(part.total(), dropped)) } td.number { (number(part.most())) } }
                         }
                     }
                 }
@@ -190,8 +195,8 @@ fn by_time(columns: &[Column], span: Span, parts: &[Part]) -> Markup {
                         @for part in parts { th.number scope="col" { (part.name) } } } }
                     tbody {
                         @for (nth, column, amount) in told {
-                            tr { th scope="row" { (utc(column.start)) } td.number { (amount.admitted) }
-                                @for part in parts { td.number { (part.packets[nth]) } } }
+                            tr { th scope="row" { (utc(column.start)) } td.number { (number(amount.admitted)) }
+                                @for part in parts { td.number { (number(part.packets[nth])) } } }
                         }
                     }
                 }
@@ -270,7 +275,7 @@ mod tests {
         assert!(page.contains("class=\"colour-1\"") && page.contains("height=\"120.0\""), "{page}");
         assert!(page.contains("class=\"colour-2\"") && page.contains("height=\"40.0\""), "{page}");
         assert_eq!(count(&page, "class=\"silent\""), 59);
-        assert!(page.contains("40 in all"), "{page}");
+        assert!(page.contains("40 packets in all"), "{page}");
     }
 
     #[test]
@@ -285,7 +290,7 @@ mod tests {
     #[test]
     fn nothing_dropped_is_said_and_the_largest_numbers_fit() {
         let page = drops(&seen(&[]), Span::Hour).into_string();
-        assert!(page.contains("Nothing was dropped") && count(&page, "class=\"colour-") == 0, "{page}");
+        assert!(page.contains("No packet was dropped") && count(&page, "class=\"colour-") == 0, "{page}");
         let page = drops(&seen(&[(1 << 53) - 1]), Span::Hour).into_string();
         assert!(page.contains("10000000 G") && !page.contains("inf") && !page.contains("NaN"), "{page}");
         assert_eq!([0, 1, 3, 7, 11, 201].map(above), [1, 1, 5, 10, 20, 500]);

@@ -6,8 +6,9 @@
 use super::Said;
 use super::judgement::Judgement;
 use crate::console::ROOT;
-use crate::console::page::{Page, done, table, time};
+use crate::console::page::{Page, done, exact_time, table};
 use crate::console::visitor::{Administrator, Fields, Form, Visitor};
+use crate::console::words::count;
 use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{Outdated, PolicyVersion};
@@ -54,8 +55,8 @@ pub async fn show(
     let said = said.done.as_deref();
     Ok(Page::new("Policy").of(Some(&visitor)).at("/admin/policy").done(said).show(&html! {
         @if let Some(entry) = versions.first() {
-            p { "Version " (version) " is in force since " (time(entry.time)) ", by "
-                (entry.operator.as_deref().unwrap_or("nobody known")) " (" (entry.note) "). It has " (tests) " tests of its own." }
+            p { "Version " (version) " has been in force since " (exact_time(entry.time)) ", by "
+                (entry.operator.as_deref().unwrap_or("nobody known")) " (" (entry.note) "). It has " (count(tests, "test")) " of its own." }
         }
         @if is_edited {
             p.wrong { "The file " code { "policy.toml" } " was edited since and is not in force. What is applied here takes its place." }
@@ -200,7 +201,7 @@ pub async fn versions(State(authority): Shared, Administrator(visitor): Administ
     let row = |entry: &PolicyVersion| {
         html! {
             th scope="row" { a href={ (ROOT) "/admin/policy/versions/" (entry.version) } { "Version " (entry.version) } }
-            td { (time(entry.time)) }
+            td { (exact_time(entry.time)) }
             td { (entry.operator.as_deref().unwrap_or("")) }
             td { (entry.note) }
             td { code { (entry.sha256[..16]) } }

@@ -6,6 +6,7 @@ use crate::console::ROOT;
 use crate::console::ending::end;
 use crate::console::page::{Page, done, encoded};
 use crate::console::visitor::{Administrator, Fields, Form};
+use crate::console::words::{count, sentence};
 use crate::now;
 use crate::problem::Problem;
 use crate::state::Authority;
@@ -138,7 +139,7 @@ pub async fn ask(
     let mut live = flows::Live::read(&authority, None).await?;
     live.keep(|handle| grants.iter().any(|grant| grant.handle == handle));
     Ok(Page::new("Revoke").of(Some(&visitor)).at("/admin/people").show(&html! {
-        p { "This ends " strong { (found.what) } ": " (grants.len()) " grants that have not ended. " (found.means) }
+        p { "This ends " strong { (found.what) } ". " (sentence(&count(grants.len(), "live grant"))) " would end. " (found.means) }
         form method="post" action={ (ROOT) "/admin/revoke" } {
             (visitor.token())
             @for (name, value) in &found.fields { input type="hidden" name=(name) value=(value); }

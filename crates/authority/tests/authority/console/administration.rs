@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Every page, with what has to be on it.
 const PAGES: [(&str, &str); 9] = [
-    ("/console/admin", "Administration"),
+    ("/console/admin", "Overview"),
     ("/console/admin/drops?span=day", "Drops"),
     ("/console/admin/flows", "Live flows"),
     ("/console/admin/people", "People"),
@@ -84,6 +84,20 @@ async fn the_pages_are_for_administrators_only() {
 }
 
 #[tokio::test]
+async fn each_area_has_a_navigation_of_its_own() {
+    let stage = stage().await;
+    let mut alice = administrator(&stage).await;
+    for (path, own, other) in [
+        ("/console/devices", "\"/console/grants\"", "\"/console/admin/flows\""),
+        ("/console/admin/drops", "\"/console/admin/flows\"", "\"/console/grants\""),
+    ] {
+        let page = alice.get(path).await;
+        shows(&page, &[own, "\"/console\"", "\"/console/admin\"", "<details class=\"menu\">"]);
+        assert!(!page.text.contains(other), "{path} leads to a page of the other area: {}", page.text);
+    }
+}
+
+#[tokio::test]
 async fn the_acts_are_for_administrators_and_from_their_forms_only() {
     let stage = stage().await;
     let (mut alice, mut eve) = (administrator(&stage).await, Browser::logged_in(&stage, "eve").await);
@@ -123,7 +137,7 @@ async fn what_verifiers_report_is_shown() {
         assert!(bad_tag < no_token && page.text.contains("75 %"), "{}", page.text);
     }
     let of = alice.get("/console/admin/drops?verifier=edge-2").await;
-    shows(&of, &["0 packets dropped", "Nothing was dropped"]);
+    shows(&of, &["No packet dropped", "No packet was dropped"]);
     assert_eq!(alice.get("/console/admin/drops?verifier=edge-3").await.status, StatusCode::NOT_FOUND);
     assert_eq!(alice.get("/console/admin/drops?span=year").await.status, StatusCode::BAD_REQUEST);
 }
@@ -170,7 +184,7 @@ async fn a_grant_a_session_a_device_and_a_person_are_revoked_after_a_question() 
         };
         let query: Vec<_> = fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let question = format!("/console/admin/revoke?{}", query.join("&"));
-        shows(&alice.get(&question).await, &["This ends", &number, "1 grants that have not ended"]);
+        shows(&alice.get(&question).await, &["This ends", &number, "1 live grant would end"]);
         assert!(holder.grant(&git()).await.is_ok(), "asking ends nothing");
         let answer = alice.submit(&question, "/console/admin/revoke", fields).await;
         assert_eq!(answer.leads_to(), "/console/admin/people/eve?done=revoked");
@@ -205,9 +219,13 @@ async fn a_draft_is_judged_before_it_is_applied_and_only_over_what_was_seen() {
     let test = "\n[[tests]]\nwho = \"person:eve\"\nto = \"203.0.113.10 tcp/22\"\nexpect = \"allow\"\n";
     let failing = judged(&mut alice, &format!("{POLICY}{test}"), "1").await;
     assert_eq!(failing.status, StatusCode::UNPROCESSABLE_ENTITY);
-    assert!(failing.text.contains("1 of its own 1 tests fail"), "{}", failing.text);
+    assert!(failing.text.contains("Of 1 test of its own, 1 fails"), "{}", failing.text);
     let many = judged(&mut alice, &format!("{POLICY}{}", test.repeat(25)), "1").await;
-    assert!(many.text.contains("25 of its own 25 tests fail") && many.text.contains("And 5 more: "), "{}", many.text);
+    assert!(
+        many.text.contains("Of 25 tests of its own, 25 fail") && many.text.contains("And 5 more: "),
+        "{}",
+        many.text
+    );
     assert_eq!(many.text.matches("expected allow").count(), 20, "{}", many.text);
 
     let draft = POLICY.replace("[\"alice\", \"bob\"]", "[\"alice\", \"bob\", \"eve\"]") + test;
