@@ -237,7 +237,8 @@ fn mount_bpf_file_system() -> Result<()> {
         return Ok(());
     }
     let path = Path::new(BPF_FILE_SYSTEM);
-    mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), None::<&str>)
+    // The kernel's default is 1777: everybody could list what is pinned, and pin there.
+    mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
         .with_context(|| format!("cannot mount the BPF file system at {BPF_FILE_SYSTEM} (are you root?)"))
 }
 
@@ -411,7 +412,11 @@ pub(crate) fn log_through_tracing() {
 
 #[cfg(test)]
 mod tests {
-    use super::holder;
+    use super::*;
+    use nix::mount::{MntFlags, umount2};
+    use nix::sched::{CloneFlags, unshare};
+    use std::os::unix::fs::PermissionsExt;
+    use std::thread;
 
     #[test]
     fn the_holder_of_a_lock_is_found_by_device_and_inode() {
@@ -420,5 +425,21 @@ mod tests {
         assert_eq!(holder(locks, 0, 31, 7), Some(42));
         assert_eq!(holder(locks, 0, 31, 8), None, "43 waits");
         assert_eq!(holder(locks, 0, 30, 7), None);
+    }
+
+    /// In a mount namespace of its own, which ends with the thread.
+    #[test]
+    fn a_bpf_file_system_that_the_program_mounts_is_for_root_alone() {
+        let mounted = || -> u32 {
+            unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS).expect("a mount namespace (root?)");
+            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).expect("mounts of its own");
+            while bpf_file_system_is_mounted() {
+                umount2(BPF_FILE_SYSTEM, MntFlags::MNT_DETACH).expect("unmounted");
+            }
+            mount_bpf_file_system().expect("mounted");
+            fs::metadata(BPF_FILE_SYSTEM).expect("there").permissions().mode() & 0o777
+        };
+        assert_eq!(thread::spawn(mounted).join().expect("done"), 0o700);
     }
 }
