@@ -53,6 +53,23 @@ impl Identity {
         Ok(Self { issuer: config.issuer.clone(), subject: subject.into(), person: person.into(), groups, sid })
     }
 
+    /// Adds what the provider's UserInfo says to what its ID token said. The ID token's word stands. UserInfo's
+    /// `email_verified` is about UserInfo's `email` (OpenID Connect Core, §5.1), so the two stay together.
+    pub fn add_user_info(claims: &mut Map<String, Value>, mut told: Map<String, Value>) {
+        match claims.get("email") {
+            Some(email) if told.get("email") != Some(email) => {
+                told.remove("email_verified");
+            }
+            Some(_) => {}
+            None => {
+                claims.remove("email_verified");
+            }
+        }
+        for (name, value) in told {
+            claims.entry(name).or_insert(value);
+        }
+    }
+
     /// Whether the claims lack something that another place of the provider might tell.
     pub fn lacks(config: &ProviderConfig, claims: &Map<String, Value>) -> bool {
         [&config.person_claim, &config.groups_claim].iter().any(|name| !claims.contains_key(*name))
@@ -93,5 +110,23 @@ mod tests {
         assert!(read(json!({"sub": "1", "email": "a@b", "email_verified": true, "groups": {"x": 1}})).is_err());
         let many: Vec<_> = (0..=MOST_GROUPS).map(|n| n.to_string()).collect();
         assert!(read(json!({"sub": "1", "email": "a@b", "email_verified": true, "groups": many})).is_err());
+    }
+
+    fn together(id_token: Value, user_info: Value) -> Result<Identity, String> {
+        let mut claims = id_token.as_object().unwrap().clone();
+        Identity::add_user_info(&mut claims, user_info.as_object().unwrap().clone());
+        read(Value::Object(claims))
+    }
+
+    #[test]
+    fn user_info_vouches_for_its_own_address_only() {
+        let person = |result: Result<Identity, String>| result.map(|identity| identity.person);
+        let other = json!({"sub": "1", "email": "mallory@example.org", "email_verified": true});
+        assert!(together(json!({"sub": "1", "email": "alice@example.org"}), other.clone()).is_err());
+        assert!(together(json!({"sub": "1", "email": "alice@example.org"}), json!({"email_verified": true})).is_err());
+        assert!(together(json!({"sub": "1", "email_verified": true}), json!({"email": "alice@example.org"})).is_err());
+        assert_eq!(person(together(json!({"sub": "1"}), other.clone())).as_deref(), Ok("mallory@example.org"));
+        let same = json!({"sub": "1", "email": "mallory@example.org"});
+        assert_eq!(person(together(same, other)).as_deref(), Ok("mallory@example.org"));
     }
 }

@@ -293,9 +293,8 @@ impl Provider {
             return Err(Refusal::No("the identity provider spoke of somebody else".into()));
         }
         if Identity::lacks(&self.config, &claims) {
-            for (name, value) in self.user_info(&claims, tokens.access_token()).await? {
-                claims.entry(name).or_insert(value);
-            }
+            let told = self.user_info(&claims, tokens.access_token()).await?;
+            Identity::add_user_info(&mut claims, told);
         }
         let identity = Identity::read(&self.config, &claims).map_err(Refusal::No)?;
         Ok(Verified { identity, refresh_token: tokens.refresh_token().cloned() })
