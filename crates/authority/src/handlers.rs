@@ -23,7 +23,7 @@ use engine::api::{
     GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login, PathSegment, PersonExplanation,
     REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest, VerifierConfig,
 };
-use engine::policy::{Policy, Request, Subject};
+use engine::policy::{Policy, Receiver, Request, Subject};
 use futures_util::{Stream, StreamExt};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
@@ -414,7 +414,7 @@ async fn report(State(authority): Shared, caller: VerifierCaller, Body(report): 
     Ok(Json(Reported { pause, now }))
 }
 
-/// Would the policy let this person in?
+/// Would the policy let this person in at a receiver of the calling verifier?
 #[utoipa::path(
     post, path = "/v1/verifier/explain", security(("verifier" = [])), request_body = ExplainRequest,
     responses((status = 200, body = PersonExplanation), Problem)
@@ -435,7 +435,12 @@ async fn explain(
     let source = source.map(|source| source.to_canonical());
     let request =
         Request { subject: Subject { person: &person, groups: &groups, tags: &tags, source }, to, now: now() };
-    let explanation = authority.with_policy(|policy| policy.decide(&request).explain(&request)).await;
+    let explain = |policy: &Policy| {
+        // A verifier learns about its own door and no other.
+        let is_own = |receiver: &Receiver| receiver.verifier == *caller.id && receiver.covers(&to);
+        policy.receivers().iter().any(is_own).then(|| policy.decide(&request).explain(&request))
+    };
+    let explanation = authority.with_policy(explain).await.ok_or(Problem::NotFound("receiver of this verifier"))?;
     Ok(Json(PersonExplanation { explanation, taken }))
 }
 

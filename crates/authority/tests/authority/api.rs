@@ -195,6 +195,10 @@ async fn a_verifier_learns_what_it_protects() {
     assert!(verifier.explain(&ask("alice")).await.unwrap().explanation.allowed);
     let bob = verifier.explain(&ask("bob")).await.unwrap().explanation;
     assert!(!bob.allowed && bob.text.contains("denied by policy.toml:23 not bob"), "{}", bob.text);
+    let elsewhere = ExplainRequest { address: "192.0.2.99".parse().unwrap(), ..ask("alice") };
+    assert_eq!(problem(verifier.explain(&elsewhere).await).r#type, "not_found");
+    let other = stage.verifier("edge-2").await;
+    assert_eq!(problem(other.explain(&ask("alice")).await).r#type, "not_found", "the receiver is edge-1's");
 }
 
 #[tokio::test]
