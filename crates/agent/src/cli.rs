@@ -65,14 +65,14 @@ pub enum Shortcut {
     Login(Box<login::LoginArguments>),
     /// End the session
     Logout(login::LogoutArguments),
-    /// Say which authority protects a domain, as DNS says
+    /// Show which authority protects a domain, as DNS says
     Discover(discover::DiscoverArguments),
-    /// Say who is logged in and how things are
+    /// Show who is logged in, and the state of the agent
     Status(StatusArguments),
     /// Grants, and where your identity may go
     #[command(subcommand)]
     Grants(GrantsCommand),
-    /// Say step by step what happens to a first packet
+    /// Show step by step what happens to a first packet
     Ping(ping::PingArguments),
 }
 
@@ -82,7 +82,7 @@ impl From<Shortcut> for AgentCommand {
     }
 }
 
-/// Say who is logged in and how things are
+/// Show who is logged in, and the state of the agent
 #[derive(Args, Debug)]
 pub struct StatusArguments {
     #[command(flatten)]

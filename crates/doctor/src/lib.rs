@@ -20,7 +20,7 @@ const EXAMPLES: &str = "Examples:
   sudo vouchsafe doctor --interface eth0
   sudo vouchsafe doctor --json | jq '.[] | select(.state != \"ok\")'";
 
-/// Say what this kernel and its interfaces can do, and what to do about what is missing
+/// Show what this kernel and its interfaces can do, and what to do about what is missing
 ///
 /// Loads the programs of verifier and agent and attaches nothing of them. To an interface that is named, unless it has an
 /// XDP program, it attaches one that passes everything, for a moment, as the verifier would: some network cards pause

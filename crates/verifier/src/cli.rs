@@ -90,7 +90,7 @@ pub enum VerifierCommand {
         #[arg(long)]
         follow: bool,
     },
-    /// Say who is behind a connection; exit code 1 if there is no such flow
+    /// Show who is behind a connection; exit code 1 if there is no such flow
     Whois {
         /// Which daemon is asked
         #[command(flatten)]
@@ -99,7 +99,7 @@ pub enum VerifierCommand {
         #[arg(value_name = "ADDR:PORT", value_parser = endpoint)]
         client: SocketAddr,
     },
-    /// Say whether a packet would pass, or a person would get a grant, and why; exit code 1 if not
+    /// Show whether a packet would pass, or a person would get a grant, and why; exit code 1 if not
     #[command(after_help = explain::EXAMPLES)]
     Explain {
         /// Which daemon is asked

@@ -7,7 +7,7 @@ use clap::Args;
 use shell::println;
 use std::process::ExitCode;
 
-/// Say which authority a domain names
+/// Show which authority a domain names
 #[derive(Args, Debug)]
 pub struct DiscoverArguments {
     #[command(flatten)]

@@ -19,7 +19,7 @@ const DEFAULT_PORT: u16 = 443;
 /// What a UDP service is sent: nothing that it could take for a request.
 const PROBE: &[u8] = b"vouchsafe ping";
 
-/// Say step by step what happens to a first packet
+/// Show step by step what happens to a first packet
 #[derive(Args, Debug)]
 pub struct PingArguments {
     #[command(flatten)]

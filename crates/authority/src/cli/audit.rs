@@ -46,7 +46,7 @@ enum AuditCommand {
         #[command(flatten)]
         at: At,
     },
-    /// Say whether the trails are whole; else name the first broken entry. Exit code 1 if they are not
+    /// Check that the trails are whole, or show the first broken entry; exit code 1 if they are not
     Verify {
         /// Where the authority lives
         #[command(flatten)]

@@ -17,7 +17,7 @@ use std::process::ExitCode;
 /// The policy
 #[derive(Subcommand, Debug)]
 pub enum PolicyCommand {
-    /// Say whether a policy file is valid, and what is wrong with it
+    /// Check whether a policy file is valid, and show what is wrong with it
     Check(OneFile),
     /// Run the tests that stand in a policy file
     Test {
@@ -28,9 +28,9 @@ pub enum PolicyCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Say whether somebody would get a grant: by which rule, which others it beats, which only just don't match
+    /// Show whether somebody would get a grant: by which rule, which others it beats, which only just don't match
     Explain(Explain),
-    /// Say who gains and who loses what between two policy files. The exit code is 1 if anybody does
+    /// Show who gains and who loses what between two policy files; exit code 1 if anybody does
     Diff {
         /// Where the authority lives
         #[command(flatten)]

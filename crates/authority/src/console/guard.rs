@@ -36,8 +36,10 @@ const NOTE: u64 = 60;
 
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
-const HEADERS: [(HeaderName, HeaderValue); 7] = [
+const HEADERS: [(HeaderName, HeaderValue); 8] = [
     (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
+    // RFC 6797. The authority speaks nothing but HTTPS.
+    (header::STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000")),
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
     // Not `no-referrer`: browsers then hide the origin of forms, which is checked.

@@ -295,6 +295,7 @@ async fn every_answer_keeps_browsers_from_what_they_must_not_do() {
             assert!(policy.contains(wanted), "{path}: {policy}");
         }
         assert!(!policy.contains("unsafe") && !policy.contains('*'), "{policy}");
+        assert_eq!(header("strict-transport-security"), "max-age=31536000", "{path}");
         assert_eq!(header("x-content-type-options"), "nosniff", "{path}");
         assert_eq!(header("referrer-policy"), "same-origin", "{path}");
         assert_eq!(header("x-frame-options"), "DENY", "{path}");
