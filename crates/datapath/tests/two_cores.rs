@@ -102,7 +102,7 @@ fn deciders() -> Deciders {
 }
 
 #[test]
-fn kernel_admits_a_token_once_on_two_cores() {
+fn two_cores_admit_a_token_once() {
     let _cores = alone();
     let mut deciders = deciders();
     let mut now = NOW;
@@ -177,7 +177,7 @@ fn run_side(
 }
 
 #[test]
-fn kernel_lets_no_flow_outlive_a_revocation_beside_its_first_packet() {
+fn no_flow_outlives_a_revocation_beside_its_first_packet() {
     let _cores = alone();
     let deciders = deciders();
     let family = families()[0];
