@@ -189,8 +189,8 @@ static __always_inline int take_flow(struct grant_use *use, const struct flow_ke
 	return 0;
 }
 
-/* A grant may be revoked, and its flows forgotten, after admission asked and before its flow was in the table: whoever put
- * it there asks again. */
+/* A grant may be revoked, and its flows forgotten, after admission asked and before its flow was in the table: so admission
+ * asks again. */
 static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64 handle)
 {
 	if (!is_revoked(handle)) {
