@@ -221,7 +221,7 @@ async fn answer_segment(
     Body(request): Body<AnswerRequest>,
 ) -> Authorized<PathSegment> {
     authority.throttle.charge(&[Key::Grants(caller.token)], Instant::now()).map_err(Problem::TooMany)?;
-    authority.answer_segment(&request).await.map(Json)
+    authority.answer_segment(caller.token, &request, caller.peer.address).await.map(Json)
 }
 
 /// A line to ask for segments on by UDP, in the place of the one that the session had

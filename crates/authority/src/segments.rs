@@ -175,12 +175,28 @@ impl Authority {
     }
 
     /// Gives the segment for answers to one that is shown, or says why not.
-    pub async fn answer_segment(&self, request: &AnswerRequest) -> Result<PathSegment, Problem> {
+    pub async fn answer_segment(
+        &self,
+        token: TokenHash,
+        request: &AnswerRequest,
+        source: IpAddr,
+    ) -> Result<PathSegment, Problem> {
         let none = |_| Problem::NoSegment("`option` is no segment of these addresses".into());
         let shown = request.shown().map_err(none)?;
         let networks = self.segments.networks();
         let now = now();
-        Ok(PathSegment::new(&self.give_answer(&networks, &shown, now)?, now))
+        let (given, event) = {
+            // Held until it is noted: a change of policy finds what was given before.
+            let policy = self.policy.read().await;
+            let session = &self.session(&token).ok_or(Problem::NotLoggedIn)?;
+            let given = self.give_answer(&policy, &networks, Asking { token, session, now }, &shown)?;
+            self.session(&token).filter(|now| now.allows_as(session)).ok_or(Problem::NotLoggedIn)?;
+            let detail = answers_in_words(&networks, &shown);
+            let event = AuditEvent::new("segment").person(&session.person).device(&session.device).source(source);
+            (given, event.detail(detail))
+        };
+        self.audit(event).await?;
+        Ok(PathSegment::new(&given, now))
     }
 
     /// Decides, and takes down what was given; with what allows it. Before it is passed on, the session must still
@@ -208,9 +224,7 @@ impl Authority {
         };
         let subject = session.subject(sender);
         if !may_ask(policy, &subject, located) {
-            return Err(cant(format!(
-                "only others may ask for {sender} of network `{network}` (networks.toml, asked_by)"
-            )));
+            return Err(others_may_ask(sender, network));
         }
         let permit = permitted(policy, network, &Request { subject, to, now })?;
         let Some(receiving) = networks.place(vni, receiver) else {
@@ -225,7 +239,10 @@ impl Authority {
             scope: permit.scope,
             // None outlives its session: whoever ends a session later has nothing left to withdraw.
             until: Some(permit.until.map_or(session.expires, |until| until.min(session.expires))),
-            withdrawn: book.withdrawn(vni, sender, receiver),
+            withdrawn: [(sender, receiver, true), (receiver, sender, permit.terms.reply)]
+                .into_iter()
+                .filter_map(|(from, to, counts)| book.withdrawn(vni, from, to).filter(|_| counts))
+                .max(),
             vni,
             sender,
             sending,
@@ -242,11 +259,21 @@ impl Authority {
         Ok((given, permit))
     }
 
-    /// The way back for a segment that is shown.
-    pub(crate) fn give_answer(&self, networks: &Networks, shown: &Given, now: u64) -> Result<Given, Refusal> {
-        let (sending, receiving) = (shown.ends.sending, shown.ends.receiving);
-        let place = networks.place(shown.vni, shown.ends.sender);
-        let (Some(authority), Some(back)) = (networks.authority(), place) else {
+    /// The way back for a segment that is shown. It is asked for as any other is: by who may ask for the address that
+    /// answers, and for no longer than the session lasts.
+    fn give_answer(
+        &self,
+        policy: &Compiled,
+        networks: &Networks,
+        Asking { token, session, now }: Asking<'_>,
+        shown: &Given,
+    ) -> Result<Given, Refusal> {
+        let wire::Ends { sending, receiving, sender, receiver } = shown.ends;
+        let place = networks.place(shown.vni, sender);
+        let answerer = networks.located(shown.vni, receiver).filter(|located| located.place.endpoint == receiving);
+        let (Some(authority), Some(back), Some(answerer), Some(network)) =
+            (networks.authority(), place, answerer, networks.name(shown.vni))
+        else {
             return Err(GiveError::Forged.into());
         };
         let current = Epoch::at(now, self.config.epoch_length);
@@ -256,17 +283,26 @@ impl Authority {
         let path = path(networks, receiving, sending)?;
         let keys = self.path_keys(path, authority, current)?;
         let giver = self.giver(authority, path, &keys, now);
-        let given = along(shown.answer(&giver, first, back)?, &giver, path)?;
-        let withdrawn = |sender, receiver| self.segments.book().withdrawn(shown.vni, sender, receiver);
-        let is_void = |until: Option<u32>| until.is_some_and(|until| shown.segment.expires <= until);
-        let wire::Ends { sender, receiver, .. } = shown.ends;
-        if is_void(withdrawn(sender, receiver)) || is_void(withdrawn(receiver, sender)) {
+        let given = along(shown.answer(&giver, first, back, session.expires)?, &giver, path)?;
+        let mut book = self.segments.book();
+        let is_void = |segment: &wire::Segment, sender, receiver| {
+            book.withdrawn(shown.vni, sender, receiver).is_some_and(|until| segment.expires <= until)
+        };
+        if is_void(&shown.segment, sender, receiver) || is_void(&given.segment, receiver, sender) {
             return Err(GiveError::Withdrawn.into());
         }
         // A right proof may be of the first verifier's own making.
-        if !self.segments.book().has(shown) {
+        if !book.has(shown) {
             return Err(GiveError::Forged.into());
         }
+        if !may_ask(policy, &session.subject(receiver), answerer) {
+            return Err(others_may_ask(receiver, network));
+        }
+        let entry = || {
+            let to = Destination { address: sender, protocol: shown.segment.protocol, port: shown.segment.port };
+            Entry { person: session.person.clone(), network: network.to_owned(), to, sending: receiving, place: back }
+        };
+        book.note(token, &given, entry, now).map_err(|_| Refusal::TooMany)?;
         Ok(given)
     }
 
@@ -287,7 +323,9 @@ impl Authority {
             networks.vni(&entry.network) == Some(vni)
                 && networks.located(vni, given.sender).is_some_and(is_right)
                 && networks.place(vni, entry.to.address) == Some(entry.place)
-                && permitted(policy, &entry.network, &request).is_ok_and(|permit| given.is_within(&permit))
+                // An answer rests on the segment that it answers, which is judged by itself.
+                && (given.flags.has(SegmentFlags::RETURN)
+                    || permitted(policy, &entry.network, &request).is_ok_and(|permit| given.is_within(&permit)))
         };
         let (withdrawn, sessions) = self.segments.book().judge(now, may_live);
         if withdrawn.is_empty() {
@@ -367,6 +405,20 @@ impl book::Key {
 /// Where to somebody asks to send.
 pub(crate) fn to_of(question: &Question<'_>) -> Destination {
     Destination { address: question.receiver, protocol: question.protocol, port: question.port }
+}
+
+/// Who is answered, by whom, about which service.
+fn answers_in_words(networks: &Networks, shown: &Given) -> String {
+    let network = networks.name(shown.vni).unwrap_or_default();
+    let (wire::Ends { sender, receiver, .. }, segment) = (shown.ends, &shown.segment);
+    let service = Destination { address: receiver, protocol: segment.protocol, port: segment.port };
+    let has_service = segment.flags.has(SegmentFlags::PORT);
+    let from = if has_service { place(&service) } else { receiver.to_string() };
+    format!("network {network}: answers of {from} to {sender}")
+}
+
+fn others_may_ask(sender: IpAddr, network: &str) -> Refusal {
+    Refusal::Cant(format!("only others may ask for {sender} of network `{network}` (networks.toml, asked_by)"))
 }
 
 /// Whether somebody may ask for segments for an address to send by.

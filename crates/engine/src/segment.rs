@@ -212,8 +212,8 @@ impl Given {
 
     /// Gives the segment for answers to this one, which its receiver shows (wire.md §8.11). `first` is the key of this
     /// one's first verifier for its epoch, and `back` where its sender is. Whether a withdrawal voids this one is the
-    /// caller's to ask. The answer's own path is not fixed.
-    pub fn answer(&self, giver: &Giver<'_>, first: &ProofKey, back: Place) -> Result<Self, GiveError> {
+    /// caller's to ask. The answer ends by `until`; its own path is not fixed.
+    pub fn answer(&self, giver: &Giver<'_>, first: &ProofKey, back: Place, until: u64) -> Result<Self, GiveError> {
         let shown = Segment { pointer: 0, ..self.segment };
         let proof = self.proofs.first().map(|bytes| Proof(*bytes));
         let is_ours = shown.authority == giver.authority
@@ -231,6 +231,7 @@ impl Given {
         let kept = SegmentFlags(shown.flags.0 & (SegmentFlags::PORT.0 | SegmentFlags::SINGLE.0));
         let segment = Segment {
             suite: giver.suite,
+            expires: u32::try_from(until).map_or(shown.expires, |until| until.min(shown.expires)),
             flags: kept.with(SegmentFlags::RETURN, true),
             epoch: Epoch::at(giver.now, giver.epoch_length).on_wire(),
             interface: back.interface,

@@ -35,7 +35,7 @@ pub struct Key {
     pub sender: IpAddr,
     /// The one service, or all.
     pub service: Option<(u8, u16)>,
-    /// Which of SINGLE and REPLY it has.
+    /// Which of SINGLE, REPLY and RETURN it has.
     pub flags: SegmentFlags,
 }
 
@@ -73,7 +73,7 @@ pub struct Entry {
     pub person: String,
     /// The network's name.
     pub network: String,
-    /// What was asked for.
+    /// What was asked for; of an answer, the service that is answered, at the address that it goes to.
     pub to: Destination,
     /// The endpoint that the sender was behind.
     pub sending: IpAddr,
@@ -150,7 +150,8 @@ impl Book {
         self.given.is_empty()
     }
 
-    /// Withdraws what may not live. Gives the statements, and to each session those that void segments of its own.
+    /// Withdraws what may not live. Gives the statements, and to each session those that void segments of its own, or
+    /// answers to them.
     pub fn judge(
         &mut self,
         now: u64,
@@ -174,17 +175,17 @@ impl Book {
         let stated = self.state(void);
         let mut sessions: BTreeMap<TokenHash, BTreeMap<Statement, u32>> = BTreeMap::new();
         for (pair, of_pair) in &mut self.given {
-            let Some(until) = voids(&stated, pair).map(|(_, until)| until).max() else { continue };
+            let back = pair.back();
+            let [there, answers] = [pair, &back].map(|pair| voids(&stated, pair).map(|(_, until)| until).max());
             of_pair.retain(|key, (_, expires)| {
-                let lives = *expires > until;
-                if !lives {
-                    let own = sessions.entry(key.token).or_default();
-                    own.extend(voids(&stated, pair));
-                    if key.flags.has(SegmentFlags::REPLY) {
-                        own.extend(voids(&stated, &pair.back()));
-                    }
+                let is_void = |until: Option<u32>| until.is_some_and(|until| *expires <= until);
+                if is_void(there) {
+                    sessions.entry(key.token).or_default().extend(voids(&stated, pair));
                 }
-                lives
+                if key.flags.has(SegmentFlags::REPLY) && (is_void(there) || is_void(answers)) {
+                    sessions.entry(key.token).or_default().extend(voids(&stated, &back));
+                }
+                !is_void(there)
             });
         }
         self.count_anew();
@@ -262,7 +263,8 @@ fn what(given: &Given) -> (Pair, Option<(u8, u16)>, SegmentFlags) {
     let segment = &given.segment;
     let pair = Pair { vni: given.vni, sender: given.ends.sender, receiver: given.ends.receiver };
     let service = segment.flags.has(SegmentFlags::PORT).then_some((segment.protocol, segment.port));
-    (pair, service, SegmentFlags(segment.flags.0 & (SegmentFlags::SINGLE.0 | SegmentFlags::REPLY.0)))
+    let told_apart = SegmentFlags::SINGLE.0 | SegmentFlags::REPLY.0 | SegmentFlags::RETURN.0;
+    (pair, service, SegmentFlags(segment.flags.0 & told_apart))
 }
 
 /// The later of both counts; gives it.

@@ -275,6 +275,58 @@ async fn who_may_ask_for_a_sender_is_the_operators_to_say() {
 }
 
 #[tokio::test]
+async fn who_may_answer_for_a_receiver_is_the_operators_to_say_too() {
+    let stage = tenants().await;
+    let networks = NETWORKS.replacen("interface = 7", "interface = 7\nasked_by = \"person:bob\"", 1);
+    std::fs::write(stage.directory.path().join("networks.toml"), networks).unwrap();
+    stage.apply(TENANTS).await.unwrap();
+    let (alice, bob, eve) = (stage.login("alice").await, stage.login("bob").await, stage.login("eve").await);
+    let shown = AnswerRequest::new(&given(&alice.segment(&request("blue", 22)).await.unwrap()));
+    for other in [&alice, &eve] {
+        let refused = problem(other.answer_segment(&shown).await);
+        assert!(refused.r#type == "no_segment" && refused.title.contains("only others may ask"), "{}", refused.title);
+    }
+    assert!(bob.answer_segment(&shown).await.is_ok());
+}
+
+#[tokio::test]
+async fn the_way_back_is_written_down_and_ends_with_the_session_that_asked() {
+    let stage = tenants().await;
+    let (alice, bob, verifier) =
+        (stage.login("alice").await, stage.login("bob").await, stage.verifier("edge-1").await);
+    let soon = authority::now() + 60;
+    let database = rusqlite::Connection::open(stage.directory.database()).unwrap();
+    let shortened = database.execute("UPDATE sessions SET expires = ?1 WHERE person = 'bob'", [soon as i64]).unwrap();
+    assert_eq!(shortened, 1);
+    admin::revoke(&stage.directory, &Which::Person("eve".into())).await.unwrap();
+    let (mut guard, mut sender) = (events(&verifier).await, events(&alice).await);
+    let there = alice.segment(&request("blue", 22)).await.unwrap();
+    let shown = AnswerRequest::new(&given(&there));
+    let back = bob.answer_segment(&shown).await.unwrap();
+    assert_eq!(back.expires, soon, "no longer than the session");
+    let audit = stage.database().audit_entries(None, 20).unwrap();
+    let entry = audit.iter().find(|entry| entry.person.as_deref() == Some("bob") && entry.event == "segment");
+    let entry = entry.expect("it is written down");
+    assert_eq!(entry.detail, "network blue: answers of 10.0.0.7 tcp/22 to 10.0.0.5");
+
+    bob.logout().await.unwrap();
+    let [receiver, sender_address] = ["10.0.0.5", "10.0.0.7"].map(address);
+    let void = |until| Withdrawal { vni: 100, receiver, sender: Some(sender_address), until };
+    assert_eq!(withdrawn(&mut guard).await, [void(soon as u32)]);
+
+    // Another session gets one that ends later. Where none can, whoever consented to answers hears of it and asks anew.
+    let bob = stage.login("bob").await;
+    assert_eq!(bob.answer_segment(&shown).await.unwrap().expires, there.expires);
+    bob.logout().await.unwrap();
+    assert_eq!(withdrawn(&mut guard).await, [void(there.expires as u32)]);
+    assert_eq!(withdrawn(&mut sender).await, [void(there.expires as u32)]);
+    let bob = stage.login("bob").await;
+    assert!(problem(bob.answer_segment(&shown).await).title.contains("withdrawn"));
+    let again = AnswerRequest::new(&given(&alice.segment(&request("blue", 22)).await.unwrap()));
+    assert!(bob.answer_segment(&again).await.unwrap().expires > there.expires);
+}
+
+#[tokio::test]
 async fn consent_that_a_policy_takes_away_is_withdrawn_at_once() {
     let stage = tenants().await;
     let (alice, verifier) = (stage.login("alice").await, stage.verifier("edge-2").await);

@@ -179,7 +179,7 @@ fn a_segment_ends_with_its_terms_and_below_the_verifiers_maximum() {
 fn a_receiver_answers_where_the_sender_consented_and_nowhere_else() {
     let path = PATH.map(key);
     let back = Place { endpoint: address(HERE), interface: InterfaceId(3) };
-    let answer = |given: &Given| given.answer(&giver(&path), &key(PATH[0]), back);
+    let answer = |given: &Given| given.answer(&giver(&path), &key(PATH[0]), back, u64::MAX);
     // A sensor that only sends can't be reached.
     assert_eq!(answer(&given("")), Err(GiveError::NoConsent));
     let consented = given("reply = true");
@@ -189,7 +189,7 @@ fn a_receiver_answers_where_the_sender_consented_and_nowhere_else() {
     assert_eq!(travels(frame(&answered, 6, (40000, 22)), NOW), BAD, "no request of the receiver's own");
     assert_eq!(travels(frame(&answered, 6, (23, 40000)), NOW), BAD, "not from another service");
     let there = Place { endpoint: address(THERE), interface: InterfaceId(5) };
-    let again = answered.answer(&giver(&path), &key(PATH[0]), there);
+    let again = answered.answer(&giver(&path), &key(PATH[0]), there, u64::MAX);
     assert_eq!(again, Err(GiveError::NoConsent), "an answer is not consent to another");
     let flow = answer(&given("granularity = \"flow\"\nreply = true")).unwrap();
     assert_eq!(travels(frame(&flow, 6, (22, 40000)), NOW), Outcome::Proved);
@@ -204,7 +204,7 @@ fn consent_to_answers_can_not_be_made_up() {
     let forged = |change: &dyn Fn(&mut Given)| {
         let mut shown = consented.clone();
         change(&mut shown);
-        assert_eq!(shown.answer(&giver(&path), &key(PATH[0]), back), Err(GiveError::Forged), "{shown:?}");
+        assert_eq!(shown.answer(&giver(&path), &key(PATH[0]), back, u64::MAX), Err(GiveError::Forged), "{shown:?}");
     };
     forged(&|shown| {
         *shown = Given {
@@ -221,9 +221,9 @@ fn consent_to_answers_can_not_be_made_up() {
     forged(&|shown| shown.proofs[0][0] ^= 1);
     forged(&|shown| shown.proofs.clear());
     let elsewhere = Place { endpoint: address("192.0.2.8"), ..back };
-    assert_eq!(consented.answer(&giver(&path), &key(PATH[0]), elsewhere), Err(GiveError::Forged));
+    assert_eq!(consented.answer(&giver(&path), &key(PATH[0]), elsewhere, u64::MAX), Err(GiveError::Forged));
     let late = Giver { now: NOW + 300, ..giver(&path) };
-    assert_eq!(consented.answer(&late, &key(PATH[0]), back), Err(GiveError::Expired));
+    assert_eq!(consented.answer(&late, &key(PATH[0]), back, u64::MAX), Err(GiveError::Expired));
 }
 
 #[test]

@@ -166,8 +166,8 @@ fn compromised_endpoint_can_send_only_where_its_own_tenants_have_consent() {
     }
     let place = Place { endpoint: sending, interface: InterfaceId(3) };
     let without = given_by(giver(&keys), "alice", "").expect("she has consent");
-    assert_eq!(without.answer(&giver(&keys), &keys[0], place), Err(GiveError::NoConsent));
-    let answer = given.answer(&giver(&keys), &keys[0], place).expect("she consented to answers");
+    assert_eq!(without.answer(&giver(&keys), &keys[0], place, u64::MAX), Err(GiveError::NoConsent));
+    let answer = given.answer(&giver(&keys), &keys[0], place, u64::MAX).expect("she consented to answers");
     assert_eq!(travels(frame(&answer)), BAD, "and may not open anything of its own under it");
 }
 

@@ -9,6 +9,8 @@ use engine::api::{PathSegment, Withdrawal};
 use engine::endpoint::{self, Action, Refusal, Wanted};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use wire::SegmentFlags;
+use wire::geneve::Encapsulation;
 use wire::map::{SegmentEntry, SegmentKey, segment_state};
 
 /// Where Geneve's header has the network's number.
@@ -151,7 +153,16 @@ impl Daemon {
     }
 
     fn is_void(&self, key: &SegmentKey, entry: &SegmentEntry) -> bool {
-        entry.state() == segment_state::GIVEN && self.is_withdrawn(key, (key.sender(), key.receiver()), entry.until)
+        if entry.state() != segment_state::GIVEN {
+            return false;
+        }
+        // Without one that ends later nobody gets the way back: the next packet asks for it.
+        let has_no_answer = || {
+            let read = Encapsulation::decode(entry.geneve());
+            read.is_ok_and(|(header, _)| header.segment.flags.has(SegmentFlags::REPLY))
+                && self.is_withdrawn(key, (key.receiver(), key.sender()), entry.until)
+        };
+        self.is_withdrawn(key, (key.sender(), key.receiver()), entry.until) || has_no_answer()
     }
 
     fn is_withdrawn(&self, key: &SegmentKey, (sender, receiver): (IpAddr, IpAddr), expires: u32) -> bool {

@@ -173,13 +173,13 @@ fn an_answer_is_given_to_who_shows_the_right_hops() {
     let giver = giver(&path);
     let routed = plain(&giver).along(&giver, &hops()).expect("three hops");
     let back = Place { endpoint: routed.ends.sending, interface: InterfaceId(6) };
-    let answer = routed.answer(&giver, &path[0], back).expect("it consented");
+    let answer = routed.answer(&giver, &path[0], back, u64::MAX).expect("it consented");
     assert_eq!(answer.segment.flags.0, (SegmentFlags::RETURN.0 | SegmentFlags::UNDERLAY6.0));
     assert_eq!(answer.ends.receiver, routed.ends.sender);
     let [a, b, c] = hops();
     let shown = |given: &Given, hops: &[Ipv6Addr]| {
         let shown = Given { hops: hops.to_vec(), ..given.clone() };
-        shown.answer(&giver, &path[0], back)
+        shown.answer(&giver, &path[0], back, u64::MAX)
     };
     assert_eq!(shown(&routed, &[b, a, c]), Err(GiveError::Forged));
     assert_eq!(shown(&routed, &[]), Err(GiveError::Forged), "it has hops");
