@@ -8,7 +8,7 @@ use std::process::Command;
 
 use libbpf_rs::Linker;
 
-const PROGRAMS: [&str; 11] = [
+const PROGRAMS: [&str; 12] = [
     "verifier",
     "verifier_tc",
     "gateway",
@@ -20,6 +20,7 @@ const PROGRAMS: [&str; 11] = [
     "probe",
     "bench",
     "proofs_bench",
+    "forger",
 ];
 
 fn main() {

@@ -67,6 +67,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Send forged first packets at full rate; none may be admitted or answered, and no table may grow
+    Soak {
+        /// How many the verifier is to judge
+        #[arg(long, value_name = "N", default_value_t = 1_000_000_000)]
+        forged: u64,
+    },
     /// Formatting, forbidden words, clippy, warnings in the kernel programs
     Lint {
         /// Only these
@@ -114,6 +120,7 @@ fn perform(task: Task) -> Result<()> {
             build::scenario("browser", "screenshots", [root().join("docs/console").to_string_lossy().into_owned()])
         }
         Task::Silence { args } => build::scenario("lab", "lab", [&["silence".to_owned()], &args[..]].concat()),
+        Task::Soak { forged } => soak(forged),
         Task::Lint { only } => lint::run(&only),
         Task::Audit => audit::run(),
         Task::Arrows => arrows::run(),
@@ -136,6 +143,16 @@ fn test(no_kernels: bool, args: &[String]) -> Result<()> {
         return Ok(());
     }
     kernels::run_after_workspace_tests()
+}
+
+fn soak(forged: u64) -> Result<()> {
+    let binary = build::for_tests()?;
+    let mut soak = cargo(["test", "--package", "lab", "--test", "soak", "--", "--nocapture"]);
+    soak.env("VOUCHSAFE_BIN", binary).env("VOUCHSAFE_SOAK_FORGED", forged.to_string());
+    if !run::is_root() {
+        soak.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
+    }
+    run(&mut soak)
 }
 
 fn fuzz(seconds: u32, mut targets: Vec<String>) -> Result<()> {

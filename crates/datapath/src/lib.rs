@@ -9,6 +9,8 @@ mod batch;
 pub mod clock;
 pub mod crossing;
 pub mod flows;
+#[doc(hidden)]
+pub mod forger;
 pub mod gateway;
 mod handed;
 pub mod hook;

@@ -132,6 +132,11 @@ impl Verifier {
         Ok(flows.as_array().cloned().unwrap_or_default())
     }
 
+    /// The folder in which the daemon has pinned the kernel's tables.
+    pub fn pinned_tables(&self) -> PathBuf {
+        self.instance.pins().join("maps")
+    }
+
     /// Whether a person would get a grant, and why.
     pub fn explain_person(&self, person: &str, to: SocketAddr) -> Result<(bool, String)> {
         answer(self.daemon_command("explain").args(["--person", person, "--to", &to.to_string()]))

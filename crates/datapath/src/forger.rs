@@ -1,0 +1,74 @@
+//! Sends forged packets at the kernel's full rate, each different from all others: for the soak.
+
+use crate::interface::Interface;
+use crate::object::{self, Loaded, Opened};
+use crate::run;
+use anyhow::{Context, Result, ensure};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forger.bpf.o"));
+/// As many fields as one kind of frame can have.
+const FIELDS: usize = 24;
+/// The program reaches no further into a frame.
+const LAST_OFFSET: usize = 254;
+
+/// Two bytes of a frame that get random content.
+#[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes)]
+#[repr(C)]
+pub struct Field {
+    /// Where they are, from the beginning of the Ethernet header.
+    pub at: u16,
+    /// Which bits become random, as they lie in the frame.
+    pub mask: [u8; 2],
+    /// The number of an earlier field whose content this one repeats, counted from 1; 0 for none.
+    pub twin: u16,
+    /// Where the checksums over the field are; 0 for none.
+    pub checksums: [u16; 2],
+}
+
+#[derive(Clone, Copy, FromBytes, Immutable, IntoBytes)]
+#[repr(C)]
+struct Plan {
+    interface: u32,
+    fields: u32,
+    sent: u64,
+    field: [Field; FIELDS],
+}
+
+/// The loaded program.
+pub struct Forger(Loaded);
+
+impl Forger {
+    /// Loads the program.
+    ///
+    /// # Errors
+    /// If the kernel refuses it.
+    pub fn load() -> Result<Self> {
+        object::log_through_tracing();
+        Opened::new("forger", OBJECT)?.load("forger").map(Self)
+    }
+
+    /// Sends `count` variants of `frame` by `interface`, which must be in the caller's network namespace, and returns how many
+    /// were handed to it. The other end of a virtual cable may have dropped some of them because its queue was full.
+    ///
+    /// # Errors
+    /// If there are too many fields, one is outside the frame, or the kernel does not run the program.
+    pub fn send(&self, interface: &Interface, frame: &[u8], fields: &[Field], count: u32) -> Result<u64> {
+        ensure!(fields.len() <= FIELDS, "a forged frame has at most {FIELDS} random fields, not {}", fields.len());
+        for field in fields {
+            let last = field.checksums.iter().chain([&field.at]).map(|at| usize::from(*at) + 2).max().unwrap_or(0);
+            ensure!(last <= frame.len().min(LAST_OFFSET + 2), "a field ends at {last}, outside the frame");
+        }
+        let mut plan = Plan {
+            interface: interface.index,
+            fields: fields.len().try_into().context("few fields")?,
+            sent: 0,
+            field: [Field::default(); FIELDS],
+        };
+        plan.field[..fields.len()].copy_from_slice(fields);
+        let plans = self.0.table::<u32, Plan>("plans")?;
+        plans.set(&0, &plan)?;
+        run::run_live(&self.0.runnable("forge")?, frame, count)?;
+        Ok(plans.get(&0)?.context("the plan is gone")?.sent)
+    }
+}

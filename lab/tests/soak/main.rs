@@ -1,0 +1,123 @@
+//! A stranger sends forged first packets at the kernel's full rate: every field of their headers is right, addresses, ports,
+//! handles and tags are random, over IPv4 and IPv6, TCP and UDP, by both carriers. Not one may be admitted or answered, and the
+//! verifier's tables stay as they were.
+//!
+//! `cargo xtask soak --forged N` sends N of them and prints the figures; the ordinary test sends ten million.
+
+mod frames;
+mod tables;
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use datapath::forger::Forger;
+use datapath::interface::Interface;
+use frames::Kind;
+use lab::mint::Mint;
+use lab::service::{ask, call, exchange};
+use lab::world::{Agent, Authority};
+use lab::world::{DARK4, DARK6, ECHO, Network, Services, VERIFIER, Verifier, Way, policy};
+use lab::{Port, poll, seen::Seen, test};
+use serde_json::json;
+use wire::DropReason;
+
+const FORGED: u64 = 10_000_000;
+/// Frames of one kind, until the next round makes tokens of the time that it is then.
+const ROUND: u32 = 200_000;
+const SOON: Duration = Duration::from_secs(10);
+
+/// How many forged packets the verifier is to judge.
+fn wanted() -> Result<u64> {
+    let Ok(text) = std::env::var("VOUCHSAFE_SOAK_FORGED") else { return Ok(FORGED) };
+    text.parse().with_context(|| format!("VOUCHSAFE_SOAK_FORGED is {text:?}, and should be a number"))
+}
+
+#[test]
+fn forged_first_packets_admit_nobody_and_leave_nothing() {
+    test(|| {
+        let wanted = wanted()?;
+        let network = Network::new(Way::Direct)?;
+        let _services = Services::start(&network)?;
+        let authority = Authority::start(&network.authority, &policy("5m"))?;
+        // Virtual cables hand frames over to a program at XDP only.
+        let flags = ["--hook", "xdp", "--carriers", "tail,shim"];
+        let verifier = Verifier::start_with(&network.server, &authority, &flags)?;
+        let agent = Agent::start(&network.alice)?;
+        agent.login(&authority, "alice")?;
+        let echo = SocketAddr::new(DARK4.parse()?, ECHO);
+        let mut kept = call(&network.alice, echo, SOON)?;
+
+        let mut mint = Mint::new(authority.master_key()?, VERIFIER);
+        let heard = Port::open(&network.internet, "dc")?;
+        let forger = Forger::load()?;
+        let cable = network.internet.enter(|| Interface::named("dc"))?;
+        let tables = || tables::read(&verifier.pinned_tables());
+        let before = (tables()?, verifier.counters()?);
+        let (begun, mut shown, mut sent, mut judged) = (Instant::now(), Instant::now(), 0, 0);
+        let mut answers = Vec::new();
+        while judged < wanted {
+            for kind in Kind::ALL {
+                let forgery = kind.forge(&network, &mut mint)?;
+                let count = ROUND.min(u32::try_from(wanted - judged).unwrap_or(ROUND)).max(64);
+                sent += network.internet.enter(|| forger.send(&cable, &forgery.frame, &forgery.fields, count))?;
+            }
+            listen(&heard, Duration::ZERO, &mut answers);
+            judged = verifier.counters()?.dropped(DropReason::BadTag) - before.1.dropped(DropReason::BadTag);
+            ensure!(judged >= sent / 2, "of {sent} forged packets the verifier judged only {judged}");
+            if shown.elapsed() > Duration::from_secs(10) {
+                shown = Instant::now();
+                let rate = judged as f64 / begun.elapsed().as_secs_f64() / 1e6;
+                eprintln!("soak: {judged} of {wanted} judged, {rate:.2} million a second, {} answered", answers.len());
+            }
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        listen(&heard, Duration::from_secs(1), &mut answers);
+        exchange(&mut kept).context("a flow from before was lost")?;
+
+        // The sweep may be at work.
+        let mut after = tables()?;
+        let is_more = |now: &tables::Tables| now.iter().any(|(name, count)| before.0.get(name) < Some(count));
+        let no_more = poll(SOON, || {
+            let _ = tables().map(|now| after = now);
+            !is_more(&after)
+        });
+        let grown = verifier.counters()?.since(&before.1);
+        let admitted =
+            ["token", "opened"].iter().map(|name| grown.get(*name).copied().unwrap_or_default()).sum::<u64>();
+        let report = json!({
+            "sent": sent, "judged": judged, "seconds": seconds, "per_second": judged as f64 / seconds,
+            "admitted": admitted, "answered": answers.len(), "tables_before": before.0, "tables_after": after,
+        });
+        println!("{report:#}");
+        ensure!(admitted == 0, "{admitted} were admitted: {grown:?}");
+        ensure!(answers.is_empty(), "{} were answered, the first by {:?}", answers.len(), answers.first());
+        ensure!(no_more, "tables grew: {:?}, then {after:?}", before.0);
+        ask(&network.alice, echo, SOON).context("a first packet of somebody who may, afterwards")?;
+        // The same frames with nothing random in them have the right tag: an answer to one would have been heard.
+        for kind in Kind::ALL {
+            let right = kind.forge(&network, &mut mint)?;
+            network.internet.enter(|| forger.send(&cable, &right.frame, &[], 1))?;
+            let heard = poll(SOON, || {
+                listen(&heard, Duration::from_millis(20), &mut answers);
+                !answers.is_empty()
+            });
+            ensure!(heard, "{kind:?} with the right tag was not answered: {:?}", verifier.counters()?.since(&before.1));
+            answers.clear();
+        }
+        Ok(())
+    });
+}
+
+/// Notes what the server sent that has to do with its protected addresses. What it says to Alice is none of these.
+fn listen(heard: &Port, patience: Duration, answers: &mut Vec<Seen>) {
+    let protected = [DARK4, DARK6].map(|address| address.parse().expect("an address"));
+    heard.receive(patience, |frame| {
+        let seen = Seen::frame(frame)?;
+        let is_answer = protected.contains(&seen.source) && frames::is_forged(seen.destination);
+        if is_answer || (seen.icmp.is_some() && frames::is_forged(seen.destination)) {
+            answers.push(seen);
+        }
+        None::<()>
+    });
+}
