@@ -292,8 +292,7 @@ async fn who_may_answer_for_a_receiver_is_the_operators_to_say_too() {
 #[tokio::test]
 async fn the_way_back_is_written_down_and_ends_with_the_session_that_asked() {
     let stage = tenants().await;
-    let (alice, bob, verifier) =
-        (stage.login("alice").await, stage.login("bob").await, stage.verifier("edge-1").await);
+    let (alice, bob, verifier) = (stage.login("alice").await, stage.login("bob").await, stage.verifier("edge-1").await);
     let soon = authority::now() + 60;
     let database = rusqlite::Connection::open(stage.directory.database()).unwrap();
     let shortened = database.execute("UPDATE sessions SET expires = ?1 WHERE person = 'bob'", [soon as i64]).unwrap();
