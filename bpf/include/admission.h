@@ -269,6 +269,7 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		return outcome;
 	}
 	fresh.handle = handle;
+	fresh.holder = p->holder;
 	fresh.since = p->time;
 	refresh(&fresh, p, p->time);
 	if (opens_flow && !put_flow(&key, &fresh, BPF_NOEXIST))

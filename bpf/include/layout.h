@@ -77,6 +77,10 @@ struct flow {
 	__u8 origin;
 	__be16 inside_port; /* as the inside sees the client's */
 	__u32 inside; /* the slot of its inside address and one more; 0 if it has none */
+	__u32 holder; /* whose grant admitted it: account and session (wire.md §3.9); 0 if nobody is known */
+	__u32 next; /* TCP: the client's expected sequence number */
+	__u32 answer; /* TCP, on gateways: the number behind the server's first one */
+	__u32 proved; /* UDP: when its last token came, Unix seconds */
 };
 
 /* Somebody's flow has begun. */
@@ -199,7 +203,7 @@ enum { LS_NONCES = 32768 };
 struct ls_grant {
 	__u64 epoch;
 	__u32 expires;
-	__u32 reserved;
+	__u32 holder; /* whose it is; 0 if the authority names nobody */
 	__u64 used[LS_NONCE_WORDS];
 };
 

@@ -68,6 +68,7 @@ __noinline int judge_ls(struct packet *p, const struct ls_token *token, struct t
 	if (pair->expires <= p->time)
 		return DROP_EXPIRED;
 	claim->expires = pair->expires;
+	p->holder = pair->holder;
 	claim->block.flags = 0;
 	hash_client_key(sha, secret, bpf_cpu_to_be64(handle << 8));
 	hash_tag(sha, bpf_cpu_to_be64(handle << 8) & 0xffffffffff, p->nonce2);

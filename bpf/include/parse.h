@@ -37,6 +37,8 @@ struct packet {
 	__u8 reserved;
 	__u16 nonce2;
 	__u16 reserved2;
+	__u32 holder; /* whose grant it is, once its tag was right (wire.md §3.9); 0 if nobody is known */
+	__u32 reserved3;
 };
 
 static __always_inline int icmp_error(const struct packet *p)

@@ -3,6 +3,7 @@
 #pragma once
 #include "config.h"
 #include "drop_reason.h"
+#include "holder.h"
 #include "mac.h"
 #include "parse.h"
 
@@ -167,5 +168,8 @@ static __always_inline int judge_token(struct packet *p, struct token *token)
 		return DROP_LIFETIME_TOO_LONG;
 	if ((time > p->time ? time - p->time : p->time - time) > CLOCK_SKEW_MAX)
 		return DROP_CLOCK_SKEW;
-	return tag_is_right(p, token, key) ? CONTINUE : DROP_BAD_TAG;
+	if (!tag_is_right(p, token, key))
+		return DROP_BAD_TAG;
+	p->holder = holder_of(block->handle, key, token->message, token->grant_key);
+	return CONTINUE;
 }

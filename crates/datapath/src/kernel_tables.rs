@@ -96,7 +96,7 @@ impl Tables for KernelTables<'_> {
 
     fn pair(&self, handle: Handle) -> Option<PairTerms> {
         let pair = self.verifier.ls_grants.get(&handle.0).ok().flatten()?;
-        Some(PairTerms { epoch: Epoch(pair.epoch), expires: pair.expires })
+        Some(PairTerms::of(&pair))
     }
 
     fn replay(&self, once: &Once, now: u32) -> Replay {

@@ -13,7 +13,7 @@ use table::agent::Known;
 use table::{Case, Step, Transport};
 use wire::map::{SecretEntry, VerifierConfig, counter};
 use wire::shim::Content;
-use wire::{Carrier, Pair, ServerSecret};
+use wire::{Carrier, Holder, Pair, ServerSecret};
 use world::{Deciders, Grant, LsPair, NOW};
 
 fn check(deciders: &mut Deciders, cases: &[Case], failures: &mut Vec<String>) {
@@ -162,7 +162,7 @@ fn kernel_takes_the_published_tokens_of_ls() {
         let epoch = wire::Epoch::at(NOW.into(), world::EPOCH_LENGTH);
         let entry = SecretEntry::new(epoch.0, &ServerSecret::new(secret));
         deciders.kernel.ls_secrets.set(&u32::from(epoch.on_wire()), &entry).expect("map takes secrets");
-        deciders.tell(&LsPair { pair, epoch, expires: NOW + 300 });
+        deciders.tell(&LsPair { pair, epoch, expires: NOW + 300, holder: Holder(0) });
         deciders.set_clock(NOW);
         let packet = Transport::Tcp.first(&family, &Grant::new(&family, 1), table::CLIENT_PORT, 1).packet;
         let frame = packet.shimmed(&bytes(case, "option")).frame();

@@ -179,7 +179,7 @@ impl Tables for Verifier {
     }
 
     fn pair(&self, handle: Handle) -> Option<PairTerms> {
-        self.ls_grants.get(&handle).map(|pair| PairTerms { epoch: Epoch(pair.epoch), expires: pair.expires })
+        self.ls_grants.get(&handle).map(PairTerms::of)
     }
 
     fn replay(&self, once: &Once, _now: u32) -> Replay {

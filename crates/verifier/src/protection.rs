@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
+use wire::Holder;
 use wire::ls;
 use wire::map::{EpochKey, LsGrant, SecretEntry, VerifierConfig};
 
@@ -177,7 +178,10 @@ impl Protection {
         let mut left = 0;
         for pair in pairs.iter().filter(|pair| pair.issued >= since && u64::from(pair.expires) > now) {
             left += u32::from(
-                self.verifier.ls_grants.insert(&pair.handle, &LsGrant::new(pair.epoch, pair.expires)).is_err(),
+                self.verifier
+                    .ls_grants
+                    .insert(&pair.handle, &LsGrant::new(pair.epoch, pair.expires, Holder(pair.holder)))
+                    .is_err(),
             );
         }
         if left > 0 {

@@ -119,7 +119,8 @@ mod tests {
             let [client, server] = ["203.0.113.5", "203.0.113.10"].map(|text| text.parse().unwrap());
             let (handle, origin) = (u64::from(port), u8::from(port == 1));
             let (bytes, packets, stage, inside_port, inside) = (0, 0, 0, [0; 2], 0);
-            let flow = Flow { handle, bytes, packets, since, seen, stage, origin, inside_port, inside };
+            let flow =
+                Flow { handle, bytes, packets, since, seen, stage, origin, inside_port, inside, ..Flow::default() };
             (FlowKey::new(client, port, server, 22, 6), flow)
         };
         let mut flows: Vec<_> =

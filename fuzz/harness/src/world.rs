@@ -4,7 +4,7 @@ use engine::api::{Receiver, Service};
 use engine::protected::{self, Protected};
 use engine::verifier::Verifier;
 use wire::map::{LsGrant, VerifierConfig};
-use wire::{Carrier, ClientKey, Epoch, MasterKey, Pair, ServerSecret, VerifierKey, ls};
+use wire::{Carrier, ClientKey, Epoch, Holder, MasterKey, Pair, ServerSecret, VerifierKey, ls};
 
 /// The time at which everything begins; the same as in the published vectors.
 pub const NOW: u32 = 1_800_000_000;
@@ -62,7 +62,7 @@ pub fn verifier() -> Verifier {
         ..default
     };
     let current = Epoch::at(NOW.into(), EPOCH_LENGTH);
-    let pairs = [(PAIR.handle(), LsGrant::new(current.0, NOW + 300))].into();
+    let pairs = [(PAIR.handle(), LsGrant::new(current.0, NOW + 300, Holder(9)))].into();
     let keys = (current.0 - 2..=current.0 + 2).map(|number| (Epoch(number), verifier_key(Epoch(number)))).collect();
     Verifier { config, protected: protected(), keys, ls_grants: pairs, ..Verifier::default() }
 }

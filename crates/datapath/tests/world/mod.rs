@@ -10,7 +10,7 @@ use engine::verifier::{Outcome, Verifier as Model, explain};
 use std::net::IpAddr;
 use wire::map::{LsGrant, ReplayBucket, SecretEntry, VerifierConfig, counter};
 use wire::{
-    Carrier, ClientKey, Destination, Epoch, Flags, GrantHeader, GrantKey, Handle, LsToken, MasterKey, Pair,
+    Carrier, ClientKey, Destination, Epoch, Flags, GrantHeader, GrantKey, Handle, Holder, LsToken, MasterKey, Pair,
     ServerSecret, Suite, Token, ls,
 };
 
@@ -168,13 +168,14 @@ pub struct LsPair {
     pub pair: Pair,
     pub epoch: Epoch,
     pub expires: u32,
+    pub holder: Holder,
 }
 
 impl LsPair {
     /// For five minutes.
     pub fn new(number: u8) -> Self {
         let pair = Pair { unique_id: [b'a', b'l', b'i', b'c', number], nonce1: [1, number] };
-        Self { pair, epoch: Epoch::at(NOW.into(), EPOCH_LENGTH), expires: NOW + 300 }
+        Self { pair, epoch: Epoch::at(NOW.into(), EPOCH_LENGTH), expires: NOW + 300, holder: Holder(number.into()) }
     }
 
     pub fn key(&self) -> ClientKey {
@@ -232,7 +233,7 @@ impl Deciders {
 
     /// Tells both of a pair, none of whose nonces was used.
     pub fn tell(&mut self, pair: &LsPair) {
-        let (handle, entry) = (pair.pair.handle(), LsGrant::new(pair.epoch.0, pair.expires));
+        let (handle, entry) = (pair.pair.handle(), LsGrant::new(pair.epoch.0, pair.expires, pair.holder));
         self.kernel.ls_grants.set(&handle.0, &entry).expect("map takes pairs");
         self.model.ls_grants.insert(handle, entry);
     }

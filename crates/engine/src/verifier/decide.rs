@@ -3,7 +3,6 @@
 use super::explain::Observer;
 use super::flow::{count, idle_limit, is_live, refresh};
 use super::tables::TablesMut;
-use super::token::Claim;
 use super::{FRAGMENT_LIFE, Outcome};
 use crate::protocol;
 use std::net::{IpAddr, SocketAddr};
@@ -121,7 +120,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             // On an admitted flow, what doesn't have a token's form is payload that happens to look like one.
             Err(DropReason::Malformed | DropReason::UnknownSuite) if admitted => return Ok(Outcome::Flow),
             Err(reason) => return Err(reason),
-            Ok(token) => self.admit(&Claim::from(&token), key, &packet)?,
+            Ok(claim) => self.admit(&claim, key, &packet)?,
         }
         if packet.protocol == UDP && packet.payload + BLOCK_LEN == packet.end {
             return Ok(Outcome::Consumed);
@@ -183,7 +182,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             self.refresh(&key, flow, packet);
         }
         let claim = match content {
-            Content::Token(bytes) => Claim::from(&self.token(&bytes, packet)?),
+            Content::Token(bytes) => self.token(&bytes, packet)?,
             Content::Ls(bytes) => self.ls_token(&LsToken::decode(&bytes))?,
             Content::Support | Content::KeyTransfer(_) => {
                 self.note("token", false, || "the shim holds no token".into());

@@ -2,9 +2,9 @@
 
 use super::flow::is_live;
 use std::net::IpAddr;
-use wire::map::{Flow, FlowKey, GrantUse, Services, VerifierConfig};
+use wire::map::{Flow, FlowKey, GrantUse, LsGrant, Services, VerifierConfig};
 use wire::token::TOKEN_LEN;
-use wire::{Epoch, Handle, VerifierKey};
+use wire::{Epoch, Handle, Holder, VerifierKey};
 
 /// What makes a token different from every other token of its grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,6 +33,15 @@ pub struct PairTerms {
     pub epoch: Epoch,
     /// When it ends, Unix seconds.
     pub expires: u32,
+    /// Whose it is.
+    pub holder: Holder,
+}
+
+impl PairTerms {
+    /// The terms in a verifier's table.
+    pub fn of(pair: &LsGrant) -> Self {
+        Self { epoch: Epoch(pair.epoch), expires: pair.expires, holder: Holder(pair.holder) }
+    }
 }
 
 /// What a decision looks up.

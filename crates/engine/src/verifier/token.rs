@@ -8,27 +8,31 @@ use super::tables::{Once, Replay, TablesMut};
 use wire::map::{Flow, FlowKey, GrantUse, TOKEN_WINDOW, TOKENS_PER_FLOW};
 use wire::packet::{Packet, TCP};
 use wire::token::TOKEN_LEN;
-use wire::{ClientKey, Destination, DropReason, Epoch, Flags, Handle, LsToken, ServerSecret, Token, ls};
+use wire::{
+    ClientKey, Destination, DropReason, Epoch, Flags, Handle, Holder, LsToken, ServerSecret, Token, VerifierKey, ls,
+};
 
 /// What a token proves, and what makes it different from others of its grant.
 pub(super) struct Claim {
     handle: Handle,
+    holder: Holder,
     expires: u32,
     single: bool,
     once: Once,
 }
 
-impl From<&Token> for Claim {
-    fn from(token: &Token) -> Self {
+impl Claim {
+    /// What a token proves to the verifier with this key, which made its grant.
+    fn of(token: &Token, key: &VerifierKey) -> Self {
         let header = &token.header;
-        let single = header.flags.has(Flags::SINGLE);
-        Self { handle: header.handle, expires: header.expires, single, once: Once::Token(token.encode()) }
+        let (holder, single) = (Holder::of(header.handle, key), header.flags.has(Flags::SINGLE));
+        Self { handle: header.handle, holder, expires: header.expires, single, once: Once::Token(token.encode()) }
     }
 }
 
 impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     /// The checks of a token up to revocation, in the order of wire.md §6.4.
-    pub(super) fn token(&mut self, bytes: &[u8; TOKEN_LEN], packet: &Packet) -> Result<Token, DropReason> {
+    pub(super) fn token(&mut self, bytes: &[u8; TOKEN_LEN], packet: &Packet) -> Result<Claim, DropReason> {
         let now = self.now;
         let decoded = Token::decode(bytes, packet.ipv6());
         let name = if decoded == Err(DropReason::UnknownSuite) { "suite" } else { "form" };
@@ -72,7 +76,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             format!("{text}{bound}")
         })?;
         self.unrevoked(header.handle)?;
-        Ok(token)
+        Ok(Claim::of(&token, &key))
     }
 
     /// The checks of a token of the scheme of LS up to revocation, in the order of wire.md §6.4.1.
@@ -100,7 +104,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         })?;
         self.unrevoked(handle)?;
         let once = Once::Nonce2(handle, token.nonce2);
-        Ok(Claim { handle, expires: pair.expires, single: false, once })
+        Ok(Claim { handle, holder: pair.holder, expires: pair.expires, single: false, once })
     }
 
     fn expiry(&mut self, what: &str, expires: u32) -> Result<(), DropReason> {
@@ -163,7 +167,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             }
             return Ok(());
         }
-        let mut flow = Flow { handle: handle.0, since: now, ..Flow::default() };
+        let mut flow = Flow { handle: handle.0, holder: claim.holder.0, since: now, ..Flow::default() };
         refresh(&mut flow, packet, now);
         let before = self.tables.flow(&key);
         let room = self.tables.put_flow(&key, flow);

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Records in a frame at most.
 pub const RECORDS_MAX: usize = 256;
 /// The version of all this.
-pub const VERSION: [u8; 8] = *b"VSFPEER1";
+pub const VERSION: [u8; 8] = *b"VSFPEER2";
 
 /// What either side says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -64,6 +64,11 @@ pub struct Record {
     age: U32,
     idle: U32,
     left: U32,
+    holder: U32,
+    next: U32,
+    answer: U32,
+    /// How long ago its last token came; all bits set where none is on record.
+    proved: U32,
     /// Zeros if the client shows its own address.
     inside: [u8; 16],
     /// The person's name, only with an inside address.
@@ -118,6 +123,10 @@ impl Record {
             age: now.saturating_sub(flow.since).into(),
             idle: now.saturating_sub(flow.seen).into(),
             left: expires.saturating_sub(now).into(),
+            holder: flow.holder.into(),
+            next: flow.next.into(),
+            answer: flow.answer.into(),
+            proved: if flow.proved == 0 { U32::MAX_VALUE } else { now.saturating_sub(flow.proved).into() },
             inside: inside.as_ref().map_or([0; 16], |inside| inside.address),
             person,
         })
@@ -150,6 +159,10 @@ impl Record {
             stage: self.stage,
             origin: self.origin,
             inside_port: self.inside_port,
+            holder: self.holder.get(),
+            next: self.next.get(),
+            answer: self.answer.get(),
+            proved: if self.proved == U32::MAX_VALUE { 0 } else { now.saturating_sub(self.proved.get()) },
             ..Flow::default()
         };
         let expires = now.saturating_add(self.left.get());
@@ -165,7 +178,17 @@ mod tests {
         let address = |text: &str| text.parse().expect("an address");
         Told {
             key: FlowKey::new(address("198.51.100.7"), 40_000, address("203.0.113.10"), 22, 6),
-            flow: Flow { handle: 7, since: 900, seen: 990, stage: 2, inside_port: [1, 2], ..Flow::default() },
+            flow: Flow {
+                handle: 7,
+                since: 900,
+                seen: 990,
+                stage: 2,
+                inside_port: [1, 2],
+                holder: 0x501,
+                next: 77,
+                answer: 88,
+                ..Flow::default()
+            },
             expires: 1300,
             begins: true,
             inside: Some(Inside { address: [9; 16], person: "alice".into() }),
@@ -178,7 +201,14 @@ mod tests {
         let heard = record.told(5000).expect("a flow");
         assert_eq!((heard.flow.since, heard.flow.seen, heard.expires), (4900, 4990, 5300));
         assert_eq!(record.told(1000), Some(told()));
-        assert_eq!(size_of::<Record>(), 144);
+        assert_eq!(size_of::<Record>(), 160);
+    }
+
+    #[test]
+    fn the_time_of_a_token_is_told_by_its_age() {
+        let proved = |proved| Told { flow: Flow { proved, ..told().flow }, ..told() };
+        let heard = |told| Record::of(&told, 1000).and_then(|record| record.told(5000)).map(|told| told.flow.proved);
+        assert_eq!((heard(proved(980)), heard(proved(0))), (Some(4980), Some(0)));
     }
 
     #[test]

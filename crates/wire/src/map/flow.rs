@@ -124,6 +124,14 @@ pub struct Flow {
     pub inside_port: [u8; 2],
     /// The slot of the address that the inside sees it by, and one more; 0 if that is its own.
     pub inside: u32,
+    /// Whose grant admitted it: an account and its session (wire.md §3.9); 0 if nobody is known.
+    pub holder: u32,
+    /// TCP: the client's expected sequence number.
+    pub next: u32,
+    /// TCP, on gateways: the number behind the server's first one.
+    pub answer: u32,
+    /// UDP: when its last token came, Unix seconds.
+    pub proved: u32,
 }
 
 impl Flow {

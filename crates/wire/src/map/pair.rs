@@ -1,5 +1,6 @@
 //! Pairs of the scheme of LS.
 
+use crate::holder::Holder;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A pair that the authority told of (wire.md §5.5); the map's key is its handle.
@@ -10,16 +11,16 @@ pub struct LsGrant {
     pub epoch: u64,
     /// When it ends, Unix seconds.
     pub expires: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Whose it is; 0 if the authority names nobody.
+    pub holder: u32,
     /// A bit for each nonce2 that was used.
     pub used: [u64; 1024],
 }
 
 impl LsGrant {
     /// A pair none of whose nonces was used.
-    pub const fn new(epoch: u64, expires: u32) -> Self {
-        Self { epoch, expires, reserved: 0, used: [0; 1024] }
+    pub const fn new(epoch: u64, expires: u32, holder: Holder) -> Self {
+        Self { epoch, expires, holder: holder.0, used: [0; 1024] }
     }
 
     /// Whether a nonce2 was used.
