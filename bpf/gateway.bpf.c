@@ -29,13 +29,31 @@ static __always_inline int opens(const struct packet *p)
 	return (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
+/* The inside opens a connection: whoever answers has to know this number, and tells its own. */
+static __always_inline void begin_outbound(struct flow *flow, const struct packet *p)
+{
+	flow->stage = STAGE_OPENING;
+	flow->answer = p->sequence + 1;
+	flow->next = 0;
+}
+
 /* What the inside's packet means to a flow that it opened before. */
 static __always_inline void note_again(struct flow *flow, const struct packet *p)
 {
-	/* Where it resets a connection, nothing may ever come back. */
-	if (p->flow.protocol == IP_TCP)
-		flow->stage = p->tcp_flags & TCP_RST ? STAGE_RESET : opens(p) ? STAGE_OPENING : flow->stage;
+	if (p->flow.protocol == IP_TCP && opens(p))
+		begin_outbound(flow, p);
+	else if (p->flow.protocol == IP_TCP && p->tcp_flags & TCP_RST)
+		flow->stage = STAGE_RESET; /* nothing may ever come back */
 	flow->seen = p->time;
+}
+
+/* The inside answers a client's SYN: the client has to know this number to open the connection. */
+static __always_inline void note_answer(struct flow *flow, const struct packet *p)
+{
+	__u8 both = TCP_SYN | TCP_ACK;
+
+	if (p->flow.protocol == IP_TCP && flow->stage == STAGE_OPENING && (p->tcp_flags & both) == both)
+		flow->answer = p->sequence + 1;
 }
 
 /* Whether a client opened the flow, and the inside has answered it without a pause ever since it ended. */
@@ -60,7 +78,8 @@ __noinline int note_opened(const struct flow_key *answers, const struct packet *
 	key = *answers;
 	fresh.since = p->time;
 	fresh.seen = p->time;
-	fresh.stage = p->flow.protocol == IP_TCP ? STAGE_OPENING : STAGE_OPEN;
+	if (p->flow.protocol == IP_TCP)
+		begin_outbound(&fresh, p);
 	if (__sync_fetch_and_add(used, 1) < config.max_outbound && !put_flow(&key, &fresh, BPF_NOEXIST)) {
 		count(OUTBOUND);
 		if (config.tells_flows)
@@ -92,6 +111,8 @@ static __always_inline int note(context *ctx, struct packet *p)
 	if (flow) {
 		if (flow->origin == FROM_INSIDE)
 			note_again(flow, p);
+		else
+			note_answer(flow, p);
 		return 0;
 	}
 	if (p->flow.protocol == IP_TCP ? !opens(p) : answers_ended(&key, p->time))
@@ -234,8 +255,9 @@ static __always_inline int to_inside(struct rewriting *w, const struct flow_key 
 	return 0;
 }
 
-/* The rewriting of an inside address back to its client, 0 if there is one whose flow lives. */
-__noinline int to_outside(struct rewriting *w, const struct flow_key *inside)
+/* The rewriting of an inside address back to its client, 0 if there is one whose flow lives. `answer` is the packet that is
+ * rewritten, or 0 where it is one that an error quotes. */
+__noinline int to_outside(struct rewriting *w, const struct flow_key *inside, const struct packet *answer)
 {
 	struct way_back *back;
 	struct flow_key key;
@@ -254,7 +276,11 @@ __noinline int to_outside(struct rewriting *w, const struct flow_key *inside)
 	__builtin_memcpy(key.client, &back->client, 16);
 	key.client_port = back->client_port;
 	flow = find_flow(&key);
-	return flow && flow->inside == back->slot + 1 && flow->inside_port == w->old_port ? 0 : -1;
+	if (!flow || flow->inside != back->slot + 1 || flow->inside_port != w->old_port)
+		return -1;
+	if (answer)
+		note_answer(flow, answer);
+	return 0;
 }
 
 __noinline int error_inward(context *ctx, const struct packet *p)
@@ -281,7 +307,7 @@ __noinline int error_outward(context *ctx, const struct packet *p)
 	__builtin_memcpy(turned.server, quoted.client, 16);
 	turned.client_port = quoted.server_port;
 	turned.server_port = quoted.client_port;
-	return to_outside(&w, &turned) ? -1 : rewrite_error(ctx, p, &w, ports_at);
+	return to_outside(&w, &turned, 0) ? -1 : rewrite_error(ctx, p, &w, ports_at);
 }
 
 /* What of the inside goes to an inside address: to the client whose it is, or nowhere. */
@@ -296,7 +322,7 @@ static __always_inline int to_pool(context *ctx, const struct packet *p)
 	else if (p->fragment == FRAGMENT_LATER)
 		failed = translate_piece(ctx, p, DESTINATION_END);
 	else
-		failed = to_outside(&w, &key) || translate(ctx, p, &w);
+		failed = to_outside(&w, &key, p) || translate(ctx, p, &w);
 	if (!failed)
 		return TC_ACT_UNSPEC;
 	count(UNCLAIMED);

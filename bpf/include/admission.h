@@ -4,6 +4,7 @@
  * Every table is bounded. Flows and grants are never evicted to make room: a full table refuses new ones, so that nobody
  * can push somebody else out. */
 #pragma once
+#include "connection.h"
 #include "drop_reason.h"
 #include "flows.h"
 #include "ls.h"
@@ -272,6 +273,8 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	fresh.holder = p->holder;
 	fresh.since = p->time;
 	refresh(&fresh, p, p->time);
+	if (key.protocol == IP_TCP)
+		begin_connection(&fresh, p->sequence);
 	if (opens_flow && !put_flow(&key, &fresh, BPF_NOEXIST))
 		return keep_unless_revoked(&key, handle);
 	flow = find_flow(&key);
@@ -280,8 +283,10 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		if (opens_flow)
 			release_grant(handle);
 		/* UDP was counted when its flow was looked up. */
-		if (p->flow.protocol == IP_TCP)
+		if (p->flow.protocol == IP_TCP) {
 			refresh(flow, p, p->time);
+			begin_connection(flow, p->sequence);
+		}
 		return CONTINUE;
 	}
 	if (!opens_flow)

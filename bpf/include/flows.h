@@ -85,17 +85,6 @@ static __always_inline struct flow *live_flow(const struct flow_key *key, __u32 
 	return flow && flow_is_live(key->protocol, flow, time) ? flow : 0;
 }
 
-/* Where a connection stands after a segment. A FIN counts until payload follows: the client's last ACK does not open the
- * flow again, and a forged FIN does not end one that goes on. */
-static __always_inline __u8 next_stage(__u8 stage, __u8 flags, int has_payload)
-{
-	if ((flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
-		return STAGE_OPENING;
-	if (flags & TCP_FIN || (stage == STAGE_CLOSING && !has_payload))
-		return STAGE_CLOSING;
-	return flags & TCP_RST ? STAGE_RESET : STAGE_OPEN;
-}
-
 static __always_inline void count_packet(struct flow *flow, __u32 time, __u32 bytes)
 {
 	flow->seen = time;
@@ -106,6 +95,4 @@ static __always_inline void count_packet(struct flow *flow, __u32 time, __u32 by
 static __always_inline void refresh(struct flow *flow, const struct packet *p, __u32 time)
 {
 	count_packet(flow, time, p->end - p->network);
-	if (p->flow.protocol == IP_TCP)
-		flow->stage = next_stage(flow->stage, p->tcp_flags, p->payload < p->end);
 }

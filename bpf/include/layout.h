@@ -80,7 +80,16 @@ struct flow {
 	__u32 holder; /* whose grant admitted it: account and session (wire.md §3.9); 0 if nobody is known */
 	__u32 next; /* TCP: the client's expected sequence number */
 	__u32 answer; /* TCP, on gateways: the number behind the server's first one */
-	__u32 proved; /* UDP: when its last token came, Unix seconds */
+	union {
+		__u32 proved; /* UDP: when its last token came, Unix seconds */
+		__u32 fin; /* TCP: where a FIN is that came before the data in front of it; 0 if none did */
+	};
+};
+
+/* Where numbers lie in the kernel's structures for sockets, in bytes; 0 if nobody knows. */
+struct stack_layout {
+	__u32 rcv_nxt; /* in struct tcp_sock */
+	__u32 snt_isn; /* in struct tcp_request_sock */
 };
 
 /* Somebody's flow has begun. */

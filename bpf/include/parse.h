@@ -39,6 +39,8 @@ struct packet {
 	__u16 reserved2;
 	__u32 holder; /* whose grant it is, once its tag was right (wire.md §3.9); 0 if nobody is known */
 	__u32 reserved3;
+	__u32 sequence; /* TCP's numbers */
+	__u32 acknowledgement;
 };
 
 static __always_inline int icmp_error(const struct packet *p)
@@ -208,6 +210,8 @@ __noinline int parse_transport(context *ctx, struct packet *p, __u32 at)
 		p->flow.client_port = tcp.source;
 		p->flow.server_port = tcp.destination;
 		p->tcp_flags = tcp.flags;
+		p->sequence = bpf_ntohl(tcp.sequence);
+		p->acknowledgement = bpf_ntohl(tcp.acknowledgement);
 		p->payload = at + header_len;
 	} else if (protocol == IP_UDP) {
 		struct udp udp;

@@ -8,7 +8,7 @@
 
 /* What a flow there says of the same one here: the later packet counts. What is closing here is not opened again by a
  * packet of the same second, as nobody knows which came first. */
-static __always_inline void note_told(struct flow *flow, const struct flow *told)
+static __always_inline void note_told(const struct flow_key *key, struct flow *flow, const struct flow *told)
 {
 	__s32 later = told->seen - flow->seen;
 
@@ -16,6 +16,10 @@ static __always_inline void note_told(struct flow *flow, const struct flow *told
 		return;
 	flow->seen = told->seen;
 	flow->stage = told->stage;
+	if (key->protocol != IP_TCP)
+		return;
+	flow->next = told->next ?: flow->next;
+	flow->answer = told->answer ?: flow->answer;
 }
 
 /* A flow more of the grant. There it had room; here it is not refused, or it would be cut where routing changes. */
@@ -81,11 +85,13 @@ int take_over(struct told_flow *told)
 
 	if (!used)
 		return REFUSED_FULL;
+	if (key.protocol == IP_TCP)
+		own.flow.fin = 0;
 	if (own.flow.handle && is_revoked(own.flow.handle))
 		return REFUSED_REVOKED;
 	flow = find_flow(&key);
 	if (flow && flow->handle == own.flow.handle && flow->origin == own.flow.origin) {
-		note_told(flow, &own.flow);
+		note_told(&key, flow, &own.flow);
 		return TAKEN_KNOWN;
 	}
 	if (!own.begins)

@@ -26,6 +26,7 @@ pub mod protected;
 pub mod revoked;
 pub mod ring;
 pub mod run;
+mod stack;
 pub mod svtep;
 pub mod table;
 pub mod transfer;

@@ -8,6 +8,7 @@ use crate::protected::Protected;
 use crate::revoked::Revoked;
 use crate::ring;
 use crate::run::{self, Ran, Runner};
+use crate::stack;
 use crate::table::Table;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, ProgramInput, RingBuffer};
@@ -52,7 +53,7 @@ const PINNED: [&str; 21] = [
 /// How many entries the verifier's tables have room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Admitted flows of each family, 104 bytes each for IPv4 and 128 for IPv6.
+    /// Admitted flows of each family, 120 bytes each for IPv4 and 144 for IPv6.
     pub flows: u32,
     /// Grants in use, 112 bytes each.
     pub grants: u32,
@@ -145,6 +146,7 @@ impl Verifier {
         config.replay_mask = sizes.replay_buckets - 1;
         let mut opened = Opened::new("verifier", object)?;
         opened.configure(&config)?;
+        opened.set_constant(".rodata.stack", &stack::layout())?;
         opened.resize("flows4", sizes.flows)?;
         opened.resize("flows6", sizes.flows)?;
         opened.resize("grants", sizes.grants)?;

@@ -124,8 +124,11 @@ fn packet(chance: &mut Chance, now: u32, last: &mut Last) -> Vec<u8> {
     let flags = chance.pick(&[2, 2, 2, 16, 24, 17, 4, 20, 18, 0, 41, 3]);
     let protocol = chance.pick(&[6, 6, 17, 17, 17, 0, 1, 47]);
     packet = match protocol {
-        6 if chance.one_in(2) => packet.tcp(Tcp { options: syn_options(), ..Tcp::new(client_port, port, flags) }),
-        6 => packet.tcp(Tcp::new(client_port, port, flags)),
+        6 => {
+            let sequence = chance.pick(&[0, 1, 1, 1, 6, 41, u32::MAX, 1 << 18, 1 << 19]);
+            let options = if chance.one_in(2) { syn_options() } else { Vec::new() };
+            packet.tcp(Tcp { sequence, options, ..Tcp::new(client_port, port, flags) })
+        }
         17 => packet.udp(client_port, port),
         0 => return error(chance, &family),
         1 => packet.icmp(chance.pick(&[8, 3, 128, 135]), 0, [0; 4]),

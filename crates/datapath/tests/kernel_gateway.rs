@@ -372,6 +372,66 @@ impl Stage {
     }
 }
 
+/// Admission's look at a segment of a client's; how far the connection then is.
+fn admission_sees(stage: &Stage, client: &Client, tcp: Tcp) -> Flow {
+    let ran = stage.verifier.run(&client.packet().tcp(tcp).frame(), 1).unwrap();
+    assert_eq!(ran.code, PASS);
+    stage.verifier.flows.get(&client.key()).unwrap().unwrap()
+}
+
+/// A client whose SYN was admitted has to know the number of the server's answer, which it only does if it got that.
+#[test]
+fn kernel_opens_a_connection_once_its_client_has_the_answer() {
+    const ANSWER: u32 = 1_000_000;
+    for pool in [vec![], both()] {
+        let stage = Stage::new(&pool);
+        for six in [false, true] {
+            let client = Client::new(7, six);
+            stage.admit(&client);
+            let flow = stage.verifier.flows.get(&client.key()).unwrap().unwrap();
+            stage.verifier.flows.remove(&client.key()).unwrap();
+            let opening = Flow { stage: stage::OPENING, next: 1, ..flow };
+            stage.verifier.flows.insert(&client.key(), &opening).unwrap();
+            let (shown, port) = match pool.is_empty() {
+                true => (client.address, client.port),
+                false => stage.shown(&client).expect("passes"),
+            };
+            let segment = |acknowledgement| Tcp { acknowledgement, ..Tcp::new(client.port, 22, flag::ACK) };
+            let seen = admission_sees(&stage, &client, segment(ANSWER + 1));
+            assert_eq!(seen.stage, stage::OPENING, "the server has not answered");
+            let answer = Tcp { sequence: ANSWER, ..Tcp::new(22, port, flag::SYN | flag::ACK) };
+            let back = Packet::new(client.server, shown).ethernet(MACS[1], MACS[0]);
+            stage.outward(&back.tcp(answer).frame()).expect("goes out");
+            for (guess, expected) in [(0, stage::OPENING), (ANSWER, stage::OPENING), (ANSWER + 1, stage::OPEN)] {
+                let seen = admission_sees(&stage, &client, segment(guess));
+                assert_eq!((seen.stage, seen.answer), (expected, ANSWER + 1), "{shown}, {guess}");
+            }
+        }
+    }
+}
+
+/// What the inside opens, nobody opens or ends who does not know the numbers of either end.
+#[test]
+fn kernel_believes_only_the_one_that_the_inside_calls() {
+    const CALL: u32 = 5_000;
+    let stage = Stage::new(&[]);
+    for six in [false, true] {
+        let called = Client::new(7, six);
+        let call = Tcp { sequence: CALL, ..Tcp::syn(22, called.port) };
+        let out = Packet::new(called.server, called.address).ethernet(MACS[1], MACS[0]);
+        stage.outward(&out.tcp(call).frame()).expect("goes out");
+        let came = |sequence, acknowledgement, flags| {
+            admission_sees(&stage, &called, Tcp { sequence, acknowledgement, ..Tcp::new(called.port, 22, flags) })
+        };
+        let forged = came(9, CALL, flag::SYN | flag::ACK);
+        assert_eq!((forged.origin, forged.stage), (origin::INSIDE, stage::OPENING));
+        let answered = came(70_000, CALL + 1, flag::SYN | flag::ACK);
+        assert_eq!((answered.stage, answered.next), (stage::OPEN, 70_001));
+        assert_eq!(came(1, 1, flag::RST).stage, stage::OPEN);
+        assert_eq!(came(70_001, 1, flag::RST).stage, stage::RESET);
+    }
+}
+
 #[test]
 fn kernel_takes_a_told_flow_over_as_if_it_had_admitted_it() {
     let mut stage = Stage::new(&[]);
@@ -388,7 +448,8 @@ fn kernel_takes_a_told_flow_over_as_if_it_had_admitted_it() {
         assert_eq!(stage.told(&client, Flow { stage: stage::OPEN, ..closing }, false), taken::KNOWN);
         assert_eq!(stage.told(&client, flow, true), taken::KNOWN);
         assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(closing));
-        let again = Flow { stage: stage::OPEN, seen: closing.seen + 1, ..closing };
+        // Where its client and its server are is known from the one that saw them last.
+        let again = Flow { stage: stage::OPEN, seen: closing.seen + 1, next: 70, answer: 80, ..closing };
         assert_eq!(stage.told(&client, again, false), taken::KNOWN);
         assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(again));
         // Another one between the same takes its place if it is younger, and its grant counts it.

@@ -15,14 +15,16 @@ use engine::insertion;
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};
 use lab::net::{Namespace, veth};
+use lab::port::Port;
+use lab::seen::Seen;
 use nix::sched::{CloneFlags, setns};
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::time::Duration;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
 use table::Transport;
 use wire::Destination;
-use wire::map::{FlowKey, GrantEntry, Owner, counter, owner};
+use wire::map::{Flow, FlowKey, GrantEntry, Owner, counter, origin, owner, stage};
 use world::{Deciders, Family, Grant, NOW, families};
 
 const ROOT: Owner = Owner { kind: owner::USER, reserved: 0, id: 0 };
@@ -281,4 +283,111 @@ fn kernel_hands_over_copies_of_name_servers_answers_and_of_a_flood_only_some() {
     deaf.run_answer(&answer, 1).unwrap();
     buffer.consume().unwrap();
     assert_eq!(copies.try_iter().count(), 0);
+}
+
+/// What a blind sender can do: a segment of this client from every port.
+fn forge_from_every_port(port: &Port, macs: [[u8; 6]; 2], client: IpAddr, to: SocketAddr, flags: u8) {
+    for source in 0..=u16::MAX {
+        let forged = Packet::new(client, to.ip()).ethernet(macs[0], macs[1]).tcp(Tcp::new(source, to.port(), flags));
+        port.send(&forged.frame()).unwrap();
+    }
+}
+
+#[test]
+fn kernel_keeps_idle_connections_alive_whatever_is_forged_to_end_them() {
+    const SILENCE: u32 = 40;
+    for hook in Hook::ALL {
+        let (server, client) = cable();
+        let _agent = agent(&client, "eth0");
+        stand_in(&server);
+        let mut verifier = Deciders::new(hook, world::config(), &world::receivers()).kernel;
+        verifier.set_clock(clock::coarse_reading(NOW.into())).unwrap();
+        verifier.attach(&Interface::named("eth0").unwrap()).unwrap();
+        let port = Port::open(&client, "eth0").unwrap();
+        let macs = [client.mac("eth0").unwrap(), server.mac("eth0").unwrap()];
+        let connections = families().map(|family| {
+            let to = at(Transport::Tcp.destination(&family));
+            let listener = TcpListener::bind(to).unwrap();
+            let mut near = client.enter(|| TcpStream::connect_timeout(&to, Duration::from_secs(5)).unwrap());
+            let (mut far, from) = listener.accept().unwrap();
+            near.write_all(b"hello").unwrap();
+            far.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            far.read_exact(&mut [0; 5]).unwrap();
+            for flags in [flag::RST, flag::FIN | flag::ACK] {
+                forge_from_every_port(&port, macs, from.ip(), to, flags);
+            }
+            (near, far)
+        });
+        verifier.set_clock(clock::coarse_reading((NOW + SILENCE).into())).unwrap();
+        verifier.sweep(NOW + SILENCE).unwrap();
+        for (mut near, mut far) in connections {
+            near.write_all(b"still here").unwrap();
+            let mut got = [0; 10];
+            far.read_exact(&mut got).unwrap_or_else(|error| panic!("{hook:?}, {near:?} is dead: {error}"));
+            assert_eq!(&got, b"still here");
+        }
+        verifier.detach();
+    }
+}
+
+/// The flow once it has had so many packets and is at this stage.
+fn flow_at(verifier: &Verifier, key: &FlowKey, packets: u64, stage: u8, why: &str) -> Flow {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        match verifier.flows.get(key).unwrap() {
+            Some(flow) if flow.packets >= packets && flow.stage == stage => return flow,
+            found => assert!(Instant::now() < deadline, "{:?}, {key:?}, {why}: {found:?}", verifier.hook()),
+        }
+    }
+}
+
+#[test]
+fn kernel_asks_the_stack_what_it_knows_of_a_connection() {
+    for hook in Hook::ALL {
+        let (server, client) = cable();
+        let mut verifier = Deciders::new(hook, world::config(), &world::receivers()).kernel;
+        verifier.set_clock(clock::coarse_reading(NOW.into())).unwrap();
+        verifier.attach(&Interface::named("eth0").unwrap()).unwrap();
+        let port = Port::open(&client, "eth0").unwrap();
+        let macs = [client.mac("eth0").unwrap(), server.mac("eth0").unwrap()];
+        for (family, ghost) in families().into_iter().zip(["203.0.113.9", "2001:db8::9"]) {
+            // Nobody's address: no stack answers what the server sends there.
+            let mac = macs[0].map(|byte| format!("{byte:02x}")).join(":");
+            server.ip(&format!("neigh replace {ghost} lladdr {mac} dev eth0")).unwrap();
+            let ghost: IpAddr = ghost.parse().unwrap();
+            let to = Transport::Tcp.destination(&family);
+            let _listener = TcpListener::bind(at(to)).unwrap();
+            let packet = |tcp| Packet::new(ghost, to.address).ethernet(macs[0], macs[1]).tcp(tcp);
+            let segment = |sequence, acknowledgement, flags| {
+                let tcp = Tcp { sequence, acknowledgement, ..Tcp::new(40_000, to.port, flags) };
+                port.send(&packet(tcp).frame()).unwrap();
+            };
+            let key = FlowKey::new(ghost, 40_000, to.address, to.port, 6);
+            let first = Transport::Tcp.first(&family, &Grant::new(&family, 1), 40_000, 1);
+            port.send(&first.with_packet(|_| packet(Tcp::syn(40_000, to.port))).frame()).unwrap();
+            let answer = port.receive(Duration::from_secs(5), |frame| {
+                let seen = Seen::frame(frame)?;
+                seen.tcp.filter(|tcp| seen.destination == ghost && tcp.flags == flag::SYN | flag::ACK)
+            });
+            let answer = answer.expect("the server answers").sequence.wrapping_add(1);
+            flow_at(&verifier, &key, 1, stage::OPENING, "the server has answered");
+            segment(1, answer.wrapping_add(1), flag::ACK);
+            flow_at(&verifier, &key, 2, stage::OPENING, "a number was guessed");
+            segment(1, answer, flag::ACK);
+            flow_at(&verifier, &key, 3, stage::OPEN, "the client knows the answer");
+            // An adopted connection: the verifier has not seen where its client is.
+            let adopted = Flow { origin: origin::ADOPTED, seen: NOW, ..Flow::default() };
+            verifier.flows.remove(&key).unwrap();
+            verifier.flows.insert(&key, &adopted).unwrap();
+            segment(77, answer, flag::RST);
+            segment(1, answer, flag::ACK);
+            let flow = flow_at(&verifier, &key, 2, stage::OPEN, "the stack expects another number");
+            assert_eq!(flow.next, 1, "{hook:?}, {ghost}");
+            verifier.flows.remove(&key).unwrap();
+            verifier.flows.insert(&key, &Flow { next: 1 << 30, ..adopted }).unwrap();
+            segment(1, answer, flag::FIN | flag::ACK);
+            flow_at(&verifier, &key, 1, stage::CLOSING, "the stack takes it");
+        }
+        verifier.detach();
+    }
 }

@@ -90,10 +90,17 @@ pub(crate) fn why(error: &Error) -> String {
     if what == cause { what } else { format!("{what}: {cause}") }
 }
 
-/// Our programs carry their own types and call no kernel function that needs the kernel's.
+/// Our programs carry their own types. The kernel's say where its sockets keep what the verifier asks them for.
 pub(crate) fn btf() -> Check {
     let there = Path::new("/sys/kernel/btf/vmlinux").exists();
-    Check::ok("btf", if there { "there; not needed" } else { "not there; not needed, other tools like it" })
+    Check::ok(
+        "btf",
+        if there {
+            "there"
+        } else {
+            "not there; not needed, but a verifier then does not ask the kernel's sockets about connections"
+        },
+    )
 }
 
 pub(crate) fn file_system() -> Check {

@@ -4,6 +4,7 @@
 //! compare the two. One function, [`decide`], decides here: over the tables in memory of [`Verifier`], or over the kernel's
 //! own maps, unseen or with an [`Observer`] that explains each check.
 
+mod connection;
 mod decide;
 mod explain;
 mod flow;
@@ -23,7 +24,7 @@ use wire::{DropReason, Epoch, Handle, VerifierKey};
 pub use decide::decide;
 pub use explain::{Check, Explanation, Observer, Trace, explain, explain_flow};
 pub use overlay::Overlay;
-pub use tables::{Once, PairTerms, Replay, Tables, TablesMut};
+pub use tables::{Once, PairTerms, Replay, Stack, Tables, TablesMut};
 
 /// The most a sender's clock may differ, seconds (wire.md §6.4).
 pub const CLOCK_SKEW_MAX: u32 = 30;
@@ -118,6 +119,8 @@ pub struct Verifier {
     pub ls_grants: BTreeMap<Handle, LsGrant>,
     /// First fragments of admitted flows, and when they came.
     pub fragments: BTreeMap<(FlowKey, u32), u32>,
+    /// Connections of which the server's own stack holds something.
+    pub stack: BTreeMap<FlowKey, Stack>,
     /// Whether it stands at tc, where the kernel has taken the outer VLAN tag off and takes no shim off behind another.
     pub at_tc: bool,
 }
@@ -188,6 +191,10 @@ impl Tables for Verifier {
             Once::Nonce2(handle, nonce2) => self.ls_grants.get(handle).is_none_or(|pair| pair.is_used(*nonce2)),
         };
         if seen { Replay::Seen } else { Replay::Fresh }
+    }
+
+    fn stack(&self, key: &FlowKey) -> Stack {
+        self.stack.get(key).copied().unwrap_or_default()
     }
 
     fn fragment(&self, key: &FlowKey, id: u32) -> Option<u32> {

@@ -14,6 +14,7 @@ mod pair;
 mod proofs;
 mod replay;
 mod service;
+mod stack;
 mod svtep;
 mod told;
 mod transfer;
@@ -31,6 +32,7 @@ pub use pair::LsGrant;
 pub use proofs::{ProofKeySlot, ProofsConfig, WithdrawalKey};
 pub use replay::{REPLAY_ENTRIES, ReplayBucket, ReplayLook};
 pub use service::{Prefix4, Prefix6, SERVICES_MAX, Service, Services};
+pub use stack::StackLayout;
 pub use svtep::{
     Consent, Delivery, SegmentEntry, SegmentKey, SvtepConfig, Tenant, UnsentHeader, segment_state, svtep_counter,
 };

@@ -124,6 +124,10 @@ pub struct Packet {
     pub destination_port: u16,
     /// TCP's flags.
     pub tcp_flags: u8,
+    /// TCP's sequence number.
+    pub sequence: u32,
+    /// TCP's acknowledgement number.
+    pub acknowledgement: u32,
     /// Time to live or hop limit.
     pub hop_limit: u8,
     /// ICMP type.
@@ -149,6 +153,8 @@ impl Packet {
             source_port: 0,
             destination_port: 0,
             tcp_flags: 0,
+            sequence: 0,
+            acknowledgement: 0,
             hop_limit: 0,
             icmp_type: 0,
             fragment: Fragment::Whole,
@@ -382,6 +388,8 @@ impl Packet {
                 self.source_port = u16_at(header, 0)?;
                 self.destination_port = u16_at(header, 2)?;
                 self.tcp_flags = header[13];
+                self.sequence = u32_at(header, 4)?;
+                self.acknowledgement = u32_at(header, 8)?;
                 self.payload = self.transport + header_len;
             }
             UDP => {
@@ -432,6 +440,10 @@ impl Packet {
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u32::from_be_bytes(*bytes))
 }
 
 fn ipv4_at(bytes: &[u8], at: usize) -> Option<IpAddr> {

@@ -34,6 +34,27 @@ long model_for_each(struct shape shape, long (*each)(void *, void *, void *, voi
 #define bpf_map_delete_elem(map, key) model_delete((map), (key))
 #define bpf_for_each_map_elem(map, each, context, flags) model_for_each(SHAPE(map), (void *)(each), (context))
 
+/* Nobody tells the model's programs where numbers lie in sockets: the stack is not asked. */
+static inline struct bpf_sock *bpf_skc_lookup_tcp(void *context, struct bpf_sock_tuple *tuple, __u32 size, __u64 space, __u64 flags)
+{
+	return NULL;
+}
+
+static inline void *bpf_skc_to_tcp_sock(void *socket)
+{
+	return NULL;
+}
+
+static inline void *bpf_skc_to_tcp_request_sock(void *socket)
+{
+	return NULL;
+}
+
+static inline long bpf_sk_release(void *socket)
+{
+	return 0;
+}
+
 __u64 bpf_jiffies64(void);
 __u64 bpf_ktime_get_coarse_ns(void);
 __u64 bpf_ktime_get_boot_ns(void);

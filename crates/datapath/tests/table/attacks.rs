@@ -1,12 +1,17 @@
-//! Attacks by people who saw a token: docs/threats.md has the promises that they would break.
+//! Attacks by people who saw a token, or who forge a client's address: docs/threats.md has the promises that they would break.
 
-use super::{CLIENT_PORT, Case, TRANSPORTS, Transport};
+use super::{CLIENT_PORT, Case, Step, TRANSPORTS, Transport};
 use crate::world::{FLOWS_PER_GRANT, Family, Grant, families};
 use engine::verifier::Outcome;
+use lab::forge::{Packet, Tcp, flag};
 use wire::DropReason;
 use wire::map::TOKENS_PER_FLOW;
 
 const OWNER: u64 = 20;
+/// The client's first sequence number. It is near the end of their range.
+const FIRST: u32 = u32::MAX - 500;
+/// Longer than a connection that is not open is remembered, and shorter than one that is.
+const SILENCE: u32 = 40;
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -14,6 +19,8 @@ pub fn cases() -> Vec<Case> {
         for transport in TRANSPORTS {
             copied_tokens(&mut cases, &family, transport);
         }
+        forged_ends(&mut cases, &family);
+        ends(&mut cases, &family);
     }
     cases
 }
@@ -29,4 +36,73 @@ fn copied_tokens(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
         case = case.frame(elsewhere.frame(), Outcome::Drop(DropReason::Replayed));
     }
     cases.push(case.admitted(&transport.first(family, &grant, CLIENT_PORT + 200, 2)));
+}
+
+/// A segment of the client's that begins `ahead` bytes behind its SYN.
+fn segment(family: &Family, ahead: u32, flags: u8, payload: usize) -> Vec<u8> {
+    let sequence = FIRST.wrapping_add(1).wrapping_add(ahead);
+    let header = Tcp { sequence, acknowledgement: 1, ..Tcp::new(CLIENT_PORT, 22, flags) };
+    Packet::new(family.client, family.server).tcp(header).payload(&vec![7; payload]).frame()
+}
+
+/// A connection whose client has sent 1000 bytes.
+fn connected(family: &Family, name: &str) -> Case {
+    let first = Transport::Tcp.first(family, &Grant::new(family, OWNER), CLIENT_PORT, 1);
+    let syn = Tcp { sequence: FIRST, ..Tcp::syn(CLIENT_PORT, 22) };
+    Case::new(family, "§6.3.1", name)
+        .admitted(&first.with_packet(|packet| packet.tcp(syn)))
+        .frame(segment(family, 0, flag::ACK, 0), Outcome::Flow)
+        .frame(segment(family, 0, flag::ACK, 1000), Outcome::Flow)
+}
+
+/// Somebody who forges the client's address ends a connection with a segment that the server would not take: the
+/// connection lives on in silence.
+fn forged_ends(cases: &mut Vec<Case>, family: &Family) {
+    for (name, flags) in [("RST", flag::RST), ("RST and ACK", flag::RST | flag::ACK), ("FIN", flag::FIN | flag::ACK)] {
+        for (place, ahead) in [("far", 1 << 20), ("near", 2000), ("just ahead", 1001), ("behind", 999)] {
+            let case = connected(family, &format!("a forged {name} {place}"));
+            let case = case.frame(segment(family, ahead, flags, 0), Outcome::Flow).step(Step::Wait(SILENCE));
+            cases.push(case.step(Step::Sweep).frame(segment(family, 1000, flag::ACK, 10), Outcome::Flow));
+        }
+    }
+    let case = connected(family, "a forged FIN without ACK");
+    let case = case.frame(segment(family, 1000, flag::FIN, 0), Outcome::Flow).step(Step::Wait(SILENCE));
+    cases.push(case.frame(segment(family, 1000, flag::ACK, 10), Outcome::Flow));
+    // Far segments do not lead the verifier away from where the client is.
+    let case = connected(family, "a forged segment far ahead, and a RST behind it");
+    let far = (1 << 18) + 1000;
+    let case = case
+        .frame(segment(family, far, flag::ACK, 100), Outcome::Flow)
+        .frame(segment(family, far + 100, flag::RST, 0), Outcome::Flow)
+        .step(Step::Wait(SILENCE));
+    cases.push(case.frame(segment(family, 1000, flag::ACK, 10), Outcome::Flow));
+}
+
+/// The client's own RST and FIN count.
+fn ends(cases: &mut Vec<Case>, family: &Family) {
+    let no_flow = Outcome::Drop(DropReason::NoFlow);
+    let ended = |case: Case| case.step(Step::Wait(SILENCE)).frame(segment(family, 1000, flag::ACK, 0), no_flow);
+    for (name, ahead, flags, payload) in [
+        ("RST", 1000, flag::RST, 0),
+        ("FIN", 1000, flag::FIN | flag::ACK, 0),
+        ("FIN with new data", 1000, flag::FIN | flag::ACK, 300),
+        ("FIN with data that was sent before", 900, flag::FIN | flag::ACK, 100),
+    ] {
+        let case = connected(family, &format!("the client's own {name}"));
+        cases.push(ended(case.frame(segment(family, ahead, flags, payload), Outcome::Flow)));
+    }
+    let fin = segment(family, 1000, flag::FIN | flag::ACK, 0);
+    let again = connected(family, "data that is sent again after a FIN").frame(fin, Outcome::Flow);
+    cases.push(ended(again.frame(segment(family, 500, flag::ACK, 500), Outcome::Flow)));
+    let lost = connected(family, "a FIN that came before data that was lost on the way");
+    let lost = lost.frame(segment(family, 1200, flag::FIN | flag::ACK, 100), Outcome::Flow);
+    cases.push(ended(lost.frame(segment(family, 1000, flag::ACK, 200), Outcome::Flow)));
+    let refused = Transport::Tcp.first(family, &Grant::new(family, OWNER), CLIENT_PORT, 1);
+    // The client's stack resets what the server has left of an earlier connection between the same ports.
+    let case = Case::new(family, "§6.3.1", "a RST of an earlier connection").admitted(&refused);
+    let case = case.frame(segment(family, 77, flag::RST, 0), Outcome::Flow);
+    let renewed = Transport::Tcp.first(family, &Grant::new(family, OWNER), CLIENT_PORT, 2);
+    let bare = |flags| Packet::new(family.client, family.server).tcp(Tcp::new(CLIENT_PORT, 22, flags)).frame();
+    let case = case.admitted(&renewed).frame(bare(flag::ACK), Outcome::Flow).step(Step::Wait(SILENCE));
+    cases.push(case.frame(bare(flag::ACK), Outcome::Flow));
 }

@@ -1,7 +1,8 @@
 //! The decision: what becomes of a packet (wire.md §6.1 to §6.5). Tokens are judged in [`super::token`].
 
+use super::connection::{begin, follow};
 use super::explain::Observer;
-use super::flow::{count, idle_limit, is_live, refresh};
+use super::flow::{count, idle_limit, is_live};
 use super::tables::TablesMut;
 use super::{FRAGMENT_LIFE, Outcome};
 use crate::protocol;
@@ -296,8 +297,15 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         live.then_some(flow)
     }
 
+    /// Counts a packet of the flow, and moves its connection on.
     pub(super) fn refresh(&mut self, key: &FlowKey, mut flow: Flow, packet: &Packet) {
-        refresh(&mut flow, packet, self.now);
+        count(&mut flow, packet, self.now);
+        if packet.opens() {
+            begin(&mut flow, packet);
+        } else if packet.protocol == TCP {
+            let tables = &*self.tables;
+            follow(tables.config(), &mut flow, packet, || tables.stack(key));
+        }
         self.tables.put_flow(key, flow);
     }
 }

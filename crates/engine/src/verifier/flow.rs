@@ -1,7 +1,7 @@
 //! How a flow goes on: when it has been idle for too long, and what each packet changes (wire.md §6.3).
 
 use wire::map::{Flow, FlowKey, VerifierConfig, stage};
-use wire::packet::{Packet, TCP, tcp_flags};
+use wire::packet::{Packet, TCP};
 
 /// After how many seconds without a packet the flow is forgotten.
 pub fn idle_limit(config: &VerifierConfig, key: &FlowKey, flow: &Flow) -> u32 {
@@ -23,27 +23,4 @@ pub fn count(flow: &mut Flow, packet: &Packet, now: u32) {
     flow.seen = now;
     flow.packets += 1;
     flow.bytes += (packet.end - packet.network) as u64;
-}
-
-/// Counts a packet of the flow, and moves its connection on.
-pub fn refresh(flow: &mut Flow, packet: &Packet, now: u32) {
-    count(flow, packet, now);
-    if packet.protocol == TCP {
-        flow.stage = next_stage(flow.stage, packet);
-    }
-}
-
-/// Where a connection stands after a segment. A FIN counts until payload follows: the client's last ACK does not open the
-/// flow again, and a forged FIN does not end one that goes on.
-fn next_stage(before: u8, packet: &Packet) -> u8 {
-    let flag = |flag| packet.tcp_flags & flag != 0;
-    if packet.opens() {
-        stage::OPENING
-    } else if flag(tcp_flags::FIN) || before == stage::CLOSING && packet.payload == packet.end {
-        stage::CLOSING
-    } else if flag(tcp_flags::RST) {
-        stage::RESET
-    } else {
-        stage::OPEN
-    }
 }

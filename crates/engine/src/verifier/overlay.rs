@@ -1,6 +1,6 @@
 //! Tables that can be read only, with changes kept beside them.
 
-use super::tables::{Once, PairTerms, Replay, Tables, TablesMut};
+use super::tables::{Once, PairTerms, Replay, Stack, Tables, TablesMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use wire::map::{Flow, FlowKey, GrantUse, Services, VerifierConfig};
@@ -67,6 +67,10 @@ impl<T: Tables> Tables for Overlay<'_, T> {
 
     fn fragment(&self, key: &FlowKey, id: u32) -> Option<u32> {
         self.fragments.get(&(*key, id)).copied().or_else(|| self.below.fragment(key, id))
+    }
+
+    fn stack(&self, key: &FlowKey) -> Stack {
+        self.below.stack(key)
     }
 
     fn has_room_for_flow(&self, key: &FlowKey) -> bool {

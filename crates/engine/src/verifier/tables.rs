@@ -44,6 +44,18 @@ impl PairTerms {
     }
 }
 
+/// What the server's own stack holds of a TCP connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stack {
+    /// Nothing, or nobody knows: the server is elsewhere.
+    #[default]
+    Unknown,
+    /// It has answered the client's SYN, and waits for the client to acknowledge this number.
+    Answered(u32),
+    /// It holds a connection, and expects this sequence number of the client.
+    Expects(u32),
+}
+
 /// What a decision looks up.
 pub trait Tables {
     /// The verifier's settings.
@@ -67,6 +79,10 @@ pub trait Tables {
     fn replay(&self, once: &Once, now: u32) -> Replay;
     /// When the first fragment of a datagram of an admitted flow came. The key has no ports.
     fn fragment(&self, key: &FlowKey, id: u32) -> Option<u32>;
+    /// What the server's stack holds of a connection. It changes how long a flow is remembered, and no outcome.
+    fn stack(&self, _key: &FlowKey) -> Stack {
+        Stack::Unknown
+    }
     /// Whether the table of flows has room for one more in this key's family.
     fn has_room_for_flow(&self, _key: &FlowKey) -> bool {
         true

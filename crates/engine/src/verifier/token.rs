@@ -1,9 +1,10 @@
 //! The checks of a token, and what it admits (wire.md §6.4).
 
 use super::CLOCK_SKEW_MAX;
+use super::connection::begin;
 use super::decide::Decision;
 use super::explain::Observer;
-use super::flow::refresh;
+use super::flow::count;
 use super::tables::{Once, Replay, TablesMut};
 use wire::map::{Flow, FlowKey, GrantUse, TOKEN_WINDOW, TOKENS_PER_FLOW};
 use wire::packet::{Packet, TCP};
@@ -168,7 +169,10 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return Ok(());
         }
         let mut flow = Flow { handle: handle.0, holder: claim.holder.0, since: now, ..Flow::default() };
-        refresh(&mut flow, packet, now);
+        count(&mut flow, packet, now);
+        if packet.opens() {
+            begin(&mut flow, packet);
+        }
         let before = self.tables.flow(&key);
         let room = self.tables.put_flow(&key, flow);
         self.require("flows", room, DropReason::FlowLimit, || {

@@ -130,7 +130,8 @@ pub struct Flow {
     pub next: u32,
     /// TCP, on gateways: the number behind the server's first one.
     pub answer: u32,
-    /// UDP: when its last token came, Unix seconds.
+    /// UDP: when its last token came, Unix seconds. TCP: where a FIN is that came before the data in front of it; 0 if none
+    /// did.
     pub proved: u32,
 }
 

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* How far a TCP connection is, as the client's segments show (wire.md §6.3.1 to §6.3.4). A segment that the server's stack
+ * would not take changes nothing: who can forge a client's address, but does not see its packets, ends no connection. */
+#pragma once
+#include "flows.h"
+#include "parse.h"
+#include "stack.h"
+
+enum { NEAR = 1 << 18 };
+
+static __always_inline int is_near(__u32 sequence, __u32 next)
+{
+	return sequence - next + NEAR < 2 * NEAR;
+}
+
+/* Whether a segment of this length at `sequence`, which ends a connection, is the one that the server waits for. */
+static __always_inline int ends_at(__u8 flags, __u32 sequence, __u32 length, __u32 next)
+{
+	if (flags & TCP_RST)
+		return sequence == next;
+	return flags & TCP_ACK && (sequence == next || sequence + length == next);
+}
+
+/* 0 stands for a number that is not known. */
+static __always_inline void move_to(struct flow *flow, __u32 end)
+{
+	flow->next = end ?: 1;
+}
+
+/* A client's SYN. Its payload comes again, or the next segment tells its end. */
+static __always_inline void begin_connection(struct flow *flow, __u32 sequence)
+{
+	flow->stage = STAGE_OPENING;
+	flow->fin = 0;
+	move_to(flow, sequence + 1);
+}
+
+/* An ordinary segment of an open connection, the bulk of all: whether it was one. */
+static __always_inline int goes_on(struct flow *flow, __u8 flags, __u32 sequence, __u32 length)
+{
+	__u32 end = sequence + length, next = flow->next;
+
+	if (flow->stage != STAGE_OPEN || flags & (TCP_FIN | TCP_SYN | TCP_RST) || !next || flow->fin || !is_near(sequence, next))
+		return 0;
+	if ((__s32)(end - next) > 0)
+		move_to(flow, end);
+	return 1;
+}
+
+/* Whether the server has answered the client's SYN, as far as can be known. A gateway that shares flows may not have seen
+ * the answer. */
+static __always_inline int was_answered(context *ctx, const struct packet *p, const struct flow *flow)
+{
+	struct flow_key key = p->flow;
+	struct stack_view view = {};
+
+	if (flow->answer)
+		return p->acknowledgement - flow->answer < NEAR;
+	if (config.max_outbound)
+		return !!config.tells_flows;
+	ask_stack(ctx, &key, &view);
+	return view.knows != KNOWS_ANSWER || p->acknowledgement == view.number;
+}
+
+/* A segment of a connection of which only the SYN has come. */
+static __always_inline void open_connection(context *ctx, const struct packet *p, struct flow *flow)
+{
+	__u32 length = p->end - p->payload, end = p->sequence + length + !!(p->tcp_flags & TCP_SYN), next = flow->next;
+
+	/* A RST may be one of an earlier connection, which the server still holds. */
+	if (p->tcp_flags & TCP_RST || !(p->tcp_flags & TCP_ACK) || (next && !is_near(p->sequence, next)) ||
+	    !was_answered(ctx, p, flow))
+		return;
+	flow->stage = p->tcp_flags & TCP_FIN && next && ends_at(p->tcp_flags, p->sequence, length, next) ? STAGE_CLOSING
+													 : STAGE_OPEN;
+	if (!next || (__s32)(end - next) > 0)
+		move_to(flow, end);
+}
+
+/* What a segment of the client's that is no SYN without ACK changes. */
+__noinline int follow(context *ctx, const struct packet *p, struct flow *flow)
+{
+	__u32 sequence, length, end, next;
+	struct stack_view view = {};
+	struct flow_key key;
+	int ends, fits;
+
+	if (!p || !flow)
+		return 0;
+	if (flow->stage == STAGE_OPENING) {
+		open_connection(ctx, p, flow);
+		return 0;
+	}
+	key = p->flow;
+	sequence = p->sequence;
+	length = p->end - p->payload;
+	end = sequence + length;
+	next = flow->next;
+	ends = p->tcp_flags & (TCP_FIN | TCP_RST);
+	fits = next && ends_at(p->tcp_flags, sequence, length, next);
+	if (!next || !is_near(sequence, next) || (ends && !fits)) {
+		ask_stack(ctx, &key, &view);
+		if (view.knows == KNOWS_NEXT) {
+			fits = ends_at(p->tcp_flags, sequence, length, view.number);
+			if (!next || !is_near(sequence, next)) {
+				next = view.number;
+				move_to(flow, next);
+			}
+		}
+	}
+	if (!next || !is_near(sequence, next))
+		return 0;
+	if (ends && fits)
+		flow->stage = p->tcp_flags & TCP_RST ? STAGE_RESET : STAGE_CLOSING;
+	if (p->tcp_flags & TCP_RST)
+		return 0;
+	if (ends && !fits && p->tcp_flags & TCP_ACK && (__s32)(sequence - next) > 0) {
+		/* What comes before it was lost on the way, and comes again. */
+		flow->fin = sequence;
+		return 0;
+	}
+	if ((__s32)(end - next) <= 0)
+		return 0;
+	move_to(flow, end);
+	if (length && !(ends && fits))
+		flow->stage = flow->fin && end == flow->fin ? STAGE_CLOSING : STAGE_OPEN;
+	if (flow->fin && (__s32)(end - flow->fin) >= 0)
+		flow->fin = 0;
+	return 0;
+}

@@ -1,0 +1,37 @@
+//! Where the kernel keeps two numbers of a TCP connection, by the kernel's own type information (BTF): the programs ask its
+//! sockets for them (`bpf/include/stack.h`).
+
+use libbpf_rs::Btf;
+use libbpf_rs::btf::types::{MemberAttr, Struct};
+use std::ffi::OsStr;
+use std::sync::OnceLock;
+use wire::map::StackLayout;
+
+/// Where the numbers lie; zeros if this kernel has no type information. Read once.
+pub fn layout() -> StackLayout {
+    static LAYOUT: OnceLock<StackLayout> = OnceLock::new();
+    *LAYOUT.get_or_init(|| {
+        let layout = Btf::from_vmlinux().ok().and_then(|btf| read(&btf));
+        if layout.is_none() {
+            tracing::info!("the kernel has no type information: its sockets are not asked about connections");
+        }
+        layout.unwrap_or_default()
+    })
+}
+
+fn read(btf: &Btf<'_>) -> Option<StackLayout> {
+    Some(StackLayout {
+        rcv_nxt: offset(btf, "tcp_sock", "rcv_nxt")?,
+        snt_isn: offset(btf, "tcp_request_sock", "snt_isn")?,
+    })
+}
+
+/// Where a structure has a member, in bytes.
+fn offset(btf: &Btf<'_>, structure: &str, member: &str) -> Option<u32> {
+    let structure: Struct<'_> = btf.type_by_name(structure)?;
+    let found = structure.iter().find(|found| found.name == Some(OsStr::new(member)))?;
+    match found.attr {
+        MemberAttr::Normal { offset } => Some(offset / 8),
+        MemberAttr::BitField { .. } => None,
+    }
+}
