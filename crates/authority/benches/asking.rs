@@ -22,6 +22,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use wire::Holder;
 use wire::ask::{ANSWER_LEN, LineKey, LineNumber, Question, Reply, Request};
 
 const SESSIONS: usize = 1024;
@@ -199,8 +200,9 @@ fn log_in(directory: &Directory) -> Vec<String> {
         let key = hex::encode(machine.to_be_bytes());
         let service = NewService { name: &person, key: &key, groups: &groups, tags: &[] };
         database.add_service(&service, &operator, now).expect("a service account");
+        let (device, tags, holder) = ("rack".to_owned(), Vec::new(), Holder::default());
         let session =
-            Session { person, device: "rack".into(), expires: now + 3600, tags: Vec::new(), groups, ends: None };
+            Session { person, device, expires: now + 3600, tags, groups, ends: None, holder };
         let (hash, proof) = (Sha256::digest(&token).into(), Proof::Service(key));
         database.add_session(hash, &session, &proof, Ipv4Addr::LOCALHOST.into(), now).expect("logged in");
         token

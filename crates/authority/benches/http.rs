@@ -18,6 +18,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use wire::Holder;
 
 const MACHINES: usize = 1000;
 const RECEIVERS: usize = 200;
@@ -138,8 +139,9 @@ fn log_in(directory: &Directory) -> Vec<String> {
         let key = hex::encode(machine.to_be_bytes());
         let service = NewService { name: &person, key: &key, groups: &groups, tags: &[] };
         database.add_service(&service, &operator, now).expect("a service account");
+        let (device, tags, holder) = ("rack".to_owned(), Vec::new(), Holder::default());
         let session =
-            Session { person, device: "rack".into(), expires: now + 3600, tags: Vec::new(), groups, ends: None };
+            Session { person, device, expires: now + 3600, tags, groups, ends: None, holder };
         let (hash, proof) = (Sha256::digest(&token).into(), Proof::Service(key));
         let login = database.add_session(hash, &session, &proof, Ipv4Addr::LOCALHOST.into(), now);
         assert!(matches!(login, Ok(Login::Done { .. })), "machine {machine} is logged in");

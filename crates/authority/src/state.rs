@@ -285,6 +285,7 @@ impl Authority {
             until: permit.until,
             to,
             source,
+            holder: session.holder,
             chance: u64::from_be_bytes(credentials::random()?),
             now,
             epoch_length: self.config.epoch_length,
@@ -342,7 +343,8 @@ impl Authority {
         let now = now();
         let expires = now + u64::from(self.config.session_lifetime);
         let (tags, groups) = (Vec::new(), Vec::new());
-        let session = Session { person: person.clone(), device: device.clone(), expires, tags, groups, ends: None };
+        let (ends, holder) = (None, wire::Holder::default());
+        let session = Session { person: person.clone(), device: device.clone(), expires, tags, groups, ends, holder };
         let token = self.begin_session(session, proof, source).await?;
         Ok(engine::api::Session { token: token.to_string(), person, device, expires, now })
     }
@@ -359,11 +361,12 @@ impl Authority {
         let session = kept.clone();
         let add = move |database: &mut Database| database.add_session(hash, &session, &proof, source, now());
         let displaced = match self.storage.call(add).await? {
-            Login::Done { displaced, tags, groups } => {
-                (kept.tags, kept.groups) = (tags, groups);
+            Login::Done { displaced, tags, groups, holder } => {
+                (kept.tags, kept.groups, kept.holder) = (tags, groups, holder);
                 displaced
             }
             Login::Outdated => return Err(Problem::WrongPassword),
+            Login::TooMany { seconds } => return Err(Problem::TooMany(Duration::from_secs(seconds))),
             Login::NameTaken => {
                 let event = AuditEvent::new("login_failed").person(&kept.person).source(source);
                 self.audit_refusal(event.detail("the name belongs to somebody else here")).await?;

@@ -8,7 +8,9 @@ mod audit;
 mod copies;
 mod devices;
 mod grants;
+mod holders;
 mod identities;
+mod migration;
 mod passkeys;
 mod policies;
 mod preferences;
@@ -27,7 +29,7 @@ pub use sessions::{Holder, Login, OwnSession, Session, SessionEntry, session_num
 pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use verifiers::VerifierEntry;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -37,7 +39,7 @@ use tokio::sync::{mpsc, oneshot};
 /// The SHA-256 of a bearer token or one-time code: what is stored in its place.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 9;
+const SCHEMA_VERSION: i64 = 10;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -95,6 +97,7 @@ impl Database {
         connection.pragma_update(None, "journal_mode", "WAL")?;
         let transaction = connection.transaction()?;
         transaction.execute_batch(SCHEMA)?;
+        transaction.execute_batch(holders::SCHEMA)?;
         transaction.execute_batch(identities::SCHEMA)?;
         transaction.execute_batch(passkeys::SCHEMA)?;
         transaction.execute_batch(preferences::SCHEMA)?;
@@ -107,17 +110,14 @@ impl Database {
         Ok(())
     }
 
-    /// Opens a database file that [`Self::create`] made.
+    /// Opens a database file that [`Self::create`] made, in this version or, some versions back, in an earlier one.
     pub fn open(path: &Path) -> Result<Self> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let connection =
+        let mut connection =
             Connection::open_with_flags(path, flags).map_err(|error| anyhow!(cannot_open(path, &error)))?;
         connection.busy_timeout(Duration::from_secs(5))?;
         connection.set_prepared_statement_cache_capacity(64);
-        let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
-        if version != SCHEMA_VERSION {
-            bail!("{} has format {version}; this program reads {SCHEMA_VERSION}", path.display());
-        }
+        migration::run(&mut connection, path)?;
         connection.pragma_update(None, "synchronous", "FULL")?;
         Ok(Self { connection })
     }
@@ -131,8 +131,9 @@ impl Database {
     pub fn prune(&mut self, time: u64, grants_kept: u32, audit_lifetime: u32) -> Result<()> {
         self.write(|transaction| {
             let now = time.cast_signed();
-            transaction.execute("DELETE FROM sessions WHERE expires <= ?1", [now])?;
+            sessions::end_expired(transaction, time)?;
             transaction.execute("DELETE FROM grants WHERE expires <= ?1", [now - i64::from(grants_kept)])?;
+            holders::prune(transaction, now - i64::from(grants_kept))?;
             policies::prune(transaction, now)?;
             trail::cut(transaction, now - i64::from(audit_lifetime), time)
         })

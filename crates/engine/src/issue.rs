@@ -6,7 +6,9 @@ use crate::insertion::Secret;
 use crate::policy::{GrantSuite, Permit, Scope, Terms};
 use std::fmt;
 use std::net::IpAddr;
-use wire::{Carrier, ClientKey, Destination, Epoch, Flags, GrantHeader, Handle, Pair, ServerSecret, VerifierKey};
+use wire::{
+    Carrier, ClientKey, Destination, Epoch, Flags, GrantHeader, Handle, Holder, Pair, ServerSecret, VerifierKey,
+};
 
 /// A verifier judges lifetimes by its own clock (wire.md §6.4); grants stay this much below the maximum, seconds, or half of
 /// it where that is less.
@@ -24,6 +26,8 @@ pub struct Issue<'a> {
     pub to: Destination,
     /// The requester's address as the authority sees it.
     pub source: IpAddr,
+    /// Whose it is to be: what its handle says to the verifier alone.
+    pub holder: Holder,
     /// Fresh random bits, for the handle.
     pub chance: u64,
     /// Unix seconds.
@@ -43,6 +47,7 @@ pub struct Issued {
     pub expires: u32,
     /// The epoch whose key it is made with.
     epoch: Epoch,
+    holder: Holder,
     /// The destinations it covers.
     pub scope: Scope,
     /// How its tokens travel.
@@ -96,7 +101,7 @@ impl Issue<'_> {
                 let pair = Pair::from_random(self.chance);
                 let secret = ServerSecret::of(self.verifier_key).ok_or(IssueError::Time)?;
                 let secret = Secret::Pair(pair, ClientKey::of(pair, secret.bytes()));
-                return Ok(Issued { secret, expires, epoch, scope, carrier: Carrier::Shim });
+                return Ok(Issued { secret, expires, epoch, holder: self.holder, scope, carrier: Carrier::Shim });
             }
         };
         let header = GrantHeader {
@@ -105,14 +110,14 @@ impl Issue<'_> {
             epoch: epoch.on_wire(),
             prefix_length: scope.prefix.prefix_len(),
             expires,
-            handle: Pair::none(self.chance),
+            handle: self.holder.handle(self.verifier_key, self.chance as u32),
         };
         // A protocol without ports has port 0 in every packet's destination block.
         let port = scope.service.map_or(self.to.port, |(_, port)| port);
         let key = header.key(self.verifier_key, &Destination { port, ..self.to }, self.source);
         // A shim is IPv4's.
         let carrier = if self.to.address.is_ipv4() { terms.carrier } else { Carrier::Tail };
-        Ok(Issued { secret: Secret::Grant(header, key), expires, epoch, scope, carrier })
+        Ok(Issued { secret: Secret::Grant(header, key), expires, epoch, holder: self.holder, scope, carrier })
     }
 }
 
@@ -136,8 +141,8 @@ impl Issued {
     /// What the verifier is told of a pair.
     pub fn pair(&self, now: u64) -> Option<api::LivePair> {
         let Secret::Pair(pair, _) = &self.secret else { return None };
-        let Self { epoch, expires, .. } = *self;
-        Some(api::LivePair { handle: pair.handle().0, epoch: epoch.0, issued: now, expires, holder: 0 })
+        let Self { epoch, expires, holder, .. } = *self;
+        Some(api::LivePair { handle: pair.handle().0, epoch: epoch.0, issued: now, expires, holder: holder.0 })
     }
 
     /// The grant as the API hands it to its holder.
@@ -180,6 +185,7 @@ mod tests {
     use wire::{LsToken, MasterKey, Suite, Token};
 
     const NOW: u64 = 1_800_000_000;
+    const HOLDER: Holder = Holder(0x0000_0503);
 
     fn policy(terms: &str) -> Policy {
         let text = format!(
@@ -210,6 +216,7 @@ mod tests {
             until: permit.until,
             to,
             source: source.parse().unwrap(),
+            holder: HOLDER,
             chance: 0x1234,
             now: NOW,
             epoch_length: 3600,
@@ -278,13 +285,20 @@ mod tests {
         let secret = ServerSecret::of(&verifier_key).unwrap();
         assert!(LsToken::new(*pair, 7, key).proves(&ClientKey::of(*pair, secret.bytes())));
         assert_eq!((issued.carrier, issued.flags()), (Carrier::Shim, Flags::default()));
+        assert_eq!(told.holder, HOLDER.0);
+    }
+
+    #[test]
+    fn the_verifier_alone_reads_in_a_handle_whose_the_grant_is() {
+        let (issued, verifier_key, _) = issue("suite = \"aes-cmac\"", "203.0.113.3", "192.0.2.1").unwrap();
+        assert_eq!(Holder::of(issued.handle(), &verifier_key), HOLDER);
+        assert_ne!(Holder::of(issued.handle(), &VerifierKey::new([8; 32])), HOLDER);
     }
 
     #[test]
     fn no_other_grant_has_the_handle_of_a_pair() {
         let (issued, ..) = issue("", "203.0.113.3", "192.0.2.1").unwrap();
         assert_eq!((Pair::of(issued.handle()), issued.pair(NOW)), (None, None));
-        assert_eq!(Pair::none(u64::MAX), Handle(u64::MAX));
         assert_eq!(Pair::from_random(u64::MAX).handle(), Handle(u64::MAX >> 8));
     }
 

@@ -58,11 +58,6 @@ impl Pair {
         Self::from_bytes(pair)
     }
 
-    /// A handle of random bits that is no pair's.
-    pub const fn none(bits: u64) -> Handle {
-        Handle(if bits >> 56 == 0 { bits | 1 << 56 } else { bits })
-    }
-
     /// The unique id and the nonce1.
     pub const fn bytes(self) -> [u8; PAIR_LEN] {
         let [_, rest @ ..] = self.handle().0.to_be_bytes();

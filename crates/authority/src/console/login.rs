@@ -188,6 +188,7 @@ async fn begin(
         tags: Vec::new(),
         groups: Vec::new(),
         ends: Some(ends),
+        holder: wire::Holder::default(),
     };
     let member = Member::Person(session.person.clone());
     let secret = authority.begin_session(session, proof, peer.address).await?;

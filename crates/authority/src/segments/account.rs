@@ -199,7 +199,8 @@ mod tests {
 
     fn session(person: &str) -> Arc<Session> {
         let (person, device) = (person.to_owned(), "rack".to_owned());
-        Arc::new(Session { person, device, expires: u64::MAX, tags: Vec::new(), groups: Vec::new(), ends: None })
+        let (tags, groups, holder) = (Vec::new(), Vec::new(), wire::Holder::default());
+        Arc::new(Session { person, device, expires: u64::MAX, tags, groups, ends: None, holder })
     }
 
     fn note(account: &Account, person: &str, number: u32, rule: &Arc<str>) -> Result<(), Full> {

@@ -1,6 +1,6 @@
 //! Accounts and devices.
 
-use super::{AuditEvent, Database, Operator, devices, identities, sessions};
+use super::{AuditEvent, Database, Operator, devices, holders, identities, sessions};
 use anyhow::{Result, bail};
 use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
@@ -98,6 +98,7 @@ impl Database {
                 bail!("no account {person}: `user list` shows them");
             }
             devices::forget(transaction, person)?;
+            holders::forget(transaction, person)?;
             sessions::end_of_person(transaction, person, now)?;
             AuditEvent::new("account_removed").person(person).by(by).write(transaction, now)
         })

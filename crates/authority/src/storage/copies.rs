@@ -1,6 +1,6 @@
 //! Copies of the database: made while it is in use, and taken up again.
 
-use super::{AuditEvent, Database, grants};
+use super::{AuditEvent, Database, grants, sessions};
 use anyhow::{Result, ensure};
 use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
@@ -27,7 +27,7 @@ impl Database {
     pub fn restored(&mut self, event: &AuditEvent, keep_sessions: bool, now: u64) -> Result<()> {
         self.write(|transaction| {
             if !keep_sessions {
-                transaction.execute("DELETE FROM sessions", [])?;
+                sessions::end_all(transaction, now)?;
                 grants::revoke_all(transaction, now)?;
             }
             event.write(transaction, now)

@@ -1,6 +1,6 @@
 //! Grants issued, so that they can be listed, judged anew and revoked. Their keys are never stored.
 
-use super::{AuditEvent, Database, Operator, TokenHash, devices, identities, sessions};
+use super::{AuditEvent, Database, Operator, TokenHash, devices, holders, identities, sessions};
 use anyhow::{Context, Result, bail};
 use engine::api::{GrantOwner, LivePair, RevokedGrant};
 use engine::policy::{Scope, Subject};
@@ -257,7 +257,7 @@ impl Database {
     /// The pairs of `verifier` that have neither ended nor been revoked, where epochs last this long.
     pub fn pairs(&self, verifier: &str, now: u64, epoch_length: u32) -> Result<Vec<LivePair>> {
         let mut statement = self.connection.prepare_cached(
-            "SELECT handle, issued, expires FROM grants
+            "SELECT handle, issued, expires, account, slot FROM grants LEFT JOIN session_slots USING (session)
              WHERE expires > ?1 AND revoked IS NULL AND verifier = ?2 AND handle BETWEEN 0 AND ?3",
         )?;
         let last = Pair::from_random(u64::MAX).handle().0.cast_signed();
@@ -269,7 +269,7 @@ impl Database {
                 epoch,
                 issued,
                 expires: row.get(2)?,
-                holder: 0,
+                holder: holders::of(row.get(3)?, row.get(4)?).0,
             })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
@@ -336,7 +336,7 @@ impl Database {
                     AuditEvent::new("revoked").person(&session.person).device(&session.device).detail("one session")
                 }
                 Which::Device(person, device) => {
-                    sessions::end_of_device(transaction, person, device)?;
+                    sessions::end_of_device(transaction, person, device, now)?;
                     mark(transaction, "person = ?3 AND device = ?4", now, &[person, device])?;
                     if transaction.total_changes() == changes {
                         return Ok(None);
@@ -435,6 +435,7 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
     if recorded == 0 {
         return Ok(Recorded::SessionEnded);
     }
+    holders::granted(transaction, session, verifier, owner.expires)?;
     let detail = format!(
         "{:016x} to {} protocol {} port {}, until {}",
         owner.handle, to.address, to.protocol, to.port, owner.expires

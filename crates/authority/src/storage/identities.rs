@@ -2,7 +2,7 @@
 //! belongs to one of these for good, so that nobody becomes somebody else by renaming themselves elsewhere.
 
 use super::sessions::{self, Login};
-use super::{AuditEvent, Database, Operator, TokenHash, devices, passkeys};
+use super::{AuditEvent, Database, Operator, TokenHash, devices, holders, passkeys};
 use crate::login::Identity;
 use anyhow::{Result, bail};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
@@ -198,6 +198,7 @@ impl Database {
                 bail!("no service account {name}: `service list` shows them");
             }
             devices::forget(transaction, name)?;
+            holders::forget(transaction, name)?;
             sessions::end_of_person(transaction, name, now)?;
             AuditEvent::new("service_removed").person(name).by(by).write(transaction, now)
         })
@@ -377,6 +378,7 @@ pub(super) fn check(transaction: &Transaction<'_>, person: &str, proof: &Proof, 
             if let Some(former) = former {
                 devices::forget(transaction, &former)?;
                 sessions::end_of_person(transaction, &former, now)?;
+                holders::rename(transaction, &former, person)?;
                 let event = AuditEvent::new("renamed").person(&former);
                 event.detail(format!("the identity provider calls them {person} now")).write(transaction, now)?;
             }

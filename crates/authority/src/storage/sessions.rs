@@ -1,9 +1,10 @@
 //! Sessions: who is logged in, by the hash of the bearer token or, at the console, of the cookie.
 
+use super::holders::{self, Slot};
 use super::{AuditEvent, Database, Operator, Proof, TokenHash, devices, grants, identities};
 use anyhow::Result;
 use engine::policy::Subject;
-use rusqlite::{Connection, OptionalExtension, Transaction, params};
+use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
 use serde::Serialize;
 use std::net::IpAddr;
 
@@ -25,6 +26,8 @@ pub struct Session {
     pub groups: Vec<String>,
     /// Where it is a browser's at the console: when it ends, however much it is used. Such a session gets no grants.
     pub ends: Option<u64>,
+    /// What the handles of its grants say of it. A new session's is given when it is recorded, none at the console.
+    pub holder: wire::Holder,
 }
 
 impl Session {
@@ -95,9 +98,16 @@ pub enum Login {
         tags: Vec<String>,
         /// Groups besides those of the policy.
         groups: Vec<String>,
+        /// What the handles of its grants say of it.
+        holder: wire::Holder,
     },
     /// What was proved is no longer so.
     Outdated,
+    /// The account had so many sessions with grants within the lifetime of a grant that another could not be told from them.
+    TooMany {
+        /// Until it can.
+        seconds: u64,
+    },
     /// The name is somebody else's: an account's here, a service's, or another of the provider's persons'.
     NameTaken,
 }
@@ -116,6 +126,13 @@ impl Database {
         self.write(|transaction| {
             if let Some(refused) = identities::check(transaction, person, proof, now)? {
                 return Ok(refused);
+            }
+            let mut holder = wire::Holder::default();
+            if ends.is_none() {
+                holder = match holders::begin(transaction, &token, person, now)? {
+                    Slot::Given(holder) => holder,
+                    Slot::NoneFree { seconds } => return Ok(Login::TooMany { seconds }),
+                };
             }
             transaction.execute(
                 "INSERT INTO sessions (token, person, device, source, created, expires, ends)
@@ -153,7 +170,7 @@ impl Database {
             event.detail(proof.described()).write(transaction, now)?;
             let tags = devices::tags_of(transaction, person, device)?;
             let groups = identities::groups_of(transaction, person)?;
-            Ok(Login::Done { displaced: !tokens.is_empty(), tags, groups })
+            Ok(Login::Done { displaced: !tokens.is_empty(), tags, groups, holder })
         })
     }
 
@@ -265,15 +282,17 @@ impl Database {
             "SELECT token, sessions.person, device, expires, ends, groups, (SELECT json_group_array(tag) FROM (
                 SELECT tag FROM device_tags AS tags
                     WHERE tags.person = sessions.person AND tags.device = sessions.device
-                UNION SELECT value FROM json_each(identities.tags)))
-             FROM sessions LEFT JOIN identities USING (person) WHERE expires > ?1",
+                UNION SELECT value FROM json_each(identities.tags))), account, slot
+             FROM sessions LEFT JOIN identities USING (person) LEFT JOIN session_slots ON session = token
+             WHERE expires > ?1",
         )?;
         let rows = statement.query_map([now.cast_signed()], |row| {
             let expires = row.get::<_, i64>(3)?.cast_unsigned();
             let ends = row.get::<_, Option<i64>>(4)?.map(i64::cast_unsigned);
             let (groups, mut tags) = (identities::names(row.get(5)?), identities::names(row.get(6)?));
             tags.sort_unstable();
-            Ok((row.get(0)?, Session { person: row.get(1)?, device: row.get(2)?, expires, tags, groups, ends }))
+            let holder = holders::of(row.get(7)?, row.get(8)?);
+            Ok((row.get(0)?, Session { person: row.get(1)?, device: row.get(2)?, expires, tags, groups, ends, holder }))
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
@@ -299,16 +318,30 @@ fn own_sessions(transaction: &Transaction<'_>, person: &str) -> Result<Vec<(Toke
 }
 
 pub(super) fn end(transaction: &Transaction<'_>, token: &TokenHash, person: &str, now: u64) -> Result<()> {
-    transaction.execute("DELETE FROM sessions WHERE token = ?1", [token])?;
+    end_those(transaction, "token = ?1", params![token], now)?;
     grants::revoke_of_session(transaction, token, person, now)
 }
 
 pub(super) fn end_of_person(transaction: &Transaction<'_>, person: &str, now: u64) -> Result<()> {
-    transaction.execute("DELETE FROM sessions WHERE person = ?1", [person])?;
+    end_those(transaction, "person = ?1", params![person], now)?;
     grants::revoke_of_person(transaction, person, now)
 }
 
-pub(super) fn end_of_device(transaction: &Transaction<'_>, person: &str, device: &str) -> Result<()> {
-    transaction.execute("DELETE FROM sessions WHERE person = ?1 AND device = ?2", [person, device])?;
-    Ok(())
+pub(super) fn end_of_device(transaction: &Transaction<'_>, person: &str, device: &str, now: u64) -> Result<()> {
+    end_those(transaction, "person = ?1 AND device = ?2", params![person, device], now)
+}
+
+pub(super) fn end_all(transaction: &Transaction<'_>, now: u64) -> Result<()> {
+    end_those(transaction, "1 = 1", params![], now)
+}
+
+pub(super) fn end_expired(transaction: &Transaction<'_>, now: u64) -> Result<()> {
+    end_those(transaction, "expires <= ?1", params![now.cast_signed()], now)
+}
+
+/// Ends the sessions that `condition` selects, which is constant text: however a session ends, it ends here.
+fn end_those(transaction: &Transaction<'_>, condition: &'static str, values: &[&dyn ToSql], now: u64) -> Result<()> {
+    let mut delete = transaction.prepare_cached(&format!("DELETE FROM sessions WHERE {condition} RETURNING token"))?;
+    let ended = delete.query_map(values, |row| row.get(0))?.collect::<Result<Vec<TokenHash>, _>>()?;
+    ended.iter().try_for_each(|token| holders::end(transaction, token, now))
 }

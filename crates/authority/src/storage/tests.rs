@@ -1,3 +1,5 @@
+mod holders;
+
 use super::*;
 use engine::api::GrantOwner;
 use engine::policy::Scope;
@@ -20,6 +22,7 @@ fn database(room: &tempfile::TempDir) -> Database {
         tags: Vec::new(),
         groups: Vec::new(),
         ends: None,
+        holder: wire::Holder::default(),
     };
     let proof = Proof::Service("00".into());
     let login = database.add_session(SESSION, &session, &proof, SOURCE.parse().unwrap(), 1).unwrap();
@@ -82,9 +85,9 @@ fn devices_that_anybody_may_name_at_will_dont_pile_up() {
     for nth in 0..300_u16 {
         let mut token = [0; 32];
         token[..2].copy_from_slice(&nth.to_be_bytes());
-        let (tags, groups) = (Vec::new(), Vec::new());
+        let (tags, groups, holder) = (Vec::new(), Vec::new(), wire::Holder::default());
         let device = format!("machine {nth:03}");
-        let session = Session { person: "robot".into(), device, expires: 10_000, tags, groups, ends: None };
+        let session = Session { person: "robot".into(), device, expires: 10_000, tags, groups, ends: None, holder };
         let proof = Proof::Service("00".into());
         database.add_session(token, &session, &proof, SOURCE.parse().unwrap(), 10 + u64::from(nth)).unwrap();
     }

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::num::NonZeroU16;
 use std::ops::Range;
 use std::time::{Duration, Instant};
-use wire::{Destination, Handle, Suite, VerifierKey};
+use wire::{Destination, Handle, Holder, Suite, VerifierKey};
 
 /// Entries per receiver.
 pub const ENTRIES: usize = 1000;
@@ -169,6 +169,7 @@ impl World {
             until: judgement.windows().iter().map(|window| NOW + 100 * u64::from(window.get())).min(),
             to: drawn.to,
             source: drawn.source,
+            holder: Holder((drawn.handle.0 >> 32) as u32),
             chance: drawn.handle.0,
             now: NOW,
             epoch_length: 3600,

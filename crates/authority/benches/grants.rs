@@ -1,0 +1,154 @@
+//! What recording a grant costs the storage thread, after one person had 100 000 of them: grants that live, that ended and
+//! that were revoked, in turn.
+//!
+//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. The
+//! baseline is what the person's first grants cost.
+
+use authority::storage::{Database, Issuance, Login, NewService, Operator, Proof, Recorded, Session, TokenHash};
+use engine::api::GrantOwner;
+use engine::policy::Scope;
+use serde_json::json;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Instant;
+use wire::{Destination, Flags, Holder};
+
+const ROUNDS: u64 = 100;
+const OF_ROUND: u64 = 1000;
+const LIFETIME: u64 = 300;
+/// Grants recorded in one transaction, as a busy server does.
+const TOGETHER: usize = 8;
+/// Rounds that make a figure.
+const MEASURED: usize = 10;
+/// Cost of a grant to that of the first ones, at most.
+const BOUND: f64 = 1.5;
+const PERSON: &str = "robot";
+const START: u64 = 1_800_000_000;
+
+/// A database with one account, and what makes handles and tokens in it.
+struct World {
+    database: Database,
+    _room: tempfile::TempDir,
+    made: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let room = tempfile::tempdir().expect("a directory");
+        let file = room.path().join("authority.db");
+        Database::create(&file, b"an authority").expect("a database");
+        let mut database = Database::open(&file).expect("a database");
+        let service = NewService { name: PERSON, key: "00", groups: &[], tags: &[] };
+        database.add_service(&service, &Operator::current(), START).expect("a service account");
+        Self { database, _room: room, made: 0 }
+    }
+
+    fn session(&self) -> Session {
+        let (person, device) = (PERSON.into(), "rack".into());
+        let (tags, groups, holder) = (Vec::new(), Vec::new(), Holder::default());
+        Session { person, device, expires: START + 1_000_000, tags, groups, ends: None, holder }
+    }
+
+    fn log_in(&mut self, now: u64) -> TokenHash {
+        self.made += 1;
+        let mut token = [0; 32];
+        token[..8].copy_from_slice(&self.made.to_be_bytes());
+        let (session, proof) = (self.session(), Proof::Service("00".into()));
+        let login = self.database.add_session(token, &session, &proof, IpAddr::V4(Ipv4Addr::LOCALHOST), now);
+        assert!(matches!(login.expect("a login"), Login::Done { .. }));
+        token
+    }
+
+    fn log_out(&mut self, token: TokenHash, now: u64) {
+        let session = self.session();
+        self.database.end_session(token, &session, IpAddr::V4(Ipv4Addr::LOCALHOST), now).expect("the end of a session");
+    }
+
+    fn issuance(&mut self, session: TokenHash, now: u64) -> Issuance {
+        self.made += 1;
+        let address = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 10));
+        Issuance {
+            session,
+            owner: GrantOwner {
+                // Handles come in no order.
+                handle: self.made.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                person: PERSON.into(),
+                device: "rack".into(),
+                receiver: "git".into(),
+                rule: "policy.toml:1".into(),
+                issued: now,
+                expires: now + LIFETIME,
+                class: 0,
+            },
+            verifier: "edge".into(),
+            source: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            to: Destination { address, protocol: 6, port: 22 },
+            scope: Scope { prefix: address.into(), service: Some((6, 22)) },
+            flags: Flags::PORT,
+        }
+    }
+
+    /// Asks for so many grants; gives the microseconds that each took, and how many were recorded.
+    fn ask(&mut self, session: TokenHash, count: u64, now: u64) -> (f64, usize) {
+        let issuances: Vec<_> = (0..count).map(|_| self.issuance(session, now)).collect();
+        let (begun, mut recorded) = (Instant::now(), 0);
+        for together in issuances.chunks(TOGETHER) {
+            let answers = self.database.add_grants(together).expect("grants are recorded or refused");
+            recorded += answers.iter().filter(|answer| **answer == Recorded::Done).count();
+        }
+        (begun.elapsed().as_secs_f64() * 1e6 / count as f64, recorded)
+    }
+}
+
+fn main() {
+    let (first, last) = in_turn();
+    let (attacked, quiet) = logged_out();
+    let rounded = |value: f64| (value * 100.0).round() / 100.0;
+    let figure = |value: f64, of: f64| {
+        let ratio = rounded(value / of);
+        json!({
+            "value": rounded(value), "unit": "us", "baseline": rounded(of), "ratio": ratio, "bound": BOUND,
+            "holds": ratio <= BOUND,
+        })
+    };
+    println!("{}", json!({ "grants.after_100k_us": figure(last, first), "grants.after_logouts_us": figure(attacked, quiet) }));
+}
+
+/// Rounds of 1000 grants, 100 seconds from one to the next: three rounds' grants have not ended at any time, and every other
+/// round's are revoked. Gives the medians of the first rounds and the last.
+fn in_turn() -> (f64, f64) {
+    let mut world = World::new();
+    let mut costs = Vec::new();
+    for round in 0..ROUNDS {
+        let now = START + round * 100;
+        let session = world.log_in(now);
+        let (cost, recorded) = world.ask(session, OF_ROUND, now);
+        assert_eq!(recorded as u64, OF_ROUND);
+        costs.push(cost);
+        if round % 2 == 0 {
+            world.log_out(session, now);
+        }
+    }
+    let (first, last) = (median(&costs[..MEASURED]), median(&costs[costs.len() - MEASURED..]));
+    eprintln!("grants: {first:.1} us for each of the first, {last:.1} us after {}", ROUNDS * OF_ROUND);
+    (first, last)
+}
+
+/// Twenty rounds of "1024 grants, log out" within one grant's lifetime. Gives what a request costs after them and before.
+fn logged_out() -> (f64, f64) {
+    let mut world = World::new();
+    let mut costs = Vec::new();
+    for _ in 0..20 {
+        let session = world.log_in(START);
+        let (cost, recorded) = world.ask(session, 1024, START);
+        eprintln!("grants: {cost:.1} us a request, {recorded} of 1024 recorded");
+        costs.push(cost);
+        world.log_out(session, START);
+    }
+    (costs[costs.len() - 1], costs[0])
+}
+
+fn median(costs: &[f64]) -> f64 {
+    let mut costs = costs.to_vec();
+    costs.sort_by(f64::total_cmp);
+    costs[costs.len() / 2]
+}

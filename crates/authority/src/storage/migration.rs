@@ -1,0 +1,50 @@
+//! Brings the database of an earlier version to the format of this one.
+
+use super::{SCHEMA_VERSION, holders};
+use anyhow::{Context, Result, bail};
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+use std::path::Path;
+
+/// The earliest format that can be brought to this one.
+const EARLIEST: i64 = 9;
+
+/// Checks the format of the database at `path`, and brings an earlier one to this one: all of it or nothing.
+pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
+    let shown = path.display();
+    if version(connection)? == SCHEMA_VERSION {
+        return Ok(());
+    }
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Another process may have done it meanwhile.
+    let found = version(&transaction)?;
+    if !(EARLIEST..=SCHEMA_VERSION).contains(&found) {
+        bail!("{shown} has format {found}; this program reads {EARLIEST} to {SCHEMA_VERSION}");
+    }
+    if found < 10 {
+        name_holders(&transaction).with_context(|| format!("can't bring {shown} from format {found} to 10"))?;
+    }
+    transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
+    transaction.commit()?;
+    tracing::info!(from = found, to = SCHEMA_VERSION, "the database has another format now");
+    Ok(())
+}
+
+fn version(connection: &Connection) -> Result<i64> {
+    Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
+}
+
+/// Format 10: accounts have numbers, and sessions have slots. Grants from before name nobody.
+fn name_holders(transaction: &Transaction<'_>) -> Result<()> {
+    transaction.execute_batch(holders::SCHEMA)?;
+    transaction.execute_batch(
+        "INSERT INTO account_numbers (person, last_slot)
+            SELECT person, count(*) - 1 FROM sessions WHERE ends IS NULL GROUP BY person ORDER BY person;
+         INSERT INTO session_slots (session, account, slot)
+            SELECT token, account, row_number() OVER (PARTITION BY person ORDER BY created, sessions.rowid) - 1
+            FROM sessions JOIN account_numbers USING (person) WHERE ends IS NULL;
+         INSERT INTO session_verifiers (session, verifier, until)
+            SELECT session, verifier, max(expires) FROM grants
+            WHERE session IN (SELECT session FROM session_slots) GROUP BY session, verifier;",
+    )?;
+    Ok(())
+}

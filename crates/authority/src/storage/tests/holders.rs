@@ -1,0 +1,110 @@
+use super::*;
+use wire::Holder;
+
+/// The holder of a new session of robot's.
+fn log_in(database: &mut Database, token: TokenHash, now: u64) -> Login {
+    let (tags, groups, holder) = (Vec::new(), Vec::new(), Holder::default());
+    let (person, device) = ("robot".into(), "rack".into());
+    let session = Session { person, device, expires: 10_000, tags, groups, ends: None, holder };
+    database.add_session(token, &session, &Proof::Service("00".into()), SOURCE.parse().unwrap(), now).unwrap()
+}
+
+fn holder(login: Login) -> Holder {
+    let Login::Done { holder, .. } = login else { panic!("{login:?}") };
+    holder
+}
+
+fn log_out(database: &mut Database, token: TokenHash, now: u64) {
+    let by = Operator::current();
+    assert!(database.end_own_session("robot", session_number(&token), &by, now).unwrap());
+}
+
+#[test]
+fn a_database_of_format_9_is_brought_to_this_one() {
+    let room = tempfile::tempdir().unwrap();
+    let file = room.path().join("authority.db");
+    Connection::open(&file).unwrap().execute_batch(include_str!("format-9.sql")).unwrap();
+    for _ in 0..2 {
+        let database = Database::open(&file).unwrap();
+        let sessions: std::collections::HashMap<_, _> =
+            database.sessions(100).unwrap().into_iter().map(|(token, session)| (token[0], session.holder)).collect();
+        let [first, second, browser, bobs] = [1, 2, 3, 4].map(|token| sessions[&token]);
+        assert_eq!((first, second), (Holder::new(1, 0).unwrap(), Holder::new(1, 1).unwrap()));
+        assert_eq!((browser, bobs), (Holder::default(), Holder::new(2, 0).unwrap()));
+    }
+    let mut database = Database::open(&file).unwrap();
+    let recorded = database.add_grants(&[Issuance { session: [2; 32], ..grant(7, [2; 32]) }]).unwrap();
+    assert_eq!(recorded, [Recorded::Done]);
+}
+
+#[test]
+fn a_database_of_another_program_is_refused() {
+    let room = tempfile::tempdir().unwrap();
+    for version in [8, SCHEMA_VERSION + 1] {
+        let file = room.path().join(version.to_string());
+        Connection::open(&file).unwrap().pragma_update(None, "user_version", version).unwrap();
+        let error = Database::open(&file).err().unwrap().to_string();
+        assert!(error.contains(&format!("has format {version}; this program reads 9 to {SCHEMA_VERSION}")), "{error}");
+    }
+}
+
+#[test]
+fn an_account_keeps_its_number_and_another_of_its_name_gets_another() {
+    let room = tempfile::tempdir().unwrap();
+    let (mut database, by) = (database(&room), Operator::current());
+    assert_eq!(holder(log_in(&mut database, [1; 32], 100)), Holder::new(1, 1).unwrap());
+    database.remove_service("robot", &by, 101).unwrap();
+    let service = NewService { name: "robot", key: "00", groups: &[], tags: &[] };
+    database.add_service(&service, &by, 102).unwrap();
+    assert_eq!(holder(log_in(&mut database, [2; 32], 103)), Holder::new(2, 0).unwrap());
+}
+
+#[test]
+fn a_slot_is_not_used_again_while_a_grant_of_its_session_may_be_in_use() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    // The first session has slot 0. It ends with a grant that lasts until 400; 30 seconds later no clock takes it.
+    assert_eq!(database.add_grants(&[grant(1, SESSION)]).unwrap(), [Recorded::Done]);
+    log_out(&mut database, SESSION, 110);
+    let token = |nth: u16| -> TokenHash { std::array::from_fn(|at| nth.to_be_bytes()[at % 2]) };
+    let mut last = None;
+    for nth in 1..600_u16 {
+        let slot = holder(log_in(&mut database, token(nth), 111)).session();
+        // Those without grants are free at once; round and round.
+        assert_eq!(u16::from(slot), (nth - 1) % 255 + 1);
+        log_out(&mut database, token(nth), 111);
+        last = Some(slot);
+    }
+    assert_eq!(last, Some(89));
+    for nth in 600..766 {
+        let slot = holder(log_in(&mut database, token(nth), 430)).session();
+        assert_eq!(u16::from(slot), nth - 600 + 90);
+        log_out(&mut database, token(nth), 430);
+    }
+    assert_eq!(holder(log_in(&mut database, token(800), 430)).session(), 0);
+}
+
+#[test]
+fn an_account_whose_slots_are_all_in_use_waits_for_the_first() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    let token = |nth: u16| -> TokenHash { std::array::from_fn(|at| nth.to_be_bytes()[at % 2]) };
+    for nth in 1..=255 {
+        log_in(&mut database, token(nth), 100);
+        assert_eq!(database.add_grants(&[grant(nth.into(), token(nth))]).unwrap(), [Recorded::Done]);
+        log_out(&mut database, token(nth), 101);
+    }
+    // The one of before still lives.
+    assert_eq!(log_in(&mut database, token(256), 102), Login::TooMany { seconds: 430 - 102 });
+    assert!(matches!(log_in(&mut database, token(257), 430), Login::Done { .. }));
+}
+
+#[test]
+fn pairs_say_who_holds_them() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    let held = holder(log_in(&mut database, [1; 32], 100));
+    // A pair's handle begins with a zero byte.
+    database.add_grants(&[grant(5, [1; 32])]).unwrap();
+    assert_eq!(database.pairs("edge", 100, 3600).unwrap()[0].holder, held.0);
+}
