@@ -13,12 +13,13 @@ use crate::{build, target_dir};
 
 /// The benches: package, and target, which is the name to pick it by. Each prints one line of JSON,
 /// {name: {value, unit, baseline, ratio, bound, holds}}.
-const BENCHES: [(&str, &str); 9] = [
+const BENCHES: [(&str, &str); 10] = [
     ("wire", "overhead"),
     ("engine", "engine"),
     ("engine", "segments"),
     ("proofs", "verify"),
     ("authority", "asking"),
+    ("authority", "grants"),
     ("authority", "http"),
     ("datapath", "kernel"),
     ("datapath", "forward"),

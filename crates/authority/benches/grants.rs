@@ -110,7 +110,10 @@ fn main() {
             "holds": ratio <= BOUND,
         })
     };
-    println!("{}", json!({ "grants.after_100k_us": figure(last, first), "grants.after_logouts_us": figure(attacked, quiet) }));
+    println!(
+        "{}",
+        json!({ "grants.after_100k_us": figure(last, first), "grants.after_logouts_us": figure(attacked, quiet) })
+    );
 }
 
 /// Rounds of 1000 grants, 100 seconds from one to the next: three rounds' grants have not ended at any time, and every other

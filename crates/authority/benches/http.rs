@@ -140,8 +140,7 @@ fn log_in(directory: &Directory) -> Vec<String> {
         let service = NewService { name: &person, key: &key, groups: &groups, tags: &[] };
         database.add_service(&service, &operator, now).expect("a service account");
         let (device, tags, holder) = ("rack".to_owned(), Vec::new(), Holder::default());
-        let session =
-            Session { person, device, expires: now + 3600, tags, groups, ends: None, holder };
+        let session = Session { person, device, expires: now + 3600, tags, groups, ends: None, holder };
         let (hash, proof) = (Sha256::digest(&token).into(), Proof::Service(key));
         let login = database.add_session(hash, &session, &proof, Ipv4Addr::LOCALHOST.into(), now);
         assert!(matches!(login, Ok(Login::Done { .. })), "machine {machine} is logged in");

@@ -185,7 +185,10 @@ async fn grant(
     if request.protocol == 0 {
         return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
     }
-    authority.throttle.charge(&[Key::Grants(caller.token)], Instant::now()).map_err(Problem::TooMany)?;
+    authority
+        .throttle
+        .charge(&[Key::Grants(caller.session.person.clone())], Instant::now())
+        .map_err(Problem::TooMany)?;
     let mut grant = authority.grant(caller.token, &caller.session, &request, caller.peer.address).await?;
     if request.in_band && authority.key_transfer.take_over(&caller.peer, &mut grant).await {
         tracing::debug!(person = caller.session.person, "the key goes in band");
@@ -206,7 +209,10 @@ async fn segment(
     if request.to.protocol == 0 {
         return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
     }
-    authority.throttle.charge(&[Key::Grants(caller.token)], Instant::now()).map_err(Problem::TooMany)?;
+    authority
+        .throttle
+        .charge(&[Key::Grants(caller.session.person.clone())], Instant::now())
+        .map_err(Problem::TooMany)?;
     authority.segment(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
 }
 
@@ -220,7 +226,10 @@ async fn answer_segment(
     caller: SessionCaller,
     Body(request): Body<AnswerRequest>,
 ) -> Authorized<PathSegment> {
-    authority.throttle.charge(&[Key::Grants(caller.token)], Instant::now()).map_err(Problem::TooMany)?;
+    authority
+        .throttle
+        .charge(&[Key::Grants(caller.session.person.clone())], Instant::now())
+        .map_err(Problem::TooMany)?;
     authority.answer_segment(caller.token, &request, caller.peer.address).await.map(Json)
 }
 
@@ -229,7 +238,10 @@ async fn answer_segment(
     post, path = "/v1/segments/line", security(("session" = [])), responses((status = 200, body = Line), Problem)
 )]
 async fn line(State(authority): Shared, caller: SessionCaller) -> Authorized<Line> {
-    authority.throttle.charge(&[Key::Grants(caller.token)], Instant::now()).map_err(Problem::TooMany)?;
+    authority
+        .throttle
+        .charge(&[Key::Grants(caller.session.person.clone())], Instant::now())
+        .map_err(Problem::TooMany)?;
     authority.line(caller.token, caller.session.expires).map(Json)
 }
 
@@ -285,9 +297,11 @@ async fn config(State(authority): Shared, caller: VerifierCaller) -> Authorized<
     let receivers = authority.receivers(&verifier).await;
     let now = now();
     let (epoch_length, max_lifetime) = (authority.config.epoch_length, authority.config.max_lifetime);
-    let read =
-        move |database: &mut Database| Ok((database.revoked(&id, now)?, database.pairs(&id, now, epoch_length)?));
-    let (revoked, pairs) = authority.storage.call(read).await?;
+    let read = move |database: &mut Database| {
+        let (revoked, revoked_sessions) = (database.revoked(&id, now)?, database.revoked_sessions(&id, now)?);
+        Ok((revoked, revoked_sessions, database.pairs(&id, now, epoch_length)?))
+    };
+    let (revoked, revoked_sessions, pairs) = authority.storage.call(read).await?;
     let withdrawn = authority.withdrawn(&verifier);
     Ok(Json(VerifierConfig {
         verifier,
@@ -295,7 +309,7 @@ async fn config(State(authority): Shared, caller: VerifierCaller) -> Authorized<
         max_lifetime,
         receivers,
         revoked,
-        revoked_sessions: Vec::new(),
+        revoked_sessions,
         pairs,
         withdrawn,
         now,

@@ -33,6 +33,7 @@ mod reports;
 mod seats;
 mod segments;
 pub mod server;
+mod sessions;
 mod state;
 pub mod storage;
 mod throttle;

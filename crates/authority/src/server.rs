@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use engine::api::{Event, Report};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
@@ -16,6 +16,8 @@ use tokio::task::JoinSet;
 const ALIVE: Duration = Duration::from_secs(10);
 /// How often the database is looked at for changes that nobody told of.
 const LOOK: Duration = Duration::from_secs(1);
+/// The least time between two looks for sessions that have expired.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
 /// How often what was answered by UDP is written down.
 const SETTLE: Duration = Duration::from_millis(250);
 /// How often what ended long ago is dropped.
@@ -54,6 +56,7 @@ impl Server {
         tasks.spawn(control::serve(socket, authority.clone()));
         tasks.spawn(keep_alive(authority.clone()));
         tasks.spawn(keep_sessions(authority.clone()));
+        tasks.spawn(keep_time(authority.clone()));
         tasks.spawn(keep_house(authority.clone()));
         let metrics = readers.as_ref().map(TcpListener::local_addr).transpose()?;
         if let Some(readers) = readers {
@@ -177,6 +180,22 @@ async fn keep_sessions(authority: Arc<Authority>) -> Result<()> {
         if let Err(error) = authority.renew_due().await {
             tracing::error!("renewal: {error:#}");
         }
+    }
+}
+
+/// Ends sessions when they expire.
+async fn keep_time(authority: Arc<Authority>) -> Result<()> {
+    loop {
+        let next = match authority.end_expired().await {
+            Ok(next) => next.map(|next| UNIX_EPOCH + Duration::from_secs(next)),
+            Err(error) => {
+                tracing::error!("sessions that have expired are not ended yet: {error:#}");
+                None
+            }
+        };
+        // One that begins meanwhile lasts longer than a look.
+        let next = next.and_then(|next| next.duration_since(SystemTime::now()).ok());
+        tokio::time::sleep(next.unwrap_or(LOOK).clamp(LEAST_PAUSE, LOOK)).await;
     }
 }
 

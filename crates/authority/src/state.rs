@@ -1,7 +1,7 @@
 //! The running authority: the policy in force, who is logged in, and what must happen when either changes.
 //!
 //! The database is the truth; sessions and verifiers are held in memory beside it so that a call costs no look-up.
-//! Whatever changes them writes the database first and then calls [`Authority::sync`].
+//! Whatever changes them writes the database first and then calls [`Authority::sync`], which is in `sessions.rs`.
 
 use crate::confirmations::{Confirmations, Expected};
 use crate::credentials;
@@ -17,8 +17,7 @@ use crate::reports::Reports;
 use crate::seats::Seats;
 use crate::segments::{Datagrams, Segments};
 use crate::storage::{
-    AuditEvent, Database, GrantEntry, Issuance, Login, PolicyChange, Proof, Recorded, Refusal, Session, Storage,
-    Subject, TokenHash,
+    AuditEvent, Database, GrantEntry, Issuance, PolicyChange, Recorded, Refusal, Session, Storage, Subject, TokenHash,
 };
 use crate::throttle::Throttle;
 use crate::together::Together;
@@ -29,20 +28,17 @@ use engine::issue::Issue;
 use engine::policy::{Compiled, Decision, GrantSuite, Policy, Request};
 use engine::preference::Preferences;
 use engine::verifier::CLOCK_SKEW_MAX;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::{Mutex, Semaphore};
 use wire::{Destination, Epoch, Flags, Handle, ProofKey, VerifierKey};
-use zeroize::Zeroizing;
 
 /// Passwords checked at a time: each takes 19 MiB, which are kept for the next, and some 20 ms of a core.
 const PASSWORD_SLOTS: usize = 2;
 /// Audit trails handed out at a time.
 const MOST_EXPORTS: usize = 2;
-/// Revoked grants in one event: some 32 KiB.
-const REVOKED_PER_EVENT: usize = 512;
 
 /// A grant that was recorded, and what its verifier has yet to confirm.
 struct Told<'a> {
@@ -91,12 +87,12 @@ pub struct Authority {
     judged: std::sync::Mutex<(u64, Option<u64>)>,
     /// Where persons want their identity to go, of those who said so.
     pub(crate) preferences: RwLock<HashMap<String, Arc<Preferences>>>,
-    sessions: RwLock<HashMap<TokenHash, Arc<Session>>>,
-    verifiers: RwLock<HashMap<TokenHash, Arc<str>>>,
+    pub(crate) sessions: RwLock<HashMap<TokenHash, Arc<Session>>>,
+    pub(crate) verifiers: RwLock<HashMap<TokenHash, Arc<str>>>,
     /// Audit trails that may be handed out at a time.
     pub(crate) exports: Arc<Semaphore>,
     /// Database and memory are brought together, by one at a time.
-    syncing: Together,
+    pub(crate) syncing: Together,
 }
 
 impl Authority {
@@ -151,46 +147,6 @@ impl Authority {
             authority.throttle.remember(person, source);
         }
         Ok(authority)
-    }
-
-    /// The session of a token, if it has not ended. What a browser at the console has is no token.
-    pub fn session(&self, token: &TokenHash) -> Option<Arc<Session>> {
-        self.any_session(token).filter(|session| session.ends.is_none())
-    }
-
-    /// The sessions of these tokens, as [`Self::session`] gives one.
-    pub(crate) fn sessions_of<'t>(&self, tokens: impl Iterator<Item = &'t TokenHash>) -> Vec<Option<Arc<Session>>> {
-        let (sessions, now) = (self.sessions.read().unwrap_or_else(PoisonError::into_inner), now());
-        let lives = |session: &&Arc<Session>| session.expires > now && session.ends.is_none();
-        tokens.map(|token| sessions.get(token).filter(lives).cloned()).collect()
-    }
-
-    /// The session of a browser at the console, if it has not ended.
-    pub fn console_session(&self, token: &TokenHash) -> Option<Arc<Session>> {
-        self.any_session(token).filter(|session| session.ends.is_some())
-    }
-
-    fn any_session(&self, token: &TokenHash) -> Option<Arc<Session>> {
-        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
-        sessions.get(token).filter(|session| session.expires > now()).cloned()
-    }
-
-    /// The tokens of a person's sessions.
-    pub(crate) fn tokens_of(&self, person: &str) -> Vec<TokenHash> {
-        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
-        sessions.iter().filter(|(_, session)| session.person == person).map(|(token, _)| *token).collect()
-    }
-
-    /// Notes that a session at the console is used: it lasts longer.
-    pub async fn prolong_session(&self, token: TokenHash, idle: u32) -> Result<()> {
-        let expires = now() + u64::from(idle);
-        self.storage.call(move |database| database.prolong_session(token, expires)).await?;
-        let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(session) = sessions.get_mut(&token) {
-            let ends = session.ends.unwrap_or(expires);
-            Arc::make_mut(session).expires = expires.min(ends);
-        }
-        Ok(())
     }
 
     /// The verifier of a token.
@@ -332,67 +288,6 @@ impl Authority {
         Ok(grants.into_iter().filter(|(_, entry)| !may_live(entry)).map(|(grant, _)| grant).collect())
     }
 
-    /// Records a login, whose proof was checked; gives the session for its holder.
-    pub async fn add_session(
-        &self,
-        person: String,
-        device: String,
-        proof: Proof,
-        source: IpAddr,
-    ) -> Result<engine::api::Session, Problem> {
-        let now = now();
-        let expires = now + u64::from(self.config.session_lifetime);
-        let (tags, groups) = (Vec::new(), Vec::new());
-        let (ends, holder) = (None, wire::Holder::default());
-        let session = Session { person: person.clone(), device: device.clone(), expires, tags, groups, ends, holder };
-        let token = self.begin_session(session, proof, source).await?;
-        Ok(engine::api::Session { token: token.to_string(), person, device, expires, now })
-    }
-
-    /// Records a login, whose proof was checked; gives what its holder proves it with from now on, which is always new.
-    pub async fn begin_session(
-        &self,
-        mut kept: Session,
-        proof: Proof,
-        source: IpAddr,
-    ) -> Result<Zeroizing<String>, Problem> {
-        let (token, hash) = credentials::new_token::<32>()?;
-        let syncing = self.syncing.pause().await;
-        let session = kept.clone();
-        let add = move |database: &mut Database| database.add_session(hash, &session, &proof, source, now());
-        let displaced = match self.storage.call(add).await? {
-            Login::Done { displaced, tags, groups, holder } => {
-                (kept.tags, kept.groups, kept.holder) = (tags, groups, holder);
-                displaced
-            }
-            Login::Outdated => return Err(Problem::WrongPassword),
-            Login::TooMany { seconds } => return Err(Problem::TooMany(Duration::from_secs(seconds))),
-            Login::NameTaken => {
-                let event = AuditEvent::new("login_failed").person(&kept.person).source(source);
-                self.audit_refusal(event.detail("the name belongs to somebody else here")).await?;
-                return Err(Problem::NameTaken(kept.person));
-            }
-        };
-        let Session { person, device, .. } = kept.clone();
-        tracing::info!(person, device, %source, "logged in");
-        self.throttle.remember(person.clone(), source);
-        self.sessions.write().unwrap_or_else(PoisonError::into_inner).insert(hash, Arc::new(kept));
-        drop(syncing);
-        if self.groups_differ(&person) {
-            self.judge_anew("a login brought news of groups").await?;
-        } else if displaced {
-            self.sync().await?;
-        }
-        Ok(token)
-    }
-
-    /// Whether a person's sessions were begun when the person was in different groups: the newest are what counts.
-    fn groups_differ(&self, person: &str) -> bool {
-        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
-        let mut own = sessions.values().filter(|session| session.person == person).map(|session| &session.groups);
-        own.next().is_some_and(|first| own.any(|groups| groups != first))
-    }
-
     /// Uses up an enrolment code.
     pub async fn enrol(&self, code: TokenHash, token: TokenHash, source: IpAddr) -> Result<Option<String>> {
         let id = self.storage.call(move |database| database.enrol(code, token, source, now())).await?;
@@ -445,48 +340,6 @@ impl Authority {
         Ok(())
     }
 
-    /// Brings memory and listeners to what the database says: sessions and verifiers that are gone lose their streams,
-    /// revoked grants are announced, and verifiers told to recheck flows that outlived theirs.
-    pub async fn sync(&self) -> Result<()> {
-        self.syncing.run(async || self.sync_alone().await).await
-    }
-
-    async fn sync_alone(&self) -> Result<()> {
-        let (sessions, verifiers, ended, rechecks, preferences) = self
-            .storage
-            .call(|database| {
-                let (ended, rechecks) = (database.take_unannounced()?, database.take_rechecks()?);
-                let preferences = database.preferences()?;
-                Ok((database.sessions(now())?, database.verifier_tokens()?, ended, rechecks, preferences))
-            })
-            .await?;
-        let sessions: HashMap<_, _> = sessions.into_iter().map(|(token, session)| (token, Arc::new(session))).collect();
-        let live: HashSet<_> = sessions.keys().copied().collect();
-        let verifiers = verifiers.into_iter().map(|(token, id)| (token, Arc::from(id))).collect();
-        let preferences = preferences.into_iter().map(|(person, own)| (person, Arc::new(own))).collect();
-        *self.preferences.write().unwrap_or_else(PoisonError::into_inner) = preferences;
-        *self.sessions.write().unwrap_or_else(PoisonError::into_inner) = sessions;
-        self.datagrams.keep(|token| live.contains(token));
-        *self.verifiers.write().unwrap_or_else(PoisonError::into_inner) = verifiers;
-        let mut told: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
-        for ended in ended {
-            told.entry(Listener::Verifier(ended.verifier)).or_default().push(ended.grant);
-            told.entry(Listener::Session(ended.session)).or_default().push(ended.grant);
-        }
-        if !told.is_empty() {
-            tracing::info!(listeners = told.len(), "announcing revoked grants");
-        }
-        self.tell_revoked(told);
-        if self.has_segments() {
-            self.withdraw_forbidden(&*self.policy.read().await);
-        }
-        for verifier in rechecks {
-            self.push.tell(&Listener::Verifier(verifier), &Event::Recheck);
-        }
-        self.close_streams();
-        Ok(())
-    }
-
     /// Judges the grants anew where the time made other rules hold; to be called every second.
     pub async fn follow_time(&self) -> Result<()> {
         let (judged, next) = *self.judged.lock().unwrap_or_else(PoisonError::into_inner);
@@ -534,15 +387,6 @@ impl Authority {
         Ok("the server has told the verifiers".into())
     }
 
-    /// Tells listeners which grants are over for them.
-    fn tell_revoked(&self, told: HashMap<Listener, Vec<RevokedGrant>>) {
-        for (listener, grants) in told {
-            for grants in grants.chunks(REVOKED_PER_EVENT) {
-                self.push.tell(&listener, &Event::Revoked { grants: grants.to_vec() });
-            }
-        }
-    }
-
     /// What metrics tell, but for what the database knows.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let (sessions, verifiers) = (&self.sessions, &self.verifiers);
@@ -555,19 +399,6 @@ impl Authority {
             datagrams: self.datagrams.counts(),
             heads: Vec::new(),
         }
-    }
-
-    /// Ends the streams of those who may no longer listen.
-    pub fn close_streams(&self) {
-        let sessions = self.sessions.read().unwrap_or_else(PoisonError::into_inner);
-        let verifiers = self.verifiers.read().unwrap_or_else(PoisonError::into_inner);
-        let ids: HashSet<&str> = verifiers.values().map(|id| &**id).collect();
-        let now = now();
-        self.push.close_unless(|listener| match listener {
-            Listener::Session(token) => sessions.get(token).is_some_and(|session| session.expires > now),
-            Listener::Verifier(id) => ids.contains(id.as_str()),
-        });
-        self.reports.keep(|verifier| ids.contains(verifier));
     }
 
     /// Drops what ended long ago.

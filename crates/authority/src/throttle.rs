@@ -62,8 +62,8 @@ pub enum Key {
     SecondFactor(String),
     /// The same from a source from where the account was logged in to before.
     KnownFactor(String, IpAddr),
-    /// Grants asked for by one session.
-    Grants([u8; 32]),
+    /// Grants asked for by one person, with however many sessions.
+    Grants(String),
     /// Pages that one person reads at the console, with however many browsers.
     Console(String),
     /// Forms that one person sends there: each may write to the disk, and grants wait for that.

@@ -1,6 +1,6 @@
 //! Copies of the database: made while it is in use, and taken up again.
 
-use super::{AuditEvent, Database, grants, sessions};
+use super::{AuditEvent, Database, sessions};
 use anyhow::{Result, ensure};
 use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
@@ -28,7 +28,6 @@ impl Database {
         self.write(|transaction| {
             if !keep_sessions {
                 sessions::end_all(transaction, now)?;
-                grants::revoke_all(transaction, now)?;
             }
             event.write(transaction, now)
         })

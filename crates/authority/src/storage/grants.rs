@@ -13,15 +13,14 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use wire::{Destination, Epoch, Flags, Handle, Pair};
 
-/// Live grants that a session has at most.
-const MOST_OF_SESSION: u32 = 1024;
-/// Live grants that a person has at most, in all sessions.
-const MOST_OF_PERSON: u32 = 4096;
-
 /// The columns that [`entry`] reads, in its order.
 const ENTRY: &str =
     "handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags, issued,
-    expires, revoked";
+    expires, coalesce(revoked, ended)";
+/// Where they are: a grant ends with its session, too.
+const ENTRIES: &str = "grants LEFT JOIN session_slots USING (session)";
+/// Of those the ones that neither were revoked nor ended with their session.
+const HELD: &str = "revoked IS NULL AND ended IS NULL";
 
 /// What became of a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,53 +152,46 @@ impl Database {
 
     /// Grants, newest first; only those that have neither ended nor been revoked unless `all`.
     pub fn grants(&self, now: u64, all: bool) -> Result<Vec<GrantEntry>> {
-        let live = "expires > ?1 AND revoked IS NULL";
-        let mut statement = self.connection.prepare_cached(&format!(
-            "SELECT {ENTRY} FROM grants WHERE {} ORDER BY issued DESC, handle",
-            if all { "?1 = ?1" } else { live }
-        ))?;
+        let which = if all { "?1 = ?1".to_owned() } else { format!("expires > ?1 AND {HELD}") };
+        let mut statement = self
+            .connection
+            .prepare_cached(&format!("SELECT {ENTRY} FROM {ENTRIES} WHERE {which} ORDER BY issued DESC, handle"))?;
         let rows = statement.query_and_then([now.cast_signed()], |row| entry(&self.connection, row))?;
         rows.collect()
     }
 
     /// A grant, ended or not.
     pub fn grant(&self, handle: u64) -> Result<Option<GrantEntry>> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
-                issued, expires, revoked
-             FROM grants WHERE handle = ?1",
-        )?;
+        let mut statement =
+            self.connection.prepare_cached(&format!("SELECT {ENTRY} FROM {ENTRIES} WHERE handle = ?1"))?;
         let mut rows = statement.query([handle.cast_signed()])?;
         rows.next()?.map(|row| entry(&self.connection, row)).transpose()
     }
 
-    /// The handles of a session's grants, 16 hex digits each.
-    pub fn handles_of_session(&self, token: &TokenHash) -> Result<BTreeSet<String>> {
+    /// The handles of a session's grants that have not ended, 16 hex digits each.
+    pub fn handles_of_session(&self, token: &TokenHash, now: u64) -> Result<BTreeSet<String>> {
         let mut statement = self.connection.prepare_cached(
-            "SELECT handle FROM grants WHERE person = (SELECT person FROM sessions WHERE token = ?1) AND session = ?1",
+            "SELECT handle FROM grants
+             WHERE person = (SELECT person FROM sessions WHERE token = ?1) AND expires > ?2 AND session = ?1",
         )?;
-        let rows = statement.query_map([token], |row| Ok(format!("{:016x}", row.get::<_, i64>(0)?)))?;
+        let rows = statement
+            .query_map(params![token, now.cast_signed()], |row| Ok(format!("{:016x}", row.get::<_, i64>(0)?)))?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
     /// A person's grants that have neither ended nor been revoked, newest first.
     pub fn live_grants_of(&self, person: &str, now: u64) -> Result<Vec<GrantEntry>> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
-                issued, expires, revoked
-             FROM grants WHERE person = ?2 AND expires > ?1 AND revoked IS NULL ORDER BY issued DESC, handle",
-        )?;
+        let mut statement = self.connection.prepare_cached(&format!(
+            "SELECT {ENTRY} FROM {ENTRIES} WHERE person = ?2 AND expires > ?1 AND {HELD} ORDER BY issued DESC, handle"
+        ))?;
         let rows = statement.query_and_then(params![now.cast_signed(), person], |row| entry(&self.connection, row))?;
         rows.collect()
     }
 
     /// A person's grants that have not been revoked, those that have ended among them: their flows may live.
     pub(super) fn grants_to_judge(&self, person: &str) -> Result<Vec<GrantEntry>> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags,
-                issued, expires, revoked
-             FROM grants WHERE person = ?1 AND revoked IS NULL",
-        )?;
+        let mut statement =
+            self.connection.prepare_cached(&format!("SELECT {ENTRY} FROM {ENTRIES} WHERE person = ?1 AND {HELD}"))?;
         let rows = statement.query_and_then([person], |row| entry(&self.connection, row))?;
         rows.collect()
     }
@@ -233,7 +225,7 @@ impl Database {
                     OR EXISTS (SELECT 1 FROM identities WHERE identities.person = grants.person))
                 AND EXISTS (SELECT 1 FROM devices
                     WHERE devices.person = grants.person AND devices.device = grants.device) AS there
-             FROM grants WHERE handle = ?1 AND verifier = ?2",
+             FROM {ENTRIES} WHERE handle = ?1 AND verifier = ?2",
         ))?;
         let mut look_up = |handle: u64| {
             let mut rows = statement.query(params![handle.cast_signed(), verifier])?;
@@ -247,19 +239,19 @@ impl Database {
 
     /// The revoked grants of `verifier` that have not ended.
     pub fn revoked(&self, verifier: &str, now: u64) -> Result<Vec<RevokedGrant>> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT handle, expires FROM grants WHERE expires > ?1 AND revoked IS NOT NULL AND verifier = ?2",
-        )?;
+        let mut statement = self.connection.prepare_cached(&format!(
+            "SELECT handle, expires FROM {ENTRIES} WHERE expires > ?1 AND NOT ({HELD}) AND verifier = ?2"
+        ))?;
         let rows = statement.query_map(params![ended_by(now), verifier], revoked_grant)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
     /// The pairs of `verifier` that have neither ended nor been revoked, where epochs last this long.
     pub fn pairs(&self, verifier: &str, now: u64, epoch_length: u32) -> Result<Vec<LivePair>> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT handle, issued, expires, account, slot FROM grants LEFT JOIN session_slots USING (session)
-             WHERE expires > ?1 AND revoked IS NULL AND verifier = ?2 AND handle BETWEEN 0 AND ?3",
-        )?;
+        let mut statement = self.connection.prepare_cached(&format!(
+            "SELECT handle, issued, expires, account, slot FROM {ENTRIES}
+             WHERE expires > ?1 AND {HELD} AND verifier = ?2 AND handle BETWEEN 0 AND ?3"
+        ))?;
         let last = Pair::from_random(u64::MAX).handle().0.cast_signed();
         let rows = statement.query_map(params![now.cast_signed(), verifier, last], |row| {
             let issued = row.get::<_, i64>(1)?.cast_unsigned();
@@ -279,7 +271,7 @@ impl Database {
     pub fn live_of_sessions(&self, now: u64) -> Result<Vec<(TokenHash, RevokedGrant)>> {
         let mut statement = self
             .connection
-            .prepare("SELECT handle, expires, session FROM grants WHERE expires > ?1 AND revoked IS NULL")?;
+            .prepare(&format!("SELECT handle, expires, session FROM {ENTRIES} WHERE expires > ?1 AND {HELD}"))?;
         let rows = statement.query_map([now.cast_signed()], |row| Ok((row.get(2)?, revoked_grant(row)?)))?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
@@ -309,7 +301,7 @@ impl Database {
     /// which nothing was left to end: people can repeat that at will.
     pub fn revoke(&mut self, which: &Which, by: &Operator, now: u64) -> Result<Option<usize>> {
         self.write(|transaction| {
-            let (before, changes) = (to_announce(transaction)?, transaction.total_changes());
+            let grants = held(transaction, which, now)?;
             let event = match which {
                 Which::Grant(handle) => {
                     let holder = holder(transaction, *handle)?;
@@ -332,20 +324,18 @@ impl Database {
                     let Some(session) = sessions::of_token(transaction, token, now)? else {
                         bail!("no such session: `session list` shows them");
                     };
-                    sessions::end(transaction, token, &session.person, now)?;
+                    sessions::end(transaction, token, now)?;
                     AuditEvent::new("revoked").person(&session.person).device(&session.device).detail("one session")
                 }
                 Which::Device(person, device) => {
-                    sessions::end_of_device(transaction, person, device, now)?;
-                    mark(transaction, "person = ?3 AND device = ?4", now, &[person, device])?;
-                    if transaction.total_changes() == changes {
+                    if sessions::end_of_device(transaction, person, device, now)? == 0 {
                         return Ok(None);
                     }
                     AuditEvent::new("revoked").person(person).device(device).detail("all sessions and grants")
                 }
             };
             event.by(by).write(transaction, now)?;
-            Ok(Some(to_announce(transaction)? - before))
+            Ok(Some(grants))
         })
     }
 
@@ -358,14 +348,15 @@ impl Database {
     pub fn grants_since(&self, since: u64) -> Result<Vec<GrantEntry>> {
         let mut statement = self
             .connection
-            .prepare(&format!("SELECT {ENTRY} FROM grants WHERE issued >= ?1 ORDER BY issued, handle"))?;
+            .prepare(&format!("SELECT {ENTRY} FROM {ENTRIES} WHERE issued >= ?1 ORDER BY issued, handle"))?;
         let rows = statement.query_and_then([since.cast_signed()], |row| entry(&self.connection, row))?;
         rows.collect()
     }
 
     /// The revoked grants that nobody was told of, which this call takes as told.
     pub fn take_unannounced(&mut self) -> Result<Vec<Ended>> {
-        if to_announce(&self.connection)? == 0 {
+        let waiting = "SELECT EXISTS (SELECT 1 FROM grants WHERE announced = 0)";
+        if !self.connection.query_row(waiting, [], |row| row.get::<_, bool>(0))? {
             return Ok(Vec::new());
         }
         self.write_soon(|transaction| {
@@ -397,25 +388,16 @@ impl Database {
 
 fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
     let Issuance { session, owner, verifier, source, to, scope, flags } = grant;
-    let mut live = transaction.prepare_cached(
-        "SELECT count(*), count(*) FILTER (WHERE session = ?3), min(expires) FROM grants
-         WHERE person = ?1 AND expires > ?2 AND revoked IS NULL",
-    )?;
-    let (of_person, of_session, next): (u32, u32, Option<i64>) = live
-        .query_row(params![owner.person, owner.issued.cast_signed(), session], |row| {
-            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
-        })?;
-    if of_person >= MOST_OF_PERSON || of_session >= MOST_OF_SESSION {
-        let next = next.map_or(owner.issued, i64::cast_unsigned);
-        return Ok(Recorded::TooMany { seconds: next.saturating_sub(owner.issued) });
+    let charged = holders::charge(transaction, session, verifier, owner.expires, owner.issued)?;
+    if charged != Recorded::Done {
+        return Ok(charged);
     }
     let mut statement = transaction.prepare_cached(
         "INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address,
             protocol, port, prefix, flags, issued, expires)
-         SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15
-         WHERE EXISTS (SELECT 1 FROM sessions WHERE token = ?2)",
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
     )?;
-    let recorded = statement.execute(params![
+    statement.execute(params![
         owner.handle.cast_signed(),
         session,
         owner.person,
@@ -432,10 +414,6 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
         owner.issued.cast_signed(),
         owner.expires.cast_signed(),
     ])?;
-    if recorded == 0 {
-        return Ok(Recorded::SessionEnded);
-    }
-    holders::granted(transaction, session, verifier, owner.expires)?;
     let detail = format!(
         "{:016x} to {} protocol {} port {}, until {}",
         owner.handle, to.address, to.protocol, to.port, owner.expires
@@ -460,21 +438,30 @@ pub(super) fn revoke_forbidden(
     Ok(())
 }
 
-pub(super) fn revoke_of_person(transaction: &Transaction<'_>, person: &str, now: u64) -> Result<()> {
-    mark(transaction, "person = ?3", now, &[&person])
-}
-
-pub(super) fn revoke_of_session(
+/// Revokes the grants of a session that verifiers can't know for its own.
+pub(super) fn revoke_unnamed(
     transaction: &Transaction<'_>,
-    token: &TokenHash,
-    person: &str,
+    session: &TokenHash,
+    person: String,
     now: u64,
 ) -> Result<()> {
-    mark(transaction, "person = ?3 AND session = ?4", now, &[&person, token])
+    mark(transaction, "person = ?3 AND session = ?4", now, &[&person, session])
 }
 
-pub(super) fn revoke_all(transaction: &Transaction<'_>, now: u64) -> Result<()> {
-    mark(transaction, "?3 = ?3", now, &[&0])
+/// The grants of a session of this person's, which has ended, that would not have ended without that.
+pub(super) fn of_ended(
+    transaction: &Transaction<'_>,
+    session: &TokenHash,
+    person: &str,
+    now: u64,
+) -> Result<Vec<(String, RevokedGrant)>> {
+    let mut statement = transaction.prepare_cached(
+        "SELECT handle, expires, verifier FROM grants
+         WHERE person = ?1 AND expires > ?2 AND session = ?3 AND revoked IS NULL",
+    )?;
+    let rows =
+        statement.query_map(params![person, ended_by(now), session], |row| Ok((row.get(2)?, revoked_grant(row)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
 }
 
 pub(super) fn revoke_of_verifier(transaction: &Transaction<'_>, verifier: &str, now: u64) -> Result<()> {
@@ -511,15 +498,30 @@ fn ended_by(now: u64) -> i64 {
     now.cast_signed() - i64::from(CLOCK_SKEW_MAX)
 }
 
+/// How many grants would end by what a command revokes.
+fn held(transaction: &Transaction<'_>, which: &Which, now: u64) -> Result<usize> {
+    let count = |condition: &str, values: &[&dyn ToSql]| -> Result<usize> {
+        let mut statement = transaction
+            .prepare_cached(&format!("SELECT count(*) FROM {ENTRIES} WHERE expires > ?1 AND {HELD} AND {condition}"))?;
+        let (since, mut all): (_, Vec<&dyn ToSql>) = (ended_by(now), Vec::new());
+        all.push(&since);
+        all.extend(values);
+        let count: i64 = statement.query_row(all.as_slice(), |row| row.get(0))?;
+        Ok(usize::try_from(count)?)
+    };
+    match which {
+        Which::Grant(handle) | Which::OwnGrant(_, handle) => count("handle = ?2", &[&handle.cast_signed()]),
+        Which::Person(person) => count("person = ?2", &[person]),
+        Which::Device(person, device) => count("person = ?2 AND device = ?3", &[person, device]),
+        Which::Session(token) => {
+            count("person = (SELECT person FROM sessions WHERE token = ?2) AND session = ?2", &[token])
+        }
+    }
+}
+
 fn holder(transaction: &Transaction<'_>, handle: u64) -> Result<Option<String>> {
     let mut statement = transaction.prepare_cached("SELECT person FROM grants WHERE handle = ?1")?;
     Ok(statement.query_row([handle.cast_signed()], |row| row.get(0)).optional()?)
-}
-
-fn to_announce(connection: &rusqlite::Connection) -> Result<usize> {
-    let mut statement = connection.prepare_cached("SELECT count(*) FROM grants WHERE announced = 0")?;
-    let count: i64 = statement.query_row([], |row| row.get(0))?;
-    Ok(usize::try_from(count)?)
 }
 
 fn revoked_grant(row: &Row<'_>) -> rusqlite::Result<RevokedGrant> {

@@ -1,30 +1,59 @@
-//! Account numbers and session slots: what a handle says of its holder (wire.md §3.9), which verifiers budget by.
+//! Account numbers and session slots: what a handle says of its holder (wire.md §3.9), which verifiers budget by. What an
+//! account may have is counted here, too: counting its grants would take longer the more it had.
 //!
 //! An account's number is never given to another. A session's slot is not given to another of its account while a grant of it
 //! can be in use, or its end is announced to verifiers: they would take the new session for the old one.
 
-use super::TokenHash;
+use super::grants::Recorded;
+use super::{Database, TokenHash, grants};
 use anyhow::{Context, Result};
+use engine::api::{RevokedGrant, RevokedSession};
 use engine::verifier::CLOCK_SKEW_MAX;
 use rusqlite::{OptionalExtension, Transaction, params};
 use wire::Holder;
 
+/// Grants of one session that have not ended, at most, whether they were revoked or not.
+const MOST_OF_SESSION: u32 = 1024;
+/// The same of one account, in all sessions.
+const MOST_OF_ACCOUNT: u32 = 4096;
+
 /// Slots of an account.
 const SLOTS: usize = 256;
 
-/// `until` is when the last grant of an ended session has ended for verifiers, too. A slot that is free again is NULL.
+/// `until` is when the last grant of an ended session has ended for verifiers, too, and `told` is 0 while they have not been told of
+/// its end. A slot that is free again is NULL. The handles of grants from before format 10 are `unnamed`: they name nobody.
+/// `unexpired` counts the grants that have not ended, revoked ones among them, and some that have: [`charge`] takes these off.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE account_numbers (
-    account INTEGER PRIMARY KEY AUTOINCREMENT, person TEXT UNIQUE, last_slot INTEGER NOT NULL
+    account INTEGER PRIMARY KEY AUTOINCREMENT, person TEXT UNIQUE, last_slot INTEGER NOT NULL,
+    unexpired INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE session_slots (
-    session BLOB PRIMARY KEY, account INTEGER NOT NULL, slot INTEGER, ended INTEGER, until INTEGER
+    session BLOB PRIMARY KEY, account INTEGER NOT NULL, owner TEXT NOT NULL, slot INTEGER, ended INTEGER, until INTEGER,
+    told INTEGER, unnamed INTEGER NOT NULL DEFAULT 0, unexpired INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE UNIQUE INDEX slots_in_use ON session_slots (account, slot) WHERE slot IS NOT NULL;
+CREATE INDEX ended_sessions ON session_slots (until) WHERE until IS NOT NULL;
+CREATE INDEX ends_to_tell ON session_slots (session) WHERE told = 0;
 CREATE TABLE session_verifiers (
     session BLOB NOT NULL, verifier TEXT NOT NULL, until INTEGER NOT NULL, PRIMARY KEY (session, verifier)
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE unexpired_grants (
+    account INTEGER NOT NULL, expires INTEGER NOT NULL, session BLOB NOT NULL, grants INTEGER NOT NULL,
+    PRIMARY KEY (account, expires, session)
+) STRICT, WITHOUT ROWID;
 ";
+
+/// A session that ended, with those who must hear of it.
+#[derive(Debug)]
+pub struct EndedSession {
+    /// The session.
+    pub session: TokenHash,
+    /// The verifiers that it had grants for, and what they are told.
+    pub verifiers: Vec<(String, RevokedSession)>,
+    /// Its grants that have not ended, with their verifiers.
+    pub grants: Vec<(String, RevokedGrant)>,
+}
 
 /// What becomes of a session that wants a slot.
 pub(super) enum Slot {
@@ -37,13 +66,58 @@ pub(super) enum Slot {
     },
 }
 
+impl Database {
+    /// The sessions that ended and nobody was told of, which this call takes as told.
+    pub fn take_ended_sessions(&mut self, now: u64) -> Result<Vec<EndedSession>> {
+        let waiting: bool =
+            self.connection
+                .query_row("SELECT EXISTS (SELECT 1 FROM session_slots WHERE told = 0)", [], |row| row.get(0))?;
+        if !waiting {
+            return Ok(Vec::new());
+        }
+        self.write_soon(|transaction| {
+            let mut take = transaction.prepare_cached(
+                "UPDATE session_slots SET told = NULL WHERE told = 0 RETURNING session, account, slot, ended, owner",
+            )?;
+            let ended = take.query_map([], |row| {
+                Ok((row.get(0)?, of(row.get(1)?, row.get(2)?), row.get(3)?, row.get::<_, String>(4)?))
+            })?;
+            let ended: Vec<(TokenHash, Holder, i64, String)> = ended.collect::<Result<_, _>>()?;
+            let mut verifiers = transaction
+                .prepare_cached("SELECT verifier, max(until, ?2) + ?3 FROM session_verifiers WHERE session = ?1")?;
+            let mut described = |(session, Holder(holder), ended, owner): (TokenHash, Holder, i64, String)| {
+                let told = verifiers.query_map(params![session, ended, CLOCK_SKEW_MAX], |row| {
+                    Ok((row.get(0)?, RevokedSession { holder, expires: row.get(1)? }))
+                })?;
+                let verifiers = told.collect::<Result<_, _>>()?;
+                Ok(EndedSession { session, verifiers, grants: grants::of_ended(transaction, &session, &owner, now)? })
+            };
+            ended.into_iter().map(&mut described).collect()
+        })
+    }
+
+    /// The sessions that ended, of which a grant for `verifier` would not have.
+    pub fn revoked_sessions(&self, verifier: &str, now: u64) -> Result<Vec<RevokedSession>> {
+        let mut statement = self.connection.prepare_cached(
+            "SELECT account, slot, max(of.until, ended) + ?3 FROM session_slots AS ends
+             JOIN session_verifiers AS of USING (session)
+             WHERE ends.until > ?2 AND slot IS NOT NULL AND of.verifier = ?1 AND max(of.until, ended) + ?3 > ?2",
+        )?;
+        let rows = statement.query_map(params![verifier, now.cast_signed(), CLOCK_SKEW_MAX], |row| {
+            let Holder(holder) = of(row.get(0)?, row.get(1)?);
+            Ok(RevokedSession { holder, expires: row.get(2)? })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+}
+
 /// Gives a new session of a person's the account's next free slot.
 pub(super) fn begin(transaction: &Transaction<'_>, session: &TokenHash, person: &str, now: u64) -> Result<Slot> {
     let (account, last_slot) = account_of(transaction, person)?;
     let released = "UPDATE session_slots SET slot = NULL WHERE account = ?1 AND slot IS NOT NULL AND until <= ?2";
     transaction.prepare_cached(released)?.execute(params![account, now.cast_signed()])?;
-    let mut used = transaction
-        .prepare_cached("SELECT slot, until FROM session_slots WHERE account = ?1 AND slot IS NOT NULL")?;
+    let mut used =
+        transaction.prepare_cached("SELECT slot, until FROM session_slots WHERE account = ?1 AND slot IS NOT NULL")?;
     let used = used.query_map([account], |row| Ok((row.get(0)?, row.get(1)?)))?;
     let used: Vec<(u8, Option<i64>)> = used.collect::<Result<_, _>>()?;
     let mut taken = [false; SLOTS];
@@ -55,34 +129,86 @@ pub(super) fn begin(transaction: &Transaction<'_>, session: &TokenHash, person: 
         let first = used.iter().filter_map(|(_, until)| *until).min().context("no slot of this account ever ends")?;
         return Ok(Slot::NoneFree { seconds: first.cast_unsigned().saturating_sub(now) });
     };
-    let add = "INSERT INTO session_slots (session, account, slot) VALUES (?1, ?2, ?3)";
-    transaction.prepare_cached(add)?.execute(params![session, account, slot])?;
+    let add = "INSERT INTO session_slots (session, account, owner, slot) VALUES (?1, ?2, ?3, ?4)";
+    transaction.prepare_cached(add)?.execute(params![session, account, person, slot])?;
     let last = "UPDATE account_numbers SET last_slot = ?2 WHERE account = ?1";
     transaction.prepare_cached(last)?.execute(params![account, slot])?;
     let holder = Holder::new(account, slot).context("the account numbers are used up: 16 777 215 were given")?;
     Ok(Slot::Given(holder))
 }
 
-/// Notes that a session has a grant for a verifier, which ends then.
-pub(super) fn granted(transaction: &Transaction<'_>, session: &TokenHash, verifier: &str, expires: u64) -> Result<()> {
+/// Counts a grant for a session, if it may have another. It takes the same time whatever the account did before.
+pub(super) fn charge(
+    transaction: &Transaction<'_>,
+    session: &TokenHash,
+    verifier: &str,
+    expires: u64,
+    now: u64,
+) -> Result<Recorded> {
+    let mut find =
+        transaction.prepare_cached("SELECT account FROM session_slots WHERE session = ?1 AND ended IS NULL")?;
+    let Some(account) = find.query_row([session], |row| row.get::<_, u32>(0)).optional()? else {
+        return Ok(Recorded::SessionEnded);
+    };
+    take_off_ended(transaction, account, now)?;
+    let mut counts = transaction.prepare_cached(
+        "SELECT account_numbers.unexpired, session_slots.unexpired FROM session_slots JOIN account_numbers USING (account)
+         WHERE session = ?1",
+    )?;
+    let (of_account, of_session): (u32, u32) = counts.query_row([session], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    if of_account >= MOST_OF_ACCOUNT || of_session >= MOST_OF_SESSION {
+        let mut first = transaction.prepare_cached("SELECT min(expires) FROM unexpired_grants WHERE account = ?1")?;
+        let first: Option<i64> = first.query_row([account], |row| row.get(0))?;
+        let seconds = first.map_or(0, |first| first.cast_unsigned().saturating_sub(now));
+        return Ok(Recorded::TooMany { seconds });
+    }
+    let mut add = transaction.prepare_cached(
+        "INSERT INTO unexpired_grants (account, expires, session, grants) VALUES (?1, ?2, ?3, 1)
+         ON CONFLICT DO UPDATE SET grants = grants + 1",
+    )?;
+    add.execute(params![account, expires.cast_signed(), session])?;
+    change_counts(transaction, account, session, 1)?;
     let mut note = transaction.prepare_cached(
         "INSERT INTO session_verifiers (session, verifier, until) VALUES (?1, ?2, ?3)
          ON CONFLICT DO UPDATE SET until = excluded.until WHERE excluded.until > until",
     )?;
     note.execute(params![session, verifier, expires.cast_signed()])?;
+    Ok(Recorded::Done)
+}
+
+/// Takes the grants that have ended off an account's counts: each of them once.
+fn take_off_ended(transaction: &Transaction<'_>, account: u32, now: u64) -> Result<()> {
+    let mut ended = transaction.prepare_cached(
+        "DELETE FROM unexpired_grants WHERE account = ?1 AND expires <= ?2 RETURNING session, grants",
+    )?;
+    let ended = ended.query_map(params![account, now.cast_signed()], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let ended: Vec<(TokenHash, i64)> = ended.collect::<Result<_, _>>()?;
+    ended.iter().try_for_each(|(session, grants)| change_counts(transaction, account, session, -grants))
+}
+
+fn change_counts(transaction: &Transaction<'_>, account: u32, session: &TokenHash, by: i64) -> Result<()> {
+    let of_account = "UPDATE account_numbers SET unexpired = unexpired + ?2 WHERE account = ?1";
+    transaction.prepare_cached(of_account)?.execute(params![account, by])?;
+    let of_session = "UPDATE session_slots SET unexpired = unexpired + ?2 WHERE session = ?1";
+    transaction.prepare_cached(of_session)?.execute(params![session, by])?;
     Ok(())
 }
 
-/// Notes that a session has ended. The slot of one that had no grant is free at once.
+/// Notes that a session has ended, and its grants with it: one note, however many these are. The slot of a session that had no grant
+/// is free at once.
 pub(super) fn end(transaction: &Transaction<'_>, session: &TokenHash, now: u64) -> Result<()> {
     let mut note = transaction.prepare_cached(
-        "UPDATE session_slots SET ended = ?2, until = coalesce(
-            (SELECT max(max(until), ?2) + ?3 FROM session_verifiers AS of
-                WHERE of.session = session_slots.session HAVING count(*) > 0), 0)
-         WHERE session = ?1 AND ended IS NULL",
+        "UPDATE session_slots SET ended = ?2, (until, told) = (
+            SELECT coalesce(max(max(of.until), ?2) + ?3, 0), CASE WHEN count(*) > 0 THEN 0 END
+            FROM session_verifiers AS of WHERE of.session = session_slots.session)
+         WHERE session = ?1 AND ended IS NULL RETURNING unnamed, owner",
     )?;
-    note.execute(params![session, now.cast_signed(), CLOCK_SKEW_MAX])?;
-    Ok(())
+    let ended =
+        note.query_row(params![session, now.cast_signed(), CLOCK_SKEW_MAX], |row| Ok((row.get(0)?, row.get(1)?)));
+    match ended.optional()? {
+        Some((true, owner)) => grants::revoke_unnamed(transaction, session, owner, now),
+        _ => Ok(()),
+    }
 }
 
 /// Notes that a person is called otherwise now: the number stays theirs.

@@ -429,6 +429,6 @@ fn has_account(transaction: &Transaction<'_>, person: &str) -> Result<bool> {
 }
 
 fn end_one(transaction: &Transaction<'_>, token: &TokenHash, person: &str, why: &str, now: u64) -> Result<()> {
-    sessions::end(transaction, token, person, now)?;
+    sessions::end(transaction, token, now)?;
     AuditEvent::new("logout").person(person).detail(why).write(transaction, now)
 }

@@ -33,18 +33,30 @@ fn version(connection: &Connection) -> Result<i64> {
     Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
 }
 
-/// Format 10: accounts have numbers, and sessions have slots. Grants from before name nobody.
+/// Format 10: accounts have numbers, and sessions have slots; a grant ends with its session, however that ends. Grants from before
+/// name nobody.
 fn name_holders(transaction: &Transaction<'_>) -> Result<()> {
     transaction.execute_batch(holders::SCHEMA)?;
     transaction.execute_batch(
         "INSERT INTO account_numbers (person, last_slot)
             SELECT person, count(*) - 1 FROM sessions WHERE ends IS NULL GROUP BY person ORDER BY person;
-         INSERT INTO session_slots (session, account, slot)
-            SELECT token, account, row_number() OVER (PARTITION BY person ORDER BY created, sessions.rowid) - 1
+         INSERT INTO session_slots (session, account, owner, slot, unnamed)
+            SELECT token, account, person, row_number() OVER (PARTITION BY person ORDER BY created, sessions.rowid) - 1, 1
             FROM sessions JOIN account_numbers USING (person) WHERE ends IS NULL;
          INSERT INTO session_verifiers (session, verifier, until)
             SELECT session, verifier, max(expires) FROM grants
-            WHERE session IN (SELECT session FROM session_slots) GROUP BY session, verifier;",
+            WHERE session IN (SELECT session FROM session_slots) GROUP BY session, verifier;
+         INSERT INTO unexpired_grants (account, expires, session, grants)
+            SELECT account, expires, session, count(*) FROM grants JOIN account_numbers USING (person)
+            WHERE expires > unixepoch() GROUP BY account, expires, session;
+         UPDATE account_numbers SET unexpired = (
+            SELECT coalesce(sum(grants), 0) FROM unexpired_grants AS of WHERE of.account = account_numbers.account);
+         UPDATE session_slots SET unexpired = (
+            SELECT coalesce(sum(grants), 0) FROM unexpired_grants AS of
+            WHERE of.account = session_slots.account AND of.session = session_slots.session);
+         UPDATE grants SET revoked = unixepoch(), announced = CASE WHEN expires > unixepoch() - 30 THEN 0 END
+            WHERE revoked IS NULL AND session NOT IN (SELECT token FROM sessions);
+         INSERT OR IGNORE INTO rechecks (verifier) SELECT verifier FROM verifiers;",
     )?;
     Ok(())
 }

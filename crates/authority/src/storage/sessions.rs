@@ -1,7 +1,7 @@
 //! Sessions: who is logged in, by the hash of the bearer token or, at the console, of the cookie.
 
 use super::holders::{self, Slot};
-use super::{AuditEvent, Database, Operator, Proof, TokenHash, devices, grants, identities};
+use super::{AuditEvent, Database, Operator, Proof, TokenHash, devices, identities};
 use anyhow::Result;
 use engine::policy::Subject;
 use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
@@ -163,7 +163,7 @@ impl Database {
             let tokens = surplus.query_map(params![person, MOST_PER_PERSON, ends.is_none()], |row| row.get(0))?;
             let tokens = tokens.collect::<Result<Vec<TokenHash>, _>>()?;
             for token in &tokens {
-                end(transaction, token, person, now)?;
+                end(transaction, token, now)?;
             }
             let event = if ends.is_some() { "console_login" } else { "login" };
             let event = AuditEvent::new(event).person(person).device(device).source(source);
@@ -177,11 +177,16 @@ impl Database {
     /// Ends a session and revokes its grants.
     pub fn end_session(&mut self, token: TokenHash, session: &Session, source: IpAddr, now: u64) -> Result<()> {
         self.write(|transaction| {
-            end(transaction, &token, &session.person, now)?;
+            end(transaction, &token, now)?;
             let event = if session.ends.is_some() { "console_logout" } else { "logout" };
             let event = AuditEvent::new(event).person(&session.person).device(&session.device);
             event.source(source).write(transaction, now)
         })
+    }
+
+    /// Ends the sessions that have expired, with their grants; gives how many.
+    pub fn end_expired_sessions(&mut self, now: u64) -> Result<usize> {
+        self.write_soon(|transaction| end_expired(transaction, now))
     }
 
     /// Whose the session of a token is, unless it has ended.
@@ -195,7 +200,7 @@ impl Database {
             let own = own_sessions(transaction, person)?;
             let found = own.iter().find(|(token, _)| session_number(token) == number);
             let Some((token, device)) = found else { return Ok(false) };
-            end(transaction, token, person, now)?;
+            end(transaction, token, now)?;
             let event = AuditEvent::new("logout").person(person).device(device).by(by);
             event.detail("ended from elsewhere").write(transaction, now)?;
             Ok(true)
@@ -208,7 +213,7 @@ impl Database {
             let mut others = own_sessions(transaction, person)?;
             others.retain(|(token, _)| token != but);
             for (token, device) in &others {
-                end(transaction, token, person, now)?;
+                end(transaction, token, now)?;
                 let event = AuditEvent::new("logout").person(person).device(device).by(by);
                 event.detail("ended from elsewhere").write(transaction, now)?;
             }
@@ -317,31 +322,31 @@ fn own_sessions(transaction: &Transaction<'_>, person: &str) -> Result<Vec<(Toke
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-pub(super) fn end(transaction: &Transaction<'_>, token: &TokenHash, person: &str, now: u64) -> Result<()> {
-    end_those(transaction, "token = ?1", params![token], now)?;
-    grants::revoke_of_session(transaction, token, person, now)
+pub(super) fn end(transaction: &Transaction<'_>, token: &TokenHash, now: u64) -> Result<usize> {
+    end_those(transaction, "token = ?1", params![token], now)
 }
 
-pub(super) fn end_of_person(transaction: &Transaction<'_>, person: &str, now: u64) -> Result<()> {
-    end_those(transaction, "person = ?1", params![person], now)?;
-    grants::revoke_of_person(transaction, person, now)
+pub(super) fn end_of_person(transaction: &Transaction<'_>, person: &str, now: u64) -> Result<usize> {
+    end_those(transaction, "person = ?1", params![person], now)
 }
 
-pub(super) fn end_of_device(transaction: &Transaction<'_>, person: &str, device: &str, now: u64) -> Result<()> {
+pub(super) fn end_of_device(transaction: &Transaction<'_>, person: &str, device: &str, now: u64) -> Result<usize> {
     end_those(transaction, "person = ?1 AND device = ?2", params![person, device], now)
 }
 
-pub(super) fn end_all(transaction: &Transaction<'_>, now: u64) -> Result<()> {
+pub(super) fn end_all(transaction: &Transaction<'_>, now: u64) -> Result<usize> {
     end_those(transaction, "1 = 1", params![], now)
 }
 
-pub(super) fn end_expired(transaction: &Transaction<'_>, now: u64) -> Result<()> {
+pub(super) fn end_expired(transaction: &Transaction<'_>, now: u64) -> Result<usize> {
     end_those(transaction, "expires <= ?1", params![now.cast_signed()], now)
 }
 
-/// Ends the sessions that `condition` selects, which is constant text: however a session ends, it ends here.
-fn end_those(transaction: &Transaction<'_>, condition: &'static str, values: &[&dyn ToSql], now: u64) -> Result<()> {
+/// Ends the sessions that `condition` selects, which is constant text, and their grants; gives how many. However a session ends, it
+/// ends here.
+fn end_those(transaction: &Transaction<'_>, condition: &'static str, values: &[&dyn ToSql], now: u64) -> Result<usize> {
     let mut delete = transaction.prepare_cached(&format!("DELETE FROM sessions WHERE {condition} RETURNING token"))?;
     let ended = delete.query_map(values, |row| row.get(0))?.collect::<Result<Vec<TokenHash>, _>>()?;
-    ended.iter().try_for_each(|token| holders::end(transaction, token, now))
+    ended.iter().try_for_each(|token| holders::end(transaction, token, now))?;
+    Ok(ended.len())
 }

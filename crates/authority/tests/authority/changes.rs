@@ -119,7 +119,7 @@ async fn told_to_recheck(events: &mut EventStream) -> bool {
     loop {
         match next(events).await {
             Event::Recheck => return true,
-            Event::Granted { .. } => {}
+            Event::Granted { .. } | Event::SessionsRevoked { .. } => {}
             _ => return false,
         }
     }
@@ -238,8 +238,9 @@ async fn a_change_that_nobody_told_of_is_noticed() {
     let Event::Granted { .. } = next(&mut guard).await else { panic!() };
     let mut database = Database::open(&stage.directory.database()).unwrap();
     database.revoke(&Which::Person("alice".into()), &Operator::current(), now()).unwrap();
-    let Event::Revoked { grants } = next(&mut guard).await else { panic!() };
-    assert_eq!(grants[0].handle, handle(&grant));
+    let Event::SessionsRevoked { sessions } = next(&mut guard).await else { panic!() };
+    assert_eq!(sessions.len(), 1);
+    assert_eq!(revoked(&mut guard).await, [handle(&grant)]);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ mod backup;
 mod changes;
 mod console;
 mod dns;
+mod endings;
 mod known;
 mod login;
 mod metrics;

@@ -194,7 +194,11 @@ pub async fn revoked(events: &mut EventStream) -> Vec<u64> {
                 assert!(asked.elapsed() < SOON, "took {:?}", asked.elapsed());
                 return grants.iter().map(|grant| grant.handle).collect();
             }
-            Event::Policy | Event::Recheck | Event::Granted { .. } | Event::Withdrawn { .. } => {}
+            Event::Policy
+            | Event::Recheck
+            | Event::Granted { .. }
+            | Event::SessionsRevoked { .. }
+            | Event::Withdrawn { .. } => {}
             other => panic!("{other:?}"),
         }
     }

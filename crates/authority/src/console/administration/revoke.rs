@@ -113,7 +113,7 @@ fn ending(database: &Database, which: &Which, now: u64) -> anyhow::Result<Vec<Gr
             grants.retain(|live| live.handle == handle);
         }
         Which::Session(token) => {
-            let held = database.handles_of_session(token)?;
+            let held = database.handles_of_session(token, now)?;
             grants.retain(|live| held.contains(&live.handle));
         }
         Which::Person(person) => grants.retain(|live| live.person == *person),

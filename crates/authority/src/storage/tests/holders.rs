@@ -35,6 +35,14 @@ fn a_database_of_format_9_is_brought_to_this_one() {
     let mut database = Database::open(&file).unwrap();
     let recorded = database.add_grants(&[Issuance { session: [2; 32], ..grant(7, [2; 32]) }]).unwrap();
     assert_eq!(recorded, [Recorded::Done]);
+    // Of alice's grants one ended with its session, which nobody noted then. The other is of a session that verifiers can't
+    // know by its handle: its end revokes that, too.
+    let held = |database: &Database| database.grants(100, false).unwrap().into_iter().map(|grant| grant.handle);
+    assert_eq!(held(&database).collect::<Vec<_>>(), ["0000000000000007", "0000000000000101"]);
+    database.end_expired_sessions(10_000).unwrap();
+    assert_eq!(database.take_ended_sessions(10_000).unwrap().len(), 1);
+    assert_eq!(held(&database).count(), 0);
+    assert_eq!(database.take_rechecks().unwrap(), ["edge"]);
 }
 
 #[test]
@@ -107,4 +115,52 @@ fn pairs_say_who_holds_them() {
     // A pair's handle begins with a zero byte.
     database.add_grants(&[grant(5, [1; 32])]).unwrap();
     assert_eq!(database.pairs("edge", 100, 3600).unwrap()[0].holder, held.0);
+}
+
+/// So many grants of a session, each with a handle of its own.
+fn ask(database: &mut Database, session: TokenHash, count: u64, now: u64) -> Vec<Recorded> {
+    let asked: Vec<_> = (0..count)
+        .map(|nth| {
+            let mut asked = grant(now << 32 | u64::from(session[0]) << 16 | nth, session);
+            (asked.owner.issued, asked.owner.expires) = (now, now + 300);
+            asked
+        })
+        .collect();
+    database.add_grants(&asked).unwrap()
+}
+
+#[test]
+fn grants_that_were_revoked_count_until_they_would_have_ended() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    for round in 1..=4 {
+        log_in(&mut database, [round; 32], 100);
+        assert!(ask(&mut database, [round; 32], 1024, 100).iter().all(|recorded| *recorded == Recorded::Done));
+        assert_eq!(ask(&mut database, [round; 32], 1, 101), [Recorded::TooMany { seconds: 299 }]);
+        log_out(&mut database, [round; 32], 100);
+    }
+    log_in(&mut database, [5; 32], 100);
+    assert_eq!(ask(&mut database, [5; 32], 1, 399), [Recorded::TooMany { seconds: 1 }]);
+    assert!(ask(&mut database, [5; 32], 1024, 400).iter().all(|recorded| *recorded == Recorded::Done));
+}
+
+#[test]
+fn a_session_ends_by_one_note_however_many_grants_it_had() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    let held = holder(log_in(&mut database, [1; 32], 100));
+    ask(&mut database, [1; 32], 1000, 100);
+    let before = database.connection.total_changes();
+    log_out(&mut database, [1; 32], 200);
+    // The session, its slot, the entry in the audit trail and the trail's head.
+    assert_eq!(database.connection.total_changes() - before, 4);
+    let ended = database.take_ended_sessions(200).unwrap();
+    let told: Vec<_> = ended.iter().flat_map(|ended| &ended.verifiers).collect();
+    let expected = ("edge".to_owned(), engine::api::RevokedSession { holder: held.0, expires: 430 });
+    assert_eq!(told, [&expected]);
+    assert!(database.take_ended_sessions(200).unwrap().is_empty());
+    assert_eq!(database.revoked_sessions("edge", 429).unwrap(), [expected.1]);
+    assert!(database.revoked_sessions("edge", 430).unwrap().is_empty());
+    assert!(database.grants(200, false).unwrap().is_empty());
+    assert!(database.grants(200, true).unwrap().iter().all(|grant| grant.revoked == Some(200)));
 }
