@@ -275,6 +275,8 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	refresh(&fresh, p, p->time);
 	if (key.protocol == IP_TCP)
 		begin_connection(&fresh, p->sequence);
+	else
+		fresh.proved = p->time;
 	if (opens_flow && !put_flow(&key, &fresh, BPF_NOEXIST))
 		return keep_unless_revoked(&key, handle);
 	flow = find_flow(&key);
@@ -282,11 +284,13 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		/* Another core may have opened it. */
 		if (opens_flow)
 			release_grant(handle);
-		/* UDP was counted when its flow was looked up. */
-		if (p->flow.protocol == IP_TCP) {
+		/* UDP was counted when its flow was looked up, unless it lacked a token. */
+		if (key.protocol == IP_TCP || !is_proved(key.protocol, flow, p->time))
 			refresh(flow, p, p->time);
+		if (key.protocol == IP_TCP)
 			begin_connection(flow, p->sequence);
-		}
+		else
+			flow->proved = p->time;
 		return CONTINUE;
 	}
 	if (!opens_flow)

@@ -183,7 +183,7 @@ __noinline int judge_shim(context *ctx, struct packet *p, const struct services 
 		struct flow_key4 key = short_key(&p->flow);
 		struct flow *flow = bpf_map_lookup_elem(&flows4, &key);
 
-		if (flow && flow_is_live(IP_UDP, flow, p->time))
+		if (flow && flow_is_live(IP_UDP, flow, p->time) && is_proved(IP_UDP, flow, p->time))
 			refresh(flow, p, p->time);
 	} else if (!opens(p)) {
 		return p->flow.protocol == IP_TCP ? DROP_NO_FLOW : DROP_NO_TOKEN;

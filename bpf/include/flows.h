@@ -78,11 +78,19 @@ static __always_inline int flow_is_live(__u8 protocol, const struct flow *flow, 
 	return (__s32)(time - flow->seen) <= (__s32)idle_limit(protocol, flow);
 }
 
+/* Whether the client has shown a token recently enough. TCP shows one in its SYN; a flow that no client opened shows none. */
+static __always_inline int is_proved(__u8 protocol, const struct flow *flow, __u32 time)
+{
+	/* Signed: the clock may have been set back since. */
+	return protocol != IP_UDP || flow->origin != BY_TOKEN || (__s32)(time - flow->proved) <= (__s32)config.udp_renewal;
+}
+
+/* The flow that a packet from outside belongs to. */
 static __always_inline struct flow *live_flow(const struct flow_key *key, __u32 time)
 {
 	struct flow *flow = find_flow(key);
 
-	return flow && flow_is_live(key->protocol, flow, time) ? flow : 0;
+	return flow && flow_is_live(key->protocol, flow, time) && is_proved(key->protocol, flow, time) ? flow : 0;
 }
 
 static __always_inline void count_packet(struct flow *flow, __u32 time, __u32 bytes)

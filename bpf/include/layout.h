@@ -31,6 +31,8 @@ struct verifier_config {
 	__u32 tells_flows; /* one of enum tells_flows */
 	__u32 mark; /* what of a packet's mark says that it is admitted */
 	__u32 mark_mask; /* which bits of it are the verifier's; 0 if its verdict is to drop */
+	__u32 udp_renewal; /* seconds after which a client's UDP flow needs another token */
+	__u32 reserved;
 };
 
 /* When user space, which tells the gateways beside this one, is told of flows. */

@@ -12,6 +12,8 @@ static __always_inline void note_told(const struct flow_key *key, struct flow *f
 {
 	__s32 later = told->seen - flow->seen;
 
+	if (key->protocol != IP_TCP && (__s32)(told->proved - flow->proved) > 0)
+		flow->proved = told->proved;
 	if (later < 0 || (later == 0 && flow->stage >= STAGE_CLOSING))
 		return;
 	flow->seen = told->seen;

@@ -367,6 +367,10 @@ impl Stage {
         self.gateway.bind_told(told).unwrap().slot
     }
 
+    fn flow_at(&self, client: &Client) -> Option<Flow> {
+        self.verifier.flows.get(&client.key()).unwrap()
+    }
+
     fn flow_there(&self, client: &Client) -> Flow {
         Flow { handle: u64::from(client.person) << 8, since: self.now, seen: self.now, ..Flow::default() }
     }
@@ -461,6 +465,15 @@ fn kernel_takes_a_told_flow_over_as_if_it_had_admitted_it() {
         stage.verifier.grants.remove(&flow.handle).unwrap();
         stage.verifier.grants.remove(&9).unwrap();
         stage.end(&client);
+        // A token that came there counts here, and an older one takes nothing back.
+        let datagrams = Client { protocol: UDP, port: 40_001, ..client };
+        assert_eq!(stage.told(&datagrams, flow, true), taken::NEW);
+        for proved in [flow.seen + 9, flow.seen + 3] {
+            assert_eq!(stage.told(&datagrams, Flow { proved, ..flow }, false), taken::KNOWN);
+            assert_eq!(stage.flow_at(&datagrams).map(|flow| flow.proved), Some(flow.seen + 9));
+        }
+        stage.verifier.grants.remove(&flow.handle).unwrap();
+        stage.end(&datagrams);
     }
 }
 

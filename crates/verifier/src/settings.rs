@@ -18,8 +18,8 @@ mod values;
 pub use file::{TEMPLATE, parse};
 pub use proofs::{Engine, ProofsSettings};
 use values::{
-    FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, carrier, hook, idle, mark, network, peer, replay_buckets, suite,
-    verdict,
+    FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, carrier, hook, idle, mark, network, peer, renewal, replay_buckets,
+    suite, verdict,
 };
 pub use values::{Mark, Verdict, duration};
 
@@ -66,7 +66,10 @@ pub struct Options {
     /// The same for every other flow [default: 60s]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_UDP_IDLE", value_parser = idle)]
     pub udp_idle: Option<u32>,
-    /// The same for a TCP flow whose client has closed it [default: 30s]
+    /// After how long a UDP flow that a client opened needs another token; agents send one every 15 s [default: 60s]
+    #[arg(long, value_name = "TIME", env = "VOUCHSAFE_UDP_RENEWAL", value_parser = renewal)]
+    pub udp_renewal: Option<u32>,
+    /// After which silence a TCP flow is forgotten whose client has closed it [default: 30s]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_CLOSING_IDLE", value_parser = idle)]
     pub closing_idle: Option<u32>,
     /// Dropped packets to report, per core and second; all are counted [default: 100]
@@ -180,6 +183,7 @@ impl Options {
             flows_per_grant: self.flows_per_grant.or(other.flows_per_grant),
             tcp_idle: self.tcp_idle.or(other.tcp_idle),
             udp_idle: self.udp_idle.or(other.udp_idle),
+            udp_renewal: self.udp_renewal.or(other.udp_renewal),
             closing_idle: self.closing_idle.or(other.closing_idle),
             samples_per_second: self.samples_per_second.or(other.samples_per_second),
             carriers: if self.carriers.is_empty() { other.carriers } else { self.carriers },
@@ -235,6 +239,7 @@ impl Options {
                 flows_per_grant: self.flows_per_grant.unwrap_or(kernel.flows_per_grant),
                 tcp_idle: self.tcp_idle.unwrap_or(kernel.tcp_idle),
                 udp_idle: self.udp_idle.unwrap_or(kernel.udp_idle),
+                udp_renewal: self.udp_renewal.unwrap_or(kernel.udp_renewal),
                 closing_idle: self.closing_idle.unwrap_or(kernel.closing_idle),
                 samples_per_second: self.samples_per_second.unwrap_or(kernel.samples_per_second),
                 observe: self.observe.into(),
@@ -301,6 +306,8 @@ mod tests {
         assert!(faults("replay_buckets = 100").contains("power of two"));
         assert!(faults("max_flows = 1").contains("from 16"));
         assert!(faults("udp_idle = \"1s\"").contains("from 5s"));
+        // Agents send a token every 15 s, and one may get lost.
+        assert!(faults("udp_renewal = \"20s\"").contains("from 30s"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Attacks by people who saw a token, or who forge a client's address: docs/threats.md has the promises that they would break.
 
-use super::{CLIENT_PORT, Case, Step, TRANSPORTS, Transport};
-use crate::world::{FLOWS_PER_GRANT, Family, Grant, families};
+use super::{CLIENT_PORT, Case, First, Step, TRANSPORTS, Transport};
+use crate::world::{FLOWS_PER_GRANT, Family, Grant, NOW, families};
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};
 use wire::DropReason;
@@ -21,6 +21,7 @@ pub fn cases() -> Vec<Case> {
         }
         forged_ends(&mut cases, &family);
         ends(&mut cases, &family);
+        renewal(&mut cases, &family);
     }
     cases
 }
@@ -105,4 +106,34 @@ fn ends(cases: &mut Vec<Case>, family: &Family) {
     let bare = |flags| Packet::new(family.client, family.server).tcp(Tcp::new(CLIENT_PORT, 22, flags)).frame();
     let case = case.admitted(&renewed).frame(bare(flag::ACK), Outcome::Flow).step(Step::Wait(SILENCE));
     cases.push(case.frame(bare(flag::ACK), Outcome::Flow));
+}
+
+/// A UDP flow needs a token every minute: nobody goes on with it whose tokens the verifier would refuse.
+fn renewal(cases: &mut Vec<Case>, family: &Family) {
+    let grant = Grant::new(family, OWNER);
+    let to = Transport::Udp.destination(family);
+    let first = Transport::Udp.first(family, &grant, CLIENT_PORT, 1);
+    let at = |time, nonce| First { token: grant.token(&to, time, nonce), ..first.clone() };
+    let datagram = Transport::Udp.later(family, CLIENT_PORT).payload(b"more").frame();
+    let pass = |case: Case| case.step(Step::Wait(20)).frame(datagram.clone(), Outcome::Flow);
+    let no_token = Outcome::Drop(DropReason::NoToken);
+    let minute = |what: &str| {
+        let case = Case::new(family, "§6.3.6", &format!("a minute after its last token, {what}")).admitted(&first);
+        pass(pass(pass(case))).step(Step::Wait(1))
+    };
+    cases.push(minute("a datagram without one").frame(datagram.clone(), no_token));
+    cases.push(
+        minute("a datagram with one opens the flow again")
+            .frame(datagram.clone(), no_token)
+            .admitted(&at(NOW + 61, 2))
+            .frame(datagram.clone(), Outcome::Flow),
+    );
+    cases.push(pass(pass(pass(
+        pass(pass(Case::new(family, "§6.3.6", "a token in time keeps the flow").admitted(&first)))
+            .admitted(&at(NOW + 40, 2)),
+    ))));
+    cases.push(minute("a first fragment").frame(
+        Transport::Udp.later(family, CLIENT_PORT).payload(&[7; 600]).fragments(400)[0].clone(),
+        Outcome::Drop(DropReason::Fragment),
+    ));
 }

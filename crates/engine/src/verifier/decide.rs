@@ -2,7 +2,7 @@
 
 use super::connection::{begin, follow};
 use super::explain::Observer;
-use super::flow::{count, idle_limit, is_live};
+use super::flow::{count, idle_limit, is_live, is_proved};
 use super::tables::TablesMut;
 use super::{FRAGMENT_LIFE, Outcome};
 use crate::protocol;
@@ -276,7 +276,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         covers
     }
 
-    /// The admitted flow at this key, unless it has been idle for too long.
+    /// The flow that a packet from outside belongs to: admitted, not idle for too long, and proved again if it is UDP.
     fn live_flow(&mut self, key: &FlowKey) -> Option<Flow> {
         let Some(flow) = self.tables.flow(key) else {
             self.note("flow", false, || "the flow is not admitted".into());
@@ -294,7 +294,15 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             let end = if live { "" } else { ", which is too long" };
             format!("{by}; silent for {silent} s of {limit} s{end}")
         });
-        live.then_some(flow)
+        if !live {
+            return None;
+        }
+        let proved = is_proved(self.tables.config(), key, &flow, now);
+        if !proved {
+            let (age, renewal) = (now.saturating_sub(flow.proved), self.tables.config().udp_renewal);
+            self.note("renewal", false, || format!("its last token came {age} s ago; one is due every {renewal} s"));
+        }
+        proved.then_some(flow)
     }
 
     /// Counts a packet of the flow, and moves its connection on.

@@ -92,7 +92,7 @@ pub trait Tables {
         true
     }
 
-    /// The admitted flow at this key, unless it has been idle for too long.
+    /// The admitted flow at this key, unless it has been idle for too long. It may need another token.
     fn live_flow(&self, key: &FlowKey, now: u32) -> Option<Flow> {
         self.flow(key).filter(|flow| is_live(self.config(), key, flow, now))
     }

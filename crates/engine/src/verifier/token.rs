@@ -4,7 +4,7 @@ use super::CLOCK_SKEW_MAX;
 use super::connection::begin;
 use super::decide::Decision;
 use super::explain::Observer;
-use super::flow::count;
+use super::flow::{count, is_proved};
 use super::tables::{Once, Replay, TablesMut};
 use wire::map::{Flow, FlowKey, GrantUse, TOKEN_WINDOW, TOKENS_PER_FLOW};
 use wire::packet::{Packet, TCP};
@@ -161,14 +161,18 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.tables.remember(&claim.once, now);
         used.tokens += 1;
         self.tables.put_grant(handle, used);
-        if let Some(flow) = opened {
-            // UDP was counted when its flow was looked up.
-            if packet.protocol == TCP {
+        if let Some(mut flow) = opened {
+            // UDP was counted when its flow was looked up, unless it lacked a token.
+            let counts = packet.protocol == TCP || !is_proved(self.tables.config(), &key, &flow, now);
+            flow.proved = now;
+            if counts {
                 self.refresh(&key, flow, packet);
+            } else {
+                self.tables.put_flow(&key, flow);
             }
             return Ok(());
         }
-        let mut flow = Flow { handle: handle.0, holder: claim.holder.0, since: now, ..Flow::default() };
+        let mut flow = Flow { handle: handle.0, holder: claim.holder.0, since: now, proved: now, ..Flow::default() };
         count(&mut flow, packet, now);
         if packet.opens() {
             begin(&mut flow, packet);

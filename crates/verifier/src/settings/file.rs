@@ -1,6 +1,8 @@
 //! `verifier.toml`: the enrolment, and every setting by its name.
 
-use super::values::{FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, SAMPLES, carrier, hook, mark, network, peer, suite, verdict};
+use super::values::{
+    FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, RENEWAL, SAMPLES, carrier, hook, mark, network, peer, suite, verdict,
+};
 use super::{Options, ProofsSettings};
 use crate::directory::Enrolment;
 use engine::document::{self, Faults, Fields, Reader};
@@ -26,6 +28,7 @@ pub(super) const KEYS: &[&str] = &[
     "flows_per_grant",
     "tcp_idle",
     "udp_idle",
+    "udp_renewal",
     "closing_idle",
     "samples_per_second",
     "carriers",
@@ -70,9 +73,10 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
                 }
             }),
             flows_per_grant: number(reader, fields, "flows_per_grant", &FLOWS),
-            tcp_idle: seconds(reader, fields, "tcp_idle"),
-            udp_idle: seconds(reader, fields, "udp_idle"),
-            closing_idle: seconds(reader, fields, "closing_idle"),
+            tcp_idle: seconds(reader, fields, "tcp_idle", &IDLE),
+            udp_idle: seconds(reader, fields, "udp_idle", &IDLE),
+            udp_renewal: seconds(reader, fields, "udp_renewal", &RENEWAL),
+            closing_idle: seconds(reader, fields, "closing_idle", &IDLE),
             samples_per_second: number(reader, fields, "samples_per_second", &SAMPLES),
             carriers: named(reader, fields, "carriers", carrier),
             inside: texts(reader, fields, "inside"),
@@ -166,9 +170,14 @@ fn number(
     Some(fields.number(reader, key, least, least, most))
 }
 
-fn seconds(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Option<u32> {
+fn seconds(
+    reader: &mut Reader<'_>,
+    fields: &Fields<'_, '_>,
+    key: &str,
+    range: &std::ops::RangeInclusive<u32>,
+) -> Option<u32> {
     fields.value(key)?;
-    Some(fields.seconds(reader, key, *IDLE.start(), *IDLE.start(), *IDLE.end()))
+    Some(fields.seconds(reader, key, *range.start(), *range.start(), *range.end()))
 }
 
 /// The text of a new file, settings at their defaults.

@@ -12,6 +12,8 @@ pub(super) const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
 pub(super) const FLOWS: std::ops::RangeInclusive<i64> = 1..=1 << 26;
 pub(super) const SAMPLES: std::ops::RangeInclusive<i64> = 0..=100_000;
 pub(super) const IDLE: std::ops::RangeInclusive<u32> = 5..=30 * 86_400;
+/// Two tokens of an agent at least.
+pub(super) const RENEWAL: std::ops::RangeInclusive<u32> = 30..=30 * 86_400;
 
 pub(super) fn hook(text: &str) -> Result<Hook, String> {
     Hook::ALL.into_iter().find(|hook| hook.name() == text).ok_or_else(|| "xdp or tc".to_owned())
@@ -95,6 +97,11 @@ pub(super) fn replay_buckets(text: &str) -> Result<u32, String> {
 pub(super) fn idle(text: &str) -> Result<u32, String> {
     let seconds = duration(text)?;
     if IDLE.contains(&seconds) { Ok(seconds) } else { Err("from 5s to 30d".to_owned()) }
+}
+
+pub(super) fn renewal(text: &str) -> Result<u32, String> {
+    let seconds = duration(text)?;
+    if RENEWAL.contains(&seconds) { Ok(seconds) } else { Err("from 30s to 30d".to_owned()) }
 }
 
 /// Reads a time on the command line.

@@ -41,6 +41,10 @@ pub struct VerifierConfig {
     pub mark: u32,
     /// Which bits of the mark are the verifier's, the lowest eight for the class; 0 if its verdict is to drop.
     pub mark_mask: u32,
+    /// Seconds after which a UDP flow that a client opened needs another token.
+    pub udp_renewal: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 impl Default for VerifierConfig {
@@ -62,6 +66,8 @@ impl Default for VerifierConfig {
             tells_flows: tells_flows::NOTHING,
             mark: 0,
             mark_mask: 0,
+            udp_renewal: 60,
+            reserved: 0,
         }
     }
 }
