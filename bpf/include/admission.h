@@ -192,9 +192,9 @@ static __always_inline int take_flow(struct grant_use *use, const struct flow_ke
 
 /* A grant may be revoked, and its flows forgotten, after admission asked and before its flow was in the table: so admission
  * asks again. */
-static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64 handle)
+static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64 handle, __u32 holder)
 {
-	if (!is_revoked(handle)) {
+	if (!is_revoked(handle, holder)) {
 		if (config.tells_flows == TELLS_ADMITTED)
 			tell_flow(key);
 		return CONTINUE;
@@ -239,7 +239,7 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	bucket = bucket_of(token);
 	if (!bucket)
 		return DROP_FLOW_LIMIT;
-	if (is_revoked(handle))
+	if (is_revoked(handle, p->holder))
 		return DROP_REVOKED;
 	if (p->from_pair ? nonce_was_used(handle, p->nonce2) : was_used(bucket, replay_entry(token)))
 		return DROP_REPLAYED;
@@ -278,7 +278,7 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	else
 		fresh.proved = p->time;
 	if (opens_flow && !put_flow(&key, &fresh, BPF_NOEXIST))
-		return keep_unless_revoked(&key, handle);
+		return keep_unless_revoked(&key, handle, p->holder);
 	flow = find_flow(&key);
 	if (is_flow_of(flow, handle, key.protocol, p->time)) {
 		/* Another core may have opened it. */
@@ -303,7 +303,7 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 			release_grant(before);
 	}
 	if (!put_flow(&key, &fresh, BPF_NOEXIST))
-		return keep_unless_revoked(&key, handle);
+		return keep_unless_revoked(&key, handle, p->holder);
 	release_grant(handle);
 	return DROP_FLOW_LIMIT;
 }

@@ -240,6 +240,20 @@ struct services {
 	struct service spans[SERVICES_MAX];
 };
 
+/* A session that ended, or with `whole` an account that lost all its sessions. */
+struct revoked_key {
+	__u32 number; /* the holder's, or the account's */
+	__u32 whole;
+};
+
+enum { CLASSES_OF_HANDLES = 0, CLASSES_OF_ACCOUNTS = 1 };
+
+/* The account of a holder (wire.md §3.9). */
+static __always_inline __u32 account_of(__u32 holder)
+{
+	return holder >> 8;
+}
+
 /* A bit for each of 65 536 classes. */
 struct class_set {
 	__u64 bits[1024];

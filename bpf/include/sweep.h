@@ -16,7 +16,7 @@ struct sweep {
 
 static __always_inline int sweep_keeps(__u8 protocol, const struct flow *flow, const struct sweep *sweep)
 {
-	return flow_is_live(protocol, flow, sweep->now) && !(flow->handle && is_revoked(flow->handle));
+	return flow_is_live(protocol, flow, sweep->now) && !(flow->handle && is_revoked(flow->handle, flow->holder));
 }
 
 static __always_inline void sweep_flow(struct bpf_map *map, const void *key, __u8 protocol, struct flow *flow,
@@ -82,6 +82,13 @@ static long sweep_revocation(struct bpf_map *map, const __u64 *handle, __u32 *ex
 	return 0;
 }
 
+static long sweep_holder(struct bpf_map *map, const struct revoked_key *key, __u32 *expires, struct sweep *sweep)
+{
+	if (*expires + CLOCK_SKEW_MAX < sweep->now)
+		bpf_map_delete_elem(map, key);
+	return 0;
+}
+
 static long sweep_pair(struct bpf_map *map, const __u64 *handle, struct ls_grant *pair, struct sweep *sweep)
 {
 	if (pair->expires + CLOCK_SKEW_MAX < sweep->now)
@@ -99,6 +106,7 @@ int sweep(struct sweep *pass)
 	bpf_for_each_map_elem(&flows6, sweep_flow6, &sweep, 0);
 	bpf_for_each_map_elem(&grants, sweep_grant, &sweep, 0);
 	bpf_for_each_map_elem(&revoked, sweep_revocation, &sweep, 0);
+	bpf_for_each_map_elem(&revoked_holders, sweep_holder, &sweep, 0);
 	bpf_for_each_map_elem(&ls_grants, sweep_pair, &sweep, 0);
 	if (left)
 		*left = sweep.outbound;

@@ -89,7 +89,7 @@ int take_over(struct told_flow *told)
 		return REFUSED_FULL;
 	if (key.protocol == IP_TCP)
 		own.flow.fin = 0;
-	if (own.flow.handle && is_revoked(own.flow.handle))
+	if (own.flow.handle && is_revoked(own.flow.handle, own.flow.holder))
 		return REFUSED_REVOKED;
 	flow = find_flow(&key);
 	if (flow && flow->handle == own.flow.handle && flow->origin == own.flow.origin) {

@@ -6,7 +6,7 @@ use anyhow::Result;
 use stateright::{Checker, Model, Property};
 use std::fmt;
 use std::time::Instant;
-use wire::map::{Flow, FlowKey4, GrantUse, ReplayBucket, counter, origin};
+use wire::map::{Flow, FlowKey4, GrantUse, ReplayBucket, RevokedKey, counter, origin};
 use zerocopy::FromBytes;
 
 /// What a core does, one after another.
@@ -31,6 +31,8 @@ pub struct Tables {
     pub grants: TableId,
     /// Revoked grants.
     pub revoked: TableId,
+    /// Sessions that ended.
+    pub ended: TableId,
     /// Tokens seen.
     pub replays: TableId,
 }
@@ -48,6 +50,7 @@ impl Tables {
             flows: program.table("flows4", shape::<FlowKey4, Flow>(kind::HASH))?,
             grants: program.table("grants", shape::<u64, GrantUse>(kind::HASH))?,
             revoked: program.table("revoked", shape::<u64, u32>(kind::HASH))?,
+            ended: program.table("revoked_holders", shape::<RevokedKey, u32>(kind::HASH))?,
             replays: program.table("replays", shape::<u32, ReplayBucket>(kind::ARRAY))?,
         })
     }
@@ -67,7 +70,7 @@ pub struct Token {
 pub struct Cut {
     /// The core.
     pub core: usize,
-    /// The job: a sweep after the grant was revoked.
+    /// The job: a sweep after the grant was revoked, or its session ended.
     pub job: usize,
     /// The grant's handle.
     pub handle: u64,

@@ -66,6 +66,12 @@ fn a_revocation_beside_a_first_packet_holds() {
 }
 
 #[test]
+fn the_end_of_a_session_beside_a_first_packet_holds() {
+    let scene = Scene::new("a session ends beside a SYN", vec![vec![grant(1, NOW).syn(40000, NOW, 7)], vec![]]);
+    holds(Scene { ends: vec![(1, grant(1, NOW), NOW + 3000)], ..scene }.world());
+}
+
+#[test]
 fn a_sweep_beside_an_end_and_a_new_beginning_counts_right() {
     // The client's connection was reset; it opens the same one again while the sweep forgets the old.
     let again = grant(1, NOW).syn(40000, NOW + 31, 8);

@@ -48,7 +48,7 @@ fn without_a_look_back_a_token_admits_twice() {
 /// Revocation is asked for before the flow is in the table only.
 const ASKED_ONCE: &[Edit] = &[Edit {
     file: "include/admission.h",
-    from: "\tif (!is_revoked(handle)) {\n\t\tif (config.tells",
+    from: "\tif (!is_revoked(handle, holder)) {\n\t\tif (config.tells",
     to: "\tif (1) {\n\t\tif (config.tells",
 }];
 
@@ -57,6 +57,13 @@ fn a_revocation_that_is_asked_for_once_is_outrun() {
     let scene = Scene::new("revoked, asked for once", vec![vec![grant(1, NOW).syn(40000, NOW, 7)], vec![]]);
     let revokes = vec![(1, grant(1, NOW).handle, NOW + 3000)];
     breaks(Scene { edits: ASKED_ONCE, revokes, ..scene }.world(), REVOKED);
+}
+
+#[test]
+fn the_end_of_a_session_that_is_asked_for_once_is_outrun() {
+    let scene = Scene::new("ended, asked for once", vec![vec![grant(1, NOW).syn(40000, NOW, 7)], vec![]]);
+    let ends = vec![(1, grant(1, NOW), NOW + 3000)];
+    breaks(Scene { edits: ASKED_ONCE, ends, ..scene }.world(), REVOKED);
 }
 
 /// Tokens are charged before replays are looked for.

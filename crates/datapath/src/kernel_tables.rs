@@ -6,7 +6,7 @@ use std::cell::OnceCell;
 use std::net::IpAddr;
 use wire::map::{Flow, FlowKey, GrantUse, Prefix4, Prefix6, ReplayBucket, ReplayLook, Services, VerifierConfig};
 use wire::token::TOKEN_LEN;
-use wire::{Epoch, Handle, VerifierKey};
+use wire::{Epoch, Handle, Holder, VerifierKey};
 
 /// The maps of a verifier's programs. A map that cannot be read holds nothing.
 pub struct KernelTables<'a> {
@@ -84,6 +84,10 @@ impl Tables for KernelTables<'_> {
 
     fn is_revoked(&self, handle: Handle) -> bool {
         self.verifier.revoked.get(handle.0).ok().flatten().is_some()
+    }
+
+    fn is_ended(&self, holder: Holder) -> bool {
+        self.verifier.revoked_holders.contains(holder).unwrap_or_default()
     }
 
     fn flow(&self, key: &FlowKey) -> Option<Flow> {

@@ -24,6 +24,7 @@ pub mod probe;
 pub mod proofs;
 pub mod protected;
 pub mod revoked;
+pub mod revoked_holders;
 pub mod ring;
 pub mod run;
 mod stack;

@@ -6,6 +6,7 @@ use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened, Pins};
 use crate::protected::Protected;
 use crate::revoked::Revoked;
+use crate::revoked_holders::RevokedHolders;
 use crate::ring;
 use crate::run::{self, Ran, Runner};
 use crate::stack;
@@ -26,7 +27,7 @@ use zerocopy::{FromBytes, IntoBytes};
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 21] = [
+const PINNED: [&str; 22] = [
     "protected4",
     "protected6",
     "open4",
@@ -35,6 +36,7 @@ const PINNED: [&str; 21] = [
     "clock",
     "revoked",
     "revoked_classes",
+    "revoked_holders",
     "flows4",
     "flows6",
     "grants",
@@ -59,7 +61,7 @@ pub struct Sizes {
     pub grants: u32,
     /// Buckets for eight tokens each, 64 bytes; a power of two.
     pub replay_buckets: u32,
-    /// Revoked grants.
+    /// Revoked grants, and as many sessions that ended.
     pub revoked: u32,
     /// Pairs of the scheme of LS, 8 KiB each.
     pub pairs: u32,
@@ -97,6 +99,8 @@ pub struct Verifier {
     pub grants: Table<u64, GrantUse>,
     /// Revoked grants.
     pub revoked: Revoked,
+    /// Sessions that ended.
+    pub revoked_holders: RevokedHolders,
     /// Keys, by the low 8 bits of their epoch.
     pub epoch_keys: Table<u32, EpochKey>,
     /// Application server secrets, by the low 8 bits of their epoch.
@@ -152,6 +156,7 @@ impl Verifier {
         opened.resize("grants", sizes.grants)?;
         opened.resize("replays", sizes.replay_buckets)?;
         opened.resize("revoked", sizes.revoked)?;
+        opened.resize("revoked_holders", sizes.revoked)?;
         opened.resize("ls_grants", sizes.pairs)?;
         opened.resize("ended", sizes.ended)?;
         if config.mark_mask != 0 {
@@ -166,6 +171,7 @@ impl Verifier {
             flows: Arc::new(Flows::new(object.table("flows4")?, object.table("flows6")?)),
             grants: object.table("grants")?,
             revoked: Revoked::new(&object)?,
+            revoked_holders: RevokedHolders::new(&object)?,
             epoch_keys: object.table("epoch_keys")?,
             ls_secrets: object.table("ls_secrets")?,
             ls_grants: object.table("ls_grants")?,
@@ -321,6 +327,7 @@ impl Verifier {
         let result = program.test_run(input).context("cannot run the sweep program")?;
         anyhow::ensure!(result.return_value == 0, "the sweep program failed: {}", result.return_value);
         self.revoked.tidy()?;
+        self.revoked_holders.tidy()?;
         Ok(swept)
     }
 

@@ -24,6 +24,7 @@ fn check(deciders: &mut Deciders, cases: &[Case], failures: &mut Vec<String>) {
             match step {
                 Step::Wait(seconds) => now += seconds,
                 Step::Revoke(handle) => deciders.revoke(*handle, now + 3600),
+                Step::End(holder) => deciders.end_session(*holder, now + 3600),
                 Step::Tell(pair) => deciders.tell(pair),
                 Step::Sweep => deciders.sweep(now),
                 Step::Frame { frame, .. } if !world::runs(deciders.kernel.hook(), frame) => {}
@@ -60,6 +61,7 @@ fn kernel_and_rust_agree_on_every_row() {
     cases.extend(table::admission::cases());
     cases.extend(table::forms::cases());
     cases.extend(table::attacks::cases());
+    cases.extend(table::accounts::cases());
     let mut failures = Vec::new();
     for hook in Hook::ALL {
         check(&mut Deciders::new(hook, world::config(), &world::receivers()), &cases, &mut failures);
@@ -180,6 +182,7 @@ fn kernel_that_observes_drops_nothing_and_counts_the_same() {
     cases.extend(table::admission::cases());
     cases.extend(table::forms::cases());
     cases.extend(table::attacks::cases());
+    cases.extend(table::accounts::cases());
     let observing = wire::map::VerifierConfig { observe: 1, ..world::config() };
     let mut failures = Vec::new();
     for hook in Hook::ALL {

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use wire::map::{Flow, FlowKey, GrantUse, LsGrant, Services, VerifierConfig, counter};
 use wire::token::TOKEN_LEN;
-use wire::{DropReason, Epoch, Handle, VerifierKey};
+use wire::{DropReason, Epoch, Handle, Holder, VerifierKey};
 
 pub use decide::decide;
 pub use explain::{Check, Explanation, Observer, Trace, explain, explain_flow};
@@ -109,6 +109,8 @@ pub struct Verifier {
     pub keys: BTreeMap<Epoch, VerifierKey>,
     /// Revoked grants, and when they would have ended.
     pub revoked: BTreeMap<Handle, u32>,
+    /// Sessions that ended, and when the last of their grants would have.
+    pub revoked_holders: BTreeMap<Holder, u32>,
     /// Admitted flows.
     pub flows: BTreeMap<FlowKey, Flow>,
     /// Grants in use.
@@ -133,10 +135,10 @@ impl Verifier {
 
     /// Forgets what is over: idle and revoked flows, ended grants and revocations.
     pub fn sweep(&mut self, now: u32) {
-        let Self { config, flows, grants, revoked, ls_grants, .. } = self;
+        let Self { config, flows, grants, revoked, revoked_holders, ls_grants, .. } = self;
         flows.retain(|key, flow| {
-            let keep =
-                is_live(config, key, flow, now) && !(flow.handle != 0 && revoked.contains_key(&Handle(flow.handle)));
+            let cut = revoked.contains_key(&Handle(flow.handle)) || revoked_holders.contains_key(&Holder(flow.holder));
+            let keep = is_live(config, key, flow, now) && !(flow.handle != 0 && cut);
             if !keep
                 && flow.by_grant()
                 && let Some(used) = grants.get_mut(&Handle(flow.handle))
@@ -147,6 +149,7 @@ impl Verifier {
         });
         grants.retain(|_, used| used.expires.wrapping_add(CLOCK_SKEW_MAX) >= now || used.flows != 0);
         revoked.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= now);
+        revoked_holders.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= now);
         ls_grants.retain(|_, pair| pair.expires.wrapping_add(CLOCK_SKEW_MAX) >= now);
     }
 }
@@ -171,6 +174,10 @@ impl Tables for Verifier {
 
     fn is_revoked(&self, handle: Handle) -> bool {
         self.revoked.contains_key(&handle)
+    }
+
+    fn is_ended(&self, holder: Holder) -> bool {
+        self.revoked_holders.contains_key(&holder)
     }
 
     fn flow(&self, key: &FlowKey) -> Option<Flow> {

@@ -121,6 +121,16 @@ pub fn with_revoked(known: &mut Vec<api::RevokedGrant>, news: &[api::RevokedGran
     known.extend(news.iter().filter(|grant| handles.insert(grant.handle)));
 }
 
+/// The sessions that ended with those just heard of; each is named once, with its latest end: a number is used again.
+pub fn with_sessions(known: &mut Vec<api::RevokedSession>, news: &[api::RevokedSession], now: u64) {
+    let mut ends: BTreeMap<u32, u32> = BTreeMap::new();
+    for session in known.iter().chain(news).filter(|session| u64::from(session.expires) + CLOCK_SKEW_MAX >= now) {
+        let end = ends.entry(session.holder).or_default();
+        *end = session.expires.max(*end);
+    }
+    *known = ends.into_iter().map(|(holder, expires)| api::RevokedSession { holder, expires }).collect();
+}
+
 /// Grants to cut the flows of, those that have ended first: apart, because no packet can be admitted by them. `held` says
 /// when a grant ends where the authority may not know.
 pub fn ended(
@@ -234,6 +244,14 @@ mod tests {
         let held = |handle| (handle == 3).then_some(250);
         let all = [grant(1, 100), grant(2, 180), grant(3, 0), grant(4, 0)];
         assert_eq!(ended(&all, held, 200), (vec![grant(1, 100), grant(4, 0)], vec![grant(2, 180), grant(3, 250)]));
+    }
+
+    #[test]
+    fn a_session_that_ended_is_named_once_with_its_latest_end() {
+        let session = |holder, expires| api::RevokedSession { holder, expires };
+        let mut known = vec![session(1, 100), session(2, 500), session(4, 900)];
+        with_sessions(&mut known, &[session(2, 700), session(3, 600), session(4, 800)], 200);
+        assert_eq!(known, [session(2, 700), session(3, 600), session(4, 900)]);
     }
 
     #[test]

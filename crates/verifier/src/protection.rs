@@ -94,10 +94,11 @@ impl Protection {
         self.set_clock()?;
         // Keys of epochs of another length would take the place of those that the programs can use.
         let keys_fit = config.epoch_length == self.kernel.epoch_length;
-        if self.revoke(&config.revoked, now).complete && keys_fit {
+        let revoked = self.revoke(&config.revoked, now).complete;
+        if self.end_sessions(&config.revoked_sessions, now).complete && revoked && keys_fit {
             self.write_keys(keys, now)?;
             if self.closed.swap(false, Ordering::Relaxed) {
-                tracing::info!("all revoked grants have room again: grants are admitted");
+                tracing::info!("all revoked grants and ended sessions have room again: grants are admitted");
             }
         }
         self.note_pairs(&config.pairs, config.now.max(now))?;

@@ -51,7 +51,7 @@ pub struct Options {
     /// Room for grants in use, 112 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_GRANTS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_grants: Option<u32>,
-    /// Room for revoked grants, 64 bytes each [default: 65536]
+    /// Room for revoked grants, and for as many sessions that ended, 64 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_REVOKED", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_revoked: Option<u32>,
     /// Room for used tokens, in buckets of eight, 64 bytes each; a power of two [default: 65536]

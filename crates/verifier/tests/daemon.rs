@@ -221,6 +221,33 @@ fn what_was_revoked_while_the_daemon_was_down_is_cut_when_it_is_back() {
 }
 
 #[test]
+fn a_session_that_ended_loses_its_flows_and_stays_ended_when_the_authority_is_back() {
+    act(|mut stage| async move {
+        let mut verifier = stage.run(&[]).await;
+        verifier.signal(Signal::SIGTERM);
+        verifier.end().await;
+        stage.stop_authority().await;
+        let file = stage.directory().join("cache.json");
+        let mut cache: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let ended = serde_json::json!([{ "holder": 0x501, "expires": verifier::now() + 300 }]);
+        cache["config"]["revoked_sessions"] = ended;
+        std::fs::write(&file, cache.to_string()).unwrap();
+        let kernel = stage.kernel(Sizes::default());
+        let key = |port| FlowKey::new([10, 77, 0, 2].into(), port, [10, 77, 0, 1].into(), 22, 6);
+        for (port, holder) in [(4001, 0x501), (4002, 0x502), (4003, 0x501)] {
+            kernel.flows.insert(&key(port), &Flow { holder, ..flow(u64::from(port)) }).unwrap();
+        }
+        let verifier = stage.run(&[]).await;
+        until("the cut", || (kernel.flows.keys() == [key(4002)]).then_some(())).await;
+        stage.start_authority().await;
+        verifier.connected().await;
+        until("what the authority says", || verifier.log().contains("connected to the authority").then_some(())).await;
+        let tables = stage.status().await.tables;
+        assert!(tables.iter().any(|table| table.name == "ended sessions" && table.used == Some(1)), "{tables:?}");
+    });
+}
+
+#[test]
 fn flows_that_outlived_their_grant_are_cut_within_a_second_of_its_revocation() {
     act(|stage| async move {
         let verifier = stage.run(&["--max-revoked", "16"]).await;

@@ -13,6 +13,7 @@ mod keys;
 mod pair;
 mod proofs;
 mod replay;
+mod revoked;
 mod service;
 mod stack;
 mod svtep;
@@ -31,6 +32,7 @@ pub use keys::{EpochKey, SecretEntry};
 pub use pair::LsGrant;
 pub use proofs::{ProofKeySlot, ProofsConfig, WithdrawalKey};
 pub use replay::{REPLAY_ENTRIES, ReplayBucket, ReplayLook};
+pub use revoked::{CLASSES_OF_ACCOUNTS, RevokedKey};
 pub use service::{Prefix4, Prefix6, SERVICES_MAX, Service, Services};
 pub use stack::StackLayout;
 pub use svtep::{

@@ -6,8 +6,8 @@ use model::program::{Constants, Edit, Program};
 use model::world::{Cut, Job, Tables, Token, World};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use wire::map::{ClassSet, EpochKey, Prefix4, SERVICES_MAX, Service, Services, VerifierConfig};
-use wire::{Destination, Epoch, Flags, GrantHeader, Handle, MasterKey, Suite, VerifierKey, tail};
+use wire::map::{ClassSet, EpochKey, Prefix4, RevokedKey, SERVICES_MAX, Service, Services, VerifierConfig};
+use wire::{Destination, Epoch, Flags, GrantHeader, Handle, Holder, MasterKey, Suite, VerifierKey, tail};
 use zerocopy::IntoBytes;
 
 pub const NOW: u32 = 1_800_000_000;
@@ -95,6 +95,8 @@ pub struct Scene {
     pub flows_max: usize,
     /// Revokes, as jobs of the scripts: (core, handle, expires) stands at the head of that core's script, with a sweep.
     pub revokes: Vec<(usize, u64, u32)>,
+    /// Ends sessions in the same way: (core, a grant of the session, expires).
+    pub ends: Vec<(usize, Grant, u32)>,
 }
 
 impl Scene {
@@ -116,6 +118,7 @@ impl Scene {
             cuts: Vec::new(),
             flows_max: 16,
             revokes: Vec::new(),
+            ends: Vec::new(),
         }
     }
 
@@ -143,6 +146,12 @@ impl Scene {
             let put = Job::Put(tables.revoked, handle.to_ne_bytes().to_vec(), expires.to_ne_bytes().to_vec());
             scripts[core].splice(0..0, [put, Job::Sweep]);
             cuts.push(Cut { core, job: 1, handle });
+        }
+        for (core, grant, expires) in self.ends {
+            let key = RevokedKey::session(Holder::of(Handle(grant.handle), &key(grant.epoch)));
+            let put = Job::Put(tables.ended, key.as_bytes().to_vec(), expires.to_ne_bytes().to_vec());
+            scripts[core].splice(0..0, [put, Job::Sweep]);
+            cuts.push(Cut { core, job: 1, handle: grant.handle });
         }
         let (tokens, flows_max) = (self.tokens, self.flows_max);
         let mut world = World { name: self.name, program, memory, scripts, tokens, cuts, flows_max };
@@ -181,6 +190,6 @@ fn constants() -> Constants {
         ("open4", vec![(index(0), ClassSet::NOTHING.as_bytes().to_vec())]),
         ("protected4", vec![(prefix.as_bytes().to_vec(), services.as_bytes().to_vec())]),
         ("epoch_keys", epoch_keys.collect()),
-        ("revoked_classes", vec![(index(0), ClassSet::EVERYTHING.as_bytes().to_vec())]),
+        ("revoked_classes", [0, 1].map(|class| (index(class), ClassSet::EVERYTHING.as_bytes().to_vec())).to_vec()),
     ])
 }

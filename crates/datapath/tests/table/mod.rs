@@ -1,5 +1,6 @@
 //! Rows: what comes in, in which state, what becomes of it.
 
+pub mod accounts;
 pub mod admission;
 pub mod agent;
 pub mod attacks;
@@ -11,7 +12,7 @@ use crate::world::{Family, Grant, LsPair, NOW};
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp};
 use wire::packet::{TCP, UDP};
-use wire::{Destination, tail};
+use wire::{Destination, Holder, tail};
 
 /// One thing that happens.
 pub enum Step {
@@ -21,6 +22,8 @@ pub enum Step {
     Tell(LsPair),
     /// A grant is revoked.
     Revoke(u64),
+    /// A session ends.
+    End(Holder),
     /// Upkeep runs.
     Sweep,
     /// Seconds pass.

@@ -131,6 +131,13 @@ impl Grant {
         }
     }
 
+    /// The same for a session's grant of this number.
+    pub fn of(family: &Family, holder: Holder, number: u32) -> Self {
+        let grant = Self::new(family, 0);
+        let key = master().verifier_key("edge-1", grant.epoch).expect("a short id");
+        Self { handle: holder.handle(&key, number).0, ..grant }
+    }
+
     pub fn header(&self) -> GrantHeader {
         GrantHeader {
             suite: self.suite,
@@ -249,6 +256,9 @@ impl Deciders {
         for key in self.kernel.revoked.handles() {
             self.kernel.revoked.remove(key).expect("revoked");
         }
+        for (key, _) in self.kernel.revoked_holders.entries() {
+            self.kernel.revoked_holders.remove(&key).expect("revoked holders");
+        }
         for key in self.kernel.ls_grants.keys() {
             self.kernel.ls_grants.remove(&key).expect("pairs");
         }
@@ -258,6 +268,7 @@ impl Deciders {
         self.model.flows.clear();
         self.model.grants.clear();
         self.model.revoked.clear();
+        self.model.revoked_holders.clear();
         self.model.tokens.clear();
         self.model.ls_grants.clear();
         self.model.fragments.clear();
@@ -271,6 +282,11 @@ impl Deciders {
     pub fn revoke(&mut self, handle: u64, expires: u32) {
         self.model.revoked.insert(Handle(handle), expires);
         self.kernel.revoked.set(handle, expires).expect("revoked");
+    }
+
+    pub fn end_session(&mut self, holder: Holder, expires: u32) {
+        self.model.revoked_holders.insert(holder, expires);
+        self.kernel.revoked_holders.set(holder, expires).expect("revoked holders");
     }
 
     pub fn sweep(&mut self, now: u32) {

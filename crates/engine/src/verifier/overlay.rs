@@ -4,7 +4,7 @@ use super::tables::{Once, PairTerms, Replay, Stack, Tables, TablesMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use wire::map::{Flow, FlowKey, GrantUse, Services, VerifierConfig};
-use wire::{Epoch, Handle, VerifierKey};
+use wire::{Epoch, Handle, Holder, VerifierKey};
 
 /// Lets a decision run against tables that must not change: it sees its own changes, and nobody else does.
 pub struct Overlay<'a, T> {
@@ -47,6 +47,10 @@ impl<T: Tables> Tables for Overlay<'_, T> {
 
     fn is_revoked(&self, handle: Handle) -> bool {
         self.below.is_revoked(handle)
+    }
+
+    fn is_ended(&self, holder: Holder) -> bool {
+        self.below.is_ended(holder)
     }
 
     fn flow(&self, key: &FlowKey) -> Option<Flow> {

@@ -69,6 +69,8 @@ pub trait Tables {
     fn key(&self, epoch: Epoch) -> Option<VerifierKey>;
     /// Whether a grant is revoked.
     fn is_revoked(&self, handle: Handle) -> bool;
+    /// Whether a session ended. Nobody's (0) never does.
+    fn is_ended(&self, holder: Holder) -> bool;
     /// The flow at this key, live or not.
     fn flow(&self, key: &FlowKey) -> Option<Flow>;
     /// What the verifier remembers of a grant that has admitted something.

@@ -76,8 +76,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             let bound = if header.flags.has(Flags::SOURCE) { "; it is bound to the sender's address" } else { "" };
             format!("{text}{bound}")
         })?;
-        self.unrevoked(header.handle)?;
-        Ok(Claim::of(&token, &key))
+        let claim = Claim::of(&token, &key);
+        self.unrevoked(&claim)?;
+        Ok(claim)
     }
 
     /// The checks of a token of the scheme of LS up to revocation, in the order of wire.md §6.4.1.
@@ -103,9 +104,10 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.require("tag", right, DropReason::BadTag, || {
             if right { "right".into() } else { "wrong: forged or changed".into() }
         })?;
-        self.unrevoked(handle)?;
         let once = Once::Nonce2(handle, token.nonce2);
-        Ok(Claim { handle, holder: pair.holder, expires: pair.expires, single: false, once })
+        let claim = Claim { handle, holder: pair.holder, expires: pair.expires, single: false, once };
+        self.unrevoked(&claim)?;
+        Ok(claim)
     }
 
     fn expiry(&mut self, what: &str, expires: u32) -> Result<(), DropReason> {
@@ -115,10 +117,19 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         })
     }
 
-    fn unrevoked(&mut self, handle: Handle) -> Result<(), DropReason> {
+    fn unrevoked(&mut self, claim: &Claim) -> Result<(), DropReason> {
+        let Claim { handle, holder, .. } = *claim;
         let revoked = self.tables.is_revoked(handle);
         self.require("revoked", !revoked, DropReason::Revoked, || {
             format!("{handle} is {}revoked", if revoked { "" } else { "not " })
+        })?;
+        if holder.0 == 0 {
+            return Ok(());
+        }
+        let ended = self.tables.is_ended(holder);
+        self.require("session", !ended, DropReason::Revoked, || {
+            let (account, session) = (holder.account(), holder.session());
+            format!("session {session} of account {account} has {}ended", if ended { "" } else { "not " })
         })
     }
 

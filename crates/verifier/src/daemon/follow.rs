@@ -7,7 +7,7 @@ use crate::shared::{Order, Shared};
 use crate::{now, plan};
 use anyhow::{Result, bail};
 use client::EventStream;
-use engine::api::{Confirm, Event, RevokedGrant, Withdrawal};
+use engine::api::{Confirm, Event, RevokedGrant, RevokedSession, Withdrawal};
 use std::collections::HashSet;
 use std::future::pending;
 use std::process::ExitCode;
@@ -139,13 +139,22 @@ impl Daemon {
                 Withdrawal::add(&mut self.cache.config.withdrawn, &withdrawn, now());
                 self.unsaved = true;
             }
-            Event::Alive | Event::LoggedOut | Event::SessionsRevoked { .. } => {}
+            Event::SessionsRevoked { sessions } => self.end_sessions(&sessions),
+            Event::Alive | Event::LoggedOut => {}
         }
     }
 
     fn revoke(&mut self, grants: &[RevokedGrant]) {
         let cut = self.shared.protection().revoke(grants, now());
         self.note_cut(grants, &cut);
+    }
+
+    fn end_sessions(&mut self, sessions: &[RevokedSession]) {
+        let ended = self.shared.protection().end_sessions(sessions, now());
+        tracing::info!(sessions = sessions.len(), flows = ended.flows, "sessions ended");
+        self.second_cut = Some(Instant::now() + SECOND_CUT);
+        plan::with_sessions(&mut self.cache.config.revoked_sessions, sessions, now());
+        self.unsaved = true;
     }
 
     /// Cuts the flows that the authority named when it was asked.
@@ -206,6 +215,8 @@ impl Daemon {
         // What was revoked while the answer was on its way must not be taken for unknown.
         let known = std::mem::take(&mut self.cache.config.revoked);
         plan::with_revoked(&mut cache.config.revoked, &known, now());
+        let known = std::mem::take(&mut self.cache.config.revoked_sessions);
+        plan::with_sessions(&mut cache.config.revoked_sessions, &known, now());
         // Nor what was issued.
         plan::with_pairs(&mut cache.config.pairs, &std::mem::take(&mut self.cache.config.pairs), now());
         Withdrawal::add(&mut cache.config.withdrawn, &std::mem::take(&mut self.cache.config.withdrawn), now());
@@ -293,6 +304,7 @@ impl Daemon {
         if self.shared.protection().is_closed() || self.shared.protection().proofs_are_closed() {
             Withdrawal::add(&mut self.cache.config.withdrawn, &[], now());
             plan::with_revoked(&mut self.cache.config.revoked, &[], now());
+            plan::with_sessions(&mut self.cache.config.revoked_sessions, &[], now());
             if let Err(error) = self.write(&self.cache) {
                 tracing::debug!("still closed: {error:#}");
             }

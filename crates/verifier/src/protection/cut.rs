@@ -2,10 +2,10 @@
 
 use super::Protection;
 use crate::{now, plan};
-use engine::api::RevokedGrant;
+use engine::api::{RevokedGrant, RevokedSession};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
-use wire::Handle;
+use wire::{Handle, Holder};
 
 /// What revoking grants did.
 pub struct Cut {
@@ -15,6 +15,14 @@ pub struct Cut {
     pub flows: u32,
     /// The grants that have not ended, which stay revoked.
     pub lasting: Vec<RevokedGrant>,
+}
+
+/// What ending sessions did.
+pub struct EndedSessions {
+    /// Whether all had room. If not, the verifier is closed: it admits nothing new.
+    pub complete: bool,
+    /// Flows forgotten: of these sessions, revoked or idle.
+    pub flows: u32,
 }
 
 impl Protection {
@@ -35,6 +43,38 @@ impl Protection {
         }
         let flows = if grants.is_empty() { 0 } else { self.sweep() };
         Cut { complete: left.is_empty(), flows, lasting: grants.to_vec() }
+    }
+
+    /// Refuses the tokens of sessions that ended, and cuts their flows.
+    pub fn end_sessions(&self, sessions: &[RevokedSession], now: u64) -> EndedSessions {
+        let mut left = HashSet::new();
+        for session in sessions.iter().filter(|session| session.holder != 0) {
+            // The flows of its grants may still be there when they have ended.
+            let until = session.expires.max(now as u32);
+            match self.verifier.revoked_holders.set(Holder(session.holder), until) {
+                Ok(None) => {}
+                Ok(Some(account)) => tracing::warn!(
+                    account,
+                    room = self.settings.sizes.revoked,
+                    "no room for more sessions that ended: the account with the most of them is shut out until its grants have \
+                     ended. Raise --max-revoked and restart"
+                ),
+                Err(error) => {
+                    tracing::debug!(holder = session.holder, "no room: {error:#}");
+                    left.insert(session.holder);
+                }
+            }
+        }
+        if !left.is_empty() {
+            self.close(left.len());
+            for (key, flow) in self.verifier.flows.entries() {
+                if flow.by_grant() && left.contains(&flow.holder) {
+                    let _ = self.verifier.flows.remove(&key);
+                }
+            }
+        }
+        let flows = if sessions.is_empty() { 0 } else { self.sweep() };
+        EndedSessions { complete: left.is_empty(), flows }
     }
 
     /// Cuts the flows of grants that may have ended. Revocations of those that have are there for one sweep only, which
@@ -86,7 +126,7 @@ impl Protection {
             tracing::error!(
                 left,
                 room,
-                "no room for revoked grants: nothing new is admitted until some have ended; admitted flows go on. Raise \
+                "no room for revoked grants and ended sessions: nothing new is admitted until some have ended; admitted flows go on. Raise \
                  --max-revoked and restart"
             );
         }

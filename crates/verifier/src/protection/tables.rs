@@ -87,6 +87,7 @@ impl Protection {
             table("flows, IPv6", Some(keys.len() - four), flows.into(), 128),
             table("grants", Some(verifier.grants.keys().len()), grants.into(), 112),
             table("revoked", Some(verifier.revoked.handles().len()), revoked.into(), 64),
+            table("ended sessions", Some(verifier.revoked_holders.entries().len()), revoked.into(), 64),
             table("replays", None, u64::from(replay_buckets) * 8, 8),
         ];
         if self.kernel.max_outbound > 0 {

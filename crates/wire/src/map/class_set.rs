@@ -3,7 +3,8 @@
 use core::net::IpAddr;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A set of classes: of addresses none of which is protected, or of handles some of which are revoked.
+/// A set of classes: of addresses none of which is protected, of handles some of which are revoked, or of
+/// accounts with sessions that ended.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ClassSet {
@@ -31,6 +32,11 @@ impl ClassSet {
     /// The class of a handle. Handles are random.
     pub fn class_of_handle(handle: u64) -> u16 {
         handle as u16
+    }
+
+    /// The class of an account. Their numbers are given in order.
+    pub fn class_of_account(account: u32) -> u16 {
+        account as u16
     }
 
     /// Puts a class in.

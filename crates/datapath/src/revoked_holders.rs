@@ -1,0 +1,125 @@
+//! Sessions that ended, as the kernel program looks them up: a table by holder, and which accounts need no look-up.
+
+use crate::object::Loaded;
+use crate::table::Table;
+use anyhow::Result;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use wire::Holder;
+use wire::map::{CLASSES_OF_ACCOUNTS, ClassSet, RevokedKey};
+
+/// With more classes than this of accounts that may have a session that ended, those that no longer have one are taken out.
+const CLASSES_MAX: u32 = 1 << 12;
+
+/// The sessions that ended: until when tokens of theirs could come.
+///
+/// An account has 256 sessions at a time, so that 256 accounts can fill the default table. A session that finds it full
+/// costs nobody else anything: the account with the most entries gives them up for one that stands for the whole account.
+pub struct RevokedHolders {
+    ends: Table<RevokedKey, u32>,
+    classes: Table<u32, ClassSet>,
+    /// Held while the table or its classes change.
+    changing: Mutex<()>,
+}
+
+impl RevokedHolders {
+    pub(crate) fn new(object: &Loaded) -> Result<Self> {
+        let (ends, classes) = (object.table("revoked_holders")?, object.table("revoked_classes")?);
+        let revoked = Self { ends, classes, changing: Mutex::new(()) };
+        let changing = revoked.changing();
+        revoked.renew_classes(&revoked.ends.keys())?;
+        drop(changing);
+        Ok(revoked)
+    }
+
+    /// Whether this session ended, or its account has to do without all of them.
+    pub fn contains(&self, holder: Holder) -> Result<bool> {
+        let keys = [RevokedKey::session(holder), RevokedKey::account(holder.account())];
+        for key in keys {
+            if self.ends.get(&key)?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Every entry.
+    pub fn entries(&self) -> Vec<(RevokedKey, u32)> {
+        self.ends.entries()
+    }
+
+    /// Refuses the tokens of a session until `expires`, Unix seconds. Gives the account that lost all its sessions, if one had
+    /// to make room.
+    pub fn set(&self, holder: Holder, expires: u32) -> Result<Option<u32>> {
+        let _changing = self.changing();
+        self.note_class(holder.account())?;
+        let whole = RevokedKey::account(holder.account());
+        if let Some(until) = self.ends.get(&whole)? {
+            return self.ends.set(&whole, &until.max(expires)).map(|()| None);
+        }
+        let key = RevokedKey::session(holder);
+        let later = self.ends.get(&key)?.unwrap_or(0).max(expires);
+        match self.ends.set(&key, &later) {
+            Ok(()) => Ok(None),
+            Err(error) => self.merge(holder, expires)?.map(Some).ok_or(error),
+        }
+    }
+
+    /// Takes one entry out; none there is fine.
+    pub fn remove(&self, key: &RevokedKey) -> Result<()> {
+        self.ends.remove(key)
+    }
+
+    /// Puts one entry for an account in the place of those for its sessions, this one's among them. `None` if no account has
+    /// two.
+    fn merge(&self, holder: Holder, expires: u32) -> Result<Option<u32>> {
+        let new = (RevokedKey::session(holder), expires);
+        let mut accounts: BTreeMap<u32, Vec<(RevokedKey, u32)>> = BTreeMap::new();
+        for entry in self.ends.entries().into_iter().chain([new]) {
+            accounts.entry(entry.0.account_number()).or_default().push(entry);
+        }
+        // Where two have as many, it is the one whose session ended now.
+        let most = accounts.into_iter().max_by_key(|(account, entries)| (entries.len(), *account == holder.account()));
+        let Some((account, entries)) = most.filter(|(_, entries)| entries.len() > 1) else { return Ok(None) };
+        let last = entries.iter().map(|(_, expires)| *expires).max().unwrap_or(expires);
+        let whole = RevokedKey::account(account);
+        for (key, _) in entries.iter().filter(|(key, _)| *key != whole) {
+            self.ends.remove(key)?;
+        }
+        self.ends.set(&whole, &last)?;
+        if account != holder.account() {
+            self.ends.set(&new.0, &expires)?;
+        }
+        Ok(Some(account))
+    }
+
+    /// Takes out the classes of accounts whose entries have ended, where they have become many.
+    pub(crate) fn tidy(&self) -> Result<()> {
+        let _changing = self.changing();
+        if self.classes()?.len() > CLASSES_MAX { self.renew_classes(&self.ends.keys()) } else { Ok(()) }
+    }
+
+    fn note_class(&self, account: u32) -> Result<()> {
+        let mut classes = self.classes()?;
+        let class = ClassSet::class_of_account(account);
+        if !classes.contains(class) {
+            classes.insert(class);
+            self.classes.set(&CLASSES_OF_ACCOUNTS, &classes)?;
+        }
+        Ok(())
+    }
+
+    fn renew_classes(&self, keys: &[RevokedKey]) -> Result<()> {
+        let mut classes = ClassSet::NOTHING;
+        keys.iter().for_each(|key| classes.insert(ClassSet::class_of_account(key.account_number())));
+        self.classes.set(&CLASSES_OF_ACCOUNTS, &classes)
+    }
+
+    fn classes(&self) -> Result<ClassSet> {
+        Ok(self.classes.get(&CLASSES_OF_ACCOUNTS)?.unwrap_or(ClassSet::EVERYTHING))
+    }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
