@@ -80,6 +80,10 @@ __noinline int note_opened(const struct flow_key *answers, const struct packet *
 	fresh.seen = p->time;
 	if (p->flow.protocol == IP_TCP)
 		begin_outbound(&fresh, p);
+	if (!take_share(&key)) {
+		count(OUTBOUND_FULL);
+		return 0;
+	}
 	if (__sync_fetch_and_add(used, 1) < config.max_outbound && !put_flow(&key, &fresh, BPF_NOEXIST)) {
 		count(OUTBOUND);
 		if (config.tells_flows)
@@ -87,6 +91,7 @@ __noinline int note_opened(const struct flow_key *answers, const struct packet *
 		return 0;
 	}
 	__sync_fetch_and_sub(used, 1);
+	give_share_back(&key);
 	/* Another core may have noted the same flow; else there is no room, and no answer comes in. */
 	if (!find_flow(&key))
 		count(OUTBOUND_FULL);

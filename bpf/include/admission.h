@@ -4,6 +4,7 @@
  * Every table is bounded. Flows and grants are never evicted to make room: a full table refuses new ones, so that nobody
  * can push somebody else out. */
 #pragma once
+#include "accounts.h"
 #include "connection.h"
 #include "drop_reason.h"
 #include "flows.h"
@@ -161,7 +162,12 @@ static __always_inline void release_grant(__u64 handle)
 		__sync_fetch_and_sub(&use->flows, 1);
 }
 
-enum { TOKEN_WINDOW_SHIFT = 6 /* 64 s: as long as a token can be valid */, TOKENS_PER_FLOW = 8 };
+/* A flow that a token opened is gone. */
+static __always_inline void release_flow(__u64 handle, __u32 holder)
+{
+	release_grant(handle);
+	refund_account(holder, 0, 1);
+}
 
 /* Counts one more token of the grant in this window, if it may have that: or one grant could fill the replay table. */
 static __always_inline int take_token(struct grant_use *use, __u32 time)
@@ -200,15 +206,16 @@ static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64
 		return CONTINUE;
 	}
 	if (!remove_flow(key))
-		release_grant(handle);
+		release_flow(handle, holder);
 	return DROP_REVOKED;
 }
 
 /* Takes back what a token and perhaps a flow were counted for, as it was refused. */
-static __always_inline void give_back(__u64 handle, int flow)
+static __always_inline void give_back(__u64 handle, __u32 holder, int flow)
 {
 	struct grant_use *use = bpf_map_lookup_elem(&grants, &handle);
 
+	refund_account(holder, 1, flow);
 	if (!use)
 		return;
 	__sync_fetch_and_sub(&use->tokens, 1);
@@ -221,16 +228,44 @@ static __always_inline int is_flow_of(const struct flow *flow, __u64 handle, __u
 	return flow && flow->handle == handle && flow_is_live(protocol, flow, time);
 }
 
+/* Counts one more token of the grant and, if it opens one, one more flow, unless the grant may have no more. */
+static __always_inline int charge_grant(const struct packet *p, const struct token *token, const struct flow_key *key,
+					int opens_flow)
+{
+	__u64 handle = p->handle;
+	struct grant_use *use = bpf_map_lookup_elem(&grants, &handle);
+
+	if (!use) {
+		/* Made with this token and this flow counted: few grants ever have more. */
+		struct grant_use first = {
+			.flows = opens_flow, .expires = token->expires, .tokens = 1,
+			.window = p->time >> TOKEN_WINDOW_SHIFT, .first = *key,
+		};
+
+		if (!bpf_map_update_elem(&grants, &handle, &first, BPF_NOEXIST))
+			return 1;
+		use = bpf_map_lookup_elem(&grants, &handle);
+		if (!use)
+			return 0;
+	}
+	if (!take_token(use, p->time))
+		return 0;
+	if (!opens_flow || take_flow(use, key, token->block.flags))
+		return 1;
+	__sync_fetch_and_sub(&use->tokens, 1);
+	return 0;
+}
+
 /* CONTINUE if the token is used for the first time and the flow is in the table: revoked, replay, limits (wire.md §6.4). What
  * is refused is not charged. */
 __noinline int admit_flow(struct packet *p, const struct token *token)
 {
 	struct flow fresh = {}, *flow;
 	struct replay_bucket *bucket;
-	struct grant_use *use;
 	struct flow_key key; /* copied: Linux 6.1 takes map keys from the stack, not through pointers like `p` */
-	__u64 handle, before;
 	int outcome, opens_flow, counted;
+	__u64 handle, before;
+	__u32 holder_before;
 
 	if (!p || !token)
 		return DROP_REPLAYED;
@@ -244,29 +279,16 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	if (p->from_pair ? nonce_was_used(handle, p->nonce2) : was_used(bucket, replay_entry(token)))
 		return DROP_REPLAYED;
 	opens_flow = !is_flow_of(find_flow(&key), handle, key.protocol, p->time);
-	use = bpf_map_lookup_elem(&grants, &handle);
-	if (!use) {
-		/* Made with this token and this flow counted: few grants ever have more. */
-		struct grant_use first = {
-			.flows = opens_flow, .expires = token->expires, .tokens = 1,
-			.window = p->time >> TOKEN_WINDOW_SHIFT, .first = key,
-		};
-
-		if (bpf_map_update_elem(&grants, &handle, &first, BPF_NOEXIST)) {
-			use = bpf_map_lookup_elem(&grants, &handle);
-			if (!use)
-				return DROP_FLOW_LIMIT;
-		}
-	}
-	if (use && !take_token(use, p->time))
-		return DROP_FLOW_LIMIT;
-	if (use && opens_flow && !take_flow(use, &key, token->block.flags)) {
-		__sync_fetch_and_sub(&use->tokens, 1);
+	outcome = charge_account(p->holder, p->time, opens_flow);
+	if (outcome != CONTINUE)
+		return outcome;
+	if (!charge_grant(p, token, &key, opens_flow)) {
+		refund_account(p->holder, 1, opens_flow);
 		return DROP_FLOW_LIMIT;
 	}
 	outcome = p->from_pair ? first_nonce(handle, p->nonce2) : first_use(bucket, replay_entry(token), p->time);
 	if (outcome != CONTINUE) {
-		give_back(handle, opens_flow);
+		give_back(handle, p->holder, opens_flow);
 		return outcome;
 	}
 	fresh.handle = handle;
@@ -283,7 +305,7 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 	if (is_flow_of(flow, handle, key.protocol, p->time)) {
 		/* Another core may have opened it. */
 		if (opens_flow)
-			release_grant(handle);
+			release_flow(handle, p->holder);
 		/* UDP was counted when its flow was looked up, unless it lacked a token. */
 		if (key.protocol == IP_TCP || !is_proved(key.protocol, flow, p->time))
 			refresh(flow, p, p->time);
@@ -299,11 +321,12 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		/* Who takes it out releases it: upkeep may forget it at the same time. */
 		counted = !flow->origin;
 		before = flow->handle;
+		holder_before = flow->holder;
 		if (!remove_flow(&key) && counted)
-			release_grant(before);
+			release_flow(before, holder_before);
 	}
 	if (!put_flow(&key, &fresh, BPF_NOEXIST))
 		return keep_unless_revoked(&key, handle, p->holder);
-	release_grant(handle);
+	release_flow(handle, p->holder);
 	return DROP_FLOW_LIMIT;
 }

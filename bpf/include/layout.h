@@ -32,7 +32,7 @@ struct verifier_config {
 	__u32 mark; /* what of a packet's mark says that it is admitted */
 	__u32 mark_mask; /* which bits of it are the verifier's; 0 if its verdict is to drop */
 	__u32 udp_renewal; /* seconds after which a client's UDP flow needs another token */
-	__u32 reserved;
+	__u32 flows_per_account;
 };
 
 /* When user space, which tells the gateways beside this one, is told of flows. */
@@ -194,6 +194,20 @@ struct grant_use {
 	__u32 tokens; /* taken in this window */
 	__u32 window;
 	struct flow_key first;
+};
+
+/* What an account uses of the tables that all share. */
+struct account_use {
+	__u32 flows;
+	__u32 tokens; /* taken in this window */
+	__u32 window;
+	__u32 reserved;
+};
+
+/* Flows that one address of a gateway's inside has opened. */
+struct inside_use {
+	__u32 flows;
+	__u32 counted; /* by the sweep that runs */
 };
 
 struct epoch_key {

@@ -13,6 +13,52 @@ struct {
 	__type(value, __u32);
 } outbound SEC(".maps");
 
+/* How many of them each address of the inside has opened: a quarter of the room at most, so that a host which never closes
+ * leaves room to its neighbours. The sweep counts them anew. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, struct member);
+	__type(value, struct inside_use);
+} outbound_of SEC(".maps");
+
+enum { OUTBOUND_SHARE = 4 };
+
+static __always_inline struct member inside_of(const struct flow_key *key)
+{
+	struct member inside = { .family = key->family };
+
+	__builtin_memcpy(&inside.address, key->server, 16);
+	return inside;
+}
+
+/* Whether the inside's address may have one more flow. */
+static __always_inline int take_share(const struct flow_key *key)
+{
+	struct member inside = inside_of(key);
+	struct inside_use none = {}, *use = bpf_map_lookup_elem(&outbound_of, &inside);
+
+	if (!use) {
+		bpf_map_update_elem(&outbound_of, &inside, &none, BPF_NOEXIST);
+		use = bpf_map_lookup_elem(&outbound_of, &inside);
+		if (!use)
+			return 0;
+	}
+	if (__sync_fetch_and_add(&use->flows, 1) < (config.max_outbound + OUTBOUND_SHARE - 1) / OUTBOUND_SHARE)
+		return 1;
+	__sync_fetch_and_sub(&use->flows, 1);
+	return 0;
+}
+
+static __always_inline void give_share_back(const struct flow_key *key)
+{
+	struct member inside = inside_of(key);
+	struct inside_use *use = bpf_map_lookup_elem(&outbound_of, &inside);
+
+	if (use)
+		__sync_fetch_and_sub(&use->flows, 1);
+}
+
 /* Flows without a handshake that a client opened and that are over, revoked ones among them: when the inside sent on them
  * last. While it goes on sending, its answers don't open them anew. */
 struct {

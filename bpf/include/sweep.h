@@ -23,6 +23,7 @@ static __always_inline void sweep_flow(struct bpf_map *map, const void *key, __u
 				       struct sweep *sweep)
 {
 	__u64 handle = flow->handle;
+	__u32 holder = flow->holder;
 	__u8 origin = flow->origin;
 
 	if (sweep_keeps(protocol, flow, sweep)) {
@@ -32,7 +33,7 @@ static __always_inline void sweep_flow(struct bpf_map *map, const void *key, __u
 	if (bpf_map_delete_elem(map, key))
 		return;
 	if (origin == BY_TOKEN)
-		release_grant(handle);
+		release_flow(handle, holder);
 	sweep->flows++;
 }
 
@@ -46,6 +47,19 @@ static __always_inline void note_ended(const struct flow_key *key, const struct 
 		bpf_map_update_elem(&ended, key, &now, BPF_ANY);
 }
 
+/* Counts a flow that the inside opened for the address that did. */
+static __always_inline void count_inside(const struct flow_key *key, const struct flow *flow, const struct sweep *sweep)
+{
+	struct member inside = inside_of(key);
+	struct inside_use *use;
+
+	if (flow->origin != FROM_INSIDE || !sweep_keeps(key->protocol, flow, sweep))
+		return;
+	use = bpf_map_lookup_elem(&outbound_of, &inside);
+	if (use)
+		use->counted++;
+}
+
 static long sweep_flow4(struct bpf_map *map, const struct flow_key4 *key, struct flow *flow, struct sweep *sweep)
 {
 	struct flow_key long_key = { .protocol = key->protocol, .family = 4 };
@@ -55,6 +69,7 @@ static long sweep_flow4(struct bpf_map *map, const struct flow_key4 *key, struct
 	long_key.client_port = key->client_port;
 	long_key.server_port = key->server_port;
 	note_ended(&long_key, flow, sweep);
+	count_inside(&long_key, flow, sweep);
 	sweep_flow(map, key, key->protocol, flow, sweep);
 	return 0;
 }
@@ -64,6 +79,7 @@ static long sweep_flow6(struct bpf_map *map, const struct flow_key *key, struct 
 	struct flow_key copy = *key; /* Linux 6.1 takes keys from the stack */
 
 	note_ended(&copy, flow, sweep);
+	count_inside(&copy, flow, sweep);
 	sweep_flow(map, key, key->protocol, flow, sweep);
 	return 0;
 }
@@ -72,6 +88,22 @@ static long sweep_grant(struct bpf_map *map, const __u64 *handle, struct grant_u
 {
 	if (use->expires + CLOCK_SKEW_MAX < sweep->now && (__s32)use->flows <= 0)
 		bpf_map_delete_elem(map, handle);
+	return 0;
+}
+
+static long sweep_account(struct bpf_map *map, const __u32 *account, struct account_use *use, struct sweep *sweep)
+{
+	if ((__s32)use->flows <= 0 && use->window != sweep->now >> TOKEN_WINDOW_SHIFT)
+		bpf_map_delete_elem(map, account);
+	return 0;
+}
+
+static long sweep_inside(struct bpf_map *map, const struct member *inside, struct inside_use *use, struct sweep *sweep)
+{
+	use->flows = use->counted;
+	use->counted = 0;
+	if (!use->flows)
+		bpf_map_delete_elem(map, inside);
 	return 0;
 }
 
@@ -105,6 +137,8 @@ int sweep(struct sweep *pass)
 	bpf_for_each_map_elem(&flows4, sweep_flow4, &sweep, 0);
 	bpf_for_each_map_elem(&flows6, sweep_flow6, &sweep, 0);
 	bpf_for_each_map_elem(&grants, sweep_grant, &sweep, 0);
+	bpf_for_each_map_elem(&outbound_of, sweep_inside, &sweep, 0);
+	bpf_for_each_map_elem(&accounts, sweep_account, &sweep, 0);
 	bpf_for_each_map_elem(&revoked, sweep_revocation, &sweep, 0);
 	bpf_for_each_map_elem(&revoked_holders, sweep_holder, &sweep, 0);
 	bpf_for_each_map_elem(&ls_grants, sweep_pair, &sweep, 0);

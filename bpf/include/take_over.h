@@ -40,20 +40,24 @@ static __always_inline int count_told(const struct flow_key *key, __u64 handle, 
 
 static __always_inline int take_room(const struct flow_key *key, const struct told_flow *told, __u32 *outbound)
 {
-	if (told->flow.origin != FROM_INSIDE)
-		return count_told(key, told->flow.handle, told->expires);
+	if (told->flow.origin != FROM_INSIDE) {
+		if (count_told(key, told->flow.handle, told->expires))
+			return -1;
+		note_account(told->flow.holder);
+		return 0;
+	}
 	if (__sync_fetch_and_add(outbound, 1) < config.max_outbound)
 		return 0;
 	__sync_fetch_and_sub(outbound, 1);
 	return -1;
 }
 
-static __always_inline void give_room_back(__u8 origin, __u64 handle, __u32 *outbound)
+static __always_inline void give_room_back(__u8 origin, __u64 handle, __u32 holder, __u32 *outbound)
 {
 	if (origin == FROM_INSIDE)
 		__sync_fetch_and_sub(outbound, 1);
 	else if (origin == BY_TOKEN)
-		release_grant(handle);
+		release_flow(handle, holder);
 }
 
 /* The inside's answers don't open a client's flow (wire.md §6.9.2): they may leave by a gateway that has not heard of it yet. */
@@ -83,6 +87,7 @@ int take_over(struct told_flow *told)
 	__u32 zero = 0, *used = bpf_map_lookup_elem(&outbound, &zero);
 	struct flow *flow;
 	__u64 handle = 0;
+	__u32 holder = 0;
 	__u8 origin = 0;
 
 	if (!used)
@@ -105,14 +110,15 @@ int take_over(struct told_flow *told)
 			return REFUSED_OLDER;
 		origin = flow->origin;
 		handle = flow->handle;
+		holder = flow->holder;
 	}
 	if (take_room(&key, &own, used))
 		return REFUSED_FULL;
 	if (put_flow(&key, &own.flow, flow ? BPF_ANY : BPF_NOEXIST)) {
-		give_room_back(own.flow.origin, own.flow.handle, used);
+		give_room_back(own.flow.origin, own.flow.handle, own.flow.holder, used);
 		return REFUSED_FULL;
 	}
 	if (flow)
-		give_room_back(origin, handle, used);
+		give_room_back(origin, handle, holder, used);
 	return TAKEN_NEW;
 }

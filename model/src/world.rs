@@ -6,7 +6,7 @@ use anyhow::Result;
 use stateright::{Checker, Model, Property};
 use std::fmt;
 use std::time::Instant;
-use wire::map::{Flow, FlowKey4, GrantUse, ReplayBucket, RevokedKey, counter, origin};
+use wire::map::{AccountUse, Flow, FlowKey4, GrantUse, ReplayBucket, RevokedKey, counter, origin};
 use zerocopy::FromBytes;
 
 /// What a core does, one after another.
@@ -29,6 +29,8 @@ pub struct Tables {
     pub flows: TableId,
     /// Grants in use.
     pub grants: TableId,
+    /// What accounts use.
+    pub accounts: TableId,
     /// Revoked grants.
     pub revoked: TableId,
     /// Sessions that ended.
@@ -49,6 +51,7 @@ impl Tables {
         Ok(Self {
             flows: program.table("flows4", shape::<FlowKey4, Flow>(kind::HASH))?,
             grants: program.table("grants", shape::<u64, GrantUse>(kind::HASH))?,
+            accounts: program.table("accounts", shape::<u32, AccountUse>(kind::HASH))?,
             revoked: program.table("revoked", shape::<u64, u32>(kind::HASH))?,
             ended: program.table("revoked_holders", shape::<RevokedKey, u32>(kind::HASH))?,
             replays: program.table("replays", shape::<u32, ReplayBucket>(kind::ARRAY))?,
@@ -150,7 +153,7 @@ pub const REVOKED: &str = "a revoked grant's flow is never live again";
 /// A flow keeps its owner.
 pub const OWNER: &str = "an open flow keeps its owner";
 /// Counters are right.
-pub const COUNTS: &str = "a grant's count is that of its flows";
+pub const COUNTS: &str = "a grant's count is that of its flows, and an account's that of its";
 /// Limits hold.
 pub const LIMIT: &str = "no more flows than there may be";
 const ENDS: &str = "every script ends";
@@ -285,12 +288,20 @@ impl World {
 
     fn counts_are_right(&self, state: &State) -> bool {
         let flows = self.flows(&state.memory);
-        state.memory.entries(self.tables().grants).all(|entry| {
-            let used = GrantUse::read_from_bytes(&entry.value).expect("a grant's use");
-            let handle = u64::from_ne_bytes(entry.key[..].try_into().expect("a handle"));
-            let of_grant = |(_, flow): &&(Vec<u8>, Flow)| flow.handle == handle && flow.origin == origin::TOKEN;
-            flows.iter().filter(of_grant).count() as u32 == used.flows
-        })
+        let accounts_right = state.memory.entries(self.tables().accounts).all(|entry| {
+            let used = AccountUse::read_from_bytes(&entry.value).expect("an account's use");
+            let account = u32::from_ne_bytes(entry.key[..].try_into().expect("an account"));
+            let of_account = |(_, flow): &&(Vec<u8>, Flow)| flow.holder >> 8 == account && flow.by_grant();
+            flows.iter().filter(of_account).count() as u32 == used.flows
+        });
+        let mut grants = state.memory.entries(self.tables().grants);
+        accounts_right
+            && grants.all(|entry| {
+                let used = GrantUse::read_from_bytes(&entry.value).expect("a grant's use");
+                let handle = u64::from_ne_bytes(entry.key[..].try_into().expect("a handle"));
+                let of_grant = |(_, flow): &&(Vec<u8>, Flow)| flow.handle == handle && flow.origin == origin::TOKEN;
+                flows.iter().filter(of_grant).count() as u32 == used.flows
+            })
     }
 
     fn revocations_hold(&self, state: &State) -> bool {

@@ -4,7 +4,7 @@
 mod setting;
 
 use model::world::{Job, World};
-use setting::{NOW, Scene, grant, segment};
+use setting::{NOW, Scene, grant, greedy, held, segment};
 use wire::map::VerifierConfig;
 
 fn holds(world: World) {
@@ -46,6 +46,19 @@ fn a_grant_of_one_flow_gets_one() {
     let syn = |port, nonce| grant(1, NOW).syn(port, NOW, nonce);
     let scene = Scene::new("two tokens, one flow", vec![vec![syn(40000, 7)], vec![syn(40001, 8)]]);
     let config = VerifierConfig { flows_per_grant: 1, ..scene.config };
+    holds(Scene { config, flows_max: 1, ..scene }.used_token(&[(0, 0)]).used_token(&[(1, 0)]).world());
+}
+
+#[test]
+fn another_accounts_token_is_admitted_beside_one_that_takes_all_it_can() {
+    holds(greedy("a greedy account").world());
+}
+
+#[test]
+fn an_account_of_one_flow_gets_one_by_two_grants() {
+    let scripts = vec![vec![held(1, 1).syn(40000, NOW, 7)], vec![held(1, 2).syn(40001, NOW, 7)]];
+    let scene = Scene::new("two grants, one account", scripts);
+    let config = VerifierConfig { flows_per_account: 1, ..scene.config };
     holds(Scene { config, flows_max: 1, ..scene }.used_token(&[(0, 0)]).used_token(&[(1, 0)]).world());
 }
 

@@ -5,7 +5,7 @@ mod setting;
 
 use model::program::Edit;
 use model::world::{FRESH, ONCE, OWNER, REVOKED, World};
-use setting::{NOW, Scene, grant, segment};
+use setting::{NOW, Scene, grant, greedy, segment};
 use wire::map::VerifierConfig;
 
 fn breaks(world: World, promise: &str) {
@@ -75,13 +75,13 @@ const CHARGED_FIRST: &[Edit] = &[
     },
     Edit {
         file: "include/admission.h",
-        from: "\t\t__sync_fetch_and_sub(&use->tokens, 1);\n\t\treturn DROP_FLOW_LIMIT;\n\t}\n\toutcome",
-        to: "\t\treturn DROP_FLOW_LIMIT;\n\t}\n\toutcome",
+        from: "flags))\n\t\treturn 1;\n\t__sync_fetch_and_sub(&use->tokens, 1);\n",
+        to: "flags))\n\t\treturn 1;\n",
     },
     Edit {
         file: "include/admission.h",
-        from: "\t\tgive_back(handle, opens_flow);\n\t\treturn outcome;",
-        to: "\t\tif (opens_flow)\n\t\t\trelease_grant(handle);\n\t\treturn outcome;",
+        from: "\t\tgive_back(handle, p->holder, opens_flow);\n\t\treturn outcome;",
+        to: "\t\tif (opens_flow)\n\t\t\trelease_flow(handle, p->holder);\n\t\treturn outcome;",
     },
 ];
 
@@ -93,6 +93,18 @@ fn replays_that_are_charged_burn_tokens() {
     let scene = Scene::new("replays are charged", vec![copies]);
     let config = VerifierConfig { flows_per_grant: 1, ..scene.config };
     breaks(Scene { edits: CHARGED_FIRST, config, before: vec![copy(40000)], ..scene }.token(&[(0, 8)]).world(), FRESH);
+}
+
+/// Accounts have no budget.
+const NO_BUDGET: &[Edit] = &[Edit {
+    file: "include/admission.h",
+    from: "\toutcome = charge_account(p->holder, p->time, opens_flow);\n",
+    to: "\toutcome = CONTINUE;\n",
+}];
+
+#[test]
+fn without_budgets_one_account_takes_the_room_of_another() {
+    breaks(Scene { edits: NO_BUDGET, ..greedy("a greedy account without a budget") }.world(), FRESH);
 }
 
 /// Entries of the replay table know twelve bits of their time.

@@ -115,7 +115,11 @@ fn nanoseconds(repeat: u32, run: impl FnOnce(u32) -> anyhow::Result<Ran>) -> f64
 }
 
 fn verifier(probe: &Probe, hook: Hook, family: &Family, figures: &mut Map<String, Value>) {
-    let config = wire::map::VerifierConfig { flows_per_grant: i32::MAX as u32 / 8, ..world::config() };
+    let config = wire::map::VerifierConfig {
+        flows_per_grant: i32::MAX as u32 / 8,
+        flows_per_account: i32::MAX as u32 / 8,
+        ..world::config()
+    };
     let mut deciders = Deciders::with_sizes(hook, config, &world::receivers(), Sizes::default());
     let suffix = if family.server.is_ipv6() { "_ipv6" } else { "" };
     // The bounds are stated for XDP and IPv4; tc and IPv6 have none of their own and are shown beside.

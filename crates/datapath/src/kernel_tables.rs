@@ -4,7 +4,9 @@ use crate::verifier::Verifier;
 use engine::verifier::{Once, PairTerms, Replay, Tables};
 use std::cell::OnceCell;
 use std::net::IpAddr;
-use wire::map::{Flow, FlowKey, GrantUse, Prefix4, Prefix6, ReplayBucket, ReplayLook, Services, VerifierConfig};
+use wire::map::{
+    AccountUse, Flow, FlowKey, GrantUse, Prefix4, Prefix6, ReplayBucket, ReplayLook, Services, VerifierConfig,
+};
 use wire::token::TOKEN_LEN;
 use wire::{Epoch, Handle, Holder, VerifierKey};
 
@@ -19,6 +21,7 @@ struct Room {
     flows4: bool,
     flows6: bool,
     grants: bool,
+    accounts: bool,
 }
 
 impl<'a> KernelTables<'a> {
@@ -29,13 +32,13 @@ impl<'a> KernelTables<'a> {
 
     /// Reads the maps without counting, where the caller knows that none is full: counting takes longer than deciding.
     pub fn with_room(verifier: &'a Verifier) -> Self {
-        let room = Room { flows4: true, flows6: true, grants: true };
+        let room = Room { flows4: true, flows6: true, grants: true, accounts: true };
         Self { verifier, room: OnceCell::from(room) }
     }
 
     fn room(&self) -> &Room {
         self.room.get_or_init(|| {
-            let Verifier { flows, grants, .. } = self.verifier;
+            let Verifier { flows, grants, accounts, .. } = self.verifier;
             let keys = flows.keys();
             let four = keys.iter().filter(|key| key.family == 4).count();
             let fits = |used: usize, most: u32| used < most as usize;
@@ -43,6 +46,7 @@ impl<'a> KernelTables<'a> {
                 flows4: fits(four, flows.capacity()),
                 flows6: fits(keys.len() - four, flows.capacity()),
                 grants: fits(grants.keys().len(), grants.capacity()),
+                accounts: fits(accounts.keys().len(), accounts.capacity()),
             }
         })
     }
@@ -98,6 +102,10 @@ impl Tables for KernelTables<'_> {
         self.verifier.grants.get(&handle.0).ok().flatten()
     }
 
+    fn account(&self, account: u32) -> Option<AccountUse> {
+        self.verifier.accounts.get(&account).ok().flatten()
+    }
+
     fn pair(&self, handle: Handle) -> Option<PairTerms> {
         let pair = self.verifier.ls_grants.get(&handle.0).ok().flatten()?;
         Some(PairTerms::of(&pair))
@@ -124,6 +132,10 @@ impl Tables for KernelTables<'_> {
 
     fn has_room_for_grant(&self) -> bool {
         self.room().grants
+    }
+
+    fn has_room_for_account(&self) -> bool {
+        self.room().accounts
     }
 }
 

@@ -18,16 +18,17 @@ use std::fs;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use wire::Holder;
 use wire::map::{
-    DropSample, EpochKey, FlowKey, FlowNews, GrantClass, GrantUse, LsGrant, ReplayBucket, SecretEntry, Services,
-    ToldFlow, VerifierConfig, counter,
+    AccountUse, DropSample, EpochKey, FlowKey, FlowNews, GrantClass, GrantUse, LsGrant, ReplayBucket, SecretEntry,
+    Services, ToldFlow, VerifierConfig, counter,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 22] = [
+const PINNED: [&str; 24] = [
     "protected4",
     "protected6",
     "open4",
@@ -40,8 +41,10 @@ const PINNED: [&str; 22] = [
     "flows4",
     "flows6",
     "grants",
+    "accounts",
     "fragments",
     "outbound",
+    "outbound_of",
     "ended",
     "replays",
     "ls_secrets",
@@ -52,6 +55,9 @@ const PINNED: [&str; 22] = [
     "counters",
 ];
 
+/// Addresses of a gateway's inside with flows of their own, at most.
+const INSIDE_MAX: u32 = 65_536;
+
 /// How many entries the verifier's tables have room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
@@ -59,6 +65,8 @@ pub struct Sizes {
     pub flows: u32,
     /// Grants in use, 112 bytes each.
     pub grants: u32,
+    /// Accounts with flows or tokens, 72 bytes each.
+    pub accounts: u32,
     /// Buckets for eight tokens each, 64 bytes; a power of two.
     pub replay_buckets: u32,
     /// Revoked grants, and as many sessions that ended.
@@ -71,7 +79,15 @@ pub struct Sizes {
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self { flows: 262_144, grants: 65_536, replay_buckets: 65_536, revoked: 65_536, pairs: 1, ended: 1 }
+        Self {
+            flows: 262_144,
+            grants: 65_536,
+            accounts: 65_536,
+            replay_buckets: 65_536,
+            revoked: 65_536,
+            pairs: 1,
+            ended: 1,
+        }
     }
 }
 
@@ -97,6 +113,8 @@ pub struct Verifier {
     pub flows: Arc<Flows>,
     /// Grants in use, by handle.
     pub grants: Table<u64, GrantUse>,
+    /// What accounts use, by number.
+    pub accounts: Table<u32, AccountUse>,
     /// Revoked grants.
     pub revoked: Revoked,
     /// Sessions that ended.
@@ -154,11 +172,13 @@ impl Verifier {
         opened.resize("flows4", sizes.flows)?;
         opened.resize("flows6", sizes.flows)?;
         opened.resize("grants", sizes.grants)?;
+        opened.resize("accounts", sizes.accounts)?;
         opened.resize("replays", sizes.replay_buckets)?;
         opened.resize("revoked", sizes.revoked)?;
         opened.resize("revoked_holders", sizes.revoked)?;
         opened.resize("ls_grants", sizes.pairs)?;
         opened.resize("ended", sizes.ended)?;
+        opened.resize("outbound_of", config.max_outbound.clamp(1, INSIDE_MAX))?;
         if config.mark_mask != 0 {
             anyhow::ensure!(hook == Hook::Tc, "packets are marked at tc only");
             opened.resize("classes", sizes.grants)?;
@@ -170,6 +190,7 @@ impl Verifier {
         Ok(Self {
             flows: Arc::new(Flows::new(object.table("flows4")?, object.table("flows6")?)),
             grants: object.table("grants")?,
+            accounts: object.table("accounts")?,
             revoked: Revoked::new(&object)?,
             revoked_holders: RevokedHolders::new(&object)?,
             epoch_keys: object.table("epoch_keys")?,
@@ -329,6 +350,21 @@ impl Verifier {
         self.revoked.tidy()?;
         self.revoked_holders.tidy()?;
         Ok(swept)
+    }
+
+    /// Counts the flows of accounts anew, where user space has removed some. Flows that come and go meanwhile may be missed.
+    pub fn recount_accounts(&self) -> Result<()> {
+        let mut flows: HashMap<u32, u32> = HashMap::new();
+        for (_, flow) in self.flows.entries().into_iter().filter(|(_, flow)| flow.by_grant() && flow.holder != 0) {
+            *flows.entry(Holder(flow.holder).account()).or_default() += 1;
+        }
+        for (account, used) in self.accounts.entries() {
+            let flows = flows.get(&account).copied().unwrap_or_default();
+            if flows != used.flows {
+                self.accounts.set(&account, &AccountUse { flows, ..used })?;
+            }
+        }
+        Ok(())
     }
 
     /// Brings a flow in that another gateway told of; gives one of [`wire::map::taken`].

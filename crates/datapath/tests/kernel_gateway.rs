@@ -550,3 +550,41 @@ fn kernel_gives_a_told_flow_the_address_that_it_has_there() {
         assert!(free, "{:?}", stage.gateway.addresses.slots.entries());
     }
 }
+
+#[test]
+fn kernel_leaves_room_for_the_neighbours_of_a_host_that_opens_all_it_can() {
+    let mut stage = Stage::new(&[]);
+    for six in [false, true] {
+        let (_, server) = (Client::new(1, six).address, Client::new(1, six).server);
+        let neighbour = match six {
+            false => address("203.0.113.200"),
+            true => address("2001:db8:0:1::99"),
+        };
+        let outside = Client::new(1, six).address;
+        let open = |stage: &Stage, from: IpAddr, port: u16, to: u16| {
+            let datagram = Packet::new(from, outside).ethernet(MACS[1], MACS[0]);
+            let frame = datagram.tcp(Tcp::syn(port, to)).frame();
+            assert!(stage.outward(&frame).is_some());
+        };
+        let of = |stage: &Stage, from: IpAddr| {
+            stage.verifier.flows.keys().iter().filter(|key| key.server().0 == from).count()
+        };
+        // The whole room is for 1000, and one address has a quarter.
+        for port in 0..400 {
+            open(&stage, server, 10_000 + port, 443);
+        }
+        assert_eq!(of(&stage, server), 250);
+        open(&stage, neighbour, 8000, 443);
+        assert_eq!(of(&stage, neighbour), 1);
+        // The sweep counts anew: it takes none away, and gives back what has ended.
+        stage.verifier.sweep(stage.now).unwrap();
+        open(&stage, server, 20_000, 443);
+        assert_eq!(of(&stage, server), 250);
+        stage.now += 31;
+        stage.set_clock();
+        stage.verifier.sweep(stage.now).unwrap();
+        assert_eq!(of(&stage, server), 0);
+        open(&stage, server, 20_000, 443);
+        assert_eq!(of(&stage, server), 1);
+    }
+}

@@ -20,7 +20,7 @@ const BUCKETS: u32 = 64;
 #[test]
 fn kernel_admits_fresh_tokens_for_a_day_after_the_table_was_full() {
     let [family, _] = world::families();
-    let config = VerifierConfig { flows_per_grant: 1 << 20, ..world::config() };
+    let config = VerifierConfig { flows_per_grant: 1 << 20, flows_per_account: 1 << 20, ..world::config() };
     let sizes = Sizes { replay_buckets: BUCKETS, ..world::SIZES };
     let mut deciders = Deciders::with_sizes(Hook::Xdp, config, &world::receivers(), sizes);
     let to = Transport::Tcp.destination(&family);

@@ -44,6 +44,11 @@ fn check(deciders: &mut Deciders, cases: &[Case], failures: &mut Vec<String>) {
             }
         }
         let flows: std::collections::BTreeMap<_, _> = deciders.kernel.flows.entries().into_iter().collect();
+        let accounts: std::collections::BTreeMap<_, _> = deciders.kernel.accounts.entries().into_iter().collect();
+        if accounts != deciders.model.accounts {
+            failures
+                .push(format!("{}: accounts differ: {accounts:?}, modelled {:?}", case.name, deciders.model.accounts));
+        }
         if flows != deciders.model.flows {
             failures.push(format!("{}: the flow tables differ", case.name));
         }

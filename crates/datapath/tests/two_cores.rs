@@ -96,8 +96,14 @@ impl Gate {
 
 /// A verifier whose limits are far away, so that nothing but a replay is refused.
 fn deciders() -> Deciders {
-    let config = VerifierConfig { flows_per_grant: 1 << 20, ..world::config() };
-    let sizes = Sizes { replay_buckets: 1 << 17, flows: 2 * ROUND as u32, grants: ROUND as u32, ..SIZES };
+    let config = VerifierConfig { flows_per_grant: 1 << 20, flows_per_account: 1 << 20, ..world::config() };
+    let sizes = Sizes {
+        replay_buckets: 1 << 17,
+        flows: 2 * ROUND as u32,
+        grants: ROUND as u32,
+        accounts: ROUND as u32,
+        ..SIZES
+    };
     Deciders::with_sizes(Hook::Xdp, config, &world::receivers(), sizes)
 }
 

@@ -17,7 +17,7 @@ use flow::is_live;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use wire::map::{Flow, FlowKey, GrantUse, LsGrant, Services, VerifierConfig, counter};
+use wire::map::{AccountUse, Flow, FlowKey, GrantUse, LsGrant, Services, TOKEN_WINDOW, VerifierConfig, counter};
 use wire::token::TOKEN_LEN;
 use wire::{DropReason, Epoch, Handle, Holder, VerifierKey};
 
@@ -115,6 +115,8 @@ pub struct Verifier {
     pub flows: BTreeMap<FlowKey, Flow>,
     /// Grants in use.
     pub grants: BTreeMap<Handle, GrantUse>,
+    /// What accounts use, by number.
+    pub accounts: BTreeMap<u32, AccountUse>,
     /// Tokens seen.
     pub tokens: BTreeSet<[u8; TOKEN_LEN]>,
     /// Pairs of the scheme of LS that the authority told of, and which of their nonces were used.
@@ -135,19 +137,22 @@ impl Verifier {
 
     /// Forgets what is over: idle and revoked flows, ended grants and revocations.
     pub fn sweep(&mut self, now: u32) {
-        let Self { config, flows, grants, revoked, revoked_holders, ls_grants, .. } = self;
+        let Self { config, flows, grants, accounts, revoked, revoked_holders, ls_grants, .. } = self;
         flows.retain(|key, flow| {
             let cut = revoked.contains_key(&Handle(flow.handle)) || revoked_holders.contains_key(&Holder(flow.holder));
             let keep = is_live(config, key, flow, now) && !(flow.handle != 0 && cut);
-            if !keep
-                && flow.by_grant()
-                && let Some(used) = grants.get_mut(&Handle(flow.handle))
-            {
-                used.flows = used.flows.saturating_sub(1);
+            if !keep && flow.by_grant() {
+                if let Some(used) = grants.get_mut(&Handle(flow.handle)) {
+                    used.flows = used.flows.saturating_sub(1);
+                }
+                if let Some(used) = accounts.get_mut(&Holder(flow.holder).account()).filter(|_| flow.holder != 0) {
+                    used.flows = used.flows.saturating_sub(1);
+                }
             }
             keep
         });
         grants.retain(|_, used| used.expires.wrapping_add(CLOCK_SKEW_MAX) >= now || used.flows != 0);
+        accounts.retain(|_, used| used.flows != 0 || used.window == now / TOKEN_WINDOW);
         revoked.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= now);
         revoked_holders.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= now);
         ls_grants.retain(|_, pair| pair.expires.wrapping_add(CLOCK_SKEW_MAX) >= now);
@@ -188,6 +193,10 @@ impl Tables for Verifier {
         self.grants.get(&handle).copied()
     }
 
+    fn account(&self, account: u32) -> Option<AccountUse> {
+        self.accounts.get(&account).copied()
+    }
+
     fn pair(&self, handle: Handle) -> Option<PairTerms> {
         self.ls_grants.get(&handle).map(PairTerms::of)
     }
@@ -217,6 +226,11 @@ impl TablesMut for Verifier {
 
     fn put_grant(&mut self, handle: Handle, used: GrantUse) -> bool {
         self.grants.insert(handle, used);
+        true
+    }
+
+    fn put_account(&mut self, account: u32, used: AccountUse) -> bool {
+        self.accounts.insert(account, used);
         true
     }
 

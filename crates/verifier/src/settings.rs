@@ -51,6 +51,9 @@ pub struct Options {
     /// Room for grants in use, 112 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_GRANTS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_grants: Option<u32>,
+    /// Room for accounts with flows here, 72 bytes each [default: 65536]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_ACCOUNTS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
+    pub max_accounts: Option<u32>,
     /// Room for revoked grants, and for as many sessions that ended, 64 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_REVOKED", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_revoked: Option<u32>,
@@ -60,6 +63,9 @@ pub struct Options {
     /// How many flows one grant may have [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_GRANT", value_parser = clap::value_parser!(u32).range(FLOWS))]
     pub flows_per_grant: Option<u32>,
+    /// How many flows the grants of one account may have together, and eight times as many tokens in 64 s [default: 4096]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_ACCOUNT", value_parser = clap::value_parser!(u32).range(FLOWS))]
+    pub flows_per_account: Option<u32>,
     /// After which silence a TCP flow is forgotten [default: 1d]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_TCP_IDLE", value_parser = idle)]
     pub tcp_idle: Option<u32>,
@@ -178,9 +184,11 @@ impl Options {
             metrics: self.metrics.or(other.metrics),
             max_flows: self.max_flows.or(other.max_flows),
             max_grants: self.max_grants.or(other.max_grants),
+            max_accounts: self.max_accounts.or(other.max_accounts),
             max_revoked: self.max_revoked.or(other.max_revoked),
             replay_buckets: self.replay_buckets.or(other.replay_buckets),
             flows_per_grant: self.flows_per_grant.or(other.flows_per_grant),
+            flows_per_account: self.flows_per_account.or(other.flows_per_account),
             tcp_idle: self.tcp_idle.or(other.tcp_idle),
             udp_idle: self.udp_idle.or(other.udp_idle),
             udp_renewal: self.udp_renewal.or(other.udp_renewal),
@@ -224,6 +232,7 @@ impl Options {
             sizes: Sizes {
                 flows: self.max_flows.unwrap_or(sizes.flows),
                 grants: self.max_grants.unwrap_or(sizes.grants),
+                accounts: self.max_accounts.unwrap_or(sizes.accounts),
                 replay_buckets: self.replay_buckets.unwrap_or(sizes.replay_buckets),
                 revoked: self.max_revoked.unwrap_or(sizes.revoked),
                 ended: if gateway { ENDED } else { sizes.ended },
@@ -237,6 +246,7 @@ impl Options {
             proofs: self.proofs,
             kernel: wire::map::VerifierConfig {
                 flows_per_grant: self.flows_per_grant.unwrap_or(kernel.flows_per_grant),
+                flows_per_account: self.flows_per_account.unwrap_or(kernel.flows_per_account),
                 tcp_idle: self.tcp_idle.unwrap_or(kernel.tcp_idle),
                 udp_idle: self.udp_idle.unwrap_or(kernel.udp_idle),
                 udp_renewal: self.udp_renewal.unwrap_or(kernel.udp_renewal),

@@ -26,7 +26,7 @@ pub use config::VerifierConfig;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use drops::{DropSample, counter};
 pub use flow::{Flow, FlowKey, FlowKey4, origin, stage};
-pub use grant::{GrantClass, GrantUse, TOKEN_WINDOW, TOKENS_PER_FLOW};
+pub use grant::{AccountUse, GrantClass, GrantUse, TOKEN_WINDOW, TOKENS_PER_FLOW};
 pub use inside::{Bearer, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, WayBack, nat_news};
 pub use keys::{EpochKey, SecretEntry};
 pub use pair::LsGrant;

@@ -43,6 +43,13 @@ pub fn grant(number: u32, made: u32) -> Grant {
     }
 }
 
+/// The grant of this number that an account holds.
+pub fn held(account: u32, number: u32) -> Grant {
+    let epoch = Epoch::at(NOW.into(), EPOCH_LENGTH);
+    let holder = Holder::new(account, 1).expect("a small account");
+    Grant { handle: holder.handle(&key(epoch), number).0, epoch, expires: NOW + 3000 }
+}
+
 impl Grant {
     fn token(&self, protocol: u8, port: u16, time: u32, nonce: u32) -> Vec<u8> {
         let to = Destination { address: address(SERVER), protocol, port };
@@ -97,6 +104,15 @@ pub struct Scene {
     pub revokes: Vec<(usize, u64, u32)>,
     /// Ends sessions in the same way: (core, a grant of the session, expires).
     pub ends: Vec<(usize, Grant, u32)>,
+}
+
+/// An account with as many flows as it may have, of which it asks for another, while another account asks for its first. The
+/// table has room for one more.
+pub fn greedy(name: &'static str) -> Scene {
+    let scripts = vec![vec![held(1, 2).syn(40001, NOW, 7)], vec![held(2, 3).syn(40002, NOW, 7)]];
+    let scene = Scene::new(name, scripts).used_token(&[(0, 0)]).token(&[(1, 0)]);
+    let config = VerifierConfig { flows_per_account: 1, ..scene.config };
+    Scene { config, room: &[("flows4", 2)], before: vec![held(1, 1).syn(40000, NOW, 7)], flows_max: 2, ..scene }
 }
 
 impl Scene {

@@ -1,8 +1,9 @@
 //! Accounts and their sessions: wire.md §3.9, §6.4. What one does costs the others nothing.
 
 use super::{CLIENT_PORT, Case, First, Step, TRANSPORTS, Transport};
-use crate::world::{Family, Grant, families};
+use crate::world::{FLOWS_PER_ACCOUNT, Family, Grant, families};
 use engine::verifier::Outcome;
+use wire::map::TOKENS_PER_FLOW;
 use wire::{DropReason, Holder};
 
 const ALICE: u32 = 3;
@@ -17,6 +18,8 @@ pub fn cases() -> Vec<Case> {
     for family in families() {
         for transport in TRANSPORTS {
             sessions(&mut cases, &family, transport);
+            flows(&mut cases, &family, transport);
+            tokens(&mut cases, &family, transport);
         }
     }
     cases
@@ -52,5 +55,52 @@ fn sessions(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
             .frame(later(1), unknown)
             .frame(later(2), Outcome::Flow)
             .frame(later(3), Outcome::Flow),
+    );
+}
+
+/// An account has so many flows, whatever the number of its grants and sessions; others have theirs.
+fn flows(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
+    let first = |holder: Holder, grant: u32, port: u16| -> First {
+        transport.first(family, &Grant::of(family, holder, grant), CLIENT_PORT + port, 1)
+    };
+    let full = |case: Case| {
+        (0..FLOWS_PER_ACCOUNT)
+            .fold(case, |case, flow| case.admitted(&first(holder(ALICE, flow as u8 % 3), flow, flow as u16)))
+    };
+    let case = |what: &str| Case::new(family, "§6.4.2", &format!("{}, {what}", transport.name()));
+    let limit = Outcome::Drop(DropReason::FlowLimit);
+    let more = |grant, port| first(holder(ALICE, 9), grant, port);
+    cases.push(
+        full(case("an account has its flows and no more, whatever its grants"))
+            .frame(more(50, 50).frame(), limit)
+            .frame(more(51, 51).frame(), limit)
+            .admitted(&first(holder(BOB, 1), 60, 60))
+            .admitted(&first(holder(BOB, 1), 61, 61)),
+    );
+    // Of a flow that was refused, the account and its grant were charged nothing: the same token counts once there is room.
+    cases.push(
+        full(case("an account has room again when its flows end"))
+            .frame(more(50, 50).frame(), limit)
+            .step(Step::Revoke(Grant::of(family, holder(ALICE, 0), 0).handle))
+            .step(Step::Sweep)
+            .admitted(&more(50, 50))
+            .frame(more(51, 51).frame(), limit),
+    );
+}
+
+/// An account has so many tokens in a window, whatever the number of its grants: one flow of each is opened again and again.
+fn tokens(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
+    let first = |holder: Holder, grant: u32, nonce: u32| -> First {
+        transport.first(family, &Grant::of(family, holder, grant), CLIENT_PORT + grant as u16, nonce)
+    };
+    let most = FLOWS_PER_ACCOUNT * TOKENS_PER_FLOW;
+    let case = Case::new(family, "§6.4.2", &format!("{}, an account has its tokens and no more", transport.name()));
+    let case = (0..most).fold(case, |case, token| case.admitted(&first(holder(ALICE, 1), token % 3, token)));
+    cases.push(
+        case.frame(first(holder(ALICE, 2), 7, 1).frame(), Outcome::Drop(DropReason::FlowLimit)).admitted(&first(
+            holder(BOB, 1),
+            8,
+            1,
+        )),
     );
 }

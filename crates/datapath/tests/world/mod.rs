@@ -19,6 +19,7 @@ pub const NOW: u32 = 1_800_000_000;
 pub const EPOCH_LENGTH: u32 = 3600;
 /// As few as make the limit easy to reach.
 pub const FLOWS_PER_GRANT: u32 = 4;
+pub const FLOWS_PER_ACCOUNT: u32 = 6;
 
 pub fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
@@ -29,11 +30,16 @@ pub fn master() -> MasterKey {
 }
 
 pub fn config() -> VerifierConfig {
-    VerifierConfig { flows_per_grant: FLOWS_PER_GRANT, epoch_length: EPOCH_LENGTH, ..VerifierConfig::default() }
+    VerifierConfig {
+        flows_per_grant: FLOWS_PER_GRANT,
+        flows_per_account: FLOWS_PER_ACCOUNT,
+        epoch_length: EPOCH_LENGTH,
+        ..VerifierConfig::default()
+    }
 }
 
 pub const SIZES: Sizes =
-    Sizes { flows: 65536, grants: 16384, replay_buckets: 256, revoked: 4096, pairs: 64, ended: 16 };
+    Sizes { flows: 65536, grants: 16384, accounts: 16384, replay_buckets: 256, revoked: 4096, pairs: 64, ended: 16 };
 
 fn receiver(prefix: &str, services: &[(u8, u16, u16)]) -> Receiver {
     let service = |&(protocol, first_port, last_port): &(u8, u16, u16)| Service { protocol, first_port, last_port };
@@ -253,6 +259,9 @@ impl Deciders {
         for key in self.kernel.grants.keys() {
             self.kernel.grants.remove(&key).expect("grants");
         }
+        for key in self.kernel.accounts.keys() {
+            self.kernel.accounts.remove(&key).expect("accounts");
+        }
         for key in self.kernel.revoked.handles() {
             self.kernel.revoked.remove(key).expect("revoked");
         }
@@ -267,6 +276,7 @@ impl Deciders {
         }
         self.model.flows.clear();
         self.model.grants.clear();
+        self.model.accounts.clear();
         self.model.revoked.clear();
         self.model.revoked_holders.clear();
         self.model.tokens.clear();

@@ -3,7 +3,7 @@
 use super::tables::{Once, PairTerms, Replay, Stack, Tables, TablesMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use wire::map::{Flow, FlowKey, GrantUse, Services, VerifierConfig};
+use wire::map::{AccountUse, Flow, FlowKey, GrantUse, Services, VerifierConfig};
 use wire::{Epoch, Handle, Holder, VerifierKey};
 
 /// Lets a decision run against tables that must not change: it sees its own changes, and nobody else does.
@@ -11,6 +11,7 @@ pub struct Overlay<'a, T> {
     below: &'a T,
     flows: BTreeMap<FlowKey, Flow>,
     grants: BTreeMap<Handle, GrantUse>,
+    accounts: BTreeMap<u32, AccountUse>,
     tokens: BTreeSet<Once>,
     fragments: BTreeMap<(FlowKey, u32), u32>,
 }
@@ -22,6 +23,7 @@ impl<'a, T: Tables> Overlay<'a, T> {
             below,
             flows: BTreeMap::new(),
             grants: BTreeMap::new(),
+            accounts: BTreeMap::new(),
             tokens: BTreeSet::new(),
             fragments: BTreeMap::new(),
         }
@@ -61,6 +63,10 @@ impl<T: Tables> Tables for Overlay<'_, T> {
         self.grants.get(&handle).copied().or_else(|| self.below.grant(handle))
     }
 
+    fn account(&self, account: u32) -> Option<AccountUse> {
+        self.accounts.get(&account).copied().or_else(|| self.below.account(account))
+    }
+
     fn pair(&self, handle: Handle) -> Option<PairTerms> {
         self.below.pair(handle)
     }
@@ -84,6 +90,10 @@ impl<T: Tables> Tables for Overlay<'_, T> {
     fn has_room_for_grant(&self) -> bool {
         self.below.has_room_for_grant()
     }
+
+    fn has_room_for_account(&self) -> bool {
+        self.below.has_room_for_account()
+    }
 }
 
 impl<T: Tables> TablesMut for Overlay<'_, T> {
@@ -99,6 +109,14 @@ impl<T: Tables> TablesMut for Overlay<'_, T> {
         let fits = self.grant(handle).is_some() || self.has_room_for_grant();
         if fits {
             self.grants.insert(handle, used);
+        }
+        fits
+    }
+
+    fn put_account(&mut self, account: u32, used: AccountUse) -> bool {
+        let fits = self.account(account).is_some() || self.has_room_for_account();
+        if fits {
+            self.accounts.insert(account, used);
         }
         fits
     }

@@ -2,7 +2,7 @@
 
 use super::flow::is_live;
 use std::net::IpAddr;
-use wire::map::{Flow, FlowKey, GrantUse, LsGrant, Services, VerifierConfig};
+use wire::map::{AccountUse, Flow, FlowKey, GrantUse, LsGrant, Services, VerifierConfig};
 use wire::token::TOKEN_LEN;
 use wire::{Epoch, Handle, Holder, VerifierKey};
 
@@ -75,6 +75,8 @@ pub trait Tables {
     fn flow(&self, key: &FlowKey) -> Option<Flow>;
     /// What the verifier remembers of a grant that has admitted something.
     fn grant(&self, handle: Handle) -> Option<GrantUse>;
+    /// What an account uses.
+    fn account(&self, account: u32) -> Option<AccountUse>;
     /// A pair that the authority has announced.
     fn pair(&self, handle: Handle) -> Option<PairTerms>;
     /// Whether a token was used before. This only looks: [`TablesMut::remember`] takes the token's place.
@@ -94,6 +96,11 @@ pub trait Tables {
         true
     }
 
+    /// Whether the table of accounts has room for one more.
+    fn has_room_for_account(&self) -> bool {
+        true
+    }
+
     /// The admitted flow at this key, unless it has been idle for too long. It may need another token.
     fn live_flow(&self, key: &FlowKey, now: u32) -> Option<Flow> {
         self.flow(key).filter(|flow| is_live(self.config(), key, flow, now))
@@ -106,6 +113,8 @@ pub trait TablesMut: Tables {
     fn put_flow(&mut self, key: &FlowKey, flow: Flow) -> bool;
     /// Writes a grant in use. Returns false if it is new and the table is full.
     fn put_grant(&mut self, handle: Handle, used: GrantUse) -> bool;
+    /// Writes what an account uses. Returns false if it is new and the table is full.
+    fn put_account(&mut self, account: u32, used: AccountUse) -> bool;
     /// Remembers a token that [`Tables::replay`] called fresh.
     fn remember(&mut self, once: &Once, now: u32);
     /// Remembers the first fragment of a datagram of an admitted flow.

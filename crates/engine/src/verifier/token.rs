@@ -6,7 +6,7 @@ use super::decide::Decision;
 use super::explain::Observer;
 use super::flow::{count, is_proved};
 use super::tables::{Once, Replay, TablesMut};
-use wire::map::{Flow, FlowKey, GrantUse, TOKEN_WINDOW, TOKENS_PER_FLOW};
+use wire::map::{AccountUse, Flow, FlowKey, GrantUse, TOKEN_WINDOW, TOKENS_PER_FLOW};
 use wire::packet::{Packet, TCP};
 use wire::token::TOKEN_LEN;
 use wire::{
@@ -143,6 +143,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             Replay::Fresh | Replay::Full => "the token was not used before".into(),
         })?;
         let opened = self.tables.live_flow(&key, now).filter(|flow| flow.handle == handle.0);
+        let account = self.account(claim.holder, opened.is_none())?;
         let mut used = self.tables.grant(handle).unwrap_or(GrantUse {
             flows: 0,
             expires: claim.expires,
@@ -172,6 +173,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.tables.remember(&claim.once, now);
         used.tokens += 1;
         self.tables.put_grant(handle, used);
+        let account = account.map(|used| AccountUse { tokens: used.tokens + 1, ..used });
+        self.put_account(claim.holder, account);
         if let Some(mut flow) = opened {
             // UDP was counted when its flow was looked up, unless it lacked a token.
             let counts = packet.protocol == TCP || !is_proved(self.tables.config(), &key, &flow, now);
@@ -195,10 +198,48 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         })?;
         used.flows += 1;
         self.tables.put_grant(handle, used);
+        self.put_account(claim.holder, account.map(|used| AccountUse { flows: used.flows + 1, ..used }));
         if let Some(before) = before.filter(Flow::by_grant) {
-            self.release(Handle(before.handle));
+            self.release(&before);
         }
         Ok(())
+    }
+
+    /// What the holder's account uses, if it may have one more token and, where the token opens one, one more flow. `None` if
+    /// the holder is nobody.
+    fn account(&mut self, holder: Holder, opens: bool) -> Result<Option<AccountUse>, DropReason> {
+        if holder.0 == 0 {
+            return Ok(None);
+        }
+        let (number, window, most) =
+            (holder.account(), self.now / TOKEN_WINDOW, self.tables.config().flows_per_account);
+        let mut used = self.tables.account(number).unwrap_or_default();
+        if used.window != window {
+            (used.window, used.tokens) = (window, 0);
+        }
+        let room = self.tables.put_account(number, used);
+        self.require("accounts", room, DropReason::FlowLimit, || match room {
+            true => format!("account {number} has its place in the table"),
+            false => "the table of accounts is full".into(),
+        })?;
+        let taken = used.tokens;
+        self.require("account's tokens", taken / TOKENS_PER_FLOW < most, DropReason::FlowLimit, || {
+            let most = u64::from(most) * u64::from(TOKENS_PER_FLOW);
+            format!("account {number} has used {taken} of {most} tokens in these {TOKEN_WINDOW} s")
+        })?;
+        if opens {
+            let flows = used.flows as i32;
+            self.require("account's flows", flows < most as i32, DropReason::FlowLimit, || {
+                format!("account {number} has {flows} flows of at most {most}")
+            })?;
+        }
+        Ok(Some(used))
+    }
+
+    fn put_account(&mut self, holder: Holder, used: Option<AccountUse>) {
+        if let Some(used) = used {
+            self.tables.put_account(holder.account(), used);
+        }
     }
 
     /// Whether the grant may have one more flow.
@@ -216,10 +257,15 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         })
     }
 
-    fn release(&mut self, handle: Handle) {
-        if let Some(mut used) = self.tables.grant(handle) {
+    fn release(&mut self, flow: &Flow) {
+        if let Some(mut used) = self.tables.grant(Handle(flow.handle)) {
             used.flows = used.flows.saturating_sub(1);
-            self.tables.put_grant(handle, used);
+            self.tables.put_grant(Handle(flow.handle), used);
+        }
+        let holder = Holder(flow.holder);
+        if let Some(mut used) = self.tables.account(holder.account()).filter(|_| holder.0 != 0) {
+            used.flows = used.flows.saturating_sub(1);
+            self.tables.put_account(holder.account(), used);
         }
     }
 }

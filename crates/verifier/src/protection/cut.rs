@@ -72,6 +72,7 @@ impl Protection {
                     let _ = self.verifier.flows.remove(&key);
                 }
             }
+            self.recount();
         }
         let flows = if sessions.is_empty() { 0 } else { self.sweep() };
         EndedSessions { complete: left.is_empty(), flows }
@@ -141,6 +142,14 @@ impl Protection {
         }
         for handle in handles {
             let _ = self.verifier.grants.remove(handle);
+        }
+        self.recount();
+    }
+
+    /// Counts accounts' flows anew: those that went without the kernel program's help were still counted.
+    fn recount(&self) {
+        if let Err(error) = self.verifier.recount_accounts() {
+            tracing::error!("cannot count accounts' flows: {error:#}");
         }
     }
 

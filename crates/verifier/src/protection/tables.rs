@@ -74,7 +74,7 @@ impl Protection {
 
     /// The bounded tables.
     pub fn tables(&self) -> Vec<view::Table> {
-        let Sizes { flows, grants, replay_buckets, revoked, pairs, .. } = self.settings.sizes;
+        let Sizes { flows, grants, accounts, replay_buckets, revoked, pairs, .. } = self.settings.sizes;
         let table = |name: &str, used: Option<usize>, max: u64, bytes| {
             let used = used.map(|used| used as u64);
             view::Table { name: name.into(), used, max, bytes }
@@ -86,6 +86,7 @@ impl Protection {
             table("flows, IPv4", Some(four), flows.into(), 104),
             table("flows, IPv6", Some(keys.len() - four), flows.into(), 128),
             table("grants", Some(verifier.grants.keys().len()), grants.into(), 112),
+            table("accounts", Some(verifier.accounts.keys().len()), accounts.into(), 72),
             table("revoked", Some(verifier.revoked.handles().len()), revoked.into(), 64),
             table("ended sessions", Some(verifier.revoked_holders.entries().len()), revoked.into(), 64),
             table("replays", None, u64::from(replay_buckets) * 8, 8),

@@ -23,9 +23,11 @@ pub(super) const KEYS: &[&str] = &[
     "metrics",
     "max_flows",
     "max_grants",
+    "max_accounts",
     "max_revoked",
     "replay_buckets",
     "flows_per_grant",
+    "flows_per_account",
     "tcp_idle",
     "udp_idle",
     "udp_renewal",
@@ -65,6 +67,7 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
             metrics: fields.address(reader, "metrics", "127.0.0.1:9465"),
             max_flows: number(reader, fields, "max_flows", &MAX_FLOWS),
             max_grants: number(reader, fields, "max_grants", &MAX_FLOWS),
+            max_accounts: number(reader, fields, "max_accounts", &MAX_FLOWS),
             max_revoked: number(reader, fields, "max_revoked", &MAX_FLOWS),
             replay_buckets: number(reader, fields, "replay_buckets", &(64..=1 << 24)).inspect(|buckets| {
                 if !buckets.is_power_of_two() {
@@ -73,6 +76,7 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
                 }
             }),
             flows_per_grant: number(reader, fields, "flows_per_grant", &FLOWS),
+            flows_per_account: number(reader, fields, "flows_per_account", &FLOWS),
             tcp_idle: seconds(reader, fields, "tcp_idle", &IDLE),
             udp_idle: seconds(reader, fields, "udp_idle", &IDLE),
             udp_renewal: seconds(reader, fields, "udp_renewal", &RENEWAL),

@@ -43,8 +43,8 @@ pub struct VerifierConfig {
     pub mark_mask: u32,
     /// Seconds after which a UDP flow that a client opened needs another token.
     pub udp_renewal: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// How many flows the grants of one account may have together.
+    pub flows_per_account: u32,
 }
 
 impl Default for VerifierConfig {
@@ -67,7 +67,7 @@ impl Default for VerifierConfig {
             mark: 0,
             mark_mask: 0,
             udp_renewal: 60,
-            reserved: 0,
+            flows_per_account: 4096,
         }
     }
 }

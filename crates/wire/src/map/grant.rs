@@ -1,4 +1,4 @@
-//! Grants in use, and their classes.
+//! Grants in use, their classes, and what accounts use.
 
 use super::FlowKey;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -22,6 +22,20 @@ pub struct GrantUse {
     pub window: u32,
     /// The flow it admitted first: the only one if the grant is for a single flow.
     pub first: FlowKey,
+}
+
+/// What the verifier counts of an account: its flows, whatever their grants and sessions, and its tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AccountUse {
+    /// How many flows it has.
+    pub flows: u32,
+    /// How many of its tokens were taken in this window.
+    pub tokens: u32,
+    /// The window, in units of [`TOKEN_WINDOW`] of Unix time.
+    pub window: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// The class of a grant, for rules of a packet filter.
