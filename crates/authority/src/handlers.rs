@@ -142,12 +142,13 @@ pub(crate) fn check_device(device: &str) -> Result<(), Problem> {
 )]
 async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<Response, Problem> {
     let SessionCaller { token, session, peer } = caller;
+    let person = session.person.clone();
     let end = move |database: &mut Database| {
         let at_provider = database.provider_session(&token)?;
         database.end_session(token, &session, peer.address, now())?;
         Ok(at_provider)
     };
-    let at_provider = authority.storage.call(end).await?;
+    let at_provider = authority.storage.call_for(&person, end).await?;
     authority.sync().await?;
     let (Some(provider), Some(at_provider)) = (&authority.provider, at_provider) else {
         return Ok(StatusCode::NO_CONTENT.into_response());

@@ -29,7 +29,7 @@ impl Authority {
         let whose = person.to_owned();
         let set =
             move |database: &mut crate::storage::Database| database.set_preference(&whose, &target, choice, &by, now());
-        if !self.storage.call(set).await? {
+        if !self.storage.call_for(person, set).await? {
             return Err(Problem::Malformed("these are too many destinations: forget some first".into()));
         }
         self.sync().await?;
@@ -38,7 +38,7 @@ impl Authority {
         let (whose, preferences) = (person.to_owned(), self.preferences_of(person));
         let revoke =
             move |database: &mut crate::storage::Database| database.revoke_withheld(&whose, &preferences, now());
-        let revoked = self.storage.call(revoke).await?;
+        let revoked = self.storage.call_for(person, revoke).await?;
         drop(policy);
         tracing::info!(person, revoked, %target, "another choice of where an identity may go");
         self.sync().await?;

@@ -85,7 +85,7 @@ impl Authority {
         let syncing = self.syncing.pause().await;
         let session = kept.clone();
         let add = move |database: &mut Database| database.add_session(hash, &session, &proof, source, now());
-        let displaced = match self.storage.call(add).await? {
+        let displaced = match self.storage.call_for(&kept.person, add).await? {
             Login::Done { displaced, tags, groups, holder } => {
                 (kept.tags, kept.groups, kept.holder) = (tags, groups, holder);
                 displaced

@@ -224,7 +224,7 @@ impl Authority {
                 if self.audit_refusal(event.detail(&explanation.text)).await? {
                     let (person, device, tags) = (person.clone(), device.clone(), Vec::new());
                     let refusal = Refusal { time: now, person, device, source, to, tags };
-                    self.storage.call(move |database| database.add_refusal(&refusal)).await?;
+                    self.storage.call_for(&session.person, move |database| database.add_refusal(&refusal)).await?;
                 }
             }
             return Err(problem);
@@ -307,7 +307,8 @@ impl Authority {
     pub async fn audit_refusal(&self, event: AuditEvent) -> Result<bool> {
         let written = self.is_to_be_written(&event);
         if written {
-            self.audit(event).await?;
+            let person = event.about().to_owned();
+            self.storage.call_for(&person, move |database| database.audit(&event, now())).await?;
         }
         Ok(written)
     }
@@ -404,7 +405,8 @@ impl Authority {
     /// Drops what ended long ago.
     pub async fn prune(&self) -> Result<()> {
         let (grants_kept, audit_lifetime) = (self.config.grants_kept, self.config.audit_lifetime);
-        self.storage.call(move |database| database.prune(now(), grants_kept, audit_lifetime)).await?;
+        // In pieces: other work has its turn between them.
+        while self.storage.call(move |database| database.prune_some(now(), grants_kept, audit_lifetime)).await? {}
         self.sync().await
     }
 

@@ -1,6 +1,6 @@
 //! What the authority remembers: accounts, devices, sessions, verifiers, grants issued, audit, in one SQLite file.
 //!
-//! [`Database`] is the file with every statement, used as it is by commands; [`Storage`] runs it on a thread of its own
+//! [`Database`] is the file with every statement, used as it is by commands; [`Storage`] runs it on threads of its own
 //! for the server, whose tasks must not wait for a disk. Secrets are stored as hashes only, but for TOTP secrets.
 
 mod accounts;
@@ -15,6 +15,7 @@ mod passkeys;
 mod policies;
 mod preferences;
 mod sessions;
+mod thread;
 mod trail;
 mod verifiers;
 
@@ -27,15 +28,15 @@ pub use identities::{Known, NewService, Proof, ProviderSession, Renewable, Renew
 pub use passkeys::{Passkey, PasskeyHandle};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};
 pub use sessions::{Holder, Login, OwnSession, Session, SessionEntry, session_number};
+pub use thread::Storage;
 pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use verifiers::VerifierEntry;
 
 use anyhow::{Context, Result, anyhow};
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, params};
 use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
 
 /// The SHA-256 of a bearer token or one-time code: what is stored in its place.
 pub type TokenHash = [u8; 32];
@@ -75,6 +76,9 @@ CREATE INDEX grants_to_announce ON grants (handle) WHERE announced = 0;
 CREATE TABLE rechecks (verifier TEXT PRIMARY KEY) STRICT;
 CREATE INDEX grants_of_person_by_expiry ON grants (person, expires);
 ";
+
+/// Grants that are dropped in one transaction.
+const PIECE: u32 = 500;
 
 /// The database file. Every method is one transaction.
 pub struct Database {
@@ -123,6 +127,16 @@ impl Database {
         Ok(Self { connection })
     }
 
+    /// Opens the same file once more, to read only.
+    fn reader(&self) -> Result<Self> {
+        let path = self.connection.path().context("a database has a file")?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags)?;
+        connection.busy_timeout(Duration::from_secs(5))?;
+        connection.set_prepared_statement_cache_capacity(64);
+        Ok(Self { connection })
+    }
+
     /// Whether another process wrote since the last call, as a number that changes when it did.
     pub fn version(&self) -> Result<i64> {
         Ok(self.connection.pragma_query_value(None, "data_version", |row| row.get(0))?)
@@ -130,11 +144,20 @@ impl Database {
 
     /// Drops what ended long ago: sessions at once, grants and audit entries after so many seconds.
     pub fn prune(&mut self, time: u64, grants_kept: u32, audit_lifetime: u32) -> Result<()> {
-        self.write(|transaction| {
-            let now = time.cast_signed();
+        while self.prune_some(time, grants_kept, audit_lifetime)? {}
+        Ok(())
+    }
+
+    /// A piece of [`Self::prune`]; gives whether there may be more to drop.
+    pub fn prune_some(&mut self, time: u64, grants_kept: u32, audit_lifetime: u32) -> Result<bool> {
+        self.write_soon(|transaction| {
+            let (now, ended) = (time.cast_signed(), time.cast_signed() - i64::from(grants_kept));
             sessions::end_expired(transaction, time)?;
-            transaction.execute("DELETE FROM grants WHERE expires <= ?1", [now - i64::from(grants_kept)])?;
-            holders::prune(transaction, now - i64::from(grants_kept))?;
+            let piece = "DELETE FROM grants WHERE handle IN (SELECT handle FROM grants WHERE expires <= ?1 LIMIT ?2)";
+            if transaction.execute(piece, params![ended, PIECE])? == PIECE as usize {
+                return Ok(true);
+            }
+            holders::prune(transaction, ended)?;
             policies::prune(transaction, now)?;
             trail::cut(transaction, now - i64::from(audit_lifetime), time)
         })
@@ -154,122 +177,6 @@ impl Database {
         self.connection.pragma_update(None, "synchronous", "FULL")?;
         done
     }
-}
-
-/// What the storage thread is to do.
-enum Job {
-    Work(Box<dyn FnOnce(&mut Database) + Send>),
-    Grant(Box<Waiting>),
-    End,
-}
-
-/// A grant that waits to be recorded.
-struct Waiting {
-    grant: Issuance,
-    answer: oneshot::Sender<Result<Recorded>>,
-}
-
-/// Grants that are recorded together, at most: whoever waits for other work waits for them.
-const MOST_TOGETHER: usize = 64;
-
-/// The database for tasks: jobs go to its thread one after the other.
-#[derive(Clone)]
-pub struct Storage {
-    jobs: mpsc::Sender<Job>,
-}
-
-impl Storage {
-    /// Starts the thread. It ends when the last clone is dropped, or with [`Self::close`].
-    pub fn start(mut database: Database) -> Result<Self> {
-        let (jobs, mut queue) = mpsc::channel(256);
-        std::thread::Builder::new().name("storage".into()).spawn(move || {
-            let mut next = queue.blocking_recv();
-            while let Some(job) = next.take() {
-                match job {
-                    Job::Work(work) => work(&mut database),
-                    Job::Grant(first) => next = record(&mut database, first, &mut queue),
-                    Job::End => break,
-                }
-                next = next.or_else(|| queue.blocking_recv());
-            }
-            // Before the queue: whoever waits for the end of that finds the file closed.
-            drop(database);
-        })?;
-        Ok(Self { jobs })
-    }
-
-    /// Records a grant, together with others that wait at the same time. Done even if the caller goes away.
-    pub async fn add_grant(&self, grant: Issuance) -> Result<Recorded> {
-        let (answer, answered) = oneshot::channel();
-        self.send(Job::Grant(Box::new(Waiting { grant, answer }))).await?;
-        answered.await.map_err(|_| gone())?
-    }
-
-    /// Closes the database once all work before this is done.
-    pub async fn close(&self) {
-        // A thread that is gone already has closed it.
-        let _ = self.jobs.send(Job::End).await;
-        self.jobs.closed().await;
-    }
-
-    /// Does some work with the database. Work that was begun is done even if the caller goes away.
-    pub async fn call<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
-    ) -> Result<T> {
-        let (answer, answered) = oneshot::channel();
-        self.send(Job::Work(Box::new(move |database| drop(answer.send(work(database)))))).await?;
-        answered.await.map_err(|_| gone())?
-    }
-
-    async fn send(&self, job: Job) -> Result<()> {
-        self.jobs.send(job).await.map_err(|_| gone())
-    }
-}
-
-/// Records a grant and those that wait right behind it; gives the job that came between, if one did.
-fn record(database: &mut Database, first: Box<Waiting>, queue: &mut mpsc::Receiver<Job>) -> Option<Job> {
-    let (mut waiting, mut next) = (vec![first], None);
-    while waiting.len() < MOST_TOGETHER && next.is_none() {
-        match queue.try_recv() {
-            Ok(Job::Grant(grant)) => waiting.push(grant),
-            Ok(other) => next = Some(other),
-            Err(_) => break,
-        }
-    }
-    match database.add_grants(waiting.iter().map(|waiting| &waiting.grant)) {
-        Ok(recorded) => {
-            for (waiting, recorded) in waiting.into_iter().zip(recorded) {
-                drop(waiting.answer.send(Ok(recorded)));
-            }
-        }
-        // One whose handle is taken, for instance. None of them is recorded: each by itself, so that it takes no other along.
-        Err(error) if is_about_one(&error) => {
-            for waiting in waiting {
-                let recorded = database.add_grants([&waiting.grant]).and_then(|recorded| {
-                    recorded.into_iter().next().context("a grant was neither recorded nor refused")
-                });
-                drop(waiting.answer.send(recorded));
-            }
-        }
-        // The disk is full, or another process holds the database: to try each would take as many times as long.
-        Err(error) => {
-            for waiting in waiting {
-                drop(waiting.answer.send(Err(anyhow!("{error:#}"))));
-            }
-        }
-    }
-    next
-}
-
-/// Whether a statement failed because of what it was to write.
-fn is_about_one(error: &anyhow::Error) -> bool {
-    let code = error.downcast_ref().and_then(rusqlite::Error::sqlite_error_code);
-    code == Some(rusqlite::ErrorCode::ConstraintViolation)
-}
-
-fn gone() -> anyhow::Error {
-    anyhow!("the storage thread is gone")
 }
 
 #[cfg(test)]

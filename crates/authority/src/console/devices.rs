@@ -26,7 +26,9 @@ async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Sai
     let person = visitor.person().to_owned();
     let (devices, sessions) = authority
         .storage
-        .call(move |database| Ok((database.devices(Some(&person))?, database.sessions_of(&person, now())?)))
+        .read_for(visitor.person(), move |database| {
+            Ok((database.devices(Some(&person))?, database.sessions_of(&person, now())?))
+        })
         .await?;
     let rows: Vec<_> = devices
         .iter()
@@ -59,6 +61,6 @@ async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) 
         return Err(Problem::NotFound("device of yours"));
     }
     let which = Which::Device(person, device);
-    end(&authority, move |database| database.revoke(&which, &by, now())).await?;
+    end(&authority, visitor.person(), move |database| database.revoke(&which, &by, now())).await?;
     Ok(page::done("/devices", "device-revoked"))
 }

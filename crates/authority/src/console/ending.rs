@@ -6,14 +6,15 @@ use crate::state::Authority;
 use crate::storage::Database;
 use std::sync::Arc;
 
-/// Does `work`, which gives something if it ended anything, and tells of it.
+/// Does `work` in this person's line, which gives something if it ended anything, and tells of it.
 pub async fn end<T: Send + 'static>(
     authority: &Arc<Authority>,
+    person: &str,
     work: impl FnOnce(&mut Database) -> anyhow::Result<Option<T>> + Send + 'static,
 ) -> Result<Option<T>, Problem> {
-    let authority = authority.clone();
+    let (authority, person) = (authority.clone(), person.to_owned());
     let act = async move {
-        let ended = authority.storage.call(work).await?;
+        let ended = authority.storage.call_for(&person, work).await?;
         if ended.is_some() {
             authority.sync().await?;
         }

@@ -26,7 +26,8 @@ pub fn routes() -> Router<Arc<Authority>> {
 
 async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
     let person = visitor.person().to_owned();
-    let grants = authority.storage.call(move |database| database.live_grants_of(&person, now())).await?;
+    let grants =
+        authority.storage.read_for(visitor.person(), move |database| database.live_grants_of(&person, now())).await?;
     let rows: Vec<_> = grants
         .iter()
         .map(|grant| {
@@ -67,6 +68,6 @@ async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) 
         }
         database.revoke(&Which::OwnGrant(person, handle), &by, now())
     };
-    end(&authority, revoke).await?.ok_or(not_yours)?;
+    end(&authority, visitor.person(), revoke).await?.ok_or(not_yours)?;
     Ok(page::done("/grants", "grant-revoked"))
 }

@@ -272,7 +272,7 @@ async fn end(authority: &Arc<Authority>, visitor: &Visitor) -> Result<Option<Zer
         database.end_session(token, &session, source, now())?;
         Ok(Some(refresh_token))
     };
-    Ok(ending::end(authority, end).await?.flatten())
+    Ok(ending::end(authority, visitor.person(), end).await?.flatten())
 }
 
 /// Where to go on after a login: a page of the console's, whatever is asked for.

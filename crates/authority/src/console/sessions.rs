@@ -27,7 +27,8 @@ pub fn routes() -> Router<Arc<Authority>> {
 
 async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
     let person = visitor.person().to_owned();
-    let sessions = authority.storage.call(move |database| database.sessions_of(&person, now())).await?;
+    let sessions =
+        authority.storage.read_for(visitor.person(), move |database| database.sessions_of(&person, now())).await?;
     let rows: Vec<_> = sessions
         .iter()
         .map(|session| {
@@ -60,7 +61,7 @@ async fn end(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> 
     let Ok(number) = u64::from_str_radix(fields.text("session")?, 16) else { return Err(not_yours) };
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
     let end = move |database: &mut Database| Ok(database.end_own_session(&person, number, &by, now())?.then_some(()));
-    ending::end(&authority, end).await?.ok_or(not_yours)?;
+    ending::end(&authority, visitor.person(), end).await?.ok_or(not_yours)?;
     Ok(page::done("/sessions", "session-ended"))
 }
 
@@ -68,6 +69,6 @@ async fn end_others(State(authority): Shared, visitor: Visitor) -> Result<Redire
     let (person, token, by) = (visitor.person().to_owned(), visitor.token, visitor.operator());
     let end =
         move |database: &mut Database| Ok(database.end_other_sessions(&person, &token, &by, now())?.then_some(()));
-    ending::end(&authority, end).await?;
+    ending::end(&authority, visitor.person(), end).await?;
     Ok(page::done("/sessions", "sessions-ended"))
 }

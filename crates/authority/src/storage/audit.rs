@@ -93,6 +93,11 @@ impl AuditEvent {
         Subject { event: self.event, person: self.person.clone(), source: self.source }
     }
 
+    /// The person it is about; empty without one.
+    pub(crate) fn about(&self) -> &str {
+        self.person.as_deref().unwrap_or_default()
+    }
+
     pub(super) fn name(&self) -> &'static str {
         self.event
     }

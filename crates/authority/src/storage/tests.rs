@@ -1,4 +1,5 @@
 mod holders;
+mod turns;
 
 use super::*;
 use engine::api::GrantOwner;
@@ -61,7 +62,13 @@ async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_al
     let busy = storage.call(move |_| Ok(begun.recv()?));
     let ended = [9; 32];
     let asked = [grant(1, SESSION), grant(2, ended), grant(1, SESSION), grant(3, SESSION)];
-    let asked = futures_util::future::join_all(asked.map(|grant| storage.add_grant(grant)));
+    // Those who wait in lines of their own are recorded together.
+    let own_line = |(mut grant, person): (Issuance, &str)| {
+        grant.owner.person = person.into();
+        storage.add_grant(grant)
+    };
+    let asked = asked.into_iter().zip(["robot", "second", "third", "fourth"]);
+    let asked = futures_util::future::join_all(asked.map(own_line));
     let (_, recorded, ()) = tokio::join!(biased; busy, asked, async { begin.send(()).unwrap() });
     let recorded: Vec<_> = recorded.into_iter().map(Result::ok).collect();
     // The third has the handle of the first.
@@ -70,7 +77,7 @@ async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_al
     let mut handles: Vec<_> = grants.into_iter().map(|grant| grant.handle).collect();
     handles.sort_unstable();
     assert_eq!(handles, ["0000000000000001", "0000000000000003"]);
-    let entries = storage.call(|database| database.audit_entries(Some("robot"), 100)).await.unwrap();
+    let entries = storage.call(|database| database.audit_entries(None, 100)).await.unwrap();
     assert_eq!(entries.iter().filter(|entry| entry.event == "granted").count(), 2);
     let verdict = storage.call(|database| database.verify_audit(b"an authority", &[])).await.unwrap();
     assert!(matches!(verdict, Verdict::Whole(_)), "{verdict:?}");

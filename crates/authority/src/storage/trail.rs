@@ -14,6 +14,8 @@ use std::str::FromStr;
 
 /// Entries of refusals that are kept: some 150 MB.
 const MOST_REFUSALS: u32 = 500_000;
+/// Entries that are cut in one transaction, at most.
+const PIECE: i64 = 5000;
 /// The event that says what was cut.
 const CUT_EVENT: &str = "audit_cut";
 /// The least part of a hash that a noted head may be, in hex digits: what the metrics show.
@@ -168,15 +170,19 @@ pub(super) fn append(transaction: &Transaction<'_>, event: &AuditEvent, now: u64
     Ok(())
 }
 
-/// Cuts off what is older than `oldest`, and refusals beyond [`MOST_REFUSALS`], and writes down where.
-pub(super) fn cut(transaction: &Transaction<'_>, oldest: i64, now: u64) -> Result<()> {
+/// Cuts a piece off that is older than `oldest`, and of refusals beyond [`MOST_REFUSALS`], and writes down where. Gives whether there was
+/// anything to cut.
+pub(super) fn cut(transaction: &Transaction<'_>, oldest: i64, now: u64) -> Result<bool> {
     let mut changed = false;
     for trail in Trail::ALL {
+        let first: Option<i64> =
+            transaction.query_row("SELECT min(id) FROM audit WHERE trail = ?1", [trail.name()], |row| row.get(0))?;
+        let Some(first) = first else { continue };
         // Clocks can be set back, so times need not rise: the cut ends before the first entry that is to stay.
         let first_kept: Option<i64> = transaction
             .query_row(
-                "SELECT id FROM audit WHERE trail = ?1 AND time > ?2 ORDER BY id LIMIT 1",
-                params![trail.name(), oldest],
+                "SELECT id FROM audit WHERE trail = ?1 AND id < ?3 AND time > ?2 ORDER BY id LIMIT 1",
+                params![trail.name(), oldest, first + PIECE],
                 |row| row.get(0),
             )
             .optional()?;
@@ -192,8 +198,9 @@ pub(super) fn cut(transaction: &Transaction<'_>, oldest: i64, now: u64) -> Resul
         };
         let last: Option<(i64, AuditHash)> = transaction
             .query_row(
-                "SELECT id, hash FROM audit WHERE trail = ?1 AND (id < ?2 OR id <= ?3) ORDER BY id DESC LIMIT 1",
-                params![trail.name(), first_kept.unwrap_or(i64::MAX), surplus.unwrap_or(0)],
+                "SELECT id, hash FROM audit WHERE trail = ?1 AND id < ?4 AND (id < ?2 OR id <= ?3)
+                 ORDER BY id DESC LIMIT 1",
+                params![trail.name(), first_kept.unwrap_or(i64::MAX), surplus.unwrap_or(0), first + PIECE],
                 |row| Ok((row.get(0)?, row.get(1)?)),
             )
             .optional()?;
@@ -208,7 +215,7 @@ pub(super) fn cut(transaction: &Transaction<'_>, oldest: i64, now: u64) -> Resul
     if changed {
         append(transaction, &AuditEvent::new(CUT_EVENT).detail(cuts(transaction)?), now)?;
     }
-    Ok(())
+    Ok(changed)
 }
 
 impl Database {

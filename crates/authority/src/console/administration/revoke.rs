@@ -167,6 +167,8 @@ pub async fn act(
         database.revoke(&which, &by, now)?;
         Ok(Some(found.person))
     };
-    let person = end(&authority, revoke).await?.ok_or(Problem::NotFound("grant, session, person or device"))?;
+    let person = end(&authority, visitor.person(), revoke)
+        .await?
+        .ok_or(Problem::NotFound("grant, session, person or device"))?;
     Ok(done(&format!("/admin/people/{}", encoded(&person)), "revoked"))
 }
