@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* What is protected: networks, each with spans of ports; the longest prefix holds all that applies to an address. */
 #pragma once
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 #include "class_set.h"
 #include "layout.h"
@@ -38,18 +39,36 @@ struct {
 	__type(value, struct class_set);
 } open6 SEC(".maps");
 
+/* Loopback, link-local, multicast and broadcast have classes of their own, by their first byte: a host protects them in
+ * prefixes so wide that no other class would be left. As crates/wire/src/map/class_set.rs has it. */
+static __always_inline __u32 class_of4(__be32 address)
+{
+	__u32 whole = bpf_ntohl(address), first = whole >> 24;
+
+	if (first >= 224 || first == 127 || whole >> 16 == 0xa9fe)
+		return first;
+	return (address * 0x9e3779b1U) >> 16;
+}
+
+static __always_inline __u32 class_of6(__be64 half)
+{
+	__u32 first = bpf_be64_to_cpu(half) >> 56;
+
+	return first >= 0xfe ? first : (half * 0x9e3779b97f4a7c15ULL) >> 48;
+}
+
 static __always_inline int is_open4(__be32 address)
 {
 	__u32 zero = 0;
 
-	return in_class_set(bpf_map_lookup_elem(&open4, &zero), (address * 0x9e3779b1U) >> 16);
+	return in_class_set(bpf_map_lookup_elem(&open4, &zero), class_of4(address));
 }
 
 static __always_inline int is_open6(__be64 half)
 {
 	__u32 zero = 0;
 
-	return in_class_set(bpf_map_lookup_elem(&open6, &zero), (half * 0x9e3779b97f4a7c15ULL) >> 48);
+	return in_class_set(bpf_map_lookup_elem(&open6, &zero), class_of6(half));
 }
 
 static __always_inline struct services *services_of(__u8 family, const __u8 *address)

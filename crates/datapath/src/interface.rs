@@ -1,5 +1,6 @@
 //! Network interfaces, and how they stack.
 
+use crate::netlink;
 use anyhow::{Context, Result};
 
 const ARPHRD_ETHER: u32 = 1;
@@ -148,47 +149,9 @@ pub struct Layer {
 
 /// Every interface of this network namespace.
 pub fn layers() -> Result<Vec<Layer>> {
-    use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
-    use std::os::fd::AsRawFd;
-    const WHAT: &str = "cannot ask how the interfaces stack";
-    let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)
-        .context(WHAT)?;
-    // struct nlmsghdr and struct ifinfomsg of linux/netlink.h and linux/rtnetlink.h.
-    let mut request = [0; 32];
-    request[..4].copy_from_slice(&32u32.to_ne_bytes());
-    request[4..6].copy_from_slice(&libc::RTM_GETLINK.to_ne_bytes());
-    request[6..8].copy_from_slice(&((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
-    send(socket.as_raw_fd(), &request, MsgFlags::empty()).context(WHAT)?;
-    let (mut layers, mut room) = (Vec::new(), vec![0; 64 * 1024]);
-    loop {
-        let length = recv(socket.as_raw_fd(), &mut room, MsgFlags::empty()).context(WHAT)?;
-        let mut rest = &room[..length];
-        while let Some((kind, body)) = message(&mut rest) {
-            match i32::from(kind) {
-                libc::NLMSG_DONE => return Ok(layers),
-                libc::NLMSG_ERROR => anyhow::bail!(WHAT),
-                _ => layers.extend(layer(body)),
-            }
-        }
-    }
-}
-
-/// Takes a message out of `rest`: its type and its body.
-fn message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
-    let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
-    let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
-    let body = rest.get(16..length)?;
-    *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-    Some((kind, body))
-}
-
-/// Takes an attribute out of `rest`: its type and its value.
-fn attribute<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
-    let length = u16::from_ne_bytes(rest.get(..2)?.try_into().ok()?) as usize;
-    let kind = u16::from_ne_bytes(rest.get(2..4)?.try_into().ok()?);
-    let value = rest.get(4..length)?;
-    *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-    Some((kind, value))
+    // struct ifinfomsg of linux/rtnetlink.h.
+    let messages = netlink::dump(libc::RTM_GETLINK, &[0; 16]).context("cannot ask how the interfaces stack")?;
+    Ok(messages.iter().filter_map(|(_, body)| layer(body)).collect())
 }
 
 fn layer(body: &[u8]) -> Option<Layer> {
@@ -198,14 +161,14 @@ fn layer(body: &[u8]) -> Option<Layer> {
     let (index, flags) = (number(body.get(4..8)?)?, number(body.get(8..12)?)?);
     let mut layer = Layer { index, up: flags & libc::IFF_UP as u32 != 0, ..Layer::default() };
     let (mut rest, mut elsewhere) = (body.get(16..)?, false);
-    while let Some((kind, value)) = attribute(&mut rest) {
+    while let Some((kind, value)) = netlink::attribute(&mut rest) {
         match kind {
             libc::IFLA_IFNAME => layer.name = text(value),
             libc::IFLA_LINK => layer.link = number(value),
             libc::IFLA_MASTER => layer.master = number(value),
             libc::IFLA_LINKINFO => {
                 let mut rest = value;
-                while let Some((kind, value)) = attribute(&mut rest) {
+                while let Some((kind, value)) = netlink::attribute(&mut rest) {
                     if kind == libc::IFLA_INFO_KIND {
                         layer.kind = text(value);
                     }

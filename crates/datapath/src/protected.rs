@@ -1,8 +1,9 @@
 //! What is protected, as the kernel programs look it up: prefixes, and which addresses need no look-up.
 
-use crate::object::Loaded;
+use crate::object::{Loaded, Pins};
 use crate::table::Table;
-use anyhow::Result;
+use anyhow::{Context, Result};
+use libbpf_rs::MapHandle;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -32,6 +33,27 @@ impl Protected {
             open4: object.table("open4")?,
             open6: object.table("open6")?,
         })
+    }
+
+    /// What an earlier process, or another one, has pinned.
+    pub fn pinned(pins: &Pins) -> Result<Self> {
+        let map = |name: &str| {
+            MapHandle::from_pinned_path(pins.map(name)).with_context(|| format!("cannot open the pinned map {name}"))
+        };
+        Ok(Self {
+            four: Table::new(map("protected4")?)?,
+            six: Table::new(map("protected6")?)?,
+            open4: Table::new(map("open4")?)?,
+            open6: Table::new(map("open6")?)?,
+        })
+    }
+
+    /// What is protected at an address.
+    pub fn services_of(&self, address: IpAddr) -> Option<Services> {
+        match address {
+            IpAddr::V4(address) => self.four.get(&Prefix4 { length: 32, address: address.octets() }).ok()?,
+            IpAddr::V6(address) => self.six.get(&Prefix6 { length: 128, address: address.octets() }).ok()?,
+        }
     }
 
     /// Makes these prefixes (address, length, services) the protected ones, and no others. What is new comes before what
@@ -82,11 +104,14 @@ fn open_sets(entries: &[(IpAddr, u8, Services)]) -> (ClassSet, ClassSet) {
     let (mut open4, mut open6) = (ClassSet::EVERYTHING, ClassSet::EVERYTHING);
     let (mut work4, mut work6) = (0, 0);
     for (address, length, _) in entries {
-        // Of IPv6 only the first half tells classes apart.
-        let (set, work, free_bits) = match address {
-            IpAddr::V4(_) => (&mut open4, &mut work4, 32 - u32::from(*length).min(32)),
-            IpAddr::V6(_) => (&mut open6, &mut work6, 64 - u32::from(*length).min(64)),
+        let (set, work) = if address.is_ipv4() { (&mut open4, &mut work4) } else { (&mut open6, &mut work6) };
+        // How many bits from the left tell classes apart.
+        let telling = match (ClassSet::one_class(*address), address) {
+            (Some(range), _) if *length >= range => 8u32,
+            (_, IpAddr::V4(_)) => 32,
+            (_, IpAddr::V6(_)) => 64,
         };
+        let free_bits = telling - u32::from(*length).min(telling);
         let classes = 1u64 << free_bits.min(63);
         *work += classes.min(WORK_MAX);
         if classes > u64::from(CLASSES_MAX) || *work > WORK_MAX {
@@ -95,10 +120,10 @@ fn open_sets(entries: &[(IpAddr, u8, Services)]) -> (ClassSet, ClassSet) {
         }
         for index in 0..1u32 << free_bits {
             let member = match address {
-                IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits() | index)),
-                IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits() | u128::from(index) << 64)),
+                IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits() | index << (32 - telling))),
+                IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits() | u128::from(index) << (128 - telling))),
             };
-            set.remove(ClassSet::class_of(member));
+            set.remove(ClassSet::class_of_destination(member));
         }
     }
     (open4, open6)
@@ -114,7 +139,7 @@ mod tests {
     };
 
     fn is_open(set: &ClassSet, address: &str) -> bool {
-        set.contains(ClassSet::class_of(address.parse().expect("an address")))
+        set.contains(ClassSet::class_of_destination(address.parse().expect("an address")))
     }
 
     #[test]
@@ -143,5 +168,25 @@ mod tests {
         let (open4, open6) =
             open_sets(&[(Ipv4Addr::UNSPECIFIED.into(), 0, NONE), (Ipv6Addr::UNSPECIFIED.into(), 0, NONE)]);
         assert!(open4 == ClassSet::NOTHING && open6 == ClassSet::NOTHING);
+    }
+
+    #[test]
+    fn what_a_host_protects_in_wide_prefixes_leaves_the_rest_open() {
+        let prefix = |text: &str, length| (text.parse().expect("an address"), length, NONE);
+        let (open4, open6) = open_sets(&[
+            prefix("127.0.0.0", 8),
+            prefix("169.254.0.0", 16),
+            prefix("224.0.0.0", 4),
+            prefix("255.255.255.255", 32),
+            prefix("fe80::", 10),
+            prefix("ff00::", 8),
+        ]);
+        for address in ["127.0.0.1", "169.254.169.254", "224.0.0.251", "239.255.255.250", "255.255.255.255"] {
+            assert!(!is_open(&open4, address), "{address}");
+        }
+        assert!(!is_open(&open6, "fe80::1") && !is_open(&open6, "febf::1") && !is_open(&open6, "ff02::fb"));
+        assert!(open4.len() >= (1 << 16) - 19 && open6.len() == (1 << 16) - 2);
+        // Wider than the range: what is outside of the range counts, too.
+        assert!(open_sets(&[prefix("169.254.0.0", 15)]).0 == ClassSet::NOTHING);
     }
 }

@@ -3,6 +3,7 @@
 
 mod check;
 mod clock;
+mod exposure;
 mod host;
 mod interface;
 
@@ -71,6 +72,7 @@ pub fn checks(names: &[String]) -> Result<Vec<Check>> {
     checks.extend(probe.iter().flat_map(host::programs));
     checks.extend([host::btf(), host::file_system(), clock::synchronised()]);
     checks.extend(host::pinned());
+    checks.extend(exposure::outside());
     let probe = probe.and_then(Result::ok);
     for interface in &interfaces {
         checks.extend(interface::checks(interface, probe.as_ref(), !names.is_empty()));

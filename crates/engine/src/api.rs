@@ -77,6 +77,12 @@ impl Service {
     }
 }
 
+impl From<wire::map::Service> for Service {
+    fn from(span: wire::map::Service) -> Self {
+        Self { protocol: span.protocol, first_port: span.first_port, last_port: span.last_port }
+    }
+}
+
 /// Something protected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Receiver {

@@ -67,6 +67,49 @@ fn walk<'a, E>(
     Ok(entries)
 }
 
+/// These entries, and `services` in these networks, too. The kernel has room for so many spans only; where there are more,
+/// those with the smallest gaps between them are joined, which protects the ports between. Says beside the entries whether
+/// that was necessary.
+pub fn extended(entries: &[Protected], networks: &[IpNet], services: &[Service]) -> (Vec<Protected>, bool) {
+    let mut all: BTreeMap<IpNet, (Option<&Services>, bool)> =
+        entries.iter().map(|entry| (entry.prefix, (Some(&entry.services), false))).collect();
+    for network in networks {
+        all.entry(network.trunc()).or_default().1 = true;
+    }
+    let mut crowded = false;
+    // With each network around: what its entry protects, and whether the services are added there.
+    let mut around: Vec<(IpNet, Option<&Services>, bool)> = Vec::new();
+    let mut extended = Vec::with_capacity(all.len());
+    for (prefix, (own, added)) in all {
+        while around.last().is_some_and(|(wider, ..)| !wider.contains(&prefix)) {
+            around.pop();
+        }
+        let (inherited, added_around) = around.last().map_or((None, false), |(_, own, added)| (*own, *added));
+        let (own, added) = (own.or(inherited), added || added_around);
+        around.push((prefix, own, added));
+        let spans = own.map(Services::spans).unwrap_or_default().iter().map(|span| Service::from(*span));
+        let mut spans = joined(spans.chain(services.iter().copied().filter(|_| added)));
+        while spans.len() > SERVICES_MAX {
+            crowded = true;
+            spans = with_one_gap_less(spans);
+        }
+        extended.push(Protected { prefix, services: services_of(&spans) });
+    }
+    (extended, crowded)
+}
+
+/// Sorted spans with the smallest gap between two of them closed; every service where there is no gap to close.
+fn with_one_gap_less(spans: Vec<Service>) -> Vec<Service> {
+    let pairs = spans.windows(2).enumerate().filter(|(_, two)| two[0].protocol == two[1].protocol);
+    let Some((smallest, _)) = pairs.min_by_key(|(_, two)| two[1].first_port.saturating_sub(two[0].last_port)) else {
+        return vec![Service::ALL];
+    };
+    let mut fewer = spans;
+    let last_port = fewer.remove(smallest + 1).last_port;
+    fewer[smallest].last_port = last_port;
+    fewer
+}
+
 /// As the kernel has them, of at most [`SERVICES_MAX`] spans.
 pub fn services_of(spans: &[Service]) -> Services {
     let mut services = Services { count: 0, spans: [wire::map::Service::default(); SERVICES_MAX] };
@@ -194,5 +237,43 @@ mod tests {
         let start = std::time::Instant::now();
         assert_eq!(widened(many.iter()).len(), many.len());
         assert!(start.elapsed() < std::time::Duration::from_secs(5));
+    }
+
+    fn service(protocol: u8, first_port: u16, last_port: u16) -> Service {
+        Service { protocol, first_port, last_port }
+    }
+
+    #[test]
+    fn services_are_added_in_networks_that_no_receiver_names() {
+        let named = entries(&[
+            receiver("192.0.2.1/32", &[(6, 22, 22)]),
+            receiver("169.254.7.7/32", &[(6, 443, 443)]),
+            receiver("198.51.100.0/24", &[(17, 53, 53)]),
+            receiver("203.0.113.0/24", &[(6, 80, 80)]),
+        ])
+        .expect("fits");
+        let networks = ["192.0.2.1/32", "169.254.0.0/16", "198.51.100.9/32", "fe80::/10"];
+        let networks = networks.map(|text| text.parse().expect("a network"));
+        let (all, crowded) = extended(&named, &networks, &[service(6, 22, 22), service(17, 500, 510)]);
+        assert!(!crowded);
+        assert_eq!(spans(&all, "192.0.2.1/32"), [(6, 22, 22), (17, 500, 510)]);
+        assert_eq!(spans(&all, "169.254.0.0/16"), [(6, 22, 22), (17, 500, 510)]);
+        assert_eq!(spans(&all, "169.254.7.7/32"), [(6, 22, 22), (6, 443, 443), (17, 500, 510)]);
+        assert_eq!(spans(&all, "198.51.100.9/32"), [(6, 22, 22), (17, 53, 53), (17, 500, 510)]);
+        assert_eq!(spans(&all, "fe80::/10"), [(6, 22, 22), (17, 500, 510)]);
+        assert_eq!(spans(&all, "198.51.100.0/24"), [(17, 53, 53)], "no address of the host");
+        assert_eq!(spans(&all, "203.0.113.0/24"), [(6, 80, 80)]);
+        assert_eq!(all.len(), 7);
+    }
+
+    #[test]
+    fn more_services_than_there_is_room_for_are_joined_over_the_smallest_gaps() {
+        let named = entries(&[receiver("192.0.2.1/32", &[(17, 53, 53)])]).expect("fits");
+        let scattered: Vec<_> = (0..SERVICES_MAX as u16).map(|n| service(6, n * n * 8, n * n * 8)).collect();
+        let (all, crowded) = extended(&named, &["192.0.2.1/32".parse().expect("a network")], &scattered);
+        let spans = spans(&all, "192.0.2.1/32");
+        assert!(crowded && spans.len() == SERVICES_MAX);
+        assert_eq!((spans[0], spans[1], spans[SERVICES_MAX - 1]), ((6, 0, 8), (6, 32, 32), (17, 53, 53)));
+        assert!(scattered.iter().all(|service| all[0].services.covers(6, service.first_port)));
     }
 }

@@ -2,8 +2,9 @@
 //! protected. Pure but for [`sockets`].
 
 use crate::plan;
+use datapath::sockets::address;
 use engine::protected::Protected;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use wire::map::{Flow, FlowKey, origin};
 use wire::packet::TCP;
 
@@ -34,24 +35,6 @@ pub fn socket(line: &str) -> Option<Socket> {
         return None;
     }
     Some(Socket { local: address(local)?, peer: address(peer)? })
-}
-
-/// `0100007F:1F90`: words in the machine's order, the port in hex. IPv4 in IPv6 becomes IPv4, as it is on the wire.
-fn address(text: &str) -> Option<SocketAddr> {
-    let (address, port) = text.split_once(':')?;
-    let word = |index: usize| Some(u32::from_str_radix(address.get(index * 8..index * 8 + 8)?, 16).ok()?.to_ne_bytes());
-    let ip = match address.len() {
-        8 => IpAddr::V4(Ipv4Addr::from(word(0)?)),
-        32 => {
-            let mut bytes = [0; 16];
-            for (index, room) in bytes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-                *room = word(index)?;
-            }
-            IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()
-        }
-        _ => return None,
-    };
-    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
 /// The sockets whose own address and port are protected.

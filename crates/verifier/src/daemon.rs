@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -86,6 +86,11 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         },
     };
 
+    let addresses = Arc::new(Notify::new());
+    let news = addresses.clone();
+    if let Err(error) = datapath::netlink::follow_addresses(move || news.notify_one()) {
+        tracing::warn!("this host's addresses are looked at once a second only: {error:#}");
+    }
     let drops = Arc::new(Mutex::new(Ring::default()));
     let seed = directory.replay_seed()?;
     let (unknown, asked) = mpsc::channel(UNKNOWN_MAX);
@@ -165,6 +170,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let sharing = teller.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
     let daemon = Daemon {
         peers,
+        addresses,
         unknown,
         directory,
         authority: authority.clone(),
@@ -294,6 +300,8 @@ fn warn_of_lock_out(protection: &Protection, settings: &Settings, trial: Option<
 struct Daemon {
     /// The gateways beside this one.
     peers: Arc<Peers>,
+    /// News of this host's addresses.
+    addresses: Arc<Notify>,
     /// Grants whose owner is to be asked for.
     unknown: mpsc::Sender<u64>,
     directory: Directory,

@@ -13,6 +13,7 @@ mod coverage;
 mod daemon;
 pub mod directory;
 pub mod drops;
+mod exposure;
 mod gateway;
 pub mod metrics;
 pub mod owners;

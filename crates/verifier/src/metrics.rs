@@ -67,6 +67,11 @@ pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
     let left = status.keys_until.map_or(0.0, |until| until.saturating_sub(now) as f64);
     page.gauge("keys_left_seconds", "Until there is no key; 0 if there is none for the current epoch", left);
     page.gauge("protected_prefixes", "Prefixes under protection", status.protected.len() as f64);
+    page.gauge(
+        "sockets_outside",
+        "Listening sockets of this host that are not protected everywhere",
+        status.outside.len() as f64,
+    );
     page.gauge("owners", "Grants whose owners are known", status.owners as f64);
     page
 }

@@ -13,7 +13,6 @@ use datapath::interface::Interface;
 use datapath::ring::Listener;
 use datapath::verifier::Verifier;
 use engine::api::{self, LivePair};
-use engine::protected;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,6 +23,7 @@ use wire::map::{EpochKey, LsGrant, SecretEntry, VerifierConfig};
 
 mod attach;
 mod cut;
+mod exposed;
 mod marked;
 mod proofs;
 mod tables;
@@ -51,6 +51,7 @@ pub struct Protection {
     lasting: bool,
     /// Set while a revocation found no room: then no key is held and nothing new is admitted.
     closed: AtomicBool,
+    written: Mutex<exposed::Written>,
     drops: Arc<Mutex<Ring>>,
     _sampler: Listener,
 }
@@ -84,6 +85,7 @@ impl Protection {
             passed_over: BTreeMap::new(),
             lasting: false,
             closed: AtomicBool::new(false),
+            written: Mutex::default(),
             drops,
             _sampler: sampler,
         })
@@ -102,15 +104,10 @@ impl Protection {
             }
         }
         self.note_pairs(&config.pairs, config.now.max(now))?;
-        let entries = match &self.settings.everything_but {
-            Some(open) => plan::everything_but(&config.receivers, open)?,
-            None => protected::entries(&config.receivers)?,
-        };
-        if entries.is_empty() {
+        if config.receivers.is_empty() && self.settings.everything_but.is_none() {
             tracing::warn!(verifier = config.verifier, "nothing is protected: the policy names no receiver of it");
         }
-        let entries: Vec<_> = entries.iter().map(|e| (e.prefix.addr(), e.prefix.prefix_len(), e.services)).collect();
-        self.verifier.protect(&entries).context("cannot write what is protected")
+        self.protect(&config.receivers)
     }
 
     /// Whether the programs were loaded with the authority's times.

@@ -36,6 +36,9 @@ pub struct Options {
     /// Shadow mode: count and log what would be dropped, drop nothing
     #[arg(long, env = "VOUCHSAFE_OBSERVE", value_parser = FalseyValueParser::new())]
     pub observe: bool,
+    /// Protect ports at the addresses that the policy names only, and not at this host's other addresses
+    #[arg(long, env = "VOUCHSAFE_ONLY_NAMED", value_parser = FalseyValueParser::new())]
+    pub only_named: bool,
     /// Don't adopt connections that are established when protection starts: cut them
     #[arg(long, env = "VOUCHSAFE_NO_ADOPT", value_parser = FalseyValueParser::new())]
     pub no_adopt: bool,
@@ -145,6 +148,8 @@ pub struct Settings {
     pub hook: Hook,
     /// Drop nothing.
     pub observe: bool,
+    /// Protect at addresses that the policy names only.
+    pub only_named: bool,
     /// Adopt established connections when protection starts.
     pub adopt: bool,
     /// Users besides root who may ask `whois`.
@@ -179,6 +184,7 @@ impl Options {
             interface: list(self.interface, other.interface),
             hook: self.hook.or(other.hook),
             observe: self.observe || other.observe,
+            only_named: self.only_named || other.only_named,
             no_adopt: self.no_adopt || other.no_adopt,
             whois_users: list(self.whois_users, other.whois_users),
             metrics: self.metrics.or(other.metrics),
@@ -226,6 +232,7 @@ impl Options {
             hook: self.hook.unwrap_or(if mark.is_some() { Hook::Tc } else { Hook::default() }),
             mark,
             observe: self.observe,
+            only_named: self.only_named,
             adopt: !self.no_adopt,
             whois_users: self.whois_users,
             metrics: self.metrics,

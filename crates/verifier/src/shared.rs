@@ -281,16 +281,9 @@ impl Shared {
         let protection = self.protection();
         let health = self.health();
         let trial = *self.trial();
-        let protected = protection.protected().into_iter().map(|entry| view::Protected {
+        let protected = protection.named().into_iter().map(|entry| view::Protected {
             prefix: entry.prefix.to_string(),
-            services: entry.services.spans[..entry.services.count as usize]
-                .iter()
-                .map(|span| engine::api::Service {
-                    protocol: span.protocol,
-                    first_port: span.first_port,
-                    last_port: span.last_port,
-                })
-                .collect(),
+            services: entry.services.spans().iter().map(|span| (*span).into()).collect(),
         });
         view::Status {
             verifier: self.verifier.clone(),
@@ -311,6 +304,8 @@ impl Shared {
             epoch_length: protection.kernel().epoch_length,
             max_lifetime: protection.kernel().max_lifetime,
             protected: protected.collect(),
+            extended: protection.extended(),
+            outside: protection.outside(),
             tables: protection.tables(),
             proofs: protection
                 .proving()

@@ -181,6 +181,30 @@ pub struct Protected {
     pub services: Vec<Service>,
 }
 
+/// What is protected beyond the addresses that receivers name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extended {
+    /// The services that are protected at the other addresses of this host, too.
+    pub services: Vec<Service>,
+    /// These addresses.
+    pub networks: Vec<String>,
+    /// Whether there were more services than one address has room for, so that ports between them are protected, too.
+    pub crowded: bool,
+}
+
+/// A socket that takes packets which nobody judges.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outside {
+    /// `tcp` or `udp`.
+    pub protocol: String,
+    /// What it is bound to.
+    pub address: SocketAddr,
+    /// The addresses where packets reach it.
+    pub at: Vec<IpAddr>,
+    /// Whether it is protected at others.
+    pub partly: bool,
+}
+
 /// A gateway that is told of flows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
@@ -252,6 +276,10 @@ pub struct Status {
     pub max_lifetime: u32,
     /// What is protected.
     pub protected: Vec<Protected>,
+    /// What is protected besides what receivers name.
+    pub extended: Extended,
+    /// Sockets of this host that are outside protection.
+    pub outside: Vec<Outside>,
     /// The bounded tables.
     pub tables: Vec<Table>,
     /// How it stands with proofs, if it checks them.

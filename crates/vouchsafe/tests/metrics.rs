@@ -50,6 +50,8 @@ fn pages() -> [String; 4] {
         keys_until: Some(5000),
         epoch_length: 3600,
         max_lifetime: 3600,
+        extended: view::Extended { services: Vec::new(), networks: Vec::new(), crowded: false },
+        outside: Vec::new(),
         protected: Vec::new(),
         tables: vec![view::Table { name: "flows, IPv4".into(), used: Some(1), max: 16, bytes: 104 }],
         proofs: Some(view::Proofs {

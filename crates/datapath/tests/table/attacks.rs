@@ -4,8 +4,9 @@ use super::{CLIENT_PORT, Case, First, Step, TRANSPORTS, Transport};
 use crate::world::{FLOWS_PER_GRANT, Family, Grant, NOW, families};
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};
-use wire::DropReason;
+use std::net::IpAddr;
 use wire::map::TOKENS_PER_FLOW;
+use wire::{Destination, DropReason};
 
 const OWNER: u64 = 20;
 /// The client's first sequence number. It is near the end of their range.
@@ -18,6 +19,7 @@ pub fn cases() -> Vec<Case> {
     for family in families() {
         for transport in TRANSPORTS {
             copied_tokens(&mut cases, &family, transport);
+            other_addresses(&mut cases, &family, transport);
         }
         forged_ends(&mut cases, &family);
         ends(&mut cases, &family);
@@ -136,4 +138,28 @@ fn renewal(cases: &mut Vec<Case>, family: &Family) {
         Transport::Udp.later(family, CLIENT_PORT).payload(&[7; 600]).fragments(400)[0].clone(),
         Outcome::Drop(DropReason::Fragment),
     ));
+}
+
+/// The service at addresses of its host that no receiver names: nothing gets there, not even with a token for the named one.
+fn other_addresses(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
+    let addresses: &[&str] = match family.server {
+        IpAddr::V4(_) => &["169.254.7.7", "224.0.0.1", "239.255.255.250", "255.255.255.255"],
+        IpAddr::V6(_) => &["fe80::1", "febf::1", "ff02::1", "ff05::2"],
+    };
+    let grant = Grant::new(family, OWNER);
+    for text in addresses {
+        let to = |port| {
+            let address = text.parse().expect("an address");
+            transport.opening(family, CLIENT_PORT, &Destination { address, protocol: transport.protocol(), port })
+        };
+        let there = to(transport.port());
+        let first = transport.first(family, &grant, CLIENT_PORT, 1).with_packet(|_| there.clone());
+        let name = format!("{} to {text}, which no receiver names", transport.name());
+        cases.push(
+            Case::new(family, "§6.2.2", &name)
+                .frame(there.frame(), Outcome::Drop(DropReason::NoToken))
+                .frame(first.frame(), Outcome::Drop(DropReason::BadTag))
+                .frame(to(transport.port() + 1).frame(), Outcome::NotOurs),
+        );
+    }
 }

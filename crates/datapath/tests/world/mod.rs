@@ -62,6 +62,12 @@ pub fn receivers() -> Vec<Receiver> {
         receiver("2001:db8::10/128", two_ports),
         receiver("2001:db8::20/128", all),
         receiver("2001:db8:0:1::/64", span),
+        // As a host's verifier adds them: its service at the other addresses of the host.
+        receiver("169.254.0.0/16", two_ports),
+        receiver("224.0.0.0/4", two_ports),
+        receiver("255.255.255.255/32", two_ports),
+        receiver("fe80::/10", two_ports),
+        receiver("ff00::/8", two_ports),
     ]
 }
 

@@ -54,6 +54,7 @@ pub(super) fn show_status(status: &view::Status) {
         vec![entry.prefix.clone(), services.join(" ")]
     });
     print!("\n{}", Table::new(&["PROTECTED", "SERVICES"], protected));
+    show_exposure(status);
     if let Some(proofs) = &status.proofs {
         let names: Vec<_> = proofs.interfaces.iter().map(|interface| interface.name.as_str()).collect();
         let keys = match proofs.keys_until {
@@ -74,6 +75,25 @@ pub(super) fn show_status(status: &view::Status) {
         vec![table.name.clone(), used, table.max.to_string(), table.bytes.to_string(), bytes(table.max * table.bytes)]
     });
     print!("\n{}", Table::new(&["TABLE", "USED", "MAX", "BYTES EACH", "AT MOST"], tables));
+}
+
+/// What is protected at the host's other addresses, and which sockets are not at all of them.
+fn show_exposure(status: &view::Status) {
+    let view::Extended { services, networks, crowded } = &status.extended;
+    if !services.is_empty() {
+        let services: Vec<_> = services.iter().map(service).collect();
+        let between = if *crowded { ", and ports between them for want of room" } else { "" };
+        let (services, count) = (services.join(" "), networks.len());
+        println!("\nat this host's other addresses, too ({count} networks): {services}{between}");
+    }
+    let rows = status.outside.iter().map(|socket| {
+        let at: Vec<_> = socket.at.iter().map(ToString::to_string).collect();
+        let at = if socket.partly { at.join(" ") } else { "everywhere".to_owned() };
+        vec![socket.protocol.clone(), socket.address.to_string(), at]
+    });
+    if rows.len() > 0 {
+        print!("\n{}", Table::new(&["OUTSIDE PROTECTION", "LISTENS AT", "UNPROTECTED AT"], rows));
+    }
 }
 
 /// How telling other gateways goes.

@@ -57,6 +57,7 @@ impl Daemon {
                 },
                 fetched = join(&mut self.sync) => self.fetched(fetched),
                 grants = self.recheck.answer() => self.rechecked(&grants),
+                () = self.addresses.notified() => self.protect_addresses(),
                 () = self.peers.recheck.notified() => self.recheck.want(),
                 () = until(Some(self.next_sync)), if self.sync.is_none() => self.ask(),
                 _ = ticks.tick() => self.tick(),
@@ -265,12 +266,24 @@ impl Daemon {
         {
             tracing::error!("{error:#}");
         }
+        self.protect_addresses();
         if self.heard.elapsed() > SILENCE && std::mem::take(&mut self.shared.health().connected) {
             tracing::warn!("lost the authority; protection goes on with what it said last");
         }
         let connected = self.shared.health().connected;
         notify::alive(&self.shared.protection(), connected, &mut self.told);
         self.save();
+    }
+
+    /// Protects the addresses that this host has got, and lets go of those that it has lost.
+    fn protect_addresses(&self) {
+        let protection = self.shared.protection();
+        if protection.addresses_changed() {
+            match protection.protect(&self.cache.config.receivers) {
+                Ok(()) => tracing::info!("this host's addresses changed: its ports are protected at those it has now"),
+                Err(error) => tracing::error!("{error:#}"),
+            }
+        }
     }
 
     /// Keeps what the authority said, on a thread of its own: a disk may take longer than a revocation may.

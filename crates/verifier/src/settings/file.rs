@@ -18,6 +18,7 @@ pub(super) const KEYS: &[&str] = &[
     "interface",
     "hook",
     "observe",
+    "only_named",
     "no_adopt",
     "whois_users",
     "metrics",
@@ -62,6 +63,7 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
                 known
             }),
             observe: fields.yes(reader, "observe"),
+            only_named: fields.yes(reader, "only_named"),
             no_adopt: fields.yes(reader, "no_adopt"),
             whois_users: texts(reader, fields, "whois_users"),
             metrics: fields.address(reader, "metrics", "127.0.0.1:9465"),

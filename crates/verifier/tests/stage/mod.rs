@@ -296,12 +296,17 @@ impl Stage {
     /// Connects from the client's namespace.
     pub fn connect(&self, to: &str) -> std::io::Result<TcpStream> {
         let to: SocketAddr = to.parse().unwrap();
+        self.do_outside(|| TcpStream::connect_timeout(&to, DROPPED))
+    }
+
+    /// What is done in the client's namespace.
+    pub fn do_outside<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
-            let connect = || {
+            let act = || {
                 self.client.enter();
-                TcpStream::connect_timeout(&to, DROPPED)
+                act()
             };
-            scope.spawn(connect).join().unwrap()
+            scope.spawn(act).join().unwrap()
         })
     }
 

@@ -29,6 +29,29 @@ impl ClassSet {
         }
     }
 
+    /// The class of a destination: of the ranges of [`Self::one_class`] the first byte counts, else as [`Self::class_of`].
+    pub fn class_of_destination(address: IpAddr) -> u16 {
+        match (Self::one_class(address), address) {
+            (None, _) => Self::class_of(address),
+            (Some(_), IpAddr::V4(a)) => u16::from(a.octets()[0]),
+            (Some(_), IpAddr::V6(a)) => u16::from(a.octets()[0]),
+        }
+    }
+
+    /// The length of the range's prefix if the address is in a range that a host protects in wide prefixes: loopback,
+    /// link-local, multicast and broadcast. Each has few classes, so that protecting all of it leaves the others open.
+    pub fn one_class(address: IpAddr) -> Option<u8> {
+        match address {
+            IpAddr::V4(a) => match a.octets() {
+                [127, ..] => Some(8),
+                [169, 254, ..] => Some(16),
+                [224..=255, ..] => Some(3),
+                _ => None,
+            },
+            IpAddr::V6(a) => (a.octets()[0] >= 0xfe).then_some(7),
+        }
+    }
+
     /// The class of a handle. Handles are random.
     pub fn class_of_handle(handle: u64) -> u16 {
         handle as u16

@@ -1,0 +1,93 @@
+//! Questions to the kernel about its network, and its news, by route netlink (linux/netlink.h, linux/rtnetlink.h).
+
+use anyhow::{Context, Result, bail};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
+};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+const HEADER: usize = 16;
+/// SOL_NETLINK and NETLINK_GET_STRICT_CHK: the kernel sends only what the question's fields say (Linux 4.20).
+const STRICT: (i32, i32) = (270, 12);
+
+/// Asks with a message of this type and body; gives the type and the body of each message of the answer.
+pub(crate) fn dump(kind: u16, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>> {
+    let socket = open()?;
+    let on = 1i32;
+    // SAFETY: the option's value is an int that lives through the call. Without it there are more messages than asked for.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            STRICT.0,
+            STRICT.1,
+            std::ptr::from_ref(&on).cast(),
+            size_of::<i32>() as u32,
+        )
+    };
+    let mut request = vec![0; HEADER];
+    request[..4].copy_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+    request[4..6].copy_from_slice(&kind.to_ne_bytes());
+    request[6..8].copy_from_slice(&((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
+    request.extend_from_slice(body);
+    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
+    let (mut messages, mut room) = (Vec::new(), vec![0; 64 * 1024]);
+    loop {
+        let length = recv(socket.as_raw_fd(), &mut room, MsgFlags::empty())?;
+        let mut rest = &room[..length];
+        while let Some((kind, body)) = message(&mut rest) {
+            match i32::from(kind) {
+                libc::NLMSG_DONE => return Ok(messages),
+                libc::NLMSG_ERROR => bail!("the kernel refuses the question"),
+                _ => messages.push((kind, body.to_vec())),
+            }
+        }
+    }
+}
+
+fn open() -> Result<OwnedFd> {
+    let cloexec = SockFlag::SOCK_CLOEXEC;
+    let opened = socket(AddressFamily::Netlink, SockType::Raw, cloexec, SockProtocol::NetlinkRoute);
+    opened.context("cannot open a netlink socket")
+}
+
+/// Calls `each` whenever an address of this network namespace comes or goes, on a thread of its own that lasts as long as
+/// the process.
+///
+/// # Errors
+/// If the kernel does not tell.
+pub fn follow_addresses(mut each: impl FnMut() + Send + 'static) -> Result<()> {
+    let socket = open()?;
+    let groups = (libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
+    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups)).context("cannot hear of addresses")?;
+    let follow = move || {
+        let mut room = [0; 8192];
+        // News that found no room (ENOBUFS) are news, too.
+        while matches!(
+            recv(socket.as_raw_fd(), &mut room, MsgFlags::empty()),
+            Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR)
+        ) {
+            each();
+        }
+    };
+    std::thread::Builder::new().name("addresses".into()).spawn(follow).context("no thread")?;
+    Ok(())
+}
+
+/// Takes a message out of `rest`: its type and its body.
+fn message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+    let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
+    let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
+    let body = rest.get(HEADER..length)?;
+    *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some((kind, body))
+}
+
+/// Takes an attribute out of `rest`: its type and its value.
+pub(crate) fn attribute<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+    let length = u16::from_ne_bytes(rest.get(..2)?.try_into().ok()?) as usize;
+    let kind = u16::from_ne_bytes(rest.get(2..4)?.try_into().ok()?);
+    let value = rest.get(4..length)?;
+    *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+    Some((kind, value))
+}

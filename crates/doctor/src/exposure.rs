@@ -1,0 +1,75 @@
+//! Which sockets of this host are outside the protection of the verifiers that run here.
+
+use crate::Check;
+use crate::host::why;
+use datapath::Pins;
+use datapath::local::Local;
+use datapath::protected::Protected;
+use datapath::sockets::{self, Listener, Outside};
+use std::fs;
+use std::path::PathBuf;
+
+const TCP: u8 = 6;
+
+/// A check for each verifier whose daemon runs in this network namespace.
+pub(crate) fn outside() -> Vec<Check> {
+    let verifiers = Pins::all().into_iter().filter(|pins| pins.name().starts_with("verifier-") && is_here(pins));
+    let look = |pins: Pins| match Protected::pinned(&pins).and_then(|protected| Ok((protected, Local::now()?))) {
+        Ok((protected, local)) => told(&pins.name(), &sockets::outside(&protected, &local)),
+        Err(error) => Check::warn("sockets", why(&error), "run it as root"),
+    };
+    verifiers.map(look).collect()
+}
+
+fn is_here(pins: &Pins) -> bool {
+    let network = |process: &str| -> Option<PathBuf> { fs::read_link(format!("/proc/{process}/ns/net")).ok() };
+    let holder = pins.holder().and_then(|process| network(&process.to_string()));
+    holder.is_some() && holder == network("self")
+}
+
+/// A service that nobody wants protected is fine; one that is protected at some addresses only is a mistake.
+fn told(verifier: &str, all: &[Outside]) -> Check {
+    let name =
+        |Listener { protocol, address }: Listener| format!("{} {address}", if protocol == TCP { "tcp" } else { "udp" });
+    let names = |partly: bool| -> Vec<String> {
+        let of = all.iter().filter(|outside| outside.partly == partly);
+        of.map(|outside| {
+            let at: Vec<_> = outside.at.iter().map(ToString::to_string).collect();
+            if partly { format!("{} at {}", name(outside.listener), at.join(" ")) } else { name(outside.listener) }
+        })
+        .collect()
+    };
+    let (partly, never) = (names(true), names(false));
+    let never = if never.is_empty() { "none".to_owned() } else { never.join(", ") };
+    if partly.is_empty() {
+        return Check::ok("sockets", format!("{verifier}: outside protection: {never}"));
+    }
+    let found =
+        format!("{verifier}: protected at some addresses only: {}; outside protection: {never}", partly.join(", "));
+    Check::warn(
+        "sockets",
+        found,
+        "leave `only_named` out of verifier.toml, or bind the service to the address that is protected",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::State;
+
+    fn outside(port: u16, partly: bool) -> Outside {
+        let address = ([0, 0, 0, 0], port).into();
+        Outside { listener: Listener { protocol: TCP, address }, at: vec![[192, 0, 2, 9].into()], partly }
+    }
+
+    #[test]
+    fn a_service_that_is_protected_in_part_is_a_warning() {
+        let told = |all: &[Outside]| told("verifier-main", all);
+        assert_eq!(told(&[]), Check::ok("sockets", "verifier-main: outside protection: none"));
+        assert_eq!(told(&[outside(80, false)]).found, "verifier-main: outside protection: tcp 0.0.0.0:80");
+        let partly = told(&[outside(80, false), outside(22, true)]);
+        assert_eq!(partly.state, State::Warn);
+        assert!(partly.found.contains("tcp 0.0.0.0:22 at 192.0.2.9"), "{}", partly.found);
+    }
+}

@@ -1,0 +1,88 @@
+//! Which interfaces the programs are attached to, and at which hook.
+
+use super::stage::*;
+use authority::admin;
+use authority::storage::Which;
+use datapath::verifier::Sizes;
+use nix::sys::signal::Signal;
+use verifier::control::Request;
+use verifier::view;
+
+#[test]
+fn a_driver_without_xdp_is_protected_by_the_kernel() {
+    act(|stage| async move {
+        stage.add_bridge("bridge0");
+        let _verifier = stage.run(&["--interface", "bridge0"]).await;
+        let mode = |interface: view::Interface| (interface.name, interface.mode);
+        let modes: Vec<_> = stage.status().await.interfaces.into_iter().map(mode).collect();
+        assert_eq!(modes, [("bridge0", "generic"), ("eth0", "native")].map(|(n, m)| (n.to_owned(), m.to_owned())));
+    });
+}
+
+#[test]
+fn a_bridge_is_left_to_its_ports() {
+    act(|mut stage| async move {
+        stage.everywhere = true;
+        stage.add_bridge("bridge0");
+        let verifier = stage.run(&[]).await;
+        assert_eq!(stage.links().unwrap(), ["bridge0", "eth0"]);
+        stage.enter_bridge("bridge0");
+        until("the bridge to be left out", || (stage.links().unwrap() == ["eth0"]).then_some(())).await;
+        let status = stage.status().await;
+        assert_eq!((status.interfaces.len(), status.interfaces[0].name.as_str()), (1, "eth0"));
+        assert!(status.not_attached.iter().any(|i| i.name == "bridge0" && i.why.contains("through eth0")));
+        assert!(!verifier.log().contains("ERROR"), "{}", verifier.log());
+        // A packet is judged once: its token is not missed at the bridge.
+        let grant = grant(&stage.alice().await).await;
+        echo("0.0.0.0:22");
+        assert!(stage.is_answered(&syn(&grant, "10.77.0.2:4711", 1)));
+        assert!(!stage.connects(SSH));
+    });
+}
+
+#[test]
+fn at_tc_a_verifier_admits_drops_and_cuts() {
+    act(|stage| async move {
+        echo(SSH);
+        echo(WEB);
+        let adopted = stage.connect(SSH).unwrap();
+        let verifier = stage.run(&["--hook", "tc"]).await;
+        let interface = stage.status().await.interfaces.swap_remove(0);
+        assert_eq!((interface.hook.as_str(), interface.mode.as_str()), ("tc", tc_mode()));
+        assert!(echoes(&adopted) && stage.connects(WEB) && !stage.connects(SSH));
+        verifier.connected().await;
+        let grant = grant(&stage.alice().await).await;
+        // Answered, so the stack has found the SYN whole without its token.
+        assert!(stage.is_answered(&syn(&grant, "10.77.0.2:4711", 1)));
+        assert!(!stage.is_answered(&syn(&grant, "10.77.0.2:4712", 1)[..54]));
+        let client = "10.77.0.2:4711".parse().unwrap();
+        let whois: Vec<view::Flow> = stage.ask(Request::Whois { client, server: None }).await;
+        assert_eq!(whois[0].person.as_deref(), Some("alice"));
+        admin::revoke(&stage.authority, &Which::Person("alice".into())).await.unwrap();
+        let kernel = stage.kernel(Sizes::default());
+        until("the cut", || (kernel.flows.keys().len() == 1).then_some(())).await;
+        assert!(!stage.is_answered(&syn(&grant, "10.77.0.2:4713", 3)));
+        assert_eq!(stage.cli(&["detach"], stage.daemon()).await.0, 0);
+        assert!(stage.connects(SSH));
+    });
+}
+
+#[test]
+fn another_hook_keeps_flows_and_leaves_nothing_of_the_first() {
+    act(|stage| async move {
+        echo(SSH);
+        let connection = stage.connect(SSH).unwrap();
+        let mut hooks = ["xdp", "tc", "xdp"].into_iter().peekable();
+        while let Some(hook) = hooks.next() {
+            let mut verifier = stage.run(&["--hook", hook]).await;
+            assert_eq!(stage.status().await.interfaces[0].hook, hook);
+            assert_eq!(stage.has_xdp(), hook == "xdp");
+            assert_eq!((stage.flows().await.len(), stage.links().unwrap()), (1, vec!["eth0".to_owned()]));
+            assert!(echoes(&connection) && !stage.connects(SSH));
+            verifier.signal(if hooks.peek().is_some() { Signal::SIGTERM } else { Signal::SIGKILL });
+            verifier.end().await;
+        }
+        assert_eq!(stage.cli(&["detach"], stage.daemon()).await.0, 0);
+        assert!(!stage.has_xdp() && stage.connects(SSH));
+    });
+}
