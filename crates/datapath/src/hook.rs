@@ -13,10 +13,9 @@ const TC_ACT_UNSPEC: u32 = u32::MAX;
 const TC_ACT_SHOT: u32 = 2;
 
 /// Where in a packet's way the verifier decides.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// Before the kernel makes a socket buffer: for network cards.
-    #[default]
     Xdp,
     /// At tc ingress, on the socket buffer: for virtual interfaces, which would copy every packet for XDP.
     Tc,
@@ -47,6 +46,55 @@ impl Hook {
     /// Whether an attachment ends with the process that made it, unless it is pinned. A tc filter does not.
     pub fn ends_with_process(self) -> bool {
         self == Self::Xdp || supported_attachment() == Attachment::Tcx
+    }
+}
+
+/// Which hook an interface gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// XDP where the driver runs it and the interface is no virtual one, else tc.
+    #[default]
+    Auto,
+    /// The same one everywhere. XDP is then the kernel's own where the driver has none.
+    Only(Hook),
+}
+
+impl Choice {
+    /// Every choice.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Only(Hook::Xdp), Self::Only(Hook::Tc)];
+
+    /// The name used in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Only(hook) => hook.name(),
+        }
+    }
+
+    /// Whether every attachment ends with the process that made it, unless it is pinned.
+    pub fn ends_with_process(self) -> bool {
+        match self {
+            Self::Auto => Hook::Tc.ends_with_process(),
+            Self::Only(hook) => hook.ends_with_process(),
+        }
+    }
+}
+
+/// Drivers of virtual machines that have XDP: it would copy every packet, or take merging of packets from the host.
+const PARAVIRTUAL: [&str; 4] = ["virtio_net", "vmxnet3", "hv_netvsc", "vif"];
+
+/// Why an interface is better judged at tc, whatever its driver says of XDP; none for network cards.
+pub fn favours_tc(interface: &Interface) -> Option<String> {
+    let layers = crate::interface::layers().unwrap_or_default();
+    let kind = layers.into_iter().find(|layer| layer.index == interface.index).map(|layer| layer.kind);
+    virtual_kind(&kind.unwrap_or_default(), interface.driver().as_deref())
+}
+
+fn virtual_kind(kind: &str, driver: Option<&str>) -> Option<String> {
+    match driver {
+        _ if !kind.is_empty() => Some(format!("virtual ({kind})")),
+        Some(driver) if PARAVIRTUAL.contains(&driver) => Some(format!("paravirtual ({driver})")),
+        _ => None,
     }
 }
 
@@ -214,6 +262,11 @@ impl Attached {
         }
     }
 
+    /// Attaches at XDP in the driver, or not at all.
+    pub(crate) fn natively(program: BorrowedFd<'_>, interface: &Interface) -> Result<Self> {
+        Link::attach(program, interface.index, Place::Xdp, libbpf_sys::XDP_FLAGS_DRV_MODE).map(Self::Link)
+    }
+
     /// The attachment pinned at `path` as `pin`, to whatever interface; a filter's is the one that the pin names.
     pub(crate) fn open(path: &Path, pin: &str) -> Option<Self> {
         let link = Link::open_any(path)?;
@@ -321,5 +374,19 @@ impl Filter {
     fn detach(&self) {
         // One whose interface is gone fails, which is what was wanted.
         let _ = self.hook().detach();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn virtual_interfaces_are_better_judged_at_tc() {
+        assert_eq!(virtual_kind("veth", Some("veth")).as_deref(), Some("virtual (veth)"));
+        assert_eq!(virtual_kind("bridge", None).as_deref(), Some("virtual (bridge)"));
+        assert_eq!(virtual_kind("", Some("virtio_net")).as_deref(), Some("paravirtual (virtio_net)"));
+        assert_eq!(virtual_kind("", Some("ixgbe")), None);
+        assert_eq!(virtual_kind("", None), None);
     }
 }

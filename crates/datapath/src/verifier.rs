@@ -1,7 +1,7 @@
 //! The verifier's programs: admission at XDP or tc ingress, and its upkeep.
 
 use crate::flows::Flows;
-use crate::hook::{Attached, Hook, Mode, Spot};
+use crate::hook::{Attached, Choice, Hook, Mode, Spot, favours_tc};
 use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened, Pins};
 use crate::protected::Protected;
@@ -12,7 +12,7 @@ use crate::run::{self, Ran, Runner};
 use crate::stack;
 use crate::table::Table;
 use anyhow::{Context, Result};
-use libbpf_rs::{MapHandle, ProgramInput, RingBuffer};
+use libbpf_rs::{MapHandle, Program, ProgramInput, RingBuffer};
 use std::collections::HashMap;
 use std::fs;
 use std::net::IpAddr;
@@ -108,7 +108,11 @@ pub struct Verifier {
     object: Loaded,
     pins: Option<Pins>,
     hook: Hook,
+    /// The programs for tc besides those for XDP, where each interface gets what suits it.
+    at_tc: Option<Loaded>,
     attached: HashMap<String, Attached>,
+    /// Why interfaces have the hook that they have.
+    reasons: HashMap<String, String>,
     /// Admitted flows.
     pub flows: Arc<Flows>,
     /// Grants in use, by handle.
@@ -152,6 +156,24 @@ impl Verifier {
             Hook::Tc => TC,
         };
         Self::load_object(object, hook, config, sizes, pins)
+    }
+
+    /// Loads the programs that this choice takes; those for different hooks share all tables.
+    ///
+    /// # Errors
+    /// If the kernel does not take them.
+    pub fn load_for(choice: Choice, config: VerifierConfig, sizes: Sizes, pins: Option<Pins>) -> Result<Self> {
+        let Choice::Only(hook) = choice else {
+            let mut verifier = Self::load(Hook::Xdp, config, sizes, pins)?;
+            let mut opened = Opened::new("verifier", TC)?;
+            opened.configure(&verifier.config)?;
+            // Classes are for marks, which are made at tc alone.
+            let shared: Vec<_> = PINNED.into_iter().filter(|name| *name != "classes").chain(["samples"]).collect();
+            opened.share(&verifier.object, &shared)?;
+            verifier.at_tc = Some(opened.load("verifier")?);
+            return Ok(verifier);
+        };
+        Self::load(hook, config, sizes, pins)
     }
 
     /// Loads an object file with the verifier's maps and programs, and perhaps more: for benches.
@@ -210,13 +232,26 @@ impl Verifier {
             object,
             pins,
             hook,
+            at_tc: None,
             attached: HashMap::new(),
+            reasons: HashMap::new(),
         })
     }
 
-    /// Where the programs hook in.
+    /// Where the programs hook in; where each interface has its own hook, XDP unless all are at tc.
     pub fn hook(&self) -> Hook {
-        self.hook
+        let all_at_tc = !self.attached.is_empty() && self.attached.values().all(|attached| attached.is_at(Hook::Tc));
+        if self.at_tc.is_some() && all_at_tc { Hook::Tc } else { self.hook }
+    }
+
+    /// Why an attached interface has the hook that it has.
+    pub fn reason(&self, interface: &str) -> &str {
+        self.reasons.get(interface).map_or("", String::as_str)
+    }
+
+    fn admission(&self, hook: Hook) -> Result<Program<'_>> {
+        let object = self.at_tc.as_ref().filter(|_| hook == Hook::Tc).unwrap_or(&self.object);
+        object.program("admit")
     }
 
     /// The settings that the programs were loaded with.
@@ -239,26 +274,13 @@ impl Verifier {
             "interface {} has no Ethernet header; the verifier can't protect it",
             interface.name
         );
-        let program = self.object.program("admit")?;
-        let old = self
-            .pins
-            .as_ref()
-            .and_then(|pins| Attached::open_on(&pins.link(&interface.name), &interface.name, interface));
-        let attached = match old {
-            Some(mut old) if old.is_at(self.hook) => {
-                old.update(program.as_fd())?;
-                old
-            }
-            old => {
-                let attached = Attached::new(program.as_fd(), interface, Spot::Admission(self.hook))?;
-                if let (Some(old), Some(pins)) = (old, &self.pins) {
-                    pins.put_link(&interface.name, attached.to_pin())?;
-                    old.detach();
-                } else if let Some(pins) = &self.pins {
-                    // A pin of a link whose interface is gone.
-                    let _ = fs::remove_file(pins.link(&interface.name));
+        let (attached, reason) = match self.at_tc {
+            None => (self.attach_at(self.hook, interface)?, "chosen in the settings".to_owned()),
+            Some(_) => {
+                match favours_tc(interface).map_or_else(|| self.attach_natively(interface), |why| Ok(Err(why)))? {
+                    Ok(native) => (native, "its driver runs XDP".to_owned()),
+                    Err(why) => (self.attach_at(Hook::Tc, interface)?, why),
                 }
-                attached
             }
         };
         if let Some(pins) = &self.pins {
@@ -266,7 +288,51 @@ impl Verifier {
         }
         let mode = attached.mode(interface)?;
         self.attached.insert(interface.name.clone(), attached);
+        self.reasons.insert(interface.name.clone(), reason);
         Ok(mode)
+    }
+
+    /// What an earlier process attached to `interface` and pinned.
+    fn pinned_on(&self, interface: &Interface) -> Option<Attached> {
+        let pins = self.pins.as_ref()?;
+        Attached::open_on(&pins.link(&interface.name), &interface.name, interface)
+    }
+
+    fn attach_at(&self, hook: Hook, interface: &Interface) -> Result<Attached> {
+        let program = self.admission(hook)?;
+        match self.pinned_on(interface) {
+            Some(mut old) if old.is_at(hook) => {
+                old.update(program.as_fd())?;
+                Ok(old)
+            }
+            old => self.put(Attached::new(program.as_fd(), interface, Spot::Admission(hook))?, old, interface),
+        }
+    }
+
+    /// Attaches at XDP in the driver; gives why not, where the driver does not run it.
+    fn attach_natively(&self, interface: &Interface) -> Result<Result<Attached, String>> {
+        let program = self.admission(Hook::Xdp)?;
+        let old = self.pinned_on(interface);
+        if let Some(mut old) = old.filter(|old| old.mode(interface).is_ok_and(|mode| mode == Mode::Native)) {
+            old.update(program.as_fd())?;
+            return Ok(Ok(old));
+        }
+        match Attached::natively(program.as_fd(), interface) {
+            Ok(native) => self.put(native, self.pinned_on(interface), interface).map(Ok),
+            Err(error) => Ok(Err(format!("its driver does not run XDP: {}", error.root_cause()))),
+        }
+    }
+
+    /// Pins an attachment in the place of an old one, which goes.
+    fn put(&self, attached: Attached, old: Option<Attached>, interface: &Interface) -> Result<Attached> {
+        if let (Some(old), Some(pins)) = (old, &self.pins) {
+            pins.put_link(&interface.name, attached.to_pin())?;
+            old.detach();
+        } else if let Some(pins) = &self.pins {
+            // A pin of a link whose interface is gone.
+            let _ = fs::remove_file(pins.link(&interface.name));
+        }
+        Ok(attached)
     }
 
     /// Makes the attachments outlive this process.
@@ -280,12 +346,12 @@ impl Verifier {
         Ok(())
     }
 
-    /// Takes the attachments of `old` over, pinned or not, without a packet between the programs. Both have one hook.
+    /// Takes the attachments of `old` over, pinned or not, without a packet between the programs. Both were loaded for one choice.
     /// Attachments whose interface is gone are let go of.
     pub fn succeed(&mut self, old: &mut Self) -> Result<()> {
-        let program = self.object.program("admit")?;
         let mut gone = Vec::new();
         for (name, attached) in &mut old.attached {
+            let program = self.admission(if attached.is_at(Hook::Xdp) { Hook::Xdp } else { Hook::Tc })?;
             match attached.update(program.as_fd()) {
                 Err(_) if attached.is_gone() => gone.push(name.clone()),
                 done => done.with_context(|| format!("cannot take over interface {name}"))?,
@@ -295,6 +361,7 @@ impl Verifier {
             old.forget(&name);
         }
         self.attached.extend(old.attached.drain());
+        self.reasons.extend(old.reasons.drain());
         Ok(())
     }
 

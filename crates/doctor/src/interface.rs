@@ -2,7 +2,7 @@
 
 use crate::Check;
 use crate::host::why;
-use datapath::hook::Mode;
+use datapath::hook::{Mode, favours_tc};
 use datapath::interface::{Interface, LARGE_RECEIVE_OFFLOAD};
 use datapath::probe::{self, Occupant, Probe};
 
@@ -29,6 +29,7 @@ pub(crate) fn checks(interface: &Interface, probe: Option<&Probe>, wanted: bool)
         ),
     });
     let mode = xdp.as_ref().and_then(Xdp::mode);
+    checks.extend((interface.link_header == 14).then(|| chosen(favours_tc(interface), mode)));
     checks.extend(xdp.filter(|_| interface.link_header == 14).map(|xdp| xdp.check(interface, wanted)));
     if let Some(probe) = probe {
         checks.push(match probe.tc(interface) {
@@ -43,6 +44,17 @@ pub(crate) fn checks(interface: &Interface, probe: Option<&Probe>, wanted: bool)
 
 fn lack(wanted: bool, check: Check) -> Check {
     if wanted { Check { state: crate::State::Missing, ..check } } else { check }
+}
+
+/// The hook that a verifier takes by itself, and why.
+fn chosen(favours_tc: Option<String>, mode: Option<Mode>) -> Check {
+    let found = match (favours_tc, mode) {
+        (Some(why), _) => format!("auto takes tc: {why}"),
+        (None, Some(Mode::Native | Mode::Offloaded)) => "auto takes xdp: its driver runs it".to_owned(),
+        (None, Some(Mode::Generic)) => "auto takes tc: its driver does not run XDP".to_owned(),
+        (None, _) => "auto takes xdp if its driver runs it, else tc".to_owned(),
+    };
+    Check::ok("hook", found)
 }
 
 /// How XDP is or would be attached.
@@ -159,6 +171,13 @@ mod tests {
         assert_eq!(taken().check(&eth0(), false).state, State::Warn);
         assert_eq!(Xdp::Ours(Some(Mode::Native)).check(&eth0(), true).state, State::Ok);
         assert_eq!(Xdp::Refused(String::new()).check(&eth0(), true).state, State::Missing);
+    }
+
+    #[test]
+    fn the_hook_that_a_verifier_takes_is_said_with_its_reason() {
+        assert_eq!(chosen(Some("virtual (veth)".into()), None).found, "auto takes tc: virtual (veth)");
+        assert_eq!(chosen(None, Some(Mode::Native)).found, "auto takes xdp: its driver runs it");
+        assert_eq!(chosen(None, Some(Mode::Generic)).found, "auto takes tc: its driver does not run XDP");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::shared::{Names, Shared};
 use crate::{adoption, now, report};
 use anyhow::{Context, Result, bail};
 use datapath::Pins;
+use datapath::hook::{Choice, Hook};
 use engine::api::Confirm;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -52,7 +53,7 @@ pub struct Start {
 
 /// Runs until a signal, an order to detach, or the end of a trial.
 pub async fn run(start: Start) -> Result<ExitCode> {
-    let Start { directory, instance, socket, settings, enrolment, trial } = start;
+    let Start { directory, instance, socket, mut settings, enrolment, trial } = start;
     let mut signals =
         Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? };
     let _lock = directory.lock()?;
@@ -72,6 +73,10 @@ pub async fn run(start: Start) -> Result<ExitCode> {
             "protection is on already, and goes on: there is nothing to try. `vouchsafe verifier run` follows it; \
              `vouchsafe verifier detach` ends it, and then it can be tried"
         );
+    }
+    if trial.is_some() && settings.hook == Choice::Auto && !settings.hook.ends_with_process() {
+        // What is tried has to end with this process, and before Linux 6.6 an attachment to tc does not.
+        settings.hook = Choice::Only(Hook::Xdp);
     }
     if trial.is_some() && !settings.hook.ends_with_process() {
         bail!("--try with --hook tc needs Linux 6.6: before, an attachment to tc outlives a process that is killed");

@@ -69,7 +69,7 @@ impl Protection {
         marked::check(&settings)?;
         let kernel = plan::kernel_config(settings.kernel, seed, config);
         let proving = proving::load(&settings, config, &pins)?;
-        let verifier = Verifier::load(settings.hook, kernel, settings.sizes, Some(pins.clone()))?;
+        let verifier = Verifier::load_for(settings.hook, kernel, settings.sizes, Some(pins.clone()))?;
         let sampler = sampler::start(&verifier, drops.clone())?;
         let pool = addresses::pool(&settings.pool)?;
         let gateway = Gateway::load(&verifier, &kernel, &settings, &pool, &pins, unknown)?;
@@ -122,7 +122,8 @@ impl Protection {
             proving.reload(config)?;
         }
         let kernel = plan::kernel_config(self.settings.kernel, self.kernel.replay_seed, config);
-        let mut verifier = Verifier::load(self.settings.hook, kernel, self.settings.sizes, Some(self.pins.clone()))?;
+        let mut verifier =
+            Verifier::load_for(self.settings.hook, kernel, self.settings.sizes, Some(self.pins.clone()))?;
         let sampler = sampler::start(&verifier, self.drops.clone())?;
         verifier.succeed(&mut self.verifier)?;
         (self.verifier, self.kernel, self._sampler) = (verifier, kernel, sampler);

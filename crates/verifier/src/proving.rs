@@ -8,7 +8,7 @@ use crate::settings::{Engine, ProofsSettings, Settings};
 use crate::{now, view};
 use anyhow::{Result, ensure};
 use datapath::Pins;
-use datapath::hook::Hook;
+use datapath::hook::{Choice, Hook};
 use engine::api::{self, Withdrawal};
 use std::net::IpAddr;
 use wire::map::counter;
@@ -54,7 +54,7 @@ pub fn load(settings: &Settings, config: &api::VerifierConfig, pins: &Pins) -> R
     let apart = |name: &String| !settings.interfaces.is_empty() && !settings.interfaces.contains(name);
     let both = proofs.interfaces.iter().find(|name| !apart(name));
     match (both, proofs.engine) {
-        (Some(name), Engine::Xdp) if settings.hook == Hook::Xdp => {
+        (Some(name), Engine::Xdp) if settings.hook == Choice::Only(Hook::Xdp) => {
             let why = format!("proofs are checked by XDP on {name}, which takes one program");
             anyhow::bail!("{why}: set hook = \"tc\" for tokens, or name other interfaces for them");
         }

@@ -3,7 +3,7 @@
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use datapath::hook::Hook;
+use datapath::hook::{Choice, Hook};
 use datapath::verifier::Sizes;
 use engine::policy::GrantSuite;
 use ipnet::IpNet;
@@ -29,10 +29,10 @@ pub struct Options {
     /// An interface to protect; may be repeated [default: every Ethernet interface, those that come later included]
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_INTERFACE", value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// Where packets are judged: xdp for network cards, tc for virtual interfaces and cards whose driver has no XDP
-    /// [default: xdp]
-    #[arg(long, value_name = "xdp|tc", env = "VOUCHSAFE_HOOK", value_parser = hook)]
-    pub hook: Option<Hook>,
+    /// Where packets are judged: xdp or tc; auto takes xdp on network cards whose driver runs it, and tc elsewhere
+    /// [default: auto]
+    #[arg(long, value_name = "auto|xdp|tc", env = "VOUCHSAFE_HOOK", value_parser = hook)]
+    pub hook: Option<Choice>,
     /// Shadow mode: count and log what would be dropped, drop nothing
     #[arg(long, env = "VOUCHSAFE_OBSERVE", value_parser = FalseyValueParser::new())]
     pub observe: bool,
@@ -145,7 +145,7 @@ pub struct Settings {
     /// Interfaces by name; empty for every one.
     pub interfaces: Vec<String>,
     /// Where packets are judged.
-    pub hook: Hook,
+    pub hook: Choice,
     /// Drop nothing.
     pub observe: bool,
     /// Protect at addresses that the policy names only.
@@ -229,7 +229,10 @@ impl Options {
         let takes_pairs = self.suites.contains(&GrantSuite::Sha224);
         Settings {
             interfaces: self.interface,
-            hook: self.hook.unwrap_or(if mark.is_some() { Hook::Tc } else { Hook::default() }),
+            hook: match self.hook.unwrap_or_default() {
+                Choice::Auto if mark.is_some() => Choice::Only(Hook::Tc),
+                choice => choice,
+            },
             mark,
             observe: self.observe,
             only_named: self.only_named,
@@ -363,9 +366,9 @@ mod tests {
     fn a_mark_leaves_room_for_a_class_and_takes_tc() {
         let settings = |text: &str| parse(text).expect("valid").1.settings();
         let none = settings("mark = \"0x100/0x1ff\"");
-        assert_eq!((none.mark, none.kernel.mark_mask, none.hook), (None, 0, Hook::Xdp));
+        assert_eq!((none.mark, none.kernel.mark_mask, none.hook), (None, 0, Choice::Auto));
         let set = settings("verdict = \"mark\"\nmark = \"0x100/0x1ff\"");
-        assert_eq!((set.kernel.mark, set.kernel.mark_mask, set.hook), (0x100, 0x1ff, Hook::Tc));
+        assert_eq!((set.kernel.mark, set.kernel.mark_mask, set.hook), (0x100, 0x1ff, Choice::Only(Hook::Tc)));
         assert_eq!(
             settings("verdict = \"mark\"").mark.map(|mark| mark.to_string()).as_deref(),
             Some("0x56000000/0xffff0000")
@@ -377,9 +380,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hook_is_one_of_two() {
+    fn a_hook_is_one_of_two_or_chosen() {
         let (_, options) = parse("hook = \"tc\"").expect("valid");
-        assert_eq!(options.settings().hook, Hook::Tc);
+        assert_eq!(options.settings().hook, Choice::Only(Hook::Tc));
+        assert_eq!(parse("hook = \"auto\"").expect("valid").1.settings().hook, Choice::Auto);
         assert!(faults("hook = \"ebpf\"").contains("\"xdp\" or \"tc\""));
     }
 

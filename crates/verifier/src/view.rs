@@ -146,6 +146,8 @@ pub struct Interface {
     pub hook: String,
     /// How the program is attached: `native`, `generic` or `offloaded` at XDP, `tcx` or `clsact` at tc.
     pub mode: String,
+    /// Why it has this hook.
+    pub why: String,
     /// Its driver, where that is known.
     pub driver: Option<String>,
 }

@@ -44,7 +44,7 @@ fn a_verifier_enrols_protects_and_tells_how_it_stands() {
         assert!(!stage.connects(SSH) && stage.connects(WEB));
         let status = stage.status().await;
         assert_eq!((status.verifier.as_str(), status.state.as_str()), ("edge-1", "protecting"));
-        assert_eq!((status.interfaces[0].name.as_str(), status.interfaces[0].mode.as_str()), ("eth0", "native"));
+        assert_eq!((status.interfaces[0].name.as_str(), status.interfaces[0].mode.as_str()), ("eth0", tc_mode()));
         assert_eq!(status.protected[0].prefix, "10.77.0.1/32");
         assert!(status.keys_until.unwrap() > verifier::now() + 23 * 3600);
         let drops: view::Drops = stage.ask(Request::Drops { from: 0 }).await;
@@ -52,9 +52,11 @@ fn a_verifier_enrols_protects_and_tells_how_it_stands() {
         verifier.connected().await;
 
         let page = stage.outside(&["curl", "-sS", "--max-time", "5", "http://10.77.0.1:9465/metrics"]);
+        let interface =
+            format!("vouchsafe_verifier_interface{{interface=\"eth0\",hook=\"tc\",mode=\"{}\"}} 1.0", tc_mode());
         for line in [
             "vouchsafe_verifier_state{state=\"protecting\"} 1.0",
-            "vouchsafe_verifier_interface{interface=\"eth0\",hook=\"xdp\",mode=\"native\"} 1.0",
+            &interface,
             "vouchsafe_verifier_connected 1.0",
             "vouchsafe_verifier_dropped_packets_total{reason=\"no_token\"} ",
             "vouchsafe_verifier_table_entries_max{table=\"grants\"} 65536.0",

@@ -22,7 +22,13 @@ fn pages() -> [String; 4] {
         observing: false,
         samples: Vec::new(),
     };
-    let interface = view::Interface { name: "eth0".into(), hook: "xdp".into(), mode: "native".into(), driver: None };
+    let interface = view::Interface {
+        name: "eth0".into(),
+        hook: "xdp".into(),
+        mode: "native".into(),
+        why: String::new(),
+        driver: None,
+    };
     let peer = view::Peer {
         address: "gw2:8446".into(),
         connected: true,

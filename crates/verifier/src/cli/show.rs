@@ -27,10 +27,10 @@ pub(super) fn show_status(status: &view::Status) {
         println!("{name:12}{}", text.replace(char::is_control, "?"));
     }
     let interfaces = status.interfaces.iter().map(|interface| {
-        let view::Interface { name, hook, mode, driver } = interface;
-        vec![name.clone(), hook.clone(), mode.clone(), or_dash(driver.as_deref())]
+        let view::Interface { name, hook, mode, why, driver } = interface;
+        vec![name.clone(), hook.clone(), mode.clone(), or_dash(driver.as_deref()), why.clone()]
     });
-    print!("\n{}", Table::new(&["INTERFACE", "HOOK", "MODE", "DRIVER"], interfaces));
+    print!("\n{}", Table::new(&["INTERFACE", "HOOK", "MODE", "DRIVER", "WHY"], interfaces));
     if !status.inside.is_empty() {
         println!("\na gateway; inside: {}", status.inside.join(", "));
     }

@@ -176,8 +176,8 @@ impl Protection {
             self.gateway.iter().try_for_each(Gateway::last)?;
         }
         let (name, driver, observe) = (&interface.name, interface.driver(), self.settings.observe);
-        let (hook, mode_name) = (mode.hook().name(), mode.name());
-        tracing::info!(interface = name, hook, mode = mode_name, driver, observe, "attached");
+        let (hook, mode_name, why) = (mode.hook().name(), mode.name(), self.verifier.reason(name));
+        tracing::info!(interface = name, hook, mode = mode_name, why, driver, observe, "attached");
         self.attached.insert(interface.name.clone(), (interface.clone(), mode));
         self.failed.remove(&interface.name);
         Ok(())
@@ -223,6 +223,7 @@ impl Protection {
             name: interface.name.clone(),
             hook: mode.hook().name().into(),
             mode: mode.name().into(),
+            why: self.verifier.reason(&interface.name).to_owned(),
             driver: interface.driver(),
         };
         self.attached.values().map(view).collect()

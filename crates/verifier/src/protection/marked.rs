@@ -3,7 +3,7 @@
 use super::Protection;
 use crate::settings::Settings;
 use anyhow::{Context, Result, ensure};
-use datapath::hook::Hook;
+use datapath::hook::{Choice, Hook};
 use engine::api::GrantOwner;
 use wire::map::GrantClass;
 
@@ -12,7 +12,10 @@ const SKEW: u32 = engine::verifier::CLOCK_SKEW_MAX;
 /// Whether these settings go together.
 pub(super) fn check(settings: &Settings) -> Result<()> {
     let marks = settings.mark.is_some();
-    ensure!(!marks || settings.hook == Hook::Tc, "`verdict = \"mark\"` needs `hook = \"tc\"`: XDP has no marks");
+    ensure!(
+        !marks || settings.hook == Choice::Only(Hook::Tc),
+        "`verdict = \"mark\"` needs `hook = \"tc\"`: XDP has no marks"
+    );
     ensure!(!marks || !settings.observe, "`observe` changes no packet, and `verdict = \"mark\"` does: leave one out");
     Ok(())
 }

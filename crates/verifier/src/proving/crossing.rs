@@ -233,6 +233,7 @@ impl Proving for Crossing {
                 name: interface.name.clone(),
                 hook: "xdp".into(),
                 mode: "af_xdp".into(),
+                why: "proofs".into(),
                 driver: interface.driver(),
             };
             view.interfaces = running.interfaces.iter().map(interface).collect();

@@ -165,6 +165,7 @@ impl Proving for Program {
             name: interface.name.clone(),
             hook: mode.hook().name().into(),
             mode: mode.name().into(),
+            why: "proofs".into(),
             driver: interface.driver(),
         };
         let failed = self.failed.iter().map(|(name, why)| view::NotAttached { name: name.clone(), why: why.clone() });

@@ -58,7 +58,7 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
             hook: fields.text(reader, "hook").and_then(|text| {
                 let known = hook(text.get_ref()).ok();
                 if known.is_none() {
-                    reader.fault(text.span(), "`hook` is \"xdp\" or \"tc\"");
+                    reader.fault(text.span(), "`hook` is \"auto\", \"xdp\" or \"tc\"");
                 }
                 known
             }),

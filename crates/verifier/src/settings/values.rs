@@ -1,6 +1,6 @@
 //! How single settings are written, for flags and the file alike.
 
-use datapath::hook::Hook;
+use datapath::hook::Choice;
 use engine::document;
 use engine::policy::GrantSuite;
 use ipnet::IpNet;
@@ -15,8 +15,8 @@ pub(super) const IDLE: std::ops::RangeInclusive<u32> = 5..=30 * 86_400;
 /// Two tokens of an agent at least.
 pub(super) const RENEWAL: std::ops::RangeInclusive<u32> = 30..=30 * 86_400;
 
-pub(super) fn hook(text: &str) -> Result<Hook, String> {
-    Hook::ALL.into_iter().find(|hook| hook.name() == text).ok_or_else(|| "xdp or tc".to_owned())
+pub(super) fn hook(text: &str) -> Result<Choice, String> {
+    Choice::ALL.into_iter().find(|choice| choice.name() == text).ok_or_else(|| "auto, xdp or tc".to_owned())
 }
 
 pub(super) fn carrier(text: &str) -> Result<Carrier, String> {

@@ -12,10 +12,31 @@ use verifier::view;
 fn a_driver_without_xdp_is_protected_by_the_kernel() {
     act(|stage| async move {
         stage.add_bridge("bridge0");
-        let _verifier = stage.run(&["--interface", "bridge0"]).await;
+        let _verifier = stage.run(&["--interface", "bridge0", "--hook", "xdp"]).await;
         let mode = |interface: view::Interface| (interface.name, interface.mode);
         let modes: Vec<_> = stage.status().await.interfaces.into_iter().map(mode).collect();
         assert_eq!(modes, [("bridge0", "generic"), ("eth0", "native")].map(|(n, m)| (n.to_owned(), m.to_owned())));
+    });
+}
+
+#[test]
+fn a_virtual_interface_is_judged_at_tc_and_status_says_why() {
+    act(|stage| async move {
+        echo(SSH);
+        let verifier = stage.run(&[]).await;
+        let interface = stage.status().await.interfaces.swap_remove(0);
+        assert_eq!((interface.hook.as_str(), interface.mode.as_str()), ("tc", tc_mode()));
+        assert_eq!((interface.why.as_str(), stage.has_xdp()), ("virtual (veth)", false));
+        let (code, text) = stage.cli(&["status"], stage.daemon()).await;
+        assert!(code == 0 && text.contains("virtual (veth)"), "{text}");
+        // Drops are counted, and reported, by the programs of either hook.
+        assert!(!stage.connects(SSH));
+        let drops: view::Drops = stage.ask(Request::Drops { from: 0 }).await;
+        assert!(drops.reasons.iter().any(|reason| reason.name == "no_token" && reason.packets > 0), "{drops:?}");
+        assert!(!drops.samples.is_empty());
+        verifier.connected().await;
+        let grant = grant(&stage.alice().await).await;
+        assert!(stage.is_answered(&syn(&grant, "10.77.0.2:4711", 1)));
     });
 }
 
@@ -72,9 +93,11 @@ fn another_hook_keeps_flows_and_leaves_nothing_of_the_first() {
     act(|stage| async move {
         echo(SSH);
         let connection = stage.connect(SSH).unwrap();
-        let mut hooks = ["xdp", "tc", "xdp"].into_iter().peekable();
+        let mut hooks = ["xdp", "auto", "xdp", "tc", "auto", "xdp"].into_iter().peekable();
         while let Some(hook) = hooks.next() {
             let mut verifier = stage.run(&["--hook", hook]).await;
+            // A virtual cable is judged at tc unless it is told otherwise.
+            let hook = if hook == "auto" { "tc" } else { hook };
             assert_eq!(stage.status().await.interfaces[0].hook, hook);
             assert_eq!(stage.has_xdp(), hook == "xdp");
             assert_eq!((stage.flows().await.len(), stage.links().unwrap()), (1, vec!["eth0".to_owned()]));
