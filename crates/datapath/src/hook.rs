@@ -86,8 +86,10 @@ const PARAVIRTUAL: [&str; 4] = ["virtio_net", "vmxnet3", "hv_netvsc", "vif"];
 /// Why an interface is better judged at tc, whatever its driver says of XDP; none for network cards.
 pub fn favours_tc(interface: &Interface) -> Option<String> {
     let layers = crate::interface::layers().unwrap_or_default();
-    let kind = layers.into_iter().find(|layer| layer.index == interface.index).map(|layer| layer.kind);
-    virtual_kind(&kind.unwrap_or_default(), interface.driver().as_deref())
+    let kind = layers.iter().find(|layer| layer.index == interface.index).map_or("", |layer| &layer.kind);
+    let mut above = layers.iter().filter(|layer| layer.link == Some(interface.index) && layer.meets_siblings);
+    virtual_kind(kind, interface.driver().as_deref())
+        .or_else(|| above.next().map(|child| format!("below {}, whose siblings' frames XDP would not see", child.name)))
 }
 
 fn virtual_kind(kind: &str, driver: Option<&str>) -> Option<String> {

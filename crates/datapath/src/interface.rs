@@ -145,6 +145,8 @@ pub struct Layer {
     pub master: Option<u32>,
     /// Whether it is up.
     pub up: bool,
+    /// Whether others on the same interface reach it without coming through that one: macvlan and ipvlan.
+    pub meets_siblings: bool,
 }
 
 /// Every interface of this network namespace.
@@ -152,6 +154,25 @@ pub fn layers() -> Result<Vec<Layer>> {
     // struct ifinfomsg of linux/rtnetlink.h.
     let messages = netlink::dump(libc::RTM_GETLINK, &[0; 16]).context("cannot ask how the interfaces stack")?;
     Ok(messages.iter().filter_map(|(_, body)| layer(body)).collect())
+}
+
+/// Whether the kernel gives an interface of this kind and these settings (linux/if_link.h) frames of its siblings.
+fn meets_siblings(kind: &str, settings: &[u8]) -> bool {
+    const MACVLAN_MODE: u16 = 1;
+    const MACVLAN_MODE_BRIDGE: [u8; 4] = 4u32.to_ne_bytes();
+    const IPVLAN_FLAGS: u16 = 2;
+    let value = |wanted: u16| {
+        let mut rest = settings;
+        std::iter::from_fn(move || netlink::attribute(&mut rest))
+            .find(|(kind, _)| *kind == wanted)
+            .map(|(_, value)| value)
+    };
+    match kind {
+        "macvlan" | "macvtap" => value(MACVLAN_MODE).is_some_and(|mode| mode == MACVLAN_MODE_BRIDGE),
+        // Private and vepa are the flags that there are.
+        "ipvlan" | "ipvtap" => value(IPVLAN_FLAGS).is_none_or(|flags| flags.iter().all(|byte| *byte == 0)),
+        _ => false,
+    }
 }
 
 fn layer(body: &[u8]) -> Option<Layer> {
@@ -169,8 +190,10 @@ fn layer(body: &[u8]) -> Option<Layer> {
             libc::IFLA_LINKINFO => {
                 let mut rest = value;
                 while let Some((kind, value)) = netlink::attribute(&mut rest) {
-                    if kind == libc::IFLA_INFO_KIND {
-                        layer.kind = text(value);
+                    match kind {
+                        libc::IFLA_INFO_KIND => layer.kind = text(value),
+                        libc::IFLA_INFO_DATA => layer.meets_siblings = meets_siblings(&layer.kind, value),
+                        _ => {}
                     }
                 }
             }

@@ -7,6 +7,7 @@ pub mod agent;
 mod attachments;
 mod batch;
 pub mod clock;
+pub mod coverage;
 pub mod crossing;
 pub mod flows;
 #[doc(hidden)]

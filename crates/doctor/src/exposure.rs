@@ -1,8 +1,10 @@
-//! Which sockets of this host are outside the protection of the verifiers that run here.
+//! What the verifiers that run here leave unprotected: sockets, and ways into this host.
 
 use crate::Check;
 use crate::host::why;
 use datapath::Pins;
+use datapath::coverage::{OpenWay, open_ways};
+use datapath::interface::layers;
 use datapath::local::Local;
 use datapath::protected::Protected;
 use datapath::sockets::{self, Listener, Outside};
@@ -11,14 +13,36 @@ use std::path::PathBuf;
 
 const TCP: u8 = 6;
 
-/// A check for each verifier whose daemon runs in this network namespace.
+/// Checks of each verifier whose daemon runs in this network namespace.
 pub(crate) fn outside() -> Vec<Check> {
     let verifiers = Pins::all().into_iter().filter(|pins| pins.name().starts_with("verifier-") && is_here(pins));
-    let look = |pins: Pins| match Protected::pinned(&pins).and_then(|protected| Ok((protected, Local::now()?))) {
+    verifiers.flat_map(|pins| [ways(&pins), sockets_of(&pins)]).collect()
+}
+
+fn sockets_of(pins: &Pins) -> Check {
+    match Protected::pinned(pins).and_then(|protected| Ok((protected, Local::now()?))) {
         Ok((protected, local)) => told(&pins.name(), &sockets::outside(&protected, &local)),
         Err(error) => Check::warn("sockets", why(&error), "run it as root"),
+    }
+}
+
+fn ways(pins: &Pins) -> Check {
+    let (name, links) = (pins.name(), pins.links());
+    let layers = match layers() {
+        Ok(layers) => layers,
+        Err(error) => return Check::warn("ways in", why(&error), "run it as root"),
     };
-    verifiers.map(look).collect()
+    let judges = layers.iter().filter(|layer| links.contains(&layer.name)).map(|layer| layer.index).collect();
+    covered(&name, &open_ways(&layers, &judges))
+}
+
+fn covered(verifier: &str, open: &[OpenWay]) -> Check {
+    let all: Vec<_> = open.iter().map(|way| format!("{} is {}", way.name, way.why)).collect();
+    if all.is_empty() {
+        return Check::ok("ways in", format!("{verifier}: none beside the attachments is known"));
+    }
+    let remedy = "have the verifier judge these interfaces, too, or take them away from the others";
+    Check::missing("ways in", format!("{verifier}: {}", all.join("; ")), remedy)
 }
 
 fn is_here(pins: &Pins) -> bool {
@@ -61,6 +85,14 @@ mod tests {
     fn outside(port: u16, partly: bool) -> Outside {
         let address = ([0, 0, 0, 0], port).into();
         Outside { listener: Listener { protocol: TCP, address }, at: vec![[192, 0, 2, 9].into()], partly }
+    }
+
+    #[test]
+    fn a_way_in_that_nobody_judges_is_missing() {
+        assert_eq!(covered("verifier-main", &[]).state, State::Ok);
+        let way = OpenWay { name: "mv0".into(), why: "unprotected: siblings".into() };
+        let check = covered("verifier-main", &[way]);
+        assert_eq!((check.state, &*check.found), (State::Missing, "verifier-main: mv0 is unprotected: siblings"));
     }
 
     #[test]

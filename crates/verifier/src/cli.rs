@@ -75,7 +75,7 @@ pub enum VerifierCommand {
     Confirm(Daemon),
     /// End protection, whether the daemon runs or not; it stops
     Detach(Daemon),
-    /// Show interfaces, keys, tables, and how it stands with the authority
+    /// Show interfaces, keys, tables, and how it stands with the authority; exit code 1 if a way in is unprotected
     Status(Look),
     /// List the admitted flows and who is behind them
     Flows(Look),
@@ -235,7 +235,9 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
         VerifierCommand::Detach(daemon) => detach(&daemon).await,
         VerifierCommand::Status(look) => {
             let status: view::Status = look.daemon.ask(&Request::Status).await?;
-            look.show(&status, show_status)
+            look.show(&status, show_status)?;
+            let is_open = status.not_attached.iter().any(|interface| interface.open);
+            Ok(if is_open { NO } else { ExitCode::SUCCESS })
         }
         VerifierCommand::Flows(look) => {
             let flows: Vec<view::Flow> = look.daemon.ask(&Request::Flows).await?;

@@ -167,7 +167,7 @@ impl Gateway {
             None => None,
         };
         let missing = self.inside.iter().filter_map(|name| Some((name, why(name)?)));
-        missing.map(|(name, why)| view::NotAttached { name: name.clone(), why }).collect()
+        missing.map(|(name, why)| view::NotAttached { name: name.clone(), why, open: false }).collect()
     }
 }
 

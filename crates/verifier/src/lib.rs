@@ -9,7 +9,6 @@ pub mod adoption;
 pub mod cli;
 mod confirm;
 pub mod control;
-mod coverage;
 mod daemon;
 pub mod directory;
 pub mod drops;

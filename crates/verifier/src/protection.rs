@@ -8,6 +8,7 @@ use crate::{addresses, adoption, now, plan, sampler};
 use anyhow::{Context, Result};
 use datapath::Pins;
 use datapath::clock::coarse_to_unix;
+use datapath::coverage::OpenWay;
 use datapath::hook::Mode;
 use datapath::interface::Interface;
 use datapath::ring::Listener;
@@ -47,6 +48,8 @@ pub struct Protection {
     failed: BTreeMap<String, (u32, String)>,
     /// Why others are not attached to, told once.
     passed_over: BTreeMap<String, String>,
+    /// Ways into this host on which nobody judges, told once.
+    open: Vec<OpenWay>,
     /// Whether attachments are to outlive this process.
     lasting: bool,
     /// Set while a revocation found no room: then no key is held and nothing new is admitted.
@@ -83,6 +86,7 @@ impl Protection {
             attached: BTreeMap::new(),
             failed: BTreeMap::new(),
             passed_over: BTreeMap::new(),
+            open: Vec::new(),
             lasting: false,
             closed: AtomicBool::new(false),
             written: Mutex::default(),

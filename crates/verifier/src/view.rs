@@ -159,6 +159,8 @@ pub struct NotAttached {
     pub name: String,
     /// Why.
     pub why: String,
+    /// Whether packets may reach what is protected through it, and nobody judges them.
+    pub open: bool,
 }
 
 /// A bounded table.

@@ -2,8 +2,9 @@
 
 use super::Protection;
 use crate::gateway::Gateway;
-use crate::{coverage, view};
+use crate::view;
 use anyhow::Result;
+use datapath::coverage::{self, OpenWay};
 use datapath::hook::Mode;
 use datapath::interface::{Interface, Layer, layers};
 use std::collections::BTreeMap;
@@ -48,6 +49,7 @@ impl Protection {
                 done => done?,
             }
         }
+        self.tell_open_ways();
         anyhow::ensure!(!self.attached.is_empty(), "there is no interface to protect: name one by --interface");
         if self.settings.observe {
             self.pins.note_observing(true)?;
@@ -63,6 +65,7 @@ impl Protection {
             attached.or(self.failed.get(&interface.name).map(|(index, _)| *index)) == Some(interface.index)
         };
         passed_over != self.passed_over
+            || self.open_ways() != self.open
             || self.gateway.as_ref().is_some_and(Gateway::has_changed)
             || self.proving.as_ref().is_some_and(|proving| proving.has_changed())
             || !wanted.iter().all(known)
@@ -98,7 +101,22 @@ impl Protection {
             }
         }
         self.tell_passed_over(passed_over);
+        self.tell_open_ways();
         Ok(())
+    }
+
+    /// The ways into this host that the attachments leave open.
+    fn open_ways(&self) -> Vec<OpenWay> {
+        let judges = self.attached.values().map(|(interface, _)| interface.index).collect();
+        layers().map(|layers| coverage::open_ways(&layers, &judges)).unwrap_or_default()
+    }
+
+    fn tell_open_ways(&mut self) {
+        let open = self.open_ways();
+        for OpenWay { name, why } in open.iter().filter(|way| !self.open.contains(way)) {
+            tracing::warn!(interface = name, "{why}");
+        }
+        self.open = open;
     }
 
     /// The interfaces to protect that are there.
@@ -152,10 +170,16 @@ impl Protection {
 
     /// Interfaces that are not attached to, and why.
     pub fn not_attached(&self) -> Vec<view::NotAttached> {
-        let failed = self.failed.iter().map(|(name, (_, error))| (name, format!("unprotected: {error}")));
-        let passed = self.passed_over.iter().filter(|(name, _)| !self.attached.contains_key(*name));
-        let all = failed.chain(passed.map(|(name, why)| (name, why.clone())));
-        let all = all.map(|(name, why)| view::NotAttached { name: name.clone(), why });
+        let open = self.open.iter().map(|way| (way.name.clone(), way.why.clone()));
+        let failed = self.failed.iter().map(|(name, (_, error))| (name.clone(), format!("unprotected: {error}")));
+        let open: BTreeMap<String, String> = open.chain(failed).collect();
+        let passed = self.passed_over.iter().filter(|(name, _)| {
+            let known = self.attached.contains_key(*name) || open.contains_key(*name);
+            !known
+        });
+        let view =
+            |(name, why): (&String, &String), open| view::NotAttached { name: name.clone(), why: why.clone(), open };
+        let all = open.iter().map(|one| view(one, true)).chain(passed.map(|one| view(one, one.1 == NO_ETHERNET)));
         all.chain(self.gateway.iter().flat_map(Gateway::not_attached)).collect()
     }
 

@@ -238,8 +238,11 @@ impl Proving for Crossing {
             };
             view.interfaces = running.interfaces.iter().map(interface).collect();
         }
-        let left =
-            |name: &String| view::NotAttached { name: name.clone(), why: self.failed.clone().unwrap_or_default() };
+        let left = |name: &String| view::NotAttached {
+            name: name.clone(),
+            why: self.failed.clone().unwrap_or_default(),
+            open: true,
+        };
         if self.failed.is_some() {
             view.not_attached = self.settings.interfaces.iter().map(left).collect();
         }

@@ -168,7 +168,11 @@ impl Proving for Program {
             why: "proofs".into(),
             driver: interface.driver(),
         };
-        let failed = self.failed.iter().map(|(name, why)| view::NotAttached { name: name.clone(), why: why.clone() });
+        let failed = self.failed.iter().map(|(name, why)| view::NotAttached {
+            name: name.clone(),
+            why: why.clone(),
+            open: true,
+        });
         let epochs = self.programs.epochs().into_iter();
         Ok(view::Proofs {
             interfaces: self.attached.values().map(interface).collect(),

@@ -109,3 +109,64 @@ fn another_hook_keeps_flows_and_leaves_nothing_of_the_first() {
         assert!(!stage.has_xdp() && stage.connects(SSH));
     });
 }
+
+/// Names of the interfaces that packets come in at unjudged.
+fn open(status: &view::Status) -> Vec<&str> {
+    status.not_attached.iter().filter(|one| one.open).map(|one| one.name.as_str()).collect()
+}
+
+#[test]
+fn a_bridge_whose_ports_are_not_all_judged_is_named_as_open() {
+    act(|stage| async move {
+        let _beyond = stage.beyond();
+        stage.add_bridge("bridge0");
+        stage.enter_bridge("bridge0");
+        stage.inside(&["ip", "link", "set", "far", "master", "bridge0"]);
+        let verifier = stage.run(&[]).await;
+        let status = stage.status().await;
+        assert_eq!(open(&status), ["far"]);
+        assert!(status.not_attached[0].why.contains("reach bridge0"), "{:?}", status.not_attached);
+        let (code, text) = stage.cli(&["status"], stage.daemon()).await;
+        assert_eq!((code, text.contains("far")), (1, true), "{text}");
+        assert!(verifier.log().contains("unprotected: its frames reach bridge0"), "{}", verifier.log());
+        stage.inside(&["ip", "link", "set", "far", "nomaster"]);
+        let closed = || verifier.log().contains("attached").then_some(());
+        until("an attachment", closed).await;
+        let deadline = std::time::Instant::now() + SOON;
+        while !open(&stage.status().await).is_empty() {
+            assert!(std::time::Instant::now() < deadline, "the port has left the bridge");
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        assert_eq!(stage.cli(&["status"], stage.daemon()).await.0, 0);
+    });
+}
+
+#[test]
+fn siblings_on_one_interface_are_judged_or_named_as_open() {
+    const HERE: &str = "10.79.0.5:22";
+    act(|mut stage| async move {
+        stage.everywhere = true;
+        echo("0.0.0.0:22");
+        stage.inside(&["ip", "link", "add", "mv0", "link", "eth0", "type", "macvlan", "mode", "bridge"]);
+        stage.inside(&["ip", "addr", "add", "10.79.0.5/24", "dev", "mv0"]);
+        stage.inside(&["ip", "link", "set", "mv0", "up"]);
+        let sibling = stage.sibling("10.79.0.6/24");
+        assert!(sibling.connects(HERE) && stage.connects(SSH));
+        // The kernel shows a sibling's unicast to tc on the interface below, and not to the driver's XDP; broadcast to neither.
+        for (hook, reached) in [("auto", false), ("xdp", true)] {
+            let mut verifier = stage.run(&["--hook", hook]).await;
+            assert!(!stage.connects(SSH), "from the wire, {hook}");
+            assert_eq!(sibling.connects(HERE), reached, "from its sibling, {hook}");
+            let status = stage.status().await;
+            assert_eq!(open(&status), ["mv0"], "{:?}", status.not_attached);
+            assert_eq!(stage.cli(&["status"], stage.daemon()).await.0, 1);
+            verifier.signal(Signal::SIGTERM);
+            verifier.end().await;
+        }
+
+        let _verifier = stage.run(&["--interface", "mv0"]).await;
+        assert!(!sibling.connects(HERE), "judged at the interface itself");
+        assert_eq!(open(&stage.status().await), [""; 0]);
+        assert_eq!(stage.cli(&["status"], stage.daemon()).await.0, 0);
+    });
+}

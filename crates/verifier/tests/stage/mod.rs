@@ -1,7 +1,10 @@
 //! A server and a client in network namespaces of their own, a real authority on the server's loopback, and the verifier
 //! as a process of its own. Everything goes away with the stage. Needs root.
 
+mod beside;
+
 use authority::{Directory, Server, admin};
+pub use beside::Beyond;
 use client::Authority;
 use datapath::hook::Hook;
 use engine::api::{Grant, GrantRequest, Login};
@@ -95,16 +98,6 @@ impl Namespace {
             };
             scope.spawn(bind).join().unwrap()
         })
-    }
-}
-
-/// A host beyond the verifier's.
-pub struct Beyond(Namespace);
-
-impl Beyond {
-    /// A UDP socket there.
-    pub fn socket(&self, address: &str) -> UdpSocket {
-        self.0.socket(address)
     }
 }
 
@@ -318,21 +311,6 @@ impl Stage {
     /// The same at another of its addresses.
     pub fn socket_at(&self, address: &str) -> UdpSocket {
         self.client.socket(address)
-    }
-
-    /// A host that the client (10.78.0.2) reaches through `near` and `far` of this one, if anything crosses there.
-    pub fn beyond(&self) -> Beyond {
-        let beyond = Namespace::new(format!("{}b", self.instance));
-        for (near, namespace, address) in [("near", &self.client, "10.78.0.2/24"), ("far", &beyond, "10.78.0.1/24")] {
-            let (host, there) = (&self.host.0, &namespace.0);
-            ip(&["-n", host, "link", "add", near, "type", "veth", "peer", "name", "eth1", "netns", there]);
-            ip(&["-n", there, "addr", "add", address, "dev", "eth1"]);
-            // Frames cross as they are: the sender makes their checksums.
-            ip(&["netns", "exec", there, "ethtool", "-K", "eth1", "tx", "off"]);
-            ip(&["-n", host, "link", "set", near, "up"]);
-            ip(&["-n", there, "link", "set", "eth1", "up"]);
-        }
-        Beyond(beyond)
     }
 
     /// Runs a program where the verifier is.

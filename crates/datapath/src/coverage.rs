@@ -1,7 +1,7 @@
-//! Which interfaces to attach to. A frame must be judged once: the first judgement takes the token out, and a second one
-//! would drop the packet for want of it.
+//! Which interfaces to attach a verifier to, and which ways into the host that leaves open. A frame must be judged once: the
+//! first judgement takes the token out, and a second one would drop the packet for want of it.
 
-use datapath::interface::Layer;
+use crate::interface::Layer;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Interfaces that give frames of others on as they are. Tunnels are none: what they unwrap is another packet.
@@ -15,6 +15,43 @@ pub fn covered(layers: &[Layer], candidates: &BTreeSet<u32>) -> BTreeMap<u32, u3
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let first = |index: &u32| first_judge(&by_index, candidates, *index, &mut BTreeSet::from([*index]));
     candidates.iter().filter_map(|index| Some((*index, first(index)?))).collect()
+}
+
+/// A way into this host on which nobody judges.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenWay {
+    /// The interface that packets come in at.
+    pub name: String,
+    /// Where they get to, and what closes it.
+    pub why: String,
+}
+
+/// The ways in that an operator may think closed, where these interfaces (indexes) judge: ports of a bridge whose other ports
+/// are judged, and interfaces that their siblings on the same lower interface reach directly.
+pub fn open_ways(layers: &[Layer], judges: &BTreeSet<u32>) -> Vec<OpenWay> {
+    let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
+    let is_judged = |index: u32| {
+        judges.contains(&index) || first_judge(&by_index, judges, index, &mut BTreeSet::from([index])).is_some()
+    };
+    let open = |layer: &Layer| {
+        let name = layer.name.clone();
+        let through = |index: &u32| by_index.get(index).map(|layer| layer.name.as_str());
+        if let Some(lower) = layer.link.as_ref().filter(|_| layer.meets_siblings).and_then(through) {
+            // The kernel shows unicast of macvlan siblings to the interface below, at tc and not to native XDP; the rest, and
+            // all of ipvlan's, to nobody below.
+            let why = format!(
+                "unprotected: what other interfaces on {lower} send does not all come through {lower}; name {name} as \
+                 `interface` instead of {lower}, or give it the mode private"
+            );
+            return layer.link.is_some_and(is_judged).then_some(OpenWay { name, why });
+        }
+        let master = by_index.get(&layer.master?)?;
+        let others = below(&by_index, master.index);
+        let is_open = !judges.contains(&master.index) && !is_judged(layer.index) && others.into_iter().any(is_judged);
+        let why = format!("unprotected: its frames reach {}, only other ports of which are judged", master.name);
+        is_open.then_some(OpenWay { name, why })
+    };
+    layers.iter().filter(|layer| layer.up && !judges.contains(&layer.index)).filter_map(open).collect()
 }
 
 /// The candidate below `index` that is next to the wire.
@@ -80,6 +117,35 @@ mod tests {
         assert_eq!(of(&[layer(1, "bridge", 0, 0)]), []);
         let layers = [layer(1, "", 0, 0), layer(2, "vlan", 1, 0)];
         assert_eq!(covered(&layers, &BTreeSet::from([2])), BTreeMap::new());
+    }
+
+    fn open(layers: &[Layer], judges: &[u32]) -> Vec<u32> {
+        let up: Vec<_> =
+            layers.iter().map(|layer| Layer { up: true, name: layer.index.to_string(), ..layer.clone() }).collect();
+        let ways = open_ways(&up, &judges.iter().copied().collect());
+        ways.iter().filter_map(|way| way.name.parse().ok()).collect()
+    }
+
+    #[test]
+    fn a_bridge_is_closed_only_if_every_port_is_judged() {
+        let bridge = [layer(1, "", 0, 3), layer(2, "veth", 9, 3), layer(3, "bridge", 0, 0), layer(4, "", 0, 0)];
+        assert_eq!(open(&bridge, &[1]), [2]);
+        assert_eq!(open(&bridge, &[1, 2]), [0; 0]);
+        assert_eq!(open(&bridge, &[3]), [0; 0], "judged at the bridge itself");
+        assert_eq!(open(&bridge, &[4]), [0; 0], "nobody counts on it");
+        let bond = [layer(1, "", 0, 2), layer(2, "bond", 0, 3), layer(3, "bridge", 0, 0), layer(4, "tun", 0, 3)];
+        assert_eq!(open(&bond, &[1]), [4], "the bond is judged at its member");
+    }
+
+    #[test]
+    fn siblings_reach_each_other_beside_the_interface_below() {
+        let macvlan = |meets_siblings| {
+            let child = Layer { meets_siblings, ..layer(2, "macvlan", 1, 0) };
+            [layer(1, "", 0, 0), child]
+        };
+        assert_eq!(open(&macvlan(true), &[1]), [2]);
+        assert_eq!(open(&macvlan(false), &[1]), [0; 0]);
+        assert_eq!(open(&macvlan(true), &[2]), [0; 0], "judged at the child");
     }
 
     #[test]

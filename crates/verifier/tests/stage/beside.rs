@@ -1,0 +1,53 @@
+//! Hosts besides server and client.
+
+use super::{DROPPED, Namespace, Stage, ip};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+
+/// A host beyond the verifier's, or beside it.
+pub struct Beyond(Namespace);
+
+impl Beyond {
+    /// A UDP socket there.
+    pub fn socket(&self, address: &str) -> UdpSocket {
+        self.0.socket(address)
+    }
+
+    /// Whether a connection from there comes up.
+    pub fn connects(&self, to: &str) -> bool {
+        let to: SocketAddr = to.parse().unwrap();
+        std::thread::scope(|scope| {
+            let connect = || {
+                self.0.enter();
+                TcpStream::connect_timeout(&to, DROPPED).is_ok()
+            };
+            scope.spawn(connect).join().unwrap()
+        })
+    }
+}
+
+impl Stage {
+    /// A host that the client (10.78.0.2) reaches through `near` and `far` of this one, if anything crosses there.
+    pub fn beyond(&self) -> Beyond {
+        let beyond = Namespace::new(format!("{}b", self.instance));
+        for (near, namespace, address) in [("near", &self.client, "10.78.0.2/24"), ("far", &beyond, "10.78.0.1/24")] {
+            let (host, there) = (&self.host.0, &namespace.0);
+            ip(&["-n", host, "link", "add", near, "type", "veth", "peer", "name", "eth1", "netns", there]);
+            ip(&["-n", there, "addr", "add", address, "dev", "eth1"]);
+            // Frames cross as they are: the sender makes their checksums.
+            ip(&["netns", "exec", there, "ethtool", "-K", "eth1", "tx", "off"]);
+            ip(&["-n", host, "link", "set", near, "up"]);
+            ip(&["-n", there, "link", "set", "eth1", "up"]);
+        }
+        Beyond(beyond)
+    }
+
+    /// A host with an interface on the verifier's own, beside it.
+    pub fn sibling(&self, address: &str) -> Beyond {
+        let (host, sibling) = (&self.host.0, Namespace::new(format!("{}s", self.instance)));
+        ip(&["-n", host, "link", "add", "mv1", "link", "eth0", "type", "macvlan", "mode", "bridge"]);
+        ip(&["-n", host, "link", "set", "mv1", "netns", &sibling.0]);
+        ip(&["-n", &sibling.0, "addr", "add", address, "dev", "mv1"]);
+        ip(&["-n", &sibling.0, "link", "set", "mv1", "up"]);
+        Beyond(sibling)
+    }
+}
