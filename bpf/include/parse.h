@@ -25,8 +25,16 @@ struct packet {
 	__u32 transport;
 	__u32 payload;
 	__u32 end;
-	__u32 fragment_id;
-	__u32 fragment_at; /* IPv6: where the fragment header is */
+	/* No packet needs two of either: the stack of a program has no room for all. */
+	union {
+		__u32 fragment_id;
+		__u32 sequence; /* TCP, not a fragment */
+	};
+	union {
+		__u32 fragment_at; /* IPv6: where the fragment header is */
+		__u32 acknowledgement; /* TCP, not a fragment */
+		__u32 holder; /* whose grant it is, once its tag was right (wire.md §3.9); 0 if nobody is known */
+	};
 	__u8 fragment;
 	__u8 tcp_flags;
 	__u8 hop_limit;
@@ -37,10 +45,6 @@ struct packet {
 	__u8 reserved;
 	__u16 nonce2;
 	__u16 reserved2;
-	__u32 holder; /* whose grant it is, once its tag was right (wire.md §3.9); 0 if nobody is known */
-	__u32 reserved3;
-	__u32 sequence; /* TCP's numbers */
-	__u32 acknowledgement;
 };
 
 static __always_inline int icmp_error(const struct packet *p)
