@@ -246,7 +246,7 @@ impl Daemon {
             let subject = Subject::of_user(uid);
             self.agent.set_rules(subject, kept.rules);
             let Some(session) = kept.session else { continue };
-            match Authority::new(&session.authority, session.ca.as_deref().map(str::as_bytes)) {
+            match Authority::of_user(&session.authority, session.ca.as_deref().map(str::as_bytes), uid) {
                 Ok(authority) => {
                     self.connect(subject, authority.with_token(&session.token));
                     let KeptSession { expires, receivers, skew, .. } = session;
@@ -528,15 +528,15 @@ impl Daemon {
         let answer = match call {
             Call::Login { authority: url, ca, person, password, totp, device } => {
                 let login = api::Login { person, password, totp, device };
-                return self.login(uid, At { url, ca }, login, reply);
+                return self.login(uid, At { url, ca, uid }, login, reply);
             }
-            Call::LoginMethods { authority: url, ca } => return self.login_methods(At { url, ca }, reply),
+            Call::LoginMethods { authority: url, ca } => return self.login_methods(At { url, ca, uid }, reply),
             Call::StartLogin { authority: url, ca, device, way } => {
-                return self.start_login(uid, At { url, ca }, device, way, reply);
+                return self.start_login(uid, At { url, ca, uid }, device, way, reply);
             }
             Call::FinishLogin { callback } => return self.finish_login(uid, callback, reply),
             Call::ServiceLogin { authority: url, ca, key, device } => {
-                return self.service_login(uid, At { url, ca }, key, device, reply);
+                return self.service_login(uid, At { url, ca, uid }, key, device, reply);
             }
             Call::Logout => return self.logout(subject, reply),
             Call::Explain { address, protocol, port } => {

@@ -5,6 +5,7 @@
 mod asking;
 mod assertion;
 mod events;
+mod owner;
 mod tls;
 
 pub use asking::Asker;
@@ -16,7 +17,8 @@ use engine::api::{
     GrantRequest, Heard, Line, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment, PersonExplanation,
     Problem, Report, Reported, RevokedGrant, SegmentRequest, ServiceLogin, Session, VerifierConfig,
 };
-use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
+use owner::{Elsewhere, OwnedBy};
+use reqwest::{ClientBuilder, Method, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -91,8 +93,23 @@ impl Authority {
     /// The authority at `url` (`https://…`). Trusts the certificates in `ca_pem` and no others, or the system's where
     /// none are given.
     pub fn new(url: &str, ca_pem: Option<&[u8]>) -> Result<Self, Error> {
+        Self::over(url, ca_pem, |builder| builder)
+    }
+
+    /// The same, over connections that are this user's own: without it, whoever has root connect somewhere does so in root's
+    /// name. It takes `CAP_SETUID`.
+    pub fn of_user(url: &str, ca_pem: Option<&[u8]>, uid: u32) -> Result<Self, Error> {
+        let own = |builder: ClientBuilder| builder.connector_layer(OwnedBy(uid)).dns_resolver(Arc::new(Elsewhere));
+        Self::over(url, ca_pem, own)
+    }
+
+    fn over(
+        url: &str,
+        ca_pem: Option<&[u8]>,
+        connections: impl FnOnce(ClientBuilder) -> ClientBuilder,
+    ) -> Result<Self, Error> {
         let base = base(url)?;
-        let http = reqwest::Client::builder()
+        let builder = reqwest::Client::builder()
             .tls_backend_preconfigured(tls::config(ca_pem)?)
             .https_only(true)
             .redirect(reqwest::redirect::Policy::none())
@@ -100,8 +117,8 @@ impl Authority {
             .http2_keep_alive_interval(PING)
             .http2_keep_alive_timeout(PING)
             .http2_keep_alive_while_idle(true)
-            .user_agent(concat!("vouchsafe/", env!("CARGO_PKG_VERSION")))
-            .build()?;
+            .user_agent(concat!("vouchsafe/", env!("CARGO_PKG_VERSION")));
+        let http = connections(builder).build()?;
         Ok(Self { http, base, token: None })
     }
 

@@ -25,6 +25,8 @@ pub(super) struct At {
     pub url: String,
     /// The certificates to trust, PEM; the system's where there are none.
     pub ca: Option<String>,
+    /// Who wants to log in there: the connection is theirs, whatever else root may reach.
+    pub uid: u32,
 }
 
 /// A login with an identity provider that a user has started. No `Debug`: it holds a secret.
@@ -36,7 +38,7 @@ pub(super) struct Started {
 
 impl At {
     fn authority(&self) -> Result<Authority, Error> {
-        Authority::new(&self.url, self.ca.as_deref().map(str::as_bytes))
+        Authority::of_user(&self.url, self.ca.as_deref().map(str::as_bytes), self.uid)
     }
 }
 
@@ -109,7 +111,7 @@ impl Daemon {
             drop(reply.send(refused("wrong_login", "no login was started here: `vouchsafe login`".to_owned())));
             return;
         };
-        let at = At { url: at.url.clone(), ca: at.ca.clone() };
+        let at = At { url: at.url.clone(), ca: at.ca.clone(), uid };
         let finish = FinishLogin { login: login.clone(), verifier: verifier.to_string(), callback };
         self.enter(uid, at, reply, move |authority: Authority| async move { authority.finish_login(&finish).await });
     }
@@ -148,7 +150,7 @@ impl Daemon {
                 let authority = authority.with_token(&token);
                 // Before the answer, so that the person's next command finds its destination protected.
                 let receivers = authority.destinations().await?.destinations;
-                let At { url, ca } = at;
+                let At { url, ca, .. } = at;
                 if let Err(error) = agent::check_receivers(&receivers) {
                     tracing::error!(uid, authority = url, "login refused: {error}");
                     return Err(Error::Other(error.to_string()));

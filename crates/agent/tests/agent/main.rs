@@ -74,6 +74,21 @@ fn only_the_logged_in_users_packets_carry_tokens() {
 }
 
 #[test]
+fn where_another_user_has_the_agent_connect_to_carries_no_token_of_roots() {
+    test(|| {
+        let stage = Stage::start()?;
+        // The agent, which runs as root, connects to whatever is called an authority. Root may reach this service.
+        stage.try_login_as(65534, "https://10.0.0.2:22")?;
+        let syns = stage.syns()?;
+        assert!(syns[0].payload.is_empty(), "a token for {:?}", syns[0].ports);
+        assert_eq!(stage.counter("tokens")?, 0);
+        stage.connect(SERVICES[0])?;
+        stage.token(&stage.syns()?[0])?;
+        Ok(())
+    })
+}
+
+#[test]
 fn forwarded_packets_carry_tokens_only_where_that_is_set() {
     test(|| {
         for (flags, carry) in [(&[][..], false), (&["--forwarded-as", "root"][..], true)] {

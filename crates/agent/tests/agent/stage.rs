@@ -174,6 +174,19 @@ impl Stage {
         Ok(())
     }
 
+    /// Has a user try to log in where nobody answers. The binary may be in a folder that is not the user's to read.
+    pub fn try_login_as(&self, uid: u32, authority: &str) -> Result<()> {
+        let (socket, ca, caps) = (self.socket(), self.ca(), "+dac_override");
+        let script = format!(
+            "printf x | timeout 2 setpriv --reuid {uid} --clear-groups --inh-caps {caps} --ambient-caps {caps} {} login \
+             --socket {} --authority {authority} --ca {} --user x --device x --password-stdin; true",
+            lab::vouchsafe().display(),
+            socket.display(),
+            ca.display()
+        );
+        self.client.run(["sh", "-c", &script]).map(drop)
+    }
+
     /// A device without link header in the client's namespace; what it sends can be read.
     pub fn tun(&self, name: &str, address: &str) -> Result<File> {
         self.client.ip(&format!("tuntap add dev {name} mode tun"))?;

@@ -1,0 +1,102 @@
+//! Connections that are a user's own, though root makes them. Whatever goes by the owner of a socket, as tokens do, then takes
+//! them for that user's.
+//!
+//! Linux takes a socket's owner from the file system's user id of the thread that opens it. That is changed only while the
+//! connector runs, which opens sockets but no files. Names are looked up in a task of their own: threads that are started for
+//! that would keep the id.
+
+use nix::unistd::{Uid, setfsuid};
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tower_layer::Layer;
+use tower_service::Service;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Makes a connector's sockets a user's.
+#[derive(Clone, Copy)]
+pub struct OwnedBy(pub u32);
+
+/// A connector whose sockets are a user's.
+#[derive(Clone)]
+pub struct Owned<S> {
+    inner: S,
+    uid: u32,
+}
+
+impl<S> Layer<S> for OwnedBy {
+    type Service = Owned<S>;
+
+    fn layer(&self, inner: S) -> Owned<S> {
+        Owned { inner, uid: self.0 }
+    }
+}
+
+impl<S, R> Service<R> for Owned<S>
+where
+    S: Service<R, Error = BoxError>,
+    S::Future: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: R) -> Self::Future {
+        let (mut connecting, uid) = (Box::pin(self.inner.call(request)), self.uid);
+        Box::pin(poll_fn(move |context| match Acting::start(uid) {
+            Ok(_acting) => connecting.as_mut().poll(context),
+            Err(error) => Poll::Ready(Err(error)),
+        }))
+    }
+}
+
+/// While it lives, the thread opens sockets as somebody else.
+struct Acting {
+    before: Uid,
+}
+
+impl Acting {
+    fn start(uid: u32) -> Result<Self, BoxError> {
+        let uid = Uid::from_raw(uid);
+        let acting = Self { before: setfsuid(uid) };
+        // It says nothing of failures but who it was before.
+        if setfsuid(uid) == uid { Ok(acting) } else { Err("no connection can be made as that user: CAP_SETUID".into()) }
+    }
+}
+
+impl Drop for Acting {
+    fn drop(&mut self) {
+        setfsuid(self.before);
+    }
+}
+
+/// Looks names up in tasks of their own.
+pub struct Elsewhere;
+
+impl Resolve for Elsewhere {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let host = name.as_str().to_owned();
+            let found = tokio::spawn(async move { tokio::net::lookup_host((host, 0)).await.map(Vec::from_iter) });
+            Ok(Box::new(found.await??.into_iter()) as Addrs)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_itself_again_afterwards() {
+        let itself = setfsuid(Uid::from_raw(u32::MAX));
+        drop(Acting::start(itself.as_raw()).ok());
+        assert_eq!(setfsuid(Uid::from_raw(u32::MAX)), itself);
+    }
+}
