@@ -7,7 +7,7 @@ use crate::policies::Candidate;
 use crate::storage::{
     AuditEvent, Database, NewService, NotedHead, Operator, PolicyChange, SecondFactor, Verdict, Which,
 };
-use crate::{Directory, login, now};
+use crate::{Directory, login, now, segments};
 use anyhow::{Result, bail};
 use engine::api::ServiceKey;
 use engine::networks::Networks;
@@ -222,12 +222,7 @@ pub fn unknown_names(directory: &Directory, policy: &Policy, networks: &Networks
     let named = policy.receivers().iter().map(|receiver| receiver.verifier.as_str());
     let named: BTreeSet<_> = named.chain(networks.verifiers()).filter(|id| !verifiers.contains(*id)).collect();
     let named = named.into_iter().map(|id| format!("no verifier {id}: `vouchsafe authority verifier add {id}`"));
-    let missing = policy.networks().filter(|(name, _)| networks.vni(name).is_none());
-    let missing =
-        missing.map(|(name, _)| format!("no network {name} in networks.toml: nobody can send to its receivers"));
-    let groups = networks.groups().into_iter().filter(|group| !policy.has_group(group));
-    let groups = groups.map(|group| format!("no group {group} in the policy: networks.toml lets it ask for senders"));
-    Ok(persons.into_iter().chain(named).chain(missing).chain(groups).collect())
+    Ok(persons.into_iter().chain(named).chain(segments::unknown_names(networks, policy)).collect())
 }
 
 /// That nobody is called so, and the way out.

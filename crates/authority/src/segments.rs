@@ -18,7 +18,7 @@ use anyhow::{Context, Result};
 use book::{Book, Entry};
 use engine::api::{AnswerRequest, Event, Explanation, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
 use engine::networks::{Located, MOST_TEXT, Networks, Path};
-use engine::policy::{Compiled, Decision, Permit, Request, Subject, place};
+use engine::policy::{Compiled, Decision, Permit, Policy, Request, Subject, place};
 use engine::segment::{Give, GiveError, Given, Giver};
 use keys::Keys;
 use std::fs;
@@ -50,12 +50,7 @@ impl Segments {
 
     /// They are described otherwise.
     pub(crate) fn describe(&self, networks: Networks, policy: &Compiled) {
-        for (name, _) in policy.policy().networks().filter(|(name, _)| networks.vni(name).is_none()) {
-            tracing::warn!(network = name, "the policy has receivers in a network that networks.toml doesn't have");
-        }
-        for group in networks.groups().into_iter().filter(|group| !policy.policy().has_group(group)) {
-            tracing::warn!(group, "networks.toml has senders asked for by a group that the policy doesn't have");
-        }
+        unknown_names(&networks, policy.policy()).iter().for_each(|slip| tracing::warn!("{slip}"));
         *self.networks.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(networks);
         self.keys.forget();
     }
@@ -84,6 +79,16 @@ impl Directory {
         let text = fs::read_to_string(&path).with_context(|| format!("can't read {shown}"))?;
         Networks::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&shown.to_string())))
     }
+}
+
+/// Names that `networks.toml` or the policy has of the other, and that are not there.
+pub(crate) fn unknown_names(networks: &Networks, policy: &Policy) -> Vec<String> {
+    let missing = policy.networks().filter(|(name, _)| networks.vni(name).is_none());
+    let missing =
+        missing.map(|(name, _)| format!("no network {name} in networks.toml: nobody can send to its receivers"));
+    let groups = networks.groups().into_iter().filter(|group| !policy.has_group(group));
+    let groups = groups.map(|group| format!("no group {group} in the policy: networks.toml lets it ask for senders"));
+    missing.chain(groups).collect()
 }
 
 /// Why there is no segment.

@@ -52,9 +52,12 @@ pub enum SvtepCommand {
 /// Enrolment at an authority
 #[derive(Args, Debug)]
 pub struct Enrol {
-    /// Where enrolment is kept
-    #[arg(long, value_name = "DIR", env = "VOUCHSAFE_SVTEP_DIR", default_value = "/var/lib/vouchsafe/svtep")]
-    dir: PathBuf,
+    /// Which of several tunnel endpoints on this host
+    #[arg(long, value_name = "NAME", env = "VOUCHSAFE_SVTEP_INSTANCE", default_value = DEFAULT_INSTANCE, value_parser = settings::instance)]
+    instance: String,
+    /// Where enrolment is kept [default: /var/lib/vouchsafe/svtep, or svtep-NAME for another instance]
+    #[arg(long, value_name = "DIR", env = "VOUCHSAFE_SVTEP_DIR")]
+    dir: Option<PathBuf>,
     /// The authority's URL, https://HOST:PORT
     #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
     authority: String,
@@ -106,7 +109,8 @@ pub struct Look {
 pub async fn run(command: SvtepCommand) -> Result<ExitCode> {
     match command {
         SvtepCommand::Enrol(enrol) => {
-            let directory = Directory::at(enrol.dir);
+            let dir = enrol.dir.unwrap_or_else(|| settings::default_dir(&enrol.instance));
+            let directory = Directory::at(dir);
             if directory.enrolment()?.is_some() && !enrol.again {
                 bail!("{} holds an enrolment already; --again enrols anew", directory.path().display());
             }
@@ -271,6 +275,14 @@ fn show_status(status: &view::Status) {
     });
     const HEAD: [&str; 7] = ["INTERFACE", "ID", "NETWORK", "ADDRESSES", "STATE", "SERVICE", "SEGMENTS"];
     print!("\n{}", Table::new(&HEAD, tenants));
+    let refused = status.tenants.iter().filter_map(|tenant| {
+        let refused = tenant.refused.as_ref()?;
+        Some(vec![tenant.interface.clone(), utc(refused.at), refused.why.clone()])
+    });
+    let refused = Table::new(&["REFUSED LAST", "AT", "WHY"], refused);
+    if status.tenants.iter().any(|tenant| tenant.refused.is_some()) {
+        print!("\n{refused}");
+    }
     let counted = |counters: &[Counter], kind: &str| -> Vec<_> {
         let some = counters.iter().filter(|one| one.count > 0);
         some.map(|one| vec![kind.to_owned(), one.name.clone(), one.count.to_string()]).collect()
@@ -300,7 +312,7 @@ fn segment_table(segments: &[view::Segment]) -> Table {
             segment.network.clone(),
             format!("{} to {}", segment.sender, segment.receiver),
             format!("{service}{flow}{back}"),
-            segment.state.clone(),
+            segment.why.as_ref().map_or_else(|| segment.state.clone(), |why| format!("{}: {why}", segment.state)),
             or_dash(segment.endpoint.map(|address| address.to_string())),
             segment.until.map_or("-".into(), utc),
             segment.used.map_or("-".into(), utc),
@@ -327,6 +339,7 @@ mod tests {
         let parse = |line: &str| Program::try_parse_from(["svtep"].into_iter().chain(line.split(' ')));
         assert!(parse("run --config x.toml --underlay eth1 --address 192.0.2.1 --mtu 1500").is_ok());
         assert!(parse("run --mtu 100").is_err() && parse("run --address x").is_err());
+        assert!(parse("enrol --instance two --authority https://a --code x").is_ok());
         assert!(parse("segments --instance two --json").is_ok() && parse("segments --instance ../x").is_err());
     }
 
@@ -342,10 +355,13 @@ mod tests {
             other_port: Some(4711),
             back: true,
             state: "given".into(),
+            why: None,
             endpoint: Some([192, 0, 2, 2].into()),
             until: Some(0),
             used: None,
         };
+        let refused = view::Segment { state: "refused".into(), why: Some("no rule".into()), ..segment.clone() };
+        assert!(segment_table(&[refused]).to_string().contains("refused: no rule"));
         let told = segment_table(&[segment]).to_string();
         assert!(told.contains("10.0.0.1 to 10.0.0.2  tcp/443 with 4711 (answers)  given  192.0.2.2"), "{told}");
     }

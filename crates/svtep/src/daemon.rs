@@ -1,5 +1,6 @@
 //! The daemon: one loop that follows the authority and the interfaces, feeds the engine and does what it says.
 
+mod refusals;
 mod segments;
 mod status;
 
@@ -17,6 +18,7 @@ use datapath::Pins;
 use datapath::svtep::Unsent;
 use engine::api::{Event, Report, Withdrawal};
 use engine::endpoint::Endpoint;
+use refusals::Refusals;
 use segments::{Answer, Answers};
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -96,6 +98,7 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
         places: BTreeMap::new(),
         answer_sender,
         answers: Answers::default(),
+        refusals: Refusals::default(),
         report: latest,
         sync: None,
         sync_again: false,
@@ -218,6 +221,7 @@ struct Daemon {
     places: BTreeMap<u32, usize>,
     answer_sender: mpsc::Sender<Answer>,
     answers: Answers,
+    refusals: Refusals,
     /// What is void, by whomever it was heard of.
     withdrawn: Vec<Withdrawal>,
     report: watch::Sender<Option<Report>>,

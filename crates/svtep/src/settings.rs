@@ -41,7 +41,7 @@ pub const TEMPLATE: &str = include_str!("settings/template.toml");
 /// Settings of the daemon, as flags
 #[derive(Args, Clone, Debug, Default)]
 pub struct Flags {
-    /// Where its enrolment and its sessions are kept [default: /var/lib/vouchsafe/svtep]
+    /// Where its enrolment and its sessions are kept [default: /var/lib/vouchsafe/svtep, or svtep-NAME for another instance]
     #[arg(long, value_name = "DIR", env = "VOUCHSAFE_SVTEP_DIR")]
     pub dir: Option<PathBuf>,
     /// Where it is asked [default: /run/vouchsafe/svtep.sock, or svtep-NAME.sock for another instance]
@@ -126,6 +126,11 @@ struct Described {
     service_key: Option<PathBuf>,
 }
 
+/// Where an instance keeps its enrolment.
+pub fn default_dir(instance: &str) -> PathBuf {
+    if instance == DEFAULT_INSTANCE { DEFAULT_DIR.into() } else { format!("{DEFAULT_DIR}-{instance}").into() }
+}
+
 /// Where the daemon of an instance is asked.
 pub fn default_socket(instance: &str) -> PathBuf {
     let name = if instance == DEFAULT_INSTANCE { "svtep.sock".into() } else { format!("svtep-{instance}.sock") };
@@ -175,7 +180,7 @@ impl Settings {
             "{underlay} is the underlay and a tenant's"
         );
         Ok(Self {
-            dir: flags.dir.or(file.dir).unwrap_or_else(|| DEFAULT_DIR.into()),
+            dir: flags.dir.or(file.dir).unwrap_or_else(|| default_dir(&instance)),
             socket: flags.socket.or(file.socket).unwrap_or_else(|| default_socket(&instance)),
             instance,
             underlay,

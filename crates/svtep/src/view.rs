@@ -70,6 +70,17 @@ pub struct Tenant {
     pub trouble: Option<String>,
     /// Segments that it sends under.
     pub segments: u64,
+    /// What it was refused last.
+    pub refused: Option<Refused>,
+}
+
+/// Why there was no segment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// When.
+    pub at: u64,
+    /// The authority's words.
+    pub why: String,
 }
 
 /// A counter.
@@ -109,6 +120,8 @@ pub struct Segment {
     pub back: bool,
     /// `given`, `refused` or `by_flow` (flows have their own).
     pub state: String,
+    /// Of one that is refused, why: the authority's words.
+    pub why: Option<String>,
     /// The endpoint that the receiver is behind.
     pub endpoint: Option<IpAddr>,
     /// When it ends.
@@ -119,7 +132,7 @@ pub struct Segment {
 
 impl Segment {
     /// What a table says, of a tenant behind this interface in this network.
-    pub fn new(key: &SegmentKey, entry: &SegmentEntry, interface: &str, network: &str) -> Self {
+    pub fn new(key: &SegmentKey, entry: &SegmentEntry, interface: &str, network: &str, why: Option<String>) -> Self {
         let state = match entry.state() {
             segment_state::REFUSED => "refused",
             segment_state::GIVEN => "given",
@@ -137,6 +150,7 @@ impl Segment {
             other_port: key.is_for_one_flow().then_some(other_port),
             back: key.is_back(),
             state: state.to_owned(),
+            why,
             endpoint: entry.endpoints().map(|(_, receiving)| receiving),
             until: (entry.until != u32::MAX).then_some(entry.until.into()),
             used: (entry.used != 0).then_some(entry.used.into()),

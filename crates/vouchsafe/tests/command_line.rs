@@ -262,6 +262,15 @@ fn a_policy_is_tried_applied_and_taken_back_from_the_command_line() {
         code == 1 && words.contains("near, and yet no match:") && words.contains("it is about group:staff"),
         "{words}"
     );
+    let blue = "[[receivers]]\nname = \"web\"\naddress = \"10.0.0.7\"\nservices = \"all\"\nnetwork = \"blue\"\n\n\
+                [[rules]]\naction = \"allow\"\nwho = \"person:alice\"\nto = \"web\"\n";
+    let blue = write("blue.toml", &format!("{POLICY}\n{blue}"));
+    let asked = ["explain", "alice", "10.0.0.7:22", "--policy", &blue];
+    let (code, words) = policy(&[&asked[..], &["--network", "blue"]].concat());
+    assert!(code == 0 && words.contains("allowed by"), "{words}");
+    assert_eq!(policy(&asked).0, 1, "it is in no network");
+    let (code, words) = policy(&[&asked[..], &["--network", "red"]].concat());
+    assert!(code == 2 && words.contains("no receivers in network `red`: in blue"), "{words}");
     let (code, words) = policy(&["explain", "alice", "-"]);
     assert!(code == 2 && words.contains("quotes"), "{words}");
     assert_eq!(policy(&["replay", &first]), (0, "0 grants and 0 refusals of the last 24 h judged\n".into()));

@@ -93,6 +93,7 @@ fn endpoint() -> svtep::view::Status {
         logged_in: true,
         trouble: None,
         segments: 1,
+        refused: None,
     };
     svtep::view::Status {
         verifier: "host-1".into(),

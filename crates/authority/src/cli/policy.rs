@@ -104,6 +104,9 @@ pub struct Explain {
     /// Take the tags of this device of the person
     #[arg(long)]
     device: Option<String>,
+    /// Between addresses of this virtual network: would they get a segment?
+    #[arg(long, value_name = "NAME")]
+    network: Option<String>,
     /// When, such as 2026-03-02T09:00:00Z [default: at this moment]
     #[arg(long = "at", value_name = "TIME")]
     time: Option<String>,
@@ -242,7 +245,15 @@ fn explain(question: &Explain) -> Result<ExitCode> {
         None => now(),
         Some(time) => instant(time).with_context(|| format!("`{time}` is no time such as 2026-03-02T09:00:00Z"))?,
     };
-    let trace = policy.trace(&Request { subject: who.subject(), to, now });
+    let asked = match &question.network {
+        None => &policy,
+        Some(name) => {
+            let known: Vec<_> = policy.networks().map(|(name, _)| name).collect();
+            let known = if known.is_empty() { "in none".to_owned() } else { format!("in {}", known.join(", ")) };
+            policy.network(name).with_context(|| format!("the policy has no receivers in network `{name}`: {known}"))?
+        }
+    };
+    let trace = asked.trace(&Request { subject: who.subject(), to, now });
     if question.json {
         println!("{}", serde_json::to_string_pretty(&trace)?);
     } else {

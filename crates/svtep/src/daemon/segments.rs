@@ -87,6 +87,7 @@ impl Daemon {
     }
 
     pub(super) fn answered(&mut self, Answer { wanted, answer }: Answer) {
+        let why = answer.as_ref().err().map(ToString::to_string);
         let answer = answer.as_ref().map_err(|error| {
             tracing::debug!(interface = wanted.interface, "no segment: {error}");
             refusal(error)
@@ -97,7 +98,14 @@ impl Daemon {
             Err(Refusal::Unreachable) => self.answers.failed += 1,
         }
         let actions = self.endpoint.answered(&wanted, answer, time());
-        actions.into_iter().for_each(|action| self.perform(action));
+        for action in actions {
+            if let (Action::Write(key, entry), Some(why)) = (&action, &why)
+                && entry.state() == segment_state::REFUSED
+            {
+                self.refusals.note(key, why.clone(), now());
+            }
+            self.perform(action);
+        }
     }
 
     pub(super) fn news(&mut self, session: usize, news: &News) {
@@ -194,6 +202,9 @@ impl Daemon {
             _ => entry.until <= time,
         };
         self.forget(entries.iter().filter(is_over).map(|(key, _)| *key));
+        let refused = entries.iter().filter(|(_, entry)| entry.state() == segment_state::REFUSED && entry.until > time);
+        let refused: BTreeSet<_> = refused.map(|(key, _)| in_order(key)).collect();
+        self.refusals.keep(|key| refused.contains(key));
         let Self { endpoint, kernel, .. } = self;
         let consents = &kernel.program().consents;
         let renew = |(key, entry): &(SegmentKey, SegmentEntry)| {
@@ -209,7 +220,9 @@ impl Daemon {
 }
 
 /// What a set can hold of a key.
-fn in_order(key: &SegmentKey) -> (u32, IpAddr, IpAddr, u8, (u16, u16), bool) {
+pub(super) type Ordered = (u32, IpAddr, IpAddr, u8, (u16, u16), bool);
+
+pub(super) fn in_order(key: &SegmentKey) -> Ordered {
     (key.interface, key.sender(), key.receiver(), key.protocol, key.ports(), key.is_back())
 }
 

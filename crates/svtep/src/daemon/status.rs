@@ -98,6 +98,7 @@ impl Daemon {
                 logged_in: standing.asker.is_some() && standing.expires > now(),
                 trouble: standing.trouble,
                 segments: given.count() as u64,
+                refused: own.and_then(|interface| self.refusals.last(interface)),
             }
         };
         self.settings.tenants.iter().enumerate().map(tenant).collect()
@@ -109,7 +110,8 @@ impl Daemon {
             .filter(|(_, entry)| u64::from(entry.until) > now())
             .filter_map(|(key, entry)| {
                 let tenant = &self.settings.tenants[*self.places.get(&key.interface)?];
-                Some(Segment::new(&key, &entry, &tenant.interface, &tenant.tenant.network))
+                let why = (entry.state() == segment_state::REFUSED).then(|| self.refusals.of(&key)).flatten();
+                Some(Segment::new(&key, &entry, &tenant.interface, &tenant.tenant.network, why))
             })
             .collect();
         all.sort_by(|a, b| {
