@@ -32,7 +32,7 @@ static __always_inline int opens(const struct packet *p)
 /* The inside opens a connection: whoever answers has to know this number, and tells its own. */
 static __always_inline void begin_outbound(struct flow *flow, const struct packet *p)
 {
-	flow->stage = STAGE_OPENING;
+	set_stage(flow, STAGE_OPENING);
 	flow->answer = p->sequence + 1;
 	flow->next = 0;
 }
@@ -43,7 +43,7 @@ static __always_inline void note_again(struct flow *flow, const struct packet *p
 	if (p->flow.protocol == IP_TCP && opens(p))
 		begin_outbound(flow, p);
 	else if (p->flow.protocol == IP_TCP && p->tcp_flags & TCP_RST)
-		flow->stage = STAGE_RESET; /* nothing may ever come back */
+		set_stage(flow, STAGE_RESET); /* nothing may ever come back */
 	flow->seen = p->time;
 }
 

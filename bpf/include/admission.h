@@ -196,17 +196,41 @@ static __always_inline int take_flow(struct grant_use *use, const struct flow_ke
 	return 0;
 }
 
+/* Removes a flow that this core has taken as STAGE_LEAVING, and gives its grant's room back. Nobody else does so: not to
+ * what another core has just put in its place. */
+static __always_inline int remove_taken(const struct flow_key *key, struct flow *flow, __u32 state)
+{
+	__u64 handle = flow->handle;
+	__u32 holder = flow->holder;
+	__u8 origin = flow->origin;
+
+	if (remove_flow(key)) {
+		flow->state = state;
+		return -1;
+	}
+	if (origin == BY_TOKEN)
+		release_flow(handle, holder);
+	return 0;
+}
+
 /* A grant may be revoked, and its flows forgotten, after admission asked and before its flow was in the table: so admission
  * asks again. */
 static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64 handle, __u32 holder)
 {
+	struct flow *flow;
+	__u32 state;
+
 	if (!is_revoked(handle, holder)) {
 		if (config.tells_flows == TELLS_ADMITTED)
 			tell_flow(key);
 		return CONTINUE;
 	}
-	if (!remove_flow(key))
-		release_flow(handle, holder);
+	flow = find_flow(key);
+	if (!flow)
+		return DROP_REVOKED;
+	state = read_state(flow);
+	if ((__u8)state < STAGE_CHANGING && flow->handle == handle && take_alone(flow, state, STAGE_LEAVING))
+		remove_taken(key, flow, state);
 	return DROP_REVOKED;
 }
 
@@ -223,9 +247,111 @@ static __always_inline void give_back(__u64 handle, __u32 holder, int flow)
 		__sync_fetch_and_sub(&use->flows, 1);
 }
 
-static __always_inline int is_flow_of(const struct flow *flow, __u64 handle, __u8 protocol, __u32 time)
+/* What a right token means to the flow between the same. */
+enum relation {
+	OPENS = 0, /* there is none, or one that gives way: a flow more of the grant */
+	RENEWS = 1, /* the grant's own */
+	MOVES = 2, /* another grant's of the same holder: it gets the newer one */
+	PASSES = 3, /* somebody else's: it keeps its owner, and the packet passes (wire.md §6.4.5) */
+};
+
+static __always_inline enum relation relation_of(const struct flow *flow, __u32 state, const struct packet *p)
 {
-	return flow && flow->handle == handle && flow_is_live(protocol, flow, time);
+	__u8 stage = (__u8)state;
+
+	/* Another core gives it to a right token at this moment. */
+	if (stage == STAGE_CHANGING)
+		return PASSES;
+	if (!flow_is_live(p->flow.protocol, flow, p->time))
+		return OPENS;
+	if (flow->origin == BY_TOKEN) {
+		if (flow->handle == p->handle)
+			return RENEWS;
+		if (p->holder && flow->holder == p->holder)
+			return MOVES;
+		if (stage == STAGE_OPENING || !is_proved(p->flow.protocol, flow, p->time))
+			return OPENS;
+	}
+	return stage == STAGE_CLOSING || stage == STAGE_RESET ? OPENS : PASSES;
+}
+
+/* What a right token does to a flow of its holder's. UDP was counted when its flow was looked up, unless it lacked a token. */
+static __always_inline void renew(struct flow *flow, const struct packet *p)
+{
+	if (p->flow.protocol == IP_TCP || !is_proved(p->flow.protocol, flow, p->time))
+		refresh(flow, p, p->time);
+	if (p->flow.protocol == IP_TCP)
+		begin_connection(flow, p->sequence);
+	else
+		flow->proved = p->time;
+}
+
+enum { SETTLED = -2 /* no flow more of the grant */, SETTLE_TRIES = 3 };
+
+/* What a token that was used for the first time does to the flow between the same: CONTINUE if its grant has a flow more. A
+ * flow that gives way is replaced all at once: no packet meets it half changed, or not at all. */
+__noinline int settle_flow(const struct packet *p, __u32 has_room)
+{
+	struct flow fresh = {}, *flow;
+	enum relation relation;
+	struct flow_key key;
+	__u32 state, holder;
+	__u64 before;
+	__u8 origin;
+
+	if (!p)
+		return DROP_FLOW_LIMIT;
+	key = p->flow;
+	fresh.handle = p->handle;
+	fresh.holder = p->holder;
+	fresh.since = p->time;
+	refresh(&fresh, p, p->time);
+	if (key.protocol == IP_TCP)
+		begin_connection(&fresh, p->sequence);
+	else
+		fresh.proved = p->time;
+	for (int try = 0; try < SETTLE_TRIES; try++) {
+		flow = find_flow(&key);
+		if (!flow) {
+			/* There is none yet, or it has just ended. */
+			if (has_room && !put_flow(&key, &fresh, BPF_NOEXIST))
+				return CONTINUE;
+			continue;
+		}
+		state = read_state(flow);
+		relation = relation_of(flow, state, p);
+		if (relation == RENEWS)
+			renew(flow, p);
+		if (relation == RENEWS || relation == PASSES)
+			return SETTLED;
+		/* Upkeep is removing it: the sender tries again. */
+		if (!has_room || (__u8)state >= STAGE_CHANGING)
+			return DROP_FLOW_LIMIT;
+		if (!take_alone(flow, state, STAGE_CHANGING))
+			continue;
+		/* The memory of a flow that has just ended may be another's by now. */
+		if (find_flow(&key) != flow) {
+			flow->state = state;
+			continue;
+		}
+		before = flow->handle;
+		holder = flow->holder;
+		origin = flow->origin;
+		if (relation == MOVES) {
+			fresh = *flow;
+			fresh.state = state;
+			fresh.handle = p->handle;
+			renew(&fresh, p);
+		}
+		if (put_flow(&key, &fresh, BPF_EXIST)) {
+			flow->state = state;
+			return DROP_FLOW_LIMIT;
+		}
+		if (origin == BY_TOKEN)
+			release_flow(before, holder);
+		return CONTINUE;
+	}
+	return DROP_FLOW_LIMIT;
 }
 
 /* Counts one more token of the grant and, if it opens one, one more flow, unless the grant may have no more. */
@@ -260,12 +386,12 @@ static __always_inline int charge_grant(const struct packet *p, const struct tok
  * is refused is not charged. */
 __noinline int admit_flow(struct packet *p, const struct token *token)
 {
-	struct flow fresh = {}, *flow;
 	struct replay_bucket *bucket;
 	struct flow_key key; /* copied: Linux 6.1 takes map keys from the stack, not through pointers like `p` */
-	int outcome, opens_flow, counted;
-	__u64 handle, before;
-	__u32 holder_before;
+	enum relation relation;
+	int outcome, opens_flow;
+	struct flow *flow;
+	__u64 handle;
 
 	if (!p || !token)
 		return DROP_REPLAYED;
@@ -278,7 +404,9 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		return DROP_REVOKED;
 	if (p->from_pair ? nonce_was_used(handle, p->nonce2) : was_used(bucket, replay_entry(token)))
 		return DROP_REPLAYED;
-	opens_flow = !is_flow_of(find_flow(&key), handle, key.protocol, p->time);
+	flow = find_flow(&key);
+	relation = flow ? relation_of(flow, read_state(flow), p) : OPENS;
+	opens_flow = relation == OPENS || relation == MOVES;
 	outcome = charge_account(p->holder, p->time, opens_flow);
 	if (outcome != CONTINUE)
 		return outcome;
@@ -291,42 +419,10 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		give_back(handle, p->holder, opens_flow);
 		return outcome;
 	}
-	fresh.handle = handle;
-	fresh.holder = p->holder;
-	fresh.since = p->time;
-	refresh(&fresh, p, p->time);
-	if (key.protocol == IP_TCP)
-		begin_connection(&fresh, p->sequence);
-	else
-		fresh.proved = p->time;
-	if (opens_flow && !put_flow(&key, &fresh, BPF_NOEXIST))
+	outcome = settle_flow(p, opens_flow);
+	if (outcome == CONTINUE)
 		return keep_unless_revoked(&key, handle, p->holder);
-	flow = find_flow(&key);
-	if (is_flow_of(flow, handle, key.protocol, p->time)) {
-		/* Another core may have opened it. */
-		if (opens_flow)
-			release_flow(handle, p->holder);
-		/* UDP was counted when its flow was looked up, unless it lacked a token. */
-		if (key.protocol == IP_TCP || !is_proved(key.protocol, flow, p->time))
-			refresh(flow, p, p->time);
-		if (key.protocol == IP_TCP)
-			begin_connection(flow, p->sequence);
-		else
-			flow->proved = p->time;
-		return CONTINUE;
-	}
-	if (!opens_flow)
-		return DROP_FLOW_LIMIT;
-	if (flow) {
-		/* Who takes it out releases it: upkeep may forget it at the same time. */
-		counted = !flow->origin;
-		before = flow->handle;
-		holder_before = flow->holder;
-		if (!remove_flow(&key) && counted)
-			release_flow(before, holder_before);
-	}
-	if (!put_flow(&key, &fresh, BPF_NOEXIST))
-		return keep_unless_revoked(&key, handle, p->holder);
-	release_flow(handle, p->holder);
-	return DROP_FLOW_LIMIT;
+	if (opens_flow)
+		release_flow(handle, p->holder);
+	return outcome == SETTLED ? CONTINUE : outcome;
 }

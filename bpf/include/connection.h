@@ -30,7 +30,7 @@ static __always_inline void move_to(struct flow *flow, __u32 end)
 /* A client's SYN. Its payload comes again, or the next segment tells its end. */
 static __always_inline void begin_connection(struct flow *flow, __u32 sequence)
 {
-	flow->stage = STAGE_OPENING;
+	set_stage(flow, STAGE_OPENING);
 	flow->fin = 0;
 	move_to(flow, sequence + 1);
 }
@@ -66,13 +66,14 @@ static __always_inline int was_answered(context *ctx, const struct packet *p, co
 static __always_inline void open_connection(context *ctx, const struct packet *p, struct flow *flow)
 {
 	__u32 length = p->end - p->payload, end = p->sequence + length + !!(p->tcp_flags & TCP_SYN), next = flow->next;
+	int ends;
 
 	/* A RST may be one of an earlier connection, which the server still holds. */
 	if (p->tcp_flags & TCP_RST || !(p->tcp_flags & TCP_ACK) || (next && !is_near(p->sequence, next)) ||
 	    !was_answered(ctx, p, flow))
 		return;
-	flow->stage = p->tcp_flags & TCP_FIN && next && ends_at(p->tcp_flags, p->sequence, length, next) ? STAGE_CLOSING
-													 : STAGE_OPEN;
+	ends = p->tcp_flags & TCP_FIN && next && ends_at(p->tcp_flags, p->sequence, length, next);
+	set_stage(flow, ends ? STAGE_CLOSING : STAGE_OPEN);
 	if (!next || (__s32)(end - next) > 0)
 		move_to(flow, end);
 }
@@ -111,7 +112,7 @@ __noinline int follow(context *ctx, const struct packet *p, struct flow *flow)
 	if (!next || !is_near(sequence, next))
 		return 0;
 	if (ends && fits)
-		flow->stage = p->tcp_flags & TCP_RST ? STAGE_RESET : STAGE_CLOSING;
+		set_stage(flow, p->tcp_flags & TCP_RST ? STAGE_RESET : STAGE_CLOSING);
 	if (p->tcp_flags & TCP_RST)
 		return 0;
 	if (ends && !fits && p->tcp_flags & TCP_ACK && (__s32)(sequence - next) > 0) {
@@ -123,7 +124,7 @@ __noinline int follow(context *ctx, const struct packet *p, struct flow *flow)
 		return 0;
 	move_to(flow, end);
 	if (length && !(ends && fits))
-		flow->stage = flow->fin && end == flow->fin ? STAGE_CLOSING : STAGE_OPEN;
+		set_stage(flow, flow->fin && end == flow->fin ? STAGE_CLOSING : STAGE_OPEN);
 	if (flow->fin && (__s32)(end - flow->fin) >= 0)
 		flow->fin = 0;
 	return 0;

@@ -21,8 +21,16 @@ struct {
 	__type(value, struct flow);
 } flows6 SEC(".maps");
 
-/* Where a TCP connection stands, as far as the client's packets show. */
-enum stage { STAGE_OPEN = 0, STAGE_OPENING = 1, STAGE_CLOSING = 2, STAGE_RESET = 3 };
+/* Where a TCP connection stands, as far as the client's packets show. The last two are for flows of every protocol that one
+ * core has taken for itself: to give it to another grant, which its packets don't notice, or to remove it. */
+enum stage {
+	STAGE_OPEN = 0,
+	STAGE_OPENING = 1,
+	STAGE_CLOSING = 2,
+	STAGE_RESET = 3,
+	STAGE_CHANGING = 254,
+	STAGE_LEAVING = 255,
+};
 
 static __always_inline struct flow_key4 short_key(const struct flow_key *key)
 {
@@ -65,6 +73,31 @@ static __always_inline long remove_flow(const struct flow_key *key)
 	return bpf_map_delete_elem(&flows6, key);
 }
 
+static __always_inline __u32 read_state(const struct flow *flow)
+{
+	return *(const volatile __u32 *)&flow->state;
+}
+
+static __always_inline __u32 with_stage(__u32 state, __u8 stage)
+{
+	return (state & ~0xffU) | stage; /* the first byte */
+}
+
+/* Takes a flow that is in this state for this core alone: as STAGE_CHANGING or STAGE_LEAVING. */
+static __always_inline int take_alone(struct flow *flow, __u32 state, __u8 stage)
+{
+	return __sync_val_compare_and_swap(&flow->state, state, with_stage(state, stage)) == state;
+}
+
+/* Moves a flow to another stage, unless a core has taken it for itself. */
+static __always_inline void set_stage(struct flow *flow, __u8 stage)
+{
+	__u32 state = read_state(flow);
+
+	if ((__u8)state != stage && (__u8)state < STAGE_CHANGING)
+		__sync_val_compare_and_swap(&flow->state, state, with_stage(state, stage));
+}
+
 static __always_inline __u32 idle_limit(__u8 protocol, const struct flow *flow)
 {
 	if (protocol != IP_TCP)
@@ -74,6 +107,8 @@ static __always_inline __u32 idle_limit(__u8 protocol, const struct flow *flow)
 
 static __always_inline int flow_is_live(__u8 protocol, const struct flow *flow, __u32 time)
 {
+	if (flow->stage >= STAGE_CHANGING)
+		return flow->stage == STAGE_CHANGING;
 	/* Signed: the clock may have been set back since. */
 	return (__s32)(time - flow->seen) <= (__s32)idle_limit(protocol, flow);
 }

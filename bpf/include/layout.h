@@ -75,9 +75,14 @@ struct flow {
 	__u64 packets;
 	__u32 since;
 	__u32 seen;
-	__u8 stage;
-	__u8 origin;
-	__be16 inside_port; /* as the inside sees the client's */
+	union {
+		__u32 state; /* changes by compare and swap: whoever takes a flow out or over has it first */
+		struct {
+			__u8 stage;
+			__u8 origin;
+			__be16 inside_port; /* as the inside sees the client's */
+		};
+	};
 	__u32 inside; /* the slot of its inside address and one more; 0 if it has none */
 	__u32 holder; /* whose grant admitted it: account and session (wire.md §3.9); 0 if nobody is known */
 	__u32 next; /* TCP: the client's expected sequence number */

@@ -19,22 +19,21 @@ static __always_inline int sweep_keeps(__u8 protocol, const struct flow *flow, c
 	return flow_is_live(protocol, flow, sweep->now) && !(flow->handle && is_revoked(flow->handle, flow->holder));
 }
 
-static __always_inline void sweep_flow(struct bpf_map *map, const void *key, __u8 protocol, struct flow *flow,
-				       struct sweep *sweep)
+/* Takes a flow before it removes it: admission may be giving its place to another one. */
+static __always_inline void sweep_flow(const struct flow_key *key, struct flow *flow, struct sweep *sweep)
 {
-	__u64 handle = flow->handle;
-	__u32 holder = flow->holder;
-	__u8 origin = flow->origin;
+	__u32 state = read_state(flow);
 
-	if (sweep_keeps(protocol, flow, sweep)) {
-		sweep->outbound += origin == FROM_INSIDE;
+	if ((__u8)state >= STAGE_CHANGING)
+		return;
+	if (sweep_keeps(key->protocol, flow, sweep)) {
+		sweep->outbound += flow->origin == FROM_INSIDE;
 		return;
 	}
-	if (bpf_map_delete_elem(map, key))
+	if (!take_alone(flow, state, STAGE_LEAVING))
 		return;
-	if (origin == BY_TOKEN)
-		release_flow(handle, holder);
-	sweep->flows++;
+	if (!remove_taken(key, flow, state))
+		sweep->flows++;
 }
 
 /* On a gateway, keeps the inside's answers from opening a client's flow anew. Before the flow goes: no answer may come
@@ -70,7 +69,7 @@ static long sweep_flow4(struct bpf_map *map, const struct flow_key4 *key, struct
 	long_key.server_port = key->server_port;
 	note_ended(&long_key, flow, sweep);
 	count_inside(&long_key, flow, sweep);
-	sweep_flow(map, key, key->protocol, flow, sweep);
+	sweep_flow(&long_key, flow, sweep);
 	return 0;
 }
 
@@ -80,7 +79,7 @@ static long sweep_flow6(struct bpf_map *map, const struct flow_key *key, struct 
 
 	note_ended(&copy, flow, sweep);
 	count_inside(&copy, flow, sweep);
-	sweep_flow(map, key, key->protocol, flow, sweep);
+	sweep_flow(&copy, flow, sweep);
 	return 0;
 }
 

@@ -11,17 +11,25 @@
 static __always_inline void note_told(const struct flow_key *key, struct flow *flow, const struct flow *told)
 {
 	__s32 later = told->seen - flow->seen;
+	__u32 state = read_state(flow);
 
 	if (key->protocol != IP_TCP && (__s32)(told->proved - flow->proved) > 0)
 		flow->proved = told->proved;
-	if (later < 0 || (later == 0 && flow->stage >= STAGE_CLOSING))
+	if (later < 0 || (later == 0 && (__u8)state >= STAGE_CLOSING))
 		return;
 	flow->seen = told->seen;
-	flow->stage = told->stage;
+	set_stage(flow, told->stage);
 	if (key->protocol != IP_TCP)
 		return;
 	flow->next = told->next ?: flow->next;
 	flow->answer = told->answer ?: flow->answer;
+}
+
+/* Whether a flow here is open and keeps its owner (wire.md §6.4.5): the other gateway had not been told of it in time. */
+static __always_inline int keeps_owner(const struct flow_key *key, const struct flow *here, const struct flow *there)
+{
+	return here->stage == STAGE_OPEN && here->origin == BY_TOKEN && there->origin == BY_TOKEN &&
+	       (!here->holder || here->holder != there->holder) && flow_is_live(key->protocol, here, there->seen);
 }
 
 /* A flow more of the grant. There it had room; here it is not refused, or it would be cut where routing changes. */
@@ -86,6 +94,7 @@ int take_over(struct told_flow *told)
 	struct flow_key key = own.key;
 	__u32 zero = 0, *used = bpf_map_lookup_elem(&outbound, &zero);
 	struct flow *flow;
+	__u32 state = 0;
 	__u64 handle = 0;
 	__u32 holder = 0;
 	__u8 origin = 0;
@@ -106,15 +115,27 @@ int take_over(struct told_flow *told)
 	if (only_answers(&key, flow, &own.flow))
 		return REFUSED_OLDER;
 	if (flow) {
+		if (keeps_owner(&key, flow, &own.flow))
+			return REFUSED_OLDER;
 		if (!was_the_clients(&key, flow, &own.flow) && (__s32)(own.flow.since - flow->since) <= 0)
 			return REFUSED_OLDER;
+	}
+	if (take_room(&key, &own, used))
+		return REFUSED_FULL;
+	if (flow) {
+		state = read_state(flow);
+		/* Where a core here has it alone, the other gateway tells of its flow again. */
+		if ((__u8)state >= STAGE_CHANGING || !take_alone(flow, state, STAGE_CHANGING)) {
+			give_room_back(own.flow.origin, own.flow.handle, own.flow.holder, used);
+			return REFUSED_FULL;
+		}
 		origin = flow->origin;
 		handle = flow->handle;
 		holder = flow->holder;
 	}
-	if (take_room(&key, &own, used))
-		return REFUSED_FULL;
-	if (put_flow(&key, &own.flow, flow ? BPF_ANY : BPF_NOEXIST)) {
+	if (put_flow(&key, &own.flow, flow ? BPF_EXIST : BPF_NOEXIST)) {
+		if (flow)
+			flow->state = state;
 		give_room_back(own.flow.origin, own.flow.handle, own.flow.holder, used);
 		return REFUSED_FULL;
 	}

@@ -6,8 +6,9 @@ use anyhow::Result;
 use stateright::{Checker, Model, Property};
 use std::fmt;
 use std::time::Instant;
-use wire::map::{AccountUse, Flow, FlowKey4, GrantUse, ReplayBucket, RevokedKey, counter, origin};
-use zerocopy::FromBytes;
+use wire::map::{AccountUse, Flow, FlowKey, FlowKey4, GrantUse, ReplayBucket, RevokedKey, counter, origin, stage};
+use wire::packet::Packet;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// What a core does, one after another.
 #[derive(Clone, Debug)]
@@ -114,6 +115,8 @@ pub struct State {
     pub memory: Memory,
     /// The cores.
     pub cores: Vec<Core>,
+    /// The open flows with their grants and holders: until the client closes them.
+    open: Vec<(Vec<u8>, u64, u32)>,
     /// Whether an open flow got another owner.
     pub taken_over: bool,
 }
@@ -152,6 +155,8 @@ pub const FRESH: &str = "a fresh token within budget is admitted";
 pub const REVOKED: &str = "a revoked grant's flow is never live again";
 /// A flow keeps its owner.
 pub const OWNER: &str = "an open flow keeps its owner";
+/// Upkeep takes nothing away that admission has just put in its place.
+pub const KEPT: &str = "the flow of an admitted packet is in the table";
 /// Counters are right.
 pub const COUNTS: &str = "a grant's count is that of its flows, and an account's that of its";
 /// Limits hold.
@@ -191,7 +196,8 @@ impl World {
             Core { job: 0, performed: 0, answers: Vec::new(), next: None, outcomes: Vec::new() };
             self.scripts.len()
         ];
-        let mut state = State { memory: self.memory.clone(), cores, taken_over: false };
+        let mut state = State { memory: self.memory.clone(), cores, open: Vec::new(), taken_over: false };
+        self.look_at_owners(&mut state);
         for core in 0..state.cores.len() {
             self.go_on(&mut state, core);
         }
@@ -206,7 +212,7 @@ impl World {
         place.performed += 1;
         self.go_on(&mut state, core);
         if touches(&operation) {
-            state.taken_over |= self.takes_over(&before.memory, &state.memory);
+            self.look_at_owners(&mut state);
         }
         state
     }
@@ -267,23 +273,49 @@ impl World {
         memory.entries(self.tables().flows).map(|entry| (entry.key.clone(), flow(&entry.value))).collect()
     }
 
-    /// Whether a flow that was open, and whose grant was not revoked, is gone or has another handle. Scenes let no open flow
-    /// fall silent for so long that it ends.
-    fn takes_over(&self, before: &Memory, after: &Memory) -> bool {
-        let revoked = |handle: u64| {
-            before.entries(self.tables().revoked).any(|entry| entry.key.as_slice() == handle.to_ne_bytes().as_slice())
+    /// Notes whose the open flows are, and whether one that was open is gone or has another holder though nobody revoked its
+    /// grant or closed it. Scenes let no open flow fall silent for so long that it ends.
+    fn look_at_owners(&self, state: &mut State) {
+        let flows = self.flows(&state.memory);
+        let revoked: Vec<_> = state.memory.entries(self.tables().revoked).map(|entry| entry.key.clone()).collect();
+        let has_ended = state.memory.entries(self.tables().ended).next().is_some();
+        for (key, handle, holder) in &state.open {
+            let flow = flows.iter().find(|(other, _)| other == key);
+            let has_owner = flow.is_some_and(|(_, flow)| flow.holder == *holder);
+            let is_revoked = has_ended || revoked.contains(&handle.to_ne_bytes().to_vec());
+            state.taken_over |= !has_owner && !is_revoked;
+        }
+        let open = flows.into_iter().filter(|(key, flow)| match flow.stage {
+            stage::OPEN => flow.by_grant(),
+            // A core has it to itself: it stays open, or has given way.
+            stage::CHANGING | stage::LEAVING => state.open.iter().any(|(other, ..)| other == key),
+            _ => false,
+        });
+        state.open = open.map(|(key, flow)| (key, flow.handle, flow.holder)).collect();
+    }
+
+    /// Whether the flow of every packet that was admitted is in the table, where nothing was revoked.
+    fn admitted_are_there(&self, state: &State) -> bool {
+        let flows = self.flows(&state.memory);
+        let is_there = |frame: &[u8]| {
+            let key = FlowKey::to_server(&Packet::parse(frame)).and_then(|key| FlowKey4::of(&key));
+            key.is_some_and(|key| flows.iter().any(|(other, _)| other == key.as_bytes()))
         };
-        let after = self.flows(after);
-        let is_there = |key: &[u8], handle| after.iter().any(|(other, flow)| other == key && flow.handle == handle);
-        self.flows(before).iter().any(|(key, flow)| {
-            let is_open = flow.stage == wire::map::stage::OPEN && flow.by_grant() && !revoked(flow.handle);
-            is_open && !is_there(key, flow.handle)
-        })
+        let mut jobs =
+            state.cores.iter().zip(&self.scripts).flat_map(|(core, script)| core.outcomes.iter().zip(script));
+        let Tables { revoked, ended, .. } = self.tables();
+        [revoked, ended].iter().any(|table| state.memory.entries(*table).next().is_some())
+            || jobs.all(|(outcome, job)| match job {
+                Job::Frame(frame) if admits(*outcome) => is_there(frame),
+                _ => true,
+            })
     }
 
     fn admitted(&self, state: &State, token: &Token) -> usize {
-        let admits = |outcome: &u8| [counter::TOKEN, counter::CONSUMED].contains(&u32::from(*outcome));
-        token.frames.iter().filter(|(core, job)| state.cores[*core].outcomes.get(*job).is_some_and(admits)).count()
+        let of = |(core, job): &(usize, usize)| {
+            state.cores[*core].outcomes.get(*job).is_some_and(|outcome| admits(*outcome))
+        };
+        token.frames.iter().filter(|at| of(at)).count()
     }
 
     fn counts_are_right(&self, state: &State) -> bool {
@@ -342,11 +374,16 @@ impl Model for World {
             }),
             Property::always(REVOKED, |world: &Self, state: &State| world.revocations_hold(state)),
             Property::always(OWNER, |_, state: &State| !state.taken_over),
+            Property::always(KEPT, |world: &Self, state: &State| !state.is_quiet() || world.admitted_are_there(state)),
             Property::always(COUNTS, |world: &Self, state: &State| !state.is_quiet() || world.counts_are_right(state)),
             Property::always(LIMIT, |world: &Self, state: &State| world.flows(&state.memory).len() <= world.flows_max),
             Property::sometimes(ENDS, |_, state: &State| state.is_quiet()),
         ]
     }
+}
+
+fn admits(outcome: u8) -> bool {
+    [counter::TOKEN, counter::CONSUMED].contains(&u32::from(outcome))
 }
 
 fn touches(operation: &Operation) -> bool {

@@ -4,7 +4,7 @@
 mod setting;
 
 use model::program::Edit;
-use model::world::{FRESH, ONCE, OWNER, REVOKED, World};
+use model::world::{FRESH, Job, KEPT, ONCE, OWNER, REVOKED, World};
 use setting::{NOW, Scene, grant, greedy, segment};
 use wire::map::VerifierConfig;
 
@@ -37,7 +37,7 @@ const NO_LOOK_BACK: &[Edit] =
 fn without_a_look_back_a_token_admits_twice() {
     // The first place's token ends between the two cores' clocks.
     let syn = |port| grant(1, NOW + 30).syn(port, NOW + 30, 9);
-    let scripts = vec![vec![syn(40000)], vec![syn(40001)], vec![model::world::Job::Tick(1)]];
+    let scripts = vec![vec![syn(40000)], vec![syn(40001)], vec![Job::Tick(1)]];
     let scene = Scene::new("no look back", scripts);
     let before = vec![grant(2, NOW).syn(40002, NOW, 7)];
     let mut world = Scene { edits: NO_LOOK_BACK, before, ..scene }.used_token(&[(0, 0), (1, 0)]).world();
@@ -70,8 +70,8 @@ fn the_end_of_a_session_that_is_asked_for_once_is_outrun() {
 const CHARGED_FIRST: &[Edit] = &[
     Edit {
         file: "include/admission.h",
-        from: "\tif (p->from_pair ? nonce_was_used(handle, p->nonce2) : was_used(bucket, replay_entry(token)))\n\t\treturn DROP_REPLAYED;\n\topens_flow",
-        to: "\topens_flow",
+        from: "\tif (p->from_pair ? nonce_was_used(handle, p->nonce2) : was_used(bucket, replay_entry(token)))\n\t\treturn DROP_REPLAYED;\n\tflow = find_flow",
+        to: "\tflow = find_flow",
     },
     Edit {
         file: "include/admission.h",
@@ -126,7 +126,11 @@ fn entries_with_twelve_bits_of_time_come_back() {
 }
 
 /// A right token takes the 5-tuple, whoever has it.
-const TAKEOVER: &[Edit] = &[];
+const TAKEOVER: &[Edit] = &[Edit {
+    file: "include/admission.h",
+    from: "\treturn stage == STAGE_CLOSING || stage == STAGE_RESET ? OPENS : PASSES;",
+    to: "\treturn OPENS;",
+}];
 
 #[test]
 fn a_strangers_token_takes_an_open_flow() {
@@ -134,4 +138,18 @@ fn a_strangers_token_takes_an_open_flow() {
     let scene = Scene::new("a stranger's SYN on an open flow", scripts);
     let before = vec![grant(1, NOW).syn(40000, NOW, 7), segment(40000, 0)];
     breaks(Scene { edits: TAKEOVER, before, ..scene }.world(), OWNER);
+}
+
+/// The sweep removes what it found to be over, whatever has become of it.
+const SWEPT_BY_KEY: &[Edit] =
+    &[Edit { file: "include/sweep.h", from: "\tif (!take_alone(flow, state, STAGE_LEAVING))\n\t\treturn;\n", to: "" }];
+
+#[test]
+fn a_sweep_by_key_removes_a_flow_that_has_just_begun() {
+    let again = grant(2, NOW).syn(40000, NOW + 31, 8);
+    let scene = Scene::new("a sweep by key beside a SYN", vec![vec![again], vec![Job::Sweep]]);
+    let before = vec![grant(1, NOW).syn(40000, NOW, 7)];
+    let mut world = Scene { edits: SWEPT_BY_KEY, before, ..scene }.world();
+    world.memory.clock += 31;
+    breaks(world, KEPT);
 }

@@ -372,7 +372,8 @@ impl Stage {
     }
 
     fn flow_there(&self, client: &Client) -> Flow {
-        Flow { handle: u64::from(client.person) << 8, since: self.now, seen: self.now, ..Flow::default() }
+        let handle = u64::from(client.person) << 8;
+        Flow { handle, holder: client.person << 8, since: self.now, seen: self.now, ..Flow::default() }
     }
 }
 
@@ -456,7 +457,11 @@ fn kernel_takes_a_told_flow_over_as_if_it_had_admitted_it() {
         let again = Flow { stage: stage::OPEN, seen: closing.seen + 1, next: 70, answer: 80, ..closing };
         assert_eq!(stage.told(&client, again, false), taken::KNOWN);
         assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(again));
-        // Another one between the same takes its place if it is younger, and its grant counts it.
+        // An open flow keeps its owner.
+        let strangers = Flow { handle: 8, holder: 0x801, since: flow.since + 1, ..flow };
+        assert_eq!(stage.told(&client, strangers, true), taken::OLDER);
+        assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(again));
+        // Another one of the same holder takes its place if it is younger, and its grant counts it.
         let other = Flow { handle: 9, ..flow };
         assert_eq!(stage.told(&client, other, true), taken::OLDER);
         assert_eq!(stage.told(&client, Flow { since: flow.since + 1, ..other }, true), taken::NEW);

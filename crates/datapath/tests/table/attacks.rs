@@ -20,6 +20,9 @@ pub fn cases() -> Vec<Case> {
         for transport in TRANSPORTS {
             copied_tokens(&mut cases, &family, transport);
             other_addresses(&mut cases, &family, transport);
+            taken_flows(&mut cases, &family, transport);
+            moved_flows(&mut cases, &family, transport);
+            flows_that_give_way(&mut cases, &family, transport);
         }
         forged_ends(&mut cases, &family);
         ends(&mut cases, &family);
@@ -161,5 +164,67 @@ fn other_addresses(cases: &mut Vec<Case>, family: &Family, transport: Transport)
                 .frame(first.frame(), Outcome::Drop(DropReason::BadTag))
                 .frame(to(transport.port() + 1).frame(), Outcome::NotOurs),
         );
+    }
+}
+
+/// Somebody with a grant of their own forges the client's address: an open flow keeps its owner, whose revocation ends it, and
+/// nobody else's.
+fn taken_flows(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
+    let (owner, stranger) = (Grant::held(family, 1, 0, 1), Grant::held(family, 2, 0, 2));
+    let own = transport.first(family, &owner, CLIENT_PORT, 1);
+    let later = transport.later(family, CLIENT_PORT).payload(b"more").frame();
+    let row = |name: &str| {
+        let name = format!("{}, {name}", transport.name());
+        Case::new(family, "§6.4.5", &name).admitted(&own).frame(later.clone(), Outcome::Flow)
+    };
+    let took = |case: Case| case.admitted(&transport.first(family, &stranger, CLIENT_PORT, 2));
+    let end = |case: Case, grant: &Grant| case.step(Step::Revoke(grant.handle)).step(Step::Sweep);
+    let gone = Outcome::Drop(transport.unknown());
+    let case = end(took(row("a stranger's end does not end a flow that they showed a token for")), &stranger);
+    cases.push(case.frame(later.clone(), Outcome::Flow));
+    let case = end(took(row("a stranger's token does not save a flow from its owner's end")), &owner);
+    cases.push(case.frame(later.clone(), gone));
+    let mut case = row("tokens for somebody else's flow take up no flow of their grant");
+    for nonce in 0..FLOWS_PER_GRANT + 2 {
+        case = case.admitted(&transport.first(family, &stranger, CLIENT_PORT, 2 + nonce));
+    }
+    for port in 1..=FLOWS_PER_GRANT as u16 {
+        case = case.admitted(&transport.first(family, &stranger, CLIENT_PORT + port, 100 + u32::from(port)));
+    }
+    cases.push(case);
+}
+
+/// A session's newer grant takes over the flow that an older one opened; that of another session of the account does not.
+fn moved_flows(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
+    let [older, newer, other] =
+        [Grant::held(family, 1, 0, 1), Grant::held(family, 1, 0, 2), Grant::held(family, 1, 1, 3)];
+    let first = |grant: &Grant, nonce| transport.first(family, grant, CLIENT_PORT, nonce);
+    let later = transport.later(family, CLIENT_PORT).payload(b"more").frame();
+    let gone = Outcome::Drop(transport.unknown());
+    for (name, grant, revoked, outcome) in [
+        ("a session's newer grant takes the flow over", newer, older, Outcome::Flow),
+        ("a flow that was taken over ends with the newer grant", newer, newer, gone),
+        ("another session's grant takes no flow over", other, older, gone),
+    ] {
+        let case = Case::new(family, "§6.4.5", &format!("{}, {name}", transport.name()));
+        let case = case.admitted(&first(&older, 1)).frame(later.clone(), Outcome::Flow).admitted(&first(&grant, 2));
+        cases.push(case.step(Step::Revoke(revoked.handle)).step(Step::Sweep).frame(later.clone(), outcome));
+    }
+}
+
+/// A flow that has fallen silent, or (TCP) has only just begun to open, is the next right token's.
+fn flows_that_give_way(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
+    let (before, after) = (Grant::held(family, 1, 0, 1), Grant::held(family, 2, 0, 2));
+    let later = transport.later(family, CLIENT_PORT).payload(b"more").frame();
+    let silences: &[_] = if transport == Transport::Tcp { &[0, 31] } else { &[61] };
+    for silence in silences {
+        let to = transport.destination(family);
+        let first = transport.first(family, &before, CLIENT_PORT, 1);
+        let next = First { token: after.token(&to, crate::world::NOW + silence, 2), ..first.clone() };
+        let name = format!("{}, a flow gives way {silence} s after its first packet", transport.name());
+        let case = Case::new(family, "§6.4.5", &name).admitted(&first).step(Step::Wait(*silence)).admitted(&next);
+        let case = case.step(Step::Revoke(before.handle)).step(Step::Sweep).frame(later.clone(), Outcome::Flow);
+        let case = case.step(Step::Revoke(after.handle)).step(Step::Sweep);
+        cases.push(case.frame(later.clone(), Outcome::Drop(transport.unknown())));
     }
 }

@@ -12,7 +12,7 @@ use crate::world::{Family, Grant, LsPair, NOW};
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp};
 use wire::packet::{TCP, UDP};
-use wire::{Destination, Holder, tail};
+use wire::{Destination, DropReason, Holder, tail};
 
 /// One thing that happens.
 pub enum Step {
@@ -120,6 +120,14 @@ impl Transport {
         match self {
             Self::Tcp => TCP,
             Self::Udp => UDP,
+        }
+    }
+
+    /// Why a later packet of an unknown flow is dropped.
+    pub fn unknown(self) -> DropReason {
+        match self {
+            Self::Tcp => DropReason::NoFlow,
+            Self::Udp => DropReason::NoToken,
         }
     }
 

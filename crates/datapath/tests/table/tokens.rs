@@ -179,15 +179,19 @@ fn used(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
             .step(Step::Sweep)
             .frame(transport.later(family, CLIENT_PORT).payload(b"x").frame(), Outcome::Drop(unknown)),
     );
-    let other = Grant { handle: 4, ..grant };
+    let other = grant.newer(4);
     cases.push(
-        Case::new(family, "§6.3", &name("another grant takes the flow over, and the first one's count falls"))
-            .admitted(&first(1))
-            .admitted(&transport.first(family, &grant, CLIENT_PORT + 1, 2))
-            .admitted(&transport.first(family, &grant, CLIENT_PORT + 2, 3))
-            .admitted(&transport.first(family, &grant, CLIENT_PORT + 3, 4))
-            .admitted(&transport.first(family, &other, CLIENT_PORT, 5))
-            .admitted(&transport.first(family, &grant, CLIENT_PORT + 4, 6)),
+        Case::new(
+            family,
+            "§6.4.5",
+            &name("its holder's newer grant takes the flow over, and the first one's count falls"),
+        )
+        .admitted(&first(1))
+        .admitted(&transport.first(family, &grant, CLIENT_PORT + 1, 2))
+        .admitted(&transport.first(family, &grant, CLIENT_PORT + 2, 3))
+        .admitted(&transport.first(family, &grant, CLIENT_PORT + 3, 4))
+        .admitted(&transport.first(family, &other, CLIENT_PORT, 5))
+        .admitted(&transport.first(family, &grant, CLIENT_PORT + 4, 6)),
     );
     cases.push(
         Case::new(family, "§6.3", &name("idle flows make room for others of their grant"))

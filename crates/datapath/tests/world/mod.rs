@@ -150,6 +150,19 @@ impl Grant {
         Self { handle: holder.handle(&key, number).0, ..grant }
     }
 
+    /// The same for a session of an account, which the handle names (wire.md §3.9).
+    pub fn held(family: &Family, account: u32, session: u8, chance: u32) -> Self {
+        let grant = Self::new(family, 0);
+        let key = master().verifier_key("edge-1", grant.epoch).expect("a short id");
+        Self { handle: Holder::new(account, session).expect("small").handle(&key, chance).0, ..grant }
+    }
+
+    /// Another one of the same holder.
+    pub fn newer(&self, chance: u32) -> Self {
+        let key = master().verifier_key("edge-1", self.epoch).expect("a short id");
+        Self { handle: Holder::of(Handle(self.handle), &key).handle(&key, chance).0, ..*self }
+    }
+
     pub fn header(&self) -> GrantHeader {
         GrantHeader {
             suite: self.suite,

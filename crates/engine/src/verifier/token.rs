@@ -4,7 +4,7 @@ use super::CLOCK_SKEW_MAX;
 use super::connection::begin;
 use super::decide::Decision;
 use super::explain::Observer;
-use super::flow::{count, is_proved};
+use super::flow::{Relation, count, is_proved, relation};
 use super::tables::{Once, Replay, TablesMut};
 use wire::map::{AccountUse, Flow, FlowKey, GrantUse, TOKEN_WINDOW, TOKENS_PER_FLOW};
 use wire::packet::{Packet, TCP};
@@ -142,8 +142,11 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             Replay::Seen => "the token was used before".into(),
             Replay::Fresh | Replay::Full => "the token was not used before".into(),
         })?;
-        let opened = self.tables.live_flow(&key, now).filter(|flow| flow.handle == handle.0);
-        let account = self.account(claim.holder, opened.is_none())?;
+        let live = self.tables.live_flow(&key, now);
+        let relation = live.map_or(Relation::Opens, |flow| {
+            relation(self.tables.config(), &key, &flow, (handle, claim.holder), now)
+        });
+        let account = self.account(claim.holder, matches!(relation, Relation::Opens | Relation::Moves))?;
         let mut used = self.tables.grant(handle).unwrap_or(GrantUse {
             flows: 0,
             expires: claim.expires,
@@ -163,7 +166,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             let most = u64::from(most) * u64::from(TOKENS_PER_FLOW);
             format!("the grant has used {taken} of {most} tokens in these {TOKEN_WINDOW} s")
         })?;
-        if opened.is_none() {
+        if matches!(relation, Relation::Opens | Relation::Moves) {
             self.may_open(claim, &used, &key)?;
         }
         self.require("replay table", replay == Replay::Fresh, DropReason::FlowLimit, || match replay {
@@ -175,19 +178,20 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.tables.put_grant(handle, used);
         let account = account.map(|used| AccountUse { tokens: used.tokens + 1, ..used });
         self.put_account(claim.holder, account);
-        if let Some(mut flow) = opened {
-            // UDP was counted when its flow was looked up, unless it lacked a token.
-            let counts = packet.protocol == TCP || !is_proved(self.tables.config(), &key, &flow, now);
-            flow.proved = now;
-            if counts {
-                self.refresh(&key, flow, packet);
-            } else {
-                self.tables.put_flow(&key, flow);
+        let mut flow = match (relation, live) {
+            (Relation::Passes, _) => {
+                self.note("owner", true, || "the flow is somebody else's and stays as it is".into());
+                return Ok(());
             }
-            return Ok(());
+            (Relation::Renews | Relation::Moves, Some(flow)) => Flow { handle: handle.0, ..flow },
+            _ => Flow { handle: handle.0, holder: claim.holder.0, since: now, ..Flow::default() },
+        };
+        // UDP was counted when its flow was looked up, unless it lacked a token.
+        let lacked = !is_proved(self.tables.config(), &key, &flow, now);
+        if relation == Relation::Opens || packet.protocol == TCP || lacked {
+            count(&mut flow, packet, now);
         }
-        let mut flow = Flow { handle: handle.0, holder: claim.holder.0, since: now, proved: now, ..Flow::default() };
-        count(&mut flow, packet, now);
+        flow.proved = now;
         if packet.opens() {
             begin(&mut flow, packet);
         }
@@ -196,6 +200,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.require("flows", room, DropReason::FlowLimit, || {
             if room { "the flow has its place in the table".into() } else { "the table is full".into() }
         })?;
+        if relation == Relation::Renews {
+            return Ok(());
+        }
         used.flows += 1;
         self.tables.put_grant(handle, used);
         self.put_account(claim.holder, account.map(|used| AccountUse { flows: used.flows + 1, ..used }));

@@ -98,7 +98,7 @@ impl Teller {
 }
 
 fn tellable(flow: &Flow) -> bool {
-    matches!(flow.origin, origin::TOKEN | origin::INSIDE)
+    matches!(flow.origin, origin::TOKEN | origin::INSIDE) && flow.stage <= stage::RESET
 }
 
 #[cfg(test)]

@@ -162,4 +162,8 @@ pub mod stage {
     pub const CLOSING: u8 = 2;
     /// The client sent RST, and nothing since.
     pub const RESET: u8 = 3;
+    /// Of any protocol: a core is giving the flow to another grant at this moment. Its packets pass.
+    pub const CHANGING: u8 = 254;
+    /// Of any protocol: a core is removing the flow at this moment.
+    pub const LEAVING: u8 = 255;
 }
