@@ -56,17 +56,6 @@ static __always_inline void note_answer(struct flow *flow, const struct packet *
 		flow->answer = p->sequence + 1;
 }
 
-/* Whether a client opened the flow, and the inside has answered it without a pause ever since it ended. */
-static __always_inline int answers_ended(const struct flow_key *key, __u32 time)
-{
-	__u32 *last = bpf_map_lookup_elem(&ended, key);
-
-	if (!last || (__s32)(time - *last) > (__s32)config.udp_idle)
-		return 0;
-	*last = time;
-	return 1;
-}
-
 __noinline int note_opened(const struct flow_key *answers, const struct packet *p)
 {
 	struct flow fresh = { .origin = FROM_INSIDE };
@@ -116,11 +105,13 @@ static __always_inline int note(context *ctx, struct packet *p)
 	if (flow) {
 		if (flow->origin == FROM_INSIDE)
 			note_again(flow, p);
+		else if (only_ended(flow, p->time))
+			flow->seen = p->time;
 		else
 			note_answer(flow, p);
 		return 0;
 	}
-	if (p->flow.protocol == IP_TCP ? !opens(p) : answers_ended(&key, p->time))
+	if (p->flow.protocol == IP_TCP && !opens(p))
 		return 0;
 	return note_opened(&key, p);
 }

@@ -20,6 +20,9 @@ struct {
 	__type(value, struct grant_use);
 } grants SEC(".maps");
 
+/* First fragments of admitted flows. The oldest give way, and the fragments that follow them are then dropped: nothing passes
+ * for want of an entry. To keep somebody's from passing takes an admitted flow of one's own and 4096 first fragments in the time
+ * between theirs, which come one behind the other. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -208,7 +211,7 @@ static __always_inline int remove_taken(const struct flow_key *key, struct flow 
 		flow->state = state;
 		return -1;
 	}
-	if (origin == BY_TOKEN)
+	if (has_grant(origin))
 		release_flow(handle, holder);
 	return 0;
 }
@@ -290,18 +293,14 @@ enum { SETTLED = -2 /* no flow more of the grant */, SETTLE_TRIES = 3 };
 
 /* What a token that was used for the first time does to the flow between the same: CONTINUE if its grant has a flow more. A
  * flow that gives way is replaced all at once: no packet meets it half changed, or not at all. */
-__noinline int settle_flow(const struct packet *p, __u32 has_room)
+static __always_inline int place_flow(const struct packet *p, struct flow_key key)
 {
 	struct flow fresh = {}, *flow;
 	enum relation relation;
-	struct flow_key key;
 	__u32 state, holder;
 	__u64 before;
 	__u8 origin;
 
-	if (!p)
-		return DROP_FLOW_LIMIT;
-	key = p->flow;
 	fresh.handle = p->handle;
 	fresh.holder = p->holder;
 	fresh.since = p->time;
@@ -314,7 +313,7 @@ __noinline int settle_flow(const struct packet *p, __u32 has_room)
 		flow = find_flow(&key);
 		if (!flow) {
 			/* There is none yet, or it has just ended. */
-			if (has_room && !put_flow(&key, &fresh, BPF_NOEXIST))
+			if (p->opens_flow && !put_flow(&key, &fresh, BPF_NOEXIST))
 				return CONTINUE;
 			continue;
 		}
@@ -325,7 +324,7 @@ __noinline int settle_flow(const struct packet *p, __u32 has_room)
 		if (relation == RENEWS || relation == PASSES)
 			return SETTLED;
 		/* Upkeep is removing it: the sender tries again. */
-		if (!has_room || (__u8)state >= STAGE_CHANGING)
+		if (!p->opens_flow || (__u8)state >= STAGE_CHANGING)
 			return DROP_FLOW_LIMIT;
 		if (!take_alone(flow, state, STAGE_CHANGING))
 			continue;
@@ -347,11 +346,28 @@ __noinline int settle_flow(const struct packet *p, __u32 has_room)
 			flow->state = state;
 			return DROP_FLOW_LIMIT;
 		}
-		if (origin == BY_TOKEN)
+		if (has_grant(origin))
 			release_flow(before, holder);
 		return CONTINUE;
 	}
 	return DROP_FLOW_LIMIT;
+}
+
+/* Behind use_token, and not called by it: together their stacks would be more than Linux 6.1 lets programs have. */
+__noinline int settle_flow(const struct packet *p)
+{
+	struct flow_key key;
+	int outcome;
+
+	if (!p)
+		return DROP_FLOW_LIMIT;
+	key = p->flow;
+	outcome = place_flow(p, key);
+	if (outcome == CONTINUE)
+		return keep_unless_revoked(&key, p->handle, p->holder);
+	if (p->opens_flow)
+		release_flow(p->handle, p->holder);
+	return outcome == SETTLED ? CONTINUE : outcome;
 }
 
 /* Counts one more token of the grant and, if it opens one, one more flow, unless the grant may have no more. */
@@ -382,9 +398,8 @@ static __always_inline int charge_grant(const struct packet *p, const struct tok
 	return 0;
 }
 
-/* CONTINUE if the token is used for the first time and the flow is in the table: revoked, replay, limits (wire.md §6.4). What
- * is refused is not charged. */
-__noinline int admit_flow(struct packet *p, const struct token *token)
+/* CONTINUE if the token is used for the first time: revoked, replay, limits (wire.md §6.4). What is refused is not charged. */
+__noinline int use_token(struct packet *p, const struct token *token)
 {
 	struct replay_bucket *bucket;
 	struct flow_key key; /* copied: Linux 6.1 takes map keys from the stack, not through pointers like `p` */
@@ -419,10 +434,14 @@ __noinline int admit_flow(struct packet *p, const struct token *token)
 		give_back(handle, p->holder, opens_flow);
 		return outcome;
 	}
-	outcome = settle_flow(p, opens_flow);
-	if (outcome == CONTINUE)
-		return keep_unless_revoked(&key, handle, p->holder);
-	if (opens_flow)
-		release_flow(handle, p->holder);
-	return outcome == SETTLED ? CONTINUE : outcome;
+	p->opens_flow = opens_flow;
+	return CONTINUE;
+}
+
+/* CONTINUE if the token is used for the first time and the flow is in the table. */
+static __always_inline int admit_flow(struct packet *p, const struct token *token)
+{
+	int outcome = use_token(p, token);
+
+	return outcome == CONTINUE ? settle_flow(p) : outcome;
 }

@@ -21,13 +21,15 @@ struct {
 	__type(value, struct flow);
 } flows6 SEC(".maps");
 
-/* Where a TCP connection stands, as far as the client's packets show. The last two are for flows of every protocol that one
- * core has taken for itself: to give it to another grant, which its packets don't notice, or to remove it. */
+/* Where a TCP connection stands, as far as the client's packets show. The last three are for flows of every protocol: one
+ * that is over and still stands there (ENDED); one that a core has taken for itself, to give it to another grant, which its packets
+ * don't notice, or to remove it. */
 enum stage {
 	STAGE_OPEN = 0,
 	STAGE_OPENING = 1,
 	STAGE_CLOSING = 2,
 	STAGE_RESET = 3,
+	STAGE_OVER = 253,
 	STAGE_CHANGING = 254,
 	STAGE_LEAVING = 255,
 };
@@ -73,6 +75,12 @@ static __always_inline long remove_flow(const struct flow_key *key)
 	return bpf_map_delete_elem(&flows6, key);
 }
 
+/* Whether a grant counts the flow among its own. */
+static __always_inline int has_grant(__u8 origin)
+{
+	return origin == BY_TOKEN || origin == ENDED;
+}
+
 static __always_inline __u32 read_state(const struct flow *flow)
 {
 	return *(const volatile __u32 *)&flow->state;
@@ -94,7 +102,7 @@ static __always_inline void set_stage(struct flow *flow, __u8 stage)
 {
 	__u32 state = read_state(flow);
 
-	if ((__u8)state != stage && (__u8)state < STAGE_CHANGING)
+	if ((__u8)state != stage && (__u8)state < STAGE_OVER)
 		__sync_val_compare_and_swap(&flow->state, state, with_stage(state, stage));
 }
 
@@ -107,7 +115,7 @@ static __always_inline __u32 idle_limit(__u8 protocol, const struct flow *flow)
 
 static __always_inline int flow_is_live(__u8 protocol, const struct flow *flow, __u32 time)
 {
-	if (flow->stage >= STAGE_CHANGING)
+	if (flow->stage >= STAGE_OVER)
 		return flow->stage == STAGE_CHANGING;
 	/* Signed: the clock may have been set back since. */
 	return (__s32)(time - flow->seen) <= (__s32)idle_limit(protocol, flow);

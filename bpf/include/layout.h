@@ -39,7 +39,7 @@ struct verifier_config {
 enum tells_flows { TELLS_NOTHING = 0, TELLS_ADMITTED = 1, TELLS_BOUND = 2 /* once they have an inside address */ };
 
 /* Who opened a flow. */
-enum origin { BY_TOKEN = 0, ADOPTED = 1, FROM_INSIDE = 2 };
+enum origin { BY_TOKEN = 0, ADOPTED = 1, FROM_INSIDE = 2, ENDED = 3 /* on a gateway: by a token, and it is over */ };
 
 enum carrier { CARRIER_TAIL = 1, CARRIER_SHIM = 2 };
 

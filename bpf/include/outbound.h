@@ -59,14 +59,12 @@ static __always_inline void give_share_back(const struct flow_key *key)
 		__sync_fetch_and_sub(&use->flows, 1);
 }
 
-/* Flows without a handshake that a client opened and that are over, revoked ones among them: when the inside sent on them
- * last. While it goes on sending, its answers don't open them anew. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct flow_key);
-	__type(value, __u32);
-} ended SEC(".maps");
+/* Whether the flow is a client's that is over, and the inside has gone on sending on it without a pause: what it sends then
+ * opens nothing (wire.md §6.9.2). Such a flow stays in its place, where its grant counts it, and nobody can push it out. */
+static __always_inline int only_ended(const struct flow *flow, __u32 time)
+{
+	return flow->origin == ENDED && (__s32)(time - flow->seen) <= (__s32)config.udp_idle;
+}
 
 enum { ICMP_ECHO = 8, ICMP_ECHO_REPLY = 0, ICMPV6_ECHO = 128, ICMPV6_ECHO_REPLY = 129, ECHO_ID_AT = 4 };
 

@@ -42,7 +42,7 @@ struct packet {
 	__u8 routed; /* a source route leads, or may lead, to something protected */
 	__u8 fills_ip; /* the transport reaches to the end of the IP packet; UDP may be shorter (RFC 9868) */
 	__u8 from_pair; /* its token is one of the scheme of LS: its nonce2 is used once, not its tag */
-	__u8 reserved;
+	__u8 opens_flow; /* its token's grant is charged a flow more */
 	__u16 nonce2;
 	__u16 reserved2;
 };

@@ -19,31 +19,36 @@ static __always_inline int sweep_keeps(__u8 protocol, const struct flow *flow, c
 	return flow_is_live(protocol, flow, sweep->now) && !(flow->handle && is_revoked(flow->handle, flow->holder));
 }
 
+/* On a gateway, a client's flow without a handshake stays where it is for a while after its end, or the inside's next answer
+ * would open it anew. */
+static __always_inline int leaves_trace(__u8 protocol, __u8 origin)
+{
+	return config.max_outbound && origin == BY_TOKEN && protocol != IP_TCP;
+}
+
 /* Takes a flow before it removes it: admission may be giving its place to another one. */
 static __always_inline void sweep_flow(const struct flow_key *key, struct flow *flow, struct sweep *sweep)
 {
+	struct flow trace = { .stage = STAGE_OVER, .origin = ENDED };
 	__u32 state = read_state(flow);
+	__u8 origin = flow->origin;
 
 	if ((__u8)state >= STAGE_CHANGING)
 		return;
-	if (sweep_keeps(key->protocol, flow, sweep)) {
-		sweep->outbound += flow->origin == FROM_INSIDE;
+	if (origin == ENDED ? only_ended(flow, sweep->now) : sweep_keeps(key->protocol, flow, sweep)) {
+		sweep->outbound += origin == FROM_INSIDE;
 		return;
 	}
 	if (!take_alone(flow, state, STAGE_LEAVING))
 		return;
-	if (!remove_taken(key, flow, state))
+	if (leaves_trace(key->protocol, origin)) {
+		flow->inside = 0;
+		flow->seen = sweep->now;
+		flow->state = trace.state;
 		sweep->flows++;
-}
-
-/* On a gateway, keeps the inside's answers from opening a client's flow anew. Before the flow goes: no answer may come
- * between. */
-static __always_inline void note_ended(const struct flow_key *key, const struct flow *flow, const struct sweep *sweep)
-{
-	__u32 now = sweep->now;
-
-	if (config.max_outbound && flow->origin == BY_TOKEN && key->protocol != IP_TCP && !sweep_keeps(key->protocol, flow, sweep))
-		bpf_map_update_elem(&ended, key, &now, BPF_ANY);
+	} else if (!remove_taken(key, flow, state)) {
+		sweep->flows += origin != ENDED;
+	}
 }
 
 /* Counts a flow that the inside opened for the address that did. */
@@ -67,7 +72,6 @@ static long sweep_flow4(struct bpf_map *map, const struct flow_key4 *key, struct
 	*(__be32 *)long_key.server = key->server;
 	long_key.client_port = key->client_port;
 	long_key.server_port = key->server_port;
-	note_ended(&long_key, flow, sweep);
 	count_inside(&long_key, flow, sweep);
 	sweep_flow(&long_key, flow, sweep);
 	return 0;
@@ -77,7 +81,6 @@ static long sweep_flow6(struct bpf_map *map, const struct flow_key *key, struct 
 {
 	struct flow_key copy = *key; /* Linux 6.1 takes keys from the stack */
 
-	note_ended(&copy, flow, sweep);
 	count_inside(&copy, flow, sweep);
 	sweep_flow(&copy, flow, sweep);
 	return 0;

@@ -64,21 +64,16 @@ static __always_inline void give_room_back(__u8 origin, __u64 handle, __u32 hold
 {
 	if (origin == FROM_INSIDE)
 		__sync_fetch_and_sub(outbound, 1);
-	else if (origin == BY_TOKEN)
+	else if (has_grant(origin))
 		release_flow(handle, holder);
 }
 
 /* The inside's answers don't open a client's flow (wire.md §6.9.2): they may leave by a gateway that has not heard of it yet. */
 static __always_inline int only_answers(const struct flow_key *key, const struct flow *here, const struct flow *there)
 {
-	__u32 *last;
-
 	if (there->origin != FROM_INSIDE || key->protocol == IP_TCP)
 		return 0;
-	if (here)
-		return here->origin == BY_TOKEN;
-	last = bpf_map_lookup_elem(&ended, key);
-	return last && (__s32)(there->seen - *last) <= (__s32)config.udp_idle;
+	return here && (here->origin == BY_TOKEN || only_ended(here, there->seen));
 }
 
 /* A client's flow that the inside seemed to have opened, as its answer was faster than the news of it. */
@@ -117,7 +112,7 @@ int take_over(struct told_flow *told)
 	if (flow) {
 		if (keeps_owner(&key, flow, &own.flow))
 			return REFUSED_OLDER;
-		if (!was_the_clients(&key, flow, &own.flow) && (__s32)(own.flow.since - flow->since) <= 0)
+		if (flow->origin != ENDED && !was_the_clients(&key, flow, &own.flow) && (__s32)(own.flow.since - flow->since) <= 0)
 			return REFUSED_OLDER;
 	}
 	if (take_room(&key, &own, used))

@@ -6,7 +6,7 @@ use anyhow::Result;
 use stateright::{Checker, Model, Property};
 use std::fmt;
 use std::time::Instant;
-use wire::map::{AccountUse, Flow, FlowKey, FlowKey4, GrantUse, ReplayBucket, RevokedKey, counter, origin, stage};
+use wire::map::{AccountUse, Flow, FlowKey, FlowKey4, GrantUse, ReplayBucket, RevokedKey, counter, stage};
 use wire::packet::Packet;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -323,7 +323,7 @@ impl World {
         let accounts_right = state.memory.entries(self.tables().accounts).all(|entry| {
             let used = AccountUse::read_from_bytes(&entry.value).expect("an account's use");
             let account = u32::from_ne_bytes(entry.key[..].try_into().expect("an account"));
-            let of_account = |(_, flow): &&(Vec<u8>, Flow)| flow.holder >> 8 == account && flow.by_grant();
+            let of_account = |(_, flow): &&(Vec<u8>, Flow)| flow.holder >> 8 == account && flow.has_grant();
             flows.iter().filter(of_account).count() as u32 == used.flows
         });
         let mut grants = state.memory.entries(self.tables().grants);
@@ -331,7 +331,7 @@ impl World {
             && grants.all(|entry| {
                 let used = GrantUse::read_from_bytes(&entry.value).expect("a grant's use");
                 let handle = u64::from_ne_bytes(entry.key[..].try_into().expect("a handle"));
-                let of_grant = |(_, flow): &&(Vec<u8>, Flow)| flow.handle == handle && flow.origin == origin::TOKEN;
+                let of_grant = |(_, flow): &&(Vec<u8>, Flow)| flow.handle == handle && flow.has_grant();
                 flows.iter().filter(of_grant).count() as u32 == used.flows
             })
     }

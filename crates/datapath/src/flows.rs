@@ -43,6 +43,14 @@ impl Flows {
         Ok(())
     }
 
+    /// Ends the flow at `key` and leaves its trace there: on a gateway the inside's answers must not open it anew.
+    pub fn end(&self, key: &FlowKey, flow: Flow, now: u32) -> Result<()> {
+        match FlowKey4::of(key) {
+            Some(short) => self.four.set(&short, &flow.over(now)),
+            None => self.six.set(key, &flow.over(now)),
+        }
+    }
+
     /// Removes the flow at `key`; none there is fine.
     pub fn remove(&self, key: &FlowKey) -> Result<()> {
         match FlowKey4::of(key) {

@@ -14,7 +14,7 @@ use wire::map::{ToldAddress, VerifierConfig};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gateway.bpf.o"));
 /// The tables that are admission's, too.
-const SHARED: [&str; 13] = [
+const SHARED: [&str; 12] = [
     "protected4",
     "protected6",
     "open4",
@@ -24,7 +24,6 @@ const SHARED: [&str; 13] = [
     "flows6",
     "outbound",
     "outbound_of",
-    "ended",
     "flow_news",
     "counters",
     "samples",

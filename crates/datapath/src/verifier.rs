@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, IntoBytes};
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 24] = [
+const PINNED: [&str; 23] = [
     "protected4",
     "protected6",
     "open4",
@@ -45,7 +45,6 @@ const PINNED: [&str; 24] = [
     "fragments",
     "outbound",
     "outbound_of",
-    "ended",
     "replays",
     "ls_secrets",
     "ls_grants",
@@ -73,21 +72,11 @@ pub struct Sizes {
     pub revoked: u32,
     /// Pairs of the scheme of LS, 8 KiB each.
     pub pairs: u32,
-    /// On a gateway, flows of clients that are over, 112 bytes each.
-    pub ended: u32,
 }
 
 impl Default for Sizes {
     fn default() -> Self {
-        Self {
-            flows: 262_144,
-            grants: 65_536,
-            accounts: 65_536,
-            replay_buckets: 65_536,
-            revoked: 65_536,
-            pairs: 1,
-            ended: 1,
-        }
+        Self { flows: 262_144, grants: 65_536, accounts: 65_536, replay_buckets: 65_536, revoked: 65_536, pairs: 1 }
     }
 }
 
@@ -199,7 +188,6 @@ impl Verifier {
         opened.resize("revoked", sizes.revoked)?;
         opened.resize("revoked_holders", sizes.revoked)?;
         opened.resize("ls_grants", sizes.pairs)?;
-        opened.resize("ended", sizes.ended)?;
         opened.resize("outbound_of", config.max_outbound.clamp(1, INSIDE_MAX))?;
         if config.mark_mask != 0 {
             anyhow::ensure!(hook == Hook::Tc, "packets are marked at tc only");

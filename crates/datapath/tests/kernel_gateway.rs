@@ -7,7 +7,7 @@ mod world;
 use datapath::clock;
 use datapath::gateway::Gateway;
 use datapath::hook::{Hook, Spot};
-use datapath::verifier::Verifier;
+use datapath::verifier::{Sizes, Verifier};
 use lab::forge::{Packet, Tcp, flag};
 use lab::seen::Seen;
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,6 +72,13 @@ impl Stage {
         let verifier = Verifier::load(Hook::Tc, config, SIZES, None).unwrap_or_else(|error| panic!("{error:#}"));
         let pool: Vec<IpAddr> = pool.iter().map(|text| address(text)).collect();
         Self::with(verifier, &config, &pool)
+    }
+
+    fn of_size(flows: u32) -> Self {
+        let config = VerifierConfig { max_outbound: 1000, ..world::config() };
+        let sizes = Sizes { flows, ..SIZES };
+        let verifier = Verifier::load(Hook::Tc, config, sizes, None).unwrap_or_else(|error| panic!("{error:#}"));
+        Self::with(verifier, &config, &[])
     }
 
     fn with(verifier: Verifier, config: &VerifierConfig, pool: &[IpAddr]) -> Self {
@@ -592,4 +599,43 @@ fn kernel_leaves_room_for_the_neighbours_of_a_host_that_opens_all_it_can() {
         open(&stage, server, 20_000, 443);
         assert_eq!(of(&stage, server), 1);
     }
+}
+
+/// Somebody whose grant was revoked lets more flows end than any table of what has ended could hold.
+#[test]
+fn kernel_remembers_the_end_of_a_revoked_flow_whatever_else_ends() {
+    let mut stage = Stage::of_size(131_072);
+    let revoked = Client { protocol: UDP, ..Client::new(7, true) };
+    let all = (50_000..50_200).map(|port| Client { port, ..revoked });
+    all.clone().for_each(|client| stage.admit(&client));
+    stage.verifier.revoked.set(u64::from(revoked.person) << 8, stage.now + 300).unwrap();
+    stage.verifier.sweep(stage.now).unwrap();
+    for port in 0..70_000u32 {
+        let address = format!("2001:db8:ffff::9:{:x}", port >> 16).parse().unwrap();
+        let client = Client { address, port: port as u16, ..Client { person: 9, ..revoked } };
+        let flow = Flow { handle: 9 << 8, since: stage.now - 100, seen: stage.now - 100, ..Flow::default() };
+        assert!(stage.verifier.flows.insert(&client.key(), &flow).unwrap());
+    }
+    stage.verifier.sweep(stage.now).unwrap();
+    let opened = |stage: &Stage| {
+        let is_open = |client: &Client| {
+            let answer = Packet::new(client.server, client.address).ethernet(MACS[1], MACS[0]);
+            stage.outward(&answer.udp(22, client.port).payload(b"more").frame()).expect("goes out");
+            stage.verifier.flows.get(&client.key()).unwrap().is_some_and(|flow| flow.origin == origin::INSIDE)
+        };
+        all.clone().filter(is_open).count()
+    };
+    assert_eq!(opened(&stage), 0, "the inside's answers opened revoked flows again");
+    // It stays so while the inside goes on, and no longer.
+    stage.now += 50;
+    stage.set_clock();
+    assert_eq!(opened(&stage), 0);
+    stage.now += 50;
+    stage.set_clock();
+    stage.verifier.sweep(stage.now).unwrap();
+    assert_eq!(opened(&stage), 0);
+    stage.now += 70;
+    stage.set_clock();
+    stage.verifier.sweep(stage.now).unwrap();
+    assert_eq!(opened(&stage), 200, "after a long silence the inside opens flows of its own");
 }

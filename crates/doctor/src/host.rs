@@ -16,7 +16,7 @@ const CAPABILITIES: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON
 /// Stands for CAP_PERFMON and CAP_BPF, too.
 const CAP_SYS_ADMIN: u32 = 21;
 /// As little as the tables take: nothing is kept in them.
-const SMALL: Sizes = Sizes { flows: 16, grants: 16, accounts: 16, replay_buckets: 64, revoked: 16, pairs: 1, ended: 1 };
+const SMALL: Sizes = Sizes { flows: 16, grants: 16, accounts: 16, replay_buckets: 64, revoked: 16, pairs: 1 };
 
 pub(crate) fn kernel() -> Check {
     version(probe::kernel())

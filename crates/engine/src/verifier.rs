@@ -13,7 +13,7 @@ mod tables;
 mod token;
 
 use crate::protected::Protected;
-use flow::is_live;
+use flow::{is_live, leaves_trace, only_ended};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -140,8 +140,13 @@ impl Verifier {
         let Self { config, flows, grants, accounts, revoked, revoked_holders, ls_grants, .. } = self;
         flows.retain(|key, flow| {
             let cut = revoked.contains_key(&Handle(flow.handle)) || revoked_holders.contains_key(&Holder(flow.holder));
-            let keep = is_live(config, key, flow, now) && !(flow.handle != 0 && cut);
-            if !keep && flow.by_grant() {
+            let is_revoked = flow.handle != 0 && cut;
+            let mut keep = only_ended(config, flow, now) || is_live(config, key, flow, now) && !is_revoked;
+            if !keep && leaves_trace(config, key, flow) {
+                *flow = flow.over(now);
+                keep = true;
+            }
+            if !keep && flow.has_grant() {
                 if let Some(used) = grants.get_mut(&Handle(flow.handle)) {
                     used.flows = used.flows.saturating_sub(1);
                 }

@@ -48,7 +48,7 @@ pub struct Options {
     /// Where metrics for Prometheus are served, in plain HTTP [default: nowhere]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_METRICS")]
     pub metrics: Option<SocketAddr>,
-    /// Room for admitted flows of each family, 104 bytes each for IPv4 and 128 for IPv6 [default: 262144]
+    /// Room for admitted flows of each family, 120 bytes each for IPv4 and 144 for IPv6 [default: 262144]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_FLOWS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_flows: Option<u32>,
     /// Room for grants in use, 112 bytes each [default: 65536]
@@ -131,8 +131,6 @@ pub struct Options {
 const DEFAULT_PAIRS: u32 = 1024;
 /// Flows that the inside of a gateway may have opened: half of the default room for flows.
 const OUTBOUND: u32 = 131_072;
-/// Flows of clients that are over, of which a gateway knows that they are not the inside's.
-const ENDED: u32 = 65_536;
 
 /// The bits of suites in the kernel program's configuration; none where none is named.
 fn suite_bits(suites: &[GrantSuite]) -> u16 {
@@ -245,7 +243,6 @@ impl Options {
                 accounts: self.max_accounts.unwrap_or(sizes.accounts),
                 replay_buckets: self.replay_buckets.unwrap_or(sizes.replay_buckets),
                 revoked: self.max_revoked.unwrap_or(sizes.revoked),
-                ended: if gateway { ENDED } else { sizes.ended },
                 pairs: if takes_pairs { self.max_pairs.unwrap_or(DEFAULT_PAIRS) } else { sizes.pairs },
             },
             inside: self.inside,
@@ -296,8 +293,7 @@ mod tests {
         assert!(enrolment.is_none());
         let sizes = options.clone().settings();
         let default = Options::default().settings();
-        let default_sizes = Sizes { ended: ENDED, ..default.sizes };
-        assert_eq!((sizes.sizes, sizes.kernel.tcp_idle), (default_sizes, default.kernel.tcp_idle));
+        assert_eq!((sizes.sizes, sizes.kernel.tcp_idle), (default.sizes, default.kernel.tcp_idle));
         let kernel = wire::map::VerifierConfig {
             observe: 1,
             max_outbound: OUTBOUND,

@@ -302,7 +302,7 @@ fn tag_is_right(verifier: &Verifier, frame: &[u8], packet: &Packet, now: u32) ->
 /// Every grant counts the flows that it admitted.
 fn check_counts(verifier: &Verifier) {
     let mut flows = BTreeMap::new();
-    for flow in verifier.flows.values().filter(|flow| flow.by_grant()) {
+    for flow in verifier.flows.values().filter(|flow| flow.has_grant()) {
         *flows.entry(Handle(flow.handle)).or_insert(0) += 1;
     }
     for (handle, used) in &verifier.grants {

@@ -39,7 +39,7 @@ pub fn config() -> VerifierConfig {
 }
 
 pub const SIZES: Sizes =
-    Sizes { flows: 65536, grants: 16384, accounts: 16384, replay_buckets: 256, revoked: 4096, pairs: 64, ended: 16 };
+    Sizes { flows: 65536, grants: 16384, accounts: 16384, replay_buckets: 256, revoked: 4096, pairs: 64 };
 
 fn receiver(prefix: &str, services: &[(u8, u16, u16)]) -> Receiver {
     let service = |&(protocol, first_port, last_port): &(u8, u16, u16)| Service { protocol, first_port, last_port };

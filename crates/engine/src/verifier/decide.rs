@@ -288,6 +288,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             let by = match flow.origin {
                 origin::TOKEN => format!("admitted by grant {}", Handle(flow.handle)),
                 origin::INSIDE => "opened from inside".into(),
+                origin::ENDED => format!("admitted by grant {} and over", Handle(flow.handle)),
                 _ => "established before protection began".into(),
             };
             let silent = now.saturating_sub(flow.seen);

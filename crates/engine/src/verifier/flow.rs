@@ -17,7 +17,7 @@ pub fn idle_limit(config: &VerifierConfig, key: &FlowKey, flow: &Flow) -> u32 {
 pub fn is_live(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
     match flow.stage {
         stage::CHANGING => true,
-        stage::LEAVING => false,
+        stage::OVER | stage::LEAVING => false,
         // Signed: the clock may have been set back since.
         _ => now.wrapping_sub(flow.seen) as i32 <= idle_limit(config, key, flow) as i32,
     }
@@ -53,6 +53,16 @@ pub fn relation(config: &VerifierConfig, key: &FlowKey, flow: &Flow, claim: (Han
 pub fn is_proved(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
     // Signed: the clock may have been set back since.
     key.protocol != UDP || !flow.by_grant() || now.wrapping_sub(flow.proved) as i32 <= config.udp_renewal as i32
+}
+
+/// Whether it is a client's flow that is over and on which the inside of a gateway has gone on sending (wire.md §6.9.2).
+pub fn only_ended(config: &VerifierConfig, flow: &Flow, now: u32) -> bool {
+    flow.origin == origin::ENDED && now.wrapping_sub(flow.seen) as i32 <= config.udp_idle as i32
+}
+
+/// Whether something of the flow stays in its place once it is over.
+pub fn leaves_trace(config: &VerifierConfig, key: &FlowKey, flow: &Flow) -> bool {
+    config.max_outbound > 0 && flow.by_grant() && key.protocol != TCP
 }
 
 /// Counts a packet of the flow.

@@ -143,9 +143,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             Replay::Fresh | Replay::Full => "the token was not used before".into(),
         })?;
         let live = self.tables.live_flow(&key, now);
-        let relation = live.map_or(Relation::Opens, |flow| {
-            relation(self.tables.config(), &key, &flow, (handle, claim.holder), now)
-        });
+        let relation = live
+            .map_or(Relation::Opens, |flow| relation(self.tables.config(), &key, &flow, (handle, claim.holder), now));
         let account = self.account(claim.holder, matches!(relation, Relation::Opens | Relation::Moves))?;
         let mut used = self.tables.grant(handle).unwrap_or(GrantUse {
             flows: 0,
@@ -206,7 +205,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         used.flows += 1;
         self.tables.put_grant(handle, used);
         self.put_account(claim.holder, account.map(|used| AccountUse { flows: used.flows + 1, ..used }));
-        if let Some(before) = before.filter(Flow::by_grant) {
+        if let Some(before) = before.filter(Flow::has_grant) {
             self.release(&before);
         }
         Ok(())

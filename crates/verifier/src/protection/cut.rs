@@ -5,6 +5,7 @@ use crate::{now, plan};
 use engine::api::{RevokedGrant, RevokedSession};
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
+use wire::packet::TCP;
 use wire::{Handle, Holder};
 
 /// What revoking grants did.
@@ -137,7 +138,10 @@ impl Protection {
     fn remove(&self, handles: &HashSet<u64>) {
         for (key, flow) in self.verifier.flows.entries() {
             if flow.by_grant() && handles.contains(&flow.handle) {
-                let _ = self.verifier.flows.remove(&key);
+                let _ = match self.kernel.max_outbound > 0 && key.protocol != TCP {
+                    true => self.verifier.flows.end(&key, flow, now() as u32),
+                    false => self.verifier.flows.remove(&key),
+                };
             }
         }
         for handle in handles {

@@ -13,7 +13,7 @@ use engine::verifier::Outcome;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use wire::DropReason;
-use wire::map::{Flow, FlowKey, VerifierConfig, counter};
+use wire::map::{Flow, FlowKey, VerifierConfig, counter, origin};
 use wire::packet::{TCP, UDP};
 
 /// The outcomes that are no drops.
@@ -22,9 +22,11 @@ const PASSED: [Outcome; 5] = [Outcome::NotOurs, Outcome::Flow, Outcome::Token, O
 const OPENED: [(u32, &str); 2] = [(counter::OUTBOUND, "outbound"), (counter::OUTBOUND_FULL, "outbound_full")];
 
 impl Protection {
-    /// All flows.
+    /// All flows that are not over.
     pub fn flows(&self) -> Vec<(FlowKey, Flow)> {
-        self.verifier.flows.entries()
+        let mut flows = self.verifier.flows.entries();
+        flows.retain(|(_, flow)| flow.origin != origin::ENDED);
+        flows
     }
 
     /// The table of flows, to read without holding the programs.
@@ -49,7 +51,8 @@ impl Protection {
                 .into_iter()
                 .filter(|key| server.is_none_or(|server| key.server() == (server.ip().to_canonical(), server.port()))),
         );
-        keys.into_iter().filter_map(|key| Some((key, self.verifier.flows.get(&key).ok()??))).collect()
+        let flows = keys.into_iter().filter_map(|key| Some((key, self.verifier.flows.get(&key).ok()??)));
+        flows.filter(|(_, flow)| flow.origin != origin::ENDED).collect()
     }
 
     /// What is dropped and passed; the ring's samples are not in it.
@@ -83,8 +86,8 @@ impl Protection {
         let keys = verifier.flows.keys();
         let four = keys.iter().filter(|key| key.family == 4).count();
         let mut all = vec![
-            table("flows, IPv4", Some(four), flows.into(), 104),
-            table("flows, IPv6", Some(keys.len() - four), flows.into(), 128),
+            table("flows, IPv4", Some(four), flows.into(), 120),
+            table("flows, IPv6", Some(keys.len() - four), flows.into(), 144),
             table("grants", Some(verifier.grants.keys().len()), grants.into(), 112),
             table("accounts", Some(verifier.accounts.keys().len()), accounts.into(), 72),
             table("revoked", Some(verifier.revoked.handles().len()), revoked.into(), 64),

@@ -140,6 +140,16 @@ impl Flow {
     pub const fn by_grant(&self) -> bool {
         self.origin == origin::TOKEN
     }
+
+    /// Whether a grant counts it among its flows.
+    pub const fn has_grant(&self) -> bool {
+        matches!(self.origin, origin::TOKEN | origin::ENDED)
+    }
+
+    /// What is left of it on a gateway once it is over, at `now` (Unix seconds): the inside's answers don't open it anew.
+    pub const fn over(self, now: u32) -> Self {
+        Self { origin: origin::ENDED, stage: stage::OVER, seen: now, inside: 0, inside_port: [0; 2], ..self }
+    }
 }
 
 /// Who opened a flow.
@@ -150,6 +160,8 @@ pub mod origin {
     pub const ADOPTED: u8 = 1;
     /// The inside of a gateway: what comes in are its answers.
     pub const INSIDE: u8 = 2;
+    /// On a gateway: a client, by a token, and it is over. It stays while the inside goes on sending on it.
+    pub const ENDED: u8 = 3;
 }
 
 /// Where a TCP connection stands, as far as the client's packets show. All but an open one are forgotten soon.
@@ -162,6 +174,8 @@ pub mod stage {
     pub const CLOSING: u8 = 2;
     /// The client sent RST, and nothing since.
     pub const RESET: u8 = 3;
+    /// Of any protocol: it is over, and stays for a while: see [`super::origin::ENDED`].
+    pub const OVER: u8 = 253;
     /// Of any protocol: a core is giving the flow to another grant at this moment. Its packets pass.
     pub const CHANGING: u8 = 254;
     /// Of any protocol: a core is removing the flow at this moment.
