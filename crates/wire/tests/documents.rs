@@ -48,7 +48,7 @@ fn assert_runs(file: &str, name: &str) {
     let code = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{file}: {error}"));
     let (before, _) = code.split_once(&format!("fn {name}()")).unwrap_or_else(|| panic!("{file} has no {name}"));
     let attributes = before.rsplit("\n\n").next().expect("what is right before it");
-    let runs = attributes.contains("#[test]") || attributes.contains("#[tokio::test]");
+    let runs = attributes.contains("#[test]") || attributes.contains("#[tokio::test");
     assert!(runs && !attributes.contains("#[ignore"), "{name} in {file} is not run");
 }
 

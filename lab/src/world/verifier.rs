@@ -79,6 +79,11 @@ impl Verifier {
     fn launch(&mut self, flags: &[&str]) -> Result<()> {
         let mut command = self.daemon_command("run");
         command.arg("--dir").arg(&self.dir).args(["--interface", "eth0"]).args(flags);
+        // By itself a verifier takes tc on virtual cables, where a capture sees also what is about to be dropped. Scenarios look
+        // at what got past it.
+        if !flags.iter().any(|flag| ["--hook", "--verdict"].contains(flag)) {
+            command.args(["--hook", "xdp"]);
+        }
         let logs = self.dir.parent().context("a folder in the namespace's")?;
         self.process = Some(Process::start(command, logs)?);
         Ok(())
