@@ -30,6 +30,14 @@ struct {
 	__type(value, __u32);
 } fragments SEC(".maps");
 
+/* First fragments to what is not protected, which strangers send, too: apart, so that these push out none of admitted flows. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct flow_key);
+	__type(value, __u32);
+} open_fragments SEC(".maps");
+
 /* Used tokens, in buckets that are chosen by the tag. An entry is the token's whole time and 32 other bits of the tag. Its place
  * is free once the clock check refuses that time, and stays free, so the table needs no upkeep. A bucket full of valid tokens
  * refuses more. */
@@ -48,32 +56,27 @@ struct {
 	__type(value, struct replay_bucket);
 } replays SEC(".maps");
 
-static __always_inline struct flow_key fragment_key(const struct packet *p)
+/* Makes a fragment's flow the key of its datagram. In place: a second key would not fit on the stack of Linux 6.1's programs. */
+static __always_inline void to_fragment_key(struct flow_key *key, const struct packet *p)
 {
-	struct flow_key key = p->flow;
-
-	key.client_port = (__be16)(p->fragment_id >> 16);
-	key.server_port = (__be16)p->fragment_id;
-	return key;
-}
-
-static __always_inline void remember_fragment(const struct packet *p)
-{
-	struct flow_key key = fragment_key(p);
-	__u32 time = p->time;
-
-	bpf_map_update_elem(&fragments, &key, &time, BPF_ANY);
+	key->client_port = (__be16)(p->fragment_id >> 16);
+	key->server_port = (__be16)p->fragment_id;
 }
 
 enum { FRAGMENT_LIFE = 30 /* seconds, as Linux keeps fragments */ };
 
-static __always_inline int fragment_known(const struct packet *p)
+static __always_inline int is_recent(const __u32 *time, __u32 now)
 {
-	struct flow_key key = fragment_key(p);
-	__u32 *time = bpf_map_lookup_elem(&fragments, &key);
-
 	/* Signed: the clock may have been set back since. */
-	return time && (__s32)(p->time - *time) <= FRAGMENT_LIFE;
+	return time && (__s32)(now - *time) <= FRAGMENT_LIFE;
+}
+
+/* What a later fragment's first one was. */
+static __always_inline int follow_fragment(const struct flow_key *key, __u32 now)
+{
+	if (is_recent(bpf_map_lookup_elem(&fragments, key), now))
+		return PASS_FLOW;
+	return is_recent(bpf_map_lookup_elem(&open_fragments, key), now) ? PASS_NOT_OURS : DROP_FRAGMENT;
 }
 
 static __always_inline struct replay_bucket *bucket_of(const struct token *token)

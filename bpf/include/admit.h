@@ -71,28 +71,34 @@ __noinline int judge_fragment(struct packet *p, const struct services *services)
 {
 	struct flow *flow;
 	struct flow_key key;
+	__u32 time;
 
 	if (!p || !services)
 		return DROP_FRAGMENT;
 	key = p->flow;
-	/* An ICMP error in pieces could quote anything. */
+	/* An ICMP error in pieces could quote anything. Without the first one, no stack puts the others together. */
 	if (p->flow.protocol == (p->flow.family == 4 ? IP_ICMP : IP_ICMPV6))
-		return DROP_FRAGMENT;
+		return covers(services, p->flow.protocol, 0) || icmp_error(p) ? DROP_FRAGMENT : PASS_NOT_OURS;
+	time = p->time;
 	if (p->fragment == FRAGMENT_LATER) {
-		if (!covers_some(services, p->flow.protocol))
-			return PASS_NOT_OURS;
-		return fragment_known(p) ? PASS_FLOW : DROP_FRAGMENT;
+		to_fragment_key(&key, p);
+		return covers_some(services, p->flow.protocol) ? follow_fragment(&key, time) : PASS_NOT_OURS;
 	}
-	if (!covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
+	if (!covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port))) {
+		to_fragment_key(&key, p);
+		if (covers_some(services, p->flow.protocol))
+			bpf_map_update_elem(&open_fragments, &key, &time, BPF_ANY);
 		return PASS_NOT_OURS;
+	}
 	/* A SYN in pieces would need no token; TCP finds the path's MTU and needs no fragments. */
 	if (p->flow.protocol == IP_TCP)
 		return DROP_FRAGMENT;
 	flow = live_flow(&key, p->time);
 	if (!flow)
 		return DROP_FRAGMENT;
-	remember_fragment(p);
-	refresh(flow, p, p->time);
+	to_fragment_key(&key, p);
+	bpf_map_update_elem(&fragments, &key, &time, BPF_ANY);
+	refresh(flow, p, time);
 	return PASS_FLOW;
 }
 

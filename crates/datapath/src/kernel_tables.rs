@@ -122,8 +122,11 @@ impl Tables for KernelTables<'_> {
     }
 
     fn fragment(&self, key: &FlowKey, id: u32) -> Option<u32> {
-        let key = FlowKey { client_port: [0; 2], server_port: [0; 2], ..*key };
-        self.verifier.fragments.get(&fragment_key(key, id)).ok().flatten()
+        self.verifier.fragments.get(&fragment_key(*key, id)).ok().flatten()
+    }
+
+    fn open_fragment(&self, key: &FlowKey, id: u32) -> Option<u32> {
+        self.verifier.open_fragments.get(&fragment_key(*key, id)).ok().flatten()
     }
 
     fn has_room_for_flow(&self, key: &FlowKey) -> bool {

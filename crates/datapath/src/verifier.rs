@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, IntoBytes};
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 23] = [
+const PINNED: [&str; 24] = [
     "protected4",
     "protected6",
     "open4",
@@ -43,6 +43,7 @@ const PINNED: [&str; 23] = [
     "grants",
     "accounts",
     "fragments",
+    "open_fragments",
     "outbound",
     "outbound_of",
     "replays",
@@ -126,6 +127,8 @@ pub struct Verifier {
     pub protected: Protected,
     /// First fragments of admitted flows: when they came; the ports' place holds the identification.
     pub fragments: Table<FlowKey, u32>,
+    /// The same for datagrams to open ports.
+    pub open_fragments: Table<FlowKey, u32>,
     /// Tokens seen, by bucket.
     pub replays: Table<u32, ReplayBucket>,
     clock: Table<u32, u64>,
@@ -210,6 +213,7 @@ impl Verifier {
             classes: (config.mark_mask != 0).then(|| object.table("classes")).transpose()?,
             protected: Protected::new(&object)?,
             fragments: object.table("fragments")?,
+            open_fragments: object.table("open_fragments")?,
             replays: object.table("replays")?,
             clock: object.table("clock")?,
             outbound: object.table("outbound")?,

@@ -254,3 +254,26 @@ fn kernel_and_rust_insert_the_same_and_the_verifier_restores_it() {
     }
     report(&failures, rows.len());
 }
+
+/// Strangers' first fragments have a table of their own, which they may fill.
+#[test]
+fn kernel_keeps_the_fragments_of_admitted_flows_whatever_strangers_send() {
+    let [family, _] = world::families();
+    let deciders = Deciders::new(Hook::Xdp, world::config(), &world::receivers());
+    deciders.set_clock(NOW);
+    let outcome = |frame: &[u8]| deciders.kernel.run(frame, 1).expect("the program runs").code;
+    let [passes, drops] = [true, false].map(|passes| Hook::Xdp.code(passes));
+    let first = Transport::Udp.first(&family, &Grant::new(&family, 60), table::CLIENT_PORT, 1);
+    assert_eq!(outcome(&first.frame()), passes);
+    let datagram = |from, port, id| {
+        let packet = lab::forge::Packet::new(from, family.server).udp(table::CLIENT_PORT, port).identification(id);
+        packet.payload(&[5; 3000]).fragments(1400)
+    };
+    let admitted = datagram(family.client, 443, 1);
+    let open = datagram(family.client, 5353, 2);
+    assert_eq!([&admitted[0], &open[0]].map(|part| outcome(part)), [passes; 2]);
+    for id in 0..20_000 {
+        assert_eq!(outcome(&datagram(family.stranger, 5353, id)[0]), passes);
+    }
+    assert_eq!([&admitted[1], &open[1]].map(|part| outcome(part)), [passes, drops]);
+}

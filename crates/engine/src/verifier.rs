@@ -123,6 +123,8 @@ pub struct Verifier {
     pub ls_grants: BTreeMap<Handle, LsGrant>,
     /// First fragments of admitted flows, and when they came.
     pub fragments: BTreeMap<(FlowKey, u32), u32>,
+    /// First fragments of datagrams to open ports, and when they came.
+    pub open_fragments: BTreeMap<(FlowKey, u32), u32>,
     /// Connections of which the server's own stack holds something.
     pub stack: BTreeMap<FlowKey, Stack>,
     /// Whether it stands at tc, where the kernel has taken the outer VLAN tag off and takes no shim off behind another.
@@ -221,6 +223,10 @@ impl Tables for Verifier {
     fn fragment(&self, key: &FlowKey, id: u32) -> Option<u32> {
         self.fragments.get(&(*key, id)).copied()
     }
+
+    fn open_fragment(&self, key: &FlowKey, id: u32) -> Option<u32> {
+        self.open_fragments.get(&(*key, id)).copied()
+    }
 }
 
 impl TablesMut for Verifier {
@@ -254,5 +260,9 @@ impl TablesMut for Verifier {
 
     fn put_fragment(&mut self, key: &FlowKey, id: u32, now: u32) {
         self.fragments.insert((*key, id), now);
+    }
+
+    fn put_open_fragment(&mut self, key: &FlowKey, id: u32, now: u32) {
+        self.open_fragments.insert((*key, id), now);
     }
 }

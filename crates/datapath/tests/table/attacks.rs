@@ -24,6 +24,7 @@ pub fn cases() -> Vec<Case> {
             moved_flows(&mut cases, &family, transport);
             flows_that_give_way(&mut cases, &family, transport);
         }
+        unprotected_fragments(&mut cases, &family);
         forged_ends(&mut cases, &family);
         ends(&mut cases, &family);
         renewal(&mut cases, &family);
@@ -42,6 +43,34 @@ fn copied_tokens(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
         case = case.frame(elsewhere.frame(), Outcome::Drop(DropReason::Replayed));
     }
     cases.push(case.admitted(&transport.first(family, &grant, CLIENT_PORT + 200, 2)));
+}
+
+/// Somebody looks for a verifier by fragments: those to open ports and of ICMP pass as they do without one.
+fn unprotected_fragments(cases: &mut Vec<Case>, family: &Family) {
+    let (fragment, echo) = (Outcome::Drop(DropReason::Fragment), if family.server.is_ipv6() { 128 } else { 8 });
+    let packet = |id| Packet::new(family.stranger, family.server).identification(id).payload(&[5; 3000]);
+    let case = |name: &str| Case::new(family, "§6.5.2", name);
+    for (name, packet) in [
+        ("a datagram to an open port", packet(1).udp(CLIENT_PORT, 5353)),
+        ("a SYN to an open port", packet(2).tcp(Tcp::syn(CLIENT_PORT, 23))),
+        ("an echo request", packet(3).icmp(echo, 0, [0; 4])),
+    ] {
+        let parts = packet.fragments(1400).into_iter();
+        cases.push(parts.fold(case(&format!("{name} in fragments")), |row, part| row.frame(part, Outcome::NotOurs)));
+    }
+    let last_first = packet(4).icmp(echo, 0, [0; 4]).fragments(1400).into_iter().rev();
+    let row = case("an echo request in fragments, the last one first");
+    cases.push(last_first.fold(row, |row, part| row.frame(part, Outcome::NotOurs)));
+    // Those of other datagrams do not pass by it.
+    let [first, other] = [5, 6].map(|id| packet(id).udp(CLIENT_PORT, 5353).fragments(1400));
+    let row = case("a later fragment of another datagram").frame(first[0].clone(), Outcome::NotOurs);
+    cases.push(row.frame(other[1].clone(), fragment));
+    let row =
+        case("a later fragment half a minute after one to an open port").frame(first[0].clone(), Outcome::NotOurs);
+    cases.push(row.step(Step::Wait(31)).frame(first[1].clone(), fragment));
+    let closed = packet(7).udp(CLIENT_PORT, 443).fragments(1400);
+    let row = case("fragments to the protected port").frame(closed[0].clone(), fragment);
+    cases.push(row.frame(closed[1].clone(), fragment));
 }
 
 /// A segment of the client's that begins `ahead` bytes behind its SYN.

@@ -146,12 +146,18 @@ fn icmp(cases: &mut Vec<Case>, family: &Family) {
             .frame(error(family.fortress, too_big, &gre), Outcome::Drop(DropReason::NoFlow)),
     );
     let large = Packet::new(router, family.server).icmp(too_big, 0, [0; 4]).identification(90).payload(&[0; 200]);
-    for part in large.fragments(104) {
-        cases.push(case("an error in fragments").frame(part, FRAGMENT));
+    for (part, outcome) in large.fragments(104).into_iter().zip([FRAGMENT, Outcome::NotOurs]) {
+        cases.push(case("an error in fragments").frame(part, outcome));
     }
     cases.push(case("an error to an open host").frame(error(family.open, too_big, &[0; 4]), Outcome::NotOurs));
     let ping = |to: IpAddr| Packet::new(family.client, to).icmp(echo, 0, [0, 1, 0, 1]).payload(b"ping").frame();
     cases.push(case("an echo request to a host with protected ports").frame(ping(family.server), Outcome::NotOurs));
+    for (to, outcome) in [(family.fortress, FRAGMENT), (family.open, Outcome::NotOurs)] {
+        let large = Packet::new(family.client, to).icmp(echo, 0, [0; 4]).identification(91).payload(&[0; 2000]);
+        for part in large.fragments(1400) {
+            cases.push(case("an echo request in fragments").frame(part, outcome));
+        }
+    }
     cases.push(case("an echo request to a fortress").frame(ping(family.fortress), Outcome::Drop(DropReason::NoToken)));
     if ipv6 {
         for (name, hops, outcome) in [

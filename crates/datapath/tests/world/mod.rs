@@ -300,7 +300,13 @@ impl Deciders {
         self.model.revoked_holders.clear();
         self.model.tokens.clear();
         self.model.ls_grants.clear();
+        for table in [&self.kernel.fragments, &self.kernel.open_fragments] {
+            for key in table.keys() {
+                table.remove(&key).expect("fragments");
+            }
+        }
         self.model.fragments.clear();
+        self.model.open_fragments.clear();
     }
 
     pub fn set_clock(&self, now: u32) {

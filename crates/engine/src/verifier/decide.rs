@@ -200,44 +200,58 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     }
 
     fn fragment(&mut self, packet: &Packet, services: &Services) -> Result<Outcome, DropReason> {
-        let mut key = FlowKey::to_server(packet).ok_or(DropReason::Malformed)?;
-        // An ICMP error in pieces could quote anything.
-        let icmp = packet.protocol == if packet.ipv6() { ICMPV6 } else { ICMP };
-        self.require("fragment", !icmp, DropReason::Fragment, || match icmp {
-            true => "a fragment of an ICMP message: what it quotes cannot be read".into(),
-            false => format!("a fragment of {}", protocol::name(packet.protocol)),
-        })?;
-        let first = match packet.fragment {
-            Fragment::First(id) => Some(id),
-            _ => None,
-        };
-        if let Some(id) = first {
-            if !self.covers(services, packet) {
-                return Ok(Outcome::NotOurs);
-            }
-            // A SYN in pieces would need no token; TCP finds the path's MTU and needs no fragments.
-            self.require("fragment", packet.protocol != TCP, DropReason::Fragment, || "its first".into())?;
-            let flow = self.live_flow(&key).ok_or(DropReason::Fragment)?;
-            self.refresh(&key, flow, packet);
-            (key.client_port, key.server_port) = ([0; 2], [0; 2]);
-            self.tables.put_fragment(&key, id, self.now);
-            return Ok(Outcome::Flow);
-        }
-        if !services.covers_some(packet.protocol) {
-            self.note("destination", false, || {
-                format!("no {} port of the destination is protected", protocol::name(packet.protocol))
-            });
+        let key = FlowKey::to_server(packet).ok_or(DropReason::Malformed)?;
+        if packet.protocol == if packet.ipv6() { ICMPV6 } else { ICMP } {
+            // An ICMP error in pieces could quote anything. Without the first one, no stack puts the others together.
+            let passes = !services.covers(packet.protocol, 0) && !packet.icmp_error();
+            self.require("fragment", passes, DropReason::Fragment, || match packet.icmp_error() {
+                true => "a fragment of an ICMP error: what it quotes cannot be read".into(),
+                false => "a fragment of an ICMP message".into(),
+            })?;
             return Ok(Outcome::NotOurs);
         }
-        let Fragment::Later(id) = packet.fragment else { return Err(DropReason::Fragment) };
-        let at = self.tables.fragment(&key, id);
-        let known = at.is_some_and(|at| self.now.wrapping_sub(at) as i32 <= FRAGMENT_LIFE as i32);
-        self.require("first fragment", known, DropReason::Fragment, || match at {
-            Some(_) if known => "it came on an admitted flow".into(),
-            Some(_) => format!("it came more than {FRAGMENT_LIFE} s ago"),
-            None => "no admitted flow has sent it".into(),
-        })?;
+        self.note("fragment", true, || format!("a fragment of {}", protocol::name(packet.protocol)));
+        let some = services.covers_some(packet.protocol);
+        let id = match packet.fragment {
+            Fragment::First(id) => id,
+            Fragment::Later(id) if some => return self.later_fragment(&key, id),
+            _ => {
+                self.note("destination", false, || {
+                    format!("no {} port of the destination is protected", protocol::name(packet.protocol))
+                });
+                return Ok(Outcome::NotOurs);
+            }
+        };
+        let portless = FlowKey { client_port: [0; 2], server_port: [0; 2], ..key };
+        if !self.covers(services, packet) {
+            if some {
+                self.tables.put_open_fragment(&portless, id, self.now);
+            }
+            return Ok(Outcome::NotOurs);
+        }
+        // A SYN in pieces would need no token; TCP finds the path's MTU and needs no fragments.
+        self.require("fragment", packet.protocol != TCP, DropReason::Fragment, || "its first".into())?;
+        let flow = self.live_flow(&key).ok_or(DropReason::Fragment)?;
+        self.refresh(&key, flow, packet);
+        self.tables.put_fragment(&portless, id, self.now);
         Ok(Outcome::Flow)
+    }
+
+    /// A fragment that shows no ports: as its first one. The key has no ports.
+    fn later_fragment(&mut self, key: &FlowKey, id: u32) -> Result<Outcome, DropReason> {
+        let now = self.now;
+        let is_recent = |at: Option<u32>| at.is_some_and(|at| now.wrapping_sub(at) as i32 <= FRAGMENT_LIFE as i32);
+        let outcome = match () {
+            () if is_recent(self.tables.fragment(key, id)) => Some(Outcome::Flow),
+            () if is_recent(self.tables.open_fragment(key, id)) => Some(Outcome::NotOurs),
+            () => None,
+        };
+        self.note("first fragment", outcome.is_some(), || match outcome {
+            Some(Outcome::Flow) => "it came on an admitted flow".into(),
+            Some(_) => "it went to a port that is not protected".into(),
+            None => format!("none that may pass has come in the last {FRAGMENT_LIFE} s"),
+        });
+        outcome.ok_or(DropReason::Fragment)
     }
 
     /// An ICMP error passes if what it quotes was sent back on an admitted flow (wire.md §6.5).

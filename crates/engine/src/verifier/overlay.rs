@@ -14,6 +14,7 @@ pub struct Overlay<'a, T> {
     accounts: BTreeMap<u32, AccountUse>,
     tokens: BTreeSet<Once>,
     fragments: BTreeMap<(FlowKey, u32), u32>,
+    open_fragments: BTreeMap<(FlowKey, u32), u32>,
 }
 
 impl<'a, T: Tables> Overlay<'a, T> {
@@ -26,6 +27,7 @@ impl<'a, T: Tables> Overlay<'a, T> {
             accounts: BTreeMap::new(),
             tokens: BTreeSet::new(),
             fragments: BTreeMap::new(),
+            open_fragments: BTreeMap::new(),
         }
     }
 }
@@ -79,6 +81,10 @@ impl<T: Tables> Tables for Overlay<'_, T> {
         self.fragments.get(&(*key, id)).copied().or_else(|| self.below.fragment(key, id))
     }
 
+    fn open_fragment(&self, key: &FlowKey, id: u32) -> Option<u32> {
+        self.open_fragments.get(&(*key, id)).copied().or_else(|| self.below.open_fragment(key, id))
+    }
+
     fn stack(&self, key: &FlowKey) -> Stack {
         self.below.stack(key)
     }
@@ -127,5 +133,9 @@ impl<T: Tables> TablesMut for Overlay<'_, T> {
 
     fn put_fragment(&mut self, key: &FlowKey, id: u32, now: u32) {
         self.fragments.insert((*key, id), now);
+    }
+
+    fn put_open_fragment(&mut self, key: &FlowKey, id: u32, now: u32) {
+        self.open_fragments.insert((*key, id), now);
     }
 }

@@ -83,6 +83,8 @@ pub trait Tables {
     fn replay(&self, once: &Once, now: u32) -> Replay;
     /// When the first fragment of a datagram of an admitted flow came. The key has no ports.
     fn fragment(&self, key: &FlowKey, id: u32) -> Option<u32>;
+    /// When the first fragment of a datagram to an open port came. The key has no ports.
+    fn open_fragment(&self, key: &FlowKey, id: u32) -> Option<u32>;
     /// What the server's stack holds of a connection. It changes how long a flow is remembered, and no outcome.
     fn stack(&self, _key: &FlowKey) -> Stack {
         Stack::Unknown
@@ -119,4 +121,6 @@ pub trait TablesMut: Tables {
     fn remember(&mut self, once: &Once, now: u32);
     /// Remembers the first fragment of a datagram of an admitted flow.
     fn put_fragment(&mut self, key: &FlowKey, id: u32, now: u32);
+    /// Remembers the first fragment of a datagram to an open port.
+    fn put_open_fragment(&mut self, key: &FlowKey, id: u32, now: u32);
 }
