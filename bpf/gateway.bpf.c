@@ -204,6 +204,7 @@ __noinline int translate_piece(context *ctx, const struct packet *p, __u32 end)
 __noinline __u32 quoted_flow(context *ctx, const struct packet *p, struct flow_key *quoted)
 {
 	__be16 ports[2];
+	int transport_at;
 	__u32 at;
 
 	if (!p || !quoted)
@@ -226,7 +227,10 @@ __noinline __u32 quoted_flow(context *ctx, const struct packet *p, struct flow_k
 		__builtin_memcpy(quoted->server, ip.source, 16);
 		__builtin_memcpy(quoted->client, ip.destination, 16);
 		quoted->protocol = ip.next;
-		at = p->payload + IPV6_LEN;
+		transport_at = parse_quoted_extensions(ctx, p, quoted);
+		if (transport_at < 0)
+			return 0;
+		at = transport_at;
 	}
 	quoted->family = p->flow.family;
 	if ((quoted->protocol != IP_TCP && quoted->protocol != IP_UDP) || at + 4 > p->end || load(ctx, at, ports, 4))

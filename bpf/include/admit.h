@@ -28,6 +28,7 @@ __noinline int judge_icmp_error(context *ctx, struct packet *p, const struct ser
 	const struct services *quoted_services;
 	__u32 at, ports_at;
 	__be16 ports[2];
+	int transport_at;
 
 	if (!p || !services)
 		return DROP_MALFORMED;
@@ -51,7 +52,9 @@ __noinline int judge_icmp_error(context *ctx, struct packet *p, const struct ser
 		__builtin_memcpy(quoted.server, ip.source, 16);
 		__builtin_memcpy(quoted.client, ip.destination, 16);
 		quoted.protocol = ip.next;
-		ports_at = at + IPV6_LEN;
+		ports_at = transport_at = parse_quoted_extensions(ctx, p, &quoted);
+		if (transport_at < 0)
+			return DROP_MALFORMED;
 	}
 	quoted.family = p->flow.family;
 	if (quoted.protocol != IP_TCP && quoted.protocol != IP_UDP)

@@ -283,6 +283,39 @@ __noinline int parse_after_ip(context *ctx, struct packet *p, __u32 at, __u32 ne
 	return parse_transport(ctx, p, at);
 }
 
+/* Where the transport of the IPv6 packet begins that an ICMPv6 error quotes, -1 if it shows none. `quoted` has the protocol
+ * behind the IPv6 header, and gets the transport's. */
+__noinline int parse_quoted_extensions(context *ctx, const struct packet *p, struct flow_key *quoted)
+{
+	__u32 at, len;
+
+	if (!p || !quoted)
+		return -1;
+	at = p->payload + IPV6_LEN;
+	for (int i = 0; i <= EXTENSION_HEADERS_MAX; i++) {
+		__u8 header[8], next = quoted->protocol;
+
+		if (next != IP_HOP_BY_HOP && next != IP_ROUTING && next != IP_FRAGMENT && next != IP_AUTHENTICATION &&
+		    next != IP_DESTINATION_OPTIONS)
+			return at;
+		if (i == EXTENSION_HEADERS_MAX || at + 8 > p->end || load(ctx, at, header, 8))
+			return -1;
+		len = (header[1] + 1) * 8;
+		if (next == IP_FRAGMENT) {
+			if ((header[2] << 8 | header[3]) & 0xfff8)
+				return -1;
+			len = 8;
+		} else if (next == IP_AUTHENTICATION) {
+			len = (header[1] + 2) * 4;
+		}
+		quoted->protocol = header[0];
+		at += len;
+		if (at > p->end)
+			return -1;
+	}
+	return -1;
+}
+
 __noinline int parse_ipv4(context *ctx, struct packet *p)
 {
 	struct ipv4 ip;

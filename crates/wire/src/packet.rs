@@ -417,8 +417,9 @@ impl Packet {
             let header: &[u8; IPV6_LEN] = frame.get(at..)?.first_chunk()?;
             self.source = Some(ipv6_at(header, 8)?);
             self.destination = Some(ipv6_at(header, 24)?);
-            self.protocol = header[6];
-            at + IPV6_LEN
+            let (protocol, transport) = quoted_transport(frame, at + IPV6_LEN, header[6])?;
+            self.protocol = protocol;
+            transport
         } else {
             let header: &[u8; IPV4_LEN] = frame.get(at..)?.first_chunk()?;
             let header_len = usize::from(header[0] & 15) * 4;
@@ -436,6 +437,27 @@ impl Packet {
         }
         Some(Form::Whole)
     }
+}
+
+/// The transport of a quoted IPv6 packet and where it begins; none if its extension headers show none.
+fn quoted_transport(frame: &[u8], mut at: usize, mut next: u8) -> Option<(u8, usize)> {
+    for _ in 0..=EXTENSION_HEADERS_MAX {
+        if !matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS) {
+            return Some((next, at));
+        }
+        let header: &[u8; 8] = frame.get(at..)?.first_chunk()?;
+        at += match next {
+            FRAGMENT if u16_at(header, 2)? & 0xfff8 != 0 => return None,
+            FRAGMENT => 8,
+            AUTHENTICATION => (usize::from(header[1]) + 2) * 4,
+            _ => (usize::from(header[1]) + 1) * 8,
+        };
+        if at > frame.len() {
+            return None;
+        }
+        next = header[0];
+    }
+    None
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {

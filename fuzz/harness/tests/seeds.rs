@@ -187,6 +187,12 @@ fn write_packets() {
         write("quoted", &format!("{name}-udp"), [&[family, 0][..], &back.clone().udp(443, 40000).ip()].concat());
         write("quoted", &format!("{name}-cut"), [&[family, 0][..], &tcp[..tcp.len() - 17]].concat());
     }
+    let fragment =
+        |offset| Packet::new(v6.0, v6.1).extension(60, &[1, 4, 0, 0, 0, 0]).extension(44, &[0, offset, 0, 0, 0, 9]);
+    for (name, offset) in [("first", 1), ("later", 9)] {
+        let quoted = fragment(offset).tcp(Tcp::new(22, 40000, flag::ACK)).ip();
+        write("quoted", &format!("ipv6-extensions-{name}"), [&[1, 0][..], &quoted].concat());
+    }
 }
 
 #[test]

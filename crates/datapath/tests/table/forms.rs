@@ -160,6 +160,24 @@ fn icmp(cases: &mut Vec<Case>, family: &Family) {
     }
     cases.push(case("an echo request to a fortress").frame(ping(family.fortress), Outcome::Drop(DropReason::NoToken)));
     if ipv6 {
+        let quote = |packet: Packet| packet.tcp(Tcp::new(22, CLIENT_PORT, flag::ACK)).payload(&[1; 32]).ip();
+        let back = || Packet::new(family.server, family.client);
+        let options = |packet: Packet| packet.extension(60, &[1, 4, 0, 0, 0, 0]);
+        let chain = |length: usize| (0..length).fold(back(), |packet, _| options(packet));
+        let no_flow = Outcome::Drop(DropReason::NoFlow);
+        for (name, quoted, known, unknown) in [
+            ("options", quote(options(back())), Outcome::IcmpError, no_flow),
+            ("options of the path", quote(back().extension(0, &[1, 4, 0, 0, 0, 0])), Outcome::IcmpError, no_flow),
+            ("a first fragment", quote(back().extension(44, &[0, 1, 0, 0, 0, 9])), Outcome::IcmpError, no_flow),
+            ("a later fragment", quote(back().extension(44, &[0, 9, 0, 0, 0, 9])), MALFORMED, MALFORMED),
+            ("eight headers", quote(chain(8)), Outcome::IcmpError, no_flow),
+            ("nine headers", quote(chain(9)), MALFORMED, MALFORMED),
+        ] {
+            let frame = error(family.server, too_big, &quoted);
+            let row = case(&format!("an error about an admitted flow's packet with {name}")).admitted(&first);
+            cases.push(row.frame(frame.clone(), known));
+            cases.push(case(&format!("an error about an unknown flow's packet with {name}")).frame(frame, unknown));
+        }
         for (name, hops, outcome) in [
             ("neighbour solicitation on the link", 255, Outcome::NotOurs),
             ("neighbour solicitation from afar", 254, Outcome::Drop(DropReason::NoToken)),
