@@ -391,16 +391,40 @@ static __always_inline int come_in(context *ctx, struct packet *p)
 	return to_inside(&w, &key, flow) || translate(ctx, p, &w) ? DROP_NO_ADDRESS : CONTINUE;
 }
 
+/* Whether a packet is from or to an inside address, and of no flow that a token opened. Inside addresses are nobody's outside: the
+ * inside would take who forges one for the person who has it.
+ */
+__noinline int poses(const struct packet *p)
+{
+	struct flow_key key, turned;
+	struct flow *flow;
+
+	if (!p)
+		return 0;
+	key = p->flow;
+	turned = key;
+	__builtin_memcpy(turned.server, key.client, 16);
+	if (!is_member(&key) && !is_member(&turned))
+		return 0;
+	flow = find_flow(&key);
+	return !flow || flow->origin != BY_TOKEN;
+}
+
 /* At tc ingress of an outside interface, after admission. */
 SEC("tc")
 int inward(struct __sk_buff *ctx)
 {
 	struct packet p;
-	int outcome;
+	int outcome, form;
 
 	bring_headers_near(ctx);
 	__builtin_memset(&p, 0, sizeof(p));
-	if (parse(ctx, &p, ETHER_LEN, 0) != FORM_WHOLE)
+	form = parse(ctx, &p, ETHER_LEN, 0);
+	if (poses(&p)) {
+		count(UNCLAIMED);
+		return TC_ACT_SHOT;
+	}
+	if (form != FORM_WHOLE)
 		return TC_ACT_UNSPEC;
 	outcome = come_in(ctx, &p);
 	if (outcome == CONTINUE)

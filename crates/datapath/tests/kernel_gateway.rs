@@ -284,6 +284,34 @@ fn kernel_leaves_alone_what_no_token_admitted() {
 }
 
 #[test]
+fn kernel_lets_nobody_outside_pass_for_an_address_of_the_pool() {
+    let stage = Stage::new(&both());
+    let mut dropped = 0;
+    for (inside, other) in [("10.9.0.3", "203.0.113.99"), ("fd09::2", "2001:db8::99")] {
+        let [inside, other] = [inside, other].map(address);
+        let (kind, ping) = if inside.is_ipv6() { (1, 128) } else { (3, 8) };
+        for (from, to) in [(inside, other), (other, inside)] {
+            let packet = || Packet::new(from, to).ethernet(MACS[0], MACS[1]);
+            let quoted = Packet::new(to, from).udp(5353, 5353).ip();
+            let mut frames = packet().udp(5353, 5353).identification(3).payload(&[7; 100]).fragments(40);
+            frames.push(packet().tcp(Tcp::syn(40_000, 80)).frame());
+            frames.push(packet().udp(5353, 5353).frame());
+            frames.push(packet().icmp(ping, 0, [0; 4]).frame());
+            frames.push(packet().icmp(kind, 1, [0; 4]).payload(&quoted).frame());
+            for frame in &frames {
+                assert!(stage.inward(frame).is_none(), "{:?}", Seen::frame(frame));
+            }
+            dropped += frames.len() as u64;
+        }
+        // Who is admitted has an address of their own inside, whatever they have outside.
+        let client = Client { address: inside, ..Client::new(1, inside.is_ipv6()) };
+        stage.admit(&client);
+        assert!(stage.shown(&client).is_some());
+    }
+    assert_eq!(stage.verifier.count(wire::map::counter::UNCLAIMED).unwrap(), dropped);
+}
+
+#[test]
 fn kernel_translates_errors_with_what_they_quote() {
     let stage = Stage::new(&both());
     for six in [false, true] {
