@@ -84,6 +84,10 @@ impl Verifier {
         if !flags.iter().any(|flag| ["--hook", "--verdict"].contains(flag)) {
             command.args(["--hook", "xdp"]);
         }
+        // The server's addresses stand for those of several hosts.
+        if !flags.contains(&"--inside") {
+            command.arg("--only-named");
+        }
         let logs = self.dir.parent().context("a folder in the namespace's")?;
         self.process = Some(Process::start(command, logs)?);
         Ok(())
