@@ -176,18 +176,8 @@ impl World {
         Self::within(network, services, authority)
     }
 
-    /// The same with the hook that the verifier chooses by itself.
-    pub fn with_chosen_hook(network: Network, services: Services, lifetime: &str) -> Result<Self> {
-        let authority = Authority::start(&network.authority, &policy(lifetime))?;
-        Self::beside(network, services, authority, &["--hook", "auto"])
-    }
-
     fn within(network: Network, services: Services, authority: Authority) -> Result<Self> {
-        Self::beside(network, services, authority, &[])
-    }
-
-    fn beside(network: Network, services: Services, authority: Authority, flags: &[&str]) -> Result<Self> {
-        let verifier = Verifier::start_with(&network.server, &authority, flags)?;
+        let verifier = Verifier::start(&network.server, &authority)?;
         let agent = Agent::start(&network.alice)?;
         Ok(Self { agent, verifier, authority, services, network })
     }
