@@ -69,7 +69,7 @@ pub struct Block {
 }
 
 impl Block {
-    const MAX: usize = 24;
+    pub(crate) const MAX: usize = 24;
 
     fn new(address: IpAddr, rest: &[u8]) -> Self {
         let mut block = Self { bytes: [0; Self::MAX], len: 0 };

@@ -1,5 +1,5 @@
 //! Formats on the wire and in kernel maps: suites, keys, grants, tokens, carriers, segments, proofs, requests for segments,
-//! drop reasons, packets.
+//! sealed tunnels, drop reasons, packets.
 //!
 //! No standard library, no allocation, no panic: every decoder takes untrusted bytes. Clauses cited as `wire.md §n`
 //! are those of `docs/wire.md`. This crate decides nothing; decisions are `engine`'s.
@@ -21,6 +21,7 @@ pub mod map;
 pub mod packet;
 pub mod proof;
 pub mod routing;
+pub mod seal;
 pub mod segment;
 pub mod shim;
 pub mod tail;

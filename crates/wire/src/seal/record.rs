@@ -1,0 +1,344 @@
+//! Records: header, body, tag (wire.md §9.3, §9.4).
+
+use super::suite::Suite;
+use core::num::NonZeroU32;
+
+/// Bytes of a record's header.
+pub const HEADER_LEN: usize = 16;
+/// Bytes of a record's tag, whatever the suite.
+pub const TAG_LEN: usize = 16;
+/// Bytes that a record has besides its body.
+pub const OVERHEAD: usize = HEADER_LEN + TAG_LEN;
+/// Lanes of the counter (wire.md §9.7).
+pub const LANES: u8 = 8;
+/// The longest IP packet that travels: 40 bytes of an IPv6 header and the most that it can announce.
+pub const PACKET_MAX: usize = 40 + 65_535;
+/// The longest block, decompressed (wire.md §9.4.2).
+pub const BLOCK_MAX: usize = BlockHead::LEN + PACKET_MAX;
+/// The most parts of a block (wire.md §9.4.1).
+pub const PARTS_MAX: usize = 128;
+
+const EARLY: u8 = 3;
+const PACKET: u8 = 4;
+const BLOCK: u8 = 5;
+const CONTROL: u8 = 6;
+pub(super) const UNKNOWN: u8 = 7;
+const PARTIAL: u8 = 1;
+const LAST: u8 = 0x80;
+const NUMBER_BITS: u32 = 56;
+
+/// What a record does for its body (wire.md §9.3.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Treatment {
+    /// The body travels in clear; a change is noticed.
+    Authenticate = 1,
+    /// The body can't be read, and a change is noticed.
+    Encrypt = 2,
+}
+
+impl Treatment {
+    /// Both, in the order of their numbers: from the weaker to the stronger.
+    pub const ALL: [Self; 2] = [Self::Authenticate, Self::Encrypt];
+
+    /// The name in policies, metrics and documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Authenticate => "authenticate",
+            Self::Encrypt => "encrypt",
+        }
+    }
+}
+
+/// How a block is compressed (wire.md §9.3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Compression {
+    /// The LZ4 block format.
+    Lz4 = 1,
+    /// One frame of RFC 8878.
+    Zstd = 2,
+}
+
+impl Compression {
+    /// All, in the order of their numbers.
+    pub const ALL: [Self; 2] = [Self::Lz4, Self::Zstd];
+
+    /// The name in metrics and documents.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Lz4 => "lz4",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+/// Which part of a block a record has (wire.md §9.4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    number: u8,
+    /// Whether no part comes after it.
+    pub last: bool,
+}
+
+impl Part {
+    /// The part with this number, counted from 0. `None` from [`PARTS_MAX`] on.
+    pub const fn new(number: usize, last: bool) -> Option<Self> {
+        if number < PARTS_MAX { Some(Self { number: number as u8, last }) } else { None }
+    }
+
+    /// How many parts come before it.
+    pub const fn number(self) -> u8 {
+        self.number
+    }
+}
+
+/// What a record carries, with what depends on it: no other combination is a record (wire.md §9.3.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// An IP packet, encrypted, before there is a response.
+    Early {
+        /// The transport checksum is only begun (wire.md §9.4).
+        partial: bool,
+    },
+    /// An IP packet.
+    Packet {
+        /// What is done for it.
+        treatment: Treatment,
+        /// The transport checksum is only begun (wire.md §9.4).
+        partial: bool,
+    },
+    /// A part of a compressed packet or super-packet.
+    Block {
+        /// What is done for it.
+        treatment: Treatment,
+        /// How the block was compressed.
+        compression: Compression,
+        /// Which part it is.
+        part: Part,
+    },
+    /// Something from one end to the other, encrypted: a [`super::Control`].
+    Control,
+}
+
+impl Content {
+    /// What is done for the body.
+    pub const fn treatment(self) -> Treatment {
+        match self {
+            Self::Early { .. } | Self::Control => Treatment::Encrypt,
+            Self::Packet { treatment, .. } | Self::Block { treatment, .. } => treatment,
+        }
+    }
+
+    /// Whether it belongs behind an initiation.
+    pub const fn is_early(self) -> bool {
+        matches!(self, Self::Early { .. })
+    }
+
+    const fn kind(self) -> u8 {
+        match self {
+            Self::Early { .. } => EARLY,
+            Self::Packet { .. } => PACKET,
+            Self::Block { .. } => BLOCK,
+            Self::Control => CONTROL,
+        }
+    }
+
+    const fn compression(self) -> u8 {
+        match self {
+            Self::Block { compression, .. } => compression as u8,
+            _ => 0,
+        }
+    }
+
+    const fn detail(self) -> u8 {
+        match self {
+            Self::Early { partial } | Self::Packet { partial, .. } => {
+                if partial {
+                    PARTIAL
+                } else {
+                    0
+                }
+            }
+            Self::Block { part, .. } => part.number | if part.last { LAST } else { 0 },
+            Self::Control => 0,
+        }
+    }
+}
+
+/// The number by which a receiver knows a phase of a tunnel: random, never 0 (wire.md §9.6.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Index(NonZeroU32);
+
+impl Index {
+    /// The index with this number; `None` for 0.
+    pub const fn new(number: u32) -> Option<Self> {
+        match NonZeroU32::new(number) {
+            Some(number) => Some(Self(number)),
+            None => None,
+        }
+    }
+
+    /// Its number.
+    pub const fn get(self) -> u32 {
+        self.0.get()
+    }
+}
+
+/// The counter of a record: a lane, and the record's number in it (wire.md §9.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Counter(u64);
+
+impl Counter {
+    /// The largest number in a lane.
+    pub const NUMBER_MAX: u64 = (1 << NUMBER_BITS) - 1;
+
+    /// `None` from [`LANES`] on, and beyond [`Self::NUMBER_MAX`].
+    pub const fn new(lane: u8, number: u64) -> Option<Self> {
+        if lane < LANES && number <= Self::NUMBER_MAX {
+            Some(Self((lane as u64) << NUMBER_BITS | number))
+        } else {
+            None
+        }
+    }
+
+    /// The lane, below [`LANES`].
+    pub const fn lane(self) -> u8 {
+        (self.0 >> NUMBER_BITS) as u8
+    }
+
+    /// The number in its lane.
+    pub const fn number(self) -> u64 {
+        self.0 & Self::NUMBER_MAX
+    }
+
+    /// Reads the eight bytes; `None` as with [`Self::new`].
+    pub const fn from_bytes(bytes: [u8; 8]) -> Option<Self> {
+        let all = u64::from_be_bytes(bytes);
+        Self::new((all >> NUMBER_BITS) as u8, all & Self::NUMBER_MAX)
+    }
+
+    /// The eight bytes that travel and enter the nonce.
+    pub const fn bytes(self) -> [u8; 8] {
+        self.0.to_be_bytes()
+    }
+}
+
+/// What a record shows without its key, all of it under its tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// What it carries, and the treatment.
+    pub content: Content,
+    /// The AEAD.
+    pub suite: Suite,
+    /// The receiver's number for the phase; of an early record the initiator's own.
+    pub index: Index,
+    /// Its counter.
+    pub counter: Counter,
+}
+
+impl RecordHeader {
+    /// The 16 bytes on the wire.
+    pub fn encode(&self) -> [u8; HEADER_LEN] {
+        let mut bytes = [0; HEADER_LEN];
+        bytes[0] = self.content.kind();
+        bytes[1] = self.content.compression() << 4 | self.content.treatment() as u8;
+        bytes[2] = self.suite as u8;
+        bytes[3] = self.content.detail();
+        bytes[4..8].copy_from_slice(&self.index.get().to_be_bytes());
+        bytes[8..].copy_from_slice(&self.counter.bytes());
+        bytes
+    }
+
+    /// Reads a header; `None` if it is `malformed` (wire.md §9.3.5). Whatever is read has one form only.
+    pub fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
+        let [kind, treated, suite, detail, i0, i1, i2, i3, counter @ ..] = *bytes;
+        let treatment = Treatment::ALL.into_iter().find(|treatment| *treatment as u8 == treated & 15)?;
+        let compression = Compression::ALL.into_iter().find(|compression| *compression as u8 == treated >> 4);
+        let partial = detail == PARTIAL;
+        let content = match kind {
+            EARLY => Content::Early { partial },
+            PACKET => Content::Packet { treatment, partial },
+            BLOCK => {
+                let part = Part { number: detail & !LAST, last: detail & LAST != 0 };
+                Content::Block { treatment, compression: compression?, part }
+            }
+            CONTROL => Content::Control,
+            _ => return None,
+        };
+        let header = Self {
+            content,
+            suite: Suite::from_number(suite)?,
+            index: Index::new(u32::from_be_bytes([i0, i1, i2, i3]))?,
+            counter: Counter::from_bytes(counter)?,
+        };
+        // What the content rules out does not come back.
+        (header.encode() == *bytes).then_some(header)
+    }
+
+    /// Reads the header of a whole record, whose body is at least one byte, or as long as a control's.
+    pub fn of(record: &[u8]) -> Option<Self> {
+        let (header, rest) = record.split_first_chunk()?;
+        let header = Self::decode(header)?;
+        let least = if header.content == Content::Control { super::control::LEN_MIN } else { 1 };
+        (rest.len() >= least + TAG_LEN).then_some(header)
+    }
+}
+
+/// Says that nobody here has the index of a record that came (wire.md §9.12). Nothing of it is proved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unknown {
+    /// The record's index.
+    pub index: Index,
+    /// The record's counter.
+    pub counter: Counter,
+}
+
+impl Unknown {
+    /// Its bytes: fewer than those of any record.
+    pub const LEN: usize = 16;
+
+    /// As it travels.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        bytes[0] = UNKNOWN;
+        bytes[4..8].copy_from_slice(&self.index.get().to_be_bytes());
+        bytes[8..].copy_from_slice(&self.counter.bytes());
+        bytes
+    }
+
+    /// Reads one; `None` if it is `malformed`.
+    pub fn decode(bytes: &[u8; Self::LEN]) -> Option<Self> {
+        let [UNKNOWN, 0, 0, 0, i0, i1, i2, i3, counter @ ..] = *bytes else { return None };
+        let index = Index::new(u32::from_be_bytes([i0, i1, i2, i3]))?;
+        Some(Self { index, counter: Counter::from_bytes(counter)? })
+    }
+}
+
+/// What stands in front of the packet in a block, decompressed (wire.md §9.4.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockHead {
+    /// Payload bytes of each packet that a super-packet is to leave as; 0 for one packet.
+    pub segment: u16,
+    /// The transport checksum is only begun (wire.md §9.4).
+    pub partial: bool,
+}
+
+impl BlockHead {
+    /// Its bytes.
+    pub const LEN: usize = 4;
+
+    /// As it travels.
+    pub fn encode(&self) -> [u8; Self::LEN] {
+        let [high, low] = self.segment.to_be_bytes();
+        [high, low, if self.partial { PARTIAL } else { 0 }, 0]
+    }
+
+    /// Reads a block's head and its packet; `None` if it is `malformed`: too short or long, or with an unknown flag.
+    pub fn split(block: &[u8]) -> Option<(Self, &[u8])> {
+        let (&[high, low, flags, zero], packet) = block.split_first_chunk::<{ Self::LEN }>()?;
+        let is_one = flags & !PARTIAL == 0 && zero == 0 && !packet.is_empty() && packet.len() <= PACKET_MAX;
+        let head = Self { segment: u16::from_be_bytes([high, low]), partial: flags == PARTIAL };
+        is_one.then_some((head, packet))
+    }
+}

@@ -1,0 +1,209 @@
+//! The keys of a tunnel: from the grant's key to those of records (wire.md §9.6, §9.9.1).
+
+use super::Share;
+use super::handshake::{INITIATION_LEN, RESPONSE_HEAD_LEN, RESPONSE_LEN, Refusal, Response};
+use super::record::{Counter, Index, Treatment};
+use super::suite::Suite;
+use crate::grant::{Block, Destination};
+use crate::key::GrantKey;
+use crate::mac::{self, MAC_LEN};
+use core::num::NonZeroU32;
+use hkdf::Hkdf;
+use sha2::{Digest, Sha256};
+use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
+
+const SALT: &[u8] = b"vouchsafe seal v1";
+const IV_LEN: usize = 12;
+const KEY_LEN_MAX: usize = 32;
+
+/// Which way a record goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Direction {
+    /// From the initiator, the agent.
+    FromInitiator = 0,
+    /// From the responder, the verifier.
+    FromResponder = 1,
+}
+
+impl Direction {
+    /// The other way.
+    pub const fn back(self) -> Self {
+        match self {
+            Self::FromInitiator => Self::FromResponder,
+            Self::FromResponder => Self::FromInitiator,
+        }
+    }
+}
+
+/// What two shares have in common, by X25519.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct Shared([u8; 32]);
+
+impl Shared {
+    /// Takes what X25519 gave. `None` if that is zero: the other's share was none (RFC 7748 §6.1).
+    pub fn new(bytes: [u8; 32]) -> Option<Self> {
+        let shared = Self(bytes);
+        (!mac::tags_equal(&shared.0, &[0; 32])).then_some(shared)
+    }
+
+    /// What stands in its place without forward secrecy.
+    pub const fn none() -> Self {
+        Self([0; 32])
+    }
+}
+
+/// The secret of a phase; whoever holds it can open and make all its records, in both directions.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct PhaseSecret([u8; 32]);
+
+/// The key and IV of one phase, direction, treatment and suite.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct RecordKey {
+    material: [u8; KEY_LEN_MAX + IV_LEN],
+    #[zeroize(skip)]
+    key_len: usize,
+}
+
+impl RecordKey {
+    /// The AEAD's key, as long as its suite's keys are.
+    pub fn key(&self) -> &[u8] {
+        self.material.get(..self.key_len).unwrap_or_default()
+    }
+
+    /// The bytes that each nonce is made with.
+    pub fn iv(&self) -> [u8; IV_LEN] {
+        let mut iv = [0; IV_LEN];
+        for (to, from) in iv.iter_mut().zip(self.material.iter().skip(self.key_len)) {
+            *to = *from;
+        }
+        iv
+    }
+}
+
+/// The nonce of the record with this counter (wire.md §9.3.4).
+pub fn nonce(iv: &[u8; IV_LEN], counter: Counter) -> [u8; IV_LEN] {
+    let mut nonce = *iv;
+    for (byte, count) in nonce.iter_mut().skip(4).zip(counter.bytes()) {
+        *byte ^= count;
+    }
+    nonce
+}
+
+impl PhaseSecret {
+    /// Takes 32 bytes as a phase's secret. A handshake and [`Self::next`] make them; this is for records that are read with a
+    /// secret somebody wrote down.
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The key of records in this direction, of this treatment and suite (wire.md §9.6.3).
+    pub fn record_key(&self, direction: Direction, treatment: Treatment, suite: Suite) -> Option<RecordKey> {
+        let mut key = RecordKey { material: [0; KEY_LEN_MAX + IV_LEN], key_len: suite.key_len() };
+        let room = key.material.get_mut(..suite.key_len() + IV_LEN)?;
+        expand_into(&self.0, &[b"key", &[direction as u8, treatment as u8, suite as u8]], room)?;
+        Some(key)
+    }
+
+    /// The secret of the phase after this one (wire.md §9.9.1): its number, and each end's index and share for it.
+    pub fn next(
+        &self,
+        shared: &Shared,
+        phase: NonZeroU32,
+        initiator: (Index, &Share),
+        responder: (Index, &Share),
+    ) -> Option<Self> {
+        let mut hash = Sha256::new();
+        hash.update(phase.get().to_be_bytes());
+        for (index, share) in [initiator, responder] {
+            hash.update(index.get().to_be_bytes());
+            hash.update(share);
+        }
+        let joint = extract(&*expand::<32>(&self.0, &[b"next"])?, &shared.0);
+        Some(Self(*expand(&joint, &[b"phase", &hash.finalize()])?))
+    }
+}
+
+/// A handshake as both its ends compute it: from the grant's key and the initiation on.
+#[derive(Clone, Zeroize, ZeroizeOnDrop)]
+pub struct Handshake {
+    root: [u8; 32],
+    /// The hash of the initiation and its destination.
+    begun: [u8; 32],
+}
+
+impl Handshake {
+    /// Begins with an initiation whose tag is right, to the tunnel's service at `to`.
+    pub fn new(key: &GrantKey, initiation: &[u8; INITIATION_LEN], to: &Destination) -> Self {
+        let begun = sha256(&[initiation, Block::destination(to).bytes()]);
+        Self { root: *extract(SALT, key.bytes()), begun }
+    }
+
+    /// The secret of phase 0: of early records.
+    pub fn early(&self) -> Option<PhaseSecret> {
+        Some(PhaseSecret(*expand(&self.root, &[b"early", &self.begun])?))
+    }
+
+    /// The responder's answer as it travels, and the secret of phase 1. `shared` is of its share and the initiation's.
+    /// `None` if the response is a refusal.
+    pub fn respond(&self, response: &Response, shared: &Shared) -> Option<([u8; RESPONSE_LEN], PhaseSecret)> {
+        response.given.ok()?;
+        self.sealed(response, shared)
+    }
+
+    /// A refusal as it travels.
+    pub fn refuse(&self, response: &Response) -> Option<[u8; RESPONSE_LEN]> {
+        response.given.err()?;
+        Some(self.sealed(response, &Shared::none())?.0)
+    }
+
+    fn sealed(&self, response: &Response, shared: &Shared) -> Option<([u8; RESPONSE_LEN], PhaseSecret)> {
+        let head = response.head();
+        let (tag, secret) = self.join(&head, shared)?;
+        let mut bytes = [0; RESPONSE_LEN];
+        bytes[..RESPONSE_HEAD_LEN].copy_from_slice(&head);
+        bytes[RESPONSE_HEAD_LEN..].copy_from_slice(&tag);
+        Some((bytes, secret))
+    }
+
+    /// The secret of phase 1, if the response has the right tag: for the initiator, whose share and the response's have
+    /// `shared` in common.
+    pub fn take(&self, bytes: &[u8; RESPONSE_LEN], shared: &Shared) -> Option<PhaseSecret> {
+        let (head, tag) = bytes.split_first_chunk()?;
+        let (right, secret) = self.join(head, shared)?;
+        mac::tags_equal(tag, &right).then_some(secret)
+    }
+
+    /// Whether a refusal has the right tag.
+    pub fn is_refused(&self, bytes: &[u8; RESPONSE_LEN]) -> Option<Refusal> {
+        let refusal = Response::read(bytes)?.given.err()?;
+        self.take(bytes, &Shared::none()).map(|_| refusal)
+    }
+
+    fn join(&self, head: &[u8; RESPONSE_HEAD_LEN], shared: &Shared) -> Option<([u8; MAC_LEN], PhaseSecret)> {
+        let joint = extract(&*expand::<32>(&self.root, &[b"join", &self.begun])?, &shared.0);
+        let whole = sha256(&[&self.begun, head]);
+        let tag = *expand(&joint, &[b"confirm", &whole])?;
+        Some((tag, PhaseSecret(*expand(&joint, &[b"phase", &whole])?)))
+    }
+}
+
+fn sha256(parts: &[&[u8]]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    parts.iter().for_each(|part| hash.update(part));
+    hash.finalize().into()
+}
+
+fn extract(salt: &[u8], ikm: &[u8]) -> Zeroizing<[u8; 32]> {
+    Zeroizing::new(Hkdf::<Sha256>::extract(Some(salt), ikm).0.into())
+}
+
+fn expand<const N: usize>(key: &[u8; 32], info: &[&[u8]]) -> Option<Zeroizing<[u8; N]>> {
+    let mut out = Zeroizing::new([0; N]);
+    expand_into(key, info, &mut *out)?;
+    Some(out)
+}
+
+fn expand_into(key: &[u8; 32], info: &[&[u8]], out: &mut [u8]) -> Option<()> {
+    Hkdf::<Sha256>::from_prk(key).ok()?.expand_multi_info(info, out).ok()
+}
