@@ -4,7 +4,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-enum { FIELDS = 24, LAST_OFFSET = 255 };
+enum { FIELDS = 24 };
 
 /* Two bytes of the frame, and the places of at most two checksums over them; 0 for none. */
 struct field {

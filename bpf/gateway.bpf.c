@@ -391,9 +391,8 @@ static __always_inline int come_in(context *ctx, struct packet *p)
 	return to_inside(&w, &key, flow) || translate(ctx, p, &w) ? DROP_NO_ADDRESS : CONTINUE;
 }
 
-/* Whether a packet is from or to an inside address, and of no flow that a token opened. Inside addresses are nobody's outside: the
- * inside would take who forges one for the person who has it.
- */
+/* Whether a packet uses an address of the pool without belonging to a flow that a token opened. Nobody has such an address
+ * outside: a stranger who forged one would look to the inside like the person who has it. */
 __noinline int poses(const struct packet *p)
 {
 	struct flow_key key, turned;
@@ -420,7 +419,7 @@ int inward(struct __sk_buff *ctx)
 	bring_headers_near(ctx);
 	__builtin_memset(&p, 0, sizeof(p));
 	form = parse(ctx, &p, ETHER_LEN, 0);
-	if (poses(&p)) {
+	if (has_pool() && poses(&p)) {
 		count(UNCLAIMED);
 		return TC_ACT_SHOT;
 	}

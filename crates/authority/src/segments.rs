@@ -412,7 +412,7 @@ pub(crate) fn to_of(question: &Question<'_>) -> Destination {
     Destination { address: question.receiver, protocol: question.protocol, port: question.port }
 }
 
-/// Who is answered, by whom, about which service.
+/// The audit entry's words for an answered request: the sender, the receiver and the service.
 fn answers_in_words(networks: &Networks, shown: &Given) -> String {
     let network = networks.name(shown.vni).unwrap_or_default();
     let (wire::Ends { sender, receiver, .. }, segment) = (shown.ends, &shown.segment);

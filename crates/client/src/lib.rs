@@ -96,8 +96,8 @@ impl Authority {
         Self::over(url, ca_pem, |builder| builder)
     }
 
-    /// The same, over connections that are this user's own: without it, whoever has root connect somewhere does so in root's
-    /// name. It takes `CAP_SETUID`.
+    /// A client whose connections belong to the user `uid`, so that root's tokens are not spent on them: a user who has the
+    /// agent connect somewhere must not do so in root's name. The caller needs `CAP_SETUID`.
     pub fn of_user(url: &str, ca_pem: Option<&[u8]>, uid: u32) -> Result<Self, Error> {
         let own = |builder: ClientBuilder| builder.connector_layer(OwnedBy(uid)).dns_resolver(Arc::new(Elsewhere));
         Self::over(url, ca_pem, own)

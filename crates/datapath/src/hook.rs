@@ -55,7 +55,7 @@ pub enum Choice {
     /// XDP where the driver runs it and the interface is no virtual one, else tc.
     #[default]
     Auto,
-    /// The same one everywhere. XDP is then the kernel's own where the driver has none.
+    /// One hook on every interface. XDP runs in the kernel's generic form where the driver does not support it.
     Only(Hook),
 }
 

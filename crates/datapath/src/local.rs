@@ -9,9 +9,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// Addresses by the length of their prefix. Those for one host may be whole networks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Local {
-    /// Of this host alone.
+    /// Addresses that only this host has.
     pub own: BTreeSet<(IpAddr, u8)>,
-    /// Of this host and others: broadcast of its networks, anycast.
+    /// Addresses that this host shares with others: its networks' broadcast addresses, and anycast.
     pub shared: BTreeSet<(IpAddr, u8)>,
 }
 

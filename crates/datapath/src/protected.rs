@@ -48,7 +48,7 @@ impl Protected {
         })
     }
 
-    /// What is protected at an address.
+    /// The services that are protected at an address.
     pub fn services_of(&self, address: IpAddr) -> Option<Services> {
         match address {
             IpAddr::V4(address) => self.four.get(&Prefix4 { length: 32, address: address.octets() }).ok()?,

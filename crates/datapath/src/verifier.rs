@@ -127,7 +127,7 @@ pub struct Verifier {
     pub protected: Protected,
     /// First fragments of admitted flows: when they came; the ports' place holds the identification.
     pub fragments: Table<FlowKey, u32>,
-    /// The same for datagrams to open ports.
+    /// First fragments of datagrams to ports that nobody protects: their later fragments pass.
     pub open_fragments: Table<FlowKey, u32>,
     /// Tokens seen, by bucket.
     pub replays: Table<u32, ReplayBucket>,

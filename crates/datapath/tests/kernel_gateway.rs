@@ -303,7 +303,7 @@ fn kernel_lets_nobody_outside_pass_for_an_address_of_the_pool() {
             }
             dropped += frames.len() as u64;
         }
-        // Who is admitted has an address of their own inside, whatever they have outside.
+        // The gateway gives an admitted person an inside address, whichever outside address the client has.
         let client = Client { address: inside, ..Client::new(1, inside.is_ipv6()) };
         stage.admit(&client);
         assert!(stage.shown(&client).is_some());

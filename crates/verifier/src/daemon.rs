@@ -75,7 +75,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         );
     }
     if trial.is_some() && settings.hook == Choice::Auto && !settings.hook.ends_with_process() {
-        // What is tried has to end with this process, and before Linux 6.6 an attachment to tc does not.
+        // A trial must end with this process. Before Linux 6.6 an attachment to tc outlives it.
         settings.hook = Choice::Only(Hook::Xdp);
     }
     if trial.is_some() && !settings.hook.ends_with_process() {

@@ -73,7 +73,7 @@ pub struct Entry {
     pub person: String,
     /// The network's name.
     pub network: String,
-    /// What was asked for; of an answer, the service that is answered, at the address that it goes to.
+    /// The destination of the request. For an answer: the service that answers, with the address that the answer goes to.
     pub to: Destination,
     /// The endpoint that the sender was behind.
     pub sending: IpAddr,

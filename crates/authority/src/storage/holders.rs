@@ -14,7 +14,7 @@ use wire::Holder;
 
 /// Grants of one session that have not ended, at most, whether they were revoked or not.
 const MOST_OF_SESSION: u32 = 1024;
-/// The same of one account, in all sessions.
+/// Grants that one account may have in all its sessions together.
 const MOST_OF_ACCOUNT: u32 = 4096;
 
 /// Slots of an account.

@@ -143,14 +143,14 @@ impl Grant {
         }
     }
 
-    /// The same for a session's grant of this number.
+    /// The grant of this number in a holder's session.
     pub fn of(family: &Family, holder: Holder, number: u32) -> Self {
         let grant = Self::new(family, 0);
         let key = master().verifier_key("edge-1", grant.epoch).expect("a short id");
         Self { handle: holder.handle(&key, number).0, ..grant }
     }
 
-    /// The same for a session of an account, which the handle names (wire.md §3.9).
+    /// A grant whose handle names this account and session (wire.md §3.9).
     pub fn held(family: &Family, account: u32, session: u8, chance: u32) -> Self {
         let grant = Self::new(family, 0);
         let key = master().verifier_key("edge-1", grant.epoch).expect("a short id");

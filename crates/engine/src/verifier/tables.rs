@@ -63,7 +63,7 @@ pub trait Tables {
     /// Whether the program is attached at tc. There the kernel has already removed the outer VLAN tag, and the program cannot
     /// remove a shim behind a second one.
     fn at_tc(&self) -> bool;
-    /// What is protected at an address: the services of the longest prefix that contains it.
+    /// The services that are protected at an address: those of the longest prefix that contains it.
     fn services(&self, address: IpAddr) -> Option<Services>;
     /// The verifier's key of an epoch.
     fn key(&self, epoch: Epoch) -> Option<VerifierKey>;

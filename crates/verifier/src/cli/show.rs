@@ -77,7 +77,7 @@ pub(super) fn show_status(status: &view::Status) {
     print!("\n{}", Table::new(&["TABLE", "USED", "MAX", "BYTES EACH", "AT MOST"], tables));
 }
 
-/// What is protected at the host's other addresses, and which sockets are not at all of them.
+/// Prints the services that are protected at the host's other addresses too, and the sockets that listen outside protection.
 fn show_exposure(status: &view::Status) {
     let view::Extended { services, networks, crowded } = &status.extended;
     if !services.is_empty() {

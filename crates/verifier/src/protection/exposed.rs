@@ -1,4 +1,4 @@
-//! What is protected: what receivers name, and their ports at the other addresses of this host, which come and go.
+//! The protected services: those that receivers name, and their ports at this host's other addresses, which come and go.
 
 use super::Protection;
 use crate::exposure::{Extension, extension};
