@@ -3,11 +3,11 @@
 use crate::problem::Problem;
 use crate::push::Listener;
 use crate::state::Authority;
-use crate::storage::{AuditEvent, Database, EndedSession, Login, Proof, Session, TokenHash};
+use crate::storage::{AuditEvent, Database, Login, Proof, Session, TokenHash};
 use crate::{credentials, now};
 use anyhow::Result;
 use engine::api::{Event, RevokedGrant, RevokedSession};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -142,7 +142,7 @@ impl Authority {
         let (sessions, verifiers, gone, ended, rechecks, preferences) = self
             .storage
             .call(|database| {
-                let gone = database.take_ended_sessions(now())?;
+                let gone = database.take_ended_sessions()?;
                 let (ended, rechecks) = (database.take_unannounced()?, database.take_rechecks()?);
                 let preferences = database.preferences()?;
                 Ok((database.sessions(now())?, database.verifier_tokens()?, gone, ended, rechecks, preferences))
@@ -156,16 +156,8 @@ impl Authority {
         *self.sessions.write().unwrap_or_else(PoisonError::into_inner) = sessions;
         self.datagrams.keep(|token| live.contains(token));
         *self.verifiers.write().unwrap_or_else(PoisonError::into_inner) = verifiers;
-        let mut rechecks: BTreeSet<_> = rechecks.into_iter().collect();
+        self.tell_ended(gone);
         let mut told: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
-        self.tell_ended(&gone);
-        for EndedSession { session, verifiers, grants } in gone {
-            rechecks.extend(verifiers.into_iter().map(|(verifier, _)| verifier));
-            for (verifier, grant) in grants {
-                told.entry(Listener::Verifier(verifier)).or_default().push(grant);
-                told.entry(Listener::Session(session)).or_default().push(grant);
-            }
-        }
         for ended in ended {
             told.entry(Listener::Verifier(ended.verifier)).or_default().push(ended.grant);
             told.entry(Listener::Session(ended.session)).or_default().push(ended.grant);
@@ -185,16 +177,14 @@ impl Authority {
     }
 
     /// Tells verifiers which sessions ended: one statement of each, however many grants it had.
-    fn tell_ended(&self, gone: &[EndedSession]) {
-        let mut told: HashMap<&str, Vec<RevokedSession>> = HashMap::new();
-        for (verifier, session) in gone.iter().flat_map(|ended| &ended.verifiers) {
-            told.entry(verifier).or_default().push(*session);
-        }
-        if !told.is_empty() {
-            tracing::info!(sessions = gone.len(), verifiers = told.len(), "announcing ended sessions");
+    fn tell_ended(&self, gone: Vec<(String, RevokedSession)>) {
+        let mut told: HashMap<String, Vec<RevokedSession>> = HashMap::new();
+        for (verifier, session) in gone {
+            told.entry(verifier).or_default().push(session);
         }
         for (verifier, sessions) in told {
-            let listener = Listener::Verifier(verifier.to_owned());
+            tracing::info!(verifier, sessions = sessions.len(), "announcing ended sessions");
+            let listener = Listener::Verifier(verifier);
             for sessions in sessions.chunks(REVOKED_PER_EVENT) {
                 self.push.tell(&listener, &Event::SessionsRevoked { sessions: sessions.to_vec() });
             }

@@ -23,7 +23,6 @@ pub use accounts::{Account, AccountEntry, SecondFactor};
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
 pub use devices::DeviceEntry;
 pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
-pub use holders::EndedSession;
 pub use identities::{Known, NewService, Proof, ProviderSession, Renewable, Renewed, ServiceEntry};
 pub use passkeys::{Passkey, PasskeyHandle};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};

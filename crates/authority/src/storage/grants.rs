@@ -237,11 +237,11 @@ impl Database {
         handles.iter().map(|handle| look_up(*handle)).collect()
     }
 
-    /// The revoked grants of `verifier` that have not ended.
+    /// The grants of `verifier` that were revoked one by one and have not ended.
     pub fn revoked(&self, verifier: &str, now: u64) -> Result<Vec<RevokedGrant>> {
-        let mut statement = self.connection.prepare_cached(&format!(
-            "SELECT handle, expires FROM {ENTRIES} WHERE expires > ?1 AND NOT ({HELD}) AND verifier = ?2"
-        ))?;
+        let mut statement = self.connection.prepare_cached(
+            "SELECT handle, expires FROM grants WHERE expires > ?1 AND revoked IS NOT NULL AND verifier = ?2",
+        )?;
         let rows = statement.query_map(params![ended_by(now), verifier], revoked_grant)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
@@ -446,22 +446,6 @@ pub(super) fn revoke_unnamed(
     now: u64,
 ) -> Result<()> {
     mark(transaction, "person = ?3 AND session = ?4", now, &[&person, session])
-}
-
-/// The grants of a session of this person's, which has ended, that would not have ended without that.
-pub(super) fn of_ended(
-    transaction: &Transaction<'_>,
-    session: &TokenHash,
-    person: &str,
-    now: u64,
-) -> Result<Vec<(String, RevokedGrant)>> {
-    let mut statement = transaction.prepare_cached(
-        "SELECT handle, expires, verifier FROM grants
-         WHERE person = ?1 AND expires > ?2 AND session = ?3 AND revoked IS NULL",
-    )?;
-    let rows =
-        statement.query_map(params![person, ended_by(now), session], |row| Ok((row.get(2)?, revoked_grant(row)?)))?;
-    Ok(rows.collect::<Result<_, _>>()?)
 }
 
 pub(super) fn revoke_of_verifier(transaction: &Transaction<'_>, verifier: &str, now: u64) -> Result<()> {

@@ -7,7 +7,7 @@
 use super::grants::Recorded;
 use super::{Database, TokenHash, grants};
 use anyhow::{Context, Result};
-use engine::api::{RevokedGrant, RevokedSession};
+use engine::api::RevokedSession;
 use engine::verifier::CLOCK_SKEW_MAX;
 use rusqlite::{OptionalExtension, Transaction, params};
 use wire::Holder;
@@ -44,17 +44,6 @@ CREATE TABLE unexpired_grants (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// A session that ended, with those who must hear of it.
-#[derive(Debug)]
-pub struct EndedSession {
-    /// The session.
-    pub session: TokenHash,
-    /// The verifiers that it had grants for, and what they are told.
-    pub verifiers: Vec<(String, RevokedSession)>,
-    /// Its grants that have not ended, with their verifiers.
-    pub grants: Vec<(String, RevokedGrant)>,
-}
-
 /// What becomes of a session that wants a slot.
 pub(super) enum Slot {
     /// It has one.
@@ -67,32 +56,24 @@ pub(super) enum Slot {
 }
 
 impl Database {
-    /// The sessions that ended and nobody was told of, which this call takes as told.
-    pub fn take_ended_sessions(&mut self, now: u64) -> Result<Vec<EndedSession>> {
-        let waiting: bool =
-            self.connection
-                .query_row("SELECT EXISTS (SELECT 1 FROM session_slots WHERE told = 0)", [], |row| row.get(0))?;
-        if !waiting {
+    /// The sessions that ended and nobody was told of, each with a verifier that it had grants for; this call takes them as told.
+    pub fn take_ended_sessions(&mut self) -> Result<Vec<(String, RevokedSession)>> {
+        let waiting = "SELECT EXISTS (SELECT 1 FROM session_slots WHERE told = 0)";
+        if !self.connection.query_row(waiting, [], |row| row.get::<_, bool>(0))? {
             return Ok(Vec::new());
         }
         self.write_soon(|transaction| {
-            let mut take = transaction.prepare_cached(
-                "UPDATE session_slots SET told = NULL WHERE told = 0 RETURNING session, account, slot, ended, owner",
+            let mut ended = transaction.prepare_cached(
+                "SELECT verifier, account, slot, max(of.until, ended) + ?1 FROM session_slots
+                 JOIN session_verifiers AS of USING (session) WHERE told = 0",
             )?;
-            let ended = take.query_map([], |row| {
-                Ok((row.get(0)?, of(row.get(1)?, row.get(2)?), row.get(3)?, row.get::<_, String>(4)?))
+            let ended = ended.query_map([CLOCK_SKEW_MAX], |row| {
+                let Holder(holder) = of(row.get(1)?, row.get(2)?);
+                Ok((row.get(0)?, RevokedSession { holder, expires: row.get(3)? }))
             })?;
-            let ended: Vec<(TokenHash, Holder, i64, String)> = ended.collect::<Result<_, _>>()?;
-            let mut verifiers = transaction
-                .prepare_cached("SELECT verifier, max(until, ?2) + ?3 FROM session_verifiers WHERE session = ?1")?;
-            let mut described = |(session, Holder(holder), ended, owner): (TokenHash, Holder, i64, String)| {
-                let told = verifiers.query_map(params![session, ended, CLOCK_SKEW_MAX], |row| {
-                    Ok((row.get(0)?, RevokedSession { holder, expires: row.get(1)? }))
-                })?;
-                let verifiers = told.collect::<Result<_, _>>()?;
-                Ok(EndedSession { session, verifiers, grants: grants::of_ended(transaction, &session, &owner, now)? })
-            };
-            ended.into_iter().map(&mut described).collect()
+            let ended = ended.collect::<Result<_, _>>()?;
+            transaction.execute("UPDATE session_slots SET told = NULL WHERE told = 0", [])?;
+            Ok(ended)
         })
     }
 

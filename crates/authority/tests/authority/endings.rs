@@ -3,25 +3,8 @@
 use crate::stage::*;
 use authority::storage::{Operator, Which};
 use authority::{admin, now};
-use client::{Authority, EventStream};
-use engine::api::{Event, RevokedSession};
 use std::time::{Duration, SystemTime};
-use wire::{Handle, Holder, VerifierKey};
-
-/// The sessions that the next such event names.
-async fn ended(events: &mut EventStream) -> Vec<RevokedSession> {
-    loop {
-        if let Event::SessionsRevoked { sessions } = next(events).await {
-            return sessions;
-        }
-    }
-}
-
-/// The verifier's key of now.
-async fn key(verifier: &Authority) -> VerifierKey {
-    let keys = verifier.keys(0).await.unwrap().keys;
-    VerifierKey::new(hex::decode(&keys.last().unwrap().key).unwrap().try_into().unwrap())
-}
+use wire::{Handle, Holder};
 
 #[tokio::test]
 async fn the_end_of_a_session_by_any_command_is_one_statement() {
@@ -53,7 +36,7 @@ async fn the_end_of_a_session_by_any_command_is_one_statement() {
             }
             _ => admin::remove_account(&stage.directory, "bob").await.unwrap(),
         }
-        let told = ended(&mut guard).await;
+        let told = ended_sessions(&mut guard).await;
         assert_eq!(told.iter().map(|session| session.holder).collect::<Vec<_>>(), [holders[0].0], "{cause}");
         // Until no clock takes its grants any more.
         assert_eq!(u64::from(told[0].expires), expires + 30, "{cause}");
@@ -80,7 +63,7 @@ async fn a_session_that_expires_ends_at_the_verifiers_within_a_second() {
     let database = rusqlite::Connection::open(stage.directory.database()).unwrap();
     database.busy_timeout(SOON).unwrap();
     database.execute("UPDATE sessions SET expires = ?1", [expires.cast_signed()]).unwrap();
-    let told = ended(&mut guard).await;
+    let told = ended_sessions(&mut guard).await;
     let late = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH + Duration::from_secs(expires)).unwrap();
     assert!(late < Duration::from_secs(1), "{late:?}");
     let holder = Holder::of(Handle(grant), &key(&verifier).await);

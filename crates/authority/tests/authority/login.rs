@@ -1,7 +1,7 @@
 //! Logins with an identity provider and as a machine, and what must not become one.
 
 use crate::provider::{CLIENT, Key, LOGOUT, Provider};
-use crate::stage::{PASSWORD, SOON, Stage, events, git, handle, login, problem, revoked};
+use crate::stage::{PASSWORD, SOON, Stage, ended, events, git, handle, holder_of, login, problem, revoked};
 use authority::admin;
 use client::{Authority, Error};
 use engine::api::{
@@ -345,7 +345,7 @@ async fn only_a_genuine_logout_token_logs_out() {
     let asked = Instant::now();
     let head = json!({ "alg": "EdDSA", "typ": "logout+jwt" });
     assert_eq!(scene.log_out(scene.key.sign(head, &good())).await, 200);
-    assert_eq!(revoked(&mut heard).await, [handle(&grant)]);
+    assert_eq!(ended(&mut heard).await, [holder_of(&grant, &edge).await]);
     assert!(asked.elapsed() < SOON);
     assert!(matches!(carol.destinations().await, Err(Error::NotLoggedIn)));
 }

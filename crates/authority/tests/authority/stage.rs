@@ -3,10 +3,11 @@
 use authority::storage::Database;
 use authority::{Directory, Server, admin};
 use client::{Authority, Error, EventStream};
-use engine::api::{Confirm, Event, Grant, GrantRequest, Login, Problem};
+use engine::api::{Confirm, Event, Grant, GrantRequest, Login, Problem, RevokedSession};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tempfile::TempDir;
+use wire::{Handle, Holder, VerifierKey};
 
 pub const PASSWORD: &str = "correct horse";
 /// Within this everything that must happen "at once" has happened.
@@ -202,4 +203,31 @@ pub async fn revoked(events: &mut EventStream) -> Vec<u64> {
             other => panic!("{other:?}"),
         }
     }
+}
+
+/// The sessions that the next event to a verifier which says so names as ended. Nothing else is said of their grants.
+pub async fn ended_sessions(events: &mut EventStream) -> Vec<RevokedSession> {
+    loop {
+        match next(events).await {
+            Event::SessionsRevoked { sessions } => return sessions,
+            Event::Policy | Event::Granted { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Their holders.
+pub async fn ended(events: &mut EventStream) -> Vec<u32> {
+    ended_sessions(events).await.iter().map(|session| session.holder).collect()
+}
+
+/// The verifier's key of now.
+pub async fn key(verifier: &Authority) -> VerifierKey {
+    let keys = verifier.keys(0).await.unwrap().keys;
+    VerifierKey::new(hex::decode(&keys.last().unwrap().key).unwrap().try_into().unwrap())
+}
+
+/// The holder that the grant's handle names to its verifier.
+pub async fn holder_of(grant: &Grant, verifier: &Authority) -> u32 {
+    Holder::of(Handle(handle(grant)), &key(verifier).await).0
 }
