@@ -1,15 +1,12 @@
 //! What Vouchsafe costs on a path, beside the same path without it, in one run: connects, throughput, floods.
 //!
-//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. Both
-//! sides take turns and their middles are compared, for the machine's other work disturbs both. Needs root, and
-//! `VOUCHSAFE_BIN` or a built `vouchsafe` beside this.
+//! Prints one JSON object, which `cargo xtask bench` collects. Both sides take turns, so that the machine's other work disturbs
+//! both. Needs root, and `VOUCHSAFE_BIN` or a built `vouchsafe` beside this.
 
 #[path = "network/cdf.rs"]
 mod cdf;
 #[path = "network/connect.rs"]
 mod connect;
-#[path = "network/figures.rs"]
-mod figures;
 #[path = "network/flood.rs"]
 mod flood;
 #[path = "network/gateway.rs"]
@@ -29,8 +26,8 @@ mod throughput;
 mod tunnel;
 
 use anyhow::Result;
-use figures::Figures;
 use lab::world::{Agent, Authority, Network, Verifier, Way, policy};
+use measure::Figures;
 
 /// A network with Vouchsafe in it and Alice logged in.
 pub struct Guarded {
@@ -86,6 +83,6 @@ fn main() {
             failed = true;
         }
     }
-    println!("{}", figures.json());
+    figures.print();
     std::process::exit(if failed { 2 } else { 0 });
 }

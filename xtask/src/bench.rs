@@ -12,7 +12,7 @@ use crate::run::{cargo, is_root};
 use crate::{build, target_dir};
 
 /// The benches: package, and target, which is the name to pick it by. Each prints one line of JSON,
-/// {name: {value, unit, baseline, ratio, bound, holds}}.
+/// {name: {value, unit, yardstick, ratio, noise, bound, verdict}} (see `measure::Figures`).
 const BENCHES: [(&str, &str); 10] = [
     ("wire", "overhead"),
     ("engine", "engine"),
@@ -55,13 +55,20 @@ pub fn run(parts: &[String]) -> Result<()> {
     print(&figures);
     let summary = target_dir().join("bench/summary.json");
     fs::create_dir_all(summary.with_file_name("")).context("target/bench")?;
-    let missed: Vec<_> = figures.iter().filter(|(_, figure)| figure["holds"] == false).map(|(name, _)| name).collect();
-    let missed = format!("{missed:?}");
+    let with_verdict = |verdict: &str| {
+        let names = figures.iter().filter(|(_, figure)| figure["verdict"] == verdict).map(|(name, _)| name.as_str());
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let (missed, noisy) = (with_verdict("missed"), with_verdict("too noisy"));
     fs::write(&summary, serde_json::to_string_pretty(&Value::Object(figures))? + "\n")
         .with_context(|| format!("could not write {}", summary.display()))?;
     println!("\n{}", summary.display());
     ensure!(failed.is_empty(), "{}", failed.join("\n"));
-    ensure!(missed == "[]", "out of bounds: {missed}");
+    ensure!(missed.is_empty(), "out of bounds: {missed}");
+    ensure!(
+        noisy.is_empty(),
+        "the machine was too noisy for a verdict on {noisy}: run again while it does nothing else"
+    );
     Ok(())
 }
 
@@ -83,24 +90,28 @@ fn bench(package: &str, target: &str, vouchsafe: &PathBuf) -> Result<(Map<String
 
 fn print(figures: &Map<String, Value>) {
     let row = |cells: [&str; 7]| {
-        let [name, value, unit, baseline, ratio, bound, holds] = cells;
-        println!("{name:36} {value:>12} {unit:10} {baseline:>12} {ratio:>8} {bound:>8}  {holds}");
+        let [name, value, unit, yardstick, ratio, bound, verdict] = cells;
+        println!("{name:44} {value:>12} {unit:10} {yardstick:>12} {ratio:>8} {bound:>12}  {verdict}");
     };
-    row(["FIGURE", "VALUE", "UNIT", "BASELINE", "RATIO", "BOUND", ""]);
+    row(["FIGURE", "VALUE", "UNIT", "YARDSTICK", "RATIO", "BOUND", ""]);
     for (name, figure) in figures {
         let cell = |key: &str| match &figure[key] {
             Value::Null => "-".to_owned(),
             Value::String(text) => text.clone(),
             other => other.to_string(),
         };
-        let holds = if figure["bound"].is_null() {
-            ""
-        } else if figure["holds"] == true {
-            "holds"
-        } else {
-            "MISSED"
+        let cells = ["value", "unit", "yardstick", "ratio", "bound"].map(cell);
+        let verdict = match &figure["verdict"] {
+            Value::String(verdict) if verdict == "too noisy" => {
+                format!(
+                    "too noisy: the yardstick moved by {:.0} %",
+                    figure["noise"].as_f64().unwrap_or(f64::NAN) * 100.0
+                )
+            }
+            Value::String(verdict) if verdict == "missed" => "MISSED".to_owned(),
+            Value::String(verdict) => verdict.clone(),
+            _ => String::new(),
         };
-        let cells = ["value", "unit", "baseline", "ratio", "bound"].map(cell);
-        row([name, &cells[0], &cells[1], &cells[2], &cells[3], &cells[4], holds]);
+        row([name, &cells[0], &cells[1], &cells[2], &cells[3], &cells[4], &verdict]);
     }
 }

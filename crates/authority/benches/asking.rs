@@ -4,17 +4,17 @@
 //! Who asks takes answers as they were sent, several in one datagram (udp(7), UDP_GRO): on loopback it is the core that answers
 //! which would take them apart for it, and with network cards none is.
 //!
-//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. The baseline
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick
 //! is an echo by the same loop of the same two system calls, sending back as many bytes as an answer has.
 
 use authority::batch::{self, Answers, Batches};
 use authority::storage::{Database, NewService, Operator, Proof, Session};
 use authority::{Directory, Server, now};
 use client::Authority;
+use measure::{Bound, Figures, Yardstick, mean_of_middle};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, recvmmsg, sendmmsg, setsockopt, sockopt};
 use nix::unistd::Pid;
-use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -38,8 +38,10 @@ const WARM: usize = 100_000;
 const LOST: Duration = Duration::from_millis(50);
 /// One answer in so many is opened.
 const OPENED: u64 = 1009;
-/// Requests a second, at least.
-const BOUND: f64 = 250_000.0;
+/// What is left of the echo's rate, at least.
+const BOUND: f64 = 0.8;
+/// Turns of the echo and of the authority, which alternate.
+const TURNS: usize = 5;
 
 /// Who asks by one session's line.
 struct Line {
@@ -102,10 +104,6 @@ fn main() {
 
     eprintln!("asking: sealing {} requests", WARM + COUNTED);
     let requests = sealed(&lines);
-    eprintln!("asking: an echo");
-    // The counter of a request is where an answer has its own but for eight bytes, which an echo can't know.
-    let baseline = measure(echoed, &requests, echo_thread, |bytes| bytes.get(12..20), |_, _, _| {});
-    eprintln!("asking: segments");
     let opened = |source: usize, counter: u64, answer: &[u8]| {
         let line = &lines[asks(source, counter)];
         let mut answer = answer.to_vec();
@@ -113,43 +111,42 @@ fn main() {
         let reply = Reply::decode(reply).expect("it says something");
         assert!(matches!(reply, Reply::Given(_)), "{reply:?}");
     };
-    let asked = measure(address, &requests, answering, |bytes| bytes.get(4..12), opened);
+    let (mut echoes, mut asked) = (Vec::new(), Vec::new());
+    for turn in 0..TURNS {
+        eprintln!("asking: turn {} of {TURNS}", turn + 1);
+        // The counter of a request is where an answer has its own but for eight bytes, which an echo can't know.
+        echoes.push(measure(echoed, &requests, turn, echo_thread, |bytes| bytes.get(12..20), |_, _, _| {}));
+        asked.push(measure(address, &requests, turn, answering, |bytes| bytes.get(4..12), opened));
+    }
     ends.store(true, Ordering::Relaxed);
     echo.join().expect("the echo ends");
     runtime.block_on(server.stop());
-    report(&asked, &baseline);
+    report(&asked, &echoes);
 }
 
-fn report(asked: &Measured, baseline: &Measured) {
-    let mut figures = Map::new();
-    let mut figure = |name: &str, unit: &str, value: f64, of: f64, bound: Option<f64>| {
-        let rounded = |value: f64| (value * 100.0).round() / 100.0;
-        eprintln!("{name} {} {unit} (echo {})", rounded(value), rounded(of));
-        let holds = bound.is_none_or(|bound| value >= bound);
-        let value = json!({
-            "value": rounded(value), "unit": unit, "baseline": rounded(of), "ratio": rounded(value / of), "bound": bound,
-            "holds": holds,
-        });
-        figures.insert(name.to_owned(), value);
+fn report(asked: &[Measured], echoes: &[Measured]) {
+    let mut figures = Figures::default();
+    let each = |turns: &[Measured], of: fn(&Measured) -> f64| turns.iter().map(of).collect::<Vec<_>>();
+    let mut figure = |name: &str, unit: &str, of: fn(&Measured) -> f64, bound: Bound| {
+        figures.add(name, unit, mean_of_middle(&each(asked, of)), &Yardstick::new(each(echoes, of)), bound);
     };
-    figure("getsegment.udp_per_s", "1/s", asked.per_second, baseline.per_second, Some(BOUND));
-    figure("getsegment.udp_median_us", "us", asked.median * 1e6, baseline.median * 1e6, None);
-    figure("getsegment.udp_p99_us", "us", asked.p99 * 1e6, baseline.p99 * 1e6, None);
-    figure("getsegment.udp_own_us", "us", asked.own * 1e6, baseline.own * 1e6, None);
-    figure("getsegment.udp_kernel_us", "us", asked.kernel * 1e6, baseline.kernel * 1e6, None);
-    let (busy, echo) =
-        (asked.per_second * (asked.own + asked.kernel), baseline.per_second * (baseline.own + baseline.kernel));
-    let bounds = |busy: f64| if busy > 0.9 { "its own core" } else { "who asks, on the other core" };
+    figure("getsegment.udp_per_s", "1/s", |turn| turn.per_second, Bound::AtLeast(BOUND));
+    figure("getsegment.udp_median_us", "us", |turn| turn.median * 1e6, Bound::None);
+    figure("getsegment.udp_p99_us", "us", |turn| turn.p99 * 1e6, Bound::None);
+    figure("getsegment.udp_own_us", "us", |turn| turn.own * 1e6, Bound::None);
+    figure("getsegment.udp_kernel_us", "us", |turn| turn.kernel * 1e6, Bound::None);
+    let busy = |turns| mean_of_middle(&each(turns, |turn| turn.per_second * (turn.own + turn.kernel)));
+    let limit = |busy: f64| if busy > 0.9 { "its own core" } else { "who asks, on the other core" };
+    let (busy, echo) = (busy(asked), busy(echoes));
     eprintln!(
-        "asking: {} of {} were lost; the thread was busy {:.0} % of the time (echo {:.0} %): what bounds it is {} (echo: {})",
-        asked.lost,
-        COUNTED,
+        "asking: {} of {COUNTED} were lost; the thread was busy {:.0} % of the time (echo {:.0} %): its limit is {} (echo: {})",
+        asked.iter().map(|turn| turn.lost).sum::<usize>(),
         busy * 100.0,
         echo * 100.0,
-        bounds(busy),
-        bounds(echo),
+        limit(busy),
+        limit(echo),
     );
-    println!("{}", Value::Object(figures));
+    figures.print();
 }
 
 const NETWORKS: &str = r#"
@@ -246,24 +243,27 @@ fn sealed(lines: &[Line]) -> Vec<Vec<Request>> {
     (0..SOURCES).map(|source| (1..=each).map(|counter| request(source, counter)).collect()).collect()
 }
 
-/// Asks with so many under way until all are asked. `counter` finds an answer's.
+/// Asks with so many under way until all of a turn are asked. `counter` finds an answer's.
 fn measure(
     to: SocketAddr,
     requests: &[Vec<Request>],
+    turn: usize,
     answering: Pid,
     counter: impl Fn(&[u8]) -> Option<&[u8]>,
     opened: impl Fn(usize, u64, &[u8]),
 ) -> Measured {
-    let mut sources: Vec<_> =
-        (0..).zip(requests).map(|(source, requests)| Source::new(source, to, requests.len())).collect();
+    let each = (WARM + COUNTED) / TURNS / SOURCES;
+    let (first, warm) = (turn * each, WARM / TURNS / SOURCES);
+    let requests: Vec<_> = requests.iter().map(|requests| &requests[first..first + each]).collect();
+    let mut sources: Vec<_> = (0..SOURCES as u8).map(|source| Source::new(source, to, each)).collect();
     let mut taken = Vec::with_capacity(COUNTED);
     let (mut lost, mut heard) = (0, Instant::now());
     let mut counting = None;
     let mut received = MultiHeaders::<SockaddrStorage>::preallocate(UNDER_WAY, None);
     let mut sent = MultiHeaders::<SockaddrStorage>::preallocate(UNDER_WAY, None);
     let mut rooms = [[0; ANSWER_LEN * UNDER_WAY]; UNDER_WAY];
-    while sources.iter().zip(requests).any(|(source, requests)| source.next < requests.len() || source.under_way > 0) {
-        for (place, (source, requests)) in sources.iter_mut().zip(requests).enumerate() {
+    while sources.iter().any(|source| source.next < each || source.under_way > 0) {
+        for (place, (source, requests)) in sources.iter_mut().zip(&requests).enumerate() {
             let lengths: Vec<usize> = {
                 let mut slices: Vec<_> = rooms.iter_mut().map(|room| [IoSliceMut::new(room)]).collect();
                 let flags = MsgFlags::MSG_DONTWAIT;
@@ -276,8 +276,9 @@ fn measure(
             for answer in rooms.iter().zip(&lengths).flat_map(|(room, length)| room[..*length].chunks(ANSWER_LEN)) {
                 let counter = counter(answer).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
                 let counter = counter.expect("an answer has a counter");
-                if counter as usize > WARM / SOURCES {
-                    taken.push((heard - source.sent_at[counter as usize]).as_secs_f64());
+                let place_in_turn = counter as usize - first;
+                if place_in_turn > warm {
+                    taken.push((heard - source.sent_at[place_in_turn]).as_secs_f64());
                 }
                 if counter.is_multiple_of(OPENED) {
                     opened(place, counter, answer);
@@ -290,7 +291,7 @@ fn measure(
             if more == 0 || more < UNDER_WAY / 2 && source.next + more < requests.len() {
                 continue;
             }
-            if source.next + more > WARM / SOURCES && counting.is_none() {
+            if source.next + more > warm && counting.is_none() {
                 counting = Some((Instant::now(), processor_time(answering)));
             }
             let at = Instant::now();

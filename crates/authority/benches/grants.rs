@@ -1,13 +1,12 @@
 //! What recording a grant costs the storage thread, after one person had 100 000 of them: grants that live, that ended and
 //! that were revoked, in turn.
 //!
-//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. The
-//! baseline is what the person's first grants cost.
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is what the person's first grants cost.
 
 use authority::storage::{Database, Issuance, Login, NewService, Operator, Proof, Recorded, Session, TokenHash};
 use engine::api::GrantOwner;
 use engine::policy::Scope;
-use serde_json::json;
+use measure::{Bound, Figures, Yardstick, median};
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
 use wire::{Destination, Flags, Holder};
@@ -20,7 +19,7 @@ const TOGETHER: usize = 8;
 /// Rounds that make a figure.
 const MEASURED: usize = 10;
 /// Cost of a grant to that of the first ones, at most.
-const BOUND: f64 = 1.5;
+const BOUND: Bound = Bound::AtMost(1.5);
 const PERSON: &str = "robot";
 const START: u64 = 1_800_000_000;
 
@@ -100,25 +99,17 @@ impl World {
 }
 
 fn main() {
-    let (first, last) = in_turn();
+    let mut figures = Figures::default();
+    let (last, first) = in_turn();
+    figures.add("grants.after_100k_us", "us", median(&last), &Yardstick::new(first), BOUND);
     let (attacked, quiet) = logged_out();
-    let rounded = |value: f64| (value * 100.0).round() / 100.0;
-    let figure = |value: f64, of: f64| {
-        let ratio = rounded(value / of);
-        json!({
-            "value": rounded(value), "unit": "us", "baseline": rounded(of), "ratio": ratio, "bound": BOUND,
-            "holds": ratio <= BOUND,
-        })
-    };
-    println!(
-        "{}",
-        json!({ "grants.after_100k_us": figure(last, first), "grants.after_logouts_us": figure(attacked, quiet) })
-    );
+    figures.add("grants.after_logouts_us", "us", median(&attacked), &Yardstick::new(quiet), BOUND);
+    figures.print();
 }
 
 /// Rounds of 1000 grants, 100 seconds from one to the next: three rounds' grants have not ended at any time, and every other
-/// round's are revoked. Gives the medians of the first rounds and the last.
-fn in_turn() -> (f64, f64) {
+/// round's are revoked. Gives the cost in each of the last rounds and of the first.
+fn in_turn() -> (Vec<f64>, Vec<f64>) {
     let mut world = World::new();
     let mut costs = Vec::new();
     for round in 0..ROUNDS {
@@ -131,27 +122,20 @@ fn in_turn() -> (f64, f64) {
             world.log_out(session, now);
         }
     }
-    let (first, last) = (median(&costs[..MEASURED]), median(&costs[costs.len() - MEASURED..]));
-    eprintln!("grants: {first:.1} us for each of the first, {last:.1} us after {}", ROUNDS * OF_ROUND);
-    (first, last)
+    (costs[costs.len() - MEASURED..].to_vec(), costs[..MEASURED].to_vec())
 }
 
-/// Twenty rounds of "1024 grants, log out" within one grant's lifetime. Gives what a request costs after them and before.
-fn logged_out() -> (f64, f64) {
+/// "1024 grants, log out" within one grant's lifetime, until the account may have no more, and as often again. Gives what a request
+/// costs then, and what a recorded grant cost before.
+fn logged_out() -> (Vec<f64>, Vec<f64>) {
     let mut world = World::new();
-    let mut costs = Vec::new();
+    let (mut quiet, mut attacked) = (Vec::new(), Vec::new());
     for _ in 0..20 {
         let session = world.log_in(START);
         let (cost, recorded) = world.ask(session, 1024, START);
         eprintln!("grants: {cost:.1} us a request, {recorded} of 1024 recorded");
-        costs.push(cost);
+        if recorded == 1024 { &mut quiet } else { &mut attacked }.push(cost);
         world.log_out(session, START);
     }
-    (costs[costs.len() - 1], costs[0])
-}
-
-fn median(costs: &[f64]) -> f64 {
-    let mut costs = costs.to_vec();
-    costs.sort_by(f64::total_cmp);
-    costs[costs.len() / 2]
+    (attacked, quiet)
 }

@@ -1,8 +1,8 @@
 //! Grants a second over TLS: the real server over loopback, sessions of a thousand machines, connections that stay open,
 //! each with one call under way.
 //!
-//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. The
-//! baseline is the same server and client with a call that is authenticated and then refused for its form: what TLS, HTTP
+//! Prints one JSON object, which `cargo xtask bench` collects. The
+//! yardstick is the same server and client with a call that is authenticated and then refused for its form: what TLS, HTTP
 //! and JSON cost without a decision and without the database. Client and server share the processors: what of their time
 //! each takes is told.
 
@@ -10,7 +10,7 @@ use authority::storage::{Database, Login, NewService, Operator, Proof, Session};
 use authority::{Directory, now};
 use client::{Authority, Error};
 use engine::api::GrantRequest;
-use serde_json::{Map, Value, json};
+use measure::{Bound, Figures, Yardstick, mean_of_middle};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -24,9 +24,10 @@ const MACHINES: usize = 1000;
 const RECEIVERS: usize = 200;
 const GROUPS: usize = 50;
 const CONNECTIONS: usize = 64;
-/// How long each call is made, after as long as [`WARM`] that isn't counted.
-const TIME: Duration = Duration::from_secs(10);
-const WARM: Duration = Duration::from_secs(2);
+/// How long each call is made in a turn, after as long as [`WARM`] that isn't counted.
+const TIME: Duration = Duration::from_secs(4);
+const WARM: Duration = Duration::from_secs(1);
+const TURNS: usize = 4;
 const START_TIME: Duration = Duration::from_secs(30);
 
 struct Server(Child);
@@ -71,34 +72,27 @@ async fn main() {
     let callers = Arc::new(callers);
     wait_for(&callers[0][0].1, &room.path().join("server.log")).await;
 
-    eprintln!("http: calls that are refused for their form");
-    let refused = measure(
-        &callers,
-        server.0.id(),
-        |_| GrantRequest { protocol: 0, ..to(0) },
-        |answer| matches!(answer, Err(Error::Refused(_))),
-    );
-    let refused = refused.await;
-    eprintln!("http: grants");
-    let granted = measure(&callers, server.0.id(), to, |answer| answer.is_ok()).await;
+    let (mut refused, mut granted) = (Vec::new(), Vec::new());
+    for turn in 0..TURNS {
+        eprintln!("http: turn {} of {TURNS}: calls that are refused for their form, then grants", turn + 1);
+        let wrong = |machine| GrantRequest { protocol: 0, ..to(machine) };
+        let is_refusal = |answer: &Result<_, Error>| matches!(answer, Err(Error::Refused(_)));
+        refused.push(measure(&callers, server.0.id(), wrong, is_refusal).await);
+        granted.push(measure(&callers, server.0.id(), to, |answer| answer.is_ok()).await);
+    }
     drop(server);
 
-    let mut figures = Map::new();
-    let mut figure = |name: &str, unit: &str, value: f64, baseline: f64| {
-        let rounded = |value: f64| (value * 100.0).round() / 100.0;
-        eprintln!("{name} {} {unit} (baseline {})", rounded(value), rounded(baseline));
-        let value = json!({
-            "value": rounded(value), "unit": unit, "baseline": rounded(baseline), "ratio": rounded(value / baseline),
-            "bound": null, "holds": true,
-        });
-        figures.insert(name.to_owned(), value);
+    let mut figures = Figures::default();
+    let mut figure = |name: &str, unit: &str, of: fn(&Measured) -> f64| {
+        let [granted, refused] = [&granted, &refused].map(|turns| turns.iter().map(of).collect::<Vec<_>>());
+        figures.add(name, unit, mean_of_middle(&granted), &Yardstick::new(refused), Bound::None);
     };
-    figure("http.grants_per_s", "1/s", granted.per_second, refused.per_second);
-    figure("http.grant_ms", "ms", granted.mean * 1e3, refused.mean * 1e3);
-    figure("http.grant_p99_ms", "ms", granted.p99 * 1e3, refused.p99 * 1e3);
-    figure("http.server_cpu_us", "us", granted.server * 1e6, refused.server * 1e6);
-    figure("http.client_cpu_us", "us", granted.client * 1e6, refused.client * 1e6);
-    println!("{}", Value::Object(figures));
+    figure("http.grants_per_s", "1/s", |turn| turn.per_second);
+    figure("http.grant_ms", "ms", |turn| turn.mean * 1e3);
+    figure("http.grant_p99_ms", "ms", |turn| turn.p99 * 1e3);
+    figure("http.server_cpu_us", "us", |turn| turn.server * 1e6);
+    figure("http.client_cpu_us", "us", |turn| turn.client * 1e6);
+    figures.print();
 }
 
 /// Every machine is in five groups, by its login; each receiver is for one of them.

@@ -2,7 +2,7 @@
 //! without looking, and beside the kernel's program (XDP), which the same cable takes from. Sizes are those of the tenants' packets,
 //! before they are put in (SVLAN, Fig. 5). Needs root.
 //!
-//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it.
+//! Prints one JSON object, which `cargo xtask bench` collects.
 //!
 //! The sender is no bottleneck, for it is not measured: frames are sent in bursts that fit into the ring, and the clock runs while
 //! whole batches of what waits there are judged, sent, and dropped at the far end of the cable. Bursts of both kinds alternate.
@@ -26,9 +26,10 @@ use datapath::proofs::{Proofs, REMEMBERED};
 use engine::proofs::Outcome;
 use lab::net::{Namespace, veth};
 use line::Sender;
+use measure::{Bound, Figures, Yardstick, mean_of_middle};
 use proofs::Batch;
 use provers::Prover;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// Of each kind and size.
@@ -36,8 +37,14 @@ const BURSTS: usize = 120;
 /// So many fit into the ring.
 const BURST: usize = 30 * BATCH;
 /// Sizes, and the least that the rate may be, of that without looking.
-const SIZES: [(usize, Option<f64>); 6] =
-    [(64, Some(0.8)), (128, None), (256, None), (512, Some(0.95)), (1024, Some(0.95)), (1500, Some(0.95))];
+const SIZES: [(usize, Bound); 6] = [
+    (64, Bound::AtLeast(0.8)),
+    (128, Bound::None),
+    (256, Bound::None),
+    (512, Bound::AtLeast(0.95)),
+    (1024, Bound::AtLeast(0.95)),
+    (1500, Bound::AtLeast(0.95)),
+];
 /// Of twelve packets of the simple IMIX, so many have this size.
 const IMIX: [(usize, usize); 3] = [(7, 64), (4, 576), (1, 1500)];
 const FRAMES: u32 = 100_000;
@@ -102,7 +109,7 @@ impl Way {
 }
 
 /// What XDP forwards with the decision and without it, millions of packets a second.
-fn in_kernel(way: &mut Way, table: &Table, frame: &[u8]) -> (f64, f64) {
+fn in_kernel(way: &mut Way, table: &Table, frame: &[u8]) -> (Vec<f64>, Vec<f64>) {
     let fed = Prover::with(&table.verifiers[0], |config| Proofs::load_object(FED, config, REMEMBERED));
     let [_, cross, _] = &way.names;
     let before = way.ended();
@@ -118,7 +125,7 @@ fn in_kernel(way: &mut Way, table: &Table, frame: &[u8]) -> (f64, f64) {
     let sent = 2 * RUNS as u64 * u64::from(FRAMES);
     let ended = way.ended() - before;
     assert!(ended >= sent / 100 * 99, "{ended} of {sent} frames got through");
-    (middle(rates), middle(baselines))
+    (rates, baselines)
 }
 
 /// How long what stands before the packet inside is.
@@ -146,10 +153,10 @@ fn main() {
     };
     let probe = Probe::load().unwrap_or_else(|error| panic!("{error:#}"));
     let mut way = Way::new(&probe);
-    let mut figures = Map::new();
+    let mut figures = Figures::default();
     let frame = named("ipv4: aes-cmac");
     let imix = IMIX.iter().flat_map(|(count, size)| std::iter::repeat_n(sized(&frame, *size), *count));
-    let mut mixes = vec![("imix".to_owned(), imix.collect::<Vec<_>>(), None)];
+    let mut mixes = vec![("imix".to_owned(), imix.collect::<Vec<_>>(), Bound::None)];
     mixes.extend(SIZES.map(|(size, bound)| (size.to_string(), vec![sized(&frame, size)], bound)));
     let mut batch = Batch::new(table.verifiers[0].clone());
     for (name, frames, bound) in mixes {
@@ -165,35 +172,16 @@ fn main() {
         let (rates, baselines): (Vec<_>, Vec<_>) = bursts.unzip();
         let after = way.crossing.counts().expect("counts");
         assert_eq!(after.passed - before.passed, 2 * (BURSTS * BURST) as u64, "all pass: {after:?}");
-        let (rate, baseline) = (middle(rates), middle(baselines));
-        figure(&mut figures, &format!("forward.{name}"), rate, Some(baseline), bound);
+        let mut add = |name: String, rates: &[f64], beside: Vec<f64>, bound: Bound| {
+            figures.add(&format!("forward.{name}_mpps"), "Mpps", mean_of_middle(rates), &Yardstick::new(beside), bound);
+        };
+        add(name.clone(), &rates, baselines, bound);
         if let [_] = &frames[..] {
             let (xdp, without) =
                 in_kernel(&mut way, &table, &sized(&named("ipv4: siphash"), frames[0].len() - room(&frame)));
-            figure(&mut figures, &format!("forward.xdp_{name}"), xdp, Some(without), None);
-            figure(&mut figures, &format!("forward.{name}_beside_xdp"), rate, Some(xdp), None);
+            add(format!("xdp_{name}"), &xdp, without, Bound::None);
+            add(format!("{name}_beside_xdp"), &rates, xdp, Bound::None);
         }
     }
-    println!("{}", Value::Object(figures));
-}
-
-/// The mean of the middle half.
-fn middle(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let quarter = values.len() / 4;
-    let half = &values[quarter..values.len() - quarter];
-    half.iter().sum::<f64>() / half.len() as f64
-}
-
-fn figure(figures: &mut Map<String, Value>, name: &str, value: f64, baseline: Option<f64>, bound: Option<f64>) {
-    let ratio = baseline.map(|baseline| value / baseline);
-    let round = |value: f64| (value * 1000.0).round() / 1000.0;
-    let holds = bound.is_none_or(|bound| ratio.is_some_and(|ratio| ratio >= bound));
-    figures.insert(
-        format!("{name}_mpps"),
-        json!({
-            "value": round(value), "unit": "Mpps", "baseline": baseline.map(round), "ratio": ratio.map(round),
-            "bound": bound, "holds": holds,
-        }),
-    );
+    figures.print();
 }

@@ -1,7 +1,7 @@
 //! What the kernel programs cost per packet, beside empty programs in the same run (BPF_PROG_TEST_RUN).
 //!
-//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. Rounds
-//! of both programs alternate and their middles are compared, for the machine's other work disturbs both.
+//! Prints one JSON object, which `cargo xtask bench` collects. Rounds of both programs alternate, so that the machine's other
+//! work disturbs both.
 
 #[allow(dead_code, reason = "the tests are its other user")]
 #[path = "../../engine/tests/cases/mod.rs"]
@@ -25,8 +25,9 @@ use datapath::run::Ran;
 use datapath::verifier::{Sizes, Verifier};
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};
-use serde_json::{Map, Value, json};
+use measure::{Bound, Figures, Yardstick, alternate, mean_of_middle};
 use table::{CLIENT_PORT, Transport};
+use wire::DropReason;
 use wire::map::{ReplayBucket, VerifierConfig};
 use wire::shim::Content;
 use world::{Deciders, Family, Grant, LsPair, NOW, families};
@@ -34,6 +35,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const ROUNDS: usize = 15;
 const REPEAT: u32 = 200_000;
+/// What IPv6 may cost beside IPv4.
+const OF_IPV4: Bound = Bound::AtMost(1.6);
 static FED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o"));
 /// Frames that `bpf/bench.bpf.c` feeds, and their length.
 const FED_FRAMES: u32 = 8192;
@@ -58,12 +61,10 @@ fn main() {
     let named: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let wanted = |part: &str| named.is_empty() || named.iter().any(|name| name == part);
     let probe = Probe::load().unwrap_or_else(|error| panic!("{error:#}"));
-    let mut figures = Map::new();
-    for family in families() {
-        for (part, hook) in [("xdp", Hook::Xdp), ("tc", Hook::Tc)] {
-            if wanted(part) {
-                verifier(&probe, hook, &family, &mut figures);
-            }
+    let mut figures = Figures::default();
+    for (part, hook) in [("xdp", Hook::Xdp), ("tc", Hook::Tc)] {
+        if wanted(part) {
+            verifier(&probe, hook, &mut figures);
         }
     }
     if wanted("first") {
@@ -80,33 +81,12 @@ fn main() {
     if wanted("proofs") {
         proofs::proofs(&probe, &mut figures);
     }
-    println!("{}", Value::Object(figures));
+    figures.print();
 }
 
-/// The mean of the middle half: what others took in some rounds stays out, and whole nanoseconds average to parts of them.
-fn middle(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let quarter = values.len() / 4;
-    let half = &values[quarter..values.len() - quarter];
-    half.iter().sum::<f64>() / half.len() as f64
-}
-
-/// Middles of alternating rounds of two measurements.
-fn side_by_side(mut one: impl FnMut() -> f64, mut other: impl FnMut() -> f64) -> (f64, f64) {
-    let (ones, others) = (0..ROUNDS).map(|_| (one(), other())).unzip();
-    (middle(ones), middle(others))
-}
-
-fn figure(figures: &mut Map<String, Value>, name: String, (value, baseline): (f64, f64), bound: Option<f64>) {
-    let ratio = value / baseline;
-    let round = |value: f64| (value * 100.0).round() / 100.0;
-    figures.insert(
-        name,
-        json!({
-            "value": round(value), "unit": "ns", "baseline": round(baseline), "ratio": round(ratio),
-            "bound": bound, "holds": bound.is_none_or(|bound| ratio <= bound),
-        }),
-    );
+/// Adds what a packet takes, beside the empty program.
+fn add(figures: &mut Figures, name: &str, (values, empty): (Vec<f64>, Vec<f64>), bound: Bound) {
+    figures.add(name, "ns", mean_of_middle(&values), &Yardstick::new(empty), bound);
 }
 
 /// The mean duration of `repeat` runs. The kernel cuts it down to whole nanoseconds: half a one too little on average.
@@ -114,53 +94,112 @@ fn nanoseconds(repeat: u32, run: impl FnOnce(u32) -> anyhow::Result<Ran>) -> f64
     run(repeat).expect("the program runs").duration.as_nanos() as f64 + 0.5
 }
 
-fn verifier(probe: &Probe, hook: Hook, family: &Family, figures: &mut Map<String, Value>) {
-    let config = wire::map::VerifierConfig {
-        flows_per_grant: i32::MAX as u32 / 8,
-        flows_per_account: i32::MAX as u32 / 8,
-        ..world::config()
-    };
-    let mut deciders = Deciders::with_sizes(hook, config, &world::receivers(), Sizes::default());
-    let suffix = if family.server.is_ipv6() { "_ipv6" } else { "" };
-    // The bounds are stated for XDP and IPv4; tc and IPv6 have none of their own and are shown beside.
-    let bounded = |bound| (hook == Hook::Xdp && !family.server.is_ipv6()).then_some(bound);
+/// What a packet of a kind costs, over both families. The bounds are stated for XDP; tc is shown beside.
+fn verifier(probe: &Probe, hook: Hook, figures: &mut Figures) {
+    let [ipv4, ipv6] = families().map(|family| Judged::new(hook, &family));
     let program = if hook == Hook::Xdp { "verifier" } else { "verifier_tc" };
-    let empty = |frame: &[u8], repeat| match hook {
-        Hook::Xdp => probe.run_xdp(frame, repeat),
-        Hook::Tc => probe.run_tc(frame, repeat),
-    };
-    deciders.set_clock(NOW);
-    let grant = Grant { expires: NOW + 3000, ..Grant::new(family, 1) };
-    let first = Transport::Tcp.first(family, &grant, CLIENT_PORT, 1);
-    let [_, (outcome, _)] = deciders.judge(&first.frame(), NOW);
-    assert_eq!(outcome, Outcome::Token);
-    let admitted = Transport::Tcp.later(family, CLIENT_PORT).payload(&[0; 64]).frame();
-    let not_ours = Packet::new(family.client, family.open).tcp(Tcp::new(CLIENT_PORT, 22, flag::ACK)).payload(&[0; 64]);
-    let mut wrong = first.clone();
-    wrong.token[30] ^= 1;
-    let mut compare = |name: &str, frame: &[u8], expected: Outcome, bound: f64| {
-        let [_, (outcome, _)] = deciders.judge(frame, NOW);
-        assert_eq!(outcome, expected, "{name} measures what it says");
-        let pair = side_by_side(
-            || {
-                deciders.set_clock(NOW);
-                nanoseconds(REPEAT, |repeat| deciders.kernel.run(frame, repeat))
-            },
-            || nanoseconds(REPEAT, |repeat| empty(frame, repeat)),
-        );
-        figure(figures, format!("{program}.{name}_ns{suffix}"), pair, bounded(bound));
-    };
-    compare("admitted", &admitted, Outcome::Flow, 5.0);
-    compare("not_ours", &not_ours.frame(), Outcome::NotOurs, 4.0);
-    compare("forged", &wrong.frame(), Outcome::Drop(wire::DropReason::BadTag), 25.0);
-    let aes = Grant { suite: wire::Suite::AesCmac, ..grant };
-    let mut wrong = Transport::Tcp.first(family, &aes, CLIENT_PORT, 1);
-    wrong.token[30] ^= 1;
-    let pair = side_by_side(
-        || nanoseconds(REPEAT / 10, |repeat| deciders.kernel.run(&wrong.frame(), repeat)),
-        || nanoseconds(REPEAT, |repeat| empty(&wrong.frame(), repeat)),
-    );
-    figure(figures, format!("{program}.forged_aes_cmac_ns{suffix}"), pair, None);
+    let bounded = |bound| if hook == Hook::Xdp { bound } else { Bound::None };
+    for (kind, bound) in [
+        (Kind::Admitted, Bound::AtMost(5.0)),
+        (Kind::NotOurs, Bound::AtMost(4.0)),
+        (Kind::Forged, Bound::AtMost(20.0)),
+        (Kind::ForgedAesCmac, Bound::None),
+    ] {
+        let name = kind.name();
+        let (mut four, mut six, mut empty) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            four.push(ipv4.cost(kind));
+            six.push(ipv6.cost(kind));
+            let frame = ipv4.frame(kind);
+            empty.push(nanoseconds(REPEAT, |repeat| match hook {
+                Hook::Xdp => probe.run_xdp(frame, repeat),
+                Hook::Tc => probe.run_tc(frame, repeat),
+            }));
+        }
+        let empty = Yardstick::new(empty);
+        figures.add(&format!("{program}.{name}_ns"), "ns", mean_of_middle(&four), &empty, bounded(bound));
+        figures.add(&format!("{program}.{name}_ns_ipv6"), "ns", mean_of_middle(&six), &empty, Bound::None);
+        let bound = if kind == Kind::ForgedAesCmac { Bound::None } else { bounded(OF_IPV4) };
+        let name = format!("{program}.{name}_ipv6_beside_ipv4");
+        figures.add(&name, "ns", mean_of_middle(&six), &Yardstick::new(four), bound);
+    }
+}
+
+/// A packet that the verifier judges.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Admitted,
+    NotOurs,
+    Forged,
+    ForgedAesCmac,
+}
+
+impl Kind {
+    const ALL: [Self; 4] = [Self::Admitted, Self::NotOurs, Self::Forged, Self::ForgedAesCmac];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::NotOurs => "not_ours",
+            Self::Forged => "forged",
+            Self::ForgedAesCmac => "forged_aes_cmac",
+        }
+    }
+
+    const fn outcome(self) -> Outcome {
+        match self {
+            Self::Admitted => Outcome::Flow,
+            Self::NotOurs => Outcome::NotOurs,
+            Self::Forged | Self::ForgedAesCmac => Outcome::Drop(DropReason::BadTag),
+        }
+    }
+}
+
+/// A verifier that has admitted a flow, and a frame of each kind.
+struct Judged {
+    deciders: Deciders,
+    frames: [Vec<u8>; Kind::ALL.len()],
+}
+
+impl Judged {
+    fn new(hook: Hook, family: &Family) -> Self {
+        let most = i32::MAX as u32 / 8;
+        let config = VerifierConfig { flows_per_grant: most, flows_per_account: most, ..world::config() };
+        let mut deciders = Deciders::with_sizes(hook, config, &world::receivers(), Sizes::default());
+        deciders.set_clock(NOW);
+        let grant = Grant { expires: NOW + 3000, ..Grant::new(family, 1) };
+        let first = |grant: &Grant| Transport::Tcp.first(family, grant, CLIENT_PORT, 1);
+        let [_, (outcome, _)] = deciders.judge(&first(&grant).frame(), NOW);
+        assert_eq!(outcome, Outcome::Token);
+        let to_open = Packet::new(family.client, family.open).tcp(Tcp::new(CLIENT_PORT, 22, flag::ACK));
+        let forged = |grant: &Grant| {
+            let mut packet = first(grant);
+            packet.token[30] ^= 1;
+            packet.frame()
+        };
+        let frames = Kind::ALL.map(|kind| match kind {
+            Kind::Admitted => Transport::Tcp.later(family, CLIENT_PORT).payload(&[0; 64]).frame(),
+            Kind::NotOurs => to_open.clone().payload(&[0; 64]).frame(),
+            Kind::Forged => forged(&grant),
+            Kind::ForgedAesCmac => forged(&Grant { suite: wire::Suite::AesCmac, ..grant }),
+        });
+        for (kind, frame) in Kind::ALL.into_iter().zip(&frames) {
+            let [_, (outcome, _)] = deciders.judge(frame, NOW);
+            assert_eq!(outcome, kind.outcome(), "{} measures what it says", kind.name());
+        }
+        Self { deciders, frames }
+    }
+
+    fn frame(&self, kind: Kind) -> &[u8] {
+        &self.frames[kind as usize]
+    }
+
+    /// Nanoseconds of one packet.
+    fn cost(&self, kind: Kind) -> f64 {
+        self.deciders.set_clock(NOW);
+        let repeat = if kind == Kind::ForgedAesCmac { REPEAT / 10 } else { REPEAT };
+        nanoseconds(repeat, |repeat| self.deciders.kernel.run(self.frame(kind), repeat))
+    }
 }
 
 /// Valid first packets with all table writes, each with a grant of its own, as `bpf/bench.bpf.c` feeds them.
@@ -168,7 +207,7 @@ fn verifier(probe: &Probe, hook: Hook, family: &Family, figures: &mut Map<String
 /// A few that are forgotten and come again find their memory at hand, as the other figures' packets do. Of many, each one's
 /// entries are somewhere else: beyond the nearest caches, though not always beyond the last. The bound is stated for memory
 /// at hand.
-fn first_packets(probe: &Probe, family: &Family, figures: &mut Map<String, Value>) {
+fn first_packets(probe: &Probe, family: &Family, figures: &mut Figures) {
     let fed = Fed::new(world::config());
     let first = |number: u32| {
         let grant = Grant { expires: NOW + 3000, ..Grant::new(family, 1_000_000 + u64::from(number)) };
@@ -178,16 +217,16 @@ fn first_packets(probe: &Probe, family: &Family, figures: &mut Map<String, Value
     let any = first(0);
     let few = Feed { frames: FED_FEW, forgets: 1, ..Feed::default() };
     let many = Feed { frames: FED_FRAMES, ..Feed::default() };
-    for (name, feed, repeat, bound) in
-        [("verifier.first_ns", few, REPEAT / 4, Some(80.0)), ("verifier.first_many_ns", many, FED_FRAMES, None)]
-    {
-        figure(figures, name.to_owned(), fed.beside_empty(probe, &any, feed, repeat), bound);
+    for (name, feed, repeat, bound) in [
+        ("verifier.first_ns", few, REPEAT / 4, Bound::AtMost(60.0)),
+        ("verifier.first_many_ns", many, FED_FRAMES, Bound::None),
+    ] {
+        add(figures, name, fed.beside_empty(probe, &any, feed, repeat), bound);
     }
 }
 
-/// The same with tokens of the scheme of LS, each with another nonce2 of one pair. The bound is stated in nanoseconds.
-fn first_packets_of_a_pair(probe: &Probe, family: &Family, figures: &mut Map<String, Value>) {
-    const MOST: f64 = 5000.0;
+/// First packets with tokens of the scheme of LS, each with another nonce2 of one pair.
+fn first_packets_of_a_pair(probe: &Probe, family: &Family, figures: &mut Figures) {
     let mut fed = Fed::new(world::config_with_shims());
     let pair = LsPair { expires: NOW + 3000, ..LsPair::new(1) };
     fed.deciders.tell(&pair);
@@ -198,11 +237,14 @@ fn first_packets_of_a_pair(probe: &Probe, family: &Family, figures: &mut Map<Str
     };
     fed.fill(FED_FEW, first);
     let feed = Feed { frames: FED_FEW, forgets: 1, pair: pair.pair.handle().0, ..Feed::default() };
-    let name = "ls.validator_sha224_ns";
-    figure(figures, name.to_owned(), fed.beside_empty(probe, &first(0), feed, REPEAT / 4), None);
-    let holds = figures[name]["value"].as_f64().is_some_and(|value| value <= MOST);
-    figures[name]["bound"] = json!(MOST);
-    figures[name]["holds"] = json!(holds);
+    let cost = fed.beside_empty(probe, &first(0), feed, REPEAT / 4);
+    add(figures, "ls.validator_sha224_ns", cost, Bound::AtMost(250.0));
+}
+
+/// An empty decision takes no time by the clock of `bpf/bench.bpf.c`: this adds a packet's way to the program and back.
+fn with_way(decisions: &[f64], empty: &[f64]) -> Vec<f64> {
+    let way = mean_of_middle(empty);
+    decisions.iter().map(|decision| decision + way).collect()
 }
 
 /// The verifier with the programs of `bpf/bench.bpf.c`.
@@ -227,8 +269,8 @@ impl Fed {
         }
     }
 
-    /// What a decision takes, and an empty program.
-    fn beside_empty(&self, probe: &Probe, any: &[u8], feed: Feed, repeat: u32) -> (f64, f64) {
+    /// Samples of what a decision takes, and of an empty program.
+    fn beside_empty(&self, probe: &Probe, any: &[u8], feed: Feed, repeat: u32) -> (Vec<f64>, Vec<f64>) {
         let kernel = &self.deciders.kernel;
         let feeds = kernel.table::<u32, Feed>("feeds").expect("feeds");
         let mean = |program: &str| {
@@ -239,7 +281,8 @@ impl Fed {
             assert!(program == "idle" || fed.admitted == repeat, "every one is admitted");
             fed.nanoseconds as f64 / f64::from(repeat)
         };
-        let pair = side_by_side(
+        let (decisions, empty) = alternate(
+            ROUNDS,
             || {
                 if feed.pair == 0 {
                     kernel.sweep(NOW + 1_000_000).expect("the sweep runs");
@@ -251,12 +294,11 @@ impl Fed {
             },
             || nanoseconds(REPEAT, |repeat| probe.run_xdp(any, repeat)),
         );
-        // An empty decision takes no time by this clock: a packet's way to the program and back is added.
-        (pair.0 + pair.1, pair.1)
+        (with_way(&decisions, &empty), empty)
     }
 }
 
-fn agent(probe: &Probe, figures: &mut Map<String, Value>) {
+fn agent(probe: &Probe, figures: &mut Figures) {
     let agent = Agent::load(14, false, Attachment::Tcx, None).unwrap_or_else(|error| panic!("{error:#}"));
     let protected = engine::protected::entries(&world::receivers()).expect("few spans");
     let entries: Vec<_> =
@@ -267,14 +309,15 @@ fn agent(probe: &Probe, figures: &mut Map<String, Value>) {
     let syn = Packet::new(family.client, family.open).tcp(Tcp::syn(CLIENT_PORT, 443)).frame();
     let datagram = Packet::new(family.client, family.open).udp(CLIENT_PORT, 53).payload(&[0; 64]).frame();
     for (name, frame, bound) in [
-        ("agent.other_ns", datagram, Some(6.0)),
-        ("agent.other_segment_ns", segment.frame(), Some(6.0)),
-        ("agent.other_syn_ns", syn, Some(6.0)),
+        ("agent.other_ns", datagram, Bound::AtMost(6.0)),
+        ("agent.other_segment_ns", segment.frame(), Bound::AtMost(6.0)),
+        ("agent.other_syn_ns", syn, Bound::AtMost(6.0)),
     ] {
-        let pair = side_by_side(
+        let samples = alternate(
+            ROUNDS,
             || nanoseconds(REPEAT, |repeat| agent.run(&frame, repeat)),
             || nanoseconds(REPEAT, |repeat| probe.run_tc(&frame, repeat)),
         );
-        figure(figures, name.to_owned(), pair, bound);
+        add(figures, name, samples, bound);
     }
 }

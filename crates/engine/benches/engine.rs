@@ -1,8 +1,8 @@
 //! What a decision costs, alone and with the grant's MAC, where a thousand to a million receivers have a thousand entries
 //! each; what that takes of memory; how long loading and changes take, and what readers notice of a writer.
 //!
-//! Prints one JSON object: {name: {value, unit, baseline, ratio, bound, holds}}; `cargo xtask bench` collects it. Every
-//! request is made once, for a receiver and a sender drawn at random, so that caches hold what they would in use. Each is
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is a walk over as much memory as the entries take,
+//! in huge pages like them: one read whose place depends on the read before. Every request is made once, for a receiver and a sender drawn at random, so that caches hold what they would in use. Each is
 //! timed by itself; what the clock takes of that is `engine.clock_ns`, and nothing is subtracted. But `engine.issue_ns` is of
 //! requests that come 32 together, mostly allowed ones, and timed as a whole; `issue_alone_ns`, `issue_p50_ns` and
 //! `issue_p99_ns` are of each by itself.
@@ -12,7 +12,8 @@ mod world;
 
 use arc_swap::ArcSwap;
 use engine::rulebook::{Decision, Rulebook};
-use serde_json::{Map, Value, json};
+use measure::memory::Walk;
+use measure::{Bound, Figures, Yardstick};
 use std::hint::black_box;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -20,13 +21,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use world::{ENTRIES, World};
 
-/// The most that a world may take, bytes per entry, and what the bench itself needs.
-const ROOM_PER_ENTRY: u64 = 8;
+/// The most that a world and the walk beside it may take, bytes per entry, and what the bench itself needs.
+const ROOM_PER_ENTRY: u64 = 16;
 const ROOM_BESIDE: u64 = 3 << 30;
 const REQUESTS: usize = 400_000;
 /// Requests that are decided together: what a server takes from its socket at once.
 const TOGETHER: usize = 32;
 const CHANGES: usize = 2_000;
+/// Walks beside each kind of work.
+const WALKS: usize = 20;
+/// What a grant and a change may take, in reads of the walk.
+const ISSUE: f64 = 10.0;
+const ISSUE_P99: f64 = 30.0;
+const CHANGE: f64 = 1e4;
+/// The part of memory that must be in huge pages.
+const HUGE_MIN: f64 = 0.9;
 const LARGEST: usize = 1_000_000;
 const SIZES: [usize; 4] = [1_000, 10_000, 100_000, LARGEST];
 
@@ -37,7 +46,7 @@ fn main() {
     if let Ok(receivers) = std::env::var(RECEIVERS) {
         return measure(receivers.parse().expect("a number of receivers"));
     }
-    let mut figures = Map::new();
+    let mut figures = Figures::default();
     for receivers in SIZES {
         eprintln!("engine: {receivers} receivers");
         let fits = available().saturating_sub(ROOM_BESIDE) / (ROOM_PER_ENTRY * ENTRIES as u64);
@@ -49,43 +58,40 @@ fn main() {
         itself.env(RECEIVERS, receivers.min(fits).to_string());
         let output = itself.stderr(Stdio::inherit()).output().expect("the bench starts itself");
         assert!(output.status.success(), "{receivers} receivers: {}", output.status);
-        figures.extend(serde_json::from_slice::<Map<_, _>>(&output.stdout).expect("figures"));
+        figures.merge(&output.stdout).expect("figures");
     }
-    println!("{}", Value::Object(figures));
+    figures.print();
 }
 
 fn measure(receivers: usize) {
-    let mut figures = Map::new();
+    let mut figures = Figures::default();
     let clock = spread((0..REQUESTS).map(|_| time(|| ()).1).collect());
-    figure(&mut figures, "engine.clock_ns", clock.mean, "ns", None);
+    figures.count("engine.clock_ns", "ns", clock.mean, None);
     size(receivers, &mut figures);
-    println!("{}", Value::Object(figures));
+    figures.print();
 }
 
-fn size(receivers: usize, figures: &mut Map<String, Value>) {
+fn size(receivers: usize, figures: &mut Figures) {
     let suffix = if receivers == LARGEST { String::new() } else { format!("_{receivers}") };
-    let bound = |bound: f64| (receivers == LARGEST).then_some(bound);
-    let mut add = |name: &str, value: f64, unit: &str, bound: Option<f64>| {
-        figure(figures, &format!("engine.{name}{suffix}"), value, unit, bound);
-    };
+    let named = |name: &str| format!("engine.{name}{suffix}");
     let before = resident();
     let (world, mut book, loading) = World::load(receivers);
     // As the authority does with a policy that comes into force.
     let (_, gathering) = time(|| shell::memory::into_huge_pages().expect("its own memory"));
-    let entries = (receivers * ENTRIES) as f64;
-    add("bytes_per_entry", (resident() - before) as f64 / entries, "B", bound(8.0));
-    add(
-        "in_huge_pages",
-        kilobytes("/proc/self/smaps_rollup", "AnonHugePages:") as f64 / resident() as f64,
-        "of 1",
-        None,
-    );
-    add("load_s", loading.as_secs_f64(), "s", None);
-    add("into_huge_pages_s", gathering / 1e9, "s", None);
+    let (taken, entries) = (resident() - before, (receivers * ENTRIES) as f64);
+    figures.count(&named("bytes_per_entry"), "B", taken as f64 / entries, (receivers == LARGEST).then_some(8.0));
+    figures.count(&named("load_s"), "s", loading.as_secs_f64(), None);
+    figures.count(&named("into_huge_pages_s"), "s", gathering / 1e9, None);
+    let mut walk = Walk::new(taken as usize);
+    shell::memory::into_huge_pages().expect("its own memory");
+    let huge = kilobytes("/proc/self/smaps_rollup", "AnonHugePages:") as f64 / resident() as f64;
+    figures.count(&named("in_huge_pages"), "of 1", huge, None);
+    assert!(receivers < LARGEST || huge > HUGE_MIN, "the kernel gave huge pages to {huge:.2} of the memory only");
+    let mut beside = Beside { walk: &mut walk, reads: Vec::new() };
 
     let mut requests = world.requests(1);
     let (mut allowed, mut denied) = (Vec::new(), Vec::new());
-    for _ in 0..REQUESTS {
+    beside.during(REQUESTS, || {
         let request = requests.draw();
         let (decision, taken) = time(|| book.decide(&request.request(), world::open).decision);
         match decision {
@@ -93,44 +99,62 @@ fn size(receivers: usize, figures: &mut Map<String, Value>) {
             Decision::NoReceiver => panic!("every request is for a receiver"),
             _ => denied.push(taken),
         }
-    }
-    let (allowed, denied) = (spread(allowed), spread(denied));
-    add("decide_allowed_ns", allowed.mean, "ns", None);
-    add("decide_allowed_p50_ns", allowed.p50, "ns", None);
-    add("decide_allowed_p99_ns", allowed.p99, "ns", None);
-    add("decide_denied_ns", denied.mean, "ns", None);
-    add("decide_denied_p50_ns", denied.p50, "ns", None);
-    add("decide_denied_p99_ns", denied.p99, "ns", None);
-
+    });
     let mut issued = Vec::new();
     let mut requests = world.requests(2);
     while issued.len() < REQUESTS / 2 {
-        let request = requests.draw();
-        let (grant, taken) = time(|| world.issue(&book, &request));
-        if grant.is_some() {
-            issued.push(taken);
-        }
+        beside.during(REQUESTS / 2, || {
+            let request = requests.draw();
+            let (grant, taken) = time(|| world.issue(&book, &request));
+            if grant.is_some() {
+                issued.push(taken);
+            }
+        });
     }
-    let issued = spread(issued);
-    add("issue_alone_ns", issued.mean, "ns", None);
-    add("issue_p50_ns", issued.p50, "ns", None);
-    add("issue_p99_ns", issued.p99, "ns", bound(3000.0));
-
     let mut requests = world.requests(4);
     let (mut made, mut nanoseconds) = (0, 0.0);
-    for _ in 0..REQUESTS / TOGETHER {
+    beside.during(REQUESTS / TOGETHER, || {
         let batch: Vec<_> = (0..TOGETHER).map(|_| requests.draw_allowed()).collect();
         let (granted, taken) = time(|| world.issue_all(&book, &batch));
         made += granted;
         nanoseconds += taken;
+    });
+    let mut changes = Vec::new();
+    let mut number = 0;
+    beside.during(CHANGES, || {
+        changes.push(time(|| world.change(&mut book, number)).1);
+        number += 1;
+    });
+
+    let read = Yardstick::new(beside.reads);
+    let bound = |most: f64| if receivers == LARGEST { Bound::AtMost(most) } else { Bound::None };
+    let mut add =
+        |name: &str, nanoseconds: f64, bound: Bound| figures.add(&named(name), "ns", nanoseconds, &read, bound);
+    for (name, spread) in [("decide_allowed", spread(allowed)), ("decide_denied", spread(denied))] {
+        add(&format!("{name}_ns"), spread.mean, Bound::None);
+        add(&format!("{name}_p50_ns"), spread.p50, Bound::None);
+        add(&format!("{name}_p99_ns"), spread.p99, Bound::None);
     }
-    add("issue_ns", nanoseconds / made as f64, "ns", bound(1000.0));
-    add("issue_granted", made as f64 / REQUESTS as f64, "of 1", None);
+    let issued = spread(issued);
+    add("issue_alone_ns", issued.mean, Bound::None);
+    add("issue_p50_ns", issued.p50, Bound::None);
+    add("issue_p99_ns", issued.p99, bound(ISSUE_P99));
+    add("issue_ns", nanoseconds / made as f64, bound(ISSUE));
+    let changes = spread(changes);
+    add("change_ns", changes.mean, bound(CHANGE));
+    add("change_p99_ns", changes.p99, bound(CHANGE));
+    figures.count(&named("issue_granted"), "of 1", made as f64 / REQUESTS as f64, None);
+    while_changing(&world, book, &read, figures, &named);
+}
 
-    let changes = spread((0..CHANGES).map(|number| time(|| world.change(&mut book, number)).1).collect());
-    add("change_us", changes.mean / 1000.0, "us", bound(1000.0));
-    add("change_p99_us", changes.p99 / 1000.0, "us", bound(1000.0));
-
+/// What readers notice of a writer.
+fn while_changing(
+    world: &World,
+    book: Rulebook,
+    read: &Yardstick,
+    figures: &mut Figures,
+    named: &impl Fn(&str) -> String,
+) {
     let shared = ArcSwap::from_pointee(book);
     let done = AtomicBool::new(false);
     let (meanwhile, written) = std::thread::scope(|scope| {
@@ -154,8 +178,26 @@ fn size(receivers: usize, figures: &mut Map<String, Value>) {
         (taken, writer.join().expect("the writer ends"))
     });
     assert!(written > 0, "the writer came to write");
-    add("decide_while_changing_ns", meanwhile.mean, "ns", None);
-    add("decide_while_changing_p99_ns", meanwhile.p99, "ns", None);
+    figures.add(&named("decide_while_changing_ns"), "ns", meanwhile.mean, read, Bound::None);
+    figures.add(&named("decide_while_changing_p99_ns"), "ns", meanwhile.p99, read, Bound::None);
+}
+
+/// A walk over memory that takes turns with what is measured.
+struct Beside<'a> {
+    walk: &'a mut Walk,
+    reads: Vec<f64>,
+}
+
+impl Beside<'_> {
+    /// Does `work` so many times, and walks between parts of it.
+    fn during(&mut self, times: usize, mut work: impl FnMut()) {
+        for number in 0..times {
+            if number % times.div_ceil(WALKS) == 0 {
+                self.reads.push(self.walk.sample());
+            }
+            work();
+        }
+    }
 }
 
 struct Spread {
@@ -177,16 +219,6 @@ fn time<T>(work: impl FnOnce() -> T) -> (T, f64) {
     let start = Instant::now();
     let result = black_box(work());
     (result, start.elapsed().as_nanos() as f64)
-}
-
-fn figure(figures: &mut Map<String, Value>, name: &str, value: f64, unit: &str, bound: Option<f64>) {
-    let rounded = (value * 100.0).round() / 100.0;
-    eprintln!("{name} {rounded} {unit}");
-    let holds = bound.is_none_or(|bound| value <= bound);
-    figures.insert(
-        name.to_owned(),
-        json!({ "value": rounded, "unit": unit, "baseline": null, "ratio": null, "bound": bound, "holds": holds }),
-    );
 }
 
 fn resident() -> u64 {

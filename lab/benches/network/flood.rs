@@ -12,11 +12,11 @@ use lab::forge::{Packet, Tcp};
 use lab::mint::Mint;
 use lab::transfer::{Sink, Transfer};
 use lab::world::{DARK4, Network, PUBLIC4, VERIFIER, Way};
+use measure::{Bound, Figures, Yardstick, median};
 use nix::errno::Errno;
 use wire::{Destination, DropReason};
 
 use crate::Guarded;
-use crate::figures::{Bound, Figures, median};
 use crate::throughput::attach;
 
 const ROUNDS: usize = 9;
@@ -48,16 +48,12 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     }
     let dropped = judged()? - before;
     ensure!(dropped >= sent / 10 * 9, "of {sent} forged packets only {dropped} were judged");
-    figures.add("flood.transfer_ratio", "Mbit/s", median(&mut ours), median(&mut baseline), Bound::RatioAtLeast(0.85));
+    let beside = Yardstick::new(baseline);
+    figures.add("flood.transfer_ratio", "Mbit/s", median(&ours), &beside, Bound::AtLeast(0.85));
     let strangers = guarded.verifier.flows()?.iter().filter(|flow| flow["person"] != "alice").count();
-    figures.add("flood.flows_left", "flows", strangers as f64, 0.0, Bound::AtMost(0.0));
-    figures.add(
-        "flood.packets_per_s",
-        "packets/s",
-        sent as f64 / ROUNDS as f64 / TIME.as_secs_f64(),
-        RATE as f64,
-        Bound::None,
-    );
+    figures.count("flood.flows_left", "flows", strangers as f64, Some(0.0));
+    let rate = sent as f64 / ROUNDS as f64 / TIME.as_secs_f64();
+    figures.count("flood.packets_per_s", "packets/s", rate, None);
     Ok(())
 }
 

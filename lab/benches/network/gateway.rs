@@ -3,9 +3,9 @@
 
 use anyhow::Result;
 use lab::world::{Network, POOL, Way};
+use measure::{Bound, Figures};
 
 use crate::Guarded;
-use crate::figures::{Bound, Figures};
 use crate::throughput::side_by_side;
 
 const OPENINGS: usize = 10;
@@ -16,8 +16,8 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     let without_pool = Guarded::behind_gateway(&["--hook", "tc"])?;
     let with_pool = Guarded::behind_gateway(&["--hook", "tc", "--pool", POOL])?;
     for (name, guarded) in [("throughput", &without_pool), ("throughput_nat", &with_pool)] {
-        let (with, without) = side_by_side(&guarded.network, &plain, 1, OPENINGS)?;
-        figures.add(&format!("gateway.{name}"), "Mbit/s", with, without, Bound::RatioAtLeast(0.95));
+        let rates = side_by_side(&guarded.network, &plain, 1, OPENINGS)?;
+        rates.add(figures, &format!("gateway.{name}"), Bound::AtLeast(0.95));
     }
     Ok(())
 }

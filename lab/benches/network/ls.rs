@@ -12,15 +12,17 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use lab::switch::{CONTROLLER, Switch};
 use lab::world::{Agent, Authority, Network, Verifier, Way, policy};
+use measure::{Bound, Figures, Yardstick, median};
 
 use crate::cdf::{self, Curve};
 use crate::connect::{PORT, connects, listen};
-use crate::figures::{Bound, Figures, median};
 use crate::relay::{self, Relay};
 
 const BRIDGE: &str = "lan-switch";
 const ROUNDS: usize = 25;
 const CONNECTS: usize = 20;
+/// Parts of a run that a yardstick's samples come from.
+const PARTS: usize = 5;
 /// With a delay there is less to average away, and each takes its time.
 const ROUNDS_DELAYED: usize = 5;
 /// Round trip between switch and controller, milliseconds: as in the paper's set-up. `VOUCHSAFE_BENCH_CONTROLLER_DELAY_MS`
@@ -177,8 +179,8 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         }
         let far = take_turns(figures, "fig3", place, &sites, ROUNDS_DELAYED)?;
         drop(relays);
-        for ((figure, mut taken), curves) in [("fig3", far), ("fig4", near)].into_iter().zip(&mut curves) {
-            add(figures, figure, place, &sites, &mut taken);
+        for ((figure, taken), curves) in [("fig3", far), ("fig4", near)].into_iter().zip(&mut curves) {
+            add(figures, figure, place, &sites, &taken);
             let named =
                 sites.iter().zip(taken).map(|(site, taken)| (format!("{}, {}", place.name(), site.mode.name()), taken));
             curves.extend(named.map(|(name, microseconds)| Curve { name, microseconds }));
@@ -217,28 +219,30 @@ fn take_turns(
         if site.mode != Mode::None && site.switch.is_some() {
             let name = format!("ls.{figure}.{}.{}.trips_per_flow", place.name(), site.mode.name());
             // A SYN that is sent again on a busy machine comes up again.
-            figures.add(&name, "trips", up as f64 / flows as f64, 1.0, Bound::AtMost(1.05));
+            figures.count(&name, "trips", up as f64 / flows as f64, Some(1.05));
         }
     }
     Ok(taken)
 }
 
-fn add(figures: &mut Figures, figure: &str, place: Place, sites: &[Site], taken: &mut [Vec<f64>]) {
-    let middles: Vec<f64> = taken.iter_mut().map(|taken| median(taken)).collect();
+fn add(figures: &mut Figures, figure: &str, place: Place, sites: &[Site], taken: &[Vec<f64>]) {
     let name = place.name();
-    for (site, middle) in sites.iter().zip(&middles) {
-        figures.add(&format!("ls.{figure}.{name}.{}_us", site.mode.name()), "us", *middle, middles[0], Bound::None);
+    let yardstick = |times: &Vec<f64>| Yardstick::new(times.chunks(times.len() / PARTS).map(median).collect());
+    let [none, ..] = taken else { return };
+    for (site, times) in sites.iter().zip(taken) {
+        let name = format!("ls.{figure}.{name}.{}_us", site.mode.name());
+        figures.add(&name, "us", median(times), &yardstick(none), Bound::None);
     }
-    match (place, &middles[..]) {
+    let bounded = |most| if figure == "fig4" { Bound::AtMost(most) } else { Bound::None };
+    match (place, taken) {
         (Place::ClientKernel, [none, full]) => {
-            let bound = if figure == "fig4" { Bound::AtMost(25.0) } else { Bound::None };
-            figures.add(&format!("ls.{figure}.client_ebpf_added_us"), "us", full - none, *none, bound);
+            let name = format!("ls.{figure}.client_ebpf_us");
+            figures.add(&name, "us", median(full), &yardstick(none), bounded(1.3));
         }
         (_, [_, pro_forma, full]) => {
-            let bounded = figure == "fig4" && place == Place::Router;
-            let bound = if bounded { Bound::AtMost(1000.0) } else { Bound::None };
-            let name = format!("ls.{figure}.{name}.full_minus_proforma_us");
-            figures.add(&name, "us", full - pro_forma, *pro_forma, bound);
+            let bound = if place == Place::Router { bounded(2.0) } else { Bound::None };
+            let name = format!("ls.{figure}.{name}.full_beside_proforma_us");
+            figures.add(&name, "us", median(full), &yardstick(pro_forma), bound);
         }
         _ => {}
     }

@@ -6,11 +6,11 @@ use anyhow::Result;
 use datapath::interface::Interface;
 use datapath::probe::{Attached, Probe};
 use lab::world::{Network, Way};
+use measure::{Bound, Figures, Yardstick, mean_of_middle};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::Guarded;
-use crate::figures::{Bound, Figures, middle};
 use crate::lane::Lane;
 
 /// A shared machine's speed changes within tenths of a second, by far more than what is looked for: neighbours in time
@@ -32,28 +32,53 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     let xdp = Guarded::new(&["--hook", "xdp"])?;
     for (name, clients) in [("one", 1), ("five", 5)] {
         let openings = if clients == 1 { OPENINGS_OF_ONE } else { OPENINGS };
-        let (with, without) = side_by_side(&tc.network, &plain, clients, openings)?;
-        figures.add(&format!("throughput.{name}"), "Mbit/s", with, without, Bound::RatioAtLeast(0.97));
-        let (with, empty) = side_by_side(&xdp.network, &empty, clients, openings)?;
-        figures.add(&format!("throughput.{name}_xdp"), "Mbit/s", with, empty, Bound::RatioAtLeast(0.97));
-        figures.add(&format!("throughput.{name}_xdp_of_plain"), "Mbit/s", with, without, Bound::None);
+        let ours = side_by_side(&tc.network, &plain, clients, openings)?;
+        let plain = ours.yardstick();
+        ours.add(figures, &format!("throughput.{name}"), Bound::AtLeast(0.97));
+        let ours = side_by_side(&xdp.network, &empty, clients, openings)?;
+        figures.add(&format!("throughput.{name}_xdp_of_plain"), "Mbit/s", ours.rate(), &plain, Bound::None);
+        ours.add(figures, &format!("throughput.{name}_xdp"), Bound::AtLeast(0.97));
     }
     // With sender, path and receiver on one processor, none waits for another: each nanosecond of ours shows.
-    let (with, without) = on_one_processor(|| side_by_side(&tc.network, &plain, 1, OPENINGS))?;
-    figures.add("throughput.one_processor", "Mbit/s", with, without, Bound::RatioAtLeast(0.97));
+    let ours = on_one_processor(|| side_by_side(&tc.network, &plain, 1, OPENINGS))?;
+    ours.add(figures, "throughput.one_processor", Bound::AtLeast(0.97));
     Ok(())
 }
 
-/// The means of the middle halves of both paths' rates, which take turns in going first.
-pub fn side_by_side(one: &Network, other: &Network, clients: u16, openings: usize) -> Result<(f64, f64)> {
+/// Rates of two paths in Mbit/s. For each opening of connections there is one rate: the mean of the middle half of its turns.
+pub struct Rates {
+    ours: Vec<f64>,
+    beside: Vec<f64>,
+}
+
+impl Rates {
+    /// Our path's rate.
+    pub fn rate(&self) -> f64 {
+        mean_of_middle(&self.ours)
+    }
+
+    /// The rate of the path beside.
+    pub fn yardstick(&self) -> Yardstick {
+        Yardstick::new(self.beside.clone())
+    }
+
+    /// Adds our path's rate beside the other's.
+    pub fn add(&self, figures: &mut Figures, name: &str, bound: Bound) {
+        figures.add(name, "Mbit/s", self.rate(), &self.yardstick(), bound);
+    }
+}
+
+/// The rates of two networks' paths, which take turns.
+pub fn side_by_side(one: &Network, other: &Network, clients: u16, openings: usize) -> Result<Rates> {
     in_turns(openings, || Ok((Lane::open(one, clients)?, Lane::open(other, clients)?)))
 }
 
-/// The same for whatever two lanes are opened.
-pub fn in_turns(openings: usize, open: impl Fn() -> Result<(Lane, Lane)>) -> Result<(f64, f64)> {
-    let (mut ones, mut others) = (Vec::new(), Vec::new());
+/// The rates of two lanes, which take turns in going first.
+pub fn in_turns(openings: usize, open: impl Fn() -> Result<(Lane, Lane)>) -> Result<Rates> {
+    let mut rates = Rates { ours: Vec::new(), beside: Vec::new() };
     for _ in 0..openings {
         let (mut one, mut other) = open()?;
+        let (mut ones, mut others) = (Vec::new(), Vec::new());
         // The first turns find the path's width.
         one.turn(5 * TURN)?;
         other.turn(5 * TURN)?;
@@ -66,8 +91,10 @@ pub fn in_turns(openings: usize, open: impl Fn() -> Result<(Lane, Lane)>) -> Res
                 ones.push(one.turn(TURN)?);
             }
         }
+        rates.ours.push(mean_of_middle(&ones));
+        rates.beside.push(mean_of_middle(&others));
     }
-    Ok((middle(&mut ones), middle(&mut others)))
+    Ok(rates)
 }
 
 /// `work` on a single processor.

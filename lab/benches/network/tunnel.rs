@@ -3,10 +3,10 @@
 use anyhow::{Context, Result};
 use lab::Namespace;
 use lab::net::veth;
+use measure::{Bound, Figures};
 use wire::SegmentFlags;
 use wire::packet::TCP;
 
-use crate::figures::{Bound, Figures};
 use crate::lane::Lane;
 use crate::stage::{Core, Endpoint, Tenant};
 use crate::throughput::{in_turns, on_one_processor};
@@ -88,9 +88,7 @@ impl Vxlan {
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let (ours, vxlan) = (Ours::new()?, Vxlan::new()?);
     let turns = || in_turns(OPENINGS, || Ok((ours.lane()?, vxlan.lane()?)));
-    let (with, without) = turns()?;
-    figures.add("tunnel.throughput", "Mbit/s", with, without, Bound::RatioAtLeast(0.85));
-    let (with, without) = on_one_processor(turns)?;
-    figures.add("tunnel.throughput_one_processor", "Mbit/s", with, without, Bound::RatioAtLeast(0.85));
+    turns()?.add(figures, "tunnel.throughput", Bound::AtLeast(0.85));
+    on_one_processor(turns)?.add(figures, "tunnel.throughput_one_processor", Bound::AtLeast(0.85));
     Ok(())
 }

@@ -2,11 +2,11 @@
 
 use crate::cases::Table;
 use crate::provers::Prover;
-use crate::{REPEAT, figure, nanoseconds, side_by_side};
+use crate::{OF_IPV4, REPEAT, ROUNDS, add, nanoseconds, with_way};
 use datapath::probe::Probe;
 use datapath::proofs::{Proofs, REMEMBERED};
 use engine::proofs::Outcome;
-use serde_json::{Map, Value};
+use measure::{Bound, Figures, Yardstick, alternate, mean_of_middle};
 use wire::DropReason;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -21,7 +21,7 @@ struct Feed {
     reserved: u32,
 }
 
-pub fn proofs(probe: &Probe, figures: &mut Map<String, Value>) {
+pub fn proofs(probe: &Probe, figures: &mut Figures) {
     let table = Table::read();
     let fed = Prover::with(&table.verifiers[0], |config| Proofs::load_object(FED, config, REMEMBERED));
     let feeds = fed.program.table::<u32, Feed>("proof_feeds").expect("proof_feeds");
@@ -38,17 +38,20 @@ pub fn proofs(probe: &Probe, figures: &mut Map<String, Value>) {
             Ok(ran)
         })
     };
-    for (name, row, bound) in
-        [("xdp.proof_hit_ns", "ipv4: siphash", Some(5.0)), ("xdp.proof_hit_ns_ipv6", "ipv6: siphash", None)]
-    {
-        let frame = named(row);
-        run("prove_again", &frame, 2);
-        let pair = side_by_side(|| run("prove_again", &frame, REPEAT), || empty(&frame));
-        figure(figures, name.into(), pair, bound);
-    }
-    for (name, row, bound) in
-        [("xdp.proof_miss_ns", "ipv4: siphash", Some(20.0)), ("xdp.proof_miss_aes_cmac_ns", "ipv4: aes-cmac", None)]
-    {
+    let [four, six] = ["ipv4: siphash", "ipv6: siphash"].map(named);
+    let hits = |frame: &[u8]| {
+        run("prove_again", frame, 2);
+        alternate(ROUNDS, || run("prove_again", frame, REPEAT), || empty(frame))
+    };
+    let (four, six) = (hits(&four), hits(&six));
+    let beside = Yardstick::new(four.0.clone());
+    figures.add("xdp.proof_hit_ipv6_beside_ipv4", "ns", mean_of_middle(&six.0), &beside, OF_IPV4);
+    add(figures, "xdp.proof_hit_ns", four, Bound::AtMost(5.0));
+    add(figures, "xdp.proof_hit_ns_ipv6", six, Bound::None);
+    for (name, row, bound) in [
+        ("xdp.proof_miss_ns", "ipv4: siphash", Bound::AtMost(20.0)),
+        ("xdp.proof_miss_aes_cmac_ns", "ipv4: aes-cmac", Bound::None),
+    ] {
         let frame = named(row);
         let mean = |program: &str| {
             feeds.set(&0, &Feed::default()).expect("proof_feeds");
@@ -58,19 +61,19 @@ pub fn proofs(probe: &Probe, figures: &mut Map<String, Value>) {
             fed.nanoseconds as f64 / f64::from(REPEAT / 4)
         };
         fed.program.forget().expect("generation");
-        let pair = side_by_side(|| mean("prove_first") - mean("prove_idle"), || empty(&frame));
-        // An empty decision takes no time by this clock: a packet's way to the program and back is added.
-        figure(figures, name.into(), (pair.0 + pair.1, pair.1), bound);
+        let (decisions, empty) = alternate(ROUNDS, || mean("prove_first") - mean("prove_idle"), || empty(&frame));
+        add(figures, name, (with_way(&decisions, &empty), empty), bound);
     }
     let plain = Prover::new(&table.verifiers[0], REMEMBERED);
     let forged = named("ipv4: bit 0 of the proof flipped");
     assert_eq!(plain.judge(&forged, table.now).0, Outcome::Drop(DropReason::BadTag));
-    let pair = side_by_side(
+    let samples = alternate(
+        ROUNDS,
         || {
             plain.set_clock(table.now);
             nanoseconds(REPEAT, |repeat| plain.program.run(&forged, repeat))
         },
         || empty(&forged),
     );
-    figure(figures, "xdp.proof_forged_ns".into(), pair, None);
+    add(figures, "xdp.proof_forged_ns", samples, Bound::None);
 }

@@ -156,7 +156,7 @@ fn a_session_ends_by_one_note_however_many_grants_it_had() {
     assert_eq!(database.connection.total_changes() - before, 4);
     let told = database.take_ended_sessions().unwrap();
     let expected = ("edge".to_owned(), engine::api::RevokedSession { holder: held.0, expires: 430 });
-    assert_eq!(told, [expected.clone()]);
+    assert_eq!(told, std::slice::from_ref(&expected));
     assert!(database.take_ended_sessions().unwrap().is_empty());
     assert!(database.revoked("edge", 200).unwrap().is_empty());
     assert_eq!(database.revoked_sessions("edge", 429).unwrap(), [expected.1]);

@@ -1,0 +1,201 @@
+//! What benches share: figures beside yardsticks, and the table that `cargo xtask bench` makes of them.
+//!
+//! Machines differ by a factor of two, and other work on them comes and goes. So a figure is compared with a yardstick that the
+//! same run measures: an empty program, an echo, a plain copy, a walk over memory. A bound limits their ratio. A yardstick that
+//! moves within the run says that the machine was too noisy for a verdict.
+//!
+//! ```
+//! use measure::{Bound, Figures, Yardstick};
+//!
+//! let empty = Yardstick::new(vec![20.0, 21.0, 20.0, 20.5]);
+//! let mut figures = Figures::default();
+//! figures.add("verifier.admitted_ns", "ns", 80.0, &empty, Bound::AtMost(5.0));
+//! assert_eq!(figures.get("verifier.admitted_ns").unwrap()["verdict"], "holds");
+//! ```
+
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod memory;
+mod samples;
+mod stopwatch;
+
+use serde_json::{Map, Value, json};
+
+pub use samples::{alternate, mean_of_middle, median, quantile};
+pub use stopwatch::Stopwatch;
+
+/// A yardstick that moves more than this part of its middle gives no verdict.
+const NOISE_MAX: f64 = 0.2;
+
+/// What a figure is compared with: one kind of work, measured several times in the course of the run.
+#[derive(Clone, Debug)]
+pub struct Yardstick {
+    middle: f64,
+    noise: f64,
+}
+
+impl Yardstick {
+    /// From samples in the unit of the figure.
+    ///
+    /// # Panics
+    ///
+    /// Without a sample.
+    pub fn new(samples: Vec<f64>) -> Self {
+        assert!(!samples.is_empty(), "a yardstick was measured");
+        let [low, high] = [0.25, 0.75].map(|part| quantile(&samples, part));
+        let middle = mean_of_middle(&samples);
+        Self { middle, noise: (high - low) / middle }
+    }
+
+    /// A value that nobody timed in this run: a size, or what a publication states.
+    pub const fn fixed(value: f64) -> Self {
+        Self { middle: value, noise: 0.0 }
+    }
+
+    /// The same noise around another value, for a figure in another unit.
+    pub fn scaled(&self, factor: f64) -> Self {
+        Self { middle: self.middle * factor, noise: self.noise }
+    }
+
+    /// The mean of the middle half of its samples.
+    pub const fn middle(&self) -> f64 {
+        self.middle
+    }
+
+    /// How far apart the quartiles of its samples are, as a part of the middle.
+    pub const fn noise(&self) -> f64 {
+        self.noise
+    }
+}
+
+/// The limit of a figure's ratio to its yardstick.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    /// The ratio is at most this.
+    AtMost(f64),
+    /// The ratio is at least this.
+    AtLeast(f64),
+    /// The figure has no limit.
+    None,
+}
+
+/// The figures of a bench by name.
+#[derive(Default)]
+pub struct Figures(Map<String, Value>);
+
+impl Figures {
+    /// Adds a figure: {value, unit, yardstick, ratio, noise, bound, verdict}. It also prints a line for the one who waits.
+    pub fn add(&mut self, name: &str, unit: &str, value: f64, yardstick: &Yardstick, bound: Bound) {
+        let ratio = value / yardstick.middle;
+        let (limit, holds) = match bound {
+            Bound::AtMost(limit) => (format!("<= {limit}"), ratio <= limit),
+            Bound::AtLeast(limit) => (format!(">= {limit}"), ratio >= limit),
+            Bound::None => (String::new(), true),
+        };
+        let verdict = match bound {
+            Bound::None => None,
+            _ if yardstick.noise > NOISE_MAX => Some("too noisy"),
+            _ if holds => Some("holds"),
+            _ => Some("missed"),
+        };
+        eprintln!(
+            "{name} {} {unit}, yardstick {}, ratio {}",
+            rounded(value),
+            rounded(yardstick.middle),
+            rounded(ratio)
+        );
+        let figure = json!({
+            "value": rounded(value), "unit": unit, "yardstick": rounded(yardstick.middle), "ratio": rounded(ratio),
+            "noise": rounded(yardstick.noise), "bound": (!limit.is_empty()).then_some(limit), "verdict": verdict,
+        });
+        self.0.insert(name.to_owned(), figure);
+    }
+
+    /// Adds a figure that was counted, not timed, and needs no yardstick: {value, unit, bound, verdict}.
+    pub fn count(&mut self, name: &str, unit: &str, value: f64, at_most: Option<f64>) {
+        eprintln!("{name} {} {unit}", rounded(value));
+        let verdict = at_most.map(|limit| if value <= limit { "holds" } else { "missed" });
+        let bound = at_most.map(|limit| format!("count <= {limit}"));
+        let figure = json!({ "value": rounded(value), "unit": unit, "bound": bound, "verdict": verdict });
+        self.0.insert(name.to_owned(), figure);
+    }
+
+    /// One figure, as it will be printed.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name)
+    }
+
+    /// Adds the figures that another process printed.
+    ///
+    /// # Errors
+    ///
+    /// If `printed` is no JSON object.
+    pub fn merge(&mut self, printed: &[u8]) -> Result<(), serde_json::Error> {
+        self.0.extend(serde_json::from_slice::<Map<_, _>>(printed)?);
+        Ok(())
+    }
+
+    /// Prints all figures as one line of JSON, which `cargo xtask bench` reads.
+    pub fn print(&self) {
+        println!("{}", Value::Object(self.0.clone()));
+    }
+}
+
+/// Four digits that count are enough.
+fn rounded(value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let scale = 10_f64.powi(3 - value.abs().log10().floor() as i32);
+    if scale > 1.0 { (value * scale).round() / scale } else { value.round() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(value: f64, samples: &[f64], bound: Bound) -> Value {
+        let mut figures = Figures::default();
+        figures.add("figure", "ns", value, &Yardstick::new(samples.to_vec()), bound);
+        figures.get("figure").expect("it was added")["verdict"].clone()
+    }
+
+    #[test]
+    fn a_ratio_within_its_bound_holds_and_one_beyond_is_missed() {
+        let steady = [10.0, 10.0, 10.5, 9.8];
+        assert_eq!(verdict(49.0, &steady, Bound::AtMost(5.0)), "holds");
+        assert_eq!(verdict(52.0, &steady, Bound::AtMost(5.0)), "missed");
+        assert_eq!(verdict(8.0, &steady, Bound::AtLeast(0.9)), "missed");
+        assert_eq!(verdict(9.5, &steady, Bound::AtLeast(0.9)), "holds");
+        assert_eq!(verdict(1.0, &steady, Bound::None), Value::Null);
+    }
+
+    #[test]
+    fn a_yardstick_that_moves_gives_no_verdict_either_way() {
+        let moving = [10.0, 10.0, 14.0, 14.0];
+        for value in [1.0, 1000.0] {
+            assert_eq!(verdict(value, &moving, Bound::AtMost(5.0)), "too noisy");
+        }
+    }
+
+    #[test]
+    fn one_disturbed_sample_of_many_does_not_make_a_run_noisy() {
+        let mut samples = vec![10.0; 15];
+        samples[3] = 90.0;
+        let yardstick = Yardstick::new(samples);
+        assert!(yardstick.noise() < 0.01 && (yardstick.middle() - 10.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_count_is_compared_with_its_limit() {
+        let mut figures = Figures::default();
+        figures.count("left", "flows", 1.0, Some(0.0));
+        assert_eq!(figures.get("left").expect("it was added")["verdict"], "missed");
+    }
+
+    #[test]
+    fn figures_keep_four_digits() {
+        assert_eq!([rounded(123_456.7), rounded(0.012_345_6), rounded(1.23456)], [123_457.0, 0.01235, 1.235]);
+    }
+}
