@@ -50,7 +50,7 @@ fn play(args: &Args, table: &mut Table) -> Result<()> {
     let mut scene = Scene::new(table, network.way);
     scene.without(&network, &services)?;
 
-    let world = World::around(network, services, "5m")?;
+    let world = World::around_with(network, services, "5m", &["--hook", "auto"])?;
     scene.protected_from_all(&world)?;
     world.agent.login(&world.authority, "alice")?;
     scene.alice(&world)?;

@@ -3,6 +3,7 @@
 //! The scenarios (demo, benches, end-to-end tests) are made of these. They know the product only as a process and by what
 //! it does to packets. Needs root.
 
+pub mod arrivals;
 pub mod capture;
 pub mod counter;
 pub mod evidence;

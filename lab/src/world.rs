@@ -138,7 +138,7 @@ impl World {
         let configuration = format!("epoch_length = \"{seconds}s\"\n");
         let policy = policy(&format!("{}s", seconds / 2));
         let authority = Authority::start_with(&network.authority, &policy, &configuration)?;
-        let world = Self::within(network, services, authority)?;
+        let world = Self::within(network, services, authority, &[])?;
         world.agent.login(&world.authority, "alice")?;
         Ok(world)
     }
@@ -172,12 +172,17 @@ impl World {
 
     /// Puts authority, verifier and agent into a network whose services run; nobody is logged in.
     pub fn around(network: Network, services: Services, lifetime: &str) -> Result<Self> {
-        let authority = Authority::start(&network.authority, &policy(lifetime))?;
-        Self::within(network, services, authority)
+        Self::around_with(network, services, lifetime, &[])
     }
 
-    fn within(network: Network, services: Services, authority: Authority) -> Result<Self> {
-        let verifier = Verifier::start(&network.server, &authority)?;
+    /// As [`Self::around`], with more settings of the verifier as flags.
+    pub fn around_with(network: Network, services: Services, lifetime: &str, flags: &[&str]) -> Result<Self> {
+        let authority = Authority::start(&network.authority, &policy(lifetime))?;
+        Self::within(network, services, authority, flags)
+    }
+
+    fn within(network: Network, services: Services, authority: Authority, flags: &[&str]) -> Result<Self> {
+        let verifier = Verifier::start_with(&network.server, &authority, flags)?;
         let agent = Agent::start(&network.alice)?;
         Ok(Self { agent, verifier, authority, services, network })
     }

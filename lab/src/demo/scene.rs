@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use lab::arrivals::Arrivals;
 use lab::forge::protocol;
 use lab::mint::{Forgery, Mint, now};
 use lab::probe::Target;
@@ -83,13 +84,15 @@ impl<'t> Scene<'t> {
     pub fn alice(&mut self, world: &World) -> Result<()> {
         self.step("Alice logs in and runs ssh as ever");
         let before = world.verifier.counters()?;
+        let arrivals = Arrivals::of_syns(&world.network.server, PUBLIC4.parse()?, FRONT4.parse()?)?;
         let began = Instant::now();
         let (done, text) = ssh(&world.services.sshd, &world.network.alice, "echo inside")?;
         let seen = format!("{text} after {} ms", began.elapsed().as_millis());
         self.table.row("alice after she logged in", "inside", seen, done && text == "inside");
         let admitted = world.verifier.counters()?.since(&before);
         let tokens = admitted.get("token").copied().unwrap_or_default();
-        self.table.row("tokens that took", "1", tokens, tokens == 1);
+        let seen = format!("{tokens} taken, {} SYN handed on", arrivals.count()?);
+        self.table.row("alice's tokens", "1 taken, 1 SYN handed on", &seen, seen == "1 taken, 1 SYN handed on");
         Ok(())
     }
 
@@ -174,6 +177,7 @@ impl<'t> Scene<'t> {
     ) -> Result<()> {
         let to: IpAddr = FRONT4.parse()?;
         let before = world.verifier.counters()?;
+        let arrivals = Arrivals::of_syns(&world.network.server, mallory.shown, to)?;
         for frame in frames {
             mallory.send(frame)?;
         }
@@ -183,7 +187,7 @@ impl<'t> Scene<'t> {
             dropped = world.verifier.counters().map_or(0, |now| now.dropped(reason) - before.dropped(reason));
             dropped >= wanted
         });
-        let (back, through) = (mallory.came_back(to, Duration::from_millis(100)).len(), mallory.got_through(to).len());
+        let (back, through) = (mallory.came_back(to, Duration::from_millis(100)).len(), arrivals.count()?);
         let expected = format!("{wanted} dropped ({reason}), 0 admitted, 0 answers");
         let seen = format!("{dropped} dropped ({reason}), {through} admitted, {back} answers");
         let same = expected == seen;
@@ -223,8 +227,10 @@ impl<'t> Scene<'t> {
         println!("   without Vouchsafe                           {without:6.0} Mbit/s");
         println!("   through the verifier, address not protected {beside:6.0} Mbit/s");
         println!("   through the verifier, flow admitted         {with:6.0} Mbit/s");
+        let interfaces = world.verifier.status()?["interfaces"].clone();
+        let hook = interfaces[0]["hook"].as_str().unwrap_or("no hook").to_owned();
         println!(
-            "   The verifier has chosen tc, as virtual cables copy each packet for XDP; network cards get XDP. This machine's"
+            "   The verifier has chosen {hook}: virtual cables copy each packet for XDP, network cards don't. This machine's"
         );
         println!("   cores are the limit of all three. `make bench` measures with care.");
         let (of_plain, of_beside) = (with / without * 100.0, with / beside * 100.0);

@@ -1,0 +1,52 @@
+//! Counts packets that the packet filter of a host is handed: behind whatever a program at XDP or tc has dropped, and before
+//! the host's own stack. A capture would see also what tc is about to drop.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, Result};
+
+use crate::net::Namespace;
+
+const TABLE: &str = "arrivals";
+
+/// A counter of SYNs from one address to another. It ends with the namespace.
+pub struct Arrivals<'n> {
+    host: &'n Namespace,
+}
+
+impl<'n> Arrivals<'n> {
+    /// Counts SYNs from `from` to `to` that come to `host` from now on.
+    ///
+    /// # Errors
+    ///
+    /// If `nft` cannot set the counter.
+    pub fn of_syns(host: &'n Namespace, from: IpAddr, to: IpAddr) -> Result<Self> {
+        let family = if to.is_ipv4() { "ip" } else { "ip6" };
+        let rules = format!(
+            "table inet {TABLE}
+            delete table inet {TABLE}
+            table inet {TABLE} {{
+                counter syns {{ }}
+                chain prerouting {{
+                    type filter hook prerouting priority raw; policy accept;
+                    {family} saddr {from} {family} daddr {to} tcp flags & (syn | ack) == syn counter name syns
+                }}
+            }}"
+        );
+        let file = host.dir().join("arrivals.nft");
+        std::fs::write(&file, rules).with_context(|| file.display().to_string())?;
+        host.run(["nft".as_ref(), "-f".as_ref(), file.as_os_str()])?;
+        Ok(Self { host })
+    }
+
+    /// How many have come.
+    ///
+    /// # Errors
+    ///
+    /// If `nft` does not say.
+    pub fn count(&self) -> Result<u64> {
+        let text = self.host.run(["nft", "list", "counter", "inet", TABLE, "syns"])?;
+        let packets = text.split("packets ").nth(1).and_then(|rest| rest.split_whitespace().next());
+        packets.and_then(|count| count.parse().ok()).with_context(|| format!("no count in {text:?}"))
+    }
+}
