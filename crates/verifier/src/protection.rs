@@ -13,19 +13,18 @@ use datapath::hook::Mode;
 use datapath::interface::Interface;
 use datapath::ring::Listener;
 use datapath::verifier::Verifier;
-use engine::api::{self, LivePair};
+use engine::api;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
-use wire::Holder;
-use wire::ls;
-use wire::map::{EpochKey, LsGrant, SecretEntry, VerifierConfig};
+use wire::map::{EpochKey, SecretEntry, VerifierConfig};
 
 mod attach;
 mod cut;
 mod exposed;
 mod marked;
+mod pairs;
 mod proofs;
 mod tables;
 mod told;
@@ -55,6 +54,7 @@ pub struct Protection {
     /// Set while a revocation found no room: then no key is held and nothing new is admitted.
     closed: AtomicBool,
     written: Mutex<exposed::Written>,
+    pair_room: Mutex<pairs::Room>,
     drops: Arc<Mutex<Ring>>,
     _sampler: Listener,
 }
@@ -75,6 +75,7 @@ impl Protection {
         let verifier = Verifier::load_for(settings.hook, kernel, settings.sizes, Some(pins.clone()))?;
         let sampler = sampler::start(&verifier, drops.clone())?;
         let pool = addresses::pool(&settings.pool)?;
+        let pair_room = Mutex::new(pairs::Room::new(settings.sizes.pairs));
         let gateway = Gateway::load(&verifier, &kernel, &settings, &pool, &pins, unknown)?;
         Ok(Self {
             verifier,
@@ -90,6 +91,7 @@ impl Protection {
             lasting: false,
             closed: AtomicBool::new(false),
             written: Mutex::default(),
+            pair_room,
             drops,
             _sampler: sampler,
         })
@@ -157,39 +159,6 @@ impl Protection {
         for slot in (0..plan::KEY_SLOTS).filter(|slot| which(*slot)) {
             self.verifier.epoch_keys.set(&slot, &NONE)?;
             self.verifier.ls_secrets.set(&slot, &NO_SECRET)?;
-        }
-        Ok(())
-    }
-
-    fn takes_pairs(&self) -> bool {
-        self.kernel.speaks(ls::SUITE)
-    }
-
-    /// Lets the tokens of these pairs in. Of those from before the table was new nobody knows which nonces were used: they
-    /// stay out (wire.md §5.5.1).
-    pub fn note_pairs(&self, pairs: &[LivePair], now: u64) -> Result<()> {
-        if !self.takes_pairs() {
-            return Ok(());
-        }
-        let since = match self.verifier.ls_since.get(&0)?.filter(|since| *since != 0) {
-            Some(since) => since,
-            None => {
-                self.verifier.ls_since.set(&0, &now)?;
-                now
-            }
-        };
-        let mut left = 0;
-        for pair in pairs.iter().filter(|pair| pair.issued >= since && u64::from(pair.expires) > now) {
-            left += u32::from(
-                self.verifier
-                    .ls_grants
-                    .insert(&pair.handle, &LsGrant::new(pair.epoch, pair.expires, Holder(pair.holder)))
-                    .is_err(),
-            );
-        }
-        if left > 0 {
-            let room = self.settings.sizes.pairs;
-            tracing::error!(left, room, "no room for pairs: their tokens are dropped. Raise --max-pairs and restart");
         }
         Ok(())
     }

@@ -1,0 +1,161 @@
+//! Pairs of the scheme of LS (wire.md §5): their tokens are good only while the kernel's table holds the pair, so that each
+//! account has a share of its room.
+
+use super::Protection;
+use anyhow::Result;
+use engine::api::LivePair;
+use std::collections::HashMap;
+use std::sync::PoisonError;
+use wire::map::LsGrant;
+use wire::{Holder, ls};
+
+/// One account gets one part in so many of the table.
+const ACCOUNTS: usize = 16;
+/// The least that an account gets.
+const LEAST: usize = 4;
+
+impl Protection {
+    /// Whether tokens of the scheme of LS are taken.
+    pub(super) fn takes_pairs(&self) -> bool {
+        self.kernel.speaks(ls::SUITE)
+    }
+
+    /// Lets the tokens of these pairs in. Nobody knows which nonces of older pairs were used before the table was new: those
+    /// pairs stay out (wire.md §5.5.1).
+    ///
+    /// # Errors
+    ///
+    /// If the kernel does not say since when the table is there.
+    pub fn note_pairs(&self, pairs: &[LivePair], now: u64) -> Result<()> {
+        if !self.takes_pairs() {
+            return Ok(());
+        }
+        let since = match self.verifier.ls_since.get(&0)?.filter(|since| *since != 0) {
+            Some(since) => since,
+            None => {
+                self.verifier.ls_since.set(&0, &now)?;
+                now
+            }
+        };
+        let mut room = self.pair_room.lock().unwrap_or_else(PoisonError::into_inner);
+        room.forget_ended(now);
+        let (mut left, mut beyond_share) = (0, 0);
+        for pair in pairs.iter().filter(|pair| pair.issued >= since && u64::from(pair.expires) > now) {
+            if !room.take(pair) {
+                beyond_share += 1;
+                continue;
+            }
+            let entry = LsGrant::new(pair.epoch, pair.expires, Holder(pair.holder));
+            if self.verifier.ls_grants.insert(&pair.handle, &entry).is_err() {
+                room.give_back(pair.handle);
+                left += 1;
+            }
+        }
+        let all = self.settings.sizes.pairs;
+        if left > 0 {
+            tracing::error!(left, room = all, "no room for pairs: their tokens are dropped. Raise --max-pairs and restart");
+        }
+        if beyond_share > 0 {
+            let share = room.share;
+            tracing::warn!(beyond_share, share, "an account has more pairs than its share: tokens of the others are dropped");
+        }
+        Ok(())
+    }
+}
+
+/// Who has which pairs in the table.
+pub(super) struct Room {
+    share: usize,
+    pairs: HashMap<u64, Entry>,
+    of_account: HashMap<u32, usize>,
+}
+
+struct Entry {
+    account: u32,
+    expires: u32,
+}
+
+impl Room {
+    /// For a table of this size.
+    pub(super) fn new(pairs: u32) -> Self {
+        let share = (pairs as usize / ACCOUNTS).max(LEAST);
+        Self { share, pairs: HashMap::new(), of_account: HashMap::new() }
+    }
+
+    /// Whether the pair's account has room for it; it is then counted. A pair that has room keeps it. Pairs that name nobody
+    /// share one account's room.
+    fn take(&mut self, pair: &LivePair) -> bool {
+        if self.pairs.contains_key(&pair.handle) {
+            return true;
+        }
+        let account = Holder(pair.holder).account();
+        let count = self.of_account.entry(account).or_default();
+        if *count >= self.share {
+            return false;
+        }
+        *count += 1;
+        self.pairs.insert(pair.handle, Entry { account, expires: pair.expires });
+        true
+    }
+
+    fn give_back(&mut self, handle: u64) {
+        if let Some(entry) = self.pairs.remove(&handle) {
+            self.uncount(entry.account);
+        }
+    }
+
+    fn forget_ended(&mut self, now: u64) {
+        let ended: Vec<_> = self.pairs.extract_if(|_, entry| u64::from(entry.expires) <= now).collect();
+        for (_, entry) in ended {
+            self.uncount(entry.account);
+        }
+    }
+
+    fn uncount(&mut self, account: u32) {
+        if let Some(count) = self.of_account.get_mut(&account) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_account.remove(&account);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(account: u32, handle: u64, expires: u32) -> LivePair {
+        let Holder(holder) = Holder::new(account, 0).expect("a small account");
+        LivePair { handle, epoch: 1, issued: 0, expires, holder }
+    }
+
+    #[test]
+    fn an_account_that_asks_for_all_the_room_gets_its_share_and_leaves_the_rest() {
+        let mut room = Room::new(1024);
+        let taken = (0..2000).filter(|handle| room.take(&pair(7, *handle, 500))).count();
+        assert_eq!(taken, 64);
+        assert!(room.take(&pair(8, 5000, 500)));
+    }
+
+    #[test]
+    fn a_pair_that_is_told_again_is_counted_once() {
+        let mut room = Room::new(64);
+        for _ in 0..10 {
+            assert!((0..4).all(|handle| room.take(&pair(7, handle, 500))));
+        }
+        assert!(!room.take(&pair(7, 4, 500)));
+    }
+
+    #[test]
+    fn ended_pairs_and_those_without_a_place_give_their_room_back() {
+        let mut room = Room::new(64);
+        assert!((0..3).all(|handle| room.take(&pair(7, handle, 100))) && room.take(&pair(7, 3, 200)));
+        room.forget_ended(100);
+        assert!((10..13).all(|handle| room.take(&pair(7, handle, 200))) && !room.take(&pair(7, 13, 200)));
+        room.give_back(10);
+        assert!(room.take(&pair(7, 13, 200)));
+        room.forget_ended(200);
+        assert!(room.pairs.is_empty() && room.of_account.is_empty());
+    }
+}
