@@ -18,10 +18,11 @@ mod table;
 #[path = "../tests/world/mod.rs"]
 mod world;
 
-use datapath::agent::{Agent, Attachment};
+use datapath::agent::Agent;
 use datapath::hook::Hook;
 use datapath::probe::Probe;
 use datapath::run::Ran;
+use datapath::tc::Attachment;
 use datapath::verifier::{Sizes, Verifier};
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};

@@ -4,10 +4,10 @@ use crate::handed;
 use crate::interface::Interface;
 use crate::link::{Link, Place};
 use crate::object::{self, Loaded, Opened, Pins};
-use crate::probe;
 use crate::protected::Protected;
 use crate::run::{self, Ran};
 use crate::table::Table;
+use crate::tc::Attachment;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, PerfBuffer, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook, TcHookBuilder};
 use std::fs;
@@ -40,25 +40,6 @@ const PINNED: [&str; 15] = [
 /// Where the filter stands among those of others on a kernel without TCX.
 const CLSACT_PRIORITY: u32 = 0x5653;
 const CLSACT_HANDLE: u32 = 1;
-
-/// Which hook of the kernel the programs hang on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attachment {
-    /// TCX, Linux 6.6.
-    Tcx,
-    /// A filter of the clsact qdisc.
-    Clsact,
-}
-
-impl Attachment {
-    /// The name used in output.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Tcx => "tcx",
-            Self::Clsact => "clsact",
-        }
-    }
-}
 
 /// A packet that waits for its grant.
 #[derive(Clone, Debug)]
@@ -315,9 +296,4 @@ pub fn remove_filters(interface: &Interface) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The hook this kernel has: TCX since Linux 6.6.
-pub fn supported_attachment() -> Attachment {
-    if probe::kernel() >= (6, 6) { Attachment::Tcx } else { Attachment::Clsact }
 }

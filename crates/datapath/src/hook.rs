@@ -1,8 +1,8 @@
 //! Where admission hooks in, and the attachments there.
 
-use crate::agent::{Attachment, supported_attachment};
 use crate::interface::Interface;
 use crate::link::{Link, Place};
+use crate::tc::{Attachment, supported_attachment};
 use anyhow::{Context, Result};
 use libbpf_rs::{TC_EGRESS, TC_INGRESS, TcHook, TcHookBuilder};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

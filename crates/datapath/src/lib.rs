@@ -34,6 +34,7 @@ pub mod sockets;
 mod stack;
 pub mod svtep;
 pub mod table;
+pub mod tc;
 pub mod transfer;
 pub mod verifier;
 

@@ -1,11 +1,11 @@
 //! Programs that do nothing: they find out what this kernel and its interfaces can do, and are the benches' baseline.
 
-use crate::agent::Attachment;
 use crate::hook::{self, Mode};
 use crate::interface::Interface;
 use crate::link::{Link, Place};
 use crate::object::{self, Loaded, Opened};
 use crate::run::{self, Ran};
+use crate::tc::{Attachment, kernel_version};
 use anyhow::{Context, Error, Result};
 use libbpf_rs::Program;
 use std::ffi::CStr;
@@ -51,18 +51,7 @@ pub fn driver_has_xdp(interface: &Interface) -> Option<bool> {
     /// NETDEV_XDP_ACT_BASIC of linux/netdev.h.
     const BASIC: u64 = 1;
     let said = hook::query(interface).ok()?;
-    (kernel() >= (6, 3)).then_some(said.feature_flags & BASIC != 0)
-}
-
-/// The kernel's version: major and minor.
-pub fn kernel() -> (u32, u32) {
-    let name = nix::sys::utsname::uname();
-    version(&name.map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default())
-}
-
-fn version(release: &str) -> (u32, u32) {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    (kernel_version() >= (6, 3)).then_some(said.feature_flags & BASIC != 0)
 }
 
 /// Something attached for as long as this lives.
@@ -134,18 +123,5 @@ impl Probe {
     /// What the empty tc program does with one frame.
     pub fn run_tc(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.0.runnable("next")?, frame, repeat)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::version;
-
-    #[test]
-    fn a_release_begins_with_its_version() {
-        assert_eq!(version("6.1.0-56-cloud-amd64"), (6, 1));
-        assert_eq!(version("6.18+"), (6, 18));
-        assert_eq!(version("7"), (7, 0));
-        assert_eq!(version(""), (0, 0));
     }
 }

@@ -8,10 +8,10 @@ use crate::handed;
 use crate::hook::Spot;
 use crate::interface::Interface;
 use crate::object::{self, Opened, Pins};
-use crate::probe;
 use crate::proofs::{Proofs, make_room};
 use crate::run::{self, Ran};
 use crate::table::Table;
+use crate::tc;
 use anyhow::Result;
 use libbpf_rs::{MapHandle, PerfBuffer};
 use wire::map::{
@@ -84,7 +84,7 @@ impl Svtep {
         object::log_through_tracing();
         let mut opened = Opened::new("svtep", OBJECT)?;
         opened.configure(&settings.proofs)?;
-        let turns = probe::kernel() >= TURNS_SINCE;
+        let turns = tc::kernel_version() >= TURNS_SINCE;
         let config =
             SvtepConfig { underlay: underlay.index, mtu: settings.mtu, turns: turns.into(), reports: settings.reports };
         opened.set_constant(".rodata.svtep", &config)?;

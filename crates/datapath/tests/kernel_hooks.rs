@@ -6,10 +6,11 @@ mod table;
 mod world;
 
 use datapath::Pins;
-use datapath::agent::{Agent, supported_attachment};
+use datapath::agent::Agent;
 use datapath::clock;
 use datapath::hook::{self, Hook, Mode};
 use datapath::interface::Interface;
+use datapath::tc::supported_attachment;
 use datapath::verifier::Verifier;
 use engine::insertion;
 use engine::verifier::Outcome;

@@ -1,6 +1,7 @@
 //! Key transfer in band (wire.md §5.4), frame by frame: the agent's programs and those of an authority's host.
 
-use datapath::agent::{Agent, Attachment};
+use datapath::agent::Agent;
+use datapath::tc::Attachment;
 use datapath::transfer::Transfers;
 use lab::forge::{Packet, Tcp, flag};
 use std::net::{Ipv4Addr, SocketAddrV4};

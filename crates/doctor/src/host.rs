@@ -2,9 +2,10 @@
 
 use crate::Check;
 use anyhow::{Error, Result};
-use datapath::agent::{Agent, supported_attachment};
+use datapath::agent::Agent;
 use datapath::hook::Hook;
-use datapath::probe::{self, Probe};
+use datapath::probe::Probe;
+use datapath::tc::{self, supported_attachment};
 use datapath::verifier::{Sizes, Verifier};
 use datapath::{Pins, bpf_file_system_is_mounted};
 use std::fs;
@@ -19,7 +20,7 @@ const CAP_SYS_ADMIN: u32 = 21;
 const SMALL: Sizes = Sizes { flows: 16, grants: 16, accounts: 16, replay_buckets: 64, revoked: 16, pairs: 1 };
 
 pub(crate) fn kernel() -> Check {
-    version(probe::kernel())
+    version(tc::kernel_version())
 }
 
 fn version((major, minor): (u32, u32)) -> Check {

@@ -8,6 +8,7 @@ mod connection;
 mod decide;
 mod explain;
 mod flow;
+mod observer;
 mod overlay;
 mod tables;
 mod token;
@@ -22,7 +23,8 @@ use wire::token::TOKEN_LEN;
 use wire::{DropReason, Epoch, Handle, Holder, VerifierKey};
 
 pub use decide::decide;
-pub use explain::{Check, Explanation, Observer, Trace, explain, explain_flow};
+pub use explain::{Check, Explanation, Trace, explain, explain_flow};
+pub use observer::Observer;
 pub use overlay::Overlay;
 pub use tables::{Once, PairTerms, Replay, Stack, Tables, TablesMut};
 

@@ -1,11 +1,12 @@
 //! Judges packets in batches.
 
 #[cfg(target_arch = "x86_64")]
+use crate::BATCH;
+#[cfg(target_arch = "x86_64")]
 use crate::aes::native::{self, Expanded, Processor};
 use crate::aes::{self, LANES, Lane, LibraryKey};
 use crate::keys::Keys;
 use crate::plain::{COUNT, HEAD, PROOFS, Plain};
-#[cfg(target_arch = "x86_64")]
 use crate::wide::{Limits, Wide};
 use engine::proofs::{Outcome, Verifier};
 use ipnet::IpNet;
@@ -13,8 +14,6 @@ use std::net::IpAddr;
 use wire::packet::Packet;
 use wire::{DropReason, Epoch, Suite, geneve};
 
-/// Packets that are judged together.
-pub const BATCH: usize = 32;
 /// The field of the UDP checksum in a packet of the plain form.
 const CHECKSUM: usize = 40;
 

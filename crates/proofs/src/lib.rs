@@ -12,4 +12,7 @@ mod plain;
 #[cfg(target_arch = "x86_64")]
 mod wide;
 
-pub use batch::{BATCH, Batch, Means, fetch};
+pub use batch::{Batch, Means, fetch};
+
+/// Packets that are judged together.
+pub const BATCH: usize = 32;

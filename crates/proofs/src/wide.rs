@@ -5,8 +5,8 @@
 //! compared with what all such packets have in common; then a permutation of both brings the fields together, and those of four
 //! packets are compared at once.
 
+use crate::BATCH;
 use crate::aes::native::Expanded;
-use crate::batch::BATCH;
 use crate::keys::{HASH, Keys, NUMBER};
 use crate::plain::{
     AUTHORITY, COUNT, GENEVE, HEAD, INNER_LEN, NETWORK, PROOFS, REPLY, RETURN, SINGLE, TRANSPORT, VNI, WITH_PORT,

@@ -4,34 +4,30 @@
 //! One connection for each direction, by whoever tells. Decides nothing about packets.
 
 pub mod channel;
+mod exchange;
 mod hear;
 pub mod record;
 mod tell;
 pub mod teller;
 
-use crate::shared::Shared;
+pub use exchange::{Running, listen, start};
+
 use crate::view;
 use anyhow::{Context, Result, ensure};
-use datapath::ring::Listener;
 use record::{Hello, VERSION};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use teller::Heard;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc};
-use tokio::task::JoinHandle;
-use wire::map::FlowNews;
+use tokio::sync::Notify;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// How long a connection may take to stand.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Silence after which it counts as lost: each side says something every two seconds.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Flows that wait to be told; what finds no room is told when all are looked at.
-const QUEUE: usize = 16 * 1024;
 /// Of how many tellings the gap is known.
 const GAPS: usize = 256;
 
@@ -178,41 +174,6 @@ impl Peers {
             sources.remove(&id);
         }
     }
-}
-
-/// What tells and hears; ends when dropped.
-pub struct Running {
-    tasks: Vec<JoinHandle<()>>,
-    _flows: Listener,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
-    }
-}
-
-/// Listens where others are to tell.
-pub async fn listen(at: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(at).await.with_context(|| format!("peer_listen: can't listen at {at}"))
-}
-
-/// Starts to tell and to hear.
-pub fn start(peers: &Arc<Peers>, listener: TcpListener, shared: &Arc<Shared>) -> Result<Running> {
-    let mut tasks = vec![tokio::spawn(hear::serve(listener, peers.clone(), shared.clone()))];
-    let mut rooms = Vec::new();
-    for index in 0..peers.told.len() {
-        let (room, news) = mpsc::channel(QUEUE);
-        rooms.push(room);
-        tasks.push(tokio::spawn(tell::keep(peers.clone(), shared.clone(), index, news)));
-    }
-    let each = move |news: FlowNews| {
-        for room in &rooms {
-            let _ = room.try_send(news);
-        }
-    };
-    let flows = shared.protection().listen_to_flows(each)?;
-    Ok(Running { tasks, _flows: flows })
 }
 
 /// Says who this is; gives who the other is.

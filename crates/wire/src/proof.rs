@@ -4,7 +4,6 @@ use crate::inner::{Inner, Ports};
 use crate::key::ProofKey;
 use crate::mac::{self, MAC_LEN};
 use crate::packet::Packet;
-use crate::routing::Hops;
 use crate::segment::{HEAD_LEN, PROOFS_MAX, Segment, SegmentFlags, Vni};
 use core::net::IpAddr;
 
@@ -59,9 +58,9 @@ impl Message {
     }
 
     /// The same where the path is fixed (wire.md §8.12.2).
-    pub fn routed(segment: &Segment, vni: Vni, ends: &Ends, hops: &Hops) -> Self {
+    pub fn routed(segment: &Segment, vni: Vni, ends: &Ends, hops: &[[u8; 16]]) -> Self {
         let mut message = Self::begin(segment, vni, ends);
-        message.push(hops.list().as_flattened());
+        message.push(hops.as_flattened());
         message.end(ends)
     }
 

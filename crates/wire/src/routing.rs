@@ -90,7 +90,7 @@ pub struct Routed<'a> {
 impl Routed<'_> {
     /// The message for the verifier at the segment's pointer.
     pub fn message(&self) -> Message {
-        Message::routed(self.segment, self.vni, self.ends, self.hops)
+        Message::routed(self.segment, self.vni, self.ends, self.hops.list())
     }
 
     /// That verifier's proof, open.

@@ -5,8 +5,8 @@ mod stage;
 
 use anyhow::{Context, Result, ensure};
 use datapath::Pins;
-use datapath::agent::{Attachment, supported_attachment};
 use datapath::interface::Interface;
+use datapath::tc::{Attachment, supported_attachment};
 use lab::seen::Seen;
 use lab::{poll, test};
 use nix::sys::signal::Signal;

@@ -3,8 +3,9 @@
 use crate::table::agent::{Known, Row};
 use crate::table::{CLIENT_PORT, TRANSPORTS};
 use crate::world::{self, NOW};
-use datapath::agent::{Agent as Kernel, Attachment};
+use datapath::agent::Agent as Kernel;
 use datapath::clock;
+use datapath::tc::Attachment;
 use engine::insertion::{self, Action, Grant, Inserter, Secret};
 use engine::protected;
 use wire::ls;

@@ -1,8 +1,8 @@
 //! The decision: what becomes of a packet (wire.md §6.1 to §6.5). Tokens are judged in [`super::token`].
 
 use super::connection::{begin, follow};
-use super::explain::Observer;
 use super::flow::{count, idle_limit, is_live, is_proved};
+use super::observer::Observer;
 use super::tables::TablesMut;
 use super::{FRAGMENT_LIFE, Outcome};
 use crate::protocol;

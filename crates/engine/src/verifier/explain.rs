@@ -2,23 +2,12 @@
 
 use super::Outcome;
 use super::decide::decide;
+use super::observer::Observer;
 use super::overlay::Overlay;
 use super::tables::Tables;
 use std::net::{IpAddr, SocketAddr};
 use wire::DropReason;
 use wire::packet::{ICMP, ICMPV6, TCP, UDP, tcp_flags};
-
-/// Sees each check of a decision.
-pub trait Observer {
-    /// Called with each check in its order. `text` says what was found, and costs nothing unless it is called.
-    fn check(&mut self, name: &'static str, passed: bool, text: impl FnOnce() -> String);
-}
-
-/// Sees nothing: a decision without explanation.
-impl Observer for () {
-    #[inline]
-    fn check(&mut self, _name: &'static str, _passed: bool, _text: impl FnOnce() -> String) {}
-}
 
 /// One check of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]

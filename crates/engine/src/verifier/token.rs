@@ -3,8 +3,8 @@
 use super::CLOCK_SKEW_MAX;
 use super::connection::begin;
 use super::decide::Decision;
-use super::explain::Observer;
 use super::flow::{Relation, count, is_proved, relation};
+use super::observer::Observer;
 use super::tables::{Once, Replay, TablesMut};
 use wire::map::{AccountUse, Flow, FlowKey, GrantUse, TOKEN_WINDOW, TOKENS_PER_FLOW};
 use wire::packet::{Packet, TCP};

@@ -53,11 +53,19 @@ impl Protection {
         }
         let all = self.settings.sizes.pairs;
         if left > 0 {
-            tracing::error!(left, room = all, "no room for pairs: their tokens are dropped. Raise --max-pairs and restart");
+            tracing::error!(
+                left,
+                room = all,
+                "no room for pairs: their tokens are dropped. Raise --max-pairs and restart"
+            );
         }
         if beyond_share > 0 {
             let share = room.share;
-            tracing::warn!(beyond_share, share, "an account has more pairs than its share: tokens of the others are dropped");
+            tracing::warn!(
+                beyond_share,
+                share,
+                "an account has more pairs than its share: tokens of the others are dropped"
+            );
         }
         Ok(())
     }

@@ -475,7 +475,7 @@ fn complete(frame: &mut [u8]) {
 
 /// How tc is attached on this kernel.
 pub fn tc_mode() -> &'static str {
-    datapath::agent::supported_attachment().name()
+    datapath::tc::supported_attachment().name()
 }
 
 impl Stage {

@@ -12,8 +12,6 @@ const HAVE: u8 = 1;
 
 /// The longest control's bytes.
 pub const LEN_MAX: usize = 44;
-/// The shortest control's bytes.
-pub const LEN_MIN: usize = 4;
 
 /// Why an end closes a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,6 +3,9 @@
 use super::suite::Suite;
 use core::num::NonZeroU32;
 
+/// The length of the shortest [`super::Control`].
+const CONTROL_MIN: usize = 4;
+
 /// Bytes of a record's header.
 pub const HEADER_LEN: usize = 16;
 /// Bytes of a record's tag, whatever the suite.
@@ -280,7 +283,7 @@ impl RecordHeader {
     pub fn of(record: &[u8]) -> Option<Self> {
         let (header, rest) = record.split_first_chunk()?;
         let header = Self::decode(header)?;
-        let least = if header.content == Content::Control { super::control::LEN_MIN } else { 1 };
+        let least = if header.content == Content::Control { CONTROL_MIN } else { 1 };
         (rest.len() >= least + TAG_LEN).then_some(header)
     }
 }

@@ -1,0 +1,50 @@
+//! Starts and ends the exchange with other gateways.
+
+use super::{Peers, hear, tell};
+use crate::shared::Shared;
+use anyhow::{Context, Result};
+use datapath::ring::Listener;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use wire::map::FlowNews;
+
+/// Flows that wait to be told; what finds no room is told when all are looked at.
+const QUEUE: usize = 16 * 1024;
+
+/// What tells and hears; ends when dropped.
+pub struct Running {
+    tasks: Vec<JoinHandle<()>>,
+    _flows: Listener,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Listens where others are to tell.
+pub async fn listen(at: SocketAddr) -> Result<TcpListener> {
+    TcpListener::bind(at).await.with_context(|| format!("peer_listen: can't listen at {at}"))
+}
+
+/// Starts to tell and to hear.
+pub fn start(peers: &Arc<Peers>, listener: TcpListener, shared: &Arc<Shared>) -> Result<Running> {
+    let mut tasks = vec![tokio::spawn(hear::serve(listener, peers.clone(), shared.clone()))];
+    let mut rooms = Vec::new();
+    for index in 0..peers.told.len() {
+        let (room, news) = mpsc::channel(QUEUE);
+        rooms.push(room);
+        tasks.push(tokio::spawn(tell::keep(peers.clone(), shared.clone(), index, news)));
+    }
+    let each = move |news: FlowNews| {
+        for room in &rooms {
+            let _ = room.try_send(news);
+        }
+    };
+    let flows = shared.protection().listen_to_flows(each)?;
+    Ok(Running { tasks, _flows: flows })
+}
