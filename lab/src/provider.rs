@@ -24,7 +24,7 @@ const PORT: u16 = 5556;
 pub struct Options {
     /// Whether what scopes stand for is told at the UserInfo endpoint only, not in ID tokens.
     pub claims_at_userinfo: bool,
-    /// Where browsers are sent back to, besides agents.
+    /// Where browsers are sent back to.
     pub redirects: Vec<String>,
     /// Where logouts by the back channel are told.
     pub logout_uri: Option<String>,
@@ -50,13 +50,11 @@ impl Provider {
         let dir = namespace.dir().join("provider");
         fs::create_dir_all(&dir)?;
         let modules = modules()?;
-        let agents = "http://127.0.0.1/callback".to_owned();
-        let redirects: Vec<_> = std::iter::once(&agents).chain(&options.redirects).collect();
         let mut client = json!({
             "client_id": CLIENT,
             "client_secret": SECRET,
             "application_type": "native",
-            "redirect_uris": redirects,
+            "redirect_uris": options.redirects,
             "response_types": ["code"],
             "grant_types": ["authorization_code", "refresh_token", "urn:ietf:params:oauth:grant-type:device_code"],
         });

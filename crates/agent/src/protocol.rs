@@ -70,7 +70,7 @@ pub enum Call {
     },
     /// Finish the login that was started; takes the place of an earlier session.
     FinishLogin {
-        /// What the browser brought back; absent for a device code.
+        /// What the browser brought; absent for a device code, and to hear whether a login in a browser came to nothing.
         callback: Option<Callback>,
     },
     /// Log in as a service account.
@@ -134,8 +134,10 @@ pub enum LoginStarted {
     Browser {
         /// What to open.
         url: String,
-        /// What the browser must bring back.
+        /// What the browser must bring.
         state: String,
+        /// What the page that asks the person has to show, too.
+        comparison: String,
         /// Seconds until the login is forgotten.
         expires_in: u64,
     },
@@ -181,7 +183,7 @@ pub enum Reply {
     LoginMethods(LoginMethods),
     /// To [`Call::StartLogin`].
     LoginStarted(LoginStarted),
-    /// To [`Call::FinishLogin`]: the person has not entered the code yet.
+    /// To [`Call::FinishLogin`]: the person has not entered the code yet, or not answered in the browser.
     LoginPending,
     /// To [`Call::Status`].
     Status(Box<Status>),

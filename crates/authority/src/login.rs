@@ -1,7 +1,8 @@
 //! Logging in: with the password of an account, with an identity provider (OpenID Connect), and as a machine.
 //!
-//! The authority is the provider's relying party: it holds the client secret and judges ID tokens. A session goes only to
-//! whoever started the login and, where a browser was sent away, holds what the browser brought back to that machine.
+//! The authority is the provider's relying party: it holds the client secret and judges ID tokens. Browsers come back to the
+//! console. A session goes only to the caller who started the login; for an agent, after the person has approved, and
+//! with what the browser brought to the agent's machine.
 
 mod claims;
 mod config;
@@ -18,6 +19,7 @@ pub use claims::Identity;
 pub use config::ProviderConfig;
 pub(crate) use passkey::Passkeys;
 pub(crate) use password::{Attempt, PasswordSlots};
-pub(crate) use pending::{BROWSER_TIME, Finish, Logins, Purpose, Rest, Started, Way};
+pub(crate) use pending::agent::{Answered, Ending, PAGE, Proven, Question, shown};
+pub(crate) use pending::{BROWSER_TIME, Brought, Logins, Started, Way};
 pub(crate) use provider::Provider;
 pub(crate) use renewal::LOOK;

@@ -36,6 +36,10 @@ pub enum Problem {
     NameTaken(String),
     /// There is no identity provider.
     NoProvider,
+    /// There is no page to ask people on who log in with a browser.
+    NoBrowserLogin,
+    /// The person said no.
+    LoginDenied,
     /// The identity provider, or what it said, does not let the person in.
     ProviderRefused(String),
     /// The identity provider can't be reached or does not work.
@@ -146,6 +150,13 @@ impl Problem {
                 (S::UNAUTHORIZED, "wrong_login", "no such login is under way, or not here, or no longer: begin anew")
             }
             Self::NoProvider => (S::NOT_FOUND, "no_provider", "this authority has no identity provider"),
+            Self::NoBrowserLogin => (
+                S::NOT_FOUND,
+                "no_browser_login",
+                "this authority takes no logins in a browser on the same machine, because [console] in its configuration has \
+                 no `url`: log in with `--device-code`",
+            ),
+            Self::LoginDenied => (S::FORBIDDEN, "login_denied", "the login was denied in the browser"),
             Self::ProviderUnavailable(_) => (
                 S::BAD_GATEWAY,
                 "provider_unavailable",

@@ -93,7 +93,7 @@ impl Key {
     }
 
     /// Where a newcomer is from: an IPv4 /24, or an IPv6 /32, as a provider easily gets.
-    fn origin(address: IpAddr) -> IpAddr {
+    pub fn origin(address: IpAddr) -> IpAddr {
         wire::grant::mask(address, if address.is_ipv4() { 24 } else { 32 })
     }
 

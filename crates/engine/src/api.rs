@@ -10,7 +10,7 @@ mod segment;
 pub use line::Line;
 pub use login::{
     BrowserLogin, BrowserLoginStarted, Callback, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin,
-    IdentityProvider, LoggedOut, LoginMethods, LoginOutcome, ServiceKey, ServiceLogin,
+    IdentityProvider, LoggedOut, LoginMethods, LoginOutcome, ServiceKey, ServiceLogin, comparison,
 };
 
 pub use report::{DropCount, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, ReportedFlow, VerifierState};

@@ -232,6 +232,21 @@ impl Look {
     }
 }
 
+/// What keeps somebody from using the page that is open, in every look and by keyboard.
+pub fn hindrances(browser: &Browser<'_>) -> Result<Vec<String>> {
+    let mut wrong = Vec::new();
+    for look in Look::ALL {
+        look.of(browser)?;
+        wrong.extend(faults(browser)?.into_iter().map(|fault| format!("{look:?}: {fault}")));
+        let beyond = overflow(browser)?;
+        if beyond > 0 {
+            wrong.push(format!("{look:?}: {beyond} pixels are beyond the edge"));
+        }
+    }
+    wrong.extend(out_of_reach(browser)?.into_iter().map(|element| format!("by keyboard: {element}")));
+    Ok(wrong)
+}
+
 /// What axe-core has against a page (WCAG 2.2, A and AA, and its best practices), a line for each element. Fails where it
 /// judged nothing.
 pub fn faults(browser: &Browser<'_>) -> Result<Vec<String>> {

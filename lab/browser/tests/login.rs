@@ -6,11 +6,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use browser::Browser;
+use browser::console::{hindrances, url};
 use lab::provider::{self, Options, PASSWORD, Provider};
 use lab::service::{call, exchange};
 use lab::world::{AUTHORITY, Agent, Authority, ECHO, FRONT4, Network, SOON, Services, Verifier, Way, World, policy};
 use lab::{Process, poll, test};
 
+/// What the page says that asks a person whether an agent may be logged in.
+const QUESTION: &str = "Approve only if you started this";
+/// Another user of Alice's machine.
+const NOBODY: u32 = 65_534;
 /// Long enough for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(400);
 
@@ -25,10 +30,13 @@ impl Organisation {
         let network = Network::new(Way::Nat)?;
         let services = Services::start(&network)?;
         let policy = policy("5m").replace("staff = [\"alice\"]", "staff = []");
+        let configuration = format!("{}\n[console]\nurl = \"{}\"\n", provider::configuration(AUTHORITY), url());
         // The provider's people; accounts of the same names would be somebody else's.
-        let authority = Authority::without_accounts(&network.authority, &policy, &provider::configuration(AUTHORITY))?;
+        let authority = Authority::without_accounts(&network.authority, &policy, &configuration)?;
         let (certificate, key) = authority.certificate();
-        let provider = Provider::start(&network.authority, AUTHORITY, &certificate, &key, &options(&authority))?;
+        let redirects = vec![format!("{}/console/login/callback", url())];
+        let options = Options { redirects, ..options(&authority) };
+        let provider = Provider::start(&network.authority, AUTHORITY, &certificate, &key, &options)?;
         let verifier = Verifier::start(&network.server, &authority)?;
         let agent = Agent::start(&network.alice)?;
         Ok(Self { provider, world: World { agent, verifier, authority, services, network } })
@@ -37,9 +45,9 @@ impl Organisation {
     /// Alice's `vouchsafe login`, and her browser.
     fn log_in(&self, browser: &Browser<'_>, person: &str) -> Result<String> {
         let mut login = self.world.agent.begin_login(&self.world.authority, &[])?;
-        let url = address(&mut login, &self.provider.issuer())?;
-        browser.open(&url)?;
+        browser.open(&address(&mut login)?)?;
         enter(browser, person)?;
+        approve(browser, &login, person)?;
         browser.wait_for("You are logged in")?;
         finished(&mut login, true)
     }
@@ -54,13 +62,32 @@ fn echo() -> SocketAddr {
     format!("{FRONT4}:{ECHO}").parse().expect("an address")
 }
 
-/// The first address at the provider that a login prints.
-fn address(login: &mut Process, issuer: &str) -> Result<String> {
-    login.wait_for(issuer, SOON)?;
-    ensure!(poll(SOON, || login.log().lines().any(|line| line.trim().starts_with(issuer))), "no address");
+/// The first address that a login prints.
+fn address(login: &mut Process) -> Result<String> {
+    // Its line is whole once another one follows.
+    ensure!(
+        poll(SOON, || login.log().split("https://").nth(1).is_some_and(|rest| rest.contains('\n'))),
+        "{}",
+        login.log()
+    );
     let log = login.log();
-    let line = log.lines().map(str::trim).find(|line| line.starts_with(issuer));
+    let line = log.lines().map(str::trim).find(|line| line.starts_with("https://"));
     Ok(line.context("no address")?.to_owned())
+}
+
+/// The code that a login in a browser prints, to compare.
+fn comparison(login: &Process) -> Result<String> {
+    let log = login.log();
+    let code = log.split("shows this code:").nth(1).and_then(|rest| rest.split_whitespace().next());
+    Ok(code.context("no code")?.to_owned())
+}
+
+/// The person reads the question, finds their name and the command's code on it, and says yes.
+fn approve(browser: &Browser<'_>, login: &Process, person: &str) -> Result<()> {
+    browser.wait_for(QUESTION)?;
+    let said = browser.text()?;
+    ensure!(said.contains(person) && said.contains(&comparison(login)?), "{said}\n{}", login.log());
+    browser.click("button[value=approve]")
 }
 
 fn enter(browser: &Browser<'_>, person: &str) -> Result<()> {
@@ -117,6 +144,41 @@ fn a_person_logs_in_with_a_browser_and_the_providers_groups_decide() {
 }
 
 #[test]
+fn a_login_that_another_user_of_the_machine_began_ends_at_a_question() {
+    test(|| {
+        let organisation = Organisation::new(at_id_token)?;
+        let world = &organisation.world;
+        let browser = Browser::start(&world.network.alice)?;
+        browser.open(&format!("{}/console/login", url()))?;
+        browser.click("form[action$='/login/provider'] button")?;
+        enter(&browser, "alice")?;
+        browser.wait_for("You are logged in as alice")?;
+        let own = world.authority.sessions()?;
+
+        // Another user of her machine begins a login and leads her browser, which the provider knows, to its address.
+        let mut theirs = world.agent.begin_login_as(NOBODY, &world.authority, &[])?;
+        browser.open(&address(&mut theirs)?)?;
+        let asked = || browser.text().is_ok_and(|said| said.contains(QUESTION));
+        ensure!(poll(SOON, || asked() || theirs.exit().is_some()), "{}", browser.text()?);
+        ensure!(theirs.exit().is_none(), "somebody else has Alice's session: {}", theirs.log());
+        let said = browser.text()?;
+        for line in ["alice", "says it is nobody", &comparison(&theirs)?] {
+            ensure!(said.contains(line), "{line} is not in:\n{said}");
+        }
+        let wrong = hindrances(&browser)?;
+        ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+        ensure!(theirs.exit().is_none() && world.authority.sessions()? == own, "logged in without an answer");
+
+        browser.click("button[value=deny]")?;
+        browser.wait_for("Nobody was logged in")?;
+        let heard = finished(&mut theirs, false)?;
+        ensure!(heard.contains("the login was denied in the browser"), "{heard}");
+        ensure!(world.authority.sessions()? == own, "logged in after a no");
+        Ok(())
+    });
+}
+
+#[test]
 fn a_person_logs_in_by_device_code_and_somebody_in_no_group_gets_nothing() {
     test(|| {
         // Here the ID token says nothing about groups: the authority has to ask.
@@ -126,7 +188,7 @@ fn a_person_logs_in_by_device_code_and_somebody_in_no_group_gets_nothing() {
         for (person, admitted) in [("mallory", false), ("alice", true)] {
             let browser = Browser::start(&world.network.mallory)?;
             let mut login = world.agent.begin_login(&world.authority, &["--device-code"])?;
-            let url = address(&mut login, &organisation.provider.issuer())?;
+            let url = address(&mut login)?;
             let log = login.log();
             let code = log.split("enter the code").nth(1).and_then(|rest| rest.split_whitespace().next());
             browser.open(&url)?;
@@ -184,10 +246,12 @@ fn whoever_logs_out_is_told_how_to_log_out_at_the_provider_too() {
         // The provider's own session goes on: nobody is asked for a password.
         let again = || -> Result<Process> {
             let mut login = world.agent.begin_login(&world.authority, &[])?;
-            browser.open(&address(&mut login, &organisation.provider.issuer())?)?;
+            browser.open(&address(&mut login)?)?;
             Ok(login)
         };
-        finished(&mut again()?, true)?;
+        let mut login = again()?;
+        approve(&browser, &login, "alice")?;
+        finished(&mut login, true)?;
         let said = world.agent.logout()?;
         let farewell = said.lines().map(str::trim).find(|line| line.starts_with(&organisation.provider.issuer()));
         browser.open(farewell.with_context(|| said.clone())?)?;
@@ -195,6 +259,7 @@ fn whoever_logs_out_is_told_how_to_log_out_at_the_provider_too() {
         browser.wait_for("Sign-out Success")?;
         let mut login = again()?;
         enter(&browser, "alice").context("there is no session at the provider any more")?;
+        approve(&browser, &login, "alice")?;
         finished(&mut login, true).map(drop)
     });
 }

@@ -113,7 +113,20 @@ impl Agent {
 
     /// Starts a login in another way than by password; it ends by itself once it is done.
     pub fn begin_login(&self, authority: &Authority, arguments: &[&str]) -> Result<Process> {
-        let mut command = self.command("login");
+        self.begin(self.command("login"), authority, arguments)
+    }
+
+    /// Starts a login of another user of the agent's machine.
+    pub fn begin_login_as(&self, uid: u32, authority: &Authority, arguments: &[&str]) -> Result<Process> {
+        let mut inside = self.inside();
+        // The program and the certificates may be in a folder that is not that user's to read.
+        let caps = "+dac_override";
+        inside.args(["setpriv", "--reuid", &uid.to_string(), "--clear-groups"]);
+        inside.args(["--inh-caps", caps, "--ambient-caps", caps]);
+        self.begin(self.agent(inside, "login"), authority, arguments)
+    }
+
+    fn begin(&self, mut command: Command, authority: &Authority, arguments: &[&str]) -> Result<Process> {
         command.args(["--authority", &authority.url(), "--device", "laptop", "--no-open"]);
         command.arg("--ca").arg(authority.ca()).args(arguments);
         Process::start(command, self.dir.parent().context("a folder in the namespace's")?)

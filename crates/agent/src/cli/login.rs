@@ -13,6 +13,9 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
+/// How often it is looked whether a login in a browser has come to nothing.
+const LOOK: Duration = Duration::from_secs(5);
+
 /// Log in to an authority
 #[derive(Args, Debug)]
 pub struct LoginArguments {
@@ -109,8 +112,8 @@ pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
         let call = Call::LoginMethods { authority: place.authority.clone(), ca: place.ca.clone() };
         match place.at.call(call).await? {
             Reply::LoginMethods(methods) => {
-                if let Some(provider) = methods.provider {
-                    return by_browser(&place, provider.redirect_port, !no_open).await;
+                if methods.provider.is_some() {
+                    return by_browser(&place, !no_open).await;
                 }
             }
             other => return unexpected(other),
@@ -172,28 +175,26 @@ async fn by_password(
     }
 }
 
-async fn by_browser(place: &Place, port: Option<u16>, open: bool) -> Result<ExitCode> {
-    let redirect = Redirect::listen(port).await?;
+async fn by_browser(place: &Place, open: bool) -> Result<ExitCode> {
+    let redirect = Redirect::listen().await?;
     let way = LoginWay::Browser { port: redirect.port() };
-    let (url, state, expires_in) = match start(place, way).await? {
-        Reply::LoginStarted(LoginStarted::Browser { url, state, expires_in }) => (url, state, expires_in),
+    let (url, state, comparison, expires_in) = match start(place, way).await? {
+        Reply::LoginStarted(LoginStarted::Browser { url, state, comparison, expires_in }) => {
+            (url, state, comparison, expires_in)
+        }
         other => return unexpected(other),
     };
     println!("Log in with your browser:\n\n  {url}\n");
+    println!("and approve if the page there shows this code:\n\n  {comparison}\n");
     if open {
         open_browser(&url);
     }
-    let came = tokio::time::timeout(Duration::from_secs(expires_in), redirect.callback(&state)).await;
-    let Ok(came) = came else { return no("nobody logged in; begin anew") };
-    let (answer, page) = came?;
-    let callback = match answer {
-        Ok(callback) => callback,
-        Err(why) => {
-            page.refuse(&why).await;
-            return no(&format!("the identity provider says no: {why}"));
-        }
+    let (callback, page) = tokio::select! {
+        came = redirect.callback(&state) => came?,
+        ended = refusal(place) => return unexpected(ended?),
+        () = tokio::time::sleep(Duration::from_secs(expires_in)) => return no("nobody logged in; begin anew"),
     };
-    // The browser hears what came of it, not only that it was sent back.
+    // The browser hears what came of it, not only that it was sent here.
     match place.at.call(Call::FinishLogin { callback: Some(callback) }).await? {
         Reply::Done { text } => {
             page.welcome(&text).await;
@@ -204,6 +205,19 @@ async fn by_browser(place: &Place, port: Option<u16>, open: bool) -> Result<Exit
             unexpected(Reply::Refused { kind, text })
         }
         other => unexpected(other),
+    }
+}
+
+/// Waits until the login has come to nothing: the browser of a person who says no brings nothing here.
+async fn refusal(place: &Place) -> Result<Reply> {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        match place.at.call(Call::FinishLogin { callback: None }).await? {
+            Reply::LoginPending => {}
+            // The authority may be back before the person has answered.
+            Reply::Refused { kind, .. } if kind == "unreachable" => {}
+            reply => return Ok(reply),
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Where the browser comes back to after a login: a port of this machine's loopback address (RFC 8252, §7.3), for one
-//! visit. Other pages and programs can knock here, too: what doesn't bring the login's state is turned away.
+//! Where the browser comes to once a person has approved a login: a port of this machine's loopback address (RFC 8252, §7.3),
+//! for one visit. Other pages and programs can knock here, too: what doesn't bring the login's state is turned away.
 
 use anyhow::{Context, Result};
 use engine::api::Callback;
@@ -25,9 +25,9 @@ pub struct Redirect {
 pub struct Page(TcpStream);
 
 impl Redirect {
-    /// Listens on any port, or the one that the provider insists on.
-    pub async fn listen(port: Option<u16>) -> Result<Self> {
-        let listener = TcpListener::bind(("127.0.0.1", port.unwrap_or(0))).await;
+    /// Listens on any port.
+    pub async fn listen() -> Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await;
         let listener = listener.context("cannot listen for the browser on 127.0.0.1")?;
         let port = listener.local_addr()?.port();
         Ok(Self { listener, port })
@@ -38,8 +38,8 @@ impl Redirect {
         self.port
     }
 
-    /// Waits for the browser that brings `state`: with a code, or with the provider's reason for giving none.
-    pub async fn callback(&self, state: &str) -> Result<(Result<Callback, String>, Page)> {
+    /// Waits for the browser that brings `state` and a code.
+    pub async fn callback(&self, state: &str) -> Result<(Callback, Page)> {
         let (came, mut comes) = tokio::sync::mpsc::channel(1);
         loop {
             tokio::select! {
@@ -90,7 +90,7 @@ impl Page {
     }
 }
 
-async fn visit(mut stream: TcpStream, state: &str, port: u16) -> Result<Option<(Result<Callback, String>, Page)>> {
+async fn visit(mut stream: TcpStream, state: &str, port: u16) -> Result<Option<(Callback, Page)>> {
     let mut head = Vec::new();
     while !head.windows(4).any(|window| window == b"\r\n\r\n") {
         let mut chunk = [0; 2048];
@@ -111,7 +111,7 @@ async fn visit(mut stream: TcpStream, state: &str, port: u16) -> Result<Option<(
 }
 
 /// What a request brings, if it is the one that is waited for.
-fn judge(head: &str, state: &str, port: u16) -> Option<Result<Callback, String>> {
+fn judge(head: &str, state: &str, port: u16) -> Option<Callback> {
     let mut lines = head.split("\r\n");
     let target = lines.next()?.strip_prefix("GET ")?.strip_suffix(" HTTP/1.1")?;
     // A name that somebody pointed at 127.0.0.1 is not this address.
@@ -133,31 +133,21 @@ fn judge(head: &str, state: &str, port: u16) -> Option<Result<Callback, String>>
     if told.remove("state")? != state {
         return None;
     }
-    match (told.remove("code"), told.remove("error")) {
-        (Some(code), None) => Some(Ok(Callback { code, state: state.to_owned(), iss: told.remove("iss") })),
-        (None, Some(error)) => Some(Err(match told.remove("error_description") {
-            Some(description) => format!("{error}: {description}").escape_debug().to_string(),
-            None => error.escape_debug().to_string(),
-        })),
-        _ => None,
-    }
+    told.remove("code").map(|code| Callback { code, state: state.to_owned() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn asked(target: &str, host: &str) -> Option<Result<Callback, String>> {
+    fn asked(target: &str, host: &str) -> Option<Callback> {
         judge(&format!("GET {target} HTTP/1.1\r\nAccept: */*\r\nHost: {host}\r\n\r\n"), "s t", 4000)
     }
 
     #[test]
-    fn what_the_provider_sent_is_taken() {
-        let callback = asked("/callback?code=a%2Bb&state=s+t&iss=https%3A%2F%2Fid.example.org", "127.0.0.1:4000");
-        let callback = callback.unwrap().ok().unwrap();
-        assert_eq!((callback.code.as_str(), callback.iss.as_deref()), ("a+b", Some("https://id.example.org")));
-        let refused = asked("/callback?error=access_denied&state=s%20t", "127.0.0.1:4000").unwrap().err().unwrap();
-        assert_eq!(refused, "access_denied");
+    fn what_the_authority_sent_is_taken() {
+        let callback = asked("/callback?code=a%2Bb&state=s+t", "127.0.0.1:4000").unwrap();
+        assert_eq!((callback.code.as_str(), callback.state.as_str()), ("a+b", "s t"));
     }
 
     #[test]
@@ -169,7 +159,7 @@ mod tests {
             ("/callback?code=a&state=s+t", "127.0.0.1"),
             ("/callback?code=a&code=b&state=s+t", "127.0.0.1:4000"),
             ("/callback?code=a&state=other&state=s+t", "127.0.0.1:4000"),
-            ("/callback?code=a&error=x&state=s+t", "127.0.0.1:4000"),
+            ("/callback?error=x&state=s+t", "127.0.0.1:4000"),
             ("/callback/x?code=a&state=s+t", "127.0.0.1:4000"),
             ("http://elsewhere.example.org/callback?code=a&state=s+t", "127.0.0.1:4000"),
             ("/", "127.0.0.1:4000"),

@@ -1,7 +1,7 @@
 //! Logging in and out: with a password, through a browser or a device code, with a service account's key.
 //!
 //! A login with an identity provider has two halves, which this daemon holds together: only it knows the verifier, so
-//! that what a browser brings back is worth nothing to anybody else.
+//! that what a browser brings is worth nothing to anybody else.
 
 use super::{Daemon, LoggedIn, Message, Timed, refused, refused_by, timed};
 use crate::protocol::{LoginStarted, LoginWay, Reply};
@@ -12,6 +12,7 @@ use engine::api::{
     self, BrowserLogin, BrowserLoginStarted, Callback, DeviceLogin, DeviceLoginStarted, FinishLogin, LoggedOut,
     LoginOutcome, ServiceKey,
 };
+use nix::unistd::{Uid, User};
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -19,6 +20,9 @@ use zeroize::Zeroizing;
 
 /// How long a logout waits to hear whether there is a session at the identity provider, too.
 const LOGOUT_TIME: Duration = Duration::from_secs(4);
+
+/// The longest name of a user or a machine that the authority takes, in characters.
+const MOST_CLAIM: usize = 64;
 
 /// The authority to log in to.
 pub(super) struct At {
@@ -34,6 +38,20 @@ pub(super) struct Started {
     at: At,
     login: String,
     verifier: Zeroizing<String>,
+}
+
+/// What the page that asks the person says of who asks: the user, by the kernel's word to this daemon, and the machine.
+fn asker(uid: u32) -> (String, String) {
+    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| user.name);
+    let host = nix::sys::utsname::uname().ok().map(|name| name.nodename().to_string_lossy().into_owned());
+    (claim(user, || format!("user {uid}")), claim(host, || "a machine without a name".to_owned()))
+}
+
+/// A name as the authority takes it.
+fn claim(name: Option<String>, otherwise: impl FnOnce() -> String) -> String {
+    let name = name.unwrap_or_default();
+    let taken: String = name.chars().filter(|letter| !letter.is_control()).take(MOST_CLAIM).collect();
+    if taken.is_empty() { otherwise() } else { taken }
 }
 
 impl At {
@@ -80,13 +98,19 @@ impl Daemon {
                 let mut bytes = Zeroizing::new([0; 32]);
                 getrandom::fill(&mut *bytes).map_err(|error| Error::Other(error.to_string()))?;
                 let verifier = Zeroizing::new(hex::encode(*bytes));
-                let challenge = hex::encode(Sha256::digest(verifier.as_bytes()));
+                let digest: [u8; 32] = Sha256::digest(verifier.as_bytes()).into();
+                let challenge = hex::encode(digest);
                 let authority = at.authority()?;
                 let (login, started) = match way {
                     LoginWay::Browser { port } => {
-                        let started = authority.start_browser_login(&BrowserLogin { device, challenge, port }).await?;
+                        let (user, host) = tokio::task::spawn_blocking(move || asker(uid))
+                            .await
+                            .map_err(|error| Error::Other(error.to_string()))?;
+                        let wanted = BrowserLogin { device, challenge, port, user, host };
+                        let started = authority.start_browser_login(&wanted).await?;
                         let BrowserLoginStarted { login, url, state, expires_in } = started;
-                        (login, LoginStarted::Browser { url, state, expires_in })
+                        let comparison = api::comparison(&digest);
+                        (login, LoginStarted::Browser { url, state, comparison, expires_in })
                     }
                     LoginWay::DeviceCode => {
                         let started = authority.start_device_login(&DeviceLogin { device, challenge }).await?;
@@ -105,7 +129,7 @@ impl Daemon {
         });
     }
 
-    /// The second half: what the browser brought back, or none for a device code.
+    /// The second half: what the browser brought, or none for a device code and to hear whether the person has answered.
     pub(super) fn finish_login(&mut self, uid: u32, callback: Option<Callback>, reply: oneshot::Sender<Reply>) {
         let Some(Started { at, login, verifier }) = self.started.get(&uid) else {
             drop(reply.send(refused("wrong_login", "no login was started here: `vouchsafe login`".to_owned())));
@@ -211,5 +235,19 @@ impl Daemon {
             };
             let _ = reply.send(answer);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_made_such_as_the_authority_takes() {
+        let (user, host) = asker(0);
+        assert!(user == "root" && !host.is_empty() && host.chars().count() <= MOST_CLAIM, "{user} on {host}");
+        assert_eq!(asker(u32::MAX - 7).0, format!("user {}", u32::MAX - 7), "a user without a name");
+        assert_eq!(claim(Some("a\u{7}b\n".into()), String::new), "ab");
+        assert_eq!(claim(Some("é".repeat(100)), String::new).chars().count(), MOST_CLAIM);
     }
 }

@@ -1,13 +1,15 @@
 //! Logging in to the console and out of it. A login always begins a session of a new name; what the browser brought along
 //! before is worth nothing after it.
 
+mod approval;
+
 use super::ROOT;
 use super::cookie::Cookie;
 use super::ending;
 use super::page::{self, Page};
 use super::visitor::{Form, Visit, Visitor};
 use crate::extract::{Member, Peer};
-use crate::login::{Attempt, BROWSER_TIME, Finish, Purpose, Rest, Started, Way, handlers};
+use crate::login::{Attempt, BROWSER_TIME, Brought, Proven, Started, Way, handlers};
 use crate::now;
 use crate::problem::Problem;
 use crate::state::Authority;
@@ -19,7 +21,7 @@ use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use engine::api::{self, Callback};
+use engine::api;
 use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::Value;
@@ -31,6 +33,8 @@ use zeroize::Zeroizing;
 pub const VISIT_TIME: u32 = 3600;
 /// Where the identity provider sends browsers back to, below the authority's address.
 const CALLBACK: &str = "/console/login/callback";
+/// What is said where the provider sends a browser back without a code.
+const NOT_LOGGED_IN: &str = "the identity provider did not log you in";
 /// The longest address to go on to after a login, in bytes: it is kept for whoever begins one.
 const MOST_WAY_BACK: usize = 512;
 
@@ -45,6 +49,7 @@ pub fn routes() -> Router<Arc<Authority>> {
         .route("/login/provider", post(depart))
         .route("/login/callback", get(arrive))
         .route("/logout", post(logout))
+        .merge(approval::routes())
 }
 
 #[derive(Deserialize)]
@@ -204,27 +209,28 @@ async fn depart(State(authority): Shared, visit: Visit, peer: Peer, Form(fields)
     let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
     let url = authority.config.console.url.as_ref().ok_or(Problem::NoProvider)?;
     let charged = authority.throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
-    let departure = provider.depart(format!("{url}{CALLBACK}")).await?;
+    let departure = provider.depart(format!("{url}{CALLBACK}"), None).await?;
     let address = departure.url.clone();
     let login = authority.logins.begin(Started {
         challenge: crate::credentials::token_hash(&visit.secret),
-        purpose: Purpose::Console(local(fields.filled("to"))),
         source: Key::source(peer.address),
         until: Instant::now() + BROWSER_TIME,
         charged,
-        way: Way::Browser(departure),
+        way: Way::Console(departure, local(fields.filled("to"))),
     })?;
-    // A page, not a redirect: our own policy lets forms lead to nowhere but here.
-    let page = Page::new("Log in").onward(&address).show(&html! {
-        p { a href=(address) { "Go on to " (host(&provider.config.issuer)) } }
-    });
-    let mut response = page.into_response();
+    let mut response = to_provider(&authority, &address).into_response();
     Cookie::Away.set(response.headers_mut(), &login, BROWSER_TIME.as_secs() as u32);
     Ok(response)
 }
 
+/// What leads a browser to the identity provider: a page, not a redirect, as our own policy lets forms lead to nowhere but here.
+fn to_provider(authority: &Authority, address: &str) -> Markup {
+    let issuer = authority.provider.as_ref().map_or("the identity provider", |provider| &provider.config.issuer);
+    Page::new("Log in").onward(address).show(&html! { p { a href=(address) { "Go on to " (host(issuer)) } } })
+}
+
 #[derive(Deserialize)]
-struct Brought {
+struct Returned {
     code: Option<String>,
     state: Option<String>,
     iss: Option<String>,
@@ -235,20 +241,22 @@ async fn arrive(
     visit: Visit,
     peer: Peer,
     headers: HeaderMap,
-    Query(Brought { code, state, iss }): Query<Brought>,
+    Query(Returned { code, state, iss }): Query<Returned>,
 ) -> Result<Response, Problem> {
     let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
+    let brought = Brought { code, state: state.unwrap_or_default(), iss };
+    // The console's own logins have states without a name.
+    if let Some((login, _)) = brought.state.clone().split_once('.') {
+        return approval::arrive(&authority, &visit, &peer, login, brought).await;
+    }
     let login = Cookie::Away.read(&headers).ok_or(Problem::WrongLogin)?;
-    let (Some(code), Some(state)) = (code, state) else {
-        return Err(Problem::ProviderRefused("the identity provider did not log you in".into()));
-    };
-    let callback = Callback { code, state, iss };
-    let found = authority.logins.finish(&login, &visit.secret, Some(&callback), &provider.config.issuer)?;
-    let Finish::Arrived(departure, code, Rest { purpose: Purpose::Console(to), charged }) = found else {
-        return Err(Problem::WrongLogin);
-    };
-    let verified = provider.arrive(departure, code).await;
-    let (person, proof) = handlers::proved(&authority, &peer, verified).await?;
+    if brought.code.is_none() || brought.state.is_empty() {
+        return Err(Problem::ProviderRefused(NOT_LOGGED_IN.into()));
+    }
+    let issuer = &provider.config.issuer;
+    let (departure, to, charged) = authority.logins.come_back(&login, &visit.secret, &brought, issuer)?;
+    let verified = provider.arrive(departure, brought.code.unwrap_or_default()).await;
+    let Proven { person, proof } = handlers::proved(&authority, &peer, verified).await?;
     let response = begin(&authority, &visit, &peer, &headers, person, proof, &to).await?;
     authority.throttle.refund(&charged);
     Ok(response)

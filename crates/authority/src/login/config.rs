@@ -13,7 +13,6 @@ const KEYS: &[&str] = &[
     "groups_claim",
     "refresh",
     "reauthenticate",
-    "redirect_port",
     "ca_file",
 ];
 
@@ -39,8 +38,6 @@ pub struct ProviderConfig {
     pub refresh: u32,
     /// Seconds after which a login at the provider is too old to log in with. Default: never.
     pub reauthenticate: Option<u32>,
-    /// The port of 127.0.0.1 that agents await the browser on, where the provider takes no other. Default any.
-    pub redirect_port: Option<u16>,
     /// The certificates the provider is trusted by, PEM, relative to the authority's directory. Default the system's.
     pub ca_file: Option<PathBuf>,
 }
@@ -75,8 +72,6 @@ impl ProviderConfig {
         });
         let reauthenticate = fields.value("reauthenticate").is_some();
         let reauthenticate = reauthenticate.then(|| fields.seconds(reader, "reauthenticate", 0, 60, 90 * 86_400));
-        let redirect_port = fields.value("redirect_port").is_some();
-        let redirect_port = redirect_port.then(|| fields.number(reader, "redirect_port", 0, 1024, 65_535));
         Some(Self {
             issuer: issuer.map_or_else(String::new, |text| (*text.get_ref()).to_owned()),
             client_id: client_id.map_or_else(String::new, |text| (*text.get_ref()).to_owned()),
@@ -86,7 +81,6 @@ impl ProviderConfig {
             groups_claim: claim(reader, "groups_claim", "groups"),
             refresh: fields.seconds(reader, "refresh", 300, 10, 86_400),
             reauthenticate,
-            redirect_port: redirect_port.and_then(|port| u16::try_from(port).ok()),
             ca_file: file(reader, "ca_file"),
         })
     }
@@ -113,7 +107,7 @@ mod tests {
         let full = "issuer = \"https://id.example.org\"\nclient_id = \"vouchsafe\"\n";
         let read = provider(full).unwrap().provider.unwrap();
         assert_eq!((read.person_claim.as_str(), read.groups_claim.as_str(), read.refresh), ("email", "groups", 300));
-        assert_eq!((read.scopes, read.reauthenticate, read.redirect_port), (None, None, None));
+        assert_eq!((read.scopes, read.reauthenticate), (None, None));
         assert!(Config::parse("").unwrap().provider.is_none());
         for wrong in ["client_id = \"x\"", "issuer = \"https://id.example.org\"", "issuer = \"x\"\nclient_id = \"x\""] {
             assert!(provider(wrong).is_err(), "{wrong}");

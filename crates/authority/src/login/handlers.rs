@@ -1,10 +1,13 @@
 //! The calls that log in with the identity provider or as a machine (`engine::api`).
 
-use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, Finish, Purpose, Rest, Started, Way};
+use super::pending::agent::{AgentLogin, PAGE, Proven, Requester};
+use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, Finish, Rest, Started, Way};
 use super::provider::{Refusal, Verified};
 use super::{Provider, service};
+use crate::credentials;
 use crate::extract::{Body, Member, Peer};
 use crate::handlers::check_device;
+use crate::now;
 use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Proof};
@@ -26,6 +29,9 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use zeroize::Zeroizing;
+
+/// The longest name that an agent may give of the user or the machine that asks, in characters.
+const MOST_CLAIM: usize = 64;
 
 type Shared = State<Arc<Authority>>;
 
@@ -63,11 +69,8 @@ pub fn forget(authority: Arc<Authority>, refresh_token: Zeroizing<String>) {
 /// Which ways to log in are there?
 #[utoipa::path(get, path = "/v1/login", responses((status = 200, body = LoginMethods), Problem))]
 pub async fn methods(State(authority): Shared) -> Json<LoginMethods> {
-    let provider = authority.provider.as_ref().map(|provider| IdentityProvider {
-        issuer: provider.config.issuer.clone(),
-        redirect_port: provider.config.redirect_port,
-    });
-    Json(LoginMethods { provider })
+    let issuer = |provider: &Provider| IdentityProvider { issuer: provider.config.issuer.clone() };
+    Json(LoginMethods { provider: authority.provider.as_ref().map(issuer) })
 }
 
 /// Start a login with the identity provider in a browser on the caller's machine
@@ -78,19 +81,34 @@ pub async fn methods(State(authority): Shared) -> Json<LoginMethods> {
 async fn browser(
     State(authority): Shared,
     peer: Peer,
-    Body(BrowserLogin { device, challenge, port }): Body<BrowserLogin>,
+    Body(BrowserLogin { device, challenge, port, user, host }): Body<BrowserLogin>,
 ) -> Result<Json<BrowserLoginStarted>, Problem> {
-    let Prepared { provider, challenge, charged } = prepare(&authority, &peer, &device, &challenge)?;
-    if port < 1024 || provider.config.redirect_port.is_some_and(|only| only != port) {
-        return Err(Problem::Malformed("the identity provider does not send browsers to this port".into()));
-    }
+    authority.provider.as_ref().ok_or(Problem::NoProvider)?;
+    let console = authority.config.console.url.as_ref().ok_or(Problem::NoBrowserLogin)?;
     // The caller chooses no more than the port: nobody's browser is sent anywhere but to its own machine.
-    let departure = provider.depart(format!("http://127.0.0.1:{port}/callback")).await?;
-    let (url, state) = (departure.url.clone(), departure.state.clone());
+    if port < 1024 {
+        return Err(Problem::Malformed("browsers are sent to no port below 1024".into()));
+    }
+    check_claim("user", &user)?;
+    check_claim("host", &host)?;
+    let Prepared { challenge, charged, .. } = prepare(&authority, &peer, &device, &challenge)?;
+    let state = hex::encode(credentials::random::<16>()?);
+    let requester = Requester { device, user, host, source: peer.address, since: now() };
+    let began = AuditEvent::new("login_began").source(peer.address).device(&requester.device);
+    authority.audit_refusal(began.detail(requester.claims())).await?;
+    let way = Way::Agent(Box::new(AgentLogin::new(requester, port, state.clone())));
     let (source, until) = (Key::source(peer.address), Instant::now() + BROWSER_TIME);
-    let (purpose, way) = (Purpose::Device(device), Way::Browser(departure));
-    let login = authority.logins.begin(Started { challenge, purpose, source, until, charged, way })?;
+    let login = authority.logins.begin(Started { challenge, source, until, charged, way })?;
+    let url = format!("{console}{PAGE}/{login}");
     Ok(Json(BrowserLoginStarted { login, url, state, expires_in: BROWSER_TIME.as_secs() }))
+}
+
+/// What an agent may say of who asks.
+fn check_claim(what: &str, text: &str) -> Result<(), Problem> {
+    if text.is_empty() || text.chars().count() > MOST_CLAIM || text.contains(char::is_control) {
+        return Err(Problem::Malformed(format!("`{what}` is 1 to {MOST_CLAIM} printable characters")));
+    }
+    Ok(())
 }
 
 /// Start a login with the identity provider in a browser anywhere
@@ -120,10 +138,9 @@ async fn device(
         let Some(provider) = &waiting.provider else { return };
         let _ = outcome.send(provider.await_device(&details).await);
     });
-    let way = Way::Device(comes, Abort(task.abort_handle()));
+    let way = Way::Code(device, comes, Abort(task.abort_handle()));
     let (source, until) = (Key::source(peer.address), Instant::now() + expires_in);
-    let purpose = Purpose::Device(device);
-    started.login = authority.logins.begin(Started { challenge, purpose, source, until, charged, way })?;
+    started.login = authority.logins.begin(Started { challenge, source, until, charged, way })?;
     Ok(Json(started))
 }
 
@@ -136,17 +153,13 @@ async fn finish(
     peer: Peer,
     Body(FinishLogin { login, verifier, callback }): Body<FinishLogin>,
 ) -> Result<Json<LoginOutcome>, Problem> {
-    let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
-    let found = authority.logins.finish(&login, &verifier, callback.as_ref(), &provider.config.issuer)?;
-    let (verified, device, charged) = match found {
-        Finish::Pending => return Ok(Json(LoginOutcome::Pending)),
-        Finish::Arrived(departure, code, Rest { purpose: Purpose::Device(device), charged }) => {
-            (provider.arrive(departure, code).await, device, charged)
-        }
-        Finish::Verified(verified, Rest { purpose: Purpose::Device(device), charged }) => (verified, device, charged),
-        Finish::Arrived(..) | Finish::Verified(..) => return Err(Problem::WrongLogin),
-    };
-    let (person, proof) = proved(&authority, &peer, verified).await?;
+    authority.provider.as_ref().ok_or(Problem::NoProvider)?;
+    let (Proven { person, proof }, Rest { device, charged }) =
+        match authority.logins.finish(&login, &verifier, callback.as_ref())? {
+            Finish::Pending => return Ok(Json(LoginOutcome::Pending)),
+            Finish::Approved(proven, rest) => (proven, rest),
+            Finish::Verified(verified, rest) => (proved(&authority, &peer, verified).await?, rest),
+        };
     let session = add(&authority, &peer, person, device, proof).await?;
     authority.throttle.refund(&charged);
     Ok(Json(LoginOutcome::LoggedIn(session)))
@@ -157,7 +170,7 @@ pub(crate) async fn proved(
     authority: &Authority,
     peer: &Peer,
     verified: Result<Verified, Refusal>,
-) -> Result<(String, Proof), Problem> {
+) -> Result<Proven, Problem> {
     let Verified { identity, refresh_token } = match verified {
         Ok(verified) => verified,
         Err(refusal) => {
@@ -170,7 +183,7 @@ pub(crate) async fn proved(
     };
     let refresh_token = refresh_token.map(|token| Zeroizing::new(token.into_secret()));
     let person = identity.person.clone();
-    Ok((person, Proof::Provider { identity, refresh_token }))
+    Ok(Proven { person, proof: Proof::Provider { identity, refresh_token } })
 }
 
 /// What a machine has to sign in order to log in
@@ -178,8 +191,8 @@ pub(crate) async fn proved(
 async fn challenge(State(authority): Shared, peer: Peer) -> Result<Json<Challenge>, Problem> {
     let charged = authority.throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
     let (source, until) = (Key::source(peer.address), Instant::now() + CHALLENGE_TIME);
-    let (challenge, purpose) = ([0; 32], Purpose::Device(String::new()));
-    let nonce = authority.logins.begin(Started { challenge, purpose, source, until, charged, way: Way::Challenge })?;
+    let way = Way::Challenge;
+    let nonce = authority.logins.begin(Started { challenge: [0; 32], source, until, charged, way })?;
     Ok(Json(Challenge { nonce }))
 }
 
@@ -238,9 +251,11 @@ async fn backchannel_logout(
         judged => judged?,
     };
     authority.throttle.refund(&key);
+    // A login that waits for an answer must not log in a person who was logged out meanwhile.
+    authority.logins.forget_subject(&logout.subject);
     let end = {
         let super::provider::Logout { subject, sid } = logout;
-        move |database: &mut crate::storage::Database| database.end_by_logout(&subject, sid.as_deref(), crate::now())
+        move |database: &mut crate::storage::Database| database.end_by_logout(&subject, sid.as_deref(), now())
     };
     let ended = authority.storage.call(end).await?;
     authority.sync().await?;

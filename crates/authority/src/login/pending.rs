@@ -1,12 +1,16 @@
 //! Logins under way: started by somebody unknown, so bounded in number and time, and shared fairly among sources.
 
+pub mod agent;
+
 use super::provider::{Departure, Refusal, Verified};
 use crate::credentials::{self, token_hash};
 use crate::problem::Problem;
 use crate::throttle::Key;
+use agent::{AgentLogin, Proven};
 use anyhow::Result;
 use engine::api::Callback;
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,8 +20,11 @@ use tokio::task::AbortHandle;
 
 /// How long a person may take to log in at the provider in a browser.
 pub const BROWSER_TIME: Duration = Duration::from_secs(600);
-/// Logins in browsers at a time: some 4 MB.
+/// Logins in browsers at a time, at the console and for agents: some 4 MB each.
 const MOST_BROWSER: usize = 4096;
+/// Logins in browsers of one source at a time. The throttle lets a source start 230 within [`BROWSER_TIME`], so nobody behind
+/// an address pushes out the login of a person behind the same one.
+const MOST_OF_SOURCE: usize = 256;
 /// Logins by device code at a time: for each the provider is asked every few seconds.
 const MOST_DEVICE: usize = 128;
 /// Challenges for machines at a time.
@@ -27,10 +34,16 @@ pub const CHALLENGE_TIME: Duration = Duration::from_secs(60);
 
 /// How a login is to come about.
 pub enum Way {
-    /// A browser was sent away.
-    Browser(Departure),
-    /// A code waits to be entered.
-    Device(oneshot::Receiver<Result<Verified, Refusal>>, #[expect(dead_code, reason = "dropped with the login")] Abort),
+    /// A browser was sent away from the console; the page to go on to.
+    Console(Departure, String),
+    /// A person is to be asked in a browser for an agent.
+    Agent(Box<AgentLogin>),
+    /// A code waits to be entered, for a device that is called so.
+    Code(
+        String,
+        oneshot::Receiver<Result<Verified, Refusal>>,
+        #[expect(dead_code, reason = "dropped with the login")] Abort,
+    ),
     /// A machine was asked to sign.
     Challenge,
 }
@@ -44,20 +57,10 @@ impl Drop for Abort {
     }
 }
 
-/// What becomes of a login: whoever finishes it for something else finds none.
-pub enum Purpose {
-    /// A session for a device that is called so.
-    Device(String),
-    /// A session at the console, and the page to go on to.
-    Console(String),
-}
-
 /// A login that somebody started.
 pub struct Started {
     /// The hash of the verifier.
     pub challenge: [u8; 32],
-    /// What it is for.
-    pub purpose: Purpose,
     /// Where it was started from.
     pub source: IpAddr,
     /// When it is forgotten.
@@ -68,20 +71,38 @@ pub struct Started {
     pub way: Way,
 }
 
-/// What finishing found.
+/// What a browser brings back from the provider.
+pub struct Brought {
+    /// The authorization code, unless the provider gave none. Secret.
+    pub code: Option<String>,
+    /// The state.
+    pub state: String,
+    /// Who says so (RFC 9207), where the provider adds it.
+    pub iss: Option<String>,
+}
+
+impl Brought {
+    /// Whether it belongs to this departure. A code of another provider's must not be shown to this one (mix-up, RFC 9207).
+    pub fn belongs_to(&self, departure: &Departure, issuer: &str) -> bool {
+        let same_state = bool::from(self.state.as_bytes().ct_eq(departure.state.as_bytes()));
+        same_state && self.iss.as_ref().is_none_or(|from| from == issuer)
+    }
+}
+
+/// What finishing an agent's login found.
 pub enum Finish {
-    /// The person has not logged in at the provider yet.
+    /// The person has not logged in at the provider yet, or not answered.
     Pending,
-    /// A browser came back with a code.
-    Arrived(Departure, String, Rest),
+    /// The person has approved.
+    Approved(Proven, Rest),
     /// The provider has spoken.
     Verified(Result<Verified, Refusal>, Rest),
 }
 
 /// What else was known of a login that is used up.
 pub struct Rest {
-    /// What it was for.
-    pub purpose: Purpose,
+    /// What the person calls the device.
+    pub device: String,
     /// What it was charged to.
     pub charged: Vec<Key>,
 }
@@ -91,58 +112,91 @@ pub struct Rest {
 pub struct Logins(Mutex<HashMap<String, Started>>);
 
 impl Logins {
-    /// Notes a login; gives its name. Where there is no room, the oldest of the source that has most gives way.
+    /// Notes a login; gives its name. A source that has its share, and else the network that has most, loses its oldest.
+    ///
+    /// # Errors
+    /// The system gives no randomness.
     pub fn begin(&self, started: Started) -> Result<String> {
         let name = hex::encode(credentials::random::<16>()?);
         let mut all = self.lock();
         let now = Instant::now();
         all.retain(|_, login| login.until > now);
-        let (kind, most) = (std::mem::discriminant(&started.way), started.way.most());
+        let (kind, (most, share)) = (std::mem::discriminant(&started.way), started.way.most());
         let same = || all.iter().filter(|(_, login)| std::mem::discriminant(&login.way) == kind);
-        if same().count() >= most {
-            let mut sources: BTreeMap<IpAddr, usize> = BTreeMap::new();
-            same().for_each(|(_, login)| *sources.entry(login.source).or_default() += 1);
-            let greedy = sources.into_iter().max_by_key(|(_, count)| *count).map(|(source, _)| source);
-            let of_greedy = same().filter(|(_, login)| Some(login.source) == greedy);
-            let oldest = of_greedy.min_by_key(|(_, login)| login.until).map(|(name, _)| name.clone());
-            oldest.and_then(|name| all.remove(&name));
-        }
+        let own = || same().filter(|(_, login)| login.source == started.source);
+        let gives_way = match (own().count() >= share, same().count() >= most) {
+            (true, _) => own().min_by_key(|(_, login)| login.until).map(|(name, _)| name.clone()),
+            (false, true) => greediest(same),
+            (false, false) => None,
+        };
+        gives_way.and_then(|name| all.remove(&name));
         all.insert(name.clone(), started);
         Ok(name)
     }
 
-    /// Finishes a login, for whoever knows its name and verifier; `issuer` is who a browser must come from.
-    pub fn finish(
-        &self,
-        name: &str,
-        verifier: &str,
-        callback: Option<&Callback>,
-        issuer: &str,
-    ) -> Result<Finish, Problem> {
+    /// Finishes an agent's login, for a caller who knows its name and verifier. Without a callback, a login in a browser is not
+    /// finished; the caller hears if it has come to nothing.
+    ///
+    /// # Errors
+    /// There is no such login under way, or not this caller's; or it has come to nothing.
+    pub fn finish(&self, name: &str, verifier: &str, callback: Option<&Callback>) -> Result<Finish, Problem> {
         let mut all = self.lock();
         let login = all.get_mut(name).filter(|login| login.until > Instant::now()).ok_or(Problem::WrongLogin)?;
         if !bool::from(token_hash(verifier).ct_eq(&login.challenge)) {
             return Err(Problem::WrongLogin);
         }
-        if let Way::Device(outcome, _) = &mut login.way {
-            let outcome = match outcome.try_recv() {
+        let ended = match (&mut login.way, callback) {
+            (Way::Agent(agent), None) => match agent.ending() {
+                None => return Ok(Finish::Pending),
+                Some(why) => Err(why),
+            },
+            (Way::Agent(agent), Some(callback)) => agent.redeem(callback).map(Ended::Approved),
+            (Way::Code(_, outcome, _), None) => match outcome.try_recv() {
                 Err(oneshot::error::TryRecvError::Empty) => return Ok(Finish::Pending),
-                Err(oneshot::error::TryRecvError::Closed) => return Err(Problem::WrongLogin),
-                Ok(outcome) => outcome,
-            };
-            let Started { purpose, charged, .. } = all.remove(name).ok_or(Problem::WrongLogin)?;
-            return Ok(Finish::Verified(outcome, Rest { purpose, charged }));
+                Err(oneshot::error::TryRecvError::Closed) => Err(Problem::WrongLogin),
+                Ok(outcome) => Ok(Ended::Verified(outcome)),
+            },
+            _ => Err(Problem::WrongLogin),
+        };
+        // The login is used up, whatever came of it.
+        let Some(Started { way, charged, .. }) = all.remove(name) else { return Err(Problem::WrongLogin) };
+        let device = match way {
+            Way::Agent(agent) => agent.requester.device,
+            Way::Code(device, ..) => device,
+            Way::Console(..) | Way::Challenge => return Err(Problem::WrongLogin),
+        };
+        let rest = Rest { device, charged };
+        ended.map(|ended| match ended {
+            Ended::Approved(proven) => Finish::Approved(proven, rest),
+            Ended::Verified(outcome) => Finish::Verified(outcome, rest),
+        })
+    }
+
+    /// Finishes a login at the console for the browser with this secret. It is used up, whatever comes of it. Gives what the
+    /// browser was sent away with, the page to go on to, and what the login was charged to.
+    ///
+    /// # Errors
+    /// There is no such login under way, or not in this browser, or it was not sent away with this.
+    pub fn come_back(
+        &self,
+        name: &str,
+        secret: &str,
+        brought: &Brought,
+        issuer: &str,
+    ) -> Result<(Departure, String, Vec<Key>), Problem> {
+        let mut all = self.lock();
+        let own = |login: &Started| {
+            let same_browser = bool::from(token_hash(secret).ct_eq(&login.challenge));
+            same_browser && login.until > Instant::now() && matches!(login.way, Way::Console(..))
+        };
+        if !all.get(name).is_some_and(own) {
+            return Err(Problem::WrongLogin);
         }
-        // From here on the login is used up, whatever comes of it.
-        match (all.remove(name), callback) {
-            (Some(Started { way: Way::Browser(departure), purpose, charged, .. }), Some(callback)) => {
-                let same_state = bool::from(callback.state.as_bytes().ct_eq(departure.state.as_bytes()));
-                // A code of another provider's must not be shown to this one (mix-up, RFC 9207).
-                let same_issuer = callback.iss.as_ref().is_none_or(|from| from == issuer);
-                match same_state && same_issuer {
-                    true => Ok(Finish::Arrived(departure, callback.code.clone(), Rest { purpose, charged })),
-                    false => Err(Problem::WrongLogin),
-                }
+        match all.remove(name) {
+            Some(Started { way: Way::Console(departure, to), charged, .. })
+                if brought.belongs_to(&departure, issuer) =>
+            {
+                Ok((departure, to, charged))
             }
             _ => Err(Problem::WrongLogin),
         }
@@ -159,30 +213,61 @@ impl Logins {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Started>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<String, Started>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// What an agent's login has ended with.
+enum Ended {
+    Approved(Proven),
+    Verified(Result<Verified, Refusal>),
+}
+
+/// Of the network with most logins, the source with most, its oldest: as long as others have more, nobody is pushed out.
+fn greediest<'l, I: Iterator<Item = (&'l String, &'l Started)>>(logins: impl Fn() -> I) -> Option<String> {
+    let (mut networks, mut sources) = (HashMap::<_, usize>::new(), HashMap::<_, usize>::new());
+    for (_, login) in logins() {
+        *networks.entry(Key::origin(login.source)).or_default() += 1;
+        *sources.entry(login.source).or_default() += 1;
+    }
+    let weight = |login: &Started| (networks[&Key::origin(login.source)], sources[&login.source]);
+    let greediest = logins().max_by_key(|(_, login)| (weight(login), Reverse(login.until)));
+    greediest.map(|(name, _)| name.clone())
+}
+
 impl Way {
-    fn most(&self) -> usize {
+    /// How many there are at a time, and how many of one source.
+    fn most(&self) -> (usize, usize) {
         match self {
-            Self::Browser(_) => MOST_BROWSER,
-            Self::Device(..) => MOST_DEVICE,
-            Self::Challenge => MOST_CHALLENGES,
+            Self::Console(..) | Self::Agent(_) => (MOST_BROWSER, MOST_OF_SOURCE),
+            Self::Code(..) => (MOST_DEVICE, MOST_DEVICE),
+            Self::Challenge => (MOST_CHALLENGES, MOST_CHALLENGES),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::agent::Requester;
     use super::*;
 
     fn challenge(source: u32) -> Started {
         let until = Instant::now() + CHALLENGE_TIME;
         let source = IpAddr::V4(source.into());
-        let purpose = Purpose::Device("x".into());
-        Started { challenge: [0; 32], purpose, source, until, charged: Vec::new(), way: Way::Challenge }
+        Started { challenge: [0; 32], source, until, charged: Vec::new(), way: Way::Challenge }
+    }
+
+    fn of_agent(source: u32) -> Started {
+        let text = || "x".to_owned();
+        let requester =
+            Requester { device: text(), user: text(), host: text(), source: IpAddr::V4(source.into()), since: 0 };
+        let way = Way::Agent(Box::new(AgentLogin::new(requester, 4000, text())));
+        Started { way, until: Instant::now() + BROWSER_TIME, ..challenge(source) }
+    }
+
+    fn is_pending(logins: &Logins, name: &str) -> bool {
+        logins.lock().contains_key(name)
     }
 
     #[test]
@@ -202,6 +287,40 @@ mod tests {
         }
         assert_eq!(logins.lock().len(), MOST_CHALLENGES);
         assert!(logins.answer(&honest).is_some());
+    }
+
+    #[test]
+    fn a_source_has_no_more_than_its_share_of_logins_in_browsers() {
+        let logins = Logins::default();
+        let other = logins.begin(of_agent(1)).unwrap();
+        let first = logins.begin(of_agent(2)).unwrap();
+        for _ in 0..MOST_OF_SOURCE {
+            logins.begin(of_agent(2)).unwrap();
+        }
+        assert_eq!(logins.lock().len(), MOST_OF_SOURCE + 1);
+        assert!(is_pending(&logins, &other) && !is_pending(&logins, &first));
+    }
+
+    #[test]
+    fn a_network_of_many_sources_pushes_out_nobody_elsewhere() {
+        let logins = Logins::default();
+        // The honest one is older than all others, and no source has more than it.
+        let honest = logins.begin(of_agent(0xc000_0201)).unwrap();
+        for nth in 0..MOST_BROWSER as u32 {
+            logins.begin(of_agent(0x0a00_0000 + nth)).unwrap();
+        }
+        assert_eq!(logins.lock().len(), MOST_BROWSER);
+        assert!(is_pending(&logins, &honest));
+    }
+
+    #[test]
+    fn agents_take_no_room_from_machines() {
+        let logins = Logins::default();
+        let machine = logins.begin(challenge(1)).unwrap();
+        for nth in 0..MOST_BROWSER as u32 + 10 {
+            logins.begin(of_agent(nth * 256)).unwrap();
+        }
+        assert!(is_pending(&logins, &machine));
     }
 
     #[test]

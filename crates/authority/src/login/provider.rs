@@ -181,14 +181,22 @@ impl Provider {
         Ok(Self { config, http, issuer, secret, known: Mutex::new(None) })
     }
 
-    /// Where to send a browser that shall come back to `redirect`.
-    pub async fn depart(&self, redirect: String) -> Result<Departure, Refusal> {
+    /// Where to send a browser that shall come back to `redirect`. A `name` comes back in the state, before a point.
+    ///
+    /// # Errors
+    /// The provider doesn't say where, or there is no way to `redirect`.
+    pub async fn depart(&self, redirect: String, name: Option<&str>) -> Result<Departure, Refusal> {
         let metadata = self.metadata(false).await?;
         let redirect = RedirectUrl::new(redirect).map_err(|error| Refusal::Unavailable(error.into()))?;
         let (challenge, verifier) = PkceCodeChallenge::new_random_sha256();
         let client = self.client(&metadata).set_redirect_uri(redirect.clone());
         let flow = CoreAuthenticationFlow::AuthorizationCode;
-        let mut request = client.authorize_url(flow, CsrfToken::new_random, Nonce::new_random);
+        let random = CsrfToken::new_random();
+        let state = match name {
+            Some(name) => CsrfToken::new(format!("{name}.{}", random.secret())),
+            None => random,
+        };
+        let mut request = client.authorize_url(flow, || state, Nonce::new_random);
         request = request.add_scopes(self.scopes(&metadata)).set_pkce_challenge(challenge);
         if let Some(age) = self.config.reauthenticate {
             request = request.set_max_age(Duration::from_secs(age.into()));

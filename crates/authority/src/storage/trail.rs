@@ -59,7 +59,7 @@ pub type AuditHash = [u8; 32];
 pub enum Trail {
     /// What was done.
     Acts,
-    /// What was refused, which strangers can cause at will.
+    /// What was refused or only begun, which strangers can cause at will.
     Refusals,
 }
 
@@ -70,7 +70,7 @@ impl Trail {
     /// The trail of an event.
     pub fn of(event: &str) -> Self {
         match event {
-            "denied" | "login_failed" | "enrolment_failed" => Self::Refusals,
+            "denied" | "login_began" | "login_failed" | "enrolment_failed" => Self::Refusals,
             _ => Self::Acts,
         }
     }

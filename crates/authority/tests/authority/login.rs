@@ -1,5 +1,6 @@
 //! Logins with an identity provider and as a machine, and what must not become one.
 
+use crate::console::{Answer, Browser, URL};
 use crate::provider::{CLIENT, Key, LOGOUT, Provider};
 use crate::stage::{PASSWORD, SOON, Stage, ended, events, git, handle, holder_of, login, problem, revoked};
 use authority::admin;
@@ -7,45 +8,53 @@ use client::{Authority, Error};
 use engine::api::{
     BrowserLogin, BrowserLoginStarted, Callback, DeviceLogin, FinishLogin, LoginOutcome, ServiceLogin, Session,
 };
+use reqwest::StatusCode;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-const VERIFIER: &str = "what only the agent knows";
+pub const VERIFIER: &str = "what only the agent knows";
 
 /// An authority with a provider whose key is known.
-struct Scene {
-    stage: Stage,
-    provider: Provider,
-    key: Key,
+pub struct Scene {
+    pub stage: Stage,
+    pub provider: Provider,
+    pub key: Key,
 }
 
 impl Scene {
-    async fn new() -> Self {
+    pub async fn new() -> Self {
         Self::with("").await
     }
 
     async fn with(more: &str) -> Self {
         let key = Key::new();
         let provider = Provider::start(&key).await;
-        let stage = Stage::start_with(&provider.configuration(more)).await;
+        let console = format!("console = {{ url = \"{URL}\" }}\n");
+        let stage = Stage::start_with(&(console + &provider.configuration(more))).await;
         stage.apply(&crate::stage::POLICY.replace("\"alice\", \"bob\"", "\"alice\"")).await.unwrap();
         Self { stage, provider, key }
     }
 
-    async fn start(&self) -> BrowserLoginStarted {
+    pub async fn start(&self) -> BrowserLoginStarted {
         self.stage.client().start_browser_login(&start(4000)).await.unwrap()
     }
 
+    /// A login that a browser has opened, which is at the provider now.
+    pub async fn away(&self) -> Going {
+        let (started, mut browser) = (self.start().await, Browser::of(&self.stage));
+        let asked = query(&browser.get(path(&started.url)).await.onward());
+        Going { started, browser, asked }
+    }
+
     /// Starts a login whose ID token will be good but for what `change` does to it.
-    async fn start_for(&self, groups: &[&str], change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> Going {
-        let started = self.start().await;
-        let asked = query(&started.url);
-        let mut claims = self.provider.claims(Some(&asked["nonce"]), groups);
+    pub async fn start_for(&self, groups: &[&str], change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> Going {
+        let going = self.away().await;
+        let mut claims = self.provider.claims(Some(&going.asked["nonce"]), groups);
         change(&mut claims);
         self.provider.gives(self.key.token(&claims));
-        Going { finish: finish(&started.login, VERIFIER, "a code", &started.state) }
+        going
     }
 
     async fn session(&self, groups: &[&str]) -> (Authority, Session) {
@@ -55,38 +64,73 @@ impl Scene {
     }
 
     /// Tells the authority of a logout, as a provider does.
-    async fn log_out(&self, token: String) -> u16 {
+    pub async fn log_out(&self, token: String) -> u16 {
         let url = format!("https://{}/v1/login/backchannel-logout", self.stage.address);
         let sent = self.stage.raw().post(url).header("Content-Type", "application/x-www-form-urlencoded");
         sent.body(format!("logout_token={token}")).send().await.unwrap().status().as_u16()
     }
 }
 
-/// A login that has only to be finished.
-struct Going {
-    finish: FinishLogin,
+/// A login under way, and the browser that opened it.
+pub struct Going {
+    pub started: BrowserLoginStarted,
+    pub browser: Browser,
+    /// What the provider was asked.
+    pub asked: HashMap<String, String>,
 }
 
 impl Going {
-    async fn end(self, stage: &Stage) -> Result<LoginOutcome, Error> {
-        stage.client().finish_login(&self.finish).await
+    /// Where the question is.
+    pub fn question(&self) -> String {
+        format!("{}/answer", path(&self.started.url))
+    }
+
+    /// The browser comes back from the provider, to the question if all went well.
+    pub async fn come_back(&mut self) -> Answer {
+        let back = format!("/console/login/callback?code=a%20code&state={}", self.asked["state"]);
+        self.browser.get(&back).await
+    }
+
+    pub async fn answer(&mut self, answer: &str) -> Answer {
+        let page = self.question();
+        self.browser.submit(&page, &page, &[("answer", answer)]).await
+    }
+
+    /// The person approves; gives what the browser brings to the agent.
+    pub async fn approve(&mut self) -> Callback {
+        let onward = self.answer("approve").await.onward();
+        assert!(onward.starts_with("http://127.0.0.1:4000/callback?"), "{onward}");
+        let brought = query(&onward);
+        Callback { code: brought["code"].clone(), state: brought["state"].clone() }
+    }
+
+    pub fn finish(&self, callback: Option<Callback>) -> FinishLogin {
+        FinishLogin { login: self.started.login.clone(), verifier: VERIFIER.into(), callback }
+    }
+
+    /// The rest of the login as a person and an agent do it; where the person is not asked, the agent hears why.
+    async fn end(mut self, stage: &Stage) -> Result<LoginOutcome, Error> {
+        let asked = self.come_back().await.status == StatusCode::SEE_OTHER;
+        let callback = if asked { Some(self.approve().await) } else { None };
+        stage.client().finish_login(&self.finish(callback)).await
     }
 }
 
-fn start(port: u16) -> BrowserLogin {
-    BrowserLogin { device: "laptop".into(), challenge: hex::encode(Sha256::digest(VERIFIER)), port }
+pub fn start(port: u16) -> BrowserLogin {
+    let challenge = hex::encode(Sha256::digest(VERIFIER));
+    BrowserLogin { device: "laptop".into(), challenge, port, user: "carol".into(), host: "desk".into() }
 }
 
-fn finish(login: &str, verifier: &str, code: &str, state: &str) -> FinishLogin {
-    let callback = Some(Callback { code: code.into(), state: state.into(), iss: None });
-    FinishLogin { login: login.into(), verifier: verifier.into(), callback }
+/// The path of one of the console's addresses.
+pub fn path(url: &str) -> &str {
+    url.strip_prefix(URL).expect("an address of the console")
 }
 
-fn query(url: &str) -> HashMap<String, String> {
+pub fn query(url: &str) -> HashMap<String, String> {
     reqwest::Url::parse(url).unwrap().query_pairs().into_owned().collect()
 }
 
-fn entered(outcome: LoginOutcome) -> Session {
+pub fn entered(outcome: LoginOutcome) -> Session {
     match outcome {
         LoginOutcome::LoggedIn(session) => session,
         LoginOutcome::Pending => panic!("not logged in yet"),
@@ -104,56 +148,21 @@ async fn a_person_of_the_provider_logs_in_and_the_groups_there_decide() {
 }
 
 #[tokio::test]
-async fn the_browser_is_sent_with_pkce_and_only_back_to_its_own_machine() {
+async fn the_browser_is_sent_with_pkce_and_only_back_to_the_authority() {
     let scene = Scene::new().await;
-    let started = scene.start().await;
-    let asked = query(&started.url);
-    assert_eq!(asked["redirect_uri"], "http://127.0.0.1:4000/callback");
+    let going = scene.start_for(&[], |_| {}).await;
+    let asked = going.asked.clone();
+    assert_eq!(asked["redirect_uri"], format!("{URL}/console/login/callback"));
     assert_eq!((asked["code_challenge_method"].as_str(), asked["response_type"].as_str()), ("S256", "code"));
-    assert_eq!(asked["state"], started.state);
     assert_eq!(asked["scope"], "openid email groups", "what the provider does not know is not asked for");
     assert_eq!(problem(scene.stage.client().start_browser_login(&start(80)).await).r#type, "malformed");
 
-    let claims = scene.provider.claims(Some(&asked["nonce"]), &[]);
-    scene.provider.gives(scene.key.token(&claims));
-    let done = finish(&started.login, VERIFIER, "a code", &started.state);
-    entered(scene.stage.client().finish_login(&done).await.unwrap());
+    entered(going.end(&scene.stage).await.unwrap());
     let exchanged = scene.provider.says.lock().unwrap().asked[0].clone();
     let challenge = Sha256::digest(exchanged["code_verifier"].as_bytes());
     use base64::Engine;
     assert_eq!(base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(challenge), asked["code_challenge"]);
     assert_eq!(exchanged["redirect_uri"], asked["redirect_uri"]);
-}
-
-#[tokio::test]
-async fn a_stolen_code_is_worth_nothing_without_the_verifier() {
-    let scene = Scene::new().await;
-    let going = scene.start_for(&["staff"], |_| {}).await;
-    let stolen = FinishLogin { verifier: "a guess".into(), ..going.finish.clone() };
-    assert_eq!(problem(scene.stage.client().finish_login(&stolen).await).r#type, "wrong_login");
-    assert!(scene.provider.says.lock().unwrap().asked.is_empty(), "the code was spent");
-    // And whoever started the login is none the worse for it.
-    entered(going.end(&scene.stage).await.unwrap());
-}
-
-#[tokio::test]
-async fn a_login_is_finished_once_and_with_what_belongs_to_it() {
-    let scene = Scene::new().await;
-    let used = scene.start_for(&[], |_| {}).await;
-    let again = Going { finish: used.finish.clone() };
-    entered(used.end(&scene.stage).await.unwrap());
-    assert_eq!(problem(again.end(&scene.stage).await).r#type, "wrong_login");
-
-    let refused = async |change: fn(&mut FinishLogin)| {
-        let mut going = scene.start_for(&[], |_| {}).await;
-        change(&mut going.finish);
-        problem(going.end(&scene.stage).await).r#type
-    };
-    assert_eq!(refused(|finish| finish.login = "0".repeat(32)).await, "wrong_login");
-    assert_eq!(refused(|finish| drop(finish.callback.take())).await, "wrong_login");
-    assert_eq!(refused(|finish| finish.callback.as_mut().unwrap().state = "x".into()).await, "wrong_login");
-    let mixed_up = refused(|finish| finish.callback.as_mut().unwrap().iss = Some("https://evil.example.org".into()));
-    assert_eq!(mixed_up.await, "wrong_login");
 }
 
 #[tokio::test]
@@ -180,16 +189,14 @@ async fn an_id_token_that_is_not_for_this_login_lets_nobody_in() {
     for (what, head) in
         [("unsigned", json!({ "alg": "none" })), ("of another kind", json!({ "alg": "EdDSA", "typ": "at+jwt" }))]
     {
-        let started = scene.start().await;
-        let claims = scene.provider.claims(Some(&query(&started.url)["nonce"]), &["staff"]);
+        let going = scene.away().await;
+        let claims = scene.provider.claims(Some(&going.asked["nonce"]), &["staff"]);
         let mut token = scene.key.sign(head.clone(), &claims);
         if head["alg"] == "none" {
             token.truncate(token.rfind('.').unwrap() + 1);
         }
         scene.provider.gives(token);
-        let done = finish(&started.login, VERIFIER, "a code", &started.state);
-        let answer = problem(scene.stage.client().finish_login(&done).await).r#type;
-        assert!(["provider_refused", "provider_unavailable"].contains(&answer.as_str()), "{what}: {answer}");
+        assert_eq!(problem(going.end(&scene.stage).await).r#type, "provider_refused", "{what}");
     }
     type Sign = fn(&serde_json::Map<String, Value>) -> String;
     let signatures: [(&str, Sign); 2] = [
@@ -197,10 +204,9 @@ async fn an_id_token_that_is_not_for_this_login_lets_nobody_in() {
         ("signed by somebody else", |claims| Key::new().token(claims)),
     ];
     for (what, sign) in signatures {
-        let started = scene.start().await;
-        scene.provider.gives(sign(&scene.provider.claims(Some(&query(&started.url)["nonce"]), &["staff"])));
-        let done = finish(&started.login, VERIFIER, "a code", &started.state);
-        assert_eq!(problem(scene.stage.client().finish_login(&done).await).r#type, "provider_refused", "{what}");
+        let going = scene.away().await;
+        scene.provider.gives(sign(&scene.provider.claims(Some(&going.asked["nonce"]), &["staff"])));
+        assert_eq!(problem(going.end(&scene.stage).await).r#type, "provider_refused", "{what}");
     }
     assert!(scene.stage.database().session_entries(authority::now()).unwrap().is_empty());
 }
@@ -395,7 +401,8 @@ async fn a_provider_that_is_gone_keeps_nobody_else_out() {
     let text = std::fs::read_to_string(&config).unwrap().replace(&scene.provider.issuer, &gone.issuer);
     std::fs::write(&config, text).unwrap();
     scene.stage.restart().await;
-    assert_eq!(problem(scene.stage.client().start_browser_login(&start(4000)).await).r#type, "provider_unavailable");
+    let started = scene.start().await;
+    assert_eq!(Browser::of(&scene.stage).get(path(&started.url)).await.status, StatusCode::BAD_GATEWAY);
     scene.stage.login("alice").await.grant(&git()).await.unwrap();
     // Sessions that another provider vouched for are not this one's.
     assert!(matches!(carol.destinations().await, Err(Error::NotLoggedIn)));

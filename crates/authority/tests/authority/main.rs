@@ -1,6 +1,7 @@
 //! The authority as its callers meet it: a real server, real TLS, the real client.
 
 mod api;
+mod approval;
 mod asking;
 mod audit;
 mod backup;

@@ -2,7 +2,8 @@
 //!
 //! The authority is the provider's relying party; an agent starts a login and finishes it. Whoever finishes it must know
 //! the verifier whose hash came with its start, so that an address or a code that somebody else gets hold of is worth
-//! nothing.
+//! nothing. In a browser, the person has to approve of it on a page of the authority's before there is a code: a provider
+//! that knows the person already asks nothing.
 
 use super::Session;
 use serde::{Deserialize, Serialize};
@@ -20,8 +21,6 @@ pub struct LoginMethods {
 pub struct IdentityProvider {
     /// Its address.
     pub issuer: String,
-    /// The port of 127.0.0.1 that it sends browsers back to, where it takes no other.
-    pub redirect_port: Option<u16>,
 }
 
 /// `POST /v1/login/browser`, unauthenticated: start a login in a browser on the agent's machine.
@@ -38,6 +37,19 @@ pub struct BrowserLogin {
     #[schema(minimum = 1024, maximum = 65535)]
     #[serde(deserialize_with = "super::whole")]
     pub port: u16,
+    /// The user who started it on the agent's machine. The page that asks the person shows it as a claim.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$")]
+    pub user: String,
+    /// What the agent's machine calls itself. A claim, too.
+    #[schema(min_length = 1, max_length = 64, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$")]
+    pub host: String,
+}
+
+/// What a person compares between the command and the page that asks them: eight hex digits of the challenge, which only
+/// the agent and the authority know. Another's login has others, whatever names it comes with.
+pub fn comparison(challenge: &[u8; 32]) -> String {
+    let [a, b, c, d, ..] = challenge;
+    format!("{a:02X}{b:02X}-{c:02X}{d:02X}")
 }
 
 /// The answer to [`BrowserLogin`].
@@ -45,9 +57,9 @@ pub struct BrowserLogin {
 pub struct BrowserLoginStarted {
     /// The login's name in [`FinishLogin`].
     pub login: String,
-    /// The provider's address to open in the browser.
+    /// The authority's address to open in the browser. The first browser that opens it has it for itself.
     pub url: String,
-    /// What the browser must bring back as `state`.
+    /// What the browser must bring to the port as `state`.
     pub state: String,
     /// Seconds until the login is forgotten.
     pub expires_in: u64,
@@ -90,29 +102,28 @@ pub struct FinishLogin {
     pub login: String,
     /// What the challenge is the hash of. Secret.
     pub verifier: String,
-    /// What the browser brought back; absent for a login by device code.
+    /// What the browser brought to the port. Absent for a login by device code, and to ask whether a login in a browser has
+    /// come to nothing: without it, that is never finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub callback: Option<Callback>,
 }
 
-/// What the provider told the browser to bring back.
+/// What the authority had the browser bring to the agent's port, once the person had approved.
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Callback {
-    /// The authorization code. Secret.
+    /// The authority's own code, good once and for a minute. Secret.
     pub code: String,
     /// The state.
     pub state: String,
-    /// Who says so (RFC 9207), where the provider adds it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub iss: Option<String>,
 }
 
 /// The answer to [`FinishLogin`].
 #[derive(Clone, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum LoginOutcome {
-    /// The person has not logged in at the provider yet: ask again after the interval.
+    /// The person has not logged in at the provider yet, or not approved: ask again after the interval, in a browser after
+    /// five seconds.
     Pending,
     /// The person is logged in.
     LoggedIn(Session),

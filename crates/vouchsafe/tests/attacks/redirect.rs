@@ -1,5 +1,5 @@
 //! What can be tried with the redirects of a login at an identity provider: nobody's browser is sent anywhere but to that
-//! provider and back to its own machine, and logins that are begun for nothing take no memory to speak of.
+//! provider, back to the authority, and to its own machine; and logins that are begun for nothing take no memory to speak of.
 
 use crate::HERE;
 use crate::stage::{Answer, Stage};
@@ -8,6 +8,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What browsers call the authority.
+const CONSOLE: &str = "https://authority.example.org:8443";
 
 /// An identity provider that says about itself what it must, and knows nobody.
 struct Provider {
@@ -54,12 +57,13 @@ impl Provider {
     }
 
     fn stage(&self) -> Stage {
-        Stage::start_with(&format!("oidc = {{ issuer = \"{}\", client_id = \"vouchsafe\" }}\n", self.issuer))
+        let oidc = format!("oidc = {{ issuer = \"{}\", client_id = \"vouchsafe\" }}\n", self.issuer);
+        Stage::start_with(&format!("console = {{ url = \"{CONSOLE}\" }}\n{oidc}"))
     }
 }
 
 fn begin(stage: &Stage, from: Ipv4Addr) -> Option<Answer> {
-    let login = json!({ "device": "x", "challenge": "0".repeat(64), "port": 4000 });
+    let login = json!({ "device": "x", "challenge": "0".repeat(64), "port": 4000, "user": "x", "host": "x" });
     stage.try_call(from, "POST /v1/login/browser", None, Some(&login))
 }
 
@@ -70,23 +74,24 @@ fn a_browser_is_sent_to_the_provider_and_back_to_its_own_machine_only() {
     let good = begin(&stage, HERE).unwrap();
     assert_eq!(good.status, 200, "{good:?}");
     let is_good = |answer: &Answer| {
-        let url = answer.body["url"].as_str().unwrap_or_default();
-        url.starts_with(&format!("{}/auth?", provider.issuer))
-            && url.contains("redirect_uri=http%3A%2F%2F127.0.0.1%3A4000%2Fcallback&")
-            && !url.contains("evil")
+        let name = answer.body["login"].as_str().unwrap_or_default();
+        name.len() == 32 && answer.body["url"] == format!("{CONSOLE}/console/login/agent/{name}")
     };
     assert!(is_good(&good), "{good:?}");
 
     let challenge = "0".repeat(64);
+    let who = r#""user":"x","host":"x""#;
     for body in [
-        format!(r#"{{"device":"x","challenge":"{challenge}","port":80}}"#),
-        format!(r#"{{"device":"x","challenge":"{challenge}","port":65536}}"#),
-        format!(r#"{{"device":"x","challenge":"{challenge}","port":-1}}"#),
-        format!(r#"{{"device":"x","challenge":"{challenge}","port":"4000@evil.example"}}"#),
-        format!(r#"{{"device":"x","challenge":"{challenge}","port":4000,"redirect_uri":"https://evil.example/"}}"#),
-        format!(r#"{{"device":"x","challenge":"{challenge}","port":4000,"host":"evil.example"}}"#),
-        format!(r#"{{"device":"x","challenge":"{challenge}","port":4000,"port":4001}}"#),
-        r#"{"device":"x","challenge":"","port":4000}"#.to_owned(),
+        format!(r#"{{"device":"x",{who},"challenge":"{challenge}","port":80}}"#),
+        format!(r#"{{"device":"x",{who},"challenge":"{challenge}","port":65536}}"#),
+        format!(r#"{{"device":"x",{who},"challenge":"{challenge}","port":-1}}"#),
+        format!(r#"{{"device":"x",{who},"challenge":"{challenge}","port":"4000@evil.example"}}"#),
+        format!(
+            r#"{{"device":"x",{who},"challenge":"{challenge}","port":4000,"redirect_uri":"https://evil.example/"}}"#
+        ),
+        format!(r#"{{"device":"x",{who},"challenge":"{challenge}","port":4000,"address":"evil.example"}}"#),
+        format!(r#"{{"device":"x",{who},"challenge":"{challenge}","port":4000,"port":4001}}"#),
+        format!(r#"{{"device":"x",{who},"challenge":"","port":4000}}"#),
     ] {
         let length = body.len();
         let head = format!("POST /v1/login/browser HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}");
@@ -94,7 +99,7 @@ fn a_browser_is_sent_to_the_provider_and_back_to_its_own_machine_only() {
         assert!((400..500).contains(&answer.status), "{body}: {answer:?}");
     }
     // Whatever the head says about where one is.
-    let body = format!(r#"{{"device":"x","challenge":"{challenge}","port":4000}}"#);
+    let body = format!(r#"{{"device":"x",{who},"challenge":"{challenge}","port":4000}}"#);
     for (path, lines) in [
         ("/v1/login/browser", "host: evil.example"),
         ("/v1/login/browser", "host: localhost\r\nx-forwarded-host: evil.example\r\nx-forwarded-proto: http"),
@@ -106,16 +111,34 @@ fn a_browser_is_sent_to_the_provider_and_back_to_its_own_machine_only() {
         let answer = stage.say(HERE, format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
         assert!((400..500).contains(&answer.status) || is_good(&answer), "{path} {lines}: {answer:?}");
     }
+    // The browser that opens it is sent to the provider, and back to the authority, whatever it says of itself.
+    for lines in ["host: localhost", "host: evil.example", "host: localhost\r\nx-forwarded-host: evil.example"] {
+        let login = begin(&stage, HERE).unwrap().body["login"].as_str().unwrap().to_owned();
+        let head = format!("GET /console/login/agent/{login}?to=https://evil.example/ HTTP/1.1\r\n{lines}\r\n\r\n");
+        let answer = stage.say(HERE, head.as_bytes()).unwrap();
+        let page = answer.body.as_str().unwrap_or_default();
+        let way =
+            page.split("0;url=").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_else(|| panic!("{page}"));
+        assert!(way.starts_with(&format!("{}/auth?", provider.issuer)), "{way}");
+        let back = "redirect_uri=https%3A%2F%2Fauthority.example.org%3A8443%2Fconsole%2Flogin%2Fcallback&";
+        assert!(way.contains(back) && !page.contains("evil"), "{page}");
+    }
     // And nothing sends a browser on.
-    for path in
-        ["//evil.example", "/https://evil.example", "/v1/login?next=//evil.example", "/callback?code=x", "/%2f/evil"]
-    {
+    for path in [
+        "//evil.example",
+        "/https://evil.example",
+        "/v1/login?next=//evil.example",
+        "/callback?code=x",
+        "/%2f/evil",
+        "/console/login/agent/evil",
+        "/console/login/callback?code=x&state=evil.x",
+    ] {
         let answer = stage.say(HERE, format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).unwrap();
         assert!(!(300..400).contains(&answer.status), "{path}: {answer:?}");
     }
 
     // What somebody else's browser brought back, or nobody's.
-    let callback = json!({ "code": "stolen", "state": good.body["state"], "iss": provider.issuer });
+    let callback = json!({ "code": "stolen", "state": good.body["state"] });
     for (verifier, callback) in [
         ("a guess", callback.clone()),
         ("", callback.clone()),

@@ -46,7 +46,7 @@ pub struct Stage {
     room: TempDir,
 }
 
-/// An answer: its status and body.
+/// An answer: its status and body, which is a text where it is not JSON.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -256,7 +256,8 @@ fn parse(text: &[u8]) -> Option<Answer> {
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
     let length = length.map_or(0, |length| length.parse().unwrap());
     let body = text.get(end + 4..end + 4 + length)?;
-    Some(Answer { status, body: serde_json::from_slice(body).unwrap_or(Value::Null) })
+    let page = || Value::String(String::from_utf8_lossy(body).into_owned());
+    Some(Answer { status, body: serde_json::from_slice(body).unwrap_or_else(|_| page()) })
 }
 
 /// How long it takes until the other side closes.

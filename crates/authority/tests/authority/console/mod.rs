@@ -11,12 +11,12 @@ use reqwest::header::{HeaderMap, LOCATION, SET_COOKIE};
 use reqwest::{Method, Response, StatusCode};
 use std::collections::BTreeMap;
 
-const URL: &str = "https://authority.example.org:8443";
+pub const URL: &str = "https://authority.example.org:8443";
 
 /// A browser without script that keeps cookies and follows nothing by itself.
 pub struct Browser {
     client: reqwest::Client,
-    base: String,
+    pub base: String,
     pub cookies: BTreeMap<String, String>,
 }
 
@@ -32,6 +32,13 @@ impl Answer {
     pub fn leads_to(&self) -> &str {
         assert_eq!(self.status, StatusCode::SEE_OTHER, "{}", self.text);
         self.headers[LOCATION].to_str().unwrap()
+    }
+
+    /// Where the page leads by itself.
+    pub fn onward(&self) -> String {
+        assert!(self.status.is_success(), "{}", self.text);
+        let (_, rest) = self.text.split_once("0;url=").expect("a way on");
+        rest.split('"').next().unwrap().replace("&amp;", "&")
     }
 
     /// What browsers have to know of its cookies.
@@ -393,12 +400,9 @@ async fn with_provider() -> (Stage, Provider, Key) {
 }
 
 /// Starts a login with the provider; gives what the browser was sent away with.
-async fn depart(browser: &mut Browser, to: &str) -> BTreeMap<String, String> {
+pub async fn depart(browser: &mut Browser, to: &str) -> BTreeMap<String, String> {
     let page = browser.submit("/console/login", "/console/login/provider", &[("to", to)]).await;
-    assert!(page.status.is_success(), "{}", page.text);
-    let (_, rest) = page.text.split_once("0;url=").expect("a way on");
-    let address = rest.split('"').next().unwrap().replace("&amp;", "&");
-    reqwest::Url::parse(&address).unwrap().query_pairs().into_owned().collect()
+    reqwest::Url::parse(&page.onward()).unwrap().query_pairs().into_owned().collect()
 }
 
 #[tokio::test]
@@ -451,7 +455,7 @@ async fn a_login_that_began_at_the_console_is_no_agents() {
     let finish = engine::api::FinishLogin {
         login: browser.cookies["__Host-vouchsafe-away"].clone(),
         verifier: browser.cookies["__Host-vouchsafe-visit"].clone(),
-        callback: Some(engine::api::Callback { code: "c".into(), state: asked["state"].clone(), iss: None }),
+        callback: Some(engine::api::Callback { code: "c".into(), state: asked["state"].clone() }),
     };
     assert_eq!(problem(stage.client().finish_login(&finish).await).r#type, "wrong_login");
 }
