@@ -215,6 +215,16 @@ struct inside_use {
 	__u32 counted; /* by the sweep that runs */
 };
 
+/* What the verifier has forgotten because its clock jumped (wire.md §6.4.6). User space writes it. */
+enum { FORGOTTEN_SPANS = 4 };
+
+struct forgotten {
+	struct {
+		__u32 from, until;
+	} spans[FORGOTTEN_SPANS];
+	__u32 since, leapt_from, reached, reserved; /* user space's own */
+};
+
 struct epoch_key {
 	__u64 epoch;
 	__u64 siphash[2];

@@ -65,7 +65,7 @@ __noinline int judge_ls(struct packet *p, const struct ls_token *token, struct t
 	secret = bpf_map_lookup_elem(&ls_secrets, &slot);
 	if (!secret || secret->epoch != pair->epoch)
 		return DROP_UNKNOWN_EPOCH;
-	if (pair->expires <= p->time)
+	if (pair->expires <= p->time || was_forgotten(pair->expires))
 		return DROP_EXPIRED;
 	claim->expires = pair->expires;
 	p->holder = pair->holder;

@@ -10,6 +10,7 @@ struct bpf_map;
 
 struct sweep {
 	__u32 now; /* Unix seconds, from user space: this kind of program can't read the coarse clock */
+	__u32 ended; /* the time up to which what has ended may be forgotten: earlier, if the clock has just leapt ahead */
 	__u32 flows; /* how many flows were forgotten */
 	__u32 outbound; /* how many flows are left that the inside opened */
 };
@@ -88,7 +89,7 @@ static long sweep_flow6(struct bpf_map *map, const struct flow_key *key, struct 
 
 static long sweep_grant(struct bpf_map *map, const __u64 *handle, struct grant_use *use, struct sweep *sweep)
 {
-	if (use->expires + CLOCK_SKEW_MAX < sweep->now && (__s32)use->flows <= 0)
+	if (use->expires + CLOCK_SKEW_MAX < sweep->ended && (__s32)use->flows <= 0)
 		bpf_map_delete_elem(map, handle);
 	return 0;
 }
@@ -111,21 +112,21 @@ static long sweep_inside(struct bpf_map *map, const struct member *inside, struc
 
 static long sweep_revocation(struct bpf_map *map, const __u64 *handle, __u32 *expires, struct sweep *sweep)
 {
-	if (*expires + CLOCK_SKEW_MAX < sweep->now)
+	if (*expires + CLOCK_SKEW_MAX < sweep->ended)
 		bpf_map_delete_elem(map, handle);
 	return 0;
 }
 
 static long sweep_holder(struct bpf_map *map, const struct revoked_key *key, __u32 *expires, struct sweep *sweep)
 {
-	if (*expires + CLOCK_SKEW_MAX < sweep->now)
+	if (*expires + CLOCK_SKEW_MAX < sweep->ended)
 		bpf_map_delete_elem(map, key);
 	return 0;
 }
 
 static long sweep_pair(struct bpf_map *map, const __u64 *handle, struct ls_grant *pair, struct sweep *sweep)
 {
-	if (pair->expires + CLOCK_SKEW_MAX < sweep->now)
+	if (pair->expires + CLOCK_SKEW_MAX < sweep->ended)
 		bpf_map_delete_elem(map, handle);
 	return 0;
 }
@@ -133,7 +134,7 @@ static long sweep_pair(struct bpf_map *map, const __u64 *handle, struct ls_grant
 SEC("syscall")
 int sweep(struct sweep *pass)
 {
-	struct sweep sweep = { .now = pass->now };
+	struct sweep sweep = { .now = pass->now, .ended = pass->ended };
 	__u32 zero = 0, *left = bpf_map_lookup_elem(&outbound, &zero);
 
 	bpf_for_each_map_elem(&flows4, sweep_flow4, &sweep, 0);

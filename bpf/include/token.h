@@ -4,6 +4,7 @@
 #include "config.h"
 #include "drop_reason.h"
 #include "holder.h"
+#include "layout.h"
 #include "mac.h"
 #include "parse.h"
 
@@ -16,6 +17,27 @@ struct {
 	__type(key, __u32);
 	__type(value, struct epoch_key);
 } epoch_keys SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct forgotten);
+} forgotten SEC(".maps");
+
+/* Whether what was used or ended at this time may have been forgotten, because the clock was set back. */
+static __always_inline int was_forgotten(__u32 time)
+{
+	__u32 zero = 0, found = 0;
+	const struct forgotten *times = bpf_map_lookup_elem(&forgotten, &zero);
+
+	if (!times)
+		return 1;
+#pragma unroll
+	for (int i = 0; i < FORGOTTEN_SPANS; i++)
+		found |= time - times->spans[i].from < times->spans[i].until - times->spans[i].from;
+	return found;
+}
 
 /* Of words of 32 bits at most: clang reads a packed structure byte by byte. */
 struct token_block {
@@ -162,11 +184,11 @@ static __always_inline int judge_token(struct packet *p, struct token *token)
 	if (!key || !key->epoch || (key->epoch + 2) * epoch_length <= p->time ||
 	    (key->epoch - 1) * epoch_length > p->time)
 		return DROP_UNKNOWN_EPOCH;
-	if (token->expires <= p->time)
+	if (token->expires <= p->time || was_forgotten(token->expires))
 		return DROP_EXPIRED;
 	if (token->expires - p->time > config.max_lifetime)
 		return DROP_LIFETIME_TOO_LONG;
-	if ((time > p->time ? time - p->time : p->time - time) > CLOCK_SKEW_MAX)
+	if ((time > p->time ? time - p->time : p->time - time) > CLOCK_SKEW_MAX || was_forgotten(time))
 		return DROP_CLOCK_SKEW;
 	if (!tag_is_right(p, token, key))
 		return DROP_BAD_TAG;

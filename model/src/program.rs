@@ -173,7 +173,8 @@ impl Program {
                 }
                 Entry::Sweep(now) => {
                     let mut pass = [0u32; 16];
-                    pass[0] = now;
+                    // The clock doesn't leap: what has ended by now may be forgotten.
+                    (pass[0], pass[1]) = (now, now);
                     // SAFETY: `context` outlives the call, and the pass is longer than the program's structure.
                     unsafe { (self.sweep)(context, operate, pass.as_mut_ptr().cast()) }
                 }

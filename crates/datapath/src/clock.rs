@@ -13,6 +13,11 @@ pub fn coarse_to_unix() -> u64 {
     (read(ClockId::CLOCK_REALTIME).saturating_sub(read(ClockId::CLOCK_MONOTONIC))).as_nanos() as u64
 }
 
+/// The Unix time that the verifier's program reads with this added to its clock, seconds.
+pub fn coarse_to(offset: u64) -> u32 {
+    ((read(ClockId::CLOCK_MONOTONIC_COARSE).as_nanos() as u64).wrapping_add(offset) / 1_000_000_000) as u32
+}
+
 /// Nanoseconds from the boot clock, which the agent's program reads, to Unix time.
 pub fn boot_to_unix() -> u64 {
     (read(ClockId::CLOCK_REALTIME).saturating_sub(read(ClockId::CLOCK_BOOTTIME))).as_nanos() as u64

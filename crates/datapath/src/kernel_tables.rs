@@ -82,6 +82,10 @@ impl Tables for KernelTables<'_> {
         found.ok().flatten()
     }
 
+    fn has_forgotten(&self, time: u32) -> bool {
+        self.verifier.forgotten().map_or(true, |forgotten| forgotten.contains(time))
+    }
+
     fn key(&self, epoch: Epoch) -> Option<VerifierKey> {
         self.verifier.key(epoch)
     }

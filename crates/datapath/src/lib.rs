@@ -26,6 +26,7 @@ pub mod packet_socket;
 pub mod probe;
 pub mod proofs;
 pub mod protected;
+mod replays;
 pub mod revoked;
 pub mod revoked_holders;
 pub mod ring;

@@ -247,6 +247,8 @@ pub(crate) struct Opened {
     object: OpenObject,
     /// Pinned maps that do not fit and are replaced once the programs are loaded.
     outgrown: Vec<Outgrown>,
+    /// Maps whose content the caller takes over.
+    carried: &'static [&'static str],
 }
 
 /// A pinned map of another size or shape.
@@ -262,7 +264,7 @@ impl Opened {
     pub(crate) fn new(name: &str, bytes: &[u8]) -> Result<Self> {
         let open = ObjectBuilder::default().name(name)?.open_memory(bytes);
         let object = open.with_context(|| format!("cannot open the embedded {name} program"))?;
-        Ok(Self { object, outgrown: Vec::new() })
+        Ok(Self { object, outgrown: Vec::new(), carried: &[] })
     }
 
     pub(crate) fn configure<C: IntoBytes + Immutable>(&mut self, config: &C) -> Result<()> {
@@ -307,6 +309,11 @@ impl Opened {
         Ok(())
     }
 
+    /// Leaves it to the caller to take over what these maps hold, where they are replaced.
+    pub(crate) fn carry(&mut self, names: &'static [&'static str]) {
+        self.carried = names;
+    }
+
     /// Uses the named maps of another object.
     pub(crate) fn share(&mut self, other: &Loaded, names: &[&str]) -> Result<()> {
         for mut map in self.object.maps_mut() {
@@ -330,7 +337,7 @@ impl Opened {
             let new = loaded.map(name)?;
             if *same_shape {
                 copy(name, old, &new)?;
-            } else {
+            } else if !self.carried.contains(&name.as_str()) {
                 tracing::warn!(map = name, "the pinned map has another shape; its content is lost");
             }
             pins.put_map(name, new.as_fd())?;

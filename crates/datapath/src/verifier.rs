@@ -1,10 +1,12 @@
 //! The verifier's programs: admission at XDP or tc ingress, and its upkeep.
 
+use crate::clock;
 use crate::flows::Flows;
 use crate::hook::{Attached, Choice, Hook, Mode, Spot, favours_tc};
 use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened, Pins};
 use crate::protected::Protected;
+use crate::replays;
 use crate::revoked::Revoked;
 use crate::revoked_holders::RevokedHolders;
 use crate::ring;
@@ -20,21 +22,22 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use wire::Holder;
 use wire::map::{
-    AccountUse, DropSample, EpochKey, FlowKey, FlowNews, GrantClass, GrantUse, LsGrant, ReplayBucket, SecretEntry,
-    Services, ToldFlow, VerifierConfig, counter,
+    AccountUse, DropSample, EpochKey, FlowKey, FlowNews, Forgotten, GrantClass, GrantUse, LsGrant, ReplayBucket,
+    SecretEntry, Services, ToldFlow, VerifierConfig, counter,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 24] = [
+const PINNED: [&str; 25] = [
     "protected4",
     "protected6",
     "open4",
     "open6",
     "epoch_keys",
     "clock",
+    "forgotten",
     "revoked",
     "revoked_classes",
     "revoked_holders",
@@ -54,6 +57,9 @@ const PINNED: [&str; 24] = [
     "classes",
     "counters",
 ];
+
+/// Clocks that differ by less are the same, read twice; nanoseconds.
+const STEP_MIN: u64 = 10_000_000;
 
 /// Addresses of a gateway's inside with flows of their own, at most.
 const INSIDE_MAX: u32 = 65_536;
@@ -87,6 +93,8 @@ impl Default for Sizes {
 pub struct Swept {
     /// The time it went by, Unix seconds.
     pub now: u32,
+    /// The time up to which it forgot what had ended.
+    pub ended: u32,
     /// Flows forgotten because they were idle or their grant is revoked.
     pub flows: u32,
     /// Flows left that the inside of a gateway has opened.
@@ -132,6 +140,7 @@ pub struct Verifier {
     /// Tokens seen, by bucket.
     pub replays: Table<u32, ReplayBucket>,
     clock: Table<u32, u64>,
+    forgotten: Table<u32, Forgotten>,
     outbound: Table<u32, u32>,
     counters: Table<u32, u64>,
     samples: MapHandle,
@@ -196,11 +205,13 @@ impl Verifier {
             anyhow::ensure!(hook == Hook::Tc, "packets are marked at tc only");
             opened.resize("classes", sizes.grants)?;
         }
+        let outgrown = pins.as_ref().and_then(|pins| replays::outgrown(pins, sizes.replay_buckets));
         if let Some(pins) = &pins {
+            opened.carry(&["replays"]);
             opened.pin(pins, &PINNED)?;
         }
         let object = opened.load("verifier")?;
-        Ok(Self {
+        let loaded = Self {
             flows: Arc::new(Flows::new(object.table("flows4")?, object.table("flows6")?)),
             grants: object.table("grants")?,
             accounts: object.table("accounts")?,
@@ -216,6 +227,7 @@ impl Verifier {
             open_fragments: object.table("open_fragments")?,
             replays: object.table("replays")?,
             clock: object.table("clock")?,
+            forgotten: object.table("forgotten")?,
             outbound: object.table("outbound")?,
             counters: object.table("counters")?,
             samples: object.map("samples")?,
@@ -227,7 +239,18 @@ impl Verifier {
             at_tc: None,
             attached: HashMap::new(),
             reasons: HashMap::new(),
-        })
+        };
+        if let Some(old) = outgrown {
+            loaded.carry_over(old)?;
+        }
+        Ok(loaded)
+    }
+
+    /// Takes the tokens over that an outgrown table remembers.
+    fn carry_over(&self, old: MapHandle) -> Result<()> {
+        let (offset, mut forgotten) = (self.clock.get(&0)?.unwrap_or_default(), self.forgotten()?);
+        replays::carry_over(old, &self.replays, offset, &mut forgotten)?;
+        self.note(&forgotten)
     }
 
     /// Where the programs hook in; where each interface has its own hook, XDP unless all are at tc.
@@ -379,9 +402,38 @@ impl Verifier {
         self.protected.replace(entries)
     }
 
-    /// Tells the programs what to add to their clock for Unix time, in nanoseconds (see [`crate::clock`]).
+    /// Tells the programs what to add to their clock for Unix time, in nanoseconds (see [`crate::clock`]), and notes before what
+    /// they forget if it jumps by that.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
     pub fn set_clock(&self, offset: u64) -> Result<()> {
+        let before = self.clock.get(&0)?.unwrap_or_default();
+        if before != 0 && before.abs_diff(offset) >= STEP_MIN {
+            let mut forgotten = self.forgotten()?;
+            forgotten.jump(clock::coarse_to(before), clock::coarse_to(offset));
+            self.note(&forgotten)?;
+        }
         self.clock.set(&0, &offset)
+    }
+
+    /// What the programs have forgotten because their clock jumped.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn forgotten(&self) -> Result<Forgotten> {
+        Ok(self.forgotten.get(&0)?.unwrap_or_default())
+    }
+
+    fn note(&self, forgotten: &Forgotten) -> Result<()> {
+        if *forgotten == self.forgotten()? { Ok(()) } else { self.forgotten.set(&0, forgotten) }
+    }
+
+    /// Makes clock and memory what they are where nobody has set the clock yet: for tests, which begin anew.
+    #[doc(hidden)]
+    pub fn forget_clock(&self) -> Result<()> {
+        self.clock.set(&0, &0)?;
+        self.forgotten.set(&0, &Forgotten::default())
     }
 
     /// Packets counted so far under an outcome: a drop reason's number or one of [`counter`].
@@ -402,7 +454,10 @@ impl Verifier {
     /// Forgets flows that are idle or revoked, and grants and revocations that have ended, at `now` (Unix seconds).
     pub fn sweep(&self, now: u32) -> Result<Swept> {
         let program = self.object.runnable("sweep")?;
-        let mut swept = Swept { now, flows: 0, outbound: 0 };
+        let mut forgotten = self.forgotten()?;
+        let ended = forgotten.sweep_time(now);
+        self.note(&forgotten)?;
+        let mut swept = Swept { now, ended, flows: 0, outbound: 0 };
         let input = ProgramInput { context_in: Some(swept.as_mut_bytes()), ..ProgramInput::default() };
         let result = program.test_run(input).context("cannot run the sweep program")?;
         anyhow::ensure!(result.return_value == 0, "the sweep program failed: {}", result.return_value);

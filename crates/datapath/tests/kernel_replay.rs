@@ -1,12 +1,13 @@
-//! The kernel's replay table in virtual time: what filled it once does not come back.
+//! The kernel's replay table in virtual time: what filled it once does not come back, and a token that was used never does.
 
 #[allow(dead_code, reason = "the case table is its other user")]
 mod table;
 #[allow(dead_code, reason = "the case table is its other user")]
 mod world;
 
+use datapath::Pins;
 use datapath::hook::Hook;
-use datapath::verifier::Sizes;
+use datapath::verifier::{Sizes, Verifier as Kernel};
 use engine::verifier::Outcome;
 use table::{CLIENT_PORT, Transport};
 use wire::map::{REPLAY_ENTRIES, VerifierConfig};
@@ -46,4 +47,73 @@ fn kernel_admits_fresh_tokens_for_a_day_after_the_table_was_full() {
         assert_eq!(outcome, Outcome::Drop(DropReason::Replayed), "its copy {} s later", now - NOW);
         deciders.sweep(now);
     }
+}
+
+/// A SYN with a token of this time.
+fn syn(now: u32, port: u16, nonce: u32) -> Vec<u8> {
+    let [family, _] = world::families();
+    let epoch = Epoch::at(now.into(), world::EPOCH_LENGTH);
+    let grant = Grant { epoch, expires: now + 3000, ..Grant::new(&family, 7) };
+    let mut first = Transport::Tcp.first(&family, &grant, port, nonce);
+    first.token = grant.token(&Transport::Tcp.destination(&family), now, nonce);
+    first.frame()
+}
+
+/// The attack on a table whose places are free once the clock has passed their tokens' time: somebody keeps a copy of a token
+/// until the clock is set back.
+#[test]
+fn kernel_admits_a_token_once_though_its_clock_is_set_back() {
+    let config = VerifierConfig { flows_per_grant: 1 << 20, flows_per_account: 1 << 20, ..world::config() };
+    let sizes = Sizes { replay_buckets: BUCKETS, ..world::SIZES };
+    let mut deciders = Deciders::with_sizes(Hook::Xdp, config, &world::receivers(), sizes);
+    let at = |deciders: &mut Deciders, now: u32| {
+        deciders.learn(Epoch::at(now.into(), world::EPOCH_LENGTH));
+        deciders.set_clock(now);
+    };
+    for (number, far) in [31, 90, 700, 3 * 3600].into_iter().enumerate() {
+        let (begin, port) = (NOW + number as u32 * 86_400, CLIENT_PORT + number as u16);
+        at(&mut deciders, begin);
+        let used = syn(begin, port, 1);
+        assert_eq!(kernel_outcome(&deciders, &used), Outcome::Token.counter());
+        at(&mut deciders, begin + far);
+        for nonce in 0..30 * BUCKETS * REPLAY_ENTRIES as u32 {
+            deciders.kernel.run(&syn(begin + far, CLIENT_PORT + 100, nonce), 1).expect("the program runs");
+        }
+        at(&mut deciders, begin);
+        let outcome = kernel_outcome(&deciders, &used);
+        assert_ne!(outcome, Outcome::Token.counter(), "after {far} s there and back");
+    }
+}
+
+/// A daemon that starts with another size for its table knows which tokens were used before.
+#[test]
+fn kernel_admits_a_token_once_though_its_table_changes_its_size() {
+    let config = world::config();
+    let pins = Pins::new("verifier", &format!("replay{}", std::process::id())).expect("the BPF file system");
+    let load = |replay_buckets| {
+        let sizes = Sizes { replay_buckets, ..world::SIZES };
+        let kernel = Kernel::load(Hook::Xdp, config, sizes, Some(pins.clone())).expect("loaded");
+        Deciders::around(kernel, config, &world::receivers())
+    };
+    let shown = |number: usize| syn(NOW, CLIENT_PORT + number as u16, number as u32);
+    let mut outcomes = Vec::new();
+    for (number, buckets) in [256, 1024, 64, 128].into_iter().enumerate() {
+        let deciders = load(buckets);
+        deciders.set_clock(NOW);
+        let copies: Vec<u32> = (0..number).map(|earlier| kernel_outcome(&deciders, &shown(earlier))).collect();
+        outcomes.push((copies, kernel_outcome(&deciders, &shown(number))));
+    }
+    pins.remove().expect("unpinned");
+    for (number, (copies, fresh)) in outcomes.into_iter().enumerate() {
+        assert_eq!(copies, vec![DropReason::Replayed as u32; number], "size {number}");
+        assert_eq!(fresh, Outcome::Token.counter(), "size {number}");
+    }
+}
+
+/// The counter that a frame moves.
+fn kernel_outcome(deciders: &Deciders, frame: &[u8]) -> u32 {
+    let before = deciders.kernel.counts().expect("counters");
+    deciders.kernel.run(frame, 1).expect("the program runs");
+    let after = deciders.kernel.counts().expect("counters");
+    (0..before.len()).find(|index| before[*index] != after[*index]).expect("one moved") as u32
 }

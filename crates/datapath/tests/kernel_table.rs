@@ -8,7 +8,7 @@ use agents::Agents;
 use datapath::hook::Hook;
 use datapath::verifier::Sizes;
 use engine::insertion::Action;
-use engine::verifier::Outcome;
+use engine::verifier::{CLOCK_SKEW_MAX, Outcome};
 use table::agent::Known;
 use table::{Case, Step, Transport};
 use wire::map::{SecretEntry, VerifierConfig, counter};
@@ -20,10 +20,26 @@ fn check(deciders: &mut Deciders, cases: &[Case], failures: &mut Vec<String>) {
     for case in cases {
         deciders.forget();
         let mut now = NOW;
+        deciders.set_clock(now);
         for (index, step) in case.steps.iter().enumerate() {
             match step {
-                Step::Wait(seconds) => now += seconds,
+                Step::Wait(seconds) => {
+                    let end = now + seconds;
+                    while now < end {
+                        now = end.min(now + CLOCK_SKEW_MAX);
+                        deciders.set_clock(now);
+                    }
+                }
+                Step::Leap(seconds) => {
+                    now += seconds;
+                    deciders.set_clock(now);
+                }
+                Step::Back(seconds) => {
+                    now -= seconds;
+                    deciders.set_clock(now);
+                }
                 Step::Revoke(handle) => deciders.revoke(*handle, now + 3600),
+                Step::RevokeUntil(handle, expires) => deciders.revoke(*handle, *expires),
                 Step::End(holder) => deciders.end_session(*holder, now + 3600),
                 Step::Tell(pair) => deciders.tell(pair),
                 Step::Sweep => deciders.sweep(now),
@@ -67,6 +83,7 @@ fn kernel_and_rust_agree_on_every_row() {
     cases.extend(table::forms::cases());
     cases.extend(table::attacks::cases());
     cases.extend(table::accounts::cases());
+    cases.extend(table::clocks::cases());
     let mut failures = Vec::new();
     for hook in Hook::ALL {
         check(&mut Deciders::new(hook, world::config(), &world::receivers()), &cases, &mut failures);

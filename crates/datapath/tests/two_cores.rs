@@ -140,7 +140,7 @@ fn two_cores_admit_a_token_once() {
                 let done = &done;
                 scope.spawn(move || {
                     while !done.load(Ordering::Acquire) {
-                        let mut pass = [now, 0, 0];
+                        let mut pass = [now, now, 0, 0];
                         assert_eq!(sweeper.on_structure(pass.as_mut_bytes()).expect("the program runs"), 0);
                         thread::yield_now();
                     }
@@ -213,7 +213,7 @@ fn no_flow_outlives_a_revocation_beside_its_first_packet() {
             for (number, grant) in grants.iter().enumerate() {
                 gate.pass(number);
                 revoked.set(grant.handle, grant.expires).expect("revoked");
-                let mut pass = [NOW, 0, 0];
+                let mut pass = [NOW, NOW, 0, 0];
                 assert_eq!(sweep.on_structure(pass.as_mut_bytes()).expect("the program runs"), 0);
             }
         });

@@ -18,7 +18,9 @@ use flow::{is_live, leaves_trace, only_ended};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use wire::map::{AccountUse, Flow, FlowKey, GrantUse, LsGrant, Services, TOKEN_WINDOW, VerifierConfig, counter};
+use wire::map::{
+    AccountUse, Flow, FlowKey, Forgotten, GrantUse, LsGrant, Services, TOKEN_WINDOW, VerifierConfig, counter,
+};
 use wire::token::TOKEN_LEN;
 use wire::{DropReason, Epoch, Handle, Holder, VerifierKey};
 
@@ -129,6 +131,8 @@ pub struct Verifier {
     pub open_fragments: BTreeMap<(FlowKey, u32), u32>,
     /// Connections of which the server's own stack holds something.
     pub stack: BTreeMap<FlowKey, Stack>,
+    /// What it has forgotten because its clock jumped.
+    pub forgotten: Forgotten,
     /// Whether it stands at tc, where the kernel has taken the outer VLAN tag off and takes no shim off behind another.
     pub at_tc: bool,
 }
@@ -141,6 +145,7 @@ impl Verifier {
 
     /// Forgets what is over: idle and revoked flows, ended grants and revocations.
     pub fn sweep(&mut self, now: u32) {
+        let ended = self.forgotten.sweep_time(now);
         let Self { config, flows, grants, accounts, revoked, revoked_holders, ls_grants, .. } = self;
         flows.retain(|key, flow| {
             let cut = revoked.contains_key(&Handle(flow.handle)) || revoked_holders.contains_key(&Holder(flow.holder));
@@ -160,11 +165,11 @@ impl Verifier {
             }
             keep
         });
-        grants.retain(|_, used| used.expires.wrapping_add(CLOCK_SKEW_MAX) >= now || used.flows != 0);
+        grants.retain(|_, used| used.expires.wrapping_add(CLOCK_SKEW_MAX) >= ended || used.flows != 0);
         accounts.retain(|_, used| used.flows != 0 || used.window == now / TOKEN_WINDOW);
-        revoked.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= now);
-        revoked_holders.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= now);
-        ls_grants.retain(|_, pair| pair.expires.wrapping_add(CLOCK_SKEW_MAX) >= now);
+        revoked.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= ended);
+        revoked_holders.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= ended);
+        ls_grants.retain(|_, pair| pair.expires.wrapping_add(CLOCK_SKEW_MAX) >= ended);
     }
 }
 
@@ -180,6 +185,10 @@ impl Tables for Verifier {
     fn services(&self, address: IpAddr) -> Option<Services> {
         let around = self.protected.iter().filter(|entry| entry.prefix.contains(&IpNet::from(address)));
         around.max_by_key(|entry| entry.prefix.prefix_len()).map(|entry| entry.services)
+    }
+
+    fn has_forgotten(&self, time: u32) -> bool {
+        self.forgotten.contains(time)
     }
 
     fn key(&self, epoch: Epoch) -> Option<VerifierKey> {

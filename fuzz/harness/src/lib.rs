@@ -9,15 +9,17 @@ mod names;
 mod proofs;
 mod switches;
 mod texts;
+mod verifying;
 mod world;
 
 pub use asking::{ask, asked};
-pub use carrier::{held, journey, outcomes, shim, tail, verifier};
+pub use carrier::{held, journey, shim, tail};
 pub use formats::{grant_header, option, packet, quoted, token};
 pub use names::answer;
 pub use proofs::{judged, proof};
 pub use switches::{GENERATION, openflow};
 pub use texts::{api, document, policy};
+pub use verifying::{Between, happened, outcomes, verifier};
 
 /// Runs a target on an input.
 pub type Target = fn(&[u8]);

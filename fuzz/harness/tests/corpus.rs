@@ -3,7 +3,7 @@
 use engine::lines::Unanswered;
 use engine::proofs;
 use engine::verifier::Outcome;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use wire::DropReason;
@@ -27,6 +27,25 @@ fn every_input_of_the_corpus_holds() {
             inputs += 1;
         }
         assert!(inputs >= 5, "{} has only {inputs} inputs", folder.display());
+    }
+}
+
+#[test]
+fn in_the_corpus_everything_happens_between_frames() {
+    use harness::Between::{
+        Adopt, Back, EndSession, EpochEnds, FarBack, Forward, Leap, OtherGrant, Restart, Revoke, Sweep,
+    };
+    let files = fs::read_dir(corpus().join("verifier")).expect("corpus/verifier/");
+    let mut counts = BTreeMap::new();
+    for file in files {
+        for (between, count) in harness::happened(&fs::read(file.expect("a file").path()).expect("readable")) {
+            *counts.entry(between).or_insert(0) += count;
+        }
+    }
+    println!("{counts:?}");
+    let all = [Forward, Leap, Back, FarBack, EpochEnds, Restart, Sweep, Revoke, EndSession, Adopt, OtherGrant];
+    for between in all {
+        assert!(counts.contains_key(&between), "{between:?} never happened: {counts:?}");
     }
 }
 

@@ -195,6 +195,27 @@ fn write_packets() {
     }
 }
 
+/// Between the same frames the clock jumps, the daemon starts anew, an epoch ends, and grants and sessions end.
+#[test]
+#[ignore = "writes the corpus"]
+fn write_sequences() {
+    let wanted = ["ipv4-syn", "ipv6-syn", "ipv4-udp", "ipv6-udp"];
+    for (name, _, carrying) in frames().into_iter().filter(|(name, _, _)| wanted.contains(&name.as_str())) {
+        let carrying = carrying.expect("a token");
+        let (leap, back, far_back) =
+            (|minutes| vec![8, minutes], |seconds| vec![16, seconds], |minutes| vec![24, minutes]);
+        let (sweep, revoke, epoch_ends, restart, end_session) = (vec![1], vec![2], vec![9], vec![17], vec![10]);
+        let (shown, fresh, other) = (operation(4, &carrying), operation(6, &carrying), operation(15, &carrying));
+        let jumps =
+            [&shown, &leap(90), &sweep, &fresh, &far_back(90), &shown, &back(40), &fresh, &vec![0, 200], &fresh];
+        write("verifier", &format!("{name}-jumps"), jumps.map(Vec::as_slice).concat());
+        let ends = [&fresh, &other, &revoke, &fresh, &restart, &other, &end_session, &other, &epoch_ends, &fresh];
+        write("verifier", &format!("{name}-ends"), ends.map(Vec::as_slice).concat());
+        let wrong = [&fresh, &revoke, &leap(90), &sweep, &restart, &far_back(90), &fresh, &operation(3, &carrying)];
+        write("verifier", &format!("{name}-revoked-and-back"), wrong.map(Vec::as_slice).concat());
+    }
+}
+
 #[test]
 #[ignore = "writes the corpus"]
 fn write_asking() {

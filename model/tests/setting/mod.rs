@@ -6,7 +6,7 @@ use model::program::{Constants, Edit, Program};
 use model::world::{Cut, Job, Tables, Token, World};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use wire::map::{ClassSet, EpochKey, Prefix4, RevokedKey, SERVICES_MAX, Service, Services, VerifierConfig};
+use wire::map::{ClassSet, EpochKey, Forgotten, Prefix4, RevokedKey, SERVICES_MAX, Service, Services, VerifierConfig};
 use wire::{Destination, Epoch, Flags, GrantHeader, Handle, Holder, MasterKey, Suite, VerifierKey, tail};
 use zerocopy::IntoBytes;
 
@@ -206,6 +206,7 @@ fn constants() -> Constants {
         ("open4", vec![(index(0), ClassSet::NOTHING.as_bytes().to_vec())]),
         ("protected4", vec![(prefix.as_bytes().to_vec(), services.as_bytes().to_vec())]),
         ("epoch_keys", epoch_keys.collect()),
+        ("forgotten", vec![(index(0), Forgotten::default().as_bytes().to_vec())]),
         ("revoked_classes", [0, 1].map(|class| (index(class), ClassSet::EVERYTHING.as_bytes().to_vec())).to_vec()),
     ])
 }

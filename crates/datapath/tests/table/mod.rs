@@ -4,6 +4,7 @@ pub mod accounts;
 pub mod admission;
 pub mod agent;
 pub mod attacks;
+pub mod clocks;
 pub mod forms;
 pub mod shims;
 pub mod tokens;
@@ -22,12 +23,18 @@ pub enum Step {
     Tell(LsPair),
     /// A grant is revoked.
     Revoke(u64),
+    /// A grant is revoked that would have ended then.
+    RevokeUntil(u64, u32),
     /// A session ends.
     End(Holder),
     /// Upkeep runs.
     Sweep,
     /// Seconds pass.
     Wait(u32),
+    /// The clock leaps ahead by so many.
+    Leap(u32),
+    /// The clock is set back by so many.
+    Back(u32),
 }
 
 /// A row.

@@ -8,7 +8,7 @@ use engine::api::{Receiver, Service};
 use engine::protected;
 use engine::verifier::{Outcome, Verifier as Model, explain};
 use std::net::IpAddr;
-use wire::map::{LsGrant, ReplayBucket, SecretEntry, VerifierConfig, counter};
+use wire::map::{Forgotten, LsGrant, ReplayBucket, SecretEntry, VerifierConfig, counter};
 use wire::{
     Carrier, ClientKey, Destination, Epoch, Flags, GrantHeader, GrantKey, Handle, Holder, LsToken, MasterKey, Pair,
     ServerSecret, Suite, Token, ls,
@@ -305,6 +305,8 @@ impl Deciders {
                 table.remove(&key).expect("fragments");
             }
         }
+        self.kernel.forget_clock().expect("clock");
+        self.model.forgotten = Forgotten::default();
         self.model.fragments.clear();
         self.model.open_fragments.clear();
     }
@@ -312,6 +314,11 @@ impl Deciders {
     pub fn set_clock(&self, now: u32) {
         // A fifth of a second into it, so that neither the coarse clock's lag nor a few packets leave it.
         self.kernel.set_clock(clock::coarse_reading(now.into()).wrapping_add(200_000_000)).expect("clock");
+    }
+
+    /// Lets the model forget what the kernel does: which times those are, [`wire::map::Forgotten`] says for both.
+    pub fn forget_alike(&mut self) {
+        self.model.forgotten = self.kernel.forgotten().expect("memory");
     }
 
     pub fn revoke(&mut self, handle: u64, expires: u32) {
@@ -325,6 +332,7 @@ impl Deciders {
     }
 
     pub fn sweep(&mut self, now: u32) {
+        self.forget_alike();
         self.model.sweep(now);
         self.kernel.sweep(now).expect("sweep");
     }
@@ -332,6 +340,7 @@ impl Deciders {
     /// The model's outcome and frame, and the kernel's; the kernel's outcome is the one counter that moved. Explaining the
     /// frame by either's tables gives the same outcome.
     pub fn judge(&mut self, frame: &[u8], now: u32) -> [(Outcome, Vec<u8>); 2] {
+        self.forget_alike();
         let explained = explain(&self.model, frame, now);
         let by_kernel_tables = explain(&KernelTables::new(&self.kernel), frame, now);
         let mut modelled = frame.to_vec();

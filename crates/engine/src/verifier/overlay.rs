@@ -45,6 +45,10 @@ impl<T: Tables> Tables for Overlay<'_, T> {
         self.below.services(address)
     }
 
+    fn has_forgotten(&self, time: u32) -> bool {
+        self.below.has_forgotten(time)
+    }
+
     fn key(&self, epoch: Epoch) -> Option<VerifierKey> {
         self.below.key(epoch)
     }

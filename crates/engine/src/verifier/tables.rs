@@ -65,6 +65,8 @@ pub trait Tables {
     fn at_tc(&self) -> bool;
     /// The services that are protected at an address: those of the longest prefix that contains it.
     fn services(&self, address: IpAddr) -> Option<Services>;
+    /// Whether what was used or ended at this time may have been forgotten, because the clock was set back.
+    fn has_forgotten(&self, time: u32) -> bool;
     /// The verifier's key of an epoch.
     fn key(&self, epoch: Epoch) -> Option<VerifierKey>;
     /// Whether a grant is revoked.

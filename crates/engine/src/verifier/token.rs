@@ -66,6 +66,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             let age = i64::from(now) - i64::from(time);
             format!("the token was made {age} s ago; {CLOCK_SKEW_MAX} s either way are taken")
         })?;
+        self.remembered(time, DropReason::ClockSkew, "used")?;
         let (Some(source), Some(address)) = (packet.source, packet.destination) else {
             return Err(DropReason::Malformed);
         };
@@ -114,6 +115,17 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let now = self.now;
         self.require("expiry", expires > now, DropReason::Expired, || {
             format!("the {what} ends in {} s", i64::from(expires) - i64::from(now))
+        })?;
+        self.remembered(expires, DropReason::Expired, "revoked")
+    }
+
+    /// Requires that the verifier has forgotten nothing of this time (wire.md §6.4.6).
+    fn remembered(&mut self, time: u32, reason: DropReason, what: &str) -> Result<(), DropReason> {
+        if !self.tables.has_forgotten(time) {
+            return Ok(());
+        }
+        self.require("memory", false, reason, || {
+            format!("this verifier's clock was set back, and whether it was {what} before is forgotten")
         })
     }
 

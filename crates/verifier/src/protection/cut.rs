@@ -160,6 +160,11 @@ impl Protection {
     /// Forgets what is idle, revoked or has ended; gives how many flows.
     pub fn sweep(&self) -> u32 {
         self.sweep_proofs();
+        // Before what has ended is forgotten: a clock that has just leapt ahead may be wrong.
+        if let Err(error) = self.set_clock() {
+            tracing::error!("{error:#}");
+            return 0;
+        }
         match self.verifier.sweep(now() as u32) {
             Ok(swept) => {
                 self.tidy_classes(swept.now);

@@ -61,6 +61,35 @@ impl ReplayBucket {
     }
 }
 
+impl ReplayBucket {
+    /// The entries of tokens that the clock check may still pass.
+    pub fn valid(&self, now: u32) -> impl Iterator<Item = u64> + '_ {
+        self.seen.iter().copied().filter(move |entry| is_valid(*entry, now))
+    }
+
+    /// Puts an entry of another table in; says whether it is there.
+    pub fn keep(&mut self, entry: u64, now: u32) -> bool {
+        if self.seen.contains(&entry) {
+            return true;
+        }
+        match self.seen.iter_mut().find(|other| !is_valid(**other, now)) {
+            Some(place) => *place = entry,
+            None => return false,
+        }
+        true
+    }
+
+    /// When an entry's token was made, Unix seconds.
+    pub const fn time_of(entry: u64) -> u32 {
+        (entry >> 32) as u32
+    }
+
+    /// The time from which on no token was used by `now`, Unix seconds.
+    pub const fn none_from(now: u32) -> u32 {
+        now.saturating_add(CLOCK_SKEW_MAX + 1)
+    }
+}
+
 fn entry(tag: &[u8; TAG_LEN], time: u32) -> u64 {
     u64::from(time) << 32 | u64::from(word(tag, 8))
 }

@@ -1,0 +1,50 @@
+//! Takes the tokens that were used over into a replay table of another size: without them each could be used once more.
+
+use crate::clock::coarse_to;
+use crate::object::Pins;
+use crate::table::Table;
+use anyhow::Result;
+use libbpf_rs::{MapCore, MapHandle};
+use wire::map::{Forgotten, ReplayBucket, Span};
+
+/// The pinned replay table, if it is of another size than the new one is to be.
+pub(crate) fn outgrown(pins: &Pins, buckets: u32) -> Option<MapHandle> {
+    let old = MapHandle::from_pinned_path(pins.map("replays")).ok()?;
+    (old.max_entries() != buckets).then_some(old)
+}
+
+/// Fills `new` with what `old` holds that the clock check may still pass. What has no room goes to `forgotten`: tokens as
+/// old as that are refused. `offset` is what the programs add to their clock.
+pub(crate) fn carry_over(
+    old: MapHandle,
+    new: &Table<u32, ReplayBucket>,
+    offset: u64,
+    forgotten: &mut Forgotten,
+) -> Result<()> {
+    let now = coarse_to(offset);
+    let Ok(old) = Table::<u32, ReplayBucket>::new(old) else {
+        // Another version's, with entries of which this one knows nothing.
+        forgotten.forget(Span { from: 0, until: ReplayBucket::none_from(now) });
+        return Ok(());
+    };
+    // A bucket is chosen by the last bits of a number: by one more of them in a table of twice the size.
+    let copies = (new.capacity() / old.capacity()).max(1);
+    let mut lost = 0;
+    for index in 0..old.capacity() {
+        let Some(bucket) = old.get(&index)?.filter(|bucket| bucket.valid(now).next().is_some()) else { continue };
+        for copy in 0..copies {
+            let place = (index + copy * old.capacity()) % new.capacity();
+            let mut there = new.get(&place)?.unwrap_or_default();
+            for entry in bucket.valid(now) {
+                if !there.keep(entry, now) {
+                    lost = lost.max(ReplayBucket::time_of(entry) + 1);
+                }
+            }
+            new.set(&place, &there)?;
+        }
+    }
+    forgotten.forget(Span { from: 0, until: lost });
+    let (before, after) = (old.capacity(), new.capacity());
+    tracing::info!(map = "replays", before, after, until = lost, "resized");
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! What the differential fuzzer is made of: random packets, what happens between them, and what must hold whatever happens.
+
+pub mod between;
+pub mod chance;
+pub mod given;
+pub mod packets;
+pub mod promises;
+
+use crate::world::{Deciders, families};
+use between::{Between, Pinned};
+use chance::Chance;
+use datapath::hook::Hook;
+use datapath::kernel_tables::KernelTables;
+use engine::verifier::{Outcome, explain};
+use given::Given;
+use promises::Promises;
+use wire::map::counter;
+use wire::packet::Packet;
+use wire::shim::{self, Content};
+
+/// The two deciders, and what has happened to them.
+pub struct Run {
+    pub deciders: Deciders,
+    pub hook: Hook,
+    pub seed: u64,
+    pub chance: Chance,
+    pub now: u32,
+    pub given: Given,
+    pub promises: Promises,
+    pub between: Between,
+    pub pinned: Pinned,
+    pub packets: u64,
+    /// Outcomes, by their counters.
+    pub tally: [u64; counter::COUNT as usize],
+    /// Tokens of either scheme that were taken out of shims.
+    pub unwrapped: [u64; 2],
+}
+
+impl Run {
+    /// Where a failure was.
+    pub fn place(&self) -> String {
+        let Self { packets, seed, now, hook, .. } = self;
+        format!("packet {packets} of seed {seed:#x} at {now}, {hook:?}, after {}", self.between.latest())
+    }
+
+    /// One random packet.
+    pub fn packet(&mut self) {
+        let copy =
+            if self.chance.one_in(16) { self.promises.admitted_around(&mut self.chance, self.now) } else { None };
+        let frame = copy.unwrap_or_else(|| {
+            let mut frame = packets::packet(&mut self.chance, self.now, &mut self.given);
+            packets::mutate(&mut self.chance, &mut frame);
+            frame
+        });
+        self.judge(&frame);
+    }
+
+    /// What both make of a frame: the same. `None` if it can't be run.
+    pub fn judge(&mut self, frame: &[u8]) -> Option<Outcome> {
+        self.packets += 1;
+        if !crate::world::runs(self.hook, frame) {
+            return None;
+        }
+        // Each time, or the second ends meanwhile on a slow machine.
+        self.deciders.set_clock(self.now);
+        self.deciders.forget_alike();
+        let explained = explain(&KernelTables::with_room(&self.deciders.kernel), frame, self.now);
+        let flows = self.deciders.model.flows.len();
+        let mut modelled = frame.to_vec();
+        let outcome = self.deciders.model.judge(&mut modelled, self.now);
+        let ran = self.deciders.kernel.run(frame, 1).expect("the program runs");
+        self.tally[outcome.counter() as usize] += 1;
+        if matches!(outcome, Outcome::Token | Outcome::Consumed) {
+            match shim::open(frame, &Packet::parse(frame)) {
+                Some(Ok((_, Content::Token(_)))) => self.unwrapped[0] += 1,
+                Some(Ok((_, Content::Ls(_)))) => self.unwrapped[1] += 1,
+                _ => {}
+            }
+        }
+        let place = || format!("{}, {outcome:?}: {}", self.place(), hex::encode(frame));
+        assert_eq!(ran.code, self.hook.code(outcome.passes(false)), "{}", place());
+        assert_eq!(explained.outcome, outcome, "{}\n{explained:?}", place());
+        assert!(
+            ran.frame == modelled,
+            "{}\nrust   {}\nkernel {}",
+            place(),
+            hex::encode(&modelled),
+            hex::encode(&ran.frame)
+        );
+        let kept = self.promises.judged(&self.deciders.model, frame, outcome, self.now, flows);
+        assert!(kept.is_ok(), "{}: {}", self.place(), kept.unwrap_err());
+        Some(outcome)
+    }
+
+    /// Compares every table and counter.
+    pub fn compare(&self) {
+        let (Deciders { model, kernel }, place) = (&self.deciders, self.place());
+        for index in (0..counter::COUNT).filter(|index| *index != counter::SAMPLES_LOST) {
+            let counted = kernel.count(index).expect("counters");
+            assert_eq!(counted, self.tally[index as usize], "{place}: counter {index}");
+        }
+        let flows: std::collections::BTreeMap<_, _> = kernel.flows.entries().into_iter().collect();
+        assert!(flows == model.flows, "{place}: the flow tables differ");
+        let grants: std::collections::BTreeMap<_, _> =
+            kernel.grants.entries().into_iter().map(|(handle, used)| (wire::Handle(handle), used)).collect();
+        assert!(grants == model.grants, "{place}: the grant tables differ");
+        let accounts: std::collections::BTreeMap<_, _> = kernel.accounts.entries().into_iter().collect();
+        assert!(accounts == model.accounts, "{place}: the tables of accounts differ");
+        let pairs: std::collections::BTreeMap<_, _> =
+            kernel.ls_grants.entries().into_iter().map(|(handle, pair)| (wire::Handle(handle), pair)).collect();
+        assert!(pairs == model.ls_grants, "{place}: the tables of pairs differ");
+        let kept = self.promises.tables(model);
+        assert!(kept.is_ok(), "{place}: {}", kept.unwrap_err());
+    }
+
+    /// A family and one of its addresses' first packets' ports.
+    pub fn family(&mut self) -> crate::world::Family {
+        self.chance.pick(&families())
+    }
+}

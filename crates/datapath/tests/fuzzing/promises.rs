@@ -1,0 +1,130 @@
+//! What must hold whatever happens (wire.md §6.4.1, §6.4.4, §6.6): a token admits once; what is revoked stays out; nothing is
+//! admitted without a right tag.
+
+use super::chance::Chance;
+use crate::world::{self, LsPair, master};
+use engine::verifier::{Outcome, Verifier};
+use std::collections::{BTreeMap, BTreeSet};
+use wire::map::FlowKey;
+use wire::packet::Packet;
+use wire::shim::{self, Content};
+use wire::{Destination, Epoch, Handle, LsToken, Token, tail};
+
+/// Frames that were admitted, to be shown again.
+const ADMITTED_MAX: usize = 20_000;
+
+/// What has been admitted, and what never may be again.
+#[derive(Default)]
+pub struct Promises {
+    /// Tokens that have admitted something.
+    used: BTreeSet<Vec<u8>>,
+    /// Grants and pairs that were revoked, or whose session ended.
+    dead: BTreeSet<Handle>,
+    /// Admitted frames, by the time that their tokens say.
+    admitted: BTreeMap<u32, Vec<u8>>,
+    /// Pairs that the authority told of.
+    pub told: BTreeMap<Handle, LsPair>,
+    /// How often an admitted token was shown again.
+    pub copies: u64,
+}
+
+/// A token in a frame, and the packet that it is about.
+struct Claim {
+    bytes: Vec<u8>,
+    handle: Handle,
+    time: Option<u32>,
+    about: Packet,
+    right: bool,
+}
+
+impl Promises {
+    /// Nothing of this grant may pass from now on.
+    pub fn kill(&mut self, handle: Handle) {
+        self.dead.insert(handle);
+    }
+
+    /// A frame that was admitted, with a token of about this time.
+    pub fn admitted_around(&mut self, chance: &mut Chance, now: u32) -> Option<Vec<u8>> {
+        let near: Vec<&Vec<u8>> = self.admitted.range(now - 30..=now + 30).map(|(_, frame)| frame).collect();
+        if near.is_empty() {
+            return None;
+        }
+        self.copies += 1;
+        Some(near[chance.below(near.len())].clone())
+    }
+
+    /// What a frame's outcome must be like; `flows` is how many there were before.
+    pub fn judged(
+        &mut self,
+        model: &Verifier,
+        frame: &[u8],
+        outcome: Outcome,
+        now: u32,
+        flows: usize,
+    ) -> Result<(), String> {
+        let admitted = matches!(outcome, Outcome::Token | Outcome::Consumed);
+        if model.flows.len() > flows && !admitted {
+            return Err("a flow without a token".into());
+        }
+        let packet = Packet::parse(frame);
+        if admitted {
+            let claim = self.claim(frame, &packet, now).ok_or("admitted without a token")?;
+            if !claim.right {
+                return Err("admitted without a right tag".into());
+            }
+            if !self.used.insert(claim.bytes) {
+                return Err("a token admitted twice".into());
+            }
+            if self.dead.contains(&claim.handle) {
+                return Err(format!("a revoked grant, {}, was admitted", claim.handle));
+            }
+            if self.admitted.len() >= ADMITTED_MAX {
+                self.admitted.pop_first();
+            }
+            self.admitted.insert(claim.time.unwrap_or(now), frame.to_vec());
+            return self.alive(model, &claim.about);
+        }
+        if outcome == Outcome::Flow { self.alive(model, &packet) } else { Ok(()) }
+    }
+
+    /// The flow that a packet passed by is nobody's whose grant was revoked.
+    fn alive(&self, model: &Verifier, packet: &Packet) -> Result<(), String> {
+        let flow = FlowKey::to_server(packet).and_then(|key| model.flows.get(&key));
+        match flow.filter(|flow| self.dead.contains(&Handle(flow.handle))) {
+            Some(flow) => Err(format!("a packet passed by a flow of {}, which was revoked", Handle(flow.handle))),
+            None => Ok(()),
+        }
+    }
+
+    /// Nothing of a revoked grant is in the tables.
+    pub fn tables(&self, model: &Verifier) -> Result<(), String> {
+        match model.flows.values().find(|flow| self.dead.contains(&Handle(flow.handle))) {
+            Some(flow) => Err(format!("a flow of {}, which was revoked, is in the table", Handle(flow.handle))),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads a token and computes its tag without any of the tables.
+    fn claim(&self, frame: &[u8], packet: &Packet, now: u32) -> Option<Claim> {
+        let (bytes, about) = match shim::open(frame, packet) {
+            Some(opened) => match opened.ok()? {
+                (about, Content::Token(bytes)) => (bytes, about),
+                (about, Content::Ls(bytes)) => {
+                    let token = LsToken::decode(&bytes);
+                    let handle = token.pair.handle();
+                    let right = self.told.get(&handle).is_some_and(|pair| token.proves(&pair.key()));
+                    let bytes = [&handle.0.to_be_bytes()[..], &token.nonce2.to_be_bytes()].concat();
+                    return Some(Claim { bytes, handle, time: None, about, right });
+                }
+                _ => return None,
+            },
+            None => (*tail::find(frame, packet)?, *packet),
+        };
+        let token = Token::decode(&bytes, about.ipv6()).ok()?;
+        let epoch = Epoch::at(now.into(), world::EPOCH_LENGTH).from_wire(token.header.epoch)?;
+        let key = master().verifier_key("edge-1", epoch)?;
+        let to = Destination { address: about.destination?, protocol: about.protocol, port: about.destination_port };
+        let right = token.proves(&token.header.key(&key, &to, about.source?), &to);
+        Some(Claim { bytes: bytes.to_vec(), handle: token.header.handle, time: Some(token.time), about, right })
+    }
+}
