@@ -168,6 +168,7 @@ async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<Respo
     get, path = "/v1/destinations", security(("session" = [])), responses((status = 200, body = Destinations), Problem)
 )]
 async fn destinations(State(authority): Shared, caller: SessionCaller) -> Authorized<Destinations> {
+    let _turn = authority.turn_to_ask(&caller.session.person).await;
     let (subject, now) = (caller.session.subject(caller.peer.address), now());
     let reachable = |policy: &Policy| policy.destinations(&subject, now).iter().flat_map(|r| r.entries()).collect();
     Ok(Json(Destinations { destinations: authority.with_policy(reachable).await, now }))
@@ -186,10 +187,7 @@ async fn grant(
     if request.protocol == 0 {
         return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
     }
-    authority
-        .throttle
-        .charge(&[Key::Grants(caller.session.person.clone())], Instant::now())
-        .map_err(Problem::TooMany)?;
+    let _turn = authority.turn_to_ask(&caller.session.person).await;
     let mut grant = authority.grant(caller.token, &caller.session, &request, caller.peer.address).await?;
     if request.in_band && authority.key_transfer.take_over(&caller.peer, &mut grant).await {
         tracing::debug!(person = caller.session.person, "the key goes in band");
@@ -210,10 +208,7 @@ async fn segment(
     if request.to.protocol == 0 {
         return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
     }
-    authority
-        .throttle
-        .charge(&[Key::Grants(caller.session.person.clone())], Instant::now())
-        .map_err(Problem::TooMany)?;
+    let _turn = authority.turn_to_ask(&caller.session.person).await;
     authority.segment(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
 }
 
@@ -227,10 +222,7 @@ async fn answer_segment(
     caller: SessionCaller,
     Body(request): Body<AnswerRequest>,
 ) -> Authorized<PathSegment> {
-    authority
-        .throttle
-        .charge(&[Key::Grants(caller.session.person.clone())], Instant::now())
-        .map_err(Problem::TooMany)?;
+    let _turn = authority.turn_to_ask(&caller.session.person).await;
     authority.answer_segment(caller.token, &request, caller.peer.address).await.map(Json)
 }
 
@@ -239,10 +231,7 @@ async fn answer_segment(
     post, path = "/v1/segments/line", security(("session" = [])), responses((status = 200, body = Line), Problem)
 )]
 async fn line(State(authority): Shared, caller: SessionCaller) -> Authorized<Line> {
-    authority
-        .throttle
-        .charge(&[Key::Grants(caller.session.person.clone())], Instant::now())
-        .map_err(Problem::TooMany)?;
+    let _turn = authority.turn_to_ask(&caller.session.person).await;
     authority.line(caller.token, caller.session.expires).map(Json)
 }
 
@@ -264,6 +253,9 @@ async fn events(
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
     let malformed = |_| Problem::Malformed("`confirm` is nothing, pairs or grants".into());
     let Query(EventsQuery { confirm }) = query.map_err(malformed)?;
+    if let Caller::Session(caller) = &caller {
+        drop(authority.turn_to_ask(&caller.session.person).await);
+    }
     let stream = ReceiverStream::new(authority.push.open(caller.listener(), confirm.unwrap_or_default()));
     // The token may have ended between the look-up and the opening, when nobody could close the stream yet.
     if !caller.is_known(&authority) {

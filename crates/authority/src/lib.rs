@@ -39,6 +39,7 @@ pub mod storage;
 mod throttle;
 pub mod tls;
 mod together;
+mod turns;
 
 pub use config::Config;
 pub use directory::Directory;

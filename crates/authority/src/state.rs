@@ -19,8 +19,9 @@ use crate::segments::{Datagrams, Segments};
 use crate::storage::{
     AuditEvent, Database, GrantEntry, Issuance, PolicyChange, Recorded, Refusal, Session, Storage, Subject, TokenHash,
 };
-use crate::throttle::Throttle;
+use crate::throttle::{Key, Throttle};
 use crate::together::Together;
+use crate::turns::{Turn, Turns};
 use crate::{Config, Directory, descriptors, now};
 use anyhow::{Context, Result};
 use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
@@ -31,7 +32,7 @@ use engine::verifier::CLOCK_SKEW_MAX;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, Semaphore};
 use wire::{Destination, Epoch, Flags, Handle, ProofKey, VerifierKey};
 
@@ -93,6 +94,8 @@ pub struct Authority {
     pub(crate) exports: Arc<Semaphore>,
     /// Database and memory are brought together, by one at a time.
     pub(crate) syncing: Together,
+    /// What an account asks for waits for what it has asked for before.
+    turns: Turns,
 }
 
 impl Authority {
@@ -131,6 +134,7 @@ impl Authority {
             verifiers: RwLock::default(),
             exports: Arc::new(Semaphore::new(MOST_EXPORTS)),
             syncing: Together::default(),
+            turns: Turns::default(),
             config,
             directory,
         };
@@ -178,6 +182,16 @@ impl Authority {
             own.flat_map(|receiver| receiver.entries()).collect()
         };
         self.with_policy(of).await
+    }
+
+    /// Waits until an account may ask for something more: until few requests of its own are at work, and it has asked for no more
+    /// than 200 in a second. The turn lasts until it is dropped. To refuse would be no help: who is refused asks again at once.
+    pub(crate) async fn turn_to_ask(&self, person: &str) -> Turn<'_> {
+        let turn = self.turns.wait(person).await;
+        while let Err(wait) = self.throttle.charge(&[Key::Requests(person.into())], Instant::now()) {
+            tokio::time::sleep(wait).await;
+        }
+        turn
     }
 
     /// Gives a grant or says why not. The verifier is told of it before the holder has it, and where it would drop a first
@@ -279,7 +293,8 @@ impl Authority {
     /// Which of these grants of a verifier, ended or not, may have no flows: revoked, unknown, of a person or a device
     /// that is gone, or not to be given by the policy in force.
     pub async fn to_cut(&self, verifier: Arc<str>, handles: Vec<u64>) -> Result<Vec<RevokedGrant>> {
-        let grants = self.storage.call(move |database| database.grants_of(&verifier, &handles)).await?;
+        let asker = verifier.clone();
+        let grants = self.storage.read_for(&asker, move |database| database.grants_of(&verifier, &handles)).await?;
         let policy = self.policy.read().await;
         let now = now();
         let may_live = |entry: &Option<GrantEntry>| {

@@ -62,8 +62,8 @@ pub enum Key {
     SecondFactor(String),
     /// The same from a source from where the account was logged in to before.
     KnownFactor(String, IpAddr),
-    /// Grants asked for by one person, with however many sessions.
-    Grants(String),
+    /// What one person asks for, with however many sessions: grants, path segments, lists of destinations.
+    Requests(String),
     /// Pages that one person reads at the console, with however many browsers.
     Console(String),
     /// Forms that one person sends there: each may write to the disk, and grants wait for that.
@@ -116,7 +116,7 @@ impl Key {
             Self::Source(_) => (30.0, Duration::from_secs(3)),
             Self::Account(..) | Self::Known(..) => (6.0, Duration::from_secs(20)),
             Self::SecondFactor(_) | Self::KnownFactor(..) => (10.0, Duration::from_secs(60)),
-            Self::Grants(_) => (2000.0, Duration::from_millis(5)),
+            Self::Requests(_) => (2000.0, Duration::from_millis(5)),
             Self::Console(_) => (200.0, Duration::from_millis(200)),
             Self::Forms(_) => (60.0, Duration::from_secs(1)),
         }
@@ -125,7 +125,9 @@ impl Key {
     fn shelf(&self) -> Shelf {
         match self {
             Self::Newcomer(_) | Self::NewStart(_) | Self::EarlyFactor(_) => Shelf::Tried,
-            Self::Known(..) | Self::KnownFactor(..) | Self::Console(_) | Self::Forms(_) => Shelf::Known,
+            Self::Known(..) | Self::KnownFactor(..) | Self::Requests(_) | Self::Console(_) | Self::Forms(_) => {
+                Shelf::Known
+            }
             _ => Shelf::Strangers,
         }
     }

@@ -415,21 +415,18 @@ async fn denial_of_capability_a_session_that_floods_is_slowed_down_and_others_ar
         let (flooder, green, asked) = (flooder.clone(), green.clone(), asked.clone());
         floods.spawn(async move {
             loop {
-                let told = problem(flooder.segment(&green).await);
-                if told.status == 429 {
-                    return told.r#type;
-                }
+                assert_eq!(problem(flooder.segment(&green).await).status, 403);
                 asked.fetch_add(1, Ordering::Relaxed);
             }
         });
     }
-    // A session has 2000 requests at once and 200 a second; a machine that makes fewer of them floods nobody.
-    let slowed = tokio::time::timeout(Duration::from_secs(20), floods.join_next()).await;
+    // A person has 2000 requests at once and 200 a second; a machine that makes fewer of them floods nobody.
+    while asked.load(Ordering::Relaxed) < 2400 && began.elapsed() < Duration::from_secs(20) {
+        assert!(floods.try_join_next().is_none(), "all of them wait for their turn");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let (asked, allowed) = (asked.load(Ordering::Relaxed), 2016.0 + 200.0 * began.elapsed().as_secs_f64());
     assert!((asked as f64) <= allowed, "{asked} were answered, of {allowed}");
-    if let Ok(slowed) = slowed {
-        assert_eq!(slowed.unwrap().unwrap(), "too_many");
-    }
     // The others of the flood go on meanwhile.
     for _ in 0..3 {
         assert!(alice.segment(&request("blue", 22)).await.is_ok());
