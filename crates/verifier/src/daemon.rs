@@ -190,6 +190,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         next_sync: Instant::now(),
         pause: PAUSES.0,
         second_cut: None,
+        sweeping: None,
+        sweep_again: false,
         confirmer,
         heard: Instant::now(),
         told: String::new(),
@@ -326,6 +328,9 @@ struct Daemon {
     /// Finds the flows that outlived their grant and may not live on.
     recheck: Recheck,
     second_cut: Option<Instant>,
+    /// A sweep that is under way, and whether another is to follow.
+    sweeping: Option<JoinHandle<u32>>,
+    sweep_again: bool,
     confirmer: Confirmer,
     /// When the event stream said something last.
     heard: Instant,

@@ -55,6 +55,8 @@ pub struct Protection {
     closed: AtomicBool,
     written: Mutex<exposed::Written>,
     pair_room: Mutex<pairs::Room>,
+    /// Held by a sweep: two at once would count the inside's flows twice.
+    sweeping: Mutex<()>,
     drops: Arc<Mutex<Ring>>,
     _sampler: Listener,
 }
@@ -92,6 +94,7 @@ impl Protection {
             closed: AtomicBool::new(false),
             written: Mutex::default(),
             pair_room,
+            sweeping: Mutex::default(),
             drops,
             _sampler: sampler,
         })

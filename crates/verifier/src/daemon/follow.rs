@@ -64,8 +64,9 @@ impl Daemon {
                 _ = sweeps.tick() => self.sweep(),
                 () = until(self.second_cut) => {
                     self.second_cut = None;
-                    self.shared.protection().sweep();
+                    self.sweep();
                 },
+                flows = swept(&mut self.sweeping) => self.swept(flows),
                 Some((order, reply)) = orders.recv() => {
                     let ends = matches!(order, Order::Detach);
                     let done = self.obey(order, &mut trial);
@@ -309,8 +310,21 @@ impl Daemon {
         }
     }
 
+    /// Sweeps on a thread of its own: with full tables that takes a while, and grants that others have just been given wait to be
+    /// heard of.
     fn sweep(&mut self) {
-        let flows = self.shared.protection().sweep();
+        self.sweep_again = self.sweeping.is_some();
+        if self.sweeping.is_none() {
+            let shared = self.shared.clone();
+            self.sweeping = Some(tokio::task::spawn_blocking(move || shared.protection().sweep()));
+        }
+    }
+
+    fn swept(&mut self, flows: u32) {
+        self.sweeping = None;
+        if std::mem::take(&mut self.sweep_again) {
+            self.sweep();
+        }
         if flows > 0 {
             tracing::debug!(flows, "forgotten");
         }
@@ -383,6 +397,14 @@ async fn until(time: Option<Instant>) {
 async fn next(events: &mut Option<EventStream>) -> Result<Event, client::Error> {
     match events {
         Some(events) => events.next().await,
+        None => pending().await,
+    }
+}
+
+/// How many flows a sweep forgot, if one is under way. Doesn't take it: the caller does.
+async fn swept(task: &mut Option<JoinHandle<u32>>) -> u32 {
+    match task {
+        Some(task) => task.await.unwrap_or_default(),
         None => pending().await,
     }
 }

@@ -4,6 +4,7 @@ use super::Protection;
 use crate::{now, plan};
 use engine::api::{RevokedGrant, RevokedSession};
 use std::collections::HashSet;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use wire::packet::TCP;
 use wire::{Handle, Holder};
@@ -159,6 +160,7 @@ impl Protection {
 
     /// Forgets what is idle, revoked or has ended; gives how many flows.
     pub fn sweep(&self) -> u32 {
+        let _sweeping = self.sweeping.lock().unwrap_or_else(PoisonError::into_inner);
         self.sweep_proofs();
         // Before what has ended is forgotten: a clock that has just leapt ahead may be wrong.
         if let Err(error) = self.set_clock() {
