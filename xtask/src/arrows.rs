@@ -28,7 +28,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
         &["authority", "agent", "verifier", "svtep", "doctor", "inspect", "transfer"],
         &["client", "datapath", "engine", "lab"],
     ),
-    ("lab", &["wire"], &["engine", "datapath", "measure"]),
+    ("lab", &["wire"], &["client", "engine", "datapath", "measure"]),
     ("browser", &["lab"], &[]),
     ("harness", &["wire", "engine"], &["lab"]),
     ("model", &["wire"], &["lab"]),

@@ -1,0 +1,165 @@
+//! One account attacks with its own right credentials, at full rate, every table that all share: sessions and grants of the
+//! authority, flows, grants, tokens and accounts of a gateway, and its inside addresses. Another person's flows must all be
+//! admitted, and those that take a grant first may take five times as long as without the attack, at p50 and at p99.
+//!
+//! Mallory's machine has the same few cores as the authority and the gateway that she attacks, as it would not have elsewhere. So
+//! "without the attack" has the same load: a Mallory who does the same, as fast, to an authority and a gateway that Alice has
+//! nothing to do with. What Alice's first connections take on the quiet machine is printed beside it.
+
+mod mallory;
+mod scene;
+
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lab::counter::Stack;
+use lab::service::exchange;
+use lab::test;
+use lab::world::Agent;
+use mallory::{Deeds, Mallory};
+use scene::{Scene, hosts, places};
+use wire::DropReason;
+
+/// Alice's flows while Mallory attacks, and how long they take together.
+const FLOWS: u32 = 1000;
+const TIME: Duration = Duration::from_secs(60);
+/// One in so many goes where Alice has no grant yet.
+const FIRST: u32 = 5;
+/// How many of these there are for each of the two yardsticks.
+const YARDSTICK: u32 = 200;
+/// A flow that takes longer was refused.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// After so many refusals there is nothing more to learn.
+const ENOUGH: usize = 10;
+/// First connections under attack to those without, at most.
+const BOUND: f64 = 5.0;
+/// Flows of one account, by default.
+const BUDGET: usize = 4096;
+
+/// What Alice has a grant for, and what she has none for yet.
+struct Alice<P> {
+    known: Vec<SocketAddr>,
+    new: P,
+}
+
+/// How long her connects took: those that took a grant first, and the others.
+#[derive(Default)]
+struct Times {
+    first: Vec<Duration>,
+    later: Vec<Duration>,
+    refused: Vec<String>,
+}
+
+impl<P: Iterator<Item = SocketAddr>> Alice<P> {
+    /// Opens flows at an even pace, one in `first` of them to where she has no grant.
+    fn flows(&mut self, count: u32, first: u32) -> Result<Times> {
+        let (mut times, begun) = (Times::default(), Instant::now());
+        for nth in 0..count {
+            thread::sleep((TIME / FLOWS * nth).saturating_sub(begun.elapsed()));
+            if nth % first == 0 {
+                let to = self.new.next().context("she has a grant for every place")?;
+                times.note(to, true);
+                self.known.push(to);
+            } else {
+                times.note(self.known[nth as usize % self.known.len()], false);
+            }
+            if times.refused.len() >= ENOUGH {
+                break;
+            }
+        }
+        Ok(times)
+    }
+}
+
+impl Times {
+    /// Opens a flow, says something and wants to hear it back.
+    fn note(&mut self, to: SocketAddr, first: bool) {
+        let begun = Instant::now();
+        let connected = TcpStream::connect_timeout(&to, PATIENCE);
+        let took = begun.elapsed();
+        let heard = connected.map_err(anyhow::Error::from).and_then(|mut stream| {
+            stream.set_read_timeout(Some(PATIENCE))?;
+            exchange(&mut stream)
+        });
+        match heard {
+            Ok(()) if first => self.first.push(took),
+            Ok(()) => self.later.push(took),
+            Err(error) => self.refused.push(format!("{to}: {error:#}")),
+        }
+    }
+
+    /// p50 and p99 of the first connections; prints the figures.
+    fn show(&mut self, when: &str) -> [f64; 2] {
+        for (what, times) in [("first connections", &mut self.first), ("later ones", &mut self.later)] {
+            times.sort_unstable();
+            let at = |part: f64| times.get((times.len() as f64 * part) as usize).copied().unwrap_or_default();
+            if !times.is_empty() {
+                println!("{when}: {} {what}: p50 {:?}, p90 {:?}, p99 {:?}", times.len(), at(0.5), at(0.9), at(0.99));
+            }
+        }
+        let at = |percent: usize| self.first.get(self.first.len() * percent / 100).copied().unwrap_or_default();
+        [50, 99].map(|percent| at(percent).as_secs_f64())
+    }
+}
+
+/// What she has done must be an attack.
+fn has_attacked(deeds: &Deeds) -> Result<()> {
+    println!("{deeds:?}");
+    let (granted, sessions, tokens) = (&deeds.granted, &deeds.sessions, &deeds.tokens);
+    let enough = granted.load(Relaxed) >= 2000 && sessions.load(Relaxed) >= 1 && tokens.load(Relaxed) >= 100_000;
+    ensure!(enough, "this machine is too slow for the attack: {deeds:?}");
+    Ok(())
+}
+
+#[test]
+fn one_account_at_full_rate_keeps_nobody_elses_flows_out_and_does_not_make_them_wait() {
+    test(|| {
+        let scene = Scene::new()?;
+        let (network, verifier) = (&scene.network, &scene.verifier);
+        let agent = Agent::start(&network.alice)?;
+        agent.login(&scene.authority, "alice")?;
+        let mut alice = Alice { known: Vec::new(), new: places() };
+        let mut quiet = network.alice.enter(|| alice.flows(YARDSTICK, 1))?;
+        quiet.show("quiet");
+
+        let elsewhere = Scene::new()?;
+        let mut busy = Mallory::new(&elsewhere.network, &elsewhere.authority, &hosts())?.during(|deeds| {
+            let busy = network.alice.enter(|| alice.flows(YARDSTICK, 1))?;
+            println!("{deeds:?}");
+            Ok(busy)
+        })?;
+        drop(elsewhere);
+        ensure!(quiet.refused.is_empty() && busy.refused.is_empty(), "{:?} {:?}", quiet.refused, busy.refused);
+        let without = busy.show("attack on others");
+
+        let mallory = Mallory::new(network, &scene.authority, &hosts())?;
+        let resent = || Stack::read(&network.alice)?.syn_retransmissions();
+        let before = (verifier.counters()?, resent()?);
+        let (mut attacked, hers, is_attack) = mallory.during(|deeds| {
+            let attacked = network.alice.enter(|| alice.flows(FLOWS, FIRST))?;
+            let hers = verifier.flows()?.iter().filter(|flow| flow["person"] == mallory::NAME).count();
+            Ok((attacked, hers, has_attacked(deeds)))
+        })?;
+        let under_attack = attacked.show("attack");
+        let (grown, resent) = (verifier.counters()?.since(&before.0), resent()? - before.1);
+        let state = format!("{grown:?}, {} in {}", hers, verifier.status()?["tables"]);
+        println!("she has {hers} flows; alice's SYNs sent again: {resent}; {grown:?}");
+        ensure!(attacked.refused.is_empty(), "{:#?} were refused; the verifier: {state}", attacked.refused);
+        is_attack?;
+        ensure!(hers > BUDGET * 9 / 10, "she has only {hers} flows, which fill nothing; the verifier: {state}");
+        // The authority waits half a second for the gateway to hear of a grant; then the first packet comes too soon, and is dropped.
+        let too_soon = grown.get(DropReason::NoAddress.name()).copied().unwrap_or_default();
+        ensure!(too_soon == 0, "{too_soon} first packets came before the word of their grants; the verifier: {state}");
+        for (part, under_attack, without) in
+            [("p50", under_attack[0], without[0]), ("p99", under_attack[1], without[1])]
+        {
+            let ratio = under_attack / without;
+            println!("first connections at {part}: {ratio:.2} times as long");
+            ensure!(ratio <= BOUND, "first connections take {ratio:.2} times as long at {part}; the verifier: {state}");
+        }
+        Ok(())
+    });
+}

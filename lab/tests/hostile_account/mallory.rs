@@ -1,0 +1,230 @@
+//! Mallory: a person with an account, who does everything that one account can do, as fast as she can.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+
+use anyhow::{Context, Result};
+use client::{Authority, Error};
+use engine::api::{Grant, GrantRequest, Login};
+use lab::forge::protocol::{TCP, UDP};
+use lab::forge::{Packet, Tcp, flag};
+use lab::mint::now;
+use lab::world::{self, DARK4, ECHO, FRONT4, Network, PASSWORD};
+use lab::{Namespace, Port};
+use nix::errno::Errno;
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+use wire::{Destination, GrantHeader, GrantKey, Token, tail};
+
+/// Her name.
+pub const NAME: &str = "mallory";
+/// Her address.
+const ADDRESS: &str = "10.2.0.1";
+/// Sessions that ask for grants and end, at a time.
+const SESSIONS: usize = 4;
+/// Requests of one session at a time: the authority takes as many on a connection.
+const AT_ONCE: usize = 32;
+/// Requests of one session: it may have as many grants.
+const OF_SESSION: usize = 1024;
+/// Grants that the packets are made with.
+const ARMS: usize = 512;
+
+/// What she has done.
+#[derive(Debug, Default)]
+pub struct Deeds {
+    /// Grants that she was given.
+    pub granted: AtomicU64,
+    /// Grants that she was refused.
+    pub refused: AtomicU64,
+    /// Sessions that she began and ended.
+    pub sessions: AtomicU64,
+    /// Sessions that she was refused.
+    pub shut_out: AtomicU64,
+    /// Packets with a new token that she sent.
+    pub tokens: AtomicU64,
+}
+
+/// What she begins with.
+pub struct Mallory<'n> {
+    network: &'n Network,
+    url: String,
+    ca: Vec<u8>,
+    arms: Vec<Arm>,
+}
+
+/// A grant, with the key that she was given.
+struct Arm {
+    header: GrantHeader,
+    key: GrantKey,
+    to: Destination,
+}
+
+impl<'n> Mallory<'n> {
+    /// Logs in, and fetches the grants that her packets are made with: for TCP at these addresses, and for UDP.
+    pub fn new(network: &'n Network, authority: &world::Authority, hosts: &[IpAddr]) -> Result<Self> {
+        ignore_answers(&network.mallory)?;
+        let ca = std::fs::read(authority.ca()).context("the authority's certificate")?;
+        let mut this = Self { network, url: authority.url(), ca, arms: Vec::new() };
+        let dark = Destination { address: DARK4.parse()?, protocol: UDP, port: ECHO };
+        let tcp = hosts.iter().map(|address| Destination { address: *address, protocol: TCP, port: ECHO });
+        let aims: Vec<_> = tcp.flat_map(|tcp| [tcp, dark]).cycle().take(ARMS).collect();
+        this.arms = this.block_on(async |this| {
+            let session = this.log_in().await.context("mallory can't log in")?;
+            let mut arms = Vec::new();
+            for to in aims {
+                arms.push(Arm::new(&session.grant(&request(&to)).await.context("mallory gets no grant")?, to)?);
+            }
+            Ok(arms)
+        })?;
+        Ok(this)
+    }
+
+    /// Attacks while `work` is done.
+    pub fn during<T>(&self, work: impl FnOnce(&Deeds) -> Result<T>) -> Result<T> {
+        let (end, deeds) = (AtomicBool::new(false), Deeds::default());
+        thread::scope(|scope| {
+            let sender = scope.spawn(|| self.send(&deeds, &end));
+            let asker = scope.spawn(|| self.block_on(async |this| this.ask(&deeds, &end).await));
+            let ends = Ends(&end);
+            let done = work(&deeds);
+            drop(ends);
+            for thread in [sender, asker] {
+                thread.join().ok().context("a thread of mallory's panicked")?.context("mallory")?;
+            }
+            done
+        })
+    }
+
+    /// Sessions that begin, ask for all the grants that they may have, and end: again and again.
+    async fn ask(&self, deeds: &Deeds, end: &AtomicBool) -> Result<()> {
+        let sessions = (0..SESSIONS).map(|_| async {
+            while !end.load(Relaxed) {
+                match self.log_in().await {
+                    Ok(session) => {
+                        fetch(&session, deeds, end).await?;
+                        session.logout().await.context("mallory can't log out")?;
+                        deeds.sessions.fetch_add(1, Relaxed);
+                    }
+                    Err(Error::Refused(_)) => drop(deeds.shut_out.fetch_add(1, Relaxed)),
+                    Err(error) => return Err(error).context("mallory can't log in"),
+                }
+            }
+            anyhow::Ok(())
+        });
+        futures_util::future::try_join_all(sessions).await.map(drop)
+    }
+
+    async fn log_in(&self) -> Result<Authority, Error> {
+        let authority = Authority::new(&self.url, Some(&self.ca))?;
+        let login = Login { person: NAME.into(), password: PASSWORD.into(), totp: None, device: "laptop".into() };
+        let session = authority.login(&login).await?;
+        Ok(authority.with_token(&session.token))
+    }
+
+    /// First packets with right tokens, from all her ports in turn: a SYN and an ACK that acknowledges nothing, and a datagram.
+    fn send(&self, deeds: &Deeds, end: &AtomicBool) -> Result<()> {
+        let source: IpAddr = ADDRESS.parse()?;
+        let port = Port::open(&self.network.mallory, "eth0")?;
+        let (from, at) = (self.network.mallory.mac("eth0")?, self.network.router.mac("lan-mallory")?);
+        let mut nonce = 0_u32;
+        while !end.load(Relaxed) {
+            for arm in &self.arms {
+                nonce += 1;
+                let own = 1024 + (nonce % 64_000) as u16;
+                let token = Token::new(arm.header, &arm.key, now(), nonce, &arm.to);
+                let block = tail::block(&token.encode());
+                let packet = Packet::new(source, arm.to.address).ethernet(from, at);
+                if arm.to.protocol == UDP {
+                    put(
+                        &port,
+                        &packet.udp(own, arm.to.port).payload(&[b"anybody there?", &block[..]].concat()).frame(),
+                    )?;
+                } else {
+                    let syn = packet.clone().tcp(Tcp::syn(own, arm.to.port)).payload(&block);
+                    put(&port, &syn.frame())?;
+                    put(&port, &packet.tcp(Tcp::new(own, arm.to.port, flag::ACK)).frame())?;
+                }
+                deeds.tokens.fetch_add(1, Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a future on a thread in her namespace, where its sockets are, too.
+    fn block_on<T: Send>(&self, work: impl AsyncFnOnce(&Self) -> Result<T> + Send) -> Result<T> {
+        self.network.mallory.enter(|| {
+            let runtime = Builder::new_current_thread().enable_all().build().context("a runtime")?;
+            runtime.block_on(work(self))
+        })
+    }
+}
+
+/// Ends the threads also where the work panics.
+struct Ends<'e>(&'e AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+impl Arm {
+    fn new(grant: &Grant, to: Destination) -> Result<Self> {
+        let (mut header, mut key) = ([0; 16], [0; 16]);
+        hex::decode_to_slice(&grant.header, &mut header).context("a grant's header")?;
+        hex::decode_to_slice(&grant.key, &mut key).context("a grant's key")?;
+        let header = GrantHeader::decode(&header).ok().context("a grant's header")?;
+        Ok(Self { header, key: GrantKey::new(key), to })
+    }
+}
+
+/// Asks for as many grants as a session may have, many at a time.
+async fn fetch(session: &Authority, deeds: &Deeds, end: &AtomicBool) -> Result<()> {
+    let to = request(&Destination { address: FRONT4.parse()?, protocol: TCP, port: ECHO });
+    let (mut asked, mut left) = (JoinSet::new(), OF_SESSION);
+    while left > 0 || !asked.is_empty() {
+        while left > 0 && asked.len() < AT_ONCE {
+            let (session, to) = (session.clone(), to.clone());
+            asked.spawn(async move { session.grant(&to).await });
+            left -= 1;
+        }
+        match asked.join_next().await.context("requests are under way")?? {
+            Ok(_) => deeds.granted.fetch_add(1, Relaxed),
+            Err(Error::Refused(_)) => deeds.refused.fetch_add(1, Relaxed),
+            Err(error) => return Err(error).context("mallory asks for a grant"),
+        };
+        if end.load(Relaxed) {
+            left = 0;
+        }
+    }
+    Ok(())
+}
+
+fn request(to: &Destination) -> GrantRequest {
+    let Destination { address, protocol, port } = *to;
+    GrantRequest { address, protocol, port, consented: false, in_band: false }
+}
+
+/// Sends a frame, unless the cable or the socket is full: more than that nobody can send.
+fn put(port: &Port, frame: &[u8]) -> Result<()> {
+    match port.send(frame) {
+        Err(error) if matches!(error.downcast_ref(), Some(Errno::ENOBUFS | Errno::EAGAIN)) => Ok(()),
+        sent => sent,
+    }
+}
+
+/// Keeps her stack from answering the servers with resets, which would end her flows.
+fn ignore_answers(namespace: &Namespace) -> Result<()> {
+    let rules = format!(
+        "table inet mute {{
+            chain input {{
+                type filter hook input priority filter; policy accept;
+                meta l4proto {{ tcp, udp }} th sport {ECHO} drop
+            }}
+        }}"
+    );
+    let file = namespace.dir().join("mute.nft");
+    std::fs::write(&file, rules).with_context(|| file.display().to_string())?;
+    namespace.run(["nft".as_ref(), "-f".as_ref(), file.as_os_str()]).map(drop)
+}

@@ -1,0 +1,83 @@
+//! A gateway with inside addresses before many hosts, which Alice and Mallory may both use.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use anyhow::Result;
+use lab::service::Echo;
+use lab::world::{Authority, ECHO, Network, POOL, Services, Verifier, Way, policy};
+
+/// How many hosts there are, each with every service: every pair of these takes a grant of its own.
+const HOSTS: u32 = 200;
+const FIRST_HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 30);
+/// The services: TCP ports.
+const SERVICES: [u16; 3] = [ECHO, 77, 78];
+
+/// Everything but those who use it. Fields are in the order in which they end.
+pub struct Scene {
+    /// The verifier on the gateway.
+    pub verifier: Verifier,
+    /// The authority.
+    pub authority: Authority,
+    _services: (Services, Vec<Echo>),
+    /// Namespaces and cables.
+    pub network: Network,
+}
+
+impl Scene {
+    /// Everything up, nobody logged in.
+    pub fn new() -> Result<Self> {
+        let network = Network::behind_gateway(Way::Direct)?;
+        // Before the hosts' addresses are there: an echo has a thread for each address that it finds.
+        let echoes = SERVICES[1..].iter().map(|port| Echo::start(&network.server, *port)).collect::<Result<_>>()?;
+        let services = (Services::start(&network)?, echoes);
+        let addresses: Vec<_> = hosts().iter().map(|host| format!("{host}/24")).collect();
+        network.server.address("eth0", &addresses.join(" "))?;
+        let authority = Authority::start(&network.authority, &rules())?;
+        let verifier = Verifier::start_with(network.front(), &authority, &["--inside", "eth1", "--pool", POOL])?;
+        Ok(Self { verifier, authority, _services: services, network })
+    }
+}
+
+/// Where the hosts are.
+pub fn hosts() -> Vec<IpAddr> {
+    (0..HOSTS).map(|nth| Ipv4Addr::from_bits(FIRST_HOST.to_bits() + nth).into()).collect()
+}
+
+/// Every service of every host.
+pub fn places() -> impl Iterator<Item = SocketAddr> {
+    SERVICES.iter().flat_map(|port| hosts().into_iter().map(|host| SocketAddr::new(host, *port)))
+}
+
+/// Both may use the hosts. What Mallory may use besides has grants that end soon, so that she is given others all the time.
+fn rules() -> String {
+    let hosts: Vec<_> = hosts().iter().map(|host| format!("\"{host}\"")).collect();
+    let services = SERVICES.map(|port| format!("\"tcp/{port}\""));
+    format!(
+        r#"{}
+[[receivers]]
+name = "hosts"
+address = [{}]
+services = [{}]
+verifier = "edge"
+
+[[rules]]
+action = "allow"
+who = ["person:alice", "person:mallory"]
+to = "hosts"
+
+[[rules]]
+action = "allow"
+who = "person:mallory"
+to = "dark"
+
+[[rules]]
+action = "allow"
+who = "person:mallory"
+to = "front"
+lifetime = "20s"
+"#,
+        policy("5m"),
+        hosts.join(", "),
+        services.join(", ")
+    )
+}
