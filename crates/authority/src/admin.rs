@@ -3,7 +3,7 @@
 
 use crate::control::{self, Command, Reply};
 use crate::credentials;
-use crate::policies::Candidate;
+use crate::policies::candidate::Candidate;
 use crate::storage::{
     AuditEvent, Database, NewService, NotedHead, Operator, PolicyChange, SecondFactor, Verdict, Which,
 };

@@ -1,6 +1,6 @@
 //! The authority's configuration, `authority.toml`: parsed once into a valid type.
 
-use crate::console::ConsoleConfig;
+use crate::console::config::ConsoleConfig;
 use crate::dns::DnsConfig;
 use crate::login::ProviderConfig;
 use engine::document::{Faults, Reader};

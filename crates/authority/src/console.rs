@@ -5,7 +5,7 @@
 
 mod administration;
 mod assets;
-mod config;
+pub(crate) mod config;
 mod cookie;
 mod devices;
 mod ending;
@@ -20,8 +20,6 @@ mod security;
 mod sessions;
 mod visitor;
 mod words;
-
-pub use config::ConsoleConfig;
 
 use crate::problem::Problem;
 use crate::state::Authority;

@@ -4,7 +4,7 @@ use crate::credentials;
 use crate::keys::MasterKeys;
 use crate::storage::Database;
 use crate::tls::{Certificates, der, fingerprint};
-use crate::{Config, now, policies};
+use crate::{Config, now};
 use anyhow::{Context, Result, bail};
 use engine::policy::Policy;
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
@@ -90,7 +90,7 @@ impl Directory {
     pub fn read_policy(&self, file: Option<&Path>) -> Result<(Policy, String)> {
         let max_lifetime = self.config()?.max_lifetime;
         let path = file.map_or_else(|| self.policy(), Path::to_owned);
-        let text = policies::read_text(&path)?;
+        let text = crate::policies::candidate::read_text(&path)?;
         match Policy::parse(&text, max_lifetime) {
             Ok(policy) => {
                 let called = path.file_name().map_or_else(|| POLICY.into(), |name| name.to_string_lossy());

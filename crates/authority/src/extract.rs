@@ -1,6 +1,7 @@
 //! What handlers get out of a request: who calls, from where, with what. Nothing unread or unproven passes.
 
 use crate::credentials::token_hash;
+use crate::peer::{Member, Peer};
 use crate::problem::Problem;
 use crate::push::Listener;
 use crate::state::Authority;
@@ -13,54 +14,11 @@ use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use serde::de::DeserializeOwned;
-use std::net::{IpAddr, SocketAddr, SocketAddrV4};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a body may take to come.
 const BODY_TIME: Duration = Duration::from_secs(10);
-
-/// The other end of a connection.
-#[derive(Clone)]
-pub struct Peer {
-    /// Its address; an IPv4 one even where it came mapped into IPv6.
-    pub address: IpAddr,
-    /// Both ends of the connection, the caller's first, where it is one over IPv4.
-    pub ends: Option<(SocketAddrV4, SocketAddrV4)>,
-    /// Who it is by the first valid credential that it showed; connections that show none are closed.
-    pub member: Arc<OnceLock<Member>>,
-}
-
-/// Who has a credential.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Member {
-    /// A person, or a service account.
-    Person(String),
-    /// A verifier, by id.
-    Verifier(String),
-}
-
-impl Peer {
-    /// A connection from `address`, which has shown nothing yet; `local` is our end.
-    pub fn new(address: SocketAddr, local: Option<SocketAddr>) -> Self {
-        let v4 = |end: SocketAddr| match end.ip().to_canonical() {
-            IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, end.port())),
-            IpAddr::V6(_) => None,
-        };
-        let ends = v4(address).zip(local.and_then(v4));
-        Self { address: address.ip().to_canonical(), ends, member: Arc::default() }
-    }
-
-    /// Notes that it showed the valid credential of this member.
-    pub fn prove(&self, who: impl FnOnce() -> Member) {
-        self.member.get_or_init(who);
-    }
-
-    /// Whether it showed a valid credential.
-    pub fn is_proven(&self) -> bool {
-        self.member.get().is_some()
-    }
-}
 
 /// Slows down who has not shown a credential on this connection, whatever the call.
 pub async fn slow_strangers(

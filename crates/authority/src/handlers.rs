@@ -1,14 +1,15 @@
 //! The HTTPS API, call by call (`engine::api`); beside it, the console.
 
 use crate::credentials;
-use crate::extract::{Body, Caller, Member, Peer, SessionCaller, VerifierCaller, slow_strangers};
+use crate::extract::{Body, Caller, SessionCaller, VerifierCaller, slow_strangers};
 use crate::login::{self, Attempt};
-use crate::openapi::HandleText;
+use crate::openapi::parts::{self, HandleText};
+use crate::peer::{Member, Peer};
 use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{Database, Known};
 use crate::throttle::Key;
-use crate::{console, metrics, now, openapi};
+use crate::{console, metrics, now};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
@@ -53,7 +54,7 @@ type Shared = State<Arc<Authority>>;
 
 /// Every call, with its description.
 pub fn routes() -> OpenApiRouter<Arc<Authority>> {
-    OpenApiRouter::with_openapi(openapi::Head::openapi())
+    OpenApiRouter::with_openapi(parts::Head::openapi())
         .routes(routes!(login_by_password))
         .merge(login::handlers::routes())
         .routes(routes!(logout))
@@ -74,10 +75,10 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(health))
 }
 
-/// The API.
-pub fn router(authority: Arc<Authority>) -> Router {
+/// The API, which serves this description of itself.
+pub fn router(authority: Arc<Authority>, description: &str) -> Router {
     let (router, _) = routes().split_for_parts();
-    let description: Arc<str> = openapi::text().into();
+    let description: Arc<str> = description.into();
     let described = async move || ([(CONTENT_TYPE, "application/json")], description.to_string());
     router
         .route("/v1/openapi.json", get(described))

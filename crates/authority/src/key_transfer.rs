@@ -1,7 +1,7 @@
 //! Client keys in band (wire.md §5.4): the authority asks the process that has the kernel programs, `vouchsafe transfer`, to
 //! send a key on the connection that it was asked for on. Where that is not to be had the key goes by HTTPS, as ever.
 
-use crate::extract::Peer;
+use crate::peer::Peer;
 use anyhow::{Context, Result, bail};
 use engine::api::Grant;
 use engine::key_transfer::{HandOver, HandedOver};

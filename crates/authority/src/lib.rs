@@ -23,6 +23,7 @@ mod listener;
 pub mod login;
 pub mod metrics;
 pub mod openapi;
+mod peer;
 mod policies;
 mod preferences;
 mod problem;

@@ -1,6 +1,6 @@
 //! Accepts connections: TLS, time limits, seats.
 
-use crate::extract::Peer;
+use crate::peer::Peer;
 use crate::state::Authority;
 use crate::throttle::Key;
 use axum::{Extension, Router};

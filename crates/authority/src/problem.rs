@@ -1,7 +1,7 @@
 //! The one place where what went wrong becomes an HTTP answer (RFC 9457), which the console makes a page of. What is the
 //! authority's own fault is logged and not told.
 
-use crate::metrics::Outcome;
+use crate::metrics::counters::Outcome;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};

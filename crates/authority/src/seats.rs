@@ -4,7 +4,7 @@
 //! that holds the most: strangers push out their own kind, not a newcomer from elsewhere. Whoever has shown one keeps the
 //! seat, unless one person or verifier holds many: a single credential must not keep everybody else out.
 
-use crate::extract::{Member, Peer};
+use crate::peer::{Member, Peer};
 use crate::throttle::Key;
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

@@ -5,9 +5,11 @@ mod account;
 mod asked;
 pub mod batch;
 mod book;
+pub(crate) mod datagrams;
 mod keys;
+pub(crate) mod known;
 
-pub use asked::{Answering, Datagrams};
+pub use asked::Answering;
 
 use crate::problem::Problem;
 use crate::push::Listener;
@@ -15,55 +17,21 @@ use crate::state::Authority;
 use crate::storage::{AuditEvent, Session, TokenHash};
 use crate::{Directory, now};
 use anyhow::{Context, Result};
-use book::{Book, Entry};
+use book::Entry;
 use engine::api::{AnswerRequest, Event, Explanation, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
 use engine::networks::{Located, MOST_TEXT, Networks, Path};
 use engine::policy::{Compiled, Decision, Permit, Policy, Request, Subject, place};
 use engine::segment::{Give, GiveError, Given, Giver};
-use keys::Keys;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use wire::ask::Question;
 use wire::{Destination, Epoch, ProofKey, SegmentFlags, Vni};
 
 /// Withdrawals in one event: some 32 KiB.
 const WITHDRAWN_PER_EVENT: usize = 256;
-
-/// What is known of virtual networks, and what was given there.
-#[derive(Default)]
-pub struct Segments {
-    networks: RwLock<Arc<Networks>>,
-    keys: Keys,
-    book: Mutex<Book>,
-    /// How many statements of withdrawn consent there were.
-    withdrawn: AtomicU64,
-}
-
-impl Segments {
-    /// The networks as they are described.
-    pub(crate) fn networks(&self) -> Arc<Networks> {
-        self.networks.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// They are described otherwise.
-    pub(crate) fn describe(&self, networks: Networks, policy: &Compiled) {
-        unknown_names(&networks, policy.policy()).iter().for_each(|slip| tracing::warn!("{slip}"));
-        *self.networks.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(networks);
-        self.keys.forget();
-    }
-
-    /// The master keys changed.
-    pub(crate) fn forget_keys(&self) {
-        self.keys.forget();
-    }
-
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 impl Directory {
     /// Reads `networks.toml`; without the file there are no networks.

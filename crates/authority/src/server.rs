@@ -3,7 +3,7 @@
 use crate::segments::Answering;
 use crate::state::Authority;
 use crate::storage::AuditEvent;
-use crate::{Directory, control, handlers, listener, login, now, tls};
+use crate::{Directory, control, handlers, listener, login, now, openapi, tls};
 use anyhow::{Context, Result};
 use engine::api::{Event, Report};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -42,7 +42,7 @@ impl Server {
         let listener = bind(listen.unwrap_or(authority.config.listen)).await?;
         let address = listener.local_addr()?;
         let socket = control::listen(&directory)?;
-        let router = handlers::router(authority.clone());
+        let router = handlers::router(authority.clone(), &openapi::text());
         let serving = authority.clone();
         let readers = match authority.config.metrics {
             Some(address) => Some(shell::metrics::listen(address).await?),

@@ -8,14 +8,15 @@ use crate::credentials;
 use crate::key_transfer::KeyTransfer;
 use crate::keys::MasterKeys;
 use crate::login::{Logins, Passkeys, PasswordSlots, Provider};
-use crate::metrics::{Metrics, Snapshot};
-use crate::policies::Candidate;
+use crate::metrics::counters::{Metrics, Snapshot};
+use crate::policies::candidate::Candidate;
 use crate::problem::Problem;
 use crate::push::{Listener, Push};
 use crate::repeats::Repeats;
 use crate::reports::Reports;
 use crate::seats::Seats;
-use crate::segments::{Datagrams, Segments};
+use crate::segments::datagrams::Datagrams;
+use crate::segments::known::Segments;
 use crate::storage::{
     AuditEvent, Database, GrantEntry, Issuance, PolicyChange, Recorded, Refusal, Session, Storage, Subject, TokenHash,
 };
@@ -138,7 +139,7 @@ impl Authority {
             config,
             directory,
         };
-        crate::policies::into_huge_pages();
+        crate::policies::candidate::into_huge_pages();
         authority.segments.describe(authority.directory.read_networks()?, &*authority.policy.read().await);
         authority.prune().await?;
         authority.storage.call(move |database| database.note_policy(&change, now())).await?;

@@ -4,7 +4,7 @@ use super::limit::{Limit, Verdict};
 use super::zone::{Transport, shortened};
 use super::{Published, Zone};
 use crate::Directory;
-use crate::extract::Peer;
+use crate::peer::Peer;
 use crate::seats::Seats;
 use anyhow::{Context, Result};
 use std::net::SocketAddr;

@@ -5,9 +5,10 @@ use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, Finish, Rest, Started,
 use super::provider::{Refusal, Verified};
 use super::{Provider, service};
 use crate::credentials;
-use crate::extract::{Body, Member, Peer};
+use crate::extract::Body;
 use crate::handlers::check_device;
 use crate::now;
+use crate::peer::{Member, Peer};
 use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Proof};

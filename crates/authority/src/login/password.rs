@@ -1,8 +1,8 @@
 //! Checking a name, a password and a second factor: slowly for whoever guesses, and without a word about which is wrong.
 
 use crate::credentials::{self, MOST_PASSWORD, Scratch};
-use crate::extract::Peer;
 use crate::now;
+use crate::peer::Peer;
 use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Proof};

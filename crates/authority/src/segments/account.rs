@@ -2,10 +2,7 @@
 //! a count. What there is no room to note is not given.
 
 use super::book::octets;
-use crate::now;
-use crate::state::Authority;
 use crate::storage::{AuditEvent, Session, TokenHash};
-use anyhow::Result;
 use engine::policy::place;
 use std::collections::{HashMap, hash_map};
 use std::hash::{Hash, Hasher};
@@ -111,7 +108,7 @@ impl Account {
         Ok(())
     }
 
-    fn take(&self) -> Taken<'_> {
+    pub(super) fn take(&self) -> Taken<'_> {
         let Waiting { given, denied, .. } = std::mem::take(&mut *self.lock());
         let given = given.into_iter().map(|(given, (details, count))| Entry::Given(given, details, count));
         Taken { of: self, entries: given.chain(denied.into_iter().map(Entry::Denied)).collect() }
@@ -145,9 +142,25 @@ enum Entry {
 }
 
 /// What is being written down. Dropped before it is, it waits on: rather twice in the trail than not at all.
-struct Taken<'a> {
+pub(super) struct Taken<'a> {
     of: &'a Account,
     entries: Vec<Entry>,
+}
+
+impl Taken<'_> {
+    /// The last of them, as many as are written together, for the audit trail.
+    pub(super) fn next_events(&self) -> Vec<AuditEvent> {
+        let event = |entry: &Entry| match entry {
+            Entry::Given(given, details, count) => given.event(details, *count),
+            Entry::Denied(denied) => denied.clone(),
+        };
+        self.entries[self.entries.len().saturating_sub(TOGETHER)..].iter().map(event).collect()
+    }
+
+    /// Takes note that the last `count` are written.
+    pub(super) fn forget_last(&mut self, count: usize) {
+        self.entries.truncate(self.entries.len().saturating_sub(count));
+    }
 }
 
 impl Drop for Taken<'_> {
@@ -168,28 +181,6 @@ impl Given {
         let detail = format!("network {network}: {} to {}{times}", self.sender, place(&self.to));
         let event = AuditEvent::new("segment").person(&session.person).device(&session.device).source(self.source);
         event.receiver(receiver).rule(rule).detail(detail)
-    }
-}
-
-impl Authority {
-    /// Writes down what was answered by UDP since the last time. What can't be written waits on.
-    pub async fn settle_account(&self) -> Result<()> {
-        let mut taken = self.datagrams.account.take();
-        while !taken.entries.is_empty() {
-            let first = taken.entries.len().saturating_sub(TOGETHER);
-            self.write_account(&taken.entries[first..]).await?;
-            taken.entries.truncate(first);
-        }
-        Ok(())
-    }
-
-    async fn write_account(&self, entries: &[Entry]) -> Result<()> {
-        let event = |entry: &Entry| match entry {
-            Entry::Given(given, details, count) => given.event(details, *count),
-            Entry::Denied(denied) => denied.clone(),
-        };
-        let events: Vec<_> = entries.iter().map(event).collect();
-        self.storage.call(move |database| database.audit_all(&events, now())).await
     }
 }
 

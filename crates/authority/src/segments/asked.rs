@@ -1,6 +1,6 @@
 //! Answers requests for segments that come by UDP (wire.md §8.13): a thread that reads, decides, answers by the batch.
 
-use super::account::{self, Account, Details, Full};
+use super::account::{self, Details, Full};
 use super::batch::{self, Answers, Batches};
 use super::{Asking, Refusal, to_of};
 use crate::problem::Problem;
@@ -9,54 +9,16 @@ use crate::storage::{AuditEvent, Session, TokenHash};
 use crate::{credentials, now};
 use anyhow::{Context, Result};
 use engine::api::Line;
-use engine::lines::{Asked, Lines, Unanswered};
+use engine::lines::Asked;
 use engine::policy::Permit;
 use engine::segment::Given;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::oneshot;
 use wire::ask::{GivenReply, LineKey, LineNumber, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
-
-/// Who may ask by UDP, and what became of what was asked.
-#[derive(Default)]
-pub struct Datagrams {
-    lines: Mutex<Lines<TokenHash>>,
-    /// Where requests are taken, once they are.
-    port: OnceLock<u16>,
-    pub(super) account: Account,
-    counts: Counts,
-}
-
-/// How many requests came to what.
-#[derive(Default)]
-struct Counts {
-    given: AtomicU64,
-    refused: [AtomicU64; Reason::ALL.len()],
-    unanswered: [AtomicU64; Unanswered::ALL.len()],
-}
-
-impl Datagrams {
-    /// Takes away the lines of sessions that are not kept.
-    pub(crate) fn keep(&self, is_kept: impl Fn(&TokenHash) -> bool) {
-        self.lines().keep(is_kept);
-    }
-
-    /// How many requests came to what, by name.
-    pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
-        let Counts { given, refused, unanswered } = &self.counts;
-        let refused = Reason::ALL.iter().zip(refused).map(|(reason, count)| (reason.name(), count));
-        let unanswered = Unanswered::ALL.iter().zip(unanswered).map(|(why, count)| (why.name(), count));
-        let all = [("given", given)].into_iter().chain(refused).chain(unanswered);
-        all.map(|(name, count)| (name, count.load(Ordering::Relaxed))).collect()
-    }
-
-    fn lines(&self) -> MutexGuard<'_, Lines<TokenHash>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// The thread that answers. It ends when this is dropped, or a little later.
 pub struct Answering {
@@ -254,4 +216,20 @@ fn told(refusal: Refusal) -> (Reason, String) {
 /// As much of a text as an answer has room for.
 fn fitting(text: &str) -> &str {
     text.get(..text.floor_char_boundary(TEXT_MAX)).unwrap_or_default()
+}
+
+impl Authority {
+    /// Writes down what was answered by UDP since the last time. What can't be written waits on.
+    pub async fn settle_account(&self) -> Result<()> {
+        let mut taken = self.datagrams.account.take();
+        loop {
+            let events = taken.next_events();
+            let written = events.len();
+            if written == 0 {
+                return Ok(());
+            }
+            self.storage.call(move |database| database.audit_all(&events, now())).await?;
+            taken.forget_last(written);
+        }
+    }
 }

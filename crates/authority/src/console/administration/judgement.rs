@@ -2,7 +2,7 @@
 //! says about what was asked for of late. By the same functions as the commands.
 
 use super::{LOOKS, Turn};
-use crate::policies::MOST_TOLD;
+use crate::policies::candidate::MOST_TOLD;
 use crate::problem::Problem;
 use crate::replay::{Case, Replay};
 use crate::state::Authority;

@@ -36,7 +36,7 @@ pub async fn show(
     let (versions, (version, text)) =
         authority.storage.call(|database| Ok((database.policies()?, database.policy_in_force()?))).await?;
     let file = authority.directory.policy();
-    let on_disk = tokio::task::spawn_blocking(move || crate::policies::read_text(&file)).await;
+    let on_disk = tokio::task::spawn_blocking(move || crate::policies::candidate::read_text(&file)).await;
     let is_edited = on_disk.map_err(anyhow::Error::from)?.is_ok_and(|on_disk| on_disk != text);
     let (receivers, tests) = authority
         .with_policy(|policy| {

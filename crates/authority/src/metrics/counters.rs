@@ -1,0 +1,83 @@
+//! The counters, and the page that shows them.
+
+use crate::storage::{Head, Trail};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use shell::metrics::{Labels, Page, label};
+
+/// What an answer is counted as: the problem's type, which `problem` puts among the extensions of a response.
+#[derive(Clone, Copy)]
+pub struct Outcome(pub &'static str);
+
+/// What is counted all along.
+#[derive(Clone)]
+pub struct Metrics {
+    calls: Family<Labels, Counter>,
+    durations: Family<Labels, Histogram, fn() -> Histogram>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        // 1 ms to 8 s: a grant takes some, a login some tens, and waiting for a place to check passwords seconds.
+        let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 14));
+        Self { calls: Family::default(), durations: Family::new_with_constructor(buckets) }
+    }
+}
+
+impl Metrics {
+    /// Counts a call, what it was answered with and after how many seconds.
+    pub fn note(&self, call: &str, result: &str, seconds: f64) {
+        let call = label("call", call);
+        self.durations.get_or_create(&call).observe(seconds);
+        self.calls.get_or_create(&[call, label("result", result)].concat()).inc();
+    }
+}
+
+/// What is looked up for a page.
+#[derive(Debug, Default)]
+pub struct Snapshot {
+    /// Sessions that have not ended.
+    pub sessions: usize,
+    /// Enrolled verifiers.
+    pub verifiers: usize,
+    /// Open event streams of sessions, and of verifiers.
+    pub listeners: (usize, usize),
+    /// Connections that have shown a credential, and those that have not.
+    pub connections: (u32, u32),
+    /// Connections that were turned away or closed for want of a seat.
+    pub turned_away: u64,
+    /// How many requests for segments by UDP came to what.
+    pub datagrams: Vec<(&'static str, u64)>,
+    /// The ends of the audit trails.
+    pub heads: Vec<Head>,
+}
+
+/// The page.
+pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
+    let mut page = Page::new("authority");
+    page.metric("calls", "Calls by result: ok, or the problem's type", metrics.calls.clone());
+    page.metric("call_seconds", "How long calls took to be answered", metrics.durations.clone());
+    page.gauge("sessions", "Sessions that have not ended", snapshot.sessions as f64);
+    page.gauge("verifiers", "Enrolled verifiers", snapshot.verifiers as f64);
+    let (sessions, verifiers) = snapshot.listeners;
+    let listeners = [("session", sessions), ("verifier", verifiers)];
+    let listeners = listeners.map(|(of, count)| (label("of", of), count as f64));
+    page.gauges("listeners", "Open event streams", listeners);
+    let (proven, unproven) = snapshot.connections;
+    let connections = [("yes", proven), ("no", unproven)].map(|(yes, count)| (label("proven", yes), f64::from(count)));
+    page.gauges("connections", "Connections, by whether they have shown a credential", connections);
+    page.counter("turned_away", "Connections turned away or closed for want of a seat", snapshot.turned_away);
+    let datagrams = snapshot.datagrams.iter().map(|(result, count)| (label("result", *result), *count));
+    page.counters("segment_datagrams", "Requests for segments by UDP: given, refused, or why not answered", datagrams);
+    let trails = Trail::ALL.map(|trail| snapshot.heads.iter().find(|head| head.trail == trail));
+    let ids = trails.iter().flatten().map(|head| (label("trail", head.trail.name()), head.id as f64));
+    page.gauges("audit_head_id", "The last entry of an audit trail", ids);
+    // What a float holds of it exactly; `audit verify --head` takes these 12 hex digits.
+    let hashes = trails.iter().flatten().map(|head| {
+        let first = head.hash[..6].iter().fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
+        (label("trail", head.trail.name()), first as f64)
+    });
+    page.gauges("audit_head_hash", "The first 48 bits of its hash, as a number", hashes);
+    page
+}
