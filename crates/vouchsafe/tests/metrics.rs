@@ -8,11 +8,14 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 /// A page of each role on which no metric is empty.
 fn pages() -> [String; 4] {
-    let calls = authority::metrics::Metrics::default();
+    let calls = authority::metrics::counters::Metrics::default();
     calls.note("/v1/grants", "ok", 0.01);
     let heads = authority::storage::Trail::ALL.map(|trail| authority::storage::Head { trail, id: 7, hash: [1; 32] });
-    let snapshot =
-        authority::metrics::Snapshot { heads: heads.to_vec(), datagrams: vec![("given", 1)], ..Default::default() };
+    let snapshot = authority::metrics::counters::Snapshot {
+        heads: heads.to_vec(),
+        datagrams: vec![("given", 1)],
+        ..Default::default()
+    };
     let counter = || vec![view::Counter { name: "flow".into(), packets: 1 }];
     let drops = view::Drops {
         reasons: counter(),
@@ -73,7 +76,7 @@ fn pages() -> [String; 4] {
     };
     let agent = agent::metrics::Snapshot { counters: BTreeMap::from([("tokens".into(), 1)]), ..Default::default() };
     [
-        authority::metrics::page(&calls, &snapshot).text(),
+        authority::metrics::counters::page(&calls, &snapshot).text(),
         verifier::metrics::page(&status, &drops, 1010).text(),
         agent::metrics::page(&agent).text(),
         svtep::metrics::page(&endpoint(), 1010).text(),
