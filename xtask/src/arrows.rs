@@ -11,6 +11,7 @@ use crate::run::root;
 const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("wire", &[], &["measure"]),
     ("engine", &["wire"], &["measure", "shell"]),
+    ("seal", &["wire"], &["measure"]),
     ("client", &["wire", "engine"], &[]),
     ("proofs", &["wire", "engine"], &["measure"]),
     ("shell", &[], &[]),
@@ -30,7 +31,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ),
     ("lab", &["wire"], &["client", "engine", "datapath", "measure"]),
     ("browser", &["lab"], &[]),
-    ("harness", &["wire", "engine"], &["lab"]),
+    ("harness", &["wire", "engine", "seal"], &["lab"]),
     ("model", &["wire"], &["lab"]),
     ("xtask", &[], &[]),
 ];

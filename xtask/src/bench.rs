@@ -13,11 +13,12 @@ use crate::{build, target_dir};
 
 /// The benches: package, and target, which is the name to pick it by. Each prints one line of JSON,
 /// {name: {value, unit, yardstick, ratio, noise, bound, verdict}} (see `measure::Figures`).
-const BENCHES: [(&str, &str); 10] = [
+const BENCHES: [(&str, &str); 11] = [
     ("wire", "overhead"),
     ("engine", "engine"),
     ("engine", "segments"),
     ("proofs", "verify"),
+    ("seal", "records"),
     ("authority", "asking"),
     ("authority", "grants"),
     ("authority", "http"),

@@ -7,6 +7,7 @@ mod carrier;
 mod formats;
 mod names;
 mod proofs;
+mod sealing;
 mod switches;
 mod texts;
 mod verifying;
@@ -17,6 +18,7 @@ pub use carrier::{held, journey, shim, tail};
 pub use formats::{grant_header, option, packet, quoted, token};
 pub use names::answer;
 pub use proofs::{judged, proof};
+pub use sealing::{Unsealed, keys, seal, unsealed};
 pub use switches::{GENERATION, openflow};
 pub use texts::{api, document, policy};
 pub use verifying::{Between, happened, outcomes, verifier};
@@ -36,6 +38,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("verifier", verifier),
     ("proof", proof),
     ("ask", ask),
+    ("seal", seal),
     ("journey", journey),
     ("held", held),
     ("openflow", openflow),

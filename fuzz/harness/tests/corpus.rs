@@ -3,6 +3,7 @@
 use engine::lines::Unanswered;
 use engine::proofs;
 use engine::verifier::Outcome;
+use harness::Unsealed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
@@ -92,6 +93,14 @@ fn the_corpus_reaches_every_outcome_of_asking() {
     // How much is too much, and what was there before, takes several.
     let outcomes = [Unanswered::NotOurs, Unanswered::NoLine, Unanswered::Forged, Unanswered::Malformed].map(Some);
     assert_eq!(reached, outcomes.into_iter().chain([None]).collect());
+}
+
+#[test]
+fn the_corpus_reaches_every_outcome_of_opening() {
+    let files = fs::read_dir(corpus().join("seal")).expect("corpus/seal/");
+    let inputs = files.map(|file| fs::read(file.expect("a file").path()).expect("readable"));
+    let reached: BTreeSet<_> = inputs.map(|input| harness::unsealed(&input)).collect();
+    assert_eq!(reached, BTreeSet::from([Unsealed::Malformed, Unsealed::BadTag, Unsealed::Opened]));
 }
 
 #[test]

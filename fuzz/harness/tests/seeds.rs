@@ -7,6 +7,7 @@ use serde_json::Value;
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
+use wire::seal::{BlockHead, Compression, Counter, Direction, Index, RecordHeader, Unknown};
 use wire::shim::{self, Content, SHIM_LEN};
 use wire::{Destination, Epoch, Flags, GrantHeader, Handle, MasterKey, Suite, Token, tail};
 
@@ -234,6 +235,49 @@ fn write_asking() {
             let hex = case[field].as_str().expect("hex");
             write("ask", &format!("{list}-{field}-{index}"), decode(hex));
         }
+    }
+}
+
+#[test]
+#[ignore = "writes the corpus"]
+fn write_sealing() {
+    let vectors = include_str!("../../../crates/wire/tests/data/seal.json");
+    let vectors: Value = serde_json::from_str(vectors).expect("seal.json is JSON");
+    let hex = |case: &Value, field: &str| decode(case[field].as_str().expect("hex"));
+    for (index, case) in vectors["handshakes"].as_array().expect("cases").iter().enumerate() {
+        let first = hex(case, "initiation");
+        write("seal", &format!("initiation-{index}"), &first);
+        write("seal", &format!("response-{index}"), hex(case, "response"));
+        for (number, row) in case["records"].as_array().expect("records").iter().enumerate().step_by(3) {
+            let mut record = hex(row, "record");
+            write("seal", &format!("other-key-{index}-{number}"), &record);
+            let header = RecordHeader::of(&record).expect("a record");
+            if header.content.is_early() {
+                write("seal", &format!("initiation-early-{index}-{number}"), [&first[..], &record].concat());
+            }
+            harness::keys(Direction::FromInitiator).seal(&header, &mut record).expect("it seals");
+            write("seal", &format!("right-{index}-{number}"), record);
+        }
+    }
+    for (index, case) in vectors["wrong_records"].as_array().expect("cases").iter().enumerate().step_by(3) {
+        write("seal", &format!("wrong-{index}"), hex(case, "record"));
+    }
+    for (index, control) in vectors["handshakes"][0]["controls"].as_array().expect("controls").iter().enumerate() {
+        write("seal", &format!("control-{index}"), decode(control.as_str().expect("hex")));
+    }
+    let unknown = Unknown { index: Index::new(9).expect("not 0"), counter: Counter::new(1, 2).expect("in bounds") };
+    write("seal", "unknown", unknown.encode());
+    let text =
+        [&BlockHead { segment: 1400, partial: true }.encode()[..], &b"a packet that repeats ".repeat(30)].concat();
+    let mut compressor = seal::Compressor::new().expect("memory");
+    for how in Compression::ALL {
+        let block =
+            compressor.compress(seal::Mode::Always, &mut seal::Habit::default(), how, &text).expect("it shrinks");
+        write("seal", how.name(), block);
+        // Two parts, the last one first.
+        let (front, back) = block.split_at(20);
+        let part = |detail: u8, number: u8, bytes: &[u8]| [&[detail, 0, number, bytes.len() as u8], bytes].concat();
+        write("seal", &format!("parts-{}", how.name()), [part(0x81, 8, back), part(0, 7, front)].concat());
     }
 }
 

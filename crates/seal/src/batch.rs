@@ -1,0 +1,141 @@
+//! Records of one tunnel in one buffer, so that one system call sends many.
+
+use crate::keys::Keys;
+use std::ops::Range;
+use wire::seal::RecordHeader;
+use wire::seal::record::{HEADER_LEN, TAG_LEN};
+
+/// The most datagrams that Linux takes at once: `UDP_MAX_SEGMENTS`, 64 until 6.8.
+const SEGMENTS_MAX: usize = 64;
+/// The most bytes that it takes at once: the payload of the longest UDP datagram over IPv4.
+const BYTES_MAX: usize = 65_507;
+
+/// Records that go to one address, one behind the other. It keeps its memory when it is emptied.
+#[derive(Default)]
+pub struct Batch {
+    bytes: Vec<u8>,
+    runs: Vec<(Range<usize>, usize)>,
+    /// Whether the last run takes no more: it ends in a shorter record.
+    closed: bool,
+}
+
+/// Records that one call sends: all of `segment` bytes but the last, which may be shorter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run<'b> {
+    /// The records, one behind the other.
+    pub bytes: &'b [u8],
+    /// What `UDP_SEGMENT` is to be.
+    pub segment: usize,
+}
+
+impl Batch {
+    /// Forgets all records.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.runs.clear();
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Bytes of all records.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Seals one more, whose body is `parts` joined. `None` as in [`Keys::seal`]: then nothing is added.
+    pub fn seal(&mut self, keys: &Keys, header: &RecordHeader, parts: &[&[u8]]) -> Option<()> {
+        let begin = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; HEADER_LEN]);
+        parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
+        self.bytes.extend_from_slice(&[0; TAG_LEN]);
+        let sealed = self.bytes.get_mut(begin..).and_then(|record| keys.seal(header, record));
+        if sealed.is_none() {
+            self.bytes.truncate(begin);
+            return None;
+        }
+        self.lay(begin);
+        Some(())
+    }
+
+    /// Adds a message that is no record, or sealed already: parts that are joined.
+    pub fn push(&mut self, parts: &[&[u8]]) {
+        let begin = self.bytes.len();
+        parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
+        self.lay(begin);
+    }
+
+    /// Puts what begins here into the last run, or into one of its own.
+    fn lay(&mut self, begin: usize) {
+        let (end, len) = (self.bytes.len(), self.bytes.len() - begin);
+        match self.runs.last_mut().filter(|_| !self.closed) {
+            Some((range, segment)) if len <= *segment && end - range.start <= BYTES_MAX => {
+                range.end = end;
+                self.closed = len < *segment || range.len() / *segment == SEGMENTS_MAX;
+            }
+            _ => {
+                self.runs.push((begin..end, len.max(1)));
+                self.closed = false;
+            }
+        }
+    }
+
+    /// What to send, a call for each.
+    pub fn runs(&self) -> impl Iterator<Item = Run<'_>> {
+        self.runs
+            .iter()
+            .map(|(range, segment)| Run { bytes: self.bytes.get(range.clone()).unwrap_or_default(), segment: *segment })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pushed(lengths: &[usize]) -> Batch {
+        let mut batch = Batch::default();
+        for (number, length) in lengths.iter().enumerate() {
+            batch.push(&[&vec![number as u8; *length]]);
+        }
+        batch
+    }
+
+    fn shape(batch: &Batch) -> Vec<(usize, usize)> {
+        batch.runs().map(|run| (run.bytes.len(), run.segment)).collect()
+    }
+
+    #[test]
+    fn records_of_one_length_leave_together_and_a_shorter_one_ends_the_run() {
+        assert_eq!(shape(&pushed(&[100, 100, 60, 60, 100])), [(260, 100), (60, 60), (100, 100)]);
+        assert_eq!(shape(&pushed(&[1400; 100])), [(1400 * 46, 1400), (1400 * 46, 1400), (1400 * 8, 1400)]);
+        assert_eq!(shape(&pushed(&[100; 130])), [(6400, 100), (6400, 100), (200, 100)]);
+        assert_eq!(shape(&pushed(&[])), []);
+    }
+
+    #[test]
+    fn an_emptied_batch_begins_anew() {
+        let mut batch = pushed(&[100, 60]);
+        batch.clear();
+        assert!(batch.is_empty());
+        batch.push(&[&[1; 100]]);
+        batch.push(&[&[2; 100]]);
+        assert_eq!(shape(&batch), [(200, 100)]);
+    }
+
+    proptest! {
+        #[test]
+        fn cut_as_the_kernel_cuts_it_every_run_gives_the_same_records(lengths in prop::collection::vec(33usize..9000, 0..80)) {
+            let batch = pushed(&lengths);
+            let mut cut = Vec::new();
+            for run in batch.runs() {
+                prop_assert!(run.bytes.len() <= BYTES_MAX && run.bytes.len().div_ceil(run.segment) <= SEGMENTS_MAX);
+                cut.extend(run.bytes.chunks(run.segment).map(<[u8]>::to_vec));
+            }
+            let records: Vec<_> = lengths.iter().enumerate().map(|(number, length)| vec![number as u8; *length]).collect();
+            prop_assert_eq!(cut, records);
+        }
+    }
+}

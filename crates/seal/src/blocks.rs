@@ -1,0 +1,233 @@
+//! Blocks in parts: cut for records, and put together from what comes (wire.md §9.4.1, §9.4.2).
+
+use std::collections::BTreeMap;
+use std::mem;
+use wire::seal::record::{BLOCK_MAX, PARTS_MAX};
+use wire::seal::{Compression, Content, Index, Part, RecordHeader, Suite, Treatment};
+
+/// Blocks of a tunnel that may be incomplete at a time.
+const BLOCKS_MAX: usize = 2;
+
+/// Cuts a compressed block into parts of at most `room` bytes, in order. `None` if there would be none, or more than
+/// [`PARTS_MAX`].
+pub fn parts(block: &[u8], room: usize) -> Option<impl ExactSizeIterator<Item = (Part, &[u8])>> {
+    if room == 0 || block.is_empty() || block.len().div_ceil(room) > PARTS_MAX {
+        return None;
+    }
+    let last = block.len().div_ceil(room) - 1;
+    let numbered = block.chunks(room).enumerate();
+    Some(numbered.map(move |(number, bytes)| {
+        let part = Part::new(number, number == last);
+        (part.expect("there are no more than PARTS_MAX"), bytes)
+    }))
+}
+
+/// What all parts of a block have in common.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Name {
+    index: Index,
+    lane: u8,
+    /// The number of the record with the first part.
+    first: u64,
+    treatment: Treatment,
+    compression: Compression,
+    suite: Suite,
+}
+
+struct Block {
+    name: Name,
+    /// The parts from the first on, as far as they are there.
+    joined: Vec<u8>,
+    next: u8,
+    /// Parts behind one that is missing, and whether each is the last.
+    ahead: BTreeMap<u8, (bool, Vec<u8>)>,
+    bytes: usize,
+}
+
+/// Puts a tunnel's blocks together. It holds at most two that aren't whole, each no longer than [`BLOCK_MAX`].
+#[derive(Default)]
+pub struct Joiner {
+    /// From the older to the newer.
+    blocks: Vec<Block>,
+}
+
+/// A whole block, still compressed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// How it was compressed.
+    pub compression: Compression,
+    /// What was done for it.
+    pub treatment: Treatment,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// Why there is no block yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotJoined {
+    /// Parts of it are missing.
+    Missing,
+    /// It is `malformed`: too long, with a part behind its last, or with fewer records before it than parts. What is known of it
+    /// is forgotten.
+    Malformed,
+}
+
+impl Joiner {
+    /// Takes the body of an opened record, each record once.
+    ///
+    /// # Errors
+    /// [`NotJoined`] if the block isn't whole; a record that is no part of a block is `Malformed`.
+    pub fn take(&mut self, header: &RecordHeader, body: &[u8]) -> Result<Joined, NotJoined> {
+        let Content::Block { treatment, compression, part } = header.content else { return Err(NotJoined::Malformed) };
+        let first = header.counter.number().checked_sub(part.number().into()).ok_or(NotJoined::Malformed)?;
+        let (index, lane, suite) = (header.index, header.counter.lane(), header.suite);
+        let name = Name { index, lane, first, treatment, compression, suite };
+        let place = self.blocks.iter().position(|block| block.name == name).unwrap_or_else(|| {
+            if self.blocks.len() >= BLOCKS_MAX {
+                self.blocks.remove(0);
+            }
+            self.blocks.push(Block { name, joined: Vec::new(), next: 0, ahead: BTreeMap::new(), bytes: 0 });
+            self.blocks.len() - 1
+        });
+        let outcome = self.blocks[place].take(part, body);
+        if outcome != Err(NotJoined::Missing) {
+            self.blocks.remove(place);
+        }
+        outcome
+    }
+
+    /// Forgets what isn't whole.
+    pub fn clear(&mut self) {
+        self.blocks = Vec::new();
+    }
+
+    /// Whether it waits for parts.
+    pub fn is_waiting(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+}
+
+impl Block {
+    fn take(&mut self, part: Part, body: &[u8]) -> Result<Joined, NotJoined> {
+        self.bytes += body.len();
+        let is_behind_last = self.ahead.iter().any(|(number, (last, _))| *last && *number < part.number());
+        let has_behind = part.last && self.ahead.keys().any(|number| *number > part.number());
+        if self.bytes > BLOCK_MAX || is_behind_last || has_behind || part.number() < self.next {
+            return Err(NotJoined::Malformed);
+        }
+        if part.number() != self.next {
+            self.ahead.insert(part.number(), (part.last, body.to_vec()));
+            return Err(NotJoined::Missing);
+        }
+        self.joined.extend_from_slice(body);
+        let mut last = part.last;
+        self.next += 1;
+        while let Some((is_last, body)) = self.ahead.remove(&self.next) {
+            self.joined.extend_from_slice(&body);
+            last = is_last;
+            self.next += 1;
+        }
+        if !last {
+            return Err(NotJoined::Missing);
+        }
+        let Name { compression, treatment, .. } = self.name;
+        Ok(Joined { compression, treatment, bytes: mem::take(&mut self.joined) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use wire::seal::Counter;
+
+    fn header(first: u64, part: Part) -> RecordHeader {
+        RecordHeader {
+            content: Content::Block { treatment: Treatment::Encrypt, compression: Compression::Lz4, part },
+            suite: Suite::Aes128Gcm,
+            index: Index::new(7).expect("not 0"),
+            counter: Counter::new(0, first + u64::from(part.number())).expect("in bounds"),
+        }
+    }
+
+    fn part(number: usize, last: bool) -> Part {
+        Part::new(number, last).expect("small")
+    }
+
+    #[test]
+    fn parts_of_two_blocks_do_not_mix_and_a_third_makes_the_older_give_way() {
+        let mut joiner = Joiner::default();
+        for first in [0, 100, 200] {
+            assert_eq!(joiner.take(&header(first, part(0, false)), &[first as u8]), Err(NotJoined::Missing));
+        }
+        let ends = |joiner: &mut Joiner, first| joiner.take(&header(first, part(1, true)), b"end");
+        assert_eq!(ends(&mut joiner, 100).map(|block| block.bytes), Ok(b"\x64end".to_vec()));
+        assert_eq!(ends(&mut joiner, 200).map(|block| block.bytes), Ok(b"\xc8end".to_vec()));
+        assert_eq!(ends(&mut joiner, 0), Err(NotJoined::Missing), "its first part was given up");
+        joiner.clear();
+        assert!(!joiner.is_waiting());
+    }
+
+    #[test]
+    fn a_part_of_another_treatment_compression_or_suite_belongs_to_another_block() {
+        let mut joiner = Joiner::default();
+        assert_eq!(joiner.take(&header(0, part(0, false)), b"a"), Err(NotJoined::Missing));
+        let last = part(1, true);
+        let mut other = header(0, last);
+        other.content =
+            Content::Block { treatment: Treatment::Authenticate, compression: Compression::Lz4, part: last };
+        assert_eq!(joiner.take(&other, b"b"), Err(NotJoined::Missing));
+        assert!(joiner.take(&header(0, last), b"b").is_ok());
+    }
+
+    #[test]
+    fn a_block_that_is_too_long_or_goes_on_behind_its_end_is_malformed() {
+        let mut joiner = Joiner::default();
+        let long = vec![0; BLOCK_MAX / 2];
+        assert_eq!(joiner.take(&header(9, part(1, false)), &long), Err(NotJoined::Missing));
+        assert_eq!(joiner.take(&header(9, part(0, false)), &long), Err(NotJoined::Missing));
+        assert_eq!(joiner.take(&header(9, part(2, true)), &[0; 2]), Err(NotJoined::Malformed));
+        assert!(!joiner.is_waiting(), "nothing of it is kept");
+        assert_eq!(joiner.take(&header(9, part(3, true)), b"x"), Err(NotJoined::Missing));
+        assert_eq!(joiner.take(&header(9, part(4, false)), b"x"), Err(NotJoined::Malformed));
+        assert_eq!(joiner.take(&header(9, part(3, false)), b"x"), Err(NotJoined::Missing));
+        assert_eq!(joiner.take(&header(9, part(2, true)), b"x"), Err(NotJoined::Malformed));
+        let mut early = header(0, part(5, true));
+        early.counter = Counter::new(0, 4).expect("in bounds");
+        assert_eq!(joiner.take(&early, b"x"), Err(NotJoined::Malformed), "it would begin before 0");
+        early.content = Content::Control;
+        assert_eq!(joiner.take(&early, b"x"), Err(NotJoined::Malformed));
+    }
+
+    #[test]
+    fn what_does_not_fit_into_the_parts_is_not_cut() {
+        assert!(parts(&[0; 129], 1).is_none() && parts(&[], 1).is_none() && parts(&[0], 0).is_none());
+        assert_eq!(parts(&[0; 128], 1).map(|parts| parts.len()), Some(128));
+    }
+
+    proptest! {
+        #[test]
+        fn parts_in_any_order_give_the_block(
+            block in prop::collection::vec(any::<u8>(), 1..5000), room in 40usize..2000, seed: u64, first in 0u64..1000,
+        ) {
+            let mut cut: Vec<_> = parts(&block, room).expect("few enough").collect();
+            let count = cut.len();
+            // A shuffle that the seed decides.
+            let mut state = seed | 1;
+            for at in (1..count).rev() {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                cut.swap(at, (state >> 33) as usize % (at + 1));
+            }
+            let mut joiner = Joiner::default();
+            for (number, (part, bytes)) in cut.into_iter().enumerate() {
+                let outcome = joiner.take(&header(first, part), bytes);
+                if number + 1 < count {
+                    prop_assert_eq!(outcome, Err(NotJoined::Missing));
+                } else {
+                    prop_assert_eq!(outcome.map(|joined| joined.bytes), Ok(block.clone()));
+                }
+            }
+            prop_assert!(!joiner.is_waiting());
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! An end's half of a key exchange: X25519 (RFC 7748), or none (wire.md §9.5, §9.6.1).
+
+use aws_lc_rs::agreement::{PrivateKey, UnparsedPublicKey, X25519, agree};
+use wire::seal::{Share, Shared};
+use zeroize::{Zeroize, ZeroizeOnDrop};
+
+/// What an end keeps to itself until it has the other's share. Use it once: a secret that is kept takes forward secrecy away.
+#[derive(Zeroize, ZeroizeOnDrop)]
+pub struct ExchangeSecret {
+    private: [u8; 32],
+    share: Share,
+    #[zeroize(skip)]
+    forward: bool,
+}
+
+impl ExchangeSecret {
+    /// Takes 32 random bytes as the private key; without forward secrecy they are the share. `None` if the library fails.
+    pub fn new(chance: [u8; 32], forward: bool) -> Option<Self> {
+        if !forward {
+            return Some(Self { private: [0; 32], share: chance, forward });
+        }
+        let public = PrivateKey::from_private_key(&X25519, &chance).ok()?.compute_public_key().ok()?;
+        Some(Self { private: chance, share: public.as_ref().try_into().ok()?, forward })
+    }
+
+    /// What the other end gets.
+    pub const fn share(&self) -> &Share {
+        &self.share
+    }
+
+    /// What both ends have in common. `None` if the other's share is none: it would give zero.
+    pub fn shared(&self, theirs: &Share) -> Option<Shared> {
+        if !self.forward {
+            return Some(Shared::none());
+        }
+        let private = PrivateKey::from_private_key(&X25519, &self.private).ok()?;
+        let theirs = UnparsedPublicKey::new(&X25519, theirs);
+        agree(&private, theirs, (), |common| Shared::new(common.try_into().map_err(drop)?).ok_or(())).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ExchangeSecret;
+
+    #[test]
+    fn a_share_of_small_order_is_refused() {
+        let secret = ExchangeSecret::new([7; 32], true).expect("a key");
+        let mut one = [0; 32];
+        one[0] = 1;
+        // One below the field's prime: of order two.
+        let mut below = [0xff; 32];
+        (below[0], below[31]) = (0xec, 0x7f);
+        for share in [[0; 32], one, below] {
+            assert!(secret.shared(&share).is_none());
+        }
+        assert!(secret.shared(&[9; 32]).is_some());
+    }
+}

@@ -1,0 +1,24 @@
+//! The records of sealed tunnels (wire.md §9), without IO, clocks or chance: many packets sealed into one buffer, records opened
+//! in place, compression of super-packets, the exchange of keys. Which packets, when, and to whom is `engine`'s to decide.
+//!
+//! - [`Keys`] seals and opens records of one phase and direction; [`suites`] has the AEADs, a file each.
+//! - [`Batch`] lays out records of one tunnel so that one system call sends many (`UDP_SEGMENT`).
+//! - [`Windows`] says which counters were there before.
+//! - [`Compressor`], [`Joiner`] and [`Decompressor`] make blocks, put their parts together, and unpack them.
+//! - [`ExchangeSecret`] is an end's half of a key exchange.
+#![forbid(unsafe_code)]
+
+mod batch;
+mod blocks;
+mod compress;
+mod exchange;
+mod keys;
+pub mod suites;
+mod window;
+
+pub use batch::{Batch, Run};
+pub use blocks::{Joined, Joiner, NotJoined, parts};
+pub use compress::{Compressor, Decompressor, Habit, Mode};
+pub use exchange::ExchangeSecret;
+pub use keys::{Keys, units};
+pub use window::{Window, Windows};

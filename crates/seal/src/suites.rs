@@ -1,0 +1,127 @@
+//! The AEADs of records, as plug-ins: a file and a row of [`TABLE`] each (wire.md §9.3.3).
+//!
+//! Another one takes its number, name and key length in `wire::seal::Suite`, a file like
+//! [`chacha20_poly1305`](self), and a row.
+
+mod aes_128_gcm;
+mod aes_256_gcm;
+mod chacha20_poly1305;
+
+use aws_lc_rs::aead::{Aad, Algorithm, LessSafeKey, Nonce, UnboundKey};
+use wire::seal::record::TAG_LEN;
+use wire::seal::{Suite, Suites};
+
+/// Bytes of a nonce, whatever the suite.
+pub const NONCE_LEN: usize = 12;
+
+/// An AEAD with a key. A nonce must not be used for two texts.
+pub trait Aead: Send + Sync {
+    /// Encrypts `text` in place and gives the tag over it and `clear`, which stays as it is. `None` if the library can't, and
+    /// then `text` must not be sent.
+    fn seal(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &mut [u8]) -> Option<[u8; TAG_LEN]>;
+
+    /// Decrypts `text` in place. `false` if the tag is not the one over it and `clear`: then what is in `text` means nothing.
+    fn open(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &mut [u8], tag: &[u8; TAG_LEN]) -> bool;
+}
+
+/// A row of the table.
+pub struct Row {
+    /// Its number and name.
+    pub suite: Suite,
+    /// Makes the AEAD ready with a key of [`Suite::key_len`] bytes; `None` if it has another length.
+    pub with_key: fn(&[u8]) -> Option<Box<dyn Aead>>,
+    /// Whether this machine has instructions for it.
+    pub is_helped: fn() -> bool,
+}
+
+/// Every suite, in the order of its number.
+pub static TABLE: [Row; 3] = [aes_128_gcm::ROW, aes_256_gcm::ROW, chacha20_poly1305::ROW];
+
+/// The row of a suite.
+pub fn row(suite: Suite) -> &'static Row {
+    // A test holds the order.
+    &TABLE[suite as usize - 1]
+}
+
+/// The suites that this machine has instructions for.
+pub fn helped() -> Suites {
+    TABLE.iter().filter(|row| (row.is_helped)()).fold(Suites::default(), |suites, row| suites.with(row.suite))
+}
+
+/// An AEAD of the library's, which has the same form for all.
+struct Library(LessSafeKey);
+
+impl Library {
+    fn with_key(algorithm: &'static Algorithm, key: &[u8]) -> Option<Box<dyn Aead>> {
+        Some(Box::new(Self(LessSafeKey::new(UnboundKey::new(algorithm, key).ok()?))))
+    }
+}
+
+impl Aead for Library {
+    fn seal(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &mut [u8]) -> Option<[u8; TAG_LEN]> {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let tag = self.0.seal_in_place_separate_tag(nonce, Aad::from(clear), text).ok()?;
+        tag.as_ref().try_into().ok()
+    }
+
+    fn open(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &mut [u8], tag: &[u8; TAG_LEN]) -> bool {
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        self.0.open_in_place_separate_tag(nonce, Aad::from(clear), tag, text).is_ok()
+    }
+}
+
+/// Whether the processor has instructions for AES and for the multiplication of GCM.
+fn has_aes() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq");
+    #[cfg(target_arch = "aarch64")]
+    return std::arch::is_aarch64_feature_detected!("aes") && std::arch::is_aarch64_feature_detected!("pmull");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return false;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_has_every_suite_at_its_place() {
+        assert_eq!(TABLE.each_ref().map(|row| row.suite), Suite::ALL);
+        for suite in Suite::ALL {
+            assert_eq!(row(suite).suite, suite);
+            for length in 0..40 {
+                let made = (row(suite).with_key)(&vec![1; length]);
+                assert_eq!(made.is_some(), length == suite.key_len(), "{} with {length} bytes", suite.name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_changed_text_tag_nonce_or_clear_part_does_not_open() {
+        for row in &TABLE {
+            let aead = (row.with_key)(&vec![7; row.suite.key_len()]).expect("its length");
+            let other = (row.with_key)(&vec![8; row.suite.key_len()]).expect("its length");
+            let (nonce, clear) = ([3; NONCE_LEN], b"clear".to_vec());
+            for length in [0, 1, 15, 16, 17, 1400, 65_579] {
+                let plain: Vec<u8> = (0..length).map(|at| at as u8).collect();
+                let mut text = plain.clone();
+                let tag = aead.seal(nonce, &clear, &mut text).expect("it seals");
+                assert_eq!(text == plain, length == 0, "encrypted");
+                let opens = |aead: &dyn Aead, nonce, clear: &[u8], mut text: Vec<u8>, tag| {
+                    aead.open(nonce, clear, &mut text, &tag).then_some(text)
+                };
+                assert_eq!(opens(&*aead, nonce, &clear, text.clone(), tag), Some(plain));
+                assert_eq!(opens(&*other, nonce, &clear, text.clone(), tag), None);
+                assert_eq!(opens(&*aead, [4; NONCE_LEN], &clear, text.clone(), tag), None);
+                assert_eq!(opens(&*aead, nonce, b"clean", text.clone(), tag), None);
+                let mut wrong = tag;
+                wrong[15] ^= 1;
+                assert_eq!(opens(&*aead, nonce, &clear, text.clone(), wrong), None);
+                if let Some(last) = text.last_mut() {
+                    *last ^= 0x80;
+                    assert_eq!(opens(&*aead, nonce, &clear, text, tag), None);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Sealed tunnels: what travels in them, and what opens.
+
+use seal::{Decompressor, Joiner, Keys};
+use wire::seal::record::BLOCK_MAX;
+use wire::seal::{
+    BlockHead, Compression, Content, Control, Counter, Direction, Index, Initiation, Message, Part, PhaseSecret,
+    RecordHeader, Response, Treatment,
+};
+
+/// What becomes of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Unsealed {
+    /// Its form is not a record's.
+    Malformed,
+    /// It was not sealed with the key.
+    BadTag,
+    /// It opened.
+    Opened,
+}
+
+/// The keys of the corpus's records.
+pub fn keys(direction: Direction) -> Keys {
+    Keys::new(PhaseSecret::new([7; 32]), direction)
+}
+
+/// Whatever is read has one form; a record opens by its own key and not changed in any way; nothing unpacks beyond its bound.
+pub fn seal(input: &[u8]) {
+    forms(input);
+    unsealed(input);
+    let [first, body @ ..] = input else { return };
+    sealed(*first, body);
+    unpacked(input);
+    joined(input);
+}
+
+fn forms(input: &[u8]) {
+    match Message::read(input) {
+        Some(Message::Record(header)) => assert!(input.starts_with(&header.encode()), "one form only"),
+        Some(Message::Unknown(unknown)) => assert_eq!(unknown.encode(), input, "one form only"),
+        Some(Message::Initiation(_)) => {
+            let first = input.first_chunk().expect("it is as long as an initiation");
+            for ipv6 in [false, true] {
+                if let Ok(read) = Initiation::read(first, ipv6) {
+                    assert_eq!(read.grant.encode(), first[16..32], "one form only");
+                }
+            }
+        }
+        Some(Message::Response) => {
+            let _ = Response::read(input.try_into().expect("it is as long as a response"));
+        }
+        None => {}
+    }
+    if let Some(read) = Control::decode(input) {
+        assert!(matches!(read, Control::Close(_)) || read.encode().bytes() == input, "one form only");
+    }
+    if let Some((head, packet)) = BlockHead::split(input) {
+        assert_eq!([&head.encode()[..], packet].concat(), input, "one form only");
+    }
+}
+
+/// What becomes of the input as a record from the initiator. One that opens was sealed with this key: nobody else's opens it, and
+/// sealing what it said gives it again.
+pub fn unsealed(input: &[u8]) -> Unsealed {
+    let Some(header) = RecordHeader::of(input) else { return Unsealed::Malformed };
+    let mine = keys(Direction::FromInitiator);
+    let mut record = input.to_vec();
+    if mine.open(&header, &mut record).is_none() {
+        return Unsealed::BadTag;
+    }
+    mine.seal(&header, &mut record).expect("it was sealed once");
+    assert_eq!(record, input, "a record has one form");
+    assert!(keys(Direction::FromResponder).open(&header, &mut input.to_vec()).is_none(), "the other direction");
+    let other = Keys::new(PhaseSecret::new([8; 32]), Direction::FromInitiator);
+    assert!(other.open(&header, &mut input.to_vec()).is_none(), "another phase");
+    Unsealed::Opened
+}
+
+/// Seals what follows with all that the first byte picks, and changes each byte of the header and some of the rest.
+fn sealed(pick: u8, body: &[u8]) {
+    if body.is_empty() || body.len() > 2000 {
+        return;
+    }
+    let treatment = Treatment::ALL[usize::from(pick) % 2];
+    let compression = Compression::ALL[usize::from(pick >> 1) % 2];
+    let part = Part::new(usize::from(pick >> 2) % 128, pick & 2 == 0).expect("small");
+    let content = match pick >> 3 & 3 {
+        0 => Content::Early { partial: pick & 1 == 0 },
+        1 => Content::Packet { treatment, partial: pick & 2 == 0 },
+        2 => Content::Block { treatment, compression, part },
+        _ => Content::Packet { treatment, partial: false },
+    };
+    let header = RecordHeader {
+        content,
+        suite: wire::seal::Suite::ALL[usize::from(pick) % 3],
+        index: Index::new(u32::from(pick) + 1).expect("not 0"),
+        counter: Counter::new(pick & 7, u64::from(pick) << 40).expect("in bounds"),
+    };
+    let mine = keys(Direction::FromInitiator);
+    let mut record = [&[0; 16], body, &[0; 16]].concat();
+    mine.seal(&header, &mut record).expect("it seals");
+    let opened = mine.open(&header, &mut record.clone()).map(|body| body.to_vec());
+    assert_eq!(opened.as_deref(), Some(body));
+    let rest = (16..record.len()).step_by(1 + record.len() / 16);
+    for at in (0..16).chain(rest).chain([record.len() - 1]) {
+        let mut changed = record.clone();
+        changed[at] ^= 1 << (pick & 7);
+        if let Some(header) = RecordHeader::of(&changed) {
+            assert!(mine.open(&header, &mut changed).is_none(), "byte {at}");
+        }
+    }
+}
+
+fn unpacked(input: &[u8]) {
+    let mut decompressor = Decompressor::new().expect("memory");
+    for how in Compression::ALL {
+        if let Some((_, packet)) = decompressor.decompress(how, input) {
+            assert!(!packet.is_empty() && packet.len() + BlockHead::LEN <= BLOCK_MAX);
+        }
+    }
+}
+
+/// Takes the input as parts of four bytes of header (part, lane, counter, length) and a body each.
+fn joined(input: &[u8]) {
+    let mut joiner = Joiner::default();
+    let mut rest = input;
+    while let [detail, lane, number, len, behind @ ..] = rest {
+        let (body, behind) = behind.split_at(behind.len().min(usize::from(*len)));
+        rest = behind;
+        let part = Part::new(usize::from(detail & 127), detail & 128 != 0).expect("small");
+        let content = Content::Block { treatment: Treatment::Encrypt, compression: Compression::Lz4, part };
+        let counter = Counter::new(lane & 7, u64::from(*number)).expect("in bounds");
+        let index = Index::new(1).expect("not 0");
+        let header = RecordHeader { content, suite: wire::seal::Suite::Aes128Gcm, index, counter };
+        if let Ok(block) = joiner.take(&header, body) {
+            assert!(block.bytes.len() <= BLOCK_MAX);
+        }
+    }
+}
