@@ -20,4 +20,5 @@ pub mod protected;
 pub mod protocol;
 pub mod rulebook;
 pub mod segment;
+pub mod tunnel;
 pub mod verifier;

@@ -1,0 +1,326 @@
+//! The agent's end of a tunnel (wire.md §9.5, §9.10, §9.12).
+
+use super::link::{Again, Agreed, Link};
+use super::phase::Phase;
+use super::{ATTEMPT, Chance, Dropped, KEEP_ALIVE, LINGER, Millis, NotSealed, Packet, RESEND, Received};
+use seal::{Batch, ExchangeSecret};
+use wire::seal::record::{OVERHEAD, Unknown};
+use wire::seal::{
+    Close, Compression, Content, Control, Direction, Handshake, INITIATION_LEN, Initiation, Message, Offer, Part,
+    RESPONSE_LEN, RecordHeader, Refusal, Response, Suite, Suites, Treatment,
+};
+use wire::{Destination, GrantHeader, GrantKey};
+
+/// How long a refused initiator waits.
+const REFUSED: Millis = 10_000;
+/// How often at most somebody's word that a tunnel is unknown makes another handshake, and how long the tunnel must have been
+/// silent for that.
+const UNKNOWN: Millis = 1_000;
+
+/// What a tunnel is made with.
+#[derive(Clone)]
+pub struct Terms {
+    /// The grant for the tunnel's service.
+    pub grant: GrantHeader,
+    /// Its key.
+    pub key: GrantKey,
+    /// The tunnel's service.
+    pub to: Destination,
+    /// Exchange keys, too.
+    pub forward: bool,
+    /// The suites that this machine opens, and those that its hardware helps with.
+    pub suites: (Suites, Suites),
+    /// Until a phase gives way to the next.
+    pub rekey_after: Millis,
+    /// The longest payload of a datagram that fits the path.
+    pub room: usize,
+}
+
+/// The agent's end of the tunnel to one verifier.
+pub struct Initiator {
+    terms: Terms,
+    attempt: Option<Box<Attempt>>,
+    link: Option<Box<Link>>,
+    /// When the grant of the link ends, Unix seconds.
+    expires: u32,
+    /// The link before a new handshake, which still opens what is under way.
+    before: Option<(Box<Link>, Millis)>,
+    refused: Option<(Refusal, Millis)>,
+    doubted: Millis,
+    wanted: bool,
+}
+
+/// An initiation without a response.
+struct Attempt {
+    bytes: [u8; INITIATION_LEN],
+    expires: u32,
+    initiation: Initiation,
+    handshake: Handshake,
+    secret: ExchangeSecret,
+    early: Phase,
+    begun: Millis,
+    again: Again,
+    sent: bool,
+}
+
+impl Initiator {
+    /// An end without a tunnel: it makes one when it is wanted, or when something is to be sealed.
+    pub fn new(terms: Terms) -> Self {
+        Self { expires: 0, terms, attempt: None, link: None, before: None, refused: None, doubted: 0, wanted: false }
+    }
+
+    /// Takes a newer grant, or other terms, for the next handshake.
+    pub fn renew(&mut self, terms: Terms) {
+        self.terms = terms;
+        self.refused = None;
+    }
+
+    /// Says whether there are flows for the tunnel: then it is kept up without traffic.
+    pub fn want(&mut self, wanted: bool) {
+        self.wanted = wanted;
+    }
+
+    /// Whether records are sealed with keys of a whole handshake.
+    pub fn is_open(&self, now: Millis) -> bool {
+        self.link.as_ref().is_some_and(|link| !link.is_over(now))
+    }
+
+    /// Which phase records are sealed in; 0 before there is a response.
+    pub fn phase(&self) -> u32 {
+        self.link.as_ref().map_or(0, |link| link.phase())
+    }
+
+    /// The suite for a packet whose rule allows these.
+    pub fn suite(&self, allowed: Suites) -> Option<Suite> {
+        self.link.as_ref()?.suite(allowed)
+    }
+
+    /// Why the verifier makes no tunnel, if it said so of late.
+    pub fn refused(&self) -> Option<Refusal> {
+        self.refused.map(|refused| refused.0)
+    }
+
+    /// Seals a packet behind what is in `out`: as a record, or behind an initiation while there is no tunnel yet, and then encrypted
+    /// whatever is asked.
+    ///
+    /// # Errors
+    /// [`NotSealed`]: the packet must not be sent then.
+    pub fn seal(
+        &mut self,
+        packet: &Packet<'_>,
+        (now, wall): (Millis, u32),
+        chance: &mut dyn Chance,
+        out: &mut Batch,
+    ) -> Result<(), NotSealed> {
+        if let Some(link) = self.link.as_mut().filter(|link| !link.is_over(now) && wall < self.expires) {
+            return link.seal(packet, now, out);
+        }
+        self.attempt((now, wall), chance)?;
+        let attempt = self.attempt.as_mut().ok_or(NotSealed::Over)?;
+        let body: usize = packet.parts.iter().map(|part| part.len()).sum();
+        if INITIATION_LEN + OVERHEAD + body > self.terms.room {
+            return Err(NotSealed::Waits);
+        }
+        // Nobody knows yet what the other end opens beyond what is allowed.
+        let (suites, helped) = self.terms.suites;
+        let suite = Suites::choose(suites.and(packet.suites), helped).ok_or(NotSealed::NoSuite)?;
+        let mut record = Batch::default();
+        let content = Content::Early { partial: packet.partial };
+        attempt.early.seal(content, suite, packet.lane, packet.parts, &mut record)?;
+        record.runs().for_each(|run| out.push(&[&attempt.bytes, run.bytes]));
+        attempt.sent = true;
+        Ok(())
+    }
+
+    /// Seals the parts of a block. There are no blocks before there is a tunnel.
+    ///
+    /// # Errors
+    /// [`NotSealed`]: what was not sealed must not be sent.
+    pub fn seal_block<'p>(
+        &mut self,
+        how: (Treatment, Compression),
+        of: (Suites, u8),
+        parts: impl Iterator<Item = (Part, &'p [u8])>,
+        (now, wall): (Millis, u32),
+        out: &mut Batch,
+    ) -> Result<(), NotSealed> {
+        let link = self.link.as_mut().filter(|_| wall < self.expires).ok_or(NotSealed::Waits)?;
+        link.seal_block(how, of, parts, now, out)
+    }
+
+    /// Takes a datagram from the tunnel's service, in place.
+    ///
+    /// # Errors
+    /// [`Dropped`], which changes nothing but counters.
+    pub fn receive<'d>(
+        &mut self,
+        datagram: &'d mut [u8],
+        (now, wall): (Millis, u32),
+        chance: &mut dyn Chance,
+    ) -> Result<Received<'d>, Dropped> {
+        match Message::read(datagram).ok_or(Dropped::Malformed)? {
+            Message::Initiation(_) => Err(Dropped::Malformed),
+            Message::Response => {
+                let bytes: &[u8; RESPONSE_LEN] = (&*datagram).try_into().map_err(|_| Dropped::Malformed)?;
+                self.answered(bytes, now)
+            }
+            Message::Record(header) => self.record(&header, datagram, now, chance),
+            Message::Unknown(unknown) => {
+                self.unknown(&unknown, (now, wall), chance);
+                Ok(Received::Nothing)
+            }
+        }
+    }
+
+    fn answered<'d>(&mut self, bytes: &[u8; RESPONSE_LEN], now: Millis) -> Result<Received<'d>, Dropped> {
+        let response = Response::read(bytes).ok_or(Dropped::Malformed)?;
+        let attempt = self.attempt.as_ref().filter(|attempt| attempt.initiation.index == response.to);
+        let attempt = attempt.ok_or(Dropped::NoTunnel)?;
+        let offer = attempt.initiation.offer;
+        let Ok((theirs, share)) = response.given else {
+            let refusal = attempt.handshake.is_refused(bytes).ok_or(Dropped::BadTag)?;
+            self.attempt = None;
+            self.refused = Some((refusal, now + REFUSED));
+            return Ok(Received::Refused(refusal));
+        };
+        let shared = attempt.secret.shared(&share).ok_or(Dropped::Malformed)?;
+        let secret = attempt.handshake.take(bytes, &shared).ok_or(Dropped::BadTag)?;
+        if response.offer.forward != offer.forward {
+            return Err(Dropped::Malformed);
+        }
+        let agreed = Agreed {
+            way: Direction::FromInitiator,
+            forward: offer.forward,
+            suites: offer.suites.and(response.offer.suites),
+            helped: offer.helped.and(response.offer.helped),
+            rekey_after: self.terms.rekey_after,
+        };
+        let mut link = Box::new(Link::new(agreed, attempt.initiation.index, theirs, secret, now));
+        // The responder learns by a first record that its response came.
+        link.say(&Control::Ping([0; 8]), now);
+        self.expires = attempt.expires;
+        self.attempt = None;
+        self.refused = None;
+        if let Some(before) = self.link.replace(link) {
+            self.before = Some((before, now + LINGER));
+        }
+        Ok(Received::Open)
+    }
+
+    fn record<'d>(
+        &mut self,
+        header: &RecordHeader,
+        datagram: &'d mut [u8],
+        now: Millis,
+        chance: &mut dyn Chance,
+    ) -> Result<Received<'d>, Dropped> {
+        let links = self.link.iter_mut().chain(self.before.iter_mut().map(|before| &mut before.0));
+        let mut found = links.filter(|link| link.indices().contains(&Some(header.index)));
+        let heard = found.next().ok_or(Dropped::NoTunnel)?.open(header, datagram, now, chance)?;
+        if let Received::Closed(_) = heard.brought {
+            let is_closed = |link: &Link| link.closed.is_some();
+            self.link.take_if(|link| is_closed(link));
+            self.before.take_if(|before| is_closed(&before.0));
+        }
+        Ok(heard.brought)
+    }
+
+    /// Somebody says that the other end doesn't know the tunnel: a reason to try another handshake, and no more (wire.md §9.12).
+    fn unknown(&mut self, unknown: &Unknown, (now, wall): (Millis, u32), chance: &mut dyn Chance) {
+        let is_ours = self.link.as_ref().is_some_and(|link| {
+            link.may_have_sealed(unknown.index, unknown.counter) && now.saturating_sub(link.heard) >= UNKNOWN
+        });
+        if is_ours && now.saturating_sub(self.doubted) >= UNKNOWN {
+            self.doubted = now;
+            // Where it can't be begun, time will say so.
+            let _ = self.attempt((now, wall), chance);
+        }
+    }
+
+    /// Begins a handshake, unless one is under way.
+    fn attempt(&mut self, (now, wall): (Millis, u32), chance: &mut dyn Chance) -> Result<(), NotSealed> {
+        if self.attempt.as_ref().is_some_and(|attempt| now.saturating_sub(attempt.begun) < ATTEMPT) {
+            return Ok(());
+        }
+        if self.refused.is_some_and(|refused| now < refused.1) || wall >= self.terms.grant.expires {
+            return Err(NotSealed::Over);
+        }
+        let Terms { grant, key, to, forward, suites: (suites, helped), .. } = &self.terms;
+        let secret = ExchangeSecret::new(chance.bytes(), *forward).ok_or(NotSealed::Impossible)?;
+        let offer = Offer { forward: *forward, suites: *suites, helped: *helped };
+        let index = chance.index();
+        let initiation = Initiation { offer, index, time: wall, grant: *grant, share: *secret.share() };
+        let bytes = initiation.seal(key, to);
+        let handshake = Handshake::new(key, &bytes, to);
+        let secret_early = handshake.early().ok_or(NotSealed::Impossible)?;
+        self.attempt = Some(Box::new(Attempt {
+            bytes,
+            expires: grant.expires,
+            initiation,
+            handshake,
+            secret,
+            early: Phase::new(0, index, index, secret_early, Direction::FromInitiator, now),
+            begun: now,
+            again: Again::new(now),
+            sent: false,
+        }));
+        Ok(())
+    }
+
+    /// Does what time asks for: the result are datagrams to send. To be called when something was received, and every 50 ms or so.
+    pub fn poll(&mut self, (now, wall): (Millis, u32), chance: &mut dyn Chance) -> Vec<Vec<u8>> {
+        let mut out = Vec::new();
+        self.before.take_if(|before| now >= before.1);
+        self.refused.take_if(|refused| now >= refused.1);
+        if wall >= self.expires {
+            self.link = None;
+        }
+        self.link.take_if(|link| link.is_over(now));
+        let is_late = self.link.as_ref().is_some_and(|link| link.is_late(now));
+        // A newer grant takes over half a minute before the older ends.
+        let is_ending = self.expires.saturating_sub(wall) <= 30 && self.terms.grant.expires > self.expires;
+        if self.wanted && (self.link.is_none() || is_late || is_ending) || self.attempt.is_some() {
+            // Where it can't be begun, there is nothing to send.
+            let _ = self.attempt((now, wall), chance);
+        }
+        if let Some(attempt) = &mut self.attempt {
+            if now.saturating_sub(attempt.begun) >= ATTEMPT {
+                self.attempt = None;
+            } else if attempt.again.is_due(now) || !attempt.sent {
+                attempt.sent = true;
+                out.push(attempt.bytes.to_vec());
+            }
+        }
+        if let Some(link) = &mut self.link {
+            let begins = link.rekey_after();
+            link.poll(now, begins, chance);
+            if self.wanted && now.saturating_sub(link.sent) >= KEEP_ALIVE {
+                link.say(&Control::Ping([0; 8]), now);
+            }
+            out.append(&mut link.out);
+        }
+        if let Some((before, _)) = &mut self.before {
+            before.out.clear();
+        }
+        out
+    }
+
+    /// When [`Self::poll`] has something to do at the latest.
+    pub fn next_poll(&self, now: Millis) -> Millis {
+        now + RESEND.0
+    }
+
+    /// Ends the tunnel: the result is to be sent.
+    pub fn close(&mut self, reason: Close, now: Millis) -> Option<Vec<u8>> {
+        self.attempt = None;
+        self.wanted = false;
+        self.link.take()?.said(&Control::Close(reason), now)
+    }
+
+    #[cfg(test)]
+    pub(super) fn wear(&mut self, sealed: u64, failed: u64) {
+        if let Some(link) = &mut self.link {
+            link.wear(sealed, failed);
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! A tunnel once its handshake is done, the same at both ends: phases, re-keying, what records bring (wire.md §9.8 to §9.10).
+
+use super::phase::Phase;
+use super::{Chance, Dropped, LINGER, Millis, NotSealed, Packet, REKEY_GRACE, RESEND, REST, Received};
+use seal::{Batch, ExchangeSecret, Joiner, NotJoined};
+use std::mem;
+use std::num::NonZeroU32;
+use wire::seal::record::LANES;
+use wire::seal::{
+    Close, Content, Control, Direction, Index, PhaseSecret, RecordHeader, Share, Suite, Suites, Treatment,
+};
+
+/// What both ends agreed on.
+#[derive(Clone, Copy)]
+pub(super) struct Agreed {
+    /// Which way this end's records go.
+    pub way: Direction,
+    pub forward: bool,
+    /// Suites that the other end opens and this one seals.
+    pub suites: Suites,
+    /// Those that both ends' hardware helps with.
+    pub helped: Suites,
+    pub rekey_after: Millis,
+}
+
+/// A tunnel that can seal.
+pub(super) struct Link {
+    agreed: Agreed,
+    latest: Phase,
+    /// This end's index and share for the latest phase, unless it is the first.
+    own: Option<(Index, Share)>,
+    previous: Option<Box<(Phase, Millis)>>,
+    next: Option<Box<Next>>,
+    joiner: Joiner,
+    /// When a right record came last, and when one was sealed.
+    pub heard: Millis,
+    pub sent: Millis,
+    pub closed: Option<Close>,
+    /// Records to the other end that nobody asked for.
+    pub out: Vec<Vec<u8>>,
+}
+
+/// A phase that is being agreed on.
+struct Next {
+    number: NonZeroU32,
+    mine: Index,
+    secret: ExchangeSecret,
+    theirs: Option<(Index, Share)>,
+    /// Once both shares are there.
+    phase: Option<Phase>,
+    again: Again,
+}
+
+/// When to send something again.
+pub(super) struct Again {
+    at: Millis,
+    pause: Millis,
+}
+
+impl Again {
+    pub fn new(now: Millis) -> Self {
+        Self { at: now + RESEND.0, pause: RESEND.0 }
+    }
+
+    /// Whether it is time; then the next time is twice as far.
+    pub fn is_due(&mut self, now: Millis) -> bool {
+        let is_due = now >= self.at;
+        if is_due {
+            self.pause = (self.pause * 2).min(RESEND.1);
+            self.at = now + self.pause;
+        }
+        is_due
+    }
+}
+
+/// What a record says beside what it brings.
+pub(super) struct Heard<'r> {
+    pub brought: Received<'r>,
+    /// It is of the latest phase, and its number the highest of its lane.
+    pub is_newest: bool,
+    pub pong: Option<[u8; 8]>,
+}
+
+impl Link {
+    /// A tunnel in phase 1.
+    pub fn new(agreed: Agreed, mine: Index, theirs: Index, secret: PhaseSecret, now: Millis) -> Self {
+        Self {
+            agreed,
+            latest: Phase::new(1, mine, theirs, secret, agreed.way, now),
+            own: None,
+            previous: None,
+            next: None,
+            joiner: Joiner::default(),
+            heard: now,
+            sent: now,
+            closed: None,
+            out: Vec::new(),
+        }
+    }
+
+    /// The indices by which the other end's records find it.
+    pub fn indices(&self) -> [Option<Index>; 3] {
+        let next = self.next.as_ref().map(|next| next.mine);
+        [Some(self.latest.mine), self.previous.as_ref().map(|previous| previous.0.mine), next]
+    }
+
+    pub fn phase(&self) -> u32 {
+        self.latest.number
+    }
+
+    /// Whether nothing may be sent any more (wire.md §9.10.1).
+    pub fn is_over(&self, now: Millis) -> bool {
+        self.closed.is_some() || now.saturating_sub(self.latest.begun) > self.agreed.rekey_after + REKEY_GRACE
+    }
+
+    /// Whether its other end is late in answering: a new handshake is due.
+    pub fn is_late(&self, now: Millis) -> bool {
+        self.is_over(now + REKEY_GRACE / 2)
+    }
+
+    pub fn suite(&self, allowed: Suites) -> Option<Suite> {
+        Suites::choose(self.agreed.suites.and(allowed), self.agreed.helped)
+    }
+
+    pub fn seal(&mut self, packet: &Packet<'_>, now: Millis, out: &mut Batch) -> Result<(), NotSealed> {
+        if self.is_over(now) {
+            return Err(NotSealed::Over);
+        }
+        let suite = self.suite(packet.suites).ok_or(NotSealed::NoSuite)?;
+        let content = Content::Packet { treatment: packet.treatment, partial: packet.partial };
+        self.latest.seal(content, suite, packet.lane, packet.parts, out)?;
+        self.sent = now;
+        Ok(())
+    }
+
+    /// Seals the parts of a block: all with consecutive counters.
+    pub fn seal_block(
+        &mut self,
+        (treatment, compression): (Treatment, wire::seal::Compression),
+        (suites, lane): (Suites, u8),
+        parts: impl Iterator<Item = (wire::seal::Part, impl AsRef<[u8]>)>,
+        now: Millis,
+        out: &mut Batch,
+    ) -> Result<(), NotSealed> {
+        if self.is_over(now) {
+            return Err(NotSealed::Over);
+        }
+        let suite = self.suite(suites).ok_or(NotSealed::NoSuite)?;
+        for (part, bytes) in parts {
+            let content = Content::Block { treatment, compression, part };
+            self.latest.seal(content, suite, lane, &[bytes.as_ref()], out)?;
+        }
+        self.sent = now;
+        Ok(())
+    }
+
+    /// Says something to the other end. What can't be sealed is not said: the tunnel is over then.
+    pub fn say(&mut self, control: &Control, now: Millis) {
+        if let Some(record) = self.said(control, now) {
+            self.out.push(record);
+        }
+    }
+
+    /// The record that says something.
+    pub fn said(&mut self, control: &Control, now: Millis) -> Option<Vec<u8>> {
+        if self.is_over(now) {
+            return None;
+        }
+        let mut batch = Batch::default();
+        let suite = self.suite(Suites::ALL)?;
+        // Controls have a lane to themselves where packets use the others; a lane is but a counter.
+        self.latest.seal(Content::Control, suite, LANES - 1, &[control.encode().bytes()], &mut batch).ok()?;
+        self.sent = now;
+        batch.runs().next().map(|run| run.bytes.to_vec())
+    }
+
+    /// Takes a record of this tunnel: its index is one of [`Self::indices`].
+    pub fn open<'r>(
+        &mut self,
+        header: &RecordHeader,
+        record: &'r mut [u8],
+        now: Millis,
+        chance: &mut dyn Chance,
+    ) -> Result<Heard<'r>, Dropped> {
+        let index = header.index;
+        let is_previous = self.previous.as_ref().is_some_and(|previous| previous.0.mine == index);
+        let (body, mut is_newest) = if index == self.latest.mine {
+            self.latest.open(header, record)?
+        } else if let Some(previous) = self.previous.as_mut().filter(|_| is_previous) {
+            (previous.0.open(header, record)?.0, false)
+        } else {
+            let next = self.next.as_mut().filter(|next| next.mine == index).ok_or(Dropped::NoTunnel)?;
+            // Before both shares are there nobody can have sealed with it.
+            let opened = next.phase.as_mut().ok_or(Dropped::BadTag)?.open(header, record)?;
+            self.adopt(now);
+            opened
+        };
+        is_newest &= !is_previous;
+        self.heard = now;
+        let mut pong = None;
+        let brought = match header.content {
+            Content::Packet { treatment, partial } => {
+                Received::Packet { treatment, suite: header.suite, partial, early: false, packet: body }
+            }
+            Content::Block { .. } => match self.joiner.take(header, body) {
+                Ok(block) => Received::Block { suite: header.suite, block },
+                Err(NotJoined::Missing) => Received::Nothing,
+                Err(NotJoined::Malformed) => return Err(Dropped::Malformed),
+            },
+            Content::Early { .. } => return Err(Dropped::Malformed),
+            Content::Control => match Control::decode(body).ok_or(Dropped::Malformed)? {
+                Control::Ping(bytes) => {
+                    self.say(&Control::Pong(bytes), now);
+                    Received::Nothing
+                }
+                Control::Pong(bytes) => {
+                    pong = Some(bytes);
+                    Received::Nothing
+                }
+                Control::Close(reason) => {
+                    self.closed = Some(reason);
+                    Received::Closed(reason)
+                }
+                Control::Rekey { have, phase, index, share } => {
+                    self.rekeyed(phase, (index, share), have, is_previous, now, chance)?;
+                    Received::Nothing
+                }
+            },
+        };
+        Ok(Heard { brought, is_newest, pong })
+    }
+
+    /// Takes the other end's share (wire.md §9.9).
+    fn rekeyed(
+        &mut self,
+        number: NonZeroU32,
+        theirs: (Index, Share),
+        have: bool,
+        is_previous: bool,
+        now: Millis,
+        chance: &mut dyn Chance,
+    ) -> Result<(), Dropped> {
+        if number.get() == self.latest.number {
+            // It has not seen that this end sends in the phase already.
+            if is_previous && let Some((index, share)) = self.own {
+                self.say(&Control::Rekey { have: true, phase: number, index, share }, now);
+            }
+            return Ok(());
+        }
+        if Some(number.get()) != self.latest.number.checked_add(1) {
+            return Ok(());
+        }
+        // Nobody has the share of a phase that this end had not begun.
+        let have = have && self.next.is_some();
+        self.prepare(now, chance).ok_or(Dropped::Limit)?;
+        self.derive(theirs, now).ok_or(Dropped::Malformed)?;
+        let Some(next) = &self.next else { return Ok(()) };
+        let (index, share) = (next.mine, *next.secret.share());
+        if have {
+            self.adopt(now);
+        }
+        self.say(&Control::Rekey { have: true, phase: number, index, share }, now);
+        Ok(())
+    }
+
+    /// Draws a share for the next phase, unless there is one.
+    fn prepare(&mut self, now: Millis, chance: &mut dyn Chance) -> Option<()> {
+        if self.next.is_none() {
+            let number = NonZeroU32::new(self.latest.number.checked_add(1)?)?;
+            let secret = ExchangeSecret::new(chance.bytes(), self.agreed.forward)?;
+            let mine = chance.index();
+            let again = Again::new(now);
+            self.next = Some(Box::new(Next { number, mine, secret, theirs: None, phase: None, again }));
+        }
+        Some(())
+    }
+
+    /// Makes the next phase, if that is not done. `None` if the other's share is none, or another than before.
+    fn derive(&mut self, theirs: (Index, Share), now: Millis) -> Option<()> {
+        let way = self.agreed.way;
+        let next = self.next.as_mut()?;
+        if let Some(before) = next.theirs {
+            return (before == theirs).then_some(());
+        }
+        let shared = next.secret.shared(&theirs.1)?;
+        let (mine, its) = ((next.mine, next.secret.share()), (theirs.0, &theirs.1));
+        let (initiator, responder) = match way {
+            Direction::FromInitiator => (mine, its),
+            Direction::FromResponder => (its, mine),
+        };
+        let secret = self.latest.secret.next(&shared, next.number, initiator, responder)?;
+        next.phase = Some(Phase::new(next.number.get(), next.mine, theirs.0, secret, way, now));
+        next.theirs = Some(theirs);
+        Some(())
+    }
+
+    /// Goes over to the next phase, which the other end can open.
+    fn adopt(&mut self, now: Millis) {
+        let Some(next) = self.next.take() else { return };
+        let Next { mine, secret, phase: Some(phase), .. } = *next else { return };
+        self.own = Some((mine, *secret.share()));
+        let before = mem::replace(&mut self.latest, phase);
+        self.previous = Some(Box::new((before, now + LINGER)));
+    }
+
+    /// Begins the next phase if it is time: `idle` says that it is even though nothing was sent.
+    fn begin(&mut self, now: Millis, chance: &mut dyn Chance) {
+        if self.next.is_some() || self.prepare(now, chance).is_none() {
+            return;
+        }
+        self.ask(now);
+    }
+
+    fn ask(&mut self, now: Millis) {
+        let Some(next) = &self.next else { return };
+        let (phase, index, share) = (next.number, next.mine, *next.secret.share());
+        self.say(&Control::Rekey { have: next.theirs.is_some(), phase, index, share }, now);
+    }
+
+    /// Does what time asks for. `begins` says after how long this end begins a new phase.
+    pub fn poll(&mut self, now: Millis, begins: Millis, chance: &mut dyn Chance) {
+        if self.previous.as_ref().is_some_and(|previous| now >= previous.1) {
+            self.previous = None;
+        }
+        if now.saturating_sub(self.heard) >= REST {
+            self.joiner.clear();
+            if now.saturating_sub(self.sent) >= REST {
+                self.latest.rest();
+            }
+        }
+        if self.is_over(now) {
+            return;
+        }
+        if self.next.as_mut().is_some_and(|next| next.again.is_due(now)) {
+            self.ask(now);
+        } else if self.latest.is_worn() || now.saturating_sub(self.latest.begun) >= begins {
+            self.begin(now, chance);
+        }
+    }
+
+    /// Whether this end sealed a record with this index and counter of late.
+    pub fn may_have_sealed(&self, index: Index, counter: wire::seal::Counter) -> bool {
+        self.latest.theirs == index && self.latest.may_have_sealed(counter)
+    }
+
+    pub fn rekey_after(&self) -> Millis {
+        self.agreed.rekey_after
+    }
+
+    #[cfg(test)]
+    pub fn wear(&mut self, sealed: u64, failed: u64) {
+        self.latest.wear(sealed, failed);
+    }
+}

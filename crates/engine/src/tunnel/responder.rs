@@ -1,0 +1,601 @@
+//! A verifier's ends of all its tunnels (wire.md §9.5, §9.11).
+//!
+//! Who can fill its tables: nobody without a right grant. Tunnels are counted by account, and an account has as many as it may; so are
+//! the tags that stop replays. What is full refuses newcomers and takes nothing from others.
+
+use super::link::{Agreed, Heard, Link};
+use super::phase::Phase;
+use super::recent::Recent;
+use super::{ATTEMPT, Chance, Dropped, LINGER, Millis, NotSealed, Packet, REKEY_AFTER, RESEND, Received};
+use crate::verifier::{CLOCK_SKEW_MAX, Tables};
+use seal::{Batch, ExchangeSecret};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use wire::seal::record::Unknown;
+use wire::seal::{
+    Close, Compression, Control, Direction, Handshake, INITIATION_LEN, Index, Initiation, Message, Offer, Part,
+    RESPONSE_LEN, RecordHeader, Refusal, Response, Suites, Treatment,
+};
+use wire::{Destination, DropReason, Epoch, Flags, Handle, Holder};
+
+/// How much later than an initiator a responder begins a new phase: else both would, each time.
+const PATIENCE: Millis = 10_000;
+/// How often at most a tunnel that seems to have moved is asked (wire.md §9.11).
+const CHALLENGE: Millis = RESEND.0;
+
+/// What a responder allows.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Tunnels, those without a confirmed handshake included.
+    pub tunnels: usize,
+    /// Of them, those of one account.
+    pub of_account: u32,
+    /// Tags of initiations that it remembers.
+    pub recent: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { tunnels: 65_536, of_account: 64, recent: 262_144 }
+    }
+}
+
+/// Names a tunnel for as long as it lives; no other gets the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TunnelId(u64);
+
+/// A datagram to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outgoing {
+    /// Where to.
+    pub to: SocketAddr,
+    /// Its payload.
+    pub datagram: Vec<u8>,
+}
+
+/// What is known of a tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TunnelInfo {
+    /// Whose it is.
+    pub holder: Holder,
+    /// By which grant.
+    pub handle: Handle,
+    /// Where its records go.
+    pub address: SocketAddr,
+    /// The phase that records are sealed in.
+    pub phase: u32,
+    /// It has shown that it has the keys of a whole handshake.
+    pub confirmed: bool,
+}
+
+/// All tunnels of a verifier.
+pub struct Responder {
+    limits: Limits,
+    suites: (Suites, Suites),
+    rekey_after: Millis,
+    tunnels: HashMap<TunnelId, Box<Tunnel>>,
+    next: u64,
+    indices: HashMap<Index, TunnelId>,
+    /// By the tag of their initiation: those whose early records are still taken.
+    early: HashMap<[u8; 16], TunnelId>,
+    accounts: HashMap<u32, u32>,
+    /// The tunnel of a holder that its flows go by.
+    newest: HashMap<Holder, TunnelId>,
+    recent: Recent,
+}
+
+/// One tunnel.
+pub(super) struct Tunnel {
+    holder: Holder,
+    handle: Handle,
+    expires: u32,
+    /// The grant is for the initiator's address only.
+    is_bound: bool,
+    address: SocketAddr,
+    confirmed: bool,
+    begun: Millis,
+    /// When it is forgotten because another took its place.
+    until: Option<Millis>,
+    first: Option<Box<First>>,
+    link: Link,
+    registered: [Option<Index>; 3],
+    challenge: Option<(SocketAddr, [u8; 8], Millis)>,
+}
+
+/// What is needed only while the handshake may be repeated.
+struct First {
+    tag: [u8; 16],
+    response: [u8; RESPONSE_LEN],
+    early: Phase,
+    until: Millis,
+}
+
+/// Draws indices that no phase here has.
+struct Fresh<'c> {
+    chance: &'c mut dyn Chance,
+    taken: &'c HashMap<Index, TunnelId>,
+}
+
+impl Chance for Fresh<'_> {
+    fn bytes(&mut self) -> [u8; 32] {
+        self.chance.bytes()
+    }
+
+    fn index(&mut self) -> Index {
+        loop {
+            let index = self.chance.index();
+            if !self.taken.contains_key(&index) {
+                return index;
+            }
+        }
+    }
+}
+
+/// Why a datagram came to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotTaken {
+    /// A record, or no message.
+    Record(Dropped),
+    /// An initiation.
+    Initiation(DropReason),
+}
+
+impl From<Dropped> for NotTaken {
+    fn from(dropped: Dropped) -> Self {
+        Self::Record(dropped)
+    }
+}
+
+impl From<DropReason> for NotTaken {
+    fn from(reason: DropReason) -> Self {
+        Self::Initiation(reason)
+    }
+}
+
+impl Responder {
+    /// A verifier without tunnels, which opens the first suites, and whose hardware helps with the second.
+    pub fn new(limits: Limits, suites: (Suites, Suites)) -> Self {
+        Self {
+            limits,
+            suites,
+            rekey_after: REKEY_AFTER,
+            tunnels: HashMap::new(),
+            next: 0,
+            indices: HashMap::new(),
+            early: HashMap::new(),
+            accounts: HashMap::new(),
+            newest: HashMap::new(),
+            recent: Recent::default(),
+        }
+    }
+
+    /// How many tunnels there are.
+    pub fn len(&self) -> usize {
+        self.tunnels.len()
+    }
+
+    /// Whether nothing is remembered: no tunnel, and no tag of an initiation.
+    pub fn is_empty(&self) -> bool {
+        self.tunnels.is_empty() && self.recent.len() == 0
+    }
+
+    /// What is known of a tunnel.
+    pub fn info(&self, id: TunnelId) -> Option<TunnelInfo> {
+        let tunnel = self.tunnels.get(&id)?;
+        let Tunnel { holder, handle, address, confirmed, .. } = **tunnel;
+        Some(TunnelInfo { holder, handle, address, phase: tunnel.link.phase(), confirmed })
+    }
+
+    /// The tunnel that packets to a holder go by.
+    pub fn of(&self, holder: Holder) -> Option<TunnelId> {
+        self.newest.get(&holder).copied()
+    }
+
+    /// Takes a datagram that came `from` there `to` the tunnel's service, in place. What is to be sent is added to `out`.
+    ///
+    /// # Errors
+    /// [`NotTaken`]. Before a tag was right nothing has changed.
+    #[allow(clippy::too_many_arguments)]
+    pub fn receive<'d>(
+        &mut self,
+        datagram: &'d mut [u8],
+        from: SocketAddr,
+        to: &Destination,
+        (now, wall): (Millis, u32),
+        tables: &impl Tables,
+        chance: &mut dyn Chance,
+        out: &mut Vec<Outgoing>,
+    ) -> Result<(TunnelId, Received<'d>), NotTaken> {
+        match Message::read(datagram).ok_or(Dropped::Malformed)? {
+            Message::Response | Message::Unknown(_) => Err(Dropped::Malformed.into()),
+            Message::Initiation(early) => {
+                let (first, record) = datagram.split_first_chunk_mut().ok_or(Dropped::Malformed)?;
+                let id = self.initiated(first, from, to, (now, wall), tables, chance, out)?;
+                let Some(header) = early else { return Ok((id, Received::Nothing)) };
+                Ok((id, self.early(id, &header, record)?))
+            }
+            Message::Record(header) => {
+                let Some(id) = self.indices.get(&header.index).copied() else {
+                    let Some(unknown) = Self::unknown(&header) else { return Err(Dropped::NoTunnel.into()) };
+                    out.push(Outgoing { to: from, datagram: unknown });
+                    return Err(Dropped::NoTunnel.into());
+                };
+                Ok((id, self.record(id, &header, datagram, from, now, chance, out)?))
+            }
+        }
+    }
+
+    fn unknown(header: &RecordHeader) -> Option<Vec<u8>> {
+        let unknown = Unknown { index: header.index, counter: header.counter };
+        (!header.content.is_early()).then(|| unknown.encode().to_vec())
+    }
+
+    /// Checks an initiation in the order of wire.md §9.5.5, and gives its tunnel: a new one, or that of a repeated initiation.
+    #[allow(clippy::too_many_arguments)]
+    fn initiated(
+        &mut self,
+        bytes: &[u8; INITIATION_LEN],
+        from: SocketAddr,
+        to: &Destination,
+        (now, wall): (Millis, u32),
+        tables: &impl Tables,
+        chance: &mut dyn Chance,
+        out: &mut Vec<Outgoing>,
+    ) -> Result<TunnelId, DropReason> {
+        let initiation = Initiation::read(bytes, to.address.is_ipv6())?;
+        let Initiation { grant, time, offer, .. } = &initiation;
+        let config = tables.config();
+        if !config.speaks(grant.suite as u8) {
+            return Err(DropReason::UnknownSuite);
+        }
+        let current = Epoch::at(wall.into(), config.epoch_length.max(1));
+        let key = current.from_wire(grant.epoch).and_then(|epoch| tables.key(epoch));
+        let key = key.ok_or(DropReason::UnknownEpoch)?;
+        if grant.expires <= wall {
+            return Err(DropReason::Expired);
+        }
+        if grant.expires - wall > config.max_lifetime {
+            return Err(DropReason::LifetimeTooLong);
+        }
+        if time.abs_diff(wall) > CLOCK_SKEW_MAX {
+            return Err(DropReason::ClockSkew);
+        }
+        if tables.has_forgotten(*time) {
+            return Err(DropReason::ClockSkew);
+        }
+        let grant_key = grant.key(&key, to, from.ip());
+        if !initiation.is_proved(bytes, &grant_key, to) {
+            return Err(DropReason::BadTag);
+        }
+        // From here on its sender has the grant.
+        let holder = Holder::of(grant.handle, &key);
+        let tag: [u8; 16] = *bytes.last_chunk().ok_or(DropReason::Malformed)?;
+        let is_revoked = tables.is_revoked(grant.handle) || holder.0 != 0 && tables.is_ended(holder);
+        let refused = |refusal, out: &mut Vec<Outgoing>| {
+            let offer = Offer { suites: self.suites.0, helped: self.suites.1, ..*offer };
+            let response = Response { offer, to: initiation.index, given: Err(refusal) };
+            let datagram = Handshake::new(&grant_key, bytes, to).refuse(&response);
+            out.extend(datagram.map(|datagram| Outgoing { to: from, datagram: datagram.to_vec() }));
+        };
+        if is_revoked {
+            refused(Refusal::Revoked, out);
+            return Err(DropReason::Revoked);
+        }
+        if tables.has_forgotten(grant.expires) {
+            return Err(DropReason::Expired);
+        }
+        if let Some((id, tunnel)) = self.early.get(&tag).and_then(|id| Some((*id, self.tunnels.get_mut(id)?))) {
+            if !tunnel.confirmed {
+                tunnel.address = from;
+                if let Some(first) = &tunnel.first {
+                    out.push(Outgoing { to: from, datagram: first.response.to_vec() });
+                }
+            }
+            return Ok(id);
+        }
+        if self.recent.has(*time, &tag, holder.account()) {
+            return Err(DropReason::Replayed);
+        }
+        let used = self.accounts.get(&holder.account()).copied().unwrap_or(0);
+        if offer.suites.and(self.suites.0).iter().next().is_none() {
+            refused(Refusal::NoSuite, out);
+            return Err(DropReason::UnknownSuite);
+        }
+        if used >= self.limits.of_account || self.tunnels.len() >= self.limits.tunnels {
+            refused(Refusal::Limit, out);
+            return Err(DropReason::FlowLimit);
+        }
+        if !self.recent.note(*time, tag, holder.account(), wall, self.limits.recent) {
+            return Err(DropReason::FlowLimit);
+        }
+        let handshake = Handshake::new(&grant_key, bytes, to);
+        let made = self.tunnel(&initiation, &handshake, (holder, tag), from, now, chance);
+        let (tunnel, response) = made.ok_or(DropReason::Malformed)?;
+        let id = TunnelId(self.next);
+        self.next += 1;
+        self.accounts.insert(holder.account(), used + 1);
+        self.early.insert(tag, id);
+        self.tunnels.insert(id, Box::new(tunnel));
+        self.register(id);
+        out.push(Outgoing { to: from, datagram: response.to_vec() });
+        Ok(id)
+    }
+
+    /// Makes the tunnel for a right initiation. `None` if its share is none.
+    fn tunnel(
+        &self,
+        initiation: &Initiation,
+        handshake: &Handshake,
+        (holder, tag): (Holder, [u8; 16]),
+        from: SocketAddr,
+        now: Millis,
+        chance: &mut dyn Chance,
+    ) -> Option<(Tunnel, [u8; RESPONSE_LEN])> {
+        let Initiation { offer, grant, index: theirs, share, .. } = initiation;
+        let mut chance = Fresh { chance, taken: &self.indices };
+        let secret = ExchangeSecret::new(chance.bytes(), offer.forward)?;
+        let mine = chance.index();
+        let own = Offer { suites: self.suites.0, helped: self.suites.1, ..*offer };
+        let response = Response { offer: own, to: *theirs, given: Ok((mine, *secret.share())) };
+        let (response, phase) = handshake.respond(&response, &secret.shared(share)?)?;
+        let agreed = Agreed {
+            way: Direction::FromResponder,
+            forward: offer.forward,
+            suites: offer.suites.and(own.suites),
+            helped: offer.helped.and(own.helped),
+            rekey_after: self.rekey_after,
+        };
+        let early = Phase::new(0, *theirs, *theirs, handshake.early()?, Direction::FromResponder, now);
+        let tunnel = Tunnel {
+            holder,
+            handle: grant.handle,
+            expires: grant.expires,
+            is_bound: grant.flags.has(Flags::SOURCE),
+            address: from,
+            confirmed: false,
+            begun: now,
+            until: None,
+            first: Some(Box::new(First { tag, response, early, until: Millis::MAX })),
+            link: Link::new(agreed, mine, *theirs, phase, now),
+            registered: [None; 3],
+            challenge: None,
+        };
+        Some((tunnel, response))
+    }
+
+    /// Opens an early record.
+    fn early<'d>(
+        &mut self,
+        id: TunnelId,
+        header: &RecordHeader,
+        record: &'d mut [u8],
+    ) -> Result<Received<'d>, Dropped> {
+        let tunnel = self.tunnels.get_mut(&id).ok_or(Dropped::NoTunnel)?;
+        let first = tunnel.first.as_mut().ok_or(Dropped::NoTunnel)?;
+        if first.early.mine != header.index {
+            return Err(Dropped::Malformed);
+        }
+        let (packet, _) = first.early.open(header, record)?;
+        let partial = header.content == wire::seal::Content::Early { partial: true };
+        let treatment = Treatment::Encrypt;
+        Ok(Received::Packet { treatment, suite: header.suite, partial, early: true, packet })
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn record<'d>(
+        &mut self,
+        id: TunnelId,
+        header: &RecordHeader,
+        record: &'d mut [u8],
+        from: SocketAddr,
+        now: Millis,
+        chance: &mut dyn Chance,
+        out: &mut Vec<Outgoing>,
+    ) -> Result<Received<'d>, Dropped> {
+        let tunnel = self.tunnels.get_mut(&id).ok_or(Dropped::NoTunnel)?;
+        let mut fresh = Fresh { chance, taken: &self.indices };
+        let Heard { brought, is_newest, pong } = tunnel.link.open(header, record, now, &mut fresh)?;
+        if !tunnel.confirmed {
+            tunnel.confirmed = true;
+            tunnel.address = from;
+            if let Some(first) = &mut tunnel.first {
+                first.until = now + LINGER;
+            }
+            let holder = tunnel.holder;
+            if let Some(before) = self.newest.insert(holder, id).and_then(|before| self.tunnels.get_mut(&before)) {
+                before.until = Some(now + LINGER);
+            }
+        } else if let Some(datagram) = tunnel.moved(from, is_newest, pong, now, chance) {
+            out.push(Outgoing { to: from, datagram });
+        }
+        self.flush(id, out);
+        if let Received::Closed(_) = brought {
+            self.forget(id);
+        } else {
+            self.register(id);
+        }
+        Ok(brought)
+    }
+
+    fn flush(&mut self, id: TunnelId, out: &mut Vec<Outgoing>) {
+        if let Some(tunnel) = self.tunnels.get_mut(&id) {
+            let to = tunnel.address;
+            out.extend(tunnel.link.out.drain(..).map(|datagram| Outgoing { to, datagram }));
+            tunnel.link.out.shrink_to_fit();
+        }
+    }
+
+    /// Seals a packet for a tunnel behind what is in `out`; the result is where it goes.
+    ///
+    /// # Errors
+    /// [`NotSealed`]: the packet must not be sent then.
+    pub fn seal(
+        &mut self,
+        id: TunnelId,
+        packet: &Packet<'_>,
+        (now, wall): (Millis, u32),
+        out: &mut Batch,
+    ) -> Result<SocketAddr, NotSealed> {
+        let tunnel = self.usable(id, wall)?;
+        tunnel.link.seal(packet, now, out)?;
+        Ok(tunnel.address)
+    }
+
+    /// Seals the parts of a block for a tunnel.
+    ///
+    /// # Errors
+    /// [`NotSealed`]: what was not sealed must not be sent.
+    pub fn seal_block<'p>(
+        &mut self,
+        id: TunnelId,
+        how: (Treatment, Compression),
+        of: (Suites, u8),
+        parts: impl Iterator<Item = (Part, &'p [u8])>,
+        (now, wall): (Millis, u32),
+        out: &mut Batch,
+    ) -> Result<SocketAddr, NotSealed> {
+        let tunnel = self.usable(id, wall)?;
+        tunnel.link.seal_block(how, of, parts, now, out)?;
+        Ok(tunnel.address)
+    }
+
+    fn usable(&mut self, id: TunnelId, wall: u32) -> Result<&mut Tunnel, NotSealed> {
+        let tunnel = self.tunnels.get_mut(&id).filter(|tunnel| wall < tunnel.expires);
+        tunnel.map(|tunnel| &mut **tunnel).ok_or(NotSealed::Over)
+    }
+
+    /// Does what time asks for, and ends the tunnels whose grants are over or revoked. To be called every 50 ms or so.
+    pub fn poll(
+        &mut self,
+        (now, wall): (Millis, u32),
+        tables: &impl Tables,
+        chance: &mut dyn Chance,
+        out: &mut Vec<Outgoing>,
+    ) {
+        self.recent.forget(wall);
+        let ids: Vec<_> = self.tunnels.keys().copied().collect();
+        for id in ids {
+            let Some(tunnel) = self.tunnels.get_mut(&id) else { continue };
+            let ended = tables.is_revoked(tunnel.handle) || tunnel.holder.0 != 0 && tables.is_ended(tunnel.holder);
+            let reason = match () {
+                () if ended => Some(Close::Revoked),
+                () if wall >= tunnel.expires => Some(Close::Expired),
+                () => None,
+            };
+            if let Some(reason) = reason {
+                tunnel.link.say(&Control::Close(reason), now);
+                self.flush(id, out);
+                self.forget(id);
+                continue;
+            }
+            let is_stale = !tunnel.confirmed && now.saturating_sub(tunnel.begun) >= ATTEMPT;
+            if is_stale || tunnel.link.is_over(now) || tunnel.until.is_some_and(|until| now >= until) {
+                self.forget(id);
+                continue;
+            }
+            if let Some(first) = tunnel.first.take_if(|first| now >= first.until) {
+                self.early.remove(&first.tag);
+            }
+            let mut fresh = Fresh { chance, taken: &self.indices };
+            // Nothing is said to an end that has not shown that it has the keys.
+            if tunnel.confirmed {
+                let begins = tunnel.link.rekey_after() + PATIENCE;
+                tunnel.link.poll(now, begins, &mut fresh);
+            }
+            self.flush(id, out);
+            self.register(id);
+        }
+    }
+
+    /// Ends a tunnel, and says so to its other end.
+    pub fn close(&mut self, id: TunnelId, reason: Close, now: Millis) -> Option<Outgoing> {
+        let tunnel = self.tunnels.get_mut(&id)?;
+        let datagram = tunnel.link.said(&Control::Close(reason), now);
+        let to = tunnel.address;
+        self.forget(id);
+        Some(Outgoing { to, datagram: datagram? })
+    }
+
+    /// Notes which indices find the tunnel.
+    fn register(&mut self, id: TunnelId) {
+        let Some(tunnel) = self.tunnels.get_mut(&id) else { return };
+        let now = tunnel.link.indices();
+        if now == tunnel.registered {
+            return;
+        }
+        for gone in tunnel.registered.into_iter().flatten().filter(|index| !now.contains(&Some(*index))) {
+            self.indices.remove(&gone);
+        }
+        for index in now.into_iter().flatten() {
+            self.indices.insert(index, id);
+        }
+        tunnel.registered = now;
+    }
+
+    #[cfg(test)]
+    pub(super) fn repeats(&self, id: TunnelId) -> bool {
+        self.tunnels.get(&id).is_some_and(|tunnel| tunnel.first.is_some())
+    }
+
+    #[cfg(test)]
+    pub(super) fn wear(&mut self, holder: Holder, sealed: u64, failed: u64) {
+        if let Some(tunnel) = self.newest.get(&holder).and_then(|id| self.tunnels.get_mut(id)) {
+            tunnel.link.wear(sealed, failed);
+        }
+    }
+
+    fn forget(&mut self, id: TunnelId) {
+        let Some(tunnel) = self.tunnels.remove(&id) else { return };
+        for index in tunnel.registered.into_iter().flatten() {
+            self.indices.remove(&index);
+        }
+        if let Some(first) = &tunnel.first {
+            self.early.remove(&first.tag);
+        }
+        if self.newest.get(&tunnel.holder) == Some(&id) {
+            self.newest.remove(&tunnel.holder);
+        }
+        if let Some(used) = self.accounts.get_mut(&tunnel.holder.account()) {
+            *used -= 1;
+            if *used == 0 {
+                self.accounts.remove(&tunnel.holder.account());
+            }
+        }
+    }
+}
+
+impl Tunnel {
+    /// Its bytes but for what it points to: windows, what is needed for the handshake, keys that rest.
+    #[cfg(test)]
+    pub(super) const SIZE: usize = size_of::<Self>();
+
+    /// Follows an initiator that has moved (wire.md §9.11): the result is a ping that it has to answer from there.
+    fn moved(
+        &mut self,
+        from: SocketAddr,
+        is_newest: bool,
+        pong: Option<[u8; 8]>,
+        now: Millis,
+        chance: &mut dyn Chance,
+    ) -> Option<Vec<u8>> {
+        if from == self.address || self.is_bound && from.ip() != self.address.ip() {
+            return None;
+        }
+        if let (Some((to, asked, _)), Some(answer)) = (self.challenge, pong)
+            && to == from
+            && asked == answer
+        {
+            self.address = from;
+            self.challenge = None;
+            return None;
+        }
+        let asked = self.challenge.map_or(0, |challenge| challenge.2);
+        if !is_newest || self.challenge.is_some() && now.saturating_sub(asked) < CHALLENGE {
+            return None;
+        }
+        let [a, b, c, d, e, f, g, h, ..] = chance.bytes();
+        let bytes = [a, b, c, d, e, f, g, h];
+        self.challenge = Some((from, bytes, now));
+        self.link.said(&Control::Ping(bytes), now)
+    }
+}
