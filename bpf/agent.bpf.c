@@ -14,6 +14,7 @@
 #include "checksum.h"
 #include "ls_token.h"
 #include "key_transfer.h"
+#include "handed.h"
 
 enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
 /* A verifier may hold a flow for this long after its last datagram: until then its ports are nobody else's. */
@@ -21,12 +22,6 @@ enum { UDP_OWNED = 90 /* seconds */ };
 enum { CGROUP_LEVELS = 8 };
 /* Bytes of a token of §3, which a block has behind its magic. */
 enum { TOKEN_LEN = TAIL_LEN - 4 };
-/* A perf record holds less than 64 KiB. */
-enum { HELD_MAX = 32768 };
-/* The port that name servers answer from, in a DNS header the bit that says "answer", and the longest one looked at. */
-enum { DNS_PORT = 53, DNS_ANSWER = 0x80, HEARD_MAX = 4096 };
-/* Answers a second and core that are handed over: whoever sends more is no name server of ours. */
-enum { HEARD_PER_SECOND = 64 };
 
 const volatile struct agent_config config SEC(".rodata.config") = {};
 
@@ -84,24 +79,6 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct conversation);
 } conversations SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
-	__uint(key_size, sizeof(__u32));
-	__uint(value_size, sizeof(__u32));
-} held SEC(".maps");
-
-struct hearing {
-	__u32 second;
-	__u32 heard;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct hearing);
-} hearings SEC(".maps");
 
 /* Cookie of the socket through which user space sends held packets again; their mark is their subject. */
 struct {
@@ -544,28 +521,6 @@ int insert(struct __sk_buff *skb)
 		return leave(AGENT_CONVERSATION);
 	grant->used = time + grant->skew;
 	return send_token(skb, &p, grant);
-}
-
-/* Hands a copy of a name server's answer over, in which there may be a record of discovery (wire.md §7.1). */
-static __noinline int hear(context *ctx, const struct packet *p)
-{
-	struct held_header header = { .interface = ctx->ifindex, .length = ctx->len };
-	__u32 zero = 0, second = (__u32)(bpf_ktime_get_boot_ns() / 1000000000);
-	struct hearing *hearing = bpf_map_lookup_elem(&hearings, &zero);
-	__u64 length = ctx->len;
-	__u8 flags = 0;
-
-	if (!hearing || length > HEARD_MAX || load(ctx, p->payload + 2, &flags, 1) || !(flags & DNS_ANSWER))
-		return 0;
-	if (hearing->second != second) {
-		hearing->second = second;
-		hearing->heard = 0;
-	}
-	if (hearing->heard >= HEARD_PER_SECOND)
-		return 0;
-	hearing->heard++;
-	bpf_perf_event_output(ctx, &held, BPF_F_CURRENT_CPU | length << 32, &header, sizeof(header));
-	return 0;
 }
 
 /* A datagram from a protected service back to us: its flow is known to the verifier. Or a packet from an authority, with a

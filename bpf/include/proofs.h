@@ -6,6 +6,7 @@
  * IPv4 with suite siphash, is read and judged in one go, without what other forms need. */
 #pragma once
 #include "proving.h"
+#include "withdrawn.h"
 
 /* The segment's bytes as a proof is made over them: the VNI in the place of the epoch and of the two zero bytes. */
 static __always_inline __u64 head_word(__u64 word, __u8 vni)
@@ -299,33 +300,6 @@ static __always_inline void write_message(const struct packet *p, struct proving
 		message[words + 3] = v->receiver.words[1];
 		v->fact.words = words + 4;
 	}
-}
-
-static __always_inline int voids(const struct withdrawal *key, __u32 expires)
-{
-	__u32 *until = bpf_map_lookup_elem(&withdrawn, key);
-
-	return until && expires <= *until;
-}
-
-/* Whether consent to it was withdrawn (wire.md §8.10). */
-__noinline int is_withdrawn(const struct proving *v)
-{
-	struct withdrawal key = {};
-	__u32 expires;
-
-	if (!v)
-		return 1;
-	expires = bpf_ntohl(v->segment.expires);
-	key.vni = (__u32)v->vni[0] << 8 | (__u32)v->vni[1] << 16 | (__u32)v->vni[2] << 24;
-	key.family = v->inner_family;
-	key.receiver = v->receiver;
-	key.sender = v->sender;
-	if (voids(&key, expires))
-		return 1;
-	key.from_all = 1;
-	key.sender.words[0] = key.sender.words[1] = 0;
-	return voids(&key, expires);
 }
 
 /* Whether that equals what was right. */

@@ -12,12 +12,14 @@ mod queue;
 mod session;
 #[cfg(test)]
 mod tests;
+mod view;
 
 pub use clock::Clock;
 pub use consent::{Consent, ConsentRules, Target};
 pub use frame::Frame;
 pub use known::Unusable;
-pub use session::{GrantView, Standing};
+pub use session::Standing;
+pub use view::GrantView;
 
 use crate::api::{self, Event, GrantRequest, Receiver};
 use crate::insertion::Used;

@@ -4,6 +4,7 @@ use super::consent::{Consent, Target};
 use super::frame::{Frame, Sender};
 use super::known::{Known, Unusable, plain_entry};
 use super::queue::Queue;
+use super::view::GrantView;
 use super::{Clock, FetchId, Login, Output, Place, Subject};
 use crate::api::{self, Receiver};
 use crate::insertion::Used;
@@ -55,31 +56,6 @@ struct Fetch {
     attempts: u32,
     /// When to ask again; none while the answer is awaited.
     retry: Option<Duration>,
-}
-
-/// A grant, for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GrantView {
-    /// Its identifier.
-    pub handle: Handle,
-    /// The destinations it covers.
-    pub prefix: IpNet,
-    /// The protocol and port, if it is for one.
-    pub service: Option<(u8, u16)>,
-    /// The MAC suite's name.
-    pub suite: &'static str,
-    /// The carrier's name.
-    pub carrier: &'static str,
-    /// The receiver's name.
-    pub receiver: String,
-    /// The rule that allowed it; empty if an earlier process asked for it.
-    pub rule: String,
-    /// When it ends, Unix seconds.
-    pub expires: u32,
-    /// When a token was last made from it, Unix seconds; 0 if never.
-    pub used: u32,
-    /// Whether it is for a single flow.
-    pub single: bool,
 }
 
 /// What would happen to a first packet.
@@ -277,7 +253,7 @@ impl Session {
             return Standing::Denied(why.clone());
         }
         match self.best(unix, place, None).and_then(|index| self.known.get(index)) {
-            Some(known) => Standing::Granted(Box::new(view(known))),
+            Some(known) => Standing::Granted(Box::new(GrantView::of(known))),
             None => Standing::Missing,
         }
     }
@@ -603,26 +579,11 @@ impl Session {
         let last = |place: &Place| Some(used(&place.slot(self.subject))?.last);
         let latest = |known: &Known| known.places.iter().filter_map(last).max();
         let views = self.known.iter().map(|known| {
-            let mut view = view(known);
+            let mut view = GrantView::of(known);
             view.used = view.used.max(latest(known).unwrap_or_default());
             view
         });
         views.collect()
-    }
-}
-
-fn view(known: &Known) -> GrantView {
-    GrantView {
-        handle: known.handle(),
-        prefix: known.prefix,
-        service: known.service,
-        suite: known.suite(),
-        carrier: known.carrier.name(),
-        receiver: known.receiver.clone(),
-        rule: known.rule.clone(),
-        expires: known.expires,
-        used: known.used,
-        single: known.is_single(),
     }
 }
 

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
+/* Copies of packets that the agent's programs hand to user space: held ones, and answers of name servers. */
+#pragma once
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include "layout.h"
+#include "parse.h"
+
+/* A perf record holds less than 64 KiB. */
+enum { HELD_MAX = 32768 };
+/* The port that name servers answer from, in a DNS header the bit that says "answer", and the longest one looked at. */
+enum { DNS_PORT = 53, DNS_ANSWER = 0x80, HEARD_MAX = 4096 };
+/* Answers a second and core that are handed over: whoever sends more is no name server of ours. */
+enum { HEARD_PER_SECOND = 64 };
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(__u32));
+} held SEC(".maps");
+
+struct hearing {
+	__u32 second;
+	__u32 heard;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct hearing);
+} hearings SEC(".maps");
+
+/* Hands a copy of a name server's answer over, in which there may be a record of discovery (wire.md §7.1). */
+static __noinline int hear(context *ctx, const struct packet *p)
+{
+	struct held_header header = { .interface = ctx->ifindex, .length = ctx->len };
+	__u32 zero = 0, second = (__u32)(bpf_ktime_get_boot_ns() / 1000000000);
+	struct hearing *hearing = bpf_map_lookup_elem(&hearings, &zero);
+	__u64 length = ctx->len;
+	__u8 flags = 0;
+
+	if (!hearing || length > HEARD_MAX || load(ctx, p->payload + 2, &flags, 1) || !(flags & DNS_ANSWER))
+		return 0;
+	if (hearing->second != second) {
+		hearing->second = second;
+		hearing->heard = 0;
+	}
+	if (hearing->heard >= HEARD_PER_SECOND)
+		return 0;
+	hearing->heard++;
+	bpf_perf_event_output(ctx, &held, BPF_F_CURRENT_CPU | length << 32, &header, sizeof(header));
+	return 0;
+}

@@ -1,0 +1,144 @@
+//! What people ask the daemon for, and what it answers: its state, their grants and rules.
+
+use super::login::At;
+use super::{Daemon, Waiter, refused, used};
+use crate::metrics::Snapshot;
+use crate::now;
+use crate::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
+use crate::socket::Command;
+use crate::switches::Switches;
+use anyhow::{Context, Result};
+use engine::agent::{self, Place, Subject};
+use engine::api;
+use std::collections::BTreeMap;
+use tokio::sync::oneshot;
+
+impl Daemon {
+    pub(super) fn command(&mut self, command: Command) {
+        let Command { uid, call, reply } = command;
+        let subject = Subject::of_user(uid);
+        let answer = match call {
+            Call::Login { authority: url, ca, person, password, totp, device } => {
+                let login = api::Login { person, password, totp, device };
+                return self.login(uid, At { url, ca, uid }, login, reply);
+            }
+            Call::LoginMethods { authority: url, ca } => return self.login_methods(At { url, ca, uid }, reply),
+            Call::StartLogin { authority: url, ca, device, way } => {
+                return self.start_login(uid, At { url, ca, uid }, device, way, reply);
+            }
+            Call::FinishLogin { callback } => return self.finish_login(uid, callback, reply),
+            Call::ServiceLogin { authority: url, ca, key, device } => {
+                return self.service_login(uid, At { url, ca, uid }, key, device, reply);
+            }
+            Call::Logout => return self.logout(subject, reply),
+            Call::Explain { address, protocol, port } => {
+                let place = Place { address: address.to_canonical(), protocol, port };
+                return self.explain(subject, place, false, reply);
+            }
+            Call::Discover { domain } => return self.discover(domain.as_deref(), reply),
+            Call::Status => self.status(uid),
+            Call::Grants => {
+                let grants = self.agent.grants(subject, |slot| used(&self.kernel, self.switches.as_ref(), slot));
+                Reply::Grants {
+                    grants: grants.iter().map(Grant::from).collect(),
+                    rules: self.agent.rules(subject).all().to_vec(),
+                    default: self.config.settings.default,
+                    now: self.agent.unix(now(), subject),
+                }
+            }
+            Call::Rule { target, consent } => self.rule(uid, target, consent),
+        };
+        let _ = reply.send(answer);
+    }
+
+    fn rule(&mut self, uid: u32, target: agent::Target, consent: Option<agent::Consent>) -> Reply {
+        let kept = self.kept.entry(uid).or_default();
+        let text = match consent {
+            Some(consent) => {
+                kept.rules.set(target, consent);
+                format!("{}: {target}", consent.name())
+            }
+            None if kept.rules.forget(&target) => format!("forgotten: {target}"),
+            None => return refused("no_rule", format!("there is no rule for {target}")),
+        };
+        self.agent.set_rules(Subject::of_user(uid), kept.rules.clone());
+        self.save(uid);
+        Reply::Done { text }
+    }
+
+    pub(super) fn explain(&mut self, subject: Subject, place: Place, asked: bool, reply: oneshot::Sender<Reply>) {
+        // Who has given up waiting needs no answer.
+        self.waiters.retain(|waiter| !waiter.reply.is_closed());
+        let standing = match self.agent.want(now(), subject, place) {
+            agent::Standing::Asked(fetch) => {
+                return self.waiters.push(Waiter { fetch, subject, place, since: now(), reply });
+            }
+            agent::Standing::NotLoggedIn => {
+                let _ = reply.send(refused("not_logged_in", "nobody is logged in: `vouchsafe login`".to_owned()));
+                return;
+            }
+            agent::Standing::NotProtected => Standing::NotProtected,
+            agent::Standing::Withheld(rule) => Standing::Withheld { rule },
+            agent::Standing::Denied(why) => Standing::Denied { why },
+            agent::Standing::Granted(view) => {
+                Standing::Granted { asked, grant: Grant::from(&*view), now: self.agent.unix(now(), subject) }
+            }
+            agent::Standing::Missing => Standing::Failed { why: "the grant can't be had".to_owned() },
+        };
+        let _ = reply.send(Reply::Standing(standing));
+    }
+
+    pub(super) fn interfaces(&self) -> Vec<Interface> {
+        let switches = self.switches.iter().flat_map(Switches::shown);
+        self.kernel.interfaces().into_iter().chain(switches).collect()
+    }
+
+    /// What the kernel program and the switches' side counted.
+    pub(super) fn counters(&self) -> Result<BTreeMap<String, u64>> {
+        let mut counters = self.kernel.counters().context("the kernel's counters")?;
+        for (name, count) in self.switches.iter().flat_map(Switches::counters) {
+            *counters.entry(name.to_owned()).or_default() += count;
+        }
+        Ok(counters)
+    }
+
+    pub(super) fn snapshot(&self) -> Result<Snapshot> {
+        let reachable = self.connections.values().filter(|connection| connection.trouble.is_none()).count();
+        let interfaces = self.interfaces();
+        let attached = interfaces.iter().filter(|interface| interface.trouble.is_none()).count();
+        Ok(Snapshot {
+            counters: self.counters()?,
+            answers: self.answers,
+            grants: self.connections.keys().map(|subject| self.agent.grants(*subject, |_| None).len()).sum(),
+            reachable,
+            unreachable: self.connections.len() - reachable,
+            attached,
+            failing: interfaces.len() - attached,
+        })
+    }
+
+    fn status(&self, uid: u32) -> Reply {
+        let subject = Subject::of_user(uid);
+        let kept = self.kept.get(&uid).and_then(|kept| kept.session.as_ref());
+        let session = kept.map(|session| Session {
+            person: session.person.clone(),
+            device: session.device.clone(),
+            authority: session.authority.clone(),
+            trouble: self.connections.get(&subject).and_then(|connection| connection.trouble.clone()),
+            expires: session.expires,
+            destinations: self.agent.receivers(subject).to_vec(),
+        });
+        match self.counters() {
+            Err(error) => refused("broken", format!("{error:#}")),
+            Ok(counters) => Reply::Status(Box::new(Status {
+                uid,
+                session,
+                interfaces: self.interfaces(),
+                counters,
+                default: self.config.settings.default,
+                discovered: self.discovered(),
+                now: self.agent.unix(now(), subject),
+            })),
+        }
+    }
+}
