@@ -24,7 +24,7 @@ use engine::api::{
     GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login, PathSegment, PersonExplanation,
     REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest, VerifierConfig,
 };
-use engine::policy::{Policy, Receiver, Request, Subject};
+use engine::policy::{Compiled, Policy, Receiver, Request, Subject};
 use futures_util::{Stream, StreamExt};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
@@ -443,12 +443,12 @@ async fn explain(
     let source = source.map(|source| source.to_canonical());
     let request =
         Request { subject: Subject { person: &person, groups: &groups, tags: &tags, source }, to, now: now() };
-    let explain = |policy: &Policy| {
+    let explain = |policy: &Compiled| {
         // A verifier learns about its own door and no other.
         let is_own = |receiver: &Receiver| receiver.verifier == *caller.id && receiver.covers(&to);
-        policy.receivers().iter().any(is_own).then(|| policy.decide(&request).explain(&request))
+        policy.policy().receivers().iter().any(is_own).then(|| policy.decide(&request).explain(&request))
     };
-    let explanation = authority.with_policy(explain).await.ok_or(Problem::NotFound("receiver of this verifier"))?;
+    let explanation = authority.with_compiled(explain).await.ok_or(Problem::NotFound("receiver of this verifier"))?;
     Ok(Json(PersonExplanation { explanation, taken }))
 }
 

@@ -3,7 +3,7 @@
 
 use crate::storage::Database;
 use anyhow::Result;
-use engine::policy::{Outcome, Policy, Request, Subject, place};
+use engine::policy::{Compiled, Outcome, Request, Subject, place};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use wire::Destination;
@@ -42,7 +42,7 @@ type Cases = BTreeMap<(String, String, String, String), (usize, u64)>;
 
 impl Replay {
     /// Judges what was asked for since a time.
-    pub fn of(draft: &Policy, database: &Database, since: u64) -> Result<Self> {
+    pub fn of(draft: &Compiled, database: &Database, since: u64) -> Result<Self> {
         let (grants, refusals) = (database.grants_since(since)?, database.refusals(since)?);
         let (mut refused, mut allowed) = (Cases::new(), Cases::new());
         for grant in &grants {
@@ -60,7 +60,7 @@ impl Replay {
 /// Counts a question if the draft's answer to it is as `wanted`; where nothing would be protected any more, nothing is
 /// refused.
 fn note(
-    draft: &Policy,
+    draft: &Compiled,
     subject: Subject<'_>,
     device: &str,
     to: Destination,

@@ -173,7 +173,12 @@ impl Authority {
 
     /// Asks the policy in force.
     pub async fn with_policy<T>(&self, ask: impl FnOnce(&Policy) -> T) -> T {
-        ask(self.policy.read().await.policy())
+        self.with_compiled(|policy| ask(policy.policy())).await
+    }
+
+    /// Asks the policy in force what it decides.
+    pub async fn with_compiled<T>(&self, ask: impl FnOnce(&Compiled) -> T) -> T {
+        ask(&*self.policy.read().await)
     }
 
     /// What a verifier protects.

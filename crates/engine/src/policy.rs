@@ -240,7 +240,9 @@ impl Policy {
         self
     }
 
-    /// What the policy says.
+    /// What the policy says, in plain words: receiver by receiver and rule by rule. The oracle of tests: what grants and what
+    /// explains is [`Compiled::decide`], and tests hold the two together.
+    #[doc(hidden)]
     pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
         let request = &request.normal();
         let mut receiver = None;

@@ -216,10 +216,11 @@ struct FailedTest {
 
 fn test(file: &OneFile, json: bool) -> Result<ExitCode> {
     let (policy, _) = file.at.directory().read_policy(file.file.as_deref())?;
+    let policy = Compiled::new(policy)?;
     let failures = policy.failures().into_iter();
     let failures: Vec<_> =
         failures.map(|failure| FailedTest { line: failure.line, message: failure.message }).collect();
-    let tested = Tested { tests: policy.expectations().len(), failures };
+    let tested = Tested { tests: policy.policy().expectations().len(), failures };
     if json {
         println!("{}", serde_json::to_string_pretty(&tested)?);
     } else {
@@ -245,10 +246,11 @@ fn explain(question: &Explain) -> Result<ExitCode> {
         None => now(),
         Some(time) => instant(time).with_context(|| format!("`{time}` is no time such as 2026-03-02T09:00:00Z"))?,
     };
+    let policy = Compiled::new(policy)?;
     let asked = match &question.network {
         None => &policy,
         Some(name) => {
-            let known: Vec<_> = policy.networks().map(|(name, _)| name).collect();
+            let known: Vec<_> = policy.policy().networks().map(|(name, _)| name).collect();
             let known = if known.is_empty() { "in none".to_owned() } else { format!("in {}", known.join(", ")) };
             policy.network(name).with_context(|| format!("the policy has no receivers in network `{name}`: {known}"))?
         }
@@ -323,7 +325,7 @@ fn print_change(change: &Change) {
 fn replay(file: &OneFile, hours: u64, json: bool) -> Result<ExitCode> {
     let (draft, _) = file.at.directory().read_policy(file.file.as_deref())?;
     let since = now().saturating_sub(hours.saturating_mul(3600));
-    let replay = Replay::of(&draft, &file.at.database()?, since)?;
+    let replay = Replay::of(&Compiled::new(draft)?, &file.at.database()?, since)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&replay)?);
     } else {

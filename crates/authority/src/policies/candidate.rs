@@ -42,9 +42,9 @@ impl Candidate {
     }
 
     fn tested(policy: Policy, text: String, name: &str) -> Result<Self> {
+        let policy = Compiled::new(policy).with_context(|| name.to_owned())?;
         let failures = policy.failures();
         if failures.is_empty() {
-            let policy = Compiled::new(policy).with_context(|| name.to_owned())?;
             return Ok(Self { policy, text });
         }
         let told = failures.iter().take(MOST_TOLD);

@@ -7,7 +7,7 @@ use authority::storage::Database;
 use authority::{admin, now};
 use engine::api::Event;
 use engine::networks::Networks;
-use engine::policy::Policy;
+use engine::policy::{Compiled, Policy};
 
 #[tokio::test]
 async fn a_window_that_closes_cuts_what_it_allowed() {
@@ -171,7 +171,7 @@ async fn a_draft_is_tried_on_what_was_asked_for() {
     alice.grant(&to("203.0.113.70", 6, 80)).await.unwrap();
     problem(bob.grant(&git()).await);
     let replay = |draft: &str, since: u64| {
-        let draft = engine::policy::Policy::parse(draft, 3600).unwrap();
+        let draft = Compiled::new(Policy::parse(draft, 3600).unwrap()).unwrap();
         let database = Database::open(&stage.directory.database()).unwrap();
         let replay = Replay::of(&draft, &database, since).unwrap();
         let words = |cases: Vec<Case>| {

@@ -1,7 +1,7 @@
 //! Tests that stand in the policy file beside the rules: what somebody is expected to get. A policy whose tests fail is not
 //! put in force.
 
-use super::{Asker, Decision, Policy, Request};
+use super::{Asker, Compiled, Decision, Policy, Request};
 use std::fmt;
 use wire::Destination;
 
@@ -72,15 +72,17 @@ impl Policy {
     pub fn expectations(&self) -> &[Expectation] {
         &self.expectations
     }
+}
 
-    /// The tests that fail.
+impl Compiled {
+    /// The tests of the file that fail.
     pub fn failures(&self) -> Vec<Failure> {
-        self.expectations.iter().filter_map(|test| test.failure(self)).collect()
+        self.policy().expectations.iter().filter_map(|test| test.failure(self)).collect()
     }
 }
 
 impl Expectation {
-    fn failure(&self, policy: &Policy) -> Option<Failure> {
+    fn failure(&self, policy: &Compiled) -> Option<Failure> {
         let request = Request { subject: self.who.subject(), to: self.to, now: self.at };
         let part = self.network.as_ref().map(|network| policy.network(network));
         let decision = match part {

@@ -284,7 +284,7 @@ fn rules_of_a_draft_are_called_by_its_name() {
     let draft = policy().in_file("draft.toml");
     let asked = Asker { groups: vec!["staff".into()], ..Asker::default() };
     let to = destination("203.0.113.10:22").unwrap();
-    let text = draft.trace(&Request { subject: asked.subject(), to, now: 0 }).text;
+    let text = Compiled::new(draft).unwrap().trace(&Request { subject: asked.subject(), to, now: 0 }).text;
     assert!(text.starts_with("somebody in staff ") && text.contains("draft.toml:"), "{text}");
 }
 
@@ -497,7 +497,12 @@ expect = "unprotected"
 
 fn failures(tests: &str) -> Vec<String> {
     let policy = Policy::parse(&format!("{POLICY}{tests}"), 3600).unwrap_or_else(|faults| panic!("{faults}"));
-    policy.failures().into_iter().map(|failure| format!("{}: {}", failure.line, failure.message)).collect()
+    Compiled::new(policy)
+        .unwrap()
+        .failures()
+        .into_iter()
+        .map(|failure| format!("{}: {}", failure.line, failure.message))
+        .collect()
 }
 
 #[test]
@@ -550,7 +555,7 @@ fn a_trace_names_the_rules_that_lost_and_those_that_only_just_miss() {
         "{POLICY}[[rules]]\nname = \"ops\"\naction = \"allow\"\nwho = \"person:carol\"\nto = \"git\"\npriority = 300\n\
          [[rules]]\nname = \"weekend\"\naction = \"deny\"\nwho = \"everyone\"\nto = \"git\"\nwhen = {{ days = \"sun\" }}\n"
     );
-    let policy = Policy::parse(&policy, 3600).unwrap();
+    let policy = Compiled::new(Policy::parse(&policy, 3600).unwrap()).unwrap();
     let request = Request { now: instant("2026-03-02T12:00:00Z").unwrap(), ..ask("bob", &to("203.0.113.10", 6, 22)) };
     let trace = policy.trace(&request);
     let told = |reasons: &[Reason]| {

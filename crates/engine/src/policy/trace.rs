@@ -2,7 +2,7 @@
 
 use super::explain::Place;
 use super::window::written;
-use super::{Action, Decision, Granularity, Policy, Request, Rule, Who};
+use super::{Action, Compiled, Decision, Granularity, Policy, Request, Rule, Who};
 use crate::document::duration;
 use serde::Serialize;
 use wire::Carrier;
@@ -39,11 +39,17 @@ pub struct Reason {
     pub why: String,
 }
 
-impl Policy {
+impl Compiled {
     /// Decides, and says why.
     pub fn trace(&self, request: &Request<'_>) -> Trace {
         let request = &request.normal();
-        let decision = self.decide(request);
+        self.policy().reasons(request, &self.decide(request))
+    }
+}
+
+impl Policy {
+    /// Why the decision on a request is what it is.
+    fn reasons(&self, request: &Request<'_>, decision: &Decision<'_>) -> Trace {
         let explained = decision.explain(request);
         let deciding = decision.rule();
         let misses: Vec<_> = self.rules.iter().filter_map(|rule| Some((rule, self.miss(rule, request)?))).collect();
@@ -65,7 +71,7 @@ impl Policy {
             [one] => Some(reason(rule, one.clone())),
             _ => None,
         });
-        let grant = match &decision {
+        let grant = match decision {
             Decision::Allowed(permit) => Some(grant(permit)),
             _ => None,
         };

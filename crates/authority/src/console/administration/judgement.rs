@@ -65,7 +65,7 @@ impl Judgement {
                     }
                 };
                 let draft = compiled.policy();
-                let failures = draft.failures();
+                let failures = compiled.failures();
                 let failing = failures.len();
                 let failures = failures.into_iter().take(MOST_TOLD);
                 let failures =
@@ -78,7 +78,7 @@ impl Judgement {
                     failing,
                     unknown: admin::unknown_names(&directory, draft, &directory.read_networks()?)?,
                     changes: compare(&old, draft, now()),
-                    replay: Replay::of(draft, database, now().saturating_sub(HOURS * 3600))?,
+                    replay: Replay::of(&compiled, database, now().saturating_sub(HOURS * 3600))?,
                     ending: 0,
                 };
                 Ok(Ok((effects, compiled)))

@@ -410,7 +410,10 @@ fn engine_and_reference_agree_on_a_million_random_pairs() {
             );
             // The rulebook says the same to the last detail, receiver and end included.
             asked(&question, second, |request| {
-                assert_eq!(compiled.decide(request), policy.decide(request), "the rulebook\n{text}");
+                let plain = policy.decide(request);
+                assert_eq!(compiled.decide(request), plain, "the rulebook\n{text}");
+                let (trace, explained) = (compiled.trace(request), plain.explain(request));
+                assert_eq!((trace.allowed, trace.text), (explained.allowed, explained.text), "the trace\n{text}");
             });
         }
     }
