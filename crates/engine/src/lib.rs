@@ -20,5 +20,6 @@ pub mod protected;
 pub mod protocol;
 pub mod rulebook;
 pub mod segment;
+#[cfg(feature = "tunnel")]
 pub mod tunnel;
 pub mod verifier;

@@ -5,13 +5,15 @@
 //! nothing of an initiation before its tag was right.
 
 mod initiator;
+mod limits;
 mod link;
 mod phase;
 mod recent;
 mod responder;
 
 pub use initiator::{Initiator, Terms};
-pub use responder::{Limits, NotTaken, Outgoing, Responder, TunnelId, TunnelInfo};
+pub use limits::Limits;
+pub use responder::{NotTaken, Outgoing, Responder, TunnelId, TunnelInfo};
 
 use seal::Joined;
 use wire::seal::{Close, Index, Refusal, Suite, Suites, Treatment};

@@ -3,6 +3,7 @@
 //! Who can fill its tables: nobody without a right grant. Tunnels are counted by account, and an account has as many as it may; so are
 //! the tags that stop replays. What is full refuses newcomers and takes nothing from others.
 
+use super::limits::Limits;
 use super::link::{Agreed, Heard, Link};
 use super::phase::Phase;
 use super::recent::Recent;
@@ -22,23 +23,6 @@ use wire::{Destination, DropReason, Epoch, Flags, Handle, Holder};
 const PATIENCE: Millis = 10_000;
 /// How often at most a tunnel that seems to have moved is asked (wire.md §9.11).
 const CHALLENGE: Millis = RESEND.0;
-
-/// What a responder allows.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Tunnels, those without a confirmed handshake included.
-    pub tunnels: usize,
-    /// Of them, those of one account.
-    pub of_account: u32,
-    /// Tags of initiations that it remembers.
-    pub recent: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { tunnels: 65_536, of_account: 64, recent: 262_144 }
-    }
-}
 
 /// Names a tunnel for as long as it lives; no other gets the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
