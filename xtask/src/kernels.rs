@@ -39,7 +39,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     deb: Option<PathBuf>,
     /// Give up after this many seconds in the guest
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 1200)]
     timeout: u64,
 }
 
@@ -64,7 +64,7 @@ pub fn run_after_workspace_tests() -> Result<()> {
         println!("kernels: SKIPPED: apt knows no Debian 12 kernel here; see `cargo xtask kernels --help` for --deb");
         return Ok(());
     };
-    let args = Args { filter: "kernel_".into(), deb: None, timeout: 600 };
+    let args = Args { filter: "kernel_".into(), deb: None, timeout: 1200 };
     boot(&kernel, &test_binaries("--workspace")?, &args)
 }
 
