@@ -1,4 +1,4 @@
-# Thin names for what xtask does. `cargo xtask help` lists the rest.
+# Short names for xtask commands. `cargo xtask help` lists the others.
 .DEFAULT_GOAL := help
 .PHONY: help setup build demo test bench ci clean
 

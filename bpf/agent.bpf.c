@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* The agent's hooks: tc egress puts tokens into first packets, tc ingress notices which UDP flows were answered.
  *
- * Touches only TCP SYNs and UDP datagrams to protected destinations from sockets whose owner has logged in (wire.md
- * §4.1, §4.2). Where the grant is missing, the packet goes to user space, which sends it again once the grant is there. */
+ * They touch only TCP SYNs and UDP datagrams to protected destinations from sockets whose owner has logged in (wire.md
+ * §4.1, §4.2). Without a grant, the packet goes to user space, which sends it again once the grant has arrived. */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_endian.h>
@@ -17,10 +17,10 @@
 #include "handed.h"
 
 enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
-/* A verifier may hold a flow for this long after its last datagram: until then its ports are nobody else's. */
+/* A verifier may keep a flow for this long after its last datagram; until then its ports belong to its subject. */
 enum { UDP_OWNED = 90 /* seconds */ };
 enum { CGROUP_LEVELS = 8 };
-/* Bytes of a token of §3, which a block has behind its magic. */
+/* Bytes of a token (§3), which follows the magic in a block. */
 enum { TOKEN_LEN = TAIL_LEN - 4 };
 
 const volatile struct agent_config config SEC(".rodata.config") = {};
@@ -34,8 +34,8 @@ struct {
 	__type(value, __u64);
 } counters SEC(".maps");
 
-/* What to add to the boot clock for Unix time by this machine's clock, in nanoseconds. Each grant has the difference
- * to its authority's. */
+/* Offset from the boot clock to Unix time by this machine's clock, in nanoseconds. Each grant holds the difference from
+ * its authority's clock. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -43,7 +43,7 @@ struct {
 	__type(value, __u64);
 } clock SEC(".maps");
 
-/* Never repeats within a second, whoever sends (wire.md §3.8). */
+/* Next nonce. Values never repeat within a second, across all senders on this machine (wire.md §3.8). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -51,7 +51,7 @@ struct {
 	__type(value, __u32);
 } nonces SEC(".maps");
 
-/* How many nonces of a pair were used, by its handle (wire.md §5.7): the next one to use. */
+/* Number of nonces of a pair that were used, which is also the next one, keyed by the pair's handle (wire.md §5.7). */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -80,7 +80,7 @@ struct {
 	__type(value, struct conversation);
 } conversations SEC(".maps");
 
-/* Cookie of the socket through which user space sends held packets again; their mark is their subject. */
+/* Cookie of the socket through which user space sends held packets again; the mark of such a packet is its subject. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -88,7 +88,7 @@ struct {
 	__type(value, __u64);
 } injector SEC(".maps");
 
-/* Of words of 32 bits: clang writes a packed structure byte by byte. */
+/* Made of 32-bit words: clang would write a packed structure byte by byte. */
 struct block {
 	__u32 magic;
 	__u32 header[4];
@@ -96,9 +96,9 @@ struct block {
 	__u32 tag[3];
 };
 
-/* The block being made, and what it is made of: too large for the stack. While `ahead` is set it waits for the copy of
- * a packet that is to carry it alone, on its way out ahead of the packet; the copy passes this program on the same core
- * before the call that made it returns. */
+/* The block in the making and its inputs: too large for the stack. While `ahead` is set, the block waits for the copy
+ * of a packet that will carry the block alone, sent ahead of the packet itself; the copy passes this program on the
+ * same core before the call that made it returns. */
 struct work {
 	struct block block;
 	struct wrapping wrapping;
@@ -138,7 +138,7 @@ static __always_inline __u32 now(void)
 	return (__u32)((bpf_ktime_get_boot_ns() + (offset ? *offset : 0)) / 1000000000);
 }
 
-/* The subject whose packet this is, or 0. A cgroup's setting comes before its user's. */
+/* Returns the subject that sent the packet, or 0. A cgroup's setting takes precedence over its user's. */
 static __noinline __u32 subject_of(context *ctx)
 {
 	struct owner owner = {};
@@ -178,7 +178,7 @@ static __noinline int hold(context *ctx, const struct grant_slot *slot)
 	};
 	__u64 length = ctx->len;
 
-	/* A tag that the network card is to put in is beside the bytes. */
+	/* With hardware VLAN offload, the tag is in the metadata, outside the packet's bytes. */
 	if (ctx->vlan_present) {
 		header.vlan_proto = ctx->vlan_proto;
 		header.vlan_tci = ctx->vlan_tci;
@@ -190,7 +190,8 @@ static __noinline int hold(context *ctx, const struct grant_slot *slot)
 	leave(AGENT_HELD);
 	if (!config.tcx)
 		return TC_ACT_STOLEN;
-	/* TCX knows no TC_ACT_STOLEN: the packet ends on the loopback interface, which drops what is for others. */
+	/* TCX does not support TC_ACT_STOLEN: the packet is redirected to the loopback interface, which drops packets
+	 * for other hosts. */
 	return config.link_header ? bpf_redirect(LOOPBACK, 0) : TC_ACT_SHOT;
 }
 
@@ -225,13 +226,13 @@ static __noinline int make_block(const struct packet *p, const struct grant_entr
 	return 0;
 }
 
-/* The handle of an entry's pair. */
+/* Returns the handle of the entry's pair. */
 static __always_inline __u64 pair_of(const struct grant_entry *grant)
 {
 	return bpf_be64_to_cpu(grant->header[0]) >> 8;
 }
 
-/* Whether the entry's pair has no nonce left: its successor is waited for (wire.md §5.5). */
+/* Reports whether the entry's pair has no nonce left: the packet then waits for the pair's successor (wire.md §5.5). */
 static __noinline int is_used_up(const struct grant_entry *grant)
 {
 	__u64 handle = pair_of(grant);
@@ -240,7 +241,7 @@ static __noinline int is_used_up(const struct grant_entry *grant)
 	return used && *used >= LS_NONCES;
 }
 
-/* Makes the token of a pair where a shim has it. */
+/* Makes the token of a pair, at its place in the shim. */
 static __noinline int make_ls_token(struct grant_entry *grant, struct work *work)
 {
 	__u64 handle = pair_of(grant);
@@ -271,7 +272,7 @@ static __noinline int make_ls_token(struct grant_entry *grant, struct work *work
 	return 0;
 }
 
-/* Sets the lengths in the IP header, and its checksum. */
+/* Sets the length in the IP header and updates the header's checksum. */
 static __always_inline long set_ip_length(context *ctx, const struct packet *p, __u32 end)
 {
 	__be16 old, new;
@@ -287,7 +288,7 @@ static __always_inline long set_ip_length(context *ctx, const struct packet *p, 
 	       bpf_skb_store_bytes(ctx, p->network + 2, &new, 2, 0);
 }
 
-/* Puts the block behind the payload. The helpers know whether the network card is to finish the checksum. */
+/* Appends the block to the payload. The helpers handle checksums that the network card completes. */
 static __noinline int append(context *ctx, const struct packet *p, const struct block *block)
 {
 	__u32 udp = p->flow.protocol == IP_UDP, field = p->transport + (udp ? 6 : 16);
@@ -307,7 +308,8 @@ static __noinline int append(context *ctx, const struct packet *p, const struct 
 	return set_ip_length(ctx, p, p->end + TAIL_LEN) ? -1 : 0;
 }
 
-/* Turns the copy of a datagram into one that holds the block alone (wire.md §4.2), or is empty in a shim (§4.3.3). */
+/* Turns the copy of a datagram into one that holds the block alone (wire.md §4.2) or, with a shim, has no payload
+ * (§4.3.3). */
 static __noinline int go_ahead(context *ctx, const struct packet *p, struct work *work)
 {
 	const struct block *block = &work->block;
@@ -318,7 +320,8 @@ static __noinline int go_ahead(context *ctx, const struct packet *p, struct work
 
 	if (load(ctx, p->transport, &udp, sizeof(udp)))
 		return -1;
-	/* A change that is not the pseudo-header's only shows where no network card finishes the checksum. */
+	/* If the network card completes the checksum, a change outside the pseudo-header does not alter the field: a
+	 * probe. */
 	before = udp.checksum;
 	if (bpf_l4_csum_replace(ctx, field, 0, 1, 0) || load(ctx, field, &probed, 2))
 		return -1;
@@ -361,8 +364,8 @@ static __noinline int go_ahead(context *ctx, const struct packet *p, struct work
 	return length ? 0 : wrap(ctx, p, &work->wrapping, end);
 }
 
-/* Whether the packet carries a block already: VLANs, bonds and bridges pass a packet to the program once more on the
- * interface below. */
+/* Reports whether the packet already carries a block: VLANs, bonds and bridges pass a packet to the program again on
+ * the interface below. */
 static __always_inline int has_block(context *ctx, const struct packet *p)
 {
 	__u32 magic = 0;
@@ -376,7 +379,7 @@ static __always_inline int has_no_room(const context *ctx, const struct packet *
 	       p->end - p->network + more > SAFE_MTU;
 }
 
-/* Makes the token of a grant, and puts it where its carrier takes it from. */
+/* Makes a grant's token and stores it where its carrier picks it up. */
 static __always_inline int make_token(const struct packet *p, struct grant_entry *grant, struct work *work)
 {
 	if (grant->suite == SUITE_SHA224)
@@ -397,7 +400,7 @@ static __noinline int send_token(context *ctx, const struct packet *p, struct gr
 	struct work *work = bpf_map_lookup_elem(&works, &zero);
 	int shim = grant->carrier == CARRIER_SHIM;
 
-	/* Behind a VLAN tag in the frame the kernel does not find the header. */
+	/* The kernel does not find the IP header behind a VLAN tag in the frame. */
 	if (shim && (p->flow.family != 4 || p->network != config.link_header || p->transport != p->network + IPV4_LEN))
 		return refuse(AGENT_FAILED);
 	if (!work || make_token(p, grant, work))
@@ -414,18 +417,19 @@ static __noinline int send_token(context *ctx, const struct packet *p, struct gr
 	return leave(AGENT_ALONE);
 }
 
-/* Whether the datagram would ride on a flow that is somebody else's: its port was bound right after another left it. */
+/* Reports whether the datagram would ride on another subject's flow, whose port was bound again right after that
+ * subject released it. */
 static __always_inline int is_rider(struct conversation *conversation, __u32 subject, __u32 time)
 {
 	if (conversation->subject == subject) {
 		conversation->seen = time;
 		return 0;
 	}
-	/* Another core may have noted the next second already. */
+	/* Another core may already have recorded the next second. */
 	return time - conversation->seen + 1 <= UDP_OWNED;
 }
 
-/* Whether this UDP flow needs a token now (wire.md §4.1). */
+/* Reports whether this UDP flow needs a token now (wire.md §4.1), and records that it gets one. */
 static __always_inline int udp_needs_token(const struct packet *p, struct conversation *conversation, __u32 subject,
 					   __u32 time)
 {
@@ -441,7 +445,7 @@ static __always_inline int udp_needs_token(const struct packet *p, struct conver
 	return 1;
 }
 
-/* Settles the bulk of traffic with a glance: 1 if the packet can't be a first packet. */
+/* Fast path for most traffic: 1 if the packet can't be a first packet. */
 static __always_inline int is_other(context *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -496,14 +500,15 @@ int insert(struct __sk_buff *skb)
 		work->ahead = 0;
 		return go_ahead(skb, &p, work) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
 	}
-	if (has_block(skb, &p))
-		return leave(AGENT_OTHER);
 	slot.subject = subject_of(skb);
 	time = now();
 	if (p.flow.protocol == IP_UDP)
 		conversation = bpf_map_lookup_elem(&conversations, &p.flow);
+	/* Checked first: a payload that only looks like a block passes the verifier on an admitted flow. */
 	if (conversation && is_rider(conversation, slot.subject, time))
 		return refuse(AGENT_RIDER);
+	if (has_block(skb, &p))
+		return leave(AGENT_OTHER);
 	if (!slot.subject)
 		return leave(AGENT_PLAIN);
 	slot.port = p.flow.server_port;
@@ -523,8 +528,8 @@ int insert(struct __sk_buff *skb)
 	return send_token(skb, &p, grant);
 }
 
-/* A datagram from a protected service back to us: its flow is known to the verifier. Or a packet from an authority, with a
- * client key. */
+/* Handles a datagram from a protected service to this machine: the verifier knows its flow. Also handles a packet from
+ * an authority that carries a client key. */
 SEC("tc")
 int notice(struct __sk_buff *skb)
 {

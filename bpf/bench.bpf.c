@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* For benches only: the verifier's decision on first packets, each of a grant of its own, in turn. What one leaves in the
- * tables is perhaps taken out again, outside of the time measured, so that it can come again. */
+/* For benches only: runs the verifier's decision on first packets, each with its own grant, in turn. Optionally removes
+ * the state that a packet leaves in the tables, outside of the measured time, so that the same packet can be used
+ * again. */
 #include "xdp.h"
 #include "admit.h"
 #include "timed.h"
 
 enum { FED_FRAMES = 8192 };
-/* A SYN over IPv4 with 20 bytes of options, and the token: in the tail, and in a shim. */
+/* Length of a SYN over IPv4 with 20 bytes of options and the token, in the tail and in a shim. */
 enum { FED_TAIL = 114, FED_SHIM = 134 };
 
 struct fed_frame {
@@ -21,12 +22,12 @@ struct {
 } fed_frames SEC(".maps");
 
 struct feed {
-	__u32 frames; /* so many of the frames are taken in turn */
+	__u32 frames; /* how many of the frames are used in turn */
 	__u32 forgets;
 	__u32 next;
 	__u32 admitted;
 	__u64 nanoseconds;
-	__u64 pair; /* whose tokens are in shims; else they are of §3, in tails */
+	__u64 pair; /* pair of the tokens, which are in shims; 0 for tokens of §3, in tails */
 };
 
 struct {
@@ -46,14 +47,14 @@ static __always_inline long take(context *ctx, struct feed *feed)
 	if (!feed->pair)
 		return bpf_xdp_adjust_tail(ctx, FED_TAIL - (int)frame_length(ctx)) ?:
 		       bpf_xdp_store_bytes(ctx, 0, frame->bytes, FED_TAIL);
-	/* A shim is cut out of the head, which is put back: the next one would find no room. */
+	/* Stripping a shim shortens the head, which is restored: the next shim would not fit otherwise. */
 	if (frame_length(ctx) == FED_SHIM - SHIM_LEN && bpf_xdp_adjust_head(ctx, -SHIM_LEN))
 		return -1;
 	return bpf_xdp_adjust_tail(ctx, FED_SHIM - (int)frame_length(ctx)) ?:
 	       bpf_xdp_store_bytes(ctx, 0, frame->bytes, FED_SHIM);
 }
 
-/* Takes out what the latest token and the flow of this packet left. */
+/* Removes the state that the latest token and the flow of this packet left. */
 static __always_inline void forget(context *ctx, const struct feed *feed)
 {
 	struct flow_key4 key = { .protocol = IP_TCP };
@@ -70,7 +71,7 @@ static __always_inline void forget(context *ctx, const struct feed *feed)
 	load(ctx, ETHER_LEN + IPV4_LEN, &key.client_port, 4);
 	bpf_map_delete_elem(&flows4, &key);
 	if (pair_handle) {
-		/* Nonces are counted as frames are. */
+		/* Nonces are numbered as the frames are. */
 		used = (feed->next - 1) % (feed->frames ?: 1) >> 6;
 		known = bpf_map_lookup_elem(&ls_grants, &pair_handle);
 		if (known)
@@ -104,7 +105,7 @@ int admit(struct xdp_md *ctx)
 	return turn(ctx, 1);
 }
 
-/* The same without the decision: what the clock takes. */
+/* Runs without the decision, to measure the cost of reading the clock. */
 SEC("xdp.frags")
 int idle(struct xdp_md *ctx)
 {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Hands every frame of an interface to the process that judges it. Where none does, it goes nowhere. */
+/* Redirects every frame of an interface to the process that judges it. Drops the frame if no process is attached. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-/* By queue of the interface. */
+/* Sockets by the interface's queue. */
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
 	__uint(max_entries, 64);
@@ -11,7 +11,7 @@ struct {
 	__type(value, __u32);
 } sockets SEC(".maps");
 
-/* Frames for which nobody was there. */
+/* Number of frames for which no socket was attached. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -19,7 +19,7 @@ struct {
 	__type(value, __u64);
 } unserved SEC(".maps");
 
-/* Without "frags": a socket's frame is one piece. */
+/* Without "frags": an AF_XDP socket takes a frame in one piece. */
 SEC("xdp")
 int cross(struct xdp_md *ctx)
 {

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* For the soak only: turns each frame that the kernel hands over into another forged first packet, and sends it. User space says
- * which fields get random content; checksums follow, so that a forged packet that passed the verifier would be answered. */
+/* For the soak test only: turns each frame that the kernel passes in into another forged first packet, and sends it.
+ * User space says which fields get random content. Checksums are updated, so that a forged packet that passed the
+ * verifier would be answered. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
 enum { FIELDS = 24 };
 
-/* Two bytes of the frame, and the places of at most two checksums over them; 0 for none. */
+/* Two bytes of the frame, and the positions of up to two checksums that cover them; 0 for none. */
 struct field {
 	__u16 at;
-	__u16 mask; /* as it lies in the frame: these bits become random */
-	__u16 twin; /* the field before this one whose content this one repeats, counted from 1; 0 for none */
+	__u16 mask; /* bits that become random, in the frame's byte order */
+	__u16 twin; /* number, from 1, of an earlier field whose content this one repeats; 0 for none */
 	__u16 checksums[2];
 };
 
@@ -37,7 +38,7 @@ static __always_inline __u16 *word_at(struct xdp_md *ctx, __u32 at)
 	return place + 2 <= (void *)(long)ctx->data_end ? place : 0;
 }
 
-/* RFC 1624, equation 3. */
+/* Updates a checksum (RFC 1624, equation 3). */
 static __always_inline void correct(struct xdp_md *ctx, __u32 at, __u16 was, __u16 is)
 {
 	__u16 *checksum = at ? word_at(ctx, at) : 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The hooks of a gateway, beside admission: they note the flows that the inside opens, so that their answers come in, and
- * give who is admitted an inside address, if there is a pool.
+/* A gateway's hooks in addition to admission. They record the flows that the inside opens, so that their answers get
+ * in, and map admitted clients to inside addresses if there is a pool.
  *
- * Only what comes in from an inside interface, or from this host itself, may note anything: whoever sends from outside
- * can't, whatever source address they write and wherever it is routed. */
+ * Only packets that enter through an inside interface, or that come from this host itself, may record anything: an
+ * outside sender can't, whatever source address it forges and however its packets are routed. */
 #include "skb.h"
 #include "clock.h"
 #include "counters.h"
@@ -12,7 +12,7 @@
 #include "samples.h"
 #include "told.h"
 
-/* A flow as its answers show it: whom the inside calls is the client. */
+/* Returns the flow from the answers' point of view: the outside peer is the client. */
 static __always_inline struct flow_key flow_of_answers(const struct packet *p)
 {
 	struct flow_key key = p->flow;
@@ -29,7 +29,8 @@ static __always_inline int opens(const struct packet *p)
 	return (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
-/* The inside opens a connection: whoever answers has to know this number, and tells its own. */
+/* Records that the inside opens a connection: the peer must acknowledge this number to prove that it answers, and its
+ * SYN shows its own. */
 static __always_inline void begin_outbound(struct flow *flow, const struct packet *p)
 {
 	set_stage(flow, STAGE_OPENING);
@@ -37,17 +38,17 @@ static __always_inline void begin_outbound(struct flow *flow, const struct packe
 	flow->next = 0;
 }
 
-/* What the inside's packet means to a flow that it opened before. */
+/* Updates a flow that the inside opened, on another of its packets. */
 static __always_inline void note_again(struct flow *flow, const struct packet *p)
 {
 	if (p->flow.protocol == IP_TCP && opens(p))
 		begin_outbound(flow, p);
 	else if (p->flow.protocol == IP_TCP && p->tcp_flags & TCP_RST)
-		set_stage(flow, STAGE_RESET); /* nothing may ever come back */
+		set_stage(flow, STAGE_RESET); /* an answer may never come */
 	flow->seen = p->time;
 }
 
-/* The inside answers a client's SYN: the client has to know this number to open the connection. */
+/* Records the server's answer to a client's SYN: the client must know this number to open the connection. */
 static __always_inline void note_answer(struct flow *flow, const struct packet *p)
 {
 	__u8 both = TCP_SYN | TCP_ACK;
@@ -81,7 +82,7 @@ __noinline int note_opened(const struct flow_key *answers, const struct packet *
 	}
 	__sync_fetch_and_sub(used, 1);
 	give_share_back(&key);
-	/* Another core may have noted the same flow; else there is no room, and no answer comes in. */
+	/* Another core may have recorded the same flow; otherwise the table is full, and no answer gets in. */
 	if (!find_flow(&key))
 		count(OUTBOUND_FULL);
 	return 0;
@@ -97,7 +98,7 @@ static __always_inline int note(context *ctx, struct packet *p)
 		return 0;
 	key = flow_of_answers(p);
 	services = services_of(key.family, key.server);
-	/* What is not protected gets its answers anyway. */
+	/* Answers to unprotected services get in without a flow. */
 	if (!services || !covers(services, key.protocol, is_icmp(p, ICMP_ECHO, ICMPV6_ECHO) ? 0 : bpf_ntohs(key.server_port)))
 		return 0;
 	p->time = now();
@@ -116,7 +117,7 @@ static __always_inline int note(context *ctx, struct packet *p)
 	return note_opened(&key, p);
 }
 
-/* Most packets of connections tell nothing: they are passed over with a glance. */
+/* Fast path: reports whether this is one of the TCP packets, the majority, that change nothing about a flow. */
 static __always_inline int tells_nothing(context *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -139,7 +140,7 @@ static __always_inline int tells_nothing(context *ctx)
 	return !(tcp->flags & (TCP_SYN | TCP_RST));
 }
 
-/* What the inside's packet opens, if anything. */
+/* Records the flow that the inside's packet opens, if any. */
 static __always_inline void look(context *ctx, struct packet *p)
 {
 	if (is_icmp(p, ICMP_ECHO, ICMPV6_ECHO))
@@ -166,7 +167,7 @@ static __always_inline struct flow_key piece_key(const struct packet *p)
 	return key;
 }
 
-/* Rewrites a packet and, where it is a first fragment, lets those that follow be found. */
+/* Rewrites a packet. For a first fragment, also records how the later ones are to be rewritten. */
 __noinline int translate(context *ctx, const struct packet *p, const struct rewriting *w)
 {
 	struct flow_key piece;
@@ -182,7 +183,7 @@ __noinline int translate(context *ctx, const struct packet *p, const struct rewr
 	return rewrite(ctx, p, w);
 }
 
-/* A later fragment: as its first one was. -1 if that was not rewritten. */
+/* Rewrites a later fragment as its first one was. Returns -1 if the first one was not rewritten. */
 __noinline int translate_piece(context *ctx, const struct packet *p, __u32 end)
 {
 	struct rewriting w = { .end = end };
@@ -200,7 +201,8 @@ __noinline int translate_piece(context *ctx, const struct packet *p, __u32 end)
 	return rewrite(ctx, p, &w);
 }
 
-/* What an ICMP error quotes, as a flow: whoever sent what is quoted is its server. Where its ports are, or 0. */
+/* Reads the packet that an ICMP error quotes as a flow: the sender of the quoted packet is its server. Returns the
+ * offset of the ports, or 0. */
 __noinline __u32 quoted_flow(context *ctx, const struct packet *p, struct flow_key *quoted)
 {
 	__be16 ports[2];
@@ -240,7 +242,7 @@ __noinline __u32 quoted_flow(context *ctx, const struct packet *p, struct flow_k
 	return at;
 }
 
-/* The rewriting of a client's end to the inside, 0 if there is one. */
+/* Fills in the rewriting of the client's end of a flow to its inside address. Returns 0, or -1 if the flow has none. */
 static __always_inline int to_inside(struct rewriting *w, const struct flow_key *key, const struct flow *flow)
 {
 	__u32 index = flow->inside - 1;
@@ -255,8 +257,8 @@ static __always_inline int to_inside(struct rewriting *w, const struct flow_key 
 	return 0;
 }
 
-/* The rewriting of an inside address back to its client, 0 if there is one whose flow lives. `answer` is the packet that is
- * rewritten, or 0 where it is one that an error quotes. */
+/* Fills in the rewriting of an inside address back to its client. Returns 0 if there is such a client and its flow is
+ * live. `answer` is the packet that is rewritten, or 0 if it is quoted by an ICMP error. */
 __noinline int to_outside(struct rewriting *w, const struct flow_key *inside, const struct packet *answer)
 {
 	struct way_back *back;
@@ -301,7 +303,7 @@ __noinline int error_outward(context *ctx, const struct packet *p)
 
 	if (!ports_at)
 		return -1;
-	/* The client sent what is quoted. */
+	/* The client sent the quoted packet. */
 	turned = quoted;
 	__builtin_memcpy(turned.client, quoted.server, 16);
 	__builtin_memcpy(turned.server, quoted.client, 16);
@@ -310,7 +312,7 @@ __noinline int error_outward(context *ctx, const struct packet *p)
 	return to_outside(&w, &turned, 0) ? -1 : rewrite_error(ctx, p, &w, ports_at);
 }
 
-/* What of the inside goes to an inside address: to the client whose it is, or nowhere. */
+/* Passes a packet from the inside to an address of the pool on to the client that has the address, or drops it. */
 static __always_inline int to_pool(context *ctx, const struct packet *p)
 {
 	struct rewriting w = { .end = DESTINATION_END };
@@ -329,7 +331,7 @@ static __always_inline int to_pool(context *ctx, const struct packet *p)
 	return TC_ACT_SHOT;
 }
 
-/* At tc ingress of an inside interface. */
+/* Runs at tc ingress of an inside interface. */
 SEC("tc")
 int outward(struct __sk_buff *ctx)
 {
@@ -347,7 +349,8 @@ int outward(struct __sk_buff *ctx)
 	return TC_ACT_UNSPEC;
 }
 
-/* At tc egress of an outside interface: what this host itself sends. What it forwards was seen where it came in. */
+/* Runs at tc egress of an outside interface, for packets that this host itself sends. Forwarded packets were seen at
+ * ingress. */
 SEC("tc")
 int own(struct __sk_buff *ctx)
 {
@@ -364,7 +367,7 @@ int own(struct __sk_buff *ctx)
 	return TC_ACT_UNSPEC;
 }
 
-/* Whether what was admitted goes on, as the inside is to see it. */
+/* Rewrites an admitted packet for the inside. Returns CONTINUE, or the reason to drop it. */
 static __always_inline int come_in(context *ctx, struct packet *p)
 {
 	struct rewriting w = { .end = SOURCE_END };
@@ -391,8 +394,8 @@ static __always_inline int come_in(context *ctx, struct packet *p)
 	return to_inside(&w, &key, flow) || translate(ctx, p, &w) ? DROP_NO_ADDRESS : CONTINUE;
 }
 
-/* Whether a packet uses an address of the pool without belonging to a flow that a token opened. Nobody has such an address
- * outside: a stranger who forged one would look to the inside like the person who has it. */
+/* Reports whether a packet uses an address of the pool without belonging to a flow that a token opened. No outside host
+ * has such an address: to the inside, an attacker who forged one would look like the person who has it. */
 __noinline int poses(const struct packet *p)
 {
 	struct flow_key key, turned;
@@ -409,7 +412,7 @@ __noinline int poses(const struct packet *p)
 	return !flow || flow->origin != BY_TOKEN;
 }
 
-/* At tc ingress of an outside interface, after admission. */
+/* Runs at tc ingress of an outside interface, after admission. */
 SEC("tc")
 int inward(struct __sk_buff *ctx)
 {

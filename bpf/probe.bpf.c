@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Programs that do nothing: they find out what an interface can do, and are what the benches compare with. */
+/* Programs that do nothing: they probe what an interface supports, and serve as a baseline for the benches. */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_helpers.h>
@@ -10,7 +10,7 @@ int pass(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
-/* Drops TCP SYNs over IPv4 to port 9 (discard) and nothing else: what a flood of them costs where nobody judges it. */
+/* Drops TCP SYNs over IPv4 to port 9 (discard) and nothing else: the cost of a SYN flood without a verifier. */
 SEC("xdp.frags")
 int drop_syns(struct xdp_md *ctx)
 {
@@ -21,7 +21,7 @@ int drop_syns(struct xdp_md *ctx)
 	return data[36] == 0 && data[37] == 9 && (data[47] & 0x12) == 0x02 ? XDP_DROP : XDP_PASS;
 }
 
-/* Where a bench's frames end. */
+/* Sink for a bench's frames. */
 SEC("xdp.frags")
 int drop_all(struct xdp_md *ctx)
 {

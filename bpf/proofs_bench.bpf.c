@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* For benches only: the decision about a packet with proofs over and over. What it changed is put back, so that the packet can
- * come again. */
+/* For benches only: runs the decision on one packet with proofs again and again. Its changes to the packet are undone,
+ * so that the packet can be used again. */
 #include "xdp.h"
 #include "proofs.h"
 #include "timed.h"
@@ -18,7 +18,7 @@ struct {
 	__type(value, struct proof_feed);
 } proof_feeds SEC(".maps");
 
-/* The interface that forwarded packets leave by. */
+/* The interface on which forwarded packets leave. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -26,7 +26,7 @@ struct {
 	__type(value, __u32);
 } forward_to SEC(".maps");
 
-/* The pointer of a packet with nothing optional outside. */
+/* Restores the pointer of a packet without options in its outer headers. */
 static __always_inline void put_back(context *ctx)
 {
 	__u8 *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -35,7 +35,7 @@ static __always_inline void put_back(context *ctx)
 		data[data[12] == 0x86 ? 74 : 54] -= 1;
 }
 
-/* A steady flow: the packet's proof is remembered. */
+/* Runs the decision on a steady flow, whose proof is remembered. */
 static __always_inline int again(context *ctx)
 {
 	int outcome = judge_proof(ctx);
@@ -60,7 +60,7 @@ static __always_inline int forward(void)
 	return to ? bpf_redirect(*to, 0) : XDP_ABORTED;
 }
 
-/* The same, and what passes is sent on. */
+/* Runs the decision on a steady flow, and forwards packets that pass. */
 SEC("xdp.frags")
 int prove_on(struct xdp_md *ctx)
 {
@@ -69,7 +69,7 @@ int prove_on(struct xdp_md *ctx)
 	return code == XDP_PASS ? forward() : code;
 }
 
-/* Everything is sent on. */
+/* Forwards every packet. */
 SEC("xdp.frags")
 int send_on(struct xdp_md *ctx)
 {
@@ -95,14 +95,15 @@ static __always_inline int turn(context *ctx, int proves)
 	return XDP_PASS;
 }
 
-/* A proof that was never seen: it is computed and remembered, and forgotten again, outside of the time measured. */
+/* Runs the decision on a proof not seen before: the program computes and remembers it, and forgets it outside of the
+ * measured time. */
 SEC("xdp.frags")
 int prove_first(struct xdp_md *ctx)
 {
 	return turn(ctx, 1);
 }
 
-/* The same without the decision: what the clock takes. */
+/* Runs without the decision, to measure the cost of reading the clock. */
 SEC("xdp.frags")
 int prove_idle(struct xdp_md *ctx)
 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* A tunnel endpoint's hooks (wire.md §8): at tc ingress of tenants' interfaces what they send goes into the tunnel, at tc
- * ingress of the underlay's what comes in it is checked and delivered.
+/* A tunnel endpoint's hooks (wire.md §8). At tc ingress of a tenant's interface, packets from the tenant go into the
+ * tunnel; at tc ingress of the underlay's interface, packets from the tunnel are checked and delivered.
  *
- * Nothing of a tenant's gets to this host's own stack. At tc, because there a super-packet is one packet. */
+ * No packet of a tenant reaches this host's own stack. The hooks are at tc because a super-packet is a single packet
+ * there. */
 #include "skb.h"
 #include "proofs.h"
 #include "tunnel.h"
@@ -32,7 +33,7 @@ int encapsulate(struct __sk_buff *ctx)
 SEC("tc")
 int decapsulate(struct __sk_buff *ctx)
 {
-	/* Through the longest headers of the plain form. */
+	/* Length of the longest headers of the plain form. */
 	enum { HEADERS_MAX = 42 + GENEVE_LEN + OPTION_LEN + SEGMENT_LEN + 4 + PROOFS_MAX * PROOF_LEN + IPV4_LEN + 4 };
 	__u32 zero = 0, near_len = HEADERS_MAX;
 	struct proving *v = bpf_map_lookup_elem(&provings, &zero);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The authority's half of key transfer in band (wire.md §5.4): tc ingress notes which flows opened with the support option,
- * and takes it off; tc egress puts a client key into one packet of such a flow.
+/* The authority's half of key transfer in band (wire.md §5.4): tc ingress records flows that open with the support
+ * option, and removes it; tc egress puts a client key into one packet of such a flow.
  *
- * Touches only the first packets in such a shim and the flows that user space has a key for. Strangers make entries in one
- * table of fixed size, where the oldest give way. */
+ * The programs touch only first packets in such a shim and flows for which user space has a key. Unauthenticated
+ * senders can add entries to one table of fixed size, which evicts the oldest. */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_endian.h>
@@ -76,7 +76,8 @@ int greet(struct __sk_buff *skb)
 	return strip_shim(skb, &p) ? leave(TRANSFER_FAILED, TC_ACT_SHOT) : leave(TRANSFER_SUPPORT, TC_ACT_UNSPEC);
 }
 
-/* Puts the key into the packet, once: of two cores that send on the flow, one finds the entry to delete. */
+/* Puts the key into the packet, exactly once: of two cores that send on the flow, only one succeeds in deleting the
+ * entry. */
 static __noinline int hand_over_key(context *ctx, const struct packet *p, const struct transfer *transfer)
 {
 	struct flow_key flow = { .protocol = IP_TCP, .family = 4 };
@@ -94,7 +95,7 @@ static __noinline int hand_over_key(context *ctx, const struct packet *p, const 
 	wrapping->kind = SHIM_KEY_TRANSFER;
 	if (bpf_map_delete_elem(&transfers, &flow) || late)
 		return TC_ACT_UNSPEC;
-	/* TCP sends it again, without the key. */
+	/* TCP retransmits the packet, without the key. */
 	if (wrap(ctx, p, wrapping, p->end))
 		return leave(TRANSFER_FAILED, TC_ACT_SHOT);
 	return leave(TRANSFER_HANDED, TC_ACT_UNSPEC);
@@ -110,7 +111,7 @@ int hand_over(struct __sk_buff *skb)
 	struct transfer *transfer;
 	struct packet p = {};
 
-	/* What the kernel sends has its headers in one piece. */
+	/* Packets that the kernel sends have linear headers. */
 	if (skb->protocol != bpf_htons(0x0800) || (void *)(tcp + 1) > end || ip->version_ihl != 0x45 || ip->protocol != IP_TCP ||
 	    bpf_ntohs(tcp->source) != config.port || (tcp->flags & (TCP_SYN | TCP_RST | TCP_FIN | TCP_ACK)) != TCP_ACK)
 		return TC_ACT_UNSPEC;
@@ -121,7 +122,7 @@ int hand_over(struct __sk_buff *skb)
 	transfer = bpf_map_lookup_elem(&transfers, &flow);
 	if (!transfer)
 		return TC_ACT_UNSPEC;
-	/* Several segments, and one that would not get through with a shim, leave it to a later packet. */
+	/* Super-packets, and packets too long for a shim, leave the key to a later packet. */
 	if (skb->gso_segs > 1 || parse(skb, &p, ETHER_LEN, skb->protocol) != FORM_WHOLE || p.fragment || p.network != ETHER_LEN ||
 	    p.transport != ETHER_LEN + IPV4_LEN || p.end - p.network + SHIM_LEN > SAFE_MTU)
 		return TC_ACT_UNSPEC;

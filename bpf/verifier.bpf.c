@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The verifier's hook at XDP: before the kernel makes a socket buffer. For network cards. */
+/* The verifier's hook at XDP, before the kernel allocates a socket buffer. For network cards. */
 #include "xdp.h"
 #include "admit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The verifier's hook at tc ingress: the same decision on a socket buffer, whose data nobody has to copy. For virtual
- * interfaces, where XDP would copy every packet and take super-packets apart. */
+/* The verifier's hook at tc ingress: the same decision as at XDP, on a socket buffer, without copying its data. For
+ * virtual interfaces, where XDP would copy every packet and segment super-packets. */
 #include "skb.h"
 #include "admit.h"
 #include "mark.h"

@@ -1,10 +1,13 @@
 #!/bin/sh
-# Installs what one purpose needs on Debian 12 or Ubuntu 24.04: `sh xtask/setup.sh [--list] build|demo|bench|test`.
-# Plain sh, because xtask itself can't be linked before gcc is there. Asks nothing; quick when nothing is missing.
+# Installs the packages for one purpose on Debian 12 or Ubuntu 24.04:
+#   sh xtask/setup.sh [--list] build|demo|bench|test
+# Plain sh, because xtask itself cannot be linked before gcc is installed. Never prompts; returns quickly if nothing
+# is missing.
 set -eu
 cd "$(dirname "$0")/.."
 
-# What each purpose adds. `bench` needs what `demo` needs, and `demo` what `build` needs; `test` needs everything.
+# The packages that each purpose adds. `bench` needs those of `demo`, and `demo` those of `build`; `test` needs
+# everything.
 for_build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
 for_demo='util-linux iproute2 nftables ethtool openssh-server openssh-client'
 for_bench='openvswitch-switch'
@@ -25,7 +28,7 @@ demo) wanted="$for_build $for_demo" ;;
 bench) wanted="$for_build $for_demo $for_bench" ;;
 test)
     wanted="$for_build $for_demo $for_bench $for_test $browser"
-    # Node may have come from elsewhere than a package, or its package may bring npm along.
+    # Node may be installed without a package, and its package may include npm.
     command -v node >/dev/null || wanted="$wanted nodejs"
     command -v npm >/dev/null || wanted="$wanted npm"
     ;;
@@ -50,11 +53,11 @@ if [ -n "$missing" ]; then
     fi
     say "installing$missing"
     apt() { $sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" </dev/null; }
-    # A third-party source that is out of order must not stop us: the install decides.
+    # An unreachable third-party source must not stop the setup; a package that is missing makes the install fail.
     apt update || say "apt-get update complained; trying with the lists at hand"
     # shellcheck disable=SC2086
     apt install -y --no-install-recommends $missing >/dev/null || fail "apt-get could not install:$missing"
-    # The scenarios start their own inside namespaces; this host gets no new service and no open port from us.
+    # The scenarios start their own services inside namespaces. This host gets no new service and no open port.
     if [ -d /run/systemd/system ]; then
         for new in $missing; do
             case $new in
@@ -81,10 +84,10 @@ if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 
     rustup --quiet component add rustfmt clippy
 fi
 
-# The property tester of the API's tests, from PyPI, every version pinned; beside what cargo builds, so that nothing of the
-# system's Python changes.
+# Schemathesis, the property tester of the API tests, from PyPI with every version pinned. It is installed below the
+# target directory, so that the system's Python does not change.
 tester="${CARGO_TARGET_DIR:-target}/tools/schemathesis"
-# A copied or moved one names its old place and does not start.
+# A copied or moved environment refers to its old path and does not start.
 if ! cmp -s xtask/schemathesis.txt "$tester/installed.txt" || ! "$tester/bin/pip" --version >/dev/null 2>&1; then
     say "installing schemathesis into $tester"
     rm -rf "$tester"
@@ -94,7 +97,7 @@ if ! cmp -s xtask/schemathesis.txt "$tester/installed.txt" || ! "$tester/bin/pip
     cp xtask/schemathesis.txt "$tester/installed.txt"
 fi
 
-# The OpenID provider of the scenarios that log in: what its lock file names, once per lock file.
+# The OpenID provider of the scenarios with logins: the packages in its lock file, installed once per lock file.
 provider=lab/provider
 parts=${CARGO_TARGET_DIR:-target}/parts/provider
 locked=$(cat "$provider/package.json" "$provider/package-lock.json" | sha256sum | cut -d ' ' -f 1)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* What accounts use of the tables that all share. Each account has a budget of flows and of tokens, whatever the number of
- * its grants and sessions, so that no account can fill a table by itself (wire.md §6.4.2).
+/* Per-account use of the shared tables. Each account has a budget of flows and of tokens, however many grants and
+ * sessions it has, so that no account can fill a table by itself (wire.md §6.4.2).
  *
- * An account has one entry. When the table is full, accounts that have none are refused: it takes as many accounts. */
+ * Each account takes one entry. Once the table is full, the verifier refuses accounts that have no entry yet. */
 #pragma once
 #include "config.h"
 #include "drop_reason.h"
@@ -14,10 +14,10 @@ struct {
 	__type(value, struct account_use);
 } accounts SEC(".maps");
 
-enum { TOKEN_WINDOW_SHIFT = 6 /* 64 s: as long as a token can be valid */, TOKENS_PER_FLOW = 8 };
+enum { TOKEN_WINDOW_SHIFT = 6 /* 64 s: the longest time a token can be valid */, TOKENS_PER_FLOW = 8 };
 
-/* CONTINUE if the holder's account may have one more token in this window, and `flows` (0 or 1) more flows. Nobody's flows
- * are not counted. */
+/* Charges the holder's account one token in this window and `flows` (0 or 1) flows. Returns CONTINUE if both are within
+ * the account's budget. Flows without a known holder (0) are not charged. */
 __noinline int charge_account(__u32 holder, __u32 time, __u32 flows)
 {
 	__u32 account = account_of(holder), window = time >> TOKEN_WINDOW_SHIFT;
@@ -38,7 +38,7 @@ __noinline int charge_account(__u32 holder, __u32 time, __u32 flows)
 	}
 	if (__sync_fetch_and_add(&use->tokens, 1) / TOKENS_PER_FLOW >= config.flows_per_account)
 		goto tokens;
-	/* Signed: upkeep may forget an entry that another core counts in. */
+	/* Signed: the sweep may remove an entry while another core counts in it. */
 	if (flows && (__s32)__sync_fetch_and_add(&use->flows, 1) >= (__s32)config.flows_per_account)
 		goto flows;
 	return CONTINUE;
@@ -49,7 +49,7 @@ tokens:
 	return DROP_FLOW_LIMIT;
 }
 
-/* Takes back what the account was charged for. */
+/* Undoes the account's charge. */
 __noinline int refund_account(__u32 holder, __u32 tokens, __u32 flows)
 {
 	__u32 account = account_of(holder);
@@ -64,7 +64,7 @@ __noinline int refund_account(__u32 holder, __u32 tokens, __u32 flows)
 	return 0;
 }
 
-/* One flow more, beyond its budget if need be: a gateway beside this one had room for it. */
+/* Counts one more flow, beyond the budget if need be: a peer gateway has already admitted it. */
 __noinline int note_account(__u32 holder)
 {
 	__u32 account = account_of(holder);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* What a verifier remembers besides flows: grants in use, tokens seen, fragments (wire.md §6.3 to §6.6).
+/* Verifier state other than flows: grants in use, tokens seen, fragments (wire.md §6.3 to §6.6).
  *
- * Every table is bounded. Flows and grants are never evicted to make room: a full table refuses new ones, so that nobody
- * can push somebody else out. */
+ * Every table is bounded. The verifier never evicts flows or grants to make room: a full table refuses new ones, so
+ * that no client can push out another's. */
 #pragma once
 #include "accounts.h"
 #include "connection.h"
@@ -20,17 +20,19 @@ struct {
 	__type(value, struct grant_use);
 } grants SEC(".maps");
 
-/* First fragments of admitted flows. The oldest give way, and the fragments that follow them are then dropped: nothing passes
- * for want of an entry. To keep somebody's from passing takes an admitted flow of one's own and 4096 first fragments in the time
- * between theirs, which come one behind the other. */
+/* First fragments of admitted flows. The oldest entries are evicted, and the later fragments of their datagrams are
+ * then dropped: nothing passes because an entry is missing. To block another client's fragments, an attacker needs an
+ * admitted flow and must send 4096 first fragments between that client's first fragment and the later ones, which
+ * follow immediately. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
-	__type(key, struct flow_key); /* the ports' place holds the identification */
+	__type(key, struct flow_key); /* the ports hold the identification */
 	__type(value, __u32);
 } fragments SEC(".maps");
 
-/* First fragments to what is not protected, which strangers send, too: apart, so that these push out none of admitted flows. */
+/* First fragments to unprotected services. Unauthenticated senders can send these too, hence a separate table: they
+ * evict no entry of an admitted flow. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -38,16 +40,16 @@ struct {
 	__type(value, __u32);
 } open_fragments SEC(".maps");
 
-/* Used tokens, in buckets that are chosen by the tag. An entry is the token's whole time and 32 other bits of the tag. Its place
- * is free once the clock check refuses that time, and stays free, so the table needs no upkeep. A bucket full of valid tokens
- * refuses more. */
+/* Used tokens, in buckets indexed by the tag. An entry holds the token's full timestamp and 32 other bits of the tag. A
+ * slot becomes free when the clock check would reject its timestamp, and stays free, so the table needs no upkeep. A
+ * bucket full of valid tokens rejects further ones. */
 enum { REPLAY_ENTRIES = 8, CLOCK_SET_BACK_MAX = 600 };
 
 struct replay_bucket {
 	__u64 entries[REPLAY_ENTRIES];
 };
 
-/* BPF_F_MMAPABLE because such maps begin on a page: each bucket is one line of the cache. */
+/* BPF_F_MMAPABLE because such maps start on a page boundary: each bucket is one cache line. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 65536);
@@ -56,7 +58,8 @@ struct {
 	__type(value, struct replay_bucket);
 } replays SEC(".maps");
 
-/* Makes a fragment's flow the key of its datagram. In place: a second key would not fit on the stack of Linux 6.1's programs. */
+/* Turns a fragment's flow key into the key of its datagram, in place: a second key would exceed the stack limit for
+ * programs on Linux 6.1. */
 static __always_inline void to_fragment_key(struct flow_key *key, const struct packet *p)
 {
 	key->client_port = (__be16)(p->fragment_id >> 16);
@@ -71,7 +74,7 @@ static __always_inline int is_recent(const __u32 *time, __u32 now)
 	return time && (__s32)(now - *time) <= FRAGMENT_LIFE;
 }
 
-/* What a later fragment's first one was. */
+/* Decides on a later fragment by the verdict on its first fragment. */
 static __always_inline int follow_fragment(const struct flow_key *key, __u32 now)
 {
 	if (is_recent(bpf_map_lookup_elem(&fragments, key), now))
@@ -87,8 +90,8 @@ static __always_inline struct replay_bucket *bucket_of(const struct token *token
 	return bpf_map_lookup_elem(&replays, &index);
 }
 
-/* Whether the clock check may still pass this token. A clock that is set back a little keeps entries, for their time comes
- * again. A place that was never used holds time 0. */
+/* Reports whether the clock check could still accept this token. If the clock is set back a little, entries stay,
+ * because their timestamps become valid again. A slot that was never used holds time 0. */
 static __always_inline int is_valid_entry(__u64 entry, __u32 clock_now)
 {
 	return clock_now - (__u32)(entry >> 32) + CLOCK_SET_BACK_MAX <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX;
@@ -99,7 +102,7 @@ static __always_inline __u64 replay_entry(const struct token *token)
 	return (__u64)bpf_ntohl(token->block.time) << 32 | token->block.tag[2];
 }
 
-/* Whether the token was used. Only looks: a copy of a token costs its grant nothing. */
+/* Reports whether the token was used, without recording anything: replaying a token costs its grant nothing. */
 static __always_inline int was_used(const struct replay_bucket *bucket, __u64 entry)
 {
 	const volatile __u64 *entries = bucket->entries;
@@ -113,10 +116,11 @@ static __always_inline int was_used(const struct replay_bucket *bucket, __u64 en
 
 enum { REPLAY_TRIES = 4 };
 
-/* CONTINUE if the token is new and remembered. Without a lock: each place is read once, so copies on several cores aim at
- * the same free place, and one of them gets it. If a place becomes free for one core a second before it does for another,
- * they may take different ones: each then finds the other's, and both are refused. A global function, which the kernel
- * verifies once, for itself: inline, each way through it would be followed to the end of admission. */
+/* Records the token; CONTINUE if it is new. Lock-free: each slot is read once, so cores that process copies of the same
+ * token compete for the same free slot, and one of them wins. If a slot becomes free for one core a second before it
+ * does for another, the cores may take different slots: each then finds the other's entry, and both copies are
+ * rejected. A global function, because the kernel verifies those once, on their own; if inlined, every path through it
+ * would be followed to the end of admission. */
 __noinline int first_use(struct replay_bucket *bucket, __u64 entry, __u32 clock_now)
 {
 	volatile __u64 *entries;
@@ -168,14 +172,15 @@ static __always_inline void release_grant(__u64 handle)
 		__sync_fetch_and_sub(&use->flows, 1);
 }
 
-/* A flow that a token opened is gone. */
+/* Updates the counters after a flow that a token opened has ended. */
 static __always_inline void release_flow(__u64 handle, __u32 holder)
 {
 	release_grant(handle);
 	refund_account(holder, 0, 1);
 }
 
-/* Counts one more token of the grant in this window, if it may have that: or one grant could fill the replay table. */
+/* Counts one more token of the grant in this window if the grant's limit allows it: otherwise one grant could fill the
+ * replay table. */
 static __always_inline int take_token(struct grant_use *use, __u32 time)
 {
 	__u32 window = time >> TOKEN_WINDOW_SHIFT;
@@ -190,20 +195,20 @@ static __always_inline int take_token(struct grant_use *use, __u32 time)
 	return 0;
 }
 
-/* Counts one more flow of the grant, if it may have that. */
+/* Counts one more flow of the grant if the grant's limit allows it. */
 static __always_inline int take_flow(struct grant_use *use, const struct flow_key *key, __u8 flags)
 {
 	if (flags & FLAG_SINGLE && !same_flow(&use->first, key))
 		return 0;
-	/* Signed: two cores that forget the same flow at once may count it twice. */
+	/* Signed: two cores that remove the same flow at once may subtract it twice. */
 	if ((__s32)__sync_fetch_and_add(&use->flows, 1) < (__s32)config.flows_per_grant)
 		return 1;
 	__sync_fetch_and_sub(&use->flows, 1);
 	return 0;
 }
 
-/* Removes a flow that this core has taken as STAGE_LEAVING, and gives its grant's room back. Nobody else does so: not to
- * what another core has just put in its place. */
+/* Removes a flow that this core has claimed as STAGE_LEAVING, and releases its grant's count. Only the claiming core
+ * removes the flow: another core could otherwise remove what a third has just put in its place. */
 static __always_inline int remove_taken(const struct flow_key *key, struct flow *flow, __u32 state)
 {
 	__u64 handle = flow->handle;
@@ -219,8 +224,8 @@ static __always_inline int remove_taken(const struct flow_key *key, struct flow 
 	return 0;
 }
 
-/* A grant may be revoked, and its flows forgotten, after admission asked and before its flow was in the table: so admission
- * asks again. */
+/* Checks again for revocation: a grant may have been revoked, and its flows removed, between admission's first check
+ * and the insertion of the flow. */
 static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64 handle, __u32 holder)
 {
 	struct flow *flow;
@@ -240,7 +245,7 @@ static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64
 	return DROP_REVOKED;
 }
 
-/* Takes back what a token and perhaps a flow were counted for, as it was refused. */
+/* Undoes the charge for a refused token, and for its flow if there was one. */
 static __always_inline void give_back(__u64 handle, __u32 holder, int flow)
 {
 	struct grant_use *use = bpf_map_lookup_elem(&grants, &handle);
@@ -253,19 +258,19 @@ static __always_inline void give_back(__u64 handle, __u32 holder, int flow)
 		__sync_fetch_and_sub(&use->flows, 1);
 }
 
-/* What a right token means to the flow between the same. */
+/* Meaning of a valid token for an existing flow with the same key. */
 enum relation {
-	OPENS = 0, /* there is none, or one that gives way: a flow more of the grant */
-	RENEWS = 1, /* the grant's own */
-	MOVES = 2, /* another grant's of the same holder: it gets the newer one */
-	PASSES = 3, /* somebody else's: it keeps its owner, and the packet passes (wire.md §6.4.5) */
+	OPENS = 0, /* no flow, or one that gives way: the grant gets one more flow */
+	RENEWS = 1, /* the flow is the grant's own */
+	MOVES = 2, /* the flow is of another grant of the same holder: it moves to the newer grant */
+	PASSES = 3, /* the flow is another holder's: it keeps its owner, and the packet passes (wire.md §6.4.5) */
 };
 
 static __always_inline enum relation relation_of(const struct flow *flow, __u32 state, const struct packet *p)
 {
 	__u8 stage = (__u8)state;
 
-	/* Another core gives it to a right token at this moment. */
+	/* Another core is handing the flow to a valid token right now. */
 	if (stage == STAGE_CHANGING)
 		return PASSES;
 	if (!flow_is_live(p->flow.protocol, flow, p->time))
@@ -281,7 +286,8 @@ static __always_inline enum relation relation_of(const struct flow *flow, __u32 
 	return stage == STAGE_CLOSING || stage == STAGE_RESET ? OPENS : PASSES;
 }
 
-/* What a right token does to a flow of its holder's. UDP was counted when its flow was looked up, unless it lacked a token. */
+/* Renews a flow on a valid token of its holder. A UDP packet was already counted when its flow was looked up, unless
+ * the flow lacked a recent token. */
 static __always_inline void renew(struct flow *flow, const struct packet *p)
 {
 	if (p->flow.protocol == IP_TCP || !is_proved(p->flow.protocol, flow, p->time))
@@ -292,10 +298,10 @@ static __always_inline void renew(struct flow *flow, const struct packet *p)
 		flow->proved = p->time;
 }
 
-enum { SETTLED = -2 /* no flow more of the grant */, SETTLE_TRIES = 3 };
+enum { SETTLED = -2 /* the grant has no additional flow */, SETTLE_TRIES = 3 };
 
-/* What a token that was used for the first time does to the flow between the same: CONTINUE if its grant has a flow more. A
- * flow that gives way is replaced all at once: no packet meets it half changed, or not at all. */
+/* Applies a token on first use to the flow with the same key: CONTINUE if its grant has one more flow. A flow that
+ * gives way is replaced atomically: no packet finds it half changed or missing. */
 static __always_inline int place_flow(const struct packet *p, struct flow_key key)
 {
 	struct flow fresh = {}, *flow;
@@ -315,7 +321,7 @@ static __always_inline int place_flow(const struct packet *p, struct flow_key ke
 	for (int try = 0; try < SETTLE_TRIES; try++) {
 		flow = find_flow(&key);
 		if (!flow) {
-			/* There is none yet, or it has just ended. */
+			/* No such flow yet, or it has just ended. */
 			if (p->opens_flow && !put_flow(&key, &fresh, BPF_NOEXIST))
 				return CONTINUE;
 			continue;
@@ -326,12 +332,12 @@ static __always_inline int place_flow(const struct packet *p, struct flow_key ke
 			renew(flow, p);
 		if (relation == RENEWS || relation == PASSES)
 			return SETTLED;
-		/* Upkeep is removing it: the sender tries again. */
+		/* The sweep is removing the flow: the sender tries again. */
 		if (!p->opens_flow || (__u8)state >= STAGE_CHANGING)
 			return DROP_FLOW_LIMIT;
 		if (!take_alone(flow, state, STAGE_CHANGING))
 			continue;
-		/* The memory of a flow that has just ended may be another's by now. */
+		/* The memory of a flow that has just ended may have been reused for another. */
 		if (find_flow(&key) != flow) {
 			flow->state = state;
 			continue;
@@ -356,7 +362,7 @@ static __always_inline int place_flow(const struct packet *p, struct flow_key ke
 	return DROP_FLOW_LIMIT;
 }
 
-/* Behind use_token, and not called by it: together their stacks would be more than Linux 6.1 lets programs have. */
+/* Called after use_token rather than from it: together their stacks would exceed what Linux 6.1 allows a program. */
 __noinline int settle_flow(const struct packet *p)
 {
 	struct flow_key key;
@@ -373,7 +379,7 @@ __noinline int settle_flow(const struct packet *p)
 	return outcome == SETTLED ? CONTINUE : outcome;
 }
 
-/* Counts one more token of the grant and, if it opens one, one more flow, unless the grant may have no more. */
+/* Counts one more token of the grant and, if the token opens a flow, one more flow, within the grant's limits. */
 static __always_inline int charge_grant(const struct packet *p, const struct token *token, const struct flow_key *key,
 					int opens_flow)
 {
@@ -381,7 +387,7 @@ static __always_inline int charge_grant(const struct packet *p, const struct tok
 	struct grant_use *use = bpf_map_lookup_elem(&grants, &handle);
 
 	if (!use) {
-		/* Made with this token and this flow counted: few grants ever have more. */
+		/* Created with this token and this flow already counted: most grants never have more. */
 		struct grant_use first = {
 			.flows = opens_flow, .expires = token->expires, .tokens = 1,
 			.window = p->time >> TOKEN_WINDOW_SHIFT, .first = *key,
@@ -401,11 +407,12 @@ static __always_inline int charge_grant(const struct packet *p, const struct tok
 	return 0;
 }
 
-/* CONTINUE if the token is used for the first time: revoked, replay, limits (wire.md §6.4). What is refused is not charged. */
+/* Checks revocation, replay and limits (wire.md §6.4): CONTINUE if the token is valid and used for the first time. A
+ * refused token is not charged. */
 __noinline int use_token(struct packet *p, const struct token *token)
 {
 	struct replay_bucket *bucket;
-	struct flow_key key; /* copied: Linux 6.1 takes map keys from the stack, not through pointers like `p` */
+	struct flow_key key; /* copied: Linux 6.1 accepts map keys on the stack, not through pointers like `p` */
 	enum relation relation;
 	int outcome, opens_flow;
 	struct flow *flow;
@@ -441,7 +448,7 @@ __noinline int use_token(struct packet *p, const struct token *token)
 	return CONTINUE;
 }
 
-/* CONTINUE if the token is used for the first time and the flow is in the table. */
+/* CONTINUE if the token is used for the first time and its flow is in the table. */
 static __always_inline int admit_flow(struct packet *p, const struct token *token)
 {
 	int outcome = use_token(p, token);

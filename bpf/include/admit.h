@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Admission: what wire.md §6 says. Admit (strip and pass), not ours (pass untouched), or drop with a reason. Only a packet
- * whose tag is right, or that belongs to an admitted flow, writes to a table (§6.6). It needs no user space to go on:
- * keys, receivers and clock stay in pinned maps.
+/* Admission as wire.md §6 defines it: admit (strip the token and pass), pass untouched what is not ours, or drop with a
+ * reason. Only a packet with a valid tag, or one of an admitted flow, writes to a table (§6.6). The programs keep
+ * working without user space: keys, receivers and clock are in pinned maps.
  *
- * One decision for two hooks: whoever includes this includes xdp.h or skb.h before. */
+ * The XDP and tc programs share this decision. Include xdp.h or skb.h before this file. */
 #pragma once
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
@@ -21,7 +21,7 @@
 #include "sweep.h"
 #include "take_over.h"
 
-/* An ICMP error passes if what it quotes was sent back on an admitted flow (wire.md §6.5). */
+/* Passes an ICMP error if the packet that it quotes is an answer on an admitted flow (wire.md §6.5). */
 __noinline int judge_icmp_error(context *ctx, struct packet *p, const struct services *services)
 {
 	struct flow_key quoted = {};
@@ -79,7 +79,7 @@ __noinline int judge_fragment(struct packet *p, const struct services *services)
 	if (!p || !services)
 		return DROP_FRAGMENT;
 	key = p->flow;
-	/* An ICMP error in pieces could quote anything. Without the first one, no stack puts the others together. */
+	/* A fragmented ICMP error could quote anything. Without the first fragment, no stack reassembles the others. */
 	if (p->flow.protocol == (p->flow.family == 4 ? IP_ICMP : IP_ICMPV6))
 		return covers(services, p->flow.protocol, 0) || icmp_error(p) ? DROP_FRAGMENT : PASS_NOT_OURS;
 	time = p->time;
@@ -93,7 +93,7 @@ __noinline int judge_fragment(struct packet *p, const struct services *services)
 			bpf_map_update_elem(&open_fragments, &key, &time, BPF_ANY);
 		return PASS_NOT_OURS;
 	}
-	/* A SYN in pieces would need no token; TCP finds the path's MTU and needs no fragments. */
+	/* A fragmented SYN would need no token. TCP discovers the path MTU and needs no fragments. */
 	if (p->flow.protocol == IP_TCP)
 		return DROP_FRAGMENT;
 	flow = live_flow(&key, p->time);
@@ -116,8 +116,8 @@ static __always_inline int opens(const struct packet *p)
 	return p->flow.protocol == IP_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
-/* Datagrams that travel as one: their tokens can't be taken out from between them. The first one's admits the flow, and
- * all are dropped, as a network may; they are sent again. */
+/* Datagrams merged into one super-packet: a token can't be removed from the middle. The first datagram's token admits
+ * the flow, and the verifier drops them all, as a network may; the sender sends them again. */
 static __always_inline int keep_first_datagram(context *ctx, struct packet *p)
 {
 	__u32 segment = p->flow.protocol == IP_UDP ? segment_length(ctx) : 0;
@@ -128,7 +128,7 @@ static __always_inline int keep_first_datagram(context *ctx, struct packet *p)
 	return 1;
 }
 
-/* What is left after flow and services were looked up: first packets, and everything unusual. */
+/* Decides on packets that the flow and service look-ups did not settle: first packets, and everything unusual. */
 __noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
 {
 	__u32 zero = 0;
@@ -146,7 +146,7 @@ __noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
 	if (!(config.carriers & CARRIER_TAIL) || find_token(ctx, p, token))
 		return admitted ? PASS_FLOW : DROP_NO_TOKEN;
 	outcome = judge_token(p, token);
-	/* On an admitted flow, what doesn't have a token's form is payload that happens to look like one. */
+	/* On an admitted flow, data that fails a token's format checks is payload that happens to look like one. */
 	if (admitted && outcome <= DROP_UNKNOWN_SUITE && outcome != CONTINUE)
 		return PASS_FLOW;
 	if (outcome == CONTINUE)
@@ -158,7 +158,8 @@ __noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
 	return strip_tail(ctx, p, token) ? DROP_MALFORMED : PASS_TOKEN;
 }
 
-/* Reads the token of wire.md §3 out of a shim, where the block of a tail has its magic before it, and judges it. */
+/* Reads the token (wire.md §3) out of a shim into a block, with the four bytes before it in place of the block's magic,
+ * and verifies it. */
 __noinline int judge_shim_token(context *ctx, struct packet *p, struct token *token)
 {
 	if (!p || !token || load(ctx, p->network + SHIM_TOKEN_AT - sizeof(__u32), &token->block, TAIL_LEN))
@@ -168,7 +169,8 @@ __noinline int judge_shim_token(context *ctx, struct packet *p, struct token *to
 
 enum { NO_SHIM = -1 };
 
-/* What is to be done with a packet with a shim: CONTINUE if its token is right, NO_SHIM if it has none. */
+/* Checks a packet that carries a shim: CONTINUE if its token is valid, NO_SHIM if there is no shim, or another
+ * outcome. */
 __noinline int judge_shim(context *ctx, struct packet *p, const struct services *services)
 {
 	__u32 zero = 0;
@@ -185,7 +187,7 @@ __noinline int judge_shim(context *ctx, struct packet *p, const struct services 
 		return DROP_MALFORMED;
 	if (!covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
 		return PASS_NOT_OURS;
-	/* Before its token is used up: what can't be taken off would be dropped after. */
+	/* Checked before the token is used up: a shim that can't be removed would be dropped afterwards. */
 	if (!cuts_behind(p->network + IPV4_LEN))
 		return DROP_MALFORMED;
 	if (p->flow.protocol == IP_UDP) {
@@ -204,8 +206,8 @@ __noinline int judge_shim(context *ctx, struct packet *p, const struct services 
 	return DROP_NO_TOKEN;
 }
 
-/* Admits a packet whose shim holds a right token. Not by the function that judges it: together with admission's, its stack
- * would be more than programs may have. */
+/* Admits a packet whose shim holds a valid token. A function of its own, as its stack and judge_shim's together would
+ * exceed the limit for programs. */
 __noinline int admit_shim(context *ctx, struct packet *p)
 {
 	__u32 zero = 0;
@@ -262,8 +264,8 @@ static __always_inline int judge(context *ctx, struct packet *p, int form)
 	return judge_rest(ctx, p, !!flow);
 }
 
-/* Settles the bulk of IPv4 traffic with a glance: packets to what is surely open, and segments of open TCP flows. The
- * outcome is the same as on the long way, or CONTINUE. */
+/* Fast path for most IPv4 traffic: packets to addresses that are certainly unprotected, and segments of open TCP flows.
+ * Returns the outcome of the full path, or CONTINUE if the full path has to decide. */
 static __always_inline int settle_fast(context *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -296,7 +298,7 @@ static __always_inline int settle_fast(context *ctx)
 	return PASS_FLOW;
 }
 
-/* The common case without a copy: Ethernet, IP without options, TCP or UDP. -1 for everything else. */
+/* Parses the common case without a copy: Ethernet, IP without options, TCP or UDP. Returns -1 for everything else. */
 static __always_inline int parse_fast(context *ctx, struct packet *p)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
@@ -367,7 +369,7 @@ unusual:
 	return -1;
 }
 
-/* The outcome of a packet, counted; of one that is to be dropped perhaps a sample. */
+/* Decides on a packet and counts the outcome. If the packet is to be dropped, may record a sample. */
 static __always_inline int judge_whole(context *ctx, struct packet *p)
 {
 	int form = parse_fast(ctx, p), outcome;
@@ -381,7 +383,7 @@ static __always_inline int judge_whole(context *ctx, struct packet *p)
 	return outcome;
 }
 
-/* Whether the packet goes on. */
+/* Reports whether the packet passes. */
 static __always_inline int decide(context *ctx)
 {
 	int outcome = settle_fast(ctx);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Sets of classes: a bit spares most packets a search. */
+/* Sets of classes: one bit per class saves most packets a map look-up. */
 #pragma once
 #include "layout.h"
 

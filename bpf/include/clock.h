@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The time, in Unix seconds. */
+/* Current time in Unix seconds. */
 #pragma once
 #include <bpf/bpf_helpers.h>
 
-/* What to add to the coarse monotonic clock for Unix time, in nanoseconds. */
+/* Offset from the coarse monotonic clock to Unix time, in nanoseconds. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -11,8 +11,8 @@ struct {
 	__type(value, __u64);
 } clock SEC(".maps");
 
-/* The second that a core's latest packet came in. Most come in the same tick, as far as which the coarse clock goes, and
- * need neither a call nor a division. */
+/* Second of the core's latest packet. Most packets arrive in the same tick, the resolution of the coarse clock, and
+ * then need neither a helper call nor a division. */
 struct tick {
 	__u64 jiffies;
 	__u64 offset;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The verifier's settings, fixed when its programs are loaded: the kernel takes out what they switch off. */
+/* The verifier's settings, fixed when its programs are loaded: the kernel eliminates code that they disable. */
 #pragma once
 #include "layout.h"
 

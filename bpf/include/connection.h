@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* How far a TCP connection is, as the client's segments show (wire.md §6.3.1 to §6.3.4). A segment that the server's stack
- * would not take changes nothing: who can forge a client's address, but does not see its packets, ends no connection. */
+/* TCP connection state as the client's segments show it (wire.md §6.3.1 to §6.3.4). A segment that the server's stack
+ * would reject changes nothing: an attacker who can forge a client's address but does not see its packets can end no
+ * connection. */
 #pragma once
 #include "flows.h"
 #include "parse.h"
@@ -13,7 +14,8 @@ static __always_inline int is_near(__u32 sequence, __u32 next)
 	return sequence - next + NEAR < 2 * NEAR;
 }
 
-/* Whether a segment of this length at `sequence`, which ends a connection, is the one that the server waits for. */
+/* Reports whether a segment of this length at `sequence`, which ends a connection, is the one that the server
+ * expects. */
 static __always_inline int ends_at(__u8 flags, __u32 sequence, __u32 length, __u32 next)
 {
 	if (flags & TCP_RST)
@@ -21,13 +23,14 @@ static __always_inline int ends_at(__u8 flags, __u32 sequence, __u32 length, __u
 	return flags & TCP_ACK && (sequence == next || sequence + length == next);
 }
 
-/* 0 stands for a number that is not known. */
+/* Records the client's expected sequence number; 0 stands for unknown. */
 static __always_inline void move_to(struct flow *flow, __u32 end)
 {
 	flow->next = end ?: 1;
 }
 
-/* A client's SYN. Its payload comes again, or the next segment tells its end. */
+/* Handles a client's SYN. If it carries payload, either the payload is sent again or the next segment shows where it
+ * ended. */
 static __always_inline void begin_connection(struct flow *flow, __u32 sequence)
 {
 	set_stage(flow, STAGE_OPENING);
@@ -35,7 +38,7 @@ static __always_inline void begin_connection(struct flow *flow, __u32 sequence)
 	move_to(flow, sequence + 1);
 }
 
-/* An ordinary segment of an open connection, the bulk of all: whether it was one. */
+/* Reports whether this is an ordinary segment of an open connection, the bulk of all traffic, and follows it. */
 static __always_inline int goes_on(struct flow *flow, __u8 flags, __u32 sequence, __u32 length)
 {
 	__u32 end = sequence + length, next = flow->next;
@@ -47,8 +50,8 @@ static __always_inline int goes_on(struct flow *flow, __u8 flags, __u32 sequence
 	return 1;
 }
 
-/* Whether the server has answered the client's SYN, as far as can be known. A gateway that shares flows may not have seen
- * the answer. */
+/* Reports whether the server has answered the client's SYN, as far as can be known. A gateway that shares flows may not
+ * have seen the answer. */
 static __always_inline int was_answered(context *ctx, const struct packet *p, const struct flow *flow)
 {
 	struct flow_key key = p->flow;
@@ -62,13 +65,13 @@ static __always_inline int was_answered(context *ctx, const struct packet *p, co
 	return view.knows != KNOWS_ANSWER || p->acknowledgement == view.number;
 }
 
-/* A segment of a connection of which only the SYN has come. */
+/* Handles a segment of a connection from which only the SYN has arrived so far. */
 static __always_inline void open_connection(context *ctx, const struct packet *p, struct flow *flow)
 {
 	__u32 length = p->end - p->payload, end = p->sequence + length + !!(p->tcp_flags & TCP_SYN), next = flow->next;
 	int ends;
 
-	/* A RST may be one of an earlier connection, which the server still holds. */
+	/* A RST may belong to an earlier connection that the server still holds. */
 	if (p->tcp_flags & TCP_RST || !(p->tcp_flags & TCP_ACK) || (next && !is_near(p->sequence, next)) ||
 	    !was_answered(ctx, p, flow))
 		return;
@@ -78,7 +81,7 @@ static __always_inline void open_connection(context *ctx, const struct packet *p
 		move_to(flow, end);
 }
 
-/* What a segment of the client's that is no SYN without ACK changes. */
+/* Updates the flow on a segment from the client other than a SYN without ACK. */
 __noinline int follow(context *ctx, const struct packet *p, struct flow *flow)
 {
 	__u32 sequence, length, end, next;
@@ -116,7 +119,7 @@ __noinline int follow(context *ctx, const struct packet *p, struct flow *flow)
 	if (p->tcp_flags & TCP_RST)
 		return 0;
 	if (ends && !fits && p->tcp_flags & TCP_ACK && (__s32)(sequence - next) > 0) {
-		/* What comes before it was lost on the way, and comes again. */
+		/* The segments before the FIN were lost and will be sent again. */
 		flow->fin = sequence;
 		return 0;
 	}

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Why a packet was dropped, and the counters beside (wire.md §6.7). crates/wire/src/drop_reason.rs has the same list;
- * a test compares the two. */
+/* Drop reasons, and the counters next to them (wire.md §6.7). crates/wire/src/drop_reason.rs has the same list; a test
+ * compares the two. */
 #pragma once
 
 enum outcome {

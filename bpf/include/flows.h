@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Flows: who talks to which service, since when, and how far their connection is (wire.md §6.3). */
+/* Flows: client and service, start time, and connection state (wire.md §6.3). */
 #pragma once
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include "config.h"
 #include "parse.h"
 
-/* IPv4 flows have a map of their own: hashing a short key costs half of what a long one does. */
+/* IPv4 flows have a map of their own: hashing the short key costs half as much as hashing the long one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 262144);
@@ -21,9 +21,9 @@ struct {
 	__type(value, struct flow);
 } flows6 SEC(".maps");
 
-/* Where a TCP connection stands, as far as the client's packets show. The last three are for flows of every protocol: one
- * that is over and still stands there (ENDED); one that a core has taken for itself, to give it to another grant, which its packets
- * don't notice, or to remove it. */
+/* TCP connection state as far as the client's packets show it. The last three apply to flows of every protocol:
+ * STAGE_OVER is a flow that has ended but keeps its entry (ENDED); STAGE_CHANGING and STAGE_LEAVING are flows that one
+ * core has claimed, to hand the flow to another grant (invisible to its packets) or to remove it. */
 enum stage {
 	STAGE_OPEN = 0,
 	STAGE_OPENING = 1,
@@ -75,7 +75,7 @@ static __always_inline long remove_flow(const struct flow_key *key)
 	return bpf_map_delete_elem(&flows6, key);
 }
 
-/* Whether a grant counts the flow among its own. */
+/* Reports whether the flow is counted in a grant. */
 static __always_inline int has_grant(__u8 origin)
 {
 	return origin == BY_TOKEN || origin == ENDED;
@@ -91,13 +91,13 @@ static __always_inline __u32 with_stage(__u32 state, __u8 stage)
 	return (state & ~0xffU) | stage; /* the first byte */
 }
 
-/* Takes a flow that is in this state for this core alone: as STAGE_CHANGING or STAGE_LEAVING. */
+/* Claims a flow in this state for this core alone, as STAGE_CHANGING or STAGE_LEAVING. */
 static __always_inline int take_alone(struct flow *flow, __u32 state, __u8 stage)
 {
 	return __sync_val_compare_and_swap(&flow->state, state, with_stage(state, stage)) == state;
 }
 
-/* Moves a flow to another stage, unless a core has taken it for itself. */
+/* Moves a flow to another stage, unless a core has claimed it. */
 static __always_inline void set_stage(struct flow *flow, __u8 stage)
 {
 	__u32 state = read_state(flow);
@@ -121,14 +121,15 @@ static __always_inline int flow_is_live(__u8 protocol, const struct flow *flow, 
 	return (__s32)(time - flow->seen) <= (__s32)idle_limit(protocol, flow);
 }
 
-/* Whether the client has shown a token recently enough. TCP shows one in its SYN; a flow that no client opened shows none. */
+/* Reports whether the client has shown a token recently enough. TCP shows one in its SYN; a flow that no client opened
+ * needs none. */
 static __always_inline int is_proved(__u8 protocol, const struct flow *flow, __u32 time)
 {
 	/* Signed: the clock may have been set back since. */
 	return protocol != IP_UDP || flow->origin != BY_TOKEN || (__s32)(time - flow->proved) <= (__s32)config.udp_renewal;
 }
 
-/* The flow that a packet from outside belongs to. */
+/* Returns the live flow that a packet from outside belongs to, or 0. */
 static __always_inline struct flow *live_flow(const struct flow_key *key, __u32 time)
 {
 	struct flow *flow = find_flow(key);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Copies of packets that the agent's programs hand to user space: held ones, and answers of name servers. */
+/* Copies of packets that the agent's programs pass to user space: held packets, and name servers' answers. */
 #pragma once
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -8,9 +8,10 @@
 
 /* A perf record holds less than 64 KiB. */
 enum { HELD_MAX = 32768 };
-/* The port that name servers answer from, in a DNS header the bit that says "answer", and the longest one looked at. */
+/* Port that name servers answer from; the bit in a DNS header that marks an answer; length of the longest answer passed
+ * on. */
 enum { DNS_PORT = 53, DNS_ANSWER = 0x80, HEARD_MAX = 4096 };
-/* Answers a second and core that are handed over: whoever sends more is no name server of ours. */
+/* Answers passed on per second and core: a source that sends more is not our name server. */
 enum { HEARD_PER_SECOND = 64 };
 
 struct {
@@ -31,7 +32,7 @@ struct {
 	__type(value, struct hearing);
 } hearings SEC(".maps");
 
-/* Hands a copy of a name server's answer over, in which there may be a record of discovery (wire.md §7.1). */
+/* Passes a copy of a name server's answer to user space: it may hold a discovery record (wire.md §7.1). */
 static __noinline int hear(context *ctx, const struct packet *p)
 {
 	struct held_header header = { .interface = ctx->ifindex, .length = ctx->len };

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The agent's half of key transfer in band (wire.md §5.4): it says that it takes keys, and takes them from those flows.
+/* The agent's half of key transfer in band (wire.md §5.4): it offers to take keys, and takes them from the flows on
+ * which it did so.
  *
- * What a key is worth is user space's to judge: it asks for the pair that the authority named under TLS, and for no other. */
+ * User space decides whether a key is the right one: it looks for the pair that the authority named under TLS, and for
+ * no other. */
 #pragma once
 #include "shim.h"
 #include "wrap.h"
 
-/* A first packet that is sent again within this time goes as it is: somebody on the way may drop shims. */
+/* A first packet that is sent again within this time goes without a shim: a middlebox may drop shims. */
 enum { ASKED_FOR = 60 /* seconds */ };
 
 enum key_outcome { KEY_NONE = 0, KEY_TAKEN = 1, KEY_FAILED = 2 };
@@ -18,7 +20,7 @@ struct {
 	__type(value, __u32);
 } key_authorities SEC(".maps");
 
-/* Flows on which keys are taken, and when they were opened, seconds since boot. */
+/* Flows on which keys are accepted, with the time when they were opened, in seconds since boot. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -26,7 +28,8 @@ struct {
 	__type(value, __u32);
 } key_flows SEC(".maps");
 
-/* By the pair's handle. A flood of transfers pushes out what user space has not fetched yet; it then gets it by HTTPS. */
+/* Keyed by the pair's handle. A flood of transfers evicts keys that user space has not fetched yet; it then gets them
+ * by HTTPS. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -53,14 +56,16 @@ static __always_inline int transfers_keys(__be32 address, __be16 port)
 	return bpf_map_lookup_elem(&key_authorities, &end) != 0;
 }
 
-/* Whether the packet, which opens a flow, goes to an authority that transfers keys in band, and can carry a shim. */
+/* Reports whether the packet, which opens a flow, goes to an authority that transfers keys in band, and can carry a
+ * shim. */
 static __always_inline int asks_for_key(const struct packet *p)
 {
 	return p->flow.protocol == IP_TCP && p->flow.family == 4 && p->network == ETHER_LEN &&
 	       p->transport == ETHER_LEN + IPV4_LEN && transfers_keys(*(__be32 *)p->flow.server, p->flow.server_port);
 }
 
-/* Whether its flow's first packet had the option; notes that it has it otherwise. */
+/* Reports whether an earlier first packet of the flow had the option within ASKED_FOR; otherwise records that this one
+ * has it. */
 static __always_inline int is_asked(const struct flow_key *flow)
 {
 	__u32 time = uptime(), *asked = bpf_map_lookup_elem(&key_flows, flow);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Layouts of the maps, byte for byte as crates/wire/src/map/ has them; datapath checks that they agree. */
+/* Map layouts, byte for byte the same as in crates/wire/src/map/; datapath checks that they agree. */
 #pragma once
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -7,7 +7,7 @@
 #define SERVICES_MAX 32
 
 /* The block of the tail carrier (wire.md §4.1). */
-enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" as it lies in memory */ };
+enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" in memory order */ };
 
 /* The shim (wire.md §4.3, §4.4): the inner IPv4 header, its option. */
 enum { IP_IPIP = 4, SHIM_OPTION_LEN = 40, SHIM_LEN = 20 + SHIM_OPTION_LEN, SHIM_OPTION = 0x9e };
@@ -15,8 +15,8 @@ enum { KEY_TRANSFER_LEN = 35 };
 enum shim_kind { SHIM_NONE = 0, SHIM_SUPPORT = 1, SHIM_KEY_TRANSFER = 2, SHIM_LS_TOKEN = 3, SHIM_TOKEN = 4, SHIM_BROKEN = 5 };
 
 struct verifier_config {
-	__u64 replay_seed; /* picks the bucket, so that holders of grants can't aim at one */
-	__u32 replay_mask; /* buckets less one; a power of two */
+	__u64 replay_seed; /* picks the bucket, so that grant holders can't target one */
+	__u32 replay_mask; /* number of buckets minus one; the number is a power of two */
 	__u32 epoch_length;
 	__u32 max_lifetime;
 	__u32 flows_per_grant;
@@ -26,20 +26,20 @@ struct verifier_config {
 	__u32 samples_per_second;
 	__u32 observe;
 	__u16 carriers; /* bits of enum carrier */
-	__u16 suites; /* a bit at each one's number */
-	__u32 max_outbound; /* flows that the inside may have opened; 0 if this is no gateway */
+	__u16 suites; /* bit n: suite number n */
+	__u32 max_outbound; /* limit on flows opened from inside; 0 if this is no gateway */
 	__u32 tells_flows; /* one of enum tells_flows */
-	__u32 mark; /* what of a packet's mark says that it is admitted */
-	__u32 mark_mask; /* which bits of it are the verifier's; 0 if its verdict is to drop */
+	__u32 mark; /* bits in the packet's mark that show it is admitted */
+	__u32 mark_mask; /* bits of the mark that belong to the verifier; 0 if its verdict is to drop */
 	__u32 udp_renewal; /* seconds after which a client's UDP flow needs another token */
 	__u32 flows_per_account;
 };
 
-/* When user space, which tells the gateways beside this one, is told of flows. */
+/* When the programs report flows to user space, which shares them with peer gateways. */
 enum tells_flows { TELLS_NOTHING = 0, TELLS_ADMITTED = 1, TELLS_BOUND = 2 /* once they have an inside address */ };
 
-/* Who opened a flow. */
-enum origin { BY_TOKEN = 0, ADOPTED = 1, FROM_INSIDE = 2, ENDED = 3 /* on a gateway: by a token, and it is over */ };
+/* How a flow was opened. */
+enum origin { BY_TOKEN = 0, ADOPTED = 1, FROM_INSIDE = 2, ENDED = 3 /* on a gateway: by a token, and over */ };
 
 enum carrier { CARRIER_TAIL = 1, CARRIER_SHIM = 2 };
 
@@ -47,7 +47,7 @@ struct agent_config {
 	__u32 link_header; /* bytes: 14, or 0 on links without one */
 	__u32 tcx;
 	__u32 match_cgroups;
-	__u32 hear; /* name servers' answers go to user space, too */
+	__u32 hear; /* 1: copy name servers' answers to user space */
 };
 
 struct flow_key {
@@ -76,52 +76,52 @@ struct flow {
 	__u32 since;
 	__u32 seen;
 	union {
-		__u32 state; /* changes by compare and swap: whoever takes a flow out or over has it first */
+		__u32 state; /* changed by compare and swap: a core claims a flow before it removes or replaces it */
 		struct {
 			__u8 stage;
 			__u8 origin;
-			__be16 inside_port; /* as the inside sees the client's */
+			__be16 inside_port; /* the client's port as the inside sees it */
 		};
 	};
-	__u32 inside; /* the slot of its inside address and one more; 0 if it has none */
-	__u32 holder; /* whose grant admitted it: account and session (wire.md §3.9); 0 if nobody is known */
+	__u32 inside; /* slot of the inside address, plus one; 0 if the flow has none */
+	__u32 holder; /* account and session whose grant admitted the flow (wire.md §3.9); 0 if unknown */
 	__u32 next; /* TCP: the client's expected sequence number */
-	__u32 answer; /* TCP, on gateways: the number behind the server's first one */
+	__u32 answer; /* TCP, on gateways: the server's initial sequence number plus one */
 	union {
-		__u32 proved; /* UDP: when its last token came, Unix seconds */
-		__u32 fin; /* TCP: where a FIN is that came before the data in front of it; 0 if none did */
+		__u32 proved; /* UDP: time of the client's last token, Unix seconds */
+		__u32 fin; /* TCP: position of a FIN that arrived before the data in front of it; 0 if none */
 	};
 };
 
-/* Where numbers lie in the kernel's structures for sockets, in bytes; 0 if nobody knows. */
+/* Offsets of sequence numbers in the kernel's socket structures, in bytes; 0 if unknown. */
 struct stack_layout {
 	__u32 rcv_nxt; /* in struct tcp_sock */
 	__u32 snt_isn; /* in struct tcp_request_sock */
 };
 
-/* Somebody's flow has begun. */
+/* Message to user space: a flow has begun. */
 struct flow_news {
 	struct flow_key key;
 	__u64 time; /* nanoseconds since boot */
 };
 
-/* A flow that a gateway beside this one told of, in this one's time. */
+/* A flow that a peer gateway reported, converted to this gateway's time. */
 struct told_flow {
 	struct flow_key key;
 	struct flow flow;
-	__u32 expires; /* when its grant ends, Unix seconds */
-	__u32 begins; /* 1: it is to be made if it is not there */
+	__u32 expires; /* when the flow's grant ends, Unix seconds */
+	__u32 begins; /* 1: create the flow if it does not exist */
 };
 
-/* What becomes of it. */
+/* Result for a flow that a peer gateway reported. */
 enum taken { TAKEN_NEW = 1, TAKEN_KNOWN = 2, REFUSED_REVOKED = 3, REFUSED_OLDER = 4, REFUSED_GONE = 5, REFUSED_FULL = 6 };
 
-/* An address as the maps hold it: IPv4 in the first four bytes, the rest zero. */
+/* An address in the maps' form: IPv4 in the first four bytes, the rest zero. */
 struct address {
 	__u64 words[2];
 };
 
-/* A gateway's pool of inside addresses: how many there are of each family. */
+/* Sizes of a gateway's pool of inside addresses, per family. */
 struct nat_config {
 	__u32 pool4;
 	__u32 pool6;
@@ -129,10 +129,10 @@ struct nat_config {
 
 struct pool_slot {
 	struct address address;
-	__u64 last; /* when a flow came or went last, nanoseconds since boot; 0 if none ever did */
-	__u32 person; /* whose it was last */
+	__u64 last; /* time of the latest flow that began or ended, nanoseconds since boot; 0 if never */
+	__u32 person; /* latest person to have the address */
 	__u32 flows;
-	__u32 since; /* since when it is theirs, Unix seconds */
+	__u32 since; /* when that person got the address, Unix seconds */
 	__u32 reserved;
 };
 
@@ -171,13 +171,13 @@ struct member {
 	__u32 reserved;
 };
 
-/* The inside address of a flow that a gateway beside this one told of. */
+/* The inside address of a flow that a peer gateway reported. */
 struct told_address {
 	struct flow_key key;
 	struct address inside;
 	__u32 person;
 	__u32 now; /* Unix seconds */
-	__u32 slot; /* its slot here and one more; 0 if the flow can't have it */
+	__u32 slot; /* this gateway's slot plus one; 0 if the flow can't have the address */
 	__be16 port;
 	__u16 reserved;
 };
@@ -190,39 +190,41 @@ struct nat_news {
 	__u32 time;
 };
 
-/* What user space is told: whose grant is this?; an address is somebody else's; no flow is left on it. */
+/* Messages to user space: the person behind a grant is unknown; an address has gone to another person; an address has
+ * no flow left. */
 enum nat_news_kind { NEWS_UNKNOWN = 1, NEWS_GIVEN = 2, NEWS_IDLE = 3 };
 
 struct grant_use {
 	__u32 flows;
 	__u32 expires;
-	__u32 tokens; /* taken in this window */
+	__u32 tokens; /* used in this window */
 	__u32 window;
 	struct flow_key first;
 };
 
-/* What an account uses of the tables that all share. */
+/* An account's use of the shared tables. */
 struct account_use {
 	__u32 flows;
-	__u32 tokens; /* taken in this window */
+	__u32 tokens; /* used in this window */
 	__u32 window;
 	__u32 reserved;
 };
 
-/* Flows that one address of a gateway's inside has opened. */
+/* Number of flows that one address inside a gateway has opened. */
 struct inside_use {
 	__u32 flows;
-	__u32 counted; /* by the sweep that runs */
+	__u32 counted; /* by the sweep in progress */
 };
 
-/* What the verifier has forgotten because its clock jumped (wire.md §6.4.6). User space writes it. */
+/* Spans of time for which the verifier has lost its record of uses and ends because its clock jumped (wire.md §6.4.6).
+ * User space writes them. */
 enum { FORGOTTEN_SPANS = 4 };
 
 struct forgotten {
 	struct {
 		__u32 from, until;
 	} spans[FORGOTTEN_SPANS];
-	__u32 since, leapt_from, reached, reserved; /* user space's own */
+	__u32 since, leapt_from, reached, reserved; /* for user space only */
 };
 
 struct epoch_key {
@@ -233,17 +235,17 @@ struct epoch_key {
 
 struct secret_entry {
 	__u64 epoch;
-	__u64 block[8]; /* what client keys are hashes of, but for the first seven bytes, which are zero */
+	__u64 block[8]; /* the input that client keys are hashed from; its first seven bytes are zero */
 };
 
 #define LS_NONCE_WORDS 1024
-/* Those of a pair that are the kernel program's; the others are the controller's of switches (wire.md §5.8). */
+/* Nonces of a pair that are for the kernel program; the others are for the switches' controller (wire.md §5.8). */
 enum { LS_NONCES = 32768 };
 
 struct ls_grant {
 	__u64 epoch;
 	__u32 expires;
-	__u32 holder; /* whose it is; 0 if the authority names nobody */
+	__u32 holder; /* account and session; 0 if the authority names none */
 	__u64 used[LS_NONCE_WORDS];
 };
 
@@ -269,21 +271,21 @@ struct services {
 	struct service spans[SERVICES_MAX];
 };
 
-/* A session that ended, or with `whole` an account that lost all its sessions. */
+/* A session that ended or, with `whole`, an account of which all sessions ended. */
 struct revoked_key {
-	__u32 number; /* the holder's, or the account's */
+	__u32 number; /* of the holder or the account */
 	__u32 whole;
 };
 
 enum { CLASSES_OF_HANDLES = 0, CLASSES_OF_ACCOUNTS = 1 };
 
-/* The account of a holder (wire.md §3.9). */
+/* Returns the account of a holder (wire.md §3.9). */
 static __always_inline __u32 account_of(__u32 holder)
 {
 	return holder >> 8;
 }
 
-/* A bit for each of 65 536 classes. */
+/* One bit for each of 65 536 classes. */
 struct class_set {
 	__u64 bits[1024];
 };
@@ -321,9 +323,9 @@ struct grant_entry {
 	__u8 carrier; /* one of enum carrier */
 	__u8 reserved;
 	__s32 skew;
-	__u64 header[2]; /* of a pair: unique id, nonce1, and what only user space reads */
-	__u64 key[4]; /* zeros behind a key that is shorter */
-	__u32 spent; /* nonces of its pair that were used when it was used last */
+	__u64 header[2]; /* of a pair: unique id, nonce1, and fields for user space only */
+	__u64 key[4]; /* shorter keys are padded with zeros */
+	__u32 spent; /* number of the pair's nonces spent at its last use */
 	__u32 reserved2;
 };
 
@@ -334,7 +336,7 @@ struct conversation {
 	__u32 seen;
 };
 
-/* An authority that transfers keys in band. */
+/* Address and port of an authority that transfers keys in band. */
 struct authority_end {
 	__be32 address;
 	__be16 port;
@@ -342,13 +344,13 @@ struct authority_end {
 };
 
 struct client_key {
-	__u64 words[4]; /* zeros behind the 28 bytes */
+	__u64 words[4]; /* the 28 bytes, padded with zeros */
 };
 
-/* A key transfer that waits for a packet of its flow. */
+/* A key transfer that is waiting for a packet of its flow. */
 struct transfer {
 	__u64 until; /* nanoseconds since boot */
-	__u8 data[40]; /* as it goes into the option, and zeros */
+	__u8 data[40]; /* the option's data, padded with zeros */
 };
 
 struct transfer_config {
@@ -372,13 +374,13 @@ struct held_header {
 	__u16 vlan_tci;
 };
 
-/* A verifier of proofs: its settings, fixed when it is loaded. */
+/* Settings of a verifier of proofs, fixed when the program is loaded. */
 struct proofs_config {
 	__u32 epoch_length;
 	__u32 max_lifetime;
 };
 
-/* Whose key for proofs it is. */
+/* Authority and epoch of a key for proofs. */
 struct proof_key_slot {
 	struct address authority;
 	__u32 family;
@@ -387,7 +389,7 @@ struct proof_key_slot {
 
 /* Withdrawn consent. */
 struct withdrawal {
-	__u32 vni; /* as it travels, behind a zero byte */
+	__u32 vni; /* as on the wire, preceded by a zero byte */
 	__u16 family;
 	__u16 from_all; /* 1: the sender is zero */
 	struct address receiver;
@@ -395,10 +397,10 @@ struct withdrawal {
 };
 
 #define PROOF_WORDS_MAX 10
-/* With a fixed path of five hops. */
+/* Words of the longest message, with a fixed path of five hops. */
 #define ROUTED_WORDS_MAX 18
 
-/* What a proof that was right stood beside. */
+/* A valid proof and the message that it covers. */
 struct remembered {
 	__u64 proof[2];
 	__u64 message[PROOF_WORDS_MAX];
@@ -409,39 +411,39 @@ struct remembered {
 	__u32 generation;
 };
 
-/* A tunnel endpoint: its settings, fixed when it is loaded. */
+/* Settings of a tunnel endpoint, fixed when the programs are loaded. */
 struct svtep_config {
 	__u32 underlay; /* the interface's index */
 	__u32 mtu; /* the longest packet there, without its link header */
-	__u32 turns; /* 1: the kernel takes a header of one family off a packet of the other (Linux 6.3) */
-	__u32 reports; /* packets of one tenant that are handed over in a second */
+	__u32 turns; /* 1: the kernel can decapsulate one family from the other (Linux 6.3) */
+	__u32 reports; /* packets per tenant and second that are passed to user space */
 };
 
-/* An interface behind which a tenant is. */
+/* State of the interface that leads to a tenant. */
 struct tenant {
 	__u32 id;
 	__u32 second;
-	__u32 reported; /* in that second */
+	__u32 reported; /* within that second */
 	__u32 reserved;
 };
 
-/* Where packets for an interface id go. */
+/* Delivery target of packets for an interface id. */
 struct delivery {
-	__u32 interface; /* 0: nowhere */
-	__u32 vni; /* as it travels, behind a zero byte */
+	__u32 interface; /* 0: undeliverable */
+	__u32 vni; /* as on the wire, preceded by a zero byte */
 	__u8 mac[6];
-	__u8 peer; /* 1: a cable's end is in a namespace of its own, and takes packets there */
+	__u8 peer; /* 1: one end of a veth pair whose other end, in another namespace, takes the packets */
 	__u8 reserved;
 };
 
-/* Which packets of a tenant a segment is for. */
+/* Key that selects the segment for a tenant's packets. */
 struct segment_key {
 	__u32 interface;
 	__u8 family;
-	__u8 protocol; /* with both ports 0: for all services */
+	__u8 protocol; /* 0 with both ports 0: all services */
 	__be16 port;
-	__be16 other_port; /* of who opened the flow, if it is for one flow */
-	__u8 back; /* 1: for answers: the port is the packet's source port */
+	__be16 other_port; /* port of the side that opened the flow, if the segment is for one flow */
+	__u8 back; /* 1: for answers; `port` is then the packet's source port */
 	__u8 reserved[5];
 	struct address sender;
 	struct address receiver;
@@ -449,42 +451,42 @@ struct segment_key {
 
 enum { OUTER_MAX = 48, ROUTING_MAX = 88, GENEVE_MAX = 128, HOPS_MAX = 5 };
 
-/* What is put before those packets. */
+/* Headers that are put before the packets of a segment. */
 struct segment_entry {
 	__u32 until; /* Unix seconds */
-	__u32 used; /* when it was used last */
+	__u32 used; /* time of last use */
 	__u8 state; /* one of enum segment_state */
 	__u8 family; /* the underlay's */
 	__u8 local; /* 1: the receiving endpoint is this one */
-	__u8 length; /* of Geneve's header */
-	__u8 hops; /* of a fixed path */
+	__u8 length; /* length of Geneve's header */
+	__u8 hops; /* number of hops of a fixed path */
 	__u8 reserved[3];
-	__u8 outer[OUTER_MAX]; /* IP with no length, UDP */
-	__u8 route[ROUTING_MAX]; /* the routing header between them, if the path is fixed */
+	__u8 outer[OUTER_MAX]; /* IP with the length left zero, and UDP */
+	__u8 route[ROUTING_MAX]; /* the routing header between IP and UDP, if the path is fixed */
 	__u8 geneve[GENEVE_MAX];
 };
 
-enum segment_state { SEGMENT_REFUSED = 0, SEGMENT_GIVEN = 1, SEGMENT_BY_FLOW = 2 /* look for one flow's */ };
+enum segment_state { SEGMENT_REFUSED = 0, SEGMENT_GIVEN = 1, SEGMENT_BY_FLOW = 2 /* per flow */ };
 
-/* A segment that came in and may be answered (wire.md §8.11). */
+/* A segment that arrived and may be answered (wire.md §8.11). */
 struct consent {
 	struct address sending;
 	struct address receiving;
 	__u32 expires;
 	__u8 family; /* the underlay's */
-	__u8 length; /* of Geneve's header */
-	__u8 hops; /* of a fixed path */
+	__u8 length; /* length of Geneve's header */
+	__u8 hops; /* number of hops of a fixed path */
 	__u8 reserved;
 	__u8 geneve[GENEVE_MAX];
-	struct address route[HOPS_MAX]; /* as the routing header lists them */
+	struct address route[HOPS_MAX]; /* in the order of the routing header */
 };
 
-/* A tenant's packet that user space gets. */
+/* A tenant's packet that goes to user space. */
 struct unsent {
 	__u32 interface;
 	__u32 length;
-	__u32 segment; /* payload bytes per segment, if it is several */
-	__u32 limit; /* the longest packet that would get through; 0: no segment is there for it */
+	__u32 segment; /* payload bytes per segment of a super-packet */
+	__u32 limit; /* longest packet that would get through; 0: no segment exists for the packet */
 };
 
 enum svtep_counter {

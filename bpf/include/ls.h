@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Tokens of the scheme of LS (wire.md §5): judging them up to the tag, and taking their nonces once.
+/* Tokens of the LS scheme (wire.md §5): verification up to the tag, and single use of their nonces.
  *
- * Pairs come from the authority only: nothing that a sender does makes one. */
+ * Pairs come from the authority only: nothing that a sender does creates one. */
 #pragma once
 #include "layout.h"
 #include "ls_token.h"
@@ -21,7 +21,7 @@ struct {
 	__type(value, struct ls_grant);
 } ls_grants SEC(".maps");
 
-/* When the table of pairs was new, for user space: which nonces of earlier pairs were used, nobody knows. */
+/* When the table of pairs was created, for user space: the nonces that earlier pairs had used by then are unknown. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -29,7 +29,7 @@ struct {
 	__type(value, __u64);
 } ls_since SEC(".maps");
 
-/* unique id | nonce1 | secret; `ids` are the first seven bytes as they lie in memory. */
+/* Hashes unique id | nonce1 | secret; `ids` are the first seven bytes in memory order. */
 static __always_inline void hash_client_key(struct sha224 *sha, const struct secret_entry *secret, __u64 ids)
 {
 	sha->block[0] = secret->block[0] | ids;
@@ -39,7 +39,8 @@ static __always_inline void hash_client_key(struct sha224 *sha, const struct sec
 	sha224(sha);
 }
 
-/* CONTINUE, or the first thing that is wrong: suite, pair, expiry, tag. What admission asks of a token goes to `claim`. */
+/* Checks suite, pair, expiry and tag, in this order: CONTINUE, or the reason of the first check that fails. Stores the
+ * fields that admission needs in `claim`. */
 __noinline int judge_ls(struct packet *p, const struct ls_token *token, struct token *claim)
 {
 	const __u8 *bytes = (const __u8 *)token;
@@ -79,7 +80,7 @@ __noinline int judge_ls(struct packet *p, const struct ls_token *token, struct t
 	return differ ? DROP_BAD_TAG : CONTINUE;
 }
 
-/* Whether a pair's nonce2 was used. Only looks. */
+/* Reports whether a pair's nonce2 was used, without recording anything. */
 static __always_inline int nonce_was_used(__u64 handle, __u32 nonce2)
 {
 	struct ls_grant *pair = bpf_map_lookup_elem(&ls_grants, &handle);
@@ -87,7 +88,7 @@ static __always_inline int nonce_was_used(__u64 handle, __u32 nonce2)
 	return !pair || pair->used[nonce2 >> 6 & (LS_NONCE_WORDS - 1)] >> (nonce2 & 63) & 1;
 }
 
-/* CONTINUE if a pair's nonce2 is used for the first time. */
+/* Records a pair's nonce2: CONTINUE if it is used for the first time. */
 __noinline int first_nonce(__u64 handle, __u32 nonce2)
 {
 	struct ls_grant *pair = bpf_map_lookup_elem(&ls_grants, &handle);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The MAC suites (wire.md §1): SipHash-2-4 with 128-bit output and AES-128-CMAC (RFC 4493), for messages of one to
- * seven 64-bit words, which is all that grants and tokens need, or eighteen, which proofs do.
+/* MAC suites (wire.md §1): SipHash-2-4 with 128-bit output and AES-128-CMAC (RFC 4493). Messages have one to seven
+ * 64-bit words, enough for grants and tokens, or up to eighteen for proofs.
  *
- * AES works on words with one 256-byte table. Its look-ups depend on the key, which leaks to whoever measures this
- * machine's cache: docs/threats.md says why siphash is the default. */
+ * AES works on 32-bit words with one 256-byte table. Its look-ups depend on the key, which leaks to an attacker who can
+ * measure this machine's cache: docs/threats.md explains why siphash is the default. */
 #pragma once
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -35,8 +35,9 @@ enum suite { SUITE_AES_CMAC = 2, SUITE_SIPHASH = 3 };
 		v2 = ROTL64(v2, 32);                                                                                   \
 	} while (0)
 
-/* Where `expected` is given and the first word is another, the second is not made: a flood of forged tags costs four
- * rounds less each. The time taken says only whether 64 bits are right at once (docs/threats.md). */
+/* If `expected` is not null and the first word differs from it, the second word is not computed: each forged tag in
+ * a flood then costs four rounds less. The time taken reveals only whether 64 bits are right at once
+ * (docs/threats.md). */
 static __noinline int siphash128(const __u64 *key, const __u64 *message, __u32 words, const __u64 *expected, __u64 *out)
 {
 	__u64 v0 = 0x736f6d6570736575ULL ^ key[0], v1 = 0x646f72616e646f6dULL ^ key[1] ^ 0xee;
@@ -110,7 +111,7 @@ static __always_inline __u32 aes_mix(__u32 x)
 	return doubled ^ ROTL32(doubled ^ x, 8) ^ ROTL32(x, 16) ^ ROTL32(x, 24);
 }
 
-/* Encrypts one block in place: four big-endian words each. The round keys are made on the way. */
+/* Encrypts one block in place. Key and block are four big-endian words each. The round keys are computed on the fly. */
 static __noinline int aes_encrypt(const __u32 *key, __u32 *block)
 {
 	__u32 k0 = key[0], k1 = key[1], k2 = key[2], k3 = key[3];
@@ -159,7 +160,7 @@ static __always_inline void cmac_double(__u32 *x)
 	x[3] = x[3] << 1 ^ carry * 0x87;
 }
 
-/* Takes in the block that begins at word `at`, if the message is so long. */
+/* Processes the block that begins at word `at`, if the message reaches that far. */
 static __always_inline void cmac_block(const __u32 *key, const __u32 *subkey, __u32 *state, const __u64 *message,
 				       __u32 words, __u32 at)
 {
@@ -171,7 +172,7 @@ static __always_inline void cmac_block(const __u32 *key, const __u32 *subkey, __
 		state[2] ^= bpf_htonl((__u32)message[at + 1]);
 		state[3] ^= bpf_htonl((__u32)(message[at + 1] >> 32));
 	} else {
-		state[2] ^= 0x80000000; /* the padding of a short last block */
+		state[2] ^= 0x80000000; /* padding of a short last block */
 	}
 	if (at + 2 >= words) {
 		state[0] ^= subkey[0];
@@ -192,7 +193,8 @@ static __noinline int aes_cmac(const __u64 *key, const __u64 *message, __u32 wor
 	cmac_double(subkey);
 	if (words & 1)
 		cmac_double(subkey);
-	/* No loop: clang makes one that Linux 6.1 refuses, entered by falling through from its own end. */
+	/* Unrolled by hand: clang makes a loop here that Linux 6.1 rejects, entered by falling through from its own
+	 * end. */
 	cmac_block(k, subkey, state, message, words, 0);
 	cmac_block(k, subkey, state, message, words, 2);
 	cmac_block(k, subkey, state, message, words, 4);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The verdict as a mark: nothing is dropped, and what is admitted carries a mark that a packet filter matches, with the class
- * of its grant. Whoever includes this includes skb.h and admit.h before. */
+/* The verdict as a mark: the verifier drops nothing but consumed tokens, and marks admitted packets, with the class of
+ * their grant, for a packet filter to match. Include skb.h and admit.h before this file. */
 #pragma once
 #include "admission.h"
 
-/* The classes of grants. */
+/* Classes of grants. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -12,7 +12,8 @@ struct {
 	__type(value, struct grant_class);
 } classes SEC(".maps");
 
-/* The class of what a flow's grant admits, at its place in the mark; 0 if nobody has told it. */
+/* Returns the class of the grant that admitted the packet's flow, shifted to its place in the mark; 0 if user space has
+ * not set one. */
 __noinline __u32 class_bits(const struct packet *p)
 {
 	struct grant_class *known;
@@ -28,12 +29,12 @@ __noinline __u32 class_bits(const struct packet *p)
 		return 0;
 	handle = flow->handle;
 	known = bpf_map_lookup_elem(&classes, &handle);
-	/* The lowest bits of the mask hold it. */
+	/* The class is in the lowest bits of the mask. */
 	return known ? (known->class & 0xff) * (config.mark_mask & -config.mark_mask) : 0;
 }
 
-/* Whatever the outcome, no mark of another's making stays. It is written at one place: the kernel refuses accesses to its
- * context through a pointer that clang has moved. */
+/* Sets the verdict in the mark. Bits that others set under the mask are cleared, whatever the outcome. The mark is
+ * written in one place only: the kernel rejects accesses to the context through a pointer that clang has moved. */
 static __always_inline int mark(context *ctx)
 {
 	__u32 bits = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The largest segment that a SYN offers to take, made small enough for the tunnel that answers come through. */
+/* MSS clamping: lowers the MSS option of a SYN to fit the tunnel through which the answers come. */
 #pragma once
 #include "parse.h"
 
@@ -40,7 +40,7 @@ static long clamp_option(__u32 index, struct clamping *c)
 	return 1;
 }
 
-/* Lowers what the SYN whose TCP header is at `transport` offers to `limit` bytes. */
+/* Lowers the MSS option of the SYN whose TCP header is at `transport` to at most `limit` bytes. */
 static __noinline int clamp_mss(context *ctx, __u32 transport, __u32 limit)
 {
 	struct clamping clamping = { .ctx = ctx, .transport = transport, .at = transport + sizeof(struct tcp), .limit = limit };

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Inside addresses: on a gateway with a pool, every identity has one while it has flows, and the inside sees no other.
+/* Inside addresses: on a gateway with a pool, each identity has one while it has flows, and the inside sees no other
+ * address.
  *
- * A person is a number that user space gives out, each once, and tells by handle: so the kernel knows on the first packet
- * whose it is. An address is one person's alone from the first of their flows to the last. */
+ * A person is a number that user space assigns once and publishes by handle, so that the kernel knows the person from
+ * the first packet on. An address belongs to one person alone from the first of their flows to the last. */
 #pragma once
 #include "flows.h"
 #include "outbound.h"
 #include "rewrite.h"
 #include "told.h"
 
-/* Who is behind a grant. */
+/* Persons by grant handle. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -25,7 +26,7 @@ struct {
 	__type(value, struct pool_slot);
 } pool SEC(".maps");
 
-/* People's numbers: user space's own, here to outlive it. */
+/* Numbers of persons. Used by user space only; kept here so that they outlive it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -33,7 +34,7 @@ struct {
 	__type(value, __u32);
 } names SEC(".maps");
 
-/* Which address of the pool a person had last. */
+/* The pool address that a person had last. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -41,7 +42,7 @@ struct {
 	__type(value, __u32);
 } leases SEC(".maps");
 
-/* The way back: the client of a flow as the inside sees it, to what it is outside. */
+/* The way back: from a flow's client as the inside sees it to its address and port outside. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -49,7 +50,7 @@ struct {
 	__type(value, struct way_back);
 } ways_back SEC(".maps");
 
-/* First fragments that were rewritten: to which address. The ports' place of the key holds the identification. */
+/* Address to which a first fragment was rewritten. The key holds the identification in place of the ports. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -57,7 +58,7 @@ struct {
 	__type(value, struct address);
 } pieces SEC(".maps");
 
-/* What user space is told. */
+/* Messages to user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 256 * 1024);
@@ -70,7 +71,7 @@ static __always_inline int has_pool(void)
 	return nat_config.pool4 || nat_config.pool6;
 }
 
-/* Every address of the pool. */
+/* All addresses of the pool. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -96,7 +97,7 @@ static __always_inline void tell(__u32 kind, __u64 handle, __u32 person, __u32 s
 	bpf_ringbuf_submit(room, 0);
 }
 
-/* Counts one more flow of the slot's person, unless it is somebody else's by now. */
+/* Counts one more flow of the slot's person, unless the slot now belongs to another. */
 static __always_inline int hold(struct pool_slot *slot, __u32 person)
 {
 	__u32 flows = __sync_fetch_and_add(&slot->flows, 1);
@@ -125,15 +126,15 @@ static long look_at_slot(__u32 index, struct search *search)
 	return 0;
 }
 
-/* Takes a free address for a person, with one flow on it; NO_SLOT if it is not free, or they have another and may not have
- * two. */
+/* Takes a free address for a person, with one flow on it. Returns NO_SLOT if the address is in use, or if the person
+ * has another one and may not have two. */
 __noinline __u32 claim_slot(__u32 index, __u32 family, __u32 person, __u32 time, __u32 may_have_two)
 {
 	struct lease_key key = { .person = person, .family = family }, before = { .family = family };
 	struct pool_slot *slot = bpf_map_lookup_elem(&pool, &index);
 	__u32 *held;
 
-	/* Where another core was faster, the sender tries again. */
+	/* If another core was faster, the sender tries again. */
 	if (!slot || __sync_val_compare_and_swap(&slot->flows, 0, SLOT_TAKEN) != 0)
 		return NO_SLOT;
 	before.person = slot->person;
@@ -147,13 +148,13 @@ __noinline __u32 claim_slot(__u32 index, __u32 family, __u32 person, __u32 time,
 	}
 	slot->person = person;
 	slot->since = time;
-	/* One flow; cores that lost the race take back what they added. */
+	/* One flow; cores that lost the race undo their own increments. */
 	__sync_fetch_and_sub(&slot->flows, SLOT_TAKEN - 1);
 	tell(NEWS_GIVEN, 0, person, index, time);
 	return index;
 }
 
-/* Takes the free address that was used the longest ago for a person, with one flow on it. */
+/* Takes the least recently used free address for a person, with one flow on it. */
 __noinline __u32 take_slot(__u32 family, __u32 person, __u32 time)
 {
 	struct search search = { .oldest = ~0ULL, .best = NO_SLOT };
@@ -176,7 +177,8 @@ static __always_inline __u32 lease_of(__u32 family, __u32 person, __u32 time)
 	return slot && hold(slot, person) ? at : NO_SLOT;
 }
 
-/* Notes the way back from an address and port inside, on which a flow is counted; 0 if it is another flow's. */
+/* Records the way back from an inside address and port, on which a flow is already counted; 0 if another flow has that
+ * port. */
 static __always_inline int note_way_back(struct pool_slot *slot, const struct flow_key *inside, const struct way_back *back)
 {
 	struct flow_key key = *inside; /* Linux 6.1 takes keys from the stack */
@@ -187,13 +189,13 @@ static __always_inline int note_way_back(struct pool_slot *slot, const struct fl
 	known = bpf_map_lookup_elem(&ways_back, &key);
 	if (!known || known->client_port != back->client_port || !same_address(&known->client, &back->client))
 		return 0;
-	/* Of an earlier flow between the same, or another core's: it is counted already. */
+	/* Left by an earlier flow between the same ends, or recorded by another core: already counted. */
 	known->since = back->since;
 	__sync_fetch_and_sub(&slot->flows, 1);
 	return 1;
 }
 
-/* Gives a flow the inside address of its person, and a port that no other flow of theirs has there. */
+/* Assigns a flow its person's inside address, and a port that no other of the person's flows uses there. */
 __noinline int bind_flow(const struct packet *p, struct flow *flow)
 {
 	struct way_back back = {};
@@ -240,8 +242,9 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 	return DROP_NO_ADDRESS;
 }
 
-/* Gives a flow that a gateway beside this one told of the inside address that it has there. If two people got one at the
- * same time, before either gateway was told, each keeps it where they got it. */
+/* Assigns a flow that a peer gateway reported the inside address that it has there. If both gateways assigned an
+ * address to different persons before either learned of the other's, each person keeps it on the gateway that assigned
+ * it. */
 SEC("syscall")
 int bind_told(struct told_address *told)
 {
@@ -276,7 +279,7 @@ struct bpf_map;
 
 struct reclaim {
 	__u32 now; /* Unix seconds */
-	__u32 ways; /* how many ways back are gone */
+	__u32 ways; /* number of ways back that were removed */
 };
 
 static long reclaim_way(struct bpf_map *map, const struct flow_key *key, struct way_back *back, struct reclaim *pass)
@@ -302,7 +305,8 @@ static long reclaim_way(struct bpf_map *map, const struct flow_key *key, struct 
 	return 0;
 }
 
-/* Upkeep that user space starts after the sweep: forgets the ways back of flows that are gone, and so frees addresses. */
+/* Upkeep that user space starts after the sweep: removes the ways back of flows that have ended, which frees
+ * addresses. */
 SEC("syscall")
 int reclaim(struct reclaim *pass)
 {

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Flows that the inside of a gateway opens: their answers come in without a token (wire.md §6.9).
+/* Flows that the inside of a gateway opens: their answers get in without a token (wire.md §6.9).
  *
- * They stand among the admitted flows, so that packets are settled by one look-up, and have room for so many of their own. */
+ * They are in the same tables as admitted flows, so that one look-up settles a packet, but have a limit of their
+ * own. */
 #pragma once
 #include "flows.h"
 
-/* How many there are. The sweep counts them anew. */
+/* Number of flows that the inside has opened. The sweep recounts them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -13,8 +14,8 @@ struct {
 	__type(value, __u32);
 } outbound SEC(".maps");
 
-/* How many of them each address of the inside has opened: a quarter of the room at most, so that a host which never closes
- * leaves room to its neighbours. The sweep counts them anew. */
+/* Number of flows that each inside address has opened: at most a quarter of the limit, so that a host that never closes
+ * its flows leaves room for its neighbours. The sweep recounts them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -32,7 +33,7 @@ static __always_inline struct member inside_of(const struct flow_key *key)
 	return inside;
 }
 
-/* Whether the inside's address may have one more flow. */
+/* Counts one more flow of the inside's address if its share allows it. */
 static __always_inline int take_share(const struct flow_key *key)
 {
 	struct member inside = inside_of(key);
@@ -59,8 +60,8 @@ static __always_inline void give_share_back(const struct flow_key *key)
 		__sync_fetch_and_sub(&use->flows, 1);
 }
 
-/* Whether the flow is a client's that is over, and the inside has gone on sending on it without a pause: what it sends then
- * opens nothing (wire.md §6.9.2). Such a flow stays in its place, where its grant counts it, and nobody can push it out. */
+/* Reports whether the flow is a client's that has ended, while the inside has kept sending on it without a pause: such
+ * packets open nothing (wire.md §6.9.2). The flow keeps its entry, counted in its grant, and can't be evicted. */
 static __always_inline int only_ended(const struct flow *flow, __u32 time)
 {
 	return flow->origin == ENDED && (__s32)(time - flow->seen) <= (__s32)config.udp_idle;
@@ -75,7 +76,8 @@ static __always_inline int is_icmp(const struct packet *p, __u8 type4, __u8 type
 	return p->flow.protocol == IP_ICMPV6 && p->icmp_type == type6;
 }
 
-/* The flow of an answer to an echo request of the inside: its identifier stands for the inside's port. */
+/* Reports whether the packet answers an echo request from the inside: its identifier takes the place of the inside's
+ * port. */
 __noinline int answers_echo(context *ctx, const struct packet *p)
 {
 	struct flow_key key;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Where things lie in a frame. The same rules as crates/wire/src/packet.rs, which states them; the case table and the
- * differential fuzzer hold the two together.
+/* Frame parsing, by the rules that crates/wire/src/packet.rs states; the case table and the differential fuzzer keep
+ * the two in agreement.
  *
- * Whoever includes this includes xdp.h or skb.h before, which say what `context` is and how it is read. */
+ * Include xdp.h or skb.h before this file: they define `context` and how to read it. */
 #pragma once
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -19,30 +19,30 @@ enum fragment { FRAGMENT_WHOLE = 0, FRAGMENT_FIRST = 1, FRAGMENT_LATER = 2 };
 
 struct packet {
 	struct flow_key flow; /* client = source, server = destination; family 0 while the addresses are unknown */
-	__u64 handle; /* of its token's grant, once that was read */
-	__u32 time; /* when it came, Unix seconds */
+	__u64 handle; /* of its token's grant, once the token was read */
+	__u32 time; /* of arrival, Unix seconds */
 	__u32 network;
 	__u32 transport;
 	__u32 payload;
 	__u32 end;
-	/* No packet needs two of either: the stack of a program has no room for all. */
+	/* No packet needs both fields of a union; a program's stack has no room for all of them. */
 	union {
 		__u32 fragment_id;
 		__u32 sequence; /* TCP, not a fragment */
 	};
 	union {
-		__u32 fragment_at; /* IPv6: where the fragment header is */
+		__u32 fragment_at; /* IPv6: offset of the fragment header */
 		__u32 acknowledgement; /* TCP, not a fragment */
-		__u32 holder; /* whose grant it is, once its tag was right (wire.md §3.9); 0 if nobody is known */
+		__u32 holder; /* account and session of the grant, once verified (wire.md §3.9); 0 if unknown */
 	};
 	__u8 fragment;
 	__u8 tcp_flags;
 	__u8 hop_limit;
 	__u8 icmp_type;
-	__u8 routed; /* a source route leads, or may lead, to something protected */
-	__u8 fills_ip; /* the transport reaches to the end of the IP packet; UDP may be shorter (RFC 9868) */
-	__u8 from_pair; /* its token is one of the scheme of LS: its nonce2 is used once, not its tag */
-	__u8 opens_flow; /* its token's grant is charged a flow more */
+	__u8 routed; /* a source route leads, or may lead, to a protected address */
+	__u8 fills_ip; /* the transport reaches the end of the IP packet; UDP may be shorter (RFC 9868) */
+	__u8 from_pair; /* its token is of the LS scheme: the nonce2 is valid once, not the tag */
+	__u8 opens_flow; /* the token's grant is charged one more flow */
 	__u16 nonce2;
 	__u16 reserved2;
 };
@@ -80,16 +80,17 @@ struct udp {
 	__be16 source, destination, len, checksum;
 };
 
-/* Whether this is a super-packet too long for the field in its IP header, which is 0 then (BIG TCP). */
+/* Reports whether this is a super-packet too long for the length field in its IP header, which is then 0 (BIG TCP). */
 static __always_inline int is_big(context *ctx, __u32 length)
 {
 	return length > 0xffff && segment_length(ctx);
 }
 
-/* Functions that are not static are checked by the kernel once, on their own, instead of in every state that a caller
- * may be in; their pointers may be null as far as it knows. */
+/* The kernel verifies functions that are not static once, on their own, rather than in every state that a caller may be
+ * in; it assumes that their pointers may be null. */
 
-/* Whether an option's source route leads to something protected (RFC 791): pointers count from 1, the first is at 4. */
+/* Reports whether an option's source route leads to a protected address (RFC 791): pointers count from 1, the first is
+ * at 4. */
 __noinline int parse_ipv4_route(context *ctx, __u32 at, __u32 len)
 {
 	__u8 pointer = 0;
@@ -145,7 +146,7 @@ static long parse_ipv4_option(__u32 index, struct options *options)
 	return 0;
 }
 
-/* IPv4 options: their form, and source routes to something protected. */
+/* Parses IPv4 options: checks their form and looks for source routes to protected addresses. */
 __noinline int parse_ipv4_options(context *ctx, struct packet *p, __u32 options_end)
 {
 	struct options options = { .ctx = ctx, .end = options_end, .form = FORM_BROKEN };
@@ -159,14 +160,15 @@ __noinline int parse_ipv4_options(context *ctx, struct packet *p, __u32 options_
 	return options.form;
 }
 
-/* Routing headers of types 0, 2 and 4 list whole addresses behind eight bytes. */
+/* Checks a routing header. Type 4 lists whole addresses after the first eight bytes. Any other type is refused whatever it
+ * lists: hosts answer types 0 and 2 with an error, so that silence for some addresses would tell that they are protected. */
 __noinline int parse_ipv6_route(context *ctx, struct packet *p, __u32 at, __u32 len, __u32 kind)
 {
 	__u32 count = len / 2;
 
 	if (!p)
 		return 0;
-	if ((kind != 0 && kind != 2 && kind != 4) || count > ROUTE_MAX) {
+	if (kind != 4 || count > ROUTE_MAX) {
 		p->routed = 1;
 		return 0;
 	}
@@ -238,7 +240,7 @@ __noinline int parse_transport(context *ctx, struct packet *p, __u32 at)
 	return FORM_WHOLE;
 }
 
-/* Walks extension headers (and AH, which IPv4 has too), then reads the transport. */
+/* Walks extension headers (and AH, which IPv4 has too), then parses the transport header. */
 __noinline int parse_after_ip(context *ctx, struct packet *p, __u32 at, __u32 next)
 {
 	if (!p)
@@ -283,8 +285,8 @@ __noinline int parse_after_ip(context *ctx, struct packet *p, __u32 at, __u32 ne
 	return parse_transport(ctx, p, at);
 }
 
-/* Where the transport of the IPv6 packet begins that an ICMPv6 error quotes, -1 if it shows none. `quoted` has the protocol
- * behind the IPv6 header, and gets the transport's. */
+/* Returns the offset of the transport header in an IPv6 packet that an ICMPv6 error quotes, or -1 if the quote does not
+ * reach it. On entry, `quoted` holds the protocol in the IPv6 header; on return, the transport's. */
 __noinline int parse_quoted_extensions(context *ctx, const struct packet *p, struct flow_key *quoted)
 {
 	__u32 at, len;
@@ -375,7 +377,8 @@ __noinline int parse_ipv6(context *ctx, struct packet *p)
 	return parse_after_ip(ctx, p, at + IPV6_LEN, ip.next);
 }
 
-/* `link` is the length of the link's header: ETHER_LEN, or 0 on a link without one. `p` is zero. */
+/* Parses a frame. `link` is the length of the link header: ETHER_LEN, or 0 on a link without one. The caller zeroes
+ * `p`. */
 __noinline int parse(context *ctx, struct packet *p, __u32 link, __u32 link_protocol)
 {
 	__be16 type[2], protocol = link_protocol;

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Proofs in every packet: what wire.md §8.8 says, as crates/engine/src/proofs.rs does. The table of cases holds the two together.
+/* Proofs in every packet, as wire.md §8.8 defines them. crates/engine/src/verifier/proofs.rs does the same; the table of cases
+ * keeps the two in agreement.
  *
- * A steady flow's proof is computed once: what was right is remembered until it ends, for as long as no other takes its place and
- * nothing is withdrawn and no key changes. To forget costs time and nothing else. What most packets look like, IPv4 straight in
- * IPv4 with suite siphash, is read and judged in one go, without what other forms need. */
+ * A steady flow's proof is computed once: a valid proof is remembered until it ends, unless another takes its slot,
+ * consent is withdrawn or a key changes. Forgetting a proof costs only time. The most common form, IPv4 directly in
+ * IPv4 with suite siphash, has a fast path without the work that other forms need. */
 #pragma once
 #include "proving.h"
 #include "withdrawn.h"
 
-/* The segment's bytes as a proof is made over them: the VNI in the place of the epoch and of the two zero bytes. */
+/* The segment's bytes as the proof covers them: the VNI replaces the epoch and the two zero bytes. */
 static __always_inline __u64 head_word(__u64 word, __u8 vni)
 {
 	return (word & ~0xff000000ULL) | (__u64)vni << 24;
@@ -19,7 +20,7 @@ static __always_inline __u64 tail_word(__u64 word, __u8 vni, __u8 last)
 	return (word & 0x0000ffffffffffffULL) | (__u64)vni << 48 | (__u64)last << 56;
 }
 
-/* Where this core remembers a proof: a MAC's bits are as good as a hash. */
+/* Returns this core's slot for a proof. A MAC's bits are as good as a hash. */
 static __always_inline struct remembered *place_of(__u64 proof)
 {
 	__u32 index = bpf_get_smp_processor_id() * places_per_core + ((__u32)proof & (places_per_core - 1));
@@ -27,7 +28,7 @@ static __always_inline struct remembered *place_of(__u64 proof)
 	return bpf_map_lookup_elem(&remembered, &index);
 }
 
-/* Whether this is a key to check with at that time (wire.md §2.3), as judge_token has it. */
+/* Reports whether this is a key to check with at that time (wire.md §2.3), as in judge_token. */
 static __always_inline int counts_at(const struct epoch_key *key, __u32 time)
 {
 	__u64 length = proofs_config.epoch_length ?: 1;
@@ -35,7 +36,7 @@ static __always_inline int counts_at(const struct epoch_key *key, __u32 time)
 	return key && key->epoch && (key->epoch + 2) * length > time && (key->epoch - 1) * length <= time;
 }
 
-/* When what was checked with it is to be forgotten. */
+/* Returns when to forget a proof that was checked with this key. */
 static __always_inline __u32 remembered_until(const struct epoch_key *key, __u32 expires)
 {
 	__u64 ends = (key->epoch + 2) * (proofs_config.epoch_length ?: 1);
@@ -43,7 +44,7 @@ static __always_inline __u32 remembered_until(const struct epoch_key *key, __u32
 	return ends < expires ? ends : expires;
 }
 
-/* Whether protocol and ports are the segment's. */
+/* Reports whether protocol and ports are the segment's. */
 static __always_inline int serves(__u8 flags, __u8 protocol, __be16 port, __be16 sender_port, __u8 inner_protocol,
 				  const __be16 *ports)
 {
@@ -56,7 +57,7 @@ static __always_inline int serves(__u8 flags, __u8 protocol, __be16 port, __be16
 	return protocol == inner_protocol && port == service && (!(flags & SEGMENT_SINGLE) || sender_port == sender);
 }
 
-/* What begins at `at` is the transport of an inner packet that ends at `end`. */
+/* Reads the ports of an inner packet that ends at `end`, from its transport header at `at`. */
 static __always_inline int read_ports(context *ctx, struct proving *v, __u32 at, __u32 end, int later)
 {
 	v->ports[0] = v->ports[1] = 0;
@@ -120,7 +121,7 @@ static __always_inline int read_inner_ipv6(context *ctx, struct proving *v, __u3
 	return read_ports(ctx, v, at, end, later);
 }
 
-/* The packet inside (wire.md §8.7). */
+/* Reads the inner packet (wire.md §8.7). */
 __noinline int read_inner(context *ctx, struct proving *v, __u32 kind, __u32 at, __u32 end)
 {
 	__be16 type;
@@ -138,7 +139,8 @@ __noinline int read_inner(context *ctx, struct proving *v, __u32 kind, __u32 at,
 	return kind == 0x86dd ? read_inner_ipv6(ctx, v, at, end) : DROP_MALFORMED;
 }
 
-/* The routing header of a fixed path (wire.md §8.12.1), and what proofs are made over with it (§8.12.2). */
+/* Checks the routing header of a fixed path (wire.md §8.12.1), and builds the message that proofs cover on such a path
+ * (§8.12.2). */
 __noinline int read_route(context *ctx, const struct packet *p, struct proving *v)
 {
 	struct {
@@ -193,7 +195,7 @@ __noinline int read_route(context *ctx, const struct packet *p, struct proving *
 	return CONTINUE;
 }
 
-/* Opens the next verifier's proof. */
+/* Unlocks the next verifier's proof. */
 __noinline int open_next(context *ctx, const struct proving *v)
 {
 	__u64 proof[2] = {};
@@ -207,7 +209,7 @@ __noinline int open_next(context *ctx, const struct proving *v)
 	return store(ctx, v->next_proof, proof, PROOF_LEN) ? -1 : 0;
 }
 
-/* Geneve, its option, and what is inside: form, suite, families, fragments. */
+/* Reads Geneve, its option and the inner packet; checks form, suite, families and fragments. */
 __noinline int read_proof(context *ctx, const struct packet *p, struct proving *v)
 {
 	struct {
@@ -272,7 +274,7 @@ __noinline int read_proof(context *ctx, const struct packet *p, struct proving *
 	return flags & SEGMENT_PORT && v->shown == PORTS_HIDDEN ? DROP_FRAGMENT : CONTINUE;
 }
 
-/* What the proof is made over (wire.md §8.6). */
+/* Builds the message that the proof covers (wire.md §8.6). */
 static __always_inline void write_message(const struct packet *p, struct proving *v)
 {
 	__u64 *message = v->fact.message;
@@ -302,7 +304,7 @@ static __always_inline void write_message(const struct packet *p, struct proving
 	}
 }
 
-/* Whether that equals what was right. */
+/* Reports whether a remembered proof equals this one and still counts. */
 static __always_inline int is_remembered(const struct remembered *known, const struct remembered *fact, __u32 time)
 {
 	if (!known || known->generation != fact->generation || known->until <= time || known->words != fact->words ||
@@ -319,7 +321,7 @@ static __always_inline int is_remembered(const struct remembered *known, const s
 	return 1;
 }
 
-/* The checks from the key on, and remembering. */
+/* Runs the checks from the key on, and remembers a valid proof. */
 __noinline int check_proof(const struct packet *p)
 {
 	struct proof_key_slot slot = {};
@@ -368,7 +370,7 @@ __noinline int check_proof(const struct packet *p)
 	if (is_withdrawn(v))
 		return DROP_REVOKED;
 	if (v->segment.flags & SEGMENT_ROUTED && v->next_proof) {
-		/* The next one's lock (wire.md §8.12.3). */
+		/* The lock of the next verifier's proof (wire.md §8.12.3). */
 		v->route[0] |= 7;
 		mac(suite, secret, v->route, v->words, 0, v->mac);
 	}
@@ -379,7 +381,7 @@ __noinline int check_proof(const struct packet *p)
 	return PASS_TOKEN;
 }
 
-/* Moves the pointer and mends the checksum (wire.md §8.9). Its word is that of place and flags. */
+/* Advances the pointer and updates the checksum (wire.md §8.9). The 16-bit word that changes holds place and flags. */
 __noinline int move_pointer(context *ctx, const struct packet *p)
 {
 	__u16 field, old, new;
@@ -390,7 +392,7 @@ __noinline int move_pointer(context *ctx, const struct packet *p)
 	at = p->payload + GENEVE_LEN + OPTION_LEN;
 	if (load(ctx, at, &old, 2) || load(ctx, p->transport + 6, &field, 2))
 		return -1;
-	new = old + 1; /* the place is the first byte, and its pointer less than seven */
+	new = old + 1; /* the place is the first byte, and its pointer is below seven */
 	if (field && (field != fold(pseudo_header(p, p->end - p->transport)) || checksum_is_whole(ctx, p))) {
 		field = replace(field, old, new);
 		if (!field)
@@ -401,8 +403,9 @@ __noinline int move_pointer(context *ctx, const struct packet *p)
 	return store(ctx, at, &new, 2) ? -1 : 0;
 }
 
-/* A packet of the plain form, IPv4 in IPv4 without a checksum: whole if its proof is remembered or of suite siphash. CONTINUE for
- * every other, whatever is wrong with it. Not inlined, for its stack is its own. */
+/* Decides on a packet of the plain form, IPv4 in IPv4 without a checksum, if its proof is remembered or of suite
+ * siphash. Returns CONTINUE for any other packet, whatever is wrong with it. Not inlined, so that it has its own stack
+ * frame. */
 __noinline int judge_plain(context *ctx)
 {
 	enum { HEAD = 54, PROOFS = HEAD + SEGMENT_LEN + 4 };
@@ -448,7 +451,7 @@ __noinline int judge_plain(context *ctx)
 		return CONTINUE;
 	if (inner->protocol == IP_TCP || inner->protocol == IP_UDP)
 		__builtin_memcpy(ports, inner + 1, 4);
-	/* What write_message makes of it. */
+	/* Builds the same message as write_message. */
 	message[0] = head_word(segment[0] | (__u64)segment[1] << 32, vni[0]);
 	message[1] = tail_word(segment[2] | (__u64)segment[3] << 32, vni[1], vni[2]);
 	message[2] = *(__u32 *)ip->source | (__u64) * (__u32 *)ip->destination << 32;
@@ -459,7 +462,8 @@ __noinline int judge_plain(context *ctx)
 	if (!fact || !current)
 		return CONTINUE;
 	now_counts = *current;
-	/* The segment's form is that of the remembered one, whose bytes it has: but for the two that the VNI takes the place of. */
+	/* Equal messages imply a form that was already checked, except for the bytes that the VNI replaces: epoch and
+	 * zero are compared here. */
 	if (fact->proof[0] == proof[0] && fact->proof[1] == proof[1] && fact->generation == now_counts && fact->words == 4 &&
 	    fact->until > time && fact->message[0] == message[0] && fact->message[1] == message[1] &&
 	    fact->message[2] == message[2] && fact->message[3] == message[3] && fact->authority.words[0] == segment[4] &&
@@ -508,7 +512,7 @@ __noinline int judge_plain(context *ctx)
 	return PASS_TOKEN;
 }
 
-/* What read_proof and parse note, of a packet of the plain form. */
+/* Fills in `v`, for a packet of the plain form, as read_proof and parse would. */
 static __always_inline int note_plain(context *ctx, struct proving *v)
 {
 	struct packet *p = &v->packet;
@@ -530,7 +534,7 @@ static __always_inline int note_plain(context *ctx, struct proving *v)
 	return 0;
 }
 
-/* The outcome of any packet. One of the plain form is not noted in `provings`. */
+/* Decides on any packet. Leaves `provings` alone if the packet has the plain form. */
 static __always_inline int judge_and_tell(context *ctx, int *plain)
 {
 	struct proving *v;

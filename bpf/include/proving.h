@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* What a verifier of proofs has at hand: keys, withdrawn consent, proofs that were right, and the packet that it judges. */
+/* State of a verifier of proofs: keys, withdrawn consent, remembered proofs, and the packet at hand. */
 #pragma once
 #define MAC_WORDS_MAX ROUTED_WORDS_MAX
 #include "counters.h"
@@ -9,7 +9,7 @@
 #include "summing.h"
 
 enum { GENEVE_PORT = 6081, GENEVE_LEN = 8, OPTION_LEN = 4, SEGMENT_LEN = 16, PROOF_LEN = 16, PROOFS_MAX = 5 };
-enum { GENEVE_CRITICAL = 0x40, PROOF_OPTION = 0x8153ff /* class and type as they lie in memory */ };
+enum { GENEVE_CRITICAL = 0x40, PROOF_OPTION = 0x8153ff /* class and type in memory order */ };
 enum {
 	SEGMENT_PORT = 1, SEGMENT_RETURN = 2, SEGMENT_REPLY = 4, SEGMENT_SINGLE = 8, SEGMENT_UNDERLAY6 = 16, SEGMENT_IPV6 = 32,
 	SEGMENT_AUTHORITY6 = 64, SEGMENT_ROUTED = 0x80,
@@ -29,10 +29,11 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 65536);
 	__type(key, struct withdrawal);
-	__type(value, __u32); /* segments that end then or before are void */
+	__type(value, __u32); /* segments that expire at this time or earlier are void */
 } withdrawn SEC(".maps");
 
-/* A bit for each of 65 536 classes of IPv4 receivers of whom one may have withdrawn consent: spares most the search. */
+/* One bit for each of 65 536 classes of IPv4 receivers, set if a receiver of the class may have withdrawn consent:
+ * saves most packets the look-up. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -40,11 +41,11 @@ struct {
 	__type(value, struct class_set);
 } withdrawn4 SEC(".maps");
 
-/* How many proofs each core remembers: a power of two. */
+/* Number of proofs that each core remembers, a power of two. */
 const volatile __u32 places_per_core SEC(".rodata.places") = 1;
 
-/* Each core has places of its own, and each proof one among them. INVARIANT: a core judges one packet at a time, so that a place
- * is never read half written. */
+/* Remembered proofs. Each core has its own slots, and each proof maps to one of them. INVARIANT: a core processes one
+ * packet at a time, so that a slot is never read half written. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -52,7 +53,8 @@ struct {
 	__type(value, struct remembered);
 } remembered SEC(".maps");
 
-/* A number that user space changes with keys and withdrawals: what was remembered under another counts no more. */
+/* Generation number that user space changes when keys or withdrawals change: proofs remembered under another number are
+ * void. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -62,7 +64,7 @@ struct {
 
 enum ports { PORTS_SHOWN = 0, PORTS_HIDDEN = 1, PORTS_CUT = 2 };
 
-/* A packet while it is judged: too large for the stack. */
+/* Scratch space for the packet at hand: too large for the stack. */
 struct proving {
 	struct packet packet;
 	struct remembered fact;
@@ -81,9 +83,9 @@ struct proving {
 	__u8 inner_family, inner_protocol, shown;
 	__u8 vni[3];
 	__u16 reserved;
-	__u32 next_proof; /* where the proof is that is opened for the next verifier, if there is one */
+	__u32 next_proof; /* offset of the next verifier's proof, which this one unlocks; 0 if none */
 	__u32 words; /* of the route's message */
-	__u64 route[ROUTED_WORDS_MAX + 2]; /* what a proof is made over where the path is fixed */
+	__u64 route[ROUTED_WORDS_MAX + 2]; /* the message that a proof covers on a fixed path */
 };
 
 struct {

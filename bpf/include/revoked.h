@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Revoked grants, and sessions that ended. */
+/* Revoked grants, and sessions that have ended. */
 #pragma once
 #include <bpf/bpf_helpers.h>
 #include "class_set.h"
@@ -21,8 +21,8 @@ struct {
 	__type(value, __u32);
 } revoked_holders SEC(".maps");
 
-/* The classes of handles of which one may be revoked, and those of accounts with a session that ended: they spare most first
- * packets the search. */
+/* Classes of handles of which one may be revoked, and of accounts with a session that has ended: they save most first
+ * packets the look-up. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2);
@@ -44,7 +44,7 @@ static __always_inline int has_ended(__u32 holder)
 	return !!bpf_map_lookup_elem(&revoked_holders, &key);
 }
 
-/* Whether a grant is revoked, or its holder's session ended. */
+/* Reports whether a grant is revoked, or its holder's session has ended. */
 static __always_inline int is_revoked(__u64 handle, __u32 holder)
 {
 	__u32 handles = CLASSES_OF_HANDLES;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Another address and port in a packet, and in what an ICMP error quotes. Checksums are left as whole, or as partial, as they
- * were: the kernel's helpers know which they are. */
+/* Address and port rewriting in a packet, and in the packet that an ICMP error quotes. Checksums stay complete or
+ * partial as they were: the kernel's helpers know which. */
 #pragma once
 #include "checksum.h"
 #include "parse.h"
@@ -40,7 +40,8 @@ static __always_inline long replace_in_sum(context *ctx, __u32 at, __u8 family, 
 	return bpf_l4_csum_replace(ctx, at, 0, bpf_csum_diff((__be32 *)&w->from, 16, (__be32 *)&w->to, 16, 0), flags);
 }
 
-/* Source or destination of a TCP or UDP packet; of a later fragment, which has no ports, the address only. */
+/* Rewrites the source or destination of a TCP or UDP packet. In a later fragment, which has no ports, only the
+ * address. */
 __noinline int rewrite(context *ctx, const struct packet *p, const struct rewriting *w)
 {
 	__u64 zero_is_none;
@@ -61,8 +62,9 @@ __noinline int rewrite(context *ctx, const struct packet *p, const struct rewrit
 	return store_address(ctx, p->flow.family, p->network, w) ? -1 : 0;
 }
 
-/* The other end of what an ICMP error quotes; where the error itself goes there, or comes from there, also of that. In IPv4
- * the quoted header's own checksum makes up for its address, so that the error's does not change by it. */
+/* Rewrites the opposite end of the packet that an ICMP error quotes and, if the error itself goes to or comes from that
+ * address, the error's own end as well. In IPv4 the quoted header's own checksum compensates for its address, so the
+ * error's checksum does not change. */
 __noinline int rewrite_error(context *ctx, const struct packet *p, const struct rewriting *w, __u32 quoted_transport)
 {
 	__u32 sum_at, quoted_end, outer;
@@ -71,7 +73,7 @@ __noinline int rewrite_error(context *ctx, const struct packet *p, const struct 
 	if (!p || !w)
 		return -1;
 	sum_at = p->transport + 2;
-	/* The quoted packet went the other way. */
+	/* The quoted packet went in the opposite direction. */
 	turned = *w;
 	turned.end = !w->end;
 	quoted_end = turned.end;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Dropped packets that are reported: as many in a second as user space wants to hear of.
+/* Samples of dropped packets: up to the number per second that user space has set.
  *
- * Whoever includes this includes xdp.h or skb.h before. */
+ * Include xdp.h or skb.h before this file. */
 #pragma once
 #include "config.h"
 #include "counters.h"
@@ -24,7 +24,7 @@ struct {
 	__type(value, struct sample_rate);
 } sample_rates SEC(".maps");
 
-/* Whether one more drop may be reported in this second. */
+/* Reports whether one more drop may be sampled in this second, and counts it. */
 static __always_inline int has_sample_left(__u32 time)
 {
 	__u32 zero = 0;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* What is protected: networks, each with spans of ports; the longest prefix holds all that applies to an address. */
+/* Protected networks, each with spans of ports; the entry of the longest prefix holds all that applies to an
+ * address. */
 #pragma once
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -22,8 +23,8 @@ struct {
 	__type(value, struct services);
 } protected6 SEC(".maps");
 
-/* A bit for each of 65 536 classes of addresses, set where no address of the class is protected: spares most packets
- * the search for their prefix. A zero bit only costs time. */
+/* One bit for each of 65 536 classes of IPv4 addresses, set if no address of the class is protected: saves most packets
+ * the prefix look-up. A zero bit only costs time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -31,7 +32,7 @@ struct {
 	__type(value, struct class_set);
 } open4 SEC(".maps");
 
-/* The same for the first half of IPv6 addresses. */
+/* One bit for each of 65 536 classes of the first half of IPv6 addresses, with the meaning of open4. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -39,8 +40,8 @@ struct {
 	__type(value, struct class_set);
 } open6 SEC(".maps");
 
-/* Loopback, link-local, multicast and broadcast have classes of their own, by their first byte: a host protects them in
- * prefixes so wide that no other class would be left. As crates/wire/src/map/class_set.rs has it. */
+/* Loopback, link-local, multicast and broadcast addresses have classes of their own, by first byte: a host protects
+ * such wide prefixes of them that no other class would be left. crates/wire/src/map/class_set.rs does the same. */
 static __always_inline __u32 class_of4(__be32 address)
 {
 	__u32 whole = bpf_ntohl(address), first = whole >> 24;
@@ -109,7 +110,7 @@ static __always_inline int covers(const struct services *services, __u8 protocol
 	return 0;
 }
 
-/* Whether some port of this protocol is protected: for packets that don't show their port. */
+/* Reports whether some port of this protocol is protected: for packets that don't show their port. */
 static __always_inline int covers_some(const struct services *services, __u8 protocol)
 {
 	for (__u32 i = 0; i < SERVICES_MAX; i++) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* SHA-224 (FIPS 180-4) of messages of one block, which is all that the scheme of LS hashes (wire.md §5). */
+/* SHA-224 (FIPS 180-4) of messages of one block, all that the LS scheme needs (wire.md §5). */
 #pragma once
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -9,11 +9,11 @@ enum { SHA224_LEN = 28, SHA224_ROUNDS = 64 };
 struct sha224 {
 	union {
 		__u64 block[8];
-		__u32 words[16]; /* used up */
+		__u32 words[16]; /* overwritten by the hash function */
 	};
 	union {
 		__u64 hash[4];
-		__be32 hash_words[8]; /* seven, and zero */
+		__be32 hash_words[8]; /* seven words, then zero */
 	};
 };
 
@@ -31,7 +31,7 @@ static const __u32 sha224_constants[SHA224_ROUNDS] = {
 
 #define ROTR32(x, b) (((x) >> (b)) | ((x) << (32 - (b))))
 
-/* Hashes the block, which holds message and padding. Rolled: unrolled it would be longer than a program may be. */
+/* Hashes the block, which holds message and padding. Not unrolled: it would exceed the limit on a program's length. */
 __noinline int sha224(struct sha224 *sha)
 {
 	__u32 a = 0xc1059ed8, b = 0x367cd507, c = 0x3070dd17, d = 0xf70e5939;

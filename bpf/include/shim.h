@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The `shim` carrier (wire.md §4.3, §4.4): IP in IPv4, the token in an option of the inner header. The same rules as
- * crates/wire/src/shim.rs.
+/* The `shim` carrier (wire.md §4.3, §4.4): IP in IPv4, the token in an option of the inner header.
+ * crates/wire/src/shim.rs has the same rules.
  *
- * Whoever includes this includes xdp.h or skb.h before. */
+ * Include xdp.h or skb.h before this file. */
 #pragma once
 #include "checksum.h"
 #include "ls_token.h"
 #include "parse.h"
 
-/* Where its token is, from the outer header on. */
+/* Offset of a shim's token from the outer header. */
 enum { SHIM_TOKEN_AT = 2 * IPV4_LEN + 3 };
 
 struct shim {
@@ -27,7 +27,7 @@ struct {
 	__type(value, struct shim);
 } shims SEC(".maps");
 
-/* The kind of a shim's option, or SHIM_BROKEN if it is none of the four and zeros. */
+/* Returns the kind of a shim's option, or SHIM_BROKEN unless it is one of the four kinds, padded with zeros. */
 static __always_inline int shim_kind(const struct shim *shim)
 {
 	__u32 length, rest = 0;
@@ -53,8 +53,8 @@ static __always_inline int shim_kind(const struct shim *shim)
 	return rest || shim->length != 3 + length ? SHIM_BROKEN : shim->kind;
 }
 
-/* The kind of the packet's shim; it is then as it was before it got that: its own protocol and ports, a header that is 80
- * bytes long. SHIM_NONE if the packet has no shim, SHIM_BROKEN if that is malformed. */
+/* Returns the kind of the packet's shim, and makes `p` describe the packet without it: its own protocol and ports, with
+ * a header of 80 bytes. Returns SHIM_NONE if the packet has no shim, SHIM_BROKEN if the shim is malformed. */
 __noinline int open_shim(context *ctx, struct packet *p, struct shim *shim)
 {
 	int kind;
@@ -62,7 +62,7 @@ __noinline int open_shim(context *ctx, struct packet *p, struct shim *shim)
 	if (!p || !shim || p->flow.family != 4 || p->transport != p->network + IPV4_LEN || p->transport + SHIM_LEN > p->end ||
 	    load(ctx, p->transport, shim, SHIM_LEN) || shim->inner.version_ihl != 0x4f || shim->type != SHIM_OPTION)
 		return SHIM_NONE;
-	/* A sender behind an address translator would be taken for somebody else: the addresses must be the outer ones. */
+	/* A sender behind a NAT would be mistaken for another host: the inner addresses must equal the outer ones. */
 	if (*(__u32 *)shim->inner.source != *(__u32 *)p->flow.client ||
 	    *(__u32 *)shim->inner.destination != *(__u32 *)p->flow.server ||
 	    bpf_ntohs(shim->inner.total_len) != p->end - p->transport || shim->inner.fragment & bpf_htons(0x3fff))
@@ -74,7 +74,7 @@ __noinline int open_shim(context *ctx, struct packet *p, struct shim *shim)
 	return parse_transport(ctx, p, p->transport + SHIM_LEN) == FORM_WHOLE ? kind : SHIM_BROKEN;
 }
 
-/* Takes the shim off: the outer header becomes the one that was sent, and the inner one is cut out. */
+/* Removes the shim: restores the outer header to the one that was sent, and cuts out the inner one. */
 __noinline int strip_shim(context *ctx, const struct packet *p)
 {
 	struct ipv4 ip;
@@ -84,14 +84,14 @@ __noinline int strip_shim(context *ctx, const struct packet *p)
 		return -1;
 	total_len = bpf_htons(p->end - SHIM_LEN - p->network);
 	ip.checksum = replace(ip.checksum, ip.total_len, total_len);
-	old = ip.ttl | ip.protocol << 8; /* as they lie in memory */
+	old = ip.ttl | ip.protocol << 8; /* in memory order */
 	new = ip.ttl | p->flow.protocol << 8;
 	ip.checksum = replace(ip.checksum, old, new);
 	ip.total_len = total_len;
 	ip.protocol = p->flow.protocol;
 	if (store(ctx, p->network, &ip, sizeof(ip)))
 		return -1;
-	/* What the link appended behind the packet. */
+	/* Link padding after the packet. */
 	if (frame_length(ctx) != p->end && cut_tail(ctx, p->end))
 		return -1;
 	return cut_behind(ctx, p->network + IPV4_LEN, SHIM_LEN) ? -1 : 0;

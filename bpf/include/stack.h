@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* What this host's own stack holds of a TCP connection (wire.md §6.3.4).
+/* This host's own TCP connection state (wire.md §6.3.4).
  *
- * The kernel's type information says where the two numbers lie in its structures. Without it, on gateways and in front of
- * containers the stack is not asked, or holds nothing. */
+ * The kernel's BTF gives the offsets of the two sequence numbers in its structures. Without BTF, on gateways and in
+ * front of containers, the stack is not consulted, or holds no connection. */
 #pragma once
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -10,15 +10,15 @@
 
 const volatile struct stack_layout stack_layout SEC(".rodata.stack") = {};
 
-/* States of sockets, as the kernel numbers them. */
+/* Socket states, as the kernel numbers them. */
 enum { SOCKET_SYN_SENT = 2, SOCKET_TIME_WAIT = 6, SOCKET_CLOSE = 7, SOCKET_LISTEN = 10, SOCKET_REQUEST = 12 };
 
-/* In the order of what a stack knows. */
+/* Ordered by how much the stack knows. */
 enum knows { KNOWS_NOTHING = 0, KNOWS_ANSWER = 1, KNOWS_NEXT = 2 };
 
 struct stack_view {
 	__u32 knows;
-	__u32 number; /* KNOWS_ANSWER: behind its own first number. KNOWS_NEXT: the client's number that it expects */
+	__u32 number; /* KNOWS_ANSWER: own initial number plus one; KNOWS_NEXT: expected from the client */
 };
 
 static __always_inline __u32 number_in(const void *structure, __u32 at)
@@ -48,7 +48,8 @@ static __always_inline void read_socket(struct bpf_sock *socket, struct stack_vi
 	view->number = number_in(structure, stack_layout.rcv_nxt);
 }
 
-/* A listener alone says nothing: a container's connections may pass by one (docker-proxy). */
+/* Fills in what the stack knows about a connection. A listener alone says nothing: a container's connections may bypass
+ * it (docker-proxy). */
 __noinline int ask_stack(context *ctx, const struct flow_key *key, struct stack_view *view)
 {
 	struct bpf_sock_tuple tuple = {};

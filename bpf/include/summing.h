@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Whether a transport checksum is whole: the packet is summed up. */
+/* Checks whether a transport checksum is complete by summing the packet. */
 #pragma once
 #include "checksum.h"
 #include "parse.h"
@@ -22,7 +22,7 @@ static long sum_chunk(__u32 index, struct summing *summing)
 		return 1;
 	if (last >= SUM_CHUNK)
 		last = SUM_CHUNK - 1;
-	/* In assembly, or clang drops the bound that the kernel asks for: a length of 1 to SUM_CHUNK. */
+	/* In assembly, because clang would drop the bound that the kernel requires: a length of 1 to SUM_CHUNK. */
 	asm volatile("%0 &= 63" : "+r"(last));
 	if (load(summing->ctx, summing->at, buffer, last + 1)) {
 		summing->failed = 1;
@@ -33,7 +33,7 @@ static long sum_chunk(__u32 index, struct summing *summing)
 	return 0;
 }
 
-/* Whether the transport, summed up from header to end, gives all ones with the pseudo-header. */
+/* Reports whether the sum of the transport, header to end, and the pseudo-header is all ones. */
 __noinline int checksum_is_whole(context *ctx, const struct packet *p)
 {
 	struct summing summing = { .ctx = ctx };

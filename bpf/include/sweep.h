@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Upkeep that user space starts: forgets flows that are idle or whose grant is revoked, then grants and revocations that
- * have ended. Runs in the kernel so that a flow and its grant's count change together. */
+/* The sweep, which user space starts: removes flows that are idle or whose grant is revoked, then grants and
+ * revocations that have expired. Runs in the kernel so that a flow and its grant's count change together. */
 #pragma once
 #include "admission.h"
 #include "outbound.h"
@@ -10,9 +10,9 @@ struct bpf_map;
 
 struct sweep {
 	__u32 now; /* Unix seconds, from user space: this kind of program can't read the coarse clock */
-	__u32 ended; /* the time up to which what has ended may be forgotten: earlier, if the clock has just leapt ahead */
-	__u32 flows; /* how many flows were forgotten */
-	__u32 outbound; /* how many flows are left that the inside opened */
+	__u32 ended; /* expiries before this may be removed; earlier than `now` after a clock jump */
+	__u32 flows; /* number of flows that were removed */
+	__u32 outbound; /* number of flows left that the inside opened */
 };
 
 static __always_inline int sweep_keeps(__u8 protocol, const struct flow *flow, const struct sweep *sweep)
@@ -20,14 +20,14 @@ static __always_inline int sweep_keeps(__u8 protocol, const struct flow *flow, c
 	return flow_is_live(protocol, flow, sweep->now) && !(flow->handle && is_revoked(flow->handle, flow->holder));
 }
 
-/* On a gateway, a client's flow without a handshake stays where it is for a while after its end, or the inside's next answer
- * would open it anew. */
+/* Reports whether a flow leaves an ENDED entry. On a gateway, a client's flow without a handshake keeps its entry for a
+ * while after its end; otherwise the inside's next answer would open the flow again. */
 static __always_inline int leaves_trace(__u8 protocol, __u8 origin)
 {
 	return config.max_outbound && origin == BY_TOKEN && protocol != IP_TCP;
 }
 
-/* Takes a flow before it removes it: admission may be giving its place to another one. */
+/* Claims a flow before removing it: admission may be handing its entry to another flow. */
 static __always_inline void sweep_flow(const struct flow_key *key, struct flow *flow, struct sweep *sweep)
 {
 	struct flow trace = { .stage = STAGE_OVER, .origin = ENDED };
@@ -52,7 +52,7 @@ static __always_inline void sweep_flow(const struct flow_key *key, struct flow *
 	}
 }
 
-/* Counts a flow that the inside opened for the address that did. */
+/* Counts a flow that the inside opened towards the inside address that opened it. */
 static __always_inline void count_inside(const struct flow_key *key, const struct flow *flow, const struct sweep *sweep)
 {
 	struct member inside = inside_of(key);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Taking the `tail` carrier off (wire.md §4.5): the packet gets back the lengths and checksums it was sent with.
+/* Removal of the `tail` carrier (wire.md §4.5): restores the lengths and checksums that the packet was sent with.
  *
- * The same rules as crates/wire/src/tail.rs. A packet from a local sender may carry only the pseudo-header's sum in its
- * checksum field, because a network card would have finished it; then only the length in that sum changes. */
+ * crates/wire/src/tail.rs has the same rules. A packet from a local sender may carry only the pseudo-header's sum in
+ * its checksum field, for the network card to complete; then only the length in that sum changes. */
 #pragma once
 #include "checksum.h"
 #include "parse.h"
@@ -29,7 +29,7 @@ static __always_inline long store_field(context *ctx, __u32 at, __u16 field)
 	return 0;
 }
 
-/* The folded sum of the block. */
+/* Returns the folded sum of the block. */
 static __always_inline __u16 block_sum(const struct token *token)
 {
 	__u64 sum = 0;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Brings in a flow that a gateway beside this one told of. Runs in the kernel so that a flow and its grant's count change
+/* Takes over flows that a peer gateway reported. Runs in the kernel so that a flow and its grant's count change
  * together. */
 #pragma once
 #include "admission.h"
 #include "outbound.h"
 #include "revoked.h"
 
-/* What a flow there says of the same one here: the later packet counts. What is closing here is not opened again by a
- * packet of the same second, as nobody knows which came first. */
+/* Updates a flow here from the peer's report of the same flow: the later packet wins. A packet of the same second does
+ * not reopen a flow that is closing here, because the order of the two is unknown. */
 static __always_inline void note_told(const struct flow_key *key, struct flow *flow, const struct flow *told)
 {
 	__s32 later = told->seen - flow->seen;
@@ -25,14 +25,16 @@ static __always_inline void note_told(const struct flow_key *key, struct flow *f
 	flow->answer = told->answer ?: flow->answer;
 }
 
-/* Whether a flow here is open and keeps its owner (wire.md §6.4.5): the other gateway had not been told of it in time. */
+/* Reports whether a flow here is open and keeps its owner (wire.md §6.4.5): the peer gateway had not learned of it in
+ * time. */
 static __always_inline int keeps_owner(const struct flow_key *key, const struct flow *here, const struct flow *there)
 {
 	return here->stage == STAGE_OPEN && here->origin == BY_TOKEN && there->origin == BY_TOKEN &&
 	       (!here->holder || here->holder != there->holder) && flow_is_live(key->protocol, here, there->seen);
 }
 
-/* A flow more of the grant. There it had room; here it is not refused, or it would be cut where routing changes. */
+/* Counts one more flow of the grant, without a limit: the peer gateway admitted it, and refusing it here would cut the
+ * flow when routing changes. */
 static __always_inline int count_told(const struct flow_key *key, __u64 handle, __u32 expires)
 {
 	struct grant_use first = { .flows = 1, .expires = expires, .first = *key }, *use;
@@ -68,7 +70,8 @@ static __always_inline void give_room_back(__u8 origin, __u64 handle, __u32 hold
 		release_flow(handle, holder);
 }
 
-/* The inside's answers don't open a client's flow (wire.md §6.9.2): they may leave by a gateway that has not heard of it yet. */
+/* Reports whether the peer's flow consists only of the inside's answers, which don't open a client's flow (wire.md
+ * §6.9.2): they may leave through a gateway that has not learned of that flow yet. */
 static __always_inline int only_answers(const struct flow_key *key, const struct flow *here, const struct flow *there)
 {
 	if (there->origin != FROM_INSIDE || key->protocol == IP_TCP)
@@ -76,7 +79,8 @@ static __always_inline int only_answers(const struct flow_key *key, const struct
 	return here && (here->origin == BY_TOKEN || only_ended(here, there->seen));
 }
 
-/* A client's flow that the inside seemed to have opened, as its answer was faster than the news of it. */
+/* Reports whether a flow here that the inside seemed to open is a client's: its answer arrived before the peer's
+ * report. */
 static __always_inline int was_the_clients(const struct flow_key *key, const struct flow *here, const struct flow *there)
 {
 	return key->protocol != IP_TCP && there->origin == BY_TOKEN && here->origin == FROM_INSIDE;
@@ -119,7 +123,7 @@ int take_over(struct told_flow *told)
 		return REFUSED_FULL;
 	if (flow) {
 		state = read_state(flow);
-		/* Where a core here has it alone, the other gateway tells of its flow again. */
+		/* If a core here has claimed the flow, the peer gateway reports its own again. */
 		if ((__u8)state >= STAGE_CHANGING || !take_alone(flow, state, STAGE_CHANGING)) {
 			give_room_back(own.flow.origin, own.flow.handle, own.flow.holder, used);
 			return REFUSED_FULL;

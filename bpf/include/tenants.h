@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Tenants of a tunnel endpoint: behind which interface they are, and what they ask their link for.
+/* Tenants of a tunnel endpoint: their interfaces, and the neighbour requests on their links.
  *
- * ARP and neighbour discovery don't travel (wire.md §8.7): whoever is asked for is behind the endpoint. */
+ * ARP and neighbour discovery don't travel through the tunnel (wire.md §8.7): the endpoint answers for every other
+ * address. */
 #pragma once
 #include "checksum.h"
 #include "parse.h"
@@ -39,7 +40,8 @@ static __always_inline int leave(__u32 counter, int code)
 enum { MAC_LEN = 6, ARP_LEN = 28, SOLICITATION_LEN = 24, LINK_OPTION_LEN = 8 };
 enum { ND_FIRST = 133, ND_SOLICITATION = 135, ND_ADVERTISEMENT = 136, ND_LAST = 137, ND_ANSWERS = 0x60 /* solicited, override */ };
 
-/* Every endpoint's hardware address on the links of its tenants, locally administered. It leads no further. */
+/* Writes the hardware address, locally administered, that every endpoint has on the links of its tenants. It is used
+ * nowhere else. */
 static __always_inline void write_mac(__u8 *mac)
 {
 	static const __u8 ours[MAC_LEN] = { 0x02, 0x56, 0x53, 0, 0, 1 };
@@ -49,7 +51,7 @@ static __always_inline void write_mac(__u8 *mac)
 		mac[i] = ours[i];
 }
 
-/* Notes a tenant's hardware address, which interfaces that are no cable need for what they are to take. */
+/* Records a tenant's hardware address, which deliveries to interfaces other than veth pairs need. */
 static __always_inline void learn_mac(const struct tenant *tenant, const __u8 *mac)
 {
 	__u32 id = tenant->id;
@@ -59,7 +61,7 @@ static __always_inline void learn_mac(const struct tenant *tenant, const __u8 *m
 		__builtin_memcpy(delivery->mac, mac, MAC_LEN);
 }
 
-/* Sends the changed packet back where it came from. */
+/* Sends the modified packet back to the interface that it came from. */
 static __always_inline int send_back(context *ctx, const __u8 *mac)
 {
 	__u8 link[2 * MAC_LEN];
@@ -79,7 +81,7 @@ struct arp {
 	__u8 sender_mac[MAC_LEN], sender[4], target_mac[MAC_LEN], target[4];
 };
 
-/* Answers for every address but the tenant's own, which it asks for to see whether somebody else has it. */
+/* Answers for every address but the tenant's own, which a tenant probes to detect a duplicate. */
 static __noinline int answer_arp(context *ctx, const struct tenant *tenant)
 {
 	struct arp arp;
@@ -107,10 +109,10 @@ struct solicitation {
 	__be16 checksum;
 	__u32 flags;
 	__u8 target[16];
-	__u8 option, option_len, mac[MAC_LEN]; /* the option need not be there */
+	__u8 option, option_len, mac[MAC_LEN]; /* the option may be missing */
 };
 
-/* The same for neighbour discovery (RFC 4861). */
+/* Answers neighbour solicitations (RFC 4861) for every address but the tenant's own. */
 static __noinline int answer_solicitation(context *ctx, const struct tenant *tenant)
 {
 	enum { SOLICITATION_AT = ETHER_LEN + IPV6_LEN };
@@ -122,7 +124,7 @@ static __noinline int answer_solicitation(context *ctx, const struct tenant *ten
 	if (load(ctx, ETHER_LEN, &ip, sizeof(ip)))
 		return leave(SVTEP_MALFORMED, TC_ACT_SHOT);
 	length = bpf_ntohs(ip.payload_len);
-	/* From the unspecified address, a tenant looks whether somebody else has the one that it wants. */
+	/* A solicitation from the unspecified address is duplicate address detection. */
 	if (!(*(__u64 *)ip.source | *(__u64 *)(ip.source + 8)))
 		return leave(SVTEP_OTHER, TC_ACT_SHOT);
 	if (ip.hop_limit != 255 || (length != SOLICITATION_LEN && length != SOLICITATION_LEN + LINK_OPTION_LEN) ||

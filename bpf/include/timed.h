@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* For benches only: what one decision takes by the clock. */
+/* For benches only: measures the duration of a decision. */
 #pragma once
 
-/* Adds up what `decides` takes; without one, what the clock itself takes. */
+/* Adds the duration of `decides` to `nanoseconds` or, if it is null, the cost of reading the clock. */
 static __always_inline int timed(context *ctx, int (*decides)(context *ctx), __u64 *nanoseconds)
 {
 	__u64 began = bpf_ktime_get_ns();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Tokens (wire.md §3): reading them out of a packet and judging them up to the tag (§6.4). */
+/* Tokens (wire.md §3): reading them from a packet, and verifying them up to the tag (§6.4). */
 #pragma once
 #include "config.h"
 #include "drop_reason.h"
@@ -25,7 +25,8 @@ struct {
 	__type(value, struct forgotten);
 } forgotten SEC(".maps");
 
-/* Whether what was used or ended at this time may have been forgotten, because the clock was set back. */
+/* Reports whether the verifier may have lost its record of a use or an end at this time, because the clock was set
+ * back. */
 static __always_inline int was_forgotten(__u32 time)
 {
 	__u32 zero = 0, found = 0;
@@ -39,7 +40,7 @@ static __always_inline int was_forgotten(__u32 time)
 	return found;
 }
 
-/* Of words of 32 bits at most: clang reads a packed structure byte by byte. */
+/* Made of words of at most 32 bits: clang would read a packed structure byte by byte. */
 struct token_block {
 	__u32 magic;
 	__u8 version_suite, flags, epoch, prefix_length;
@@ -55,14 +56,14 @@ struct token {
 		__u64 words[TAIL_LEN / 8];
 	};
 	__u32 expires;
-	/* What its MACs are made of and make. */
+	/* Inputs and outputs of the MACs. */
 	__u64 message[MAC_WORDS_MAX + 1];
 	__u64 grant_key[2];
 	__u64 tag[2];
-	__u64 expected; /* the first word of the tag that came */
+	__u64 expected; /* the first word of the received tag */
 };
 
-/* A token while it is judged: too large for the stack. */
+/* Scratch space for a token under verification: too large for the stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -70,7 +71,7 @@ struct {
 	__type(value, struct token);
 } tokens SEC(".maps");
 
-/* 0 if the packet's payload ends in a block. */
+/* Returns 0 if the packet's payload ends in a block, and reads the block. */
 static __always_inline int find_token(context *ctx, const struct packet *p, struct token *token)
 {
 	const __u64 *block;
@@ -88,7 +89,7 @@ static __always_inline int find_token(context *ctx, const struct packet *p, stru
 	return 0;
 }
 
-/* Clears the bits of an address behind the prefix. */
+/* Clears the bits of an address beyond the prefix. */
 static __always_inline void mask_words(__u64 *words, __u32 count, __u32 prefix_length)
 {
 	for (__u32 i = 0; i < count; i++) {
@@ -101,7 +102,8 @@ static __always_inline void mask_words(__u64 *words, __u32 count, __u32 prefix_l
 	}
 }
 
-/* Two 32-bit words of the block as one, from behind the magic: what is stored as 64-bit words is fetched fast as such. */
+/* Two 32-bit words of the block as one, counted from after the magic: data stored as 64-bit words is fastest to load as
+ * such. */
 enum pair { PAIR_SCOPE = 0, PAIR_HANDLE = 1, PAIR_TIME_NONCE = 2, PAIR_TAG = 3 };
 
 static __always_inline __u64 pair(const struct token *token, enum pair at)
@@ -109,7 +111,7 @@ static __always_inline __u64 pair(const struct token *token, enum pair at)
 	return token->words[at] >> 32 | token->words[at + 1] << 32;
 }
 
-/* Whether the tag is the one that the verifier's key gives (wire.md §3.5, §3.7). */
+/* Reports whether the tag is the one that the verifier's key yields (wire.md §3.5, §3.7). */
 static __always_inline int tag_is_right(const struct packet *p, struct token *token, const struct epoch_key *key)
 {
 	const struct token_block *block = &token->block;
@@ -158,7 +160,8 @@ static __always_inline int tag_is_right(const struct packet *p, struct token *to
 	return ((tag[0] ^ token->expected) | ((__u32)tag[1] ^ block->tag[2])) == 0;
 }
 
-/* CONTINUE, or the first thing that is wrong: form, suite, epoch, expiry, clock, tag. */
+/* Checks form, suite, epoch, expiry, clock and tag, in this order: CONTINUE, or the reason of the first check that
+ * fails. */
 static __always_inline int judge_token(struct packet *p, struct token *token)
 {
 	const struct token_block *block = &token->block;
@@ -179,7 +182,8 @@ static __always_inline int judge_token(struct packet *p, struct token *token)
 	if ((suite != SUITE_AES_CMAC && suite != SUITE_SIPHASH) || !(config.suites >> suite & 1))
 		return DROP_UNKNOWN_SUITE;
 	key = bpf_map_lookup_elem(&epoch_keys, &slot);
-	/* Multiplied, for a division would cost as much as all checks before it: the previous epoch, this or the next. */
+	/* By multiplication, because a division would cost as much as all checks before it: the previous epoch, this
+	 * one or the next. */
 	epoch_length = config.epoch_length ?: 1;
 	if (!key || !key->epoch || (key->epoch + 2) * epoch_length <= p->time ||
 	    (key->epoch - 1) * epoch_length > p->time)

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Gateways that stand side by side: user space hears of each flow that begins here, and brings in those that began there
- * (wire.md §6.10). */
+/* Peer gateways: user space learns of each flow that begins here, and takes over those that began on a peer (wire.md
+ * §6.10). */
 #pragma once
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include "config.h"
 
-/* Flows that begin. What finds no room is told of when user space next looks through the tables. */
+/* Flows that begin. If the buffer is full, user space finds the flow when it next walks the tables. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 256 * 1024);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Putting tenants' packets into Geneve under their segments, and what came in such packets out to tenants (wire.md §8).
+/* Encapsulates tenants' packets in Geneve under their segments, and decapsulates such packets for tenants (wire.md §8).
  *
- * A super-packet goes in and out once: the kernel, or the card, copies the headers when it makes segments of it. A proof is
- * made over no payload, so each segment has a right one. */
+ * A super-packet goes in or out in one piece: the kernel or the network card copies the headers when it segments the
+ * packet. A proof covers no payload, so it is valid for every segment. */
 #pragma once
 #include "mss.h"
 #include "tenants.h"
 
 const volatile struct svtep_config svtep_config SEC(".rodata.svtep") = {};
 
-/* Written by user space. */
+/* Segments for tenants' packets. Written by user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -18,8 +18,8 @@ struct {
 	__type(value, struct segment_entry);
 } segments SEC(".maps");
 
-/* What came in under a right proof and may be answered, under the key that the answer's segment will have: for user space,
- * which shows it to the authority when an answer waits. Nothing is delivered by it. */
+/* Segments that arrived with a valid proof and may be answered, keyed as the answer's segment will be. User space shows
+ * such a segment to the authority when an answer is waiting. Delivery does not depend on this table. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -40,11 +40,11 @@ struct {
 	__uint(value_size, sizeof(__u32));
 } unsent SEC(".maps");
 
-/* A perf record holds less than 64 KiB. Of a packet that is too long an ICMP error quotes the beginning. */
+/* A perf record holds less than 64 KiB. An ICMP error quotes the beginning of a packet that is too long. */
 enum { REPORT_MAX = 32768, QUOTE_MAX = 1280 };
-enum { DECAP_IPV4 = 1 << 7, DECAP_IPV6 = 1 << 8 /* BPF_F_ADJ_ROOM_DECAP_L3_*, which 6.1's headers don't have */ };
+enum { DECAP_IPV4 = 1 << 7, DECAP_IPV6 = 1 << 8 /* BPF_F_ADJ_ROOM_DECAP_L3_*, missing from 6.1's headers */ };
 
-/* Hands a tenant's packet over to user space and drops it. */
+/* Passes a copy of a tenant's packet to user space and drops the packet. */
 static __noinline int report(context *ctx, struct tenant *tenant, __u32 time, __u32 limit)
 {
 	struct unsent header = { .interface = ctx->ifindex, .length = ctx->len, .segment = ctx->gso_size, .limit = limit };
@@ -54,7 +54,7 @@ static __noinline int report(context *ctx, struct tenant *tenant, __u32 time, __
 		tenant->second = time;
 		tenant->reported = 0;
 	}
-	/* What two cores count at once may be lost: the bound is there to spare user space. */
+	/* Concurrent increments may be lost: the limit only serves to spare user space. */
 	if (tenant->reported >= svtep_config.reports)
 		return leave(SVTEP_UNREPORTED, TC_ACT_SHOT);
 	tenant->reported++;
@@ -84,8 +84,8 @@ static __always_inline int is_given(const struct segment_entry *entry, __u32 tim
 	return entry && entry->state == SEGMENT_GIVEN && entry->until > time;
 }
 
-/* The segment for a packet: for its service before one for all, to open a flow before one to answer. Of those that can't be
- * used one that says that there is none. */
+/* Returns the segment for a packet: one for its service before one for all services, one that opens a flow before one
+ * that answers. If none is usable, returns an entry that records a refusal, if there is one. */
 static __always_inline struct segment_entry *segment_for(struct segment_key *key, const struct proving *v, __u32 time)
 {
 	struct segment_entry *entry, *refused = 0;
@@ -110,7 +110,7 @@ static __always_inline struct segment_entry *segment_for(struct segment_key *key
 	return is_given(entry, time) ? entry : refused;
 }
 
-/* The longest packet that goes into the tunnel: of a super-packet, each segment. */
+/* Returns the length of the longest packet that enters the tunnel: for a super-packet, of its longest segment. */
 static __always_inline __u32 longest(context *ctx, const struct proving *v, __u32 transport)
 {
 	__u32 header = sizeof(struct udp);
@@ -126,7 +126,7 @@ static __always_inline __u32 longest(context *ctx, const struct proving *v, __u3
 	return transport - ETHER_LEN + header + ctx->gso_size;
 }
 
-/* Where the transport of a tenant's packet begins: nothing is before it but a fragment header. */
+/* Returns the offset of the transport header in a tenant's packet: only a fragment header can be in front of it. */
 static __always_inline __u32 transport_of(context *ctx, const struct proving *v)
 {
 	__u8 next = 0;
@@ -137,7 +137,8 @@ static __always_inline __u32 transport_of(context *ctx, const struct proving *v)
 	return ETHER_LEN + IPV6_LEN + (next == IP_FRAGMENT ? 8 : 0);
 }
 
-/* A length of 1 to GENEVE_MAX. In assembly, where it is used, or clang drops the bound that the kernel asks for. */
+/* Returns a length of 1 to GENEVE_MAX. In assembly, and at the point of use, because clang would drop the bound that
+ * the kernel requires. */
 static __always_inline __u32 geneve_length(__u32 length)
 {
 	length -= 1;
@@ -150,7 +151,7 @@ static __always_inline long store_geneve(context *ctx, __u32 at, const struct se
 	return bpf_skb_store_bytes(ctx, at, entry->geneve, geneve_length(entry->length), 0);
 }
 
-/* Puts the headers before the packet: IP, UDP from a port that keeps flows apart for who spreads load, Geneve. */
+/* Prepends the headers: IP, UDP with a source port that keeps flows apart for load balancing, Geneve. */
 static __noinline int push_headers(context *ctx, const struct segment_entry *entry)
 {
 	struct {
@@ -197,7 +198,8 @@ static __noinline int push_headers(context *ctx, const struct segment_entry *ent
 	return failed ?: bpf_skb_store_bytes(ctx, 2 * MAC_LEN, &type, 2, 0);
 }
 
-/* Bytes of the routing header. In assembly as above: what is read behind its room is Geneve's header, never outside the entry. */
+/* Returns the length of the routing header. In assembly for the same reason as geneve_length: a read beyond `route`
+ * ends in `geneve`, never outside the entry. */
 static __always_inline __u32 route_length(const struct segment_entry *entry)
 {
 	__u32 hops = entry->hops;
@@ -206,7 +208,7 @@ static __always_inline __u32 route_length(const struct segment_entry *entry)
 	return 8 + 16 * hops;
 }
 
-/* The same along a fixed path (wire.md §8.12.1): with a routing header between IP and UDP. */
+/* Prepends the headers for a fixed path (wire.md §8.12.1), with a routing header between IP and UDP. */
 static __noinline int push_routed_headers(context *ctx, const struct segment_entry *entry)
 {
 	struct {
@@ -232,7 +234,7 @@ static __noinline int push_routed_headers(context *ctx, const struct segment_ent
 	       bpf_skb_store_bytes(ctx, 2 * MAC_LEN, &type, 2, 0);
 }
 
-/* Sends a tenant's packet, which was read. */
+/* Sends a tenant's packet, which `v` describes. */
 static __always_inline int send(context *ctx, struct tenant *tenant, struct proving *v)
 {
 	struct segment_key key = { .interface = ctx->ifindex };
@@ -249,7 +251,8 @@ static __always_inline int send(context *ctx, struct tenant *tenant, struct prov
 	if (!is_given(entry, time)) {
 		if (entry && entry->state == SEGMENT_REFUSED && entry->until > time)
 			return leave(SVTEP_REFUSED, TC_ACT_SHOT);
-		/* Only a segment for all services takes them, and who has one knows it by the first fragment. */
+		/* Only a segment for all services covers later fragments, and user space has learned of the need from
+		 * the first fragment. */
 		if (v->shown == PORTS_HIDDEN)
 			return leave(SVTEP_FRAGMENT, TC_ACT_SHOT);
 		return report(ctx, tenant, time, 0);
@@ -272,8 +275,8 @@ static __always_inline int send(context *ctx, struct tenant *tenant, struct prov
 	return bpf_redirect_neigh(svtep_config.underlay, 0, 0, 0);
 }
 
-/* Notes a segment that came in and may be answered. What is judged is looked up here: Linux 6.1 writes no map from memory
- * that it only knows by an argument. */
+/* Records a segment that arrived and may be answered. Looks up the packet at hand by itself: Linux 6.1 does not write a
+ * map from memory that it knows only through an argument. */
 static __noinline int note_consent(context *ctx, __u32 at, __u32 interface)
 {
 	struct segment_key key = { .interface = interface, .back = 1 };
@@ -304,7 +307,7 @@ static __noinline int note_consent(context *ctx, __u32 at, __u32 interface)
 	consent->length = length;
 	if (load(ctx, at, consent->geneve, geneve_length(length)))
 		return 0;
-	consent->geneve[GENEVE_LEN + OPTION_LEN] &= ~7; /* as it was sent: nobody has checked it yet */
+	consent->geneve[GENEVE_LEN + OPTION_LEN] &= ~7; /* as it was sent, before any verifier checked it */
 	if (v->segment.flags & SEGMENT_ROUTED) {
 		consent->hops = v->segment.place >> 3 & 7;
 		__builtin_memcpy(consent->route, &v->route[4], sizeof(consent->route));
@@ -313,8 +316,8 @@ static __noinline int note_consent(context *ctx, __u32 at, __u32 interface)
 	return leave(SVTEP_CONSENTS, 0);
 }
 
-/* Delivers a packet whose proof was right. Geneve's header is at `at`; `computed` says that the proof was not remembered: it
- * is the first packet under its segment, or as good as. */
+/* Delivers a packet with a valid proof. Geneve's header is at `at`. `computed` says that the proof was not remembered:
+ * this is the first packet under its segment, or as good as. */
 static __always_inline int deliver(context *ctx, __u32 at, int computed)
 {
 	struct {
@@ -355,7 +358,8 @@ static __always_inline int deliver(context *ctx, __u32 at, int computed)
 	turned = link.type != ctx->protocol;
 	if (turned && svtep_config.turns)
 		flags |= version >> 4 == 4 ? DECAP_IPV4 : DECAP_IPV6;
-	/* Before 6.3 the kernel wants room for a header of the family that it takes off. What is put behind is no one's. */
+	/* Before 6.3 the kernel requires room for a header of the family that it removes. The added bytes belong to no
+	 * packet. */
 	else if (turned && ctx->len < ETHER_LEN + cut + IPV6_LEN && bpf_skb_change_tail(ctx, ETHER_LEN + cut + IPV6_LEN, 0))
 		return leave(SVTEP_FAILED, TC_ACT_SHOT);
 	__builtin_memcpy(link.to, delivery->mac, MAC_LEN);
@@ -363,7 +367,7 @@ static __always_inline int deliver(context *ctx, __u32 at, int computed)
 	if (bpf_skb_adjust_room(ctx, -(__s32)cut, BPF_ADJ_ROOM_MAC, flags) || bpf_skb_store_bytes(ctx, 0, &link, sizeof(link), 0))
 		return leave(SVTEP_FAILED, TC_ACT_SHOT);
 	leave(SVTEP_DELIVERED, 0);
-	/* Past the link, nobody looks at what family the header that was taken off said. */
+	/* Beyond the link, the family of the removed header no longer matters. */
 	if (delivery->peer && (!turned || svtep_config.turns)) {
 		bpf_skb_change_type(ctx, 0 /* PACKET_HOST */);
 		return bpf_redirect_peer(delivery->interface, 0);

@@ -10,7 +10,7 @@ static __always_inline int voids(const struct withdrawal *key, __u32 expires)
 	return until && expires <= *until;
 }
 
-/* Whether consent to it was withdrawn (wire.md §8.10). */
+/* Reports whether consent to the packet's segment was withdrawn (wire.md §8.10). */
 __noinline int is_withdrawn(const struct proving *v)
 {
 	struct withdrawal key = {};

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Puts packets into shims (wire.md §4.3, §4.4), as crates/wire/src/shim.rs does.
  *
- * Whoever includes this includes skb.h before. */
+ * Include skb.h before this file. */
 #pragma once
 #include "checksum.h"
 #include "ls_token.h"
 #include "parse.h"
 
-/* Every IPv6 path carries this much (RFC 8200), and in practice every IPv4 path. */
+/* Every IPv6 path carries packets of this size (RFC 8200), and in practice every IPv4 path. */
 enum { SAFE_MTU = 1280 };
 
-/* A shim: both headers, and the option with its data in it. */
+/* A shim: both headers, and the option with its data. */
 struct wrapping {
 	struct ipv4 outer, inner;
 	__u8 type, length, kind;
@@ -39,7 +39,7 @@ static __always_inline __be16 header_sum(const void *header, __u32 length)
 	return ~fold(bpf_csum_diff(0, 0, (__u32 *)header, length, 0));
 }
 
-/* Puts the packet, which ends at `end`, into the shim that has kind and data already. */
+/* Puts the packet, which ends at `end`, into a shim whose kind and data are already set. */
 static __noinline int wrap(context *ctx, const struct packet *p, struct wrapping *wrapping, __u32 end)
 {
 	__be16 old, old_len, protocol;
@@ -57,7 +57,7 @@ static __noinline int wrap(context *ctx, const struct packet *p, struct wrapping
 	wrapping->inner.checksum = header_sum(&wrapping->inner, SHIM_LEN);
 	old_len = wrapping->outer.total_len;
 	wrapping->outer.total_len = bpf_htons(end - p->network + SHIM_LEN);
-	old = wrapping->outer.ttl | wrapping->outer.protocol << 8; /* as they lie in memory */
+	old = wrapping->outer.ttl | wrapping->outer.protocol << 8; /* in memory order */
 	protocol = wrapping->outer.ttl | IP_IPIP << 8;
 	wrapping->outer.protocol = IP_IPIP;
 	wrapping->outer.checksum = replace(replace(wrapping->outer.checksum, old_len, wrapping->outer.total_len), old, protocol);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* A packet as an XDP program has it: the frame as it came in. */
+/* Packet access for XDP programs: the frame as it arrived. */
 #pragma once
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -21,31 +21,31 @@ static __always_inline long store(context *ctx, __u32 at, const void *from, __u3
 	return bpf_xdp_store_bytes(ctx, at, (void *)from, len);
 }
 
-/* Where `len` bytes of the frame's first piece are, or 0. */
+/* Returns a pointer to `len` bytes in the frame's first fragment, or 0. */
 static __always_inline void *near(context *ctx, __u32 at, __u32 len)
 {
 	__u32 bounded = at;
 	void *place;
 
-	/* In assembly, or clang drops the bound that the kernel asks for. */
+	/* In assembly, because clang would drop the bound that the kernel requires. */
 	asm volatile("%0 &= 0x7fff" : "+r"(bounded));
 	place = (void *)(long)ctx->data + bounded;
 	return bounded == at && place + len <= (void *)(long)ctx->data_end ? place : 0;
 }
 
-/* Ends the frame at `end`. */
+/* Truncates the frame at `end`. */
 static __always_inline long cut_tail(context *ctx, __u32 end)
 {
 	return bpf_xdp_adjust_tail(ctx, (int)end - (int)frame_length(ctx));
 }
 
-/* Whether cut_behind can cut there: behind Ethernet, at most two VLAN tags, and an IPv4 header. */
+/* Reports whether cut_behind can cut at this offset: after Ethernet, at most two VLAN tags, and an IPv4 header. */
 static __always_inline int cuts_behind(__u32 at)
 {
 	return at == 34 || at == 38 || at == 42;
 }
 
-/* Cuts `length` bytes out behind the first `at`. */
+/* Cuts out `length` bytes after the first `at`. */
 static __always_inline long cut_behind(context *ctx, __u32 at, __u32 length)
 {
 	__u8 head[42];
@@ -59,14 +59,14 @@ static __always_inline long cut_behind(context *ctx, __u32 at, __u32 length)
 	return -1;
 }
 
-/* Whether the frame is surely this long. */
+/* Reports whether the frame certainly has this length. */
 static __always_inline int reaches(context *ctx, __u32 length)
 {
-	/* A difference: Linux 6.1 adds nothing to a packet's pointer whose bound it lost sight of. */
+	/* As a difference: Linux 6.1 rejects adding a value with an unknown bound to a packet pointer. */
 	return (long)ctx->data_end - (long)ctx->data >= length;
 }
 
-/* Payload bytes per segment of a super-packet; 0 for any other. */
+/* Returns 0: no frame is a super-packet at XDP. */
 static __always_inline __u32 segment_length(context *ctx)
 {
 	return 0;

@@ -1,4 +1,4 @@
-//! Compiles the kernel programs; they are embedded in the library.
+//! Compiles the kernel programs, which are embedded in the library.
 
 use std::env;
 use std::error::Error;
@@ -35,7 +35,7 @@ fn main() {
     }
 }
 
-/// Compiles `source` with type information (BTF) but without DWARF, which nobody reads and which makes the binary larger.
+/// Compiles `source` with type information (BTF) but without DWARF, which is unused and would make the binary larger.
 fn compile(source: &Path, include: &Path, object: &Path) -> Result<(), Box<dyn Error>> {
     let architecture = variable("CARGO_CFG_TARGET_ARCH");
     let libbpf_arch = match architecture.as_str() {
@@ -53,7 +53,7 @@ fn compile(source: &Path, include: &Path, object: &Path) -> Result<(), Box<dyn E
         // <bpf/…> of the version that libbpf-sys builds.
         .arg("-I")
         .arg(variable("DEP_BPF_INCLUDE"))
-        // Where Debian keeps <asm/types.h> of the build machine's architecture.
+        // Debian's directory of <asm/types.h> for the build machine's architecture.
         .arg(format!("-I/usr/include/{architecture}-linux-gnu"))
         .arg("-c")
         .arg(source)
@@ -72,7 +72,7 @@ fn compile(source: &Path, include: &Path, object: &Path) -> Result<(), Box<dyn E
     Ok(())
 }
 
-/// A variable that cargo sets.
+/// Returns a variable that cargo sets.
 fn variable(name: &str) -> String {
     env::var(name).unwrap_or_else(|_| panic!("cargo did not set {name}"))
 }

@@ -1,7 +1,7 @@
-//! What Vouchsafe costs on a path, beside the same path without it, in one run: connects, throughput, floods.
+//! Measures the cost of Vouchsafe on a path against the same path without it, in one run: connects, throughput, floods.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. Both sides take turns, so that the machine's other work disturbs
-//! both. Needs root, and `VOUCHSAFE_BIN` or a built `vouchsafe` beside this.
+//! Prints one JSON object, which `cargo xtask bench` collects. Both sides take turns, so that other load on the machine
+//! disturbs both. Needs root, and `VOUCHSAFE_BIN` or a `vouchsafe` built next to this binary.
 
 #[path = "network/cdf.rs"]
 mod cdf;
@@ -31,30 +31,30 @@ use measure::Figures;
 
 /// A network with Vouchsafe in it and Alice logged in.
 pub struct Guarded {
-    /// Alice's.
+    /// Alice's agent.
     pub agent: Agent,
-    /// In front of the server.
+    /// The verifier in front of the server.
     pub verifier: Verifier,
-    /// Who both ask.
+    /// The authority of agent and verifier.
     pub authority: Authority,
     /// Namespaces and cables.
     pub network: Network,
 }
 
 impl Guarded {
-    /// With these flags for the verifier.
+    /// Starts the network with these flags for the verifier.
     pub fn new(flags: &[&str]) -> Result<Self> {
         Self::within(Network::new(Way::Direct)?, flags)
     }
 
-    /// The same with the verifier on a gateway before the server.
+    /// Starts the network with the verifier on a gateway before the server.
     pub fn behind_gateway(flags: &[&str]) -> Result<Self> {
         Self::within(Network::behind_gateway(Way::Direct)?, &[&["--inside", "eth1"], flags].concat())
     }
 
     fn within(network: Network, flags: &[&str]) -> Result<Self> {
         let authority = Authority::start(&network.authority, &policy("5m"))?;
-        // Thousands of connections come from one grant here.
+        // Benches open thousands of connections with one grant.
         let flags = [&["--flows-per-grant", "1000000"], flags].concat();
         let verifier = Verifier::start_with(network.front(), &authority, &flags)?;
         let agent = Agent::start(&network.alice)?;

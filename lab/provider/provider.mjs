@@ -1,12 +1,12 @@
-// An OpenID provider with people, passwords and groups from a file, for the scenarios that log in: oidc-provider, which
-// does the protocol, and a login page. Usage: node provider.mjs CONFIG.json; the file of people is read at every use.
+// An OpenID provider for scenarios with logins: oidc-provider, which implements the protocol, and a login page. It
+// reads users, passwords and groups from a file at every use. Usage: node provider.mjs CONFIG.json
 import { readFileSync } from 'node:fs';
 import { createServer as createHttps } from 'node:https';
 import { createServer as createHttp } from 'node:http';
 import { createRequire } from 'node:module';
 import { generateKeyPairSync } from 'node:crypto';
 
-// What `npm ci` installed is elsewhere than this file.
+// `npm ci` installs the modules into another folder than this file's.
 const require = createRequire(`${process.env.PROVIDER_MODULES}/`);
 const { default: Provider } = await import(require.resolve('oidc-provider'));
 
@@ -27,7 +27,7 @@ const provider = new Provider(config.issuer, {
   jwks: { keys: [{ ...key, use: 'sig', alg: 'RS256', kid: 'first' }] },
   cookies: { keys: ['a scenario has no secrets'] },
   claims: { openid: ['sub'], profile: ['preferred_username'], email: ['email', 'email_verified'], groups: ['groups'] },
-  // Claims of scopes go into the ID token, too, unless the scenario wants the authority to ask for them.
+  // Puts the claims of scopes into the ID token as well, unless the scenario has them at the UserInfo endpoint only.
   conformIdTokenClaims: config.claims_at_userinfo ?? false,
   scopes: ['openid', 'profile', 'email', 'groups', 'offline_access'],
   features: {
@@ -41,7 +41,7 @@ const provider = new Provider(config.issuer, {
   rotateRefreshToken: true,
   interactions: { url: (_, interaction) => `/interaction/${interaction.uid}` },
   findAccount,
-  // Nobody is asked for consent: the organisation's own provider and the organisation's own authority.
+  // Users are not asked for consent: provider and authority belong to the same organisation.
   loadExistingGrant: async (ctx) => {
     const grant = new ctx.oidc.provider.Grant({ clientId: ctx.oidc.client.clientId, accountId: ctx.oidc.session.accountId });
     grant.addOIDCScope([...ctx.oidc.requestParamScopes].join(' '));
@@ -67,7 +67,7 @@ const answer = (response, status, text) => {
 
 const interact = async (request, response) => {
   const { uid, prompt } = await provider.interactionDetails(request, response);
-  // Programs on people's machines are always asked about; nobody has anything against this one.
+  // oidc-provider always asks users for consent to native clients; here consent is given without a prompt.
   if (prompt.name === 'consent') return provider.interactionFinished(request, response, { consent: {} }, { mergeWithLastSubmission: true });
   if (request.method !== 'POST') return answer(response, 200, page(uid, ''));
   let body = '';

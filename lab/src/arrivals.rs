@@ -1,5 +1,5 @@
-//! Counts packets that the packet filter of a host is handed: behind whatever a program at XDP or tc has dropped, and before
-//! the host's own stack. A capture would see also what tc is about to drop.
+//! Counts packets in a host's packet filter: after any program at XDP or tc has dropped its share, and before the
+//! host's own stack. A capture would also show packets that tc is about to drop.
 
 use std::net::IpAddr;
 
@@ -9,17 +9,17 @@ use crate::net::Namespace;
 
 const TABLE: &str = "arrivals";
 
-/// A counter of SYNs from one address to another. It ends with the namespace.
+/// A counter of SYNs from one address to another. It lives as long as the namespace.
 pub struct Arrivals<'n> {
     host: &'n Namespace,
 }
 
 impl<'n> Arrivals<'n> {
-    /// Counts SYNs from `from` to `to` that come to `host` from now on.
+    /// Counts the SYNs from `from` to `to` that reach `host` from now on.
     ///
     /// # Errors
     ///
-    /// If `nft` cannot set the counter.
+    /// If `nft` cannot add the counter.
     pub fn of_syns(host: &'n Namespace, from: IpAddr, to: IpAddr) -> Result<Self> {
         let family = if to.is_ipv4() { "ip" } else { "ip6" };
         let rules = format!(
@@ -39,11 +39,11 @@ impl<'n> Arrivals<'n> {
         Ok(Self { host })
     }
 
-    /// How many have come.
+    /// Returns the number of SYNs counted so far.
     ///
     /// # Errors
     ///
-    /// If `nft` does not say.
+    /// If `nft` cannot read the counter.
     pub fn count(&self) -> Result<u64> {
         let text = self.host.run(["nft", "list", "counter", "inet", TABLE, "syns"])?;
         let packets = text.split("packets ").nth(1).and_then(|rest| rest.split_whitespace().next());

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use crate::mint::now;
 use crate::net::Namespace;
 use crate::poll;
 use crate::process::{self, Process};
 
-/// How many bytes each packet that fits the filter where it is short was longer before, in order. A packet is known by its
-/// identification: one that got lost between the two, or is still under way, tells nothing.
+/// Compares two captures of the same packets and returns, for each packet in `short`, how many bytes longer it was in
+/// `long`. Packets are matched by their IP identification. A packet that is only in `long` was lost or is still in
+/// transit, and is ignored.
 pub fn overhead(long: (&Capture, &str), short: (&Capture, &str)) -> Result<Vec<usize>> {
     let before = long.0.lengths(long.1)?;
     let of = |(id, length): (u16, usize)| {
@@ -30,11 +32,12 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Captures on `device` from this moment on: when this returns, no later packet is missed.
+    /// Captures on `device` from this moment on: once this function returns, no later packet is missed.
     pub fn start(namespace: &Namespace, device: &str) -> Result<Self> {
         let file = namespace.dir().join(format!("{device}.pcap"));
         let mut command = namespace.command("tcpdump");
-        // Each packet is written at once: -U and immediate mode. No -Z root: Ubuntu 24.04's tcpdump 4.99.4 crashes on it.
+        // -U and immediate mode write each packet to the file at once. No -Z root: Ubuntu 24.04's tcpdump 4.99.4
+        // crashes on it.
         command.args(["--immediate-mode", "-U", "-n", "-s", "0", "-i", device, "-w"]).arg(&file);
         let mut tcpdump = namespace.start(command)?;
         tcpdump.wait_for("listening on", Duration::from_secs(5)).context("tcpdump")?;
@@ -46,13 +49,13 @@ impl Capture {
         &self.file
     }
 
-    /// What has been captured so far and fits the pcap `filter` (empty: everything), one line per packet.
+    /// Returns the packets captured so far that match the pcap `filter` (empty: all), one line per packet.
     pub fn lines(&self, filter: &str) -> Result<Vec<String>> {
         let text = process::output(Command::new("tcpdump").args(["-n", "-e", "-r"]).arg(&self.file).arg(filter))?;
         Ok(text.lines().filter(|line| !line.starts_with(char::is_whitespace)).map(str::to_owned).collect())
     }
 
-    /// Identification and length of each IPv4 packet that fits the filter, in order.
+    /// Returns identification and length of each IPv4 packet that matches the filter, in order.
     pub fn lengths(&self, filter: &str) -> Result<Vec<(u16, usize)>> {
         let mut command = Command::new("tcpdump");
         let text = process::output(command.args(["-n", "-v", "-r"]).arg(&self.file).arg(filter))?;
@@ -64,13 +67,29 @@ impl Capture {
         lines.map(|line| packet(line).with_context(|| format!("no length in {line}"))).collect()
     }
 
-    /// Ends the capture once all packets until now are in its file; returns that, which lives as long as the namespace's folder.
+    /// Ends the capture once all packets until now are in the file, and returns the file's path. The file lives as long
+    /// as the namespace's folder.
     pub fn stop(mut self) -> Result<PathBuf> {
-        // Whoever has packets to read doesn't sleep.
+        // tcpdump sleeps only when it has no packets left to read.
         let stat = format!("/proc/{}/stat", self.tcpdump.pid());
         let sleeps = || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S "));
         ensure!(poll(Duration::from_secs(5), sleeps), "tcpdump does not come to rest");
         self.tcpdump.stop()?;
         Ok(self.file.clone())
     }
+}
+
+/// Returns a pcap file that holds these Ethernet frames, all captured now.
+pub fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
+    let mut file = Vec::new();
+    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 262_144, 1] {
+        file.extend(word.to_le_bytes());
+    }
+    for frame in frames {
+        for word in [now(), 0, frame.len() as u32, frame.len() as u32] {
+            file.extend(word.to_le_bytes());
+        }
+        file.extend(frame);
+    }
+    file
 }

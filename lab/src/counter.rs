@@ -1,4 +1,4 @@
-//! What a kernel's network stack has counted, as `nstat` shows it.
+//! Counters of a kernel's network stack, as `nstat` shows them.
 
 use std::fs;
 
@@ -6,13 +6,13 @@ use anyhow::{Context, Result};
 
 use crate::net::Namespace;
 
-/// Counters of a namespace's stack at one moment.
+/// Counters of a namespace's network stack at one moment.
 pub struct Stack(String);
 
 impl Stack {
-    /// Reads them.
+    /// Reads the counters of `namespace`.
     pub fn read(namespace: &Namespace) -> Result<Self> {
-        // The files show the namespace of the thread that opens them.
+        // Files under /proc/thread-self/net show the namespace of the thread that opens them.
         let read = || -> std::io::Result<String> {
             let root = "/proc/thread-self/net";
             Ok(fs::read_to_string(format!("{root}/snmp"))? + &fs::read_to_string(format!("{root}/netstat"))?)
@@ -20,7 +20,7 @@ impl Stack {
         Ok(Self(namespace.enter(read).context("the stack's counters")?))
     }
 
-    /// One counter, such as `Tcp`'s `RetransSegs`.
+    /// Returns one counter, such as `Tcp`'s `RetransSegs`.
     pub fn get(&self, group: &str, name: &str) -> Result<i64> {
         let prefix = format!("{group}: ");
         let mut lines = self.0.lines().filter_map(|line| line.strip_prefix(&prefix));
@@ -32,19 +32,19 @@ impl Stack {
         found.with_context(|| format!("no counter {group}{name}"))
     }
 
-    /// TCP segments sent again.
+    /// Returns the number of retransmitted TCP segments.
     pub fn retransmissions(&self) -> Result<i64> {
         self.get("Tcp", "RetransSegs")
     }
 
-    /// TCP segments sent again because they had been lost: without those of which the receiver said that it had them
-    /// already (RFC 2883), as happens where a busy machine delays acknowledgements.
+    /// Returns the number of TCP segments retransmitted because of loss. Segments that the receiver reported as
+    /// duplicates (RFC 2883) are subtracted: a busy machine that delays acknowledgements causes those.
     pub fn losses(&self) -> Result<i64> {
         let needless = self.get("TcpExt", "TCPDSACKRecv")? + self.get("TcpExt", "TCPDSACKOfoRecv")?;
         Ok(self.retransmissions()? - needless)
     }
 
-    /// SYNs and SYN-ACKs sent again.
+    /// Returns the number of retransmitted SYNs and SYN-ACKs.
     pub fn syn_retransmissions(&self) -> Result<i64> {
         self.get("TcpExt", "TCPSynRetrans")
     }

@@ -1,4 +1,5 @@
-//! The demo: the whole system, step by step, for a person to watch. Ends with what was expected and what was seen.
+//! The demo runs the whole system step by step for a person to watch, and ends with a table of expected and observed
+//! results.
 
 mod scene;
 mod table;
@@ -16,12 +17,12 @@ use table::Table;
 /// Options of `demo`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Seconds of each of the fifteen measurements of throughput
+    /// Duration of each of the fifteen throughput measurements, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=60))]
     measure: u64,
 }
 
-/// Runs the scenario; exit codes as everywhere: 0 done, 1 the answer is no, 2 could not be done.
+/// Runs the scenario. Exit codes as in all commands: 0 done, 1 the answer is no, 2 could not be done.
 pub fn run(args: &Args) -> ExitCode {
     let began = Instant::now();
     let mut table = Table::default();
@@ -62,7 +63,7 @@ fn play(args: &Args, table: &mut Table) -> Result<()> {
     scene.revocation(&world)
 }
 
-/// Whether `command` can be found.
+/// Reports whether `host` can find `command`.
 fn is_there(host: &Namespace, command: &str) -> bool {
     host.run(["sh", "-c", &format!("command -v {command}")]).is_ok()
 }

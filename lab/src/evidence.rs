@@ -1,4 +1,4 @@
-//! What a failed test leaves behind to be looked at: the folders of its namespaces, with logs and captures.
+//! Keeps the folders of a failed test's namespaces, with logs and captures, for inspection.
 
 use std::cell::RefCell;
 use std::fs;
@@ -7,13 +7,13 @@ use anyhow::Result;
 use tempfile::TempDir;
 
 thread_local! {
-    /// Folders of namespaces that are gone, while the outcome of the test on this thread is open.
+    /// Folders of namespaces that no longer exist, kept until the outcome of the test on this thread is known.
     static HELD: RefCell<Option<Vec<TempDir>>> = const { RefCell::new(None) };
 }
 
-/// Runs the body of a test; an error fails it just as a panic does, and either keeps its logs and captures.
+/// Runs the body of a test. An error fails the test just as a panic does; in both cases logs and captures are kept.
 ///
-/// (A test that returns a `Result` drops its namespaces before anyone knows that it failed.)
+/// A test that returned a `Result` itself would drop its namespaces before its failure is known.
 ///
 /// # Panics
 /// If `body` returns an error.

@@ -1,7 +1,8 @@
-//! Packets by hand: Ethernet, VLAN tags, IPv4 and IPv6 with options, extension headers and fragments, TCP, UDP, ICMP.
+//! Builds packets by hand: Ethernet, VLAN tags, IPv4 and IPv6 with options, extension headers and fragments, TCP, UDP,
+//! ICMP.
 //!
-//! Lengths and checksums are right unless asked to be wrong. Pure: what sends is [`crate::Port`], what reads
-//! [`crate::seen`]. Numbers are as in the headers, host byte order.
+//! Lengths and checksums are correct unless the caller asks for wrong ones. This module does no I/O: [`crate::Port`]
+//! sends, and [`crate::seen`] parses. Numbers are those of the headers, in host byte order.
 
 use std::net::IpAddr;
 
@@ -49,18 +50,18 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// A header between two ports with these [`flag`]s.
+    /// Makes a header between two ports with these [`flag`]s.
     pub fn new(source: u16, destination: u16, flags: u8) -> Self {
         Self { source, destination, sequence: 1, acknowledgement: 0, flags, window: 64240, options: Vec::new() }
     }
 
-    /// The first segment of a connection. Those of [`Self::new`] follow it in order.
+    /// Makes the first segment of a connection. Segments of [`Self::new`] follow it in sequence.
     pub fn syn(source: u16, destination: u16) -> Self {
         Self { sequence: 0, ..Self::new(source, destination, flag::SYN) }
     }
 }
 
-/// What follows the IP headers.
+/// The protocol and headers after the IP headers.
 #[derive(Clone, Debug)]
 enum Transport {
     Tcp(Tcp),
@@ -95,7 +96,7 @@ enum Checksum {
 }
 
 impl Packet {
-    /// An empty packet between two addresses, TTL 64.
+    /// Makes an empty packet between two addresses, with TTL 64.
     ///
     /// # Panics
     /// If one address is IPv4 and the other IPv6.
@@ -118,32 +119,33 @@ impl Packet {
         }
     }
 
-    /// Hardware addresses, in the order of a sentence.
+    /// Sets the hardware addresses, source first.
     pub fn ethernet(mut self, source: [u8; 6], destination: [u8; 6]) -> Self {
         self.macs = [destination, source];
         self
     }
 
-    /// Adds a tag inside those already there: `kind` [`VLAN`] or [`SERVICE_VLAN`], `control` priority and id.
+    /// Adds a VLAN tag inside the existing ones: `kind` is [`VLAN`] or [`SERVICE_VLAN`], `control` holds priority and
+    /// id.
     pub fn tag(mut self, kind: u16, control: u16) -> Self {
         let ([a, b], [c, d]) = (kind.to_be_bytes(), control.to_be_bytes());
         self.tags.push([a, b, c, d]);
         self
     }
 
-    /// TTL or hop limit.
+    /// Sets the TTL or hop limit.
     pub fn hops(mut self, hops: u8) -> Self {
         self.hops = hops;
         self
     }
 
-    /// Type of service or traffic class, ECN included.
+    /// Sets the type of service or traffic class, including ECN.
     pub fn class(mut self, class: u8) -> Self {
         self.class = class;
         self
     }
 
-    /// Identification: of an IPv4 packet (16 bits of it), of the fragments of either family.
+    /// Sets the identification: of an IPv4 packet (its low 16 bits), and of the fragments of either family.
     pub fn identification(mut self, identification: u32) -> Self {
         self.identification = identification;
         self
@@ -155,53 +157,53 @@ impl Packet {
         self
     }
 
-    /// IPv4 options, at most 40 bytes, padded with zeros to 32-bit words.
+    /// Sets the IPv4 options, at most 40 bytes, padded with zeros to 32-bit words.
     pub fn options(mut self, options: &[u8]) -> Self {
         assert!(self.source.is_ipv4() && options.len() <= 40, "options of an IPv4 header");
         self.options = padded(options, 4, 0);
         self
     }
 
-    /// Appends an IPv6 extension header of the type `kind`; `body` is what follows its two bytes of type and length,
-    /// padded with zeros to the next multiple of 8. Zero is also the padding
-    /// option Pad1, of which Linux takes 7 in a row and drops a packet with more.
+    /// Appends an IPv6 extension header of type `kind`. `body` is the part after the two bytes of type and length; it
+    /// is padded with zeros to the next multiple of 8. A zero byte is also the padding option Pad1: Linux accepts 7 of
+    /// them in a row and drops a packet with more.
     pub fn extension(mut self, kind: u8, body: &[u8]) -> Self {
         assert!(self.source.is_ipv6(), "extension headers are IPv6's");
         self.extensions.push((kind, padded(body, 8, 2)));
         self
     }
 
-    /// Makes it TCP.
+    /// Makes the packet TCP.
     pub fn tcp(mut self, header: Tcp) -> Self {
         self.transport = Transport::Tcp(header);
         self
     }
 
-    /// Makes it UDP.
+    /// Makes the packet UDP.
     pub fn udp(mut self, source: u16, destination: u16) -> Self {
         self.transport = Transport::Udp { source, destination };
         self
     }
 
-    /// Makes it ICMP, or ICMPv6 between IPv6 addresses; `rest` is the second word of the header.
+    /// Makes the packet ICMP, or ICMPv6 between IPv6 addresses; `rest` is the second word of the header.
     pub fn icmp(mut self, kind: u8, code: u8, rest: [u8; 4]) -> Self {
         self.transport = Transport::Icmp { kind, code, rest };
         self
     }
 
-    /// Makes the payload follow the IP headers directly, as this protocol.
+    /// Makes the payload follow the IP headers directly, as protocol number `protocol`.
     pub fn raw(mut self, protocol: u8) -> Self {
         self.transport = Transport::Raw(protocol);
         self
     }
 
-    /// The IPv4 packet inside another one like it, with these options in the inner header.
+    /// Wraps the IPv4 packet in another one with the same header fields, with these options in the inner header.
     pub fn shimmed(&self, options: &[u8]) -> Self {
         let inner = self.clone().options(options).ip();
         Self { options: Vec::new(), transport: Transport::Raw(protocol::IP_IN_IP), payload: inner, ..self.clone() }
     }
 
-    /// What the packet carries.
+    /// Sets the payload.
     pub fn payload(mut self, payload: &[u8]) -> Self {
         self.payload = payload.to_vec();
         self
@@ -219,12 +221,12 @@ impl Packet {
         self
     }
 
-    /// The whole frame, from its Ethernet header.
+    /// Returns the whole frame, from its Ethernet header.
     pub fn frame(&self) -> Vec<u8> {
         self.framed(&self.ip())
     }
 
-    /// The packet, from its IP header.
+    /// Returns the packet, from its IP header.
     pub fn ip(&self) -> Vec<u8> {
         let segment = self.segment();
         let mut bytes = self.ip_header(segment.len(), None);
@@ -232,8 +234,8 @@ impl Packet {
         bytes
     }
 
-    /// The frames of the packet cut into fragments with `size` bytes each (a multiple of 8) after the headers that every
-    /// fragment repeats: IPv4's with all its options, IPv6's with all extensions.
+    /// Returns the frames of the packet cut into fragments. Each carries `size` bytes (a multiple of 8) after the
+    /// headers that every fragment repeats: IPv4's with all its options, IPv6's with all extensions.
     pub fn fragments(&self, size: usize) -> Vec<Vec<u8>> {
         assert!(size > 0 && size.is_multiple_of(8), "a fragment's offset counts in units of 8 bytes");
         let segment = self.segment();
@@ -262,8 +264,8 @@ impl Packet {
         }
     }
 
-    /// IP header, options and extensions before `length` bytes of segment; `fragment` is its offset in bytes and whether
-    /// more follow.
+    /// Returns the IP header, options and extensions of a packet with `length` bytes of segment. `fragment` is the
+    /// fragment's offset in bytes and whether more fragments follow.
     fn ip_header(&self, length: usize, fragment: Option<(u16, bool)>) -> Vec<u8> {
         let short = |length: usize| u16::try_from(length).expect("a packet has at most 64 KiB").to_be_bytes();
         match (self.source, self.destination) {
@@ -312,7 +314,7 @@ impl Packet {
         }
     }
 
-    /// Transport header and payload, its checksum in place.
+    /// Returns transport header and payload, with the checksum in place.
     fn segment(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let at = match &self.transport {
@@ -347,7 +349,7 @@ impl Packet {
             if self.checksum == Checksum::Wrong {
                 sum ^= 0x5555;
             }
-            // In UDP a zero means that there is none (RFC 768).
+            // In UDP, zero means that the packet has no checksum (RFC 768).
             if sum == 0 && self.protocol() == protocol::UDP {
                 sum = 0xffff;
             }
@@ -357,7 +359,7 @@ impl Packet {
     }
 }
 
-/// The Internet checksum (RFC 1071) of `parts`, of which all but the last have even lengths.
+/// Returns the Internet checksum (RFC 1071) of `parts`, all of which except the last have even lengths.
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let mut sum: u32 = words.map(|word| u32::from(word[0]) << 8 | u32::from(*word.get(1).unwrap_or(&0))).sum();
@@ -367,7 +369,7 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
     !(sum as u16)
 }
 
-/// The checksum of a TCP, UDP, ICMP or ICMPv6 `segment`; zero where the one in it is right.
+/// Returns the checksum of a TCP, UDP, ICMP or ICMPv6 `segment`; zero if the one in the segment is correct.
 pub fn transport_checksum(source: IpAddr, destination: IpAddr, protocol: u8, segment: &[u8]) -> u16 {
     let tail = [(segment.len() as u32).to_be_bytes(), u32::from(protocol).to_be_bytes()].concat();
     match (source, destination) {
@@ -385,7 +387,7 @@ pub fn transport_checksum(source: IpAddr, destination: IpAddr, protocol: u8, seg
     }
 }
 
-/// `bytes` with zeros up to where `before + length` is a multiple of `unit`.
+/// Returns `bytes` padded with zeros until `before + length` is a multiple of `unit`.
 fn padded(bytes: &[u8], unit: usize, before: usize) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes.resize((bytes.len() + before).next_multiple_of(unit) - before, 0);

@@ -1,7 +1,8 @@
-//! Networks in one machine: namespaces, links, NATs, processes, packets by hand and captures, each gone when dropped.
+//! Networks in one machine: namespaces, links, NATs, processes, handmade packets and captures, each removed when
+//! dropped.
 //!
-//! The scenarios (demo, benches, end-to-end tests) are made of these. They know the product only as a process and by what
-//! it does to packets. Needs root.
+//! The scenarios (demo, benches, end-to-end tests) are built from these parts. They know the product only as a process
+//! and by its effect on packets. Needs root.
 
 pub mod arrivals;
 pub mod capture;
@@ -36,7 +37,7 @@ pub use process::Process;
 pub use provider::Provider;
 pub use world::World;
 
-/// Asks `condition` again and again until it holds or the time `within` is over; says whether it held.
+/// Polls `condition` until it holds or `within` has elapsed; reports whether it held.
 #[must_use]
 pub fn poll(within: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + within;
@@ -51,10 +52,10 @@ pub fn poll(within: Duration, mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// The binary under test: `$VOUCHSAFE_BIN`, else the one that cargo has built beside this one.
+/// Returns the path of the binary under test: `$VOUCHSAFE_BIN`, else the binary that cargo built next to this one.
 ///
 /// # Panics
-/// If there is none; it says how to build it.
+/// If there is no such binary; the message says how to build it.
 pub fn vouchsafe() -> PathBuf {
     if let Some(path) = std::env::var_os("VOUCHSAFE_BIN") {
         return path.into();

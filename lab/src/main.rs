@@ -16,7 +16,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Scenario {
-    /// See it work
+    /// Run the demo
     Demo(demo::Args),
     /// Show that a protected host answers nothing
     Silence(silence::Args),

@@ -1,4 +1,4 @@
-//! Tokens, right and wrong in every way, made with the authority's own key.
+//! Mints tokens, right and wrong in every way, with the authority's own key.
 
 use std::net::IpAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,9 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use wire::{Destination, Epoch, Flags, GrantHeader, Handle, MasterKey, Suite, Token, tail};
 
-/// Seconds an epoch lasts, as the authority's default.
+/// Length of an epoch in seconds, the authority's default.
 const EPOCH_LENGTH: u32 = 3600;
-/// The longest lifetime of a grant, as the authority's default.
+/// Maximum lifetime of a grant in seconds, the authority's default.
 pub const MAX_LIFETIME: u32 = 3600;
 
 /// Makes tokens as if the authority had issued their grants.
@@ -19,41 +19,42 @@ pub struct Mint {
     nonce: u32,
 }
 
-/// A grant for one destination, to be made right or wrong.
+/// A grant for one destination, which a test may alter before it makes a token.
 #[derive(Clone, Copy, Debug)]
 pub struct Forgery {
     /// The grant's header.
     pub header: GrantHeader,
-    /// When the token says it was made.
+    /// Unix time that the token claims.
     pub time: u32,
-    /// What the token is made for.
+    /// The destination that the token is bound to.
     pub to: Destination,
-    /// The sender's address, which only counts in a grant bound to it.
+    /// The sender's address, used only if the grant is bound to its source.
     pub source: IpAddr,
 }
 
-/// Unix time.
+/// Returns the current Unix time in seconds.
 pub fn now() -> u32 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as u32)
 }
 
-/// The low bits of an epoch around the current one.
+/// Returns the low bits, as on the wire, of the epoch `ahead` epochs from the current one.
 pub fn epoch(ahead: i64) -> u8 {
     Epoch(Epoch::at(now().into(), EPOCH_LENGTH).0.wrapping_add_signed(ahead)).on_wire()
 }
 
 impl Mint {
-    /// For the verifier with this id.
+    /// Mints for the verifier with this id, with epochs of [`EPOCH_LENGTH`].
     pub fn new(master: MasterKey, verifier: &str) -> Self {
         Self::for_epochs(master, verifier, EPOCH_LENGTH)
     }
 
-    /// The same where epochs last as many seconds.
+    /// Mints for the verifier with this id, with epochs of `epoch_length` seconds.
     pub fn for_epochs(master: MasterKey, verifier: &str, epoch_length: u32) -> Self {
         Self { master, verifier: verifier.to_owned(), epoch_length, nonce: std::process::id() << 16 }
     }
 
-    /// A right grant for one protocol and port, five minutes long or half an epoch.
+    /// Returns a valid grant for one protocol and port, with a lifetime of five minutes or half an epoch, whichever is
+    /// shorter.
     pub fn grant(&self, handle: u64, to: Destination, source: IpAddr) -> Forgery {
         let family = if to.address.is_ipv4() { Flags(0) } else { Flags::IPV6 };
         let header = GrantHeader {
@@ -67,7 +68,7 @@ impl Mint {
         Forgery { header, time: now(), to, source }
     }
 
-    /// The block of a token that nobody else has, to be appended to a first packet.
+    /// Returns the block of a fresh token with a unique nonce, to be appended to a first packet.
     pub fn block(&mut self, forgery: &Forgery) -> Result<[u8; tail::BLOCK_LEN]> {
         self.nonce = self.nonce.wrapping_add(1);
         let current = Epoch::at(now().into(), self.epoch_length);

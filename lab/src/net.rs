@@ -18,16 +18,17 @@ use crate::process::{self, Process};
 
 const NAMESPACES: &str = "/run/netns";
 
-/// A network namespace with a name that no other test has; deleted when dropped, also by a panic.
+/// A network namespace with a unique name; deleted when dropped, also after a panic.
 ///
-/// Its loopback is up and IPv6 addresses are usable at once. Logs and captures live in [`Namespace::dir`].
+/// Its loopback device is up, and IPv6 addresses are usable at once. Logs and captures are stored in
+/// [`Namespace::dir`].
 pub struct Namespace {
     name: String,
     dir: Option<TempDir>,
 }
 
 impl Namespace {
-    /// A new namespace; `role` is the part of its name that people read.
+    /// Makes a namespace; `role` is the readable part of its name.
     pub fn new(role: &str) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         static SWEEP: Once = Once::new();
@@ -39,7 +40,7 @@ impl Namespace {
         let this = Self { name, dir: Some(dir) };
         this.ip("link set lo up")?;
         for group in ["all", "default"] {
-            // Duplicate address detection and router discovery only add waiting and packets nobody asked for.
+            // Duplicate address detection and router discovery would only add delays and unwanted packets.
             for (key, value) in [("accept_dad", "0"), ("accept_ra", "0"), ("router_solicitations", "0")] {
                 this.sysctl(&format!("net/ipv6/conf/{group}/{key}"), value)?;
             }
@@ -47,24 +48,24 @@ impl Namespace {
         Ok(this)
     }
 
-    /// The name that `ip netns` knows it by.
+    /// Returns the name that `ip netns` uses.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The file that stands for it, as `nsenter --net=` and [`setns`] want it.
+    /// Returns the namespace's file, for `nsenter --net=` and [`setns`].
     pub fn path(&self) -> PathBuf {
         Path::new(NAMESPACES).join(&self.name)
     }
 
-    /// Where its processes log and its captures go. Kept, and said where, if the test fails (see
-    /// [`crate::test`]).
+    /// Returns the folder of the processes' logs and of captures. If the test fails, the folder is kept and its path is
+    /// printed (see [`crate::test`]).
     pub fn dir(&self) -> &Path {
         self.dir.as_ref().expect("INVARIANT: taken on drop only").path()
     }
 
-    /// `program`, to be run inside. Unlike under `ip netns exec`, the host's mounts (bpffs) stay visible, and the process
-    /// id is the program's own.
+    /// Prepares `program` to run in the namespace. Unlike under `ip netns exec`, the host's mounts (bpffs) stay
+    /// visible, and the process id is the program's own.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut net = std::ffi::OsString::from("--net=");
         net.push(self.path());
@@ -73,31 +74,32 @@ impl Namespace {
         command
     }
 
-    /// Runs `[program, args…]` inside and returns its standard output; an error, with all it said, unless it succeeds.
+    /// Runs `[program, args…]` in the namespace and returns its standard output. Unless the program succeeds, the error
+    /// contains all its output.
     pub fn run<A: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = A>) -> Result<String> {
         process::output(&mut self.command_line(words)?).with_context(|| format!("in {}", self.name))
     }
 
-    /// Runs `[program, args…]` inside, whatever comes of it.
+    /// Runs `[program, args…]` in the namespace and returns its output and exit status, successful or not.
     pub fn output<A: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = A>) -> Result<Output> {
         let mut command = self.command_line(words)?;
         command.stdin(std::process::Stdio::null()).output().with_context(|| format!("{command:?}"))
     }
 
-    /// Starts `[program, args…]` inside; it ends when the [`Process`] is dropped.
+    /// Starts `[program, args…]` in the namespace; it ends when the [`Process`] is dropped.
     pub fn spawn<A: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = A>) -> Result<Process> {
         self.start(self.command_line(words)?)
     }
 
-    /// Starts what [`Namespace::command`] has prepared.
+    /// Starts a command prepared by [`Namespace::command`].
     pub fn start(&self, command: Command) -> Result<Process> {
         Process::start(command, self.dir()).with_context(|| format!("in {}", self.name))
     }
 
-    /// Runs `work` on a thread of its own that has entered the namespace. Sockets opened there stay in it.
+    /// Runs `work` on a new thread that has entered the namespace. Sockets opened there stay in the namespace.
     ///
     /// # Panics
-    /// If `work` does.
+    /// If `work` panics.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let file = File::open(self.path()).expect("INVARIANT: the namespace lives as long as self");
         let inside = || {
@@ -111,12 +113,12 @@ impl Namespace {
         joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// `ip WORDS…` inside.
+    /// Runs `ip WORDS…` in the namespace.
     pub fn ip(&self, words: &str) -> Result<String> {
         host(["ip", "-n", &self.name].into_iter().chain(words.split_whitespace()))
     }
 
-    /// Gives `device` the addresses (with prefix length) that stand in `addresses`, separated by spaces.
+    /// Assigns to `device` the `addresses` (with prefix lengths, separated by spaces).
     pub fn address(&self, device: &str, addresses: &str) -> Result<()> {
         for address in addresses.split_whitespace() {
             let at_once = if address.contains(':') { "nodad" } else { "" };
@@ -131,26 +133,26 @@ impl Namespace {
         self.ip(&format!("{family} route replace {destination} via {via}")).map(drop)
     }
 
-    /// Forwards packets from now on, IPv4 and IPv6.
+    /// Enables forwarding, IPv4 and IPv6.
     pub fn forward(&self) -> Result<()> {
         self.sysctl("net/ipv4/ip_forward", "1")?;
         self.sysctl("net/ipv6/conf/all/forwarding", "1")
     }
 
-    /// Sets the variable below /proc/sys, for instance `net/ipv4/tcp_syncookies`.
+    /// Sets a variable below /proc/sys, for instance `net/ipv4/tcp_syncookies`.
     pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
-        // /proc/sys/net shows the namespace of the thread that looks.
+        // /proc/sys/net shows the namespace of the thread that opens the file.
         self.enter(|| fs::write(Path::new("/proc/sys").join(key), value))
             .with_context(|| format!("{key}={value} in {}", self.name))
     }
 
-    /// Switches an offload of `device`, for instance `tx` (checksums): with it on, what comes out of a veth carries
+    /// Turns an offload of `device` on or off, for instance `tx` (checksums). With `tx` on, packets leave a veth with
     /// partial checksums.
     pub fn offload(&self, device: &str, feature: &str, on: bool) -> Result<()> {
         self.run(["ethtool", "-K", device, feature, if on { "on" } else { "off" }]).map(drop)
     }
 
-    /// The hardware address of `device`.
+    /// Returns the hardware address of `device`.
     pub fn mac(&self, device: &str) -> Result<[u8; 6]> {
         let shown = self.ip(&format!("-o link show dev {device}"))?;
         let mut words = shown.split_whitespace().skip_while(|word| *word != "link/ether").skip(1);
@@ -167,7 +169,8 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Daemons that left their parents behind; our own threads aren't listed, as only main threads are looked at.
+        // Ends daemons that detached from their parents. Our own threads are not listed, as `ip netns pids` looks at
+        // main threads only.
         let left = host(["ip", "netns", "pids", &self.name]).unwrap_or_default();
         for pid in
             left.lines().filter_map(|pid| pid.trim().parse().ok()).filter(|pid| *pid != nix::unistd::getpid().as_raw())
@@ -183,7 +186,7 @@ impl Drop for Namespace {
     }
 }
 
-/// Reads a hardware address with colons.
+/// Parses a hardware address written with colons.
 pub fn parse_mac(text: &str) -> Result<[u8; 6]> {
     let mut mac = [0; 6];
     hex::decode_to_slice(text.replace(':', ""), &mut mac)
@@ -191,8 +194,8 @@ pub fn parse_mac(text: &str) -> Result<[u8; 6]> {
     Ok(mac)
 }
 
-/// Joins `a_device` in `a` and `b_device` in `b` by a cable, up, each end with its addresses (see
-/// [`Namespace::address`]). It goes when either namespace does.
+/// Connects `a_device` in `a` and `b_device` in `b` by a cable, brings both ends up and assigns their addresses (see
+/// [`Namespace::address`]). The cable is deleted with either namespace.
 pub fn veth(
     a: &Namespace,
     a_device: &str,
@@ -213,7 +216,7 @@ pub fn veth(
     Ok(())
 }
 
-/// Deletes namespaces of test processes that ended without a chance to.
+/// Deletes namespaces left behind by test processes that were killed.
 fn sweep() {
     for entry in fs::read_dir(NAMESPACES).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! Somebody who sends frames by hand and listens for anything that comes of them.
+//! An outsider that sends handmade frames and listens for any effect.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use crate::seen::{Seen, addresses};
 use crate::watch::words;
 use crate::world::{Network, PUBLIC4, PUBLIC6, in_family};
 
-/// Between two frames: queues of virtual cables are short.
+/// Pause between two frames, because queues of virtual cables are short.
 const PACE: Duration = Duration::from_micros(30);
 
-/// Where an outsider stands.
+/// Position of an outsider in the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// On the server's own cable, with the public address of Alice's home: nothing on the way filters what is sent.
+    /// On the server's own cable, with the public address of Alice's home: nothing on the way filters the frames.
     NextDoor,
-    /// At Mallory's, behind the same router as Alice.
+    /// At Mallory's place, behind the same router as Alice.
     Home,
 }
 
@@ -28,16 +28,16 @@ pub struct Outsider {
     port: Port,
     server: Port,
     macs: [[u8; 6]; 2],
-    /// The address that the frames come from.
+    /// The source address of the outsider's frames.
     pub source: IpAddr,
-    /// The address that the server sees them come from.
+    /// The source address as the server sees it.
     pub shown: IpAddr,
-    /// A gateway may show the server another.
+    /// Whether a gateway may replace the source address before the server sees it.
     gateway: bool,
 }
 
 impl Outsider {
-    /// Stands at `place`, from now on seeing all that arrives there and all that gets past the verifier.
+    /// Places an outsider. From now on it records all frames that arrive at `place` and all that get past the verifier.
     pub fn new(network: &Network, place: Place, six: bool) -> Result<Self> {
         let shown = in_family(six, PUBLIC4, PUBLIC6);
         let (namespace, device, source) = match place {
@@ -53,27 +53,27 @@ impl Outsider {
         Ok(Self { port, server, macs, source, shown, gateway: network.gateway.is_some() })
     }
 
-    /// Hardware addresses of the first cable: ours, the next hop's.
+    /// Returns the hardware addresses of the first cable: ours, then the next hop's.
     pub fn macs(&self) -> [[u8; 6]; 2] {
         self.macs
     }
 
-    /// What its frames go through.
+    /// Returns the port that sends the outsider's frames.
     pub fn port(&self) -> &Port {
         &self.port
     }
 
-    /// A packet without a transport.
+    /// Makes a packet without a transport header.
     pub fn packet(&self, to: IpAddr) -> Packet {
         Packet::new(self.source, to).ethernet(self.macs[0], self.macs[1])
     }
 
-    /// A SYN.
+    /// Makes a SYN.
     pub fn syn(&self, from: u16, to: IpAddr, port: u16) -> Packet {
         self.packet(to).tcp(Tcp::syn(from, port))
     }
 
-    /// A datagram.
+    /// Makes a datagram.
     pub fn datagram(&self, from: u16, to: IpAddr, port: u16) -> Packet {
         self.packet(to).udp(from, port)
     }
@@ -85,7 +85,8 @@ impl Outsider {
         Ok(())
     }
 
-    /// What `to`, or anybody on the way there, has sent back so far, listening for `patience` more.
+    /// Returns the packets that `to`, or any host on the way there, has sent back so far, after listening for another
+    /// `patience`.
     pub fn came_back(&self, to: IpAddr, patience: Duration) -> Vec<String> {
         let mut found = Vec::new();
         self.port.receive(patience, |frame| {
@@ -99,8 +100,8 @@ impl Outsider {
         found
     }
 
-    /// What has got past the verifier so far, from the outsider's public address (behind a gateway, from any) to `to`; broken
-    /// packets, too.
+    /// Returns the packets that have got past the verifier to `to` so far, malformed ones included: from the outsider's
+    /// public address or, behind a gateway, from any address.
     pub fn got_through(&self, to: IpAddr) -> Vec<String> {
         let mut found = Vec::new();
         self.server.receive(Duration::ZERO, |frame| {

@@ -1,4 +1,4 @@
-//! Raw frames in and out of a device, past the namespace's own network stack.
+//! Sends and receives raw frames on a device, bypassing the namespace's own network stack.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -14,11 +14,11 @@ use nix::sys::socket::{
 
 use crate::net::Namespace;
 
-/// Bytes.
+/// Size of the receive buffer in bytes.
 const RECEIVE_BUFFER: usize = 16 << 20;
 
-/// A packet socket on one device. What it receives is what has come in since it was opened, never what goes out; the
-/// outermost VLAN tag of what it receives is gone (the kernel keeps it apart).
+/// A packet socket on one device. It receives the frames that arrive after it was opened, and never outgoing frames.
+/// The outermost VLAN tag of a received frame is missing, because the kernel stores it separately.
 pub struct Port {
     socket: OwnedFd,
 }
@@ -29,13 +29,13 @@ impl Port {
         namespace.enter(|| Self::here(device)).with_context(|| format!("in {}", namespace.name()))
     }
 
-    /// Opens `device` of the namespace that the caller is in.
+    /// Opens `device` of the caller's current namespace.
     pub fn here(device: &str) -> Result<Self> {
         let open = || -> nix::Result<OwnedFd> {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            // Without a protocol until it is bound, or it would hear other devices in between.
+            // Protocol 0 until the socket is bound; otherwise it would receive frames of other devices in between.
             let socket = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
-            // Room for bursts; forced, because the limit for everybody is low.
+            // Room for bursts. Forced, because the system-wide limit is low.
             setsockopt(&socket, RcvBufForce, &RECEIVE_BUFFER)?;
             bind(socket.as_raw_fd(), &everything_on(if_nametoindex(device)?))?;
             Ok(socket)
@@ -43,14 +43,14 @@ impl Port {
         Ok(Self { socket: open().with_context(|| format!("packets of {device} (are you root?)"))? })
     }
 
-    /// Sends a frame as it is.
+    /// Sends a frame unchanged.
     pub fn send(&self, frame: &[u8]) -> Result<()> {
         let sent = send(self.socket.as_raw_fd(), frame, MsgFlags::empty()).context("sending a frame")?;
         ensure!(sent == frame.len(), "only {sent} of {} bytes were sent", frame.len());
         Ok(())
     }
 
-    /// The first incoming frame of which `wanted` makes something, before the time `within` is over.
+    /// Returns the first result of `wanted` for an incoming frame within the time `within`.
     pub fn receive<T>(&self, within: Duration, mut wanted: impl FnMut(&[u8]) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + within;
         loop {
@@ -63,15 +63,15 @@ impl Port {
             if left.is_zero() {
                 return None;
             }
-            // Rounded up, or the last millisecond would spin.
+            // Rounded up; otherwise the last millisecond would busy-wait.
             let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
             let _ = poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], timeout);
         }
     }
 
-    /// The next incoming frame that is there already.
+    /// Returns the next frame that has already arrived.
     fn next(&self) -> Option<Vec<u8>> {
-        // The largest that a virtual device hands over: 64 KiB of IP and the link's headers.
+        // Size of the largest frame that a virtual device delivers: 64 KiB of IP and the link's headers.
         let mut frame = vec![0; 65536 + 64];
         loop {
             match recvfrom::<LinkAddr>(self.socket.as_raw_fd(), &mut frame) {
@@ -87,7 +87,7 @@ impl Port {
     }
 }
 
-/// The address that binds a packet socket to every protocol on one device.
+/// Returns the address that binds a packet socket to every protocol on one device.
 fn everything_on(index: u32) -> LinkAddr {
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
@@ -98,8 +98,8 @@ fn everything_on(index: u32) -> LinkAddr {
         sll_halen: 0,
         sll_addr: [0; 8],
     };
-    // SAFETY: the pointer is to a whole sockaddr_ll that outlives the call, which copies it; its family says which kind
-    // it is, and the length is that of the type.
+    // SAFETY: the pointer refers to a whole sockaddr_ll that outlives the call, which copies it; its family states its
+    // kind, and the length is that of the type.
     let copied =
         unsafe { LinkAddr::from_raw((&raw const address).cast(), Some(size_of_val(&address) as libc::socklen_t)) };
     copied.expect("its family and length are right")

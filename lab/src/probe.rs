@@ -1,51 +1,53 @@
-//! What scanners, broken stacks and attackers send to find out whether somebody is there. Pure: frames come out.
+//! Probes that scanners, broken stacks and attackers send to find out whether a host is present. This module does no
+//! I/O: it returns frames.
 
 use std::net::IpAddr;
 
 use crate::forge::{Packet, Tcp, VLAN, flag, protocol};
 
-/// The first source port of the suite: below those that systems choose for their own connections, so that probes are
-/// told apart from other traffic between the same hosts.
+/// The first source port of the suite. It is below the ports that systems choose for their own connections, so that
+/// probes can be distinguished from other traffic between the same hosts.
 const FIRST_PORT: u16 = 20000;
 const DNS: u16 = 53;
 const ETHERNET: usize = 14;
 
 /// Extension headers: types and bodies.
 type Headers<'a> = &'a [(u8, &'a [u8])];
-/// How a frame is broken: the probe's name, whether it is a SYN (else a datagram), and the change.
+/// A way to break a frame: the probe's name, whether the frame is a SYN (else a datagram), and the change to its bytes.
 type Breakage = (&'static str, bool, Box<dyn Fn(&mut Vec<u8>)>);
 
-/// Who is probed, and from where.
+/// The probed service, and the probes' source.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The probed address.
     pub address: IpAddr,
     /// The probed port.
     pub port: u16,
-    /// Of which protocol; both TCP and UDP if none is named.
+    /// The probed protocol; `None` stands for both TCP and UDP.
     pub protocol: Option<u8>,
-    /// The address that probes come from.
+    /// The source address of the probes.
     pub source: IpAddr,
     /// Hardware addresses on the first cable: ours, the next hop's.
     pub macs: [[u8; 6]; 2],
-    /// Whether all of the host is to be silent, not just the port: then it is pinged and sent other protocols, too.
+    /// Whether the whole host is expected to be silent, not just the port. Then the suite also pings it and sends other
+    /// protocols.
     pub whole_host: bool,
 }
 
 /// One probe.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    /// What it is called in results.
+    /// Name of the probe in results.
     pub name: String,
-    /// TCP or UDP, also of what an ICMP error is about; anything else counts as TCP.
+    /// Transport protocol, TCP or UDP; for an ICMP error that of the quoted packet. Any other protocol counts as TCP.
     pub protocol: u8,
-    /// The source port, which no other probe of its protocol has; ICMP queries have it as identifier.
+    /// The source port, unique among probes of this protocol; ICMP queries use it as identifier.
     pub source_port: u16,
-    /// The frames, to be sent in this order.
+    /// The frames, in the order of sending.
     pub frames: Vec<Vec<u8>>,
 }
 
-/// The whole suite against one target.
+/// Returns the whole suite against one target.
 pub fn suite(target: &Target) -> Vec<Probe> {
     let mut suite = Suite { target: *target, probes: Vec::new() };
     suite.tcp();
@@ -75,7 +77,7 @@ impl Suite {
         self.target.address.is_ipv6()
     }
 
-    /// The source port of the probe that is added next.
+    /// Returns the source port of the next probe.
     fn port(&self) -> u16 {
         FIRST_PORT + self.probes.len() as u16
     }
@@ -180,7 +182,7 @@ impl Suite {
         }
     }
 
-    /// A SYN to the target's port, laid over the first fragment of one to the port `other`.
+    /// Adds a SYN to the target's port whose fragments overlap the first fragment of a SYN to the port `other`.
     fn overlap(&mut self, name: &str, other: u16) {
         let id = 0x5000 + self.probes.len() as u32;
         let under = self.packet().tcp(Tcp::syn(self.port(), other)).identification(id).payload(&[0; 20]);
@@ -245,7 +247,7 @@ impl Suite {
     }
 
     fn icmp(&mut self) {
-        // What the host would have had to send for these errors to be real.
+        // The packet that the host would have had to send for these errors to be genuine.
         let quoted = |protocol: u8, suite: &Self| {
             let packet = Packet::new(suite.target.address, suite.target.source);
             match protocol {

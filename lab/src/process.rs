@@ -1,4 +1,4 @@
-//! Programs that run beside a test, with their output in a log.
+//! Programs that run concurrently with a test, with their output in a log.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 use crate::poll;
 
-/// How long a program may take over SIGTERM before SIGKILL.
+/// Time that a program has to end after SIGTERM, before SIGKILL.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A running program; ended when dropped.
@@ -37,26 +37,26 @@ impl Process {
         Ok(Self { child, log, shown })
     }
 
-    /// Its process id.
+    /// Returns the program's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Where its output goes.
+    /// Returns the path of the log.
     pub fn log_path(&self) -> &Path {
         &self.log
     }
 
-    /// What it has written so far.
+    /// Returns the output written so far.
     pub fn log(&self) -> String {
         fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// Waits until it has written `text`; an error, with what it wrote instead, if it ends first or takes longer.
+    /// Waits until the program has written `text`. If it ends first or takes longer, the error contains its output.
     pub fn wait_for(&mut self, text: &str, within: Duration) -> Result<()> {
         let mut ended = None;
         let done = poll(within, || {
-            // Asked before the log is read, so that the last words of a program count.
+            // Checked before the log is read, so that the program's last output counts.
             ended = self.child.try_wait().ok().flatten();
             self.log().contains(text) || ended.is_some()
         });
@@ -70,12 +70,12 @@ impl Process {
         Ok(())
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status, if the program has ended.
     pub fn exit(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the program ends by itself.
     pub fn wait(&mut self, within: Duration) -> Result<ExitStatus> {
         ensure!(
             poll(within, || self.exit().is_some()),
@@ -86,16 +86,16 @@ impl Process {
         self.child.wait().with_context(|| self.shown.clone())
     }
 
-    /// Sends it a signal.
+    /// Sends the program a signal.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         if self.exit().is_some() {
             bail!("{} has ended already", self.shown);
         }
-        // Not reaped yet, so the id can't be another process's.
+        // The child is not reaped yet, so its id cannot belong to another process.
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).with_context(|| self.shown.clone())
     }
 
-    /// Ends it: SIGTERM, then SIGKILL. Returns how it ended.
+    /// Ends the program by SIGTERM, then SIGKILL, and returns its exit status.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         if self.signal(Signal::SIGTERM).is_ok() && !poll(PATIENCE, || self.exit().is_some()) {
             self.child.kill().with_context(|| self.shown.clone())?;
@@ -112,7 +112,8 @@ impl Drop for Process {
     }
 }
 
-/// Runs `command` to its end and returns its standard output; an error, with all it said, unless it succeeds.
+/// Runs `command` to its end and returns its standard output. Unless the command succeeds, the error contains all its
+/// output.
 pub fn output(command: &mut Command) -> Result<String> {
     let output =
         command.stdin(Stdio::null()).output().with_context(|| format!("could not start {}", shown(command)))?;

@@ -1,4 +1,4 @@
-//! An OpenID provider: oidc-provider on Node, with people, passwords and groups that a scenario may change at any time.
+//! An OpenID provider: oidc-provider on Node, with users, passwords and groups that a scenario may change at any time.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,26 +11,26 @@ use crate::net::Namespace;
 use crate::process::Process;
 use crate::world::SOON;
 
-/// What the provider calls the authority.
+/// The authority's client id at the provider.
 pub const CLIENT: &str = "vouchsafe";
-/// What the authority is known by.
+/// The authority's client secret at the provider.
 pub const SECRET: &str = "a secret that only the authority and the provider know";
-/// Everybody's password there.
+/// Password of every user of the provider.
 pub const PASSWORD: &str = "staple battery";
 const PORT: u16 = 5556;
 
-/// What differs from one provider to another.
+/// Settings in which providers differ.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Whether what scopes stand for is told at the UserInfo endpoint only, not in ID tokens.
+    /// Whether claims of scopes are available at the UserInfo endpoint only, and not in ID tokens.
     pub claims_at_userinfo: bool,
-    /// Where browsers are sent back to.
+    /// The redirect URIs of the client.
     pub redirects: Vec<String>,
-    /// Where logouts by the back channel are told.
+    /// The URI of back-channel logout.
     pub logout_uri: Option<String>,
 }
 
-/// A running provider with the people `alice` (in the group `staff`) and `mallory` (in none).
+/// A running provider with the users `alice` (in the group `staff`) and `mallory` (in none).
 pub struct Provider {
     _process: Process,
     address: String,
@@ -39,7 +39,7 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// Starts one on `address` of `namespace`, with a certificate that whoever asks it trusts.
+    /// Starts a provider on `address` of `namespace`. Its certificate has to be one that its clients trust.
     pub fn start(
         namespace: &Namespace,
         address: &str,
@@ -86,31 +86,31 @@ impl Provider {
         Ok(Self { _process: process, address: address.to_owned(), people, groups })
     }
 
-    /// Its issuer identifier.
+    /// Returns the issuer identifier.
     pub fn issuer(&self) -> String {
         issuer(&self.address)
     }
 
-    /// Puts a person into these groups and no others. Who asks from then on is told so.
+    /// Puts a user into these groups and no others. The provider uses them in every answer from then on.
     pub fn set_groups(&mut self, person: &str, groups: &[&str]) -> Result<()> {
         let known = self.groups.get_mut(person).with_context(|| format!("the provider knows no {person}"))?;
         *known = groups.iter().map(|group| (*group).to_owned()).collect();
         write(&self.people, &self.groups)
     }
 
-    /// Where a browser logs out.
+    /// Returns the URL at which a browser logs out.
     pub fn logout_url(&self) -> String {
         format!("{}/session/end", self.issuer())
     }
 }
 
-/// What a provider on `address` calls itself.
+/// Returns the issuer identifier of a provider on `address`.
 pub fn issuer(address: &str) -> String {
     format!("https://{address}:{PORT}")
 }
 
-/// `[oidc]` of an authority that logs people in with the provider on `address`; the secret is in the file `oidc.secret`
-/// of the authority's directory, and its own CA made the provider's certificate.
+/// Returns the section `[oidc]` for an authority that uses the provider on `address`. The client secret is in the file
+/// `oidc.secret` in the authority's directory; the authority's own CA issued the provider's certificate.
 pub fn configuration(address: &str) -> String {
     format!(
         "\n[oidc]\nissuer = \"{}\"\nclient_id = \"{CLIENT}\"\nclient_secret_file = \"oidc.secret\"\n\
@@ -132,13 +132,13 @@ fn write(file: &Path, groups: &BTreeMap<String, Vec<String>>) -> Result<()> {
             (format!("{name}-at-the-provider"), person)
         })
         .collect();
-    // Read at any moment by another process.
+    // Written aside and renamed, because the provider may read the file at any moment.
     let aside = file.with_extension("new");
     fs::write(&aside, serde_json::Value::from(people).to_string())?;
     Ok(fs::rename(aside, file)?)
 }
 
-/// What `make setup` installed, beside whatever cargo has built.
+/// Returns the folder that `make setup` installed the provider's modules in, next to cargo's build output.
 pub fn modules() -> Result<PathBuf> {
     let this = std::env::current_exe()?;
     let found = this.ancestors().map(|dir| dir.join("parts/provider")).find(|path| path.join("node_modules").is_dir());

@@ -1,15 +1,15 @@
-//! Reading packets: as much of a frame as a test wants to assert.
+//! Parses frames, as far as tests need to assert.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::forge::{SERVICE_VLAN, Tcp, VLAN, checksum, protocol, transport_checksum};
 
-/// A frame, taken apart.
+/// A parsed frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Hardware addresses: source, destination.
     pub macs: [[u8; 6]; 2],
-    /// VLAN tags, outermost first: EtherType, control. What a packet socket receives has lost its outermost one.
+    /// VLAN tags, outermost first: EtherType, control. A packet socket strips the outermost one.
     pub tags: Vec<(u16, u16)>,
     /// Source address.
     pub source: IpAddr,
@@ -23,9 +23,9 @@ pub struct Seen {
     pub options: Vec<u8>,
     /// Types of the IPv6 extension headers, except the fragment header.
     pub extensions: Vec<u8>,
-    /// If it is a fragment: its offset in bytes and whether more follow.
+    /// Offset in bytes and whether more fragments follow, if the packet is a fragment.
     pub fragment: Option<(u16, bool)>,
-    /// What follows the IP headers.
+    /// Protocol number after the IP headers and extensions.
     pub protocol: u8,
     /// Source and destination port of TCP and UDP.
     pub ports: Option<(u16, u16)>,
@@ -33,15 +33,15 @@ pub struct Seen {
     pub tcp: Option<Tcp>,
     /// Type and code of ICMP and ICMPv6.
     pub icmp: Option<(u8, u8)>,
-    /// What follows the transport header, or the IP headers where there is none that is known.
+    /// Bytes after the transport header, or after the IP headers if the transport is unknown.
     pub payload: Vec<u8>,
-    /// Whether IPv4's and the transport's checksum are right. They aren't in packets that a local sender has left to the
-    /// (virtual) hardware; a fragment's transport is not checked.
+    /// Whether the checksums of IPv4 and the transport are correct. They are not in packets whose checksum a local
+    /// sender has left to the (virtual) hardware. The transport of a fragment is not checked.
     pub checksums_right: bool,
 }
 
 impl Seen {
-    /// Reads a frame from its Ethernet header; `None` if it isn't whole IPv4 or IPv6.
+    /// Parses a frame from its Ethernet header; `None` if it is not complete IPv4 or IPv6.
     pub fn frame(frame: &[u8]) -> Option<Self> {
         let (macs, mut rest) = frame.split_at_checked(12)?;
         let mut tags = Vec::new();
@@ -55,7 +55,7 @@ impl Seen {
         Some(seen)
     }
 
-    /// Reads a packet from its IP header; what follows its length (Ethernet's padding) is left out.
+    /// Parses a packet from its IP header; bytes beyond its length (Ethernet's padding) are left out.
     pub fn ip(bytes: &[u8]) -> Option<Self> {
         let mut seen = Self {
             macs: [[0; 6]; 2],
@@ -164,7 +164,7 @@ impl Seen {
             _ => 0,
         };
         self.payload = segment.get(header..)?.to_vec();
-        // UDP over IPv4 may go without (RFC 768).
+        // UDP over IPv4 may omit the checksum (RFC 768).
         let absent = self.protocol == protocol::UDP && self.source.is_ipv4() && short(segment, 6)? == 0;
         if header > 0 && self.fragment.is_none() && !absent {
             self.checksums_right &= transport_checksum(self.source, self.destination, self.protocol, segment) == 0;
@@ -173,7 +173,7 @@ impl Seen {
     }
 }
 
-/// Source and destination of a frame, however broken what follows them is; of IPv4 or IPv6 without a VLAN tag.
+/// Returns source and destination of an IPv4 or IPv6 frame without a VLAN tag, however malformed the rest is.
 pub fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
     let four = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(frame.get(at..at + 4)?).ok()?));
     let six = |at: usize| Some(IpAddr::from(<[u8; 16]>::try_from(frame.get(at..at + 16)?).ok()?));

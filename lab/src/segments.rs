@@ -1,4 +1,4 @@
-//! Path segments with their proofs, right and wrong in every way, made with the authority's own key (wire.md §8).
+//! Issues path segments with their proofs, valid and invalid in every way, with the authority's own key (wire.md §8).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -10,51 +10,51 @@ use wire::{Ends, Epoch, InterfaceId, MasterKey, Proof, ProofKey, Segment, Segmen
 
 use crate::mint::now;
 
-/// Seconds an epoch lasts, as the authority's default.
+/// Length of an epoch in seconds, the authority's default.
 pub const EPOCH_LENGTH: u32 = 3600;
-/// The longest lifetime of a segment.
+/// Maximum lifetime of a segment, in seconds.
 pub const MAX_LIFETIME: u32 = 3600;
-/// How long one lives unless it is asked otherwise.
+/// Default lifetime of a segment, in seconds.
 const LIFETIME: u32 = 300;
 
-/// Makes segments as if the authority had given them.
+/// Issues segments the way the authority does.
 pub struct Giver {
     master: MasterKey,
     /// The authority's address.
     pub authority: IpAddr,
-    /// Which suite proofs are made with.
+    /// The suite of the proofs.
     pub suite: Suite,
 }
 
-/// A segment, its proofs, and what they are bound to.
+/// A segment, its proofs, and the values that the proofs are bound to.
 #[derive(Clone, Debug)]
 pub struct Minted {
     /// The segment.
     pub segment: Segment,
     /// The virtual network.
     pub vni: Vni,
-    /// The addresses.
+    /// Addresses of sender and receiver, and of their endpoints.
     pub ends: Ends,
-    /// A proof for each verifier.
+    /// One proof for each verifier of the path.
     pub proofs: Vec<[u8; 16]>,
-    /// Where its path leads through, if it is fixed.
+    /// The hops of the path, if it is fixed.
     pub hops: Option<Hops>,
 }
 
 impl Giver {
-    /// An authority with this master key.
+    /// Makes an authority with this master key.
     pub fn new(master: [u8; 32]) -> Self {
         let authority = Ipv4Addr::new(192, 0, 2, 1).into();
         Self { master: MasterKey::new(master), authority, suite: Suite::Siphash }
     }
 
-    /// Its key for a verifier and the epoch at this time.
+    /// Returns the authority's key for a verifier, and the epoch at `time`.
     pub fn key(&self, verifier: &str, time: u32) -> Result<(Epoch, ProofKey)> {
         let epoch = Epoch::at(time.into(), EPOCH_LENGTH);
         Ok((epoch, self.master.proof_key(verifier, self.authority, epoch).context("a verifier's id is short")?))
     }
 
-    /// A segment for these ends to an interface, to be changed before it is [proved](Self::prove).
+    /// Makes a segment for these ends to an interface. The caller may change it before it is [proved](Self::prove).
     pub fn segment(&self, ends: &Ends, interface: InterfaceId, service: Option<(u8, u16)>) -> Segment {
         let (protocol, port) = service.unwrap_or_default();
         let flags = ends.flags().with(SegmentFlags::PORT, service.is_some());
@@ -73,7 +73,7 @@ impl Giver {
         }
     }
 
-    /// The segment with a proof for each of these verifiers.
+    /// Returns the segment with a proof for each of these verifiers.
     pub fn prove(&self, segment: Segment, vni: Vni, ends: Ends, path: &[&str]) -> Result<Minted> {
         let segment = Segment { count: u8::try_from(path.len())?, pointer: 0, ..segment };
         let proof = |(place, verifier): (u8, &&str)| {
@@ -84,7 +84,8 @@ impl Giver {
         Ok(Minted { segment, vni, ends, proofs, hops: None })
     }
 
-    /// The same along a fixed path, with an address of each verifier: its proofs closed but the first.
+    /// Returns the segment with its proofs along a fixed path, given each verifier's hop. All proofs except the first
+    /// are closed with a lock.
     pub fn prove_along(&self, segment: Segment, vni: Vni, ends: Ends, path: &[(&str, Ipv6Addr)]) -> Result<Minted> {
         let hops: Vec<_> = path.iter().map(|(_, hop)| *hop).collect();
         let hops = Hops::new(&hops).context("1 to 5 hops")?;
@@ -106,12 +107,13 @@ impl Giver {
 }
 
 impl Minted {
-    /// The header that carries it.
+    /// Returns the header that carries the segment.
     pub fn encapsulation(&self, payload: Payload) -> Encapsulation<'_> {
         Encapsulation { payload, vni: self.vni, segment: self.segment, proofs: &self.proofs }
     }
 
-    /// What a tunnel endpoint is told of it: which packets of the tenant behind an interface it is for, and their headers.
+    /// Returns the segment as a tunnel endpoint stores it: the key that selects packets of the tenant behind
+    /// `interface`, and the headers to add.
     pub fn entry(&self, interface: u32) -> Result<(SegmentKey, SegmentEntry)> {
         let Ends { sending, receiving, sender, receiver } = self.ends;
         let payload = if sender.is_ipv4() { Payload::Ipv4 } else { Payload::Ipv6 };

@@ -1,4 +1,4 @@
-//! Real services: OpenSSH's sshd, and an echo over TCP and UDP that counts who came.
+//! Real services: OpenSSH's sshd, and an echo over TCP and UDP that counts its clients.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,17 +16,17 @@ use anyhow::{Context, Result, ensure};
 use crate::net::Namespace;
 use crate::process::{self, Process};
 
-/// How often a thread looks whether it shall end.
+/// Interval at which a thread checks whether to end.
 const TICK: Duration = Duration::from_millis(50);
 
-/// A running sshd on port 22, and a key that opens it.
+/// A running sshd on port 22, and a key that it accepts.
 pub struct Sshd {
     process: Process,
     dir: PathBuf,
 }
 
 impl Sshd {
-    /// Starts one in `namespace`; root may log in with the key.
+    /// Starts an sshd in `namespace`; root may log in with the key.
     pub fn start(namespace: &Namespace) -> Result<Self> {
         let dir = namespace.dir().join("sshd");
         fs::create_dir_all(&dir)?;
@@ -42,7 +42,7 @@ impl Sshd {
         );
         let file = dir.join("config");
         fs::write(&file, config)?;
-        // Where sshd puts its unprivileged half; packages make it at boot.
+        // The directory for sshd's unprivileged process, which packages create at boot.
         fs::create_dir_all("/run/sshd").context("/run/sshd")?;
         let mut command = namespace.command("/usr/sbin/sshd");
         command.args(["-D", "-e", "-f"]).arg(&file);
@@ -51,7 +51,7 @@ impl Sshd {
         Ok(Self { process, dir })
     }
 
-    /// `ssh`, ready to be started in `client`, to run `words` at `host`.
+    /// Prepares `ssh` in `client` to run `words` at `host`.
     pub fn client(&self, client: &Namespace, host: IpAddr, words: &[&str]) -> Command {
         let mut command = client.command("ssh");
         command.args(["-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR"]);
@@ -60,13 +60,13 @@ impl Sshd {
         command
     }
 
-    /// What it has written.
+    /// Returns the log of sshd.
     pub fn log(&self) -> String {
         self.process.log()
     }
 }
 
-/// Counts of one [`Echo`].
+/// Counters of one [`Echo`].
 #[derive(Default)]
 struct Seen {
     tcp: AtomicU64,
@@ -82,14 +82,14 @@ pub struct Echo {
 }
 
 impl Echo {
-    /// Answers on TCP and UDP `port` of every address of `namespace`.
+    /// Starts an echo service on TCP and UDP `port` of every address of `namespace`.
     pub fn start(namespace: &Namespace, port: u16) -> Result<Self> {
         let (seen, end) = (Arc::new(Seen::default()), Arc::new(AtomicBool::new(false)));
         let tcp = namespace.enter(|| listener(port)).context("echo over TCP")?;
         tcp.set_nonblocking(true)?;
         let mut echo = Self { seen, end, threads: Vec::new() };
         echo.spawn(move |seen, end| accept(&tcp, seen, end));
-        // One socket per address, so that answers leave from the one that was asked.
+        // One socket per address, so that an answer leaves from the address that the client used.
         let addresses = namespace.run(["ip", "-o", "address", "show", "scope", "global"])?;
         for address in addresses.lines().filter_map(|line| line.split_whitespace().nth(3)) {
             let address: IpAddr = address.split('/').next().unwrap_or(address).parse()?;
@@ -100,17 +100,17 @@ impl Echo {
         Ok(echo)
     }
 
-    /// TCP connections accepted.
+    /// Returns the number of accepted TCP connections.
     pub fn connections(&self) -> u64 {
         self.seen.tcp.load(Relaxed)
     }
 
-    /// Datagrams received.
+    /// Returns the number of received datagrams.
     pub fn datagrams(&self) -> u64 {
         self.seen.udp.load(Relaxed)
     }
 
-    /// The addresses of all who came, by either.
+    /// Returns the addresses of all clients, over TCP and UDP.
     pub fn clients(&self) -> BTreeSet<IpAddr> {
         self.seen.clients.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -130,7 +130,7 @@ impl Drop for Echo {
     }
 }
 
-/// A listener with room for a burst of connections; the standard library's has 128 places.
+/// Opens a listener with room for a burst of connections; the standard library's backlog is 128.
 fn listener(port: u16) -> Result<TcpListener> {
     use nix::sys::socket::{Backlog, listen};
     let listener = TcpListener::bind(("::", port))?;
@@ -166,7 +166,7 @@ fn converse(mut stream: TcpStream, end: &AtomicBool) -> std::io::Result<()> {
         match stream.read(&mut buffer) {
             Ok(0) => break,
             Ok(size) => stream.write_all(&buffer[..size])?,
-            // A process that was stopped and goes on has its reads interrupted.
+            // Stopping and continuing the process interrupts its reads.
             Err(error)
                 if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
             Err(error) => return Err(error),
@@ -190,7 +190,7 @@ fn came(seen: &Seen, peer: SocketAddr) {
     seen.clients.lock().unwrap_or_else(PoisonError::into_inner).insert(peer.ip().to_canonical());
 }
 
-/// Connects, says something, and wants to hear it back; the time `within` is for each step.
+/// Connects, sends a message, and expects its echo; the time `within` applies to each step.
 pub fn dial(to: SocketAddr, within: Duration) -> Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&to, within).with_context(|| format!("to {to}"))?;
     stream.set_read_timeout(Some(within))?;
@@ -199,12 +199,12 @@ pub fn dial(to: SocketAddr, within: Duration) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// [`dial`] from `client`.
+/// Runs [`dial`] in `client`.
 pub fn call(client: &Namespace, to: SocketAddr, within: Duration) -> Result<TcpStream> {
     client.enter(|| dial(to, within))
 }
 
-/// Says something on an open connection to an [`Echo`] and wants to hear it back.
+/// Sends a message on an open connection to an [`Echo`] and expects its echo.
 pub fn exchange(stream: &mut TcpStream) -> Result<()> {
     const WORDS: &[u8] = b"are you there?";
     let mut heard = [0; WORDS.len()];
@@ -226,7 +226,7 @@ pub fn send(port: u16, to: SocketAddr, within: Duration) -> Result<()> {
     Ok(())
 }
 
-/// [`send`] from any port of `client`.
+/// Runs [`send`] from any port of `client`.
 pub fn ask(client: &Namespace, to: SocketAddr, within: Duration) -> Result<()> {
     client.enter(|| send(0, to, within))
 }

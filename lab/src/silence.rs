@@ -1,4 +1,4 @@
-//! What an outsider sees of a protected host: sends the suite from this machine, listens, shows a table.
+//! Shows what an outsider sees of a protected host: sends the suite from this machine, listens, prints a table.
 
 use std::net::IpAddr;
 use std::process::{Command, ExitCode};
@@ -15,22 +15,22 @@ use serde_json::{Value, json};
 /// Options of `silence`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Whom to probe: an address that you are allowed to
+    /// Address to probe; you need permission to probe it
     #[arg(long, value_name = "ADDR")]
     target: IpAddr,
     /// The protected port
     #[arg(long, value_name = "N")]
     port: u16,
-    /// Of which protocol: tcp or udp [default: both]
+    /// Protocol of the port: tcp or udp [default: both]
     #[arg(long, value_name = "NAME", value_parser = ["tcp", "udp"])]
     protocol: Option<String>,
-    /// All of the host is protected: also ping it and send other protocols
+    /// Treat the whole host as protected: also ping it and send other protocols
     #[arg(long)]
     whole_host: bool,
-    /// The interface to send from [default: the one that the route to the target names]
+    /// Interface to send from [default: that of the route to the target]
     #[arg(long, value_name = "IF")]
     interface: Option<String>,
-    /// How long to listen when all is sent, seconds
+    /// Seconds to listen after the last probe
     #[arg(long, value_name = "SECONDS", default_value_t = 3)]
     patience: u64,
     /// Print JSON
@@ -38,7 +38,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the suite; exit code 0 if nothing came back, 1 if something did, 2 if it could not be run.
+/// Runs the suite. Exit code 0 if nothing came back, 1 if any answer did, 2 if the suite could not be run.
 pub fn run(args: &Args) -> ExitCode {
     match probe(args) {
         Ok(findings) => {
@@ -66,7 +66,7 @@ fn probe(args: &Args) -> Result<Vec<Finding>> {
     watch::run(&port, &target, Duration::from_secs(args.patience))
 }
 
-/// How packets get to the target.
+/// Route of packets to the target.
 struct Route {
     device: String,
     source: IpAddr,
@@ -89,11 +89,11 @@ impl Route {
         Ok(Self { device, source, next })
     }
 
-    /// The next hop's hardware address; the kernel is made to ask for it.
+    /// Returns the next hop's hardware address, after making the kernel resolve it.
     fn next_hop_address(&self) -> Result<String> {
         let mut found = None;
         let known = poll(Duration::from_secs(3), || {
-            // The discard port: only the neighbour's answer to the question before it matters.
+            // The discard port. Only the neighbour resolution that precedes the datagram matters.
             let any = if self.next.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let _ = std::net::UdpSocket::bind(any).and_then(|socket| socket.send_to(&[], (self.next, 9)));
             std::thread::sleep(Duration::from_millis(20));
@@ -108,7 +108,7 @@ impl Route {
     }
 }
 
-/// Not from /sys, which may show another network namespace.
+/// Returns a device's hardware address. Not from /sys, which may show another network namespace.
 fn link_address(device: &str) -> Result<String> {
     let links: Value =
         serde_json::from_str(&process::output(Command::new("ip").args(["-j", "link", "show", device]))?)?;

@@ -1,4 +1,4 @@
-//! Open vSwitch in a namespace, with its user-space datapath: a switch of one's own, whose controller listens beside it.
+//! Open vSwitch in a namespace with its user-space datapath: a switch whose controller listens on the same host.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,10 +12,10 @@ use crate::process::{Process, output};
 use crate::world::SOON;
 
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
-/// Where a controller beside a switch listens.
+/// Address of a controller on the switch's own host.
 pub const CONTROLLER: &str = "127.0.0.1:6653";
 
-/// A running switch. Fields are in the order in which they end.
+/// A running switch. Fields are declared in the order in which they are dropped.
 pub struct Switch {
     daemon: Option<Process>,
     _database: Process,
@@ -24,7 +24,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Starts one without a bridge. A namespace can have one of them.
+    /// Starts a switch without a bridge. A namespace can run only one switch.
     pub fn start(namespace: &Namespace) -> Result<Self> {
         let run = namespace.dir().join("switch");
         std::fs::create_dir_all(&run)?;
@@ -40,14 +40,15 @@ impl Switch {
         Ok(switch)
     }
 
-    /// Adds a bridge: a switch of its own to a controller, and an interface of the namespace. It learns and forwards until it
-    /// gets a controller.
+    /// Adds a bridge. To a controller it is a switch of its own; the namespace gets an interface of its name. It learns
+    /// and forwards until it has a controller.
     pub fn add_bridge(&self, bridge: &str) -> Result<()> {
         let words = ["add-br", bridge, "--", "set", "bridge", bridge, "datapath_type=netdev", "protocols=OpenFlow13"];
         self.vsctl(&words).map(drop)
     }
 
-    /// Gives a bridge a controller, named in the words of `ovs-vsctl`. From then on the bridge drops what it has no rule for.
+    /// Sets the controller of a bridge, in the words of `ovs-vsctl`. From then on the bridge drops packets that match
+    /// no rule.
     pub fn set_controller(&self, bridge: &str, controller: &str) -> Result<()> {
         self.vsctl(&["set", "bridge", bridge, "fail-mode=secure"])?;
         let settings = ["connection-mode=out-of-band", "max_backoff=1000"];
@@ -55,7 +56,7 @@ impl Switch {
         self.vsctl(&[&words[..], &settings].concat()).map(drop)
     }
 
-    /// Runs the switch (again); what it had of rules is gone.
+    /// Runs the switch (again); its rules are lost.
     pub fn run(&mut self, namespace: &Namespace) -> Result<()> {
         let mut command = in_run(namespace.command("ovs-vswitchd"), &self.run);
         command.arg(format!("unix:{}", self.run.join("db.sock").display())).arg(control(&self.run, "vs"));
@@ -71,28 +72,28 @@ impl Switch {
         daemon.wait(SOON).map(drop)
     }
 
-    /// Makes a device of the namespace a port of the bridge, and no longer one of the namespace's own.
+    /// Makes a device of the namespace a port of the bridge, so that the namespace no longer uses it itself.
     pub fn add_port(&self, namespace: &Namespace, bridge: &str, device: &str) -> Result<()> {
         namespace.ip(&format!("address flush dev {device}"))?;
-        // The user-space datapath gets copies; the kernel would still answer for addresses that the bridge has, and take
-        // packets to them a second time.
+        // The user-space datapath gets copies of packets. The kernel would still answer ARP for the bridge's addresses,
+        // and accept packets to them a second time.
         namespace.sysctl(&format!("net/ipv4/conf/{device}/arp_ignore"), "8")?;
         namespace.sysctl(&format!("net/ipv4/conf/{device}/rp_filter"), "1")?;
         namespace.sysctl(&format!("net/ipv6/conf/{device}/disable_ipv6"), "1")?;
         self.vsctl(&["add-port", bridge, device]).map(drop)
     }
 
-    /// Gives a bridge that is there these addresses, and no others. Its switch may just have started.
+    /// Assigns these addresses, and no others, to an existing bridge. The switch may just have started.
     pub fn settle(&self, namespace: &Namespace, bridge: &str, addresses: &str) -> Result<()> {
         ensure!(poll(SOON, || namespace.mac(bridge).is_ok()), "no {bridge}");
         namespace.ip(&format!("address flush dev {bridge}"))?;
         namespace.ip(&format!("link set {bridge} up"))?;
         namespace.address(bridge, addresses)?;
-        // The user-space datapath completes no checksums.
+        // The user-space datapath does not complete partial checksums.
         namespace.offload(bridge, "tx", false)
     }
 
-    /// Until a bridge has rules that send packets up to a controller.
+    /// Waits until a bridge has rules that send packets up to a controller.
     pub fn wait_for_rules(&self, bridge: &str) -> Result<()> {
         let sends_up = |rules: Vec<String>| rules.iter().any(|rule| rule.contains("CONTROLLER"));
         ensure!(
@@ -103,7 +104,7 @@ impl Switch {
         Ok(())
     }
 
-    /// A bridge's rules, as the switch tells them.
+    /// Returns a bridge's rules, as the switch prints them.
     pub fn rules(&self, bridge: &str) -> Result<Vec<String>> {
         let mut command = self.command("ovs-ofctl");
         let management = format!("unix:{}", self.run.join(format!("{bridge}.mgmt")).display());
@@ -112,13 +113,13 @@ impl Switch {
         Ok(text.lines().filter(|line| line.contains("cookie=")).map(str::to_owned).collect())
     }
 
-    /// How many packets a bridge's present rules have sent up to the controller.
+    /// Returns how many packets the bridge's present rules have sent up to the controller.
     pub fn packets_up(&self, bridge: &str) -> Result<u64> {
         let rules = self.rules(bridge)?;
         rules.iter().filter(|rule| rule.contains("CONTROLLER")).map(|rule| packets(rule)).sum()
     }
 
-    /// What `ovs-vsctl` answers to these words.
+    /// Returns the output of `ovs-vsctl` with these arguments.
     pub fn vsctl(&self, words: &[&str]) -> Result<String> {
         let database = format!("--db=unix:{}", self.run.join("db.sock").display());
         output(self.command("ovs-vsctl").arg(database).arg("--timeout=10").args(words))
@@ -131,7 +132,7 @@ impl Switch {
     }
 }
 
-/// How many packets a rule has matched.
+/// Returns how many packets a rule has matched.
 pub fn packets(rule: &str) -> Result<u64> {
     let count = rule.split("n_packets=").nth(1).and_then(|rest| rest.split(',').next());
     count.and_then(|count| count.parse().ok()).with_context(|| format!("no count of packets in {rule}"))

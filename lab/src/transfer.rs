@@ -1,4 +1,4 @@
-//! Bulk transfers over TCP, with and without a brake.
+//! Bulk transfers over TCP, with and without a rate limit.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,13 +12,13 @@ use nix::sys::socket::{setsockopt, sockopt::SndBuf};
 
 use crate::net::Namespace;
 
-/// Bytes that a braked transfer has on the way at most, more or less.
+/// Approximate limit of bytes in flight of a rate-limited transfer.
 const SMALL: usize = 64 * 1024;
 const CHUNK: usize = 128 * 1024;
 /// How long either side waits for the other before it gives up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A server that takes what one client at a time sends, and counts it. Ends when dropped.
+/// A server that receives from one client at a time and counts the bytes. Ends when dropped.
 pub struct Sink {
     taken: Arc<AtomicU64>,
     end: Arc<AtomicBool>,
@@ -45,7 +45,7 @@ impl Sink {
         Ok(Self { taken, end, thread: Some(thread) })
     }
 
-    /// Bytes taken so far.
+    /// Returns the number of bytes received so far.
     pub fn taken(&self) -> u64 {
         self.taken.load(Relaxed)
     }
@@ -67,7 +67,7 @@ fn swallow(mut stream: TcpStream, taken: &AtomicU64, end: &AtomicBool) -> std::i
     while !end.load(Relaxed) {
         match stream.read(&mut buffer) {
             Ok(0) => {
-                // The client waits for this: all has arrived.
+                // The client waits for this byte, which confirms that everything has arrived.
                 return stream.write_all(b".");
             }
             Ok(size) => drop(taken.fetch_add(size as u64, Relaxed)),
@@ -78,36 +78,37 @@ fn swallow(mut stream: TcpStream, taken: &AtomicU64, end: &AtomicBool) -> std::i
     Ok(())
 }
 
-/// A transfer that runs beside the caller.
+/// A transfer that runs concurrently with the caller.
 pub struct Transfer {
     thread: JoinHandle<Result<Rate>>,
     end: Arc<AtomicBool>,
 }
 
-/// What a transfer moved.
+/// Volume and duration of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
     /// Bytes that arrived.
     pub bytes: u64,
-    /// From the first byte until the last has arrived.
+    /// Time from the first byte sent until the last has arrived.
     pub time: Duration,
 }
 
 impl Rate {
-    /// Megabits in a second.
+    /// Returns the throughput in Mbit/s.
     pub fn megabits(&self) -> f64 {
         self.bytes as f64 * 8e-6 / self.time.as_secs_f64()
     }
 }
 
 impl Transfer {
-    /// Sends from `client` to a [`Sink`] for as long as `time`; at most `per_second` bytes if that is given.
+    /// Sends from `client` to a [`Sink`] during `time`, at a rate of at most `per_second` bytes if that is set.
     pub fn start(client: &Namespace, to: SocketAddr, time: Duration, per_second: Option<u64>) -> Result<Self> {
         let stream = client.enter(|| TcpStream::connect_timeout(&to, PATIENCE)).with_context(|| format!("to {to}"))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         if per_second.is_some() {
-            // Less on the way than the 256 packets that a virtual cable's queue holds: none is lost for want of room.
+            // Fewer bytes in flight than the 256 packets of a virtual cable's queue, so that none is lost for lack of
+            // room.
             setsockopt(&stream, SndBuf, &SMALL)?;
         }
         let end = Arc::new(AtomicBool::new(false));
@@ -115,13 +116,13 @@ impl Transfer {
         Ok(Self { thread: thread::spawn(move || pour(stream, time, per_second, &ends)), end })
     }
 
-    /// Ends it before its time.
+    /// Ends the transfer early.
     pub fn end(self) -> Result<Rate> {
         self.end.store(true, Relaxed);
         self.finish()
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the transfer.
     pub fn finish(self) -> Result<Rate> {
         self.thread.join().ok().context("the transfer panicked")?
     }

@@ -1,4 +1,4 @@
-//! What comes of probes: sent through a port, and everything that has to do with them heard at another.
+//! Sends probes through one port and records all related packets at another.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -10,31 +10,33 @@ use crate::port::Port;
 use crate::probe::{Probe, Target, suite};
 use crate::seen::{Seen, addresses};
 
-/// Between two probes, so that none is lost in a queue on the way.
+/// Pause between two probes, so that none is lost in a queue on the way.
 const PACE: Duration = Duration::from_micros(500);
 
-/// One probe, and what came of it.
+/// One probe and its results.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The probe's name.
     pub name: String,
-    /// What the target sent back, one line per packet.
+    /// Packets that the target sent back, one line each.
     pub answers: Vec<String>,
-    /// ICMP errors that somebody else sent about the probe: routers on the way, or a gateway before the target.
+    /// ICMP errors about the probe from other hosts: routers on the way, or a gateway before the target.
     pub remarks: Vec<String>,
 }
 
-/// The probes that the target answered.
+/// Returns the probes that the target answered.
 pub fn answered(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
     findings.iter().filter(|finding| !finding.answers.is_empty())
 }
 
-/// Sends the suite out of `port` and says for each probe what came back at `port`; listens for `patience` at the end.
+/// Sends the suite out of `port` and returns, for each probe, the packets that came back at `port`; listens for
+/// `patience` at the end.
 pub fn run(port: &Port, target: &Target, patience: Duration) -> Result<Vec<Finding>> {
     let probes = suite(target);
     for probe in &probes {
         for frame in &probe.frames {
-            // A cable's own limits (a frame without its IP header, for instance) are not the target's doing.
+            // Errors of the cable itself (for a frame without its IP header, for instance) say nothing about the
+            // target.
             let _ = port.send(frame);
         }
         std::thread::sleep(PACE);
@@ -53,7 +55,8 @@ pub fn run(port: &Port, target: &Target, patience: Duration) -> Result<Vec<Findi
     Ok(findings)
 }
 
-/// Which probe a packet has to do with, if any; the inner `None`: with one of them, but none knows which.
+/// Returns the probe that a packet is related to, if any; the inner `None` means that it is related to the suite, but
+/// not to one known probe.
 fn cause(target: &Target, probes: &[Probe], seen: &Seen) -> Option<Option<usize>> {
     if seen.is_neighbour_discovery() {
         return None;
@@ -70,13 +73,14 @@ fn cause(target: &Target, probes: &[Probe], seen: &Seen) -> Option<Option<usize>
         return None;
     }
     match seen.ports {
-        // Another port is another conversation's.
+        // A packet to another port belongs to another conversation.
         Some((_, port)) => from_port(port, seen.protocol).map(Some),
         None => Some(None),
     }
 }
 
-/// What of the suite has come to `port`, behind a verifier: what that let through. Opened before the probes left.
+/// Returns the probes that reached `port`, which is behind a verifier: those that the verifier let through. `port` must
+/// be opened before the probes are sent.
 pub fn came_through(port: &Port, target: &Target) -> Vec<String> {
     let mut through = Vec::new();
     let probes = suite(target);
@@ -97,7 +101,7 @@ pub fn came_through(port: &Port, target: &Target) -> Vec<String> {
     through
 }
 
-/// A packet in one line.
+/// Describes a packet in one line.
 pub fn words(seen: &Seen) -> String {
     let what = match (seen.protocol, seen.icmp, &seen.tcp) {
         (_, Some((kind, code)), _) => format!("ICMP {kind}/{code}"),
@@ -108,23 +112,23 @@ pub fn words(seen: &Seen) -> String {
     format!("{what} from {} ({} bytes of payload)", seen.source, seen.payload.len())
 }
 
-/// What an ICMP error is about.
+/// Beginning of the packet that an ICMP error quotes.
 pub struct Quoted {
-    /// Who sent what the error is about.
+    /// Source port of the quoted packet.
     pub source_port: Option<u16>,
-    /// Where that went.
+    /// Destination address of the quoted packet.
     pub destination: IpAddr,
-    /// What it was; what follows IPv6's first header, if there are more.
+    /// Protocol of the quoted packet; for IPv6 the next header of the first header, which may be an extension.
     pub protocol: u8,
 }
 
 impl Seen {
-    /// Whether it is one of IPv6's neighbour discovery, without which nobody is reached at all.
+    /// Reports whether the packet belongs to IPv6's neighbour discovery, without which no host is reachable.
     pub fn is_neighbour_discovery(&self) -> bool {
         self.protocol == protocol::ICMPV6 && self.icmp.is_some_and(|(kind, _)| (133..=137).contains(&kind))
     }
 
-    /// The beginning of the packet that an ICMP error quotes.
+    /// Returns the beginning of the packet that an ICMP error quotes.
     pub fn quoted(&self) -> Option<Quoted> {
         let (kind, _) = self.icmp?;
         let six = self.source.is_ipv6();

@@ -6,7 +6,7 @@
 //! mallory ┘                       └── authority
 //! ```
 //!
-//! Everything in it is the real thing: the `vouchsafe` binary, kernels' network stacks, sshd. It goes when dropped.
+//! All parts are real: the `vouchsafe` binary, kernels' network stacks, sshd. Everything is removed when dropped.
 
 mod agent;
 mod authority;
@@ -37,14 +37,14 @@ pub use verifier::{ID as VERIFIER, Verifier};
 
 use crate::service::{Echo, Sshd};
 
-/// How long anything that must come may take on a busy machine.
+/// Time limit, on a busy machine, for anything that must happen.
 pub const SOON: Duration = Duration::from_secs(20);
 /// TCP port of sshd.
 pub const SSH: u16 = 22;
 /// TCP and UDP port of the echo service.
 pub const ECHO: u16 = 7;
 
-/// The rules of the standard world. `LIFETIME` is that of Alice's grants for the front.
+/// The rules of the standard world. `LIFETIME` is the lifetime of Alice's grants for the front.
 const POLICY: &str = r#"
 [groups]
 staff = ["alice"]
@@ -75,7 +75,7 @@ who = "group:staff"
 to = "dark"
 "#;
 
-/// The standard world, running. Fields are in the order in which they end.
+/// The standard world, running. Fields are declared in the order in which they are dropped.
 pub struct World {
     /// Alice's agent.
     pub agent: Agent,
@@ -83,13 +83,13 @@ pub struct World {
     pub verifier: Verifier,
     /// The authority.
     pub authority: Authority,
-    /// What answers on the server.
+    /// The services on the server.
     pub services: Services,
     /// Namespaces and cables.
     pub network: Network,
 }
 
-/// What answers on the server, on every address.
+/// The services on the server, on every address.
 pub struct Services {
     /// sshd on [`SSH`].
     pub sshd: Sshd,
@@ -98,19 +98,19 @@ pub struct Services {
 }
 
 impl Services {
-    /// Starts them.
+    /// Starts the services.
     pub fn start(network: &Network) -> Result<Self> {
         Ok(Self { sshd: Sshd::start(&network.server)?, echo: Echo::start(&network.server, ECHO)? })
     }
 }
 
 impl World {
-    /// Everything up, Alice logged in. Her grants live five minutes.
+    /// Starts everything and logs Alice in. Her grants for the front are valid for five minutes.
     pub fn new(way: Way) -> Result<Self> {
         Self::with_lifetime(way, "5m")
     }
 
-    /// The same with grants for the front that live this long (`10s` at least).
+    /// Starts everything and logs Alice in; her grants for the front are valid for `lifetime` (`10s` at least).
     pub fn with_lifetime(way: Way, lifetime: &str) -> Result<Self> {
         let network = Network::new(way)?;
         let services = Services::start(&network)?;
@@ -119,7 +119,8 @@ impl World {
         Ok(world)
     }
 
-    /// The same with a gateway before the server, where the verifier is, with more settings for that.
+    /// Starts a world with a gateway before the server, which runs the verifier with the additional `flags`, and logs
+    /// Alice in.
     pub fn behind_gateway(way: Way, flags: &[&str]) -> Result<Self> {
         let network = Network::behind_gateway(way)?;
         let services = Services::start(&network)?;
@@ -131,7 +132,7 @@ impl World {
         Ok(Self { agent, verifier, authority, services, network })
     }
 
-    /// The same with epochs of as many seconds, and grants that live for half of one.
+    /// Starts a world whose epochs last `seconds` and whose grants last half an epoch, and logs Alice in.
     pub fn with_epochs(way: Way, seconds: u32) -> Result<Self> {
         let network = Network::new(way)?;
         let services = Services::start(&network)?;
@@ -143,7 +144,8 @@ impl World {
         Ok(world)
     }
 
-    /// The same where the front takes tokens of this suite by this carrier, and a verifier that takes them all.
+    /// Starts a world whose front takes tokens of this suite by this carrier and whose verifier takes every token, and
+    /// logs Alice in.
     pub fn with_tokens(way: Way, suite: &str, carrier: Carrier) -> Result<Self> {
         let network = Network::new(way)?;
         let services = Services::start(&network)?;
@@ -155,8 +157,8 @@ impl World {
         Ok(world)
     }
 
-    /// Where the front takes tokens of the published scheme, `setting` stands in authority.toml, and alice's agent takes
-    /// keys in band if so; nobody is logged in.
+    /// Starts a world whose front takes tokens of the published scheme. `setting` is added to authority.toml; Alice's
+    /// agent takes keys in band if `takes`. Nobody is logged in.
     pub fn with_keys_in_band(network: Network, setting: &str, takes: bool) -> Result<Self> {
         let services = Services::start(&network)?;
         let policy = policy_for_tokens(wire::ls::NAME, Carrier::Shim);
@@ -170,12 +172,12 @@ impl World {
         Ok(Self { agent, verifier, authority, services, network })
     }
 
-    /// Puts authority, verifier and agent into a network whose services run; nobody is logged in.
+    /// Adds authority, verifier and agent to a network whose services run; nobody is logged in.
     pub fn around(network: Network, services: Services, lifetime: &str) -> Result<Self> {
         Self::around_with(network, services, lifetime, &[])
     }
 
-    /// As [`Self::around`], with more settings of the verifier as flags.
+    /// Does the same as [`Self::around`], with additional settings of the verifier as flags.
     pub fn around_with(network: Network, services: Services, lifetime: &str, flags: &[&str]) -> Result<Self> {
         let authority = Authority::start(&network.authority, &policy(lifetime))?;
         Self::within(network, services, authority, flags)
@@ -188,17 +190,17 @@ impl World {
     }
 }
 
-/// The standard policy with grants for the front that live this long.
+/// Returns the standard policy with this lifetime of grants for the front.
 pub fn policy(lifetime: &str) -> String {
     let values = [("FRONT4", FRONT4), ("FRONT6", FRONT6), ("DARK4", DARK4), ("DARK6", DARK6), ("LIFETIME", lifetime)];
     values.iter().fold(POLICY.to_owned(), |text, (name, value)| text.replace(name, value))
 }
 
-/// Settings of a verifier that takes every token that there is.
+/// Flags of a verifier that takes every kind of token.
 pub const TAKE_ALL: [&str; 4] = ["--carriers", "tail,shim", "--suites", "siphash,aes-cmac,sha224"];
 
-/// The standard policy, with tokens of this suite by this carrier for the front. Those of the published scheme open all that
-/// is behind the verifier, so that one rule has to allow it.
+/// Returns the standard policy, with tokens of this suite by this carrier for the front. Tokens of the published scheme
+/// open everything behind the verifier, so a single rule has to allow it all.
 pub fn policy_for_tokens(suite: &str, carrier: Carrier) -> String {
     let lifetime = "lifetime = \"5m\"";
     let terms = format!("{lifetime}\nsuite = \"{suite}\"\ncarrier = \"{}\"", carrier.name());
@@ -210,7 +212,7 @@ pub fn policy_for_tokens(suite: &str, carrier: Carrier) -> String {
     one_rule.replace("to = \"front\"", "to = [\"front\", \"dark\"]")
 }
 
-/// Kernel state of one daemon, told apart from everybody else's; unpinned when dropped.
+/// Kernel state of one daemon, pinned under a unique name; unpinned when dropped.
 struct Instance {
     role: &'static str,
     name: String,
@@ -241,7 +243,7 @@ impl Drop for Instance {
     }
 }
 
-/// Removes what test processes pinned that ended without a chance to.
+/// Removes pins left behind by test processes that were killed.
 fn sweep_pins() {
     for entry in std::fs::read_dir(PINS).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -252,7 +254,8 @@ fn sweep_pins() {
     }
 }
 
-/// Runs a `vouchsafe` command, whose input is this process's unless set; exit code 1 (the answer is no) is not an error.
+/// Runs a `vouchsafe` command, which inherits this process's standard input unless the caller has set another. Exit
+/// code 1 (the answer is no) is not an error.
 fn ask(command: &mut Command) -> Result<Output> {
     let output = command.output().with_context(|| format!("could not start {command:?}"))?;
     match output.status.code() {

@@ -1,4 +1,4 @@
-//! What the carriers cost and where they pass, between real stacks: bytes as captures show them.
+//! Overhead and reachability of the carriers between real stacks: bytes as captures show them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use wire::tail::BLOCK_LEN;
 use wire::{Carrier, DropReason, Suite, ls};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(400);
 
 const OURS: &str = Suite::Siphash.name();
@@ -21,7 +21,8 @@ fn echo() -> SocketAddr {
     format!("{FRONT4}:{ECHO}").parse().expect("an address")
 }
 
-/// How many bytes each packet of alice's is longer on the cable than behind the verifier, in a TCP and in a UDP flow.
+/// Returns how many bytes longer each packet of Alice's is on the cable than behind the verifier, in a TCP and in a UDP
+/// flow.
 fn overhead(suite: &str, carrier: Carrier) -> Result<[Vec<usize>; 2]> {
     let world = World::with_tokens(Way::Direct, suite, carrier)?;
     let network = &world.network;
@@ -120,7 +121,7 @@ fn the_published_scheme_works_from_login_to_revocation() {
         let owner = world.verifier.whois(flow.local_addr()?)?.to_string();
         ensure!(owner.contains("\"alice\""), "{owner}");
 
-        // Neither the agent's nor the verifier's restart uses a nonce again.
+        // Restarting the agent or the verifier causes no reuse of a nonce.
         world.agent.kill()?;
         world.agent.run()?;
         call(&world.network.alice, echo(), SOON)?;

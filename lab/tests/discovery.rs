@@ -1,4 +1,5 @@
-//! Discovery by DNS, between real resolvers, the authority's name server and the agent; and what those gain who forge answers.
+//! Discovery by DNS between real resolvers, the authority's name server and the agent, and the effect of forged
+//! answers.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use serde_json::Value;
 use wire::DropReason;
 
 const SOON: Duration = Duration::from_secs(20);
-/// The most that the agent keeps of what it overhears.
+/// Maximum number of overheard records that the agent keeps.
 const OVERHEARD_MAX: usize = 64;
 
 /// A world with a name server, in which nobody is logged in.
@@ -90,7 +91,7 @@ fn what_the_agent_overhears_is_shown_and_nothing_follows_from_it() {
         ensure!(found["finding"] == "overheard" && found["at_home"] == true, "{found}");
         ensure!(found["authority"] == format!("https://{AUTHORITY_NAME}:8443"), "{found}");
         ensure!(stage.agent.status()?["session"].is_null(), "nobody logged in");
-        // The agent itself asked nothing and called nobody: all that went out are dig's questions.
+        // The agent itself sent no query and opened no connection: all outgoing packets are dig's queries.
         let called = cable.lines(&format!("src host {INSIDE4} and (tcp or udp)"))?;
         let is_digs = |line: &String| [OPEN_NAME, FRONT_NAME].iter().any(|name| line.contains(&format!("A? {name}.")));
         ensure!(called.len() >= 2 && called.iter().all(is_digs), "{called:?}");
@@ -122,7 +123,7 @@ fn the_name_server_answers_as_its_kind_does() {
         ensure!(stage.agent.discovered()?.is_empty(), "an agent that is not to listen did");
         let asked = stage.agent.discover("nothing.example.org")?;
         ensure!(!asked.0 && asked.1.contains("no record at _vouchsafe.nothing.example.org"), "{asked:?}");
-        // Another question is not asked while that is remembered.
+        // The agent does not repeat a query while it remembers the answer.
         let cable = Capture::start(alice, "eth0")?;
         ensure!(!stage.agent.discover("nothing.example.org")?.0, "found all the same");
         ensure!(stage.agent.discover(DOMAIN)?.0, "not found");
@@ -136,7 +137,7 @@ fn the_name_server_answers_as_its_kind_does() {
     });
 }
 
-/// A DNS answer to a question for the addresses of `asked`, with a TXT record at `owner`.
+/// Makes a DNS answer to a query for the addresses of `asked`, with a TXT record at `owner`.
 fn answer(asked: &str, owner: &str, record: &str) -> Vec<u8> {
     let name = |text: &str| -> Vec<u8> {
         let labels = text.split('.').filter(|label| !label.is_empty());
@@ -161,7 +162,7 @@ fn forged_answers_get_an_attacker_nothing() {
         let (destinations, tokens) = (stage.destinations()?, agent.status()?["counters"]["tokens"].clone());
         let cable = Capture::start(alice, "eth0")?;
 
-        // From the name server's own address, as somebody on the way would send them.
+        // Sent from the name server's own address, as an attacker on the path would.
         let router = &stage.network.router;
         let (here, there) = (router.mac("lan-alice")?, alice.mac("eth0")?);
         let port = Port::open(router, "lan-alice")?;
@@ -179,10 +180,11 @@ fn forged_answers_get_an_attacker_nothing() {
         send(&answer(FRONT_NAME, DOMAIN, &format!("{evil}; authority={ours}")))?;
         send(&answer(FRONT_NAME, DOMAIN, &format!("{evil}; x={}", "y".repeat(1100))))?;
         (0..good.len()).step_by(7).try_for_each(|length| send(&good[..length]))?;
-        // The question's name, which begins behind the header, as a pointer to itself.
+        // The query's name, which begins right after the header, as a pointer to itself.
         send(&[&good[..12], &[0xc0, 12], &good[14..]].concat())?;
         send(&[0xff; 1400])?;
-        // In a flood, too: 64 a second and core are looked at, so this goes on until the book is full, and beyond.
+        // Also in a flood. The agent inspects 64 answers per second and core, so the flood continues until the table is
+        // full, and beyond.
         let mut sent = 0;
         let is_full = poll(SOON * 2, || {
             sent += 1;
@@ -195,31 +197,31 @@ fn forged_answers_get_an_attacker_nothing() {
 
         let found = agent.discovered()?;
         ensure!(found.len() <= OVERHEARD_MAX + 1, "{}", found.len());
-        // What was asked for is as it was, and a domain is not spoken for by another's answer.
+        // The record that the agent queried itself is unchanged: another domain's answer cannot speak for this domain.
         ensure!(found[DOMAIN]["authority"] == ours && found[DOMAIN]["finding"] == "asked", "{}", found[DOMAIN]);
         ensure!(!found.contains_key("example.net"), "{:?}", found.get("example.net"));
         let session = agent.status()?["session"].clone();
         ensure!(session["authority"] == ours && session["person"] == "alice", "{session}");
         ensure!(stage.destinations()? == destinations, "other destinations: {}", stage.destinations()?);
-        // Nothing more is protected: what was open before is called as before, without a token.
+        // Nothing else becomes protected: flows to a destination that was open before still go without a token.
         call(alice, echo(OPEN4)?, SOON).context("to an address that nobody protects")?;
         ensure!(agent.status()?["counters"]["tokens"] == tokens, "a token went out: {}", agent.status()?["counters"]);
-        // No one was called but the authority and that address, and nobody was asked for a name.
+        // The agent connected only to the authority and that address, and sent no DNS query.
         let others = format!("src host {INSIDE4} and (udp or tcp) and not host {AUTHORITY} and not host {OPEN4}");
         ensure!(cable.lines(&others)?.is_empty(), "{:?}", cable.lines(&others)?);
         ensure!(cable.lines("dst port 53")?.is_empty(), "{:?}", cable.lines("dst port 53")?);
-        // And all goes on.
+        // Service continues.
         call(alice, echo(FRONT4)?, SOON)?;
         ask(alice, echo(FRONT6)?, SOON)
     });
 }
 
-/// A name server in somebody else's hands: whatever is asked, this record is the answer.
+/// Runs a name server under an attacker's control, which answers every query with this record.
 fn lie(socket: &UdpSocket, record: &str, end: &AtomicBool) -> Result<()> {
     let mut question = [0; 1024];
     while !end.load(Relaxed) {
         let Ok((size, from)) = socket.recv_from(&mut question) else { continue };
-        // Up to the end of the name, then type and class.
+        // Skips to the end of the name, then type and class.
         let name = question[12..size].iter().position(|byte| *byte == 0).context("a name")? + 17;
         let text = [&[record.len() as u8], record.as_bytes()].concat();
         let entry = [&[0xc0, 12, 0, 16, 0, 1, 0, 0, 14, 16][..], &(text.len() as u16).to_be_bytes(), &text].concat();
@@ -250,7 +252,7 @@ fn a_name_server_that_lies_sends_nobodys_password_anywhere() {
         ensure!(!done && said.contains("is no name of example.org"), "{said}");
         ensure!(cable.lines("tcp")?.is_empty(), "somebody was called: {:?}", cable.lines("tcp")?);
         ensure!(stage.agent.status()?["session"].is_null(), "logged in");
-        // By its address, as a person who knows it would say it, the authority is there all the same.
+        // The authority is still reachable if the user gives its address.
         ensure!(stage.agent.try_login(&stage.authority, "alice")?.0, "not logged in by address");
         Ok(())
     });

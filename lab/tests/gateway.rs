@@ -1,4 +1,5 @@
-//! A verifier on a router before the servers: nobody gets in without a token, and what the inside opens is answered.
+//! A verifier on a router before the servers: a flow from outside needs a token, and flows that the inside opens are
+//! answered.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -18,16 +19,16 @@ use nix::sys::socket::{
 use nix::sys::time::{TimeVal, TimeValLike};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
-/// A server's address outside that nobody protects: the Internet's own.
+/// An unprotected address outside: the Internet's own.
 const ABROAD6: &str = "2001:db8:1::ff";
 
 fn dark(six: bool) -> IpAddr {
     in_family(six, DARK4, DARK6)
 }
 
-/// Somewhere outside with an echo.
+/// Returns the address of an echo outside.
 fn abroad(six: bool) -> SocketAddr {
     (in_family(six, AUTHORITY, ABROAD6), ECHO).into()
 }
@@ -37,7 +38,7 @@ fn echoes(world: &World) -> Result<[Echo; 2]> {
     Ok([Echo::start(&network.authority, ECHO)?, Echo::start(&network.internet, ECHO)?])
 }
 
-/// A connection of the server's from an address all of which is protected.
+/// Opens a connection of the server's from an address of which every service is protected.
 fn dial_out(world: &World, from: SocketAddr, to: SocketAddr) -> Result<TcpStream> {
     let family = if from.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     world.network.server.enter(|| {
@@ -51,7 +52,7 @@ fn dial_out(world: &World, from: SocketAddr, to: SocketAddr) -> Result<TcpStream
     })
 }
 
-/// A datagram of the server's and its answer.
+/// Sends a datagram of the server's and waits for its answer.
 fn ask_out(world: &World, from: SocketAddr, to: SocketAddr, patience: Duration) -> Result<UdpSocket> {
     world.network.server.enter(|| {
         let socket = UdpSocket::bind(from)?;
@@ -63,7 +64,7 @@ fn ask_out(world: &World, from: SocketAddr, to: SocketAddr, patience: Duration) 
     })
 }
 
-/// Whether an echo request is answered.
+/// Reports whether an echo request is answered.
 fn ping(from: &Namespace, source: IpAddr, to: IpAddr) -> Result<bool> {
     let (family, protocol, kind) = match source {
         IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8),
@@ -91,7 +92,7 @@ fn what_the_inside_opens_is_answered_and_nothing_else_comes_in() {
             exchange(&mut stream)?;
             ask_out(&world, (inside, 0).into(), to, SOON).context("a datagram out")?;
             ensure!(ping(&world.network.server, inside, to.ip())?, "an echo request out");
-            // From where the inside was just answered, to what it did not open.
+            // The host that just answered the inside now sends packets of flows that the inside did not open.
             let back = if six { &world.network.internet } else { &world.network.authority };
             ensure!(!ping(back, to.ip(), inside)?, "an echo request in");
             ensure!(back.enter(|| TcpStream::connect_timeout(&(inside, ECHO).into(), QUIET)).is_err(), "a SYN in");
@@ -114,7 +115,7 @@ fn what_the_inside_opens_is_answered_and_nothing_else_comes_in() {
     });
 }
 
-/// Without this, a test of the above that opens nothing would find that it is answered.
+/// Counter-check of the test above: without inside interfaces, a flow out of a protected address gets no answer.
 #[test]
 fn without_an_inside_nothing_that_is_protected_calls_out() {
     test(|| {
@@ -127,7 +128,7 @@ fn without_an_inside_nothing_that_is_protected_calls_out() {
     });
 }
 
-/// Packets from outside that the router sends out again: they come from inside only by what they say.
+/// Sends packets from outside that the router forwards out again: only their source address claims to be inside.
 #[test]
 fn nobody_outside_opens_a_flow_in_the_name_of_the_inside() {
     test(|| {
@@ -162,7 +163,7 @@ fn nobody_outside_opens_a_flow_in_the_name_of_the_inside() {
     });
 }
 
-/// A server that goes on sending to a client whose grant is revoked does not let them in again by that.
+/// A server that keeps sending to a client whose grant is revoked does not admit that client again by doing so.
 #[test]
 fn answers_to_a_revoked_client_open_nothing() {
     test(|| {
@@ -187,7 +188,7 @@ fn answers_to_a_revoked_client_open_nothing() {
         ensure!(
             !world.verifier.flows()?.iter().any(|flow| flow["outbound"] == true && flow["client"] == who.to_string())
         );
-        // As the client would go on: its agent has no grant any more, and nothing stands in for that.
+        // The client keeps sending. Its agent has no grant any more, and the server's packets do not replace one.
         served.set_read_timeout(Some(QUIET))?;
         let _ = client.send_to(b"me again", to);
         ensure!(served.recv_from(&mut [0; 16]).is_err(), "the revoked client came in");
@@ -206,11 +207,11 @@ fn everything_is_protected_but_what_is_open() {
             Ok(mallory.enter(|| TcpStream::connect_timeout(&to, QUIET)).is_ok())
         };
         ensure!(reached(&format!("{OPEN4}:{ECHO}"))?, "what is open is reached");
-        // The front's port 22 is named, its port 80 is not; the gateway's own address is nobody's receiver.
+        // The policy names the front's port 22, but not its port 80. The gateway's own address belongs to no receiver.
         ensure!(!reached("[2001:db8:2::2]:7")? && !reached(&format!("{FRONT4}:{ECHO}"))?);
         ensure!(!ping(mallory, "10.2.0.1".parse()?, "192.0.3.1".parse()?)?, "the gateway answers a ping");
         ensure!(!ping(mallory, "fd02::1".parse()?, FRONT6.parse()?)?, "the front answers a ping");
-        // The gateway itself calls out, as it does to its authority all the time.
+        // The gateway opens connections itself, as it constantly does to its authority.
         ask(world.network.front(), (AUTHORITY.parse::<IpAddr>()?, ECHO).into(), SOON)?;
         ensure!(echo.datagrams() == 1);
         ask(&world.network.alice, (in_family(false, FRONT4, FRONT6), ECHO).into(), SOON)?;
@@ -221,7 +222,7 @@ fn everything_is_protected_but_what_is_open() {
     });
 }
 
-/// Who has room left: the inside's flows have a bound of their own, and never take that of clients.
+/// The inside's flows have a limit of their own, and never take the room of clients' flows.
 #[test]
 fn the_inside_has_room_of_its_own() {
     test(|| {
@@ -231,7 +232,7 @@ fn the_inside_has_room_of_its_own() {
         for port in 5000..5040 {
             open.extend(ask_out(&world, (dark(false), port).into(), abroad(false), Duration::from_millis(30)).ok());
         }
-        // One address of the inside gets a quarter of the room.
+        // One inside host may use a quarter of the outbound room.
         ensure!(open.len() == 4, "{} flows", open.len());
         ensure!(world.verifier.counters()?.named("outbound_full") == 36, "{:?}", world.verifier.counters()?);
         for port in 0..8 {
@@ -252,7 +253,7 @@ fn the_way_out_survives_the_daemon() {
         dial_out(&world, (dark(true), 0).into(), abroad(true)).and_then(|mut stream| exchange(&mut stream))?;
         world.verifier.run(&["--inside", "eth1"])?;
         exchange(&mut stream)?;
-        // Without an inside the programs there go, and with them the way out.
+        // Without inside interfaces their programs are detached, and outbound flows with them.
         world.verifier.kill()?;
         world.verifier.run(&[])?;
         let closed = poll(SOON, || dial_out_fails(&world));
@@ -266,7 +267,7 @@ fn dial_out_fails(world: &World) -> bool {
     ask_out(world, (dark(false), 0).into(), abroad(false), QUIET).is_err()
 }
 
-/// The inside sees Alice by one address of the pool, whatever she sends and to whom; who had it is told.
+/// The inside sees Alice under one address of the pool, for all her flows, and the verifier reports that she has it.
 #[test]
 fn who_comes_in_has_an_inside_address() {
     test(|| {
@@ -299,14 +300,14 @@ fn who_comes_in_has_an_inside_address() {
             let inside = inside.filter(|inside| in_pool(inside.ip())).context("no flow names its inside address")?;
             let who = world.verifier.whois(inside)?;
             ensure!(who[0]["person"] == "alice", "{who}");
-            // Nobody else there has it, and what is sent to an address of nobody's stays inside.
+            // No other client has her address, and packets to an unassigned address of the pool stay inside.
             let nobody: SocketAddr = (in_family(six, "10.9.0.99", "fd09::79"), 5000).into();
             let outside = Port::open(&world.network.internet, "dc")?;
             world.network.server.enter(|| UdpSocket::bind((dark(six), 0))?.send_to(b"to nobody", nobody))?;
             let leaks =
                 outside.receive(QUIET, |frame| frame.windows(9).any(|bytes| bytes == b"to nobody").then_some(()));
             ensure!(leaks.is_none(), "a packet to the pool went out");
-            // The daemon's end and return change nothing for those who are in.
+            // Ending and restarting the daemon does not affect admitted flows.
             world.verifier.kill()?;
             flows.iter_mut().try_for_each(exchange)?;
             world.verifier.run(&["--inside", "eth1", "--pool", POOL])?;
@@ -317,7 +318,7 @@ fn who_comes_in_has_an_inside_address() {
                 "{again:?}"
             );
         }
-        // What the inside opens goes by its own address, as before.
+        // Flows that the inside opens keep their own addresses.
         let _echoes = echoes(&world)?;
         ask_out(&world, (dark(false), 0).into(), abroad(false), SOON)?;
         Ok(())

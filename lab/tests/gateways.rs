@@ -1,4 +1,4 @@
-//! Two gateways before the same server: what one has admitted passes at the other, wherever routing takes it.
+//! Two gateways before the same server: a flow that one has admitted passes the other, whichever way routing takes it.
 //!
 //! ```text
 //!                  ┌── gateway ──┐
@@ -17,18 +17,18 @@ use lab::world::{AUTHORITY, DARK4, DARK6, ECHO, POOL, Verifier, Way, in_family};
 use lab::{World, poll, test};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
-/// Where transfers go, and how fast: slow enough for any machine.
+/// Port and rate of transfers: slow enough for any machine.
 const SINK: u16 = 7100;
 const PER_SECOND: u64 = 4_000_000;
-/// How far a transfer has to come by each way.
+/// Number of bytes that a transfer must deliver by each way.
 const STRETCH: u64 = 500_000;
 const PEER_PORT: u16 = 8446;
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
 
-/// Fields are in the order in which they end.
+/// Fields are declared in the order in which they are dropped.
 struct Two {
     twin: Verifier,
     world: World,
@@ -79,7 +79,7 @@ impl Two {
         Ok(this)
     }
 
-    /// Waits until both have told each other everything.
+    /// Waits until both have sent each other their whole state.
     fn meet(&self) -> Result<()> {
         let met = |verifier: &Verifier| {
             verifier.status().is_ok_and(|status| {
@@ -92,7 +92,7 @@ impl Two {
         Ok(())
     }
 
-    /// Has packets take this way, to the server and back.
+    /// Routes packets this way, to the server and back.
     fn take(&self, by: By) -> Result<()> {
         let (internet, server) = (&self.world.network.internet, &self.world.network.server);
         let (there, back) = match by {
@@ -112,12 +112,12 @@ impl Two {
         }
     }
 
-    /// How many flows of clients it has.
+    /// Returns the number of clients' flows at this gateway.
     fn flows(&self, by: By) -> Result<usize> {
         Ok(self.at(by).flows()?.iter().filter(|flow| flow["outbound"] == false).count())
     }
 
-    /// Waits until it has as many.
+    /// Waits until this gateway has `count` flows of clients.
     fn has(&self, by: By, count: usize) -> Result<()> {
         let there = poll(SOON, || self.flows(by).is_ok_and(|flows| flows == count));
         ensure!(there, "{by:?} has not {count}: {:?}", self.at(by).flows()?);
@@ -129,7 +129,7 @@ fn dark(six: bool) -> IpAddr {
     in_family(six, DARK4, DARK6)
 }
 
-/// A transfer of each family, while routing changes again and again.
+/// Keeps a transfer of each family running while routing changes repeatedly.
 fn transfers_go_on(two: &Two) -> Result<()> {
     let alice = &two.world.network.alice;
     let sinks = [Sink::start(&two.world.network.server, SINK)?, Sink::start(&two.world.network.server, SINK + 1)?];
@@ -150,7 +150,7 @@ fn transfers_go_on(two: &Two) -> Result<()> {
     Ok(())
 }
 
-/// How long it takes until a flow that one admits passes at the other.
+/// Prints the delay until a flow that one gateway admits passes the other.
 fn print_gap(two: &Two, what: &str) -> Result<()> {
     let alice = &two.world.network.alice;
     two.take(By::First)?;
@@ -172,7 +172,7 @@ fn what_one_gateway_admits_passes_at_the_other() {
         transfers_go_on(&two)?;
         print_gap(&two, "without inside addresses")?;
 
-        // Datagrams, without another proof.
+        // Datagrams pass without another token.
         let to = SocketAddr::new(dark(false), ECHO);
         let alice = &two.world.network.alice;
         let talk = alice.enter(|| UdpSocket::bind(("10.1.0.1", 7101)))?;
@@ -184,7 +184,7 @@ fn what_one_gateway_admits_passes_at_the_other() {
         ensure!(poll(SOON, answered), "no answer by the second");
         ensure!(two.twin.counters()?.named("token") == tokens, "the second wanted a proof");
 
-        // What the inside opens.
+        // A flow that the inside opens.
         let abroad: SocketAddr = (AUTHORITY.parse::<IpAddr>()?, ECHO).into();
         let _echo = Echo::start(&two.world.network.authority, ECHO)?;
         let mut out = two.world.network.server.enter(|| dial_from(dark(false), abroad))?;
@@ -192,7 +192,8 @@ fn what_one_gateway_admits_passes_at_the_other() {
         two.take(By::First)?;
         exchange(&mut out).context("what the inside opened")?;
 
-        // The daemon of one is away while the other admits; then it, and what its kernel holds.
+        // First the daemon of one gateway is stopped while the other admits; then the daemon and its kernel state are
+        // removed.
         let mut first = call(alice, to, SOON)?;
         two.twin.kill()?;
         let mut while_away = call(alice, to, SOON)?;
@@ -213,7 +214,7 @@ fn what_one_gateway_admits_passes_at_the_other() {
         two.take(By::First)?;
         exchange(&mut anew).context("admitted while the first one's daemon was away")?;
 
-        // Revocation cuts at both.
+        // Revocation cuts the flow at both gateways.
         ensure!(two.flows(By::First)? > 0 && two.flows(By::Second)? > 0);
         two.world.authority.revoke("alice")?;
         for by in [By::First, By::Second] {
@@ -255,7 +256,7 @@ fn inside_addresses_are_the_same_at_both_gateways() {
     });
 }
 
-/// Whoever reaches the port where gateways listen, and does not hold the verifier's keys, is not heard.
+/// A peer without the verifier's keys that reaches the gateways' port gets no answer and changes nothing.
 #[test]
 fn a_stranger_tells_a_gateway_nothing() {
     test(|| {
@@ -271,14 +272,14 @@ fn a_stranger_tells_a_gateway_nothing() {
         })?;
         ensure!(!told, "it was answered");
         ensure!(two.world.verifier.flows()?.len() == before);
-        // Gateways of another verifier, or what pretends to be one, are no better: see channel.rs.
+        // See channel.rs for gateways of another verifier, and for peers that pretend to be one.
         let status = two.world.verifier.status()?;
         ensure!(status["peers_heard"].as_array().is_some_and(|list| list.len() == 1), "{status}");
         Ok(())
     });
 }
 
-/// A connection of the server's from an address all of which is protected.
+/// Opens a connection of the server's from an address of which every service is protected.
 fn dial_from(from: IpAddr, to: SocketAddr) -> Result<TcpStream> {
     use nix::sys::socket::{
         AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,

@@ -1,4 +1,5 @@
-//! Captures: what `vouchsafe inspect` and the dissector for Wireshark read in them is the same, and what was sent.
+//! Captures: `vouchsafe inspect` and the dissector for Wireshark agree with each other and with the packets that were
+//! sent.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -7,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use lab::capture::pcap;
 use lab::forge::{Packet, Tcp};
 use lab::mint::{Mint, now};
 use lab::service::{ask, call, exchange};
@@ -20,34 +22,19 @@ use wire::shim::Content;
 use wire::{ClientKey, Destination, Epoch, LsToken, MasterKey, Pair, ServerSecret, Token, tail};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Seconds, unless the authority is configured otherwise.
+/// Length of an epoch in seconds, the authority's default.
 const EPOCH_LENGTH: u32 = 3600;
 const HANDLE: u64 = 0x0123_4567_89ab_cdef;
 const PAIR: Pair = Pair { unique_id: [1, 2, 3, 4, 5], nonce1: [0xaa, 0xbb] };
 const RECORD: &str = "v=vouchsafe1; authority=https://login.example; protects=203.0.113.0/28";
 
-/// Frames as a pcap file of now.
-fn pcap(frames: &[Vec<u8>]) -> Vec<u8> {
-    let mut file = Vec::new();
-    for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 262_144, 1] {
-        file.extend(word.to_le_bytes());
-    }
-    for frame in frames {
-        for word in [now(), 0, frame.len() as u32, frame.len() as u32] {
-            file.extend(word.to_le_bytes());
-        }
-        file.extend(frame);
-    }
-    file
-}
-
-/// What `vouchsafe inspect` says of each packet.
+/// Returns the output of `vouchsafe inspect` for each packet.
 fn inspected(file: &Path) -> Result<Vec<Value>> {
     let text = process::output(Command::new(vouchsafe()).args(["inspect", "--json"]).arg(file))?;
     text.lines().map(|line| serde_json::from_str(line).context("a line of JSON")).collect()
 }
 
-/// These fields of each packet as tshark shows them with our dissector.
+/// Returns these fields of each packet as tshark shows them with our dissector.
 fn dissected(file: &Path, fields: &[&str]) -> Result<Vec<Vec<String>>> {
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../packaging/wireshark/vouchsafe.lua");
     let mut tshark = Command::new("tshark");
@@ -67,7 +54,7 @@ fn text(packet: &Value, name: &str) -> String {
     packet[name].as_str().map_or_else(|| packet[name].to_string(), str::to_owned)
 }
 
-/// A DNS answer of one TXT record.
+/// Makes a DNS answer with one TXT record.
 fn answer() -> Vec<u8> {
     let mut message = vec![0, 1, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0];
     for label in ["_vouchsafe", "example"] {
@@ -203,7 +190,7 @@ fn an_exchange_of_alice_is_explained_packet_by_packet() {
     });
 }
 
-/// The client keys that a pair may have had in the last hours.
+/// Returns the client keys that a pair may have had in the last hours.
 fn client_keys(authority: &Authority, pair: Pair) -> Result<Vec<ClientKey>> {
     let (master, now) = (authority.master_key()?, Epoch::at(now().into(), EPOCH_LENGTH));
     let key = |epoch| {
@@ -242,7 +229,7 @@ fn a_key_in_band_is_explained_and_not_shown() {
         ensure!(format!("00{}{}", text(key, "unique_id"), text(key, "nonce1")) == handle, "{key} is not of {handle}");
         ensure!(key["remarks"].to_string().contains("travels here in clear"), "{key}");
 
-        // It is the key itself, and in nothing that is printed.
+        // The capture contains the key itself; the output does not.
         let pair = Pair::from_bytes(*u64::from_str_radix(&handle, 16)?.to_be_bytes().last_chunk().context("a pair")?);
         let (secrets, captured) = (client_keys(&world.authority, pair)?, fs::read(&file)?);
         let seen = |key: &&ClientKey| captured.windows(key.bytes().len()).any(|bytes| bytes == key.bytes());

@@ -1,4 +1,4 @@
-//! Client keys in band: from the login to a flow, and what somebody gains who forges them.
+//! Client keys in band: from the login to a flow, and the effect of forged keys.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use wire::shim::Content;
 use wire::{ClientKey, Pair};
 
 const SOON: Duration = Duration::from_secs(20);
-/// More than the agent has room for.
+/// More keys than the agent has room for.
 const FLOOD: u32 = 10_000;
 
 fn echo() -> SocketAddr {
@@ -25,14 +25,14 @@ fn counted(world: &World, name: &str) -> Result<u64> {
     world.agent.status()?["counters"][name].as_u64().with_context(|| format!("no counter {name}"))
 }
 
-/// The handles of the grants at hand.
+/// Returns the handles of the grants that the agent holds.
 fn handles(world: &World) -> Result<Vec<String>> {
     let grants = world.agent.grants()?;
     let list = grants["grants"].as_array().context("a list of grants")?;
     list.iter().map(|grant| grant["handle"].as_str().map(str::to_owned).context("a handle")).collect()
 }
 
-/// How many packets from there were in a shim.
+/// Returns how many packets from `from` were in a shim.
 fn shims(cable: &Capture, from: &str) -> Result<usize> {
     Ok(cable.lines(&format!("ip proto 4 and src host {from}"))?.len())
 }
@@ -49,10 +49,10 @@ fn a_key_comes_in_band_and_opens_a_flow() {
         call(&world.network.alice, echo(), SOON).context("alice, with a key that came in band")?;
         ensure!(counted(&world, "keys_in_band")? == 1, "{}", world.agent.status()?);
         ensure!(world.verifier.counters()?.named("token") >= 1, "no token was admitted");
-        // The option on its way there, the key on its way back.
+        // The option travels to the authority, and the key travels back.
         ensure!(poll(SOON, || shims(&cable, AUTHORITY).is_ok_and(|count| count == 1)), "{:?}", cable.lines("")?);
         ensure!(shims(&cable, INSIDE4)? >= 1, "nobody said that keys are taken");
-        // The connection is as whole as it was.
+        // The connection to the authority is unharmed.
         ensure!(world.agent.status()?["session"]["trouble"].is_null(), "{}", world.agent.status()?);
         let said = transfer.stop()?;
         ensure!(said.contains("handed=1"), "{said}");
@@ -86,7 +86,7 @@ fn a_key_that_is_lost_on_its_way_comes_by_https() {
         let transfer = Transfer::start(&network.authority)?;
         let world = World::with_keys_in_band(network, &transfer.setting(), true)?;
         world.agent.login(&world.authority, "alice")?;
-        // A router that lets shims out, and none in.
+        // A router that passes outgoing shims and drops incoming ones.
         let router = &world.network.router;
         router
             .run(["nft", "add table ip drops; add chain ip drops forward { type filter hook forward priority 0; }"])?;
@@ -98,7 +98,7 @@ fn a_key_that_is_lost_on_its_way_comes_by_https() {
     });
 }
 
-/// Where the agent's connections to the authority begin.
+/// Returns the local ports of the agent's connections to the authority.
 fn ports(world: &World) -> Result<Vec<u16>> {
     let shown = world.network.alice.run([
         "ss",
@@ -113,7 +113,8 @@ fn ports(world: &World) -> Result<Vec<u16>> {
     local.map(|end| end.rsplit(':').next().unwrap_or_default().parse().context("a port")).collect()
 }
 
-/// Packets from the authority's address, as if on connections of alice's, each with a key of Mallory's making.
+/// Makes packets with the authority's source address, as if on Alice's connections, each with a key that Mallory made
+/// up.
 fn forger(world: &World) -> Result<impl Fn(u16, u32) -> Vec<u8>> {
     let (from, to): (IpAddr, IpAddr) = (AUTHORITY.parse()?, INSIDE4.parse()?);
     let macs = (world.network.router.mac("lan-alice")?, world.network.alice.mac("eth0")?);
@@ -142,11 +143,11 @@ fn forged_keys_win_nothing() {
         world.agent.login(&world.authority, "alice")?;
         let ports = ports(&world)?;
         ensure!(!ports.is_empty(), "no connection to the authority");
-        // Another connection than those that there are.
+        // A port that no open connection uses.
         let other = (40_000..).find(|port| !ports.contains(port)).context("a port")?;
         mallory.send(&forged(other, 1))?;
         ensure!(answered()? == 0, "a key was taken that nobody asked for");
-        // She knows the ports, and floods: from then on until alice has her own.
+        // Mallory knows the ports and floods them until Alice has her key.
         for number in 0..FLOOD {
             mallory.send(&forged(ports[number as usize % ports.len()], number))?;
         }

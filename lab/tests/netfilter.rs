@@ -1,4 +1,5 @@
-//! The verdict as a mark: the very rule set of docs/netfilter.md lets in whom the verifier admits, as far as their class may.
+//! The verdict as a packet mark: the exact rule set of docs/netfilter.md accepts packets that the verifier admits, as
+//! far as their class allows.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -10,7 +11,7 @@ use lab::world::{Agent, Authority, FRONT4, FRONT6, Network, Verifier, Way, in_fa
 use lab::{Namespace, poll, test};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
 const SSH: u16 = 22;
 const WEB: u16 = 443;
@@ -37,14 +38,14 @@ to = "server"
 class = 2
 "#;
 
-/// The rule set as it stands in the document.
+/// Returns the rule set as printed in the document.
 fn rule_set() -> Result<&'static str> {
     let document = include_str!("../../docs/netfilter.md");
     let (_, rest) = document.split_once("```nft\n").context("no rule set in docs/netfilter.md")?;
     Ok(rest.split_once("```").context("the rule set has no end")?.0)
 }
 
-/// Counts first packets that come with payload, and so would bring a token along.
+/// Counts first packets with payload, that is packets that still carry a token.
 const TOKENS: &str = r#"
 table inet seen {
     chain input {
@@ -60,7 +61,7 @@ fn load(server: &Namespace, name: &str, rules: &str) -> Result<()> {
     server.run(["nft", "-f", &file.to_string_lossy()]).map(drop)
 }
 
-/// How many packets the rule with this comment has counted.
+/// Returns how many packets the rule with this comment has counted.
 fn counted(server: &Namespace, comment: &str) -> Result<u64> {
     let rules = server.run(["nft", "list", "ruleset"])?;
     let line = rules.lines().find(|line| line.contains(&format!("comment \"{comment}\""))).context("no such rule")?;
@@ -84,7 +85,7 @@ fn the_documented_rule_set_lets_in_whom_the_verifier_admits() {
         let authority = Authority::start(&network.authority, &policy)?;
         let (alice, mallory) = (&network.alice, &network.mallory);
         let to = |six, port| SocketAddr::new(in_family(six, FRONT4, FRONT6), port);
-        // Without a verifier there is no mark.
+        // Without a verifier no packet is marked.
         ensure!(!gets_in(alice, to(false, WEB), QUIET), "the rules let somebody in without a mark");
 
         let mut verifier = Verifier::start_with(server, &authority, &["--verdict", "mark"])?;
@@ -101,7 +102,7 @@ fn the_documented_rule_set_lets_in_whom_the_verifier_admits() {
             }
         }
 
-        // Mallory, with a grant of another class.
+        // Mallory has a grant of another class.
         let other = Agent::start(mallory)?;
         other.login(&authority, "mallory")?;
         let refused = counted(server, "admitted, but of another class")?;
@@ -109,7 +110,7 @@ fn the_documented_rule_set_lets_in_whom_the_verifier_admits() {
         ensure!(!gets_in(mallory, to(false, SSH), QUIET), "class 2 uses SSH");
         ensure!(counted(server, "admitted, but of another class")? > refused);
 
-        // The daemon's end changes nothing; that of the programs closes everything.
+        // Ending the daemon changes nothing; removing its programs closes every port.
         verifier.kill()?;
         streams.iter_mut().try_for_each(exchange).context("the daemon is away")?;
         ensure!(gets_in(alice, to(true, SSH), SOON), "nobody gets in while the daemon is away");

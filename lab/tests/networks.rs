@@ -1,4 +1,5 @@
-//! The lab's own parts against the kernel's network stack: what is forged is understood, what is dropped is gone.
+//! Tests the lab's own parts against the kernel's network stack: the kernel accepts forged packets, and dropped parts
+//! are removed.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -13,20 +14,20 @@ use lab::seen::Seen;
 use lab::{Capture, Namespace, Port, poll, test};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// An option for experiments that whoever doesn't know it skips (RFC 4727).
+/// An experimental option, which receivers that do not know it skip (RFC 4727).
 const EXPERIMENT: [u8; 8] = [0x1e, 6, 0, 0, 0, 0, 0, 0];
 
-/// Alice and Bob on one cable.
+/// Connects Alice and Bob by one cable.
 fn pair() -> Result<(Namespace, Namespace)> {
     let (alice, bob) = (Namespace::new("alice")?, Namespace::new("bob")?);
     veth(&alice, "eth0", "10.0.0.1/24 fd00::1/64", &bob, "eth0", "10.0.0.2/24 fd00::2/64")?;
     Ok((alice, bob))
 }
 
-/// A packet from Alice to Bob with the hardware addresses of their cable.
+/// Makes a packet from Alice to Bob with the hardware addresses of their cable.
 fn forged(alice: &Namespace, bob: &Namespace, six: bool) -> Result<Packet> {
     let (source, destination) = if six { ("fd00::1", "fd00::2") } else { ("10.0.0.1", "10.0.0.2") };
     Ok(Packet::new(source.parse()?, destination.parse()?).ethernet(alice.mac("eth0")?, bob.mac("eth0")?))
@@ -116,7 +117,7 @@ fn a_failed_command_says_why() {
     })
 }
 
-/// Alice behind a NAT; Bob outside.
+/// Puts Alice behind a NAT and Bob outside.
 fn behind_nat() -> Result<(Namespace, Namespace, Namespace)> {
     let (alice, router, bob) = (Namespace::new("alice")?, Namespace::new("router")?, Namespace::new("bob")?);
     veth(&alice, "eth0", "10.0.0.1/24 fd00::1/64", &router, "lan", "10.0.0.254/24 fd00::ff/64")?;

@@ -1,4 +1,4 @@
-//! A home router with OpenFlow switches: whoever is behind them needs no software of ours.
+//! A home router with OpenFlow switches: devices behind them need no Vouchsafe software.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use wire::Carrier;
 
 const SOON: Duration = Duration::from_secs(10);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(600);
 const SINK: u16 = 5000;
-/// Bytes per second: below what the switch carries.
+/// Rate in bytes per second, below the switch's capacity.
 const BRAKE: u64 = 4 << 20;
-/// Seconds after which the second datagram of a flow may get a token, too.
+/// Seconds after which a second datagram of a flow may get a token as well.
 const AGAIN: u64 = 2;
 
 /// The router's cables, and its addresses on them.
@@ -45,20 +45,21 @@ struct Home {
 }
 
 impl Home {
-    /// Everything up, alice logged in on the router; her machine's packets carry her tokens.
+    /// Starts everything and logs Alice in on the router; her machine's packets carry her tokens.
     fn new(way: Way, carrier: Carrier) -> Result<Self> {
         let network = Network::new(way)?;
         let mac = colons(&network.alice)?;
         Self::with(network, carrier, &[ONE], &[mac])
     }
 
-    /// The same with these bridges, and her tokens for the machines with these hardware addresses.
+    /// Starts everything with these bridges, and with Alice's tokens for the machines with these hardware addresses.
     fn with(network: Network, carrier: Carrier, bridges: &[Bridge], macs: &[String]) -> Result<Self> {
         let switch = Switch::start(&network.router)?;
         Self::around(network, switch, &format!("tcp:{CONTROLLER}"), carrier, bridges, macs, &[])
     }
 
-    /// The same around a switch that runs, with its controller there, and more flags for the agent.
+    /// Starts everything around a running switch, with its controller at `controller` and additional flags for the
+    /// agent.
     fn around(
         network: Network,
         switch: Switch,
@@ -96,7 +97,7 @@ impl Home {
         Ok(home)
     }
 
-    /// Gives the bridges what a switch that starts lacks: their addresses, and the controller's rules.
+    /// Configures the bridges after the switch has started: their addresses, and the controller's rules.
     fn settle(&self) -> Result<()> {
         for (bridge, cables) in &self.bridges {
             let addresses: Vec<_> = cables.iter().map(|(_, addresses)| *addresses).collect();
@@ -106,7 +107,7 @@ impl Home {
         Ok(())
     }
 
-    /// The only bridge's rules that name this address and port of a client.
+    /// Returns the rules of the only bridge that name this address and port of a client.
     fn rules_of(&self, client: SocketAddr) -> Result<Vec<String>> {
         let named = |rule: &String| {
             rule.contains(&client.ip().to_string())
@@ -158,10 +159,10 @@ fn shims_get_in_on_a_direct_path() {
     });
 }
 
-/// How many bytes each packet of alice's is longer behind the switch than in front of it.
+/// Returns how many bytes longer each packet of Alice's is behind the switch than in front of it.
 fn overhead(carrier: Carrier, exchange: impl Fn(&Home) -> Result<()>) -> Result<Vec<usize>> {
     let home = Home::new(Way::Direct, carrier)?;
-    // Has the grant fetched: a first packet may be sent again meanwhile.
+    // The first exchange fetches the grant; its first packet may be retransmitted meanwhile.
     exchange(&home)?;
     let router = &home.network.router;
     let (front, behind) = (Capture::start(router, ALICE.0)?, Capture::start(router, BRIDGE)?);
@@ -196,7 +197,7 @@ fn of_a_connection_only_the_syn_comes_up_and_exact_rules_come_down_with_it() {
     test(|| {
         let home = Home::new(Way::Nat, Carrier::Tail)?;
         let switch = &home.switch;
-        // The first one fetches the grant, and may be sent again while it waits.
+        // The first connection fetches the grant, and its SYN may be retransmitted while it waits.
         call(&home.network.alice, echo(), SOON)?;
         let before = switch.packets_up(BRIDGE)?;
         let mut stream = call(&home.network.alice, echo(), SOON)?;
@@ -219,7 +220,7 @@ fn of_a_connection_only_the_syn_comes_up_and_exact_rules_come_down_with_it() {
             ensure!(exact.iter().all(|field| rule.contains(field)), "{rule} is not exactly {exact:?}");
             ensure!(rule.contains("idle_timeout=60") && !rule.contains("hard_timeout"), "{rule}");
         }
-        // The switch counts a while after it has forwarded.
+        // The switch updates its counters some time after forwarding.
         let forwarded =
             || home.rules_of(client).is_ok_and(|rules| rules.iter().all(|rule| packets(rule).is_ok_and(|n| n >= 50)));
         ensure!(poll(SOON, forwarded), "{:?}", home.rules_of(client)?);
@@ -248,7 +249,7 @@ fn of_datagrams_the_first_comes_up_and_then_one_every_few_seconds() {
             exchange()?;
         }
         let up = switch.packets_up(BRIDGE)? - before;
-        // On a machine that does other things the first rule may be over before the last datagram.
+        // On a busy machine the first rule may expire before the last datagram.
         let most = 1 + began.elapsed().as_secs() / AGAIN;
         ensure!((1..=most).contains(&up), "{up} datagrams of one flow came up, not 1 to {most}");
         Ok(())
@@ -309,7 +310,7 @@ fn several_switches_are_one_home_and_one_that_was_killed_comes_back() {
         let mut home = Home::with(network, Carrier::Tail, &bridges, &macs)?;
         let both = |home: &Home| -> Result<()> {
             call(&home.network.alice, echo(), SOON).context("behind the one")?;
-            // Her second machine, in this test.
+            // Alice's second machine, in this test.
             call(&home.network.mallory, echo(), SOON).context("behind the other").map(drop)
         };
         both(&home)?;
@@ -324,11 +325,11 @@ fn several_switches_are_one_home_and_one_that_was_killed_comes_back() {
     });
 }
 
-/// A CA, and a certificate with its key for either side, as files.
+/// Creates a CA, and a certificate with its key for either side, as files.
 fn certificates(dir: &Path) -> Result<[PathBuf; 5]> {
     let (key, mut ca) = (KeyPair::generate()?, CertificateParams::default());
     ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    // A certificate that is called as its issuer is taken for its own.
+    // A certificate with the same subject as its issuer counts as self-signed.
     ca.distinguished_name.push(DnType::CommonName, "the switches' CA");
     let file = |name: &str, text: String| -> Result<PathBuf> {
         let file = dir.join(name);
@@ -360,17 +361,17 @@ fn a_switch_with_a_certificate_is_served_by_tls_and_one_that_speaks_plain_is_tol
         let mut home = Home::around(network, switch, &controller, Carrier::Tail, &[ONE], &macs, &flags)?;
         call(&home.network.alice, echo(), SOON).context("through TLS")?;
         let told = |home: &Home, words: &str| poll(SOON, || home.agent.log().contains(words));
-        // One with a certificate of some other CA, which makes no difference to what it expects of us.
+        // The switch now has a certificate of another CA; the CA that it expects of the agent stays the same.
         let elsewhere = home.network.alice.dir();
         let [_, _, _, foreign, foreign_key] = certificates(elsewhere)?;
         home.switch.vsctl(&["set-ssl", &shown(&foreign_key), &shown(&foreign), &shown(&ca)])?;
-        // A connection that is there stays as it is.
+        // An open connection keeps its old certificate, so this makes the switch reconnect.
         home.switch.set_controller(BRIDGE, "ssl:127.0.0.1:1")?;
         home.switch.set_controller(BRIDGE, &controller)?;
         ensure!(told(&home, "a switch can't be spoken to: TLS"), "{}", home.agent.log());
         home.switch.set_controller(BRIDGE, &format!("tcp:{CONTROLLER}"))?;
         ensure!(told(&home, "speaks plain OpenFlow"), "{}", home.agent.log());
-        // The other way round.
+        // The reverse: the switch uses TLS, the agent does not.
         home.switch.set_controller(BRIDGE, &controller)?;
         home.agent.kill()?;
         home.agent.run_with(&["--switches".to_owned(), CONTROLLER.to_owned()])?;

@@ -1,5 +1,5 @@
-//! What an outsider sees of a protected port: nothing, whatever is sent, whatever the state of the verifier and of those
-//! who share the outsider's address.
+//! An outsider gets no answer from a protected port: whatever it sends, and whatever the state of the verifier and of
+//! clients that share the outsider's address.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,10 +15,10 @@ use lab::world::{DARK4, DARK6, ECHO, FRONT4, FRONT6, OPEN4, OPEN6, POOL, SSH, Wa
 use lab::{Outsider, Place, Port, World, test};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// A TCP port, a port of TCP and UDP, and a host of which everything is protected.
+/// Returns the targets: a TCP port, a port of TCP and UDP, and a host of which everything is protected.
 fn targets(outsider: &Outsider) -> [Target; 3] {
     let six = outsider.source.is_ipv6();
     let front = target(outsider, in_family(six, FRONT4, FRONT6));
@@ -30,7 +30,7 @@ fn target(outsider: &Outsider, address: IpAddr) -> Target {
     Target { address, port: ECHO, protocol: None, source: outsider.source, macs: outsider.macs(), whole_host: false }
 }
 
-/// Sends the suite; fails if the target, or (next door) anybody answers, or something passes the verifier.
+/// Sends the suite; fails if the target (or, next door, any host) answers, or a packet passes the verifier.
 fn nothing_comes_of_it(world: &World, outsider: &Outsider, place: Place, at: Target) -> Result<()> {
     let behind = Port::open(&world.network.server, "eth0")?;
     let findings = watch::run(outsider.port(), &at, QUIET)?;
@@ -96,7 +96,7 @@ fn nothing_before_during_and_after_an_admitted_flow_of_the_same_address() {
     });
 }
 
-/// At a router before the server: nothing of the router itself is heard either.
+/// At a router before the server, the router itself does not answer either.
 #[test]
 fn nothing_at_a_gateway_whether_or_not_it_gives_addresses() {
     test(|| {
@@ -109,7 +109,7 @@ fn nothing_at_a_gateway_whether_or_not_it_gives_addresses() {
                         let address = at.address;
                         nothing_comes_of_it(&world, &outsider, place, at).with_context(|| format!("{flags:?}"))?;
                         let served = world.services.echo.connections() + world.services.echo.datagrams();
-                        // Whatever source the gateway would give it.
+                        // With any source address that the gateway might have assigned.
                         let through = if served == 0 { outsider.got_through(address) } else { Vec::new() };
                         ensure!(through.is_empty(), "{flags:?}: {through:#?}");
                     }
@@ -164,7 +164,7 @@ fn nothing_while_the_verifiers_daemon_restarts() {
     });
 }
 
-/// Without this, a suite that sends nothing would find silence everywhere.
+/// Without this check, a suite that sends nothing would find silence everywhere.
 #[test]
 fn the_suite_hears_a_host_that_is_not_protected() {
     test(|| {
@@ -177,7 +177,7 @@ fn the_suite_hears_a_host_that_is_not_protected() {
                 let behind = Port::open(&world.network.server, "eth0")?;
                 let findings = watch::run(outsider.port(), &at, QUIET)?;
                 let heard: Vec<_> = watch::answered(&findings).map(|finding| finding.name.as_str()).collect();
-                // A strict NAT keeps an ACK out of the blue to itself.
+                // A strict NAT drops an ACK that belongs to no connection.
                 let ack = Some("TCP ACK").filter(|_| place == Place::NextDoor);
                 let names = ["TCP SYN", "TCP SYN, fragments in reverse", "UDP", "UDP from port 53", "any of these"];
                 for name in names.into_iter().chain(ack) {

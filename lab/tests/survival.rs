@@ -1,4 +1,4 @@
-//! What goes on when a part is gone: the authority, the verifier's daemon, the agent's daemon.
+//! Flows survive the loss of a part: the authority, the verifier's daemon, the agent's daemon.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,17 +13,17 @@ use measure::Stopwatch;
 use wire::DropReason;
 
 const SOON: Duration = Duration::from_secs(5);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(400);
 const SINK: u16 = 5000;
-/// Bytes per second: far below what the cables carry.
+/// Rate in bytes per second, far below the capacity of the cables.
 const BRAKE: u64 = 20 << 20;
 
 fn echo() -> SocketAddr {
     format!("{FRONT4}:{ECHO}").parse().expect("an address")
 }
 
-/// Kills and restarts the daemon during a transfer; gives how many segments were lost in either direction.
+/// Kills and restarts the daemon during a transfer; returns the number of segments lost in either direction.
 fn losses_around_a_kill(world: &mut World, sink: &Sink) -> Result<i64> {
     let network = &world.network;
     let stacks =
@@ -57,7 +57,7 @@ fn the_verifiers_daemon_is_killed_in_mid_transfer_and_not_one_segment_is_lost() 
     test(|| {
         let mut world = World::new(Way::Nat)?;
         let sink = Sink::start(&world.network.server, SINK)?;
-        // A busy machine loses some of its own now and then; those that a kill causes would come every time.
+        // A busy machine loses some segments by itself now and then; losses caused by a kill would occur every time.
         let mut tries = (0..3).map(|_| losses_around_a_kill(&mut world, &sink));
         let seen = tries.try_fold(i64::MAX, |least, again| match again {
             Ok(0) => Err(Ok(())),
@@ -121,7 +121,8 @@ fn the_authority_is_down_and_flows_live_and_new_ones_until_the_grant_ends() {
             Err(_) => true,
         });
         ensure!(ended, "still admitted {:?} after the authority went", stopped.elapsed());
-        // A grant lives 10 s; it was young when the authority went, and its holder may have got another just then.
+        // A grant lives 10 s. It was recent when the authority stopped, and the agent may have fetched another just
+        // before.
         ensure!(admitted_until > Duration::from_secs(4), "new flows were refused after {admitted_until:?}");
         ensure!(admitted_until < Duration::from_secs(12), "new flows were admitted for {admitted_until:?}");
         exchange(&mut flow).context("the flow that was there, without a grant")?;
@@ -147,7 +148,7 @@ fn every_daemon_is_killed_and_flows_live() {
         call(&world.network.alice, echo(), SOON).context("a new flow")?;
         ensure!(call(&world.network.mallory, echo(), QUIET).is_err(), "mallory got in");
 
-        // A verifier that starts without its authority knows from before what to protect, and its keys.
+        // A verifier that starts while its authority is unreachable still has the protected addresses and its keys.
         world.verifier.run_alone()?;
         exchange(&mut flow)?;
         call(&world.network.alice, echo(), SOON).context("a new flow")?;

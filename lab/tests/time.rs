@@ -1,5 +1,5 @@
-//! What time does to flows: keys change with every epoch, and the master key as a matter of course, and no flow notices; a
-//! time window closes, and its flows are cut.
+//! Effects of time on flows: keys change with every epoch, and the master key by routine rotation, without disturbing
+//! any flow; a time window closes, and its flows are cut.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -16,18 +16,18 @@ use lab::{Outsider, Place, World, poll, test};
 use wire::{Destination, DropReason};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(400);
-/// The shortest epochs that an authority takes, seconds.
+/// The shortest epoch that an authority accepts, in seconds.
 const EPOCH: u32 = 20;
-/// Between two rounds of new flows: one grant admits 1 024 of them.
+/// Pause between two rounds of new flows: one grant admits 1 024 of them.
 const PACE: Duration = Duration::from_millis(40);
 
 fn echo() -> SocketAddr {
     format!("{FRONT4}:{ECHO}").parse().expect("an address")
 }
 
-/// New flows all the time beside one that lives.
+/// Opens new flows continuously while an old one stays open.
 struct Traffic {
     living: TcpStream,
     began: u32,
@@ -41,7 +41,7 @@ impl Traffic {
         Ok(Self { living, began: now(), rounds: 0 })
     }
 
-    /// Goes on until that many epochs have begun, and every grant of the one before has ended.
+    /// Continues until `ahead` epochs have begun, and every grant of the preceding one has expired.
     fn until_epoch(&mut self, world: &World, ahead: u32) -> Result<()> {
         let begins = (self.began / EPOCH + ahead) * EPOCH;
         while now() <= begins + EPOCH / 2 {
@@ -56,7 +56,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Not one packet was dropped, and no SYN had to be sent twice.
+    /// Checks that no packet was dropped and no SYN was retransmitted.
     fn is_whole(&self, world: &World) -> Result<()> {
         let counters = world.verifier.counters()?;
         let dropped: Vec<_> = DropReason::ALL.iter().filter(|reason| counters.dropped(**reason) > 0).collect();
@@ -82,7 +82,7 @@ fn two_epochs_end_and_no_flow_is_lost() {
     });
 }
 
-/// Whether a datagram of Mallory's with a token made by `master` is admitted.
+/// Reports whether the verifier admits a datagram of Mallory's with a token made from `master`.
 fn is_admitted(world: &World, mallory: &Outsider, mint: &mut Mint, port: u16) -> Result<bool> {
     let to: IpAddr = FRONT4.parse()?;
     let before = world.verifier.counters()?;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* What a program asks of memory that cores share: one operation at a time, each a step that the checker schedules. */
+/* Operations of a program on memory shared between cores: each is one step that the checker schedules. */
 #pragma once
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
@@ -8,7 +8,7 @@ enum kind {
 	LOOKUP = 0,
 	UPDATE = 1,
 	DELETE = 2,
-	NEXT = 3, /* the element of a table behind the one of this number */
+	NEXT = 3, /* the next live element of a table, from this number on */
 	READ = 4,
 	WRITE = 5,
 	ADD = 6,
@@ -31,5 +31,5 @@ struct operation {
 	__u64 result;
 };
 
-/* Gives 0 if the operation was done, else the run ends here. */
+/* Returns 0 if the operation was performed; otherwise the run ends here. */
 typedef int (*operate)(void *run, struct operation *operation);

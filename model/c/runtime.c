@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* Runs a kernel program on this machine, operation by operation.
  *
- * clang's thread sanitizer calls a function before each load and store, and in place of each atomic operation. Here these
- * functions hand over what is at an address of a table's element; everything else is the program's own and is left to it. */
+ * clang's thread sanitizer inserts a call before each load and store, and in place of each atomic operation. The
+ * functions here pass on accesses to a table's elements as operations; all other memory is the program's own and is
+ * accessed directly. */
 #include <setjmp.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -13,7 +14,7 @@ static __thread void *current;
 static __thread operate operate_on;
 static __thread jmp_buf stop;
 static __thread char *frame_begin, *frame_end;
-/* Where the elements of tables lie for this thread. */
+/* Address range of the tables' elements in this thread. */
 static __thread __u64 elements, elements_length;
 
 static void perform(struct operation *operation)
@@ -27,7 +28,7 @@ static int is_shared(const volatile void *address)
 	return (__u64)address - elements < elements_length;
 }
 
-/* Sets the program's settings, which lie on pages for reading only. */
+/* Sets the program's settings, which are on read-only pages. */
 int model_configure(void *place, const void *settings, __u64 size)
 {
 	__u64 page = sysconf(_SC_PAGESIZE), from = (__u64)place & ~(page - 1);
@@ -38,7 +39,7 @@ int model_configure(void *place, const void *settings, __u64 size)
 	return 0;
 }
 
-/* Before a thread's first run. */
+/* Called before a thread's first run. */
 void model_begin(void *begin, __u64 length)
 {
 	elements = (__u64)begin;
@@ -49,7 +50,7 @@ enum { STOPPED = -1 };
 
 int admit(struct xdp_md *context);
 
-/* What the program returns, or STOPPED. The frame lies below 2^32, where a context's fields reach. */
+/* Returns the program's return code, or STOPPED. The frame is below 2^32, because a context's fields have 32 bits. */
 int model_admit(void *run, operate operate, char *frame, __u32 length, __u32 room)
 {
 	struct xdp_md context = { .data = (__u32)(__u64)frame, .data_end = (__u32)(__u64)frame + length };
@@ -61,7 +62,7 @@ int model_admit(void *run, operate operate, char *frame, __u32 length, __u32 roo
 	return setjmp(stop) ? STOPPED : admit(&context);
 }
 
-/* As in sweep.h. */
+/* Defined in sweep.h. */
 struct sweep;
 int sweep(struct sweep *pass);
 
@@ -116,7 +117,7 @@ long model_for_each(struct shape shape, long (*each)(void *, void *, void *, voi
 
 static __thread __u64 nanoseconds;
 
-/* The program reads both clocks at once. */
+/* The program reads both clocks together: one operation serves both. */
 __u64 bpf_jiffies64(void)
 {
 	struct operation operation = { .kind = CLOCK };
@@ -141,7 +142,7 @@ __u64 bpf_ktime_get_ns(void)
 	return nanoseconds;
 }
 
-/* Nobody listens. */
+/* No ring buffer is open in the model, so every reservation fails. */
 void *bpf_ringbuf_reserve(void *ring, __u64 size, __u64 flags)
 {
 	return NULL;
@@ -293,7 +294,7 @@ ATOMIC(16, __u16)
 ATOMIC(32, __u32)
 ATOMIC(64, __u64)
 
-/* Calls that clang 14 and later make instead of what it leaves of memcpy and its like. */
+/* Calls that clang 14 and later insert for memcpy and the like where they are not inlined. */
 
 static void *copy(void *to, const void *from, size_t length)
 {
@@ -327,7 +328,7 @@ void *__tsan_memset(void *to, int byte, size_t length)
 	return fill(to, byte, length);
 }
 
-/* clang 14 calls the plain names instead: the linker puts these in their place. */
+/* clang 14 uses the plain names: the linker redirects them here. */
 void *__wrap_memcpy(void *to, const void *from, size_t length)
 {
 	return copy(to, from, length);

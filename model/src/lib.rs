@@ -1,13 +1,13 @@
-//! A model checker over the verifier's own kernel program.
+//! A model checker for the verifier's own kernel program.
 //!
-//! `bpf/verifier.bpf.c` is compiled for this machine with a thread sanitizer's instrumentation, whose calls end in
-//! `c/runtime.c` instead of the sanitizer. So each load, store, atomic operation and table operation on what cores share is
-//! one step, and [`world::World`] lets `stateright` take the steps of several cores in every order. Nothing is written down
-//! twice: a change of the C is a change of the model.
+//! `bpf/verifier.bpf.c` is compiled for this machine with the thread sanitizer's instrumentation, whose calls go to
+//! `c/runtime.c` instead of the sanitizer. Each load, store, atomic operation and table operation on shared data thus
+//! becomes one step, and [`world::World`] lets `stateright` take the steps of several cores in every order. There is no
+//! second description of the program: a change to the C code is a change to the model.
 //!
-//! It assumes what Linux gives: a table operation is one step (the kernel holds the bucket's lock), an update of a hash table
-//! puts a new element in the place of the old, and memory is sequentially consistent between these steps. An element that was
-//! deleted is not given to another key while a core still holds it.
+//! The model assumes Linux's guarantees: a table operation is one step (the kernel holds the bucket's lock), an update
+//! of a hash table replaces the old element by a new one, and memory is sequentially consistent between these steps. A
+//! deleted element is not reused for another key while a core still holds it.
 
 pub mod memory;
 pub mod program;

@@ -1,11 +1,11 @@
-//! What cores share: tables of elements, changed by one operation at a time.
+//! Memory shared between cores: tables of elements, changed by one operation at a time.
 
 use std::fmt;
 
-/// Elements that one table may ever have in one run of the checker.
+/// Largest number of elements that one table may ever have in one run of the checker.
 pub const ELEMENTS_MAX: usize = 16;
 
-/// A table, by the order in which the program named it.
+/// Id of a table, in the order in which the program first used it.
 pub type TableId = u8;
 
 /// `BPF_MAP_TYPE_…` of linux/bpf.h.
@@ -18,16 +18,16 @@ pub mod kind {
     pub const LPM_TRIE: u32 = 11;
 }
 
-/// Bytes of one element.
+/// A byte range of one element.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The table.
     pub table: TableId,
-    /// The element's number: in an array its index.
+    /// The element's number; in an array, its index.
     pub element: u8,
-    /// Where in the value.
+    /// Offset in the value.
     pub offset: u16,
-    /// How many.
+    /// Length in bytes.
     pub size: u16,
 }
 
@@ -42,57 +42,57 @@ impl fmt::Debug for Place {
 pub enum Operation {
     /// Looks a key up.
     Lookup(TableId, Vec<u8>),
-    /// Puts a value, if the flags (`BPF_ANY`, `BPF_NOEXIST`, `BPF_EXIST`) and the table's room let it.
+    /// Stores a value, if the flags (`BPF_ANY`, `BPF_NOEXIST`, `BPF_EXIST`) and the table's room permit.
     Update(TableId, Vec<u8>, Vec<u8>, u64),
     /// Deletes a key.
     Delete(TableId, Vec<u8>),
-    /// Goes on to the live element behind this many.
+    /// Moves to the next live element, from this number on.
     Next(TableId, u8),
     /// Reads.
     Read(Place),
-    /// Writes: what, shows once the program has gone on.
+    /// Writes; the value is known once the program has continued.
     Write(Place),
-    /// Adds; gives what was there before, as do the following.
+    /// Adds, and returns the previous value, as do the operations below.
     Add(Place, u64),
-    /// Writes the second if the first is there.
+    /// Compares with the first value and, if equal, writes the second.
     SwapIf(Place, u64, u64),
-    /// Writes.
+    /// Writes, and returns the previous value.
     Exchange(Place, u64),
-    /// Keeps these bits.
+    /// Clears all but these bits.
     And(Place, u64),
     /// Sets these bits.
     Or(Place, u64),
     /// Reads the clock.
     Clock,
-    /// Time passes: so many seconds.
+    /// Lets this many seconds pass.
     Tick(u32),
 }
 
-/// A table's shape.
+/// A table's kind and dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// One of [`kind`].
     pub kind: u32,
-    /// Bytes of a key.
+    /// Length of a key in bytes.
     pub key: usize,
-    /// Bytes of a value.
+    /// Length of a value in bytes.
     pub value: usize,
-    /// Elements that it takes at once.
+    /// Largest number of live elements.
     pub room: usize,
 }
 
-/// An element of a table. One that was deleted or replaced stays for cores that still hold it.
+/// An element of a table. A deleted or replaced element remains for cores that still hold it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Element {
-    /// Its key.
+    /// Key of the element.
     pub key: Vec<u8>,
-    /// Its value.
+    /// Value of the element.
     pub value: Vec<u8>,
-    /// Whether a look-up finds it.
+    /// Whether a look-up finds the element.
     pub live: bool,
 }
 
-/// Every shared table, and the time.
+/// All shared tables, and the time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Memory {
     /// Unix seconds.
@@ -101,17 +101,17 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The live elements of a table.
+    /// Returns the live elements of a table.
     pub fn entries(&self, table: TableId) -> impl Iterator<Item = &Element> {
         self.tables.get(usize::from(table)).into_iter().flatten().filter(|element| element.live)
     }
 
-    /// Puts a value in from outside: what user space did before.
+    /// Stores a value from outside, as user space did before the run.
     pub fn put(&mut self, table: TableId, shape: Shape, key: &[u8], value: &[u8]) {
         assert_eq!(self.update(table, shape, key, value, 0), 0, "the table has room");
     }
 
-    /// Takes a step; what it answers goes to the end of `answers`.
+    /// Performs a step; appends its result to `answers`.
     pub fn perform(&mut self, operation: &Operation, shape: impl Fn(TableId) -> Shape, answers: &mut Vec<u8>) {
         match operation {
             Operation::Lookup(table, key) => answers.push(self.find(*table, key).map_or(0, |element| element + 1)),

@@ -1,4 +1,4 @@
-//! The kernel program, compiled for this machine, run until the operation that it would do next.
+//! The kernel program, compiled for this machine, and run up to its next operation.
 
 use crate::memory::{ELEMENTS_MAX, Operation, Place, Shape, TableId, kind};
 use anyhow::{Context, Result, bail, ensure};
@@ -17,18 +17,18 @@ const TABLE_LENGTH: usize = ELEMENT_LENGTH * ELEMENTS_MAX;
 const TABLES_MAX: usize = 64;
 const FRAME_ROOM: usize = 2048;
 
-/// A change of the program's text before it is compiled: so that a test can put back what was wrong once.
+/// A change to the program's source before it is compiled, with which a test restores an earlier bug.
 #[derive(Clone, Copy, Debug)]
 pub struct Edit {
-    /// The file, below `bpf/`.
+    /// The file, relative to `bpf/`.
     pub file: &'static str,
-    /// What stands there, once.
+    /// The text to replace, which must occur exactly once.
     pub from: &'static str,
-    /// What is to stand there.
+    /// The replacement.
     pub to: &'static str,
 }
 
-/// As `struct operation` in c/operations.h.
+/// Layout of `struct operation` in c/operations.h.
 #[repr(C)]
 struct RawOperation {
     kind: u32,
@@ -59,7 +59,7 @@ struct Table {
     constant: bool,
 }
 
-/// What no core changes while the model runs: tables that user space filled before.
+/// Tables that no core changes while the model runs, filled beforehand as by user space.
 pub type Constants = BTreeMap<&'static str, Vec<(Vec<u8>, Vec<u8>)>>;
 
 /// A compiled and loaded program.
@@ -73,26 +73,26 @@ pub struct Program {
     room: BTreeMap<&'static str, usize>,
 }
 
-// SAFETY: the library's state is of the thread that runs it, but for the settings, which nobody changes after loading.
+// SAFETY: the library's state is thread-local, except for the settings, which never change after loading.
 unsafe impl Send for Program {}
-// SAFETY: as above; the list of tables is behind a lock.
+// SAFETY: as for `Send`; the list of tables is behind a lock.
 unsafe impl Sync for Program {}
 
-/// What a core runs.
+/// A program's entry point.
 #[derive(Clone, Copy, Debug)]
 pub enum Entry<'a> {
     /// Admission, on a frame.
     Admit(&'a [u8]),
-    /// Upkeep, at this time.
+    /// The sweep, at this time.
     Sweep(u32),
 }
 
-/// How far a run went.
+/// The end of a run.
 #[derive(Clone, Debug)]
 pub enum Ran {
-    /// To an operation that it has no answer to yet.
+    /// Stopped at an operation that has no answer yet.
     Stopped(Operation),
-    /// To its end: the counter of a frame's outcome.
+    /// Finished, with the counter of a frame's outcome.
     Done(u8),
 }
 
@@ -113,15 +113,15 @@ impl Program {
             library: handle,
             // SAFETY: c/runtime.c defines each with this type.
             admit: unsafe { mem::transmute::<*mut c_void, Admit>(symbol(handle, "model_admit")?) },
-            // SAFETY: as above.
+            // SAFETY: c/runtime.c defines it with this type.
             sweep: unsafe { mem::transmute::<*mut c_void, Sweep>(symbol(handle, "model_sweep")?) },
-            // SAFETY: as above.
+            // SAFETY: c/runtime.c defines it with this type.
             begin: unsafe { mem::transmute::<*mut c_void, Begin>(symbol(handle, "model_begin")?) },
             tables: Mutex::default(),
             constants,
             room,
         };
-        // SAFETY: as above.
+        // SAFETY: c/runtime.c defines it with this type.
         let configure = unsafe { mem::transmute::<*mut c_void, Configure>(symbol(handle, "model_configure")?) };
         let bytes = config.as_bytes();
         // SAFETY: `config` in bpf/include/config.h has the layout of `VerifierConfig`.
@@ -130,27 +130,27 @@ impl Program {
         Ok(program)
     }
 
-    /// The table of this name in the C.
+    /// Returns the table of this name in the C code.
     pub fn table(&self, name: &str, shape: Shape) -> Result<TableId> {
         let address = symbol(self.library, name)?;
         Ok(self.note(address, shape))
     }
 
-    /// A table's shape.
+    /// Returns a table's shape.
     pub fn shape(&self, table: TableId) -> Shape {
         self.with(table, |table| table.shape)
     }
 
-    /// A table's name.
+    /// Returns a table's name.
     pub fn name(&self, table: TableId) -> String {
         self.with(table, |table| table.name.clone())
     }
 
-    /// Runs from the beginning, with what the first `performed` operations answered. If the last of them was a write, what it
-    /// wrote comes too.
+    /// Runs from the beginning, with the answers of the first `performed` operations. If the last of them was a write,
+    /// also returns the written bytes.
     pub fn run(&self, entry: Entry<'_>, performed: u16, answers: &[u8]) -> (Ran, Option<(Place, Vec<u8>)>) {
         GROUND.with(|ground| {
-            // SAFETY: it is this thread's, as long as the thread lives.
+            // SAFETY: the memory is this thread's, for as long as the thread lives.
             unsafe { (self.begin)(ground.elements.cast(), (TABLE_LENGTH * TABLES_MAX) as u64) };
             let mut run = Run {
                 program: self,
@@ -166,14 +166,14 @@ impl Program {
             let code = match entry {
                 Entry::Admit(frame) => {
                     assert!(frame.len() <= FRAME_ROOM);
-                    // SAFETY: the frame's place is this thread's and long enough.
+                    // SAFETY: the frame's memory is this thread's and long enough.
                     unsafe { ptr::copy_nonoverlapping(frame.as_ptr(), ground.frame, frame.len()) };
                     // SAFETY: `context` and the frame outlive the call.
                     unsafe { (self.admit)(context, operate, ground.frame, frame.len() as u32, FRAME_ROOM as u32) }
                 }
                 Entry::Sweep(now) => {
                     let mut pass = [0u32; 16];
-                    // The clock doesn't leap: what has ended by now may be forgotten.
+                    // The clock doesn't jump: everything that has expired by now may be removed.
                     (pass[0], pass[1]) = (now, now);
                     // SAFETY: `context` outlives the call, and the pass is longer than the program's structure.
                     unsafe { (self.sweep)(context, operate, pass.as_mut_ptr().cast()) }
@@ -208,13 +208,13 @@ impl Program {
     }
 }
 
-/// Memory of one thread that programs run on.
+/// Memory in which one thread runs programs.
 struct Ground {
-    /// Elements of shared tables, as the run that is under way has seen them.
+    /// Elements of shared tables, as seen by the current run.
     elements: *mut u8,
-    /// Tables of which each core has its own.
+    /// Per-core tables.
     own: *mut u8,
-    /// A frame: below 2^32, as far as the fields of a context reach.
+    /// A frame, below 2^32, because a context's fields have 32 bits.
     frame: *mut u8,
 }
 
@@ -228,14 +228,14 @@ thread_local! {
 
 impl Ground {
     fn element_bytes(&self, place: Place) -> &[u8] {
-        // SAFETY: a place lies in the thread's elements.
+        // SAFETY: a place is inside the thread's elements.
         unsafe { slice::from_raw_parts(self.elements.add(offset_of(place)), place.size.into()) }
     }
 }
 
 impl Drop for Ground {
     fn drop(&mut self) {
-        // SAFETY: the three were mapped with these lengths, and the thread ends.
+        // SAFETY: the three were mapped with these lengths, and the thread is ending.
         unsafe {
             libc::munmap(self.elements.cast(), TABLE_LENGTH * TABLES_MAX);
             libc::munmap(self.own.cast(), TABLE_LENGTH * TABLES_MAX);
@@ -247,7 +247,7 @@ impl Drop for Ground {
 fn map(length: usize, flags: c_int) -> *mut u8 {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | flags;
-    // SAFETY: a new mapping at a place of the kernel's choice.
+    // SAFETY: a new mapping at an address of the kernel's choice.
     let place = unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, -1, 0) };
     assert!(place != libc::MAP_FAILED, "no memory for the model");
     place.cast()
@@ -260,24 +260,24 @@ fn offset_of(place: Place) -> usize {
 struct Run<'a> {
     program: &'a Program,
     ground: &'a Ground,
-    /// Operations whose answers are still to be given again.
+    /// Number of operations whose answers are still to be replayed.
     left: u16,
     answers: &'a [u8],
     at: usize,
     stopped: Option<Operation>,
     written: Option<Place>,
-    /// The core's own tables that were looked up.
+    /// The per-core tables that were looked up.
     own: Vec<TableId>,
 }
 
 unsafe extern "C" fn operate(run: *mut c_void, operation: *mut RawOperation) -> c_int {
-    // SAFETY: `Program::run` gives both, and waits for this call.
+    // SAFETY: `Program::run` passes both pointers, and outlives this call.
     let (run, raw) = unsafe { (&mut *run.cast::<Run<'_>>(), &mut *operation) };
     c_int::from(run.operate(raw).is_none())
 }
 
 impl Run<'_> {
-    /// `None` if the run ends here.
+    /// Performs an operation; `None` if the run ends here.
     fn operate(&mut self, raw: &mut RawOperation) -> Option<()> {
         let operation = match self.operation(raw) {
             Ok(operation) => operation,
@@ -300,14 +300,14 @@ impl Run<'_> {
                 raw.address = ptr::null_mut();
                 if found != 0 {
                     let key = self.take(self.program.shape(table).key).to_vec();
-                    // SAFETY: c/runtime.c gives room for the longest key.
+                    // SAFETY: c/runtime.c provides room for the longest key.
                     unsafe { ptr::copy_nonoverlapping(key.as_ptr(), raw.value, key.len()) };
                     raw.address = self.element(table, found - 1);
                 }
             }
             Operation::Read(place) => {
                 let bytes = self.take(place.size.into());
-                // SAFETY: the place lies in this thread's elements.
+                // SAFETY: the place is inside this thread's elements.
                 unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), raw.address, bytes.len()) };
             }
             Operation::Write(place) => self.written = (self.left == 0).then_some(place),
@@ -324,7 +324,8 @@ impl Run<'_> {
         Some(())
     }
 
-    /// The operation that is asked for; an error if it was done at once, as it touches nothing that cores share.
+    /// Returns the requested operation, or an error if it was performed at once, because it touches nothing that cores
+    /// share.
     fn operation(&mut self, raw: &mut RawOperation) -> Result<Operation, ()> {
         let shape = Shape {
             kind: raw.map_kind,
@@ -335,12 +336,12 @@ impl Run<'_> {
         if raw.kind <= 3 {
             let table = self.program.note(raw.table, shape);
             let shape = self.program.shape(table);
-            // SAFETY: the program gives a key of the table's length, or none where it goes through all.
+            // SAFETY: the program passes a key of the table's length, or none when it iterates over all elements.
             let key = if raw.key.is_null() { &[] } else { unsafe { slice::from_raw_parts(raw.key, shape.key) } };
             return match raw.kind {
                 0 => self.lookup(table, shape, key, raw),
                 1 => {
-                    // SAFETY: the program gives a value of the table's length.
+                    // SAFETY: the program passes a value of the table's length.
                     let value = unsafe { slice::from_raw_parts(raw.value, shape.value) };
                     Ok(Operation::Update(table, key.to_vec(), value.to_vec(), raw.argument))
                 }
@@ -385,14 +386,15 @@ impl Run<'_> {
         }
         match shape.kind {
             kind::PERCPU_ARRAY => {
-                // SAFETY: each table has its part of the thread's own memory, longer than the few that cores have.
+                // SAFETY: each table has its part of the thread's own memory, which is longer than the few per-core
+                // tables.
                 let own = unsafe { self.ground.own.add(usize::from(table) * TABLE_LENGTH) };
                 if !self.own.contains(&table) {
                     self.own.push(table);
-                    // SAFETY: as above.
+                    // SAFETY: the write stays inside the table's part.
                     unsafe { ptr::write_bytes(own, 0, shape.value * counter::COUNT as usize) };
                 }
-                // SAFETY: as above.
+                // SAFETY: the entry is inside the table's part.
                 raw.address = unsafe { own.add(index() * shape.value) };
                 Err(())
             }
@@ -415,10 +417,10 @@ impl Run<'_> {
         unsafe { self.ground.elements.add(offset_of(Place { table, element, offset: 0, size: 0 })) }
     }
 
-    /// The counter that moved.
+    /// Returns the counter that moved.
     fn outcome(&self) -> Option<u8> {
         let table = self.own.iter().find(|table| self.program.name(**table) == "counters")?;
-        // SAFETY: the table was looked up in this run, so its counters are there.
+        // SAFETY: the table was looked up in this run, so its counters exist.
         let counters = unsafe {
             let own = self.ground.own.add(usize::from(*table) * TABLE_LENGTH).cast::<u64>();
             slice::from_raw_parts(own, counter::COUNT as usize)
@@ -428,20 +430,20 @@ impl Run<'_> {
     }
 }
 
-/// Fields of a flow that decide nothing: counting them would only multiply states.
+/// Reports whether the field of a flow influences no decision: modelling such a field would only multiply states.
 fn is_statistics(offset: u16) -> bool {
     let of = |from: usize, length: usize| (from..from + length).contains(&usize::from(offset));
     of(mem::offset_of!(Flow, bytes), 8) || of(mem::offset_of!(Flow, packets), 8) || of(mem::offset_of!(Flow, since), 4)
 }
 
-/// Whether a prefix, of a length and an address, is around another's address.
+/// Reports whether a prefix, given as length and address, covers another's address.
 fn is_around(prefix: &[u8], key: &[u8]) -> bool {
     let length = prefix.first_chunk().map_or(0, |length| u32::from_ne_bytes(*length));
     let bit = |bytes: &[u8], bit: u32| bytes[4 + bit as usize / 8] >> (7 - bit % 8) & 1;
     (0..length).all(|index| bit(prefix, index) == bit(key, index))
 }
 
-/// Compiles to `program.so` in a folder that is gone with the result.
+/// Compiles to `program.so` in a directory that is removed when the result is dropped.
 fn compile(edits: &[Edit]) -> Result<TempDir> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let built = tempfile::tempdir().context("cannot make a folder")?;
@@ -461,7 +463,7 @@ fn compile(edits: &[Edit]) -> Result<TempDir> {
                 ensure!(text.matches(edit.from).count() == 1, "{}: not there once: {}", edit.file, edit.from);
                 text = text.replace(edit.from, edit.to);
             }
-            // Bounds for the kernel's checker, in its assembly.
+            // Bounds for the kernel's verifier, in its assembly language.
             let lines = text.lines().filter(|line| !line.contains("asm volatile("));
             fs::write(folder.join(&name), lines.collect::<Vec<_>>().join("\n"))?;
         }
@@ -496,7 +498,7 @@ fn symbol(library: *mut c_void, name: &str) -> Result<*mut c_void> {
 
 fn name_of(address: usize) -> Option<String> {
     let mut info = mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the kernel's linker fills it in; a name is a string as long as the library is loaded.
+    // SAFETY: the dynamic linker fills it in; a name is a valid string as long as the library is loaded.
     unsafe {
         (libc::dladdr(address as *const c_void, info.as_mut_ptr()) != 0).then_some(())?;
         let name: *const c_char = info.assume_init().dli_sname;

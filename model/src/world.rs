@@ -1,4 +1,5 @@
-//! Cores that run scripts of jobs, one operation at a time in every order, and what must hold whatever the order.
+//! Cores that run scripts of jobs, one operation at a time in every order, and the properties that must hold in every
+//! order.
 
 use crate::memory::{Memory, Operation, Place, Shape, TableId, kind};
 use crate::program::{Entry, Program, Ran};
@@ -10,38 +11,38 @@ use wire::map::{AccountUse, Flow, FlowKey, FlowKey4, GrantUse, ReplayBucket, Rev
 use wire::packet::Packet;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What a core does, one after another.
+/// A job of a core; a core runs its jobs in order.
 #[derive(Clone, Debug)]
 pub enum Job {
-    /// A frame comes in.
+    /// Processes an incoming frame.
     Frame(Vec<u8>),
-    /// User space has the kernel forget what is over.
+    /// Runs the sweep, as user space does.
     Sweep,
-    /// User space writes into a table.
+    /// Writes into a table, as user space does.
     Put(TableId, Vec<u8>, Vec<u8>),
-    /// Time passes, seconds.
+    /// Lets this many seconds pass.
     Tick(u32),
 }
 
-/// The tables that the promises are about.
+/// The tables that the properties refer to.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
-    /// Flows of IPv4.
+    /// IPv4 flows.
     pub flows: TableId,
     /// Grants in use.
     pub grants: TableId,
-    /// What accounts use.
+    /// Use of shared tables by accounts.
     pub accounts: TableId,
     /// Revoked grants.
     pub revoked: TableId,
-    /// Sessions that ended.
+    /// Ended sessions.
     pub ended: TableId,
     /// Tokens seen.
     pub replays: TableId,
 }
 
 impl Tables {
-    /// The tables of this program.
+    /// Looks up the tables of this program.
     ///
     /// # Errors
     /// If the program lacks one.
@@ -63,42 +64,42 @@ impl Tables {
 /// A token, and the jobs whose frames carry it: (core, job).
 #[derive(Clone, Debug)]
 pub struct Token {
-    /// Whose frames.
+    /// The frames that carry the token.
     pub frames: Vec<(usize, usize)>,
-    /// Whether one of them must be admitted: it is fresh, its grant has budget left, and no table is full.
+    /// Whether one of them must be admitted: the token is fresh, its grant has budget left, and no table is full.
     pub must: bool,
 }
 
-/// After this job of this core, no flow of this grant is live.
+/// A point, in a core's script, after which no flow of a grant may be live.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
     /// The core.
     pub core: usize,
-    /// The job: a sweep after the grant was revoked, or its session ended.
+    /// The job: a sweep after the grant was revoked or its session ended.
     pub job: usize,
     /// The grant's handle.
     pub handle: u64,
 }
 
-/// A program, what was before, and what several cores do.
+/// A program, its initial state, and the scripts of several cores.
 pub struct World {
-    /// What it is called.
+    /// Name of the scene.
     pub name: &'static str,
     /// The program.
     pub program: Program,
-    /// The tables at first.
+    /// The initial tables.
     pub memory: Memory,
-    /// What each core does.
+    /// The script of each core.
     pub scripts: Vec<Vec<Job>>,
-    /// Which tokens there are.
+    /// The tokens in the scripts.
     pub tokens: Vec<Token>,
-    /// Which grants are cut.
+    /// The grants that are cut.
     pub cuts: Vec<Cut>,
-    /// The most flows that may be in the table at any time.
+    /// Largest number of flows that may be in the table at any time.
     pub flows_max: usize,
 }
 
-/// Where a core is.
+/// State of a core.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Core {
     job: u8,
@@ -108,21 +109,21 @@ pub struct Core {
     outcomes: Vec<u8>,
 }
 
-/// Everything that differs from moment to moment.
+/// A state of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     /// The shared tables.
     pub memory: Memory,
     /// The cores.
     pub cores: Vec<Core>,
-    /// The open flows with their grants and holders: until the client closes them.
+    /// The open flows with their grants and holders, until the client closes them.
     open: Vec<(Vec<u8>, u64, u32)>,
-    /// Whether an open flow got another owner.
+    /// Whether an open flow has changed owner.
     pub taken_over: bool,
 }
 
 impl State {
-    /// Whether every core has done its jobs.
+    /// Reports whether every core has finished its jobs.
     pub fn is_quiet(&self) -> bool {
         self.cores.iter().all(|core| core.next.is_none())
     }
@@ -138,12 +139,12 @@ impl fmt::Debug for Step {
     }
 }
 
-/// What a run of the checker found.
+/// The result of a run of the checker.
 #[derive(Debug)]
 pub struct Report {
-    /// States that differ.
+    /// Number of distinct states.
     pub states: usize,
-    /// For each promise that does not hold, the steps that break it.
+    /// For each broken property, the steps that break it.
     pub broken: Vec<(&'static str, String)>,
 }
 
@@ -151,20 +152,20 @@ pub struct Report {
 pub const ONCE: &str = "each token admits at most once";
 /// A token admits.
 pub const FRESH: &str = "a fresh token within budget is admitted";
-/// A revocation holds, as soon as no packet is on its way that began before.
+/// Revocation is effective once no packet is in progress that began before.
 pub const REVOKED: &str = "a revoked grant's flow is never live again";
 /// A flow keeps its owner.
 pub const OWNER: &str = "an open flow keeps its owner";
-/// Upkeep takes nothing away that admission has just put in its place.
+/// The sweep removes nothing that admission has just inserted.
 pub const KEPT: &str = "the flow of an admitted packet is in the table";
-/// Counters are right.
+/// Counters are correct.
 pub const COUNTS: &str = "a grant's count is that of its flows, and an account's that of its";
-/// Limits hold.
+/// Limits are kept.
 pub const LIMIT: &str = "no more flows than there may be";
 const ENDS: &str = "every script ends";
 
 impl World {
-    /// Runs frames one after another before the cores begin: what was there before. Gives their outcomes.
+    /// Runs frames one after another before the cores start, to set up the initial state. Returns their outcomes.
     pub fn before(&mut self, frames: &[Vec<u8>]) -> Vec<u8> {
         let scripts = std::mem::replace(&mut self.scripts, vec![frames.iter().cloned().map(Job::Frame).collect()]);
         let mut state = self.initial();
@@ -176,7 +177,7 @@ impl World {
         state.cores.swap_remove(0).outcomes
     }
 
-    /// Takes every order of steps; prints how many states there are.
+    /// Explores every order of steps; prints the number of states.
     pub fn check(self) -> Report {
         let began = Instant::now();
         let name = self.name;
@@ -217,7 +218,7 @@ impl World {
         state
     }
 
-    /// Brings a core to its next operation.
+    /// Advances a core to its next operation.
     fn go_on(&self, state: &mut State, core: usize) {
         let State { memory, cores, .. } = state;
         let core_state = &mut cores[core];
@@ -273,8 +274,8 @@ impl World {
         memory.entries(self.tables().flows).map(|entry| (entry.key.clone(), flow(&entry.value))).collect()
     }
 
-    /// Notes whose the open flows are, and whether one that was open is gone or has another holder though nobody revoked its
-    /// grant or closed it. Scenes let no open flow fall silent for so long that it ends.
+    /// Records the owners of open flows, and whether an open flow has gone or changed holder although its grant was not
+    /// revoked and the client did not close it. In no scene does an open flow stay silent until it ends.
     fn look_at_owners(&self, state: &mut State) {
         let flows = self.flows(&state.memory);
         let revoked: Vec<_> = state.memory.entries(self.tables().revoked).map(|entry| entry.key.clone()).collect();
@@ -287,14 +288,14 @@ impl World {
         }
         let open = flows.into_iter().filter(|(key, flow)| match flow.stage {
             stage::OPEN => flow.by_grant(),
-            // A core has it to itself: it stays open, or has given way.
+            // A core has claimed it: it stays open, or has given way.
             stage::CHANGING | stage::LEAVING => state.open.iter().any(|(other, ..)| other == key),
             _ => false,
         });
         state.open = open.map(|(key, flow)| (key, flow.handle, flow.holder)).collect();
     }
 
-    /// Whether the flow of every packet that was admitted is in the table, where nothing was revoked.
+    /// Reports whether the flow of every admitted packet is in the table, if nothing was revoked.
     fn admitted_are_there(&self, state: &State) -> bool {
         let flows = self.flows(&state.memory);
         let is_there = |frame: &[u8]| {
@@ -397,7 +398,7 @@ fn touches(operation: &Operation) -> bool {
     )
 }
 
-/// The steps of a path, one a line.
+/// Returns the steps of a path, one per line.
 fn tell(world: &World, path: stateright::Path<State, Step>) -> String {
     let mut text = String::new();
     for (state, step) in path.into_vec() {

@@ -1,4 +1,4 @@
-//! What was wrong once, put back: the checker finds it.
+//! Earlier bugs, restored: the checker finds each.
 
 #[allow(dead_code, reason = "the other test is its other user")]
 mod setting;
@@ -15,7 +15,7 @@ fn breaks(world: World, promise: &str) {
     println!("{promise} is broken by\n{path}");
 }
 
-/// Two looks at each place: between them another core takes the one that both aim at.
+/// Reads each slot twice: in between, another core takes the slot that both aim at.
 const TWO_LOOKS: &[Edit] = &[Edit {
     file: "include/admission.h",
     from: "\t\t\t__u64 there = entries[i];\n\n\t\t\tif (there == entry)\n\t\t\t\treturn DROP_REPLAYED;\n",
@@ -29,13 +29,13 @@ fn two_looks_at_a_place_refuse_both_copies() {
     breaks(Scene { edits: TWO_LOOKS, ..scene }.token(&[(0, 0), (1, 0)]).world(), FRESH);
 }
 
-/// No look for other copies once the token has its place.
+/// Does not look for other copies once the token has its slot.
 const NO_LOOK_BACK: &[Edit] =
     &[Edit { file: "include/admission.h", from: "if (entries[i] == entry && i != place)", to: "if (0)" }];
 
 #[test]
 fn without_a_look_back_a_token_admits_twice() {
-    // The first place's token ends between the two cores' clocks.
+    // The token in the first slot expires between the two cores' readings of the clock.
     let syn = |port| grant(1, NOW + 30).syn(port, NOW + 30, 9);
     let scripts = vec![vec![syn(40000)], vec![syn(40001)], vec![Job::Tick(1)]];
     let scene = Scene::new("no look back", scripts);
@@ -45,7 +45,7 @@ fn without_a_look_back_a_token_admits_twice() {
     breaks(world, ONCE);
 }
 
-/// Revocation is asked for before the flow is in the table only.
+/// Checks for revocation only before the flow is in the table.
 const ASKED_ONCE: &[Edit] = &[Edit {
     file: "include/admission.h",
     from: "\tif (!is_revoked(handle, holder)) {\n\t\tif (config.tells",
@@ -66,7 +66,7 @@ fn the_end_of_a_session_that_is_asked_for_once_is_outrun() {
     breaks(Scene { edits: ASKED_ONCE, ends, ..scene }.world(), REVOKED);
 }
 
-/// Tokens are charged before replays are looked for.
+/// Charges tokens before looking for replays.
 const CHARGED_FIRST: &[Edit] = &[
     Edit {
         file: "include/admission.h",
@@ -107,7 +107,7 @@ fn without_budgets_one_account_takes_the_room_of_another() {
     breaks(Scene { edits: NO_BUDGET, ..greedy("a greedy account without a budget") }.world(), FRESH);
 }
 
-/// Entries of the replay table know twelve bits of their time.
+/// Replay entries hold only twelve bits of their time.
 const TWELVE_BITS: &[Edit] = &[Edit {
     file: "include/admission.h",
     from: "\treturn clock_now - (__u32)(entry >> 32) + CLOCK_SET_BACK_MAX <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX;",
@@ -125,7 +125,7 @@ fn entries_with_twelve_bits_of_time_come_back() {
     breaks(world, FRESH);
 }
 
-/// A right token takes the 5-tuple, whoever has it.
+/// A valid token takes the 5-tuple, whatever flow has it.
 const TAKEOVER: &[Edit] = &[Edit {
     file: "include/admission.h",
     from: "\treturn stage == STAGE_CLOSING || stage == STAGE_RESET ? OPENS : PASSES;",
@@ -140,7 +140,7 @@ fn a_strangers_token_takes_an_open_flow() {
     breaks(Scene { edits: TAKEOVER, before, ..scene }.world(), OWNER);
 }
 
-/// The sweep removes what it found to be over, whatever has become of it.
+/// The sweep removes a flow that it found ended, even if the flow has changed since.
 const SWEPT_BY_KEY: &[Edit] =
     &[Edit { file: "include/sweep.h", from: "\tif (!take_alone(flow, state, STAGE_LEAVING))\n\t\treturn;\n", to: "" }];
 

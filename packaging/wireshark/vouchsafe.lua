@@ -1,8 +1,9 @@
--- Wireshark and tshark dissector for what Vouchsafe puts into packets: the tail, the shim, the discovery record.
+-- Wireshark and tshark dissector for the data that Vouchsafe adds to packets: the tail, the shim, the discovery
+-- record.
 --
 -- Formats: docs/wire.md. Put this file into the folder of personal Lua plugins (Help > About > Folders), or run
 --   tshark -X lua_script:vouchsafe.lua -Y vouchsafe -V -r FILE
--- It has no keys: whether a tag is right, only the verifier knows.
+-- The dissector has no keys: only the verifier can tell whether a tag is right.
 
 local vouchsafe = Proto("vouchsafe", "Vouchsafe")
 
@@ -49,7 +50,7 @@ local tcp_payload, udp_payload = Field.new("tcp.payload"), Field.new("udp.payloa
 local syn, ack = Field.new("tcp.flags.syn"), Field.new("tcp.flags.ack")
 local txt = Field.new("dns.txt")
 
--- A packet's first token gets the line in the list.
+-- The packet list shows a line for the first token of a packet.
 local function say(pinfo, text)
     pinfo.cols.info:append(" [" .. text .. "]")
 end
@@ -121,7 +122,8 @@ local function tail(payload, root, pinfo)
 end
 
 function vouchsafe.dissector(buffer, pinfo, root)
-    -- The shim: an IPv4 header of 60 bytes right behind one of 20 that says "IP in IP"; its first option is ours.
+    -- The shim: an outer IPv4 header of 20 bytes with protocol "IP in IP", followed by one of 60 bytes whose first
+    -- option is ours.
     local outer, inner = ip_headers()
     if inner and inner.offset == outer.offset + 20 and buffer(outer.offset + 9, 1):uint() == IP_IN_IP
         and buffer(inner.offset, 1):uint() == 0x4f and inner.offset + 60 <= buffer:len()

@@ -1,4 +1,5 @@
-//! What our dependencies are: licences, duplicates, unused ones, advisories. From cargo's metadata, so it works offline.
+//! Audits the dependencies: licences, duplicates, unused dependencies, advisories. It uses cargo's metadata, so it
+//! works offline.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -13,7 +14,7 @@ use crate::run::{self, cargo, root};
 const SHIPPED: &str = "vouchsafe";
 const EXCEPTIONS: &str = "xtask/audit-exceptions.txt";
 
-/// Prints one line per check; fails with every finding at once.
+/// Prints one line per check; fails with all findings together.
 pub fn run() -> Result<()> {
     let metadata = MetadataCommand::new()
         .current_dir(root())
@@ -79,7 +80,7 @@ impl<'a> Graph<'a> {
         })
     }
 
-    /// Everything that `from` leads to over edges that `follow` accepts, itself included.
+    /// Returns everything reachable from `from` over edges that `follow` accepts, including `from`.
     fn reach(
         &self,
         from: impl Iterator<Item = &'a PackageId>,
@@ -98,7 +99,8 @@ impl<'a> Graph<'a> {
         seen
     }
 
-    /// Crates that the shipped binary contains more than once. What a proc macro is made of isn't in the binary.
+    /// Returns the crates that the shipped binary contains in more than one version. Dependencies of proc macros are
+    /// not in the binary.
     fn duplicates(&self) -> Result<BTreeMap<&'a str, Vec<String>>> {
         let shipped = self.packages.values().find(|package| package.name == SHIPPED).context("no shipped binary")?;
         let in_binary = self.reach([&shipped.id].into_iter(), |package, kind| {
@@ -114,7 +116,7 @@ impl<'a> Graph<'a> {
     }
 }
 
-/// `what` → reason.
+/// Parses the exceptions: finding → reason.
 fn exceptions(text: &str) -> Result<BTreeMap<String, String>> {
     let mut exceptions = BTreeMap::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -126,7 +128,7 @@ fn exceptions(text: &str) -> Result<BTreeMap<String, String>> {
     Ok(exceptions)
 }
 
-/// The names among `member`'s dependencies that its sources don't use.
+/// Returns the names among `member`'s dependencies that its sources do not use.
 fn unused(member: &Package) -> Result<Vec<String>> {
     let dir = member.manifest_path.parent().context("a manifest is in a folder")?.as_std_path();
     let mut code = String::new();
@@ -158,7 +160,7 @@ fn without_comments(code: &str) -> String {
     code.lines().filter(|line| !line.trim_start().starts_with("//")).flat_map(|line| [line, "\n"]).collect()
 }
 
-/// Whether `code` uses the crate `name`: `name::…`, `use name`, or `name` inside a `use {…}` of several crates.
+/// Reports whether `code` uses the crate `name`: `name::…`, `use name`, or `name` inside a `use {…}` of several crates.
 fn names(code: &str, name: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(name).any(|(at, _)| {
@@ -171,7 +173,7 @@ fn names(code: &str, name: &str) -> bool {
     })
 }
 
-/// RustSec's advisories, where cargo-audit and its database are on this machine; fetches nothing.
+/// Checks RustSec's advisories, if cargo-audit and its database are on this machine; fetches nothing.
 fn advisories(findings: &mut Vec<String>) {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));

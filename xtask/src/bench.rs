@@ -1,4 +1,5 @@
-//! `make bench`: runs the benches, prints one table of their figures, and writes them to target/bench/summary.json.
+//! `make bench`: runs the benches, prints one table of their figures, and writes the figures to
+//! target/bench/summary.json.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,8 +12,8 @@ use serde_json::{Map, Value};
 use crate::run::{cargo, is_root};
 use crate::{build, target_dir};
 
-/// The benches: package, and target, which is the name to pick it by. Each prints one line of JSON,
-/// {name: {value, unit, yardstick, ratio, noise, bound, verdict}} (see `measure::Figures`).
+/// The benches: package and target. The target is the name on the command line. Each prints one line of JSON, {name:
+/// {value, unit, yardstick, ratio, noise, bound, verdict}} (see `measure::Figures`).
 const BENCHES: [(&str, &str); 11] = [
     ("wire", "overhead"),
     ("engine", "engine"),
@@ -27,12 +28,12 @@ const BENCHES: [(&str, &str); 11] = [
     ("lab", "network"),
 ];
 
-/// The names of all benches, for the command line.
+/// Returns the names of all benches, for the command line.
 pub fn targets() -> [&'static str; BENCHES.len()] {
     BENCHES.map(|(_, target)| target)
 }
 
-/// Runs them all, or only those whose target is named.
+/// Runs all benches, or only those whose targets are named.
 pub fn run(parts: &[String]) -> Result<()> {
     let vouchsafe = build::release()?;
     let mut figures = Map::new();
@@ -41,7 +42,7 @@ pub fn run(parts: &[String]) -> Result<()> {
     for (package, target) in wanted {
         eprintln!("bench {target}");
         let begun = Instant::now();
-        // What one can't measure is no reason to lose what others did.
+        // If one bench cannot measure, the figures of the others are still worth keeping.
         match bench(package, target, &vouchsafe) {
             Ok((measured, whole)) => {
                 figures.extend(measured);
@@ -73,7 +74,7 @@ pub fn run(parts: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The figures, and whether every part of the bench could measure.
+/// Runs a bench; returns its figures and whether every part of it could measure.
 fn bench(package: &str, target: &str, vouchsafe: &PathBuf) -> Result<(Map<String, Value>, bool)> {
     let mut command = cargo(["bench", "--quiet", "--package", package, "--bench", target]);
     command.env("VOUCHSAFE_BIN", vouchsafe);

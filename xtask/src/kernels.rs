@@ -1,15 +1,16 @@
-//! Runs the datapath's tests inside Debian 12's 6.1 kernel, booted in an emulated machine: the oldest kernel we promise.
+//! Runs the datapath's tests in Debian 12's 6.1 kernel, the oldest supported one, booted in an emulated machine.
 //!
-//! Nothing here needs root, KVM or a disk image: the kernel comes out of Debian's package, everything else is one
+//! This needs no root, KVM or disk image: the kernel comes from Debian's package, and everything else is in one
 //! initramfs with busybox, the test binaries and the libraries that they load.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -18,24 +19,26 @@ use cargo_metadata::Message;
 use crate::run::{cargo, command, command_as_root, output, root, run as run_command, succeeds};
 use crate::target_dir;
 
-/// A Debian package of the kernel that we promise to run on; the number in it counts ABI changes.
+/// Package name of the oldest supported kernel, before and after the number that counts ABI changes.
 const PACKAGE: (&str, &str) = ("linux-image-6.1.0-", "-cloud-amd64");
-/// What the cloud kernel has as modules and the tests need.
+/// Modules of the cloud kernel that the tests need.
 const MODULES: &[&str] = &["veth", "sch_ingress", "cls_bpf"];
-/// The guest's init; run with what differs from boot to boot put in place of `@…@`.
+/// The guest's init; each `@…@` is replaced by a value that differs from boot to boot.
 const INIT: &str = include_str!("kernels-init.sh");
-/// Programs that tests call and busybox has no full stand-in for; what is not on this host is left out.
+/// Programs that tests run and busybox cannot fully replace. Those that are missing on this host are left out.
 const TOOLS: &[&str] = &["ip", "tc", "nsenter"];
-/// The line by which the guest tells how its tests ended.
+/// Prefix of the line by which the guest reports the exit status of its tests.
 const EXIT: &str = "VOUCHSAFE-EXIT ";
+/// The line by which the guest asks for the name of its next test.
+const NEXT: &str = "VOUCHSAFE-NEXT";
 
 /// Options of `kernels`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only tests whose name contains this
+    /// Run only tests whose name contains this
     #[arg(default_value = "kernel_")]
     filter: String,
-    /// This kernel package instead of the newest that apt knows
+    /// Use this kernel package instead of the newest that apt offers
     #[arg(long, value_name = "FILE")]
     deb: Option<PathBuf>,
     /// Give up after this many seconds in the guest
@@ -43,7 +46,7 @@ pub struct Args {
     timeout: u64,
 }
 
-/// Fetches the kernel, builds the initramfs, boots it and reports what the tests said.
+/// Fetches the kernel, builds the initramfs, boots it and reports the results of the tests.
 pub fn run(args: &Args) -> Result<()> {
     let kernel = match &args.deb {
         Some(deb) => unpack(deb)?,
@@ -58,7 +61,8 @@ pub fn run(args: &Args) -> Result<()> {
     boot(&kernel, &test_binaries("--package=datapath")?, args)
 }
 
-/// As part of `test`: reuses what `cargo test --workspace` has built; skips where Debian's kernel can't be had.
+/// Runs the tests in the kernel as part of `test`: reuses the build of `cargo test --workspace`, and skips if Debian's
+/// kernel is not available.
 pub fn run_after_workspace_tests() -> Result<()> {
     let Some(kernel) = newest()? else {
         println!("kernels: SKIPPED: apt knows no Debian 12 kernel here; see `cargo xtask kernels --help` for --deb");
@@ -75,11 +79,11 @@ struct Kernel {
     version: String,
 }
 
-/// The newest kernel that apt knows, or that an earlier run has left; `None` where there is neither.
+/// Returns the newest kernel that apt offers, or that an earlier run has left; `None` if there is neither.
 fn newest() -> Result<Option<Kernel>> {
     let mut fetched = fetch()?;
     if fetched.is_none() && (candidate()?.is_some() || !has_package_lists()) {
-        // The lists are older than the mirror, or a bare container has none.
+        // The package lists are older than the mirror or, in a bare container, missing.
         let _ = run_command(command_as_root("apt-get").args(["-qq", "update"]));
         fetched = fetch()?;
     }
@@ -96,7 +100,7 @@ fn newest() -> Result<Option<Kernel>> {
     }
 }
 
-/// The newest kernel package as a file; `None` if apt doesn't know or can't get it.
+/// Returns the newest kernel package as a file; `None` if apt does not offer it or cannot download it.
 fn fetch() -> Result<Option<PathBuf>> {
     let Some((package, version)) = candidate()? else { return Ok(None) };
     let dir = dir()?;
@@ -113,7 +117,7 @@ fn has_package_lists() -> bool {
     lists.into_iter().any(|entry| entry.file_name().to_string_lossy().contains("_Packages"))
 }
 
-/// Name and version of the newest kernel package that apt could download.
+/// Returns name and version of the newest kernel package that apt could download.
 fn candidate() -> Result<Option<(String, String)>> {
     let mut search = command("apt-cache");
     search.args(["search", "--names-only", &format!("^{}[0-9]+{}$", PACKAGE.0.replace('.', "\\."), PACKAGE.1)]);
@@ -149,7 +153,7 @@ fn unpack(deb: &Path) -> Result<Kernel> {
     Ok(Kernel { image, modules, version })
 }
 
-/// The datapath's test executables.
+/// Returns the datapath's test executables.
 fn test_binaries(packages: &str) -> Result<Vec<PathBuf>> {
     let mut build = cargo(["test", "--no-run", "--message-format=json-render-diagnostics", packages]);
     let messages = output(&mut build)?;
@@ -167,21 +171,49 @@ fn test_binaries(packages: &str) -> Result<Vec<PathBuf>> {
     Ok(binaries)
 }
 
+/// Test binaries that no guest has taken yet, by name.
+type Queue = Mutex<VecDeque<String>>;
+
+/// Boots one guest per processor; each asks for one test binary after the other until none is left.
 fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args) -> Result<()> {
     let initramfs = initramfs(kernel, binaries, &args.filter)?;
-    println!("kernels: booting {}", kernel.version);
+    let names = binaries.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let queue: Queue = Mutex::new(names.collect());
+    let guests = std::thread::available_parallelism()?.get().min(binaries.len());
+    println!("kernels: booting {} in {guests} emulated machines", kernel.version);
+    let limit = Duration::from_secs(args.timeout);
+    let outcomes: Vec<Result<Outcome>> = std::thread::scope(|scope| {
+        let guest = |number| {
+            let (initramfs, queue) = (&initramfs, &queue);
+            scope.spawn(move || watch(start(kernel, initramfs)?, &format!("{}/{number}", kernel.version), queue, limit))
+        };
+        let guests: Vec<_> = (1..=guests).map(guest).collect();
+        guests
+            .into_iter()
+            .map(|guest| guest.join().unwrap_or_else(|_| bail!("kernels: a guest's thread failed")))
+            .collect()
+    });
+    let mut passed = 0;
+    for outcome in outcomes {
+        let outcome = outcome?;
+        ensure!(outcome.exit == Some(0), "kernels: tests FAILED in {}", kernel.version);
+        passed += outcome.passed;
+    }
+    ensure!(passed > 0, "kernels: no test of the datapath has a name that contains {:?}", args.filter);
+    println!("kernels: {passed} tests passed in {}", kernel.version);
+    Ok(())
+}
+
+/// Starts one emulated machine; its serial line is the process's standard input and output.
+fn start(kernel: &Kernel, initramfs: &Path) -> Result<Machine> {
     let mut machine = command("qemu-system-x86_64");
     machine.args(
         "-accel tcg -cpu max -smp 1 -m 1024 -nographic -no-reboot -nodefaults -serial stdio -monitor none".split(' '),
     );
-    machine.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(&initramfs);
+    machine.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(initramfs);
     machine.args(["-append", "console=ttyS0 panic=-1 quiet"]);
-    let child = machine.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("qemu-system-x86_64")?;
-    let outcome = watch(Machine(child), &kernel.version, Duration::from_secs(args.timeout))?;
-    ensure!(outcome.exit == Some(0), "kernels: tests FAILED in {}", kernel.version);
-    ensure!(outcome.passed > 0, "kernels: no test of the datapath has a name that contains {:?}", args.filter);
-    println!("kernels: {} tests passed in {}", outcome.passed, kernel.version);
-    Ok(())
+    let child = machine.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    Ok(Machine(child.context("qemu-system-x86_64")?))
 }
 
 /// A running qemu, killed when dropped.
@@ -200,9 +232,10 @@ struct Outcome {
     passed: u32,
 }
 
-/// Passes the guest's console on, line by line, and reads the outcome off it.
-fn watch(mut machine: Machine, version: &str, limit: Duration) -> Result<Outcome> {
+/// Hands the guest test binaries from the queue, prints its console line by line, and extracts the outcome.
+fn watch(mut machine: Machine, name: &str, queue: &Queue, limit: Duration) -> Result<Outcome> {
     let console = BufReader::new(machine.0.stdout.take().context("qemu's output")?);
+    let mut keyboard = machine.0.stdin.take().context("qemu's input")?;
     let (lines, received) = channel();
     std::thread::spawn(move || {
         for line in console.split(b'\n').map_while(Result::ok) {
@@ -215,30 +248,35 @@ fn watch(mut machine: Machine, version: &str, limit: Duration) -> Result<Outcome
     let mut outcome = Outcome::default();
     loop {
         match received.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            // The firmware's words, in terminal colours.
+            // Skips the firmware's output, which uses terminal colours.
             Ok(line) if line.contains('\x1b') || line.starts_with("Booting from") => {}
+            Ok(line) if line == NEXT => {
+                let test = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+                // An empty line ends the guest.
+                writeln!(keyboard, "{}", test.unwrap_or_default()).context("qemu's input")?;
+            }
             Ok(line) => {
-                println!("{version} | {line}");
+                println!("{name} | {line}");
                 if let Some(code) = line.strip_prefix(EXIT) {
                     outcome.exit = code.parse().ok();
                 }
                 outcome.passed += passed(&line);
             }
             Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) => bail!("kernels: {version} did not end within {} s", limit.as_secs()),
+            Err(RecvTimeoutError::Timeout) => bail!("kernels: {name} did not end within {} s", limit.as_secs()),
         }
     }
-    ensure!(outcome.exit.is_some(), "kernels: {version} ended without a word about its tests");
+    ensure!(outcome.exit.is_some(), "kernels: {name} ended without a word about its tests");
     Ok(outcome)
 }
 
-/// The number in "test result: ok. N passed; …".
+/// Returns the number N in "test result: ok. N passed; …".
 fn passed(line: &str) -> u32 {
     let counted = || line.strip_prefix("test result: ")?.split_once(". ")?.1.split(' ').next()?.parse().ok();
     counted().unwrap_or(0)
 }
 
-/// Packs busybox, the tests, what they load and an init that runs them.
+/// Packs busybox, the tests, the libraries that they load, and an init that runs them.
 fn initramfs(kernel: &Kernel, binaries: &[PathBuf], filter: &str) -> Result<PathBuf> {
     let tree = dir()?.join("initramfs");
     let _ = fs::remove_dir_all(&tree);
@@ -255,7 +293,7 @@ fn initramfs(kernel: &Kernel, binaries: &[PathBuf], filter: &str) -> Result<Path
     let mut files = BTreeSet::new();
     for binary in binaries {
         let name = binary.file_name().context("a test binary has a name")?;
-        // Debug information is most of its size, and the guest's memory is small.
+        // Debug information is most of a binary's size, and the guest's memory is small.
         run_command(command("strip").arg("--strip-debug").arg("-o").arg(tree.join("tests").join(name)).arg(binary))?;
         files.extend(loaded_by(binary)?);
     }
@@ -273,7 +311,11 @@ fn initramfs(kernel: &Kernel, binaries: &[PathBuf], filter: &str) -> Result<Path
     let here = root().join("crates/datapath");
     fs::create_dir_all(inside(&tree, &here))?;
     let script = INIT.replace("@MODULES@", &modules.join(" "));
-    let script = script.replace("@FILTER@", filter).replace("@HERE@", &here.to_string_lossy()).replace("@EXIT@", EXIT);
+    let script = script
+        .replace("@FILTER@", filter)
+        .replace("@HERE@", &here.to_string_lossy())
+        .replace("@EXIT@", EXIT)
+        .replace("@NEXT@", NEXT);
     let init = tree.join("init");
     fs::write(&init, script)?;
     fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
@@ -289,7 +331,7 @@ fn initramfs(kernel: &Kernel, binaries: &[PathBuf], filter: &str) -> Result<Path
     Ok(archive)
 }
 
-/// Copies [`MODULES`] and what they depend on; returns their names in the order to load them.
+/// Copies [`MODULES`] and their dependencies; returns their names in the order of loading.
 fn insert_modules(kernel: &Kernel, tree: &Path) -> Result<Vec<String>> {
     let listing = output(command("find").arg(&kernel.modules).args(["-name", "*.ko"]))?;
     let mut loaded = Vec::new();
@@ -307,7 +349,7 @@ fn insert_module(module: &str, listing: &str, tree: &Path, loaded: &mut Vec<Stri
         let name = Path::new(path).file_stem().map(|name| name.to_string_lossy().replace('-', "_"));
         name.as_deref() == Some(module)
     };
-    // A module that isn't there as a file is built in.
+    // A module that does not exist as a file is built in.
     let Some(path) = listing.lines().find(is_it) else { return Ok(()) };
     let image = fs::read(path)?;
     for needed in depends(&image) {
@@ -318,7 +360,7 @@ fn insert_module(module: &str, listing: &str, tree: &Path, loaded: &mut Vec<Stri
     Ok(())
 }
 
-/// What a module says in its .modinfo section; the package carries no modules.dep.
+/// Returns the dependencies in a module's .modinfo section; the package contains no modules.dep.
 fn depends(image: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = image.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
@@ -327,13 +369,13 @@ fn depends(image: &[u8]) -> Vec<String> {
     value.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// The shared libraries and the loader of `binary`, by the paths under which it finds them.
+/// Returns the shared libraries and the loader of `binary`, by the paths under which it finds them.
 fn loaded_by(binary: &Path) -> Result<Vec<PathBuf>> {
     let listing = output(command("ldd").arg(binary))?;
     Ok(listing.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
-/// Files beside the crates' tests (vectors, corpora), at the same absolute paths.
+/// Copies the data files of the crates' tests (vectors, corpora) to the same absolute paths.
 fn test_data(crates: &Path, tree: &Path) -> Result<()> {
     for entry in fs::read_dir(crates)?.flatten() {
         let tests = entry.path().join("tests");

@@ -1,5 +1,7 @@
 //! Checks on the text of the code: formatting, forbidden words, clippy, and clang's warnings on the kernel programs.
 
+mod comments;
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -16,7 +18,7 @@ use crate::target_dir;
 pub enum Check {
     /// rustfmt
     Fmt,
-    /// Words that must not be in the tree; links in documents that lead nowhere; files too long
+    /// Forbidden words, broken links in documents, comments that do not name the actor first, files that are too long
     Style,
     /// clippy, every warning an error
     Clippy,
@@ -24,10 +26,10 @@ pub enum Check {
     Clang,
 }
 
-/// What must not be committed, in pieces so that this file doesn't contain it.
+/// Strings that must not be committed, split so that this file does not contain them.
 const FORBIDDEN: &[[&str; 2]] = &[["todo", "!("], ["unimplemented", "!("], ["dbg", "!("], ["../", "shared"]];
 
-/// The most lines that a file of code may have.
+/// Maximum number of lines of a source file.
 const LONG_FILE: usize = 600;
 
 /// Runs the checks `only`, or all of them.
@@ -47,7 +49,7 @@ pub fn run(only: &[Check]) -> Result<()> {
 
 fn style() -> Result<()> {
     let mut findings = Vec::new();
-    // Not by git, which refuses to look into a checkout that somebody else owns.
+    // Does not use git, which refuses to read a checkout that another user owns.
     let built = "-name target -o -name .git -o -name corpus -o -name artifacts -o -name Cargo.lock".split(' ');
     let files =
         output(command("find").args([".", "("]).args(built).args([")", "-prune", "-o", "-type", "f", "-print"]))?;
@@ -63,6 +65,8 @@ fn style() -> Result<()> {
                 findings.extend(lost.map(|link| format!("{name}:{}: {link} is not there", number + 1)));
             }
         }
+        let sentences = marks(name).map(|marks| comments::relative_clauses(&text, marks)).unwrap_or_default();
+        findings.extend(sentences.iter().map(|(line, words)| format!("{name}:{line}: name the actor first: {words}")));
         let lines = text.lines().count();
         let is_code = [".rs", ".c", ".h"].iter().any(|ending| name.ends_with(ending));
         if is_code && lines > LONG_FILE {
@@ -73,18 +77,28 @@ fn style() -> Result<()> {
     Ok(())
 }
 
-/// Where a line of Markdown links to within the tree.
+/// Returns the targets within the tree of the links in a line of Markdown.
 fn links(line: &str) -> impl Iterator<Item = &str> {
     let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     let within = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
     within.filter_map(|target| target.split('#').next())
 }
 
+/// Returns how comment lines begin in the language of a file.
+fn marks(name: &str) -> Option<&'static [&'static str]> {
+    match name.rsplit_once('.')?.1 {
+        "rs" => Some(&["///", "//!", "//"]),
+        "c" | "h" => Some(&["/*", "*", "//"]),
+        "py" | "sh" => Some(&["#"]),
+        _ => None,
+    }
+}
+
 fn forbidden(line: &str) -> impl Iterator<Item = String> {
     FORBIDDEN.iter().map(|pieces| pieces.concat()).filter(|word| line.contains(word))
 }
 
-/// Compiles bpf/*.bpf.c as the datapath's build does, with warnings as errors.
+/// Compiles bpf/*.bpf.c like the datapath's build, but with warnings as errors.
 fn clang() -> Result<()> {
     let bpf = root().join("bpf");
     let is_program = |path: &PathBuf| path.to_string_lossy().ends_with(".bpf.c");
@@ -101,7 +115,7 @@ fn clang() -> Result<()> {
             command("clang")
                 .args("-Wall -Wextra -Wno-unused-parameter -Werror -target bpf -O2 -g -mcpu=v3 -c".split(' '))
                 .arg(if cfg!(target_arch = "aarch64") { "-D__TARGET_ARCH_arm64" } else { "-D__TARGET_ARCH_x86" })
-                // The UAPI's <asm/…> lives below the host's multiarch folder, which -target bpf doesn't know.
+                // The UAPI's <asm/…> headers are below the host's multiarch folder, which -target bpf does not search.
                 .args(["-idirafter", &format!("/usr/include/{}-linux-gnu", std::env::consts::ARCH)])
                 .arg("-isystem")
                 .arg(&headers)
@@ -116,7 +130,7 @@ fn clang() -> Result<()> {
     Ok(())
 }
 
-/// A folder in which `<bpf/…>` is libbpf's own headers, of the version that cargo builds.
+/// Returns a folder whose `<bpf/…>` headers are those of the libbpf version that cargo builds.
 fn libbpf_headers() -> Result<PathBuf> {
     let metadata = MetadataCommand::new().current_dir(root()).exec()?;
     let Some(sys) = metadata.packages.iter().find(|package| package.name == "libbpf-sys") else {

@@ -1,6 +1,6 @@
-//! Everything a developer runs: `cargo xtask help`.
+//! The developer's commands: `cargo xtask help`.
 //!
-//! Each command is one module; this file only names them. Nothing here is part of the product.
+//! Each command is one module; this file only declares the command line. Nothing here is part of the product.
 
 mod arrows;
 mod audit;
@@ -30,17 +30,17 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Install the packages that one purpose needs (Debian 12, Ubuntu 24.04)
+    /// Install the packages for one purpose (Debian 12, Ubuntu 24.04)
     Setup {
-        /// What for; `test` is everything
+        /// The purpose; `test` includes all others
         #[arg(default_value = "test", value_parser = setup::PURPOSES)]
         purpose: String,
     },
-    /// What CI runs: lint, audit, arrows, every test
+    /// Run the checks of CI: lint, audit, arrows, every test
     Ci,
-    /// Every test, here as root and in a booted 6.1 kernel
+    /// Run every test, here as root and in a booted 6.1 kernel
     Test {
-        /// Leave the booted kernel out
+        /// Skip the booted kernel
         #[arg(long)]
         no_kernels: bool,
         /// Arguments for `cargo test`
@@ -49,14 +49,14 @@ enum Task {
     },
     /// Run the datapath's `kernel_…` tests in Debian 12's 6.1 kernel
     Kernels(kernels::Args),
-    /// See it work: the whole system in network namespaces
+    /// Run the demo: the whole system in network namespaces
     Demo {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
     /// Measure; figures go to target/bench/summary.json
     Bench {
-        /// Only these
+        /// Run only these benches
         #[arg(value_parser = bench::targets())]
         parts: Vec<String>,
     },
@@ -67,31 +67,31 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Send forged first packets at full rate; none may be admitted or answered, and no table may grow
+    /// Send forged first packets at full rate; fail if any is admitted or answered, or a table grows
     Soak {
-        /// How many the verifier is to judge
+        /// Number of forged packets that the verifier is to check
         #[arg(long, value_name = "N", default_value_t = 1_000_000_000)]
         forged: u64,
     },
-    /// Formatting, forbidden words, clippy, warnings in the kernel programs
+    /// Check formatting, forbidden words, clippy, and warnings in the kernel programs
     Lint {
-        /// Only these
+        /// Run only these checks
         #[arg(value_enum)]
         only: Vec<lint::Check>,
     },
-    /// Licences, duplicate and unused dependencies, known advisories; works offline
+    /// Check licences, duplicate and unused dependencies, and known advisories; works offline
     Audit,
-    /// Check which workspace crate may depend on which
+    /// Check the dependencies and import cycles of the workspace's crates
     Arrows,
     /// Run each fuzz target for a while (nightly)
     Fuzz {
         /// Seconds for each target
         #[arg(long, default_value_t = 60)]
         seconds: u32,
-        /// Only these targets
+        /// Run only these targets
         targets: Vec<String>,
     },
-    /// How long asking for consent takes, from a table of round-trip times
+    /// Compute how long requests for consent take, from a table of round-trip times
     Simulate(simulate::Args),
     /// Write man pages and shell completions to target/gen
     Gen,
@@ -169,7 +169,7 @@ fn fuzz(seconds: u32, mut targets: Vec<String>) -> Result<()> {
     }
     for target in &targets {
         eprintln!("xtask: fuzzing {target} for {seconds} s");
-        // What it finds goes to the first folder: the committed corpus grows by hand only.
+        // New inputs go to the first folder; the committed corpus is extended by hand only.
         let found = target_dir().join("fuzz").join(target);
         std::fs::create_dir_all(&found)?;
         let mut fuzz = cargo(["+nightly", "fuzz", "run", target]);
@@ -179,7 +179,7 @@ fn fuzz(seconds: u32, mut targets: Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Where cargo puts what it builds.
+/// Returns cargo's target directory.
 fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }

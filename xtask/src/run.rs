@@ -1,4 +1,4 @@
-//! Running other programs, from the workspace root, with errors that name what failed.
+//! Runs other programs from the workspace root, with errors that name the failed command.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -6,19 +6,19 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// The workspace root.
+/// Returns the workspace root.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a folder of the workspace")
 }
 
-/// `program`, to be run in the workspace root.
+/// Prepares `program` to run in the workspace root.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(root());
     command
 }
 
-/// Cargo, free of what the outer `cargo run` of this xtask left in the environment.
+/// Prepares cargo, without the environment variables of the outer `cargo run` of this xtask.
 pub fn cargo<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
     let mut cargo = command("cargo");
     cargo.args(args);
@@ -32,7 +32,7 @@ pub fn cargo<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
     cargo
 }
 
-/// `program` as root: itself where we are root, else under sudo.
+/// Prepares `program` to run as root: directly if this process is root, else under sudo.
 pub fn command_as_root(program: impl AsRef<OsStr>) -> Command {
     if is_root() {
         return command(program);
@@ -42,12 +42,12 @@ pub fn command_as_root(program: impl AsRef<OsStr>) -> Command {
     sudo
 }
 
-/// Whether this process runs as root.
+/// Reports whether this process runs as root.
 pub fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|this| std::os::unix::fs::MetadataExt::uid(&this) == 0)
 }
 
-/// Runs to completion; an error unless it succeeds.
+/// Runs a command to completion; fails unless it succeeds.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("could not start {}", shown(command)))?;
     match status.success() {
@@ -56,7 +56,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     }
 }
 
-/// Its standard output; an error unless it succeeds.
+/// Returns a command's standard output; fails unless it succeeds.
 pub fn output(command: &mut Command) -> Result<String> {
     let output =
         command.stderr(Stdio::inherit()).output().with_context(|| format!("could not start {}", shown(command)))?;
@@ -66,7 +66,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("{} printed something else than UTF-8", shown(command)))
 }
 
-/// Whether it runs and succeeds; prints nothing.
+/// Reports whether a command runs and succeeds; prints nothing.
 pub fn succeeds(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())

@@ -1,13 +1,14 @@
-//! Packages by purpose. The lists are in `xtask/setup.sh`: plain sh, because this crate can't be linked before gcc is there.
+//! Installs packages by purpose. The lists are in `xtask/setup.sh`: plain sh, because this crate cannot be linked
+//! before gcc is installed.
 
 use anyhow::Result;
 
 use crate::run::{command, run as run_command};
 
-/// What packages can be installed for, from the fewest to all.
+/// Purposes of an installation, from the fewest packages to all.
 pub const PURPOSES: [&str; 4] = ["build", "demo", "bench", "test"];
 
-/// Installs what `purpose` needs.
+/// Installs the packages for `purpose`.
 pub fn run(purpose: &str) -> Result<()> {
     run_command(command("sh").args(["xtask/setup.sh", purpose]))
 }

@@ -1,7 +1,8 @@
-//! `cargo xtask simulate`: what asking for consent adds to a first round trip, for places where authorization delegates may be.
+//! `cargo xtask simulate`: the time that a request for consent adds to a first round trip, for several placements of
+//! authorization delegates.
 //!
-//! From a table of measured round-trip times; nothing is measured here. The same seed gives the same figures. docs/simulation.md
-//! says what they mean.
+//! The simulation uses a table of measured round-trip times and measures nothing itself. The same seed gives the same
+//! figures, which docs/simulation.md explains.
 
 mod picture;
 mod placement;
@@ -20,19 +21,19 @@ use picture::{Axis, Curve};
 use placement::{PLACEMENTS, Sample, samples};
 use times::Times;
 
-/// What is simulated, and where to.
+/// Input, parameters and output folder of the simulation.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Round-trip times: CSV with a row and a column per region, milliseconds, nothing where both are one
+    /// Round-trip times: CSV with a row and a column per region, in milliseconds; empty where both are the same region
     #[arg(long, value_name = "FILE", default_value = "docs/simulation/azure-2026-07.csv")]
     table: PathBuf,
-    /// Begins the sequence of random places
+    /// Seed of the random placements
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How often places are drawn, for every pair of regions
+    /// Number of random placements for every pair of regions
     #[arg(long, value_name = "TIMES", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     draws: u32,
-    /// Where pictures and summary.json go
+    /// Output folder for pictures and summary.json
     #[arg(long, value_name = "FOLDER", default_value = "target/simulation")]
     into: PathBuf,
 }
@@ -84,13 +85,13 @@ fn pictures(results: &Results) -> [(&'static str, String); 2] {
     ]
 }
 
-/// What is said of one placement.
+/// Figures of one placement.
 struct Row {
     added: [f64; 3],
     inflation: [f64; 3],
 }
 
-/// Which parts of the samples take at most what is said.
+/// The quantiles in the summary.
 const PARTS: [f64; 3] = [0.5, 0.9, 0.99];
 
 impl Row {
@@ -113,7 +114,7 @@ fn json(name: &str, row: &Row) -> serde_json::Value {
     json!({ "placement": name, "added_ms": of(&row.added), "inflation": of(&row.inflation) })
 }
 
-/// The summary as Markdown.
+/// Returns the summary as Markdown.
 fn table(results: &Results) -> String {
     let mut text =
         "| delegates | added: half of all | 90 % | 99 % | inflation: half of all | 90 % | 99 % |\n".to_owned();

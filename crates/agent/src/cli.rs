@@ -1,4 +1,4 @@
-//! `vouchsafe agent …`: arguments in, words out. What is done is the daemon's.
+//! `vouchsafe agent …`: parses arguments and prints answers. The daemon does the work.
 
 mod discover;
 mod login;
@@ -6,12 +6,13 @@ mod ping;
 mod redirect;
 mod words;
 
-use crate::config::{Config, DEFAULT_SOCKET, Flags};
+use crate::config::{Config, DEFAULT_INSTANCE, DEFAULT_SOCKET, Flags};
 use crate::protocol::{Call, Reply, Request};
 use crate::{daemon, kernel, socket};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
-use engine::agent::{Consent, Target};
+use engine::agent::Consent;
+use engine::model::Target;
 use shell::table::Table;
 use shell::{print, println};
 use std::io::Write;
@@ -20,7 +21,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use words::{ago, left, service};
 
-/// Which daemon, and for whom
+/// The daemon to talk to, and the user to act for
 #[derive(Args, Clone, Debug)]
 pub struct At {
     /// The daemon's socket
@@ -31,18 +32,18 @@ pub struct At {
     uid: Option<u32>,
 }
 
-/// Runs the agent on this machine, and speaks to it
+/// Runs the agent on this machine, or queries it
 #[derive(Subcommand, Debug)]
 pub enum AgentCommand {
     /// Run the daemon
     Run(Box<Flags>),
-    /// Let go of every interface and forget what is in the kernel, once the daemon has ended for good
+    /// Detach from every interface and remove the agent's state from the kernel, after the daemon has stopped for good
     Detach {
         /// The instance
-        #[arg(long, value_name = "NAME", default_value = "default", env = "VOUCHSAFE_AGENT_INSTANCE")]
+        #[arg(long, value_name = "NAME", default_value = DEFAULT_INSTANCE, env = "VOUCHSAFE_AGENT_INSTANCE")]
         instance: String,
     },
-    /// What people ask of it
+    /// The agent's commands for users
     #[command(flatten)]
     Shortcut(Shortcut),
 }
@@ -57,7 +58,7 @@ const ALLOW: &str = "Examples:
   vouchsafe grants allow server.example.org:22
   vouchsafe grants allow 192.0.2.0/24";
 
-/// The commands that people use: also directly under `vouchsafe`
+/// The commands for users, also available directly under `vouchsafe`
 #[derive(Subcommand, Debug)]
 pub enum Shortcut {
     /// Log in to an authority
@@ -65,11 +66,11 @@ pub enum Shortcut {
     Login(Box<login::LoginArguments>),
     /// End the session
     Logout(login::LogoutArguments),
-    /// Show which authority protects a domain, as DNS says
+    /// Show which authority protects a domain, according to DNS
     Discover(discover::DiscoverArguments),
-    /// Show who is logged in, and the state of the agent
+    /// Show your session and the state of the agent
     Status(StatusArguments),
-    /// Grants, and where your identity may go
+    /// Manage your grants, and the destinations that your identity may go to
     #[command(subcommand)]
     Grants(GrantsCommand),
     /// Show step by step what happens to a first packet
@@ -82,7 +83,7 @@ impl From<Shortcut> for AgentCommand {
     }
 }
 
-/// Show who is logged in, and the state of the agent
+/// Show your session and the state of the agent
 #[derive(Args, Debug)]
 pub struct StatusArguments {
     #[command(flatten)]
@@ -92,22 +93,22 @@ pub struct StatusArguments {
     json: bool,
 }
 
-/// Grants, and where your identity may go
+/// Manage your grants, and the destinations that your identity may go to
 #[derive(Subcommand, Debug)]
 pub enum GrantsCommand {
-    /// List the grants held, and your rules
+    /// List your grants and rules
     List {
-        /// Which daemon, and for whom
+        /// The daemon to talk to, and the user to act for
         #[command(flatten)]
         at: At,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Let tokens go to a destination
+    /// Allow tokens in packets to a destination
     #[command(after_help = ALLOW)]
     Allow(RuleArguments),
-    /// Let no tokens go to a destination: packets are sent without identity
+    /// Forbid tokens in packets to a destination: they are sent without identity
     Deny(RuleArguments),
     /// Forget the rule for a destination
     Forget(RuleArguments),
@@ -122,7 +123,7 @@ pub struct RuleArguments {
     destination: String,
 }
 
-/// Does what the command says. The exit code is 1 where the answer is no; errors are exit code 2.
+/// Runs a command. The exit code is 1 if the answer is no, and 2 for errors.
 pub async fn run(command: AgentCommand) -> Result<ExitCode> {
     match command {
         AgentCommand::Run(flags) => {
@@ -152,7 +153,7 @@ impl At {
     }
 }
 
-/// Says why not; exit code 1.
+/// Prints the reason for a negative answer; returns exit code 1.
 fn no(why: &str) -> Result<ExitCode> {
     eprintln!("vouchsafe: {why}");
     Ok(ExitCode::FAILURE)
@@ -278,7 +279,7 @@ async fn rule(arguments: RuleArguments, consent: Option<Consent>) -> Result<Exit
     Ok(code)
 }
 
-/// A destination as people write it; a name stands for all its addresses.
+/// Parses a destination as users write it; a name stands for all its addresses.
 fn targets(text: &str) -> Result<Vec<Target>> {
     let error = match text.parse() {
         Ok(target) => return Ok(vec![target]),

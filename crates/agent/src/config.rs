@@ -1,4 +1,4 @@
-//! The daemon's configuration: `agent.toml`, and flags of the same names that go before it.
+//! The daemon's configuration: `agent.toml`, and flags of the same names, which take precedence.
 
 use crate::switches::tls::Files;
 use anyhow::{Context, Result, bail};
@@ -11,12 +11,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use wire::map::{Owner, owner};
 
-/// Where the configuration is looked for.
+/// Default path of the configuration file.
 pub const DEFAULT_CONFIG: &str = "/etc/vouchsafe/agent.toml";
-/// Where the daemon listens for commands.
+/// Default path of the socket for commands.
 pub const DEFAULT_SOCKET: &str = "/run/vouchsafe/agent.sock";
 const DEFAULT_DIR: &str = "/var/lib/vouchsafe/agent";
-const DEFAULT_INSTANCE: &str = "default";
+/// Instance of an agent that was given no name. Part of the path of its pins.
+pub const DEFAULT_INSTANCE: &str = "default";
 const KEYS: &[&str] = &[
     "dir",
     "socket",
@@ -45,31 +46,31 @@ pub struct Flags {
     /// Read settings from this file [default: /etc/vouchsafe/agent.toml, if it is there]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_CONFIG")]
     pub config: Option<PathBuf>,
-    /// Where sessions and rules are kept [default: /var/lib/vouchsafe/agent]
+    /// Directory for sessions and rules [default: /var/lib/vouchsafe/agent]
     #[arg(long, value_name = "DIR", env = "VOUCHSAFE_AGENT_DIR")]
     pub dir: Option<PathBuf>,
-    /// Where commands are taken [default: /run/vouchsafe/agent.sock]
+    /// Socket on which to accept commands [default: /run/vouchsafe/agent.sock]
     #[arg(long, value_name = "PATH", env = "VOUCHSAFE_AGENT_SOCKET")]
     pub socket: Option<PathBuf>,
-    /// Tells the kernel state of several agents on one host apart [default: default]
+    /// Name that keeps the kernel state of several agents on one host apart [default: default]
     #[arg(long, value_name = "NAME", env = "VOUCHSAFE_AGENT_INSTANCE")]
     pub instance: Option<String>,
-    /// Only this interface; may be repeated [default: all but loopback, also those that come later]
+    /// Use only this interface; may be repeated [default: all but loopback, including those that appear later]
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_AGENT_INTERFACE", value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// Packets without a local socket (forwarded ones, containers') carry this user's tokens [default: none]
+    /// Let packets without a local socket (forwarded ones, containers') carry this user's tokens [default: none]
     #[arg(long, value_name = "USER", env = "VOUCHSAFE_AGENT_FORWARDED_AS")]
     pub forwarded_as: Option<String>,
     /// Packets of this cgroup and those below it carry this user's tokens, whoever runs them; may be repeated
     #[arg(long, value_name = "PATH=USER", env = "VOUCHSAFE_AGENT_CGROUP", value_delimiter = ',')]
     pub cgroup: Vec<String>,
-    /// Whether tokens go to destinations for which a person has no rule, allow or deny [default: allow]
+    /// Whether tokens go to destinations for which a user has no rule, allow or deny [default: allow]
     #[arg(long, value_name = "CONSENT", env = "VOUCHSAFE_AGENT_DEFAULT")]
     pub default: Option<String>,
-    /// Only this authority may be logged in to; may be repeated [default: any]
+    /// Permit logins to this authority only; may be repeated [default: any]
     #[arg(long, value_name = "URL", env = "VOUCHSAFE_AGENT_AUTHORITY", value_delimiter = ',')]
     pub authority: Vec<String>,
-    /// Keep an eye on this domain's record: who protects it shows in `vouchsafe status`; may be repeated [default: none]
+    /// Watch this domain's record; `vouchsafe status` shows its authority; may be repeated [default: none]
     #[arg(long, value_name = "DOMAIN", env = "VOUCHSAFE_AGENT_DISCOVER", value_delimiter = ',')]
     pub discover: Vec<String>,
     /// Ask this name server for domains' records; may be repeated [default: those of /etc/resolv.conf]
@@ -78,69 +79,72 @@ pub struct Flags {
     /// Don't look for domains' records in the answers of name servers [default: look]
     #[arg(long, env = "VOUCHSAFE_AGENT_NO_DISCOVERY")]
     pub no_discovery: bool,
-    /// From this authority, an address as at login, client keys may come in band; may be repeated [default: none]
+    /// Accept client keys in band from this authority, given by its URL as at login; may be repeated [default: none]
     #[arg(long, value_name = "URL", env = "VOUCHSAFE_AGENT_KEY_TRANSFER", value_delimiter = ',')]
     pub key_transfer: Vec<String>,
-    /// Where metrics for Prometheus are served, in plain HTTP [default: nowhere]
+    /// Address at which to serve metrics for Prometheus, in plain HTTP [default: not served]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_METRICS")]
     pub metrics: Option<SocketAddr>,
-    /// Be the controller of OpenFlow 1.3 switches that connect here; besides, only interfaces that are named are used [default: no]
+    /// Address at which to listen as the controller of OpenFlow 1.3 switches; then only named interfaces are used
+    /// [default: no]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_SWITCHES")]
     pub switches: Option<SocketAddr>,
-    /// Speak TLS to switches, with this certificate [default: plain]
+    /// Use TLS with switches, with this certificate [default: no TLS]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_CERTIFICATE")]
     pub switches_certificate: Option<PathBuf>,
-    /// The key to that certificate
+    /// The private key for that certificate
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_KEY")]
     pub switches_key: Option<PathBuf>,
     /// The CA that has signed switches' certificates
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_CA")]
     pub switches_ca: Option<PathBuf>,
-    /// A device behind a switch whose packets carry this user's tokens; may be repeated [default: those of forwarded_as]
+    /// A device behind a switch whose packets carry this user's tokens; may be repeated [default: those of
+    /// forwarded_as]
     #[arg(long, value_name = "MAC=USER", env = "VOUCHSAFE_AGENT_DEVICE", value_delimiter = ',')]
     pub device: Vec<String>,
-    /// Switches' packets come up and go down without a token: to measure what a controller costs by itself [default: no]
+    /// Switches' packets come up and go down without a token: to measure what a controller costs by itself [default:
+    /// no]
     #[arg(long, env = "VOUCHSAFE_AGENT_PRO_FORMA")]
     pub pro_forma: bool,
 }
 
-/// The daemon's settings.
+/// Settings of the daemon.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where sessions and rules are kept.
+    /// Directory for sessions and rules.
     pub dir: PathBuf,
-    /// Where commands are taken.
+    /// Path of the socket for commands.
     pub socket: PathBuf,
-    /// Tells the kernel state of several agents apart.
+    /// Name that keeps the kernel state of several agents apart.
     pub instance: String,
-    /// The interfaces; all but loopback where none is named.
+    /// Names of the interfaces to use; empty for all but loopback.
     pub interfaces: Vec<String>,
-    /// The authorities that may be logged in to; any where none is named.
+    /// The authorities that users may log in to; empty for any.
     pub authorities: Vec<String>,
-    /// Domains whose records are kept at hand.
+    /// Domains whose records are kept up to date.
     pub discover: Vec<Domain>,
-    /// The name servers that are asked; the system's where there are none.
+    /// The name servers to ask; empty for the system's.
     pub resolvers: Vec<SocketAddr>,
-    /// Whether records are looked for in the answers of name servers.
+    /// Whether to look for records in the answers of name servers.
     pub overhears: bool,
     /// The authorities from which client keys may come in band.
     pub key_transfer: Vec<String>,
-    /// Where metrics are served, if anywhere.
+    /// Address at which metrics are served, if at all.
     pub metrics: Option<SocketAddr>,
-    /// Where switches connect, if there are any.
+    /// Address at which switches connect, if there are any.
     pub switches: Option<SocketAddr>,
-    /// What TLS to them takes, unless they speak plain.
+    /// The files for TLS with switches; `None` for connections without TLS.
     pub switches_tls: Option<Files>,
-    /// Whose tokens the packets of devices behind switches carry.
+    /// The users whose tokens the packets of devices behind switches carry.
     pub household: Household,
-    /// Whether those packets get none.
+    /// Whether packets from switches pass through the controller without getting tokens.
     pub pro_forma: bool,
-    /// What the state machine has to know.
+    /// Settings of the state machine.
     pub settings: Settings,
 }
 
 impl Config {
-    /// The settings of these flags and the file.
+    /// Combines these flags with the file.
     pub fn load(flags: Flags) -> Result<Self> {
         let path = flags.config.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
         let file = match std::fs::read_to_string(&path) {
@@ -151,7 +155,7 @@ impl Config {
         Self::resolve(flags, file)
     }
 
-    /// Whether this machine's agent logs in to that authority.
+    /// Reports whether the configuration permits logins to this authority.
     pub fn may_log_in_to(&self, url: &str) -> bool {
         let same = |only: &String| match (only.parse::<AuthorityUrl>(), url.parse::<AuthorityUrl>()) {
             (Ok(only), Ok(url)) => only == url,
@@ -294,8 +298,8 @@ fn hardware_address(text: &str) -> Option<[u8; 6]> {
     parts.next().is_none().then_some(address)
 }
 
-/// A cgroup's id is its folder's inode number (version 2 hierarchy). The path is a whole one, or begins at the
-/// hierarchy's root.
+/// Returns the owner for a cgroup, whose id is its directory's inode number (version 2 hierarchy). The path is
+/// absolute, or starts at the hierarchy's root.
 fn cgroup(path: &str) -> Result<Owner> {
     use std::os::unix::fs::MetadataExt;
     let mounts = std::fs::read_to_string("/proc/mounts").context("cgroup: cannot read /proc/mounts")?;

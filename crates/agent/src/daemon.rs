@@ -1,4 +1,4 @@
-//! The daemon: one loop that feeds the state machine and does what it says.
+//! The daemon: one loop that feeds the state machine and carries out its outputs.
 
 mod commands;
 mod discovery;
@@ -9,37 +9,40 @@ use crate::kernel::{HeldPacket, Kernel, Outlets};
 use crate::key_transfer::{self, Keys};
 use crate::metrics::{self, Answers, Snapshot};
 use crate::protocol::{Reply, Standing};
-use crate::sessions::{Folder, Kept, KeptSession};
+use crate::sessions::{Kept, KeptSession, Sessions};
 use crate::socket::{self};
 use crate::switches::{News, Switches};
 use crate::{now, unix};
 use anyhow::{Context, Result};
-use client::{Authority, Error};
+use api::{Destinations, Event};
+use client::{Authority, Error, convert};
 use datapath::Pins;
 use discovery::Discovery;
-use engine::agent::{Agent, Clock, FetchId, GrantView, Login, Output, Place, Refusal, Subject, Unusable};
-use engine::api::{self, Destinations, Event, GrantRequest};
+use engine::agent::insertion::Used;
+use engine::agent::{Agent, Clock, FetchId, GrantView, Login, Output, Refusal, Subject, Unusable};
 use engine::discovery::{Domain, Told};
-use engine::insertion::Used;
+use engine::model::GrantRequest;
 use login::Started;
+use shell::signals::Signals;
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
+use wire::Destination;
 use wire::map::GrantSlot;
 
-/// How often interfaces, grants and sessions are looked after.
+/// Interval at which interfaces, grants and sessions are checked.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often the names of authorities that transfer keys in band are looked up.
+/// Interval at which the names of authorities that transfer keys in band are resolved.
 const RESOLVE: Duration = Duration::from_secs(60);
-/// How long a caller waits for the authority's answer: a little longer than a call may take.
+/// How long a client waits for the authority's answer: a little longer than a call may take.
 const WAIT: Duration = Duration::from_secs(20);
-/// Held packets, answers and commands that may wait for the loop.
+/// Number of held packets, answers and commands that may be queued for the loop.
 const QUEUE: usize = 1024;
 
-/// What tasks tell the loop.
+/// A message from a task to the loop.
 enum Message {
     Login(u32, Box<LoggedIn>, oneshot::Sender<Reply>),
     LoginStarted(u32, Started, Reply, oneshot::Sender<Reply>),
@@ -58,7 +61,7 @@ struct LoggedIn {
     told: Timed<u64>,
 }
 
-/// Something, and when it was asked for and when it came.
+/// A value, with the times of its request and arrival.
 struct Timed<T> {
     value: T,
     asked: Duration,
@@ -71,13 +74,13 @@ async fn timed<T>(work: impl Future<Output = T>) -> Timed<T> {
     Timed { value, asked, answered: now() }
 }
 
-/// A session's connection.
+/// A session's connection to its authority.
 struct Connection {
     authority: Authority,
-    /// Tells the answers to this login from those to an earlier one.
+    /// Distinguishes the answers to this login from those to an earlier one.
     login: u64,
     events: JoinHandle<()>,
-    /// Why the latest call failed, or why the authority is not heard, if so.
+    /// Why the latest call failed or the event stream is down; `None` if all is well.
     trouble: Option<String>,
 }
 
@@ -87,11 +90,11 @@ impl Drop for Connection {
     }
 }
 
-/// A caller that waits for the outcome of a question.
+/// A client that waits for the authority's answer.
 struct Waiter {
     fetch: FetchId,
     subject: Subject,
-    place: Place,
+    place: Destination,
     since: Duration,
     reply: oneshot::Sender<Reply>,
 }
@@ -102,23 +105,23 @@ struct Daemon {
     switches: Option<Switches>,
     keys: Keys,
     agent: Agent,
-    folder: Folder,
+    sessions: Sessions,
     kept: BTreeMap<u32, Kept>,
     connections: BTreeMap<Subject, Connection>,
     logins: u64,
     answers: Answers,
-    /// Logins with an identity provider under way, one per user.
+    /// Pending logins with an identity provider, one per user.
     started: BTreeMap<u32, Started>,
     waiters: Vec<Waiter>,
     discovery: Discovery,
     messages: mpsc::Sender<Message>,
 }
 
-/// Runs the daemon until a signal ends it. Programs and grants stay in the kernel: flows and new connections go on, and
-/// the next start takes over.
+/// Runs the daemon until a signal ends it. Programs and grants stay in the kernel, so flows and new connections
+/// continue, and the next start takes over.
 pub async fn run(config: Config) -> Result<()> {
-    let folder = Folder::open(config.dir.clone())?;
-    // Before anything is touched that a daemon which runs already depends on: its socket, its programs, its injector.
+    let sessions = Sessions::open(config.dir.clone())?;
+    // Take the lock before touching anything that a running daemon depends on: its socket, its programs, its injector.
     let pins = Pins::new("agent", &config.instance)?;
     let _lock = pins.lock().with_context(|| {
         format!(
@@ -138,14 +141,14 @@ pub async fn run(config: Config) -> Result<()> {
     let asking = message_sender.clone();
     let (news_sender, mut news) = mpsc::channel(QUEUE);
     let switches = Switches::listen(&config, news_sender).await?;
-    // Before the first connection to them is begun.
+    // Before the first connection to these authorities is opened.
     let ends = key_transfer::ends(&config.key_transfer).await;
     let resolving = tokio::spawn(follow_names(config.key_transfer.clone(), message_sender.clone()));
     let outlets = Outlets { held: held_sender, heard: heard_sender };
-    let mut daemon = Daemon::start(config, folder, pins, switches, outlets, message_sender, &ends)?;
+    let mut daemon = Daemon::start(config, sessions, pins, switches, outlets, message_sender, &ends)?;
     let measuring = readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asking.clone()))));
     let calls = tokio::spawn(socket::serve(listener, command_sender));
-    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    let mut signals = Signals::listen()?;
     tracing::info!(socket = %daemon.config.socket.display(), "the agent runs");
     let mut look = Instant::now();
     loop {
@@ -168,8 +171,7 @@ pub async fn run(config: Config) -> Result<()> {
                 let Daemon { agent, kernel, switches, .. } = &mut daemon;
                 agent.tick(now(), |slot| used(kernel, switches.as_ref(), slot));
             }
-            _ = terminate.recv() => break,
-            _ = tokio::signal::ctrl_c() => break,
+            () = signals.any() => break,
         }
         daemon.act();
     }
@@ -181,7 +183,7 @@ pub async fn run(config: Config) -> Result<()> {
     Ok(())
 }
 
-/// Looks up again where the authorities are that transfer keys in band.
+/// Periodically resolves the names of the authorities that transfer keys in band.
 async fn follow_names(urls: Vec<String>, messages: mpsc::Sender<Message>) {
     while !urls.is_empty() {
         tokio::time::sleep(RESOLVE).await;
@@ -192,7 +194,7 @@ async fn follow_names(urls: Vec<String>, messages: mpsc::Sender<Message>) {
     }
 }
 
-/// What kernel program and switches have made of an entry.
+/// Combines the usage of an entry by the kernel program and by switches.
 fn used(kernel: &Kernel, switches: Option<&Switches>, slot: &GrantSlot) -> Option<Used> {
     let by_kernel = kernel.used(slot)?;
     let by_switches = switches.map(|switches| switches.used(slot)).unwrap_or_default();
@@ -202,17 +204,17 @@ fn used(kernel: &Kernel, switches: Option<&Switches>, slot: &GrantSlot) -> Optio
 impl Daemon {
     fn start(
         config: Config,
-        folder: Folder,
+        sessions: Sessions,
         pins: Pins,
         switches: Option<Switches>,
         outlets: Outlets,
         messages: mpsc::Sender<Message>,
         ends: &[SocketAddrV4],
     ) -> Result<Self> {
-        let kept = folder.load()?;
+        let kept = sessions.load()?;
         let kernel = Kernel::start(&config, pins, outlets)?;
         kernel.take_keys_from(ends)?;
-        // Entries and sessions that an earlier process left count from its clock.
+        // Entries and sessions of an earlier process are relative to its clock.
         let clock = match kernel.maps().clock()? {
             0 => Clock::at(unix(), now()),
             offset => Clock::at(Duration::from_nanos(offset) + now(), now()),
@@ -224,7 +226,7 @@ impl Daemon {
             kernel,
             switches,
             agent,
-            folder,
+            sessions,
             kept,
             connections: BTreeMap::new(),
             logins: 0,
@@ -241,7 +243,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Takes up the sessions of before, and what the kernel has of them.
+    /// Restores sessions from disk, and their entries from the kernel's tables.
     fn restore(&mut self) {
         for (uid, kept) in self.kept.clone() {
             let subject = Subject::of_user(uid);
@@ -295,7 +297,7 @@ impl Daemon {
     }
 
     fn held(&mut self, packet: HeldPacket) {
-        tracing::trace!(to = ?Place::of_slot(&packet.slot), "held");
+        tracing::trace!(to = ?packet.slot.destination(), "held");
         self.agent.held(now(), &packet.slot, packet.frame);
     }
 
@@ -306,7 +308,7 @@ impl Daemon {
         heard.into_iter().for_each(|record| self.overheard(record));
     }
 
-    /// Does everything that the state machine wants done.
+    /// Carries out all pending outputs of the state machine.
     fn act(&mut self) {
         while let Some(output) = self.agent.poll() {
             if let Err(error) = self.perform(output) {
@@ -344,7 +346,7 @@ impl Daemon {
 
     fn fetch(&mut self, id: FetchId, subject: Subject, request: GrantRequest) {
         let Some(connection) = self.connections.get(&subject) else {
-            // Whoever waits for it is told, and the state machine tries again when there is a connection.
+            // Waiting clients get this error, and the state machine retries when there is a connection.
             let (value, asked) = (Err(Error::Other("there is no connection to the authority".to_owned())), now());
             return self.answered(subject, id, Timed { value, asked, answered: asked });
         };
@@ -354,6 +356,7 @@ impl Daemon {
         let kept = self.kept.get(&subject.user()).and_then(|kept| kept.session.as_ref());
         let in_band = kept.is_some_and(|session| self.config.key_transfer.contains(&session.authority));
         let keys = in_band.then(|| self.keys.clone());
+        let request = convert::grant_request(&request);
         tokio::spawn(async move {
             let answer = match keys {
                 Some(keys) => timed(key_transfer::ask(&authority, &request, &keys)).await,
@@ -412,7 +415,9 @@ impl Daemon {
     fn note<T>(&mut self, subject: Subject, outcome: &Result<T, Error>) {
         let Some(connection) = self.connections.get_mut(&subject) else { return };
         connection.trouble = match outcome {
-            Err(error @ (Error::Unreachable(_) | Error::Other(_) | Error::Refused(_))) => Some(error.to_string()),
+            Err(error @ (Error::Unreachable(_) | Error::Unusable(_) | Error::Other(_) | Error::Refused(_))) => {
+                Some(error.to_string())
+            }
             Ok(_) | Err(Error::Denied(_) | Error::NotLoggedIn) => None,
         };
     }
@@ -429,12 +434,17 @@ impl Daemon {
         {
             self.told_time(subject, grant.now, answer.asked, answer.answered);
         }
-        let answer = answer.value.map_err(refusal);
-        let mut failure = match &answer {
-            Err(Refusal::Failed(why)) => Some(why.clone()),
-            _ => None,
+        let mut failure = None;
+        let (answer, unusable) = match answer.value.map(|grant| convert::grant(&grant)) {
+            Ok(Ok(grant)) => (Ok(grant), None),
+            Ok(Err(why)) => (Err(Refusal::Failed(why.to_string())), self.agent.awaits(subject, id).then_some(why)),
+            Err(error) => (Err(refusal(error)), None),
         };
-        if let Err(why) = self.agent.answered(now(), subject, id, &answer) {
+        if let Err(Refusal::Failed(why)) = &answer {
+            failure = Some(why.clone());
+        }
+        let used = self.agent.answered(now(), subject, id, &answer);
+        if let Some(why) = unusable.or(used.err()) {
             match why {
                 Unusable::Over => tracing::warn!(uid = subject.user(), "a grant can't be used: {why}"),
                 Unusable::Malformed(_) => tracing::error!(uid = subject.user(), "a grant can't be used: {why}"),
@@ -451,7 +461,7 @@ impl Daemon {
         }
     }
 
-    /// Tells those who have waited too long: a question that failed may be asked again much later, or never.
+    /// Answers clients that have waited too long: a failed request may be retried much later, or never.
     fn dismiss(&mut self) {
         let late = now().saturating_sub(WAIT);
         for waiter in self.waiters.extract_if(.., |waiter| waiter.since < late) {
@@ -479,7 +489,7 @@ impl Daemon {
             }
             Ok(answer_value) => {
                 self.told_time(subject, answer_value.now, answer.asked, answer.answered);
-                Some(answer_value.destinations)
+                Some(convert::receivers(&answer_value.destinations))
             }
         };
         let heard = receivers.is_some();
@@ -500,7 +510,9 @@ impl Daemon {
             Ok(event) => {
                 tracing::debug!(uid = subject.user(), ?event, "event");
                 self.note(subject, &Ok(()));
-                self.agent.event(now(), subject, &event);
+                if let Some(event) = convert::event(&event) {
+                    self.agent.event(now(), subject, &event);
+                }
             }
             Err(Error::NotLoggedIn | Error::Denied(_)) => self.agent.end(subject),
             Err(error) => tracing::warn!(uid = subject.user(), "events: {error}"),
@@ -518,13 +530,13 @@ impl Daemon {
 
     fn save(&self, uid: u32) {
         let Some(kept) = self.kept.get(&uid) else { return };
-        if let Err(error) = self.folder.save(uid, kept) {
+        if let Err(error) = self.sessions.save(uid, kept) {
             tracing::error!(uid, "not kept for the next start: {error:#}");
         }
     }
 }
 
-/// The page of metrics, of what the loop tells.
+/// Builds the page of metrics from the loop's snapshot.
 async fn page(messages: mpsc::Sender<Message>) -> Result<shell::metrics::Page> {
     let (reply, told) = oneshot::channel();
     messages.send(Message::Metrics(reply)).await.ok().context("the agent ends")?;
@@ -532,8 +544,8 @@ async fn page(messages: mpsc::Sender<Message>) -> Result<shell::metrics::Page> {
 }
 
 fn covers(view: &GrantView, request: &GrantRequest) -> bool {
-    let service = (request.protocol, request.port);
-    view.prefix.contains(&request.address) && view.service.is_none_or(|own| own == service)
+    let service = (request.to.protocol, request.to.port);
+    view.prefix.contains(&request.to.address) && view.service.is_none_or(|own| own == service)
 }
 
 fn refusal(error: Error) -> Refusal {
@@ -556,7 +568,7 @@ fn refused_by(error: &Error) -> Reply {
         Error::Denied(problem) | Error::Refused(problem) => problem.r#type.as_str(),
         Error::NotLoggedIn => "not_logged_in",
         Error::Unreachable(_) => "unreachable",
-        Error::Other(_) => "other",
+        Error::Unusable(_) | Error::Other(_) => "other",
     };
     refused(kind, error.to_string())
 }

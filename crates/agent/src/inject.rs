@@ -1,5 +1,5 @@
-//! The socket through which held frames are sent again. The kernel program knows it by its cookie, and the subject by its
-//! mark; nobody else can make packets on behalf of a subject.
+//! The socket that re-sends held frames. The kernel program recognises the socket by its cookie and the subject by the
+//! mark; no other process can send packets on behalf of a subject this way.
 
 use anyhow::{Context, Result};
 use datapath::packet_socket::PacketSocket;
@@ -22,7 +22,7 @@ impl Injector {
         Ok(Self { socket, cookie })
     }
 
-    /// What the kernel program knows the socket by.
+    /// Returns the cookie by which the kernel program recognises the socket.
     pub fn cookie(&self) -> u64 {
         self.cookie
     }

@@ -1,17 +1,17 @@
-//! The kernel side: programs on interfaces, maps, held packets, the socket that sends them again.
+//! The kernel side: programs on interfaces, maps, held packets, and the socket that re-sends them.
 
 use crate::config::Config;
 use crate::inject::Injector;
 use crate::protocol;
 use anyhow::{Context, Result};
 use datapath::Pins;
-use datapath::agent::{Agent, Held, remove_filters};
+use datapath::agent::{Agent, Held, interface_of, remove_filters};
 use datapath::interface::Interface;
 use datapath::tc::{Attachment, supported_attachment};
+use engine::agent::insertion::Used;
 use engine::agent::{Frame, Subject};
 use engine::discovery::{Heard, message};
-use engine::insertion::Used;
-use engine::protected::Protected;
+use engine::model::protected::Protected;
 use nix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,15 +22,15 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use wire::map::{AuthorityEnd, GrantEntry, GrantSlot, Owner, Services, agent_counter, owner};
 
-/// Ends of authorities that transfer keys in band: the room of their table.
+/// Room in the table of authorities that transfer keys in band.
 const KEY_ENDS_MAX: usize = 64;
-/// How long a thread waits for held packets before it looks whether it is still needed.
+/// Interval at which a thread that waits for held packets checks whether it is still needed.
 const POLL: Duration = Duration::from_millis(500);
-/// The cores that are on.
+/// File with the list of online CPUs.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
-/// The shortest sleep; the two clocks that tell are not read at the same instant.
+/// Shortest sleep of the machine that is detected: the two clocks are not read at the same instant.
 const NAP: Duration = Duration::from_millis(100);
-/// Names of the counters that people see.
+/// Names of the counters shown to users.
 const COUNTERS: &[(&str, u32)] = &[
     ("other", agent_counter::OTHER),
     ("tokens", agent_counter::TOKENS),
@@ -47,28 +47,28 @@ const COUNTERS: &[(&str, u32)] = &[
 
 /// A held packet.
 pub struct HeldPacket {
-    /// Whose, and where to.
+    /// The subject and destination of the packet.
     pub slot: GrantSlot,
-    /// The packet, if it came through whole.
+    /// The packet, if it was handed over complete.
     pub frame: Option<Frame>,
 }
 
-/// Where the threads that read the kernel's packets hand them on.
+/// Channels for what the threads read from the kernel.
 #[derive(Clone)]
 pub struct Outlets {
     /// Held packets.
     pub held: mpsc::Sender<HeldPacket>,
-    /// Records that were overheard.
+    /// Overheard records.
     pub heard: mpsc::Sender<Heard>,
 }
 
-/// Everything in the kernel that is the agent's.
+/// The agent's state in the kernel.
 pub struct Kernel {
-    /// One per kind of link; they share their maps, so that the first one's are everybody's.
+    /// One program per length of link header; they share their maps, so those of the first serve all.
     agents: Vec<(u32, Agent)>,
     attached: Vec<(Interface, Result<(), String>)>,
     wanted: Vec<String>,
-    /// Every interface but loopback is wanted.
+    /// Whether to attach to every interface but loopback.
     everywhere: bool,
     attachment: Attachment,
     pins: Pins,
@@ -77,20 +77,20 @@ pub struct Kernel {
     injector: Injector,
     outlets: Outlets,
     running: Arc<AtomicBool>,
-    /// Grows when the buffers of held packets are to be opened anew.
+    /// Incremented to make the threads reopen the buffers of held packets.
     openings: Arc<AtomicU64>,
     signs: Signs,
     addresses: u64,
 }
 
 impl Kernel {
-    /// Loads the programs and takes over what an earlier process left.
+    /// Loads the programs and takes over the state of an earlier process.
     pub fn start(config: &Config, pins: Pins, outlets: Outlets) -> Result<Self> {
         let mut kernel = Self {
             agents: Vec::new(),
             attached: Vec::new(),
             wanted: config.interfaces.clone(),
-            // Switches have no interfaces here.
+            // With switches, only named interfaces are used.
             everywhere: config.interfaces.is_empty() && config.switches.is_none(),
             attachment: supported_attachment(),
             pins,
@@ -115,7 +115,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// The maps, which all programs share.
+    /// Returns the maps, which all programs share.
     pub fn maps(&self) -> &Agent {
         &self.agents[0].1
     }
@@ -133,13 +133,13 @@ impl Kernel {
             let frame = whole.then(|| Frame::new(header.interface, link_header, header.segment, &frame)).flatten();
             let frame = frame.map(|frame| frame.tagged(header.vlan_proto, header.vlan_tci));
             if header.slot.subject == 0 {
-                // Read on this thread: a flood of answers keeps nobody's packets waiting.
+                // Parsed on this thread, so that a flood of answers does not delay held packets.
                 if let Some(record) = frame.and_then(|frame| message::overhear_frame(frame.bytes())) {
                     let _ = heard.try_send(record);
                 }
                 return;
             }
-            // With no room left the packet is lost, as any packet may be.
+            // If the queue is full, the packet is lost, as any packet may be.
             let _ = held.try_send(HeldPacket { slot: header.slot, frame });
         };
         let packets = agent.held()?;
@@ -153,13 +153,14 @@ impl Kernel {
                 if wanted != opened
                     && let Some(old) = buffer.take()
                 {
-                    // What it has comes out; only then its places in the map are free for the new one.
+                    // Drain the old buffer first; its slots in the map are free for the new one only after it is
+                    // dropped.
                     let _ = old.consume();
                     drop(old);
                 }
                 opened = wanted;
                 match &buffer {
-                    // A signal may end it early; it is tried again in any case.
+                    // A signal may interrupt the poll; the loop retries in any case.
                     Some(buffer) => {
                         if let Err(error) = buffer.poll(POLL) {
                             tracing::debug!("held packets: {error}");
@@ -179,7 +180,7 @@ impl Kernel {
         Ok(self.agents.len() - 1)
     }
 
-    /// Attaches to interfaces that have come, forgets those that have gone. Says whether this machine's addresses changed.
+    /// Attaches to new interfaces and forgets those that are gone. Returns whether this machine's addresses changed.
     pub fn follow_interfaces(&mut self) -> Result<bool> {
         let all = if self.everywhere {
             Interface::all()?
@@ -205,8 +206,8 @@ impl Kernel {
         Ok(std::mem::replace(&mut self.addresses, addresses) != addresses)
     }
 
-    /// Opens the buffers of held packets anew where they may be dead: when a core goes off, and all but one do while the
-    /// machine sleeps, its events end, and do not come back with it.
+    /// Reopens the buffers of held packets if they may be dead: when a CPU goes offline (all but one do during a
+    /// suspend), its perf events end, and do not come back with the CPU.
     pub fn follow_cores(&mut self) -> Result<()> {
         let signs = self.signs()?;
         if let Some(why) = self.signs.differ(&signs) {
@@ -219,10 +220,10 @@ impl Kernel {
 
     fn signs(&self) -> Result<Signs> {
         let clock = |id| clock_gettime(id).map(Duration::from).unwrap_or_default();
-        // This order never makes the time asleep seem shorter.
+        // Reading in this order never underestimates the time asleep.
         let (awake, all) = (clock(ClockId::CLOCK_MONOTONIC), clock(ClockId::CLOCK_BOOTTIME));
         Ok(Signs {
-            // Without /sys the other two have to do.
+            // Without /sys, the other two signs must suffice.
             online: std::fs::read_to_string(ONLINE).unwrap_or_default(),
             asleep: all.saturating_sub(awake),
             failed: self.maps().count(agent_counter::HOLD_FAILED)?,
@@ -234,7 +235,7 @@ impl Kernel {
         self.agents[index].1.attach(interface)
     }
 
-    /// Lets go of interfaces that an earlier process attached to and this one is not to, or that are gone.
+    /// Detaches programs of an earlier process from interfaces that are gone or no longer wanted.
     pub fn let_go(&self) {
         let there = match every_interface() {
             Ok(there) => there,
@@ -245,8 +246,7 @@ impl Kernel {
                 && (self.everywhere || self.wanted.iter().any(|wanted| wanted == name))
         };
         for name in self.pins.links() {
-            let interface = name.rsplit_once('-').map_or(name.as_str(), |(interface, _)| interface);
-            if !keep(interface)
+            if !keep(interface_of(&name))
                 && let Err(error) = self.pins.remove_link(&name)
             {
                 tracing::warn!("{error:#}");
@@ -261,17 +261,17 @@ impl Kernel {
         }
     }
 
-    /// Makes these the protected prefixes.
+    /// Replaces the protected prefixes.
     pub fn protect(&self, entries: &[Protected]) -> Result<()> {
         let entries: Vec<(IpAddr, u8, Services)> =
             entries.iter().map(|entry| (entry.prefix.addr(), entry.prefix.prefix_len(), entry.services)).collect();
         self.maps().protect(&entries)
     }
 
-    /// Makes these the authorities that transfer keys in band.
+    /// Replaces the authorities that transfer keys in band.
     pub fn take_keys_from(&self, ends: &[SocketAddrV4]) -> Result<()> {
         let authorities = &self.maps().key_authorities;
-        // The rest gives them by HTTPS.
+        // Keys from authorities beyond the table's room come by HTTPS.
         let ends: Vec<_> = ends.iter().take(KEY_ENDS_MAX).map(|end| AuthorityEnd::from(*end)).collect();
         authorities
             .keys()
@@ -281,18 +281,18 @@ impl Kernel {
         ends.iter().try_for_each(|end| authorities.set(end, &1))
     }
 
-    /// The owners and entries that are in the kernel.
+    /// Returns the owners and entries in the kernel's tables.
     pub fn inventory(&self) -> (Vec<Owner>, Vec<(GrantSlot, GrantEntry)>) {
         (self.maps().owners.keys(), self.maps().grants.entries())
     }
 
-    /// What was made of an entry.
+    /// Returns how an entry has been used.
     pub fn used(&self, slot: &GrantSlot) -> Option<Used> {
         let entry = self.maps().grants.get(slot).ok().flatten()?;
         Some(Used { last: entry.used, spent: entry.spent })
     }
 
-    /// Sends a held frame again.
+    /// Re-sends a held frame.
     pub fn send(&self, subject: Subject, frame: &Frame) {
         for ready in frame.ready() {
             if let Err(error) = self.injector.send(subject, frame.interface, &ready) {
@@ -301,7 +301,7 @@ impl Kernel {
         }
     }
 
-    /// The interfaces, for people.
+    /// Returns the interfaces for display.
     pub fn interfaces(&self) -> Vec<protocol::Interface> {
         let shown = self.attached.iter().map(|(interface, done)| protocol::Interface {
             name: interface.name.clone(),
@@ -311,25 +311,25 @@ impl Kernel {
         shown.collect()
     }
 
-    /// What was counted, by name.
+    /// Returns the counters by name.
     pub fn counters(&self) -> Result<BTreeMap<String, u64>> {
         COUNTERS.iter().map(|(name, index)| Ok(((*name).to_owned(), self.maps().count(*index)?))).collect()
     }
 }
 
-/// What tells that a buffer of held packets may be dead.
+/// Signs that a buffer of held packets may be dead.
 #[derive(Default)]
 struct Signs {
-    /// The cores that are on.
+    /// The list of online CPUs.
     online: String,
-    /// How long the machine slept since boot.
+    /// Total time that the machine was asleep since boot.
     asleep: Duration,
-    /// Packets that could not be handed over.
+    /// Number of packets that could not be handed over.
     failed: u64,
 }
 
 impl Signs {
-    /// The reason, for people.
+    /// Returns a description of the first sign that changed.
     fn differ(&self, now: &Self) -> Option<&'static str> {
         if self.online != now.online {
             Some("other cores are on")
@@ -356,16 +356,16 @@ pub fn detach(pins: &Pins) -> Result<()> {
     pins.remove()
 }
 
-/// Every interface, loopback too: somebody may have named it.
+/// Returns every interface, including loopback, which the configuration may have named.
 fn every_interface() -> Result<Vec<Interface>> {
     Ok(Interface::all()?.into_iter().chain(Interface::named("lo")).collect())
 }
 
-/// Stands for all addresses of this machine.
+/// Returns a hash of this machine's addresses.
 fn addresses() -> u64 {
     let mut hasher = DefaultHasher::new();
     let list = nix::ifaddrs::getifaddrs().into_iter().flatten();
-    // Link-local addresses and counters of packet sockets say nothing about where we are.
+    // Link-local addresses and the counters of packet sockets do not indicate the network that the machine is in.
     let mut seen: Vec<String> = list
         .filter_map(|entry| {
             let address = entry.address?;

@@ -1,11 +1,11 @@
-//! Client keys in band (wire.md §5.4): which authorities are asked for them, and how a key gets to the grant that it is for.
+//! Client keys in band (wire.md §5.4): the authorities that transfer them, and the key's way to its grant.
 //!
-//! A key counts only if the authority has named its pair under TLS: what else comes in shims is never looked at.
+//! A key counts only if the authority has named its pair under TLS: any other key that arrives in a shim is ignored.
 
 use anyhow::Result;
+use api::{Grant, GrantRequest};
 use client::{Authority, Error};
 use datapath::table::Table;
-use engine::api::{Grant, GrantRequest};
 use std::net::{SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,24 +13,24 @@ use tokio::time::{Instant, sleep, timeout};
 use wire::map::TakenKey;
 use wire::{ClientKey, Pair};
 
-/// How much later than the answer that names its pair a key may come: packets overtake each other.
+/// How long after the answer that names its pair a key may arrive: packets overtake each other.
 const LATE: Duration = Duration::from_secs(1);
-/// How often it is looked for meanwhile.
+/// Interval at which the table is polled for the key meanwhile.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long the look-up of an authority's name may take.
+/// Timeout for resolving an authority's name.
 const RESOLVE: Duration = Duration::from_secs(5);
 
-/// The keys that the kernel program took off packets.
+/// The table of keys that the kernel program took from packets.
 #[derive(Clone)]
 pub struct Keys(Arc<Table<u64, TakenKey>>);
 
 impl Keys {
-    /// Those in this table.
+    /// Wraps the table.
     pub fn new(table: Table<u64, TakenKey>) -> Self {
         Self(Arc::new(table))
     }
 
-    /// Takes a pair's key, which nobody gets a second time.
+    /// Takes a pair's key and removes it from the table, so that it can be taken only once.
     fn take(&self, pair: Pair) -> Result<Option<ClientKey>> {
         let handle = pair.handle().0;
         let found = self.0.get(&handle)?;
@@ -54,7 +54,8 @@ impl Keys {
     }
 }
 
-/// Asks for a grant whose key may come in band. Where it does not arrive, asks again, for the key in the answer.
+/// Requests a grant whose key may come in band. If the key does not arrive, requests the grant again with the key
+/// included.
 pub async fn ask(authority: &Authority, request: &GrantRequest, keys: &Keys) -> Result<Grant, Error> {
     let mut grant = authority.grant(&GrantRequest { in_band: true, ..request.clone() }).await?;
     if !grant.key.is_empty() {
@@ -77,7 +78,7 @@ pub async fn ask(authority: &Authority, request: &GrantRequest, keys: &Keys) -> 
     }
 }
 
-/// Where these authorities are, as far as that can be told now; shims are IPv4's.
+/// Resolves the addresses of these authorities, as far as possible; IPv4 only, because shims are.
 pub async fn ends(urls: &[String]) -> Vec<SocketAddrV4> {
     let mut ends = Vec::new();
     for url in urls {

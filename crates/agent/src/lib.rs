@@ -1,7 +1,8 @@
 //! The agent: puts tokens into the first packets of logged-in people's flows.
 //!
-//! IO only: whose packets carry which tokens is `engine::agent`'s to say. The daemon feeds it with held packets, answers
-//! of authorities and commands, and does what it wants done; the command line speaks to the daemon (see [`protocol`]).
+//! This crate does IO only: `engine::agent` decides which packets carry which tokens. The daemon feeds that state
+//! machine with held packets, answers of authorities and commands, and carries out its outputs; the command line talks
+//! to the daemon (see [`protocol`]).
 
 pub mod cli;
 pub mod config;
@@ -18,16 +19,6 @@ mod switches;
 
 pub use daemon::run;
 
-use nix::time::{ClockId, clock_gettime};
-use std::time::Duration;
-
-/// Time since boot: the clock that `engine::agent` and the kernel program count by.
-fn now() -> Duration {
-    // Reading a clock that every supported kernel has does not fail.
-    clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default()
-}
-
-/// Unix time by this machine's clock.
-fn unix() -> Duration {
-    clock_gettime(ClockId::CLOCK_REALTIME).map(Duration::from).unwrap_or_default()
-}
+// The clock of `engine::agent` and the kernel program.
+use shell::clock::since_boot as now;
+use shell::clock::unix;

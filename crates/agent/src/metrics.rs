@@ -1,41 +1,41 @@
-//! The agent's metrics, over all users of the machine. Nobody's name is among them.
+//! The agent's metrics, over all users of the machine, without the names of people.
 
 use shell::metrics::{Page, label};
 use std::collections::BTreeMap;
 
-/// What the authorities answered when grants were asked for.
+/// Counters of the authorities' answers to requests for grants.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Answers {
-    /// Grants.
+    /// Grants issued.
     pub granted: u64,
-    /// Noes.
+    /// Grants denied.
     pub denied: u64,
-    /// No usable answer.
+    /// Requests without a usable answer.
     pub failed: u64,
-    /// Questions for a grant in the place of one that ends.
+    /// Requests for a grant to replace one that is about to end.
     pub renewals: u64,
 }
 
-/// How things are.
+/// The agent's state at one moment.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    /// What the kernel program counted, by name.
+    /// Counters of the kernel program, by name.
     pub counters: BTreeMap<String, u64>,
-    /// What was answered.
+    /// Counters of the authorities' answers.
     pub answers: Answers,
-    /// Grants at hand.
+    /// Number of grants at hand.
     pub grants: usize,
-    /// Sessions whose authority answered last time.
+    /// Number of sessions whose authority answered the latest call.
     pub reachable: usize,
-    /// Sessions whose authority didn't.
+    /// Number of sessions whose authority did not answer the latest call.
     pub unreachable: usize,
-    /// Interfaces with the program attached.
+    /// Number of interfaces with the program attached.
     pub attached: usize,
-    /// Interfaces without, which should have it.
+    /// Number of interfaces to which attaching the program failed.
     pub failing: usize,
 }
 
-/// The page.
+/// Builds the page of metrics.
 pub fn page(snapshot: &Snapshot) -> Page {
     let Snapshot { counters, answers, grants, reachable, unreachable, attached, failing } = snapshot;
     let mut page = Page::new("agent");

@@ -1,8 +1,8 @@
-//! What the command line and the daemon say to each other over the UNIX socket.
+//! The protocol between the command line and the daemon over the UNIX socket.
 //!
-//! Each side writes one JSON object per line. A caller sends a [`Request`] and gets one [`Reply`]; then it may send the
-//! next. The kernel tells the daemon who calls (`SO_PEERCRED`): every user acts on their own session, root with `uid` on
-//! anybody's.
+//! Each side writes one JSON object per line. A client sends a [`Request`] and gets one [`Reply`]; then it may send the
+//! next. The kernel tells the daemon which user calls (`SO_PEERCRED`): every user acts on their own session, and root,
+//! with `uid`, on any user's.
 //!
 //! ```text
 //! → {"call":"status"}
@@ -13,17 +13,18 @@
 //! ← {"reply":"standing","standing":"granted","asked":true,"grant":{…}}
 //! ```
 
-use engine::agent::{Consent, GrantView, Target, consent::ConsentRule};
-use engine::api::{Callback, LoginMethods, Receiver, ServiceKey};
+use api::{Callback, LoginMethods, ServiceKey};
+use engine::agent::{Consent, GrantView, consent::ConsentRule};
+use engine::model::{Receiver, Target};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// A call, and for whom.
+/// A call, and the user to act for.
 #[derive(Serialize, Deserialize)]
 pub struct Request {
-    /// The user acted for; the caller where absent.
+    /// The user to act for; the calling user if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
     /// The call.
@@ -31,15 +32,15 @@ pub struct Request {
     pub call: Call,
 }
 
-/// What the daemon is to do. No `Debug`: a login holds a password.
+/// A call to the daemon. No `Debug`: a login contains a password.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "call", rename_all = "snake_case")]
 pub enum Call {
-    /// Log in to an authority; takes the place of an earlier session.
+    /// Log in to an authority; replaces an earlier session.
     Login {
         /// `https://…`
         authority: String,
-        /// The certificates to trust, PEM: the caller reads the file, not the daemon.
+        /// The certificates to trust, PEM: the client reads the file, not the daemon.
         ca: Option<String>,
         /// The person's name.
         person: String,
@@ -47,30 +48,30 @@ pub enum Call {
         password: String,
         /// The second factor's six digits.
         totp: Option<String>,
-        /// What the person calls this device.
+        /// The person's name for this device.
         device: String,
     },
-    /// Which ways to log in an authority has.
+    /// List the ways to log in that an authority offers.
     LoginMethods {
         /// `https://…`
         authority: String,
         /// The certificates to trust, PEM.
         ca: Option<String>,
     },
-    /// Start a login with the authority's identity provider; takes the place of one that was started before.
+    /// Start a login with the authority's identity provider; replaces one that was started before.
     StartLogin {
         /// `https://…`
         authority: String,
         /// The certificates to trust, PEM.
         ca: Option<String>,
-        /// What the person calls this device.
+        /// The person's name for this device.
         device: String,
-        /// How.
+        /// The way to log in.
         way: LoginWay,
     },
-    /// Finish the login that was started; takes the place of an earlier session.
+    /// Finish the login that was started; replaces an earlier session.
     FinishLogin {
-        /// What the browser brought; absent for a device code, and to hear whether a login in a browser came to nothing.
+        /// The browser's callback; absent for a device code, and to ask whether a login in a browser has failed.
         callback: Option<Callback>,
     },
     /// Log in as a service account.
@@ -79,30 +80,30 @@ pub enum Call {
         authority: String,
         /// The certificates to trust, PEM.
         ca: Option<String>,
-        /// The key, with what belongs to it.
+        /// The key, with its accompanying data.
         key: ServiceKey,
-        /// What this device is called.
+        /// The name for this device.
         device: String,
     },
-    /// End the session; the authority is told.
+    /// End the session, also at the authority.
     Logout,
-    /// How things are.
+    /// Show the state of the agent.
     Status,
-    /// Which authority a domain names; asks name servers where that is not known.
+    /// Find the authority that a domain names; asks name servers if it is not known.
     Discover {
-        /// The domain; all that are known where absent.
+        /// The domain; all known domains if absent.
         domain: Option<String>,
     },
-    /// The grants held, and the person's rules.
+    /// List the user's grants and rules.
     Grants,
-    /// Make a rule, or forget it.
+    /// Add a rule, or remove it.
     Rule {
         /// The destination.
         target: Target,
-        /// What it says; absent, the rule is forgotten.
+        /// Whether tokens may go to the destination; if absent, the rule is removed.
         consent: Option<Consent>,
     },
-    /// What would happen to a first packet; asks for the grant if it is missing.
+    /// Explain what would happen to a first packet; requests the grant if it is missing.
     Explain {
         /// The destination.
         address: IpAddr,
@@ -113,16 +114,16 @@ pub enum Call {
     },
 }
 
-/// How a person logs in with an identity provider.
+/// The way that a person logs in with an identity provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "way", rename_all = "snake_case")]
 pub enum LoginWay {
-    /// In a browser on this machine, which comes back to the caller at this port of 127.0.0.1.
+    /// In a browser on this machine, which is redirected to the client at this port of 127.0.0.1.
     Browser {
         /// The port.
         port: u16,
     },
-    /// In a browser anywhere, with a code that the person types there.
+    /// In a browser anywhere, with a code that the person enters there.
     DeviceCode,
 }
 
@@ -130,24 +131,24 @@ pub enum LoginWay {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "started", rename_all = "snake_case")]
 pub enum LoginStarted {
-    /// By [`LoginWay::Browser`].
+    /// A login by [`LoginWay::Browser`].
     Browser {
-        /// What to open.
+        /// The URL to open.
         url: String,
-        /// What the browser must bring.
+        /// The state that the browser must present.
         state: String,
-        /// What the page that asks the person has to show, too.
+        /// A string that the page that asks for approval must show, too.
         comparison: String,
         /// Seconds until the login is forgotten.
         expires_in: u64,
     },
-    /// By [`LoginWay::DeviceCode`].
+    /// A login by [`LoginWay::DeviceCode`].
     DeviceCode {
-        /// What the person types.
+        /// The code to enter.
         user_code: String,
-        /// Where.
+        /// The URL of the page at which to enter the code.
         url: String,
-        /// The same with the code in it.
+        /// The URL of that page with the code filled in.
         url_with_code: Option<String>,
         /// Seconds to wait between two [`Call::FinishLogin`].
         interval: u64,
@@ -160,96 +161,96 @@ pub enum LoginStarted {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
 pub enum Reply {
-    /// Done, with one line for people.
+    /// Success, with one line for people.
     Done {
         /// The line.
         text: String,
     },
-    /// The answer is no.
+    /// A negative answer.
     Refused {
         /// A stable name such as `wrong_password`, `second_factor_required`, `not_logged_in`.
         kind: String,
         /// One line for people.
         text: String,
     },
-    /// To [`Call::Logout`], where the identity provider's own session goes on.
+    /// Answer to [`Call::Logout`] if the identity provider's own session continues.
     LoggedOut {
         /// One line for people.
         text: String,
-        /// Where a browser ends that.
+        /// The URL at which a browser ends that session.
         provider: String,
     },
-    /// To [`Call::LoginMethods`].
+    /// Answer to [`Call::LoginMethods`].
     LoginMethods(LoginMethods),
-    /// To [`Call::StartLogin`].
+    /// Answer to [`Call::StartLogin`].
     LoginStarted(LoginStarted),
-    /// To [`Call::FinishLogin`]: the person has not entered the code yet, or not answered in the browser.
+    /// Answer to [`Call::FinishLogin`]: the person has not entered the code yet, or not answered in the browser.
     LoginPending,
-    /// To [`Call::Status`].
+    /// Answer to [`Call::Status`].
     Status(Box<Status>),
-    /// To [`Call::Discover`].
+    /// Answer to [`Call::Discover`].
     Discovered {
         /// The domains that name an authority.
         domains: Vec<Discovered>,
     },
-    /// To [`Call::Grants`].
+    /// Answer to [`Call::Grants`].
     Grants {
-        /// The grants held.
+        /// The user's grants.
         grants: Vec<Grant>,
-        /// The person's rules.
+        /// The user's rules.
         rules: Vec<ConsentRule>,
-        /// What holds where no rule does.
+        /// The default for destinations without a rule.
         default: Consent,
         /// The authority's time, Unix seconds.
         now: u64,
     },
-    /// To [`Call::Explain`].
+    /// Answer to [`Call::Explain`].
     Standing(Standing),
 }
 
-/// How things are.
+/// The state of the agent, from one user's point of view.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Status {
     /// The user.
     pub uid: u32,
-    /// Their session.
+    /// The user's session.
     pub session: Option<Session>,
     /// The interfaces.
     pub interfaces: Vec<Interface>,
-    /// What the kernel program counted, by name.
+    /// Counters of the kernel program, by name.
     pub counters: BTreeMap<String, u64>,
-    /// What holds where a person has no rule.
+    /// The default for destinations without a rule.
     pub default: Consent,
-    /// Domains that say they are protected.
+    /// Domains whose records name an authority.
     pub discovered: Vec<Discovered>,
     /// The authority's time, Unix seconds.
     pub now: u64,
 }
 
-/// What a domain says about who protects it. A hint (wire.md §7.2).
+/// A domain's statement about the authority that protects it. A hint (wire.md §7.2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Discovered {
     /// The domain.
     pub domain: String,
     /// The authority's address.
     pub authority: String,
-    /// What it says is protected.
+    /// The networks that the record says are protected.
     pub protects: Vec<IpNet>,
-    /// Where that is known from.
+    /// The source of the record.
     pub finding: Finding,
-    /// Whether the authority has a name of the domain, so that its certificate shows that it is the domain's.
+    /// Whether the authority's name belongs to the domain, so that its certificate proves that it is the domain's.
     pub at_home: bool,
-    /// Whether this machine's agent logs in there.
+    /// Whether the configuration permits logins to the authority.
     pub allowed: bool,
 }
 
-/// Where a domain's record is known from.
+/// The source of a domain's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finding {
-    /// A name server was asked.
+    /// The agent asked a name server.
     Asked,
-    /// It came along with another answer.
+    /// The agent overheard the answer to another program's query.
     Overheard,
 }
 
@@ -262,49 +263,49 @@ pub struct Session {
     pub device: String,
     /// The authority's address.
     pub authority: String,
-    /// Why it can't be reached, if it can't.
+    /// Why the authority can't be reached, if it can't.
     pub trouble: Option<String>,
     /// When the session ends, Unix seconds.
     pub expires: u64,
-    /// What the person may reach.
+    /// The receivers that the person may reach.
     pub destinations: Vec<Receiver>,
 }
 
-/// An interface.
+/// An interface of the agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// How the programs hang on it: `tcx` or `clsact`.
+    /// How the programs are attached: `tcx` or `clsact`.
     pub attachment: String,
-    /// Why they don't, if they don't.
+    /// Why the programs are not attached, if they are not.
     pub trouble: Option<String>,
 }
 
-/// A grant.
+/// A grant of the user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Its identifier, hex.
+    /// The grant's handle, hex.
     pub handle: String,
-    /// The destinations it covers.
+    /// The destination network.
     pub prefix: String,
-    /// Its protocol, if it is for one.
+    /// The protocol, if the grant is for one.
     pub protocol: Option<u8>,
-    /// Its port, if it is for one.
+    /// The port, if the grant is for one.
     pub port: Option<u16>,
     /// The MAC suite.
     pub suite: String,
-    /// How its tokens travel.
+    /// The carrier of the grant's tokens.
     pub carrier: String,
     /// The receiver's name.
     pub receiver: String,
-    /// The rule that allowed it; empty where an earlier daemon asked for it.
+    /// The rule that allowed the grant; empty if an earlier daemon requested it.
     pub rule: String,
-    /// When it ends, Unix seconds.
+    /// When the grant ends, Unix seconds.
     pub expires: u32,
-    /// When a token was last made from it, Unix seconds; 0 if never.
+    /// When the grant was last used for a token, Unix seconds; 0 if never.
     pub used: u32,
-    /// Whether it is for a single flow.
+    /// Whether the grant is for a single flow.
     pub single: bool,
 }
 
@@ -326,25 +327,25 @@ impl From<&GrantView> for Grant {
     }
 }
 
-/// What would happen to a first packet.
+/// The fate of a first packet.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "standing", rename_all = "snake_case")]
 pub enum Standing {
-    /// None of this person's receivers: it is sent as it is.
+    /// The destination is none of this person's receivers: the packet is sent unchanged.
     NotProtected,
-    /// The person's rule, or the default, says that it goes without identity.
+    /// The user's rule, or the default, withholds the token.
     Withheld {
-        /// The rule; absent where it is the default.
+        /// The destination of the rule; absent for the default.
         rule: Option<Target>,
     },
-    /// The policy says no.
+    /// The policy denies the grant.
     Denied {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// It gets a token.
+    /// The packet gets a token.
     Granted {
-        /// Whether the authority was asked just now.
+        /// Whether the grant was requested just now.
         asked: bool,
         /// The grant.
         grant: Grant,
@@ -353,7 +354,7 @@ pub enum Standing {
     },
     /// The authority gave no usable answer; the packet waits.
     Failed {
-        /// What went wrong.
+        /// The error.
         why: String,
     },
 }

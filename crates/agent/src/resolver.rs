@@ -1,5 +1,5 @@
-//! Asks name servers for a domain's record: by UDP from a port and with a number that nobody can guess, by TCP where the
-//! answer does not fit. What comes back is a hint, whoever sent it.
+//! Asks name servers for a domain's record: by UDP with an unpredictable source port and id, and by TCP if the answer
+//! does not fit. The answer is only a hint, whatever its source.
 
 use anyhow::{Context, Result, ensure};
 use engine::discovery::message::{self, DNS_PORT, LONGEST};
@@ -11,15 +11,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// How long one server may take, by UDP and by TCP, and how often it is asked.
+/// How long one server may take by UDP and by TCP; `TRIES` is how often each is asked.
 const PATIENCE: Duration = Duration::from_secs(2);
 const TRIES: usize = 2;
-/// The most servers that are asked (as resolv.conf(5) has it).
+/// Largest number of servers that are asked (as in resolv.conf(5)).
 const SERVERS_MAX: usize = 3;
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// The record of a domain, as the first of these servers tells it that says anything. Without servers, those of
-/// `/etc/resolv.conf` are asked.
+/// Returns the first usable answer of these servers about a domain's record. If `servers` is empty, asks those of
+/// `/etc/resolv.conf`.
 pub async fn ask(domain: &Domain, servers: &[SocketAddr]) -> Told {
     let own = if servers.is_empty() { configured(Path::new(RESOLV_CONF)) } else { servers.to_vec() };
     let mut failure = format!("{RESOLV_CONF} names no name server");
@@ -35,7 +35,7 @@ pub async fn ask(domain: &Domain, servers: &[SocketAddr]) -> Told {
     Told::Failed(failure)
 }
 
-/// The servers of a file as resolv.conf(5) describes it.
+/// Returns the servers in a file in the format of resolv.conf(5).
 fn configured(file: &Path) -> Vec<SocketAddr> {
     let text = std::fs::read_to_string(file).unwrap_or_default();
     let words = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -57,7 +57,8 @@ async fn ask_one(domain: &Domain, server: SocketAddr) -> Result<Told> {
 
 async fn by_udp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -> Result<Told> {
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // Every question has a port of its own, and the kernel lets in only what comes from the server.
+    // Each query uses a port of its own, and the socket is connected, so the kernel accepts packets from the server
+    // only.
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(server).await?;
     socket.send(question).await?;
@@ -107,7 +108,7 @@ mod tests {
         let mut bytes = [0; 512];
         let (size, from) = server.recv_from(&mut bytes).await.expect("a question");
         let id = u16::from_be_bytes([bytes[0], bytes[1]]);
-        // As the question stands there, with "answer" and "no such name" set.
+        // The query itself, with the bits for "response" and "no such name" set.
         let mut answer = bytes[..size].to_vec();
         (answer[2], answer[3]) = (0x81, 0x83);
         let mut forged = message::question(&domain, id.wrapping_add(1)).expect("short");

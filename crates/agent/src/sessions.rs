@@ -1,32 +1,33 @@
-//! What is kept per user across restarts: the session and the person's rules, one file each, for root's eyes only.
+//! The state that is kept per user across restarts: the session and the user's rules, one file each, readable by root
+//! only.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use engine::agent::ConsentRules;
-use engine::api::Receiver;
+use engine::model::Receiver;
 use serde::{Deserialize, Serialize};
+use shell::folder::Folder;
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::File;
 use std::path::PathBuf;
+use zeroize::Zeroizing;
 
-/// What is kept of one user. No `Debug`: it holds a secret.
+/// The stored state of one user. No `Debug`: it contains a secret.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Kept {
-    /// The person's rules; they outlive sessions.
+    /// The user's rules, which outlive sessions.
     #[serde(default)]
     pub rules: ConsentRules,
-    /// The session, while there is one.
+    /// The session, if there is one.
     #[serde(default)]
     pub session: Option<KeptSession>,
 }
 
-/// A session.
+/// A stored session.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct KeptSession {
     /// The authority's address.
     pub authority: String,
-    /// The certificates it is trusted by, PEM; the system's where there are none.
+    /// The certificates to trust, PEM; the system's if absent.
     pub ca: Option<String>,
     /// The bearer token. Secret.
     pub token: String,
@@ -36,7 +37,7 @@ pub struct KeptSession {
     pub device: String,
     /// When the session ends, Unix seconds.
     pub expires: u64,
-    /// What the person could reach when last asked.
+    /// The receivers that the person could reach at the last answer.
     #[serde(default)]
     pub receivers: Vec<Receiver>,
     /// How many seconds the authority's clock was ahead of this machine's.
@@ -44,61 +45,58 @@ pub struct KeptSession {
     pub skew: i32,
 }
 
-/// The folder of all users' files.
-pub struct Folder {
-    path: PathBuf,
-    _lock: nix::fcntl::Flock<File>,
+/// The stored states of all users, locked against other daemons.
+pub struct Sessions {
+    folder: Folder,
+    _lock: File,
 }
 
-impl Folder {
-    /// Opens the folder, making it if it is missing; one daemon at a time.
+impl Sessions {
+    /// Opens the folder, creating it if it is missing, and locks it against other daemons.
     pub fn open(path: PathBuf) -> Result<Self> {
-        let make = || {
-            if let Some(parent) = path.parent() {
-                fs::create_dir_all(parent)?;
-            }
-            // Only its own: others have theirs beside it.
-            match fs::DirBuilder::new().mode(0o700).create(&path) {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-                made => made,
-            }
-        };
-        make().with_context(|| format!("cannot make {}", path.display()))?;
-        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(path.join("lock"));
-        let lock = lock.with_context(|| format!("cannot write in {}", path.display()))?;
-        let lock = nix::fcntl::Flock::lock(lock, nix::fcntl::FlockArg::LockExclusiveNonblock);
-        let lock = lock.map_err(|(_, error)| error);
-        let _lock = lock.with_context(|| format!("another agent works in {}", path.display()))?;
-        Ok(Self { path, _lock })
+        let folder = Folder::at(path);
+        folder.make()?;
+        let _lock = folder.lock("agent")?;
+        Ok(Self { folder, _lock })
     }
 
-    /// Everything kept, by user id.
+    /// Loads all stored state, by user id.
     pub fn load(&self) -> Result<BTreeMap<u32, Kept>> {
         let mut all = BTreeMap::new();
-        for entry in fs::read_dir(&self.path).with_context(|| format!("cannot read {}", self.path.display()))? {
-            let path = entry?.path();
-            let uid = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json")?.parse().ok());
-            let Some(uid) = uid else { continue };
-            let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        for name in self.folder.names()? {
+            let Some(uid) = name.strip_suffix(".json").and_then(|uid| uid.parse().ok()) else { continue };
+            let Some(text) = self.folder.read(&name)?.map(Zeroizing::new) else { continue };
             match serde_json::from_slice(&text) {
                 Ok(kept) => drop(all.insert(uid, kept)),
-                // One broken file must not keep everybody else offline.
-                Err(error) => tracing::error!(file = %path.display(), "can't be read, its user has to log in: {error}"),
+                // One broken file must not affect other users.
+                Err(error) => {
+                    let file = self.folder.file(&name);
+                    tracing::error!(file = %file.display(), "can't be read, its user has to log in: {error}");
+                }
             }
         }
         Ok(all)
     }
 
-    /// Keeps what is to be kept of a user; the file is replaced in one step.
+    /// Stores a user's state; the file is replaced atomically.
     pub fn save(&self, uid: u32, kept: &Kept) -> Result<()> {
-        let (path, new) = (self.path.join(format!("{uid}.json")), self.path.join(format!("{uid}.new")));
-        let text = serde_json::to_vec(kept)?;
-        let write = || {
-            let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&new)?;
-            file.write_all(&text)?;
-            file.sync_all()?;
-            fs::rename(&new, &path)
-        };
-        write().with_context(|| format!("cannot write {}", path.display()))
+        self.folder.write(&format!("{uid}.json"), &Zeroizing::new(serde_json::to_vec(kept)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_kept_per_user_and_a_broken_one_is_left_out() {
+        let room = tempfile::tempdir().unwrap();
+        let path = room.path().join("agent");
+        let sessions = Sessions::open(path.clone()).unwrap();
+        assert!(Sessions::open(path.clone()).is_err(), "locked");
+        sessions.save(1000, &Kept::default()).unwrap();
+        std::fs::write(path.join("1001.json"), "{").unwrap();
+        std::fs::write(path.join("1002.new"), "{}").unwrap();
+        assert_eq!(sessions.load().unwrap().into_keys().collect::<Vec<_>>(), [1000]);
     }
 }

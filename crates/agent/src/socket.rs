@@ -1,51 +1,57 @@
 //! The UNIX socket between command line and daemon (see [`crate::protocol`]).
 
 use crate::protocol::{Call, Reply, Request};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use shell::control::{self, Admission, Limits, Role, Service};
 use shell::lines;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::io::{AsyncWriteExt, BufReader};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-/// How long a caller may take to say something, and to take an answer.
+/// The agent's names in error messages.
+const ROLE: Role = Role {
+    name: "agent",
+    allowed: "every user may send requests who can enter the socket's folder",
+    way_out: "a second one needs another --socket",
+};
+/// How long a client may take to send a request, and to receive an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long an answer may take: a login asks the authority.
+/// How long an answer may take: for a login, the daemon calls the authority.
 const ANSWER: Duration = Duration::from_secs(60);
-/// How long the command line waits in all.
+/// How long the command line waits in total.
 const CALL: Duration = Duration::from_secs(90);
-/// The longest message, in bytes: a login brings certificates along.
+/// Largest size of a message, in bytes: a login contains certificates.
 const MOST: u64 = 1024 * 1024;
-/// Callers at a time, of one user and of all. Root's places are apart, so that nobody takes them.
+/// Concurrent connections of one user and of all users. Root's are counted separately, so that users can't use them up.
 const CALLERS_OF_USER: usize = 4;
 const CALLERS_OF_ROOT: usize = 16;
 const CALLERS: usize = 128;
 
-/// A call, whose session it is about, and where the answer goes.
+/// A call, the user whose session it is about, and the channel for the answer.
 pub struct Command {
-    /// The user acted for.
+    /// The user to act for.
     pub uid: u32,
     /// The call.
     pub call: Call,
-    /// Takes the answer.
+    /// Channel for the answer.
     pub reply: oneshot::Sender<Reply>,
 }
 
 /// Listens at `path`, for every user of this machine.
 pub fn listen(path: &Path) -> Result<UnixListener> {
-    lines::listen(path, "agent", "a second one needs another --socket")
+    control::listen(path, &ROLE)
 }
 
-/// Who calls at the moment: connections per user.
+/// Current number of connections per user.
 #[derive(Clone, Default)]
 struct Callers(Arc<Mutex<HashMap<u32, usize>>>);
 
 impl Callers {
-    /// A place for one more connection of this user, if there is one.
+    /// Reserves a place for one more connection of this user, if there is room.
     fn admit(&self, uid: u32) -> Option<Caller> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let own = all.get(&uid).copied().unwrap_or_default();
@@ -63,7 +69,7 @@ impl Callers {
     }
 }
 
-/// A connection's place; free again when dropped.
+/// A connection's place, released on drop.
 struct Caller {
     uid: u32,
     callers: Callers,
@@ -81,85 +87,70 @@ impl Drop for Caller {
     }
 }
 
-/// Hands every call on until the future is dropped.
+/// Accepts connections and forwards calls until the future is dropped.
 pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) {
-    let callers = Callers::default();
-    loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            // Out of descriptors, mostly: some will come back.
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            continue;
-        };
-        let Ok(credentials) = stream.peer_cred() else { continue };
-        let Some(caller) = callers.admit(credentials.uid()) else {
-            let text = "too many connections to the agent at a time".to_owned();
-            if let Ok(line) = lines::encode(&refused("busy", text)) {
-                let _ = stream.try_write(&line);
-            }
-            continue;
-        };
-        let commands = commands.clone();
-        tokio::spawn(async move {
-            if let Err(error) = converse(stream, &caller, commands).await {
-                tracing::debug!(uid = caller.uid, "caller: {error:#}");
-            }
-        });
-    }
+    control::serve(listener, Calls { callers: Callers::default(), commands }).await;
 }
 
-async fn converse(stream: UnixStream, caller: &Caller, commands: mpsc::Sender<Command>) -> Result<()> {
-    let (reader, mut writer) = stream.into_split();
-    let mut reader = BufReader::new(reader);
-    while let Some(line) = timeout(PATIENCE, lines::read(&mut reader, MOST)).await?? {
-        let reply = match serde_json::from_slice::<Request>(&line) {
+/// The calls of all users, on behalf of themselves or, for root, of any user.
+struct Calls {
+    callers: Callers,
+    commands: mpsc::Sender<Command>,
+}
+
+impl Service for Calls {
+    type Place = Caller;
+
+    fn limits(&self) -> Limits {
+        Limits { request: MOST, patience: PATIENCE }
+    }
+
+    fn admit(&self, user: u32) -> Admission<Caller> {
+        match self.callers.admit(user) {
+            Some(caller) => Admission::Serve(caller),
+            None => {
+                let refusal = refused("busy", "too many connections to the agent at a time".to_owned());
+                Admission::Full(lines::encode(&refusal).unwrap_or_default())
+            }
+        }
+    }
+
+    async fn answer(&self, user: u32, request: &[u8]) -> Result<Vec<u8>> {
+        let reply = match serde_json::from_slice::<Request>(request) {
             Err(error) => refused("malformed", format!("the call can't be read: {error}")),
-            Ok(Request { uid: Some(uid), .. }) if uid != caller.uid && caller.uid != 0 => {
+            Ok(Request { uid: Some(uid), .. }) if uid != user && user != 0 => {
                 refused("not_yours", "only root may act for other users".to_owned())
             }
             Ok(Request { uid, call }) => {
                 let (reply, answer) = oneshot::channel();
-                let command = Command { uid: uid.unwrap_or(caller.uid), call, reply };
+                let command = Command { uid: uid.unwrap_or(user), call, reply };
                 let answered = timeout(ANSWER, async {
-                    commands.send(command).await?;
+                    self.commands.send(command).await?;
                     answer.await.context("the daemon is ending")
                 });
                 answered.await.unwrap_or_else(|_| Ok(refused("slow", "no answer in time".to_owned())))?
             }
         };
-        timeout(PATIENCE, writer.write_all(&lines::encode(&reply)?)).await??;
+        lines::encode(&reply)
     }
-    Ok(())
 }
 
 fn refused(kind: &str, text: String) -> Reply {
     Reply::Refused { kind: kind.to_owned(), text }
 }
 
-/// Calls the daemon that listens at `path`.
+/// Makes a call to the daemon that listens at `path`.
 pub async fn call(path: &Path, request: &Request) -> Result<Reply> {
-    timeout(CALL, ask(path, request)).await.context("the agent doesn't answer")?
-}
-
-async fn ask(path: &Path, request: &Request) -> Result<Reply> {
-    let stream = UnixStream::connect(path).await;
-    let stream = stream.with_context(|| {
+    let line = control::call(path, &ROLE, request, CALL).await?.with_context(|| {
         format!("no agent answers at {} (start it with `vouchsafe agent run`, as root)", path.display())
     })?;
-    let (reader, mut writer) = stream.into_split();
-    // An agent that has no place for us says so without reading.
-    let written = writer.write_all(&lines::encode(request)?).await;
-    match lines::read(&mut BufReader::new(reader), MOST).await? {
-        Some(line) => serde_json::from_slice(&line).context("the agent's answer can't be read: another version?"),
-        None => {
-            written?;
-            bail!("the agent hung up")
-        }
-    }
+    serde_json::from_slice(&line).context("the agent's answer can't be read: another version?")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::net::UnixStream;
 
     #[test]
     fn nobody_takes_all_places() {
@@ -196,7 +187,7 @@ mod tests {
         let reply = call(&path, &request).await.expect("an answer");
         assert!(matches!(reply, Reply::Refused { kind, .. } if kind == "busy"));
         drop(silent);
-        // Sooner than their silence would have ended them.
+        // Well before the timeout for silent clients.
         let deadline = std::time::Instant::now() + PATIENCE / 2;
         let reply = loop {
             match call(&path, &request).await.expect("an answer") {

@@ -1,4 +1,4 @@
-//! The side of OpenFlow switches: they connect here, packets come up from them and go down again.
+//! The side of OpenFlow switches: they connect to the daemon, elevate packets to it and get them back.
 
 pub mod tls;
 
@@ -6,9 +6,9 @@ use crate::config::Config;
 use crate::kernel::HeldPacket;
 use crate::protocol;
 use anyhow::{Context, Result};
+use engine::agent::insertion::Used;
 use engine::agent::{Frame, Output, Subject};
 use engine::discovery::{Heard, message};
-use engine::insertion::Used;
 use engine::openflow::plane::{Fate, Origin, Plane};
 use engine::openflow::switch::{Event, Switch};
 use std::collections::BTreeMap;
@@ -21,25 +21,25 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use wire::map::{GrantSlot, owner};
 
-/// The most switches at a time.
+/// Largest number of switches at a time.
 const SWITCHES_MAX: usize = 64;
-/// Messages that wait for a switch; one that takes none is given up.
+/// Largest number of messages queued for a switch; when the queue is full, the daemon drops the connection.
 const QUEUE: usize = 4096;
-/// The most answers of name servers that are read in a second: whoever sends more is none of ours.
+/// Largest number of name servers' answers that are parsed per second; more are not from a normal network.
 const ANSWERS_PER_SECOND: u32 = 64;
 const CHUNK: usize = 64 * 1024;
 
-/// What connections tell the loop.
+/// A message from a connection to the loop.
 pub enum News {
     /// A switch connected.
     Connected(TcpStream, SocketAddr),
-    /// It sent something.
+    /// A switch sent bytes.
     Received(u64, Vec<u8>),
-    /// Its connection has ended, or never came to be, and why.
+    /// A switch's connection has ended, or failed to be set up, with the reason.
     Ended(u64, Result<()>),
 }
 
-/// All switches.
+/// All connected switches.
 pub struct Switches {
     plane: Plane,
     connections: BTreeMap<u64, Connection>,
@@ -47,14 +47,14 @@ pub struct Switches {
     news: mpsc::Sender<News>,
     listening: JoinHandle<()>,
     tls: Option<TlsAcceptor>,
-    /// What to add to the boot clock for Unix time, nanoseconds.
+    /// Difference between Unix time and the boot clock, nanoseconds.
     clock: u64,
     generation: u16,
     held: Vec<HeldPacket>,
     heard: Vec<Heard>,
-    /// Whether records are looked for in the answers of name servers.
+    /// Whether to look for records in the answers of name servers.
     hears: bool,
-    /// The second that answers are counted in, and how many came.
+    /// The current second, and the number of answers in it.
     hearing: (u64, u32),
 }
 
@@ -78,7 +78,7 @@ impl Drop for Switches {
 }
 
 impl Switches {
-    /// Listens for switches, if that is configured. What they do goes to `news`.
+    /// Listens for switches, if that is configured. Their messages go to `news`.
     pub async fn listen(config: &Config, news: mpsc::Sender<News>) -> Result<Option<Self>> {
         let Some(address) = config.switches else { return Ok(None) };
         let listener = TcpListener::bind(address).await;
@@ -118,7 +118,7 @@ impl Switches {
         }))
     }
 
-    /// Does what the state machine wants done, as far as it concerns switches. Says whether that was all of it.
+    /// Carries out an output of the state machine for the switches. Returns whether it concerned only them.
     pub fn perform(&mut self, output: &Output, now: Duration) -> bool {
         match output {
             Output::SetOwner(owner, subject) if owner.kind == owner::USER => self.plane.log_in(*subject),
@@ -144,7 +144,7 @@ impl Switches {
         false
     }
 
-    /// Takes news in; what waits for a grant comes out.
+    /// Processes a message from a connection; returns the packets that now wait for a grant.
     pub fn hear(&mut self, news: News, now: Duration) -> Vec<HeldPacket> {
         match news {
             News::Connected(stream, from) => self.connected(stream, from, now),
@@ -168,12 +168,12 @@ impl Switches {
         std::mem::take(&mut self.held)
     }
 
-    /// Takes the records that were overheard of late.
+    /// Takes the records that were overheard since the last call.
     pub fn overheard(&mut self) -> Vec<Heard> {
         std::mem::take(&mut self.heard)
     }
 
-    /// Looks after connections.
+    /// Checks connections for timeouts.
     pub fn tick(&mut self, now: Duration) {
         for (_, connection) in self.connections.extract_if(.., |_, connection| connection.switch.tick(now).is_err()) {
             tracing::warn!(from = %connection.from, "a switch is given up: it no longer answers");
@@ -181,17 +181,17 @@ impl Switches {
         self.write(now);
     }
 
-    /// What was made of an entry.
+    /// Returns how an entry has been used.
     pub fn used(&self, slot: &GrantSlot) -> Used {
         self.plane.used(slot)
     }
 
-    /// What was counted, by name.
+    /// Returns the counters by name.
     pub fn counters(&self) -> [(&'static str, u64); 8] {
         self.plane.counts().named()
     }
 
-    /// The switches, for people.
+    /// Returns the switches for display.
     pub fn shown(&self) -> Vec<protocol::Interface> {
         let shown = self.connections.values().map(|connection| protocol::Interface {
             name: match connection.switch.datapath() {
@@ -212,7 +212,7 @@ impl Switches {
         self.next += 1;
         let (id, news, tls) = (self.next, self.news.clone(), self.tls.clone());
         let (to, waiting) = mpsc::channel::<Vec<u8>>(QUEUE);
-        // A packet that waits for another is late.
+        // Without Nagle's algorithm, which would delay packets.
         let _ = stream.set_nodelay(true);
         let reading = tokio::spawn(async move {
             let ended = match tls {
@@ -237,7 +237,7 @@ impl Switches {
         self.events(id, now);
     }
 
-    /// Does what a switch's connection wants done.
+    /// Carries out the pending events of a switch's connection.
     fn events(&mut self, id: u64, now: Duration) {
         while let Some(connection) = self.connections.get_mut(&id) {
             let Some(event) = connection.switch.poll() else { return };
@@ -286,7 +286,7 @@ impl Switches {
         match fate {
             Fate::Forward { rules, frames } => {
                 let mut there = self.connections.values_mut();
-                // A switch that connected anew may be there twice for a while: the later connection is the living one.
+                // A switch that reconnected may be listed twice for a while: the later connection is the current one.
                 let switch = there.rfind(|connection| connection.switch.datapath() == Some(origin.datapath));
                 if let Some(connection) = switch {
                     connection.switch.forward(origin.port, rules, frames);
@@ -297,7 +297,7 @@ impl Switches {
         }
     }
 
-    /// Sends what connections have to say.
+    /// Carries out the pending events of all connections.
     fn write(&mut self, now: Duration) {
         let ids: Vec<u64> = self.connections.keys().copied().collect();
         for id in ids {
@@ -305,13 +305,13 @@ impl Switches {
         }
     }
 
-    /// Unix time by this machine's clock.
+    /// Returns Unix time by this machine's clock.
     fn unix(&self, now: Duration) -> u32 {
         (Duration::from_nanos(self.clock) + now).as_secs() as u32
     }
 }
 
-/// Hands on what a switch says, and to the switch what waits for it, until either has no more.
+/// Copies a switch's bytes to the loop, and queued messages to the switch, until either side ends.
 async fn converse(
     stream: impl AsyncRead + AsyncWrite,
     id: u64,
@@ -329,7 +329,7 @@ async fn converse(
     };
     let write = async {
         while let Some(mut bytes) = waiting.recv().await {
-            // Rules and the packet behind them make one segment.
+            // Coalesce rules and the packet that follows them into one segment.
             while let Ok(more) = waiting.try_recv() {
                 bytes.extend(more);
             }

@@ -1,11 +1,12 @@
-//! Path segments a second by UDP on one core (wire.md §8.13): the real server on loopback, its thread alone on the first
-//! processor; on the second everything else of it, and who asks, whose requests are sealed beforehand.
+//! Path segments per second by UDP on one core (wire.md §8.13). The real server runs on loopback: its answering thread
+//! alone on the first processor, its other threads and the client on the second. The client's requests are sealed in
+//! advance.
 //!
-//! Who asks takes answers as they were sent, several in one datagram (udp(7), UDP_GRO): on loopback it is the core that answers
-//! which would take them apart for it, and with network cards none is.
+//! The client receives answers as they were sent, several in one datagram (udp(7), UDP_GRO). On loopback the answering
+//! core would otherwise have to split them for the client; with network cards, no core has to.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick
-//! is an echo by the same loop of the same two system calls, sending back as many bytes as an answer has.
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is an echo by the same loop of the same
+//! two system calls, which returns as many bytes as an answer has.
 
 use authority::batch::{self, Answers, Batches};
 use authority::storage::{Database, NewService, Operator, Proof, Session};
@@ -27,37 +28,37 @@ use wire::ask::{ANSWER_LEN, LineKey, LineNumber, Question, Reply, Request};
 
 const SESSIONS: usize = 1024;
 const RECEIVERS: u32 = 64;
-/// Addresses that are asked from, each with a socket.
+/// Source addresses of the requests, each with a socket.
 const SOURCES: usize = 16;
-/// Requests under way: of each source, and in all of them.
+/// Maximum number of requests in flight per source.
 const UNDER_WAY: usize = 12;
-/// How many are asked, after as many as [`WARM`] that are not counted.
+/// Number of requests measured, after [`WARM`] requests that are not.
 const COUNTED: usize = 800_000;
 const WARM: usize = 100_000;
-/// Without an answer for so long, what is under way is taken for lost.
+/// Time without an answer after which the requests in flight count as lost.
 const LOST: Duration = Duration::from_millis(50);
-/// One answer in so many is opened.
+/// One in this many answers is opened.
 const OPENED: u64 = 1009;
-/// What is left of the echo's rate, at least.
+/// Minimum ratio to the echo's rate.
 const BOUND: f64 = 0.8;
-/// Turns of the echo and of the authority, which alternate.
+/// Number of turns of the echo and of the authority, which alternate.
 const TURNS: usize = 5;
 
-/// Who asks by one session's line.
+/// A session's line for requests.
 struct Line {
     number: LineNumber,
     key: LineKey,
     question: [u8; wire::ask::QUESTION_LEN],
 }
 
-/// What asking gave.
+/// Result of a measurement.
 struct Measured {
     per_second: f64,
     /// Seconds from a request to its answer.
     median: f64,
     p99: f64,
     lost: usize,
-    /// Processor time of the thread that answers, seconds a request: its own, and the kernel's for it.
+    /// Processor time of the answering thread in seconds per request: in user space, and in the kernel.
     own: f64,
     kernel: f64,
 }
@@ -73,7 +74,7 @@ fn main() {
     std::fs::write(&config, format!("segments = \"127.0.0.1:0\"\n{text}")).expect("its configuration");
     eprintln!("asking: logging {SESSIONS} machines in");
     let tokens = log_in(&directory);
-    // All threads of this process begin on the second processor; only the one that answers is moved.
+    // All threads of this process begin on the second processor; only the answering thread is moved.
     pin(Pid::this(), 1);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("tokio");
     let server = runtime.block_on(Server::start(directory.clone(), None)).expect("the server starts");
@@ -114,7 +115,7 @@ fn main() {
     let (mut echoes, mut asked) = (Vec::new(), Vec::new());
     for turn in 0..TURNS {
         eprintln!("asking: turn {} of {TURNS}", turn + 1);
-        // The counter of a request is where an answer has its own but for eight bytes, which an echo can't know.
+        // The counter is 8 bytes further into a request than into an answer, and an echo returns the request.
         echoes.push(measure(echoed, &requests, turn, echo_thread, |bytes| bytes.get(12..20), |_, _, _| {}));
         asked.push(measure(address, &requests, turn, answering, |bytes| bytes.get(4..12), opened));
     }
@@ -169,7 +170,7 @@ to = "192.0.2.2"
 verifiers = ["edge-1", "edge-2"]
 "#;
 
-/// Every machine is in one group; each receiver is for one of them.
+/// Returns a policy with every machine in one group, and each receiver for one group.
 fn policy() -> String {
     let groups: String = (0..RECEIVERS).map(|number| format!("g{number} = []\n")).collect();
     let receiver = |number| {
@@ -187,7 +188,7 @@ fn receiver(number: u32) -> IpAddr {
     Ipv4Addr::from_bits(0x0a01_0000 | number).into()
 }
 
-/// Sessions are put where a login puts them.
+/// Creates sessions in the database, as a login would.
 fn log_in(directory: &Directory) -> Vec<String> {
     let mut database = Database::open(&directory.database()).expect("the database");
     let (operator, now) = (Operator::current(), now());
@@ -228,12 +229,13 @@ async fn lines(directory: &Directory, address: SocketAddr, tokens: &[String]) ->
     lines
 }
 
-/// Who asks from a source with this counter: a source has sessions of its own, one after the other.
+/// Returns the session that sends the request with this counter from a source; a source rotates through its own
+/// sessions.
 fn asks(source: usize, counter: u64) -> usize {
     source + SOURCES * (counter as usize % (SESSIONS / SOURCES))
 }
 
-/// Of each source the requests in the order of their counters.
+/// Seals the requests of each source in the order of their counters.
 fn sealed(lines: &[Line]) -> Vec<Vec<Request>> {
     let request = |source: usize, counter: u64| {
         let line = &lines[asks(source, counter)];
@@ -243,7 +245,7 @@ fn sealed(lines: &[Line]) -> Vec<Vec<Request>> {
     (0..SOURCES).map(|source| (1..=each).map(|counter| request(source, counter)).collect()).collect()
 }
 
-/// Asks with so many under way until all of a turn are asked. `counter` finds an answer's.
+/// Sends the requests of one turn, with a limited number in flight. `counter` finds the counter in an answer.
 fn measure(
     to: SocketAddr,
     requests: &[Vec<Request>],
@@ -287,7 +289,7 @@ fn measure(
             let answered = lengths.iter().map(|length| length.div_ceil(ANSWER_LEN)).sum();
             source.under_way = source.under_way.saturating_sub(answered);
             let more = (UNDER_WAY - source.under_way).min(requests.len() - source.next);
-            // By the batch: to send one at a time is what would bound it.
+            // In batches: sending one request at a time would be the bottleneck.
             if more == 0 || more < UNDER_WAY / 2 && source.next + more < requests.len() {
                 continue;
             }
@@ -324,13 +326,13 @@ fn measure(
     }
 }
 
-/// An address that is asked from.
+/// A source address for requests.
 struct Source {
     socket: UdpSocket,
-    /// How many were sent, and how many of them have no answer yet.
+    /// The number of requests sent, and the number of those without an answer.
     next: usize,
     under_way: usize,
-    /// By counter.
+    /// Times of sending, by counter.
     sent_at: Vec<Instant>,
 }
 
@@ -351,7 +353,7 @@ fn pin(thread: Pid, processor: usize) {
     }
 }
 
-/// The thread of this process that has this name.
+/// Returns the thread of this process that has this name.
 fn thread(name: &str) -> Pid {
     let begun = Instant::now();
     loop {
@@ -366,7 +368,7 @@ fn thread(name: &str) -> Pid {
     }
 }
 
-/// What a thread took of its processor so far, and the kernel for it, seconds.
+/// Returns the processor time of a thread so far, in user space and in the kernel, in seconds.
 fn processor_time(thread: Pid) -> (f64, f64) {
     /// `sysconf(_SC_CLK_TCK)` on Linux.
     const TICKS: f64 = 100.0;

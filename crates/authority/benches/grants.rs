@@ -1,10 +1,10 @@
-//! What recording a grant costs the storage thread, after one person had 100 000 of them: grants that live, that ended and
-//! that were revoked, in turn.
+//! Cost of recording a grant for the storage thread after one person has had 100 000 grants: live, expired and revoked
+//! ones in turn.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is what the person's first grants cost.
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is the cost of the person's first grants.
 
+use api::GrantOwner;
 use authority::storage::{Database, Issuance, Login, NewService, Operator, Proof, Recorded, Session, TokenHash};
-use engine::api::GrantOwner;
 use engine::policy::Scope;
 use measure::{Bound, Figures, Yardstick, median};
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,16 +14,16 @@ use wire::{Destination, Flags, Holder};
 const ROUNDS: u64 = 100;
 const OF_ROUND: u64 = 1000;
 const LIFETIME: u64 = 300;
-/// Grants recorded in one transaction, as a busy server does.
+/// Number of grants recorded in one transaction, as on a busy server.
 const TOGETHER: usize = 8;
-/// Rounds that make a figure.
+/// Number of rounds per figure.
 const MEASURED: usize = 10;
-/// Cost of a grant to that of the first ones, at most.
+/// Maximum ratio of a grant's cost to that of the first ones.
 const BOUND: Bound = Bound::AtMost(1.5);
 const PERSON: &str = "robot";
 const START: u64 = 1_800_000_000;
 
-/// A database with one account, and what makes handles and tokens in it.
+/// A database with one account, and the generator of handles and tokens.
 struct World {
     database: Database,
     _room: tempfile::TempDir,
@@ -68,7 +68,7 @@ impl World {
         Issuance {
             session,
             owner: GrantOwner {
-                // Handles come in no order.
+                // Handles come in random order.
                 handle: self.made.wrapping_mul(0x9e37_79b9_7f4a_7c15),
                 person: PERSON.into(),
                 device: "rack".into(),
@@ -86,7 +86,7 @@ impl World {
         }
     }
 
-    /// Asks for so many grants; gives the microseconds that each took, and how many were recorded.
+    /// Requests this many grants. Returns the microseconds per grant and the number recorded.
     fn ask(&mut self, session: TokenHash, count: u64, now: u64) -> (f64, usize) {
         let issuances: Vec<_> = (0..count).map(|_| self.issuance(session, now)).collect();
         let (begun, mut recorded) = (Instant::now(), 0);
@@ -107,8 +107,8 @@ fn main() {
     figures.print();
 }
 
-/// Rounds of 1000 grants, 100 seconds from one to the next: three rounds' grants have not ended at any time, and every other
-/// round's are revoked. Gives the cost in each of the last rounds and of the first.
+/// Records rounds of 1000 grants, one round every 100 seconds, so that three rounds are unexpired at any time; every
+/// other round is revoked. Returns the costs in the last rounds and in the first.
 fn in_turn() -> (Vec<f64>, Vec<f64>) {
     let mut world = World::new();
     let mut costs = Vec::new();
@@ -125,8 +125,8 @@ fn in_turn() -> (Vec<f64>, Vec<f64>) {
     (costs[costs.len() - MEASURED..].to_vec(), costs[..MEASURED].to_vec())
 }
 
-/// "1024 grants, log out" within one grant's lifetime, until the account may have no more, and as often again. Gives what a request
-/// costs then, and what a recorded grant cost before.
+/// Repeats "1024 grants, log out" within one grant's lifetime until the account reaches its limit, and then continues.
+/// Returns the cost of a request beyond the limit, and of a recorded grant before.
 fn logged_out() -> (Vec<f64>, Vec<f64>) {
     let mut world = World::new();
     let (mut quiet, mut attacked) = (Vec::new(), Vec::new());

@@ -1,15 +1,14 @@
-//! Grants a second over TLS: the real server over loopback, sessions of a thousand machines, connections that stay open,
-//! each with one call under way.
+//! Grants per second over TLS: the real server on loopback, sessions of a thousand machines, persistent connections
+//! with one call in flight each.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The
-//! yardstick is the same server and client with a call that is authenticated and then refused for its form: what TLS, HTTP
-//! and JSON cost without a decision and without the database. Client and server share the processors: what of their time
-//! each takes is told.
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is the same server and client with a call
+//! that is authenticated and then refused as malformed: the cost of TLS, HTTP and JSON without a decision and without
+//! the database. Client and server share the processors; the processor time of each is reported.
 
+use api::GrantRequest;
 use authority::storage::{Database, Login, NewService, Operator, Proof, Session};
 use authority::{Directory, now};
 use client::{Authority, Error};
-use engine::api::GrantRequest;
 use measure::{Bound, Figures, Yardstick, mean_of_middle};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
@@ -24,7 +23,7 @@ const MACHINES: usize = 1000;
 const RECEIVERS: usize = 200;
 const GROUPS: usize = 50;
 const CONNECTIONS: usize = 64;
-/// How long each call is made in a turn, after as long as [`WARM`] that isn't counted.
+/// Duration of each kind of call in a turn, after [`WARM`], which is not measured.
 const TIME: Duration = Duration::from_secs(4);
 const WARM: Duration = Duration::from_secs(1);
 const TURNS: usize = 4;
@@ -39,12 +38,12 @@ impl Drop for Server {
     }
 }
 
-/// What calling in a loop gave.
+/// Result of a measurement.
 struct Measured {
     per_second: f64,
     mean: f64,
     p99: f64,
-    /// Processor time for a call, seconds.
+    /// Processor time per call in seconds.
     client: f64,
     server: f64,
 }
@@ -95,7 +94,7 @@ async fn main() {
     figures.print();
 }
 
-/// Every machine is in five groups, by its login; each receiver is for one of them.
+/// Returns a policy with every machine in five groups, by its login, and each receiver for one group.
 fn policy() -> String {
     let mut text = String::from("[groups]\n");
     for group in 0..GROUPS {
@@ -118,12 +117,12 @@ fn receiver(number: usize) -> IpAddr {
     Ipv4Addr::from_bits(0xc612_0000 | number as u32).into()
 }
 
-/// What a machine asks for: a receiver that is for its first group.
+/// Returns a machine's request: for a receiver of its first group.
 fn to(machine: usize) -> GrantRequest {
     GrantRequest { address: receiver(machine % GROUPS), protocol: 6, port: 22, consented: false, in_band: false }
 }
 
-/// Sessions are put where a login puts them: a thousand logins would take long, and are not what is measured.
+/// Creates sessions in the database, as a login would: a thousand logins would take long, and are not measured.
 fn log_in(directory: &Directory) -> Vec<String> {
     let mut database = Database::open(&directory.database()).expect("the database");
     let (operator, now) = (Operator::current(), now());
@@ -160,12 +159,12 @@ async fn wait_for(caller: &Authority, log: &Path) {
     }
 }
 
-/// Has every connection call in a loop, each time as another of its machines.
+/// Makes every connection call in a loop, each time as another of its machines.
 async fn measure(
     callers: &Arc<Vec<Vec<(usize, Authority)>>>,
     server: u32,
     request: impl Fn(usize) -> GrantRequest + Copy + Send + 'static,
-    expected: impl Fn(&Result<engine::api::Grant, Error>) -> bool + Copy + Send + 'static,
+    expected: impl Fn(&Result<api::Grant, Error>) -> bool + Copy + Send + 'static,
 ) -> Measured {
     let (warm, end) = (Instant::now() + WARM, Instant::now() + WARM + TIME);
     let calling: Vec<_> = (0..callers.len())
@@ -207,7 +206,7 @@ async fn measure(
     }
 }
 
-/// What a process took of processors so far, seconds.
+/// Returns the processor time of a process so far, in seconds.
 fn processor_time(process: &str) -> f64 {
     /// `sysconf(_SC_CLK_TCK)` on Linux.
     const TICKS: f64 = 100.0;

@@ -1,25 +1,29 @@
-//! What commands do: write the database, then tell the server if one runs. Without a server the change is recorded and
-//! takes effect when it starts.
+//! Implementation of the administrative commands: each writes the database, then notifies the server if one runs.
+//! Without a server, the change is recorded and takes effect at the next start.
 
-use crate::control::{self, Command, Reply};
-use crate::credentials;
-use crate::policies::candidate::Candidate;
+pub mod backup;
+pub mod cli;
+pub(crate) mod control;
+
+use crate::login::credentials;
+use crate::policy::candidate::Candidate;
 use crate::storage::{
     AuditEvent, Database, NewService, NotedHead, Operator, PolicyChange, SecondFactor, Verdict, Which,
 };
 use crate::{Directory, login, now, segments};
 use anyhow::{Result, bail};
-use engine::api::ServiceKey;
-use engine::networks::Networks;
+use api::ServiceKey;
+use control::{Command, Reply};
+use engine::policy::networks::Networks;
 use engine::policy::{Policy, name_is_valid};
 use std::collections::BTreeSet;
 use std::path::Path;
 use zeroize::Zeroizing;
 
-/// How long an enrolment code can be used, seconds.
+/// Validity of an enrolment code, in seconds.
 const CODE_LIFETIME: u64 = 24 * 3600;
 
-/// Adds an account; with `totp`, gives the address that an authenticator app reads, which is shown only here.
+/// Adds an account. With `totp`, returns the `otpauth://` address for an authenticator app, which is shown only here.
 pub async fn add_account(
     directory: &Directory,
     person: &str,
@@ -32,19 +36,19 @@ pub async fn add_account(
     Ok(address)
 }
 
-/// What is to become of an account's second factor.
+/// Change to an account's second factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Factor {
-    /// It stays as it is.
+    /// The second factor stays as it is.
     Keep,
-    /// It goes.
+    /// The second factor is removed.
     Remove,
-    /// Another takes its place.
+    /// A new second factor replaces the old one.
     Renew,
 }
 
-/// Changes a password, ends the account's sessions and removes its passkeys; gives how many there were and, of a new second
-/// factor, the address that an authenticator app reads, which is shown only here.
+/// Changes a password, ends the account's sessions and removes its passkeys. Returns the number of passkeys removed
+/// and, for a new second factor, the `otpauth://` address for an authenticator app, which is shown only here.
 pub async fn change_password(
     directory: &Directory,
     person: &str,
@@ -72,7 +76,7 @@ pub async fn remove_account(directory: &Directory, person: &str) -> Result<()> {
     sync(directory).await
 }
 
-/// Adds a service account; gives the key that its machine logs in with, which exists only there.
+/// Adds a service account and returns the key that its machine logs in with; the authority keeps no copy of this key.
 pub async fn add_service(directory: &Directory, name: &str, groups: &[String], tags: &[String]) -> Result<ServiceKey> {
     check_name(name)?;
     groups.iter().chain(tags).try_for_each(|name| check_name(name))?;
@@ -83,27 +87,27 @@ pub async fn add_service(directory: &Directory, name: &str, groups: &[String], t
     Ok(key)
 }
 
-/// Puts a service account into these groups and no others; live grants are judged anew.
+/// Puts a service account into these groups and no others, and re-evaluates live grants.
 pub async fn set_service_groups(directory: &Directory, name: &str, groups: &[String]) -> Result<()> {
     groups.iter().try_for_each(|group| check_name(group))?;
     Database::open(&directory.database())?.set_service_groups(name, groups, &Operator::current(), now())?;
     judge(directory).await
 }
 
-/// Gives a service account these tags and no others; live grants are judged anew.
+/// Replaces the tags of a service account and re-evaluates live grants.
 pub async fn set_service_tags(directory: &Directory, name: &str, tags: &[String]) -> Result<()> {
     tags.iter().try_for_each(|tag| check_name(tag))?;
     Database::open(&directory.database())?.set_service_tags(name, tags, &Operator::current(), now())?;
     judge(directory).await
 }
 
-/// Removes a service account; its sessions and grants end.
+/// Removes a service account and ends its sessions and grants.
 pub async fn remove_service(directory: &Directory, name: &str) -> Result<()> {
     Database::open(&directory.database())?.remove_service(name, &Operator::current(), now())?;
     sync(directory).await
 }
 
-/// Has the server ask the identity provider about sessions now; gives what came of it.
+/// Makes the server check sessions with the identity provider now, and returns the outcome.
 pub async fn renew_sessions(directory: &Directory, person: Option<String>) -> Result<String> {
     match control::tell(directory, Command::RenewSessions { person }).await? {
         Some(Reply::Done(text)) => Ok(text),
@@ -112,7 +116,7 @@ pub async fn renew_sessions(directory: &Directory, person: Option<String>) -> Re
     }
 }
 
-/// Adds a verifier, or renews its code; gives the one-time code, which is shown only here.
+/// Adds a verifier or renews its enrolment code. Returns the one-time code, which is shown only here.
 pub async fn add_verifier(directory: &Directory, id: &str, renew: bool) -> Result<Zeroizing<String>> {
     check_name(id)?;
     let (code, hash) = credentials::new_token::<16>()?;
@@ -121,18 +125,18 @@ pub async fn add_verifier(directory: &Directory, id: &str, renew: bool) -> Resul
     Ok(code)
 }
 
-/// Removes a verifier; its token ends at once.
+/// Removes a verifier; its token becomes invalid at once.
 pub async fn remove_verifier(directory: &Directory, id: &str) -> Result<()> {
     Database::open(&directory.database())?.remove_verifier(id, &Operator::current(), now())?;
     sync(directory).await
 }
 
-/// What revoking did.
+/// Outcome of a revocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revoked {
-    /// How many grants ended by it.
+    /// Number of grants that the revocation ended.
     pub grants: usize,
-    /// Whether a server runs, which told the verifiers.
+    /// Whether a server runs and has notified the verifiers.
     pub told: bool,
 }
 
@@ -143,7 +147,7 @@ pub async fn revoke(directory: &Directory, which: &Which) -> Result<Revoked> {
     Ok(Revoked { grants: grants.unwrap_or(0), told })
 }
 
-/// Gives a device these tags and no others; gives what the server did about it.
+/// Replaces the tags of a device and returns the server's reply.
 pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags: &[String]) -> Result<String> {
     tags.iter().try_for_each(|tag| check_name(tag))?;
     Database::open(&directory.database())?.tag_device(person, device, tags, &Operator::current(), now())?;
@@ -151,7 +155,7 @@ pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags:
     Ok(done.unwrap_or_else(|| "no server runs; the next one judges grants by it".into()))
 }
 
-/// Puts a policy file in the place of the directory's and in force, or the directory's own as it was edited. A wrong one
+/// Applies a policy file, replacing the directory's own, or applies the directory's own file as edited. An invalid file
 /// changes nothing.
 pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<String> {
     let candidate = Candidate::read(directory, file)?;
@@ -159,7 +163,7 @@ pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<
     put_in_force(directory, candidate, note, file.is_some()).await
 }
 
-/// Puts an earlier version in force again, as a new one.
+/// Puts an earlier policy version in force again, under a new version number.
 pub async fn roll_back_policy(directory: &Directory, version: i64) -> Result<String> {
     let text = Database::open(&directory.database())?.policy_text(version)?;
     let candidate = Candidate::new(text, &format!("version {version}"), directory.config()?.max_lifetime)?;
@@ -183,8 +187,8 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
     }
 }
 
-/// Rotates the master key: a new one follows at the epoch after the next, or, with `compromised`, takes the place of all at
-/// once. Gives what became of it, for people.
+/// Rotates the master key. The new key takes effect at the epoch after the next or, with `compromised`, replaces all
+/// keys at once. Returns a human-readable summary.
 pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Result<String> {
     let epoch_length = directory.config()?.epoch_length;
     let done = directory.change_master_keys(|keys| {
@@ -204,12 +208,13 @@ pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Resu
     }
 }
 
-/// Goes through the audit trails and looks for noted heads in them.
+/// Verifies the audit trails and searches them for the noted heads.
 pub fn verify_audit(directory: &Directory, noted: &[NotedHead]) -> Result<Verdict> {
     Database::open(&directory.database())?.verify_audit(&directory.identity()?, noted)
 }
 
-/// Names in a policy and in `networks.toml` that nothing has: not wrong, and yet mostly a slip.
+/// Returns names in a policy and in `networks.toml` that match no account or verifier. They are valid, but mostly
+/// typing errors.
 pub fn unknown_names(directory: &Directory, policy: &Policy, networks: &Networks) -> Result<Vec<String>> {
     let database = Database::open(&directory.database())?;
     let verifiers: BTreeSet<_> = database.verifiers()?.into_iter().map(|verifier| verifier.verifier).collect();
@@ -225,7 +230,7 @@ pub fn unknown_names(directory: &Directory, policy: &Policy, networks: &Networks
     Ok(persons.into_iter().chain(named).chain(segments::unknown_names(networks, policy)).collect())
 }
 
-/// That nobody is called so, and the way out.
+/// Returns the message that the account does not exist, with the command that adds it.
 pub(crate) fn no_account(person: &str) -> String {
     format!("no account {person}: `vouchsafe authority user add {person}`")
 }
@@ -238,7 +243,7 @@ async fn sync(directory: &Directory) -> Result<()> {
     act_on(directory, Command::Sync).await.map(drop)
 }
 
-/// Has the server act on what was recorded; gives what it did, `None` if none runs.
+/// Makes the server act on a recorded change. Returns the server's reply, or `None` if no server runs.
 async fn act_on(directory: &Directory, command: Command) -> Result<Option<String>> {
     match control::tell(directory, command).await? {
         Some(Reply::Refused(why)) => bail!("recorded, but the server failed to act on it: {why}"),

@@ -7,13 +7,13 @@ use engine::document::{Faults, Reader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
-/// Where the API listens unless the configuration says otherwise.
+/// Default listen address of the API.
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
 
-/// The shortest epoch, seconds: a grant that lives for half of it can still be renewed in time.
+/// Minimum epoch length in seconds: a grant that lives for half an epoch can still be renewed in time.
 const LEAST_EPOCH: u32 = 20;
 
-/// The fewest connections that may be asked for.
+/// Minimum value of `max_connections`.
 pub(crate) const LEAST_CONNECTIONS: u32 = 16;
 
 const KEYS: &[&str] = &[
@@ -35,37 +35,37 @@ const KEYS: &[&str] = &[
 /// The configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where the API listens. Default `[::]:8443`.
+    /// Listen address of the API. Default `[::]:8443`.
     pub listen: SocketAddr,
-    /// Where metrics are served, in plain HTTP. Default nowhere.
+    /// Address where metrics are served, in plain HTTP. Default none.
     pub metrics: Option<SocketAddr>,
-    /// Seconds an epoch lasts. Default one hour. At least `max_lifetime`: a verifier keeps the previous epoch's key only. Clocks
-    /// may differ by less than an epoch, and by half of `max_lifetime`.
+    /// Length of an epoch in seconds. Default one hour. At least `max_lifetime`, because a verifier keeps only the
+    /// previous epoch's key. Clocks may differ by less than an epoch, and by half of `max_lifetime`.
     pub epoch_length: u32,
-    /// The longest lifetime of a grant, seconds. Default one hour.
+    /// Maximum lifetime of a grant, in seconds. Default one hour.
     pub max_lifetime: u32,
-    /// Seconds after which a person logs in again. Default 12 hours.
+    /// Seconds after which a person must log in again. Default 12 hours.
     pub session_lifetime: u32,
-    /// Connections at a time; one source address gets a quarter of them. Default 4096.
+    /// Maximum number of concurrent connections; one source address gets a quarter of them. Default 4096.
     pub max_connections: u32,
-    /// Seconds that grants are remembered after their end; flows that live on longer are cut. Default 30 days.
+    /// Seconds that grants are kept after their end; flows that outlive this period are cut. Default 30 days.
     pub grants_kept: u32,
     /// Seconds that audit entries are kept. Default 365 days.
     pub audit_lifetime: u32,
-    /// Where `vouchsafe transfer` listens, which sends client keys in band. Default nowhere: keys go by HTTPS.
+    /// Socket of `vouchsafe transfer`, which sends client keys in band. Default none: keys go by HTTPS.
     pub key_transfer: Option<PathBuf>,
-    /// Where segments of virtual networks are asked for by UDP. Default nowhere: they are asked for over HTTPS.
+    /// Address for requests for segments of virtual networks by UDP. Default none: they are requested over HTTPS.
     pub segments: Option<SocketAddr>,
-    /// The console.
+    /// Settings of the console.
     pub console: ConsoleConfig,
-    /// Discovery. Default none.
+    /// Settings of discovery. Default none.
     pub dns: Option<DnsConfig>,
-    /// The identity provider. Default none: accounts here only.
+    /// Settings of the identity provider. Default none: only the authority's own accounts can log in.
     pub provider: Option<ProviderConfig>,
 }
 
 impl Config {
-    /// Reads the configuration; all faults are reported together.
+    /// Parses the configuration; reports all faults together.
     pub fn parse(text: &str) -> Result<Self, Faults> {
         Reader::read(text, KEYS, |reader, fields| {
             let listen = fields.address(reader, "listen", "[::]:8443");
@@ -94,7 +94,7 @@ impl Config {
         })
     }
 
-    /// The text of a new configuration file.
+    /// Returns the text of a new configuration file.
     pub fn template(listen: SocketAddr) -> String {
         format!(
             "# The authority's configuration. Times are written like \"90s\", \"5m\", \"12h\", \"30d\".\n\n\

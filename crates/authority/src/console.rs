@@ -1,7 +1,8 @@
-//! The console: pages for people and for administrators, on the API's port. Written on the server; what script there is
-//! only adds comfort, but for passkeys, which no form can do.
+//! The console: web pages for users and administrators, served on the API's port. The server renders every page;
+//! scripts are a convenience, except for passkeys, which a plain form cannot use.
 //!
-//! Every request passes [`guard`], so that no page has to think of foreign forms, and every page is made by [`page`].
+//! Every request passes through [`guard`], so no page needs its own protection against cross-site forms. [`page`]
+//! builds every page.
 
 mod administration;
 mod assets;
@@ -9,6 +10,7 @@ pub(crate) mod config;
 mod cookie;
 mod devices;
 mod ending;
+mod form;
 mod grants;
 mod guard;
 mod identity;
@@ -18,10 +20,11 @@ mod page;
 mod qr;
 mod security;
 mod sessions;
+mod table;
 mod visitor;
 mod words;
 
-use crate::problem::Problem;
+use crate::http::problems::Problem;
 use crate::state::Authority;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
@@ -29,10 +32,10 @@ use axum::response::Redirect;
 use axum::routing::get;
 use std::sync::Arc;
 
-/// Where the console is.
+/// Root path of the console.
 const ROOT: &str = "/console";
 
-/// Every page.
+/// Returns the routes of every page of the console.
 pub fn router(authority: Arc<Authority>) -> Router<Arc<Authority>> {
     let pages = Router::new()
         .route("/", get(overview::show))

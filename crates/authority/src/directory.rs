@@ -1,7 +1,7 @@
-//! The authority's directory: which file is where, and how a new one is made, all or nothing.
+//! The authority's directory: the paths of its files, and the atomic creation of a new one.
 
-use crate::credentials;
 use crate::keys::MasterKeys;
+use crate::login::credentials;
 use crate::storage::Database;
 use crate::tls::{Certificates, der, fingerprint};
 use crate::{Config, now};
@@ -14,25 +14,26 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
-/// The policy's file name, which rules are called by.
+/// File name of the policy, which also appears in the identifiers of rules, such as `policy.toml:12`.
 pub const POLICY: &str = "policy.toml";
 
-/// The directory that holds everything an authority has: mode 0700, its files 0600.
+/// The directory that contains all state of an authority: mode 0700, its files 0600.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory(PathBuf);
 
 impl Directory {
-    /// The directory at `path`, which need not exist.
+    /// Refers to the directory at `path`, which need not exist.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 
-    /// Makes the directory; gives the CA certificate's fingerprint. Refuses one that has anything in it.
+    /// Creates the directory and returns the CA certificate's fingerprint. Refuses a directory that is not empty.
     pub fn init(&self, names: &[String], listen: SocketAddr) -> Result<String> {
         self.make(|aside| aside.fill(names, listen))
     }
 
-    /// Makes the directory of what `fill` puts into one aside, whole or not at all. Refuses one that has anything in it.
+    /// Creates the directory from the contents that `fill` writes into a temporary one, completely or not at all.
+    /// Refuses a directory that is not empty.
     pub(crate) fn make<T>(&self, fill: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let path = std::path::absolute(&self.0)?;
         let shown = path.display();
@@ -47,7 +48,7 @@ impl Directory {
         }
         let parent = path.parent().with_context(|| format!("{shown} has no parent directory"))?;
         fs::create_dir_all(parent).with_context(|| format!("can't make {}", parent.display()))?;
-        // Made aside and renamed: what fails half-way leaves nothing behind.
+        // Created under a temporary name and renamed, so that a failure half-way leaves nothing behind.
         let aside = tempfile::Builder::new().prefix(".vouchsafe-").tempdir_in(parent);
         let aside = aside.with_context(|| format!("can't write in {}", parent.display()))?;
         fs::set_permissions(aside.path(), Permissions::from_mode(0o700))?;
@@ -74,7 +75,7 @@ impl Directory {
         fingerprint(certificates.ca.as_bytes())
     }
 
-    /// What the authority calls itself in service accounts' assertions: its CA's fingerprint.
+    /// Returns the audience of service accounts' assertions: the fingerprint of the authority's CA.
     pub fn audience(&self) -> Result<String> {
         fingerprint(read_text(&self.ca())?.as_bytes())
     }
@@ -86,11 +87,11 @@ impl Directory {
         Config::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&path.display().to_string())))
     }
 
-    /// Reads and judges a policy file: the directory's own unless another is given.
+    /// Reads and validates a policy file: `file`, or else the directory's own.
     pub fn read_policy(&self, file: Option<&Path>) -> Result<(Policy, String)> {
         let max_lifetime = self.config()?.max_lifetime;
         let path = file.map_or_else(|| self.policy(), Path::to_owned);
-        let text = crate::policies::candidate::read_text(&path)?;
+        let text = crate::policy::candidate::read_text(&path)?;
         match Policy::parse(&text, max_lifetime) {
             Ok(policy) => {
                 let called = path.file_name().map_or_else(|| POLICY.into(), |name| name.to_string_lossy());
@@ -100,7 +101,7 @@ impl Directory {
         }
     }
 
-    /// Puts another policy text in the place of the directory's, whole or not at all.
+    /// Replaces the directory's policy file, completely or not at all.
     pub fn replace_policy(&self, text: &str) -> Result<()> {
         self.replace(&self.policy(), text.as_bytes()).context("can't replace the policy")
     }
@@ -108,7 +109,7 @@ impl Directory {
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         let mut aside = tempfile::NamedTempFile::new_in(&self.0)?;
         aside.write_all(bytes)?;
-        // Root may command the server of another user, who has to read the file then.
+        // If root commands the server of another user, that user must still be able to read the file.
         let owner = fs::metadata(&self.0)?;
         std::os::unix::fs::fchown(aside.as_file(), Some(owner.uid()), Some(owner.gid()))?;
         aside.as_file().sync_all()?;
@@ -128,7 +129,7 @@ impl Directory {
         MasterKeys::parse(&bytes).with_context(|| format!("{shown} can't be used"))
     }
 
-    /// Changes the master keys, one command at a time.
+    /// Changes the master keys. A lock serialises concurrent commands.
     pub fn change_master_keys<T>(&self, change: impl FnOnce(&mut MasterKeys) -> Result<T>) -> Result<T> {
         let lock = self.0.join("rotate.lock");
         let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(lock);
@@ -140,7 +141,7 @@ impl Directory {
         Ok(changed)
     }
 
-    /// Takes the lock that keeps a second server out; held until the file is dropped.
+    /// Takes the lock that keeps a second server out; the lock is held until the file is dropped.
     pub fn lock(&self) -> Result<File> {
         let path = self.0.join("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
@@ -152,49 +153,49 @@ impl Directory {
         }
     }
 
-    /// Who owns the directory: besides root, the only user that may command the server.
+    /// Returns the user id of the directory's owner: besides root, the only user that may command the server.
     pub fn owner(&self) -> Result<u32> {
         Ok(fs::metadata(&self.0).with_context(|| format!("can't read {}", self.0.display()))?.uid())
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The CA certificate, for clients.
+    /// Returns the path of the CA certificate, for clients.
     pub fn ca(&self) -> PathBuf {
         self.0.join("ca.pem")
     }
 
-    /// What the authority is known by and its audit trails begin with: the DER form of its CA certificate.
+    /// Returns the authority's identity, the first input of its audit trails: the DER form of its CA certificate.
     pub fn identity(&self) -> Result<Vec<u8>> {
         let path = self.ca();
         let pem = fs::read(&path).with_context(|| format!("can't read {}", path.display()))?;
         der(&pem).with_context(|| format!("{} is broken", path.display()))
     }
 
-    /// The policy.
+    /// Returns the path of the policy.
     pub fn policy(&self) -> PathBuf {
         self.0.join(POLICY)
     }
 
-    /// The database.
+    /// Returns the path of the database.
     pub fn database(&self) -> PathBuf {
         self.0.join("authority.db")
     }
 
-    /// The server's certificate.
+    /// Returns the path of the server's certificate.
     pub fn certificate(&self) -> PathBuf {
         self.0.join("tls.pem")
     }
 
-    /// The server's TLS key.
+    /// Returns the path of the server's TLS key.
     pub fn certificate_key(&self) -> PathBuf {
         self.0.join("tls.key")
     }
 
-    /// The running server's control socket.
+    /// Returns the path of the running server's control socket.
     pub fn control_socket(&self) -> PathBuf {
         self.0.join("control.sock")
     }
@@ -204,7 +205,7 @@ impl Directory {
     }
 }
 
-/// The name of this machine and the ways to reach it from itself: a certificate's names where none are given.
+/// Returns the default names for a certificate: the host name and the loopback names and addresses.
 pub fn default_names() -> Vec<String> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();
@@ -219,7 +220,7 @@ fn read_text(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|error| anyhow::anyhow!("can't read {}{}", path.display(), way_out(&error)))
 }
 
-/// What is wrong with a file of the directory, and the way out.
+/// Describes a failure to read a file of the directory, with a remedy.
 fn way_out(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => ": it is not there, `vouchsafe authority init` makes it".to_owned(),

@@ -1,5 +1,6 @@
-//! An authoritative name server for the domain whose record says that this authority protects it (wire.md §7.1): addresses
-//! from a zone file, and the record beside every address that is protected. It has no key, and asks no other server.
+//! An authoritative name server for the domain whose record states that this authority protects it (wire.md §7.1). It
+//! serves addresses from a zone file, and adds the record to answers with protected addresses. It has no keys and does
+//! not query other servers.
 
 mod config;
 mod limit;
@@ -14,13 +15,13 @@ use crate::Directory;
 use anyhow::{Context, Result};
 use engine::discovery::{Domain, Record};
 
-/// What a configuration says about discovery: the domain, its record, and how long that may be kept, in seconds.
+/// The published discovery data: the domain, its record, and the record's time to live.
 pub struct Published {
     /// The domain.
     pub domain: Domain,
-    /// Its record.
+    /// The discovery record of the domain.
     pub record: Record,
-    /// Seconds.
+    /// Time to live of the record, in seconds.
     pub ttl: u32,
 }
 
@@ -29,7 +30,8 @@ const NO_AUTHORITY: &str =
     "nothing says where agents reach the authority: set `authority` in [dns], or `url` in [console]";
 
 impl Published {
-    /// As the directory has it: what the configuration leaves out comes from console and policy.
+    /// Reads the discovery data of a directory. Values missing from the configuration are derived from the console and
+    /// the policy.
     pub fn read(directory: &Directory) -> Result<Self> {
         let config = directory.config()?;
         let dns = config.dns.context(NO_DNS)?;

@@ -1,21 +1,21 @@
-//! The master keys: the one in force, the one before while its epochs may matter, and one that is to follow. Which is for
-//! an epoch depends on nothing but when the epoch begins.
+//! The master keys: the one in force, the previous one while its epochs may matter, and the one that follows. The start
+//! time of an epoch alone determines the key of the epoch.
 
-use crate::credentials;
+use crate::login::credentials;
 use anyhow::{Context, Result, bail};
 use std::net::IpAddr;
 use wire::{Epoch, MasterKey, ProofKey, VerifierKey};
 use zeroize::Zeroizing;
 
 const KEY: usize = 32;
-/// A key behind the time from which it is used, Unix seconds in 8 bytes.
+/// A key preceded by the time from which it is used, as Unix seconds in 8 bytes.
 const RECORD: usize = 8 + KEY;
 
-/// The keys, oldest first. Has no `Debug`.
+/// The master keys, oldest first. Deliberately has no `Debug`.
 pub struct MasterKeys(Vec<(u64, Zeroizing<[u8; KEY]>)>);
 
 impl MasterKeys {
-    /// Reads what [`Self::encode`] writes, or a single key of 32 bytes.
+    /// Parses the output of [`Self::encode`], or a single key of 32 bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         if let Ok(key) = <[u8; KEY]>::try_from(bytes) {
             return Ok(Self(vec![(0, Zeroizing::new(key))]));
@@ -35,7 +35,7 @@ impl MasterKeys {
         Ok(Self(keys))
     }
 
-    /// The bytes of the key file.
+    /// Returns the contents of the key file.
     pub fn encode(&self) -> Zeroizing<Vec<u8>> {
         let mut bytes = Zeroizing::new(Vec::with_capacity(self.0.len() * RECORD));
         for (from, key) in &self.0 {
@@ -45,12 +45,12 @@ impl MasterKeys {
         bytes
     }
 
-    /// The key of a verifier for an epoch.
+    /// Derives the key of a verifier for an epoch.
     pub fn verifier_key(&self, verifier: &str, epoch: Epoch, epoch_length: u32) -> Result<VerifierKey> {
         self.of(epoch, epoch_length)?.verifier_key(verifier, epoch).context("a verifier's id is too long")
     }
 
-    /// The key of a verifier for the proofs that are given in an epoch in the name of this address.
+    /// Derives the key of a verifier for the proofs that are issued in an epoch on behalf of this authority address.
     pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch, epoch_length: u32) -> Result<ProofKey> {
         self.of(epoch, epoch_length)?.proof_key(verifier, authority, epoch).context("a verifier's id is too long")
     }
@@ -61,15 +61,15 @@ impl MasterKeys {
         key.map(|(_, key)| MasterKey::new(**key)).context("no key for such an early epoch")
     }
 
-    /// Another key follows, from the epoch after the next on: verifiers hold the keys of the epoch before, the current and
-    /// the next, and none of these changes. Gives when that is.
+    /// Adds a new key that takes effect at the epoch after the next and returns that time in Unix seconds. Verifiers
+    /// have the keys of the previous, the current and the next epoch, and none of these changes.
     pub fn follow(&mut self, now: u64, epoch_length: u32) -> Result<u64> {
         if let Some((from, _)) = self.0.last().filter(|(from, _)| *from > now) {
             bail!("a new master key follows in {} s already", from - now);
         }
         let length = u64::from(epoch_length);
         let from = (Epoch::at(now, epoch_length).0 + 2) * length;
-        // Of the keys before the one in force none is asked for any more but for the epoch before.
+        // Keys older than the one in force are needed for the previous epoch at most.
         let oldest = (Epoch::at(now, epoch_length).0).saturating_sub(1) * length;
         let first = self.0.iter().rposition(|(from, _)| *from <= oldest).unwrap_or(0);
         self.0.drain(..first);
@@ -78,7 +78,7 @@ impl MasterKeys {
         Ok(from)
     }
 
-    /// Another key takes the place of all, for every epoch.
+    /// Replaces all keys, for every epoch, by a new one.
     pub fn replace(&mut self) -> Result<()> {
         self.0 = vec![(0, Zeroizing::new(credentials::random()?))];
         Ok(())

@@ -1,53 +1,33 @@
-//! The authority: logs people in, evaluates policy, issues grants, hands out keys.
+//! The authority: logs people in, evaluates policy, issues grants and hands verifiers their keys.
 //!
-//! IO only: what is allowed is `engine::policy`'s to say, what a grant looks like `engine::issue`'s. Everything lives in
-//! one [`Directory`]; commands write its database and then tell the server over its control socket.
+//! This crate does I/O only: `engine::policy` decides requests and `engine::issuing` constructs grants. All state lives
+//! in one [`Directory`]; commands write its database and then notify the server over its control socket.
 #![forbid(unsafe_code)]
 
 pub mod admin;
-pub mod backup;
-pub mod cli;
 pub mod config;
-mod confirmations;
 pub mod console;
-pub mod control;
-mod credentials;
-mod descriptors;
+mod convert;
 pub mod directory;
 pub mod dns;
-mod extract;
-mod handlers;
-mod key_transfer;
+mod http;
 mod keys;
-mod listener;
 pub mod login;
 pub mod metrics;
-pub mod openapi;
-mod peer;
-mod policies;
-mod preferences;
-mod problem;
+pub mod policy;
 mod push;
-mod repeats;
-pub mod replay;
-mod reports;
-mod seats;
 mod segments;
-pub mod server;
-mod sessions;
+mod single_flight;
 mod state;
 pub mod storage;
-mod throttle;
 pub mod tls;
-mod together;
-mod turns;
 
 pub use config::Config;
 pub use directory::Directory;
+pub use http::server::Server;
 pub use segments::batch;
-pub use server::Server;
 
-/// The time, Unix seconds.
+/// Returns the current time in Unix seconds.
 pub fn now() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -1,11 +1,12 @@
-//! Logging in: with the password of an account, with an identity provider (OpenID Connect), and as a machine.
+//! Login with the password of an account, with an identity provider (OpenID Connect), and of a machine with a key.
 //!
-//! The authority is the provider's relying party: it holds the client secret and judges ID tokens. Browsers come back to the
-//! console. A session goes only to the caller who started the login; for an agent, after the person has approved, and
-//! with what the browser brought to the agent's machine.
+//! The authority is the provider's relying party: it holds the client secret and verifies ID tokens. Browsers return to
+//! the console. Only the caller who started a login receives the session. For an agent, the person must first approve
+//! the login, and the caller must present the code that the browser carried to the agent's machine.
 
 mod claims;
 mod config;
+pub(crate) mod credentials;
 pub(crate) mod handlers;
 mod http;
 mod passkey;
@@ -14,6 +15,7 @@ mod pending;
 mod provider;
 mod renewal;
 pub(crate) mod service;
+mod sessions;
 
 pub use claims::Identity;
 pub use config::ProviderConfig;

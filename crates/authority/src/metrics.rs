@@ -1,5 +1,5 @@
-//! The authority's metrics. Calls are counted at the router, by what they were answered with; the rest is looked up when
-//! it is asked for. Nobody's name is among them.
+//! The authority's metrics. Calls are counted at the router, by result; all other values are collected when the page is
+//! requested. No metric contains a person's name.
 
 pub mod counters;
 
@@ -16,7 +16,7 @@ use std::time::Instant;
 /// Counts a call.
 pub async fn count(State(authority): State<Arc<Authority>>, request: Request, next: Next) -> Response {
     let began = Instant::now();
-    // The path as the router knows it: strangers can't make metrics.
+    // The route's path, not the request's: an unauthenticated sender must not be able to create metrics.
     let path = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let response = next.run(request).await;
     let result = response
@@ -28,7 +28,7 @@ pub async fn count(State(authority): State<Arc<Authority>>, request: Request, ne
 }
 
 impl Authority {
-    /// The page as things are.
+    /// Collects the current values and returns the metrics page.
     pub async fn metrics_page(&self) -> Result<Page> {
         let heads = self.storage.call(|database| database.audit_heads()).await?;
         Ok(page(&self.metrics, &Snapshot { heads, ..self.snapshot() }))

@@ -1,5 +1,5 @@
-//! Path segments of virtual networks: who gets one is the policy's to say, where addresses are and which verifiers are on the
-//! way `networks.toml`'s, and what a segment looks like `engine::segment`'s.
+//! Path segments of virtual networks. The policy decides which accounts get a segment, `networks.toml` says where
+//! addresses are and which verifiers are on the path, and `engine::issuing::segment` defines the format.
 
 mod account;
 mod asked;
@@ -11,17 +11,19 @@ pub(crate) mod known;
 
 pub use asked::Answering;
 
-use crate::problem::Problem;
-use crate::push::Listener;
+use crate::convert;
+use crate::http::problems::Problem;
+use crate::push::events::Listener;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Session, TokenHash};
 use crate::{Directory, now};
 use anyhow::{Context, Result};
+use api::{AnswerRequest, Event, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
 use book::Entry;
-use engine::api::{AnswerRequest, Event, Explanation, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
-use engine::networks::{Located, MOST_TEXT, Networks, Path};
-use engine::policy::{Compiled, Decision, Permit, Policy, Request, Subject, place};
-use engine::segment::{Give, GiveError, Given, Giver};
+use engine::issuing::segment::{Give, GiveError, Giver};
+use engine::model::Given;
+use engine::policy::networks::{Located, MOST_TEXT, Networks, Path};
+use engine::policy::{Compiled, Decision, Explanation, Permit, Policy, Request, Subject, place};
 use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
@@ -30,11 +32,11 @@ use std::sync::atomic::Ordering;
 use wire::ask::Question;
 use wire::{Destination, Epoch, ProofKey, SegmentFlags, Vni};
 
-/// Withdrawals in one event: some 32 KiB.
+/// Maximum number of withdrawals in one event: some 32 KiB.
 const WITHDRAWN_PER_EVENT: usize = 256;
 
 impl Directory {
-    /// Reads `networks.toml`; without the file there are no networks.
+    /// Reads `networks.toml`. Without the file, there are no networks.
     pub fn read_networks(&self) -> Result<Networks> {
         let path = self.path().join("networks.toml");
         let shown = path.display();
@@ -49,7 +51,7 @@ impl Directory {
     }
 }
 
-/// Names that `networks.toml` or the policy has of the other, and that are not there.
+/// Returns warnings about names in `networks.toml` and the policy that the other one does not define.
 pub(crate) fn unknown_names(networks: &Networks, policy: &Policy) -> Vec<String> {
     let missing = policy.networks().filter(|(name, _)| networks.vni(name).is_none());
     let missing =
@@ -59,17 +61,17 @@ pub(crate) fn unknown_names(networks: &Networks, policy: &Policy) -> Vec<String>
     missing.chain(groups).collect()
 }
 
-/// Why there is no segment.
+/// Reason why a segment is refused.
 pub(crate) enum Refusal {
-    /// It can't be, whatever the policy says.
+    /// The request cannot be fulfilled, whatever the policy says.
     Cant(String),
-    /// The policy says no.
+    /// The policy denies the request.
     Denied(Explanation, &'static str),
-    /// Too many were given that have not ended.
+    /// Too many segments were issued that have not expired.
     TooMany,
-    /// The session ended.
+    /// The session has ended.
     NotLoggedIn,
-    /// The authority's own fault.
+    /// An internal error of the authority.
     Internal(anyhow::Error),
 }
 
@@ -91,7 +93,7 @@ impl From<GiveError> for Refusal {
     }
 }
 
-/// Who asks for a segment.
+/// The session that requests a segment, and the time of the request.
 #[derive(Clone, Copy)]
 pub(crate) struct Asking<'a> {
     pub token: TokenHash,
@@ -100,7 +102,7 @@ pub(crate) struct Asking<'a> {
 }
 
 impl Authority {
-    /// Gives a segment or says why not.
+    /// Issues a segment, or returns why it is refused.
     pub async fn segment(
         &self,
         token: TokenHash,
@@ -122,7 +124,7 @@ impl Authority {
         let event = |name| AuditEvent::new(name).person(&session.person).device(&session.device).source(source);
         let given = {
             let policy = self.policy.read().await;
-            // As it is now: since the request began to come in, groups or tags may have been taken away.
+            // Read the session again: its groups or tags may have been removed since the request began to arrive.
             let session = &self.session(&token).ok_or(Problem::NotLoggedIn)?;
             let given = self.give(&policy, &self.segments.networks(), Asking { token, session, now }, &question);
             given.and_then(|(given, permit)| {
@@ -135,7 +137,7 @@ impl Authority {
         match given {
             Ok((given, event)) => {
                 self.audit(event).await?;
-                Ok(PathSegment::new(&given, now))
+                Ok(convert::segment(&given, now))
             }
             Err(refusal) => {
                 if let Refusal::Denied(explanation, _) = &refusal {
@@ -147,7 +149,7 @@ impl Authority {
         }
     }
 
-    /// Gives the segment for answers to one that is shown, or says why not.
+    /// Issues the segment for answers to the segment that the caller presents, or returns why it is refused.
     pub async fn answer_segment(
         &self,
         token: TokenHash,
@@ -155,11 +157,12 @@ impl Authority {
         source: IpAddr,
     ) -> Result<PathSegment, Problem> {
         let none = |_| Problem::NoSegment("`option` is no segment of these addresses".into());
-        let shown = request.shown().map_err(none)?;
+        let shown = convert::shown(request).map_err(none)?;
         let networks = self.segments.networks();
         let now = now();
         let (given, event) = {
-            // Held until it is noted: a change of policy finds what was given before.
+            // The lock is held until the segment is recorded, so that a change of policy finds every segment issued
+            // before it.
             let policy = self.policy.read().await;
             let session = &self.session(&token).ok_or(Problem::NotLoggedIn)?;
             let given = self.give_answer(&policy, &networks, Asking { token, session, now }, &shown)?;
@@ -169,11 +172,12 @@ impl Authority {
             (given, event.detail(detail))
         };
         self.audit(event).await?;
-        Ok(PathSegment::new(&given, now))
+        Ok(convert::segment(&given, now))
     }
 
-    /// Decides, and takes down what was given; with what allows it. Before it is passed on, the session must still
-    /// [allow as much](Session::allows_as): whoever ends or changes one judges what is in the book after that.
+    /// Decides, and records the issued segment; returns it with the permit. Before the caller passes the segment on, it
+    /// must check that the session still [allows as much](Session::allows_as): ending or changing a session after that
+    /// check re-evaluates the book, which contains the segment by then.
     pub(crate) fn give<'p>(
         &self,
         policy: &'p Compiled,
@@ -190,7 +194,7 @@ impl Authority {
         let (Some(vni), Some(authority)) = (networks.vni(network), networks.authority()) else {
             return Err(cant(format!("there is no network `{}`", network.escape_debug())));
         };
-        // Who may put packets in for a sender is not the sender's to say.
+        // The sender must not choose which endpoint may send on its behalf.
         let located = networks.located(vni, sender).filter(|located| located.place.endpoint == sending);
         let Some(located) = located else {
             return Err(cant(format!("{sender} of network `{network}` is not behind the endpoint {sending}")));
@@ -210,7 +214,7 @@ impl Authority {
             giver: self.giver(authority, path, &keys, now),
             terms: permit.terms,
             scope: permit.scope,
-            // None outlives its session: whoever ends a session later has nothing left to withdraw.
+            // A segment never outlives its session, so ending a session later leaves nothing to withdraw.
             until: Some(permit.until.map_or(session.expires, |until| until.min(session.expires))),
             withdrawn: [(sender, receiver, true), (receiver, sender, permit.terms.reply)]
                 .into_iter()
@@ -232,8 +236,8 @@ impl Authority {
         Ok((given, permit))
     }
 
-    /// The way back for a segment that is shown. It is asked for as any other is: by who may ask for the address that
-    /// answers, and for no longer than the session lasts.
+    /// Issues the segment for the direction back to the sender of `shown`. As with any other segment, the account must
+    /// be allowed to request segments for the answering address, and the segment does not outlive the session.
     fn give_answer(
         &self,
         policy: &Compiled,
@@ -264,7 +268,7 @@ impl Authority {
         if is_void(&shown.segment, sender, receiver) || is_void(&given.segment, receiver, sender) {
             return Err(GiveError::Withdrawn.into());
         }
-        // A right proof may be of the first verifier's own making.
+        // A valid proof is not sufficient: the first verifier on the path could have made it itself.
         if !book.has(shown) {
             return Err(GiveError::Forged.into());
         }
@@ -279,12 +283,13 @@ impl Authority {
         Ok(given)
     }
 
-    /// How many statements of withdrawn consent there were so far.
+    /// Returns the number of withdrawal statements issued so far.
     pub(crate) fn withdrawn_so_far(&self) -> u64 {
         self.segments.withdrawn.load(Ordering::Relaxed)
     }
 
-    /// Withdraws consent to what was given in sessions that were ended, and to what would not be given any more.
+    /// Withdraws consent to the segments of ended sessions, and to those that the policy or the networks no longer
+    /// allow.
     pub(crate) fn withdraw_forbidden(&self, policy: &Compiled) {
         let networks = self.segments.networks();
         let now = now();
@@ -296,7 +301,7 @@ impl Authority {
             networks.vni(&entry.network) == Some(vni)
                 && networks.located(vni, given.sender).is_some_and(is_right)
                 && networks.place(vni, entry.to.address) == Some(entry.place)
-                // An answer rests on the segment that it answers, which is judged by itself.
+                // A segment for answers depends on the segment that it answers, which is evaluated by itself.
                 && (given.flags.has(SegmentFlags::RETURN)
                     || permitted(policy, &entry.network, &request).is_ok_and(|permit| given.is_within(&permit)))
         };
@@ -316,7 +321,7 @@ impl Authority {
         sessions.into_iter().for_each(|(token, own)| tell(Listener::Session(token), &own));
     }
 
-    /// What was withdrawn and has not ended, for a verifier that is on a path.
+    /// Returns the withdrawals that have not expired, for a verifier that is on a path.
     pub(crate) fn withdrawn(&self, verifier: &str) -> Vec<Withdrawal> {
         if !self.segments.networks().verifiers().contains(verifier) {
             return Vec::new();
@@ -324,12 +329,12 @@ impl Authority {
         self.segments.book().all_withdrawn(now())
     }
 
-    /// Whether anything was given that has not been looked at since.
+    /// Reports whether the book contains any segments.
     pub(crate) fn has_segments(&self) -> bool {
         !self.segments.book().is_empty()
     }
 
-    /// The keys of a verifier that is on a path, for proofs of these epochs.
+    /// Returns the keys of a verifier that is on a path, for proofs of these epochs.
     pub(crate) fn proof_keys(
         &self,
         verifier: &str,
@@ -341,7 +346,7 @@ impl Authority {
         };
         let key = |epoch| {
             let key = self.proof_key(verifier, authority, Epoch(epoch))?;
-            Ok(engine::api::EpochKey { epoch, key: hex::encode(key.bytes()) })
+            Ok(api::EpochKey { epoch, key: hex::encode(key.bytes()) })
         };
         let keys = epochs.map(key).collect::<Result<_>>()?;
         Ok(Some(ProofKeys { authority, keys }))
@@ -365,7 +370,7 @@ impl Authority {
 }
 
 impl book::Key {
-    /// Whether it would be given on these terms, or wider ones.
+    /// Reports whether `permit` allows the same or more.
     fn is_within(&self, permit: &Permit<'_>) -> bool {
         let own = self.service.map_or(permit.scope.service.is_none(), |service| {
             permit.scope.service.is_none_or(|allowed| allowed == service)
@@ -375,12 +380,12 @@ impl book::Key {
     }
 }
 
-/// Where to somebody asks to send.
+/// Returns the destination of a request.
 pub(crate) fn to_of(question: &Question<'_>) -> Destination {
     Destination { address: question.receiver, protocol: question.protocol, port: question.port }
 }
 
-/// The audit entry's words for an answered request: the sender, the receiver and the service.
+/// Describes an answered request for the audit trail: the sender, the receiver and the service.
 fn answers_in_words(networks: &Networks, shown: &Given) -> String {
     let network = networks.name(shown.vni).unwrap_or_default();
     let (wire::Ends { sender, receiver, .. }, segment) = (shown.ends, &shown.segment);
@@ -394,12 +399,12 @@ fn others_may_ask(sender: IpAddr, network: &str) -> Refusal {
     Refusal::Cant(format!("only others may ask for {sender} of network `{network}` (networks.toml, asked_by)"))
 }
 
-/// Whether somebody may ask for segments for an address to send by.
+/// Reports whether an account may request segments that send from this address.
 fn may_ask(policy: &Compiled, subject: &Subject<'_>, located: &Located) -> bool {
     located.asked_by.as_ref().is_none_or(|these| policy.policy().is_among(subject, these))
 }
 
-/// Leave to send in a network.
+/// Returns the policy's permit to send in a network.
 fn permitted<'p>(policy: &'p Compiled, network: &str, request: &Request<'_>) -> Result<Permit<'p>, Refusal> {
     let decision = policy.network(network).map_or(Decision::NoReceiver, |policy| policy.decide(request));
     match decision {
@@ -413,7 +418,7 @@ fn permitted<'p>(policy: &'p Compiled, network: &str, request: &Request<'_>) -> 
     }
 }
 
-/// The segment, with its path fixed if it is to be.
+/// Fixes the segment to its path if the path has hops.
 fn along(given: Given, giver: &Giver<'_>, path: &Path) -> Result<Given, GiveError> {
     if path.hops.is_empty() { Ok(given) } else { given.along(giver, &path.hops) }
 }

@@ -1,34 +1,36 @@
-//! The running authority: the policy in force, who is logged in, and what must happen when either changes.
+//! The running authority: the policy in force, the live sessions, and the work that follows when either changes.
 //!
-//! The database is the truth; sessions and verifiers are held in memory beside it so that a call costs no look-up.
-//! Whatever changes them writes the database first and then calls [`Authority::sync`], which is in `sessions.rs`.
+//! The database is authoritative; sessions and verifiers are also held in memory, so that a call costs no look-up. Code
+//! that changes them writes the database first and then calls [`Authority::sync`], which is in `sessions.rs`.
 
-use crate::confirmations::{Confirmations, Expected};
-use crate::credentials;
-use crate::key_transfer::KeyTransfer;
+use crate::convert;
+use crate::http::connection_limit::Seats;
+use crate::http::descriptors;
+use crate::http::key_transfer::KeyTransfer;
+use crate::http::problems::Problem;
+use crate::http::throttle::{Key, Throttle};
+use crate::http::turns::{Turn, Turns};
 use crate::keys::MasterKeys;
+use crate::login::credentials;
 use crate::login::{Logins, Passkeys, PasswordSlots, Provider};
 use crate::metrics::counters::{Metrics, Snapshot};
-use crate::policies::candidate::Candidate;
-use crate::problem::Problem;
-use crate::push::{Listener, Push};
-use crate::repeats::Repeats;
-use crate::reports::Reports;
-use crate::seats::Seats;
+use crate::policy::candidate::Candidate;
+use crate::push::acknowledgements::{Confirmations, Expected};
+use crate::push::events::{Listener, Push};
+use crate::push::reports::Reports;
 use crate::segments::datagrams::Datagrams;
 use crate::segments::known::Segments;
+use crate::single_flight::Together;
+use crate::storage::audit_dedup::Repeats;
 use crate::storage::{
     AuditEvent, Database, GrantEntry, Issuance, PolicyChange, Recorded, Refusal, Session, Storage, Subject, TokenHash,
 };
-use crate::throttle::{Key, Throttle};
-use crate::together::Together;
-use crate::turns::{Turn, Turns};
-use crate::{Config, Directory, descriptors, now};
+use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
-use engine::api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
-use engine::issue::Issue;
+use api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
+use engine::issuing::grant::Issue;
+use engine::policy::preference::Preferences;
 use engine::policy::{Compiled, Decision, GrantSuite, Policy, Request};
-use engine::preference::Preferences;
 use engine::verifier::CLOCK_SKEW_MAX;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -37,12 +39,13 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, Semaphore};
 use wire::{Destination, Epoch, Flags, Handle, ProofKey, VerifierKey};
 
-/// Passwords checked at a time: each takes 19 MiB, which are kept for the next, and some 20 ms of a core.
+/// Maximum number of passwords verified concurrently. Each takes 19 MiB, which are kept for the next one, and about 20
+/// ms of a core.
 const PASSWORD_SLOTS: usize = 2;
-/// Audit trails handed out at a time.
+/// Maximum number of audit trails exported concurrently.
 const MOST_EXPORTS: usize = 2;
 
-/// A grant that was recorded, and what its verifier has yet to confirm.
+/// A recorded grant, and the confirmations expected from its verifier.
 struct Told<'a> {
     grant: Grant,
     handle: Handle,
@@ -50,7 +53,7 @@ struct Told<'a> {
     confirmations: usize,
 }
 
-/// Everything the handlers share.
+/// The state that all handlers share.
 pub struct Authority {
     pub(crate) config: Config,
     pub(crate) directory: Directory,
@@ -60,47 +63,48 @@ pub struct Authority {
     pub(crate) throttle: Throttle,
     pub(crate) metrics: Metrics,
     pub(crate) seats: Arc<Seats>,
-    /// How client keys go in band, if they do.
+    /// Transfer of client keys in band, if configured.
     pub(crate) key_transfer: KeyTransfer,
-    /// What verifiers tell of themselves.
+    /// Reports of verifiers.
     pub(crate) reports: Reports,
-    /// What is given in virtual networks.
+    /// Path segments issued in virtual networks.
     pub(crate) segments: Segments,
-    /// What is asked for there by UDP.
+    /// Requests for path segments by UDP.
     pub(crate) datagrams: Datagrams,
     repeats: Repeats<Subject>,
     pub(crate) password_slots: Arc<PasswordSlots>,
-    /// Checked in place of an unknown person's, so that names can't be told by the time an answer takes.
+    /// Password hash that is verified in place of an unknown person's, so that response times don't reveal which names
+    /// exist.
     pub(crate) nobodys_password: String,
-    /// The identity provider, where there is one.
+    /// The identity provider, if configured.
     pub(crate) provider: Option<Provider>,
-    /// Passkeys, where the console has a name.
+    /// Passkeys, if the console has a name.
     pub(crate) passkeys: Option<Passkeys>,
-    /// Logins under way.
+    /// Pending logins.
     pub(crate) logins: Logins,
-    /// Held while the provider is asked about sessions: a refresh token may be good for one use only.
+    /// Locked while the provider is asked about sessions: a refresh token may be valid for one use only.
     pub(crate) renewing: Mutex<()>,
-    /// What the authority calls itself in service accounts' assertions: its CA's fingerprint.
+    /// Audience of service accounts' assertions: the fingerprint of the authority's CA.
     pub(crate) audience: String,
     master: RwLock<MasterKeys>,
-    /// Held for reading from a decision until its grant is recorded: none slips past a change of policy.
+    /// Read-locked from a decision until its grant is recorded, so that no grant escapes a change of policy.
     pub(crate) policy: tokio::sync::RwLock<Compiled>,
-    /// When grants were judged last, and when the policy in force says something else by itself.
+    /// When grants were last re-evaluated, and when the policy in force next changes its decisions with time.
     judged: std::sync::Mutex<(u64, Option<u64>)>,
-    /// Where persons want their identity to go, of those who said so.
+    /// Persons' choices about where their identity may go, for those who have made any.
     pub(crate) preferences: RwLock<HashMap<String, Arc<Preferences>>>,
     pub(crate) sessions: RwLock<HashMap<TokenHash, Arc<Session>>>,
     pub(crate) verifiers: RwLock<HashMap<TokenHash, Arc<str>>>,
-    /// Audit trails that may be handed out at a time.
+    /// Limits concurrent exports of audit trails.
     pub(crate) exports: Arc<Semaphore>,
-    /// Database and memory are brought together, by one at a time.
+    /// Serialises synchronisation of memory with the database.
     pub(crate) syncing: Together,
-    /// What an account asks for waits for what it has asked for before.
+    /// Queues the requests of each account behind its own earlier ones.
     turns: Turns,
 }
 
 impl Authority {
-    /// Reads the directory. Judges the grants of an earlier run by the policy as it is.
+    /// Loads the directory. Re-evaluates the grants of an earlier run by the current policy.
     pub async fn load(directory: Directory) -> Result<Self> {
         let config = directory.config()?;
         let candidate = Candidate::read(&directory, None)?;
@@ -139,7 +143,7 @@ impl Authority {
             config,
             directory,
         };
-        crate::policies::candidate::into_huge_pages();
+        crate::policy::candidate::into_huge_pages();
         authority.segments.describe(authority.directory.read_networks()?, &*authority.policy.read().await);
         authority.prune().await?;
         authority.storage.call(move |database| database.note_policy(&change, now())).await?;
@@ -154,44 +158,45 @@ impl Authority {
         Ok(authority)
     }
 
-    /// The verifier of a token.
+    /// Returns the verifier of a token.
     pub fn verifier(&self, token: &TokenHash) -> Option<Arc<str>> {
         self.verifiers.read().unwrap_or_else(PoisonError::into_inner).get(token).cloned()
     }
 
-    /// The key of a verifier for an epoch.
+    /// Derives the key of a verifier for an epoch.
     pub fn verifier_key(&self, verifier: &str, epoch: Epoch) -> Result<VerifierKey> {
         let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
         master.verifier_key(verifier, epoch, self.config.epoch_length)
     }
 
-    /// The key of a verifier for the proofs that are given in an epoch in the name of this address.
+    /// Derives the key of a verifier for the proofs that are issued in an epoch on behalf of this authority address.
     pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch) -> Result<ProofKey> {
         let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
         master.proof_key(verifier, authority, epoch, self.config.epoch_length)
     }
 
-    /// Asks the policy in force.
+    /// Evaluates `ask` on the policy in force.
     pub async fn with_policy<T>(&self, ask: impl FnOnce(&Policy) -> T) -> T {
         self.with_compiled(|policy| ask(policy.policy())).await
     }
 
-    /// Asks the policy in force what it decides.
+    /// Evaluates `ask` on the compiled policy in force.
     pub async fn with_compiled<T>(&self, ask: impl FnOnce(&Compiled) -> T) -> T {
         ask(&*self.policy.read().await)
     }
 
-    /// What a verifier protects.
+    /// Returns the receivers that a verifier protects.
     pub async fn receivers(&self, verifier: &str) -> Vec<Receiver> {
         let of = |policy: &Policy| {
             let own = policy.receivers().iter().filter(|receiver| receiver.verifier == verifier);
-            own.flat_map(|receiver| receiver.entries()).collect()
+            convert::receivers(own.flat_map(|receiver| receiver.entries()))
         };
         self.with_policy(of).await
     }
 
-    /// Waits until an account may ask for something more: until few requests of its own are at work, and it has asked for no more
-    /// than 200 in a second. The turn lasts until it is dropped. To refuse would be no help: who is refused asks again at once.
+    /// Waits until an account may make another request: until few of its requests are in progress, and it has made no
+    /// more than 200 in a second. The turn lasts until it is dropped. Refusing would not help, because a refused client
+    /// asks again at once.
     pub(crate) async fn turn_to_ask(&self, person: &str) -> Turn<'_> {
         let turn = self.turns.wait(person).await;
         while let Err(wait) = self.throttle.charge(&[Key::Requests(person.into())], Instant::now()) {
@@ -200,8 +205,8 @@ impl Authority {
         turn
     }
 
-    /// Gives a grant or says why not. The verifier is told of it before the holder has it, and where it would drop a first
-    /// packet without that, it has heard.
+    /// Issues a grant or returns why not. The verifier is notified before the holder gets the grant. If the verifier
+    /// would otherwise drop the first packet, this waits for its confirmation.
     pub async fn grant(
         &self,
         token: TokenHash,
@@ -269,7 +274,7 @@ impl Authority {
             verifier_key: &self.verifier_key(verifier, epoch)?,
         };
         let issued = issued.issue().map_err(Problem::CantIssue)?;
-        let owner = issued.owner(permit, person, device, now);
+        let owner = convert::owner(&issued, permit, person, device, now);
         let issuance = Issuance {
             session: token,
             owner: owner.clone(),
@@ -282,8 +287,8 @@ impl Authority {
         let (listener, handle) = (Listener::Verifier(verifier.clone()), issued.handle());
         let expected = self.confirmations.expect(verifier, handle.0);
         let mut confirmations = 0;
-        if let Some(pair) = issued.pair(now) {
-            // While the grant is being recorded. If it can't be, nobody has its key.
+        if let Some(pair) = convert::pair(&issued, now) {
+            // Sent while the grant is being recorded. If recording fails, the holder never gets the key.
             confirmations += self.push.tell(&listener, &Event::Pair { pair });
         }
         match self.storage.add_grant(issuance).await? {
@@ -293,11 +298,11 @@ impl Authority {
         }
         tracing::debug!(person, device, %handle, to = %to.address, "granted");
         confirmations += self.push.tell(&listener, &Event::Granted { owner });
-        Ok(Told { grant: issued.answer(permit, now), handle, expected, confirmations })
+        Ok(Told { grant: convert::grant(&issued, permit, now), handle, expected, confirmations })
     }
 
-    /// Which of these grants of a verifier, ended or not, may have no flows: revoked, unknown, of a person or a device
-    /// that is gone, or not to be given by the policy in force.
+    /// Returns which of these grants of a verifier, live or ended, may have no flows: revoked, unknown, of a person or
+    /// device that no longer exists, or denied by the policy in force.
     pub async fn to_cut(&self, verifier: Arc<str>, handles: Vec<u64>) -> Result<Vec<RevokedGrant>> {
         let asker = verifier.clone();
         let grants = self.storage.read_for(&asker, move |database| database.grants_of(&verifier, &handles)).await?;
@@ -309,7 +314,7 @@ impl Authority {
         Ok(grants.into_iter().filter(|(_, entry)| !may_live(entry)).map(|(grant, _)| grant).collect())
     }
 
-    /// Uses up an enrolment code.
+    /// Consumes an enrolment code and returns the verifier's id.
     pub async fn enrol(&self, code: TokenHash, token: TokenHash, source: IpAddr) -> Result<Option<String>> {
         let id = self.storage.call(move |database| database.enrol(code, token, source, now())).await?;
         if id.is_some() {
@@ -318,13 +323,13 @@ impl Authority {
         Ok(id)
     }
 
-    /// Writes an event down.
+    /// Writes an event to the audit trail.
     pub async fn audit(&self, event: AuditEvent) -> Result<()> {
         self.storage.call(move |database| database.audit(&event, now())).await
     }
 
-    /// Writes a refusal down. Those of one person and source in one minute are only counted beyond the first few;
-    /// [`Self::settle_refusals`] writes the count down. Gives whether it was written down.
+    /// Writes a refusal to the audit trail. Beyond the first few of one person and source in one minute, refusals are
+    /// only counted; [`Self::settle_refusals`] writes the count. Reports whether the refusal was written.
     pub async fn audit_refusal(&self, event: AuditEvent) -> Result<bool> {
         let written = self.is_to_be_written(&event);
         if written {
@@ -334,12 +339,12 @@ impl Authority {
         Ok(written)
     }
 
-    /// Counts a refusal; gives whether it is to be written down by itself.
+    /// Counts a refusal and reports whether it must be written individually.
     pub(crate) fn is_to_be_written(&self, event: &AuditEvent) -> bool {
         self.repeats.note(event.subject(), now() / 60)
     }
 
-    /// Writes down how many refusals before `minute` were not.
+    /// Writes the number of refusals before `minute` that were only counted.
     pub async fn settle_refusals(&self, minute: u64) -> Result<()> {
         let left_out = self.repeats.settle(minute);
         for (subject, minute, count) in left_out.by_subject {
@@ -354,7 +359,7 @@ impl Authority {
         }
     }
 
-    /// Notes the ends of the audit trails in the log, which is kept elsewhere than they are.
+    /// Writes the heads of the audit trails to the log, which is stored separately from the trails.
     pub async fn log_audit_heads(&self) -> Result<()> {
         for head in self.storage.call(|database| database.audit_heads()).await? {
             tracing::info!(%head, "audit");
@@ -362,10 +367,10 @@ impl Authority {
         Ok(())
     }
 
-    /// Judges the grants anew where the time made other rules hold; to be called every second.
+    /// Re-evaluates the grants if time windows of the policy opened or closed; to be called every second.
     pub async fn follow_time(&self) -> Result<()> {
         let (judged, next) = *self.judged.lock().unwrap_or_else(PoisonError::into_inner);
-        // A clock that was set back may stand before a change that was passed already.
+        // After the clock was set back, the time may be before a change that was already applied.
         let now = now();
         if next.is_some_and(|next| next <= now || now < judged) {
             self.judge_anew("a time window opened or closed").await?;
@@ -373,11 +378,12 @@ impl Authority {
         Ok(())
     }
 
-    /// Judges the grants anew by the policy in force, where something that it goes by changed: the time, what tags a device
-    /// has, what groups somebody is in. What may no longer be is cut; everybody reads anew what they may reach.
+    /// Re-evaluates the grants after an input of the policy changed: the time, the tags of a device, the groups of a
+    /// person. Revokes the grants that are no longer allowed, and makes all listeners fetch the policy's answers again.
+    /// Returns how many grants were revoked.
     pub async fn judge_anew(&self, why: &'static str) -> Result<usize> {
         self.sync().await?;
-        // For writing: no grant that was decided before is recorded after.
+        // With the write lock, no grant that was decided under the earlier state can be recorded afterwards.
         let policy = self.policy.write().await;
         let revoked = self.revoke_forbidden(&policy, why).await?;
         drop(policy);
@@ -387,11 +393,11 @@ impl Authority {
         Ok(revoked)
     }
 
-    /// Reads the master keys anew and has verifiers fetch theirs. With `anew` those in use changed, too: then sessions are
-    /// told that their grants are over, so that agents ask for others; flows that were admitted go on.
+    /// Reads the master keys again and makes verifiers fetch theirs. With `anew`, the keys in use changed too: sessions
+    /// are then notified that their grants ended, so that agents request new ones. Admitted flows continue.
     pub async fn reload_keys(&self, anew: bool) -> Result<String> {
         let keys = self.directory.read_master_keys()?;
-        // For writing: no grant that was made with the key before is recorded after.
+        // With the write lock, no grant that was made with the previous key can be recorded afterwards.
         let policy = self.policy.write().await;
         *self.master.write().unwrap_or_else(PoisonError::into_inner) = keys;
         self.segments.forget_keys();
@@ -409,7 +415,7 @@ impl Authority {
         Ok("the server has told the verifiers".into())
     }
 
-    /// What metrics tell, but for what the database knows.
+    /// Returns the values of the metrics, except those from the database.
     pub(crate) fn snapshot(&self) -> Snapshot {
         let (sessions, verifiers) = (&self.sessions, &self.verifiers);
         Snapshot {
@@ -423,15 +429,15 @@ impl Authority {
         }
     }
 
-    /// Drops what ended long ago.
+    /// Deletes expired records.
     pub async fn prune(&self) -> Result<()> {
         let (grants_kept, audit_lifetime) = (self.config.grants_kept, self.config.audit_lifetime);
-        // In pieces: other work has its turn between them.
+        // In pieces, so that other work gets its turn in between.
         while self.storage.call(move |database| database.prune_some(now(), grants_kept, audit_lifetime)).await? {}
         self.sync().await
     }
 
-    /// Revokes the grants that the policy would not give, and notes until when that answer holds.
+    /// Revokes the live grants that the policy denies, and records until when these decisions hold.
     async fn revoke_forbidden(&self, policy: &Compiled, why: &'static str) -> Result<usize> {
         let now = now();
         let forbidden = self.forbidden(policy, now).await?;
@@ -443,9 +449,9 @@ impl Authority {
         Ok(count)
     }
 
-    /// The live grants that the policy would not give, with their persons.
+    /// Returns the live grants that the policy denies, with their persons.
     pub(crate) async fn forbidden(&self, policy: &Compiled, now: u64) -> Result<Vec<(u64, String)>> {
-        // A verifier whose clock is behind may take them for live a little longer.
+        // A verifier whose clock is behind may consider grants live a little longer.
         let since = now.saturating_sub(CLOCK_SKEW_MAX.into());
         let live = self.storage.call(move |database| database.grants(since, false)).await?;
         let to =
@@ -457,20 +463,20 @@ impl Authority {
         forbidden.map(|(grant, _)| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person.clone()))).collect()
     }
 
-    /// Notes when the policy, by which grants were judged `now`, will say something else by itself.
+    /// Records when the policy, by which grants were evaluated at `now`, next changes its decisions with time.
     pub(crate) fn watch(&self, policy: &Policy, now: u64) {
         *self.judged.lock().unwrap_or_else(PoisonError::into_inner) = (now, policy.next_change(now));
     }
 }
 
-/// What a grant was asked for with.
+/// Reconstructs the request for which a grant was issued.
 fn asked(grant: &GrantEntry, now: u64) -> Request<'_> {
     let to = Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
     Request { subject: grant.subject(), to, now }
 }
 
-/// Whether the policy, which so decided, would give at least this grant on no stricter terms. A shorter lifetime alone ends no grant: all
-/// of them end within the hour.
+/// Reports whether `decision` would issue at least this grant on no stricter terms. A shorter lifetime alone revokes no
+/// grant, because all grants end within the hour.
 fn permits(decision: &Decision<'_>, grant: &GrantEntry) -> bool {
     let Decision::Allowed(permit) = decision else { return false };
     let (terms, flags) = (permit.terms, Flags(grant.flags));

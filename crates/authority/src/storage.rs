@@ -1,19 +1,24 @@
-//! What the authority remembers: accounts, devices, sessions, verifiers, grants issued, audit, in one SQLite file.
+//! The authority's persistent state: accounts, devices, sessions, verifiers, issued grants and the audit trails, in one
+//! SQLite file.
 //!
-//! [`Database`] is the file with every statement, used as it is by commands; [`Storage`] runs it on threads of its own
-//! for the server, whose tasks must not wait for a disk. Secrets are stored as hashes only, but for TOTP secrets.
+//! [`Database`] is the file with every statement, used directly by commands. [`Storage`] runs it on separate threads
+//! for the server, whose tasks must not wait for a disk. Secrets are stored only as hashes, except TOTP secrets.
 
 mod accounts;
 mod audit;
+pub(crate) mod audit_dedup;
 mod copies;
 mod devices;
 mod grants;
 mod holders;
 mod identities;
+mod logins;
 mod migration;
 mod passkeys;
+mod persons;
 mod policies;
 mod preferences;
+mod revocation;
 mod sessions;
 mod thread;
 mod trail;
@@ -22,11 +27,13 @@ mod verifiers;
 pub use accounts::{Account, AccountEntry, SecondFactor};
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
 pub use devices::DeviceEntry;
-pub use grants::{Ended, GrantEntry, Issuance, Recorded, Which};
-pub use identities::{Known, NewService, Proof, ProviderSession, Renewable, Renewed, ServiceEntry};
+pub use grants::{Ended, GrantEntry, Issuance, Which};
+pub use holders::Recorded;
+pub use identities::{Known, NewService, ProviderSession, Renewable, Renewed, ServiceEntry};
+pub use logins::{Login, Proof};
 pub use passkeys::{Passkey, PasskeyHandle};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};
-pub use sessions::{Holder, Login, OwnSession, Session, SessionEntry, session_number};
+pub use sessions::{Holder, OwnSession, Session, SessionEntry, session_number};
 pub use thread::Storage;
 pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use verifiers::VerifierEntry;
@@ -37,7 +44,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-/// The SHA-256 of a bearer token or one-time code: what is stored in its place.
+/// The SHA-256 of a bearer token or one-time code, which is stored in its place.
 pub type TokenHash = [u8; 32];
 
 const SCHEMA_VERSION: i64 = 10;
@@ -76,7 +83,7 @@ CREATE TABLE rechecks (verifier TEXT PRIMARY KEY) STRICT;
 CREATE INDEX grants_of_person_by_expiry ON grants (person, expires);
 ";
 
-/// Grants that are dropped in one transaction.
+/// Maximum number of grants deleted in one transaction.
 const PIECE: u32 = 500;
 
 /// The database file. Every method is one transaction.
@@ -84,7 +91,7 @@ pub struct Database {
     connection: Connection,
 }
 
-/// Why a database can't be opened. SQLite says of every file that it can't, and no more.
+/// Explains why a database can't be opened: SQLite's own message does not distinguish causes.
 fn cannot_open(path: &Path, error: &rusqlite::Error) -> String {
     let shown = path.display();
     match std::fs::File::open(path).map_err(|error| error.kind()) {
@@ -95,7 +102,7 @@ fn cannot_open(path: &Path, error: &rusqlite::Error) -> String {
 }
 
 impl Database {
-    /// Makes a new database file for the authority that is known by `identity`, the DER form of its CA certificate.
+    /// Creates a database file for the authority with this `identity`, the DER form of its CA certificate.
     pub fn create(path: &Path, identity: &[u8]) -> Result<()> {
         let mut connection = Connection::open(path).with_context(|| format!("can't make {}", path.display()))?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
@@ -114,7 +121,7 @@ impl Database {
         Ok(())
     }
 
-    /// Opens a database file that [`Self::create`] made, in this version or, some versions back, in an earlier one.
+    /// Opens a database file that [`Self::create`] made in this version or in one of the last few.
     pub fn open(path: &Path) -> Result<Self> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let mut connection =
@@ -126,7 +133,7 @@ impl Database {
         Ok(Self { connection })
     }
 
-    /// Opens the same file once more, to read only.
+    /// Opens the same file again, read-only.
     fn reader(&self) -> Result<Self> {
         let path = self.connection.path().context("a database has a file")?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -136,18 +143,18 @@ impl Database {
         Ok(Self { connection })
     }
 
-    /// Whether another process wrote since the last call, as a number that changes when it did.
+    /// Returns a number that changes when another process has written to the database since the last call.
     pub fn version(&self) -> Result<i64> {
         Ok(self.connection.pragma_query_value(None, "data_version", |row| row.get(0))?)
     }
 
-    /// Drops what ended long ago: sessions at once, grants and audit entries after so many seconds.
+    /// Deletes ended sessions at once, and grants and audit entries the given number of seconds after their end.
     pub fn prune(&mut self, time: u64, grants_kept: u32, audit_lifetime: u32) -> Result<()> {
         while self.prune_some(time, grants_kept, audit_lifetime)? {}
         Ok(())
     }
 
-    /// A piece of [`Self::prune`]; gives whether there may be more to drop.
+    /// Performs one piece of [`Self::prune`] and reports whether there may be more to delete.
     pub fn prune_some(&mut self, time: u64, grants_kept: u32, audit_lifetime: u32) -> Result<bool> {
         self.write_soon(|transaction| {
             let (now, ended) = (time.cast_signed(), time.cast_signed() - i64::from(grants_kept));
@@ -169,13 +176,19 @@ impl Database {
         Ok(done)
     }
 
-    /// As [`Self::write`], but does not wait for the disk: what was written last may be lost with the power, never torn.
+    /// Like [`Self::write`], but does not wait for the disk: the latest writes may be lost in a power failure, but are
+    /// never torn.
     fn write_soon<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
         self.connection.pragma_update(None, "synchronous", "NORMAL")?;
         let done = self.write(work);
         self.connection.pragma_update(None, "synchronous", "FULL")?;
         done
     }
+}
+
+/// Parses a stored list of names.
+fn names(json: Option<String>) -> Vec<String> {
+    json.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! TLS: the certificates that `init` makes and the server's side of the handshake, with `ring` as the only provider.
+//! TLS: the certificates that `init` creates and the server's side of the handshake, with `ring` as the only provider.
 
 use anyhow::{Context, Result};
 use rcgen::{
@@ -12,17 +12,17 @@ use std::path::Path;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-/// The system's certificates, where `SSL_CERT_FILE` names no other file.
+/// The system's certificates, used unless `SSL_CERT_FILE` names another file.
 const SYSTEM_CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Years that certificates last: clients pin the CA, so renewing it means visiting every client.
+/// Lifetime of certificates in years. Clients pin the CA, so renewing it means visiting every client.
 const YEARS: i32 = 10;
 
-/// A CA of the authority's own and the certificate it signed, in PEM.
+/// The authority's own CA and the server certificate that it signed, in PEM.
 pub struct Certificates {
-    /// The CA's certificate: what clients trust.
+    /// The CA's certificate, which clients trust.
     pub ca: String,
-    /// The CA's key, to sign again with.
+    /// The CA's key, for signing further certificates.
     pub ca_key: Zeroizing<String>,
     /// The server's certificate.
     pub server: String,
@@ -31,7 +31,7 @@ pub struct Certificates {
 }
 
 impl Certificates {
-    /// Makes certificates for a server that is called by `names` (DNS names or addresses).
+    /// Creates certificates for a server with these `names` (DNS names or addresses).
     pub fn new(names: &[String], now: u64) -> Result<Self> {
         let year = 1970 + i32::try_from(now / 31_556_952)?;
         let valid = |mut params: CertificateParams, name: &str| {
@@ -63,18 +63,18 @@ impl Certificates {
     }
 }
 
-/// The SHA-256 of a PEM certificate's DER form, in colon-separated hex: what people compare.
+/// Returns the SHA-256 of a PEM certificate's DER form in colon-separated hex, for users to compare.
 pub fn fingerprint(pem: &[u8]) -> Result<String> {
     let pairs: Vec<_> = Sha256::digest(der(pem)?).iter().map(|byte| format!("{byte:02X}")).collect();
     Ok(pairs.join(":"))
 }
 
-/// The DER form of a PEM certificate.
+/// Returns the DER form of a PEM certificate.
 pub fn der(pem: &[u8]) -> Result<Vec<u8>> {
     Ok(CertificateDer::from_pem_slice(pem).context("no certificate in PEM form")?.to_vec())
 }
 
-/// The server's TLS configuration: TLS 1.2 and 1.3, HTTP/2 before HTTP/1.1.
+/// Returns the server's TLS configuration: TLS 1.2 and 1.3, HTTP/2 preferred over HTTP/1.1.
 pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>> {
     let chain = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect)
@@ -88,7 +88,8 @@ pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
-/// How the authority calls others: trusts the certificates in `ca_pem` alone, or the system's.
+/// Returns the TLS configuration for outgoing connections. It trusts only the certificates in `ca_pem` or, without
+/// them, the system's.
 pub fn client_config(ca_pem: Option<&[u8]>) -> Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     match ca_pem {
@@ -100,7 +101,7 @@ pub fn client_config(ca_pem: Option<&[u8]>) -> Result<ClientConfig> {
         }
         None => {
             let file = std::env::var("SSL_CERT_FILE").unwrap_or_else(|_| SYSTEM_CERTIFICATES.into());
-            // A host without any still calls those whose CA it is told.
+            // A host without certificates can still connect to servers whose CA is configured.
             let pem = std::fs::read(&file).unwrap_or_default();
             roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok));
         }

@@ -1,8 +1,10 @@
-//! Asks for path segments by UDP, on a line that the authority gives over HTTPS (wire.md §8.13). Where that leads nowhere it
-//! asks over HTTPS, as if there were no lines.
+//! Requests path segments by UDP, on a line that the authority issues over HTTPS (wire.md §8.13). If that fails,
+//! requests go over HTTPS, as if there were no lines.
 
+use crate::convert;
 use crate::{Authority, Error};
-use engine::api::{PathSegment, Problem, SegmentRequest};
+use api::Problem;
+use engine::model::{Given, SegmentRequest};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,14 +13,18 @@ use std::time::{Duration, Instant};
 use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
+use wire::Ends;
 use wire::ask::{ANSWER_LEN, LineKey, LineNumber, QUESTION_LEN, Question, REPLY_LEN, Refusal, Reply};
 
-/// How long an answer is waited for, each time that is asked.
+/// Time to wait for an answer after each transmission of a request.
 const WAITS: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
-/// How long no line is asked for after one on which nothing was ever answered, or where the authority has none.
+/// Time for which no line is requested after a line on which no answer ever arrived, or if the authority has no lines.
 const PAUSE: Duration = Duration::from_secs(300);
 
-/// Asks an authority for segments, by UDP where that works. Clones share their line.
+/// Error: the answer contains no segment for the addresses of the request.
+const NO_SEGMENT: Error = Error::Unusable("this is no segment");
+
+/// Requests segments from an authority, by UDP if that works. Clones share their line.
 #[derive(Clone)]
 pub struct Asker {
     authority: Authority,
@@ -31,51 +37,62 @@ struct State {
     not_before: Option<Instant>,
 }
 
-/// A line, and who waits for answers on it.
+/// A line, and the task that reads answers on it.
 struct Line {
-    ends: Arc<Ends>,
+    channel: Arc<Channel>,
     reader: AbortHandle,
 }
 
-struct Ends {
+struct Channel {
     socket: UdpSocket,
     number: LineNumber,
     key: LineKey,
     counter: AtomicU64,
-    /// By the counters of the requests.
+    /// Channels for the replies, by the counters of the requests.
     waiting: Mutex<HashMap<u64, mpsc::Sender<[u8; REPLY_LEN]>>>,
     answered: AtomicBool,
 }
 
 impl Asker {
-    /// Asks an authority in the name of the session whose token it has.
+    /// Creates an asker that uses the session of the authority's token.
     pub fn new(authority: Authority) -> Self {
         Self { authority, state: Arc::default() }
     }
 
-    /// Whose session it asks in.
+    /// Returns the authority, with the token of the session that requests are made in.
     pub fn authority(&self) -> &Authority {
         &self.authority
     }
 
-    /// Has a line before the first question comes.
+    /// Requests a line before the first segment is needed.
     pub async fn ready(&self) {
         self.line().await;
     }
 
-    /// Asks for a path segment of a virtual network: as [`Authority::segment`], but sooner answered.
-    pub async fn segment(&self, request: &SegmentRequest) -> Result<PathSegment, Error> {
-        let Some(question) = question(request) else { return self.authority.segment(request).await };
-        if let Some(line) = self.line().await {
-            if let Some(reply) = line.ends.ask(&question).await {
-                return answer(&reply);
+    /// Requests a path segment of a virtual network, as [`Authority::segment`] does, but usually faster.
+    pub async fn segment(&self, request: &SegmentRequest) -> Result<Given, Error> {
+        let line = match question(request) {
+            Some(question) => self.line().await.map(|line| (line, question)),
+            None => None,
+        };
+        if let Some((line, question)) = line {
+            if let Some(reply) = line.channel.ask(&question).await {
+                return answer(&reply, request);
             }
             self.give_up(&line).await;
         }
-        self.authority.segment(request).await
+        let answer = self.authority.segment(&convert::segment_request(request)).await?;
+        convert::segment(&answer, request.sending, request.sender, request.to.address).map_err(|_| NO_SEGMENT)
     }
 
-    /// The line, which is asked for if there is none; `None` while there is no use in asking.
+    /// Requests a segment for answers to a segment that a packet arrived with.
+    pub async fn answer_segment(&self, shown: &Given) -> Result<Given, Error> {
+        let answer = self.authority.answer_segment(&convert::answer_request(shown)).await?;
+        let Ends { receiving, sender, receiver, .. } = shown.ends;
+        convert::segment(&answer, receiving, receiver, sender).map_err(|_| NO_SEGMENT)
+    }
+
+    /// Returns the line, requesting one if there is none; `None` while a request would be useless.
     async fn line(&self) -> Option<Arc<Line>> {
         let mut state = self.state.lock().await;
         if state.line.is_some() || state.not_before.is_some_and(|not_before| Instant::now() < not_before) {
@@ -103,7 +120,7 @@ impl Asker {
         let own = if address.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind(SocketAddr::new(own, 0)).await.map_err(unreachable)?;
         socket.connect(address).await.map_err(unreachable)?;
-        let ends = Arc::new(Ends {
+        let channel = Arc::new(Channel {
             socket,
             number,
             key,
@@ -111,18 +128,19 @@ impl Asker {
             waiting: Mutex::default(),
             answered: AtomicBool::new(false),
         });
-        let reader = tokio::spawn(ends.clone().read()).abort_handle();
-        Ok(Line { ends, reader })
+        let reader = tokio::spawn(channel.clone().read()).abort_handle();
+        Ok(Line { channel, reader })
     }
 
-    /// Hangs up where there was no answer. A line that has worked is asked for anew: the authority may have been restarted.
+    /// Drops a line on which no answer arrived in time. If the line had worked before, the next segment requests
+    /// another line: the authority may have been restarted.
     async fn give_up(&self, line: &Arc<Line>) {
         let mut state = self.state.lock().await;
         if !state.line.as_ref().is_some_and(|current| Arc::ptr_eq(current, line)) {
             return;
         }
         state.line = None;
-        if line.ends.answered.load(Ordering::Relaxed) {
+        if line.channel.answered.load(Ordering::Relaxed) {
             tracing::info!("the authority does not answer by UDP any more: asked over HTTPS, for another line, too");
         } else {
             tracing::warn!("the authority does not answer by UDP: segments are asked for over HTTPS for some minutes");
@@ -137,8 +155,8 @@ impl Drop for Line {
     }
 }
 
-impl Ends {
-    /// Asks until there is an answer, each time with a counter of its own; `None` if there is none in time.
+impl Channel {
+    /// Sends the request until an answer arrives, each time with a new counter; `None` if none arrives in time.
     async fn ask(&self, question: &[u8; QUESTION_LEN]) -> Option<[u8; REPLY_LEN]> {
         let (sender, mut answers) = mpsc::channel(WAITS.len());
         let weak = sender.downgrade();
@@ -146,7 +164,8 @@ impl Ends {
         let mut held = Some(sender);
         for wait in WAITS {
             let counter = self.counter.fetch_add(1, Ordering::Relaxed) + 1;
-            // Only those who wait hold it: if the reader lets go of them, nobody will answer.
+            // Only `waiting` holds the sender: if the reader clears that map, no answer will come, and `recv` returns
+            // at once.
             self.waiting().insert(counter, held.take().or_else(|| weak.upgrade())?);
             asked.counters.push(counter);
             let request = self.key.seal_request(self.number, counter, question)?;
@@ -161,7 +180,7 @@ impl Ends {
         None
     }
 
-    /// Hands answers to those who wait for them.
+    /// Delivers answers to the callers that wait for them.
     async fn read(self: Arc<Self>) {
         let mut room = [0; ANSWER_LEN + 1];
         loop {
@@ -176,7 +195,7 @@ impl Ends {
                         let _ = waiting.try_send(*reply);
                     }
                 }
-                // Nobody listens there, mostly: there is nothing to wait for.
+                // Usually no process listens on that port, so that waiting is useless.
                 Err(error) => {
                     tracing::debug!("answers by UDP: {error}");
                     self.waiting().clear();
@@ -190,9 +209,9 @@ impl Ends {
     }
 }
 
-/// What one caller asked; nobody waits for it after that.
+/// The pending requests of one caller, removed from `waiting` on drop.
 struct Asked<'a> {
-    of: &'a Ends,
+    of: &'a Channel,
     counters: Vec<u64>,
 }
 
@@ -205,7 +224,7 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// `None` if it can't be asked by UDP: the authority will say why.
+/// Encodes a request. `None` if it can't be made by UDP: over HTTPS the authority will explain why.
 fn question(request: &SegmentRequest) -> Option<[u8; QUESTION_LEN]> {
     let SegmentRequest { network, sender, sending, to, sender_port } = request;
     let (receiver, protocol, port) = (to.address, to.protocol, to.port);
@@ -213,10 +232,10 @@ fn question(request: &SegmentRequest) -> Option<[u8; QUESTION_LEN]> {
     Question { network, sender, sending, receiver, protocol, port, sender_port }.encode()
 }
 
-fn answer(reply: &[u8; REPLY_LEN]) -> Result<PathSegment, Error> {
+fn answer(reply: &[u8; REPLY_LEN], request: &SegmentRequest) -> Result<Given, Error> {
     let broken = || Error::Other("the authority's answer is broken: this is no segment".into());
     match Reply::decode(reply).ok_or_else(broken)? {
-        Reply::Given(given) => PathSegment::heard(&given).ok_or_else(broken),
+        Reply::Given(given) => convert::segment_by_udp(&given, request).map_err(|_| NO_SEGMENT),
         Reply::Refused { reason, text } => {
             let problem = |status| Problem { r#type: reason.name().into(), title: text.into(), status, detail: None };
             Err(match reason {

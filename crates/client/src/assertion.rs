@@ -1,16 +1,16 @@
-//! How a machine proves that it holds a service account's key: a signed answer to the authority's challenge.
+//! Proof of possession of a service account's key: a signed answer to the authority's challenge.
 
 use crate::{Authority, Error};
-use engine::api::{ServiceKey, ServiceLogin, Session};
+use api::{ServiceKey, ServiceLogin, Session};
 use openidconnect::core::{CoreEdDsaPrivateSigningKey, CoreIdToken, CoreIdTokenClaims, CoreJwsSigningAlgorithm};
 use openidconnect::{Audience, EmptyAdditionalClaims, IssuerUrl, Nonce, StandardClaims, SubjectIdentifier};
 use std::time::{Duration, SystemTime};
 
-/// How long an assertion is good, for clocks that differ; the challenge is good once, and for a minute.
+/// How long an assertion is valid, to allow for clocks that differ; the challenge is valid once, and for a minute.
 const LIFETIME: Duration = Duration::from_secs(600);
 
 impl Authority {
-    /// Logs a machine in by its service account's key. The token in the answer goes into [`Self::with_token`].
+    /// Logs a machine in with its service account's key. Pass the token in the answer to [`Self::with_token`].
     pub async fn login_by_key(&self, key: &ServiceKey, device: &str) -> Result<Session, Error> {
         let nonce = self.challenge().await?.nonce;
         let assertion = sign(key, &nonce)?;

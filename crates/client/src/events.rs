@@ -1,7 +1,7 @@
 //! The push channel: server-sent events, read by a task that reconnects with growing, jittered pauses.
 
 use crate::{Authority, CONNECT_TIME, Error, send};
-use engine::api::{Confirm, Event};
+use api::{Confirm, Event};
 use reqwest::{Method, Response};
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -9,17 +9,18 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// Silence after which a stream is dead; the authority says something every 10 s.
+/// Silence after which the client considers a stream dead; the authority sends something every 10 s.
 const SILENCE: Duration = Duration::from_secs(25);
-/// The first and the longest pause before the next attempt.
+/// The first and the longest pause before the next attempt to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// Events that may wait for the caller; beyond that the authority has to wait, and disconnects us in the end.
+/// Maximum number of events that wait for the caller; beyond that the authority has to wait, and in the end
+/// disconnects.
 const QUEUE: usize = 64;
-/// The longest event, in bytes.
+/// Maximum length of an event, in bytes.
 const MOST_EVENT: usize = 1024 * 1024;
 
-/// Events, across connections. Every connection's first is [`Event::Hello`]: what happened before it may have been
-/// missed, so read configuration or destinations anew. Dropping it closes the connection.
+/// Events, across connections. The first event of every connection is [`Event::Hello`]: events before it may have been
+/// missed, so read configuration or destinations again. Dropping the stream closes the connection.
 pub struct EventStream {
     events: Receiver<Result<Event, Error>>,
     trouble: watch::Receiver<Option<String>>,
@@ -33,13 +34,14 @@ impl EventStream {
         Self { events, trouble, task: tokio::spawn(follow(authority, confirms, sender, lost)) }
     }
 
-    /// Why there is no connection at the moment; `None` where there is one, or where the first is still being made.
+    /// Returns the reason why there is no connection at the moment; `None` if there is one, or while the first is being
+    /// made.
     pub fn trouble(&self) -> watch::Receiver<Option<String>> {
         self.trouble.clone()
     }
 
-    /// The next event; safe to cancel. Lost connections are made anew in silence; an error is final, and mostly
-    /// [`Error::NotLoggedIn`].
+    /// Returns the next event; safe to cancel. Lost connections are re-established silently; an error is final, and
+    /// usually [`Error::NotLoggedIn`].
     pub async fn next(&mut self) -> Result<Event, Error> {
         self.events.recv().await.unwrap_or_else(|| Err(Error::Other("the event stream has ended".into())))
     }
@@ -77,7 +79,7 @@ async fn follow(
     }
 }
 
-/// Follows one connection until it ends. A connection that came up makes the next pause short again, which `came` is told.
+/// Follows one connection until it ends. Every event resets the pause and calls `came`.
 async fn connection(
     authority: &Authority,
     confirms: Confirm,
@@ -100,7 +102,7 @@ async fn connection(
                         return Ok(());
                     }
                 }
-                // A newer authority may know events that we don't.
+                // A newer authority may send events that this client doesn't know.
                 Err(error) => tracing::warn!("event stream: an unknown event: {error}"),
             }
         }
@@ -112,13 +114,14 @@ async fn chunk(response: &mut Response) -> Result<Option<Vec<u8>>, Error> {
     Ok(response.chunk().await?.map(|bytes| bytes.to_vec()))
 }
 
-/// Between half of a pause and all of it, so that the callers of a restarted authority don't come back at once.
+/// Returns between half of a pause and all of it, so that the clients of a restarted authority don't all reconnect at
+/// once.
 fn jittered(pause: Duration) -> Duration {
     let chance = getrandom::u32().unwrap_or(u32::MAX);
     pause / 2 + (pause / 2).mul_f64(f64::from(chance) / f64::from(u32::MAX))
 }
 
-/// Takes the `data` lines out of a server-sent event stream.
+/// Extracts the `data` lines from a server-sent event stream.
 #[derive(Default)]
 struct Lines {
     buffer: Vec<u8>,

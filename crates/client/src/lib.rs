@@ -1,9 +1,10 @@
-//! The authority's HTTPS API, from the caller's side: one [`Authority`] per authority and bearer token, and its
-//! [`EventStream`]. Connections are kept open, so a call costs one round trip. Decides nothing and stores nothing.
+//! Client for the authority's HTTPS API: one [`Authority`] per authority and bearer token, and its [`EventStream`].
+//! Connections are kept open, so a call costs one round trip. The client makes no decisions and stores nothing.
 #![forbid(unsafe_code)]
 
 mod asking;
 mod assertion;
+pub mod convert;
 mod events;
 mod owner;
 mod tls;
@@ -11,7 +12,7 @@ mod tls;
 pub use asking::Asker;
 pub use events::EventStream;
 
-use engine::api::{
+use api::{
     AnswerRequest, BrowserLogin, BrowserLoginStarted, Challenge, Confirm, Destinations, DeviceLogin,
     DeviceLoginStarted, Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant, GrantOwner,
     GrantRequest, Heard, Line, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment, PersonExplanation,
@@ -24,31 +25,34 @@ use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a connection may take to come up.
+/// Maximum time to establish a connection.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// How long a call may take.
+/// Maximum duration of a call.
 const CALL_TIME: Duration = Duration::from_secs(15);
-/// Silence after which the authority is asked whether it lives, and how long it has to answer.
+/// Interval of HTTP/2 keep-alive pings, and the time that the authority has to answer one.
 const PING: Duration = Duration::from_secs(10);
-/// The longest answer that is read, in bytes.
+/// Maximum length of an answer, in bytes.
 const MOST_ANSWER: usize = 16 * 1024 * 1024;
 
-/// Why a call failed.
+/// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The policy says no.
+    /// The policy denies the request.
     #[error("{}", .0.title)]
     Denied(Problem),
-    /// No bearer token, or it has ended: log in or enrol anew.
+    /// There is no bearer token, or it has expired: log in or enrol again.
     #[error("not logged in, or no longer: log in again")]
     NotLoggedIn,
-    /// The authority answered and refused for another reason, such as `wrong_password` or `too_many`.
+    /// The authority refused for another reason, such as `wrong_password` or `too_many`.
     #[error("{}", .0.title)]
     Refused(Problem),
-    /// No answer: no connection, no trust, no time left.
+    /// There was no answer: no connection, no trust, or a timeout.
     #[error("the authority can't be reached: {0}")]
     Unreachable(String),
-    /// Anything else, such as an answer that can't be understood.
+    /// The answer doesn't fit the request.
+    #[error("the authority's answer is broken: {0}")]
+    Unusable(&'static str),
+    /// Any other failure, such as an answer that can't be parsed.
     #[error("{0}")]
     Other(String),
 }
@@ -63,7 +67,7 @@ impl From<reqwest::Error> for Error {
     }
 }
 
-/// An authority, as its caller. Clones share their connections.
+/// A client of one authority. Clones share their connections.
 #[derive(Clone)]
 pub struct Authority {
     http: reqwest::Client,
@@ -71,7 +75,7 @@ pub struct Authority {
     token: Option<Arc<str>>,
 }
 
-/// The host and the port of an authority's address.
+/// Returns the host and the port of an authority's URL.
 pub fn endpoint(url: &str) -> Result<(String, u16), Error> {
     Ok(host(&base(url)?))
 }
@@ -90,14 +94,15 @@ fn base(url: &str) -> Result<Url, Error> {
 }
 
 impl Authority {
-    /// The authority at `url` (`https://…`). Trusts the certificates in `ca_pem` and no others, or the system's where
-    /// none are given.
+    /// Creates a client of the authority at `url` (`https://…`). The client trusts only the certificates in `ca_pem`,
+    /// or, without `ca_pem`, the system's.
     pub fn new(url: &str, ca_pem: Option<&[u8]>) -> Result<Self, Error> {
         Self::over(url, ca_pem, |builder| builder)
     }
 
-    /// A client whose connections belong to the user `uid`, so that root's tokens are not spent on them: a user who has the
-    /// agent connect somewhere must not do so in root's name. The caller needs `CAP_SETUID`.
+    /// Creates a client whose connections belong to the user `uid`, so that the agent does not spend root's tokens on
+    /// them: a user who makes the agent connect somewhere must not do so with root's identity. The caller needs
+    /// `CAP_SETUID`.
     pub fn of_user(url: &str, ca_pem: Option<&[u8]>, uid: u32) -> Result<Self, Error> {
         let own = |builder: ClientBuilder| builder.connector_layer(OwnedBy(uid)).dns_resolver(Arc::new(Elsewhere));
         Self::over(url, ca_pem, own)
@@ -122,17 +127,17 @@ impl Authority {
         Ok(Self { http, base, token: None })
     }
 
-    /// The same authority with a bearer token, over the same connections.
+    /// Returns a client with a bearer token that shares this client's connections.
     pub fn with_token(&self, token: &str) -> Self {
         Self { token: Some(token.into()), ..self.clone() }
     }
 
-    /// Logs a person in. The token in the answer goes into [`Self::with_token`].
+    /// Logs a person in. Pass the token in the answer to [`Self::with_token`].
     pub async fn login(&self, login: &Login) -> Result<Session, Error> {
         self.post("v1/login", login).await
     }
 
-    /// The ways to log in.
+    /// Returns the ways to log in.
     pub async fn login_methods(&self) -> Result<LoginMethods, Error> {
         call(self.request(Method::GET, "v1/login")?).await
     }
@@ -147,12 +152,12 @@ impl Authority {
         self.post("v1/login/device", login).await
     }
 
-    /// Finishes a login with the identity provider, or says that the person isn't there yet.
+    /// Finishes a login with the identity provider, or reports that the person has not logged in there yet.
     pub async fn finish_login(&self, login: &FinishLogin) -> Result<LoginOutcome, Error> {
         self.post("v1/login/finish", login).await
     }
 
-    /// What a machine has to sign in order to log in.
+    /// Returns the challenge that a machine has to sign in order to log in.
     pub async fn challenge(&self) -> Result<Challenge, Error> {
         call(self.request(Method::POST, "v1/login/challenge")?).await
     }
@@ -162,7 +167,7 @@ impl Authority {
         self.post("v1/login/service", login).await
     }
 
-    /// Ends the session and its grants; gives where the identity provider's own session ends, where it does not by this.
+    /// Ends the session and its grants. If the identity provider's own session goes on, returns where to end that.
     pub async fn logout(&self) -> Result<Option<LoggedOut>, Error> {
         let request = self.authorized(self.request(Method::POST, "v1/logout")?)?;
         let answer = send(request.timeout(CALL_TIME)).await?;
@@ -172,47 +177,47 @@ impl Authority {
         parse(&read(answer).await?).map(Some)
     }
 
-    /// What the person may reach.
+    /// Returns the destinations that the person may reach.
     pub async fn destinations(&self) -> Result<Destinations, Error> {
         self.get("v1/destinations").await
     }
 
-    /// Asks for a grant.
+    /// Requests a grant.
     pub async fn grant(&self, request: &GrantRequest) -> Result<Grant, Error> {
         self.authorized_post("v1/grants", request).await
     }
 
-    /// Asks for a path segment of a virtual network.
+    /// Requests a path segment of a virtual network.
     pub async fn segment(&self, request: &SegmentRequest) -> Result<PathSegment, Error> {
         self.authorized_post("v1/segments", request).await
     }
 
-    /// Asks for the way back of a segment that a packet came with.
+    /// Requests a segment for answers to a segment that a packet arrived with.
     pub async fn answer_segment(&self, request: &AnswerRequest) -> Result<PathSegment, Error> {
         self.authorized_post("v1/segments/answer", request).await
     }
 
-    /// Asks for a line, in the place of the one that the session had. [`Asker`] does, and asks on it.
+    /// Requests a line, which replaces the session's previous one. [`Asker`] does this, and uses the line.
     pub async fn line(&self) -> Result<Line, Error> {
         call(self.authorized(self.request(Method::POST, "v1/segments/line")?)?).await
     }
 
-    /// Enrols a verifier with its one-time code. The token in the answer goes into [`Self::with_token`].
+    /// Enrols a verifier with its one-time code. Pass the token in the answer to [`Self::with_token`].
     pub async fn enrol(&self, code: &str) -> Result<Enrolled, Error> {
         self.post("v1/verifiers/enrol", &Enrolment { code: code.into() }).await
     }
 
-    /// What this verifier protects.
+    /// Returns the receivers that this verifier protects, and its settings.
     pub async fn config(&self) -> Result<VerifierConfig, Error> {
         self.get("v1/verifier/config").await
     }
 
-    /// This verifier's keys of the previous, the current and the next `ahead` epochs.
+    /// Returns this verifier's keys of the previous, the current and the next `ahead` epochs.
     pub async fn keys(&self, ahead: u32) -> Result<EpochKeys, Error> {
         self.get(&format!("v1/verifier/keys?ahead={ahead}")).await
     }
 
-    /// Whose a grant is; `None` if the authority issued no such grant for this verifier.
+    /// Returns the owner of a grant; `None` if the authority issued no such grant for this verifier.
     pub async fn grant_owner(&self, handle: u64) -> Result<Option<GrantOwner>, Error> {
         match self.get(&format!("v1/verifier/grants/{handle:016x}")).await {
             Err(Error::Refused(problem)) if problem.status == 404 => Ok(None),
@@ -220,39 +225,39 @@ impl Authority {
         }
     }
 
-    /// Which of these grants' flows are to be cut; at most [`engine::api::LIVE_FLOWS_MAX`] handles.
+    /// Returns the grants among these whose flows have to be cut; at most [`api::LIVE_FLOWS_MAX`] handles.
     pub async fn flows_to_cut(&self, handles: &[u64]) -> Result<Vec<RevokedGrant>, Error> {
         let request = LiveFlows { handles: handles.to_vec() };
         Ok(self.authorized_post::<FlowsToCut>("v1/verifier/flows", &request).await?.cut)
     }
 
-    /// Tells that this verifier knows these grants; at most [`engine::api::LIVE_FLOWS_MAX`] handles.
+    /// Acknowledges that this verifier has received these grants; at most [`api::LIVE_FLOWS_MAX`] handles.
     pub async fn heard(&self, handles: Vec<u64>) -> Result<(), Error> {
         let request = self.request(Method::POST, "v1/verifier/heard")?.json(&Heard { handles });
         send(self.authorized(request)?.timeout(CALL_TIME)).await.map(drop)
     }
 
-    /// Tells how this verifier stands; the answer says when to tell again.
+    /// Reports this verifier's status; the answer says when to report again.
     pub async fn report(&self, report: &Report) -> Result<Reported, Error> {
         self.authorized_post("v1/verifier/report", report).await
     }
 
-    /// Asks what the policy says about a person and a destination.
+    /// Returns the policy's decision about a person and a destination, with an explanation.
     pub async fn explain(&self, request: &ExplainRequest) -> Result<PersonExplanation, Error> {
         self.authorized_post("v1/verifier/explain", request).await
     }
 
-    /// Whether the authority answers.
+    /// Checks whether the authority answers.
     pub async fn health(&self) -> Result<(), Error> {
         send(self.request(Method::GET, "v1/health")?.timeout(CALL_TIME)).await.map(drop)
     }
 
-    /// The events for this token, from a task that reconnects by itself.
+    /// Returns the events for this token, from a task that reconnects by itself.
     pub fn events(&self) -> EventStream {
         EventStream::start(self.clone(), Confirm::Nothing)
     }
 
-    /// The same for a verifier that tells by [`Self::heard`] what it has heard of such grants.
+    /// Returns the events for a verifier that acknowledges by [`Self::heard`] the grants that `confirms` selects.
     pub fn confirmed_events(&self, confirms: Confirm) -> EventStream {
         EventStream::start(self.clone(), confirms)
     }
@@ -287,7 +292,7 @@ fn parse<A: DeserializeOwned>(body: &[u8]) -> Result<A, Error> {
     serde_json::from_slice(body).map_err(|error| Error::Other(format!("the authority's answer is broken: {error}")))
 }
 
-/// Sends a request; an answer that isn't a success becomes the error it stands for.
+/// Sends a request; converts an answer that isn't a success to the corresponding error.
 async fn send(request: RequestBuilder) -> Result<Response, Error> {
     let response = request.send().await?;
     let status = response.status();
@@ -316,7 +321,8 @@ async fn read(mut response: Response) -> Result<Vec<u8>, Error> {
     Ok(body)
 }
 
-/// An error with its causes: the last one is what helps (`connection refused`, `invalid peer certificate`).
+/// Formats an error with its causes; the last one is the most useful (`connection refused`, `invalid peer
+/// certificate`).
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -327,7 +333,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     with_way_out(text)
 }
 
-/// Says what to do about an authority whose CA the system does not know.
+/// Appends advice if the system does not know the authority's CA.
 fn with_way_out(mut text: String) -> String {
     if ["UnknownIssuer", "BadSignature"].iter().any(|fault| text.contains(fault)) {
         text.push_str("; give the authority's ca.pem with `--ca`");

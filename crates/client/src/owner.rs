@@ -1,9 +1,9 @@
-//! Connections that are a user's own, though root makes them. Whatever goes by the owner of a socket, as tokens do, then takes
-//! them for that user's.
+//! Connections that belong to a user although root makes them, so that the kernel programs, which select tokens by the
+//! owner of a socket, treat them as that user's.
 //!
-//! Linux takes a socket's owner from the file system's user id of the thread that opens it. That is changed only while the
-//! connector runs, which opens sockets but no files. Names are looked up in a task of their own: threads that are started for
-//! that would keep the id.
+//! Linux takes a socket's owner from the file-system user id of the thread that opens it. That id is changed only while
+//! the connector is polled, which opens sockets but no files. Names are resolved in a separate task: threads started
+//! for that during the poll would keep the id.
 
 use nix::unistd::{Uid, setfsuid};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
@@ -15,11 +15,11 @@ use tower_service::Service;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Makes a connector's sockets a user's.
+/// A layer that makes a user the owner of a connector's sockets.
 #[derive(Clone, Copy)]
 pub struct OwnedBy(pub u32);
 
-/// A connector whose sockets are a user's.
+/// A connector whose sockets belong to a user.
 #[derive(Clone)]
 pub struct Owned<S> {
     inner: S,
@@ -56,7 +56,7 @@ where
     }
 }
 
-/// While it lives, the thread opens sockets as somebody else.
+/// A guard; while it exists, the thread opens sockets as another user.
 struct Acting {
     before: Uid,
 }
@@ -65,7 +65,7 @@ impl Acting {
     fn start(uid: u32) -> Result<Self, BoxError> {
         let uid = Uid::from_raw(uid);
         let acting = Self { before: setfsuid(uid) };
-        // It says nothing of failures but who it was before.
+        // setfsuid(2) does not report failure: it only returns the previous id.
         if setfsuid(uid) == uid { Ok(acting) } else { Err("no connection can be made as that user: CAP_SETUID".into()) }
     }
 }
@@ -76,7 +76,7 @@ impl Drop for Acting {
     }
 }
 
-/// Looks names up in tasks of their own.
+/// A resolver that looks up each name in a separate task.
 pub struct Elsewhere;
 
 impl Resolve for Elsewhere {

@@ -1,4 +1,4 @@
-//! Whom the caller trusts, with `ring` as the only provider.
+//! The client's trust anchors, with `ring` as the only cryptographic provider.
 
 use crate::Error;
 use rustls::{ClientConfig, RootCertStore};
@@ -6,10 +6,10 @@ use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use std::sync::Arc;
 
-/// The system's certificates, where `SSL_CERT_FILE` names no other file.
+/// The system's certificates, unless `SSL_CERT_FILE` names another file.
 const SYSTEM_CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Trusts the certificates in `ca_pem` alone, or the system's.
+/// Returns a configuration that trusts only the certificates in `ca_pem`, or, without `ca_pem`, the system's.
 pub fn config(ca_pem: Option<&[u8]>) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
     match ca_pem {

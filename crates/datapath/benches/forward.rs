@@ -1,13 +1,13 @@
-//! How many packets a second a verifier of proofs in user space (AF_XDP) judges and forwards on one core, beside forwarding them
-//! without looking, and beside the kernel's program (XDP), which the same cable takes from. Sizes are those of the tenants' packets,
-//! before they are put in (SVLAN, Fig. 5). Needs root.
+//! Packets per second that a verifier of proofs in user space (AF_XDP) verifies and forwards on one core, compared with
+//! forwarding them unchecked, and with the kernel's program (XDP), which receives from the same veth pair. Sizes are
+//! those of the tenants' packets before encapsulation (SVLAN, Fig. 5). Needs root.
 //!
 //! Prints one JSON object, which `cargo xtask bench` collects.
 //!
-//! The sender is no bottleneck, for it is not measured: frames are sent in bursts that fit into the ring, and the clock runs while
-//! whole batches of what waits there are judged, sent, and dropped at the far end of the cable. Bursts of both kinds alternate.
-//! To XDP the kernel itself hands frames over, 64 at a time, as a card's driver would; they are sent by the same cable. Its proofs are
-//! siphash's, remembered after the first.
+//! The sender is no bottleneck, because it is not measured: frames are sent in bursts that fit into the ring, and the
+//! clock runs while whole batches of waiting frames are verified, sent, and dropped at the far end of the veth pair.
+//! Bursts of both kinds alternate. For XDP, the kernel itself injects frames, 64 at a time, as a card's driver would;
+//! they leave through the same veth pair. Their proofs are of suite siphash, and remembered after the first.
 
 #[allow(dead_code, reason = "the tests are its other user")]
 #[path = "../../engine/tests/cases/mod.rs"]
@@ -23,7 +23,7 @@ use datapath::crossing::{BATCH, Crossing};
 use datapath::interface::Interface;
 use datapath::probe::{Attached, Probe};
 use datapath::proofs::{Proofs, REMEMBERED};
-use engine::proofs::Outcome;
+use engine::verifier::proofs::Outcome;
 use lab::net::{Namespace, veth};
 use line::Sender;
 use measure::{Bound, Figures, Yardstick, mean_of_middle};
@@ -32,11 +32,11 @@ use provers::Prover;
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-/// Of each kind and size.
+/// Number of bursts of each kind and size.
 const BURSTS: usize = 120;
-/// So many fit into the ring.
+/// Frames in a burst; a burst fits into the ring.
 const BURST: usize = 30 * BATCH;
-/// Sizes, and the least that the rate may be, of that without looking.
+/// Packet sizes, each with the lowest permitted rate relative to unchecked forwarding.
 const SIZES: [(usize, Bound); 6] = [
     (64, Bound::AtLeast(0.8)),
     (128, Bound::None),
@@ -45,14 +45,14 @@ const SIZES: [(usize, Bound); 6] = [
     (1024, Bound::AtLeast(0.95)),
     (1500, Bound::AtLeast(0.95)),
 ];
-/// Of twelve packets of the simple IMIX, so many have this size.
+/// The simple IMIX: of twelve packets, the number that have each size.
 const IMIX: [(usize, usize); 3] = [(7, 64), (4, 576), (1, 1500)];
 const FRAMES: u32 = 100_000;
-/// Of each kind and size.
+/// Runs of each kind and size.
 const RUNS: usize = 15;
 static FED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/proofs_bench.bpf.o"));
 
-/// A sender, a crossing, and the end of the way: `from` - `near` crossing `far` - `to`.
+/// A sender, a crossing, and the far end: `from` - `near` crossing `far` - `to`.
 struct Way {
     sender: Sender,
     crossing: Crossing,
@@ -71,7 +71,7 @@ impl Way {
         veth(from, "from", "", cross, "near", "").expect("a cable");
         veth(cross, "far", "", to, "to", "").expect("a cable");
         for (namespace, device) in [(from, "from"), (cross, "near"), (cross, "far"), (to, "to")] {
-            // The longest of these packets, and what is put before it.
+            // The longest of these packets, plus its outer headers.
             namespace.ip(&format!("link set {device} mtu 1750")).expect("an mtu");
         }
         let interface = |name| Interface::named(name).expect("an interface");
@@ -81,7 +81,7 @@ impl Way {
         Self { sender, crossing, _end: end, names }
     }
 
-    /// How many frames reached the end.
+    /// Returns the number of frames that reached the end.
     fn ended(&self) -> u64 {
         let [.., to] = &self.names;
         let shown = to.ip("-j -s link show dev to").expect("statistics");
@@ -89,7 +89,7 @@ impl Way {
         shown[0]["stats64"]["rx"]["packets"].as_u64().expect("a count")
     }
 
-    /// Millions of packets a second of one burst.
+    /// Returns the rate of one burst, in millions of packets per second.
     fn burst(&mut self, frames: &[Vec<u8>], mut judge: impl FnMut(&mut [&mut [u8]]) -> u32) -> f64 {
         frames.iter().cycle().take(BURST).for_each(|frame| self.sender.send(frame));
         let (mut took, mut count, mut came) = (Duration::ZERO, 0, 0);
@@ -108,7 +108,7 @@ impl Way {
     }
 }
 
-/// What XDP forwards with the decision and without it, millions of packets a second.
+/// Measures XDP forwarding with the decision and without it, in millions of packets per second.
 fn in_kernel(way: &mut Way, table: &Table, frame: &[u8]) -> (Vec<f64>, Vec<f64>) {
     let fed = Prover::with(&table.verifiers[0], |config| Proofs::load_object(FED, config, REMEMBERED));
     let [_, cross, _] = &way.names;
@@ -128,12 +128,12 @@ fn in_kernel(way: &mut Way, table: &Table, frame: &[u8]) -> (Vec<f64>, Vec<f64>)
     (rates, baselines)
 }
 
-/// How long what stands before the packet inside is.
+/// Returns the length of everything before the inner packet.
 fn room(frame: &[u8]) -> usize {
     74 + 16 * usize::from(frame[54] >> 3 & 7)
 }
 
-/// The frame with a packet of this size inside: a proof is not made over lengths.
+/// Returns the frame with an inner packet of this size: proofs do not cover lengths.
 fn sized(frame: &[u8], size: usize) -> Vec<u8> {
     let at = room(frame);
     let mut sized = frame.to_vec();

@@ -1,7 +1,7 @@
-//! What the kernel programs cost per packet, beside empty programs in the same run (BPF_PROG_TEST_RUN).
+//! Cost per packet of the kernel programs, compared with empty programs in the same run (BPF_PROG_TEST_RUN).
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. Rounds of both programs alternate, so that the machine's other
-//! work disturbs both.
+//! Prints one JSON object, which `cargo xtask bench` collects. Rounds of both programs alternate, so that other work on
+//! the machine disturbs both.
 
 #[allow(dead_code, reason = "the tests are its other user")]
 #[path = "../../engine/tests/cases/mod.rs"]
@@ -36,16 +36,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const ROUNDS: usize = 15;
 const REPEAT: u32 = 200_000;
-/// What IPv6 may cost beside IPv4.
+/// Bound on the cost of IPv6 relative to IPv4.
 const OF_IPV4: Bound = Bound::AtMost(1.6);
 static FED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.bpf.o"));
-/// Frames that `bpf/bench.bpf.c` feeds, and their length.
+/// Frames that `bpf/bench.bpf.c` replays, and their length.
 const FED_FRAMES: u32 = 8192;
 const FED_LENGTH: usize = 134;
-/// So few that all they touch is at hand.
+/// Few enough that all the data they touch stays in the nearest caches.
 const FED_FEW: u32 = 64;
 
-/// What `bpf/bench.bpf.c` feeds, and has fed.
+/// Parameters and results of `bpf/bench.bpf.c`.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 struct Feed {
@@ -57,7 +57,7 @@ struct Feed {
     pair: u64,
 }
 
-/// All figures, or those of the parts named as arguments: xdp, tc, first, ls, agent, proofs.
+/// Measures all figures, or those of the parts named as arguments: xdp, tc, first, ls, agent, proofs.
 fn main() {
     let named: Vec<_> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let wanted = |part: &str| named.is_empty() || named.iter().any(|name| name == part);
@@ -85,17 +85,19 @@ fn main() {
     figures.print();
 }
 
-/// Adds what a packet takes, beside the empty program.
+/// Adds the cost of a packet, with the empty program as the yardstick.
 fn add(figures: &mut Figures, name: &str, (values, empty): (Vec<f64>, Vec<f64>), bound: Bound) {
     figures.add(name, "ns", mean_of_middle(&values), &Yardstick::new(empty), bound);
 }
 
-/// The mean duration of `repeat` runs. The kernel cuts it down to whole nanoseconds: half a one too little on average.
+/// Returns the mean duration of `repeat` runs. The kernel truncates it to whole nanoseconds, which is half a nanosecond
+/// too little on average.
 fn nanoseconds(repeat: u32, run: impl FnOnce(u32) -> anyhow::Result<Ran>) -> f64 {
     run(repeat).expect("the program runs").duration.as_nanos() as f64 + 0.5
 }
 
-/// What a packet of a kind costs, over both families. The bounds are stated for XDP; tc is shown beside.
+/// Measures the cost of each kind of packet, over both families. The bounds are stated for XDP; tc is shown for
+/// comparison.
 fn verifier(probe: &Probe, hook: Hook, figures: &mut Figures) {
     let [ipv4, ipv6] = families().map(|family| Judged::new(hook, &family));
     let program = if hook == Hook::Xdp { "verifier" } else { "verifier_tc" };
@@ -126,7 +128,7 @@ fn verifier(probe: &Probe, hook: Hook, figures: &mut Figures) {
     }
 }
 
-/// A packet that the verifier judges.
+/// Kinds of packets that the verifier decides on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Admitted,
@@ -195,7 +197,7 @@ impl Judged {
         &self.frames[kind as usize]
     }
 
-    /// Nanoseconds of one packet.
+    /// Returns the nanoseconds for one packet.
     fn cost(&self, kind: Kind) -> f64 {
         self.deciders.set_clock(NOW);
         let repeat = if kind == Kind::ForgedAesCmac { REPEAT / 10 } else { REPEAT };
@@ -203,11 +205,11 @@ impl Judged {
     }
 }
 
-/// Valid first packets with all table writes, each with a grant of its own, as `bpf/bench.bpf.c` feeds them.
+/// Measures valid first packets with all table writes, each with its own grant, as replayed by `bpf/bench.bpf.c`.
 ///
-/// A few that are forgotten and come again find their memory at hand, as the other figures' packets do. Of many, each one's
-/// entries are somewhere else: beyond the nearest caches, though not always beyond the last. The bound is stated for memory
-/// at hand.
+/// A few grants whose state is removed after each use find their memory in the caches, as the packets of the other
+/// figures do. With many grants, the entries of each are elsewhere: beyond the nearest caches, though not always beyond
+/// the last one. The bound is stated for cached memory.
 fn first_packets(probe: &Probe, family: &Family, figures: &mut Figures) {
     let fed = Fed::new(world::config());
     let first = |number: u32| {
@@ -226,7 +228,7 @@ fn first_packets(probe: &Probe, family: &Family, figures: &mut Figures) {
     }
 }
 
-/// First packets with tokens of the scheme of LS, each with another nonce2 of one pair.
+/// Measures first packets with tokens of the LS scheme, each with another nonce2 of one pair.
 fn first_packets_of_a_pair(probe: &Probe, family: &Family, figures: &mut Figures) {
     let mut fed = Fed::new(world::config_with_shims());
     let pair = LsPair { expires: NOW + 3000, ..LsPair::new(1) };
@@ -242,7 +244,7 @@ fn first_packets_of_a_pair(probe: &Probe, family: &Family, figures: &mut Figures
     add(figures, "ls.validator_sha224_ns", cost, Bound::AtMost(250.0));
 }
 
-/// An empty decision takes no time by the clock of `bpf/bench.bpf.c`: this adds a packet's way to the program and back.
+/// Adds the overhead of running a program: by the clock of `bpf/bench.bpf.c`, an empty decision takes no time.
 fn with_way(decisions: &[f64], empty: &[f64]) -> Vec<f64> {
     let way = mean_of_middle(empty);
     decisions.iter().map(|decision| decision + way).collect()
@@ -270,7 +272,7 @@ impl Fed {
         }
     }
 
-    /// Samples of what a decision takes, and of an empty program.
+    /// Returns samples of the duration of a decision, and of an empty program.
     fn beside_empty(&self, probe: &Probe, any: &[u8], feed: Feed, repeat: u32) -> (Vec<f64>, Vec<f64>) {
         let kernel = &self.deciders.kernel;
         let feeds = kernel.table::<u32, Feed>("feeds").expect("feeds");
@@ -301,7 +303,7 @@ impl Fed {
 
 fn agent(probe: &Probe, figures: &mut Figures) {
     let agent = Agent::load(14, false, Attachment::Tcx, None).unwrap_or_else(|error| panic!("{error:#}"));
-    let protected = engine::protected::entries(&world::receivers()).expect("few spans");
+    let protected = engine::model::protected::entries(&world::receivers()).expect("few spans");
     let entries: Vec<_> =
         protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
     agent.protect(&entries).expect("maps take prefixes");

@@ -1,19 +1,17 @@
-//! The agent's programs: insertion at tc egress, and the notice of answers at tc ingress.
+//! The agent's programs: token insertion at tc egress, and recording of answers at tc ingress.
 
+use crate::attachments::{Attachments, Pins, Spot, remove_filter};
 use crate::handed;
 use crate::interface::Interface;
-use crate::link::{Link, Place};
-use crate::object::{self, Loaded, Opened, Pins};
+use crate::object::{self, Loaded, Opened};
 use crate::protected::Protected;
 use crate::run::{self, Ran};
 use crate::table::Table;
 use crate::tc::Attachment;
 use anyhow::{Context, Result};
-use libbpf_rs::{MapHandle, PerfBuffer, TC_EGRESS, TC_INGRESS, TcAttachPoint, TcHook, TcHookBuilder};
-use std::fs;
+use libbpf_rs::{MapHandle, PerfBuffer};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::os::fd::AsFd;
 use wire::map::{
     AgentConfig, AuthorityEnd, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Services, TakenKey,
     agent_counter,
@@ -37,14 +35,12 @@ const PINNED: [&str; 15] = [
     "key_flows",
     "keys_taken",
 ];
-/// Where the filter stands among those of others on a kernel without TCX.
-const CLSACT_PRIORITY: u32 = 0x5653;
-const CLSACT_HANDLE: u32 = 1;
+const SPOTS: [Spot; 2] = [Spot::Insertion, Spot::Notice];
 
 /// A packet that waits for its grant.
 #[derive(Clone, Debug)]
 pub struct Held {
-    /// Whose it is, where to, and how long it was.
+    /// Subject and destination of the packet, and its original length.
     pub header: HeldHeader,
     /// The frame; shorter than `header.length` if it did not fit.
     pub frame: Vec<u8>,
@@ -53,23 +49,20 @@ pub struct Held {
 /// The programs of one interface, and the maps that all interfaces share through their pins.
 pub struct Agent {
     object: Loaded,
-    pins: Option<Pins>,
-    attachment: Attachment,
-    links: Vec<(Interface, &'static str, Link)>,
-    filters: Vec<(Interface, TcHook)>,
-    /// Grants ready for use.
+    attachments: Attachments,
+    /// Grants that are ready for use.
     pub grants: Table<GrantSlot, GrantEntry>,
-    /// Whose sockets are whose.
+    /// Subjects by owner of the socket.
     pub owners: Table<Owner, u32>,
-    /// What is protected.
+    /// Protected prefixes.
     pub protected: Protected,
     /// UDP flows.
     pub conversations: Table<FlowKey, Conversation>,
-    /// How many nonces of pairs were used, by the pairs' handles.
+    /// Number of used nonces per pair, by the pair's handle.
     pub ls_nonces: Table<u64, u32>,
     /// Authorities that transfer keys in band.
     pub key_authorities: Table<AuthorityEnd, u32>,
-    /// Flows on which keys are taken, and when they were opened, seconds since boot.
+    /// Flows on which keys are accepted, with the time when they were opened, in seconds since boot.
     pub key_flows: Table<FlowKey, u32>,
     clock: Table<u32, u64>,
     nonces: Table<u32, u32>,
@@ -79,13 +72,14 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Loads the programs for links with this header; `cgroups` if some owner is a cgroup. With `pins`, the maps are
-    /// shared with every other load and taken over from an earlier process.
+    /// Loads the programs for links with this header; `cgroups` says whether some owner is a cgroup. With `pins`, the
+    /// maps are shared with every other load, and taken over from an earlier process.
     pub fn load(link_header: u32, cgroups: bool, attachment: Attachment, pins: Option<Pins>) -> Result<Self> {
         Self::load_hearing(link_header, cgroups, false, attachment, pins)
     }
 
-    /// The same with programs that `hear`: they hand over copies of name servers' answers, too, as held packets of subject 0.
+    /// Loads the programs like [`Self::load`]; if they `hear`, they also pass copies of name servers' answers to user
+    /// space, as held packets of subject 0.
     pub fn load_hearing(
         link_header: u32,
         cgroups: bool,
@@ -119,103 +113,51 @@ impl Agent {
             counters: object.table("counters")?,
             held: object.map("held")?,
             object,
-            pins,
-            attachment,
-            links: Vec::new(),
-            filters: Vec::new(),
+            attachments: Attachments::by(attachment, pins),
         })
     }
 
-    /// Attaches to `interface`; takes over what an earlier process attached.
+    /// Attaches to `interface`, or takes over an earlier process's attachment.
     pub fn attach(&mut self, interface: &Interface) -> Result<()> {
-        match self.attachment {
-            Attachment::Tcx => {
-                self.attach_tcx(interface, "insert", Place::TcxEgress, "egress")?;
-                self.attach_tcx(interface, "notice", Place::TcxIngress, "ingress")
-            }
-            Attachment::Clsact => self.attach_clsact(interface),
-        }
-    }
-
-    fn attach_tcx(&mut self, interface: &Interface, program: &str, place: Place, side: &'static str) -> Result<()> {
-        let program = self.object.program(program)?;
-        let pinned = self.pins.as_ref().map(|pins| pin_of(pins, interface, side));
-        let link = match pinned.as_ref().and_then(|path| Link::open(path, interface.index)) {
-            Some(link) => {
-                link.update(program.as_fd())?;
-                link
-            }
-            None => {
-                let link = Link::attach(program.as_fd(), interface.index, place, 0)
-                    .with_context(|| format!("cannot attach to {}", interface.name))?;
-                if let Some(path) = &pinned {
-                    // A pin of a link whose interface is gone.
-                    let _ = fs::remove_file(path);
-                    link.pin(path)?;
-                }
-                link
-            }
-        };
-        self.links.push((interface.clone(), side, link));
-        Ok(())
-    }
-
-    fn attach_clsact(&mut self, interface: &Interface) -> Result<()> {
-        for (program, side) in [("insert", TC_EGRESS), ("notice", TC_INGRESS)] {
-            let program = self.object.program(program)?;
-            let mut hook = filter(program.as_fd(), interface, side);
-            // The qdisc may be there already, ours or somebody else's.
-            let _ = hook.create();
-            let hook = hook.attach().with_context(|| format!("cannot attach to {}", interface.name))?;
-            self.filters.push((interface.clone(), hook));
+        for spot in SPOTS {
+            let program = self.object.program(spot.program())?;
+            self.attachments.attach(program.as_fd(), interface, spot)?;
+            self.attachments.pin()?;
         }
         Ok(())
     }
 
     /// Detaches from every interface.
     pub fn detach(&mut self) {
-        self.detach_from(|_| true);
+        self.attachments.detach();
     }
 
-    /// Forgets an interface that is gone, or has another name now.
+    /// Detaches from an interface that is gone or was renamed.
     pub fn forget(&mut self, interface: &Interface) {
-        self.detach_from(|known| known == interface);
+        SPOTS.iter().for_each(|spot| self.attachments.forget(&interface.name, *spot));
     }
 
-    /// What is gone fails to be detached, which is what was wanted.
-    fn detach_from(&mut self, chosen: impl Fn(&Interface) -> bool) {
-        for (interface, side, link) in self.links.extract_if(.., |(interface, ..)| chosen(interface)) {
-            link.detach();
-            if let Some(pins) = &self.pins {
-                let _ = fs::remove_file(pin_of(pins, &interface, side));
-            }
-        }
-        for (_, mut filter) in self.filters.extract_if(.., |(interface, _)| chosen(interface)) {
-            let _ = filter.detach();
-        }
-    }
-
-    /// Makes these prefixes (address, length, services) the protected ones, and no others.
+    /// Makes exactly these prefixes (address, length, services) the protected ones.
     pub fn protect(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
         self.protected.replace(entries)
     }
 
-    /// Tells the programs what to add to their clock for Unix time, in nanoseconds (see [`crate::clock`]).
+    /// Sets the offset from the programs' clock to Unix time, in nanoseconds (see [`crate::clock`]).
     pub fn set_clock(&self, offset: u64) -> Result<()> {
         self.clock.set(&0, &offset)
     }
 
-    /// What the programs add to their clock; 0 if nobody has told them.
+    /// Returns the offset that the programs add to their clock; 0 if none was set.
     pub fn clock(&self) -> Result<u64> {
         Ok(self.clock.get(&0)?.unwrap_or_default())
     }
 
-    /// Where the nonces go on. Random at first load, so that a restart within a second repeats none.
+    /// Sets the next nonce. Random at first load, so that a restart within the same second repeats no nonce.
     pub fn set_nonce(&self, nonce: u32) -> Result<()> {
         self.nonces.set(&0, &nonce)
     }
 
-    /// The next nonce.
+    /// Returns the next nonce.
     pub fn nonce(&self) -> Result<u32> {
         Ok(self.nonces.get(&0)?.unwrap_or_default())
     }
@@ -225,43 +167,43 @@ impl Agent {
         self.injector.set(&0, &cookie)
     }
 
-    /// Packets counted so far under one of [`agent_counter`].
+    /// Returns the number of packets counted so far under one of [`agent_counter`].
     pub fn count(&self, index: u32) -> Result<u64> {
         self.counters.sum_at(index)
     }
 
-    /// Every counter, by its index.
+    /// Returns all counters, by index.
     pub fn counts(&self) -> Result<Vec<u64>> {
         (0..agent_counter::COUNT).map(|index| self.count(index)).collect()
     }
 
-    /// Where the packets come out that wait for a grant.
+    /// Returns the buffer of packets that wait for a grant.
     pub fn held(&self) -> Result<HeldPackets> {
         MapHandle::try_from(&self.held).map(HeldPackets).context("cannot share the buffer of held packets")
     }
 
-    /// The keys that came in band, by their pairs' handles.
+    /// Returns the keys that arrived in band, by their pairs' handles.
     pub fn keys_taken(&self) -> Result<Table<u64, TakenKey>> {
         self.object.table("keys_taken")
     }
 
-    /// What the egress program does with one frame.
+    /// Runs the egress program on one frame.
     pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
-        run::run(&self.object.runnable("insert")?, frame, repeat)
+        run::run(&self.object.runnable(Spot::Insertion.program())?, frame, repeat)
     }
 
-    /// What the ingress program does with one frame.
+    /// Runs the ingress program on one frame.
     pub fn run_answer(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
-        run::run(&self.object.runnable("notice")?, frame, repeat)
+        run::run(&self.object.runnable(Spot::Notice.program())?, frame, repeat)
     }
 }
 
-/// Where the packets of one load's programs come out that wait for a grant.
+/// The buffer of packets that wait for a grant, from one load's programs.
 pub struct HeldPackets(MapHandle);
 
 impl HeldPackets {
-    /// Calls `each` with every packet, and `lost` with the number of those that found no room, whenever the result is
-    /// polled. It covers the cores that are on: drop it and open another after that has changed.
+    /// Calls `each` with every packet, and `lost` with the number of packets that did not fit, whenever the result is
+    /// polled. The result covers the cores that are online: drop it and open another when that has changed.
     pub fn open(
         &self,
         mut each: impl FnMut(Held) + Send + 'static,
@@ -272,28 +214,14 @@ impl HeldPackets {
     }
 }
 
-/// Where the link of an interface's side is pinned.
-fn pin_of(pins: &Pins, interface: &Interface, side: &str) -> PathBuf {
-    pins.link(&format!("{}-{side}", interface.name))
+/// Returns the name of the interface that a pinned link is on.
+pub fn interface_of(link: &str) -> &str {
+    link.rsplit_once('-').map_or(link, |(interface, _)| interface)
 }
 
-fn filter(program: BorrowedFd<'_>, interface: &Interface, side: TcAttachPoint) -> TcHook {
-    let mut builder = TcHookBuilder::new(program);
-    builder.ifindex(interface.index as i32).replace(true).handle(CLSACT_HANDLE).priority(CLSACT_PRIORITY);
-    builder.hook(side)
-}
-
-/// Removes the clsact filters from an interface, whichever process attached them: there is nothing of them to pin, and
-/// they outlive processes by themselves.
+/// Removes the clsact filters from an interface, whichever process attached them: filters can't be pinned, and outlive
+/// processes by themselves.
 pub fn remove_filters(interface: &Interface) -> Result<()> {
     object::log_through_tracing();
-    // Neither question nor removal looks at the program.
-    let nothing = std::io::stdin();
-    for side in [TC_EGRESS, TC_INGRESS] {
-        let mut filter = filter(nothing.as_fd(), interface, side);
-        if filter.query().is_ok() {
-            filter.detach().with_context(|| format!("cannot detach from {}", interface.name))?;
-        }
-    }
-    Ok(())
+    SPOTS.iter().try_for_each(|spot| remove_filter(interface, *spot))
 }

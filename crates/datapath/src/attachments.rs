@@ -1,78 +1,190 @@
-//! The attachments of several programs of one object, pinned so that they outlive the process.
+//! Attaches programs to interfaces: decides between XDP and tc, driver and generic mode, links and filters; takes over
+//! what an earlier process left pinned, pins, and detaches.
 
-use crate::hook::{Attached, Spot};
+mod attached;
+pub(crate) mod link;
+mod pins;
+mod spot;
+
+use crate::hook::{Choice, Hook, Mode, favours_tc};
 use crate::interface::Interface;
-use crate::object::{Loaded, Pins};
-use anyhow::Result;
+use crate::tc::{Attachment, supported_attachment};
+use anyhow::{Context, Result};
+use attached::{Attached, Filter};
+use libbpf_rs::Program;
 use std::collections::HashMap;
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
-/// Attachments by what they are pinned as.
+pub use pins::{Pins, bpf_file_system_is_mounted};
+pub use spot::Spot;
+
+/// The attachments of one process, by the name of their pin. Without a directory for pins, links end with the process.
 pub(crate) struct Attachments {
     pins: Option<Pins>,
+    tc: Attachment,
     attached: HashMap<String, Attached>,
 }
 
 impl Attachments {
-    /// None yet.
+    /// Creates an empty set of attachments.
     pub(crate) fn new(pins: Option<Pins>) -> Self {
-        Self { pins, attached: HashMap::new() }
+        Self::by(supported_attachment(), pins)
     }
 
-    /// Attaches one of the programs; takes over what an earlier process attached and pinned.
-    pub(crate) fn attach(&mut self, object: &Loaded, interface: &Interface, spot: Spot) -> Result<()> {
-        let (program, pin) = (object.program(spot.program())?, spot.pin(&interface.name));
-        let old = self.pins.as_ref().and_then(|pins| Attached::open_on(&pins.link(&pin), &pin, interface));
-        let attached = match old {
-            Some(mut old) => {
-                old.update(program.as_fd())?;
+    /// Creates an empty set of attachments that uses this mechanism at tc.
+    pub(crate) fn by(tc: Attachment, pins: Option<Pins>) -> Self {
+        Self { pins, tc, attached: HashMap::new() }
+    }
+
+    /// Attaches a program, or has it replace the one of an earlier process's pinned attachment. An attachment at
+    /// another hook is removed once the new one is attached and pinned: in between, a packet passes both, and a SYN,
+    /// whose token the first program removes, is dropped by the second and sent again.
+    pub(crate) fn attach(&mut self, program: BorrowedFd<'_>, interface: &Interface, spot: Spot) -> Result<Mode> {
+        let attached = match self.pinned(interface, spot) {
+            Some(mut old) if old.is_at(spot.hook()) => {
+                old.update(program)?;
                 old
             }
-            None => {
-                if let Some(pins) = &self.pins {
-                    // A pin of a link whose interface is gone.
-                    let _ = fs::remove_file(pins.link(&pin));
-                }
-                Attached::new(program.as_fd(), interface, spot)?
-            }
+            old => self.replace(old, Attached::new(program, interface, spot, self.tc)?, interface, spot)?,
         };
+        self.keep(attached, interface, spot)
+    }
+
+    /// Attaches admission at the hook that `choice` gives this interface. Returns the reason for the hook as well.
+    pub(crate) fn admit<'a>(
+        &mut self,
+        choice: Choice,
+        program: impl Fn(Hook) -> Result<Program<'a>>,
+        interface: &Interface,
+    ) -> Result<(Mode, String)> {
+        let (hook, why) = match choice {
+            Choice::Only(hook) => (hook, "chosen in the settings".to_owned()),
+            Choice::Auto => match favours_tc(interface) {
+                Some(why) => (Hook::Tc, why),
+                None => match self.attach_natively(program(Hook::Xdp)?.as_fd(), interface)? {
+                    Ok(mode) => return Ok((mode, "its driver runs XDP".to_owned())),
+                    Err(why) => (Hook::Tc, why),
+                },
+            },
+        };
+        Ok((self.attach(program(hook)?.as_fd(), interface, Spot::Admission(hook))?, why))
+    }
+
+    /// Attaches admission at XDP in the driver; returns the reason if the driver does not run it.
+    fn attach_natively(&mut self, program: BorrowedFd<'_>, interface: &Interface) -> Result<Result<Mode, String>> {
+        let spot = Spot::Admission(Hook::Xdp);
+        let is_native = |old: &Attached| old.mode(interface).is_ok_and(|mode| mode == Mode::Native);
+        let attached = match self.pinned(interface, spot).filter(is_native) {
+            Some(mut old) => {
+                old.update(program)?;
+                old
+            }
+            None => match Attached::natively(program, interface) {
+                Ok(native) => self.replace(self.pinned(interface, spot), native, interface, spot)?,
+                Err(error) => return Ok(Err(format!("its driver does not run XDP: {}", error.root_cause()))),
+            },
+        };
+        self.keep(attached, interface, spot).map(Ok)
+    }
+
+    /// Opens the attachment that an earlier process pinned, if it is still on this interface.
+    fn pinned(&self, interface: &Interface, spot: Spot) -> Option<Attached> {
+        let (pins, pin) = (self.pins.as_ref()?, spot.pin(&interface.name));
+        Attached::open_on(&pins.link(&pin), &pin, interface)
+    }
+
+    /// Pins an attachment in place of an old one, which is detached.
+    fn replace(&self, old: Option<Attached>, new: Attached, interface: &Interface, spot: Spot) -> Result<Attached> {
+        let Some(pins) = &self.pins else { return Ok(new) };
+        let pin = spot.pin(&interface.name);
+        match (old, new.to_pin()) {
+            (Some(old), Some(to_pin)) => {
+                pins.put_link(&pin, to_pin)?;
+                old.detach();
+            }
+            // Pin left by a link whose interface is gone.
+            _ => drop(fs::remove_file(pins.link(&pin))),
+        }
+        Ok(new)
+    }
+
+    fn keep(&mut self, attached: Attached, interface: &Interface, spot: Spot) -> Result<Mode> {
+        let pin = spot.pin(&interface.name);
+        if let Some(pins) = &self.pins {
+            pins.remove_unfinished(&pin);
+        }
+        let mode = attached.mode(interface)?;
         self.attached.insert(pin, attached);
+        Ok(mode)
+    }
+
+    /// Pins the attachments, so that they outlive this process.
+    pub(crate) fn pin(&self) -> Result<()> {
+        let Some(pins) = &self.pins else { return Ok(()) };
+        for (name, attached) in &self.attached {
+            if let Some(to_pin) = attached.to_pin()
+                && !pins.link(name).exists()
+            {
+                pins.put_link(name, to_pin)?;
+            }
+        }
         Ok(())
     }
 
-    /// Makes the attachments outlive this process, and lets go of pinned ones that are no longer wanted.
-    pub(crate) fn last(&self) -> Result<()> {
+    /// Removes the pinned attachments that this process does not have.
+    pub(crate) fn remove_others(&self) -> Result<()> {
         let Some(pins) = &self.pins else { return Ok(()) };
-        for (name, attached) in &self.attached {
-            if !pins.link(name).exists() {
-                pins.put_link(name, attached.to_pin())?;
-            }
-        }
         pins.links()
             .iter()
             .filter(|name| !self.attached.contains_key(*name))
             .try_for_each(|name| pins.remove_link(name))
     }
 
-    /// Lets go of one interface, which may be gone.
-    pub(crate) fn forget(&mut self, interface: &Interface, spot: Spot) {
-        let pin = spot.pin(&interface.name);
-        if let Some(attached) = self.attached.remove(&pin) {
-            attached.detach();
+    /// Reports whether there are attachments, and all of them are at tc.
+    pub(crate) fn are_at_tc(&self) -> bool {
+        !self.attached.is_empty() && self.attached.values().all(|attached| attached.is_at(Hook::Tc))
+    }
+
+    /// Takes over the attachments of `old`, pinned or not, with the program for each one's hook; no packet passes
+    /// unchecked in between. Attachments whose interface is gone are dropped.
+    pub(crate) fn succeed<'a>(&mut self, old: &mut Self, program: impl Fn(Hook) -> Result<Program<'a>>) -> Result<()> {
+        let mut gone = Vec::new();
+        for (pin, attached) in &mut old.attached {
+            let program = program(if attached.is_at(Hook::Xdp) { Hook::Xdp } else { Hook::Tc })?;
+            match attached.update(program.as_fd()) {
+                Err(_) if attached.is_gone() => gone.push(pin.clone()),
+                done => done.with_context(|| format!("cannot take over interface {pin}"))?,
+            }
         }
-        if let Some(pins) = &self.pins {
-            let _ = fs::remove_file(pins.link(&pin));
+        gone.iter().for_each(|pin| old.remove(pin));
+        self.attached.extend(old.attached.drain());
+        Ok(())
+    }
+
+    /// Detaches from one interface, which may be gone, and removes the pin.
+    pub(crate) fn forget(&mut self, interface: &str, spot: Spot) {
+        self.remove(&spot.pin(interface));
+    }
+
+    /// Detaches from every interface, and removes the pins.
+    pub(crate) fn detach(&mut self) {
+        for pin in self.attached.keys().cloned().collect::<Vec<_>>() {
+            self.remove(&pin);
         }
     }
 
-    /// Lets go of every interface.
-    pub(crate) fn detach(&mut self) {
-        for (pin, attached) in self.attached.drain() {
+    fn remove(&mut self, pin: &str) {
+        if let Some(attached) = self.attached.remove(pin) {
             attached.detach();
-            if let Some(pins) = &self.pins {
-                let _ = fs::remove_file(pins.link(&pin));
-            }
+        }
+        if let Some(pins) = &self.pins {
+            let _ = fs::remove_file(pins.link(pin));
         }
     }
+}
+
+/// Removes the filter at one spot of an interface, whichever process attached it.
+pub(crate) fn remove_filter(interface: &Interface, spot: Spot) -> Result<()> {
+    Filter::remove(interface, spot)
 }

@@ -1,22 +1,22 @@
-//! Reads a kernel's hash map whole, thousands of entries to a system call. The kernel's place in such a walk is a bucket, so
-//! changes meanwhile neither start it over nor make it meet an entry twice.
+//! Batched reads of a kernel's hash map, thousands of entries per system call. The kernel's position in such a walk is
+//! a bucket, so concurrent changes neither restart it nor make it return an entry twice.
 
 use libbpf_rs::{MapCore, MapHandle, MapType};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 use zerocopy::FromBytes;
 
-/// Entries to ask for at a time, at most, and their bytes.
+/// Limits on one batch: entries, and their bytes.
 const AT_A_TIME: u32 = 4096;
 const BYTES_AT_A_TIME: u32 = 1 << 20;
 
-/// Every key with its value. `None` for a map of another type, and where the kernel refuses.
+/// Returns every key with its value, or `None` if the map has another type or the kernel refuses.
 pub(crate) fn entries<K: FromBytes, V: FromBytes>(map: &MapHandle) -> Option<Vec<(K, V)>> {
     let fit = BYTES_AT_A_TIME / (map.key_size() + map.value_size()).max(1);
     read(map, AT_A_TIME.min(fit).min(map.max_entries()).max(1))
 }
 
-/// As [`entries`]; asks for `room` entries at a time.
+/// Reads a map like [`entries`], `room` entries at a time.
 fn read<K: FromBytes, V: FromBytes>(map: &MapHandle, mut room: u32) -> Option<Vec<(K, V)>> {
     if !matches!(map.map_type(), MapType::Hash | MapType::LruHash) {
         return None;
@@ -32,7 +32,8 @@ fn read<K: FromBytes, V: FromBytes>(map: &MapHandle, mut room: u32) -> Option<Ve
         }
         let (mut next, mut count) = (0u32, room);
         let from = place.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-        // SAFETY: there is room for `count` keys and values of the map's sizes, and the place in a hash map is a u32.
+        // SAFETY: the buffers have room for `count` keys and values of the map's sizes, and a position in a hash map is
+        // a u32.
         let result = unsafe {
             libbpf_sys::bpf_map_lookup_batch(
                 map.as_fd().as_raw_fd(),
@@ -47,7 +48,7 @@ fn read<K: FromBytes, V: FromBytes>(map: &MapHandle, mut room: u32) -> Option<Ve
         let over = match -result {
             0 => false,
             libc::ENOENT => true,
-            // The next bucket, which the kernel gives whole or not at all, has more entries.
+            // The next bucket, which the kernel returns whole or not at all, has more entries than fit.
             libc::ENOSPC if room <= map.max_entries() => {
                 room = room.checked_mul(2)?;
                 continue;
@@ -94,7 +95,7 @@ mod tests {
             let map = map(kind, 10_000);
             assert_eq!(read::<u32, u64>(&map, 16), Some(Vec::new()));
             let expected = fill(&map, 5000);
-            // With room for one, buckets of several entries make it ask for more.
+            // With room for one entry, buckets of several make `read` ask for more.
             for room in [1, 7, AT_A_TIME, 10_000] {
                 let entries = read::<u32, u64>(&map, room).unwrap();
                 assert_eq!(entries.len(), expected.len(), "{kind:?} {room}");

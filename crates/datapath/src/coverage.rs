@@ -1,33 +1,36 @@
-//! Which interfaces to attach a verifier to, and which ways into the host that leaves open. A frame must be judged once: the
-//! first judgement takes the token out, and a second one would drop the packet for want of it.
+//! Choice of the interfaces that a verifier attaches to, and the ways into the host that the choice leaves open. A
+//! frame must be verified exactly once: the first verification removes the token, and a second one would drop the
+//! packet for lack of it.
 
 use crate::interface::Layer;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Interfaces that give frames of others on as they are. Tunnels are none: what they unwrap is another packet.
+/// Interfaces that pass on another interface's frames unchanged. Tunnels don't belong here: they unwrap a different
+/// packet.
 const OVER_LINK: [&str; 5] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap"];
 /// Interfaces that take frames from their members.
 const OVER_MEMBERS: [&str; 3] = ["bridge", "bond", "team"];
 const OPEN_VSWITCH: &str = "openvswitch";
 
-/// For each of `candidates` (indexes) whose frames come through another one of them: that one's index.
+/// Returns, for each of `candidates` (indexes) whose frames come through another candidate, the index of that other
+/// one.
 pub fn covered(layers: &[Layer], candidates: &BTreeSet<u32>) -> BTreeMap<u32, u32> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let first = |index: &u32| first_judge(&by_index, candidates, *index, &mut BTreeSet::from([*index]));
     candidates.iter().filter_map(|index| Some((*index, first(index)?))).collect()
 }
 
-/// A way into this host on which nobody judges.
+/// A way into this host without a verifier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenWay {
-    /// The interface that packets come in at.
+    /// The interface that packets enter through.
     pub name: String,
-    /// Where they get to, and what closes it.
+    /// Their reach, and how to close the way.
     pub why: String,
 }
 
-/// The ways in that an operator may think closed, where these interfaces (indexes) judge: ports of a bridge whose other ports
-/// are judged, and interfaces that their siblings on the same lower interface reach directly.
+/// Returns the ways in that an operator may think closed while these interfaces (indexes) have a verifier: ports of a
+/// bridge whose other ports have one, and interfaces that their siblings on the same lower interface reach directly.
 pub fn open_ways(layers: &[Layer], judges: &BTreeSet<u32>) -> Vec<OpenWay> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let is_judged = |index: u32| {
@@ -37,8 +40,8 @@ pub fn open_ways(layers: &[Layer], judges: &BTreeSet<u32>) -> Vec<OpenWay> {
         let name = layer.name.clone();
         let through = |index: &u32| by_index.get(index).map(|layer| layer.name.as_str());
         if let Some(lower) = layer.link.as_ref().filter(|_| layer.meets_siblings).and_then(through) {
-            // The kernel shows unicast of macvlan siblings to the interface below, at tc and not to native XDP; the rest, and
-            // all of ipvlan's, to nobody below.
+            // The kernel shows unicast between macvlan siblings to the interface below, at tc and not to native XDP;
+            // all other frames between siblings, and all of ipvlan's, bypass the interface below.
             let why = format!(
                 "unprotected: what other interfaces on {lower} send does not all come through {lower}; name {name} as \
                  `interface` instead of {lower}, or give it the mode private"
@@ -54,7 +57,7 @@ pub fn open_ways(layers: &[Layer], judges: &BTreeSet<u32>) -> Vec<OpenWay> {
     layers.iter().filter(|layer| layer.up && !judges.contains(&layer.index)).filter_map(open).collect()
 }
 
-/// The candidate below `index` that is next to the wire.
+/// Returns the candidate below `index` that is closest to the wire.
 fn first_judge(
     layers: &BTreeMap<u32, &Layer>,
     candidates: &BTreeSet<u32>,
@@ -72,14 +75,14 @@ fn first_judge(
     None
 }
 
-/// The interfaces whose frames this one passes on.
+/// Returns the interfaces whose frames this one passes on.
 fn below(layers: &BTreeMap<u32, &Layer>, index: u32) -> Vec<u32> {
     let Some(layer) = layers.get(&index) else { return Vec::new() };
     let members = |master: u32| layers.values().filter(move |member| member.master == Some(master)).map(|m| m.index);
     match layer.kind.as_str() {
         kind if OVER_LINK.contains(&kind) => layer.link.into_iter().collect(),
         kind if OVER_MEMBERS.contains(&kind) => members(index).collect(),
-        // The switch's own ports name none: whatever comes through the switch may leave at them.
+        // The switch's own ports name no lower interface: any frame that enters the switch may leave at them.
         OPEN_VSWITCH => {
             let switches = layers.values().filter(|layer| layer.kind == OPEN_VSWITCH);
             switches.flat_map(|switch| members(switch.index)).collect()

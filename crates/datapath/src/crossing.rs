@@ -1,13 +1,14 @@
-//! Frames that cross from one interface to another by way of a process that judges them (AF_XDP).
+//! Frames that cross from one interface to another through a process that judges them (AF_XDP).
 //!
-//! Every frame that comes in at either interface is shown to the judge, in batches, where it lies; those that pass go out at the
-//! other one. Memory is given once. It decides nothing, and the host's own stack sees none of these frames.
+//! The judge sees every frame that arrives at either interface, in batches and in place; frames that pass leave at the
+//! other interface. Memory is allocated once. The crossing itself decides nothing, and the host's own stack sees none
+//! of these frames.
 
 mod ring;
 mod socket;
 
+use crate::attachments::link::Link;
 use crate::interface::Interface;
-use crate::link::{Link, Place};
 use crate::object::{self, Loaded, Opened};
 use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
@@ -17,33 +18,33 @@ use std::time::Duration;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/crossing.bpf.o"));
 
-/// The most frames that are judged together: a bit for each says which pass.
+/// Largest number of frames that are judged together: one bit per frame says whether it passes.
 pub const BATCH: usize = 32;
-/// The longest frame that can cross.
+/// Length of the longest frame that can cross.
 pub const FRAME_MAX: usize = socket::FRAME_MAX;
-/// Bytes of an Ethernet header.
+/// Length of an Ethernet header.
 const ETHERNET: usize = 14;
-/// Frames that may wait in each direction: 2 KiB each, and as much again while they go out.
+/// Number of frames that may wait in each direction: 2 KiB each, and as much again for frames on their way out.
 const WAITING: u32 = 1024;
 
-/// What became of frames. Each that came in is in one of the others, or is under way.
+/// Counters of frames. Each received frame is counted in one other field as well, or is still under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// They were shown to the judge.
+    /// Frames shown to the judge.
     pub received: u64,
-    /// They went out at the other interface, or will.
+    /// Frames that left, or will leave, at the other interface.
     pub passed: u64,
-    /// The judge refused them.
+    /// Frames that the judge refused.
     pub refused: u64,
-    /// They passed, but so many were still going out that there was no room.
+    /// Frames that passed but were dropped, because too many were still on their way out.
     pub no_room: u64,
-    /// The kernel found no room to hand them over, or they were too long.
+    /// Frames that the kernel had no room to pass on, or that were too long.
     pub missed: u64,
-    /// They came to a queue that nobody serves.
+    /// Frames that arrived at a queue without a socket.
     pub unserved: u64,
 }
 
-/// Two interfaces, and what crosses between them.
+/// A crossing between two interfaces.
 pub struct Crossing {
     sides: [Side; 2],
     frames: Frames,
@@ -51,17 +52,17 @@ pub struct Crossing {
 }
 
 struct Side {
-    // Before the socket: no frame comes in while it closes.
+    // Dropped before the socket: no frame arrives while the socket closes.
     _link: Link,
     object: Loaded,
     socket: Socket,
 }
 
 impl Crossing {
-    /// Takes both interfaces. From here on until this is dropped, what comes in there waits for [`Crossing::turn`].
+    /// Takes over both interfaces. Until the result is dropped, frames that arrive there wait for [`Crossing::turn`].
     ///
     /// # Errors
-    /// If one has another XDP program, several queues, or frames that are too long.
+    /// If an interface has another XDP program, several queues, or frames that are too long.
     pub fn open(one: &Interface, other: &Interface) -> Result<Self> {
         object::log_through_tracing();
         let mut frames = Frames::new(4 * WAITING as usize)?;
@@ -70,8 +71,8 @@ impl Crossing {
         Ok(Self { sides: [first, second], frames, counts: Counts::default() })
     }
 
-    /// Shows the judge up to [`BATCH`] frames that came in at each interface, and sends on those whose bit it sets, the first
-    /// the lowest. The result is how many frames there were.
+    /// Shows the judge up to [`BATCH`] frames that arrived at each interface, and forwards those whose bit it sets; the
+    /// first frame has the lowest bit. Returns the number of frames.
     pub fn turn(&mut self, mut judge: impl FnMut(&mut [&mut [u8]]) -> u32) -> Result<usize> {
         let [one, other] = &mut self.sides;
         let (counts, frames) = (&mut self.counts, &mut self.frames);
@@ -80,7 +81,7 @@ impl Crossing {
         Ok(there + back)
     }
 
-    /// Waits until a frame comes in, or the time is over.
+    /// Waits until a frame arrives or the time is up.
     pub fn wait(&self, most: Duration) -> Result<()> {
         let mut sockets = self.sides.each_ref().map(|side| PollFd::new(side.socket.as_fd(), PollFlags::POLLIN));
         let most = PollTimeout::try_from(most).unwrap_or(PollTimeout::MAX);
@@ -90,7 +91,7 @@ impl Crossing {
         }
     }
 
-    /// What became of frames so far.
+    /// Returns the counters so far.
     pub fn counts(&self) -> Result<Counts> {
         let mut counts = self.counts;
         for side in &self.sides {
@@ -120,9 +121,8 @@ impl Side {
         let object = Opened::new("crossing", OBJECT)?.load("crossing")?;
         object.table::<u32, u32>("sockets")?.set(&0, &(socket.as_fd().as_raw_fd() as u32))?;
         let program = object.program("cross")?;
-        let attach = |flags| Link::attach(program.as_fd(), interface.index, Place::Xdp, flags);
-        let link = attach(0).or_else(|_| attach(libbpf_sys::XDP_FLAGS_SKB_MODE));
-        let link = link.with_context(|| format!("interface {name} takes no XDP program"))?;
+        let link = Link::attach_xdp(program.as_fd(), interface);
+        let (link, _) = link.with_context(|| format!("interface {name} takes no XDP program"))?;
         Ok(Self { _link: link, object, socket })
     }
 }

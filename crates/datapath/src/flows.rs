@@ -1,10 +1,10 @@
-//! Admitted flows: one table to its users, one map per family to the kernel.
+//! Admitted flows: one table for users, one map per family in the kernel.
 
 use crate::table::Table;
 use anyhow::Result;
 use wire::map::{Flow, FlowKey, FlowKey4};
 
-/// The admitted flows.
+/// The table of admitted flows.
 pub struct Flows {
     four: Table<FlowKey4, Flow>,
     six: Table<FlowKey, Flow>,
@@ -15,7 +15,7 @@ impl Flows {
         Self { four, six }
     }
 
-    /// The flow at `key`.
+    /// Returns the flow at `key`.
     pub fn get(&self, key: &FlowKey) -> Result<Option<Flow>> {
         match FlowKey4::of(key) {
             Some(short) => self.four.get(&short),
@@ -23,7 +23,7 @@ impl Flows {
         }
     }
 
-    /// Writes `flow` at `key` unless one is there; says whether it did.
+    /// Writes `flow` at `key` unless there is one; reports whether it did.
     pub fn insert(&self, key: &FlowKey, flow: &Flow) -> Result<bool> {
         match FlowKey4::of(key) {
             Some(short) => self.four.insert(&short, flow),
@@ -31,7 +31,7 @@ impl Flows {
         }
     }
 
-    /// Takes inside addresses away from all flows: those of another pool.
+    /// Removes the inside addresses, which belong to another pool, from all flows.
     pub(crate) fn forget_inside(&self) -> Result<()> {
         for (key, flow) in self.entries().into_iter().filter(|(_, flow)| flow.inside != 0) {
             let flow = Flow { inside: 0, inside_port: [0; 2], ..flow };
@@ -43,7 +43,8 @@ impl Flows {
         Ok(())
     }
 
-    /// Ends the flow at `key` and leaves its trace there: on a gateway the inside's answers must not open it anew.
+    /// Ends the flow at `key` and leaves its trace there: on a gateway the inside's answers must not open the flow
+    /// again.
     pub fn end(&self, key: &FlowKey, flow: Flow, now: u32) -> Result<()> {
         match FlowKey4::of(key) {
             Some(short) => self.four.set(&short, &flow.over(now)),
@@ -51,7 +52,7 @@ impl Flows {
         }
     }
 
-    /// Removes the flow at `key`; none there is fine.
+    /// Removes the flow at `key`, if there is one.
     pub fn remove(&self, key: &FlowKey) -> Result<()> {
         match FlowKey4::of(key) {
             Some(short) => self.four.remove(&short),
@@ -59,21 +60,21 @@ impl Flows {
         }
     }
 
-    /// Every flow's key. Changes meanwhile may be missed or seen.
+    /// Returns the keys of all flows. Concurrent changes may be missed or seen.
     pub fn keys(&self) -> Vec<FlowKey> {
         let mut keys: Vec<_> = self.four.keys().iter().map(FlowKey4::long).collect();
         keys.extend(self.six.keys());
         keys
     }
 
-    /// Every flow. Changes meanwhile may be missed or seen.
+    /// Returns all flows. Concurrent changes may be missed or seen.
     pub fn entries(&self) -> Vec<(FlowKey, Flow)> {
         let mut entries: Vec<_> = self.four.entries().iter().map(|(key, flow)| (key.long(), *flow)).collect();
         entries.extend(self.six.entries());
         entries
     }
 
-    /// How many flows of each family fit.
+    /// Returns the number of flows of each family that fit.
     pub fn capacity(&self) -> u32 {
         self.four.capacity()
     }

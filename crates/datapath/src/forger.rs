@@ -1,4 +1,4 @@
-//! Sends forged packets at the kernel's full rate, each different from all others: for the soak.
+//! Sends forged packets at the kernel's full rate, each different from all others: for the soak test.
 
 use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened};
@@ -7,22 +7,22 @@ use anyhow::{Context, Result, ensure};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forger.bpf.o"));
-/// As many fields as one kind of frame can have.
+/// Largest number of fields in one kind of frame.
 const FIELDS: usize = 24;
-/// The program reaches no further into a frame.
+/// Largest offset in a frame that the program can reach.
 const LAST_OFFSET: usize = 254;
 
 /// Two bytes of a frame that get random content.
 #[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 pub struct Field {
-    /// Where they are, from the beginning of the Ethernet header.
+    /// Offset from the start of the Ethernet header.
     pub at: u16,
-    /// Which bits become random, as they lie in the frame.
+    /// Bits that become random, in the frame's byte order.
     pub mask: [u8; 2],
-    /// The number of an earlier field whose content this one repeats, counted from 1; 0 for none.
+    /// Number, from 1, of an earlier field whose content this one repeats; 0 for none.
     pub twin: u16,
-    /// Where the checksums over the field are; 0 for none.
+    /// Offsets of the checksums that cover the field; 0 for none.
     pub checksums: [u16; 2],
 }
 
@@ -42,14 +42,15 @@ impl Forger {
     /// Loads the program.
     ///
     /// # Errors
-    /// If the kernel refuses it.
+    /// If the kernel rejects it.
     pub fn load() -> Result<Self> {
         object::log_through_tracing();
         Opened::new("forger", OBJECT)?.load("forger").map(Self)
     }
 
-    /// Sends `count` variants of `frame` by `interface`, which must be in the caller's network namespace, and returns how many
-    /// were handed to it. The other end of a virtual cable may have dropped some of them because its queue was full.
+    /// Sends `count` variants of `frame` through `interface`, which must be in the caller's network namespace, and
+    /// returns the number of frames passed to it. The other end of a veth pair may have dropped some of them because
+    /// its queue was full.
     ///
     /// # Errors
     /// If there are too many fields, one is outside the frame, or the kernel does not run the program.

@@ -1,19 +1,20 @@
-//! A gateway's programs: they note what the inside opens, in the tables of admission, and give inside addresses.
+//! A gateway's programs: they record the flows that the inside opens, in admission's tables, and assign inside
+//! addresses.
 
-use crate::attachments::Attachments;
-use crate::hook::Spot;
+use crate::attachments::{Attachments, Pins, Spot};
 use crate::interface::Interface;
 use crate::nat::{self, Addresses};
-use crate::object::{Loaded, Opened, Pins};
+use crate::object::{Loaded, Opened};
 use crate::run::{self, Ran};
 use crate::verifier::{Sizes, Verifier};
 use anyhow::{Context, Result};
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use wire::map::{ToldAddress, VerifierConfig};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gateway.bpf.o"));
-/// The tables that are admission's, too.
+/// Tables shared with admission.
 const SHARED: [&str; 12] = [
     "protected4",
     "protected6",
@@ -33,13 +34,14 @@ const SHARED: [&str; 12] = [
 pub struct Gateway {
     object: Loaded,
     attachments: Attachments,
-    /// Inside addresses.
+    /// The inside addresses.
     pub addresses: Arc<Addresses>,
 }
 
 impl Gateway {
-    /// Loads the programs beside `verifier`, which was loaded with the same settings, for a pool of inside addresses (none:
-    /// clients keep theirs), IPv4 first. With another pool than an earlier process had, what that left goes.
+    /// Loads the programs next to `verifier`, which was loaded with the same settings, for a pool of inside addresses,
+    /// IPv4 first. Without a pool, clients keep their addresses. If the pool differs from an earlier process's, that
+    /// process's state is discarded.
     pub fn load(
         verifier: &Verifier,
         config: &VerifierConfig,
@@ -65,29 +67,31 @@ impl Gateway {
         Ok(Self { object, attachments: Attachments::new(pins), addresses: Arc::new(addresses) })
     }
 
-    /// Forgets the ways back of flows that are gone at `now` (Unix seconds), and so frees inside addresses; gives how many.
+    /// Removes the ways back of flows that have ended by `now` (Unix seconds), which frees inside addresses; returns
+    /// their number.
     pub fn reclaim(&self, now: u32) -> Result<u32> {
         nat::reclaim(&self.object, now)
     }
 
-    /// Gives a flow that another gateway told of the inside address that it has there. The slot is filled in.
+    /// Assigns a flow that a peer gateway reported the inside address that it has there. The slot is filled in.
     pub fn bind_told(&self, told: ToldAddress) -> Result<ToldAddress> {
         nat::bind_told(&self.object, told)
     }
 
-    /// Attaches one of the programs; takes over what an earlier process attached and pinned.
+    /// Attaches one of the programs, or takes over an earlier process's pinned attachment.
     pub fn attach(&mut self, interface: &Interface, spot: Spot) -> Result<()> {
-        self.attachments.attach(&self.object, interface, spot)
+        self.attachments.attach(self.object.program(spot.program())?.as_fd(), interface, spot).map(drop)
     }
 
-    /// Makes the attachments outlive this process, and lets go of pinned ones that are no longer wanted.
+    /// Makes the attachments outlive this process, and removes pinned ones that are no longer wanted.
     pub fn last(&self) -> Result<()> {
-        self.attachments.last()
+        self.attachments.pin()?;
+        self.attachments.remove_others()
     }
 
-    /// Lets go of one interface, which may be gone.
+    /// Detaches from one interface, which may be gone.
     pub fn forget(&mut self, interface: &Interface, spot: Spot) {
-        self.attachments.forget(interface, spot);
+        self.attachments.forget(&interface.name, spot);
     }
 
     /// Detaches from every interface.
@@ -95,7 +99,7 @@ impl Gateway {
         self.attachments.detach();
     }
 
-    /// What one of the programs does with a frame.
+    /// Runs one of the programs on a frame.
     pub fn run(&self, spot: Spot, frame: &[u8]) -> Result<Ran> {
         run::run(&self.object.runnable(spot.program())?, frame, 1).context("a gateway's program")
     }

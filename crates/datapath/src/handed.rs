@@ -1,4 +1,4 @@
-//! Packets that kernel programs hand over, each behind a header, through a buffer per core.
+//! Packets that kernel programs pass to user space, each preceded by a header, through a buffer per core.
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, PerfBuffer, PerfBufferBuilder};
@@ -6,8 +6,8 @@ use zerocopy::FromBytes;
 
 const PAGES: usize = 64;
 
-/// Calls `each` with every header and packet, of which `length` tells how long it was, and `lost` with the number of those that
-/// found no room, whenever the result is polled. It covers the cores that are on.
+/// Calls `each` with every header and packet, whose original length `length` returns, and `lost` with the number of
+/// packets that did not fit, whenever the result is polled. The result covers the cores that are online.
 pub(crate) fn open<H: FromBytes>(
     map: &impl MapCore,
     length: impl Fn(&H) -> usize + 'static,

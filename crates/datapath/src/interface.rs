@@ -7,7 +7,7 @@ const ARPHRD_ETHER: u32 = 1;
 const ARPHRD_LOOPBACK: u32 = 772;
 /// linux/ethtool.h.
 const ETHTOOL_GDRVINFO: u32 = 3;
-/// Offloads by the names of `ethtool -k`: the command that asks, and the bits of its answer (linux/ethtool.h).
+/// Offloads by the names of `ethtool -k`: the command that queries them, and the bits of its answer (linux/ethtool.h).
 const OFFLOADS: [(&str, u32, u32); 6] = [
     ("tx-checksumming", 0x16, u32::MAX),
     ("tcp-segmentation-offload", 0x1e, u32::MAX),
@@ -23,16 +23,16 @@ pub const LARGE_RECEIVE_OFFLOAD: &str = "large-receive-offload";
 /// A network interface of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Its index.
+    /// Index of the interface.
     pub index: u32,
-    /// Bytes of link header: 14, or 0 on links without one (tun, wwan).
+    /// Length of the link header: 14, or 0 on links without one (tun, wwan).
     pub link_header: u32,
 }
 
 impl Interface {
-    /// The interface called `name`.
+    /// Looks up the interface called `name`.
     pub fn named(name: &str) -> Result<Self> {
         let index = nix::net::if_::if_nametoindex(name)
             .with_context(|| format!("there is no interface {name:?} (see `ip link`)"))?;
@@ -43,14 +43,14 @@ impl Interface {
         Ok(Self { name: name.to_owned(), index, link_header })
     }
 
-    /// Every interface but loopback.
+    /// Lists every interface but loopback.
     pub fn all() -> Result<Vec<Self>> {
         let list = nix::net::if_::if_nameindex().context("cannot list the interfaces")?;
         let names = list.iter().map(|entry| entry.name().to_string_lossy().into_owned());
         names.filter(|name| name != "lo").map(|name| Self::named(&name)).collect()
     }
 
-    /// The kernel driver behind it, where it tells.
+    /// Returns the name of the interface's kernel driver, if it has one.
     pub fn driver(&self) -> Option<String> {
         let mut info = DriverInfo { command: ETHTOOL_GDRVINFO, driver: [0; 32], rest: [0; 160] };
         ask(&self.name, libc::SIOCETHTOOL as _, |request| {
@@ -60,20 +60,20 @@ impl Interface {
         (!name.is_empty()).then(|| name.to_owned())
     }
 
-    /// The longest packet, bytes without the link header.
+    /// Returns the length of the longest packet, without the link header.
     pub fn mtu(&self) -> Option<u32> {
         let request = ask(&self.name, libc::SIOCGIFMTU as _, |_| {})?;
         // SAFETY: the kernel filled the union with an MTU.
         u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
     }
 
-    /// Whether it is a virtual cable whose other end is in another network namespace.
+    /// Reports whether it is a veth interface whose other end is in another network namespace.
     pub fn is_cable_elsewhere(&self) -> Result<bool> {
         let found = layers()?.into_iter().find(|layer| layer.index == self.index);
         Ok(found.is_some_and(|layer| layer.kind == "veth" && layer.link.is_none()))
     }
 
-    /// The offloads that matter to packets in which a program looks, and that are on; by the names of `ethtool -k`.
+    /// Returns the active offloads that affect packets as programs see them, by the names of `ethtool -k`.
     pub fn offloads(&self) -> Vec<&'static str> {
         let is_on = |&(_, command, bits): &(&str, u32, u32)| {
             let mut value = Value { command, data: 0 };
@@ -101,15 +101,15 @@ struct Value {
     data: u32,
 }
 
-/// The link's ARP hardware type. A network namespace entered without remounting sysfs sees the interfaces of another
-/// one there, so the kernel is asked by ioctl.
+/// Returns the link's ARP hardware type, by ioctl: in a network namespace entered without remounting sysfs, sysfs shows
+/// another namespace's interfaces.
 fn link_type(name: &str) -> Option<u32> {
     let request = ask(name, libc::SIOCGIFHWADDR as _, |_| {})?;
     // SAFETY: the kernel filled the union with a hardware address.
     Some(u32::from(unsafe { request.ifr_ifru.ifru_hwaddr.sa_family }))
 }
 
-/// Asks the kernel about the interface called `name`; whatever `fill` points to outlives the call.
+/// Queries the kernel about the interface called `name`; data that `fill` points to must outlive the call.
 fn ask(name: &str, what: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) -> Option<libc::ifreq> {
     use std::os::fd::AsRawFd;
     let socket = nix::sys::socket::socket(
@@ -125,38 +125,39 @@ fn ask(name: &str, what: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) -> Op
         *room = byte as _;
     }
     fill(&mut request);
-    // SAFETY: the request, and what it points to, live through the call and are what the command takes.
+    // SAFETY: the request, and the data it points to, live through the call and are of the command's type.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), what, std::ptr::from_mut(&mut request)) };
     (result == 0).then_some(request)
 }
 
-/// How an interface stands to others of this network namespace, as the kernel says by netlink.
+/// An interface's relation to others in this network namespace, as reported by netlink.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layer {
-    /// Its index.
+    /// Index of the interface.
     pub index: u32,
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// What kind of virtual interface it is, such as `bridge` or `vlan`; empty for others.
+    /// Kind of virtual interface, such as `bridge` or `vlan`; empty for others.
     pub kind: String,
-    /// The interface it is on, or its peer; none if that is in another network namespace.
+    /// The lower interface, or the peer; `None` if that is in another network namespace.
     pub link: Option<u32>,
-    /// The bridge, bond or other that it belongs to.
+    /// The bridge, bond or other master that the interface belongs to.
     pub master: Option<u32>,
-    /// Whether it is up.
+    /// Whether the interface is up.
     pub up: bool,
-    /// Whether others on the same interface reach it without coming through that one: macvlan and ipvlan.
+    /// Whether other interfaces on the same lower interface reach it directly, bypassing that one: macvlan and ipvlan.
     pub meets_siblings: bool,
 }
 
-/// Every interface of this network namespace.
+/// Lists every interface of this network namespace.
 pub fn layers() -> Result<Vec<Layer>> {
     // struct ifinfomsg of linux/rtnetlink.h.
     let messages = netlink::dump(libc::RTM_GETLINK, &[0; 16]).context("cannot ask how the interfaces stack")?;
     Ok(messages.iter().filter_map(|(_, body)| layer(body)).collect())
 }
 
-/// Whether the kernel gives an interface of this kind and these settings (linux/if_link.h) frames of its siblings.
+/// Reports whether the kernel delivers siblings' frames to an interface of this kind with these settings
+/// (linux/if_link.h).
 fn meets_siblings(kind: &str, settings: &[u8]) -> bool {
     const MACVLAN_MODE: u16 = 1;
     const MACVLAN_MODE_BRIDGE: [u8; 4] = 4u32.to_ne_bytes();
@@ -169,7 +170,7 @@ fn meets_siblings(kind: &str, settings: &[u8]) -> bool {
     };
     match kind {
         "macvlan" | "macvtap" => value(MACVLAN_MODE).is_some_and(|mode| mode == MACVLAN_MODE_BRIDGE),
-        // Private and vepa are the flags that there are.
+        // Private and vepa are the only flags.
         "ipvlan" | "ipvtap" => value(IPVLAN_FLAGS).is_none_or(|flags| flags.iter().all(|byte| *byte == 0)),
         _ => false,
     }

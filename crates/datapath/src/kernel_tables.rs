@@ -1,4 +1,4 @@
-//! The kernel's maps as the tables of a decision, to read only: what `verifier explain` looks up.
+//! The kernel's maps as the read-only tables of a decision: `verifier explain` looks entries up here.
 
 use crate::verifier::Verifier;
 use engine::verifier::{Once, PairTerms, Replay, Tables};
@@ -10,13 +10,13 @@ use wire::map::{
 use wire::token::TOKEN_LEN;
 use wire::{Epoch, Handle, Holder, VerifierKey};
 
-/// The maps of a verifier's programs. A map that cannot be read holds nothing.
+/// The maps of a verifier's programs. A map that cannot be read counts as empty.
 pub struct KernelTables<'a> {
     verifier: &'a Verifier,
     room: OnceCell<Room>,
 }
 
-/// Which tables have room for one more entry.
+/// Flags of the tables that have room for one more entry.
 struct Room {
     flows4: bool,
     flows6: bool,
@@ -25,12 +25,12 @@ struct Room {
 }
 
 impl<'a> KernelTables<'a> {
-    /// Reads the maps as they are from now on. How full they are is counted once, when it is first asked for.
+    /// Creates a view of the live maps. Their fill level is counted once, on first use.
     pub fn new(verifier: &'a Verifier) -> Self {
         Self { verifier, room: OnceCell::new() }
     }
 
-    /// Reads the maps without counting, where the caller knows that none is full: counting takes longer than deciding.
+    /// Creates a view without counting, for callers that know that no map is full: counting takes longer than deciding.
     pub fn with_room(verifier: &'a Verifier) -> Self {
         let room = Room { flows4: true, flows6: true, grants: true, accounts: true };
         Self { verifier, room: OnceCell::from(room) }
@@ -146,7 +146,7 @@ impl Tables for KernelTables<'_> {
     }
 }
 
-/// The key of a first fragment: its identification stands in the place of the ports, in the machine's order.
+/// Returns the key of a first fragment: its identification takes the place of the ports, in native byte order.
 fn fragment_key(mut key: FlowKey, id: u32) -> FlowKey {
     key.client_port = ((id >> 16) as u16).to_ne_bytes();
     key.server_port = (id as u16).to_ne_bytes();

@@ -1,7 +1,7 @@
 //! Loads and attaches the kernel programs of `bpf/`, and gives typed access to their maps.
 //!
-//! The only crate that speaks to BPF. It decides nothing: what to write into which map comes from the roles, and what the
-//! maps mean for a packet from `engine`, which reads them through [`kernel_tables`].
+//! The only crate that uses BPF. It decides nothing: the roles say what to write into which map, and `engine`, which
+//! reads the maps through [`kernel_tables`], knows what they mean for a packet.
 
 pub mod agent;
 mod attachments;
@@ -17,7 +17,6 @@ mod handed;
 pub mod hook;
 pub mod interface;
 pub mod kernel_tables;
-mod link;
 pub mod local;
 pub mod nat;
 pub mod netlink;
@@ -39,4 +38,4 @@ pub mod tc;
 pub mod transfer;
 pub mod verifier;
 
-pub use object::{Pins, bpf_file_system_is_mounted};
+pub use attachments::{Pins, Spot, bpf_file_system_is_mounted};

@@ -1,12 +1,12 @@
-//! At which addresses this host itself takes packets: those of its interfaces, their broadcast addresses, and what the local
-//! routing table says besides (`ip route add local …`, anycast).
+//! Addresses at which this host itself takes packets: those of its interfaces, their broadcast addresses, and further
+//! entries in the local routing table (`ip route add local …`, anycast).
 
 use crate::netlink::{attribute, dump};
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Addresses by the length of their prefix. Those for one host may be whole networks.
+/// Addresses with their prefix lengths. Whole networks may be local to one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Local {
     /// Addresses that only this host has.
@@ -20,10 +20,10 @@ const TABLE: u8 = 255;
 const IFA_BROADCAST: u16 = 4;
 
 impl Local {
-    /// The addresses of this network namespace.
+    /// Reads the addresses of this network namespace.
     ///
     /// # Errors
-    /// If the kernel does not say.
+    /// If the kernel does not list its addresses.
     pub fn now() -> Result<Self> {
         let mut local = Self::default();
         // struct ifaddrmsg, for every family.
@@ -53,7 +53,7 @@ impl Local {
                 _ => {}
             }
         }
-        // With a peer the address is the other end's.
+        // On a point-to-point link, IFA_ADDRESS is the peer's address.
         let own = own.or(peer)?;
         self.own.insert((own, if own.is_ipv4() { 32 } else { 128 }));
         Some(())

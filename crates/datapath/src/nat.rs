@@ -1,6 +1,7 @@
-//! A gateway's inside addresses: who is behind which grant, the pool, and what the programs tell of it.
+//! A gateway's inside addresses: persons by grant, the pool, and the programs' messages about it.
 
-use crate::object::{Loaded, Opened, Pins};
+use crate::attachments::Pins;
+use crate::object::{Loaded, Opened};
 use crate::ring;
 use crate::table::Table;
 use anyhow::{Context, Result};
@@ -13,16 +14,16 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// The tables that outlive the process.
 pub(crate) const PINNED: [&str; 7] = ["bearers", "pool", "leases", "ways_back", "members", "news", "names"];
-/// People who are told apart at most.
+/// Largest number of persons that are told apart.
 pub const PEOPLE_MAX: u32 = 65_536;
 
-/// What the programs are loaded with for this pool, IPv4 first.
+/// Returns the programs' settings for this pool, IPv4 first.
 pub(crate) fn config(pool: &[IpAddr]) -> NatConfig {
     let pool4 = pool.iter().filter(|address| address.is_ipv4()).count() as u32;
     NatConfig { pool4, pool6: pool.len() as u32 - pool4 }
 }
 
-/// Gives the tables their sizes; without a pool they hold nothing.
+/// Sizes the tables; without a pool they have one entry each.
 pub(crate) fn resize(opened: &mut Opened, pool: &[IpAddr], flows: u32, grants: u32) -> Result<()> {
     let (flows, grants, people) = if pool.is_empty() { (1, 1, 1) } else { (flows * 2, grants, PEOPLE_MAX) };
     let all = pool.len().max(1) as u32;
@@ -30,7 +31,7 @@ pub(crate) fn resize(opened: &mut Opened, pool: &[IpAddr], flows: u32, grants: u
     sizes.iter().chain(&[("names", people)]).try_for_each(|(name, entries)| opened.resize(name, *entries))
 }
 
-/// Whether the pool that an earlier process has left is this one.
+/// Reports whether the pool that an earlier process left is this one.
 pub(crate) fn is_pinned(pins: &Pins, pool: &[IpAddr]) -> bool {
     let Ok(map) = MapHandle::from_pinned_path(pins.map("pool")) else { return false };
     let Ok(slots) = Table::<u32, PoolSlot>::new(map) else { return false };
@@ -40,17 +41,17 @@ pub(crate) fn is_pinned(pins: &Pins, pool: &[IpAddr]) -> bool {
     slots.capacity() as usize == pool.len().max(1) && (0..).zip(pool).all(same)
 }
 
-/// The tables.
+/// The tables of inside addresses.
 pub struct Addresses {
-    /// Who is behind which grant, by handle.
+    /// Persons by grant handle.
     pub bearers: Table<u64, Bearer>,
     /// The addresses, by slot.
     pub slots: Table<u32, PoolSlot>,
-    /// Which slot a person had last.
+    /// The slot that a person had last.
     pub leases: Table<LeaseKey, u32>,
-    /// What clients are outside, by what they are inside.
+    /// Clients' outside addresses, by their inside addresses.
     pub ways_back: Table<FlowKey, WayBack>,
-    /// People's numbers.
+    /// Numbers of persons.
     pub names: Table<PersonName, u32>,
     members: Table<Member, u32>,
     news: MapHandle,
@@ -69,7 +70,7 @@ impl Addresses {
         })
     }
 
-    /// Fills a pool that is new; one that was there stays as it is.
+    /// Fills a new pool; an existing one stays as it is.
     pub(crate) fn fill(&self, pool: &[IpAddr]) -> Result<()> {
         for (slot, address) in (0..).zip(pool) {
             let bytes = address_bytes(*address);
@@ -82,13 +83,13 @@ impl Addresses {
         Ok(())
     }
 
-    /// Calls `each` with what the programs tell, whenever the result is polled.
+    /// Calls `each` with the programs' messages, whenever the result is polled.
     pub fn news(&self, each: impl FnMut(NatNews) + Send + 'static) -> Result<RingBuffer<'static>> {
         ring::open(&self.news, each)
     }
 }
 
-/// What the program `reclaim` is told, and tells.
+/// Input and output of the program `reclaim`.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
 #[repr(C)]
 struct Reclaim {
@@ -96,7 +97,7 @@ struct Reclaim {
     ways: u32,
 }
 
-/// Forgets the ways back of flows that are gone; gives how many.
+/// Removes the ways back of flows that have ended; returns their number.
 pub(crate) fn reclaim(object: &Loaded, now: u32) -> Result<u32> {
     let program = object.runnable("reclaim")?;
     let mut pass = Reclaim { now, ways: 0 };
@@ -106,7 +107,7 @@ pub(crate) fn reclaim(object: &Loaded, now: u32) -> Result<u32> {
     Ok(pass.ways)
 }
 
-/// Runs the program that gives the inside address of a flow that another gateway told of.
+/// Runs the program that assigns the inside address of a flow that a peer gateway reported.
 pub(crate) fn bind_told(object: &Loaded, mut told: ToldAddress) -> Result<ToldAddress> {
     let program = object.runnable("bind_told")?;
     let input = ProgramInput { context_in: Some(told.as_mut_bytes()), ..ProgramInput::default() };

@@ -1,4 +1,4 @@
-//! Questions to the kernel about its network, and its news, by route netlink (linux/netlink.h, linux/rtnetlink.h).
+//! Route netlink: queries about the kernel's network, and notifications (linux/netlink.h, linux/rtnetlink.h).
 
 use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
@@ -8,14 +8,15 @@ use nix::sys::socket::{
 use std::os::fd::{AsRawFd, OwnedFd};
 
 const HEADER: usize = 16;
-/// SOL_NETLINK and NETLINK_GET_STRICT_CHK: the kernel sends only what the question's fields say (Linux 4.20).
+/// SOL_NETLINK and NETLINK_GET_STRICT_CHK: the kernel filters its answer by the request's fields (Linux 4.20).
 const STRICT: (i32, i32) = (270, 12);
 
-/// Asks with a message of this type and body; gives the type and the body of each message of the answer.
+/// Sends a dump request of this type and body; returns the type and the body of each message of the answer.
 pub(crate) fn dump(kind: u16, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>> {
     let socket = open()?;
     let on = 1i32;
-    // SAFETY: the option's value is an int that lives through the call. Without it there are more messages than asked for.
+    // SAFETY: the option's value is an int that lives through the call. Without the option, the answer has more
+    // messages than requested.
     unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -51,18 +52,18 @@ fn open() -> Result<OwnedFd> {
     opened.context("cannot open a netlink socket")
 }
 
-/// Calls `each` whenever an address of this network namespace comes or goes, on a thread of its own that lasts as long as
-/// the process.
+/// Calls `each` whenever an address of this network namespace is added or removed, on a thread of its own that lasts as
+/// long as the process.
 ///
 /// # Errors
-/// If the kernel does not tell.
+/// If the kernel refuses the subscription.
 pub fn follow_addresses(mut each: impl FnMut() + Send + 'static) -> Result<()> {
     let socket = open()?;
     let groups = (libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups)).context("cannot hear of addresses")?;
     let follow = move || {
         let mut room = [0; 8192];
-        // News that found no room (ENOBUFS) are news, too.
+        // An overflow (ENOBUFS) means that addresses changed, too.
         while matches!(
             recv(socket.as_raw_fd(), &mut room, MsgFlags::empty()),
             Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR)
@@ -74,7 +75,7 @@ pub fn follow_addresses(mut each: impl FnMut() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
-/// Takes a message out of `rest`: its type and its body.
+/// Takes a message from the front of `rest`: its type and its body.
 fn message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
     let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
@@ -83,7 +84,7 @@ fn message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     Some((kind, body))
 }
 
-/// Takes an attribute out of `rest`: its type and its value.
+/// Takes an attribute from the front of `rest`: its type and its value.
 pub(crate) fn attribute<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let length = u16::from_ne_bytes(rest.get(..2)?.try_into().ok()?) as usize;
     let kind = u16::from_ne_bytes(rest.get(2..4)?.try_into().ok()?);

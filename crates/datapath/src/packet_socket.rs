@@ -1,21 +1,21 @@
-//! A socket that puts whole frames out at interfaces, and receives none.
+//! A socket that sends whole frames through interfaces, and receives none.
 
 use anyhow::{Context, Result};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// The socket.
+/// A send-only packet socket.
 pub struct PacketSocket(OwnedFd);
 
 impl PacketSocket {
-    /// Opens it.
+    /// Opens the socket.
     pub fn new() -> Result<Self> {
         // Protocol 0: it receives nothing.
         let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None);
         socket.map(Self).context("cannot open a packet socket (are you root?)")
     }
 
-    /// Sends a frame, link header and all, out of `interface`.
+    /// Sends a frame, including its link header, through `interface`.
     pub fn send(&self, interface: u32, ether_type: u16, frame: &[u8]) -> std::io::Result<()> {
         let to = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as u16,
@@ -23,11 +23,11 @@ impl PacketSocket {
             sll_ifindex: interface as i32,
             sll_hatype: 0,
             sll_pkttype: 0,
-            // The frame brings its header along.
+            // The frame includes its link header.
             sll_halen: 0,
             sll_addr: [0; 8],
         };
-        // SAFETY: buffer and address live through the call and have the lengths given.
+        // SAFETY: buffer and address live through the call and have the lengths passed.
         let sent = unsafe {
             libc::sendto(
                 self.0.as_raw_fd(),

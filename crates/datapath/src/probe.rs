@@ -1,8 +1,9 @@
-//! Programs that do nothing: they find out what this kernel and its interfaces can do, and are the benches' baseline.
+//! Programs that do nothing: they probe what this kernel and its interfaces support, and serve as a baseline for
+//! benches.
 
+use crate::attachments::link::{Link, Place};
 use crate::hook::{self, Mode};
 use crate::interface::Interface;
-use crate::link::{Link, Place};
 use crate::object::{self, Loaded, Opened};
 use crate::run::{self, Ran};
 use crate::tc::{Attachment, kernel_version};
@@ -16,18 +17,18 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/probe.bpf.o"));
 /// The loaded programs.
 pub struct Probe(Loaded);
 
-/// The XDP program that is on an interface.
+/// The XDP program on an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Occupant {
-    /// Its number.
+    /// Id of the program.
     pub id: u32,
-    /// Its name, as far as the kernel keeps it: 15 bytes.
+    /// Name of the program, truncated by the kernel to 15 bytes.
     pub name: String,
-    /// How it is attached; none if there are several.
+    /// Attachment mode; `None` if there are several programs.
     pub mode: Option<Mode>,
 }
 
-/// The XDP program on `interface`, whoever attached it.
+/// Returns the XDP program on `interface`, whichever process attached it.
 pub fn occupant(interface: &Interface) -> Option<Occupant> {
     let said = hook::query(interface).ok()?;
     let id = [said.prog_id, said.drv_prog_id, said.skb_prog_id, said.hw_prog_id].into_iter().find(|id| *id != 0)?;
@@ -46,7 +47,8 @@ fn information(program: BorrowedFd<'_>) -> Result<libbpf_sys::bpf_prog_info> {
     Ok(info)
 }
 
-/// Whether the driver of `interface` says that it has XDP; none before Linux 6.3, where drivers don't say.
+/// Reports whether the driver of `interface` declares XDP support; `None` before Linux 6.3, where drivers don't declare
+/// it.
 pub fn driver_has_xdp(interface: &Interface) -> Option<bool> {
     /// NETDEV_XDP_ACT_BASIC of linux/netdev.h.
     const BASIC: u64 = 1;
@@ -54,42 +56,34 @@ pub fn driver_has_xdp(interface: &Interface) -> Option<bool> {
     (kernel_version() >= (6, 3)).then_some(said.feature_flags & BASIC != 0)
 }
 
-/// Something attached for as long as this lives.
+/// An attachment that lasts as long as this value.
 #[must_use = "dropping it detaches at once"]
 pub struct Attached(#[allow(dead_code, reason = "held for its drop")] Link);
 
 impl Probe {
-    /// Loads the programs: the first thing that fails where BPF is missing.
+    /// Loads the programs: the first step that fails on a host without BPF.
     pub fn load() -> Result<Self> {
         object::log_through_tracing();
         Opened::new("probe", OBJECT)?.load("probe").map(Self)
     }
 
-    /// Whether the kernel compiles programs, or interprets them.
+    /// Reports whether the kernel compiles programs rather than interpreting them.
     pub fn is_compiled(&self) -> Result<bool> {
         Ok(information(self.0.program("pass")?.as_fd())?.jited_prog_len > 0)
     }
 
-    /// How XDP would be attached to `interface`: attaches a program that passes everything, for a moment. Beside the mode
-    /// stands why the driver refused, where it has XDP and the kernel's own is used all the same.
+    /// Finds out how XDP would be attached to `interface`, by briefly attaching a program that passes everything.
+    /// Returns the mode and, if the driver has XDP but the kernel falls back to generic XDP, the driver's reason.
     ///
     /// # Errors
-    /// If another XDP program is there, or the interface takes none.
+    /// If the interface has another XDP program, or accepts none.
     pub fn xdp(&self, interface: &Interface) -> Result<(Mode, Option<Error>)> {
         let program = self.0.program("pass")?;
-        let attach = |flags| Link::attach(program.as_fd(), interface.index, Place::Xdp, flags);
-        // As the verifier does it.
-        let (_link, refusal) = match attach(0) {
-            Ok(link) => (link, None),
-            Err(error) => match attach(libbpf_sys::XDP_FLAGS_SKB_MODE) {
-                Ok(link) => (link, Some(error)),
-                Err(_) => return Err(error),
-            },
-        };
+        let (_link, refusal) = Link::attach_xdp(program.as_fd(), interface)?;
         Ok((hook::mode(interface)?, refusal))
     }
 
-    /// Attaches the XDP program that passes everything, or everything but TCP SYNs over IPv4 to port 9.
+    /// Attaches an XDP program that passes everything, or everything but TCP SYNs over IPv4 to port 9.
     pub fn attach_xdp(&self, interface: &Interface, drop_syns: bool) -> Result<Attached> {
         self.attach(interface, if drop_syns { "drop_syns" } else { "pass" }).map(Attached)
     }
@@ -106,7 +100,7 @@ impl Probe {
             .with_context(|| format!("interface {} takes no XDP program", interface.name))
     }
 
-    /// Which hook this kernel has for the agent: tries TCX on `interface`, for a moment.
+    /// Finds out which tc hook this kernel has for the agent, by briefly attaching to `interface` through TCX.
     pub fn tc(&self, interface: &Interface) -> Result<Attachment> {
         let program = self.0.program("next")?;
         Ok(match Link::attach(program.as_fd(), interface.index, Place::TcxEgress, 0) {
@@ -115,12 +109,12 @@ impl Probe {
         })
     }
 
-    /// What the empty XDP program does with one frame.
+    /// Runs the empty XDP program on one frame.
     pub fn run_xdp(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.0.runnable("pass")?, frame, repeat)
     }
 
-    /// What the empty tc program does with one frame.
+    /// Runs the empty tc program on one frame.
     pub fn run_tc(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.0.runnable("next")?, frame, repeat)
     }

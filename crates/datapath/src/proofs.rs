@@ -1,12 +1,11 @@
 //! The program of a verifier of proofs (wire.md §8), and its tables.
 
-use crate::hook::Attached;
-use crate::object::{self, Loaded, Opened, Pins};
+use crate::attachments::{Attachments, Pins};
+use crate::object::{self, Loaded, Opened};
 use crate::protected::Protected;
 use crate::run::{self, Ran};
 use crate::table::Table;
 use anyhow::Result;
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use wire::map::{ClassSet, EpochKey, ProofKeySlot, ProofsConfig, Service, Services, WithdrawalKey, counter};
@@ -18,10 +17,10 @@ mod attach;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/proofs.bpf.o"));
 
-/// How many proofs are remembered, unless more or fewer are asked for; 128 bytes each.
+/// Default number of remembered proofs, at 128 bytes each.
 pub const REMEMBERED: u32 = 65_536;
 
-/// The tables that outlive a process. What is remembered does not: each proof is checked again when it comes.
+/// The tables that outlive a process. Remembered proofs do not: each proof is verified again when it arrives.
 const PINNED: [&str; 10] = [
     "protected4",
     "protected6",
@@ -35,7 +34,7 @@ const PINNED: [&str; 10] = [
     "counters",
 ];
 
-/// Gives a program with the verifier's maps room for so many remembered proofs.
+/// Sizes a program's maps for this many remembered proofs.
 pub(crate) fn make_room(opened: &mut Opened, remembered: u32) -> Result<()> {
     let cores = u32::try_from(libbpf_rs::num_possible_cpus()?)?;
     let places = 1 << (remembered / cores).max(1).ilog2();
@@ -46,15 +45,14 @@ pub(crate) fn make_room(opened: &mut Opened, remembered: u32) -> Result<()> {
 /// The loaded program and its tables.
 pub struct Proofs {
     object: Loaded,
-    pins: Option<Pins>,
-    attached: HashMap<String, Attached>,
+    attachments: Attachments,
     endpoints: Protected,
     keys: Table<ProofKeySlot, EpochKey>,
     epoch_length: u32,
     withdrawn: Table<WithdrawalKey, u32>,
     /// Classes of IPv4 receivers of whom one may have withdrawn consent.
     withdrawn4: Table<u32, ClassSet>,
-    /// Held while both change: a class that went missing in between would let through what is void.
+    /// Held while both withdrawal tables change: a class missing in between would let void segments through.
     withdrawing: Mutex<()>,
     generation: Table<u32, u32>,
     clock: Table<u32, u64>,
@@ -62,8 +60,8 @@ pub struct Proofs {
 }
 
 impl Proofs {
-    /// Loads the program with room for so many remembered proofs, or somewhat fewer: each core has a power of two of them, and at
-    /// least one.
+    /// Loads the program with room for `remembered` proofs or somewhat fewer: each core has a power of two of them, and
+    /// at least one.
     pub fn load(config: ProofsConfig, remembered: u32) -> Result<Self> {
         Self::load_object(OBJECT, config, remembered)
     }
@@ -83,11 +81,11 @@ impl Proofs {
             opened.pin(pins, &PINNED)?;
         }
         let mut loaded = Self::of(opened.load("proofs")?, config.epoch_length)?;
-        loaded.pins = pins;
+        loaded.attachments = Attachments::new(pins);
         Ok(loaded)
     }
 
-    /// The tables of an object with the verifier's maps.
+    /// Opens the tables of an object with the verifier's maps.
     pub(crate) fn of(object: Loaded, epoch_length: u32) -> Result<Self> {
         let proofs = Self {
             endpoints: Protected::new(&object)?,
@@ -100,14 +98,13 @@ impl Proofs {
             clock: object.table("clock")?,
             counters: object.table("counters")?,
             object,
-            pins: None,
-            attached: HashMap::new(),
+            attachments: Attachments::new(None),
         };
         proofs.classify(proofs.withdrawn.entries())?;
         Ok(proofs)
     }
 
-    /// Makes these prefixes (address, length) the endpoints that it stands before, and no others.
+    /// Makes exactly these prefixes (address, length) the endpoints that the verifier protects.
     pub fn stand_before(&self, endpoints: &[(IpAddr, u8)]) -> Result<()> {
         let mut services = Services { count: 1, spans: [Service::default(); wire::map::SERVICES_MAX] };
         let span = &mut services.spans[0];
@@ -117,20 +114,21 @@ impl Proofs {
         self.forget()
     }
 
-    /// Gives it an authority's key for an epoch.
+    /// Adds an authority's key for an epoch.
     pub fn learn(&self, authority: IpAddr, epoch: Epoch, key: &ProofKey) -> Result<()> {
         let entry = EpochKey { epoch: epoch.0, siphash: *key.of(Suite::Siphash), aes: *key.of(Suite::AesCmac) };
         self.keys.set(&ProofKeySlot::new(authority, epoch.on_wire()), &entry)?;
         self.forget()
     }
 
-    /// Voids segments of this receiver's, from one sender or all, that end at `until` or before.
+    /// Voids segments to this receiver, from one sender or from all, that expire at `until` or earlier.
     pub fn withdraw(&self, vni: Vni, receiver: IpAddr, sender: Option<IpAddr>, until: u32) -> Result<()> {
         let _alone = self.withdrawing.lock().unwrap_or_else(PoisonError::into_inner);
         let key = WithdrawalKey::new(vni, receiver, sender);
         let known = self.withdrawn.get(&key)?.unwrap_or_default();
         self.withdrawn.set(&key, &until.max(known))?;
-        // INVARIANT: the class is in the set before the generation changes: what was found right without it counts no more then.
+        // INVARIANT: the class is in the set before the generation changes: proofs found valid without it are void from
+        // then on.
         if receiver.is_ipv4() {
             let mut classes = self.withdrawn4.get(&0)?.unwrap_or(ClassSet::NOTHING);
             classes.insert(ClassSet::class_of(receiver));
@@ -139,7 +137,7 @@ impl Proofs {
         self.forget()
     }
 
-    /// Forgets withdrawals that void only what has ended at `now`, and keys whose epoch is over.
+    /// Removes withdrawals that void only segments already expired at `now`, and keys whose epoch is over.
     pub fn sweep(&self, now: u32) -> Result<()> {
         let _alone = self.withdrawing.lock().unwrap_or_else(PoisonError::into_inner);
         let (over, held): (Vec<_>, Vec<_>) = self.withdrawn.entries().into_iter().partition(|(_, until)| *until <= now);
@@ -150,7 +148,7 @@ impl Proofs {
         keys.into_iter().try_for_each(|(slot, _)| self.keys.remove(&slot))
     }
 
-    /// Says which classes of receivers these withdrawals are of.
+    /// Stores the set of the receivers' classes in these withdrawals.
     fn classify(&self, withdrawals: Vec<(WithdrawalKey, u32)>) -> Result<()> {
         let mut classes = ClassSet::NOTHING;
         let receivers = withdrawals.iter().filter_map(|(key, _)| key.receiver4());
@@ -158,29 +156,29 @@ impl Proofs {
         self.withdrawn4.set(&0, &classes)
     }
 
-    /// How many keys it holds.
+    /// Returns the number of keys.
     pub fn keys(&self) -> usize {
         self.keys.keys().len()
     }
 
-    /// How many withdrawals it holds.
+    /// Returns the number of withdrawals.
     pub fn withdrawals(&self) -> usize {
         self.withdrawn.keys().len()
     }
 
-    /// Remembered proofs count no more: each is checked again when it comes.
+    /// Invalidates remembered proofs: each is verified again when it arrives.
     pub fn forget(&self) -> Result<()> {
         let generation = self.generation.get(&0)?.unwrap_or_default();
         self.generation.set(&0, &generation.wrapping_add(1))
     }
 
-    /// Tells the program what to add to its clock for Unix time, in nanoseconds (see [`crate::clock`]).
+    /// Sets the offset from the program's clock to Unix time, in nanoseconds (see [`crate::clock`]).
     pub fn set_clock(&self, offset: u64) -> Result<()> {
         self.clock.set(&0, &offset)
     }
 
-    /// Every counter, by its index: a drop reason's number, or one of [`counter`], of which `FLOW` counts packets whose proof
-    /// was remembered, and `TOKEN` those whose proof was computed.
+    /// Returns all counters, by index: a drop reason's number, or one of [`counter`], of which `FLOW` counts packets
+    /// whose proof was remembered, and `TOKEN` those whose proof was computed.
     pub fn counts(&self) -> Result<Vec<u64>> {
         (0..counter::COUNT).map(|index| self.counters.sum_at(index)).collect()
     }
@@ -189,7 +187,7 @@ impl Proofs {
         &self.object
     }
 
-    /// A map beyond the program's own: for benches.
+    /// Opens a map beyond the program's own: for benches.
     #[doc(hidden)]
     pub fn table<K, V>(&self, name: &str) -> Result<Table<K, V>>
     where
@@ -199,19 +197,19 @@ impl Proofs {
         self.object.table(name)
     }
 
-    /// What another program does with one frame: for benches.
+    /// Runs another program on one frame: for benches.
     #[doc(hidden)]
     pub fn run_program(&self, name: &str, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable(name)?, frame, repeat)
     }
 
-    /// Has another program take frames as they come from a card: for benches.
+    /// Runs another program on live frames, as they come from a card: for benches.
     #[doc(hidden)]
     pub fn run_live(&self, name: &str, frame: &[u8], repeat: u32) -> Result<()> {
         run::run_live(&self.object.runnable(name)?, frame, repeat)
     }
 
-    /// What the program does with one frame.
+    /// Runs the program on one frame.
     pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable("prove")?, frame, repeat)
     }

@@ -1,6 +1,7 @@
-//! What is protected, as the kernel programs look it up: prefixes, and which addresses need no look-up.
+//! Protected prefixes in the kernel programs' look-up tables, and the classes of addresses that need no look-up.
 
-use crate::object::{Loaded, Pins};
+use crate::attachments::Pins;
+use crate::object::Loaded;
 use crate::table::Table;
 use anyhow::{Context, Result};
 use libbpf_rs::MapHandle;
@@ -20,9 +21,10 @@ pub struct Protected {
     open6: Table<u32, ClassSet>,
 }
 
-/// A prefix with more classes of addresses than this makes none open.
+/// A prefix that covers more classes of addresses than this leaves no class open.
 const CLASSES_MAX: u32 = 1 << 14;
-/// So do prefixes that have more than this together: hardly a class would be left, and finding it takes time.
+/// Limit on the classes that all prefixes cover together: beyond it, hardly a class would stay open, and finding those
+/// takes time, so none does.
 const WORK_MAX: u64 = 1 << 20;
 
 impl Protected {
@@ -35,7 +37,7 @@ impl Protected {
         })
     }
 
-    /// What an earlier process, or another one, has pinned.
+    /// Opens the maps that an earlier process, or another one, has pinned.
     pub fn pinned(pins: &Pins) -> Result<Self> {
         let map = |name: &str| {
             MapHandle::from_pinned_path(pins.map(name)).with_context(|| format!("cannot open the pinned map {name}"))
@@ -48,7 +50,7 @@ impl Protected {
         })
     }
 
-    /// The services that are protected at an address.
+    /// Returns the services that are protected at an address.
     pub fn services_of(&self, address: IpAddr) -> Option<Services> {
         match address {
             IpAddr::V4(address) => self.four.get(&Prefix4 { length: 32, address: address.octets() }).ok()?,
@@ -56,9 +58,9 @@ impl Protected {
         }
     }
 
-    /// Makes these prefixes (address, length, services) the protected ones, and no others. What is new comes before what
-    /// is old goes, so that no prefix is unprotected in between. A prefix that can't be written does not keep the others
-    /// from it.
+    /// Makes exactly these prefixes (address, length, services) the protected ones. New prefixes are added before old
+    /// ones are removed, so that no prefix is unprotected in between. A prefix that can't be written does not keep the
+    /// others from being updated.
     pub(crate) fn replace(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
         // While prefixes change, every packet is looked up.
         self.open4.set(&0, &ClassSet::NOTHING)?;
@@ -79,8 +81,8 @@ impl Protected {
     }
 }
 
-/// Writes what differs, then removes what is not wanted. What found no room is tried once more after that. The error is
-/// the first of those that remain.
+/// Writes the entries that differ, then removes unwanted ones. Entries that did not fit are tried once more after that.
+/// Returns the first of the remaining errors.
 fn renew<K>(table: &Table<K, Services>, wanted: &HashMap<K, &Services>) -> Result<()>
 where
     K: Copy + Eq + Hash + IntoBytes + FromBytes + Immutable,
@@ -99,13 +101,13 @@ where
     }
 }
 
-/// The classes of addresses that none of these prefixes touches.
+/// Returns the classes of addresses that none of these prefixes touches.
 fn open_sets(entries: &[(IpAddr, u8, Services)]) -> (ClassSet, ClassSet) {
     let (mut open4, mut open6) = (ClassSet::EVERYTHING, ClassSet::EVERYTHING);
     let (mut work4, mut work6) = (0, 0);
     for (address, length, _) in entries {
         let (set, work) = if address.is_ipv4() { (&mut open4, &mut work4) } else { (&mut open6, &mut work6) };
-        // How many bits from the left tell classes apart.
+        // Number of leading bits that distinguish classes.
         let telling = match (ClassSet::one_class(*address), address) {
             (Some(range), _) if *length >= range => 8u32,
             (_, IpAddr::V4(_)) => 32,
@@ -186,7 +188,7 @@ mod tests {
         }
         assert!(!is_open(&open6, "fe80::1") && !is_open(&open6, "febf::1") && !is_open(&open6, "ff02::fb"));
         assert!(open4.len() >= (1 << 16) - 19 && open6.len() == (1 << 16) - 2);
-        // Wider than the range: what is outside of the range counts, too.
+        // A prefix wider than the link-local range also covers other classes.
         assert!(open_sets(&[prefix("169.254.0.0", 15)]).0 == ClassSet::NOTHING);
     }
 }

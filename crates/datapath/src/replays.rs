@@ -1,20 +1,20 @@
-//! Takes the tokens that were used over into a replay table of another size: without them each could be used once more.
+//! Carries used tokens over into a replay table of another size: otherwise each could be used once more.
 
+use crate::attachments::Pins;
 use crate::clock::coarse_to;
-use crate::object::Pins;
 use crate::table::Table;
 use anyhow::Result;
 use libbpf_rs::{MapCore, MapHandle};
 use wire::map::{Forgotten, ReplayBucket, Span};
 
-/// The pinned replay table, if it is of another size than the new one is to be.
+/// Returns the pinned replay table, if its size differs from the new one's.
 pub(crate) fn outgrown(pins: &Pins, buckets: u32) -> Option<MapHandle> {
     let old = MapHandle::from_pinned_path(pins.map("replays")).ok()?;
     (old.max_entries() != buckets).then_some(old)
 }
 
-/// Fills `new` with what `old` holds that the clock check may still pass. What has no room goes to `forgotten`: tokens as
-/// old as that are refused. `offset` is what the programs add to their clock.
+/// Fills `new` with the entries of `old` that the clock check may still accept. Entries that do not fit are covered by
+/// `forgotten`: the verifier rejects tokens of that age. `offset` is what the programs add to their clock.
 pub(crate) fn carry_over(
     old: MapHandle,
     new: &Table<u32, ReplayBucket>,
@@ -23,11 +23,11 @@ pub(crate) fn carry_over(
 ) -> Result<()> {
     let now = coarse_to(offset);
     let Ok(old) = Table::<u32, ReplayBucket>::new(old) else {
-        // Another version's, with entries of which this one knows nothing.
+        // Left by another version, with entries that this one can't read.
         forgotten.forget(Span { from: 0, until: ReplayBucket::none_from(now) });
         return Ok(());
     };
-    // A bucket is chosen by the last bits of a number: by one more of them in a table of twice the size.
+    // The low bits of a number select a bucket: one more of them in a table of twice the size.
     let copies = (new.capacity() / old.capacity()).max(1);
     let mut lost = 0;
     for index in 0..old.capacity() {

@@ -1,4 +1,4 @@
-//! Revoked grants as the kernel program looks them up: a table, and which handles need no look-up.
+//! Revoked grants in the kernel program's look-up table, and the classes of handles that need no look-up.
 
 use crate::object::Loaded;
 use crate::table::Table;
@@ -6,10 +6,10 @@ use anyhow::Result;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wire::map::ClassSet;
 
-/// With more classes than this of handles that may be revoked, those that no longer are one are taken out.
+/// Number of classes of handles beyond which classes without a revoked handle are removed.
 const CLASSES_MAX: u32 = 1 << 12;
 
-/// The revoked grants: when they would have ended, by handle.
+/// The revoked grants: when each would have expired, by handle.
 pub struct Revoked {
     ends: Table<u64, u32>,
     classes: Table<u32, ClassSet>,
@@ -25,17 +25,17 @@ impl Revoked {
         Ok(revoked)
     }
 
-    /// When a revoked grant would have ended.
+    /// Returns when a revoked grant would have expired.
     pub fn get(&self, handle: u64) -> Result<Option<u32>> {
         self.ends.get(&handle)
     }
 
-    /// Every handle.
+    /// Returns all handles.
     pub fn handles(&self) -> Vec<u64> {
         self.ends.keys()
     }
 
-    /// Revokes a grant that would have ended at `expires`, Unix seconds.
+    /// Revokes a grant that would have expired at `expires`, Unix seconds.
     pub fn set(&self, handle: u64, expires: u32) -> Result<()> {
         let _changing = self.changing();
         let mut classes = self.classes()?;
@@ -47,12 +47,12 @@ impl Revoked {
         self.ends.set(&handle, &expires)
     }
 
-    /// Takes a revocation back; none there is fine.
+    /// Undoes a revocation, if there is one.
     pub fn remove(&self, handle: u64) -> Result<()> {
         self.ends.remove(&handle)
     }
 
-    /// Takes out the classes of revocations that have ended, where they have become many.
+    /// Removes the classes of expired revocations once there are many.
     pub(crate) fn tidy(&self) -> Result<()> {
         if self.classes()?.len() > CLASSES_MAX { self.renew_classes() } else { Ok(()) }
     }

@@ -1,4 +1,4 @@
-//! Sessions that ended, as the kernel program looks them up: a table by holder, and which accounts need no look-up.
+//! Ended sessions in the kernel program's look-up table, by holder, and the classes of accounts that need no look-up.
 
 use crate::object::Loaded;
 use crate::table::Table;
@@ -8,13 +8,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use wire::Holder;
 use wire::map::{CLASSES_OF_ACCOUNTS, ClassSet, RevokedKey};
 
-/// With more classes than this of accounts that may have a session that ended, those that no longer have one are taken out.
+/// Number of classes of accounts beyond which classes without an ended session are removed.
 const CLASSES_MAX: u32 = 1 << 12;
 
-/// The sessions that ended: until when tokens of theirs could come.
+/// The ended sessions: until when tokens of each could arrive.
 ///
-/// An account has 256 sessions at a time, so that 256 accounts can fill the default table. A session that finds it full
-/// costs nobody else anything: the account with the most entries gives them up for one that stands for the whole account.
+/// An account has up to 256 sessions at a time, so 256 accounts can fill the default table. A session that finds the
+/// table full costs other accounts nothing: the account with the most entries has them replaced by one that stands for
+/// the whole account.
 pub struct RevokedHolders {
     ends: Table<RevokedKey, u32>,
     classes: Table<u32, ClassSet>,
@@ -32,7 +33,7 @@ impl RevokedHolders {
         Ok(revoked)
     }
 
-    /// Whether this session ended, or its account has to do without all of them.
+    /// Reports whether this session has ended, or its account has lost all sessions.
     pub fn contains(&self, holder: Holder) -> Result<bool> {
         let keys = [RevokedKey::session(holder), RevokedKey::account(holder.account())];
         for key in keys {
@@ -43,13 +44,13 @@ impl RevokedHolders {
         Ok(false)
     }
 
-    /// Every entry.
+    /// Returns all entries.
     pub fn entries(&self) -> Vec<(RevokedKey, u32)> {
         self.ends.entries()
     }
 
-    /// Refuses the tokens of a session until `expires`, Unix seconds. Gives the account that lost all its sessions, if one had
-    /// to make room.
+    /// Rejects the tokens of a session until `expires`, Unix seconds. Returns the account that lost all its sessions,
+    /// if one had to make room.
     pub fn set(&self, holder: Holder, expires: u32) -> Result<Option<u32>> {
         let _changing = self.changing();
         self.note_class(holder.account())?;
@@ -65,20 +66,20 @@ impl RevokedHolders {
         }
     }
 
-    /// Takes one entry out; none there is fine.
+    /// Removes one entry, if it exists.
     pub fn remove(&self, key: &RevokedKey) -> Result<()> {
         self.ends.remove(key)
     }
 
-    /// Puts one entry for an account in the place of those for its sessions, this one's among them. `None` if no account has
-    /// two.
+    /// Replaces the entries for an account's sessions by one for the account, with the new session counted in. Returns
+    /// `None` if no account has two entries.
     fn merge(&self, holder: Holder, expires: u32) -> Result<Option<u32>> {
         let new = (RevokedKey::session(holder), expires);
         let mut accounts: BTreeMap<u32, Vec<(RevokedKey, u32)>> = BTreeMap::new();
         for entry in self.ends.entries().into_iter().chain([new]) {
             accounts.entry(entry.0.account_number()).or_default().push(entry);
         }
-        // Where two have as many, it is the one whose session ended now.
+        // On a tie, prefer the account whose session ended now.
         let most = accounts.into_iter().max_by_key(|(account, entries)| (entries.len(), *account == holder.account()));
         let Some((account, entries)) = most.filter(|(_, entries)| entries.len() > 1) else { return Ok(None) };
         let last = entries.iter().map(|(_, expires)| *expires).max().unwrap_or(expires);
@@ -93,7 +94,7 @@ impl RevokedHolders {
         Ok(Some(account))
     }
 
-    /// Takes out the classes of accounts whose entries have ended, where they have become many.
+    /// Removes the classes of accounts whose entries have expired, once there are many.
     pub(crate) fn tidy(&self) -> Result<()> {
         let _changing = self.changing();
         if self.classes()?.len() > CLASSES_MAX { self.renew_classes(&self.ends.keys()) } else { Ok(()) }

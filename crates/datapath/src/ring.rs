@@ -1,4 +1,4 @@
-//! What kernel programs tell through a ring buffer: messages of one type, taken out by a thread.
+//! Ring buffers of messages from kernel programs: messages of one type, read by a thread.
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// Opens a ring: `each` is called with every message from here on, whenever the result is polled.
+/// Opens a ring: `each` is called with every message from now on, whenever the result is polled.
 pub(crate) fn open<T: FromBytes>(
     map: &dyn MapCore,
     mut each: impl FnMut(T) + Send + 'static,
@@ -26,13 +26,13 @@ pub(crate) fn open<T: FromBytes>(
 pub struct Listener(Arc<AtomicBool>);
 
 impl Listener {
-    /// Polls from now on, in a thread of this name.
+    /// Starts polling, in a thread of this name.
     pub fn start(name: &str, ring: RingBuffer<'static>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let poll = move || {
             while !stopped.load(Ordering::Relaxed) {
-                // An interrupted poll is no error worth telling.
+                // An interrupted poll is not worth reporting.
                 let _ = ring.poll(Duration::from_millis(200));
             }
         };

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-/// What a program did with a packet.
+/// The result of running a program on a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ran {
     /// The program's return code.
@@ -17,7 +17,7 @@ pub struct Ran {
     pub duration: Duration,
 }
 
-/// A loaded program that several threads run at once.
+/// A loaded program that several threads can run concurrently.
 pub struct Runner(OwnedFd);
 
 impl Runner {
@@ -25,7 +25,7 @@ impl Runner {
         Self(program)
     }
 
-    /// The program's return code on a frame.
+    /// Runs the program on a frame and returns its code.
     ///
     /// # Errors
     /// If the kernel does not run it.
@@ -38,13 +38,13 @@ impl Runner {
         })
     }
 
-    /// The return code of a program that takes a structure and changes it.
+    /// Runs a program that takes a structure and changes it, and returns its code.
     ///
     /// # Errors
     /// If the kernel does not run it.
     pub fn on_structure(&self, structure: &mut [u8]) -> Result<u32> {
         self.run(libbpf_sys::bpf_test_run_opts {
-            // The kernel writes it back where it was.
+            // The kernel writes the structure back in place.
             ctx_in: structure.as_mut_ptr().cast(),
             ctx_size_in: structure.len().try_into().context("a structure is shorter")?,
             ..Default::default()
@@ -53,7 +53,7 @@ impl Runner {
 
     fn run(&self, mut options: libbpf_sys::bpf_test_run_opts) -> Result<u32> {
         options.sz = size_of::<libbpf_sys::bpf_test_run_opts>() as _;
-        // SAFETY: the descriptor is a program's, and what the options point to outlives the call.
+        // SAFETY: the descriptor is a program's, and the data that the options point to outlives the call.
         let failed = unsafe { libbpf_sys::bpf_prog_test_run_opts(self.0.as_raw_fd(), &mut options) };
         if failed != 0 {
             return Err(io::Error::last_os_error()).context("cannot run the program");
@@ -62,25 +62,25 @@ impl Runner {
     }
 }
 
-/// A packet grows by the headers of a tunnel at most.
+/// Largest growth of a packet: the headers of a tunnel.
 const ROOM: usize = 320;
 
 pub(crate) fn run(program: &ProgramMut<'_>, frame: &[u8], repeat: u32) -> Result<Ran> {
     run_in(program, frame, repeat, None)
 }
 
-/// Runs a tc program on a super-packet of segments with this much payload.
+/// Runs a tc program on a super-packet whose segments have this much payload.
 pub(crate) fn run_segments(program: &ProgramMut<'_>, frame: &[u8], segment: u32) -> Result<Ran> {
-    /// Where `struct __sk_buff` of linux/bpf.h has `gso_size`.
+    /// Offset of `gso_size` in `struct __sk_buff` of linux/bpf.h.
     const GSO_SIZE: usize = 176;
     let mut context = [0; GSO_SIZE + 4];
     context[GSO_SIZE..].copy_from_slice(&segment.to_ne_bytes());
     run_in(program, frame, 1, Some(&mut context))
 }
 
-/// Runs a tc program on a packet with this mark; gives the mark that it then has.
+/// Runs a tc program on a packet with this mark; returns the resulting mark as well.
 pub(crate) fn run_marked(program: &ProgramMut<'_>, frame: &[u8], mark: u32) -> Result<(Ran, u32)> {
-    /// Where `struct __sk_buff` of linux/bpf.h has `mark`, and its length.
+    /// Offset of `mark` in `struct __sk_buff` of linux/bpf.h, and the structure's length.
     const MARK: usize = 8;
     const LENGTH: usize = 192;
     let mut context = [0; MARK + 4];
@@ -101,7 +101,8 @@ pub(crate) fn run_marked(program: &ProgramMut<'_>, frame: &[u8], mark: u32) -> R
     Ok((Ran { code: output.return_value, frame, duration: output.duration }, u32::from_ne_bytes(marked)))
 }
 
-/// Has an XDP program take a frame so often as the kernel takes frames from a card, and do with it what it says. For benches.
+/// Runs an XDP program `repeat` times on a frame, as if the frame came from a card, and carries out its verdict. For
+/// benches.
 pub(crate) fn run_live(program: &ProgramMut<'_>, frame: &[u8], repeat: u32) -> Result<()> {
     /// `BPF_F_TEST_XDP_LIVE_FRAMES` of linux/bpf.h.
     const LIVE_FRAMES: u32 = 1 << 1;

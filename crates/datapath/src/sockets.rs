@@ -1,4 +1,5 @@
-//! The sockets of this network namespace that take packets from strangers, and where no protection is before them.
+//! Sockets of this network namespace that accept packets from unauthenticated senders, and addresses where they are
+//! unprotected.
 
 use crate::local::Local;
 use crate::protected::Protected;
@@ -7,39 +8,39 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// Where a UDP socket that is bound to all addresses hears what is for many hosts.
+/// Broadcast and multicast addresses at which a UDP socket bound to all addresses receives.
 const FOR_MANY: [IpAddr; 3] = [
     IpAddr::V4(Ipv4Addr::BROADCAST),
     IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1)),
     IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)),
 ];
 
-/// A socket that listens for connections, or takes datagrams from everybody.
+/// A socket that listens for connections, or accepts datagrams from any sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listener {
     /// TCP or UDP, by number.
     pub protocol: u8,
-    /// What it is bound to.
+    /// The address that the socket is bound to.
     pub address: SocketAddr,
 }
 
-/// A socket that packets reach without being judged, and the addresses of the host where they do.
+/// A socket that packets reach without verification, and the host's addresses at which they do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outside {
     /// The socket.
     pub listener: Listener,
-    /// The addresses.
+    /// The unprotected addresses.
     pub at: Vec<IpAddr>,
-    /// Whether it is protected at others.
+    /// Whether the socket is protected at other addresses.
     pub partly: bool,
 }
 
-/// Every such socket.
+/// Lists the sockets that listen for connections, or accept datagrams from any sender.
 pub fn listeners() -> Vec<Listener> {
     // struct sock states of include/net/tcp_states.h: LISTEN, and CLOSE for a UDP socket without a peer.
     let files = [("tcp", TCP, "0A"), ("tcp6", TCP, "0A"), ("udp", UDP, "07"), ("udp6", UDP, "07")];
     let read = |(name, protocol, state): (&str, u8, &str)| {
-        // Absent where the kernel has no IPv6.
+        // Missing if the kernel has no IPv6.
         let text = std::fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default();
         let addresses = text.lines().filter_map(|line| bound(line, state));
         addresses.map(|address| Listener { protocol, address }).collect::<Vec<_>>()
@@ -48,14 +49,14 @@ pub fn listeners() -> Vec<Listener> {
     all.into_iter().collect()
 }
 
-/// What a line of `/proc/net/tcp` or the like says that the socket is bound to, if it is in this state.
+/// Returns the address that a line of `/proc/net/tcp` or the like shows as bound, if the socket is in this state.
 fn bound(line: &str, wanted: &str) -> Option<SocketAddr> {
     let mut fields = line.split_whitespace().skip(1);
     let (local, _, state) = (fields.next()?, fields.next()?, fields.next()?);
     if state == wanted { address(local) } else { None }
 }
 
-/// `0100007F:1F90`: words in the machine's order, the port in hex. IPv4 in IPv6 becomes IPv4, as it is on the wire.
+/// Parses `0100007F:1F90`: words in native byte order, the port in hex. IPv4-mapped IPv6 becomes IPv4, as on the wire.
 pub fn address(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let word = |index: usize| Some(u32::from_str_radix(address.get(index * 8..index * 8 + 8)?, 16).ok()?.to_ne_bytes());
@@ -73,8 +74,8 @@ pub fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
-/// The sockets that are not protected at all addresses where they take packets; loopback is left out, which nobody reaches
-/// from elsewhere.
+/// Returns the sockets that are not protected at every address where they accept packets. Loopback is left out, because
+/// other hosts can't reach it.
 pub fn outside(protected: &Protected, local: &Local) -> Vec<Outside> {
     let all = listeners().into_iter();
     let all = all.map(|listener| listener.outside(local, |ip| covers(protected, ip, listener)));
@@ -90,11 +91,11 @@ impl Listener {
     fn outside(self, local: &Local, is_protected: impl Fn(IpAddr) -> bool) -> Outside {
         let bound = self.address.ip();
         let own = local.own.iter().map(|(address, _)| *address);
-        // Of a network that is this host's as a whole, its first address stands for all.
+        // If a whole network is local to this host, its first address stands for all.
         let shared = local.shared.iter().map(|(address, _)| *address).chain(FOR_MANY).filter(|_| self.protocol == UDP);
         let reached: BTreeSet<IpAddr> = match bound {
             _ if !bound.is_unspecified() => BTreeSet::from([bound]),
-            // An IPv6 socket may take IPv4, too.
+            // An IPv6 socket may accept IPv4, too.
             IpAddr::V4(_) => own.chain(shared).filter(IpAddr::is_ipv4).collect(),
             IpAddr::V6(_) => own.chain(shared).collect(),
         };

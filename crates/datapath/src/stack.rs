@@ -1,5 +1,5 @@
-//! Where the kernel keeps two numbers of a TCP connection, by the kernel's own type information (BTF): the programs ask its
-//! sockets for them (`bpf/include/stack.h`).
+//! Offsets of two sequence numbers in the kernel's TCP structures, from the kernel's own type information (BTF): the
+//! programs read them from its sockets (`bpf/include/stack.h`).
 
 use libbpf_rs::Btf;
 use libbpf_rs::btf::types::{MemberAttr, Struct};
@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::sync::OnceLock;
 use wire::map::StackLayout;
 
-/// Where the numbers lie; zeros if this kernel has no type information. Read once.
+/// Returns the offsets; zeros if this kernel has no type information. Read once.
 pub fn layout() -> StackLayout {
     static LAYOUT: OnceLock<StackLayout> = OnceLock::new();
     *LAYOUT.get_or_init(|| {
@@ -26,7 +26,7 @@ fn read(btf: &Btf<'_>) -> Option<StackLayout> {
     })
 }
 
-/// Where a structure has a member, in bytes.
+/// Returns a member's offset in a structure, in bytes.
 fn offset(btf: &Btf<'_>, structure: &str, member: &str) -> Option<u32> {
     let structure: Struct<'_> = btf.type_by_name(structure)?;
     let found = structure.iter().find(|found| found.name == Some(OsStr::new(member)))?;

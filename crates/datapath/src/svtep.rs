@@ -1,19 +1,19 @@
-//! A tunnel endpoint's programs (wire.md §8): tenants' packets go in under their segments, what comes in is checked and
-//! delivered.
+//! A tunnel endpoint's programs (wire.md §8): tenants' packets enter the tunnel under their segments; packets from the
+//! tunnel are verified and delivered.
 //!
-//! It is a verifier, too: keys, withdrawals and the endpoint's own address are given to [`Svtep::proofs`].
+//! A tunnel endpoint is also a verifier: keys, withdrawals and the endpoint's own address go to [`Svtep::proofs`].
 
-use crate::attachments::Attachments;
+use crate::attachments::{Attachments, Pins, Spot};
 use crate::handed;
-use crate::hook::Spot;
 use crate::interface::Interface;
-use crate::object::{self, Opened, Pins};
+use crate::object::{self, Opened};
 use crate::proofs::{Proofs, make_room};
 use crate::run::{self, Ran};
 use crate::table::Table;
 use crate::tc;
 use anyhow::Result;
 use libbpf_rs::{MapHandle, PerfBuffer};
+use std::os::fd::AsFd;
 use wire::map::{
     Consent, Delivery, ProofsConfig, SegmentEntry, SegmentKey, SvtepConfig, Tenant, UnsentHeader, svtep_counter,
 };
@@ -37,39 +37,39 @@ const PINNED: [&str; 15] = [
     "consents",
     "tunnel_counters",
 ];
-/// Linux can take a header of one family off a packet of the other from this version on.
+/// First version of Linux that can remove an outer header of a different family than the inner one's.
 const TURNS_SINCE: (u32, u32) = (6, 3);
 
-/// What the programs are loaded with.
+/// Settings that the programs are loaded with.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// For the proofs of what comes in.
+    /// Settings for verifying proofs of incoming packets.
     pub proofs: ProofsConfig,
-    /// How many proofs are remembered.
+    /// Number of remembered proofs.
     pub remembered: u32,
-    /// The longest packet of the underlay, without its link header.
+    /// Length of the longest packet of the underlay, without its link header.
     pub mtu: u32,
-    /// How many packets of one tenant are handed over in a second.
+    /// Largest number of packets per tenant and second that are passed to user space.
     pub reports: u32,
 }
 
 /// A tenant's packet that did not go into the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsent {
-    /// Where from, how long, and why.
+    /// Interface, length and reason.
     pub header: UnsentHeader,
-    /// The frame; shorter than it was if it did not fit.
+    /// The frame, truncated if it did not fit.
     pub frame: Vec<u8>,
 }
 
 /// The loaded programs and their tables.
 pub struct Svtep {
     attachments: Attachments,
-    /// What it is as a verifier.
+    /// The endpoint's verifier.
     pub proofs: Proofs,
-    /// Segments, and what is known to have none.
+    /// Segments, and records of packets that have none.
     pub segments: Table<SegmentKey, SegmentEntry>,
-    /// What came in and may be answered, under the keys that the answers' segments will have.
+    /// Segments that arrived and may be answered, keyed as the answers' segments will be.
     pub consents: Table<SegmentKey, Consent>,
     tenants: Table<u32, Tenant>,
     deliveries: Table<u32, Delivery>,
@@ -78,8 +78,8 @@ pub struct Svtep {
 }
 
 impl Svtep {
-    /// Loads the programs for this underlay. With `pins`, tables and attachments that an earlier process left are taken
-    /// over.
+    /// Loads the programs for this underlay. With `pins`, takes over tables and attachments that an earlier process
+    /// left.
     pub fn load(underlay: &Interface, settings: &Settings, pins: Option<Pins>) -> Result<Self> {
         object::log_through_tracing();
         let mut opened = Opened::new("svtep", OBJECT)?;
@@ -105,18 +105,23 @@ impl Svtep {
         })
     }
 
-    /// Takes tunnelled packets from the underlay's interface from here on.
+    /// Starts taking tunnelled packets from the underlay's interface.
     pub fn attach_underlay(&mut self, interface: &Interface) -> Result<()> {
-        self.attachments.attach(self.proofs.object(), interface, Spot::Underlay)
+        self.attach(interface, Spot::Underlay)
     }
 
-    /// Takes an interface's tenant in: from here on all that it sends goes into the tunnel or nowhere.
+    /// Attaches to a tenant's interface: from now on, all packets from there enter the tunnel or are dropped.
     pub fn attach_tenant(&mut self, interface: &Interface, vni: Vni, id: InterfaceId) -> Result<()> {
         self.admit_tenant(interface.index, vni, id, interface.is_cable_elsewhere()?)?;
-        self.attachments.attach(self.proofs.object(), interface, Spot::Tenant)
+        self.attach(interface, Spot::Tenant)
     }
 
-    /// Has the programs know a tenant by its interface's index; `peer` as in [`Delivery::new`].
+    fn attach(&mut self, interface: &Interface, spot: Spot) -> Result<()> {
+        let program = self.proofs.object().program(spot.program())?;
+        self.attachments.attach(program.as_fd(), interface, spot).map(drop)
+    }
+
+    /// Registers a tenant by its interface's index; `peer` as in [`Delivery::new`].
     pub fn admit_tenant(&self, interface: u32, vni: Vni, id: InterfaceId, peer: bool) -> Result<()> {
         let slot = u32::from(id.0);
         let known = self.deliveries.get(&slot)?.unwrap_or(Delivery::NONE);
@@ -128,14 +133,14 @@ impl Svtep {
         self.tenants.set(&interface, &Tenant::new(id))
     }
 
-    /// Nothing is delivered to the tenant any more. What it sends is dropped as long as its interface is there.
+    /// Stops delivery to the tenant. Packets from the tenant are dropped as long as its interface exists.
     pub fn remove_tenant(&self, interface: u32, id: InterfaceId) -> Result<()> {
         self.deliveries.set(&id.0.into(), &Delivery::NONE)?;
         self.tenants.remove(&interface)?;
         self.forget_segments(|key| key.interface == interface)
     }
 
-    /// The same for all tenants but those behind these interfaces by these ids, of whom an earlier process may have left some.
+    /// Removes all tenants except those with these interfaces and ids; an earlier process may have left others.
     pub fn remove_tenants_but(&self, known: &[(u32, InterfaceId)]) -> Result<()> {
         for (slot, delivery) in self.deliveries.entries() {
             let is_known =
@@ -157,23 +162,24 @@ impl Svtep {
         consents.into_iter().try_for_each(|key| self.consents.remove(&key))
     }
 
-    /// Lets go of a tenant's interface, which may be gone.
+    /// Detaches from a tenant's interface, which may be gone.
     pub fn release_tenant(&mut self, interface: &Interface) {
-        self.attachments.forget(interface, Spot::Tenant);
+        self.attachments.forget(&interface.name, Spot::Tenant);
     }
 
-    /// Makes the attachments outlive this process, and lets go of pinned ones that are no longer wanted.
+    /// Makes the attachments outlive this process, and removes pinned ones that are no longer wanted.
     pub fn last(&self) -> Result<()> {
-        self.attachments.last()
+        self.attachments.pin()?;
+        self.attachments.remove_others()
     }
 
-    /// Detaches from every interface. What tenants send then meets this host's own stack.
+    /// Detaches from every interface. Packets from tenants then reach this host's own stack.
     pub fn detach(&mut self) {
         self.attachments.detach();
     }
 
-    /// Calls `each` with every packet that is handed over, and `lost` with the number of those that found no room, whenever
-    /// the result is polled. It covers the cores that are on.
+    /// Calls `each` with every packet that the programs pass on, and `lost` with the number of packets that did not
+    /// fit, whenever the result is polled. The result covers the cores that are online.
     pub fn unsent(
         &self,
         mut each: impl FnMut(Unsent) + Send + 'static,
@@ -183,27 +189,27 @@ impl Svtep {
         handed::open(&self.unsent, |header: &UnsentHeader| header.length as usize, each, lost)
     }
 
-    /// Packets counted so far under one of [`svtep_counter`].
+    /// Returns the number of packets counted so far under one of [`svtep_counter`].
     pub fn count(&self, index: u32) -> Result<u64> {
         self.counters.sum_at(index)
     }
 
-    /// Every counter, by its index.
+    /// Returns all counters, by index.
     pub fn counts(&self) -> Result<Vec<u64>> {
         (0..svtep_counter::COUNT).map(|index| self.count(index)).collect()
     }
 
-    /// What the program at a tenant's interface does with one frame.
+    /// Runs the program at a tenant's interface on one frame.
     pub fn run_out(&self, frame: &[u8]) -> Result<Ran> {
         run::run(&self.proofs.object().runnable(Spot::Tenant.program())?, frame, 1)
     }
 
-    /// The same with a super-packet of segments with this much payload.
+    /// Runs the program at a tenant's interface on a super-packet whose segments have this much payload.
     pub fn run_out_segments(&self, frame: &[u8], segment: u32) -> Result<Ran> {
         run::run_segments(&self.proofs.object().runnable(Spot::Tenant.program())?, frame, segment)
     }
 
-    /// What the program at the underlay's interface does with one frame.
+    /// Runs the program at the underlay's interface on one frame.
     pub fn run_in(&self, frame: &[u8]) -> Result<Ran> {
         run::run(&self.proofs.object().runnable(Spot::Underlay.program())?, frame, 1)
     }

@@ -1,4 +1,4 @@
-//! Kernel maps with types.
+//! Typed access to kernel maps.
 
 use crate::batch;
 use anyhow::{Context, Result};
@@ -7,10 +7,10 @@ use std::collections::HashSet;
 use std::marker::PhantomData;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// After as many keys as this many full tables have, a walk ends.
+/// A walk ends after as many keys as this many full tables would have.
 const WALKS: usize = 4;
 
-/// A kernel map from `K` to `V`. The program's definition is checked against the types' sizes when it is opened.
+/// A kernel map from `K` to `V`. On opening, the sizes of the types are checked against the program's definition.
 pub struct Table<K, V> {
     map: MapHandle,
     types: PhantomData<fn(K) -> V>,
@@ -29,7 +29,7 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         Ok(Self { map, types: PhantomData })
     }
 
-    /// The value at `key`.
+    /// Returns the value at `key`.
     pub fn get(&self, key: &K) -> Result<Option<V>> {
         let found = self.map.lookup(key.as_bytes(), MapFlags::ANY).with_context(|| self.place("read"))?;
         Ok(found.and_then(|bytes| V::read_from_bytes(&bytes).ok()))
@@ -40,7 +40,7 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         self.map.update(key.as_bytes(), value.as_bytes(), MapFlags::ANY).with_context(|| self.place("write"))
     }
 
-    /// Writes `value` at `key` unless something is there; says whether it did.
+    /// Writes `value` at `key` unless there is one; reports whether it did.
     pub fn insert(&self, key: &K, value: &V) -> Result<bool> {
         match self.map.update(key.as_bytes(), value.as_bytes(), MapFlags::NO_EXIST) {
             Ok(()) => Ok(true),
@@ -49,7 +49,7 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         }
     }
 
-    /// Removes what is at `key`; nothing there is fine.
+    /// Removes the entry at `key`, if there is one.
     pub fn remove(&self, key: &K) -> Result<()> {
         match self.map.delete(key.as_bytes()) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
@@ -59,7 +59,7 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         }
     }
 
-    /// Every key, once. Changes meanwhile may be missed or seen.
+    /// Returns every key, once. Concurrent changes may be missed or seen.
     pub fn keys(&self) -> Vec<K> {
         match batch::entries::<K, V>(&self.map) {
             Some(entries) => entries.into_iter().map(|(key, _)| key).collect(),
@@ -67,7 +67,7 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         }
     }
 
-    /// Every key with its value. Changes meanwhile may be missed or seen.
+    /// Returns every key with its value. Concurrent changes may be missed or seen.
     pub fn entries(&self) -> Vec<(K, V)> {
         let one_by_one = || {
             let value = |key| self.get(&key).ok().flatten().map(|value| (key, value));
@@ -76,12 +76,12 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         batch::entries(&self.map).unwrap_or_else(one_by_one)
     }
 
-    /// How many entries fit.
+    /// Returns the number of entries that fit.
     pub fn capacity(&self) -> u32 {
         self.map.max_entries()
     }
 
-    /// Every key, with a system call for each.
+    /// Returns every key, with one system call each.
     fn walk(&self) -> Vec<K> {
         let keys = distinct(self.map.keys(), self.capacity() as usize);
         keys.iter().filter_map(|bytes| K::read_from_bytes(bytes).ok()).collect()
@@ -92,8 +92,8 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
     }
 }
 
-/// The keys that a walk meets, each once. The kernel starts a walk over when the key it stands at vanishes: under
-/// constant change it would never end.
+/// Returns the keys that a walk meets, each once. The kernel restarts a walk when its current key is deleted: under
+/// constant change the walk would never end.
 pub(crate) fn distinct(walk: impl Iterator<Item = Vec<u8>>, capacity: usize) -> HashSet<Vec<u8>> {
     let mut keys = HashSet::new();
     for key in walk.take(capacity.saturating_mul(WALKS)) {
@@ -106,7 +106,7 @@ pub(crate) fn distinct(walk: impl Iterator<Item = Vec<u8>>, capacity: usize) -> 
 }
 
 impl<V: IntoBytes + FromBytes + Immutable> Table<u32, V> {
-    /// The sum over all cores of a per-core map's counter at `index`.
+    /// Returns the sum over all cores of a per-core map's counter at `index`.
     pub(crate) fn sum_at(&self, index: u32) -> Result<u64> {
         let cores = self.map.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY).with_context(|| self.place("read"))?;
         let numbers = cores.unwrap_or_default();

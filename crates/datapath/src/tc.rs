@@ -1,6 +1,6 @@
-//! How programs attach to tc, which depends on the kernel's version.
+//! Attachment of programs to tc, which depends on the kernel's version.
 
-/// Which hook of the kernel the programs hang on.
+/// The kernel mechanism that attaches the programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attachment {
     /// TCX, Linux 6.6.
@@ -10,7 +10,7 @@ pub enum Attachment {
 }
 
 impl Attachment {
-    /// The name used in output.
+    /// Returns the name used in output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tcx => "tcx",
@@ -19,12 +19,12 @@ impl Attachment {
     }
 }
 
-/// The hook this kernel has: TCX since Linux 6.6.
+/// Returns the mechanism that this kernel has: TCX since Linux 6.6.
 pub fn supported_attachment() -> Attachment {
     if kernel_version() >= (6, 6) { Attachment::Tcx } else { Attachment::Clsact }
 }
 
-/// The kernel's version: major and minor.
+/// Returns the kernel's version: major and minor.
 pub fn kernel_version() -> (u32, u32) {
     let name = nix::sys::utsname::uname();
     version(&name.map(|name| name.release().to_string_lossy().into_owned()).unwrap_or_default())

@@ -1,7 +1,7 @@
-//! The programs on an authority's host that transfer client keys in band (wire.md §5.4): they note whose flows take keys, and
-//! put one into a packet of such a flow.
+//! The programs on an authority's host that transfer client keys in band (wire.md §5.4): they record flows whose sender
+//! takes keys, and put a key into a packet of such a flow.
 
-use crate::hook::{Attached, Spot};
+use crate::attachments::{Attachments, Spot};
 use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened};
 use crate::run::{self, Ran};
@@ -15,13 +15,13 @@ use wire::map::{FlowKey, Transfer, TransferConfig, transfer_counter};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/transfer.bpf.o"));
 
-/// The programs of an authority's host. They let go of their interfaces when dropped.
+/// The programs of an authority's host. Dropping this detaches them.
 pub struct Transfers {
     object: Loaded,
-    attached: Vec<Attached>,
-    /// Flows whose sender takes keys in band, and since when, seconds since boot.
+    attachments: Attachments,
+    /// Flows whose sender takes keys in band, with the time when they were opened, in seconds since boot.
     pub supporters: Table<FlowKey, u32>,
-    /// Keys that wait for a packet of their flow.
+    /// Keys that are waiting for a packet of their flow.
     pub waiting: Table<FlowKey, Transfer>,
     counters: Table<u32, u64>,
 }
@@ -35,20 +35,20 @@ impl Transfers {
         let object = opened.load("transfer")?;
         let (supporters, waiting) = (object.table("supporters")?, object.table("transfers")?);
         let counters = object.table("counters")?;
-        Ok(Self { object, attached: Vec::new(), supporters, waiting, counters })
+        Ok(Self { object, attachments: Attachments::new(None), supporters, waiting, counters })
     }
 
-    /// Attaches to an interface by which clients reach the authority.
+    /// Attaches to an interface through which clients reach the authority.
     pub fn attach(&mut self, interface: &Interface) -> Result<()> {
         for spot in [Spot::Greeting, Spot::HandingOver] {
             let program = self.object.program(spot.program())?;
-            self.attached.push(Attached::new(program.as_fd(), interface, spot)?);
+            self.attachments.attach(program.as_fd(), interface, spot)?;
         }
         Ok(())
     }
 
-    /// Has the next fitting packet to the client of this flow carry the key, if one leaves within this time. Not, and the
-    /// answer is no, where the client did not say that it takes keys, or an earlier one still waits.
+    /// Puts the key into the next suitable packet to the client of this flow, if one leaves within this time. Returns
+    /// `false`, without doing so, if the client did not say that it takes keys, or an earlier key is still waiting.
     pub fn hand_over(&self, flow: &FlowKey, content: &KeyTransfer, within: Duration) -> Result<bool> {
         if self.supporters.get(flow)?.is_none() {
             return Ok(false);
@@ -61,22 +61,22 @@ impl Transfers {
         Ok(true)
     }
 
-    /// Counted so far under one of [`transfer_counter`].
+    /// Returns the count so far under one of [`transfer_counter`].
     pub fn count(&self, index: u32) -> Result<u64> {
         self.counters.sum_at(index)
     }
 
-    /// Flows that asked for keys, and keys sent.
+    /// Returns the numbers of flows that asked for keys, and of keys sent.
     pub fn counts(&self) -> Result<(u64, u64)> {
         Ok((self.count(transfer_counter::SUPPORT)?, self.count(transfer_counter::HANDED)?))
     }
 
-    /// What the program for what comes in does with one frame.
+    /// Runs the ingress program on one frame.
     pub fn run_in(&self, frame: &[u8]) -> Result<Ran> {
         run::run(&self.object.runnable(Spot::Greeting.program())?, frame, 1)
     }
 
-    /// What the program for what goes out does with one frame.
+    /// Runs the egress program on one frame.
     pub fn run_out(&self, frame: &[u8]) -> Result<Ran> {
         run::run(&self.object.runnable(Spot::HandingOver.program())?, frame, 1)
     }
@@ -84,11 +84,11 @@ impl Transfers {
 
 impl Drop for Transfers {
     fn drop(&mut self) {
-        self.attached.iter().for_each(Attached::detach);
+        self.attachments.detach();
     }
 }
 
-/// The boot clock, nanoseconds.
+/// Returns the boot clock in nanoseconds.
 fn now() -> u64 {
     // Reading a clock that every supported kernel has does not fail.
     clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default().as_nanos() as u64

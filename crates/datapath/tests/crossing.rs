@@ -1,4 +1,5 @@
-//! Frames that cross by way of a process: the table of cases for verifiers of proofs, with a batch as the judge; and many.
+//! Frames that cross through a process: the table of cases for verifiers of proofs, with a batch as the judge; and many
+//! frames in a row.
 
 #[path = "../../engine/tests/cases/mod.rs"]
 mod cases;
@@ -7,16 +8,17 @@ mod line;
 use cases::{Step, Table};
 use datapath::crossing::{BATCH, Counts, Crossing};
 use datapath::interface::Interface;
-use engine::proofs::Outcome;
+use engine::verifier::proofs::Outcome;
 use lab::net::{Namespace, veth};
 use line::Sender;
 use proofs::Batch;
 use std::time::{Duration, Instant};
 
-/// The most that anything may take here.
+/// Time limit for every wait in these tests.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A sender, a crossing, and another one that keeps what it gets: `from` - `near` crossing `far` - `to` keeper `end` - `wall`.
+/// A sender, a crossing, and a second crossing that keeps the frames it receives: `from` - `near` crossing `far` - `to`
+/// keeper `end` - `wall`.
 struct Line {
     sender: Sender,
     crossing: Crossing,
@@ -28,7 +30,7 @@ impl Line {
     fn new() -> Self {
         let names = ["from", "cross", "keep", "wall"].map(|role| {
             let namespace = Namespace::new(role).expect("a namespace");
-            // So that nobody but us sends anything.
+            // Without IPv6, only this test sends frames.
             namespace.sysctl("net/ipv6/conf/default/disable_ipv6", "1").expect("no IPv6");
             namespace
         });
@@ -46,7 +48,7 @@ impl Line {
         Self { sender, crossing, keeper, _names: names }
     }
 
-    /// Turns both until `done`, which is told what crossed and what was kept so far.
+    /// Turns both crossings until `done`, which receives the counts and the frames kept so far.
     fn until(
         &mut self,
         mut judge: impl FnMut(&mut [&mut [u8]]) -> u32,
@@ -72,7 +74,7 @@ impl Line {
     }
 }
 
-/// A judge that lets pass what a batch does, and notes what it says.
+/// Returns a judge that passes the frames that a batch passes, and records the outcomes.
 fn judge<'a>(batch: &'a mut Batch, now: u32, said: &'a mut Vec<Outcome>) -> impl FnMut(&mut [&mut [u8]]) -> u32 + 'a {
     move |frames| {
         let mut outcomes = [Outcome::NotOurs; BATCH];
@@ -95,7 +97,7 @@ fn every_case_of_the_table_has_its_outcome_by_af_xdp() {
             match step {
                 Step::Wait(seconds) => now += seconds,
                 Step::Withdraw(what, until) => batch.change(|verifier| verifier.withdraw(*what, *until)),
-                // No network brings a frame without a whole Ethernet header.
+                // No network delivers a frame without a whole Ethernet header.
                 Step::Frame { frame, .. } if frame.len() <= 14 => {}
                 Step::Frame { frame, outcome, out } => {
                     let passes = !matches!(outcome, Outcome::Drop(_));
@@ -130,12 +132,12 @@ fn many_frames_cross_in_order_and_their_memory_comes_back() {
     let (_, good, _, after) =
         table.first_frames().find(|(name, ..)| name.starts_with("ipv4: aes-cmac")).expect("a row");
     let mut bad = good.clone();
-    // In the proof.
+    // A byte of the proof.
     bad[80] ^= 1;
-    // More than there is memory for, several times.
+    // Several times more than the memory holds.
     let rounds = 300;
     for round in 0..rounds {
-        // A whole batch and a part of one; the sender's port is nobody's to check, and tells frames apart.
+        // One whole batch and part of another; no verifier checks the sender's port, so it can distinguish the frames.
         let mut wanted = Vec::new();
         for number in 0..50u16 {
             let mut frame = if number % 7 == 3 { bad.clone() } else { good.clone() };

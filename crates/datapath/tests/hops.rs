@@ -1,13 +1,15 @@
-//! A path that is fixed by segment routing, on Linux routers: sender, its edge, a verifier aside of the direct path, and the
-//! receiving endpoint (wire.md §8.12). What a sender or somebody on the way changes does not get through.
+//! A path fixed by segment routing, on Linux routers: sender, its edge, a verifier off the direct path, and the
+//! receiving endpoint (wire.md §8.12). Packets that a sender or an attacker on the path has modified do not get
+//! through.
 
 #[allow(dead_code, reason = "the table's rows are its other user")]
 mod provers;
 
 use anyhow::{Context, Result, ensure};
 use datapath::interface::Interface;
-use engine::proofs::{Outcome, Verifier};
-use engine::segment::{Given, Giver};
+use engine::issuing::segment::Giver;
+use engine::model::Given;
+use engine::verifier::proofs::{Outcome, Verifier};
 use lab::Port;
 use lab::forge::Packet;
 use lab::net::{Namespace, veth};
@@ -39,14 +41,14 @@ fn key(verifier: &str) -> ProofKey {
     MasterKey::new([7; 32]).proof_key(verifier, AUTHORITY, Epoch::at(NOW.into(), LENGTH)).unwrap()
 }
 
-/// A verifier that stands before its own hop only.
+/// Creates a verifier that protects its own hop only.
 fn verifier(place: usize) -> Verifier {
     let mut verifier = Verifier::new(vec![HOPS[place].parse::<IpAddr>().unwrap().into()], LENGTH, 3600);
     verifier.keys.insert((AUTHORITY, Epoch::at(NOW.into(), LENGTH)), key(PATH[place]));
     verifier
 }
 
-/// The segment along the path.
+/// Returns the segment for the path.
 fn given() -> Given {
     let path = PATH.map(key);
     let giver = Giver {
@@ -80,7 +82,7 @@ fn given() -> Given {
     plain.along(&giver, &hops()).expect("three hops")
 }
 
-/// Geneve with the segment, and a packet inside that ends with `mark`.
+/// Returns Geneve with the segment, and an inner packet that ends with `mark`.
 fn datagram(given: &Given, mark: u8) -> Vec<u8> {
     let mut header = [0; ENCAPSULATION_MAX];
     let length = given.encapsulation(Payload::Ipv4).encode(&mut header).unwrap();
@@ -148,7 +150,7 @@ impl Stage {
         Ok(Self { sender, edge, aside, _receiver: receiver, provers, out, arrived, port, marks: 0 })
     }
 
-    /// The sender's kernel leads what goes to the receiving endpoint through these first.
+    /// Makes the sender's kernel route packets for the receiving endpoint through these hops first.
     fn lead(&self, through: &[&str]) -> Result<()> {
         let segments = through.join(",");
         let to = format!("{}/128 encap seg6 mode inline segs {segments} via 2001:db8:1::ff dev eth0", HOPS[2]);
@@ -161,7 +163,7 @@ impl Stage {
         Ok(())
     }
 
-    /// A packet on the right path arrives, every verifier has moved its pointer, and nothing came before it.
+    /// Checks that a packet on the right path arrives first, and that every verifier has advanced its pointer.
     fn arrives(&mut self) -> Result<()> {
         self.lead(&HOPS[..2])?;
         self.send(&given())?;
@@ -176,7 +178,8 @@ impl Stage {
         self.provers.iter().map(|prover| prover.program.counts()).collect()
     }
 
-    /// What `send` sends is dropped at this place for this reason, and nowhere else for any.
+    /// Checks that the packets that `send` sends are dropped at this place for this reason, and nowhere else for any
+    /// reason.
     fn stops(
         &mut self,
         what: &str,
@@ -202,7 +205,7 @@ impl Stage {
         self.arrives().with_context(|| format!("after {what}"))
     }
 
-    /// A frame to the edge by hand: these hops, at `place` of them.
+    /// Builds a frame to the edge by hand: with these hops, of which `place` is the next.
     fn by_hand(&self, given: &Given, hops: &[Ipv6Addr], place: usize) -> Result<Vec<u8>> {
         let count = hops.len() as u8;
         let list: Vec<_> = hops.iter().rev().flat_map(Ipv6Addr::octets).collect();
@@ -239,7 +242,7 @@ fn a_fixed_path_leads_through_its_verifiers_and_no_other_way() {
             stage.lead(&[edge, edge])?;
             stage.send(&given())
         })?;
-        // The edge sees its own hop ahead in a packet to another.
+        // In a packet to another hop, the edge sees its own hop ahead.
         stage.stops("the order swapped", 0, DropReason::Malformed, |stage| {
             stage.lead(&[aside, edge])?;
             stage.send(&given())
@@ -265,7 +268,7 @@ fn a_fixed_path_leads_through_its_verifiers_and_no_other_way() {
             let begun = stage.by_hand(&at(&given(), 2), &hops(), 2)?;
             stage.port.send(&begun)
         })?;
-        // Somebody behind the edge takes what it has passed around the verifier aside.
+        // An attacker behind the edge takes a packet that the edge has passed around the verifier off the direct path.
         let mut passed = stage.by_hand(&given(), &hops(), 0)?;
         assert_eq!(verifier(0).judge(&mut passed, NOW), Outcome::Proved);
         let opened = given_in(&passed);
@@ -278,7 +281,7 @@ fn a_fixed_path_leads_through_its_verifiers_and_no_other_way() {
     });
 }
 
-/// The segment with the proofs that this frame has.
+/// Returns the segment with this frame's proofs.
 fn given_in(frame: &[u8]) -> Given {
     let packet = wire::packet::Packet::parse(frame);
     let (read, _) = wire::geneve::Encapsulation::decode(&frame[packet.payload..packet.end]).expect("it was proved");

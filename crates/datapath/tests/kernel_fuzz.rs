@@ -1,8 +1,8 @@
-//! Random and mutated packets, and random things that happen between them: the Rust decisions and the kernel programs must agree
-//! on every one of them, and keep their promises (`fuzzing::promises`).
+//! Differential fuzzing: random and mutated packets, with random operations between them. The Rust decisions and the
+//! kernel programs must agree on every packet, and keep their promises (`fuzzing::promises`).
 //!
-//! `VOUCHSAFE_FUZZ_PACKETS` sets how many (default a million), `VOUCHSAFE_FUZZ_SEED` where to begin. A failure names
-//! both, and the packet.
+//! `VOUCHSAFE_FUZZ_PACKETS` sets the number of packets (default a million), `VOUCHSAFE_FUZZ_SEED` the seed. A failure
+//! names both, and the packet.
 
 #[allow(dead_code, reason = "the table's rows are its other user")]
 mod agents;
@@ -28,9 +28,9 @@ fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-/// Packets between two things that happen.
+/// Number of packets between two operations.
 const BATCH: u64 = 512;
-/// So many that no bucket is ever full, which the model has none of.
+/// Enough buckets that none is ever full, because the model has no buckets.
 const BUCKETS: u32 = 16_384;
 
 #[test]
@@ -68,7 +68,7 @@ fn agree_on_random_packets(hook: Hook) {
         run.compare();
     }
     let Run { tally, unwrapped, between, promises, .. } = &run;
-    // Inside addresses are given behind this decision.
+    // Inside addresses are assigned after this decision.
     let reasons = wire::DropReason::ALL.iter().filter(|reason| **reason != wire::DropReason::NoAddress);
     let missing: Vec<_> = reasons.filter(|reason| tally[**reason as usize] == 0).collect();
     println!("{} packets: {tally:?}; out of shims: {unwrapped:?}; copies: {}", run.packets, promises.copies);
@@ -95,8 +95,8 @@ fn kernel_and_rust_insert_the_same_into_random_packets() {
         let mut frame = packet(&mut chance, NOW, &mut given);
         mutate(&mut chance, &mut frame);
         let parsed = wire::packet::Packet::parse(&frame);
-        // A test run takes no frame without a whole IP header, and none whose checksum is left to the
-        // network card: that only a real sender can ask for.
+        // A test run accepts no frame without a whole IP header, and no frame whose checksum is left to the network
+        // card: only a real sender can request that.
         if frame.len() < 54 || tail::checksum_is_partial(&frame, &parsed) == Some(true) {
             continue;
         }

@@ -1,12 +1,12 @@
-//! A gateway's inside addresses in the kernel programs: who gets which, what becomes of packets, what is left when all is
-//! over. Frames go through the loaded programs one by one.
+//! A gateway's inside addresses in the kernel programs: their assignment, the rewriting of packets, and the state left
+//! when all flows have ended. Frames go through the loaded programs one by one.
 
 #[allow(dead_code, reason = "the flows' tests are its other user")]
 mod gateway;
 #[allow(dead_code, reason = "the table's rows are its other user")]
 mod world;
 
-use datapath::hook::Spot;
+use datapath::Spot;
 use gateway::{Client, FOUR, MACS, PASS, Stage, back_of, both};
 use lab::forge::{Packet, Tcp, flag};
 use lab::seen::Seen;
@@ -43,7 +43,7 @@ fn kernel_gives_a_person_one_address_and_takes_it_off_again() {
     assert_eq!(leases.len(), 2, "one of each family: {leases:?}");
 }
 
-/// A hundred addresses, a thousand people, a hundred of them at a time.
+/// A pool of a hundred addresses serves a thousand people, a hundred of them at a time.
 #[test]
 fn kernel_gives_a_hundred_addresses_to_a_thousand_people_in_turn() {
     let pool: Vec<String> = (1..=100).map(|host| format!("10.9.0.{host}")).collect();
@@ -54,7 +54,7 @@ fn kernel_gives_a_hundred_addresses_to_a_thousand_people_in_turn() {
         stage.admit(&client);
         if live.len() == 100 {
             assert_eq!(stage.shown(&client), None, "no address is free");
-            // The one that came first goes, and its address is the next.
+            // The earliest client leaves, and its address is the next to be assigned.
             let first = order.remove(0);
             let gone = live.remove(&first).unwrap();
             stage.end(&gone);
@@ -88,7 +88,7 @@ fn kernel_reuses_the_address_that_was_used_the_longest_ago() {
         stage.end(&clients[index]);
         stage.reclaim();
     }
-    // Who comes back while theirs is nobody else's has it again.
+    // A person who comes back before the address has gone to another person has the same address again.
     let back = Client { port: 40_001, ..clients[0] };
     stage.verifier.flows.insert(&back.key(), &Flow { handle: 1 << 8, seen: stage.now, ..Flow::default() }).unwrap();
     assert_eq!(stage.shown(&back).unwrap().0, had[0]);
@@ -117,7 +117,7 @@ fn kernel_lets_nobody_in_whose_name_it_does_not_know() {
     assert!(stage.shown(&client).is_some(), "the next packet");
 }
 
-/// Two devices of a person that use one port: the inside sees two.
+/// Two devices of a person that use the same port appear as two to the inside.
 #[test]
 fn kernel_tells_a_persons_devices_apart_by_port() {
     let stage = Stage::new(&FOUR);
@@ -145,7 +145,7 @@ fn kernel_leaves_alone_what_no_token_admitted() {
         assert_eq!(stage.shown(&client), Some((client.address, client.port)), "opened from inside");
     }
     assert!(stage.gateway.addresses.leases.entries().is_empty());
-    // What the inside sends to an address of the pool that nobody has goes nowhere.
+    // Packets from the inside to an unassigned address of the pool are dropped.
     let stray = Packet::new(address("203.0.113.20"), address("10.9.0.3")).ethernet(MACS[1], MACS[0]);
     assert!(stage.outward(&stray.clone().udp(22, 40_000).frame()).is_none());
     assert!(stage.outward(&stray.tcp(Tcp::syn(22, 40_000)).frame()).is_none());
@@ -172,7 +172,7 @@ fn kernel_lets_nobody_outside_pass_for_an_address_of_the_pool() {
             }
             dropped += frames.len() as u64;
         }
-        // The gateway gives an admitted person an inside address, whichever outside address the client has.
+        // The gateway assigns an admitted person an inside address, whatever outside address the client has.
         let client = Client { address: inside, ..Client::new(1, inside.is_ipv6()) };
         stage.admit(&client);
         assert!(stage.shown(&client).is_some());
@@ -186,7 +186,7 @@ fn kernel_translates_errors_with_what_they_quote() {
     for six in [false, true] {
         let phone = Client::new(2, six);
         let client = Client { address: Client::new(3, six).address, ..phone };
-        // Another device of theirs has the port, so that this one's changes.
+        // Another device of the same person has the port, so this device's port changes.
         stage.admit(&phone);
         stage.shown(&phone).unwrap();
         stage.verifier.flows.insert(&client.key(), &Flow { handle: 2 << 8, seen: NOW, ..Flow::default() }).unwrap();
@@ -194,7 +194,7 @@ fn kernel_translates_errors_with_what_they_quote() {
         assert_ne!(port, client.port);
         let (kind, unreachable) = if six { (1, 4) } else { (3, 3) };
         let router = address(if six { "2001:db8:77::1" } else { "192.0.2.1" });
-        // Of the client and of a router on the way about what the server sent.
+        // Errors from the client, and from a router on the path, about the server's packet.
         let sent = Packet::new(client.server, client.address).tcp(Tcp::new(22, client.port, flag::ACK)).ip();
         for (from, shown) in [(client.address, inside), (router, router)] {
             let error = Packet::new(from, client.server).ethernet(MACS[0], MACS[1]);
@@ -203,7 +203,7 @@ fn kernel_translates_errors_with_what_they_quote() {
             let quoted = Seen::ip(&seen.payload).unwrap();
             assert_eq!((quoted.source, quoted.destination, quoted.ports), (client.server, inside, Some((22, port))));
         }
-        // Of the server about what the client sent.
+        // Errors from the server about the client's packet.
         let got = Packet::new(inside, client.server).tcp(Tcp::new(port, 22, flag::ACK)).ip();
         let error = Packet::new(client.server, inside).ethernet(MACS[1], MACS[0]);
         let seen = stage.outward(&error.icmp(kind, unreachable, [0; 4]).payload(&got).frame()).expect("goes out");
@@ -237,7 +237,7 @@ fn kernel_translates_fragments() {
     }
 }
 
-/// The sum of UDP over IPv4 may be left out, and stays out.
+/// A UDP checksum that is absent over IPv4 stays absent.
 #[test]
 fn kernel_makes_no_checksum_where_there_is_none() {
     let stage = Stage::new(&FOUR);

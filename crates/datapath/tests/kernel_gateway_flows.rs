@@ -1,4 +1,4 @@
-//! A gateway's flows in the kernel programs: how they open, what other gateways tell of them, and how they end.
+//! A gateway's flows in the kernel programs: how they open, how peer gateways' reports change them, and how they end.
 
 #[allow(dead_code, reason = "the inside addresses' tests are its other user")]
 mod gateway;
@@ -12,7 +12,8 @@ use wire::map::{Flow, origin, stage, taken};
 use wire::packet::UDP;
 use world::{NOW, address};
 
-/// A client whose SYN was admitted has to know the number of the server's answer, which it only does if it got that.
+/// A client whose SYN was admitted must know the number of the server's answer, which it knows only if it received that
+/// answer.
 #[test]
 fn kernel_opens_a_connection_once_its_client_has_the_answer() {
     const ANSWER: u32 = 1_000_000;
@@ -43,7 +44,7 @@ fn kernel_opens_a_connection_once_its_client_has_the_answer() {
     }
 }
 
-/// What the inside opens, nobody opens or ends who does not know the numbers of either end.
+/// A sender that does not know the sequence numbers of either end can't open or end a flow that the inside opens.
 #[test]
 fn kernel_believes_only_the_one_that_the_inside_calls() {
     const CALL: u32 = 5_000;
@@ -75,13 +76,13 @@ fn kernel_takes_a_told_flow_over_as_if_it_had_admitted_it() {
         assert_eq!(stage.told(&client, flow, true), taken::NEW);
         assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(flow));
         assert_eq!(stage.verifier.grants.get(&flow.handle).unwrap().map(|used| used.flows), Some(1));
-        // The later packet counts, and what closes here is not opened by one of the same second.
+        // The later packet wins, and a packet of the same second does not reopen a flow that is closing here.
         let closing = Flow { stage: stage::CLOSING, seen: flow.seen + 5, ..flow };
         assert_eq!(stage.told(&client, closing, false), taken::KNOWN);
         assert_eq!(stage.told(&client, Flow { stage: stage::OPEN, ..closing }, false), taken::KNOWN);
         assert_eq!(stage.told(&client, flow, true), taken::KNOWN);
         assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(closing));
-        // Where its client and its server are is known from the one that saw them last.
+        // The sequence numbers of client and server come from the gateway that saw them last.
         let again = Flow { stage: stage::OPEN, seen: closing.seen + 1, next: 70, answer: 80, ..closing };
         assert_eq!(stage.told(&client, again, false), taken::KNOWN);
         assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(again));
@@ -89,7 +90,7 @@ fn kernel_takes_a_told_flow_over_as_if_it_had_admitted_it() {
         let strangers = Flow { handle: 8, holder: 0x801, since: flow.since + 1, ..flow };
         assert_eq!(stage.told(&client, strangers, true), taken::OLDER);
         assert_eq!(stage.verifier.flows.get(&client.key()).unwrap(), Some(again));
-        // Another one of the same holder takes its place if it is younger, and its grant counts it.
+        // Another grant's flow of the same holder replaces it if it is younger, and is counted in its own grant.
         let other = Flow { handle: 9, ..flow };
         assert_eq!(stage.told(&client, other, true), taken::OLDER);
         assert_eq!(stage.told(&client, Flow { since: flow.since + 1, ..other }, true), taken::NEW);
@@ -98,7 +99,7 @@ fn kernel_takes_a_told_flow_over_as_if_it_had_admitted_it() {
         stage.verifier.grants.remove(&flow.handle).unwrap();
         stage.verifier.grants.remove(&9).unwrap();
         stage.end(&client);
-        // A token that came there counts here, and an older one takes nothing back.
+        // A token that arrived at the peer counts here, and an older one undoes nothing.
         let datagrams = Client { protocol: UDP, port: 40_001, ..client };
         assert_eq!(stage.told(&datagrams, flow, true), taken::NEW);
         for proved in [flow.seen + 9, flow.seen + 3] {
@@ -133,7 +134,8 @@ fn kernel_takes_what_another_inside_opened_as_far_as_there_is_room() {
     assert_eq!(stage.verifier.outbound().unwrap(), 1000);
 }
 
-/// A client's datagram came by one gateway, and the answer left by the other before it had heard of the flow.
+/// A client's datagram arrived through one gateway, and the answer left through the other before that one had learned
+/// of the flow.
 #[test]
 fn kernel_takes_answers_to_a_clients_datagram_for_no_flow_of_the_inside() {
     let stage = Stage::new(&[]);
@@ -161,7 +163,7 @@ fn kernel_gives_a_told_flow_the_address_that_it_has_there() {
         assert_eq!(stage.shown(&client), Some((address(there), client.port)));
         let used = stage.gateway.addresses.slots.get(&(slot - 1)).unwrap().unwrap();
         assert_eq!((used.flows, used.person), (1, client.person));
-        // Their next flow, which begins here, has the same one; somebody else's has another.
+        // The client's next flow, which begins here, has the same address; another client's has a different one.
         let next = Client { port: 40_001, ..client };
         stage.admit(&next);
         assert_eq!(stage.shown(&next), Some((address(there), next.port)));
@@ -202,14 +204,14 @@ fn kernel_leaves_room_for_the_neighbours_of_a_host_that_opens_all_it_can() {
         let of = |stage: &Stage, from: IpAddr| {
             stage.verifier.flows.keys().iter().filter(|key| key.server().0 == from).count()
         };
-        // The whole room is for 1000, and one address has a quarter.
+        // The limit is 1000 flows in all, of which one address may have a quarter.
         for port in 0..400 {
             open(&stage, server, 10_000 + port, 443);
         }
         assert_eq!(of(&stage, server), 250);
         open(&stage, neighbour, 8000, 443);
         assert_eq!(of(&stage, neighbour), 1);
-        // The sweep counts anew: it takes none away, and gives back what has ended.
+        // The sweep recounts: it removes no live flow, and releases those that have ended.
         stage.verifier.sweep(stage.now).unwrap();
         open(&stage, server, 20_000, 443);
         assert_eq!(of(&stage, server), 250);
@@ -222,7 +224,7 @@ fn kernel_leaves_room_for_the_neighbours_of_a_host_that_opens_all_it_can() {
     }
 }
 
-/// Somebody whose grant was revoked lets more flows end than any table of what has ended could hold.
+/// A client whose grant was revoked lets more flows end than any table of ended flows could hold.
 #[test]
 fn kernel_remembers_the_end_of_a_revoked_flow_whatever_else_ends() {
     let mut stage = Stage::of_size(131_072);
@@ -247,7 +249,7 @@ fn kernel_remembers_the_end_of_a_revoked_flow_whatever_else_ends() {
         all.clone().filter(is_open).count()
     };
     assert_eq!(opened(&stage), 0, "the inside's answers opened revoked flows again");
-    // It stays so while the inside goes on, and no longer.
+    // The flows stay ended while the inside keeps sending, and no longer.
     stage.now += 50;
     stage.set_clock();
     assert_eq!(opened(&stage), 0);

@@ -1,4 +1,4 @@
-//! The verifier's hooks on a virtual cable: what a stack really sends, with the agent on its other end.
+//! The verifier's hooks on a veth pair: packets as a real stack sends them, with the agent on the other end.
 
 #[allow(dead_code, reason = "the table's rows are its other user")]
 mod table;
@@ -12,7 +12,6 @@ use datapath::hook::{self, Hook, Mode};
 use datapath::interface::Interface;
 use datapath::tc::supported_attachment;
 use datapath::verifier::Verifier;
-use engine::insertion;
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};
 use lab::net::{Namespace, veth};
@@ -25,7 +24,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 use table::Transport;
 use wire::Destination;
-use wire::map::{Flow, FlowKey, GrantEntry, Owner, counter, origin, owner, stage};
+use wire::map::{Flow, FlowKey, GrantEntry, GrantSlot, Owner, counter, origin, owner, stage};
 use world::{Deciders, Family, Grant, NOW, families};
 
 const ROOT: Owner = Owner { kind: owner::USER, reserved: 0, id: 0 };
@@ -38,7 +37,7 @@ fn stand_in(namespace: &Namespace) {
     setns(File::open(namespace.path()).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
 }
 
-/// A server that is protected and a client, joined by a cable; this thread stands in the server's namespace.
+/// Creates a protected server and a client, joined by a veth pair; this thread enters the server's namespace.
 fn cable() -> (Namespace, Namespace) {
     let (server, client) = (Namespace::new("server").unwrap(), Namespace::new("client").unwrap());
     let addresses = ["203.0.113.10/24 2001:db8::10/64", "203.0.113.7/24 2001:db8::7/64"];
@@ -47,11 +46,11 @@ fn cable() -> (Namespace, Namespace) {
     (server, client)
 }
 
-/// An agent on this device of the client that has grants for the protected ports.
+/// Attaches an agent to this device of the client, with grants for the protected ports.
 fn agent(client: &Namespace, device: &str) -> Agent {
     stand_in(client);
     let mut agent = Agent::load(14, false, supported_attachment(), None).unwrap_or_else(|error| panic!("{error:#}"));
-    let protected = engine::protected::entries(&world::receivers()).unwrap();
+    let protected = engine::model::protected::entries(&world::receivers()).unwrap();
     let entries: Vec<_> =
         protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
     agent.protect(&entries).unwrap();
@@ -73,7 +72,7 @@ fn agent(client: &Namespace, device: &str) -> Agent {
                 spent: 0,
                 reserved2: 0,
             };
-            agent.grants.set(&insertion::slot(SUBJECT, &to), &entry).unwrap();
+            agent.grants.set(&GrantSlot::new(SUBJECT, &to), &entry).unwrap();
         }
     }
     agent.attach(&Interface::named(device).unwrap()).unwrap();
@@ -84,7 +83,7 @@ fn at(to: Destination) -> SocketAddr {
     (to.address, to.port).into()
 }
 
-/// Sends a lot through a new connection; gives the client's address.
+/// Sends a lot of data through a new connection; returns the client's address.
 fn stream(client: &Namespace, family: &Family) -> SocketAddr {
     let to = at(Transport::Tcp.destination(family));
     let listener = TcpListener::bind(to).unwrap();
@@ -119,11 +118,12 @@ fn kernel_takes_tokens_out_of_what_a_stack_sends() {
     for hook in Hook::ALL {
         for finished in [false, true] {
             let (server, client) = cable();
-            // With it off, the sending stack writes whole checksums; on, it leaves them to a card that isn't there.
+            // With the offload off, the sending stack writes whole checksums; with it on, the stack leaves them to a
+            // card that does not exist.
             if finished && client.offload("eth0", "tx", false).is_err() {
                 continue;
             }
-            // IPv6 super-packets beyond 64 KiB, where the kernel has them.
+            // IPv6 super-packets beyond 64 KiB, if the kernel supports them.
             let _ = client.ip("link set eth0 gso_max_size 200000");
             let _agent = agent(&client, "eth0");
             stand_in(&server);
@@ -146,14 +146,14 @@ fn kernel_takes_tokens_out_of_what_a_stack_sends() {
     }
 }
 
-/// At tc the outer tag is beside the packet, at XDP in it.
+/// At tc the outer VLAN tag is in the metadata, at XDP in the packet.
 #[test]
 fn kernel_looks_behind_a_vlan_tag() {
     for hook in Hook::ALL {
         let (server, client) = cable();
         for (namespace, host) in [(&server, 10), (&client, 7)] {
             if namespace.ip("link add link eth0 name tagged type vlan id 5").is_err() {
-                // Not every test kernel has VLANs.
+                // Some test kernels lack VLANs.
                 return;
             }
             namespace.ip("address flush dev eth0").unwrap();
@@ -188,7 +188,7 @@ fn kernel_changes_the_hook_and_keeps_the_tables() {
     assert!(connects());
     for (round, hook) in [Hook::Xdp, Hook::Tc, Hook::Tc, Hook::Xdp, Hook::Tc].into_iter().enumerate() {
         let mut verifier = Verifier::load(hook, world::config(), world::SIZES, Some(pins.clone())).unwrap();
-        let protected = engine::protected::entries(&world::receivers()).unwrap();
+        let protected = engine::model::protected::entries(&world::receivers()).unwrap();
         let entries: Vec<_> =
             protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
         verifier.protect(&entries).unwrap();
@@ -210,7 +210,7 @@ fn kernel_changes_the_hook_and_keeps_the_tables() {
     assert!(connects());
 }
 
-/// Datagrams of one flow that the stack has put together: nothing can be cut out from between them.
+/// Datagrams of one flow that the stack has merged: nothing can be cut out of the middle.
 #[test]
 fn kernel_at_tc_admits_by_the_first_of_several_datagrams() {
     for family in families() {
@@ -236,7 +236,7 @@ fn kernel_at_tc_admits_by_the_first_of_several_datagrams() {
         assert_eq!(judged(&several, tokened as u32), Outcome::Drop(wire::DropReason::Replayed));
         let plain = Transport::Udp.later(&family, 40000).payload(&[1; 300]).frame();
         assert_eq!(judged(&plain, 100), Outcome::Flow);
-        // The short length of a long packet is only believed of one that the stack has put together, and of its size.
+        // A zero length field is accepted only in a super-packet that is too long for the field.
         let endless = Packet::new(family.client, family.server).tcp(Tcp::new(1, 22, flag::ACK)).payload(&[0; 99]);
         let mut frame = endless.frame();
         let length = if family.server.is_ipv6() { 18 } else { 16 };
@@ -277,7 +277,7 @@ fn kernel_hands_over_copies_of_name_servers_answers_and_of_a_flood_only_some() {
     let most = PER_SECOND * (begun.elapsed().as_secs() + 2);
     let heard = copies.try_iter().count() as u64;
     assert!(heard > 0 && heard <= most, "{heard}");
-    // One that was not told to listen hands over nothing.
+    // An agent without `hear` passes nothing to user space.
     let deaf = load(false).unwrap();
     let (sender, copies) = std::sync::mpsc::channel();
     let buffer = deaf.held().unwrap().open(move |copy| drop(sender.send(copy)), |_| {}).unwrap();
@@ -286,7 +286,7 @@ fn kernel_hands_over_copies_of_name_servers_answers_and_of_a_flood_only_some() {
     assert_eq!(copies.try_iter().count(), 0);
 }
 
-/// What a blind sender can do: a segment of this client from every port.
+/// Sends what a blind attacker can: a segment with this client's address from every port.
 fn forge_from_every_port(port: &Port, macs: [[u8; 6]; 2], client: IpAddr, to: SocketAddr, flags: u8) {
     for source in 0..=u16::MAX {
         let forged = Packet::new(client, to.ip()).ethernet(macs[0], macs[1]).tcp(Tcp::new(source, to.port(), flags));
@@ -331,7 +331,7 @@ fn kernel_keeps_idle_connections_alive_whatever_is_forged_to_end_them() {
     }
 }
 
-/// The flow once it has had so many packets and is at this stage.
+/// Waits until the flow has had this many packets and is at this stage, and returns it.
 fn flow_at(verifier: &Verifier, key: &FlowKey, packets: u64, stage: u8, why: &str) -> Flow {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
@@ -352,7 +352,7 @@ fn kernel_asks_the_stack_what_it_knows_of_a_connection() {
         let port = Port::open(&client, "eth0").unwrap();
         let macs = [client.mac("eth0").unwrap(), server.mac("eth0").unwrap()];
         for (family, ghost) in families().into_iter().zip(["203.0.113.9", "2001:db8::9"]) {
-            // Nobody's address: no stack answers what the server sends there.
+            // An unused address: no stack answers the server's packets to it.
             let mac = macs[0].map(|byte| format!("{byte:02x}")).join(":");
             server.ip(&format!("neigh replace {ghost} lladdr {mac} dev eth0")).unwrap();
             let ghost: IpAddr = ghost.parse().unwrap();
@@ -376,7 +376,7 @@ fn kernel_asks_the_stack_what_it_knows_of_a_connection() {
             flow_at(&verifier, &key, 2, stage::OPENING, "a number was guessed");
             segment(1, answer, flag::ACK);
             flow_at(&verifier, &key, 3, stage::OPEN, "the client knows the answer");
-            // An adopted connection: the verifier has not seen where its client is.
+            // An adopted connection: the verifier does not know its client's sequence number.
             let adopted = Flow { origin: origin::ADOPTED, seen: NOW, ..Flow::default() };
             verifier.flows.remove(&key).unwrap();
             verifier.flows.insert(&key, &adopted).unwrap();

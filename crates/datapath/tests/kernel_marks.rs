@@ -1,4 +1,5 @@
-//! The verdict as a mark: what is admitted has it, with its grant's class; nothing is dropped, and nobody else's mark stays.
+//! The verdict as a mark: admitted packets have it, with their grant's class; nothing is dropped, and a mark set by
+//! others under the mask is cleared.
 
 #[allow(dead_code, reason = "the table's rows are its other user")]
 mod world;
@@ -13,7 +14,7 @@ use world::{Deciders, Grant, NOW, families};
 const MARK: u32 = 0x5600_0000;
 const MASK: u32 = 0xffff_0000;
 const CLASS: u32 = 7;
-/// A bit that is not the verifier's, and one that is.
+/// Bits outside the verifier's mask, and bits inside it that another program has set.
 const OTHERS: u32 = 0x8001;
 const FORGED: u32 = MARK | 0x00ff_0000;
 const PASS: u32 = u32::MAX;
@@ -37,16 +38,16 @@ fn kernel_marks_what_is_admitted_with_its_class() {
             assert_eq!(ran.code, PASS, "nothing is dropped");
             (ran.frame, mark)
         };
-        // Without a token, without a flow, and to what is not protected: no mark of the verifier's.
+        // Without a token, without a flow, and to an unprotected service: no mark of the verifier's.
         for frame in [&plain, &next, &open] {
             assert_eq!(run(frame), (frame.clone(), OTHERS));
         }
-        // The first packet comes without its token, and of no class until that is told.
+        // The first packet arrives without its token, and has no class until user space sets it.
         assert_eq!(run(&first), (plain.clone(), OTHERS | MARK));
         let classes = deciders.kernel.classes.as_ref().expect("it marks");
         classes.set(&handle, &GrantClass { class: CLASS, expires: NOW + 300 }).unwrap();
         assert_eq!(run(&next), (next.clone(), OTHERS | MARK | CLASS << 16));
-        // The token is used up: again it is what it was.
+        // The token is used up, so the packet is unmarked.
         assert_eq!(run(&first), (first.clone(), OTHERS));
         let flow = deciders.kernel.flows.keys();
         deciders.kernel.flows.remove(&flow[0]).unwrap();

@@ -1,17 +1,18 @@
-//! The table of cases for verifiers of proofs through the kernel program; the same frames again, when they are remembered.
+//! The table of cases for verifiers of proofs, run through the kernel program, and each frame again once its proof is
+//! remembered.
 
 #[path = "../../engine/tests/cases/mod.rs"]
 mod cases;
 mod provers;
 
 use cases::{Step, Table};
-use engine::proofs::Outcome;
+use engine::verifier::proofs::Outcome;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use provers::{Prover, Way};
 use wire::DropReason;
 
-/// Each core remembers for itself: this thread stays where it is from here on.
+/// Pins this thread to one core, because each core remembers proofs separately.
 fn stay_on_one_core() {
     let this = Pid::from_raw(0);
     let all = sched_getaffinity(this).expect("the cores it may run on");
@@ -33,7 +34,7 @@ fn kernel_and_table_agree_on_every_case() {
                     Step::Wait(seconds) => now += seconds,
                     Step::Withdraw(what, until) => prover.withdraw(what, *until),
                     Step::Frame { frame, outcome, out } => {
-                        // What is remembered changes no outcome.
+                        // A remembered proof does not change the outcome.
                         for time in ["first", "second"] {
                             let (got, _, left) = prover.judge(frame, now);
                             if got != *outcome || left != *out {
@@ -68,7 +69,7 @@ fn kernel_computes_a_steady_flows_proof_once_and_again_when_something_changed() 
         for way in [Way::Computed, Way::Remembered, Way::Remembered] {
             assert_eq!(prover.judge(&frame, table.now).1, Some(way), "{text}");
         }
-        let elsewhere = engine::proofs::Withdrawal {
+        let elsewhere = engine::verifier::proofs::Withdrawal {
             vni: wire::Vni::from([0, 0, 1]),
             receiver: [10, 9, 9, 9].into(),
             sender: None,
@@ -92,13 +93,13 @@ fn kernel_asks_whether_a_receiver_withdrew_while_any_of_its_class_has() {
     let receiver =
         u32::from_be_bytes(*frame[frame.len() - inner_length(frame) + 16..].first_chunk().expect("an address"));
     let vni = wire::Vni::from([frame[46], frame[47], frame[48]]);
-    let of = |vni, receiver: u32| engine::proofs::Withdrawal {
+    let of = |vni, receiver: u32| engine::verifier::proofs::Withdrawal {
         vni,
         receiver: std::net::Ipv4Addr::from(receiver).into(),
         sender: None,
     };
     let revoked = Outcome::Drop(DropReason::Revoked);
-    // Another network's receiver of that address is of its class, but another.
+    // A receiver with that address in another network is of the same class, but not the same receiver.
     prover.withdraw(&of(wire::Vni::from([9, 9, 9]), receiver), table.now + 100_000);
     assert_eq!(prover.judge(frame, table.now).0, Outcome::Proved);
     prover.withdraw(&of(vni, receiver), table.now + 100_000);
@@ -109,7 +110,7 @@ fn kernel_asks_whether_a_receiver_withdrew_while_any_of_its_class_has() {
     assert_eq!(prover.judge(frame, table.now).0, revoked, "what is swept takes no other's class along");
 }
 
-/// Of the packet inside: it fills what is outside.
+/// Returns the length of the inner packet, which fills the outer one.
 fn inner_length(frame: &[u8]) -> usize {
     let count = usize::from(frame[54] >> 3 & 7);
     frame.len() - 74 - 16 * count
@@ -146,7 +147,8 @@ fn kernel_remembers_no_more_than_it_has_room_for_and_what_is_forgotten_is_comput
     assert!(computed > valid.len() * 2, "{computed} of {} were forgotten in between", valid.len() * 4);
 }
 
-/// SVLAN §VII, verifier flooding: what strangers send is kept nowhere, and nobody is forgotten for it.
+/// SVLAN §VII, verifier flooding: the verifier keeps nothing that unauthenticated senders send, and forgets no flow
+/// because of it.
 #[test]
 fn kernel_verifier_flooding_leaves_nothing_and_forgets_nobody() {
     stay_on_one_core();
@@ -155,7 +157,7 @@ fn kernel_verifier_flooding_leaves_nothing_and_forgets_nobody() {
     let (_, steady, ..) = table.first_frames().find(|(name, ..)| name.starts_with("ipv4: siphash")).expect("a row");
     assert_eq!(prover.judge(steady, table.now).1, Some(Way::Computed));
     let (keys, withdrawals) = (prover.program.keys(), prover.program.withdrawals());
-    // Proofs that would take every place there is.
+    // Proofs that would occupy every slot.
     for guess in 0..4096_u32 {
         let mut flood = steady.clone();
         let proof = 42 + 12 + 20;
@@ -173,7 +175,7 @@ fn kernel_takes_no_changed_frame_that_the_decision_in_rust_refuses() {
     let verifier = &table.verifiers[0];
     let prover = Prover::new(verifier, 4096);
     let cases: Vec<_> = table.first_frames().collect();
-    // Numbers that any generator would do for; the same ones each time.
+    // Pseudo-random numbers of no particular quality, the same in every run.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = |below: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -1,4 +1,4 @@
-//! The table of sessions that ended, when it is full.
+//! The table of ended sessions when it is full.
 
 #[allow(dead_code, reason = "the table's rows are its other user")]
 mod world;
@@ -22,7 +22,7 @@ fn kernel_shuts_out_the_account_that_fills_the_table_of_ended_sessions_and_nobod
     for session in 0..15 {
         assert_eq!(table.set(holder(9, session), NOW + u32::from(session)).expect("room"), None);
     }
-    // No room is left, and account 9 has the most.
+    // The table is full, and account 9 has the most entries.
     assert_eq!(table.set(holder(8, 1), NOW + 50).expect("account 9 makes room"), Some(9));
     for session in 0..=255 {
         assert!(table.contains(holder(9, session)).expect("read"), "session {session}");
@@ -30,10 +30,10 @@ fn kernel_shuts_out_the_account_that_fills_the_table_of_ended_sessions_and_nobod
     let alone = |account| (0..=255).filter(|session| table.contains(holder(account, *session)).expect("read")).count();
     assert_eq!((alone(7), alone(8), alone(6)), (1, 1, 0));
     assert_eq!(table.entries().len(), 3);
-    // The account's later sessions take no more room, and the last one counts.
+    // The account's later sessions take no more room, and the latest expiry counts.
     table.set(holder(9, 200), NOW + 70).expect("room");
     assert!(table.entries().contains(&(RevokedKey::account(9), NOW + 70)));
-    // When its grants have ended, it is back.
+    // Once its grants have expired, the account is accepted again.
     verifier.sweep(NOW + 101).expect("sweep");
     assert_eq!((alone(9), alone(7)), (0, 1));
 }
@@ -47,7 +47,7 @@ fn kernel_refuses_a_session_more_only_if_no_account_has_two() {
         table.set(holder(account, 0), NOW + 100).expect("room");
     }
     assert!(table.set(holder(17, 0), NOW + 100).is_err());
-    // An account that has one already has two then.
+    // With this session, an account that already has an entry has two.
     assert_eq!(table.set(holder(5, 1), NOW + 100).expect("its own room"), Some(5));
     assert_eq!(table.entries().len(), 16);
 }

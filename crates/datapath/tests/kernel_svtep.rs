@@ -1,4 +1,5 @@
-//! A tunnel endpoint's programs, packet by packet: what goes in comes out, and nothing else does.
+//! A tunnel endpoint's programs, packet by packet: tenants' packets come out of the tunnel as they went in, and nothing
+//! else does.
 
 #[path = "../../engine/tests/cases/mod.rs"]
 #[allow(dead_code, reason = "the other verifiers' tests are its other users")]
@@ -10,7 +11,7 @@ use datapath::Pins;
 use datapath::clock;
 use datapath::run::Ran;
 use endpoints::{Endpoint, INTERFACE, MTU, REPORTS, address, families, vni};
-use engine::proofs::{Outcome, Verifier};
+use engine::verifier::proofs::{Outcome, Verifier};
 use lab::forge::{Packet, Tcp, flag};
 use lab::mint::now;
 use lab::segments::{EPOCH_LENGTH, MAX_LIFETIME};
@@ -51,14 +52,14 @@ fn kernel_puts_a_packet_in_and_takes_the_same_out_whatever_the_families() {
         for _ in ["computed", "remembered"] {
             let (back, counted) = endpoint.counted(|| endpoint.program.run_in(&out.frame).unwrap());
             assert_eq!((back.code, counted), (REDIRECT, tunnel::DELIVERED), "{ends:?}");
-            // Linux 6.1 wants short packets padded. What is behind a packet's own end is nobody's.
+            // Linux 6.1 requires padding of short packets. Bytes beyond a packet's own end belong to no packet.
             assert!(ended(&back).starts_with(&frame[14..]), "{ends:?}");
             assert_eq!(back.frame[12..14], frame[12..14], "{ends:?}");
         }
     }
 }
 
-/// What a router does whose address the next hop is.
+/// Forwards a packet as the router with the next hop's address does.
 fn route_on(frame: &mut [u8]) {
     let left = usize::from(frame[57]) - 1;
     frame[57] = left as u8;
@@ -86,7 +87,7 @@ fn kernel_leads_packets_along_a_fixed_path_and_takes_them_out_at_its_end() {
         assert_eq!((out.code, counted), (REDIRECT, tunnel::SENT), "{ends:?}");
         assert_eq!(out.frame.len(), frame.len() + entry.grows());
         let mut led = out.frame;
-        // Nobody takes it out who is not at the path's end, nor one that has gone around.
+        // The end of the path rejects a packet that has bypassed a verifier.
         let mut around = led.clone();
         route_on(&mut around);
         let malformed = || endpoint.program.proofs.counts().unwrap()[DropReason::Malformed as usize];
@@ -143,7 +144,7 @@ fn kernel_decides_at_the_endpoint_as_every_other_verifier_of_proofs() {
                         };
                         let remembered = *outcome == Outcome::Proved && moved == [counter::FLOW as usize];
                         assert!(moved == expected || remembered, "{}: {moved:?}, not {expected:?}", case.name);
-                        // Nobody is behind the interfaces that the table's segments name.
+                        // No tenant is behind the interfaces that the table's segments name.
                         assert_eq!(ran.code, if *outcome == Outcome::NotOurs { UNSPEC } else { SHOT }, "{}", case.name);
                         judged += 1;
                     }
@@ -168,7 +169,7 @@ fn kernel_sends_only_what_a_segment_is_for() {
         counted
     };
     let (sender, receiver) = (ends.sender, ends.receiver);
-    // Nobody listens to what is handed over, so that it finds no room.
+    // This test opens no buffer, so packets for user space find no room.
     assert_eq!(sent(&datagram(sender, receiver, SERVICE, b"")), tunnel::SENT);
     assert_eq!(sent(&datagram(sender, receiver, SERVICE + 1, b"")), tunnel::UNREPORTED, "another port");
     assert_eq!(sent(&datagram(address("10.0.0.3"), receiver, SERVICE, b"")), tunnel::UNREPORTED, "another's address");
@@ -344,7 +345,7 @@ fn kernel_hands_over_what_is_too_long_and_not_what_the_network_cuts_up() {
         let tcp = Packet::new(ends.sender, ends.receiver).tcp(Tcp::new(40_000, SERVICE, flag::ACK));
         let tcp = tcp.payload(&[0; 3000]).frame();
         let segments = |of| endpoint.counted(|| endpoint.program.run_out_segments(&tcp, of).unwrap()).1;
-        // What is run here is not known to be TCP's by the kernel, which then refuses to change a super-packet.
+        // In a test run, the kernel does not know that the packet is TCP, and refuses to change a super-packet.
         assert_eq!(segments(room as u32 - 20), tunnel::FAILED);
         assert_eq!(segments(room as u32 - 19), tunnel::UNREPORTED);
     }
@@ -362,7 +363,7 @@ fn kernel_hands_over_no_more_than_a_tenants_share() {
         (0..REPORTS as u16 + 3).map(|i| datagram(ends.sender, ends.receiver, i + 1, b"held")).collect();
     let second = lab::mint::now();
     let run = |frame: &Vec<u8>| {
-        // The clock stands still, so that all comes within a second.
+        // The clock stands still, so that all packets arrive within one second.
         let reading = clock::coarse_reading(second.into()).wrapping_add(200_000_000);
         endpoint.program.proofs.set_clock(reading).unwrap();
         endpoint.counted(|| endpoint.program.run_out(frame).unwrap()).1

@@ -30,7 +30,7 @@ fn transfer(number: u16) -> KeyTransfer {
     KeyTransfer { key: ClientKey::of(pair, b"a secret"), pair }
 }
 
-/// The frame in a shim, as `wire` puts it there.
+/// Returns the frame in a shim, as made by `wire`.
 fn wrapped(frame: &[u8], content: &Content) -> Vec<u8> {
     let packet = wire::packet::Packet::parse(frame);
     let mut frame = [frame, &[0; shim::SHIM_LEN]].concat();
@@ -49,7 +49,7 @@ fn agent() -> Agent {
     agent
 }
 
-/// An agent whose connection to the authority has begun.
+/// Returns an agent that has just opened a connection to the authority.
 fn asking() -> Agent {
     let agent = agent();
     let syn = segment(LAPTOP, AUTHORITY, flag::SYN).frame();
@@ -75,7 +75,7 @@ fn kernel_the_first_packet_to_an_authority_says_that_keys_are_taken_and_the_same
         assert_eq!((ran.code, ran.frame), (PASS, plain));
     }
     assert_eq!(agent.count(agent_counter::SUPPORT).unwrap(), 1);
-    // Another connection says it again.
+    // Another connection makes the offer again.
     let other = segment(SocketAddrV4::new(*LAPTOP.ip(), 40_001), AUTHORITY, flag::SYN).frame();
     assert_eq!(agent.run(&other, 1).unwrap().frame, wrapped(&other, &Content::Support));
 }
@@ -150,7 +150,7 @@ fn transfers() -> Transfers {
     Transfers::load(AUTHORITY.port()).unwrap_or_else(|error| panic!("{error:#}"))
 }
 
-/// An authority's host to which a client has said that it takes keys.
+/// Returns the programs of an authority's host to which a client has said that it takes keys.
 fn greeted() -> Transfers {
     let transfers = transfers();
     let syn = segment(LAPTOP, AUTHORITY, flag::SYN).frame();
@@ -198,7 +198,7 @@ fn kernel_a_key_goes_out_once_on_its_flow_and_in_a_packet_that_fits() {
     let ran = transfers.run_out(&reply).unwrap();
     let expected = wrapped(&reply, &Content::KeyTransfer(mine.encode()));
     assert_eq!((ran.code, hex::encode(ran.frame)), (PASS, hex::encode(expected)));
-    // The same segment, which TCP sends again.
+    // The retransmission of the segment.
     assert_eq!(transfers.run_out(&reply).unwrap().frame, reply);
     assert_eq!(transfers.counts().unwrap(), (1, 1));
     assert!(transfers.hand_over(&flow(), &transfer(2), SOON).unwrap(), "there is room for the next one");

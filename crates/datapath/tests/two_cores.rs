@@ -1,6 +1,6 @@
 //! The loaded program on two cores at the same moment: a token admits once, whatever the other core does.
 //!
-//! `VOUCHSAFE_PAIRS` sets how many pairs of packets there are (default a million).
+//! `VOUCHSAFE_PAIRS` sets the number of pairs of packets (default a million).
 
 #[allow(dead_code, reason = "the table's rows are its other user")]
 mod world;
@@ -21,24 +21,24 @@ use wire::{Destination, Epoch, tail};
 use world::{Deciders, Family, Grant, NOW, SIZES, families};
 use zerocopy::IntoBytes;
 
-/// Pairs between two sweeps; the flows of one round go with the next.
+/// Number of pairs between two sweeps; the flows of one round are removed in the next.
 const ROUND: usize = 4096;
-/// Seconds from round to round: the tokens of one are no longer live in the next.
+/// Seconds between rounds: the tokens of one round are no longer valid in the next.
 const PAUSE: u32 = 100;
 const PASS: u32 = 2;
-/// How long one side waits for the other.
+/// Time limit for waiting for the other side.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn pairs() -> usize {
     std::env::var("VOUCHSAFE_PAIRS").ok().and_then(|text| text.parse().ok()).unwrap_or(1_000_000)
 }
 
-/// What the two packets of a pair have in common.
+/// Properties that the two packets of a pair share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Pair {
     /// Everything.
     Copies,
-    /// The token; they come from two ports.
+    /// The token; the ports differ.
     Ports,
     /// The token, in datagrams.
     Datagrams,
@@ -64,13 +64,13 @@ fn pin(core: usize) {
     sched_setaffinity(Pid::from_raw(0), &cores).expect("this machine has two cores");
 }
 
-/// Two cores are enough for one test at a time.
+/// Serialises the tests: two cores are enough for one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static CORES: Mutex<()> = Mutex::new(());
     CORES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets two threads go at the same moment, again and again.
+/// Releases two threads at the same moment, again and again.
 #[derive(Default)]
 struct Gate {
     arrived: AtomicUsize,
@@ -83,7 +83,7 @@ impl Gate {
         let began = Instant::now();
         while self.arrived.load(Ordering::Acquire) < 2 * (number + 1) {
             spins = spins.wrapping_add(1);
-            // The other thread may wait for this core: other programs run here, too.
+            // The other thread may be waiting for this core, because other programs run here, too.
             if !spins.is_multiple_of(4096) {
                 spin_loop();
                 continue;
@@ -94,7 +94,7 @@ impl Gate {
     }
 }
 
-/// A verifier whose limits are far away, so that nothing but a replay is refused.
+/// Returns a verifier with limits so high that only replays are refused.
 fn deciders() -> Deciders {
     let config = VerifierConfig { flows_per_grant: 1 << 20, flows_per_account: 1 << 20, ..world::config() };
     let sizes = Sizes {
@@ -123,7 +123,7 @@ fn two_cores_admit_a_token_once() {
         let family = families()[round % 2];
         let grant = Grant { epoch, expires: now + 300, ..Grant::new(&family, 1 + round as u64) };
         let runners = [(); 2].map(|()| deciders.kernel.runner("admit").expect("a program"));
-        // Every other round, upkeep runs beside it.
+        // In every other round, the sweep runs concurrently.
         let sweeper = (round % 4 < 2).then(|| deciders.kernel.runner("sweep").expect("a program"));
         let admitted: Vec<AtomicU8> = (0..ROUND).map(|_| AtomicU8::new(0)).collect();
         let (gate, done) = (Gate::default(), AtomicBool::new(false));
@@ -188,7 +188,7 @@ fn no_flow_outlives_a_revocation_beside_its_first_packet() {
     let deciders = deciders();
     let family = families()[0];
     deciders.set_clock(NOW);
-    // As many handles as there is room for among revocations.
+    // As many handles as the table of revocations holds.
     let count = pairs().min(3000);
     let grants: Vec<_> = (0..count).map(|number| Grant::new(&family, 1 + number as u64)).collect();
     let frames: Vec<_> =
@@ -218,7 +218,7 @@ fn no_flow_outlives_a_revocation_beside_its_first_packet() {
             }
         });
     });
-    // What came after its sweep was refused, and what came before was swept: no other sweep is needed.
+    // A packet after its sweep was refused, and a flow before it was swept: no other sweep is needed.
     let left: Vec<_> = deciders.kernel.flows.entries().into_iter().map(|(_, flow)| flow.handle).collect();
     println!("{count} pairs of a first packet and a revocation: {} passed", passed.load(Ordering::Acquire));
     assert!(left.is_empty(), "{} flows outlive their revocation: {left:x?}", left.len());

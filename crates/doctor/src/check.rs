@@ -1,16 +1,16 @@
-//! One thing that was looked at, and how a list of them reads.
+//! The result of one check, and the report of a list of checks.
 
 use serde::Serialize;
 
-/// How it stands.
+/// Severity of a check's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// As it should be.
+    /// All is well.
     Ok,
-    /// It works, and could be better.
+    /// The item works, but could be better.
     Warn,
-    /// It does not work without.
+    /// The item is required and missing.
     Missing,
 }
 
@@ -24,18 +24,18 @@ impl State {
     }
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// The interface that it is about; none if it is about the host.
+    /// Interface that was checked; none if the check concerns the host.
     pub interface: Option<String>,
-    /// What was looked at.
+    /// Name of the check.
     pub check: &'static str,
-    /// How it stands.
+    /// Severity of the result.
     pub state: State,
-    /// What was found, in a line.
+    /// Finding, in one line.
     pub found: String,
-    /// What to do about it; none if all is well.
+    /// Advice; none if all is well.
     pub remedy: Option<String>,
 }
 
@@ -57,12 +57,13 @@ impl Check {
     }
 }
 
-/// The first line, without what could steer a terminal.
+/// Returns the first line, without control characters, which could control a terminal.
 fn line(text: &str) -> String {
     text.lines().next().unwrap_or_default().replace(char::is_control, "?")
 }
 
-/// What people read: a line for each check, what to do below it, a head for each interface, a sum at the end.
+/// Formats the report for users: a line for each check, with the remedy below, a header for each interface, a summary
+/// at the end.
 pub(crate) fn report(checks: &[Check]) -> String {
     let width = checks.iter().map(|check| check.check.len()).max().unwrap_or(0);
     let mut text = String::new();

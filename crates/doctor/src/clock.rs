@@ -1,23 +1,23 @@
-//! Whether the clock is right: a token is good for 30 seconds around the verifier's time.
+//! Checks whether the clock is synchronised: a token is valid within 30 seconds of the verifier's time.
 
 use crate::Check;
 
 const REMEDY: &str = "run a time service (systemd-timesyncd, chrony); tokens need a clock within 30 s";
 
-/// How far off the kernel thinks that its clock may be.
+/// Checks the kernel's estimate of its clock's error.
 pub(crate) fn synchronised() -> Check {
-    // SAFETY: an all-zero timex is a valid value of this plain C structure; it asks and changes nothing.
+    // SAFETY: an all-zero timex is a valid value of this plain C structure; with `modes` 0 the call changes nothing.
     let mut state: libc::timex = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure lives through the call.
+    // SAFETY: the structure outlives the call.
     let result = unsafe { libc::adjtimex(&raw mut state) };
     judge(result, state.maxerror)
 }
 
-/// What adjtimex(2) returned, and its bound of the error in microseconds.
+/// Evaluates the result of adjtimex(2), and its error bound in microseconds.
 fn judge(result: i32, bound: libc::c_long) -> Check {
     match result {
         -1 => Check::warn("clock", "the kernel does not say whether it is synchronised", REMEDY),
-        // chrony leaves the kernel in this state unless told otherwise.
+        // chrony leaves the kernel in this state unless configured otherwise.
         libc::TIME_ERROR => Check::warn(
             "clock",
             "not synchronised, as far as the kernel knows",

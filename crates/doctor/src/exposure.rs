@@ -1,4 +1,5 @@
-//! What the verifiers that run here leave unprotected: sockets, and ways into this host.
+//! Checks for gaps in the protection by this host's verifiers: unprotected sockets, and ways into this host past a
+//! verifier.
 
 use crate::Check;
 use crate::host::why;
@@ -13,7 +14,7 @@ use std::path::PathBuf;
 
 const TCP: u8 = 6;
 
-/// Checks of each verifier whose daemon runs in this network namespace.
+/// Checks each verifier whose daemon runs in this network namespace.
 pub(crate) fn outside() -> Vec<Check> {
     let verifiers = Pins::all().into_iter().filter(|pins| pins.name().starts_with("verifier-") && is_here(pins));
     verifiers.flat_map(|pins| [ways(&pins), sockets_of(&pins)]).collect()
@@ -51,7 +52,8 @@ fn is_here(pins: &Pins) -> bool {
     holder.is_some() && holder == network("self")
 }
 
-/// A service that nobody wants protected is fine; one that is protected at some addresses only is a mistake.
+/// Reports unprotected sockets. An entirely unprotected service is fine; one that is protected at some addresses only
+/// is a mistake.
 fn told(verifier: &str, all: &[Outside]) -> Check {
     let name =
         |Listener { protocol, address }: Listener| format!("{} {address}", if protocol == TCP { "tcp" } else { "udp" });

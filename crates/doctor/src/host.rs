@@ -1,4 +1,4 @@
-//! What is the same for every interface: kernel, rights, programs, what is pinned.
+//! Checks of the host as a whole: kernel, privileges, programs, pins.
 
 use crate::Check;
 use anyhow::{Error, Result};
@@ -12,11 +12,11 @@ use std::fs;
 use std::path::Path;
 use wire::map::VerifierConfig;
 
-/// linux/capability.h, with what needs it.
+/// Required capabilities, numbered as in linux/capability.h.
 const CAPABILITIES: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
-/// Stands for CAP_PERFMON and CAP_BPF, too.
+/// The capability that includes CAP_PERFMON and CAP_BPF.
 const CAP_SYS_ADMIN: u32 = 21;
-/// As little as the tables take: nothing is kept in them.
+/// Minimal sizes of the tables: nothing is stored in them.
 const SMALL: Sizes = Sizes { flows: 16, grants: 16, accounts: 16, replay_buckets: 64, revoked: 16, pairs: 1 };
 
 pub(crate) fn kernel() -> Check {
@@ -43,7 +43,7 @@ pub(crate) fn rights() -> Check {
     }
 }
 
-/// The capabilities that a process with this /proc/PID/status lacks.
+/// Returns the capabilities that a process with this /proc/PID/status lacks.
 fn lacking(status: &str) -> Vec<&'static str> {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
@@ -52,7 +52,7 @@ fn lacking(status: &str) -> Vec<&'static str> {
     CAPABILITIES.iter().filter(|(bit, _)| lacks(*bit)).map(|(_, name)| *name).collect()
 }
 
-/// Whether this kernel takes BPF programs, compiles them, and takes ours.
+/// Checks whether this kernel accepts BPF programs, compiles them, and accepts Vouchsafe's.
 pub(crate) fn programs(probe: &Result<Probe>) -> Vec<Check> {
     let probe = match probe {
         Ok(probe) => probe,
@@ -84,14 +84,15 @@ fn loads<T>(role: &'static str, loaded: Result<T>) -> Check {
     }
 }
 
-/// An error in a line: what failed, and the cause at its root.
+/// Formats an error in one line: the failed operation, and the root cause.
 pub(crate) fn why(error: &Error) -> String {
     let first = |text: String| text.lines().next().unwrap_or_default().to_owned();
     let (what, cause) = (first(error.to_string()), first(error.root_cause().to_string()));
     if what == cause { what } else { format!("{what}: {cause}") }
 }
 
-/// Our programs carry their own types. The kernel's say where its sockets keep what the verifier asks them for.
+/// Checks for the kernel's type information. Vouchsafe's programs carry their own types; the kernel's tell the verifier
+/// the layout of the kernel's sockets.
 pub(crate) fn btf() -> Check {
     let there = Path::new("/sys/kernel/btf/vmlinux").exists();
     Check::ok(
@@ -112,7 +113,7 @@ pub(crate) fn file_system() -> Check {
     Check::warn("bpffs", "not mounted at /sys/fs/bpf", remedy)
 }
 
-/// What daemons left in the kernel, and whether they run.
+/// Checks for pins that daemons left in the kernel, and whether the daemons run.
 pub(crate) fn pinned() -> Vec<Check> {
     Pins::all().iter().map(|pins| kept(&pins.name(), pins.holder(), &pins.links())).collect()
 }

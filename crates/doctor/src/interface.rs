@@ -1,4 +1,4 @@
-//! What one interface can do.
+//! Checks of one interface.
 
 use crate::Check;
 use crate::host::why;
@@ -6,13 +6,14 @@ use datapath::hook::{Mode, favours_tc};
 use datapath::interface::{Interface, LARGE_RECEIVE_OFFLOAD};
 use datapath::probe::{self, Occupant, Probe};
 
-/// The verifier's program, as the kernel knows it.
+/// Name of the verifier's program in the kernel.
 const ADMIT: &str = "admit";
 const FAST: &str = "fine at low rates; for high ones take a card whose driver has native XDP";
-/// What fits into a page beside XDP's headroom and the kernel's notes on the packet, about.
+/// Approximate MTU that fits into a page together with XDP's headroom and the kernel's metadata of the packet.
 const MTU_IN_ONE_PIECE: u32 = 3500;
 
-/// Everything about `interface`. What it can't do is missing if it is `wanted` for a verifier, else a warning.
+/// Runs all checks of `interface`. A feature that the interface lacks is `Missing` if the interface is `wanted` for a
+/// verifier, otherwise a warning.
 pub(crate) fn checks(interface: &Interface, probe: Option<&Probe>, wanted: bool) -> Vec<Check> {
     let driver = interface.driver();
     let mut checks = vec![Check::ok("driver", driver.as_deref().unwrap_or("it has no name"))];
@@ -46,7 +47,7 @@ fn lack(wanted: bool, check: Check) -> Check {
     if wanted { Check { state: crate::State::Missing, ..check } } else { check }
 }
 
-/// The hook that a verifier takes by itself, and why.
+/// Reports the hook that a verifier selects automatically, and why.
 fn chosen(favours_tc: Option<String>, mode: Option<Mode>) -> Check {
     let found = match (favours_tc, mode) {
         (Some(why), _) => format!("auto takes tc: {why}"),
@@ -57,12 +58,12 @@ fn chosen(favours_tc: Option<String>, mode: Option<Mode>) -> Check {
     Check::ok("hook", found)
 }
 
-/// How XDP is or would be attached.
+/// State of XDP on an interface.
 enum Xdp {
     Free(Mode),
-    /// Not tried: what the driver says, if it says.
+    /// XDP was not tried; whether the driver has native XDP, if the driver says so.
     Untried(Option<bool>),
-    /// Generic, because the driver refused.
+    /// XDP is generic, because the driver refused native XDP.
     Fallback(String),
     Ours(Option<Mode>),
     Taken(Occupant),
@@ -70,8 +71,8 @@ enum Xdp {
 }
 
 impl Xdp {
-    /// Tried only where it is wanted: generic XDP turns offloads of the card off for good, and native XDP may make it
-    /// pause.
+    /// Determines the state. XDP is tried only if the interface is wanted: generic XDP permanently turns off offloads
+    /// of the card, and native XDP may interrupt its traffic.
     fn of(interface: &Interface, probe: &Probe, wanted: bool) -> Self {
         match probe::occupant(interface) {
             Some(occupant) if occupant.name == ADMIT => Self::Ours(occupant.mode),
@@ -130,7 +131,7 @@ impl Xdp {
     }
 }
 
-/// Our programs take packets in several pieces; drivers may not.
+/// Checks the MTU. Vouchsafe's programs accept packets in several buffers (XDP frags); drivers may not.
 fn length(mtu: u32, mode: Option<Mode>) -> Check {
     match mode {
         _ if mtu <= MTU_IN_ONE_PIECE => Check::ok("mtu", format!("{mtu}")),

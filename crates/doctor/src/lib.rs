@@ -1,5 +1,5 @@
-//! `vouchsafe doctor`: what this kernel and its interfaces can do for verifiers and agents, and what to do about what is
-//! missing. It tries things, and leaves no program behind.
+//! `vouchsafe doctor`: checks whether this kernel and its interfaces can run verifiers and agents, and suggests
+//! remedies. The checks try features, and leave no program behind.
 
 mod check;
 mod clock;
@@ -21,17 +21,17 @@ const EXAMPLES: &str = "Examples:
   sudo vouchsafe doctor --interface eth0
   sudo vouchsafe doctor --json | jq '.[] | select(.state != \"ok\")'";
 
-/// Show what this kernel and its interfaces can do, and what to do about what is missing
+/// Show what this kernel and its interfaces can do, with remedies for what is missing
 ///
-/// Loads the programs of verifier and agent and attaches nothing of them. To an interface that is named, unless it has an
-/// XDP program, it attaches one that passes everything, for a moment, as the verifier would: some network cards pause
-/// meanwhile, and generic XDP turns the card's merging of received packets off. For others it asks the driver. Run it as
-/// root. Exit code 1 if something is missing.
+/// Loads the programs of verifier and agent, but does not attach them. To an interface that is given, unless an XDP
+/// program is attached to it, it attaches a program that passes everything, for a moment, as the verifier would: some
+/// network cards pause meanwhile, and generic XDP turns off the card's merging of received packets. For other
+/// interfaces it asks the driver. Run it as root. Exit code 1 if something is missing.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// Look at this interface, and try XDP on it: it has to be good for a verifier; may be repeated [default: all but
-    /// loopback, without trying]
+    /// Check this interface and try XDP on it, as a verifier requires; may be repeated [default: all but loopback,
+    /// without trying XDP]
     #[arg(long = "interface", value_name = "IF")]
     interfaces: Vec<String>,
     /// Print JSON
@@ -39,7 +39,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Checks, prints what was found; exit code 1 if something is missing.
+/// Runs the checks and prints the results; exit code 1 if something is missing.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let checks = checks(&arguments.interfaces)?;
     let text = match arguments.json {
@@ -47,7 +47,7 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         false => check::report(&checks),
     };
     match std::io::stdout().write_all(text.as_bytes()) {
-        // A reader that has enough, such as `head`.
+        // The reader has closed the pipe, as `head` does.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
         written => written.context("cannot write to standard output")?,
     }
@@ -55,10 +55,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(if missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Everything found out about this host and the interfaces called `names`, or all if there are none.
+/// Checks this host and the interfaces called `names`, or all interfaces if there are none.
 ///
 /// # Errors
-/// If an interface is not there.
+/// If an interface does not exist.
 pub fn checks(names: &[String]) -> Result<Vec<Check>> {
     let interfaces = match names {
         [] => Interface::all()?,
@@ -67,7 +67,7 @@ pub fn checks(names: &[String]) -> Result<Vec<Check>> {
     let rights = host::rights();
     let may = rights.state == State::Ok;
     let mut checks = vec![host::kernel(), rights];
-    // What follows would fail for want of rights only, and say nothing about the kernel.
+    // Without the privileges these checks would fail, and say nothing about the kernel.
     let probe = may.then(Probe::load);
     checks.extend(probe.iter().flat_map(host::programs));
     checks.extend([host::btf(), host::file_system(), clock::synchronised()]);

@@ -1,17 +1,18 @@
-//! What a decision costs, alone and with the grant's MAC, where a thousand to a million receivers have a thousand entries
-//! each; what that takes of memory; how long loading and changes take, and what readers notice of a writer.
+//! Cost of a decision, alone and with the grant's MAC, for a thousand to a million receivers with a thousand entries
+//! each; memory use; duration of loading and of changes; and the effect of a writer on readers.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is a walk over as much memory as the entries take,
-//! in huge pages like them: one read whose place depends on the read before. Every request is made once, for a receiver and a sender drawn at random, so that caches hold what they would in use. Each is
-//! timed by itself; what the clock takes of that is `engine.clock_ns`, and nothing is subtracted. But `engine.issue_ns` is of
-//! requests that come 32 together, mostly allowed ones, and timed as a whole; `issue_alone_ns`, `issue_p50_ns` and
-//! `issue_p99_ns` are of each by itself.
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is a walk over as much memory as the
+//! entries take, in huge pages like them: single reads, the address of each depending on the previous one. Every
+//! request is made once, for a random receiver and sender, so that caches contain what they would in use. Each request
+//! is timed separately; `engine.clock_ns` is the cost of the clock, which is not subtracted. Only `engine.issue_ns` is
+//! for requests in batches of 32, mostly allowed ones, and timed as a whole; `issue_alone_ns`, `issue_p50_ns` and
+//! `issue_p99_ns` are for single requests.
 
 #[path = "engine/world.rs"]
 mod world;
 
 use arc_swap::ArcSwap;
-use engine::rulebook::{Decision, Rulebook};
+use engine::policy::rulebook::{Decision, Rulebook};
 use measure::memory::Walk;
 use measure::{Bound, Figures, Yardstick};
 use std::hint::black_box;
@@ -21,25 +22,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use world::{ENTRIES, World};
 
-/// The most that a world and the walk beside it may take, bytes per entry, and what the bench itself needs.
+/// Maximum memory for a world and the walk over as much, in bytes per entry (`ROOM_PER_ENTRY`), and for the bench
+/// itself (`ROOM_BESIDE`).
 const ROOM_PER_ENTRY: u64 = 16;
 const ROOM_BESIDE: u64 = 3 << 30;
 const REQUESTS: usize = 400_000;
-/// Requests that are decided together: what a server takes from its socket at once.
+/// Requests per batch: the number that a server takes from its socket at once.
 const TOGETHER: usize = 32;
 const CHANGES: usize = 2_000;
-/// Walks beside each kind of work.
+/// Number of walks during each kind of work.
 const WALKS: usize = 20;
-/// What a grant and a change may take, in reads of the walk.
+/// Upper bounds for a grant and a change, in reads of the walk.
 const ISSUE: f64 = 10.0;
 const ISSUE_P99: f64 = 30.0;
 const CHANGE: f64 = 1e4;
-/// The part of memory that must be in huge pages.
+/// Minimum share of memory in huge pages.
 const HUGE_MIN: f64 = 0.9;
 const LARGEST: usize = 1_000_000;
 const SIZES: [usize; 4] = [1_000, 10_000, 100_000, LARGEST];
 
-/// Says how many receivers a process measures: each size has one of its own, whose memory nobody else has used.
+/// Number of receivers that this process measures. Each size has its own process, with fresh memory.
 const RECEIVERS: &str = "VOUCHSAFE_BENCH_RECEIVERS";
 
 fn main() {
@@ -76,7 +78,7 @@ fn size(receivers: usize, figures: &mut Figures) {
     let named = |name: &str| format!("engine.{name}{suffix}");
     let before = resident();
     let (world, mut book, loading) = World::load(receivers);
-    // As the authority does with a policy that comes into force.
+    // The authority does this with a policy that comes into force, too.
     let (_, gathering) = time(|| shell::memory::into_huge_pages().expect("its own memory"));
     let (taken, entries) = (resident() - before, (receivers * ENTRIES) as f64);
     figures.count(&named("bytes_per_entry"), "B", taken as f64 / entries, (receivers == LARGEST).then_some(8.0));
@@ -147,7 +149,7 @@ fn size(receivers: usize, figures: &mut Figures) {
     while_changing(&world, book, &read, figures, &named);
 }
 
-/// What readers notice of a writer.
+/// Measures the effect of a writer on readers.
 fn while_changing(
     world: &World,
     book: Rulebook,
@@ -182,14 +184,14 @@ fn while_changing(
     figures.add(&named("decide_while_changing_p99_ns"), "ns", meanwhile.p99, read, Bound::None);
 }
 
-/// A walk over memory that takes turns with what is measured.
+/// A walk over memory that alternates with the measured work.
 struct Beside<'a> {
     walk: &'a mut Walk,
     reads: Vec<f64>,
 }
 
 impl Beside<'_> {
-    /// Does `work` so many times, and walks between parts of it.
+    /// Does `work` `times` times, and walks at regular intervals.
     fn during(&mut self, times: usize, mut work: impl FnMut()) {
         for number in 0..times {
             if number % times.div_ceil(WALKS) == 0 {
@@ -201,7 +203,7 @@ impl Beside<'_> {
 }
 
 struct Spread {
-    /// Other processes' turns on the machine are in it.
+    /// Mean, which includes the time that other processes take from this one.
     mean: f64,
     p50: f64,
     p99: f64,
@@ -229,7 +231,7 @@ fn available() -> u64 {
     kilobytes("/proc/meminfo", "MemAvailable:")
 }
 
-/// The bytes that a line of `file` tells in kB.
+/// Returns the value of a line of `file`, which is in kB, in bytes.
 fn kilobytes(file: &str, line: &str) -> u64 {
     let text = std::fs::read_to_string(file).expect(file);
     let value = text.lines().find_map(|text| text.strip_prefix(line)).expect(line);

@@ -1,19 +1,20 @@
-//! What a request for a path segment takes of the authority, from the question to the option with its proofs, where a
-//! thousand to a million clients may send somewhere: of those who may, and of those who may not. The network
-//! and what a request is sealed with are not in it.
+//! Cost of a request for a path segment at the authority, from the question to the option with its proofs, with a
+//! thousand to a million clients that may send to some receiver: for requests that are allowed, and for those that are
+//! denied. The network and the seal of requests are not included.
 //!
-//! After Table I of SVLAN, with a smaller database: the paper has up to a million clients with a thousand authorized senders each
-//! (10⁹ entries), this bench a million entries in all. `benches/engine.rs` decides on as many as memory has room
-//! for, up to 10⁹.
+//! After Table I of SVLAN, with a smaller database: the paper has up to a million clients with a thousand authorized
+//! senders each (10⁹ entries), this bench a million entries in all. `benches/engine.rs` uses as many entries as fit in
+//! memory, up to 10⁹.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is a walk over as much memory as the rules take. Every
-//! client asks once, in no order, so that caches hold what they would in use.
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is a walk over as much memory as the rules
+//! take. The clients are drawn at random, so that caches contain what they would in use.
 
-use engine::api::Service;
-use engine::networks::Networks;
+use engine::issuing::segment::{Give, Giver};
+use engine::model::Given;
+use engine::model::Service;
+use engine::policy::networks::Networks;
+use engine::policy::rulebook::{Decision, Entry, Packed, Receiver, Request, Rulebook};
 use engine::policy::{Action, GrantSuite, Granularity, Terms};
-use engine::rulebook::{Decision, Entry, Packed, Receiver, Request, Rulebook};
-use engine::segment::{Give, Given, Giver};
 use ipnet::IpNet;
 use measure::memory::Walk;
 use measure::{Bound, Figures, Yardstick};
@@ -23,15 +24,16 @@ use std::time::Instant;
 use wire::{Carrier, Destination, Epoch, MasterKey, ProofKey, Suite, Vni};
 
 const SIZES: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
-/// Clients that one receiver names.
+/// Number of clients that one receiver names.
 const ENTRIES: u32 = 1000;
 const REQUESTS: u32 = 200_000;
 const NOW: u64 = 1_800_000_000;
-/// What the published system takes, microseconds: the better of its figures. It is shown beside ours.
+/// Time that the published system takes, in microseconds: the better of its figures, printed for comparison.
 const PUBLISHED_US: f64 = 6.0;
-/// What a segment may take, in reads of the walk.
+/// Upper bound for a segment, in reads of the walk.
 const BOUND: f64 = 60.0;
-/// Bytes of an entry, about, and parts of a run that a walk goes before.
+/// Approximate size of an entry (`ENTRY_BYTES`), and number of parts of a run, each of which starts with a walk
+/// (`PARTS`).
 const ENTRY_BYTES: usize = 16;
 const PARTS: usize = 20;
 
@@ -76,7 +78,7 @@ fn main() {
     figures.print();
 }
 
-/// Who asks for what.
+/// A request: client and receiver.
 #[derive(Clone, Copy)]
 struct Asked {
     client: u32,
@@ -124,7 +126,7 @@ impl World {
         Self { clients, book, networks, keys }
     }
 
-    /// Requests of clients that their receiver names, or that it does not name.
+    /// Returns requests of clients that their receiver names, or of clients that it does not name.
     fn requests(&self, legitimate: bool) -> impl Iterator<Item = Asked> + '_ {
         let receivers = self.clients / ENTRIES;
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
@@ -132,7 +134,7 @@ impl World {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let receiver = (state >> 33) as u32 % receivers;
             let client = named(self.clients, receiver, (state >> 40) as u32 % ENTRIES);
-            // Where there is one receiver it names everybody: those who may not are no clients then.
+            // A single receiver names all clients, so denied requests come from senders that are no clients.
             let other = if receivers == 1 { client + self.clients } else { (client + ENTRIES) % self.clients };
             Asked { client: if legitimate { client } else { other }, receiver }
         })
@@ -146,7 +148,7 @@ impl World {
         taken
     }
 
-    /// What the authority does with a request.
+    /// Handles a request like the authority does.
     fn get(&self, asked: Asked) -> Option<Given> {
         let (sender, address) = (sender(asked.client), receiver(asked.receiver));
         let vni: Vni = self.networks.vni("blue")?;
@@ -192,7 +194,7 @@ fn receiver(number: u32) -> IpAddr {
     Ipv4Addr::from_bits(0xac10_0000 | number).into()
 }
 
-/// The client in one place of a receiver's list: each client is in one list.
+/// Returns the client at one place of a receiver's list: each client is in one list.
 fn named(clients: u32, receiver: u32, place: u32) -> u32 {
     (receiver * ENTRIES + place) % clients
 }

@@ -1,12 +1,14 @@
-//! The agent without IO: whose packets carry which tokens, and what is fetched from the authority when.
+//! State machine of the agent, without IO: which packets carry which tokens, and what to fetch from the authority.
 //!
-//! Events come in by calls, effects go out through [`Agent::poll`] as values: entries of kernel maps, questions to the
-//! authority, frames to send. `now` counts since boot, as the kernel program does. Unix time is each session's
-//! authority's, learnt from its answers; nobody's authority says what time it is for anybody else.
+//! Method calls deliver events. [`Agent::poll`] returns the effects as values: entries of kernel maps, requests to the
+//! authority, frames to send. `now` is the time since boot, which the kernel program uses too. Unix time is that of the
+//! session's own authority, taken from its answers; an authority never sets the time for the session of another
+//! authority.
 
 mod clock;
 pub mod consent;
 pub mod frame;
+pub mod insertion;
 mod known;
 mod queue;
 mod session;
@@ -15,42 +17,46 @@ mod tests;
 mod view;
 
 pub use clock::Clock;
-pub use consent::{Consent, ConsentRules, Target};
+pub use consent::{Consent, ConsentRules};
 pub use frame::Frame;
 pub use known::Unusable;
 pub use session::Standing;
 pub use view::GrantView;
 
-use crate::api::{self, Event, GrantRequest, Receiver};
-use crate::insertion::Used;
-use crate::protected::{self, Protected};
+use crate::model::protected::{self, Protected};
+use crate::model::{Grant, GrantRequest, Receiver, Target};
+use insertion::Used;
 use ipnet::IpNet;
 use known::Known;
 use session::Session;
 use std::collections::{BTreeMap, VecDeque};
-use std::net::IpAddr;
 use std::time::Duration;
-use wire::ls;
-use wire::map::{GrantEntry, GrantSlot, Owner, address_bytes, address_of, owner};
+use wire::map::{GrantEntry, GrantSlot, Owner, owner};
+use wire::{Destination, Handle, ls};
 
-/// A logged-in user of this machine, as the kernel program knows it. Never 0, and the same after a restart.
+/// A logged-in user of this machine, as the kernel program identifies them. Never 0, and unchanged by a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subject(u32);
 
 impl Subject {
-    /// The subject of a user. The last user id is nobody's (it means "no change" to the kernel).
+    /// Returns the subject of a user. The highest user id has no subject (it means "no change" to the kernel).
     pub const fn of_user(uid: u32) -> Self {
         Self(uid.saturating_add(1))
     }
 
-    /// The user id.
+    /// Returns the user id.
     pub const fn user(self) -> u32 {
         self.0 - 1
     }
 
-    /// The number that the kernel's maps hold.
+    /// Returns the number that the kernel's maps contain.
     pub const fn number(self) -> u32 {
         self.0
+    }
+
+    /// Returns the slot of a destination in the kernel's grants.
+    pub fn slot(self, to: &Destination) -> GrantSlot {
+        GrantSlot::new(self.0, to)
     }
 
     const fn from_number(number: u32) -> Option<Self> {
@@ -58,50 +64,12 @@ impl Subject {
     }
 }
 
-/// Where packets go: address, protocol, port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place {
-    /// The receiver's address.
-    pub address: IpAddr,
-    /// The IP protocol number.
-    pub protocol: u8,
-    /// The destination port.
-    pub port: u16,
-}
-
-impl Place {
-    /// The place that a slot of the kernel's grants is for.
-    pub fn of_slot(slot: &GrantSlot) -> Self {
-        Self {
-            address: address_of(slot.address, slot.family),
-            protocol: slot.protocol,
-            port: u16::from_be_bytes(slot.port),
-        }
-    }
-
-    /// Its slot in the kernel's grants.
-    pub fn slot(&self, subject: Subject) -> GrantSlot {
-        GrantSlot {
-            subject: subject.number(),
-            port: self.port.to_be_bytes(),
-            protocol: self.protocol,
-            family: if self.address.is_ipv4() { 4 } else { 6 },
-            address: address_bytes(self.address),
-        }
-    }
-
-    fn request(&self) -> GrantRequest {
-        let Self { address, protocol, port } = *self;
-        GrantRequest { address, protocol, port, consented: false, in_band: false }
-    }
-}
-
-/// The most receivers of a session. What one person's authority says takes its share of the kernel's tables, not all.
+/// Maximum number of receivers per session, so that one person's authority can't fill the kernel's tables for everyone.
 pub const RECEIVERS_MAX: usize = 4096;
-/// The most spans of ports in a session's receivers.
+/// Maximum number of spans of ports in a session's receivers.
 const SPANS_MAX: usize = 16 * RECEIVERS_MAX;
 
-/// More receivers than a session may have.
+/// Error: a session has more receivers than it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{receivers} receivers with {spans} spans of ports are more than a session may have ({RECEIVERS_MAX} and {SPANS_MAX})"
@@ -111,7 +79,7 @@ pub struct TooManyReceivers {
     spans: usize,
 }
 
-/// Whether a session may have these receivers.
+/// Checks that a session may have these receivers.
 pub fn check_receivers(receivers: &[Receiver]) -> Result<(), TooManyReceivers> {
     let spans = receivers.iter().map(|receiver| receiver.services.len()).sum();
     if receivers.len() > RECEIVERS_MAX || spans > SPANS_MAX {
@@ -120,72 +88,87 @@ pub fn check_receivers(receivers: &[Receiver]) -> Result<(), TooManyReceivers> {
     Ok(())
 }
 
-/// Names a question to the authority until it is answered.
+/// Identifies a request to the authority until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FetchId(u64);
 
-/// Why the authority gave no grant.
+/// Reason why the authority issued no grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The policy says no, and why.
+    /// The policy denies the request, with the reason.
     Denied(String),
     /// The session has ended.
     NotLoggedIn,
-    /// No answer, or none that can be used: asked again later.
+    /// No usable answer arrived; the agent asks again later.
     Failed(String),
 }
 
-/// What the shell is to do.
+/// An event that the authority pushed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The stream of events is open: events before it may have been missed.
+    Hello,
+    /// Receivers or rules have changed.
+    Policy,
+    /// These grants were revoked.
+    Revoked(Vec<Handle>),
+    /// The session has ended.
+    LoggedOut,
+}
+
+/// An effect that the shell around the state machine has to carry out.
 #[allow(clippy::large_enum_variant, reason = "moved once, from the queue to the shell")]
 pub enum Output {
-    /// Packets of this owner are the subject's.
+    /// Attribute packets of this owner to the subject.
     SetOwner(Owner, Subject),
-    /// They are nobody's any more.
+    /// Attribute packets of this owner to no subject any more.
     RemoveOwner(Owner),
-    /// First packets of this kind are handled so. Secret.
+    /// Handle first packets of this slot as the entry says. The entry contains secrets.
     Write(GrantSlot, GrantEntry),
-    /// First packets of this kind are held.
+    /// Hold first packets of this slot.
     Remove(GrantSlot),
-    /// These and no other prefixes are protected.
+    /// Protect these prefixes and no others.
     Protect(Vec<Protected>),
-    /// What the kernel program adds to the boot clock, nanoseconds.
+    /// Set the nanoseconds that the kernel program adds to the boot clock.
     SetClock(u64),
-    /// Ask the subject's authority for a grant; answer with [`Agent::answered`].
+    /// Ask the subject's authority for a grant; report the answer with [`Agent::answered`].
     Fetch(FetchId, Subject, GrantRequest),
-    /// Ask the subject's authority for its destinations; answer with [`Agent::destinations`].
+    /// Ask the subject's authority for its destinations; report the answer with [`Agent::destinations`].
     FetchDestinations(Subject),
     /// Send this frame again, for the subject.
     Send(Subject, Frame),
-    /// The authority ended the session: forget its secret.
+    /// Forget the secret of a session that the authority has ended.
     Ended(Subject),
 }
 
-/// What holds for all sessions.
+/// Settings that apply to all sessions.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// What holds where a person has no rule.
+    /// Consent where the person has no rule.
     pub default: Consent,
-    /// Owners besides the users themselves (cgroups, forwarded packets), and whose identity their packets carry.
+    /// Owners other than the users themselves (cgroups, forwarded packets), and the subject whose identity their
+    /// packets carry.
     pub owners: Vec<(Owner, Subject)>,
-    /// Whether pairs that an earlier process left are given up: their nonces were counted in its memory, too.
+    /// Whether to give up pairs that an earlier process left, because that process also counted their nonces in its
+    /// memory.
     pub forgets_pairs: bool,
 }
 
 /// A login, new or from before a restart.
 #[derive(Clone, Debug, Default)]
 pub struct Login {
-    /// When the session ends, Unix seconds.
+    /// End of the session, Unix seconds.
     pub expires: u64,
-    /// What the person could reach when it was last asked.
+    /// Receivers that the person could reach according to the authority's latest answer.
     pub receivers: Vec<Receiver>,
-    /// How many seconds the authority's clock was ahead of this machine's.
+    /// Seconds by which the authority's clock was ahead of this machine's.
     pub skew: i32,
 }
 
-/// The state machine.
+/// The agent's state machine.
 pub struct Agent {
     settings: Settings,
-    /// This machine's, which the kernel program has.
+    /// This machine's clock, which the kernel program uses.
     clock: Clock,
     sessions: BTreeMap<Subject, Session>,
     rules: BTreeMap<Subject, ConsentRules>,
@@ -194,46 +177,46 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// An agent with nobody logged in.
+    /// Creates an agent without sessions.
     pub fn new(settings: Settings, clock: Clock) -> Self {
         let outputs = VecDeque::from([Output::SetClock(clock.boot_to_unix_nanos())]);
         let (sessions, rules) = (BTreeMap::new(), BTreeMap::new());
         Self { settings, clock, sessions, rules, outputs, next_fetch: 0 }
     }
 
-    /// The next effect, in order.
+    /// Returns the next effect, in order.
     pub fn poll(&mut self) -> Option<Output> {
         let mut next = self.outputs.pop_front();
         if let Some(Output::Fetch(_, subject, request)) = &mut next {
-            // Told at the last moment: questions are asked again, and rules change in between.
-            let place = Place { address: request.address, protocol: request.protocol, port: request.port };
-            request.consented = matches!(self.consent(*subject, &place), (Consent::Allow, Some(_)));
+            // Set at the last moment: requests are repeated, and rules change in between.
+            request.consented = matches!(self.consent(*subject, &request.to), (Consent::Allow, Some(_)));
         }
         next
     }
 
-    /// The time of the subject's authority, Unix seconds; this machine's where nobody is logged in.
+    /// Returns the time of the subject's authority in Unix seconds, or this machine's time if the subject is not logged
+    /// in.
     pub fn unix(&self, now: Duration, subject: Subject) -> u64 {
         self.sessions.get(&subject).map_or_else(|| self.clock.unix(now), |session| session.unix(now))
     }
 
-    /// How many seconds the clock of the subject's authority is ahead of this machine's.
+    /// Returns by how many seconds the clock of the subject's authority is ahead of this machine's.
     pub fn skew(&self, subject: Subject) -> i32 {
         self.sessions.get(&subject).map_or(0, |session| session.skew)
     }
 
-    /// An answer told the time of the subject's authority. Says whether that changed its [`Self::skew`].
+    /// Takes the time from an answer of the subject's authority. Returns whether that changed [`Self::skew`].
     pub fn told_time(&mut self, subject: Subject, unix: u64, asked: Duration, answered: Duration) -> bool {
         let Some(session) = self.sessions.get_mut(&subject) else { return false };
         session.told_time(unix, (asked, answered), &self.clock, &mut self.outputs)
     }
 
-    /// Whether this question is still open.
+    /// Reports whether this request is still open.
     pub fn awaits(&self, subject: Subject, id: FetchId) -> bool {
         self.sessions.get(&subject).is_some_and(|session| session.awaits(id))
     }
 
-    /// A person logged in, or had before a restart.
+    /// Starts the session of a person who has logged in, now or before a restart.
     pub fn login(&mut self, subject: Subject, mut login: Login) {
         self.drop_session(subject);
         if check_receivers(&login.receivers).is_err() {
@@ -247,8 +230,8 @@ impl Agent {
         self.outputs.push_back(Output::FetchDestinations(subject));
     }
 
-    /// A person logged out: their packets go without tokens from now on. Frames that wait are dropped, to be sent again
-    /// by whoever wanted to connect.
+    /// Ends the session of a person who has logged out: their packets carry no tokens from now on. Drops waiting
+    /// frames; the application that wants to connect sends them again.
     pub fn logout(&mut self, subject: Subject) {
         self.drop_session(subject);
         self.protect();
@@ -262,14 +245,14 @@ impl Agent {
         session.forget_all(&mut self.outputs);
     }
 
-    /// What an earlier process left in the kernel: kept where it still holds, removed where it doesn't.
+    /// Takes over the kernel entries of an earlier process: keeps those that are still valid, removes the others.
     pub fn take_over(&mut self, now: Duration, owners: &[Owner], entries: &[(GrantSlot, GrantEntry)]) {
         let wanted: Vec<_> = self.sessions.keys().flat_map(|subject| self.owners_of(*subject)).collect();
         for owner in owners.iter().filter(|owner| !wanted.contains(owner)) {
             self.outputs.push_back(Output::RemoveOwner(*owner));
         }
         for (slot, entry) in entries {
-            let place = Place::of_slot(slot);
+            let place = slot.destination();
             let subject = Subject::from_number(slot.subject);
             let subject = subject.filter(|subject| consents(&self.rules, self.settings.default, *subject, &place));
             let allowed = subject.and_then(|subject| self.sessions.get_mut(&subject));
@@ -285,15 +268,16 @@ impl Agent {
         }
     }
 
-    /// A record of discovery says that the person's authority protects these networks (wire.md §7.2): it may be asked
-    /// whether it does. Nothing is protected, and no grant asked for, because of a record.
+    /// Handles a discovery record which says that the person's authority protects these networks (wire.md §7.2): the
+    /// agent may ask the authority whether that is true. A record alone never protects anything and never causes a
+    /// request for a grant.
     pub fn hinted(&mut self, now: Duration, subject: Subject, networks: &[IpNet]) {
         if let Some(session) = self.sessions.get_mut(&subject) {
             session.hinted(now, networks, &mut self.outputs);
         }
     }
 
-    /// What the authority says the person may reach; `None` if it didn't answer.
+    /// Takes the authority's list of receivers that the person may reach; `None` if the authority didn't answer.
     pub fn destinations(
         &mut self,
         now: Duration,
@@ -319,9 +303,9 @@ impl Agent {
         self.outputs.push_back(Output::Protect(protected::widened(all)));
     }
 
-    /// The kernel held a packet; `frame` is `None` if it did not come through whole.
+    /// Handles a packet that the kernel held; `frame` is `None` if the packet arrived incomplete.
     pub fn held(&mut self, now: Duration, slot: &GrantSlot, frame: Option<Frame>) {
-        let place = Place::of_slot(slot);
+        let place = slot.destination();
         let Some(subject) = Subject::from_number(slot.subject) else { return };
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return };
@@ -330,8 +314,8 @@ impl Agent {
         self.start_fetches(subject);
     }
 
-    /// What would happen to a first packet; asks for the grant if it is missing.
-    pub fn want(&mut self, now: Duration, subject: Subject, place: Place) -> Standing {
+    /// Returns what would happen to a first packet, and asks for the grant if it is missing.
+    pub fn want(&mut self, now: Duration, subject: Subject, place: Destination) -> Standing {
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return Standing::NotLoggedIn };
         let unix = session.unix(now);
@@ -348,15 +332,15 @@ impl Agent {
         Standing::Asked(id)
     }
 
-    /// The authority's answer to a question. The error says why a grant can't be used; it counts as a failure.
+    /// Handles the authority's answer to a request. The error says why a grant can't be used; it counts as a failure.
     pub fn answered(
         &mut self,
         now: Duration,
         subject: Subject,
         id: FetchId,
-        answer: &Result<api::Grant, Refusal>,
+        answer: &Result<Grant, Refusal>,
     ) -> Result<(), Unusable> {
-        // An answer to an earlier session says nothing about this one.
+        // An answer to a request of an earlier session does not concern this session.
         let session = self.sessions.get_mut(&subject).filter(|session| session.awaits(id));
         let Some(session) = session else { return Ok(()) };
         let unix = session.unix(now);
@@ -371,7 +355,7 @@ impl Agent {
         outcome
     }
 
-    /// The authority pushed an event.
+    /// Handles an event that the authority pushed.
     pub fn event(&mut self, now: Duration, subject: Subject, event: &Event) {
         let Some(session) = self.sessions.get_mut(&subject) else { return };
         match event {
@@ -381,29 +365,23 @@ impl Agent {
                 self.start_fetches(subject);
             }
             Event::Policy => session.reload_soon(now, &mut self.outputs),
-            Event::Revoked { grants } => {
+            Event::Revoked(grants) => {
                 for grant in grants {
-                    session.revoked(grant.handle, &mut self.outputs);
+                    session.revoked(grant.0, &mut self.outputs);
                 }
             }
             Event::LoggedOut => self.end(subject),
-            Event::Alive
-            | Event::Granted { .. }
-            | Event::Pair { .. }
-            | Event::Recheck
-            | Event::SessionsRevoked { .. }
-            | Event::Withdrawn { .. } => {}
         }
     }
 
-    /// This machine's addresses changed: grants that are bound to one are worth nothing at another.
+    /// Drops grants that are bound to an address of this machine after its addresses changed.
     pub fn moved(&mut self) {
         for session in self.sessions.values_mut() {
             session.drop_bound(&mut self.outputs);
         }
     }
 
-    /// The authority says that the session is over.
+    /// Ends a session that is over according to the authority.
     pub fn end(&mut self, subject: Subject) {
         if self.sessions.contains_key(&subject) {
             self.logout(subject);
@@ -411,8 +389,8 @@ impl Agent {
         }
     }
 
-    /// Does what time brings; to be called at [`Self::timeout`] and at least each second. `used` tells what was
-    /// made of an entry.
+    /// Does all work that is due; the caller calls it at [`Self::timeout`] and at least once a second. `used` returns
+    /// how an entry has been used.
     pub fn tick(&mut self, now: Duration, used: impl Fn(&GrantSlot) -> Option<Used>) {
         let over = self.sessions.iter().filter(|(_, session)| session.expires <= session.unix(now));
         let ended: Vec<_> = over.map(|(subject, _)| *subject).collect();
@@ -428,17 +406,17 @@ impl Agent {
         }
     }
 
-    /// When [`Self::tick`] has something to do before the second is over.
+    /// Returns when [`Self::tick`] has something to do before the second is over.
     pub fn timeout(&self) -> Option<Duration> {
         self.sessions.values().filter_map(Session::timeout).min()
     }
 
-    /// A person's rules.
+    /// Returns a person's rules.
     pub fn rules(&self, subject: Subject) -> ConsentRules {
         self.rules.get(&subject).cloned().unwrap_or_default()
     }
 
-    /// Changes a person's rules; what the kernel has is judged anew.
+    /// Replaces a person's rules and re-evaluates the entries that the kernel has.
     pub fn set_rules(&mut self, subject: Subject, rules: ConsentRules) {
         self.rules.insert(subject, rules);
         if let Some(session) = self.sessions.get_mut(&subject) {
@@ -447,23 +425,23 @@ impl Agent {
         }
     }
 
-    /// Whether the person's identity may go to this place, and by which rule.
-    pub fn consent(&self, subject: Subject, place: &Place) -> (Consent, Option<Target>) {
+    /// Returns whether the person's identity may go to this place, and the rule that decides.
+    pub fn consent(&self, subject: Subject, place: &Destination) -> (Consent, Option<Target>) {
         let rule = self.rules.get(&subject).and_then(|rules| rules.deciding(place.address, place.port));
         rule.map_or((self.settings.default, None), |rule| (rule.consent, Some(rule.target)))
     }
 
-    /// The person's grants.
+    /// Returns the person's grants.
     pub fn grants(&self, subject: Subject, used: impl Fn(&GrantSlot) -> Option<Used>) -> Vec<GrantView> {
         self.sessions.get(&subject).map(|session| session.views(used)).unwrap_or_default()
     }
 
-    /// What the person may reach, as last heard.
+    /// Returns the receivers that the person may reach, from the authority's latest answer.
     pub fn receivers(&self, subject: Subject) -> &[Receiver] {
         self.sessions.get(&subject).map_or(&[], |session| &session.receivers)
     }
 
-    /// Asks for every grant that frames wait for and nobody has asked for yet.
+    /// Asks for every grant that frames wait for and that has not been requested yet.
     fn start_fetches(&mut self, subject: Subject) {
         let Some(session) = self.sessions.get_mut(&subject) else { return };
         while let Some(place) = session.unasked() {
@@ -479,7 +457,7 @@ impl Agent {
     }
 }
 
-fn consents(rules: &BTreeMap<Subject, ConsentRules>, default: Consent, subject: Subject, place: &Place) -> bool {
+fn consents(rules: &BTreeMap<Subject, ConsentRules>, default: Consent, subject: Subject, place: &Destination) -> bool {
     let rule = rules.get(&subject).and_then(|rules| rules.deciding(place.address, place.port));
     rule.map_or(default, |rule| rule.consent) == Consent::Allow
 }

@@ -1,7 +1,7 @@
-//! Discovery by DNS (wire.md §7): the record in which a domain says which authority protects what, how it is asked for and
-//! overheard, and what is known of domains.
+//! Discovery by DNS (wire.md §7): the record in which a domain states which authority protects what, requesting and
+//! overhearing it, and the cache of what is known of domains.
 //!
-//! A record is a hint. Nothing here makes anybody protect, trust or call anything.
+//! A record is only a hint. Nothing here causes a machine to protect, trust or call anything.
 
 pub mod book;
 pub mod domain;

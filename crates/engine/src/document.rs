@@ -1,5 +1,5 @@
-//! Reads TOML documents by hand, so that a person gets every fault of a file at once, each with its line and column, and
-//! with the nearest known name where one was probably meant. Knows nothing of what the documents mean.
+//! Reads TOML documents by hand, so that the user gets all faults of a file at once, each with its line and column, and
+//! with the nearest known name if one was probably meant. This module knows nothing of the documents' meaning.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,33 +7,33 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// One thing wrong with a document.
+/// A fault of a document.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fault {
-    /// The line, from 1.
+    /// The line, starting from 1.
     pub line: usize,
-    /// The column in characters, from 1.
+    /// The column in characters, starting from 1.
     pub column: usize,
-    /// What is wrong and the way out.
+    /// The fault, and how to correct it.
     pub message: String,
 }
 
-/// Everything wrong with a document, in the order of its lines; never empty.
+/// All faults of a document, in the order of its lines; never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults(Vec<Fault>);
 
 impl Faults {
-    /// A fault of the document as a whole.
+    /// Returns one fault that concerns the document as a whole.
     pub fn whole(message: impl Into<String>) -> Self {
         Self(vec![Fault { line: 1, column: 1, message: message.into() }])
     }
 
-    /// The faults.
+    /// Returns the faults.
     pub fn all(&self) -> &[Fault] {
         &self.0
     }
 
-    /// One line per fault, `FILE:LINE:COLUMN: what is wrong`.
+    /// Formats the faults, one line each: `FILE:LINE:COLUMN: what is wrong`.
     pub fn in_file(&self, file: &str) -> String {
         let lines: Vec<_> = self.0.iter().map(|f| format!("{file}:{}:{}: {}", f.line, f.column, f.message)).collect();
         lines.join("\n")
@@ -52,25 +52,26 @@ impl fmt::Display for Faults {
 
 impl std::error::Error for Faults {}
 
-/// Faults that are told; whoever wrote a file with more knows where to begin. Bounds what reading a hostile file costs.
+/// Maximum number of faults reported: enough for the author to begin with. Bounds the cost of reading a hostile file.
 const MOST_FAULTS: usize = 100;
-/// The longest text of which all errors of syntax are told, not the first alone.
+/// The longest text, in bytes, for which all syntax errors are reported rather than only the first.
 const MOST_RECOVERED: usize = 256 << 10;
-/// Names longer than this are not compared, nor are more than so many.
+/// The longest name that is compared with others, and the maximum number of names compared.
 const LONGEST_COMPARED: usize = 64;
 const MOST_COMPARED: usize = 4096;
 
 /// Collects faults while a document is read.
 pub struct Reader<'t> {
     text: &'t str,
-    /// Where lines begin.
+    /// Byte offsets at which lines begin.
     lines: Vec<usize>,
     faults: Vec<Fault>,
     left_out: usize,
 }
 
 impl<'t> Reader<'t> {
-    /// Parses `text`, lets `read` make something of it and collect faults, and gives what it made if there were none.
+    /// Parses `text` and passes it to `read`, which builds a value and collects faults; returns the value if there are
+    /// none.
     pub fn read<T>(
         text: &'t str,
         known: &[&str],
@@ -80,7 +81,7 @@ impl<'t> Reader<'t> {
         let root = match DeTable::parse(text) {
             Ok(root) => root,
             Err(first) => {
-                // Every error is an allocation or more, and there may be two in three bytes.
+                // Every error takes at least one allocation, and there may be two errors in three bytes.
                 let all = if text.len() <= MOST_RECOVERED { DeTable::parse_recoverable(text).1 } else { vec![first] };
                 for error in all {
                     reader.fault(error.span().unwrap_or(0..0), error.message());
@@ -95,18 +96,18 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Collects the faults of `text`.
+    /// Creates a reader that collects the faults of `text`.
     fn new(text: &'t str) -> Self {
         let lines = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
         Self { text, lines, faults: Vec::new(), left_out: 0 }
     }
 
-    /// Whether there are as many faults as are told: the rest of the document need not be looked at.
+    /// Reports whether the maximum number of faults is reached, so that the rest of the document need not be read.
     pub fn is_full(&self) -> bool {
         self.faults.len() >= MOST_FAULTS
     }
 
-    /// Notes that what stands at `span` is wrong.
+    /// Records a fault at `span`.
     pub fn fault(&mut self, span: Range<usize>, message: impl Into<String>) {
         if self.is_full() {
             self.left_out += 1;
@@ -116,7 +117,7 @@ impl<'t> Reader<'t> {
         self.faults.push(Fault { line, column, message: message.into() });
     }
 
-    /// The line and column of a byte offset.
+    /// Returns the line and column of a byte offset.
     pub fn place(&self, offset: usize) -> (usize, usize) {
         let line = self.lines.partition_point(|begin| *begin <= offset).max(1);
         let column = self.text.get(self.lines[line - 1]..offset).map_or(0, |before| before.chars().count());
@@ -137,7 +138,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// A table whose keys are known. Every getter notes a fault and gives `None` where the value has the wrong type.
+/// A table with known keys. Every getter records a fault and returns `None` if the value has the wrong type.
 pub struct Fields<'a, 't> {
     table: &'a DeTable<'t>,
     span: Range<usize>,
@@ -145,7 +146,7 @@ pub struct Fields<'a, 't> {
 }
 
 impl<'a, 't> Fields<'a, 't> {
-    /// Looks at `table`; keys that aren't `known` are faults. `what` is what the table describes, for people.
+    /// Reads `table`; keys that aren't `known` are faults. `what` names the table's subject in messages.
     pub fn new(
         reader: &mut Reader<'_>,
         table: &'a DeTable<'t>,
@@ -162,17 +163,17 @@ impl<'a, 't> Fields<'a, 't> {
         Self { table, span, what }
     }
 
-    /// Where the table stands.
+    /// Returns the location of the table in the text.
     pub fn span(&self) -> Range<usize> {
         self.span.clone()
     }
 
-    /// The value of a key, if it is there.
+    /// Returns the value of a key, if present.
     pub fn value(&self, key: &str) -> Option<&'a Spanned<DeValue<'t>>> {
         self.table.get(key)
     }
 
-    /// The value of a key; its absence is a fault.
+    /// Returns the value of a key; its absence is a fault.
     pub fn required(&self, reader: &mut Reader<'_>, key: &str) -> Option<&'a Spanned<DeValue<'t>>> {
         let value = self.value(key);
         if value.is_none() {
@@ -181,12 +182,12 @@ impl<'a, 't> Fields<'a, 't> {
         value
     }
 
-    /// A string.
+    /// Returns a string.
     pub fn text(&self, reader: &mut Reader<'_>, key: &str) -> Option<Spanned<&'a str>> {
         self.value(key).and_then(|value| text(reader, value))
     }
 
-    /// An address and a port, such as `example`.
+    /// Returns an address and a port, such as `example`.
     pub fn address(&self, reader: &mut Reader<'_>, key: &str, example: &str) -> Option<SocketAddr> {
         let text = self.text(reader, key)?;
         let address = text.get_ref().parse().ok();
@@ -196,12 +197,12 @@ impl<'a, 't> Fields<'a, 't> {
         address
     }
 
-    /// A string that must be there.
+    /// Returns a string; its absence is a fault.
     pub fn required_text(&self, reader: &mut Reader<'_>, key: &str) -> Option<Spanned<&'a str>> {
         self.required(reader, key).and_then(|value| text(reader, value))
     }
 
-    /// A list of strings, or one string, that must be there and not be empty.
+    /// Returns a list of strings, or one string; its absence and an empty list are faults.
     pub fn required_texts(&self, reader: &mut Reader<'_>, key: &str) -> Vec<Spanned<&'a str>> {
         let Some(value) = self.required(reader, key) else { return Vec::new() };
         let list = texts(reader, value);
@@ -211,7 +212,7 @@ impl<'a, 't> Fields<'a, 't> {
         list
     }
 
-    /// A yes or no; no where absent.
+    /// Returns a boolean, `false` if absent.
     pub fn yes(&self, reader: &mut Reader<'_>, key: &str) -> bool {
         let Some(value) = self.value(key) else { return false };
         value.get_ref().as_bool().unwrap_or_else(|| {
@@ -220,7 +221,7 @@ impl<'a, 't> Fields<'a, 't> {
         })
     }
 
-    /// A whole number between `least` and `most`, or `default` where absent.
+    /// Returns a whole number between `least` and `most`, or `default` if absent.
     pub fn number(&self, reader: &mut Reader<'_>, key: &str, default: u32, least: u32, most: u32) -> u32 {
         let Some(value) = self.value(key) else { return default };
         let number = value.get_ref().as_integer();
@@ -231,7 +232,7 @@ impl<'a, 't> Fields<'a, 't> {
         })
     }
 
-    /// Seconds between `least` and `most`, written like `90s`, `5m`, `1h`, `7d`; `default` where absent.
+    /// Returns seconds between `least` and `most`, written like `90s`, `5m`, `1h`, `7d`, or `default` if absent.
     pub fn seconds(&self, reader: &mut Reader<'_>, key: &str, default: u32, least: u32, most: u32) -> u32 {
         let Some(value) = self.value(key) else { return default };
         let Some(seconds) = value.get_ref().as_str().and_then(seconds) else {
@@ -247,7 +248,7 @@ impl<'a, 't> Fields<'a, 't> {
         default
     }
 
-    /// The tables of `[[key]]`.
+    /// Returns the tables of `[[key]]`.
     pub fn tables(
         &self,
         reader: &mut Reader<'_>,
@@ -270,7 +271,7 @@ impl<'a, 't> Fields<'a, 't> {
         tables
     }
 
-    /// The tables of `key = { … }` or `key = [{ … }, …]`; anything else is a fault, for which `way_out` says what to write.
+    /// Returns the tables of `key = { … }` or `key = [{ … }, …]`; any other value is a fault, reported as `way_out`.
     pub fn inner_tables(
         &self,
         reader: &mut Reader<'_>,
@@ -295,7 +296,7 @@ impl<'a, 't> Fields<'a, 't> {
     }
 }
 
-/// A string, or a fault.
+/// Returns a string, or records a fault.
 pub fn text<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Option<Spanned<&'a str>> {
     let text = value.get_ref().as_str();
     if text.is_none() {
@@ -304,7 +305,7 @@ pub fn text<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Opt
     text.map(|text| Spanned::new(value.span(), text))
 }
 
-/// A list of strings, or one string.
+/// Returns a list of strings, or one string, as a list.
 pub fn texts<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Vec<Spanned<&'a str>> {
     match value.get_ref().as_array() {
         Some(array) => array.iter().filter_map(|item| text(reader, item)).collect(),
@@ -312,7 +313,7 @@ pub fn texts<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Ve
     }
 }
 
-/// Reads `90s`, `5m`, `1h`, `7d`.
+/// Parses `90s`, `5m`, `1h`, `7d`.
 pub fn seconds(text: &str) -> Option<u32> {
     let unit = text.chars().last()?;
     let number: u32 = text.strip_suffix(unit)?.parse().ok()?;
@@ -325,7 +326,7 @@ pub fn seconds(text: &str) -> Option<u32> {
     })
 }
 
-/// Writes seconds the way [`seconds`] reads them.
+/// Formats seconds the way [`seconds`] parses them.
 pub fn duration(seconds: u32) -> String {
     match [(86_400, 'd'), (3600, 'h'), (60, 'm')]
         .into_iter()
@@ -336,35 +337,19 @@ pub fn duration(seconds: u32) -> String {
     }
 }
 
-/// `: did you mean …?` where a known name is near, else the known names if they are few.
+/// Returns `; did you mean …?` if a known name is near, otherwise the known names if they are few.
 pub fn hint<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> String {
     let short = |name: &str| name.len() <= LONGEST_COMPARED;
     let known: Vec<_> = known.filter(|other| short(other)).take(MOST_COMPARED).collect();
     if !short(name) {
         return String::new();
     }
-    let near = known.iter().map(|other| (distance(name, other), *other)).min();
+    let near = known.iter().map(|other| (strsim::levenshtein(name, other), *other)).min();
     match near {
         Some((away, other)) if away <= 1 + name.chars().count() / 3 => format!("; did you mean `{other}`?"),
         Some(_) if known.len() <= 12 => format!("; known: {}", known.join(", ")),
         _ => String::new(),
     }
-}
-
-/// How many single-character edits lie between two names (Levenshtein).
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, a) in one.chars().enumerate() {
-        let mut diagonal = i;
-        row[0] = i + 1;
-        for (j, b) in other.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }
 
 #[cfg(test)]

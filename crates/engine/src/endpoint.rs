@@ -1,44 +1,44 @@
-//! What a tunnel endpoint does about tenants' packets that its kernel programs could not send (wire.md §8): what it asks the
-//! authority, which packets wait meanwhile, what tables and tenants are told. Effects are values; it keeps no clock.
+//! Handling of tenants' packets that the tunnel endpoint's kernel programs could not send (wire.md §8): requests to the
+//! authority, packets that wait meanwhile, changes of tables, and errors for tenants. Effects are values; this module
+//! has no clock.
 //!
-//! Nothing that a tenant sends makes it hold or ask for more than fixed bounds.
+//! Packets and requests per tenant are bounded, whatever the tenant sends.
 
 mod too_long;
 
 use crate::agent::frame::complete_checksum;
-use crate::api::{AnswerRequest, PathSegment, SegmentRequest, SegmentTo};
-use crate::segment::Given;
+use crate::model::{Given, SegmentRequest};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use wire::geneve::{Encapsulation, Payload};
 use wire::inner::Ports;
 use wire::map::{Consent, SegmentEntry, SegmentKey};
 use wire::packet::Packet;
-use wire::{Ends, Hops, Inner, SegmentFlags, Vni};
+use wire::{Destination, Ends, Hops, Inner, SegmentFlags, Vni};
 
-/// How many questions are open at a time for one tenant.
+/// Maximum number of open requests per tenant.
 const OPEN_MAX: usize = 64;
-/// How many packets wait for one answer.
+/// Maximum number of packets that wait for one answer.
 const HELD_MAX: usize = 4;
-/// For how long nobody is asked again after a denial, seconds.
+/// Seconds after a denial in which the endpoint does not ask again.
 pub const REFUSED_FOR: u32 = 5;
-/// A segment that was used this shortly before its end is renewed, seconds.
+/// Remaining lifetime, in seconds, from which a segment in use is renewed.
 pub const RENEWED_BEFORE: u32 = 30;
 
 const ETHERNET_LEN: usize = 14;
 
-/// Who is behind an interface.
+/// The tenant behind an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
     /// The virtual network's name.
     pub network: String,
-    /// Its number.
+    /// The virtual network's number.
     pub vni: Vni,
     /// The addresses that the tenant may send from.
     pub addresses: Vec<IpAddr>,
 }
 
-/// What is asked for: a tenant's packets to a service, or its answers.
+/// A wanted segment: for a tenant's packets to a service, or for its answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Wanted {
     /// The tenant's interface.
@@ -49,29 +49,29 @@ pub struct Wanted {
     ports: (u16, u16),
 }
 
-/// A tenant's packet that was handed over.
+/// A tenant's packet that the kernel program handed over.
 #[derive(Clone, Copy, Debug)]
 pub struct Unsent<'a> {
     /// The tenant's interface.
     pub interface: u32,
-    /// The longest packet that would get through; 0: there is no segment for it.
+    /// The longest packet that would get through; 0 if there is no segment for the packet.
     pub limit: u32,
-    /// Whether it is a super-packet.
+    /// Whether the packet is a super-packet.
     pub is_super: bool,
-    /// The frame, which may have been cut.
+    /// The frame, which may have been cut short.
     pub frame: &'a [u8],
 }
 
-/// What is to be done.
+/// An effect that the caller carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Ask the authority for a segment, and tell [`Endpoint::answered`] what it says.
+    /// Ask the authority for a segment, and pass its answer to [`Endpoint::answered`].
     Ask(Wanted, SegmentRequest),
-    /// The same for the way back of a segment that came in.
-    AskBack(Wanted, AnswerRequest),
-    /// Write this into the table of segments.
+    /// Ask the authority for the way back of a segment that came in, and pass its answer to [`Endpoint::answered`].
+    AskBack(Wanted, Given),
+    /// Write this entry into the table of segments.
     Write(SegmentKey, SegmentEntry),
-    /// Send the tunnelled packet as a datagram from the sending endpoint to Geneve's port there.
+    /// Send the tunnelled packet as a datagram from the sending endpoint to the Geneve port of the receiving endpoint.
     Send {
         /// The sending endpoint.
         from: IpAddr,
@@ -89,26 +89,26 @@ pub enum Action {
     },
 }
 
-/// Why there is no segment.
+/// Reason why there is no segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The authority says no.
+    /// The authority denied the request.
     Denied,
-    /// It could not be asked.
+    /// The authority could not be reached.
     Unreachable,
 }
 
-/// A question that is open.
+/// An open request.
 struct Open {
-    /// Where what is asked for goes out.
+    /// The endpoint address from which packets under the segment would be sent.
     sending: IpAddr,
-    /// Inner packets that wait.
+    /// Inner packets that wait for the segment.
     held: Vec<Vec<u8>>,
 }
 
 /// A tunnel endpoint's state.
 pub struct Endpoint {
-    /// Its addresses on the underlay, the one that counts for a family first.
+    /// Its addresses on the underlay, of which it sends from the first.
     addresses: Vec<IpAddr>,
     tenants: BTreeMap<u32, Tenant>,
     open: BTreeMap<Wanted, Open>,
@@ -116,33 +116,33 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint with these addresses, of which the first is what it sends from, and without tenants.
+    /// Creates an endpoint without tenants that has these addresses and sends from the first.
     pub const fn new(addresses: Vec<IpAddr>) -> Self {
         Self { addresses, tenants: BTreeMap::new(), open: BTreeMap::new(), spoofed: 0 }
     }
 
-    /// Takes a tenant in.
+    /// Adds a tenant.
     pub fn admit(&mut self, interface: u32, tenant: Tenant) {
         self.tenants.insert(interface, tenant);
     }
 
-    /// Forgets a tenant, and what it waits for.
+    /// Removes a tenant and its open requests.
     pub fn forget(&mut self, interface: u32) {
         self.tenants.remove(&interface);
         self.open.retain(|wanted, _| wanted.interface != interface);
     }
 
-    /// Packets that tenants sent from others' addresses.
+    /// Returns the number of packets that tenants sent from addresses that are not theirs.
     pub const fn spoofed(&self) -> u64 {
         self.spoofed
     }
 
-    /// Questions that are open.
+    /// Returns the number of open requests.
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// What to do about a packet. `consent` looks up what came in and may be answered.
+    /// Handles a packet from a tenant. `consent` looks up the segments that came in and may be answered.
     pub fn handed_over(
         &mut self,
         unsent: &Unsent<'_>,
@@ -174,8 +174,8 @@ impl Endpoint {
         Some(action)
     }
 
-    /// Asks again for a segment that is in use and ends soon, or that consent was given anew to answer. Until there is an
-    /// answer, packets go on under the old one.
+    /// Asks again for a segment that is in use and ends soon; for a segment of answers, only if consent that ends later
+    /// has arrived since. Until the answer arrives, packets use the old segment.
     pub fn renew(
         &mut self,
         key: &SegmentKey,
@@ -189,7 +189,7 @@ impl Endpoint {
         }
         let inner = key.example()?;
         let wanted = Wanted::new(key.interface, &inner)?;
-        // An earlier process may have written it for another tenant.
+        // An earlier process may have written the entry for another tenant.
         let is_tenants = |tenant: &Tenant| tenant.addresses.contains(&inner.sender);
         if self.open.contains_key(&wanted) || !self.tenants.get(&key.interface).is_some_and(is_tenants) {
             return None;
@@ -214,10 +214,11 @@ impl Endpoint {
         let keys = SegmentKey::answering(wanted.interface, inner);
         let shown = keys.iter().filter_map(consent).filter(|consent| consent.expires > now);
         if let Some(shown) = shown.filter_map(|consent| given(&consent, inner)).next() {
-            return Some((Action::AskBack(wanted, AnswerRequest::new(&shown)), shown.ends.receiving));
+            let sending = shown.ends.receiving;
+            return Some((Action::AskBack(wanted, shown), sending));
         }
         let sending = *self.addresses.first()?;
-        let to = SegmentTo { address: wanted.receiver, protocol: wanted.protocol, port: wanted.ports.1 };
+        let to = Destination { address: wanted.receiver, protocol: wanted.protocol, port: wanted.ports.1 };
         let request = SegmentRequest {
             network: tenant.network.clone(),
             sender: wanted.sender,
@@ -228,26 +229,27 @@ impl Endpoint {
         Some((Action::Ask(wanted, request), sending))
     }
 
-    /// What to do about the authority's answer.
-    pub fn answered(&mut self, wanted: &Wanted, answer: Result<&PathSegment, Refusal>, now: u32) -> Vec<Action> {
+    /// Handles the authority's answer.
+    pub fn answered(&mut self, wanted: &Wanted, answer: Result<Given, Refusal>, now: u32) -> Vec<Action> {
         let Some(open) = self.open.remove(wanted) else { return Vec::new() };
         let Some(tenant) = self.tenants.get(&wanted.interface) else { return Vec::new() };
         let refused = || {
             let key = SegmentKey::to_service(wanted.interface, &wanted.inner());
             vec![Action::Write(key, SegmentEntry::refused(now.saturating_add(REFUSED_FOR)))]
         };
-        let segment = match answer {
-            Ok(segment) => segment,
+        let given = match answer {
+            Ok(given) => given,
             Err(Refusal::Denied) => return refused(),
-            // The next packet asks again.
+            // The next packet causes a new request.
             Err(Refusal::Unreachable) => return Vec::new(),
         };
-        let given = segment.given(open.sending, wanted.sender, wanted.receiver).ok();
-        // An answer to another question is none.
-        let fits = |given: &Given| given.vni == tenant.vni && given.segment.serves(&wanted.inner());
-        let Some(given) = given.filter(fits) else { return refused() };
+        let Ends { sending, receiving, sender, receiver } = given.ends;
+        let is_asked_for = (sending, sender, receiver) == (open.sending, wanted.sender, wanted.receiver);
+        // A segment that does not fit the request counts as a denial.
+        if !is_asked_for || given.vni != tenant.vni || !given.segment.serves(&wanted.inner()) {
+            return refused();
+        }
         let payload = if wanted.sender.is_ipv4() { Payload::Ipv4 } else { Payload::Ipv6 };
-        let Ends { sending, receiving, .. } = given.ends;
         let entry = SegmentEntry::given(&given.encapsulation(payload), sending, receiving);
         let is_fixed = !given.hops.is_empty();
         let along = |entry: SegmentEntry| if is_fixed { entry.along(&Hops::new(&given.hops)?) } else { Some(entry) };
@@ -258,7 +260,7 @@ impl Endpoint {
             actions.push(Action::Write(key.for_every_flow(), SegmentEntry::by_flow()));
         }
         if is_fixed {
-            // A datagram of a socket has no such headers. Senders try again, and then there is a segment.
+            // A datagram sent from a socket has no routing header. Senders try again, and then find the segment.
             return actions;
         }
         let send =
@@ -275,13 +277,13 @@ impl Wanted {
         Some(Self { interface, sender, receiver, protocol, ports: (source, destination) })
     }
 
-    /// A packet of it.
+    /// Returns an example packet for this segment.
     fn inner(&self) -> Inner {
         let &Self { sender, receiver, protocol, ports: (source, destination), .. } = self;
         Inner { sender, receiver, protocol, ports: Ports::Shown(source, destination) }
     }
 
-    /// All of a tenant's.
+    /// Returns the range of all segments that a tenant may want.
     fn all_of(interface: u32) -> std::ops::RangeInclusive<Self> {
         let least: IpAddr = [0, 0, 0, 0].into();
         let most: IpAddr = [0xff; 16].into();
@@ -296,7 +298,7 @@ impl Wanted {
     }
 }
 
-/// The segment that came in, to be shown, if it is about the other direction of these addresses.
+/// Returns the segment that came in, for the request to show, if it is for the opposite direction of these addresses.
 fn given(consent: &Consent, inner: &Inner) -> Option<Given> {
     let (encapsulation, _) = Encapsulation::decode(consent.geneve()).ok()?;
     let (sending, receiving) = consent.endpoints();
@@ -305,7 +307,7 @@ fn given(consent: &Consent, inner: &Inner) -> Option<Given> {
     Some(Given { segment, vni, ends, proofs: proofs.to_vec(), hops: consent.hops().collect() })
 }
 
-/// The packet in a tenant's frame, as verifiers will read it.
+/// Parses the packet in a tenant's frame in the way that verifiers will.
 fn read(frame: &[u8]) -> Option<Inner> {
     let (_, packet) = frame.split_at_checked(ETHERNET_LEN)?;
     Inner::parse(payload(frame)?, packet).ok()
@@ -319,11 +321,11 @@ fn payload(frame: &[u8]) -> Option<Payload> {
     }
 }
 
-/// The packet in a tenant's frame, with the checksum that a network card would have finished.
+/// Returns the packet in a tenant's frame, with the checksum that otherwise a network card would have completed.
 fn whole(frame: &[u8]) -> Option<Vec<u8>> {
     let mut frame = frame.to_vec();
     let packet = Packet::parse(&frame);
-    // What has no checksum to complete goes as it is.
+    // A packet without a checksum to complete stays unchanged.
     let _ = complete_checksum(&mut frame, &packet);
     frame.get(ETHERNET_LEN..packet.end.max(ETHERNET_LEN)).map(<[u8]>::to_vec).filter(|packet| !packet.is_empty())
 }

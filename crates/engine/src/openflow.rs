@@ -1,8 +1,8 @@
-//! The agent's back end for OpenFlow switches, without IO: a controller in the sense of LS.
+//! The agent's back end for OpenFlow switches, without IO: a controller as in the LS publication.
 //!
-//! First packets to protected destinations come up from the switch, get their token, and go down again together with exact
-//! rules for both directions, so that the rest of the flow never sees the controller. What [`crate::insertion`] decides for
-//! a packet is the same as in the kernel program.
+//! The switch sends first packets to protected destinations up to the controller. The controller adds the token and
+//! sends them down again together with exact rules for both directions, so that the controller never sees the rest of
+//! the flow. [`crate::agent::insertion`] makes the same decision for a packet as the kernel program.
 
 pub mod matching;
 pub mod message;

@@ -1,8 +1,9 @@
-//! The receivers' policy: who may send where, and when. A decision is a pure function of policy and request, and what it
-//! says carries the rule that decided. Reading the file is `text`'s; nothing here asks for the time or does IO.
+//! The receivers' policy: which subjects may send to which receivers, and when. A decision is a pure function of policy
+//! and request, and contains the rule that decided. The module `text` reads the file; nothing here reads the clock or
+//! does IO.
 //!
-//! Among the rules that match, the one of the highest priority decides, and among those of one priority the last. Where no
-//! rule matches, the answer is no.
+//! Of the matching rules, the one with the highest priority decides, and among rules of equal priority the last. If no
+//! rule matches, the policy denies.
 
 mod asker;
 mod compile;
@@ -10,8 +11,11 @@ pub mod diff;
 mod expectation;
 mod explain;
 mod index;
+pub mod networks;
+pub mod preference;
 mod reach;
 mod request;
+pub mod rulebook;
 mod scope;
 mod spans;
 mod text;
@@ -21,15 +25,15 @@ mod window;
 pub use asker::{Asker, destination};
 pub use compile::{Compiled, TooLarge};
 pub use expectation::{Expectation, Failure, Outcome};
-pub use explain::{place, service};
+pub use explain::{Explanation, place, service};
 pub use request::{Request, Subject};
 pub use scope::Scope;
 pub use text::{MOST_TEXT, name_is_valid};
 pub use trace::{Reason, Trace};
 pub use window::{When, instant, written};
 
-use crate::api;
 use crate::document::Faults;
+use crate::model;
 use index::Index;
 use ipnet::IpNet;
 use spans::Spans;
@@ -48,62 +52,62 @@ pub struct Policy {
     rules: Vec<Rule>,
     expectations: Vec<Expectation>,
     index: Index,
-    /// What is said of the receivers of each virtual network.
+    /// The policy for the receivers of each virtual network.
     networks: BTreeMap<String, Policy>,
 }
 
-/// Something protected: addresses and services behind one verifier.
+/// A protected receiver: addresses and services behind one verifier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receiver {
-    /// Its unique name.
+    /// Unique name of the receiver.
     pub name: String,
-    /// Its addresses and networks, host bits cleared.
+    /// Addresses and networks of the receiver, host bits cleared.
     pub prefixes: Vec<IpNet>,
-    /// What of them is protected.
-    pub services: Vec<api::Service>,
-    /// The id of the verifier in front of it; nothing in a virtual network, whose paths have several.
+    /// Services that are protected at these addresses.
+    pub services: Vec<model::Service>,
+    /// The id of the verifier in front of the receiver; empty in a virtual network, whose paths have several verifiers.
     pub verifier: String,
-    /// The virtual network that its addresses are of.
+    /// The virtual network of the addresses, if any.
     pub network: Option<String>,
-    /// The services as spans of [`Spans`].
+    /// The services as [`Spans`].
     spans: Spans,
 }
 
 /// One rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Its place in the file, from 1.
+    /// Position of the rule in the file, from 1.
     pub number: usize,
-    /// The line it begins on.
+    /// The line on which the rule begins.
     pub line: usize,
-    /// Its name, where it has one.
+    /// Name of the rule, if it has one.
     pub name: Option<String>,
     label: Arc<str>,
-    /// What it says.
+    /// Whether the rule allows or denies.
     pub action: Action,
-    /// Which of several matching rules decides: the highest; of equals, the last.
+    /// Priority of the rule: the matching rule with the highest decides; of equals, the last.
     pub priority: u16,
-    /// Whom it is about.
+    /// Subjects that the rule applies to.
     pub who: Vec<Who>,
-    /// The receivers it is about: indices into the policy's.
+    /// Receivers that the rule applies to: indices into the policy's.
     to: Vec<usize>,
-    /// When it holds.
+    /// Times at which the rule holds.
     pub when: When,
-    /// How the grants it allows are made.
+    /// Terms of the grants that the rule allows.
     pub terms: Terms,
 }
 
 /// Whether a rule allows or denies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
-    /// Grants are given.
+    /// The rule allows grants.
     Allow,
-    /// Grants are refused.
+    /// The rule denies grants.
     Deny,
 }
 
 impl Action {
-    /// The priority of rules that name none: so that deny wins over allow.
+    /// Returns the priority of rules that state none, chosen so that deny wins over allow.
     pub const fn default_priority(self) -> u16 {
         match self {
             Self::Allow => 100,
@@ -112,22 +116,22 @@ impl Action {
     }
 }
 
-/// Whom a rule is about.
+/// Subjects that a rule applies to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Every person who is logged in.
+    /// Every logged-in person.
     Everyone,
     /// The members of a group.
     Group(String),
     /// One person.
     Person(String),
-    /// Whoever uses a device with this tag.
+    /// Every user of a device with this tag.
     Tag(String),
-    /// Whoever asks from there.
+    /// Every client that sends its request from this network.
     Address(IpNet),
 }
 
-/// How wide a grant is.
+/// Width of a grant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Granularity {
     /// One protocol and port of one address.
@@ -139,7 +143,7 @@ pub enum Granularity {
     Network,
 }
 
-/// What a grant's tokens are made with (wire.md §1).
+/// Suite of a grant's tokens (wire.md §1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantSuite {
     /// A MAC over destination and time.
@@ -152,7 +156,7 @@ impl GrantSuite {
     /// Every suite, the default first.
     pub const ALL: [Self; 3] = [Self::Mac(Suite::Siphash), Self::Mac(Suite::AesCmac), Self::Sha224];
 
-    /// Its number (wire.md §1.1).
+    /// Returns the number of the suite (wire.md §1.1).
     pub const fn number(self) -> u8 {
         match self {
             Self::Mac(suite) => suite as u8,
@@ -160,7 +164,7 @@ impl GrantSuite {
         }
     }
 
-    /// The name used in configuration and logs.
+    /// Returns the name used in configuration and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mac(suite) => suite.name(),
@@ -169,70 +173,71 @@ impl GrantSuite {
     }
 }
 
-/// How the grants that a rule allows are made.
+/// Terms of the grants that a rule allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// How wide they are.
+    /// Width of the grants.
     pub granularity: Granularity,
-    /// How long they live, seconds.
+    /// Lifetime of the grants, seconds.
     pub lifetime: u32,
-    /// One flow only.
+    /// Whether a grant admits one flow only.
     pub single: bool,
-    /// With the sender's consent to packets from the receiver (wire.md §3.2 REPLY).
+    /// Whether the sender consents to packets from the receiver (wire.md §3.2 REPLY).
     pub reply: bool,
-    /// Bound to the sender's address.
+    /// Whether a grant is bound to the sender's address.
     pub bind_source: bool,
-    /// What tokens are made with.
+    /// Suite of the tokens.
     pub suite: GrantSuite,
-    /// How tokens travel to IPv4 destinations; to IPv6 it is always the tail.
+    /// Carrier of tokens to IPv4 destinations; for IPv6 it is always the tail.
     pub carrier: Carrier,
-    /// What packet filters behind the verifier tell its packets apart by (docs/netfilter.md); 0 is none.
+    /// Number by which packet filters behind the verifier recognise the packets (docs/netfilter.md); 0 is none.
     pub class: u8,
 }
 
-/// What the policy says about one person and one destination.
+/// The policy's decision about one person and one destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision<'p> {
-    /// Nothing is protected there.
+    /// The destination is not protected.
     NoReceiver,
-    /// A receiver is there and no rule matches.
+    /// The destination belongs to a receiver, and no rule matches.
     DefaultDeny {
         /// The receiver.
         receiver: &'p Receiver,
     },
-    /// A rule denies it.
+    /// A rule denies the request.
     Denied {
         /// The receiver that the rule names.
         receiver: &'p Receiver,
         /// The rule.
         rule: &'p Rule,
     },
-    /// A rule allows it.
+    /// A rule allows the request.
     Allowed(Permit<'p>),
 }
 
-/// Leave to send, with the rule that gave it.
+/// Permission to send, with the rule that allows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permit<'p> {
     /// The receiver.
     pub receiver: &'p Receiver,
     /// The rule.
     pub rule: &'p Rule,
-    /// The rule's terms, but for its suite where a token of that would open more than the policy allows.
+    /// The rule's terms, except that the suite is replaced if a token of the rule's suite would open more than the
+    /// policy allows.
     pub terms: Terms,
-    /// The destinations that a grant may cover.
+    /// Destinations that a grant may cover.
     pub scope: Scope,
-    /// When the policy says something else about them, if it does: the grant must end by then.
+    /// The time at which the policy's decision on this scope may change, if any: the grant must end by then.
     pub until: Option<u64>,
 }
 
 impl Policy {
-    /// Reads a policy file. Lifetimes are bounded by `max_lifetime` seconds. All faults are reported together.
+    /// Reads a policy file. Lifetimes are limited to `max_lifetime` seconds. All faults are reported together.
     pub fn parse(text: &str, max_lifetime: u32) -> Result<Self, Faults> {
         text::parse(text, max_lifetime)
     }
 
-    /// The same, of a file that is called otherwise than the one in force: rules are called by its name.
+    /// Labels the rules with another file name than that of the policy in force.
     #[must_use]
     pub fn in_file(mut self, name: &str) -> Self {
         let parts = self.networks.values_mut().flat_map(|part| &mut part.rules);
@@ -240,8 +245,8 @@ impl Policy {
         self
     }
 
-    /// What the policy says, in plain words: receiver by receiver and rule by rule. The oracle of tests: what grants and what
-    /// explains is [`Compiled::decide`], and tests hold the two together.
+    /// Decides in the plainest way: receiver by receiver and rule by rule. It is the oracle of tests, which compare it
+    /// with [`Compiled::decide`]; grants and explanations come from the latter.
     #[doc(hidden)]
     pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
         let request = &request.normal();
@@ -270,49 +275,49 @@ impl Policy {
         }
     }
 
-    /// The next time at which some rule begins or ceases to hold.
+    /// Returns the next time at which some rule begins or ceases to hold.
     pub fn next_change(&self, after: u64) -> Option<u64> {
         self.rules.iter().filter_map(|rule| rule.when.next_change(after)).min()
     }
 
-    /// What it says of a virtual network, where it has receivers there.
+    /// Returns the policy of a virtual network, if it has receivers there.
     pub fn network(&self, name: &str) -> Option<&Self> {
         self.networks.get(name)
     }
 
-    /// The virtual networks that it has receivers in.
+    /// Returns the virtual networks with receivers, and their policies.
     pub fn networks(&self) -> impl Iterator<Item = (&str, &Self)> {
         self.networks.iter().map(|(name, part)| (name.as_str(), part))
     }
 
-    /// How many receivers it has, with those of virtual networks.
+    /// Returns the number of receivers, including those of virtual networks.
     pub fn receiver_count(&self) -> usize {
         self.receivers.len() + self.networks.values().map(|part| part.receivers.len()).sum::<usize>()
     }
 
-    /// Every receiver, in the file's order, but for those of virtual networks.
+    /// Returns the receivers in the file's order, except those of virtual networks.
     pub fn receivers(&self) -> &[Receiver] {
         &self.receivers
     }
 
-    /// The class of the rule with this label; 0 if there is none any more.
+    /// Returns the class of the rule with this label, or 0 if there is no such rule any more.
     pub fn class_of(&self, label: &str) -> u8 {
         self.rules.iter().find(|rule| *rule.label == *label).map_or(0, |rule| rule.terms.class)
     }
 
-    /// Every rule, in the file's order.
+    /// Returns all rules in the file's order.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// INVARIANT: the number is that of one of its rules, which are in the order of numbers; all are there but in the policy
-    /// of a network.
+    /// INVARIANT: the number belongs to one of this policy's rules, which are sorted by number. No number is missing,
+    /// except in the policy of a network.
     fn rule_numbered(&self, number: usize) -> &Rule {
         let own = self.rules.get(number - 1).filter(|rule| rule.number == number);
         own.unwrap_or_else(|| &self.rules[self.rules.partition_point(|rule| rule.number < number)])
     }
 
-    /// The persons that groups and rules name.
+    /// Returns the persons that groups and rules name.
     pub fn persons(&self) -> BTreeSet<&str> {
         let named = self.rules.iter().flat_map(|rule| &rule.who).filter_map(|who| match who {
             Who::Person(person) => Some(person.as_str()),
@@ -321,18 +326,18 @@ impl Policy {
         self.groups.values().flatten().map(String::as_str).chain(named).collect()
     }
 
-    /// Whether it has a group of this name.
+    /// Reports whether there is a group of this name.
     pub fn has_group(&self, group: &str) -> bool {
         self.groups.contains_key(group)
     }
 
-    /// Whether somebody is in a group, by the policy or by their login.
+    /// Reports whether the subject is in a group, by the policy or by their login.
     pub fn is_in(&self, subject: &Subject<'_>, group: &str) -> bool {
         subject.groups.iter().any(|own| own == group)
             || self.groups.get(group).is_some_and(|members| members.contains(subject.person))
     }
 
-    /// Whether a rule is about the subject, at this time.
+    /// Reports whether a rule applies to the request's subject at the request's time.
     fn holds(&self, rule: &Rule, request: &Request<'_>) -> bool {
         self.is_about(rule, &request.subject) && rule.when.covers(request.now)
     }
@@ -341,7 +346,7 @@ impl Policy {
         self.is_among(subject, &rule.who)
     }
 
-    /// Whether somebody is one of these.
+    /// Reports whether the subject is among these.
     pub fn is_among(&self, subject: &Subject<'_>, these: &[Who]) -> bool {
         these.iter().any(|who| match who {
             Who::Everyone => true,
@@ -354,14 +359,14 @@ impl Policy {
 }
 
 impl Receiver {
-    /// Whether a packet to `to` is for this receiver.
+    /// Reports whether a packet to `to` is for this receiver.
     pub fn covers(&self, to: &Destination) -> bool {
         self.prefix_of(to).is_some() && self.serves(to)
     }
 
-    /// The receiver as the API shows it: one entry per prefix.
-    pub fn entries(&self) -> impl Iterator<Item = api::Receiver> + '_ {
-        let entry = |prefix: &IpNet| api::Receiver {
+    /// Returns the receiver in the API's form: one entry per prefix.
+    pub fn entries(&self) -> impl Iterator<Item = model::Receiver> + '_ {
+        let entry = |prefix: &IpNet| model::Receiver {
             name: self.name.clone(),
             prefix: *prefix,
             services: self.services.clone(),
@@ -369,23 +374,23 @@ impl Receiver {
         self.prefixes.iter().map(entry)
     }
 
-    /// The longest of its prefixes that `to` is in.
+    /// Returns the longest prefix of the receiver that contains `to`.
     fn prefix_of(&self, to: &Destination) -> Option<IpNet> {
         self.prefixes.iter().filter(|prefix| prefix.contains(&to.address)).max_by_key(|p| p.prefix_len()).copied()
     }
 
-    /// Whether protocol and port are among its services.
+    /// Reports whether the receiver's services include the protocol and port.
     fn serves(&self, to: &Destination) -> bool {
         self.spans.covers(to.protocol, to.port)
     }
 
     fn protects_all(&self) -> bool {
-        self.services.contains(&api::Service::ALL)
+        self.services.contains(&model::Service::ALL)
     }
 }
 
 impl Rule {
-    /// What decides between rules: priority, then which comes later.
+    /// Precedence between rules: priority, then position in the file.
     fn order(&self) -> (u16, usize) {
         (self.priority, self.number)
     }
@@ -394,7 +399,8 @@ impl Rule {
         self.order() > other.order()
     }
 
-    /// How the rule is called in answers and logs: `policy.toml:LINE name`, or its number where it has no name.
+    /// Returns the rule's label in answers and logs: `policy.toml:LINE name`, or with the rule's number if it has no
+    /// name.
     pub fn label(&self) -> &Arc<str> {
         &self.label
     }
@@ -408,17 +414,17 @@ impl Rule {
     }
 }
 
-/// Whether a protocol's packets name ports: TCP, UDP, DCCP, SCTP, UDP-Lite.
+/// Reports whether packets of a protocol have ports: TCP, UDP, DCCP, SCTP, UDP-Lite.
 pub fn has_ports(protocol: u8) -> bool {
     matches!(protocol, 6 | 17 | 33 | 132 | 136)
 }
 
-/// The same destination, without the port that packets of the protocol don't have.
+/// Returns the destination with port 0 if packets of its protocol have no ports.
 pub(crate) fn normal(to: &Destination) -> Destination {
     Destination { port: if has_ports(to.protocol) { to.port } else { 0 }, ..*to }
 }
 
-/// A prefix whose host bits are cleared, as the grant's key is made over it.
+/// Returns the prefix with host bits cleared, as used in the computation of the grant's key.
 pub(crate) fn masked(prefix: IpNet) -> IpNet {
     IpNet::new(mask(prefix.addr(), prefix.prefix_len()), prefix.prefix_len()).unwrap_or(prefix)
 }

@@ -1,8 +1,8 @@
-//! Both ends of sealed tunnels (wire.md §9), without IO: [`Initiator`] is the agent's, [`Responder`] all of a verifier's. Time and
-//! chance are arguments; datagrams to send come out as values.
+//! Both ends of sealed tunnels (wire.md §9), without IO: [`Initiator`] is the agent's end, [`Responder`] all ends at a
+//! verifier. Time and randomness are arguments; datagrams to send are returned as values.
 //!
-//! An end fails closed: what it can't seal it refuses, and there is no call that gives a packet back unsealed. A responder keeps
-//! nothing of an initiation before its tag was right.
+//! An end fails closed: it refuses a packet that it can't seal, and no function returns a packet unsealed. A responder
+//! stores nothing about an initiation until it has verified the tag.
 
 mod initiator;
 mod limits;
@@ -18,34 +18,35 @@ pub use responder::{NotTaken, Outgoing, Responder, TunnelId, TunnelInfo};
 use seal::Joined;
 use wire::seal::{Close, Index, Refusal, Suite, Suites, Treatment};
 
-/// Milliseconds of a clock that is never set back, and that goes on while the machine sleeps.
+/// Milliseconds of a clock that is never set back, and that advances while the machine sleeps.
 pub type Millis = u64;
 
-/// Until a phase gives way to the next, unless the rule says otherwise (wire.md §9.10).
+/// Default age at which a phase is re-keyed; a rule may set another (wire.md §9.10).
 pub const REKEY_AFTER: Millis = 120_000;
-/// How much older than that a phase may be sent in (wire.md §9.10.1).
+/// Time beyond the re-keying age during which an end may still send in a phase (wire.md §9.10.1).
 pub const REKEY_GRACE: Millis = 60_000;
-/// How long records of the phase before are opened, and early ones after phase 1 began (wire.md §9.5.8, §9.9.2).
+/// Time for which an end opens records of the previous phase, and early records after phase 1 began (wire.md §9.5.8,
+/// §9.9.2).
 pub const LINGER: Millis = 10_000;
-/// Until an unanswered message is sent again, for the first time and at most (wire.md §9.5.7, §9.9).
+/// First and longest interval after which an unanswered message is sent again (wire.md §9.5.7, §9.9).
 pub const RESEND: (Millis, Millis) = (250, 8_000);
-/// When an unanswered initiation gives way to another (wire.md §9.5.7).
+/// Time after which an unanswered initiation is replaced by a new one (wire.md §9.5.7).
 pub const ATTEMPT: Millis = 20_000;
-/// After how much silence an initiator with flows pings (wire.md §9.10.2).
+/// Time without sending after which an initiator that has flows sends a ping (wire.md §9.10.2).
 pub const KEEP_ALIVE: Millis = 20_000;
-/// After how much silence in both directions keys that can be derived again are forgotten.
+/// Silence in both directions after which an end discards keys that it can derive again.
 pub const REST: Millis = 5_000;
-/// Units that may be sealed in one phase and direction (wire.md §9.10).
+/// Maximum number of units sealed in one phase and direction (wire.md §9.10).
 pub const UNITS_MAX: u64 = 1 << 35;
-/// Records of one phase that may fail to open (wire.md §9.10).
+/// Maximum number of records of one phase that may fail to open (wire.md §9.10).
 pub const FAILED_MAX: u64 = 1 << 36;
 
-/// Where random bytes come from.
+/// A source of random bytes.
 pub trait Chance {
-    /// 32 bytes that nobody can guess.
+    /// Returns 32 unpredictable bytes.
     fn bytes(&mut self) -> [u8; 32];
 
-    /// A random index.
+    /// Returns a random index.
     fn index(&mut self) -> Index {
         loop {
             let [a, b, c, d, ..] = self.bytes();
@@ -56,26 +57,26 @@ pub trait Chance {
     }
 }
 
-/// Why a datagram in a tunnel was dropped (wire.md §9.13). Those of initiations are [`wire::DropReason`]s.
+/// Reason why a tunnel's record was dropped (wire.md §9.13). The reasons for initiations are [`wire::DropReason`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dropped {
-    /// No message, or one that breaks its form.
+    /// The datagram is no message, or violates the message format.
     Malformed,
-    /// An index that nobody has.
+    /// No tunnel has this index.
     NoTunnel,
-    /// It was not sealed with the key of this phase, direction, treatment and suite.
+    /// The record was not sealed with the key of this phase, direction, treatment and suite.
     BadTag,
-    /// The counter was there before, or is too old to tell.
+    /// The counter was seen before, or is too old to tell.
     Replayed,
-    /// A limit of wire.md §9.10, or no room.
+    /// A limit of wire.md §9.10 is reached, or there is no room.
     Limit,
 }
 
 impl Dropped {
-    /// All.
+    /// All reasons.
     pub const ALL: [Self; 5] = [Self::Malformed, Self::NoTunnel, Self::BadTag, Self::Replayed, Self::Limit];
 
-    /// The name in metrics and documents.
+    /// Returns the name in metrics and documents.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",
@@ -87,64 +88,64 @@ impl Dropped {
     }
 }
 
-/// Why a packet was not sealed. It must not be sent otherwise.
+/// Reason why a packet was not sealed. The packet must not be sent in any other way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotSealed {
-    /// There is no tunnel yet, and it does not fit behind an initiation: it may be tried again.
+    /// There is no tunnel yet, and the packet does not fit behind an initiation: it may be tried again.
     Waits,
-    /// There is no tunnel, or it is over, or a limit of wire.md §9.10 was reached.
+    /// There is no tunnel, the tunnel is over, or a limit of wire.md §9.10 was reached.
     Over,
     /// The other end opens none of the suites that the rule allows.
     NoSuite,
-    /// It is empty, the lane is none, or the library failed.
+    /// The packet is empty, the lane does not exist, or the cryptographic library failed.
     Impossible,
 }
 
-/// What is to be sealed.
+/// A packet to be sealed.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'p> {
-    /// What the rule asks for, or more.
+    /// Treatment that the rule requires, or a stronger one.
     pub treatment: Treatment,
     /// The suites that the rule allows.
     pub suites: Suites,
-    /// Which queue or core seals, below [`wire::seal::record::LANES`].
+    /// Queue or core that seals, below [`wire::seal::record::LANES`].
     pub lane: u8,
-    /// The transport checksum is only begun.
+    /// Whether the transport checksum is partial.
     pub partial: bool,
     /// The IP packet, in parts that are joined.
     pub parts: &'p [&'p [u8]],
 }
 
-/// What a datagram brought.
+/// Result of a received datagram.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received<'d> {
-    /// A packet.
+    /// The record carried a packet.
     Packet {
-        /// What was done for it: the rule may ask for more.
+        /// Treatment of the packet: the rule may require a stronger one.
         treatment: Treatment,
-        /// The AEAD it came by: the rule may not allow it.
+        /// AEAD that sealed the packet: the rule may not allow it.
         suite: Suite,
-        /// The transport checksum is only begun.
+        /// Whether the transport checksum is partial.
         partial: bool,
-        /// It came before there was a response: it has no forward secrecy.
+        /// Whether the packet was sealed before there was a response: it has no forward secrecy.
         early: bool,
-        /// The IP packet, in the datagram's place.
+        /// The IP packet, decrypted in the datagram's buffer.
         packet: &'d mut [u8],
     },
-    /// The last missing part of a block, which is to be unpacked.
+    /// The last missing part of a block, which the caller has to unpack.
     Block {
-        /// The AEAD it came by.
+        /// AEAD that sealed the part.
         suite: Suite,
-        /// The block.
+        /// The joined block.
         block: Joined,
     },
-    /// There is a tunnel now.
+    /// The tunnel is open now.
     Open,
-    /// There will be none.
+    /// The verifier refused the tunnel.
     Refused(Refusal),
-    /// The other end ended it.
+    /// The other end closed the tunnel.
     Closed(Close),
-    /// Nothing for others than the tunnel.
+    /// The datagram concerned only the tunnel itself.
     Nothing,
 }
 

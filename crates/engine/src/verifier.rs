@@ -1,8 +1,9 @@
-//! What a verifier does with a packet (wire.md §6), as a function of the packet, its tables and the time.
+//! The verifier's decision about a packet (wire.md §6), as a function of the packet, the verifier's tables and the
+//! time.
 //!
-//! The kernel program (`bpf/verifier.bpf.c`) decides the same; the case table and the differential fuzzer of `datapath`
-//! compare the two. One function, [`decide`], decides here: over the tables in memory of [`Verifier`], or over the kernel's
-//! own maps, unseen or with an [`Observer`] that explains each check.
+//! The kernel program (`bpf/verifier.bpf.c`) decides in the same way; the case table and the differential fuzzer of
+//! `datapath` compare the two. Here one function, [`decide`], decides: over the in-memory tables of [`Verifier`] or
+//! over the kernel's own maps, silently or with an [`Observer`] that explains each check.
 
 mod connection;
 mod decide;
@@ -10,10 +11,11 @@ mod explain;
 mod flow;
 mod observer;
 mod overlay;
+pub mod proofs;
 mod tables;
 mod token;
 
-use crate::protected::Protected;
+use crate::model::protected::Protected;
 use flow::{is_live, leaves_trace, only_ended};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,13 +32,13 @@ pub use observer::Observer;
 pub use overlay::Overlay;
 pub use tables::{Once, PairTerms, Replay, Stack, Tables, TablesMut};
 
-/// The most a sender's clock may differ, seconds (wire.md §6.4).
+/// Maximum difference between a sender's clock and the verifier's, in seconds (wire.md §6.4).
 pub const CLOCK_SKEW_MAX: u32 = 30;
-/// How long the first fragment of an admitted flow lets others follow, seconds.
+/// Time for which the first fragment of an admitted flow lets later fragments pass, in seconds.
 pub const FRAGMENT_LIFE: u32 = 30;
 
-/// Until when the keys in the slots admit, Unix seconds: the end of the last epoch without a gap from the current one
-/// on. `None` if there is none for the current one.
+/// Returns the time until which the keys in the slots admit, in Unix seconds: the end of the last epoch that follows
+/// the current one without a gap. `None` if there is no key for the current epoch.
 pub fn keys_until(slots: impl Iterator<Item = u64>, now: u64, epoch_length: u32) -> Option<u64> {
     let mut epochs: Vec<u64> = slots.filter(|epoch| *epoch != 0).collect();
     epochs.sort_unstable();
@@ -50,25 +52,25 @@ pub fn keys_until(slots: impl Iterator<Item = u64>, now: u64, epoch_length: u32)
     (next > first).then(|| next * u64::from(epoch_length))
 }
 
-/// What becomes of a packet (wire.md §6.1).
+/// Outcome of the decision about a packet (wire.md §6.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Its destination is not protected: it passes untouched.
+    /// The destination is not protected: the packet passes unchanged.
     NotOurs,
-    /// It belongs to an admitted flow: it passes.
+    /// The packet belongs to an admitted flow: it passes.
     Flow,
-    /// Its token admits it: it passes without the token.
+    /// The token admits the packet: it passes without the token.
     Token,
-    /// It held a token alone: its flow is admitted, and the packet has done its work.
+    /// The packet held nothing but a token: its flow is admitted, and the packet is consumed.
     Consumed,
-    /// It is an ICMP error that quotes an admitted flow: it passes.
+    /// The packet is an ICMP error that quotes an admitted flow: it passes.
     IcmpError,
-    /// It is dropped.
+    /// The packet is dropped.
     Drop(DropReason),
 }
 
 impl Outcome {
-    /// The kernel program's counter for this outcome.
+    /// Returns the kernel program's counter for this outcome.
     pub const fn counter(self) -> u32 {
         match self {
             Self::NotOurs => counter::NOT_OURS,
@@ -80,7 +82,7 @@ impl Outcome {
         }
     }
 
-    /// Its name in metrics and explanations.
+    /// Returns the name in metrics and explanations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotOurs => "not_ours",
@@ -92,7 +94,7 @@ impl Outcome {
         }
     }
 
-    /// Whether the host's stack gets the packet; `observing` lets pass what would be dropped.
+    /// Reports whether the host's stack receives the packet; if `observing`, packets that would be dropped pass.
     pub const fn passes(self, observing: bool) -> bool {
         match self {
             Self::Consumed => false,
@@ -102,48 +104,49 @@ impl Outcome {
     }
 }
 
-/// A verifier's tables.
+/// The tables of a verifier, in memory.
 #[derive(Clone, Default)]
 pub struct Verifier {
-    /// Its settings.
+    /// Settings of the verifier.
     pub config: VerifierConfig,
-    /// What it protects.
+    /// Protected prefixes and their services.
     pub protected: Vec<Protected>,
-    /// Its keys, by their epoch.
+    /// Verifier keys, by epoch.
     pub keys: BTreeMap<Epoch, VerifierKey>,
-    /// Revoked grants, and when they would have ended.
+    /// Revoked grants, and when they would have expired.
     pub revoked: BTreeMap<Handle, u32>,
-    /// Sessions that ended, and when the last of their grants would have.
+    /// Ended sessions, and when the last of their grants would have expired.
     pub revoked_holders: BTreeMap<Holder, u32>,
     /// Admitted flows.
     pub flows: BTreeMap<FlowKey, Flow>,
     /// Grants in use.
     pub grants: BTreeMap<Handle, GrantUse>,
-    /// What accounts use, by number.
+    /// Resource use of accounts, by account number.
     pub accounts: BTreeMap<u32, AccountUse>,
-    /// Tokens seen.
+    /// Tokens that were used.
     pub tokens: BTreeSet<[u8; TOKEN_LEN]>,
-    /// Pairs of the scheme of LS that the authority told of, and which of their nonces were used.
+    /// Pairs of the scheme of LS that the authority announced, and their used nonces.
     pub ls_grants: BTreeMap<Handle, LsGrant>,
-    /// First fragments of admitted flows, and when they came.
+    /// First fragments of admitted flows, and when they arrived.
     pub fragments: BTreeMap<(FlowKey, u32), u32>,
-    /// First fragments of datagrams to open ports, and when they came.
+    /// First fragments of datagrams to open ports, and when they arrived.
     pub open_fragments: BTreeMap<(FlowKey, u32), u32>,
-    /// Connections of which the server's own stack holds something.
+    /// Connections that the server's own stack has state for.
     pub stack: BTreeMap<FlowKey, Stack>,
-    /// What it has forgotten because its clock jumped.
+    /// Times whose state the verifier has forgotten because its clock jumped.
     pub forgotten: Forgotten,
-    /// Whether it stands at tc, where the kernel has taken the outer VLAN tag off and takes no shim off behind another.
+    /// Whether the program is attached at tc, where the kernel has removed the outer VLAN tag and the program can't
+    /// remove a shim behind a second one.
     pub at_tc: bool,
 }
 
 impl Verifier {
-    /// Decides on an Ethernet frame at `now` (Unix seconds). A frame that its token admits loses the token.
+    /// Decides on an Ethernet frame at `now` (Unix seconds). If a token admits the frame, the token is removed.
     pub fn judge(&mut self, frame: &mut Vec<u8>, now: u32) -> Outcome {
         decide(self, &mut (), frame, now)
     }
 
-    /// Forgets what is over: idle and revoked flows, ended grants and revocations.
+    /// Removes expired state: idle and revoked flows, expired grants and revocations.
     pub fn sweep(&mut self, now: u32) {
         let ended = self.forgotten.sweep_time(now);
         let Self { config, flows, grants, accounts, revoked, revoked_holders, ls_grants, .. } = self;

@@ -1,9 +1,9 @@
-//! The table of cases for verifiers of proofs through the decision in Rust.
+//! Checks the decisions in Rust against the table of cases for verifiers of proofs.
 
 mod cases;
 
 use cases::{Step, Table};
-use engine::proofs::{Outcome, Withdrawal};
+use engine::verifier::proofs::{Outcome, Withdrawal};
 use wire::packet::Packet;
 use wire::{DropReason, Vni, geneve};
 
@@ -58,12 +58,12 @@ fn what_a_compromised_verifier_lets_through_the_others_stop() {
                 if place != compromised {
                     return verifier.judge(&mut packet, table.now) == Outcome::Proved;
                 }
-                // It lets everything through, as if it had checked.
+                // The compromised verifier lets every packet through, as if it had checked.
                 let parsed = Packet::parse(&packet);
                 let _ = geneve::advance(&mut packet, &parsed);
                 true
             });
-            // Where nothing is wrong but the proof for it, that is what it is trusted with.
+            // Exception: if only the compromised verifier's own proof is wrong, the others rely on it to notice.
             let own = compromised == 0 && name.contains("of the proof flipped");
             let is_valid = outcome == Outcome::Proved;
             assert!(!passes || is_valid || own, "{name}: passes where verifier {compromised} is compromised");

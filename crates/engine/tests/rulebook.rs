@@ -1,20 +1,20 @@
-//! The rulebook beside a slow evaluator, written straight from the words: a million random requests of random entries,
-//! with changes in between. `VOUCHSAFE_SEED` draws others.
+//! Compares the rulebook with a slow evaluator that is written straight from the specification: a million random
+//! requests of random entries, with changes in between. `VOUCHSAFE_SEED` selects another sequence.
 
-use engine::api::Service;
+use engine::model::Service;
 use engine::policy::Action;
-use engine::rulebook::{Decision, Entry, Receiver, Request, Rulebook, Sender};
+use engine::policy::rulebook::{Decision, Entry, Receiver, Request, Rulebook, Sender};
 use ipnet::IpNet;
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 use wire::Destination;
 
-/// Small worlds, so that much overlaps.
+/// Small worlds, so that entries overlap often.
 const WORLDS: u64 = 500;
 const CHANGES: usize = 40;
 const REQUESTS: usize = 50;
 
-/// Whom an entry is about, in words.
+/// Sender of an entry, in plain form.
 #[derive(Clone, Copy, PartialEq)]
 enum Who {
     Everyone,
@@ -22,13 +22,13 @@ enum Who {
     Network(IpNet),
 }
 
-/// What everything is reckoned from again and again.
+/// The plain data that every answer is computed from again.
 #[derive(Default)]
 struct Words {
     receivers: Vec<(Receiver, Vec<(Who, Entry)>)>,
 }
 
-/// Who asks for what.
+/// A random request.
 struct Asked {
     subjects: Vec<u32>,
     source: IpAddr,
@@ -40,7 +40,8 @@ struct Asked {
 enum Answer {
     NoReceiver,
     DefaultDeny(Receiver),
-    /// The most specific receiver, and what the deciding entry says; whom it is about is open where several say the same.
+    /// The most specific receiver, and the deciding entry's fields except its sender, which is ambiguous if several
+    /// entries agree.
     Decided(Receiver, Action, u16, u64, u16, Option<NonZeroU16>),
 }
 
@@ -83,7 +84,7 @@ impl Words {
     }
 }
 
-/// Priority, then freshness; then denial; then what tells them apart at all.
+/// Orders entries by priority, then freshness, then denial first, then by the remaining fields.
 fn beats(one: &Entry, other: &Entry) -> bool {
     if one.priority != other.priority {
         return one.priority > other.priority;
@@ -110,7 +111,7 @@ fn ask(book: &Rulebook, asked: &Asked) -> Answer {
     }
 }
 
-/// Numbers that look random: xorshift64*.
+/// Pseudo-random numbers: xorshift64*.
 struct Chance(u64);
 
 impl Chance {
@@ -125,7 +126,7 @@ impl Chance {
         some[self.below(some.len() as u64) as usize]
     }
 
-    /// An address among few of either family.
+    /// Returns an address, one of few per family.
     fn address(&mut self) -> IpAddr {
         let low = self.below(16) as u8;
         match self.below(2) {
@@ -134,7 +135,7 @@ impl Chance {
         }
     }
 
-    /// A prefix around one of them.
+    /// Returns a prefix around such an address.
     fn prefix(&mut self) -> IpNet {
         let address = self.address();
         let longest = if address.is_ipv4() { 32 } else { 128 };
@@ -163,7 +164,7 @@ impl Chance {
             sender,
             action: self.of(&[Action::Allow, Action::Deny]),
             priority: self.of(&[0, 100, 100, 200, 65535]),
-            // Several of one rule are as fresh as each other.
+            // Several entries of one rule have the same freshness.
             fresh: fresh - self.below(2).min(fresh),
             terms: self.below(3) as u16,
             window: NonZeroU16::new(self.below(6).saturating_sub(3) as u16),
@@ -185,7 +186,7 @@ impl Chance {
     }
 }
 
-/// One change of both.
+/// Applies one change to both the plain data and the rulebook.
 fn change(words: &mut Words, book: &mut Rulebook, chance: &mut Chance, fresh: u64) {
     let count = words.receivers.len() as u64;
     let kind = chance.below(10);

@@ -8,29 +8,29 @@ use anyhow::{Context, Result, bail, ensure};
 use pcap_parser::traits::PcapNGPacketBlock;
 use pcap_parser::{Block, InterfaceDescriptionBlock, Linktype, PcapBlockOwned, PcapError, create_reader};
 
-/// More than the longest frame with its record's head: 256 KiB are the most that capturing programs write.
+/// Size of the buffer: more than the longest frame with its record header, as capturing programs write at most 256 KiB.
 const BUFFER: usize = 1 << 20;
 const ETHERNET: [u8; 12] = [0; 12];
 
 /// One packet of a capture.
 pub struct Frame {
-    /// Counts from 1, as Wireshark does.
+    /// Number of the packet, starting from 1, as in Wireshark.
     pub number: u64,
-    /// When it was captured: Unix seconds, and nanoseconds.
+    /// Time of capture: Unix seconds, and nanoseconds.
     pub time: (u64, u32),
-    /// Its length on the wire.
+    /// Length of the packet on the wire.
     pub length: usize,
-    /// What was captured of it, from an Ethernet header on. Other link layers are given one.
+    /// Captured bytes, starting with an Ethernet header, which replaces the header of other link layers.
     pub bytes: Vec<u8>,
-    /// Whether the capture holds less than the packet.
+    /// Whether the capture contains only part of the packet.
     pub cut: bool,
 }
 
-/// What is needed to read the packets of an interface.
+/// The parameters for reading the packets of an interface.
 #[derive(Clone, Copy)]
 struct Interface {
     link: Linktype,
-    /// Ticks of its clock in a second.
+    /// Ticks of the interface's clock per second.
     resolution: u64,
     offset: i64,
 }
@@ -38,7 +38,7 @@ struct Interface {
 /// Calls `each` with every frame of `file`, in order.
 ///
 /// # Errors
-/// If it can't be read, is no capture, or ends in the middle of a packet: what came before has been given to `each`.
+/// If the file can't be read, is no capture, or ends in the middle of a packet: `each` has received the frames before.
 pub fn read(file: &Path, mut each: impl FnMut(Frame) -> Result<()>) -> Result<()> {
     let name = file.display();
     let source: Box<dyn Read + Send> = match file.to_str() {
@@ -140,7 +140,7 @@ fn known(link: Linktype) -> Result<Linktype> {
     Ok(link)
 }
 
-/// The frame with an Ethernet header instead of its own link's.
+/// Replaces a frame's link-layer header by an Ethernet header.
 fn ethernet(link: Linktype, data: &[u8]) -> Vec<u8> {
     let (ether_type, packet) = match link {
         Linktype::ETHERNET => return data.to_vec(),

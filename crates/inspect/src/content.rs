@@ -1,4 +1,4 @@
-//! What packets carry of Vouchsafe. Keys are never shown.
+//! The content of packets that belongs to Vouchsafe. Keys are never shown.
 
 use serde::Serialize;
 use wire::ls::KeyTransfer;
@@ -10,7 +10,7 @@ use wire::{Carrier, DropReason, Flags, LsToken, Token, shim};
 const DNS: u16 = 53;
 const RECORD: &[u8] = b"v=vouchsafe1";
 
-/// What one packet carries.
+/// Content of one packet.
 #[derive(Serialize)]
 #[serde(tag = "content", rename_all = "snake_case")]
 pub enum Content {
@@ -28,26 +28,26 @@ pub enum Content {
     },
     /// A token of the scheme of LS.
     LsToken { unique_id: String, nonce1: String, nonce2: u16, tag: String },
-    /// A client key on its way: whose it is.
+    /// A client key in transit; only the pair that it belongs to is shown.
     KeyTransfer { unique_id: String, nonce1: String },
-    /// The sender's network knows the scheme of LS.
+    /// A support option: the sender's network knows the scheme of LS.
     Support,
-    /// A record that tells of an authority.
+    /// A discovery record, which names an authority.
     Discovery { record: String },
-    /// Something that has a carrier's mark and is none.
+    /// A packet with a carrier's mark that can't be read.
     Malformed { reason: &'static str },
 }
 
-/// What was found, by what it travels, and how many bytes that takes.
+/// The content of a packet, the carrier, and the number of bytes that the carrier adds.
 pub struct Found {
     pub carrier: Option<Carrier>,
     pub added: usize,
     pub content: Content,
-    /// The packet behind the carrier.
+    /// The packet inside the carrier.
     pub packet: Packet,
 }
 
-/// Looks into a frame.
+/// Searches a frame for content of Vouchsafe.
 pub fn find(frame: &[u8], packet: &Packet) -> Option<Found> {
     if let Some(opened) = shim::open(frame, packet) {
         let (packet, content) = match opened {
@@ -111,7 +111,7 @@ fn malformed(reason: DropReason) -> Content {
     Content::Malformed { reason: reason.name() }
 }
 
-/// A discovery record in an answer of DNS: the character string that begins with the version (wire.md §7.1).
+/// Returns a discovery record in a DNS answer: the character string that begins with the version (wire.md §7.1).
 fn record(frame: &[u8], packet: &Packet) -> Option<String> {
     if packet.protocol != UDP || packet.source_port != DNS {
         return None;

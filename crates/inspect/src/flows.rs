@@ -1,4 +1,5 @@
-//! What earlier packets say about a later one: whose flow it continues, whether its token was there before.
+//! State from earlier packets that explains later ones: the flow that a packet continues, and whether its token was
+//! used before.
 
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -9,25 +10,25 @@ use crate::capture::Frame;
 use crate::content::{self, Content};
 use crate::packet::Explained;
 
-/// By how many seconds a verifier lets clocks differ (wire.md §6.4).
+/// Maximum clock difference that a verifier accepts, in seconds (wire.md §6.4).
 const CLOCK_SKEW: u64 = 30;
-/// More flows and tokens than this are forgotten all at once: a capture may be made to fill memory.
+/// Maximum number of flows and tokens; beyond it, all are forgotten, because a capture may be crafted to fill memory.
 const MOST: usize = 1 << 20;
 
 type Flow = (u8, SocketAddr, SocketAddr);
 
-/// Everything remembered while a capture is read.
+/// State kept while a capture is read.
 #[derive(Default)]
 pub struct Flows {
     opened: HashMap<Flow, u64>,
-    /// Tokens by what must never come twice, with the packet that had them.
+    /// The unique part of each token, with the packet that first had it.
     tokens: HashMap<String, u64>,
-    /// Destinations that were sent tokens.
+    /// Destinations that tokens were sent to.
     guarded: HashSet<(u8, SocketAddr)>,
 }
 
 impl Flows {
-    /// What is known of this packet, by itself and by those before.
+    /// Explains this packet, from its own content and from the packets before.
     pub fn explain(&mut self, frame: &Frame) -> Explained {
         if self.opened.len() + self.tokens.len() + self.guarded.len() > MOST {
             *self = Self::default();
@@ -59,7 +60,7 @@ impl Flows {
         explained
     }
 
-    /// What a verifier without keys would object to, by the capture's clock.
+    /// Returns the objections that a verifier without keys would have, by the capture's clock.
     fn judge(&mut self, content: &Content, frame: &Frame) -> Vec<String> {
         let (number, now) = (frame.number, frame.time.0);
         let mut remarks = Vec::new();

@@ -1,5 +1,5 @@
-//! `vouchsafe inspect`: what a packet capture holds of Vouchsafe, packet by packet. It has no keys: whether a tag is right,
-//! only a verifier knows.
+//! `vouchsafe inspect`: explains the contents of a packet capture that belong to Vouchsafe, packet by packet. The
+//! program has no keys: only a verifier can tell whether a tag is valid.
 #![forbid(unsafe_code)]
 
 pub mod capture;
@@ -21,17 +21,17 @@ const EXAMPLES: &str = "Examples:
   sudo tcpdump -i eth0 -U -w - | vouchsafe inspect -
 For Wireshark and tshark there is a dissector: packaging/wireshark/vouchsafe.lua.";
 
-/// Explain a packet capture: tokens, what carries them, the flows they open, what a verifier would object to
+/// Explain a packet capture: tokens, their carriers, the flows they open, a verifier's objections
 ///
-/// Reads pcap and pcapng of Ethernet, Linux cooked and raw IP captures. It needs no keys and shows none: whether a tag is
-/// right, only the verifier knows (`vouchsafe verifier drops`). Times are judged by the capture's clock. Exit code 1 if
-/// nothing of Vouchsafe is in the capture.
+/// Reads pcap and pcapng files with Ethernet, Linux cooked and raw IP captures. Needs no keys and shows none: only the
+/// verifier can tell whether a tag is valid (`vouchsafe verifier drops`). Times are compared with the capture's clock.
+/// Exit code 1 if the capture contains nothing of Vouchsafe.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// The capture; `-` is standard input
+    /// The capture; `-` for standard input
     file: PathBuf,
-    /// Only packets that hold something of Vouchsafe, or lack it where others had it
+    /// Show only packets with content of Vouchsafe or with remarks
     #[arg(long)]
     only: bool,
     /// Print JSON, one object per packet
@@ -39,7 +39,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Prints what each packet holds.
+/// Prints an explanation of each packet.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let (mut flows, mut totals) = (flows::Flows::default(), text::Totals::default());
     capture::read(&arguments.file, |frame| {

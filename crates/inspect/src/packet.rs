@@ -4,12 +4,12 @@ use serde::Serialize;
 
 use crate::content::Content;
 
-/// What is known of one packet.
+/// The explanation of one packet.
 #[derive(Serialize)]
 pub struct Explained {
-    /// Counts from 1, as Wireshark does.
+    /// Number of the packet, starting from 1, as in Wireshark.
     pub number: u64,
-    /// When it was captured, Unix seconds with nanoseconds as a fraction.
+    /// Time of capture, in Unix seconds with nanoseconds as a fraction.
     pub time: String,
     /// Address and port of the sender.
     pub source: Option<String>,
@@ -17,19 +17,19 @@ pub struct Explained {
     pub destination: Option<String>,
     /// `tcp`, `udp`, `icmp`, `icmpv6`, a protocol's number, or `not ip`.
     pub protocol: String,
-    /// Of TCP: `SYN`, `ACK`, …
+    /// TCP flags: `SYN`, `ACK`, …
     pub tcp_flags: Vec<&'static str>,
-    /// Bytes on the wire, with the link's header.
+    /// Bytes on the wire, with the link-layer header.
     pub length: usize,
     /// `tail` or `shim`.
     pub carrier: Option<&'static str>,
-    /// How many of the bytes the carrier added.
+    /// Number of bytes that the carrier added.
     pub added: usize,
-    /// What the packet carries of Vouchsafe.
+    /// Content of the packet that belongs to Vouchsafe.
     #[serde(flatten)]
     pub content: Option<Content>,
     /// The packet of this capture that opened the flow, if it did so with a token.
     pub flow: Option<u64>,
-    /// What a verifier would object to, as far as that shows without keys.
+    /// Objections that a verifier would have, as far as they can be told without keys.
     pub remarks: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Explained packets for people.
+//! Text output of explained packets.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use shell::table::utc;
 use crate::content::Content;
 use crate::packet::Explained;
 
-/// A line for the packet, and one below for each thing to say.
+/// One line for the packet, and one below for each detail and remark.
 pub struct Lines<'a>(pub &'a Explained);
 
 impl fmt::Display for Lines<'_> {
@@ -84,7 +84,7 @@ fn since(now: u64, time: u64) -> String {
     }
 }
 
-/// What a whole capture held.
+/// Totals of a capture.
 #[derive(Default)]
 pub struct Totals {
     packets: u64,
@@ -106,7 +106,7 @@ impl Totals {
         self.remarked += u64::from(!packet.remarks.is_empty());
     }
 
-    /// Whether nothing was of Vouchsafe.
+    /// Reports whether no packet had content of Vouchsafe.
     pub fn nothing(&self) -> bool {
         self.ours == 0
     }

@@ -1,8 +1,8 @@
-//! What benches share: figures beside yardsticks, and the table that `cargo xtask bench` makes of them.
+//! Shared parts of the benchmarks: figures with yardsticks, and the table that `cargo xtask bench` makes of them.
 //!
-//! Machines differ by a factor of two, and other work on them comes and goes. So a figure is compared with a yardstick that the
-//! same run measures: an empty program, an echo, a plain copy, a walk over memory. A bound limits their ratio. A yardstick that
-//! moves within the run says that the machine was too noisy for a verdict.
+//! Machines differ by a factor of two, and other work on them comes and goes. So a figure is compared with a yardstick
+//! that the same run measures: an empty program, an echo, a plain copy, a walk over memory. A bound limits their ratio.
+//! A yardstick that varies within the run shows that the machine was too noisy for a verdict.
 //!
 //! ```
 //! use measure::{Bound, Figures, Yardstick};
@@ -25,10 +25,10 @@ use serde_json::{Map, Value, json};
 pub use samples::{alternate, mean_of_middle, median, quantile};
 pub use stopwatch::Stopwatch;
 
-/// A yardstick that moves more than this part of its middle gives no verdict.
+/// Largest noise of a yardstick, as a part of its middle, that still allows a verdict.
 const NOISE_MAX: f64 = 0.2;
 
-/// What a figure is compared with: one kind of work, measured several times in the course of the run.
+/// The reference of a figure: one kind of work, measured several times in the course of the run.
 #[derive(Clone, Debug)]
 pub struct Yardstick {
     middle: f64,
@@ -36,11 +36,11 @@ pub struct Yardstick {
 }
 
 impl Yardstick {
-    /// From samples in the unit of the figure.
+    /// Creates a yardstick from samples in the unit of the figure.
     ///
     /// # Panics
     ///
-    /// Without a sample.
+    /// If there is no sample.
     pub fn new(samples: Vec<f64>) -> Self {
         assert!(!samples.is_empty(), "a yardstick was measured");
         let [low, high] = [0.25, 0.75].map(|part| quantile(&samples, part));
@@ -48,22 +48,22 @@ impl Yardstick {
         Self { middle, noise: (high - low) / middle }
     }
 
-    /// A value that nobody timed in this run: a size, or what a publication states.
+    /// Creates a yardstick from a value that was not measured in this run: a size, or a published figure.
     pub const fn fixed(value: f64) -> Self {
         Self { middle: value, noise: 0.0 }
     }
 
-    /// The same noise around another value, for a figure in another unit.
+    /// Returns a yardstick with another middle and the same noise, for a figure in another unit.
     pub fn scaled(&self, factor: f64) -> Self {
         Self { middle: self.middle * factor, noise: self.noise }
     }
 
-    /// The mean of the middle half of its samples.
+    /// Returns the mean of the middle half of the samples.
     pub const fn middle(&self) -> f64 {
         self.middle
     }
 
-    /// How far apart the quartiles of its samples are, as a part of the middle.
+    /// Returns the distance between the quartiles of the samples, as a part of the middle.
     pub const fn noise(&self) -> f64 {
         self.noise
     }
@@ -80,12 +80,13 @@ pub enum Bound {
     None,
 }
 
-/// The figures of a bench by name.
+/// The figures of a benchmark, by name.
 #[derive(Default)]
 pub struct Figures(Map<String, Value>);
 
 impl Figures {
-    /// Adds a figure: {value, unit, yardstick, ratio, noise, bound, verdict}. It also prints a line for the one who waits.
+    /// Adds a figure: {value, unit, yardstick, ratio, noise, bound, verdict}. It also prints a progress line to
+    /// standard error.
     pub fn add(&mut self, name: &str, unit: &str, value: f64, yardstick: &Yardstick, bound: Bound) {
         let ratio = value / yardstick.middle;
         let (limit, holds) = match bound {
@@ -112,7 +113,7 @@ impl Figures {
         self.0.insert(name.to_owned(), figure);
     }
 
-    /// Adds a figure that was counted, not timed, and needs no yardstick: {value, unit, bound, verdict}.
+    /// Adds a figure that was counted rather than timed, and needs no yardstick: {value, unit, bound, verdict}.
     pub fn count(&mut self, name: &str, unit: &str, value: f64, at_most: Option<f64>) {
         eprintln!("{name} {} {unit}", rounded(value));
         let verdict = at_most.map(|limit| if value <= limit { "holds" } else { "missed" });
@@ -121,7 +122,7 @@ impl Figures {
         self.0.insert(name.to_owned(), figure);
     }
 
-    /// One figure, as it will be printed.
+    /// Returns one figure, as it will be printed.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.0.get(name)
     }
@@ -142,7 +143,7 @@ impl Figures {
     }
 }
 
-/// Four digits that count are enough.
+/// Rounds to four significant digits.
 fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;

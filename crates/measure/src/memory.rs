@@ -1,26 +1,26 @@
-//! A walk over memory: the yardstick of work that mostly waits for memory.
+//! A walk over memory: the yardstick for work that mostly waits for memory.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-/// Words that a walk reads in a row.
+/// Number of words that a walk reads in sequence.
 const STEPS: u32 = 20_000;
 
-/// Memory of some size, in which every read's place depends on what the read before gave.
+/// Memory in which the address of every read depends on the result of the read before.
 pub struct Walk {
     words: Vec<u64>,
     at: u64,
 }
 
 impl Walk {
-    /// Takes `bytes` of memory, less what is missing to a power of two, and writes all of it.
+    /// Allocates `bytes` of memory, rounded down to a power of two, and writes all of it.
     pub fn new(bytes: usize) -> Self {
         let count = 1_u64 << (bytes / 8).max(1).ilog2();
         let words = (0..count).map(mixed).collect();
         Self { words, at: 1 }
     }
 
-    /// Nanoseconds of one read: the mean of a walk.
+    /// Returns the nanoseconds of one read: the mean of a walk.
     pub fn sample(&mut self) -> f64 {
         let mask = self.words.len() as u64 - 1;
         let begun = Instant::now();
@@ -32,7 +32,7 @@ impl Walk {
     }
 }
 
-/// splitmix64's last steps: every bit of the input changes half of the output's.
+/// The last steps of splitmix64: every bit of the input changes half of the output's bits.
 const fn mixed(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,11 +1,12 @@
-//! Samples of one measurement, and what is taken from them.
+//! Samples of one measurement, and statistics of them.
 
-/// Rounds of two measurements that take turns, so that the machine's other work disturbs both: all samples of each.
+/// Runs two measurements in turn, so that the machine's other work disturbs both, and returns all samples of each.
 pub fn alternate(rounds: usize, mut one: impl FnMut() -> f64, mut other: impl FnMut() -> f64) -> (Vec<f64>, Vec<f64>) {
     (0..rounds).map(|_| (one(), other())).unzip()
 }
 
-/// The mean of the middle half. Disturbed rounds stay out, and values that a clock cut to whole units average to parts of them.
+/// Returns the mean of the middle half. That excludes disturbed rounds, and averages values that a coarse clock rounded
+/// to whole units.
 pub fn mean_of_middle(values: &[f64]) -> f64 {
     let values = sorted(values);
     let quarter = values.len() / 4;
@@ -13,14 +14,14 @@ pub fn mean_of_middle(values: &[f64]) -> f64 {
     half.iter().sum::<f64>() / half.len() as f64
 }
 
-/// The value below which `part` of the others lie; NaN of none.
+/// Returns the value below which the part `part` of the values lies; NaN if there are none.
 pub fn quantile(values: &[f64], part: f64) -> f64 {
     let values = sorted(values);
     let index = ((values.len() as f64 * part) as usize).min(values.len().saturating_sub(1));
     values.get(index).copied().unwrap_or(f64::NAN)
 }
 
-/// The middle value.
+/// Returns the middle value.
 pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }

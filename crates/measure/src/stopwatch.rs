@@ -1,11 +1,11 @@
-//! Time that a busy machine does not add to.
+//! A clock that does not count the time lost on a busy machine.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Measures how long something takes, without the time in which tasks of this machine waited for a processor: a deadline in a
-/// test then says something about the program, and not about what else the machine does. Without pressure-stall information
-/// (CONFIG_PSI) it is an ordinary clock.
+/// Measures how long an operation takes, without the time in which tasks of this machine waited for a processor: a
+/// deadline in a test then depends on the program, and not on the machine's other load. Without pressure-stall
+/// information (CONFIG_PSI) it is an ordinary clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch {
     started: Instant,
@@ -13,18 +13,18 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts now.
+    /// Starts a stopwatch.
     pub fn start() -> Self {
         Self { started: Instant::now(), stalled: stalled() }
     }
 
-    /// The time since the start, less that in which some task waited for a processor.
+    /// Returns the time since the start, less the time in which some task waited for a processor.
     pub fn elapsed(&self) -> Duration {
         self.started.elapsed().saturating_sub(stalled().saturating_sub(self.stalled))
     }
 }
 
-/// How long, since the machine started, some task waited for a processor.
+/// Returns how long, since the machine started, some task waited for a processor.
 fn stalled() -> Duration {
     let text = fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
     let some = text.lines().find(|line| line.starts_with("some ")).unwrap_or_default();
@@ -40,7 +40,7 @@ mod tests {
     fn waiting_for_a_processor_does_not_count_and_other_time_does() {
         let (watch, wall) = (Stopwatch::start(), Instant::now());
         assert!(watch.elapsed() <= wall.elapsed() + Duration::from_millis(1));
-        // More threads than processors: somebody waits nearly all the time.
+        // More threads than processors: some thread waits nearly all the time.
         std::thread::scope(|scope| {
             for _ in 0..4 * std::thread::available_parallelism().map_or(1, usize::from) {
                 scope.spawn(|| while wall.elapsed() < Duration::from_millis(300) {});

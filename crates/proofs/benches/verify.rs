@@ -1,11 +1,11 @@
-//! What the check of a proof takes in user space, reading the packet included, in batches and alone, beside the bare AES of as
-//! many blocks as a proof is made over.
+//! Measures the verification of a proof in user space, including parsing the packet, in batches and alone, against bare
+//! AES of as many blocks as a proof covers.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. Packets are as many, and keys as many, as fit the caches of a core;
-//! rounds of both alternate.
+//! Prints one JSON object, which `cargo xtask bench` collects. The packets and keys fit the caches of a core; rounds of
+//! the two measurements alternate.
 
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
-use engine::proofs::{Outcome, Verifier};
+use engine::verifier::proofs::{Outcome, Verifier};
 use measure::{Bound, Figures, Yardstick, alternate, mean_of_middle};
 use proofs::{BATCH, Batch};
 use std::hint::black_box;
@@ -18,11 +18,11 @@ const NOW: u32 = 1_800_000_000;
 const LENGTH: u32 = 3600;
 const PACKETS: usize = 1024;
 const ROUNDS: usize = 400;
-/// AES blocks that a proof over IPv4 addresses is made of (wire.md §8.3).
+/// AES blocks of a proof over IPv4 addresses (wire.md §8.6).
 const BLOCKS: usize = 2;
-/// Where a packet's pointer is.
+/// Offset of a packet's pointer.
 const POINTER: usize = 54;
-/// What a packet may take of the time that the bare AES takes.
+/// The most that a packet may take, as a multiple of the time of bare AES.
 const BOUND: f64 = 1.5;
 
 fn main() {
@@ -55,8 +55,8 @@ fn authority(number: usize) -> IpAddr {
     [198, 18, (number >> 8) as u8, number as u8].into()
 }
 
-/// A verifier with so many keys, and packets with three proofs each, of which it is the first's verifier; each of another sender,
-/// and given by the authorities in turn.
+/// Returns a verifier with this number of keys, and packets with three proofs each, the first of which is the
+/// verifier's. Each packet has another sender, and the authorities issue them in turn.
 fn world(keys: usize) -> (Verifier, Vec<Vec<u8>>) {
     let mut verifier = Verifier::new(vec!["192.0.2.0/24".parse().expect("a prefix")], LENGTH, 3600);
     let epoch = Epoch::at(NOW.into(), LENGTH);
@@ -115,7 +115,7 @@ fn ipv4(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u8]) -> Ve
     packet
 }
 
-/// Nanoseconds per packet of one pass over all of them, in batches of `size`.
+/// Returns nanoseconds per packet of one pass over all packets, in batches of `size`.
 fn pass(frames: &mut [Vec<u8>], size: usize, each: &mut impl FnMut(&mut [&mut [u8]])) -> f64 {
     for frame in frames.iter_mut() {
         frame[POINTER] = (Suite::AesCmac as u8) << 6 | 3 << 3;
@@ -141,7 +141,7 @@ fn figure(
     let mut blocks = vec![aes::Block::default(); PACKETS * BLOCKS];
     let bare = || {
         let begun = Instant::now();
-        // One block of each packet after the other, as the MAC chains them.
+        // Encrypt one block of each packet after the other, as the MAC chains them.
         for row in blocks.chunks_mut(PACKETS) {
             aes.encrypt_blocks(row);
         }

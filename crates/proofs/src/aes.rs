@@ -1,16 +1,16 @@
-//! AES-128-CMAC of messages of two blocks (RFC 4493), eight at a time, each with a key of its own.
+//! AES-128-CMAC of two-block messages (RFC 4493), eight at a time, each with a key of its own.
 //!
-//! One message is a chain of 20 rounds, each of which waits for the one before; a core has eight chains under way in hardly more
-//! than the time of one. Where the processor has no AES, library code computes one after the other.
+//! One message is a chain of 20 rounds, each of which depends on the one before; a core runs eight chains in hardly
+//! more time than one. On a processor without AES instructions, library code computes the MACs one after the other.
 //!
-//! Messages are read where they lie: what is put together in memory from pieces is slow to read as a whole.
+//! Messages are read in place: loading a block just assembled in memory from smaller stores is slow.
 
 use crate::plain::Plain;
 use wire::Suite;
 use wire::mac::tags_equal;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-/// Messages that are computed side by side.
+/// Number of messages computed in parallel.
 pub const LANES: usize = 8;
 
 /// A packet, and its key.
@@ -26,7 +26,7 @@ impl LibraryKey {
     }
 }
 
-/// A bit for each packet whose proof is right.
+/// Returns one bit per packet, set if its proof is right.
 pub fn right(lanes: &[Lane<'_, LibraryKey>; LANES]) -> u8 {
     let right = lanes.iter().enumerate().map(|(lane, (packet, key))| {
         let mac = Suite::AesCmac.mac(&key.0, &[&message(packet)]);
@@ -35,7 +35,7 @@ pub fn right(lanes: &[Lane<'_, LibraryKey>; LANES]) -> u8 {
     right.sum()
 }
 
-/// What the proof is made over (wire.md §8.6).
+/// Builds the message that the proof covers (wire.md §8.6).
 fn message(packet: &Plain<'_>) -> [u8; 32] {
     let mut message = [0; 32];
     message[..16].copy_from_slice(packet.head());
@@ -57,7 +57,7 @@ pub mod native {
     use std::hint::black_box;
     use zeroize::{Zeroize, ZeroizeOnDrop};
 
-    /// Round keys, and the first subkey. There are some only where the processor has what [`right`] wants.
+    /// Round keys and the first subkey. A value exists only on processors with the features that [`right`] needs.
     #[derive(Clone, Zeroize, ZeroizeOnDrop)]
     #[repr(align(64))]
     pub struct Expanded {
@@ -65,11 +65,11 @@ pub mod native {
         pub subkey: __m128i,
     }
 
-    /// Asks for a frame's headers, which are looked at soon, where they are not at hand yet.
+    /// Prefetches the headers of a frame that will be read soon.
     #[inline(always)]
     pub fn fetch(frame: &[u8]) {
         for line in 0..3 {
-            // SAFETY: nothing is read: where there is no memory, nothing comes.
+            // SAFETY: a prefetch reads nothing; at an invalid address it has no effect.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(frame.as_ptr().wrapping_add(line * 64).cast()) };
         }
     }
@@ -79,7 +79,7 @@ pub mod native {
     pub struct Processor(());
 
     impl Processor {
-        /// There is one where the processor has AES and what else [`right`] wants.
+        /// Returns a `Processor` if the processor has AES and the other features that [`right`] needs.
         pub fn detect() -> Option<Self> {
             let has_all = is_x86_feature_detected!("aes")
                 && is_x86_feature_detected!("avx2")
@@ -90,24 +90,24 @@ pub mod native {
         }
 
         pub fn expand(self, key: &[u8; 16]) -> Expanded {
-            // SAFETY: there is a `Processor` only where it has the feature.
+            // SAFETY: a `Processor` exists only if the processor has the features.
             unsafe { expand(key) }
         }
     }
 
     fn load(bytes: &[u8; 16]) -> __m128i {
-        // SAFETY: 16 bytes are there to read, at whatever address; every x86-64 has SSE2.
+        // SAFETY: the reference makes 16 bytes readable, at any alignment; every x86-64 processor has SSE2.
         unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
     }
 
     fn bytes(block: __m128i) -> [u8; 16] {
         let mut bytes = [0; 16];
-        // SAFETY: 16 bytes are there to write, at whatever address; every x86-64 has SSE2.
+        // SAFETY: the array makes 16 bytes writable, at any alignment; every x86-64 processor has SSE2.
         unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), block) };
         bytes
     }
 
-    /// FIPS 197, 5.2: a round key from the one before.
+    /// Derives a round key from the one before (FIPS 197, 5.2).
     #[target_feature(enable = "aes")]
     fn next<const CONSTANT: i32>(before: __m128i) -> __m128i {
         let word = _mm_shuffle_epi32::<0xff>(_mm_aeskeygenassist_si128::<CONSTANT>(before));
@@ -136,12 +136,13 @@ pub mod native {
             zero = _mm_aesenc_si128(zero, *round);
         }
         let zero = u128::from_be_bytes(bytes(_mm_aesenclast_si128(zero, rounds[10])));
-        // RFC 4493, 2.3; without a branch on the key.
+        // RFC 4493, 2.3, without a branch on the key.
         let subkey = (zero << 1) ^ ((zero >> 127) * 0x87);
         Expanded { rounds, subkey: load(&subkey.to_be_bytes()) }
     }
 
-    /// Encrypts each block under its key. A macro, for it has to be part of who uses it: the blocks stay in registers.
+    /// Encrypts each block with its key. This is a macro because it has to be inlined into its caller, so that the
+    /// blocks stay in registers.
     macro_rules! encrypt {
         ($keys:ident, $blocks:ident) => {
             for lane in 0..LANES {
@@ -158,14 +159,14 @@ pub mod native {
         };
     }
 
-    /// A bit for each packet whose proof is right.
+    /// Returns one bit per packet, set if its proof is right.
     #[inline]
     #[target_feature(enable = "aes,avx2,bmi1,bmi2,movbe")]
     pub fn right(lanes: &[Lane<'_, Expanded>; LANES]) -> u8 {
-        // Not by `array::map`, which is a call with the result in memory.
+        // `array::map` would compile to a call with the result in memory.
         let [a, b, c, d, e, f, g, h] = lanes;
         let keys = [a.1, b.1, c.1, d.1, e.1, f.1, g.1, h.1];
-        // Where the first block has the VNI's bytes, and which of its bytes are the segment's.
+        // Positions of the VNI's bytes in the first block, and a mask of the bytes that come from the segment.
         let places = _mm_set_epi8(2, 1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, -1, -1, -1);
         let own = _mm_set_epi64x(0x0000_ffff_ffff_ffff, !0xff00_0000);
         let mut blocks = [_mm_setzero_si128(); LANES];
@@ -181,7 +182,8 @@ pub mod native {
             let half = _mm_xor_si128(keys[lane].subkey, _mm_set_epi64x(high, low));
             blocks[lane] = _mm_xor_si128(blocks[lane], half);
         }
-        // Or the compiler keeps the round keys from the first block, which are too many for the registers, on the stack.
+        // Otherwise the compiler keeps the round keys of the first block, which are too many for the registers, on the
+        // stack.
         let keys = black_box(keys);
         encrypt!(keys, blocks);
         let mut wrong = _mm_setzero_si128();
@@ -227,7 +229,7 @@ mod tests {
             if let Some(processor) = native::Processor::detect() {
                 let own = keys.map(|key| processor.expand(&key));
                 let lanes = std::array::from_fn(|lane| (parts[lane].packet(), &own[lane]));
-                // SAFETY: there is a `Processor` only where it has the features.
+                // SAFETY: a `Processor` exists only if the processor has the features.
                 prop_assert_eq!(unsafe { native::right(&lanes) }, expected);
             }
         }

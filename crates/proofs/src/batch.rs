@@ -1,4 +1,4 @@
-//! Judges packets in batches.
+//! Verification of packets in batches.
 
 #[cfg(target_arch = "x86_64")]
 use crate::BATCH;
@@ -8,17 +8,17 @@ use crate::aes::{self, LANES, Lane, LibraryKey};
 use crate::keys::Keys;
 use crate::plain::{COUNT, HEAD, PROOFS, Plain};
 use crate::wide::{Limits, Wide};
-use engine::proofs::{Outcome, Verifier};
+use engine::verifier::proofs::{Outcome, Verifier};
 use ipnet::IpNet;
 use std::net::IpAddr;
 use wire::packet::Packet;
 use wire::{DropReason, Epoch, Suite, geneve};
 
-/// The field of the UDP checksum in a packet of the plain form.
+/// Offset of the UDP checksum in a packet of the plain form.
 const CHECKSUM: usize = 40;
 
-/// Asks for the headers of frames that are judged soon, where they are not at hand yet: for who gets them from elsewhere than this
-/// core. Where they are, it takes longer than it saves.
+/// Prefetches the headers of frames that will be verified soon. Useful only if another core or device wrote the frames:
+/// for frames in the cache, prefetching takes longer than it saves.
 pub fn fetch(frames: &[&mut [u8]]) {
     #[cfg(target_arch = "x86_64")]
     frames.iter().for_each(|frame| native::fetch(frame));
@@ -26,39 +26,39 @@ pub fn fetch(frames: &[&mut [u8]]) {
     let _ = frames;
 }
 
-/// A verifier of proofs that judges batches.
+/// A verifier of proofs that works in batches.
 pub struct Batch {
     verifier: Verifier,
     rules: Rules,
     means: Means,
     keys: KeySet,
-    /// The epoch whose keys, and those of the one before and the next, are in `keys`.
+    /// The epoch whose keys, along with those of the previous and the next epoch, are in `keys`.
     epoch: Option<Epoch>,
 }
 
-/// What packets of the plain form are judged by.
+/// Rules for packets of the plain form.
 struct Rules {
-    /// The IPv4 endpoints: network and mask, the first byte the lowest.
+    /// The IPv4 endpoints: network and mask, with the first byte in the lowest bits.
     endpoints: Vec<(u32, u32)>,
     max_lifetime: u32,
-    /// A bit for each class of receivers of whom one may have withdrawn consent.
+    /// One bit per class of receivers, set if some receiver in the class may have withdrawn consent.
     withdrawn: Box<[u64; 1024]>,
     any_withdrawn: bool,
 }
 
-/// What MACs are made with. All of them judge alike.
+/// Implementation of the MACs. All implementations give the same verdicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
-    /// The processor's AES and wide registers, four packets to each.
+    /// The processor's AES instructions on wide registers, each of which holds four packets.
     Wide,
-    /// The processor's AES.
+    /// The processor's AES instructions.
     Native,
     /// Library code.
     Library,
 }
 
 impl Means {
-    /// Those that this processor has, the fastest first.
+    /// Returns the implementations that this processor supports, the fastest first.
     pub fn here() -> impl Iterator<Item = Self> {
         [Self::Wide, Self::Native, Self::Library].into_iter().filter(|means| match means {
             #[cfg(target_arch = "x86_64")]
@@ -72,7 +72,7 @@ impl Means {
     }
 }
 
-/// Keys in the form that MACs are made with.
+/// Keys in the form that the MAC implementation needs.
 enum KeySet {
     #[cfg(target_arch = "x86_64")]
     Wide(Wide, Keys<Expanded>),
@@ -81,28 +81,29 @@ enum KeySet {
     Library(Keys<LibraryKey>),
 }
 
-/// What is known of a packet before its MAC.
+/// Result of the checks that precede the MAC.
 enum Look<'a, K> {
-    /// It is not of the plain form.
+    /// The packet is not of the plain form.
     Other,
     Decided(Outcome),
     Waits(Plain<'a>, &'a K),
 }
 
 impl Batch {
-    /// A verifier that judges as `verifier` does.
+    /// Returns a verifier with the same verdicts as `verifier`.
     pub fn new(verifier: Verifier) -> Self {
         Self::with(verifier, Means::here().next().unwrap_or(Means::Library))
     }
 
-    /// The same by these means; by others, if the processor has none of these.
+    /// Returns a verifier with the same verdicts as `verifier` that uses these means, or others if the processor does
+    /// not support them.
     pub fn with(verifier: Verifier, means: Means) -> Self {
         let rules = Rules::of(&verifier);
         let keys = KeySet::Library(Keys::new([].into_iter(), LibraryKey::new(&[0; 16])));
         Self { verifier, rules, means, keys, epoch: None }
     }
 
-    /// Changes keys, endpoints or withdrawals.
+    /// Changes the verifier's keys, endpoints or withdrawals.
     pub fn change(&mut self, change: impl FnOnce(&mut Verifier)) {
         change(&mut self.verifier);
         self.rules = Rules::of(&self.verifier);
@@ -120,8 +121,8 @@ impl Batch {
         self.epoch = Some(epoch);
     }
 
-    /// Judges Ethernet frames at `now` (Unix seconds), moves the pointers of those that pass, and writes what becomes of each.
-    /// Frames beyond [`BATCH`] are not looked at.
+    /// Verifies Ethernet frames at `now` (Unix seconds), advances the pointers of those that pass, and stores the
+    /// outcome of each. Frames beyond [`BATCH`] are ignored.
     pub fn judge(&mut self, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
         let epoch = Epoch::at(now.into(), self.verifier.epoch_length.max(1));
         if self.epoch != Some(epoch) {
@@ -147,7 +148,7 @@ impl Batch {
         self.judge_narrowly(frames, now, outcomes);
     }
 
-    /// Judges those frames that have a bit.
+    /// Verifies the frames whose bits are set.
     #[cfg(target_arch = "x86_64")]
     #[cold]
     fn judge_rest(&self, bits: u32, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
@@ -166,7 +167,7 @@ impl Batch {
     fn judge_narrowly(&self, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
         let mut others = match &self.keys {
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: there are expanded keys only where the processor has the features.
+            // SAFETY: expanded keys exist only if the processor has the features.
             KeySet::Wide(_, keys) | KeySet::Native(keys) => unsafe {
                 self.rules.judge_natively(keys, frames, now, outcomes)
             },
@@ -221,14 +222,14 @@ impl Rules {
         Self { endpoints: endpoints.collect(), max_lifetime: verifier.max_lifetime, withdrawn, any_withdrawn }
     }
 
-    /// What packets that pass have in common at `now`; nothing where none passes.
+    /// Returns the bounds for packets that pass at `now`, or `None` if no packet can pass.
     #[cfg(target_arch = "x86_64")]
     fn limits(&self, now: u32) -> Option<Limits<'_>> {
         let expires = (now.checked_add(1)?, now.saturating_add(self.max_lifetime));
         (expires.0 <= expires.1).then_some(Limits { endpoints: &self.endpoints, expires })
     }
 
-    /// Of packets of the plain form that have a bit, a bit for each whose receiver has perhaps withdrawn consent.
+    /// Returns the subset of `bits` whose receivers may have withdrawn consent; the packets must be of the plain form.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn perhaps_withdrawn(&self, bits: u32, frames: &[&mut [u8]]) -> u32 {
@@ -240,7 +241,7 @@ impl Rules {
         if self.any_withdrawn { bits & frames.iter().enumerate().filter_map(perhaps).sum::<u32>() } else { 0 }
     }
 
-    /// So that all of it is made for the processor's features.
+    /// Instantiates [`Self::judge`] with the processor's features, so that all of it is compiled for them.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "aes,avx2,bmi1,bmi2,movbe")]
     fn judge_natively(
@@ -253,8 +254,8 @@ impl Rules {
         self.judge(keys, |lanes| native::right(lanes), frames, now, outcomes)
     }
 
-    /// Judges frames; a bit for each that is not of the plain form, or whose receiver has perhaps withdrawn consent: of these
-    /// nothing is said.
+    /// Verifies frames and stores their outcomes; returns one bit for each frame that is not of the plain form or whose
+    /// receiver may have withdrawn consent. These frames get no outcome.
     #[inline(always)]
     fn judge<K>(
         &self,
@@ -265,7 +266,8 @@ impl Rules {
         outcomes: &mut [Outcome; BATCH],
     ) -> u32 {
         let (mut passes, mut wrong, mut others) = (0u32, 0u32, 0u32);
-        // Those of a group of eight, or of an earlier one where this has none: MACs are computed for all eight at once anyhow.
+        // The current group of eight. Slots without a packet in this group keep one of an earlier group: the MACs of
+        // all eight are computed in any case.
         let mut lanes = [(Plain::NONE, keys.any()); LANES];
         for (group, frames) in frames.chunks(LANES).enumerate() {
             let first = group * LANES;
@@ -301,7 +303,7 @@ impl Rules {
         others
     }
 
-    /// All checks before the MAC.
+    /// Runs all checks that precede the MAC.
     #[inline(always)]
     fn look<'a, K>(&self, keys: &'a Keys<K>, frame: &'a [u8], now: u32) -> Look<'a, K> {
         let Some(plain) = Plain::read(frame) else { return Look::Other };
@@ -310,7 +312,7 @@ impl Rules {
             return Look::Decided(Outcome::NotOurs);
         }
         let key = keys.find(plain.authority(), plain.epoch());
-        // Of what has ended, this is far beyond any lifetime.
+        // For an expired segment, the difference wraps and exceeds any lifetime.
         let lives = u64::from(plain.expires()).wrapping_sub(u64::from(now) + 1) < u64::from(self.max_lifetime);
         match key {
             Some(key) if lives && plain.serves() => Look::Waits(plain, key),
@@ -318,7 +320,7 @@ impl Rules {
         }
     }
 
-    /// Why a packet is not worth a MAC: the first reason in the order of wire.md §8.8.
+    /// Returns why a packet is dropped without a MAC: the first reason in the order of wire.md §8.8.
     #[cold]
     fn refused(&self, plain: &Plain<'_>, has_key: bool, now: u32) -> DropReason {
         if !has_key {
@@ -333,7 +335,7 @@ impl Rules {
     }
 }
 
-/// Writes what becomes of those that pass and those whose proof is wrong; gives a bit for each of the others.
+/// Stores the outcomes of packets that pass and of those with a wrong proof; returns one bit for each of the others.
 #[inline(always)]
 fn settle(frames: &mut [&mut [u8]], passes: u32, wrong: u32, outcomes: &mut [Outcome; BATCH]) -> u32 {
     let all = u32::MAX.unbounded_shr((BATCH - frames.len()) as u32);
@@ -353,7 +355,7 @@ fn settle(frames: &mut [&mut [u8]], passes: u32, wrong: u32, outcomes: &mut [Out
     all & !passes & !wrong
 }
 
-/// Moves the pointer of a packet of the plain form.
+/// Advances the pointer of a packet of the plain form.
 #[inline(always)]
 fn advance(frame: &mut [u8]) {
     if let Some(outer) = frame.first_chunk_mut::<PROOFS>()
@@ -361,13 +363,13 @@ fn advance(frame: &mut [u8]) {
     {
         outer[HEAD] += 1;
     } else {
-        // INVARIANT: the plain form is a datagram with a pointer, which is all that this asks for.
+        // INVARIANT: a packet of the plain form is a UDP datagram with a pointer, so this can't fail.
         let packet = Packet::parse(frame);
         let _ = geneve::advance(frame, &packet);
     }
 }
 
-/// One of 65 536 classes of receivers. Most share theirs with none that has withdrawn.
+/// Returns one of 65 536 classes of receivers. Most receivers share theirs with none that has withdrawn consent.
 #[inline(always)]
 fn class(receiver: u32) -> usize {
     (receiver.wrapping_mul(0x9e37_79b1) >> 16) as usize

@@ -1,27 +1,27 @@
-//! Keys by authority and epoch: a look-up per packet.
+//! Table of keys by authority and epoch, for one look-up per packet.
 
 use wire::Epoch;
 
-/// A hash table without removal: it is made anew when keys change, which is once per epoch.
+/// A hash table without removal: it is rebuilt when keys change, which is once per epoch.
 pub struct Keys<K> {
-    /// Authority and epoch, and the key's number and one more in the low bits; 0 where there is none.
+    /// Authority and epoch, with the key's number plus one in the low bits; 0 if the slot is empty.
     slots: Vec<u64>,
-    /// How far the hash is shifted to be a place in `slots`, whose number is a power of two.
+    /// Right shift that turns a hash into an index of `slots`; the number of slots is a power of two.
     shift: u32,
-    /// Never empty.
+    /// The keys; never empty.
     keys: Vec<K>,
 }
 
-/// Bits of a slot that are its key's number.
+/// Number of low bits of a slot that hold the key's number.
 pub const NUMBER: u32 = 24;
-/// What names are multiplied with.
+/// Multiplier of the hash.
 pub const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Slots for each key: so many that hardly any search has a second step, which no processor would foresee.
+/// Slots per key: enough that hardly any search takes a second step, which the processor would mispredict.
 const SPARSE: usize = 8;
 
 impl<K> Keys<K> {
-    /// The table of keys by authority and epoch, of which no two are alike in the bits that travel. `any` stands where there is
-    /// none. Keys beyond 16 million are left out.
+    /// Builds a table of keys by authority and epoch. No two keys of an authority may agree in the bits of the epoch
+    /// that travel. `any` is the placeholder for a missing key. Keys beyond 16 million are left out.
     pub fn new(keys: impl ExactSizeIterator<Item = ((u32, Epoch), K)>, any: K) -> Self {
         let count = keys.len().min((1 << NUMBER) - 2);
         let bits = (count * SPARSE + 2).next_power_of_two().trailing_zeros();
@@ -38,13 +38,13 @@ impl<K> Keys<K> {
         table
     }
 
-    /// Some key: stands where none is wanted.
+    /// Returns a placeholder key, for use where no key is needed.
     #[inline(always)]
     pub fn any(&self) -> &K {
         &self.keys[0]
     }
 
-    /// This authority's key for the epoch with these low bits.
+    /// Returns this authority's key for the epoch with these low bits.
     #[inline(always)]
     pub fn find(&self, authority: u32, epoch: u8) -> Option<&K> {
         match self.number(name(authority, epoch)) {
@@ -53,7 +53,7 @@ impl<K> Keys<K> {
         }
     }
 
-    /// The number of the key with this name; 0 if there is none. Most slots are free, so that a search ends.
+    /// Returns the number of the key with this name, or 0 if there is none. Most slots are free, so the search ends.
     #[inline(always)]
     pub fn number(&self, name: u64) -> usize {
         let mut at = self.place(name);
@@ -66,19 +66,20 @@ impl<K> Keys<K> {
         }
     }
 
-    /// The slots, and how far a name times [`HASH`] is shifted to be a place among them.
+    /// Returns the slots, and the right shift that turns a name times [`HASH`] into an index of them.
     #[inline(always)]
     pub fn slots(&self) -> (&[u64], u32) {
         (&self.slots, self.shift)
     }
 
-    /// The key with this number.
+    /// Returns the key with this number.
     #[inline(always)]
     pub fn numbered(&self, number: usize) -> &K {
         &self.keys[number]
     }
 
-    /// Authorities and epochs are the operator's to choose, not a stranger's: any hash that spreads them will do.
+    /// The operator chooses authorities and epochs, and an unauthenticated sender does not: any hash that spreads them
+    /// will do.
     #[inline(always)]
     fn place(&self, name: u64) -> usize {
         (name.wrapping_mul(HASH) >> self.shift) as usize

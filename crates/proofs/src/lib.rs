@@ -1,9 +1,9 @@
-//! Checks the proofs of many packets at once, in user space: for verifiers that take packets from the network card
+//! Checks the proofs of many packets at once, in user space: for verifiers that receive packets from the network card
 //! themselves.
 //!
-//! What most packets look like (IPv4 in IPv4, suite `aes-cmac`) is read here and checked side by side, with the processor's AES
-//! and wide registers where it has these. Every other packet goes to [`engine::proofs`], which says what is right; tests hold them
-//! together.
+//! This crate parses the most common form of packet (IPv4 in IPv4, suite `aes-cmac`) and checks such packets in
+//! parallel, with the processor's AES instructions and wide registers if it has them. Every other packet goes to
+//! [`engine::verifier::proofs`], the reference implementation; tests compare the two.
 
 mod aes;
 mod batch;
@@ -14,5 +14,5 @@ mod wide;
 
 pub use batch::{Batch, Means, fetch};
 
-/// Packets that are judged together.
+/// Number of packets in a batch.
 pub const BATCH: usize = 32;

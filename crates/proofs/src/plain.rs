@@ -1,7 +1,8 @@
-//! Packets in the plain form: IPv4 in IPv4 with the authority's address in IPv4, nothing optional anywhere, suite `aes-cmac`.
+//! Packets of the plain form: IPv4 in IPv4 with an IPv4 authority address, no optional parts, suite `aes-cmac`.
 //!
-//! Reads exactly what [`wire`]'s decoders would, and takes only what they would take: all of form (wire.md §8.3 to §8.7) has been
-//! checked of what is read here. What it has rules for stands in tables, for a branch costs more than a look-up.
+//! Reads the same fields as [`wire`]'s decoders and accepts only packets that they accept: the format rules of
+//! wire.md §8.3 to §8.7 hold for a packet read here. Rules that depend on fields are in tables, because a branch costs
+//! more than a look-up.
 
 use wire::geneve::{OPTION_CLASS, OPTION_TYPE, PORT};
 use wire::packet::{TCP, UDP};
@@ -12,16 +13,16 @@ pub const NETWORK: usize = 14;
 pub const TRANSPORT: usize = NETWORK + 20;
 pub const GENEVE: usize = TRANSPORT + 8;
 pub const VNI: usize = GENEVE + 4;
-/// Where the option's data is: the head of the segment.
+/// Offset of the option's data, which begins with the head of the segment.
 pub const HEAD: usize = GENEVE + 12;
 pub const AUTHORITY: usize = HEAD + 16;
 pub const PROOFS: usize = AUTHORITY + 4;
-/// Of the inner packet: its header, and ports if it has some.
+/// Bytes read from the inner packet: its header, and its ports if it has some.
 pub const INNER_LEN: usize = 24;
-/// The first of the bytes that are compared, 64 of them.
+/// Offset of the first of the 64 bytes that are compared.
 const FIRST: usize = PROOFS - 64;
 
-/// The number of proofs, where it stands.
+/// Mask of the number of proofs in its byte.
 pub const COUNT: u8 = 0x38;
 
 pub const RETURN: u8 = SegmentFlags::RETURN.0;
@@ -29,25 +30,25 @@ pub const REPLY: u8 = SegmentFlags::REPLY.0;
 pub const WITH_PORT: u8 = SegmentFlags::PORT.0;
 pub const SINGLE: u8 = SegmentFlags::SINGLE.0;
 
-/// What all frames with the same number of proofs and pointer have in common.
+/// Layout that all frames with the same number of proofs and pointer have in common.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Form {
-    /// Their bytes from [`FIRST`] on, as far as [`RULES`] ask.
+    /// The bytes from [`FIRST`] on, as far as [`RULES`] compares them.
     bytes: [u8; 64],
-    /// Where the inner packet begins.
+    /// Offset of the inner packet.
     inner: usize,
-    /// Where the proof at the pointer is.
+    /// Offset of the proof at the pointer.
     proof: usize,
 }
 
-/// Which bits of the bytes from [`FIRST`] on are asked for.
+/// Mask of the compared bits in the bytes from [`FIRST`] on.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Rule([u8; 64]);
 
-/// By number of proofs and pointer: type and version, fragment and protocol, port, Geneve's flags and type, lengths of options,
-/// reserved bytes, suite. Where there can't be such a pointer, what no frame with it is.
+/// Forms by number of proofs and pointer: type and version, fragment and protocol, port, Geneve's flags and type,
+/// lengths of options, reserved bytes, suite. A form for an impossible pointer matches no frame that has it.
 static FORMS: [Form; 64] = {
     let mut forms = [Form { bytes: [0; 64], inner: 0, proof: 0 }; 64];
     let [p0, p1] = PORT.to_be_bytes();
@@ -86,7 +87,7 @@ static FORMS: [Form; 64] = {
     forms
 };
 
-/// By the lower four flags.
+/// Masks by the lower four flags.
 static RULES: [Rule; 16] = {
     let mut rules = [Rule([0; 64]); 16];
     let mut flags = 0;
@@ -94,7 +95,7 @@ static RULES: [Rule; 16] = {
         let set = flags as u8;
         let with_port = set & WITH_PORT != 0;
         let single = set & SINGLE != 0;
-        // None has all of them: flags that there can't be together fail.
+        // An invalid combination of flags compares all flags with 0 and so fails.
         let wrong = set & RETURN != 0 && set & REPLY != 0 || single && !with_port;
         let fixed = [
             (12, 2, 0xff),
@@ -106,7 +107,7 @@ static RULES: [Rule; 16] = {
             (GENEVE, 4, 0xff),
             (GENEVE + 7, 5, 0xff),
             (HEAD, 1, 0xff),
-            // Endpoints, ends and authority are IPv4; the highest bit is reserved.
+            // Endpoints, ends and authority are IPv4; the path is not fixed.
             (HEAD + 1, 1, if wrong { 0xff } else { 0xf0 }),
             (HEAD + 2, 1, if with_port { 0 } else { 0xff }),
             (HEAD + 10, 2, if with_port { 0 } else { 0xff }),
@@ -128,7 +129,7 @@ static RULES: [Rule; 16] = {
     rules
 };
 
-/// A packet whose form is right.
+/// A packet of the plain form.
 #[derive(Clone, Copy)]
 pub struct Plain<'a> {
     outer: &'a [u8; PROOFS],
@@ -166,7 +167,7 @@ fn le64(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*array(bytes, at))
 }
 
-/// Whether bits that the rules name differ.
+/// Reports whether bits under the mask differ.
 #[inline(always)]
 fn differs(frame: &[u8; 64], form: &[u8; 64], rules: &[u8; 64]) -> bool {
     let mut wrong = 0;
@@ -177,10 +178,10 @@ fn differs(frame: &[u8; 64], form: &[u8; 64], rules: &[u8; 64]) -> bool {
 }
 
 impl<'a> Plain<'a> {
-    /// Of zeros: stands where there is no packet.
+    /// A placeholder of zeros where there is no packet.
     pub const NONE: Plain<'static> = Plain { outer: &[0; PROOFS], inner: &[0; INNER_LEN], proof: &[0; 16] };
 
-    /// Reads a frame; `None` if it has any other form.
+    /// Reads a frame; returns `None` if it is not of the plain form.
     #[inline(always)]
     pub fn read(frame: &'a [u8]) -> Option<Self> {
         let outer: &[u8; PROOFS] = frame.first_chunk()?;
@@ -195,7 +196,7 @@ impl<'a> Plain<'a> {
         }
         let inner: &[u8; INNER_LEN] = frame.get(form.inner..form.inner + INNER_LEN)?.first_chunk()?;
         let inner_len = be16(inner, 2);
-        // Version and header's length; no later fragment.
+        // Check version, header length, and that this is not a later fragment.
         let plain = le64(inner, 0) & 0xff1f_0000_0000_00ff == 0x45;
         if !plain || inner_len < INNER_LEN || form.inner + inner_len > end {
             return None;
@@ -203,7 +204,7 @@ impl<'a> Plain<'a> {
         Some(Self { outer, inner, proof: frame.get(form.proof..form.proof + 16)?.first_chunk()? })
     }
 
-    /// Whether its service is the segment's.
+    /// Reports whether the segment is for the inner packet's service.
     #[inline(always)]
     pub fn serves(&self) -> bool {
         let (flags, protocol) = (self.outer[HEAD + 1], self.inner[9]);
@@ -216,67 +217,67 @@ impl<'a> Plain<'a> {
         if !matches!(protocol, TCP | UDP) {
             return le32(self.outer, HEAD + 10) == 0;
         }
-        // Source and destination, or for answers the other way round.
+        // Compare source and destination, swapped for answers.
         let back = usize::from(flags & RETURN);
         le16(self.outer, HEAD + 10) == le16(self.inner, 22 - back)
             && (flags & SINGLE == 0 || le16(self.outer, HEAD + 12) == le16(self.inner, 20 + back))
     }
 
-    /// The proof at the pointer.
+    /// Returns the proof at the pointer.
     #[inline(always)]
     pub fn proof(&self) -> &[u8; 16] {
         self.proof
     }
 
-    /// The segment's bytes as they travel.
+    /// Returns the segment's head as encoded.
     #[inline(always)]
     pub fn head(&self) -> &[u8; 16] {
         array(self.outer, HEAD)
     }
 
-    /// The VNI, and a byte that is zero.
+    /// Returns the VNI and the zero byte that follows it.
     #[inline(always)]
     pub fn vni(&self) -> &[u8; 4] {
         array(self.outer, VNI)
     }
 
-    /// The endpoints.
+    /// Returns the addresses of the endpoints.
     #[inline(always)]
     pub fn endpoints(&self) -> &[u8; 8] {
         array(self.outer, NETWORK + 12)
     }
 
-    /// Sender and receiver.
+    /// Returns the addresses of sender and receiver.
     #[inline(always)]
     pub fn ends(&self) -> &[u8; 8] {
         array(self.inner, 12)
     }
 
-    /// The authority's address.
+    /// Returns the authority's address.
     #[inline(always)]
     pub fn authority(&self) -> u32 {
         be32(self.outer, AUTHORITY)
     }
 
-    /// The low bits of its epoch.
+    /// Returns the low 8 bits of the epoch.
     #[inline(always)]
     pub fn epoch(&self) -> u8 {
         self.outer[HEAD + 3]
     }
 
-    /// When the segment ends.
+    /// Returns the segment's expiry, Unix seconds.
     #[inline(always)]
     pub fn expires(&self) -> u32 {
         be32(self.outer, HEAD + 4)
     }
 
-    /// The receiving endpoint, its first byte the lowest.
+    /// Returns the receiving endpoint, with its first byte in the lowest bits.
     #[inline(always)]
     pub fn receiving(&self) -> u32 {
         le32(self.outer, NETWORK + 16)
     }
 
-    /// The receiver.
+    /// Returns the receiver's address.
     #[inline(always)]
     pub fn receiver(&self) -> u32 {
         be32(self.inner, 16)
@@ -288,7 +289,7 @@ pub mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What a MAC is made over, and the proof.
+    /// The data that a MAC covers, and the proof.
     #[derive(Clone, Copy, Debug)]
     pub struct Parts {
         outer: [u8; PROOFS],

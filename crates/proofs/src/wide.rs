@@ -1,9 +1,9 @@
-//! Packets of the plain form, read and checked four to a register (AVX-512): what of a batch is right goes through here, and
-//! whatever is anything else is left to [`crate::batch`].
+//! Verification of packets of the plain form, four to a register (AVX-512). Valid packets of a batch are handled here;
+//! all others are left to [`crate::batch`].
 //!
-//! Of each packet, 64 bytes at fixed places and the 64 that end with the inner packet's ports are loaded. The first ones are
-//! compared with what all such packets have in common; then a permutation of both brings the fields together, and those of four
-//! packets are compared at once.
+//! For each packet, 64 bytes at fixed offsets are loaded, and the 64 bytes that end with the inner packet's ports. The
+//! first ones are compared with the bytes that all packets of the form share; a permutation of both then gathers the
+//! fields, and the fields of four packets are compared at once.
 
 use crate::BATCH;
 use crate::aes::native::Expanded;
@@ -19,19 +19,19 @@ use wire::geneve::{OPTION_CLASS, OPTION_TYPE, PORT};
 use wire::packet::{TCP, UDP};
 use wire::segment::PROOFS_MAX;
 
-/// Packets whose fields are in one register.
+/// Number of packets whose fields share a register.
 const FOUR: usize = 4;
-/// The first of the bytes at fixed places.
+/// Offset of the 64 bytes at fixed offsets.
 const FIRST: usize = PROOFS - 64;
-/// Of the bytes that end with the inner packet's ports, those before it.
+/// Number of the bytes that end with the inner packet's ports, but precede the inner packet.
 const BEFORE: usize = 64 - INNER_LEN;
 
-/// 64 bytes, for each packet or each place.
+/// 64 bytes: one value per packet, or per offset.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Row([u8; 64]);
 
-/// What packets have in common at fixed places, and which bits of that.
+/// Bytes at fixed offsets that all packets of the form share, and a mask of the compared bits.
 static FORM: [Row; 2] = {
     let [p0, p1] = PORT.to_be_bytes();
     let [c0, c1] = OPTION_CLASS.to_be_bytes();
@@ -68,18 +68,18 @@ static FORM: [Row; 2] = {
     form
 };
 
-/// Where fields are brought: a quarter each for the two blocks of the message, for what is bounded, and for what is taken from
-/// that or compared with the first block.
+/// Source of each byte of the gathered fields: a quarter each for the two blocks of the message, for the values that
+/// are checked against bounds, and for the values that are subtracted from them or compared with the first block.
 #[derive(Clone, Copy)]
 struct Places {
     from: Row,
-    /// Ones, where something is brought to.
+    /// A mask of the bytes that have a source.
     taken: Row,
 }
 
 impl Places {
     const fn of(moves: &[(usize, usize, usize)]) -> Self {
-        // A byte that is zero in what has the form.
+        // This byte is zero in a packet of the form.
         let mut places = Self { from: Row([(HEAD + 15 - FIRST) as u8; 64]), taken: Row([0; 64]) };
         let mut index = 0;
         while index < moves.len() {
@@ -100,14 +100,14 @@ const SECOND_BLOCK: usize = 16;
 const BOUNDED: usize = 32;
 const COMPARED: usize = 48;
 
-/// From the bytes at fixed places. Numbers are turned: the lowest byte is the first.
+/// Sources in the bytes at fixed offsets. Numbers are byte-swapped: the lowest byte comes first.
 static OUTER: Places = Places::of(&[
     (0, HEAD - FIRST, 3),
     (3, VNI - FIRST, 1),
     (4, HEAD + 4 - FIRST, 10),
     (14, VNI + 1 - FIRST, 2),
     (SECOND_BLOCK, NETWORK + 12 - FIRST, 8),
-    // The packet's length, twice; what Geneve and the option say of theirs; authority and epoch.
+    // The packet's length, twice; the lengths in Geneve's header and in the option; authority and epoch.
     (BOUNDED + 2, NETWORK + 3 - FIRST, 1),
     (BOUNDED + 3, NETWORK + 2 - FIRST, 1),
     (BOUNDED + 4, NETWORK + 3 - FIRST, 1),
@@ -119,15 +119,15 @@ static OUTER: Places = Places::of(&[
     (BOUNDED + 10, AUTHORITY + 1 - FIRST, 1),
     (BOUNDED + 11, AUTHORITY - FIRST, 1),
     (BOUNDED + 12, HEAD + 3 - FIRST, 1),
-    // What UDP says of its length.
+    // The length in the UDP header.
     (COMPARED + 4, TRANSPORT + 5 - FIRST, 1),
     (COMPARED + 5, TRANSPORT + 4 - FIRST, 1),
 ]);
 
-/// From the inner packet.
+/// Sources in the inner packet.
 static INNER: Places = Places::of(&[
     (SECOND_BLOCK + 8, BEFORE + 12, 8),
-    // Its length, twice.
+    // The inner packet's length, twice.
     (BOUNDED, BEFORE + 3, 1),
     (BOUNDED + 1, BEFORE + 2, 1),
     (COMPARED + 2, BEFORE + 3, 1),
@@ -140,8 +140,8 @@ static INNER: Places = Places::of(&[
     (COMPARED + 14, BEFORE + 20, 2),
 ]);
 
-/// By number of proofs and pointer, where the bytes that end with the inner packet's ports begin, and where the proof is. Where
-/// there can't be such a pointer, some other proof's.
+/// By number of proofs and pointer: offset of the bytes that end with the inner packet's ports, and offset of the
+/// proof. For an impossible pointer, the second one points at other bytes.
 static BEGINS: [(u8, u8); 64] = {
     let mut begins = [(0, 0); 64];
     let mut place = 0;
@@ -149,7 +149,7 @@ static BEGINS: [(u8, u8); 64] = {
         let (count, pointer) = (place >> 3, place & 7);
         let before = PROOFS + 16 * count - BEFORE;
         let proof = if pointer < count { PROOFS + 16 * pointer } else { before };
-        // INVARIANT: the proof ends where the other bytes do, or before.
+        // INVARIANT: the proof ends at the end of the other bytes, or before.
         assert!(proof + 16 <= before + 64);
         begins[place] = (before as u8, proof as u8);
         place += 1;
@@ -157,7 +157,7 @@ static BEGINS: [(u8, u8); 64] = {
     begins
 };
 
-/// What is wrong, not zero, with each number of proofs and pointer.
+/// Non-zero for each invalid combination of number of proofs and pointer.
 static POINTERS: Row = {
     let mut wrong = Row([0xff; 64]);
     let mut count = 1;
@@ -172,7 +172,7 @@ static POINTERS: Row = {
     wrong
 };
 
-/// What is wrong, not zero, with each of the lower flags.
+/// Non-zero for each invalid combination of the lower flags.
 static FLAGS: Row = {
     let mut wrong = Row([0xff; 64]);
     let mut flags = 0;
@@ -186,46 +186,46 @@ static FLAGS: Row = {
     wrong
 };
 
-/// What three operands are put together by: which of the first two differ in bits of the third.
+/// Truth table for three operands: bits of the third operand where the first two differ.
 const DIFFERS: i32 = 0x28;
-/// The first, and where the others are both set.
+/// Truth table: the first operand, or both others set.
 const OR_AND: i32 = 0xf8;
-/// The first, and where the others differ.
+/// Truth table: the first operand, or the others differ.
 const OR_XOR: i32 = 0xf6;
-/// All.
+/// Truth table: the OR of all three operands.
 const OR_OR: i32 = 0xfe;
-/// All differences.
+/// Truth table: the XOR of all three operands.
 const XOR_XOR: i32 = 0x96;
 
 /// The shortest frame of the plain form.
 const SHORTEST: usize = PROOFS + 16 + INNER_LEN;
 
-/// Stands for one that is too short for what it says. It has not the form.
+/// A placeholder for a frame that is shorter than its lengths say. It is not of the plain form.
 #[cold]
 fn other() -> &'static [u8] {
     &[0; SHORTEST]
 }
 
-/// There is one where the processor has what this is made for.
+/// Witness that the processor has the required features.
 #[derive(Clone, Copy)]
 pub struct Wide(());
 
-/// What packets are compared with.
+/// Bounds that packets are checked against.
 #[derive(Clone, Copy)]
 pub struct Limits<'a> {
-    /// The endpoints: network and mask, the first byte the lowest.
+    /// The endpoints: network and mask, with the first byte in the lowest bits.
     pub endpoints: &'a [(u32, u32)],
-    /// The earliest end of a segment that lives, and the latest.
+    /// The earliest and the latest expiry of a valid segment.
     pub expires: (u32, u32),
 }
 
-/// Four packets' blocks and proofs.
+/// Message blocks and proofs of four packets.
 #[derive(Clone, Copy)]
 struct Lanes {
     first: __m512i,
     second: __m512i,
     proof: __m512i,
-    /// Their keys' numbers.
+    /// The numbers of their keys.
     keys: __m256i,
 }
 
@@ -238,7 +238,7 @@ macro_rules! with_features {
     };
 }
 
-/// One value for each round. Not by `array::map` with a closure, which the compiler makes a call of.
+/// Evaluates an expression for each round. `array::map` with a closure would compile to a call.
 macro_rules! rounds {
     (|$at:ident: usize| $round:expr) => {{
         macro_rules! round {
@@ -279,9 +279,10 @@ impl Wide {
         has_all.then_some(Self(()))
     }
 
-    /// A bit for each of up to 32 packets of the plain form whose fields are right, and one for each of these whose proof is.
+    /// Checks up to 32 packets; returns one bit for each packet of the plain form with valid fields, and one bit for
+    /// each of these with a right proof.
     pub fn judge(self, keys: &Keys<Expanded>, frames: &[&mut [u8]], limits: Limits<'_>) -> (u32, u32) {
-        // SAFETY: there is a `Wide` only where the processor has the features.
+        // SAFETY: a `Wide` exists only if the processor has the features.
         unsafe { judge(keys, frames, limits) }
     }
 }
@@ -315,7 +316,7 @@ with_features! {
         if fit == 0 {
             return (0, 0);
         }
-        // SAFETY: as many as there are groups are written.
+        // SAFETY: the first `groups` elements have been written.
         let lanes = unsafe { std::slice::from_raw_parts(lanes.as_ptr().cast::<Lanes>(), groups) };
         let right = if one == 0xf {
             with_one_key(lanes, keys.numbered(_mm256_extract_epi64::<0>(only) as usize))
@@ -325,7 +326,7 @@ with_features! {
         (fit, right & fit)
     }
 
-    /// Four numbers, for each packet.
+    /// Returns these four numbers, repeated for each packet.
     #[inline]
     fn quarter(a: u32, b: u32, c: u32, d: u32) -> __m512i {
         _mm512_broadcast_i32x4(_mm_setr_epi32(a as i32, b as i32, c as i32, d as i32))
@@ -333,7 +334,7 @@ with_features! {
 
     #[inline]
     fn load(bytes: &[u8; 64]) -> __m512i {
-        // SAFETY: 64 bytes are there to read, at whatever address.
+        // SAFETY: the reference makes 64 bytes readable, at any alignment.
         unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
     }
 
@@ -343,7 +344,7 @@ with_features! {
         _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(all, c), d)
     }
 
-    /// Reads four frames, and looks up their keys; a bit for each whose fields are right.
+    /// Reads four frames and looks up their keys; returns one bit for each frame with valid fields.
     #[inline]
     fn read(frames: [&[u8]; FOUR], keys: &Keys<Expanded>, limits: Limits<'_>) -> (Lanes, u32) {
         let (form, rules) = (load(&FORM[0].0), load(&FORM[1].0));
@@ -359,7 +360,7 @@ with_features! {
                 if usize::from(begins.0) + 64 > frame.len() || end > frame.len() {
                     (frame, begins) = (other(), BEGINS[0]);
                 }
-                // SAFETY: the frame is as long as what is read, and the proof inside that.
+                // SAFETY: the frame is at least as long as these reads, and the proof lies within them.
                 unsafe {
                     let begin = frame.as_ptr();
                     let outer = load_here(begin.add(FIRST));
@@ -381,14 +382,14 @@ with_features! {
         }
         let (a, b) = (row!(outer_a, inner_a), row!(outer_b, inner_b));
         let (c, d) = (row!(outer_c, inner_c), row!(outer_d, inner_d));
-        // The same quarter of all four together.
+        // Collect the same quarter of all four packets.
         let low = [_mm512_shuffle_i64x2::<0x44>(a, b), _mm512_shuffle_i64x2::<0x44>(c, d)];
         let high = [_mm512_shuffle_i64x2::<0xee>(a, b), _mm512_shuffle_i64x2::<0xee>(c, d)];
         let first = _mm512_shuffle_i64x2::<0x88>(low[0], low[1]);
         let second = _mm512_shuffle_i64x2::<0xdd>(low[0], low[1]);
         let bounded = _mm512_shuffle_i64x2::<0x88>(high[0], high[1]);
         let compared = _mm512_shuffle_i64x2::<0xdd>(high[0], high[1]);
-        // SAFETY: the frames are as long as that.
+        // SAFETY: the offsets were checked against the lengths of the frames.
         let proof = unsafe {
             together([
                 _mm_loadu_si128(proof_a), _mm_loadu_si128(proof_b), _mm_loadu_si128(proof_c), _mm_loadu_si128(proof_d),
@@ -397,7 +398,7 @@ with_features! {
         let (numbers, has_key) = find(keys, bounded);
         let fit = fit(first, second, bounded, compared, limits) & has_key;
         let lanes = Lanes { first, second, proof, keys: numbers };
-        // Where the frame differs from the form in what the rules ask for.
+        // Bits where the frame differs from the form under the mask.
         let differs_a = _mm512_ternarylogic_epi64::<DIFFERS>(outer_a, form, rules);
         let differs_b = _mm512_ternarylogic_epi64::<DIFFERS>(outer_b, form, rules);
         let differs_c = _mm512_ternarylogic_epi64::<DIFFERS>(outer_c, form, rules);
@@ -413,7 +414,7 @@ with_features! {
         (lanes, fit & plain)
     }
 
-    /// The numbers of four keys, and a bit for each that there is.
+    /// Returns the numbers of four keys, and one bit for each key that exists.
     #[inline]
     fn find(keys: &Keys<Expanded>, fields: __m512i) -> (__m256i, u32) {
         let names = _mm512_permutexvar_epi64(_mm512_setr_epi64(1, 3, 5, 7, 1, 3, 5, 7), fields);
@@ -421,7 +422,7 @@ with_features! {
         let (slots, shift) = keys.slots();
         let hashes = _mm256_mullo_epi64(names, _mm256_set1_epi64x(HASH as i64));
         let at = _mm256_srl_epi64(hashes, _mm_cvtsi64_si128(shift.into()));
-        // SAFETY: the shift leaves no more bits than a slot's place has.
+        // SAFETY: the shift leaves only as many bits as an index of a slot has.
         let slots = unsafe { _mm256_i64gather_epi64::<8>(slots.as_ptr().cast(), at) };
         let same = _mm256_cmpeq_epi64_mask(_mm256_srli_epi64::<{ NUMBER as i32 }>(slots), names);
         let numbers = _mm256_and_si256(slots, _mm256_set1_epi64x((1 << NUMBER) - 1));
@@ -429,34 +430,35 @@ with_features! {
         if found == 0xf {
             return (numbers, 0xf);
         }
-        // There is none, or it is not in the first slot that it may be in.
+        // Some key is missing, or not in the first slot of its search.
         let mut all = [0i64; FOUR];
-        // SAFETY: there is room for four.
+        // SAFETY: the array has room for four.
         unsafe { _mm256_storeu_si256(all.as_mut_ptr().cast(), names) };
         let all = all.map(|name| keys.number(name as u64) as i64);
         let numbers = _mm256_setr_epi64x(all[0], all[1], all[2], all[3]);
         (numbers, u32::from(_mm256_test_epi64_mask(numbers, numbers)))
     }
 
-    /// Not by an intrinsic, for the compiler would put it off until it has no registers left, and take single fields from it.
+    /// Loads 64 bytes. An intrinsic would let the compiler defer the load until it runs out of registers, and reload
+    /// single fields from memory.
     ///
     /// # Safety
-    /// There are 64 bytes to read.
+    /// 64 bytes must be readable at `from`.
     #[inline]
     unsafe fn load_here(from: *const u8) -> __m512i {
         let bytes;
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { asm!("vmovdqu64 {}, [{}]", out(zmm_reg) bytes, in(reg) from, options(readonly, nostack, preserves_flags)) };
         bytes
     }
 
-    /// A bit for each of four packets whose fields are right.
+    /// Returns one bit for each of four packets with valid fields.
     #[inline]
     fn fit(first: __m512i, second: __m512i, bounded: __m512i, compared: __m512i, limits: Limits<'_>) -> u32 {
-        // By words: the inner packet's length; the outer packet's, beyond that of the inner one and of proofs; beyond UDP's;
-        // lengths of headers, beyond those of proofs.
+        // 16-bit words: the inner packet's length; the outer packet's length minus that of the inner packet and the
+        // proofs; the same minus UDP's; the lengths of headers minus those of the proofs.
         let counts = _mm512_and_si512(first, quarter(COUNT.into(), 0, 0, 0));
-        // 16 for each proof in the second word, and 4 for each in both bytes of the fourth.
+        // 16 per proof in the second word, and 4 per proof in both bytes of the fourth.
         let counts = _mm512_multishift_epi64_epi8(quarter(0x103f_1010, 0x0101_1010, 0x1010_1010, 0x1010_1010), counts);
         let values = _mm512_mask_subs_epu16(bounded, 0x0606_0606, bounded, compared);
         let values = _mm512_subs_epu16(values, counts);
@@ -469,10 +471,10 @@ with_features! {
         let ends = _mm512_shuffle_epi8(first, quarter(0x0405_0607, 0x8080_8080, 0x8080_8080, 0x8080_8080));
         let lives = _mm512_max_epu32(ends, quarter(earliest, 0, 0, 0));
         let lives = _mm512_min_epu32(lives, quarter(latest, 0, 0, 0));
-        // Where one of them is not the value.
+        // Non-zero where a value is out of bounds.
         let outside = _mm512_ternarylogic_epi64::<OR_XOR>(_mm512_xor_si512(values, lengths), ends, lives);
 
-        // The segment's service where the inner packet's is; what its flags don't ask for is zero.
+        // Compare the segment's service with the inner packet's; fields that the segment's flags leave open are zero.
         let service = quarter(0x8080_8080, 0x8080_8080, 0x0280_8080, 0x0d0c_0b0a);
         let service = _mm512_shuffle_epi8(first, service);
         let flags = _mm512_shuffle_epi8(first, quarter(0x0101_0101, 0x0101_0101, 0x0101_0101, 0x0101_0101));
@@ -481,7 +483,7 @@ with_features! {
         let port = u32::from(WITH_PORT);
         let asked = quarter(0, 0, port << 24, port | port << 8 | u32::from(SINGLE) << 16 | u32::from(SINGLE) << 24);
         let inner = _mm512_maskz_mov_epi8(_mm512_test_epi8_mask(flags, asked), inner);
-        // Version, and that it isn't a later fragment.
+        // Check version, and that this is not a later fragment.
         let begin = _mm512_ternarylogic_epi64::<DIFFERS>(compared, quarter(0, 0, 0x45, 0), quarter(0, 0, 0xff_1fff, 0));
         let differs = _mm512_ternarylogic_epi64::<OR_XOR>(begin, service, inner);
 
@@ -490,7 +492,7 @@ with_features! {
         let wrong = _mm512_ternarylogic_epi64::<OR_OR>(outside, differs, impossible);
         let wrong = u32::from(_mm512_test_epi32_mask(wrong, wrong));
 
-        // Without a port; or with one, of a protocol that has some.
+        // Either no port flag, or a port flag with a protocol that has ports.
         let protocol = _mm512_and_si512(first, quarter(0x00ff_0000 | port << 8, 0, 0, 0));
         let with_port = |protocol: u8| quarter(u32::from(protocol) << 16 | port << 8, 0, 0, 0);
         let known = _mm512_testn_epi32_mask(protocol, protocol)
@@ -508,7 +510,7 @@ with_features! {
         _pext_u32(!wrong, 0x1111)
     }
 
-    /// A bit for each packet whose proof is right, all under one key.
+    /// Returns one bit for each packet with a right proof, if all have the same key.
     #[inline]
     fn with_one_key(lanes: &[Lanes], key: &Expanded) -> u32 {
         let rounds = rounds!(|at: usize| _mm512_broadcast_i32x4(key.rounds[at]));
@@ -520,8 +522,8 @@ with_features! {
         right
     }
 
-    /// A bit for each packet whose proof is right. Two to a register: of these, a processor has more at a time, and putting
-    /// keys together takes most of it.
+    /// Returns one bit for each packet with a right proof. Two packets share a register, because the processor runs
+    /// more operations on these in parallel, and combining the keys takes most of the time.
     #[inline]
     fn with_keys(lanes: &[Lanes], keys: &Keys<Expanded>) -> u32 {
         let mut right = 0;
@@ -554,7 +556,7 @@ with_features! {
     fn macs(lanes: &Lanes, rounds: &[__m512i; 11], subkey: __m512i) -> u32 {
         let first = encrypt(lanes.first, rounds);
         let mac = encrypt(_mm512_ternarylogic_epi64::<XOR_XOR>(first, lanes.second, subkey), rounds);
-        // Two bits for each.
+        // The mask has two bits per packet.
         let wrong = u32::from(_mm512_cmpneq_epi64_mask(mac, lanes.proof));
         _pext_u32(!(wrong | wrong >> 1), 0x55)
     }

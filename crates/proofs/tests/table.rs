@@ -1,10 +1,10 @@
-//! Batches against the decision in Rust: every case of the table, and changed ones.
+//! Batches compared with the reference implementation: every case of the table, and changed ones.
 
 #[path = "../../engine/tests/cases/mod.rs"]
 mod cases;
 
 use cases::{Step, Table};
-use engine::proofs::Outcome;
+use engine::verifier::proofs::Outcome;
 use proofs::{BATCH, Batch, Means};
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -55,7 +55,7 @@ fn every_case_of_the_table_has_its_outcome_alone() {
 fn every_case_of_the_table_has_its_outcome_among_others() {
     let table = Table::read();
     let cases: Vec<_> = table.first_frames().collect();
-    // Of many lengths, so that none has the same neighbours each time.
+    // Chunks of many lengths, so that a case has different neighbours each time.
     for (means, length) in each(&[1, 2, 3, 4, 5, 7, 8, 9, 31, BATCH, BATCH + 3]) {
         let mut batch = Batch::with(table.verifiers[0].clone(), means);
         for chunk in cases.chunks(*length) {
@@ -78,7 +78,7 @@ fn frames_with_changed_bytes_are_judged_as_the_decision_in_rust_judges_them() {
     let table = Table::read();
     let verifier = &table.verifiers[0];
     let batches: Vec<_> = Means::here().map(|means| RefCell::new(Batch::with(verifier.clone(), means))).collect();
-    // Those that begin in the plain form; what changes may leave it.
+    // Start with frames of the plain form; the changes may leave it.
     let plain = |frame: &[u8], outcome| outcome == Outcome::Proved && frame[12..14] == [8, 0];
     let plain: Vec<_> = table.first_frames().filter(|(_, frame, outcome, _)| plain(frame, *outcome)).collect();
     let config = ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() };
@@ -98,7 +98,7 @@ fn frames_with_changed_bytes_are_judged_as_the_decision_in_rust_judges_them() {
         let mut other = one.clone();
         let expected = verifier.judge(&mut other, table.now);
         for batch in &batches {
-            // Beside one that passes, and is judged with it.
+            // The changed frame shares a batch with one that passes.
             let (mut changed, mut beside) = (one.clone(), plain[case].1.clone());
             let outcomes = judge(&mut batch.borrow_mut(), &mut [&mut changed, &mut beside], table.now);
             prop_assert_eq!(&outcomes[..2], &[expected, Outcome::Proved][..]);
@@ -109,7 +109,7 @@ fn frames_with_changed_bytes_are_judged_as_the_decision_in_rust_judges_them() {
     checked.expect("both judge alike");
 }
 
-/// The frame as another authority would have given it, whose key this is.
+/// Returns the frame as this authority, with this key, would have issued it.
 fn given_by(frame: &[u8], authority: Ipv4Addr, key: &ProofKey) -> Vec<u8> {
     let mut given = frame.to_vec();
     given[70..74].copy_from_slice(&authority.octets());
@@ -130,7 +130,7 @@ fn each_packet_is_judged_by_the_key_of_its_authority() {
     let authorities: Vec<_> = (0..400u32).map(|number| Ipv4Addr::from(number.wrapping_mul(0x9e37_79b1))).collect();
     let master = MasterKey::new([5; 32]);
     let mut frames = Vec::new();
-    // In the tables of keys, several of so many share the first slot that is looked at.
+    // With this many keys, several share the first slot of their search.
     for (number, authority) in authorities.iter().enumerate() {
         let key = master.proof_key("edge", (*authority).into(), epoch).expect("a key");
         let good = given_by(frame, *authority, &key);

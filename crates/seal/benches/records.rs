@@ -1,7 +1,9 @@
-//! What a record takes, by suite and treatment, beside copying its body; and what a block takes to compress.
+//! Measures sealing and opening a record, by suite and treatment, against copying its body, and the compression of a
+//! block.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. A batch is 46 records of 1400 bytes, as one `UDP_SEGMENT` call
-//! takes them. Rounds with and without the seal alternate; the yardstick is a copy of the same bodies.
+//! Prints one JSON object, which `cargo xtask bench` collects. A batch is 46 records of 1400 bytes, as one
+//! `UDP_SEGMENT` call sends them. Rounds with and without the seal alternate; the yardstick is a copy of the same
+//! bodies.
 
 use aws_lc_rs::aead as aws;
 use measure::{Bound, Figures, Yardstick, alternate, mean_of_middle};
@@ -41,7 +43,7 @@ fn header(suite: Suite, treatment: Treatment, number: u64) -> RecordHeader {
     }
 }
 
-/// Sealing and opening, as a tunnel does it.
+/// Measures sealing and opening as a tunnel does it.
 fn records(figures: &mut Figures, suite: Suite, treatment: Treatment) {
     let keys = Keys::new(PhaseSecret::new([7; 32]), Direction::FromInitiator);
     let bodies = bodies();
@@ -70,7 +72,7 @@ fn records(figures: &mut Figures, suite: Suite, treatment: Treatment) {
         record
     });
     let originals: Vec<_> = originals.collect();
-    // Opening is in place, so each round opens copies; what copying takes is the yardstick's.
+    // Opening is in place, so each round opens copies; the time for copying is the yardstick's.
     let mut open = || {
         for (record, original) in sealed.iter_mut().zip(&originals) {
             record.copy_from_slice(original);
@@ -81,7 +83,7 @@ fn records(figures: &mut Figures, suite: Suite, treatment: Treatment) {
     figure(figures, format!("{name}.open_ns"), RECORDS, &mut open, &mut copy);
 }
 
-/// The AEAD alone, by the library in use and by the one that TLS has.
+/// Measures the AEAD alone, in the library in use and in the one that TLS uses.
 fn libraries(figures: &mut Figures, suite: Suite) {
     let key = vec![7; suite.key_len()];
     let (mine, theirs) = match suite {
@@ -124,7 +126,7 @@ fn libraries(figures: &mut Figures, suite: Suite) {
     figure(figures, format!("{name}.ring_authenticate_ns"), 1, &mut seal, &mut copy);
 }
 
-/// A super-packet of this crate's own text, and one of what can't shrink.
+/// Measures compressing and decompressing a super-packet of text from docs/wire.md.
 fn blocks(figures: &mut Figures, how: Compression) {
     let text = include_str!("../../../docs/wire.md").as_bytes();
     let mut block = BlockHead { segment: 1400, partial: true }.encode().to_vec();
@@ -151,7 +153,7 @@ fn bodies() -> Vec<Vec<u8>> {
     (0..RECORDS).map(|number| (0..BODY).map(|at| (at * 7 + number) as u8).collect()).collect()
 }
 
-/// Nanoseconds of each of `count` things that one call does.
+/// Returns nanoseconds per item, if one call handles `count` items.
 fn pass(count: usize, call: &mut impl FnMut()) -> f64 {
     // Short calls are timed several at a time.
     let calls = (RECORDS / count).max(1);

@@ -1,51 +1,52 @@
-//! Records of one tunnel in one buffer, so that one system call sends many.
+//! Records of one tunnel in one buffer, so that one system call can send many.
 
 use crate::keys::Keys;
 use std::ops::Range;
 use wire::seal::RecordHeader;
 use wire::seal::record::{HEADER_LEN, TAG_LEN};
 
-/// The most datagrams that Linux takes at once: `UDP_MAX_SEGMENTS`, 64 until 6.8.
+/// The most datagrams that Linux accepts in one call: `UDP_MAX_SEGMENTS`, 64 until 6.8.
 const SEGMENTS_MAX: usize = 64;
-/// The most bytes that it takes at once: the payload of the longest UDP datagram over IPv4.
+/// The most bytes that Linux accepts in one call: the payload of the longest UDP datagram over IPv4.
 const BYTES_MAX: usize = 65_507;
 
-/// Records that go to one address, one behind the other. It keeps its memory when it is emptied.
+/// Consecutive records for one address. The batch keeps its memory when it is cleared.
 #[derive(Default)]
 pub struct Batch {
     bytes: Vec<u8>,
     runs: Vec<(Range<usize>, usize)>,
-    /// Whether the last run takes no more: it ends in a shorter record.
+    /// Whether the last run is complete: it ends in a shorter record, or has [`SEGMENTS_MAX`] records.
     closed: bool,
 }
 
-/// Records that one call sends: all of `segment` bytes but the last, which may be shorter.
+/// Records for one system call: all of `segment` bytes, except that the last may be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run<'b> {
-    /// The records, one behind the other.
+    /// The records, one after the other.
     pub bytes: &'b [u8],
-    /// What `UDP_SEGMENT` is to be.
+    /// Value for `UDP_SEGMENT`.
     pub segment: usize,
 }
 
 impl Batch {
-    /// Forgets all records.
+    /// Removes all records.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.runs.clear();
     }
 
-    /// Whether there are none.
+    /// Reports whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Bytes of all records.
+    /// Returns the total length of all records in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Seals one more, whose body is `parts` joined. `None` as in [`Keys::seal`]: then nothing is added.
+    /// Seals and adds a record whose body is `parts` joined. Returns `None` if [`Keys::seal`] does; then nothing is
+    /// added.
     pub fn seal(&mut self, keys: &Keys, header: &RecordHeader, parts: &[&[u8]]) -> Option<()> {
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(&[0; HEADER_LEN]);
@@ -60,14 +61,14 @@ impl Batch {
         Some(())
     }
 
-    /// Adds a message that is no record, or sealed already: parts that are joined.
+    /// Adds a message that is not a record, or is sealed already, from parts that are joined.
     pub fn push(&mut self, parts: &[&[u8]]) {
         let begin = self.bytes.len();
         parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
         self.lay(begin);
     }
 
-    /// Puts what begins here into the last run, or into one of its own.
+    /// Adds the message that begins at `begin` to the last run, or to a new one.
     fn lay(&mut self, begin: usize) {
         let (end, len) = (self.bytes.len(), self.bytes.len() - begin);
         match self.runs.last_mut().filter(|_| !self.closed) {
@@ -82,7 +83,7 @@ impl Batch {
         }
     }
 
-    /// What to send, a call for each.
+    /// Returns the runs to send, one call for each.
     pub fn runs(&self) -> impl Iterator<Item = Run<'_>> {
         self.runs
             .iter()

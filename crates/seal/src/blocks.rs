@@ -1,15 +1,15 @@
-//! Blocks in parts: cut for records, and put together from what comes (wire.md §9.4.1, §9.4.2).
+//! Blocks in parts: split for sending and reassembled on receipt (wire.md §9.4.1, §9.4.2).
 
 use std::collections::BTreeMap;
 use std::mem;
 use wire::seal::record::{BLOCK_MAX, PARTS_MAX};
 use wire::seal::{Compression, Content, Index, Part, RecordHeader, Suite, Treatment};
 
-/// Blocks of a tunnel that may be incomplete at a time.
+/// Maximum number of incomplete blocks of a tunnel at a time.
 const BLOCKS_MAX: usize = 2;
 
-/// Cuts a compressed block into parts of at most `room` bytes, in order. `None` if there would be none, or more than
-/// [`PARTS_MAX`].
+/// Splits a compressed block into parts of at most `room` bytes, in order. Returns `None` if there would be no part, or
+/// more than [`PARTS_MAX`].
 pub fn parts(block: &[u8], room: usize) -> Option<impl ExactSizeIterator<Item = (Part, &[u8])>> {
     if room == 0 || block.is_empty() || block.len().div_ceil(room) > PARTS_MAX {
         return None;
@@ -22,12 +22,12 @@ pub fn parts(block: &[u8], room: usize) -> Option<impl ExactSizeIterator<Item = 
     }))
 }
 
-/// What all parts of a block have in common.
+/// Identity of a block: the fields that all its parts share.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Name {
     index: Index,
     lane: u8,
-    /// The number of the record with the first part.
+    /// Number of the record with the first part.
     first: u64,
     treatment: Treatment,
     compression: Compression,
@@ -36,47 +36,47 @@ struct Name {
 
 struct Block {
     name: Name,
-    /// The parts from the first on, as far as they are there.
+    /// The consecutive parts received so far, from the first on.
     joined: Vec<u8>,
     next: u8,
-    /// Parts behind one that is missing, and whether each is the last.
+    /// Parts behind a missing one, and whether each is the last.
     ahead: BTreeMap<u8, (bool, Vec<u8>)>,
     bytes: usize,
 }
 
-/// Puts a tunnel's blocks together. It holds at most two that aren't whole, each no longer than [`BLOCK_MAX`].
+/// Reassembles a tunnel's blocks. It holds at most two incomplete blocks, each no longer than [`BLOCK_MAX`].
 #[derive(Default)]
 pub struct Joiner {
-    /// From the older to the newer.
+    /// The incomplete blocks, from the older to the newer.
     blocks: Vec<Block>,
 }
 
-/// A whole block, still compressed.
+/// A complete block, still compressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
-    /// How it was compressed.
+    /// Compression of the block.
     pub compression: Compression,
-    /// What was done for it.
+    /// Treatment of the block's records.
     pub treatment: Treatment,
-    /// Its bytes.
+    /// The compressed bytes.
     pub bytes: Vec<u8>,
 }
 
-/// Why there is no block yet.
+/// Reason why a block is not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotJoined {
-    /// Parts of it are missing.
+    /// Parts of the block are missing.
     Missing,
-    /// It is `malformed`: too long, with a part behind its last, or with fewer records before it than parts. What is known of it
-    /// is forgotten.
+    /// The block is `malformed`: it is too long, has a part behind its last, or has fewer records before it than parts.
+    /// The joiner has dropped its parts.
     Malformed,
 }
 
 impl Joiner {
-    /// Takes the body of an opened record, each record once.
+    /// Adds the body of an opened record. Each record must be added only once.
     ///
     /// # Errors
-    /// [`NotJoined`] if the block isn't whole; a record that is no part of a block is `Malformed`.
+    /// [`NotJoined`] if the block isn't complete; a record that is not part of a block is `Malformed`.
     pub fn take(&mut self, header: &RecordHeader, body: &[u8]) -> Result<Joined, NotJoined> {
         let Content::Block { treatment, compression, part } = header.content else { return Err(NotJoined::Malformed) };
         let first = header.counter.number().checked_sub(part.number().into()).ok_or(NotJoined::Malformed)?;
@@ -96,12 +96,12 @@ impl Joiner {
         outcome
     }
 
-    /// Forgets what isn't whole.
+    /// Drops all incomplete blocks.
     pub fn clear(&mut self) {
         self.blocks = Vec::new();
     }
 
-    /// Whether it waits for parts.
+    /// Reports whether some block is incomplete.
     pub fn is_waiting(&self) -> bool {
         !self.blocks.is_empty()
     }
@@ -212,7 +212,7 @@ mod tests {
         ) {
             let mut cut: Vec<_> = parts(&block, room).expect("few enough").collect();
             let count = cut.len();
-            // A shuffle that the seed decides.
+            // Shuffle, determined by the seed.
             let mut state = seed | 1;
             for at in (1..count).rev() {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

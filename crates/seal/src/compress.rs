@@ -1,34 +1,34 @@
-//! Compression of blocks, where it pays (wire.md §9.3.2, §9.4). Nothing is remembered from one block to the next, so no flow can
-//! tell by lengths what another carries.
+//! Compression of blocks, if it pays (wire.md §9.3.2, §9.4). No state is kept from one block to the next, so the
+//! lengths of one flow reveal nothing about the content of another.
 
 use wire::seal::record::BLOCK_MAX;
 use wire::seal::{BlockHead, Compression};
 use zstd_safe::{CCtx, CParameter, DCtx};
 
-/// zstd's level: one core keeps a path of 1 Gbit/s busy with it. What others shrink is in decision 47.
+/// zstd's level: one core can fill a path of 1 Gbit/s with it. Decision 47 lists how well other levels compress.
 const LEVEL: i32 = 3;
-/// Shorter blocks are not worth a try: a record of 1400 bytes saves little, one of 100 nothing.
+/// Shorter blocks are not compressed: compression saves little in a record of 1400 bytes, nothing in one of 100.
 const WORTH_MIN: usize = 256;
-/// Bytes of each of the sample's pieces, and how many.
+/// Length of each piece of the sample in bytes, and the number of pieces.
 const SAMPLE: (usize, usize) = (1024, 4);
-/// A sample or block pays if it shrinks to this part, in eighths.
+/// Compression of a sample or block pays if the result has at most this size, in eighths of the original.
 const PAYS: usize = 7;
-/// After so many blocks in a row that did not pay, a flow's blocks are tried as rarely as it gets: one in 64.
+/// After this number of consecutive blocks that did not pay, a flow's blocks are tried at the lowest rate: one in 64.
 const MISSES_MAX: u8 = 6;
 
-/// When to compress.
+/// Conditions for compressing a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Never: the default, since lengths of what is compressed say something about it.
+    /// Never. The default, since the length of compressed data reveals something about it.
     #[default]
     Never,
-    /// Where a sample shrinks.
+    /// Only if a sample shrinks.
     Auto,
-    /// Whatever becomes shorter by it.
+    /// Every block that shrinks.
     Always,
 }
 
-/// What a flow's blocks were like: with [`Mode::Auto`], one that doesn't shrink is tried ever more rarely.
+/// A flow's compression history: with [`Mode::Auto`], a flow whose blocks don't shrink is tried ever more rarely.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Habit {
     misses: u8,
@@ -36,7 +36,7 @@ pub struct Habit {
 }
 
 impl Habit {
-    /// Whether the next block is to be tried.
+    /// Reports whether to try the next block.
     fn tries(&mut self) -> bool {
         let tries = self.skip == 0;
         self.skip = self.skip.saturating_sub(1);
@@ -49,7 +49,7 @@ impl Habit {
     }
 }
 
-/// Compresses blocks of all flows, one at a time. One per thread: it holds some hundred KiB.
+/// Compresses blocks of all flows, one at a time. Use one per thread: it holds some hundred KiB.
 pub struct Compressor {
     zstd: CCtx<'static>,
     out: Vec<u8>,
@@ -57,7 +57,7 @@ pub struct Compressor {
 }
 
 impl Compressor {
-    /// `None` if there is no memory for it.
+    /// Allocates the state; returns `None` if there is no memory for it.
     pub fn new() -> Option<Self> {
         let mut zstd = CCtx::try_create()?;
         zstd.set_parameter(CParameter::CompressionLevel(LEVEL)).ok()?;
@@ -65,8 +65,8 @@ impl Compressor {
         Some(Self { zstd, out: vec![0; most], sample: Vec::new() })
     }
 
-    /// Compresses a block, head and packet ([`BlockHead`]), of a flow with this habit. `None` if it is to go as it is: the mode says so, it
-    /// doesn't shrink, or it is longer than [`BLOCK_MAX`].
+    /// Compresses a block, head and packet ([`BlockHead`]), of a flow with this habit. Returns `None` if the block is
+    /// to be sent uncompressed: the mode says so, it doesn't shrink, or it is longer than [`BLOCK_MAX`].
     pub fn compress(&mut self, mode: Mode, habit: &mut Habit, how: Compression, block: &[u8]) -> Option<&[u8]> {
         if block.len() > BLOCK_MAX {
             return None;
@@ -90,11 +90,12 @@ impl Compressor {
         if pays { self.out.get(..len) } else { None }
     }
 
-    /// Whether pieces from all over the block shrink, by the fastest compression. Their length is bounded, the block's isn't.
+    /// Reports whether pieces from all over the block shrink with the fastest compression. The sample's length is
+    /// bounded; the block's isn't.
     fn sample_pays(&mut self, block: &[u8]) -> bool {
         let (piece, count) = SAMPLE;
         if block.len() <= 2 * piece * count {
-            // Compressing it costs no more than a sample.
+            // Compressing the block costs no more than a sample.
             return true;
         }
         self.sample.clear();
@@ -107,25 +108,25 @@ impl Compressor {
     }
 }
 
-/// Unpacks blocks, into as much memory as a block may have and no more.
+/// Decompresses blocks, with no more memory than a block may have.
 pub struct Decompressor {
     zstd: DCtx<'static>,
     out: Vec<u8>,
 }
 
 impl Decompressor {
-    /// `None` if there is no memory for it.
+    /// Allocates the state; returns `None` if there is no memory for it.
     pub fn new() -> Option<Self> {
         Some(Self { zstd: DCtx::try_create()?, out: vec![0; BLOCK_MAX] })
     }
 
-    /// The head and the packet of a block. `None` if it is `malformed` (wire.md §9.4.2): it would become longer than a block may
-    /// be, isn't whole, goes on behind its end, or has no packet.
+    /// Returns the head and the packet of a block. Returns `None` if the block is `malformed` (wire.md §9.4.2): it
+    /// would exceed the maximum length, is incomplete, has bytes behind its end, or has no packet.
     pub fn decompress(&mut self, how: Compression, bytes: &[u8]) -> Option<(BlockHead, &[u8])> {
         let len = match how {
             Compression::Lz4 => lz4_flex::block::decompress_into(bytes, &mut self.out).ok()?,
             Compression::Zstd => {
-                // The library would take several frames, and skip some.
+                // The library would accept several frames, and skip some.
                 if zstd_safe::find_frame_compressed_size(bytes).ok()? != bytes.len() {
                     return None;
                 }
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A block of words, as text has them.
+    /// A block of words, similar to text.
     fn text(len: usize) -> Vec<u8> {
         let words = ["tunnel ", "printer ", "sealed ", "the ", "of ", "a verifier ", "1234 ", "\r\n"];
         let mut state = 7u64;
@@ -154,7 +155,7 @@ mod tests {
         block
     }
 
-    /// One that nothing shrinks.
+    /// A block that nothing shrinks.
     fn noise(len: usize) -> Vec<u8> {
         let mut state = 7u64;
         let mut block = BlockHead::default().encode().to_vec();
@@ -245,7 +246,7 @@ mod tests {
         assert!(decompressor.decompress(Compression::Zstd, &skipped).is_none(), "a frame to be skipped");
     }
 
-    /// Zeros, as one frame.
+    /// One frame of compressed zeros.
     fn zeros(len: usize) -> Vec<u8> {
         let mut out = vec![0; zstd_safe::compress_bound(len)];
         let len = zstd_safe::compress(&mut out[..], &vec![0; len], LEVEL).expect("there is room");

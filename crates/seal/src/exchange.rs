@@ -1,10 +1,11 @@
-//! An end's half of a key exchange: X25519 (RFC 7748), or none (wire.md §9.5, §9.6.1).
+//! One end's side of a key exchange: X25519 (RFC 7748), or none (wire.md §9.5, §9.6.1).
 
 use aws_lc_rs::agreement::{PrivateKey, UnparsedPublicKey, X25519, agree};
 use wire::seal::{Share, Shared};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-/// What an end keeps to itself until it has the other's share. Use it once: a secret that is kept takes forward secrecy away.
+/// The secret that an end holds until it receives the other end's share. Use it once: keeping the secret loses forward
+/// secrecy.
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub struct ExchangeSecret {
     private: [u8; 32],
@@ -14,7 +15,8 @@ pub struct ExchangeSecret {
 }
 
 impl ExchangeSecret {
-    /// Takes 32 random bytes as the private key; without forward secrecy they are the share. `None` if the library fails.
+    /// Wraps 32 random bytes as the private key; without forward secrecy they are the share. Returns `None` if the
+    /// library fails.
     pub fn new(chance: [u8; 32], forward: bool) -> Option<Self> {
         if !forward {
             return Some(Self { private: [0; 32], share: chance, forward });
@@ -23,12 +25,13 @@ impl ExchangeSecret {
         Some(Self { private: chance, share: public.as_ref().try_into().ok()?, forward })
     }
 
-    /// What the other end gets.
+    /// Returns the share to send to the other end.
     pub const fn share(&self) -> &Share {
         &self.share
     }
 
-    /// What both ends have in common. `None` if the other's share is none: it would give zero.
+    /// Computes the shared secret. Returns `None` if the other end's share is invalid, because the result would be
+    /// zero.
     pub fn shared(&self, theirs: &Share) -> Option<Shared> {
         if !self.forward {
             return Some(Shared::none());
@@ -48,7 +51,7 @@ mod tests {
         let secret = ExchangeSecret::new([7; 32], true).expect("a key");
         let mut one = [0; 32];
         one[0] = 1;
-        // One below the field's prime: of order two.
+        // One less than the field's prime: a point of order two.
         let mut below = [0xff; 32];
         (below[0], below[31]) = (0xec, 0x7f);
         for share in [[0; 32], one, below] {

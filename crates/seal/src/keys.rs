@@ -8,7 +8,8 @@ use wire::seal::{Direction, PhaseSecret, RecordHeader, Suite, Treatment};
 
 const SLOTS: usize = Treatment::ALL.len() * Suite::ALL.len();
 
-/// The keys of one phase and direction. A key is derived when its treatment and suite are first used, by whichever thread is first.
+/// The keys of one phase and direction. The key of a treatment and suite is derived on first use, by the thread that
+/// uses it first.
 pub struct Keys {
     secret: PhaseSecret,
     direction: Direction,
@@ -20,25 +21,25 @@ struct Ready {
     iv: [u8; NONCE_LEN],
 }
 
-/// Units of a record with so many bytes of body, as limits count them (wire.md §9.10).
+/// Returns the units that a record with a body of this length counts towards limits (wire.md §9.10).
 pub const fn units(body: usize) -> u64 {
     1 + body.div_ceil(16) as u64
 }
 
 impl Keys {
-    /// The keys of the phase with this secret for records that go this way.
+    /// Creates the keys of the phase with this secret, for records in this direction.
     pub fn new(secret: PhaseSecret, direction: Direction) -> Self {
         Self { secret, direction, ready: Default::default() }
     }
 
-    /// Forgets what was derived: an idle tunnel needs the secret alone. It is derived again on use.
+    /// Drops the derived keys: an idle tunnel needs only the secret. The keys are derived again on use.
     pub fn rest(&mut self) {
         self.ready = Default::default();
     }
 
-    /// Seals in place a record whose body stands between [`HEADER_LEN`] bytes in front and [`TAG_LEN`] behind. Nobody may ever
-    /// seal another record of this phase and direction with the header's counter. `None` if the record has no body, or the library
-    /// fails: then it must not be sent, and is zero.
+    /// Seals a record in place. Its body is between [`HEADER_LEN`] bytes in front and [`TAG_LEN`] behind. The caller
+    /// must never seal another record of this phase and direction with the same counter. Returns `None` if the record
+    /// has no body, or the library fails: the record is then zeroed and must not be sent.
     pub fn seal(&self, header: &RecordHeader, record: &mut [u8]) -> Option<()> {
         let sealed = self.sealed(header, record);
         if sealed.is_none() {
@@ -68,9 +69,9 @@ impl Keys {
         Some(())
     }
 
-    /// Opens in place a record with this header, which [`RecordHeader::of`] read from it. The result is its body. `None` if it was not sealed with
-    /// the key of this phase, direction, treatment and suite; then what is in `record` means nothing. Whether its counter is new is to be
-    /// asked before ([`crate::Windows`]).
+    /// Opens a record in place; `header` is the result of [`RecordHeader::of`] for it. Returns the body, or `None` if
+    /// the record was not sealed with the key of this phase, direction, treatment and suite; the content of `record` is
+    /// then meaningless. The caller must check first that the counter is new ([`crate::Windows`]).
     pub fn open<'r>(&self, header: &RecordHeader, record: &'r mut [u8]) -> Option<&'r mut [u8]> {
         let Ready { aead, iv } = self.ready(header)?;
         let nonce = nonce(iv, header.counter);

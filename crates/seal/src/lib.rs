@@ -1,10 +1,11 @@
-//! The records of sealed tunnels (wire.md §9), without IO, clocks or chance: many packets sealed into one buffer, records opened
-//! in place, compression of super-packets, the exchange of keys. Which packets, when, and to whom is `engine`'s to decide.
+//! The records of sealed tunnels (wire.md §9), without IO, clocks or randomness: many packets sealed into one buffer,
+//! records opened in place, compression of super-packets, the key exchange. `engine` decides which packets are sent,
+//! when, and to whom.
 //!
 //! - [`Keys`] seals and opens records of one phase and direction; [`suites`] has the AEADs, a file each.
 //! - [`Batch`] lays out records of one tunnel so that one system call sends many (`UDP_SEGMENT`).
-//! - [`Windows`] says which counters were there before.
-//! - [`Compressor`], [`Joiner`] and [`Decompressor`] make blocks, put their parts together, and unpack them.
+//! - [`Windows`] records which counters were received before.
+//! - [`Compressor`], [`Joiner`] and [`Decompressor`] compress blocks, reassemble their parts, and decompress them.
 //! - [`ExchangeSecret`] is an end's half of a key exchange.
 #![forbid(unsafe_code)]
 

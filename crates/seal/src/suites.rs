@@ -1,6 +1,6 @@
-//! The AEADs of records, as plug-ins: a file and a row of [`TABLE`] each (wire.md §9.3.3).
+//! The AEADs of records, as plug-ins: each has a file and a row of [`TABLE`] (wire.md §9.3.3).
 //!
-//! Another one takes its number, name and key length in `wire::seal::Suite`, a file like
+//! To add an AEAD, give it a number, name and key length in `wire::seal::Suite`, a file like
 //! [`chacha20_poly1305`](self), and a row.
 
 mod aes_128_gcm;
@@ -11,44 +11,45 @@ use aws_lc_rs::aead::{Aad, Algorithm, LessSafeKey, Nonce, UnboundKey};
 use wire::seal::record::TAG_LEN;
 use wire::seal::{Suite, Suites};
 
-/// Bytes of a nonce, whatever the suite.
+/// Bytes of a nonce, for every suite.
 pub const NONCE_LEN: usize = 12;
 
-/// An AEAD with a key. A nonce must not be used for two texts.
+/// An AEAD with a key. A nonce must not be used for two messages.
 pub trait Aead: Send + Sync {
-    /// Encrypts `text` in place and gives the tag over it and `clear`, which stays as it is. `None` if the library can't, and
-    /// then `text` must not be sent.
+    /// Encrypts `text` in place and returns the tag over it and `clear`, which is only authenticated. Returns `None` if
+    /// the library fails; then `text` must not be sent.
     fn seal(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &mut [u8]) -> Option<[u8; TAG_LEN]>;
 
-    /// Decrypts `text` in place. `false` if the tag is not the one over it and `clear`: then what is in `text` means nothing.
+    /// Decrypts `text` in place. Returns `false` if the tag does not match `text` and `clear`; the content of `text` is
+    /// then meaningless.
     fn open(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &mut [u8], tag: &[u8; TAG_LEN]) -> bool;
 }
 
 /// A row of the table.
 pub struct Row {
-    /// Its number and name.
+    /// The suite: number and name.
     pub suite: Suite,
-    /// Makes the AEAD ready with a key of [`Suite::key_len`] bytes; `None` if it has another length.
+    /// Creates the AEAD with a key of [`Suite::key_len`] bytes; returns `None` for another length.
     pub with_key: fn(&[u8]) -> Option<Box<dyn Aead>>,
-    /// Whether this machine has instructions for it.
+    /// Reports whether this machine has instructions for the AEAD.
     pub is_helped: fn() -> bool,
 }
 
 /// Every suite, in the order of its number.
 pub static TABLE: [Row; 3] = [aes_128_gcm::ROW, aes_256_gcm::ROW, chacha20_poly1305::ROW];
 
-/// The row of a suite.
+/// Returns the row of a suite.
 pub fn row(suite: Suite) -> &'static Row {
-    // A test holds the order.
+    // A test checks that the order matches.
     &TABLE[suite as usize - 1]
 }
 
-/// The suites that this machine has instructions for.
+/// Returns the suites that this machine has instructions for.
 pub fn helped() -> Suites {
     TABLE.iter().filter(|row| (row.is_helped)()).fold(Suites::default(), |suites, row| suites.with(row.suite))
 }
 
-/// An AEAD of the library's, which has the same form for all.
+/// An AEAD from the library, which has one interface for all of them.
 struct Library(LessSafeKey);
 
 impl Library {
@@ -70,7 +71,7 @@ impl Aead for Library {
     }
 }
 
-/// Whether the processor has instructions for AES and for the multiplication of GCM.
+/// Reports whether the processor has instructions for AES and for GCM's multiplication.
 fn has_aes() -> bool {
     #[cfg(target_arch = "x86_64")]
     return std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq");

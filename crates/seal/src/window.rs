@@ -1,14 +1,14 @@
-//! Which counters were there before: the latest of each lane, in a ring of bits (wire.md §9.7.1).
+//! Replay windows: the latest counters received in each lane, in a ring of bits (wire.md §9.7.1).
 
 use wire::seal::Counter;
 use wire::seal::record::LANES;
 
-/// The numbers that were seen, of which the latest `64 * WORDS` can be told apart.
+/// The numbers received, of which the latest `64 * WORDS` are recorded individually.
 #[derive(Clone)]
 pub struct Window<const WORDS: usize> {
-    /// The number behind the highest that was seen.
+    /// The highest number received plus one.
     next: u64,
-    /// Of a number, the bit at its remainder by the window's width.
+    /// A number's bit is at the number modulo the window's width.
     bits: [u64; WORDS],
 }
 
@@ -21,8 +21,8 @@ impl<const WORDS: usize> Default for Window<WORDS> {
 impl<const WORDS: usize> Window<WORDS> {
     const WIDTH: u64 = WORDS as u64 * 64;
 
-    /// Whether it was not seen, as far as is known: one that is a window's width or more behind the highest is not new. Nor is
-    /// `u64::MAX`, which nobody gets to.
+    /// Reports whether a number is known to be new: one that is a window's width or more behind the highest is not.
+    /// Neither is `u64::MAX`, which no sender reaches.
     pub fn is_new(&self, number: u64) -> bool {
         if number >= self.next {
             return number != u64::MAX;
@@ -30,12 +30,12 @@ impl<const WORDS: usize> Window<WORDS> {
         self.next - number <= Self::WIDTH && !self.has(number)
     }
 
-    /// Whether it is higher than all that were seen.
+    /// Reports whether a number is higher than all received before.
     pub fn is_highest(&self, number: u64) -> bool {
         number >= self.next
     }
 
-    /// Notes one that is new.
+    /// Records a number that is new.
     pub fn note(&mut self, number: u64) {
         if number >= self.next {
             if number - self.next >= Self::WIDTH {
@@ -49,13 +49,13 @@ impl<const WORDS: usize> Window<WORDS> {
         self.bits[word] |= bit;
     }
 
-    /// Takes the numbers from the first to before the second for new: fewer than the window is wide.
+    /// Clears the numbers from `first` to before `end`, which are fewer than the window is wide.
     fn forget(&mut self, first: u64, end: u64) {
         let mut number = first;
         while number < end {
             let (word, bit) = Self::place(number);
             let next = end.min((number | 63).saturating_add(1));
-            // All bits of the word from this one to before the next.
+            // All bits of the word from `number` to before `next`.
             let passed = (u64::MAX >> (64 - (next - number))) * bit;
             self.bits[word] &= !passed;
             number = next;
@@ -72,17 +72,18 @@ impl<const WORDS: usize> Window<WORDS> {
     }
 }
 
-/// The counters of a phase and direction that were seen, each lane on its own. A lane takes memory once something was right in it.
+/// The counters received in a phase and direction, for each lane separately. A lane takes memory only once a record in
+/// it has had a right tag.
 #[derive(Default)]
 pub struct Windows([Option<Box<Window<32>>>; LANES as usize]);
 
 impl Windows {
-    /// Whether a record with this counter may be opened.
+    /// Reports whether a record with this counter may be opened.
     pub fn is_new(&self, counter: Counter) -> bool {
         self.lane(counter).is_none_or(|window| window.is_new(counter.number()))
     }
 
-    /// Notes a counter that is new, of a record whose tag was right; the result is whether it is the highest of its lane.
+    /// Records a new counter, of a record with a right tag; returns whether it is the highest of its lane.
     pub fn note(&mut self, counter: Counter) -> bool {
         let Some(lane) = self.0.get_mut(usize::from(counter.lane())) else { return false };
         let window = lane.get_or_insert_default();

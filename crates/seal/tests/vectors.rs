@@ -1,4 +1,4 @@
-//! Records and shares as others make them: the vectors of wire.md §9, sealed and opened by this crate.
+//! Records and shares: this crate seals and opens the vectors of wire.md §9, which were made without its code.
 
 use proptest::prelude::*;
 use seal::{Batch, ExchangeSecret, Keys};
@@ -75,7 +75,7 @@ fn shares_and_what_they_have_in_common_are_as_others_make_them() {
     }
 }
 
-/// Secrets can't be compared, so what comes of them is.
+/// Reports whether two shared secrets are equal. They can't be compared, so this compares what is derived from them.
 fn same(one: &Shared, other: &Shared) -> bool {
     let index = Index::new(1).expect("not 0");
     let key = |shared| {

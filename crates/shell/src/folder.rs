@@ -1,39 +1,50 @@
-//! A daemon's own folder: mode 0700, its files 0600, every write whole or not at all, one daemon at a time.
+//! A daemon's own folder: mode 0700 with files of mode 0600, atomic writes, one daemon at a time.
 
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// The folder.
+/// A daemon's folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// The folder at `path`, which need not exist.
+    /// Returns the folder at `path`, which need not exist.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 
-    /// Where it is.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Where one of its files is.
+    /// Returns the path of one of the folder's files.
     pub fn file(&self, name: impl AsRef<Path>) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Makes it, if it is missing.
+    /// Creates the folder if it is missing, and its parents, and sets its mode.
     pub fn make(&self) -> Result<()> {
-        fs::create_dir_all(&self.0).with_context(|| format!("can't make {}", self.0.display()))?;
-        Ok(fs::set_permissions(&self.0, Permissions::from_mode(0o700))?)
+        let make = || {
+            if let Some(parent) = self.0.parent() {
+                fs::create_dir_all(parent)?;
+            }
+            // Other programs may use the parent, so only this folder is private.
+            match fs::DirBuilder::new().mode(0o700).create(&self.0) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && self.0.is_dir() => {
+                    fs::set_permissions(&self.0, Permissions::from_mode(0o700))
+                }
+                made => made,
+            }
+        };
+        make().with_context(|| format!("can't make {}", self.0.display()))
     }
 
-    /// Takes the lock that keeps a second daemon of this `role` out; held until the file is dropped.
+    /// Takes the lock that keeps out a second daemon of this `role`; held until the file is dropped.
     pub fn lock(&self, role: &str) -> Result<File> {
         let path = self.file("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
@@ -45,7 +56,14 @@ impl Folder {
         }
     }
 
-    /// What is in a file; `None` if it is not there.
+    /// Returns the names of the folder's files.
+    pub fn names(&self) -> Result<Vec<String>> {
+        let entries = fs::read_dir(&self.0).with_context(|| format!("can't read {}", self.0.display()))?;
+        let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        names.collect()
+    }
+
+    /// Returns the contents of a file; `None` if it does not exist.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         match fs::read(self.file(name)) {
             Ok(bytes) => Ok(Some(bytes)),
@@ -54,24 +72,24 @@ impl Folder {
         }
     }
 
-    /// Writes a file.
+    /// Writes a file atomically.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let mut file = self.begin()?;
         file.write_all(bytes)?;
         self.put(file, name)
     }
 
-    /// Removes a file, if it is there.
+    /// Removes a file, if it exists.
     pub fn remove(&self, name: &str) {
         let _ = fs::remove_file(self.file(name));
     }
 
-    /// A file without a name yet: that it can be made shows that the folder can be written.
+    /// Creates a file without its final name; success shows that the folder is writable.
     pub fn begin(&self) -> Result<NamedTempFile> {
         NamedTempFile::new_in(&self.0).with_context(|| format!("can't write in {}", self.0.display()))
     }
 
-    /// Gives such a file its name, in the place of one that has it.
+    /// Renames a file from [`Self::begin`] to its final name, replacing an existing file.
     pub fn put(&self, file: NamedTempFile, name: &str) -> Result<()> {
         let path = self.file(name);
         file.as_file().sync_all()?;
@@ -96,8 +114,23 @@ mod tests {
         assert_eq!(folder.read("state").unwrap().as_deref(), Some(&b"two"[..]));
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(folder.path()), mode(&folder.file("state"))), (0o700, 0o600));
+        assert_eq!(folder.names().unwrap(), ["state"]);
         folder.remove("state");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(folder.names().unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn a_folder_that_others_can_enter_is_closed_to_them_and_its_parents_are_not() {
+        let room = tempfile::tempdir().unwrap();
+        let folder = Folder::at(room.path().join("vouchsafe/agent"));
+        fs::create_dir_all(folder.path()).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        let parent = room.path().join("vouchsafe");
+        for path in [folder.path(), &parent] {
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        }
+        folder.make().unwrap();
+        assert_eq!((mode(folder.path()), mode(&parent)), (0o700, 0o755));
     }
 
     #[test]

@@ -1,12 +1,15 @@
-//! What the roles' IO has in common: lists for people, standard output, folders of their own, JSON lines over UNIX sockets,
-//! a page of metrics, huge pages.
+//! IO that the roles have in common: lists for users, standard output, the daemons' folders, clocks, signals and control
+//! sockets, a page of metrics, huge pages.
 //!
-//! Knows nothing of what is listed, said or counted: that is the roles' own.
+//! This crate knows nothing of the contents, which belong to the roles.
 #![deny(unsafe_code)]
 
+pub mod clock;
+pub mod control;
 pub mod folder;
 pub mod lines;
 pub mod memory;
 pub mod metrics;
 pub mod output;
+pub mod signals;
 pub mod table;

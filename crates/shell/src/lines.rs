@@ -1,4 +1,4 @@
-//! JSON over a UNIX socket: one object a line, either way. Who may say what is the listener's to judge.
+//! JSON over a UNIX socket: one object a line, in both directions. The listener has to authorise its peers.
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use std::path::Path;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 use tokio::net::UnixListener;
 
-/// Listens at `path`, where every user may connect. Fails if another `role` does, with `way_out`.
+/// Listens at `path`, where every user may connect. Fails with `way_out` if another `role` listens there.
 pub fn listen(path: &Path, role: &str, way_out: &str) -> Result<UnixListener> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).with_context(|| format!("can't make {}", parent.display()))?;
@@ -29,14 +29,14 @@ pub fn listen(path: &Path, role: &str, way_out: &str) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// A message as it is sent.
+/// Encodes a message in the form in which it is sent.
 pub fn encode(message: &impl Serialize) -> Result<Vec<u8>> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     Ok(line)
 }
 
-/// The next message, of at most `most` bytes; `None` where the other side hung up.
+/// Reads the next message, of at most `most` bytes; `None` if the peer has closed the connection.
 pub async fn read(reader: &mut (impl AsyncBufRead + Unpin), most: u64) -> Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     reader.take(most).read_until(b'\n', &mut line).await?;

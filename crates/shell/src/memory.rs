@@ -1,17 +1,18 @@
-//! Memory that is read at random, in huge pages: with pages of 4 KiB the processor has to look most addresses up in memory
-//! before it can read there.
+//! Huge pages for memory that is read at random: with pages of 4 KiB most accesses miss the TLB, and the processor has
+//! to read the page tables from memory first.
 
 use std::fs;
 use std::io;
 
-/// Regions smaller than this are left as they are, bytes: threads' stacks are. A thread's heaps have somewhat less than 64 MiB.
+/// Minimum size of a region to convert, in bytes, which excludes threads' stacks. A thread's heap has somewhat less
+/// than 64 MiB.
 const LEAST: usize = 16 << 20;
-/// What is asked for at a time: others that change the process's memory wait for so much.
+/// Bytes advised at a time: other threads that change the process's address space wait meanwhile.
 const STEP: usize = 32 << 20;
-/// A huge page where the kernel doesn't say, bytes.
+/// Size of a huge page in bytes, if the kernel doesn't report it.
 const USUAL: usize = 2 << 20;
 
-/// Memory of the process: where it is, and how much of it is there.
+/// A memory region of the process: its addresses, and how many bytes are resident.
 #[derive(Debug, PartialEq, Eq)]
 struct Region {
     start: usize,
@@ -19,11 +20,12 @@ struct Region {
     resident: usize,
 }
 
-/// Asks the kernel to put this process's large, private memory into huge pages: now, and what it could not now, later.
+/// Asks the kernel to move this process's large, private memory into huge pages: as much as possible now, and the rest
+/// later.
 ///
-/// Gives how many bytes were put there now. It is none where the kernel can't (before Linux 6.1, or built without) or must not
-/// (`never` in `/sys/kernel/mm/transparent_hugepage/enabled`), or the process has little memory. What is allocated elsewhere
-/// afterwards is as that setting says.
+/// Returns the number of bytes moved now. The result is 0 if the kernel can't (before Linux 6.1, or built without huge
+/// pages), or may not (`never` in `/sys/kernel/mm/transparent_hugepage/enabled`), or if the process has little memory.
+/// Memory that is allocated elsewhere afterwards follows that setting.
 pub fn into_huge_pages() -> io::Result<usize> {
     if fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").is_ok_and(|text| text.contains("[never]")) {
         return Ok(0);
@@ -32,7 +34,7 @@ pub fn into_huge_pages() -> io::Result<usize> {
     let page = page.ok().and_then(|size| size.trim().parse().ok()).unwrap_or(USUAL);
     let mut put = 0;
     for region in regions(&fs::read_to_string("/proc/self/smaps")?) {
-        // One that is mostly empty would be filled.
+        // Huge pages would fill a region that is mostly empty.
         if region.end - region.start < LEAST || region.resident < (region.end - region.start) / 4 * 3 {
             continue;
         }
@@ -48,7 +50,7 @@ pub fn into_huge_pages() -> io::Result<usize> {
     Ok(put)
 }
 
-/// The private regions without a file that may be read and written: heaps, and threads' stacks.
+/// Returns the private anonymous regions that are readable and writable: heaps, and threads' stacks.
 fn regions(smaps: &str) -> Vec<Region> {
     let mut regions = Vec::new();
     let mut is_ours = false;
@@ -66,7 +68,7 @@ fn regions(smaps: &str) -> Vec<Region> {
     regions
 }
 
-/// A region's first line (proc_pid_maps(5)): where it is, and whether it is one of those.
+/// Parses a region's first line (proc_pid_maps(5)): its addresses, and whether [`regions`] includes it.
 fn header(line: &str) -> Option<(usize, usize, bool)> {
     let mut words = line.split_ascii_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -76,11 +78,12 @@ fn header(line: &str) -> Option<(usize, usize, bool)> {
     Some((start?, end?, is_ours))
 }
 
-/// Whether the kernel did as it was advised.
+/// Advises the kernel; reports whether it complied.
 fn advise(start: usize, length: usize, advice: libc::c_int) -> bool {
     let start = std::ptr::without_provenance_mut(start);
     #[expect(unsafe_code)]
-    // SAFETY: both of these are about how memory is kept, and change nothing that it holds, whosever it is by now.
+    // SAFETY: both kinds of advice affect how memory is backed, and never its contents, even if another mapping is
+    // there by now.
     unsafe {
         libc::madvise(start, length, advice) == 0
     }
@@ -103,7 +106,7 @@ mod tests {
         assert_eq!(found, [region(0x0100_0000, 0x0500_0000, 65_000), region(0x7f00_0010_0000, 0x7f00_0800_0000, 12)]);
     }
 
-    /// As a policy is that comes into force: many small pieces, allocated by a thread.
+    /// Uses memory as a policy that comes into force does: many small pieces, allocated by a thread.
     #[test]
     fn what_memory_holds_stays() {
         let pieces = |each: u64| (0..each).map(|number| vec![number; 1000].into_boxed_slice()).collect::<Vec<_>>();
@@ -113,7 +116,7 @@ mod tests {
         let setting = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
         let version: Vec<u32> = kernel.split(['.', '-']).take(2).filter_map(|part| part.parse().ok()).collect();
-        // How much is the kernel's to say: where memory is in pieces, there may be few huge pages.
+        // The kernel decides how much: fragmented memory may yield few huge pages.
         if !setting.is_empty() && !setting.contains("[never]") && version >= vec![6, 1] {
             println!("{put} bytes of some 256 MB were put into huge pages");
             assert!(put > 0, "nothing was put into huge pages");

@@ -1,5 +1,5 @@
-//! Metrics for Prometheus: a page that is made when it is asked for, over plain HTTP, without log-in; so it says nothing
-//! about persons, and listens where the operator says or not at all.
+//! Metrics for Prometheus: a page that is made on request, over plain HTTP, without login. So it contains nothing about
+//! persons, and the server listens only on an address that the operator configures.
 
 use anyhow::{Context, Result};
 use axum::Router;
@@ -21,38 +21,38 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-/// Readers at a time.
+/// Maximum number of concurrent readers.
 const READERS: usize = 8;
-/// How long the head of a request, and how long a whole connection, may take.
+/// Maximum time for the head of a request, and for a whole connection.
 const TIMES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
-/// The format that is answered (OpenMetrics), which Prometheus has read since 2.5.
+/// Format of the page (OpenMetrics), which Prometheus has supported since 2.5.
 const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Labels of a metric.
+/// Labels of a metric, as names and values.
 pub type Labels = Vec<(&'static str, String)>;
 
 /// A page of metrics.
 pub struct Page(Registry);
 
 impl Page {
-    /// An empty page of a role: names begin with `vouchsafe_` and the role.
+    /// Creates an empty page of a role: names begin with `vouchsafe_` and the role.
     pub fn new(role: &str) -> Self {
         Self(Registry::with_prefix(format!("vouchsafe_{role}")))
     }
 
-    /// Puts a metric on it that counts for itself.
+    /// Adds a metric that keeps its own count.
     pub fn metric(&mut self, name: &str, help: &str, metric: impl Metric) {
         self.0.register(name, help, metric);
     }
 
-    /// Puts a value on it that goes up and down.
+    /// Adds a value that goes up and down.
     pub fn gauge(&mut self, name: &str, help: &str, value: f64) {
         let gauge = Gauge::<f64, AtomicU64>::default();
         gauge.set(value);
         self.0.register(name, help, gauge);
     }
 
-    /// The same with labels.
+    /// Adds values that go up and down, with labels.
     pub fn gauges(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, f64)>) {
         let family = Family::<Labels, Gauge<f64, AtomicU64>>::default();
         for (labels, value) in values {
@@ -61,7 +61,7 @@ impl Page {
         self.0.register(name, help, family);
     }
 
-    /// Puts on it what was counted elsewhere. The name gets `_total` behind it.
+    /// Adds counts that were made elsewhere, with labels. The name gets the suffix `_total`.
     pub fn counters(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, u64)>) {
         let family = Family::<Labels, Counter>::default();
         for (labels, value) in values {
@@ -70,28 +70,28 @@ impl Page {
         self.0.register(name, help, family);
     }
 
-    /// The same without labels.
+    /// Adds a count that was made elsewhere. The name gets the suffix `_total`.
     pub fn counter(&mut self, name: &str, help: &str, value: u64) {
         let counter = Counter::<u64>::default();
         counter.inc_by(value);
         self.0.register(name, help, counter);
     }
 
-    /// The page in OpenMetrics' text form.
+    /// Returns the page in OpenMetrics' text format.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        // Writing to a text can't fail.
+        // Writing to a string can't fail.
         let _ = encode(&mut text, &self.0);
         text
     }
 }
 
-/// One label.
+/// Returns a list of one label.
 pub fn label(name: &'static str, value: impl Into<String>) -> Labels {
     vec![(name, value.into())]
 }
 
-/// Listens for readers of metrics.
+/// Opens the listener for readers of metrics.
 pub async fn listen(address: SocketAddr) -> Result<TcpListener> {
     if !address.ip().is_loopback() {
         tracing::warn!(%address, "whoever can reach this address can read the metrics");
@@ -99,7 +99,7 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("can't listen on {address} for metrics"))
 }
 
-/// Answers `GET /metrics` with what `page` makes, until the future is dropped.
+/// Answers `GET /metrics` with the page that `page` makes, until the future is dropped.
 pub async fn serve<F, P>(listener: TcpListener, page: F)
 where
     F: Fn() -> P + Clone + Send + Sync + 'static,
@@ -116,7 +116,7 @@ where
     let readers = Arc::new(Semaphore::new(READERS));
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // Out of file descriptors, mostly: those that end will free some.
+            // Usually the process is out of file descriptors: connections that end will free some.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
@@ -170,7 +170,7 @@ mod tests {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
         let mut more = TcpStream::connect(address).await.unwrap();
-        // Sooner than any silent reader is closed.
+        // The new reader is closed before any silent reader is.
         let closed = tokio::time::timeout(TIMES.0 / 2, more.read(&mut [0; 8])).await.expect("closed at once");
         assert_eq!(closed.unwrap_or_default(), 0, "no place");
         served.abort();

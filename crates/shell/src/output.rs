@@ -1,12 +1,11 @@
-//! Standard output that may be closed while it is written to, as by `head`: then the process ends without a word, instead
-//! of with the panic of the standard library's macros, whose names these have. `SIGPIPE` is left alone: it would end us
-//! for a peer that hangs up, too.
+//! Standard output that its reader may close at any time, as `head` does: then the process ends silently, instead of
+//! with the panic of the standard library's macros, whose names these macros have. `SIGPIPE` is left alone: it would
+//! also end the process if a peer hangs up.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
 
-/// Writes to standard output; ends the process where that is impossible. A reader that has enough is no failure. For the
-/// macros.
+/// Writes to standard output; ends the process if that is impossible. A closed pipe is no failure. Used by the macros.
 pub fn write(text: Arguments<'_>) {
     let Err(error) = std::io::stdout().lock().write_fmt(text) else { return };
     if error.kind() == ErrorKind::BrokenPipe {

@@ -1,15 +1,16 @@
-//! Lists for people: aligned columns, times in UTC.
+//! Lists for users: aligned columns, times in UTC.
 
+use jiff::Timestamp;
 use std::fmt;
 
-/// Rows under a head.
+/// Rows under a header.
 pub struct Table(Vec<Vec<String>>);
 
 impl Table {
-    /// A table; each row has as many cells as the head.
+    /// Creates a table; each row has as many cells as the header.
     pub fn new(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Self {
         let head = head.iter().map(|cell| (*cell).to_owned()).collect();
-        // What people named things must not steer the terminal.
+        // Names that users chose must not control the terminal.
         let plain = |row: Vec<String>| row.iter().map(|cell| cell.replace(char::is_control, "?")).collect();
         Self(std::iter::once(head).chain(rows.map(plain)).collect())
     }
@@ -28,28 +29,19 @@ impl fmt::Display for Table {
     }
 }
 
-/// So many of something: `1 grant`, `2 grants`.
+/// Formats a number of items: `1 grant`, `2 grants`.
 pub fn count(number: usize, one: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
 }
 
-/// A time as `2030-01-31T12:00:00Z`.
+/// Formats a time in Unix seconds as `2030-01-31T12:00:00Z`.
 pub fn utc(time: u64) -> String {
-    let (days, second) = (time / 86_400, time % 86_400);
-    // Civil date from days, counted in eras of 400 years from 1 March 0000 (Howard Hinnant, "chrono-compatible
-    // low-level date algorithms").
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let shifted_month = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
-    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", second / 3600, second / 60 % 60, second % 60)
+    let time = i64::try_from(time).ok().and_then(|time| Timestamp::from_second(time).ok());
+    // The library's calendar ends with the year 9999.
+    time.map_or_else(|| "9999-12-31T23:59:59Z".to_owned(), |time| time.to_string())
 }
 
-/// Bytes as `1.5 MiB`.
+/// Formats bytes as `1.5 MiB`.
 pub fn bytes(bytes: u64) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),
@@ -70,6 +62,7 @@ mod tests {
             (951_782_400, "2000-02-29T00:00:00Z"),
             (1_709_210_096, "2024-02-29T12:34:56Z"),
             (4_107_542_400, "2100-03-01T00:00:00Z"),
+            (u64::MAX, "9999-12-31T23:59:59Z"),
         ] {
             assert_eq!(utc(time), text);
         }

@@ -1,5 +1,5 @@
-//! `vouchsafe svtep …`: arguments in, words out. What is done is `daemon`'s, what is known the daemon's behind its control
-//! socket.
+//! `vouchsafe svtep …`: parses arguments and prints results. The work is done in `daemon`; queries go to the daemon's
+//! control socket.
 
 use crate::control::{self, Request};
 use crate::daemon;
@@ -22,15 +22,15 @@ const RUN: &str = "Examples:
   vouchsafe svtep enrol --authority https://authority.example.org:8443 --ca ca.pem --code CODE
   vouchsafe svtep check && vouchsafe svtep run";
 
-/// Runs a tunnel endpoint: puts tenants into virtual networks in which receivers consent to senders
+/// Run a tunnel endpoint: connect tenants to virtual networks in which receivers consent to senders
 #[derive(Subcommand, Debug)]
 pub enum SvtepCommand {
     /// Make this endpoint known to its authority, as the verifier of what comes to it
     Enrol(Enrol),
-    /// Run the daemon. It ends without ending what it put into the kernel; see `detach`
+    /// Run the daemon. When it ends, its kernel programs keep running; see `detach`
     #[command(after_help = RUN)]
     Run(Box<Run>),
-    /// Read settings and keys, look for interfaces, and say what is wrong; exit code 1 if something is
+    /// Check settings, keys and interfaces, and report faults; exit code 1 if there are any
     Check {
         /// The settings
         #[command(flatten)]
@@ -39,23 +39,23 @@ pub enum SvtepCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Print a file of settings to begin with
+    /// Print a template of the settings file
     Template,
-    /// Show tenants, sessions, keys and counters, and how it stands with the authority
+    /// Show tenants, sessions, keys and counters, and the connection to the authority
     Status(Look),
     /// List the segments that tenants send under, and what they are refused
     Segments(Look),
-    /// Let go of every interface and leave nothing in the kernel, whether the daemon runs or not; it stops
+    /// Detach from every interface and remove all kernel state, whether the daemon runs or not; a running daemon stops
     Detach(Daemon),
 }
 
 /// Enrolment at an authority
 #[derive(Args, Debug)]
 pub struct Enrol {
-    /// Which of several tunnel endpoints on this host
+    /// Name of the tunnel endpoint, if there are several on this host
     #[arg(long, value_name = "NAME", env = "VOUCHSAFE_SVTEP_INSTANCE", default_value = DEFAULT_INSTANCE, value_parser = settings::instance)]
     instance: String,
-    /// Where enrolment is kept [default: /var/lib/vouchsafe/svtep, or svtep-NAME for another instance]
+    /// Directory of the enrolment [default: /var/lib/vouchsafe/svtep, or svtep-NAME for another instance]
     #[arg(long, value_name = "DIR", env = "VOUCHSAFE_SVTEP_DIR")]
     dir: Option<PathBuf>,
     /// The authority's URL, https://HOST:PORT
@@ -67,7 +67,7 @@ pub struct Enrol {
     /// The one-time code that `vouchsafe authority verifier add` printed
     #[arg(long, env = "VOUCHSAFE_CODE", hide_env_values = true)]
     code: String,
-    /// Enrol although it is enrolled already
+    /// Enrol again although it is enrolled already
     #[arg(long)]
     again: bool,
 }
@@ -78,7 +78,7 @@ pub struct Run {
     /// Read settings and tenants from this file
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_SVTEP_CONFIG", default_value = DEFAULT_CONFIG)]
     config: PathBuf,
-    /// Settings that go before the file's
+    /// Settings that override the file's
     #[command(flatten)]
     flags: Flags,
 }
@@ -86,7 +86,7 @@ pub struct Run {
 /// Which daemon
 #[derive(Args, Debug)]
 pub struct Daemon {
-    /// Which of several tunnel endpoints on this host
+    /// Name of the tunnel endpoint, if there are several on this host
     #[arg(long, value_name = "NAME", env = "VOUCHSAFE_SVTEP_INSTANCE", default_value = DEFAULT_INSTANCE, value_parser = settings::instance)]
     instance: String,
     /// The daemon's socket [default: /run/vouchsafe/svtep.sock, or svtep-NAME.sock for another instance]
@@ -94,10 +94,10 @@ pub struct Daemon {
     socket: Option<PathBuf>,
 }
 
-/// A question to the daemon
+/// A query to the daemon
 #[derive(Args, Debug)]
 pub struct Look {
-    /// Which daemon is asked
+    /// The daemon to query
     #[command(flatten)]
     daemon: Daemon,
     /// Print JSON
@@ -105,7 +105,7 @@ pub struct Look {
     json: bool,
 }
 
-/// Does what the command says. The exit code is 1 where a question's answer is no; errors are exit code 2.
+/// Executes the command. The exit code is 1 if the answer to a query is no; errors yield exit code 2.
 pub async fn run(command: SvtepCommand) -> Result<ExitCode> {
     match command {
         SvtepCommand::Enrol(enrol) => {
@@ -143,7 +143,7 @@ pub async fn run(command: SvtepCommand) -> Result<ExitCode> {
     }
 }
 
-/// What `check` found of one thing.
+/// Result of `check` for one subject.
 #[derive(Serialize)]
 struct Found {
     subject: String,

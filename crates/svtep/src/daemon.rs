@@ -1,4 +1,5 @@
-//! The daemon: one loop that follows the authority and the interfaces, feeds the engine and does what it says.
+//! The daemon: one loop that follows the authority and the interfaces, passes events to the engine and performs its
+//! actions.
 
 mod refusals;
 mod segments;
@@ -13,13 +14,14 @@ use crate::settings::Settings;
 use crate::view::Status;
 use crate::{metrics, now, report};
 use anyhow::{Context, Result};
+use api::{Event, Report, Withdrawal};
 use client::EventStream;
 use datapath::Pins;
 use datapath::svtep::Unsent;
-use engine::api::{Event, Report, Withdrawal};
 use engine::endpoint::Endpoint;
 use refusals::Refusals;
 use segments::{Answer, Answers};
+use shell::signals::Signals;
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::path::PathBuf;
@@ -27,28 +29,26 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, interval, sleep, sleep_until};
 
-/// How often the kernel's clock is set and interfaces are looked at.
+/// Interval for setting the kernel programs' clock and checking interfaces.
 const TICK: Duration = Duration::from_secs(1);
-/// How often segments are renewed, and what has ended is forgotten.
+/// Interval for renewing segments and removing expired ones.
 const SWEEP: Duration = Duration::from_secs(5);
-/// The first and the longest pause before the authority is asked again.
+/// The first and the longest pause before the next request to the authority.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Epochs whose keys are fetched ahead.
+/// Number of epochs whose keys are fetched in advance.
 const KEYS_AHEAD: u32 = 24;
-/// Silence after which the event stream counts as lost; the authority says something every 10 s.
+/// Silence after which the event stream counts as lost; the authority sends something every 10 s.
 const SILENCE: Duration = Duration::from_secs(25);
-/// Packets, answers and questions that may wait for the loop.
+/// Capacity of each of the loop's queues.
 const QUEUE: usize = 1024;
 
-/// Runs until a signal or an order to detach.
+/// Runs until a signal or a request to detach.
 pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment) -> Result<ExitCode> {
-    let mut signals =
-        Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? };
+    let mut signals = Signals::listen()?;
     let _lock = directory.lock()?;
     let pins = Pins::new("svtep", &settings.instance)?;
     let _instance_lock = pins.lock().with_context(|| {
@@ -129,22 +129,7 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     done
 }
 
-/// What ends the daemon and not what is in the kernel.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    async fn any(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
-
-/// A session for each key file, and which of them asks for which tenant.
+/// Starts a session for each key file; also returns the index of each tenant's session.
 fn sessions(
     settings: &Settings,
     directory: &Directory,
@@ -162,7 +147,8 @@ fn sessions(
     Ok((sessions, asks.collect()))
 }
 
-/// What the authority says, or else what it said last. The second value says what is wrong with it, if something is.
+/// Fetches the authority's state, or else reads the cached one. The second value is the error of the authority, if
+/// there was one.
 async fn first_state(
     directory: &Directory,
     authority: &client::Authority,
@@ -192,7 +178,7 @@ async fn fetch(authority: client::Authority) -> Result<Cache, client::Error> {
     Ok(Cache { config, keys })
 }
 
-/// How it stands with the authority.
+/// State of the connection to the authority.
 struct Health {
     connected: bool,
     read: Option<u64>,
@@ -212,27 +198,27 @@ struct Daemon {
     kernel: Kernel,
     endpoint: Endpoint,
     outlets: Outlets,
-    /// Packets that found no room on their way here.
+    /// Number of packets lost on the way from the kernel to the loop.
     lost: Arc<AtomicU64>,
     sessions: Vec<Session>,
-    /// By place of a tenant in the settings, the number of the session that asks for it.
+    /// By index of a tenant in the settings: the index of its session.
     asks: Vec<usize>,
-    /// Places of tenants in the settings, by their interfaces.
+    /// Indices of tenants in the settings, by interface.
     places: BTreeMap<u32, usize>,
     answer_sender: mpsc::Sender<Answer>,
     answers: Answers,
     refusals: Refusals,
-    /// What is void, by whomever it was heard of.
+    /// Withdrawals, from whichever source.
     withdrawn: Vec<Withdrawal>,
     report: watch::Sender<Option<Report>>,
     events: Option<EventStream>,
     reconnect: Option<Instant>,
     sync: Option<JoinHandle<Result<Cache, client::Error>>>,
-    /// Something changed while the authority was being asked: ask again.
+    /// Something changed during a request to the authority: request again.
     sync_again: bool,
     next_sync: Instant,
     pause: Duration,
-    /// When the event stream said something last.
+    /// Time of the last event of the stream.
     heard: Instant,
 }
 
@@ -248,7 +234,7 @@ impl Daemon {
         let (mut ticks, mut sweeps) = (interval(TICK), interval(SWEEP));
         loop {
             tokio::select! {
-                // What was withdrawn goes before what was given.
+                // Withdrawals are handled before answers that issue segments.
                 biased;
                 () = signals.any() => break,
                 event = next(&mut self.events) => self.event(event),
@@ -266,7 +252,7 @@ impl Daemon {
                     let ended = request == Request::Detach && answer.is_ok();
                     let _ = reply.send(answer);
                     if ended {
-                        // The answer leaves before the process does.
+                        // Let the answer be sent before the process ends.
                         sleep(Duration::from_millis(50)).await;
                         return Ok(ExitCode::SUCCESS);
                     }
@@ -307,7 +293,7 @@ impl Daemon {
         }
     }
 
-    /// Asks the authority for configuration and keys.
+    /// Requests configuration and keys from the authority.
     fn want(&mut self) {
         if self.sync.is_some() {
             self.sync_again = true;
@@ -335,7 +321,7 @@ impl Daemon {
     }
 
     fn apply(&mut self, mut cache: Cache) {
-        // What was withdrawn while the answer was on its way stays so.
+        // Keep withdrawals that arrived while the request was in flight.
         Withdrawal::add(&mut cache.config.withdrawn, &std::mem::take(&mut self.cache.config.withdrawn), now());
         self.void(&cache.config.withdrawn);
         self.health.read = Some(now());
@@ -390,7 +376,7 @@ impl Daemon {
                 }
             }
         }
-        // Of those that came an earlier process may have left segments that are void since.
+        // An earlier process may have left segments, now void, for the interfaces that appeared.
         self.void(&self.withdrawn.clone());
     }
 
@@ -412,7 +398,7 @@ impl Daemon {
         }
     }
 
-    /// Keeps what the authority said, on a thread of its own: a disk may take longer than a withdrawal may.
+    /// Stores the authority's state, on a thread of its own, because a withdrawal must not wait for a slow disk.
     fn save(&mut self) {
         if !self.unsaved || self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
             return;
@@ -436,7 +422,7 @@ impl Daemon {
     }
 }
 
-/// The page of metrics, of what the loop tells.
+/// Builds the page of metrics from the loop's status.
 async fn page(asked: mpsc::Sender<Asked>) -> Result<shell::metrics::Page> {
     let (reply, told) = oneshot::channel();
     asked.send((Request::Status, reply)).await.ok().context("the endpoint ends")?;
@@ -458,7 +444,7 @@ async fn next(events: &mut Option<EventStream>) -> Result<Event, client::Error> 
     }
 }
 
-/// The answer of the task, if there is one. Doesn't take it: the caller does.
+/// Waits for the task, if there is one, without removing it: the caller does that.
 async fn join(task: &mut Option<JoinHandle<Result<Cache, client::Error>>>) -> Result<Cache, client::Error> {
     match task {
         Some(task) => task.await.unwrap_or_else(|error| Err(client::Error::Other(error.to_string()))),

@@ -1,8 +1,9 @@
-//! The endpoint's folder: its enrolment as a verifier of proofs, what the authority said last, and its sessions. All secret.
+//! The endpoint's folder: its enrolment as a verifier of proofs, the authority's latest state, and its sessions. All of
+//! it is secret.
 
 use anyhow::{Context, Result};
+use api::{EpochKeys, VerifierConfig};
 use client::Authority;
-use engine::api::{EpochKeys, VerifierConfig};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use shell::folder::Folder;
@@ -14,22 +15,22 @@ use zeroize::Zeroizing;
 const ENROLMENT: &str = "enrolment.json";
 const CACHE: &str = "cache.json";
 
-/// What makes this endpoint known to its authority as a verifier.
+/// Enrolment of this endpoint at its authority as a verifier.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Enrolment {
     /// The authority's URL.
     pub authority: String,
-    /// The certificates it is trusted by, PEM; the system's where there are none.
+    /// The certificates to trust for the authority, PEM; without any, the system's.
     pub ca: Option<String>,
     /// The verifier's id.
     pub verifier: String,
     token: String,
 }
 
-/// What the authority said last, so that a start without it still delivers.
+/// The authority's latest state, so that an endpoint that starts without the authority still delivers.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Cache {
-    /// The times that count, and what is withdrawn.
+    /// The configuration: time limits and withdrawn consent.
     pub config: VerifierConfig,
     /// The keys.
     pub keys: EpochKeys,
@@ -38,11 +39,11 @@ pub struct Cache {
 /// A session of a service account.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Kept {
-    /// The authority that it is of.
+    /// URL of the authority that the session belongs to.
     pub authority: String,
     /// The bearer token.
     pub token: String,
-    /// When it began and ends, Unix seconds.
+    /// Start and end of the session, Unix seconds.
     pub lasts: (u64, u64),
 }
 
@@ -51,23 +52,23 @@ pub struct Kept {
 pub struct Directory(Folder);
 
 impl Directory {
-    /// The folder at `path`, which need not exist.
+    /// Returns the folder at `path`, which need not exist.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(Folder::at(path))
     }
 
-    /// Where it is.
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         self.0.path()
     }
 
-    /// Takes the lock that keeps a second daemon out; held until the file is dropped.
+    /// Takes the lock that prevents a second daemon; held until the file is dropped.
     pub fn lock(&self) -> Result<File> {
         self.0.make()?;
         self.0.lock("tunnel endpoint")
     }
 
-    /// Its enrolment, if it is enrolled.
+    /// Reads the enrolment, if there is one.
     pub fn enrolment(&self) -> Result<Option<Enrolment>> {
         let Some(bytes) = self.0.read(ENROLMENT)?.map(Zeroizing::new) else { return Ok(None) };
         serde_json::from_slice(&bytes)
@@ -75,13 +76,13 @@ impl Directory {
             .with_context(|| format!("{} is broken: `vouchsafe svtep enrol --again`", self.0.file(ENROLMENT).display()))
     }
 
-    /// Enrols at the authority: asks with the one-time code, and keeps what it answers.
+    /// Enrols at the authority with the one-time code, and stores the enrolment.
     pub async fn enrol(&self, authority: &str, ca: Option<&Path>, code: &str) -> Result<Enrolment> {
         self.0.make()?;
         let read =
             |path: &Path| std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()));
         let ca = ca.map(read).transpose()?;
-        // Made before the code is used up: a folder that can't be written costs no code.
+        // Create the file before the code is used up: a folder that can't be written then costs no code.
         let mut file = self.0.begin()?;
         let caller = Authority::new(authority, ca.as_deref().map(str::as_bytes))?;
         let enrolled = caller.enrol(code).await.context("can't enrol")?;
@@ -93,22 +94,22 @@ impl Directory {
         Ok(enrolment)
     }
 
-    /// What the authority said last to this verifier, if that can be read.
+    /// Reads the authority's latest state for this verifier, if there is a readable one.
     pub fn cache(&self, verifier: &str) -> Option<Cache> {
         self.read::<Cache>(CACHE).filter(|cache| cache.config.verifier == verifier)
     }
 
-    /// Keeps what the authority said.
+    /// Stores the authority's latest state.
     pub fn set_cache(&self, cache: &Cache) -> Result<()> {
         self.0.write(CACHE, &Zeroizing::new(serde_json::to_vec(cache)?))
     }
 
-    /// The session that a service account has.
+    /// Reads the stored session of a service account.
     pub fn session(&self, service: &str) -> Option<Kept> {
         self.read(&session(service))
     }
 
-    /// Keeps it, or forgets it.
+    /// Stores the session, or removes it.
     pub fn set_session(&self, service: &str, kept: Option<&Kept>) -> Result<()> {
         match kept {
             Some(kept) => self.0.write(&session(service), &Zeroizing::new(serde_json::to_vec(kept)?)),
@@ -125,14 +126,15 @@ impl Directory {
 }
 
 impl Enrolment {
-    /// The caller for it.
+    /// Returns a client of the authority with this enrolment's token.
     pub fn caller(&self) -> Result<Authority> {
         let ca = self.ca.as_deref().map(str::as_bytes);
         Ok(Authority::new(&self.authority, ca)?.with_token(&self.token))
     }
 }
 
-/// Names of services may hold what paths may not.
+/// Returns the file name of a service's session. The name is encoded because it may contain characters that paths may
+/// not.
 fn session(service: &str) -> String {
     format!("session-{}.json", hex::encode(service))
 }

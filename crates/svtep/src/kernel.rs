@@ -1,14 +1,15 @@
-//! The kernel side: programs on interfaces, their tables, and the thread that reads what they hand over.
+//! The kernel side: programs on interfaces, their tables, and the thread that reads the packets they pass to user
+//! space.
 
 use crate::directory::Cache;
 use crate::now;
 use crate::settings::Settings;
 use anyhow::{Context, Result, ensure};
+use api::Withdrawal;
 use datapath::Pins;
 use datapath::clock::coarse_to_unix;
 use datapath::interface::Interface;
 use datapath::svtep::{self, Svtep, Unsent};
-use engine::api::Withdrawal;
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::net::IpAddr;
@@ -20,30 +21,30 @@ use tokio::sync::mpsc;
 use wire::Vni;
 use wire::map::ProofsConfig;
 
-/// How long the thread waits for packets before it looks whether it is still needed.
+/// Time that the thread waits for packets before it checks whether to stop.
 const POLL: Duration = Duration::from_millis(200);
-/// The cores that are on.
+/// File that lists the online cores.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
-/// Where the thread hands packets on, and what it counts.
+/// Channel that the thread sends packets to, and its counter of lost packets.
 #[derive(Clone)]
 pub struct Inlet {
-    /// Packets.
+    /// The packets.
     pub packets: mpsc::Sender<Unsent>,
-    /// Those that found no room.
+    /// Number of packets lost because the channel was full.
     pub lost: Arc<AtomicU64>,
 }
 
-/// An interface of a tenant that came or went, with the tenant's place in the settings.
+/// An interface of a tenant that appeared or disappeared, with the tenant's index in the settings.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It is attached now.
+    /// The interface is attached now.
     Came(u32, usize),
-    /// It is gone.
+    /// The interface is gone.
     Gone(u32),
 }
 
-/// Everything in the kernel that is the endpoint's.
+/// All of the endpoint's kernel state.
 pub struct Kernel {
     program: Svtep,
     settings: Settings,
@@ -51,20 +52,20 @@ pub struct Kernel {
     underlay: Interface,
     mtu: u32,
     config: ProofsConfig,
-    /// Whether everything is loaded and attached; else it is tried again.
+    /// Whether everything is loaded and attached; otherwise the daemon tries again.
     whole: bool,
-    /// By place in the settings.
+    /// Attached interfaces, by index in the settings.
     tenants: BTreeMap<usize, Interface>,
     failed: BTreeMap<usize, String>,
     reader: Option<Reader>,
     online: String,
     inlet: Inlet,
-    /// A withdrawal found no room: then no key is held and nothing is delivered.
+    /// Set if the table of withdrawals was full: all keys are then removed and nothing is delivered.
     closed: bool,
 }
 
 impl Kernel {
-    /// Loads the programs and takes over the tables that an earlier process left. Nothing is attached.
+    /// Loads the programs and takes over the tables of an earlier process. Attaches nothing.
     pub fn load(settings: &Settings, cache: &Cache, pins: Pins, inlet: Inlet) -> Result<Self> {
         let config = config(cache);
         let (program, underlay, mtu) = load(settings, config, &pins)?;
@@ -88,45 +89,45 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// The programs and tables.
+    /// Returns the programs and tables.
     pub fn program(&self) -> &Svtep {
         &self.program
     }
 
-    /// The underlay's interface.
+    /// Returns the underlay's interface.
     pub fn underlay(&self) -> &Interface {
         &self.underlay
     }
 
-    /// The longest packet there.
+    /// Returns the underlay's MTU.
     pub fn mtu(&self) -> u32 {
         self.mtu
     }
 
-    /// Why a tenant's interface is not attached, if it is not.
+    /// Returns why a tenant's interface is not attached, if it is not.
     pub fn trouble(&self, tenant: usize) -> Option<&str> {
         self.failed.get(&tenant).map(String::as_str)
     }
 
-    /// Whether no key is held because a withdrawal found no room.
+    /// Reports whether all keys were removed because the table of withdrawals was full.
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Until when there are keys; `None` if there is none for the current epoch.
+    /// Returns the time until which there are keys; `None` if there is none for the current epoch.
     pub fn keys_until(&self) -> Option<u64> {
         let epochs = self.program.proofs.epochs();
         engine::verifier::keys_until(epochs.into_iter(), now(), self.config.epoch_length)
     }
 
-    /// Whether the programs were loaded with the authority's times, and for the underlay as it is.
+    /// Reports whether the loaded programs match the authority's time limits and the current underlay.
     pub fn is_loaded_for(&self, cache: &Cache) -> bool {
         let is_same =
             |there: Interface| there == self.underlay && (self.settings.mtu.is_some() || there.mtu() == Some(self.mtu));
         self.whole && self.config == config(cache) && Interface::named(&self.underlay.name).is_ok_and(is_same)
     }
 
-    /// Loads the programs anew; attachments and tables go over.
+    /// Loads the programs again; attachments and tables carry over.
     pub fn reload(&mut self, cache: &Cache) -> Result<()> {
         let config = config(cache);
         self.program.last()?;
@@ -147,7 +148,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Makes the tables what the authority says. Withdrawals come first.
+    /// Writes the authority's state to the tables, withdrawals first.
     pub fn write(&mut self, cache: &Cache) -> Result<()> {
         self.set_clock()?;
         if self.withdraw(&cache.config.withdrawn) && cache.config.epoch_length == self.config.epoch_length {
@@ -167,7 +168,8 @@ impl Kernel {
         self.program.proofs.stand_before(&own).context("cannot write which endpoint it is")
     }
 
-    /// Voids segments that come in. Without room for one nothing is delivered any more; gives whether there was.
+    /// Voids received segments. If the table is full, nothing is delivered from then on; returns whether all
+    /// withdrawals were written.
     pub fn withdraw(&mut self, withdrawn: &[Withdrawal]) -> bool {
         let left = withdrawn.iter().filter(|what| u64::from(what.until) >= now()).find_map(|what| {
             let vni = Vni::new(what.vni)?;
@@ -182,7 +184,7 @@ impl Kernel {
         false
     }
 
-    /// Attaches to the underlay, and forgets tenants that an earlier process knew and this one does not.
+    /// Attaches to the underlay, and removes tenants of an earlier process that this one does not have.
     pub fn attach_underlay(&mut self) -> Result<()> {
         let known = self.there().map(|(place, interface)| (interface.index, self.settings.tenants[place].id));
         let known: Vec<_> = known.collect();
@@ -190,13 +192,13 @@ impl Kernel {
         self.program.attach_underlay(&self.underlay).with_context(|| format!("on {}", self.underlay.name))
     }
 
-    /// The tenants' interfaces that are there.
+    /// Returns the tenants' interfaces that exist.
     fn there(&self) -> impl Iterator<Item = (usize, Interface)> {
         let names = self.settings.tenants.iter().map(|tenant| tenant.interface.as_str()).enumerate();
         names.filter_map(|(place, name)| Some((place, Interface::named(name).ok()?)))
     }
 
-    /// Attaches to tenants' interfaces that have come, and forgets those that have gone.
+    /// Attaches to tenants' interfaces that have appeared, and removes those that have disappeared.
     pub fn follow_interfaces(&mut self) -> Vec<Change> {
         let there: BTreeMap<_, _> = self.there().collect();
         let mut changes = Vec::new();
@@ -230,7 +232,7 @@ impl Kernel {
                 }
             }
         }
-        // Once all are attached: it lets go of what an earlier process attached and this one did not.
+        // After all are attached, this removes the attachments of an earlier process that this one did not renew.
         if !changes.is_empty()
             && let Err(error) = self.program.last()
         {
@@ -252,36 +254,37 @@ impl Kernel {
         Ok(())
     }
 
-    /// Opens the buffers of packets anew where cores have come: those of a core that went off are dead.
+    /// Reopens the packet buffers if the set of online cores has changed: the buffers of a core that went offline are
+    /// dead.
     pub fn follow_cores(&mut self) -> Result<()> {
-        // Without /sys it is opened once.
+        // Without /sys, the buffers are opened only once.
         let online = read_to_string(ONLINE).unwrap_or_default();
         if self.reader.is_some() && online == self.online {
             return Ok(());
         }
-        // Its places in the map are free for the new one only when it has ended.
+        // The old reader's entries in the map are free for the new one only once it has ended.
         self.reader = None;
         self.reader = Some(Reader::start(&self.program, &self.inlet)?);
         self.online = online;
         Ok(())
     }
 
-    /// Tells the programs the time.
+    /// Writes the time for the programs.
     pub fn set_clock(&self) -> Result<()> {
         self.program.proofs.set_clock(coarse_to_unix())
     }
 
-    /// Forgets withdrawals of what has ended, and keys whose epoch is over.
+    /// Removes withdrawals of expired segments, and keys of past epochs.
     pub fn sweep(&self) -> Result<()> {
         self.program.proofs.sweep(now().saturating_sub(u64::from(engine::verifier::CLOCK_SKEW_MAX)) as u32)
     }
 
-    /// Makes attachments outlive this process.
+    /// Makes the attachments outlive this process.
     pub fn last(&self) -> Result<()> {
         self.program.last()
     }
 
-    /// Lets go of every interface and of the tables.
+    /// Detaches from every interface and removes the tables.
     pub fn end(&mut self) -> Result<()> {
         self.reader = None;
         self.program.detach();
@@ -301,7 +304,7 @@ fn load(settings: &Settings, proofs: ProofsConfig, pins: &Pins) -> Result<(Svtep
     Ok((program, underlay, mtu))
 }
 
-/// The thread that reads packets; dropping it waits for its end.
+/// The thread that reads packets; dropping it waits for the thread to end.
 struct Reader {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -312,7 +315,7 @@ impl Reader {
         let Inlet { packets, lost } = inlet.clone();
         let overflow = lost.clone();
         let each = move |unsent| {
-            // With no room left the packet is lost, as any packet may be.
+            // With a full channel the packet is lost, as any packet may be.
             if packets.try_send(unsent).is_err() {
                 overflow.fetch_add(1, Ordering::Relaxed);
             }
@@ -324,7 +327,7 @@ impl Reader {
         let stopped = stop.clone();
         let read = move || {
             while !stopped.load(Ordering::Relaxed) {
-                // A signal may end it early; it is tried again in any case.
+                // A signal may interrupt the poll; the loop polls again in any case.
                 if let Err(error) = buffer.poll(POLL) {
                     tracing::debug!("unsent packets: {error}");
                 }

@@ -1,7 +1,7 @@
-//! The tunnel endpoint: puts its tenants into virtual networks in which receivers consent to senders (wire.md §8).
+//! The tunnel endpoint: connects its tenants to virtual networks in which receivers consent to senders (wire.md §8).
 //!
-//! IO around pure decisions: what is asked for and what waits is `engine::endpoint`'s, what travels is decided in the kernel,
-//! which goes on when this process doesn't.
+//! This crate does the IO around pure decisions: `engine::endpoint` decides which segments to request and which packets
+//! wait, and the kernel programs decide what travels. They keep running when this process ends.
 #![forbid(unsafe_code)]
 
 pub mod cli;
@@ -16,7 +16,4 @@ mod session;
 pub mod settings;
 pub mod view;
 
-/// The time, Unix seconds.
-fn now() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
+use shell::clock::now;

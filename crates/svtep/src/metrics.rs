@@ -1,9 +1,9 @@
-//! The endpoint's metrics: `status` in numbers. No address is among them.
+//! The endpoint's metrics: `status` in numbers, without any addresses.
 
 use crate::view::{Counter, Status};
 use shell::metrics::{Page, label};
 
-/// The page.
+/// Builds the page of metrics.
 pub fn page(status: &Status, now: u64) -> Page {
     let mut page = Page::new("svtep");
     let counted =

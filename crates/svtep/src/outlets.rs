@@ -1,4 +1,4 @@
-//! What user space sends: datagrams that waited for their segment, and frames that tell tenants something.
+//! Packets sent by user space: datagrams that waited for their segment, and frames to tenants.
 
 use anyhow::{Context, Result};
 use datapath::packet_socket::PacketSocket;
@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 /// Bytes of the headers before a datagram's payload, with IPv4 and with IPv6.
 const HEADERS: (usize, usize) = (28, 48);
 
-/// The sockets.
+/// The sockets for these packets.
 pub struct Outlets {
     underlay: UdpSocket,
     address: IpAddr,
@@ -16,18 +16,19 @@ pub struct Outlets {
 }
 
 impl Outlets {
-    /// Opens them, for the endpoint with this address and longest packet.
+    /// Opens the sockets for the endpoint with this address and MTU.
     pub fn open(address: IpAddr, mtu: u32) -> Result<Self> {
         let underlay = UdpSocket::bind(SocketAddr::new(address, 0));
         let underlay =
             underlay.with_context(|| format!("cannot send from {address}: is it this host's (see `ip address`)?"))?;
-        // A full queue loses a packet, as any queue may.
+        // A full queue drops packets, as any queue may.
         underlay.set_nonblocking(true)?;
         Ok(Self { underlay, address, mtu: mtu as usize, frames: PacketSocket::new()? })
     }
 
-    /// Sends a tunnelled packet from one endpoint to another. What a verifier would get in pieces is not sent, nor what would
-    /// be this host's own: their senders try again, by the kernel's way.
+    /// Sends a tunnelled packet from one endpoint to another. Packets that would be fragmented on the way to the
+    /// verifier, or that are for this host, are not sent: their senders retry, and the kernel program handles the
+    /// retry.
     pub fn send(&self, from: IpAddr, to: IpAddr, datagram: &[u8]) -> Result<()> {
         let headers = if to.is_ipv4() { HEADERS.0 } else { HEADERS.1 };
         if from != self.address || from == to || datagram.len() + headers > self.mtu {
@@ -37,7 +38,7 @@ impl Outlets {
         sent.map(drop).with_context(|| format!("cannot send to {to}"))
     }
 
-    /// Sends a frame to who is behind an interface.
+    /// Sends a frame to the tenant behind an interface.
     pub fn tell(&self, interface: u32, frame: &[u8]) -> Result<()> {
         let Some([high, low]) = frame.get(12..14).and_then(|kind| kind.first_chunk()) else { return Ok(()) };
         let kind = u16::from_be_bytes([*high, *low]);

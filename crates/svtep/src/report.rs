@@ -1,7 +1,7 @@
-//! Tells the authority how this endpoint stands as a verifier, for its console. Nothing depends on it.
+//! Reports this endpoint's state as a verifier to the authority, for its console. Nothing depends on it.
 
+use api::{DropCount, Report, VerifierState};
 use client::{Authority, Error};
-use engine::api::{DropCount, Report, VerifierState};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -13,7 +13,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 /// The pause after a failure.
 const RETRY: Duration = Duration::from_secs(15);
 
-/// What is told, of the counters of proofs.
+/// Builds a report from the counters of proofs.
 pub fn report(counts: &[u64], is_closed: bool, keys_until: Option<u64>) -> Report {
     let count = |index: u32| counts.get(index as usize).copied().unwrap_or_default();
     let drops = DropReason::ALL.iter().map(|reason| (*reason as u8, count(*reason as u32)));
@@ -26,13 +26,13 @@ pub fn report(counts: &[u64], is_closed: bool, keys_until: Option<u64>) -> Repor
             .filter(|(_, packets)| *packets > 0)
             .map(|(reason, packets)| DropCount { reason, packets })
             .collect(),
-        // Segments have no flows.
+        // There are no flows: segments have none.
         live: 0,
         flows: Vec::new(),
     }
 }
 
-/// Reports what is the latest until it is aborted.
+/// Sends the latest report periodically until it is aborted.
 pub async fn keep(authority: Authority, mut latest: watch::Receiver<Option<Report>>) {
     loop {
         let report = latest.borrow_and_update().clone();

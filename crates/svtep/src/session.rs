@@ -1,11 +1,11 @@
-//! Sessions of the service accounts that ask for tenants: begun when there is none, renewed before they end, kept across
-//! restarts.
+//! Sessions of the service accounts that request segments for tenants: the daemon logs in if there is no session,
+//! renews sessions before they end, and keeps them across restarts.
 
 use crate::directory::{Directory, Kept};
 use crate::now;
 use anyhow::{Context, Result, ensure};
+use api::{Event, ServiceKey, Withdrawal};
 use client::{Asker, Authority, Error};
-use engine::api::{Event, ServiceKey, Withdrawal};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -16,35 +16,35 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use zeroize::Zeroizing;
 
-/// Bytes of a key file, at most.
+/// Maximum length of a key file, in bytes.
 const LONGEST_KEY: usize = 16 << 10;
 /// The first and the longest pause before the next attempt to log in.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
-/// A session that lived this long was none that ends at once.
+/// Minimum lifetime after which the end of a session is not a repeated failure, so that the next login is not delayed.
 const LASTED: Duration = Duration::from_secs(30);
-/// How long before its end a session is followed by the next: as long as segments last that were given in it.
+/// Seconds before a session's end at which the next one begins: as long as the segments issued in the session last.
 const AHEAD: u64 = 300;
 
-/// What the authority tells a session.
+/// Events of a session.
 pub enum News {
-    /// Segments are void.
+    /// Consent was withdrawn: segments are void.
     Withdrawn(Vec<Withdrawal>),
-    /// What was refused may be granted.
+    /// A request that was refused may be granted now.
     Changed,
 }
 
-/// How a session stands.
+/// State of a session.
 #[derive(Clone, Default)]
 pub struct Standing {
-    /// Who asks for it, where it is logged in.
+    /// The client for requests, if the account is logged in.
     pub asker: Option<Asker>,
-    /// When it ends, Unix seconds.
+    /// Expiry of the session, Unix seconds.
     pub expires: u64,
-    /// What is wrong, if something is.
+    /// The current error, if there is one.
     pub trouble: Option<String>,
 }
 
-/// The session of a service account; it is kept up until this is dropped.
+/// The session of a service account; it is maintained until this value is dropped.
 pub struct Session {
     /// The account's name.
     pub service: String,
@@ -53,7 +53,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Keeps up the session of the account whose key is in a file, on this device. News go to `tell`, with the number.
+    /// Maintains a session on this device for the account whose key is in the file. Events are sent to `tell`, with its
+    /// number.
     pub fn start(
         key: &Path,
         authority: &str,
@@ -63,7 +64,7 @@ impl Session {
     ) -> Result<Self> {
         let key = read(key)?;
         let service = key.service.clone();
-        // The key is shown to nobody but who is known by the certificates that came with it.
+        // The key is sent only to the server that the certificates in the key file authenticate.
         let caller = Authority::new(authority, Some(key.ca.as_bytes()))?;
         let (changes, standing) = watch::channel(Standing::default());
         let keeper = Keeper {
@@ -78,7 +79,7 @@ impl Session {
         Ok(Self { service, standing, task: tokio::spawn(keeper.keep()) })
     }
 
-    /// How it stands.
+    /// Returns the state of the session.
     pub fn standing(&self) -> Standing {
         self.standing.borrow().clone()
     }
@@ -104,11 +105,11 @@ pub fn read(path: &Path) -> Result<ServiceKey> {
         .with_context(|| format!("{shown} is no key file that `vouchsafe authority service add` wrote"))
 }
 
-/// Why a session is not followed any longer.
+/// Reason why a session is no longer followed.
 enum End {
-    /// It ended.
+    /// The session ended.
     Over(String),
-    /// It ends soon.
+    /// The session ends soon.
     Due,
 }
 
@@ -147,7 +148,7 @@ impl Keeper {
             tracing::info!(service, until = session.lasts.1, "logged in");
             let began = Instant::now();
             match self.follow(&authority, &session).await {
-                // The next one takes over; this one runs out by itself, and with it what was given in it.
+                // The next session takes over; this one expires, along with the segments issued in it.
                 End::Due => pause = PAUSES.0,
                 End::Over(why) => {
                     tracing::info!(service, "the session has ended: {why}");
@@ -165,7 +166,7 @@ impl Keeper {
 
     async fn enter(&self) -> Result<Kept, Error> {
         let session = self.caller.login_by_key(&self.key, &self.device).await?;
-        // By this machine's clock, whatever the authority's says.
+        // Times are by this machine's clock, regardless of the authority's.
         let (began, lasts) = (now(), session.expires.saturating_sub(session.now));
         let kept = Kept { authority: self.url.clone(), token: session.token, lasts: (began, began + lasts) };
         if let Err(error) = self.directory.set_session(&self.key.service, Some(&kept)) {
@@ -195,7 +196,7 @@ impl Keeper {
                 Ok(Event::Withdrawn { withdrawn }) => News::Withdrawn(withdrawn),
                 Ok(Event::Policy) => News::Changed,
                 Ok(Event::Hello) => {
-                    // An authority that was restarted knows nothing of lines that it gave before.
+                    // A restarted authority does not know the lines that it issued before.
                     if std::mem::replace(&mut has_begun, true) {
                         self.changes.send_modify(|standing| standing.asker = Some(asker(authority)));
                     }
@@ -210,7 +211,7 @@ impl Keeper {
     }
 }
 
-/// Asks on a line that is asked for now.
+/// Returns a client that uses a new line, which is requested at once.
 fn asker(authority: &Authority) -> Asker {
     let asker = Asker::new(authority.clone());
     let line = asker.clone();
@@ -223,7 +224,7 @@ async fn wait(pause: &mut Duration) {
     *pause = (*pause * 2).min(PAUSES.1);
 }
 
-/// When the next session is begun.
+/// Returns the time when the next session begins.
 fn due(session: &Kept) -> u64 {
     let (began, ends) = session.lasts;
     ends.saturating_sub(AHEAD.min(ends.saturating_sub(began) / 4))

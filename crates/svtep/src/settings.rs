@@ -1,4 +1,4 @@
-//! The daemon's settings: `svtep.toml`, and flags of the same names that go before it. Tenants stand in the file only.
+//! The daemon's settings: `svtep.toml`, and flags of the same names that override it. Tenants are in the file only.
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -9,10 +9,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use wire::{InterfaceId, Vni};
 
-/// Where the settings are looked for.
+/// Default path of the settings file.
 pub const DEFAULT_CONFIG: &str = "/etc/vouchsafe/svtep.toml";
 const DEFAULT_DIR: &str = "/var/lib/vouchsafe/svtep";
-/// The instance that is meant where none is named.
+/// Name of the instance if none is given.
 pub const DEFAULT_INSTANCE: &str = "main";
 const KEYS: &[&str] = &[
     "dir",
@@ -28,41 +28,42 @@ const KEYS: &[&str] = &[
     "tenants",
 ];
 const TENANT_KEYS: &[&str] = &["interface", "network", "vni", "id", "address", "service_key"];
-/// Longest packets: what IPv6 asks of every link, and what a packet's length can say.
+/// Range of MTUs: from the minimum that IPv6 requires of every link to the maximum length of a packet.
 const MTU: std::ops::RangeInclusive<u32> = 1280..=65_535;
-/// Packets of one tenant that are handed over in a second.
+/// Default number of packets of one tenant that are passed to user space per second.
 const REPORTS: u32 = 100;
-/// As the kernel's table has it.
+/// Size of the kernel program's table.
 const TENANTS_MAX: usize = 4096;
 
-/// A file of settings with every key, to begin with.
+/// A template of the settings file with every key.
 pub const TEMPLATE: &str = include_str!("settings/template.toml");
 
 /// Settings of the daemon, as flags
 #[derive(Args, Clone, Debug, Default)]
 pub struct Flags {
-    /// Where its enrolment and its sessions are kept [default: /var/lib/vouchsafe/svtep, or svtep-NAME for another instance]
+    /// Directory of the enrolment and the sessions [default: /var/lib/vouchsafe/svtep, or svtep-NAME for another
+    /// instance]
     #[arg(long, value_name = "DIR", env = "VOUCHSAFE_SVTEP_DIR")]
     pub dir: Option<PathBuf>,
-    /// Where it is asked [default: /run/vouchsafe/svtep.sock, or svtep-NAME.sock for another instance]
+    /// Path of the control socket [default: /run/vouchsafe/svtep.sock, or svtep-NAME.sock for another instance]
     #[arg(long, value_name = "PATH", env = "VOUCHSAFE_SVTEP_SOCKET")]
     pub socket: Option<PathBuf>,
-    /// Which of several tunnel endpoints on this host [default: main]
+    /// Name of the tunnel endpoint, if there are several on this host [default: main]
     #[arg(long, value_name = "NAME", env = "VOUCHSAFE_SVTEP_INSTANCE")]
     pub instance: Option<String>,
     /// The interface that tunnelled packets come and go by
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_SVTEP_UNDERLAY")]
     pub underlay: Option<String>,
-    /// Its own address there, as networks.toml has it; may be repeated, the first is the one that it sends from
+    /// Own address on the underlay, as in networks.toml; may be repeated, the first is the source of packets
     #[arg(long, value_name = "ADDR", env = "VOUCHSAFE_SVTEP_ADDRESS", value_delimiter = ',')]
     pub address: Vec<IpAddr>,
-    /// The longest packet of the underlay [default: what the interface takes]
+    /// MTU of the underlay [default: the interface's]
     #[arg(long, value_name = "BYTES", env = "VOUCHSAFE_SVTEP_MTU", value_parser = clap::value_parser!(u32).range(1280..=65_535))]
     pub mtu: Option<u32>,
     /// The service account that asks for tenants that name none of their own: its key file
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_SVTEP_SERVICE_KEY")]
     pub service_key: Option<PathBuf>,
-    /// Room for proofs that were right, 128 bytes each [default: 65536]
+    /// Number of verified proofs to remember, 128 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SVTEP_REMEMBERED", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
     pub remembered: Option<u32>,
     /// Packets without a segment that are looked at, per tenant and second [default: 100]
@@ -76,49 +77,49 @@ pub struct Flags {
 /// A tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSettings {
-    /// The interface behind which it is.
+    /// The interface that the tenant is behind.
     pub interface: String,
-    /// That interface's id, as networks.toml has it.
+    /// The interface's id, as in networks.toml.
     pub id: InterfaceId,
-    /// Its network and its addresses.
+    /// The tenant's network and addresses.
     pub tenant: Tenant,
-    /// The key file of the service account that asks for it.
+    /// The key file of the service account that requests segments for the tenant.
     pub service_key: PathBuf,
 }
 
 /// The daemon's settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where its enrolment and its sessions are kept.
+    /// Directory of the enrolment and the sessions.
     pub dir: PathBuf,
-    /// Where it is asked.
+    /// Path of the control socket.
     pub socket: PathBuf,
-    /// Tells the kernel state of several endpoints apart.
+    /// Name that distinguishes the kernel state of several endpoints.
     pub instance: String,
     /// The underlay's interface.
     pub underlay: String,
-    /// Its own addresses there.
+    /// The endpoint's own addresses on the underlay.
     pub addresses: Vec<IpAddr>,
-    /// The longest packet there; what the interface takes where none is set.
+    /// MTU of the underlay; the interface's if not set.
     pub mtu: Option<u32>,
-    /// Room for proofs that were right.
+    /// Number of verified proofs that are remembered.
     pub remembered: u32,
-    /// Packets of one tenant that are handed over in a second.
+    /// Number of packets of one tenant that are passed to user space per second.
     pub reports: u32,
-    /// Where metrics are served, if anywhere.
+    /// Address that metrics are served at, if any.
     pub metrics: Option<SocketAddr>,
     /// The tenants.
     pub tenants: Vec<TenantSettings>,
 }
 
-/// What a file says, before flags go before it.
+/// The content of a settings file, before flags override it.
 #[derive(Default)]
 struct File {
     flags: Flags,
     tenants: Vec<Described>,
 }
 
-/// A tenant as the file describes it.
+/// A tenant as described in the file.
 struct Described {
     interface: String,
     id: InterfaceId,
@@ -126,18 +127,18 @@ struct Described {
     service_key: Option<PathBuf>,
 }
 
-/// Where an instance keeps its enrolment.
+/// Returns the default directory of an instance's enrolment.
 pub fn default_dir(instance: &str) -> PathBuf {
     if instance == DEFAULT_INSTANCE { DEFAULT_DIR.into() } else { format!("{DEFAULT_DIR}-{instance}").into() }
 }
 
-/// Where the daemon of an instance is asked.
+/// Returns the default path of an instance's control socket.
 pub fn default_socket(instance: &str) -> PathBuf {
     let name = if instance == DEFAULT_INSTANCE { "svtep.sock".into() } else { format!("svtep-{instance}.sock") };
     Path::new("/run/vouchsafe").join(name)
 }
 
-/// An instance's name is part of paths.
+/// Parses an instance's name. Names are restricted because they become part of paths.
 pub fn instance(text: &str) -> Result<String, String> {
     let fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if (1..=32).contains(&text.len()) && text.chars().all(fine) {
@@ -148,7 +149,7 @@ pub fn instance(text: &str) -> Result<String, String> {
 }
 
 impl Settings {
-    /// The settings of these flags and the file.
+    /// Loads the settings from these flags and the file.
     pub fn load(flags: Flags, config: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(config).with_context(|| {
             format!("cannot read {} (`vouchsafe svtep template` prints one to begin with)", config.display())
@@ -285,7 +286,7 @@ mod tests {
         let least = of(TEXT).unwrap();
         assert_eq!((all.remembered, all.reports, &all.dir), (least.remembered, least.reports, &least.dir));
         assert_eq!((&all.socket, &all.instance, all.tenants.len()), (&least.socket, &least.instance, 1));
-        // What stands there uncommented has to be changed by its reader, and is valid.
+        // The uncommented settings are examples that the reader has to change; they are valid.
         assert!(of(TEMPLATE).is_ok());
     }
 

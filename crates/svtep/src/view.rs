@@ -1,45 +1,45 @@
-//! What the endpoint answers, as types: one definition for the daemon and the command line. Times are Unix seconds.
+//! The endpoint's answers, as types: one definition for the daemon and the command line. Times are Unix seconds.
 
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use wire::map::{SegmentEntry, SegmentKey, segment_state};
 
-/// The endpoint at a glance.
+/// Overview of the endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// Its id as a verifier of proofs.
+    /// The endpoint's id as a verifier of proofs.
     pub verifier: String,
-    /// Which of several on this host.
+    /// Name of the endpoint among those on this host.
     pub instance: String,
     /// The authority's URL.
     pub authority: String,
-    /// Whether its event stream is up.
+    /// Whether the authority's event stream is up.
     pub connected: bool,
-    /// What went wrong with the authority last, if something is wrong.
+    /// The last error of the authority, if it persists.
     pub trouble: Option<String>,
-    /// When configuration and keys were read last.
+    /// Time when configuration and keys were last fetched.
     pub read: Option<u64>,
-    /// Until when there are keys; none if there is none for the current epoch, and nothing is delivered.
+    /// Time until which there are keys; none if there is no key for the current epoch, and nothing is delivered.
     pub keys_until: Option<u64>,
-    /// Whether nothing is delivered because a withdrawal found no room.
+    /// Whether nothing is delivered because the table of withdrawals was full.
     pub closed: bool,
-    /// Statements of withdrawn consent that have not ended.
+    /// Number of statements of withdrawn consent that have not expired.
     pub withdrawn: u64,
-    /// The interface to the other endpoints.
+    /// The underlay: the interface to the other endpoints.
     pub underlay: String,
-    /// The longest packet there.
+    /// The underlay's MTU.
     pub mtu: u32,
-    /// Its own addresses there.
+    /// The endpoint's own addresses on the underlay.
     pub addresses: Vec<IpAddr>,
-    /// Who is behind it.
+    /// The tenants behind the endpoint.
     pub tenants: Vec<Tenant>,
-    /// Questions to the authority that are open.
+    /// Number of open requests to the authority.
     pub open: u64,
     /// Answers of the authority, by kind.
     pub answers: Vec<Counter>,
-    /// Segments that came in and may be answered.
+    /// Number of received segments that may be answered.
     pub consents: u64,
-    /// What became of packets at the tunnel.
+    /// Packets at the tunnel, by outcome.
     pub packets: Vec<Counter>,
     /// Packets out of the tunnel whose proof was right, by how.
     pub passed: Vec<Counter>,
@@ -50,88 +50,88 @@ pub struct Status {
 /// A tenant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
-    /// Its interface.
+    /// The tenant's interface.
     pub interface: String,
-    /// That interface's id.
+    /// The interface's id.
     pub id: u16,
-    /// Its network.
+    /// The tenant's network.
     pub network: String,
     /// The network's number.
     pub vni: u32,
-    /// The addresses that it may send from.
+    /// The addresses that the tenant may send from.
     pub addresses: Vec<IpAddr>,
-    /// Why its interface is not attached, if it is not.
+    /// Reason why the interface is not attached, if it is not.
     pub not_attached: Option<String>,
-    /// The service account that asks for it.
+    /// The service account that requests segments for the tenant.
     pub service: String,
-    /// Whether that is logged in.
+    /// Whether the service account is logged in.
     pub logged_in: bool,
-    /// What is wrong with its session, if something is.
+    /// The error of the account's session, if there is one.
     pub trouble: Option<String>,
-    /// Segments that it sends under.
+    /// Number of segments that the tenant sends under.
     pub segments: u64,
-    /// What it was refused last.
+    /// The tenant's last refusal.
     pub refused: Option<Refused>,
 }
 
-/// Why there was no segment.
+/// A refusal of a segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// When.
+    /// Time of the refusal.
     pub at: u64,
-    /// The authority's words.
+    /// Reason for the refusal, as the authority gave it.
     pub why: String,
 }
 
 /// A counter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
-    /// What is counted.
+    /// Name of the counter.
     pub name: String,
-    /// How many.
+    /// Value of the counter.
     pub count: u64,
 }
 
 impl Counter {
-    /// So many of that.
+    /// Returns a counter with this name and value.
     pub fn new(name: &str, count: u64) -> Self {
         Self { name: name.to_owned(), count }
     }
 }
 
-/// A segment, or that there is none.
+/// An entry of the table of segments: a segment, or its absence.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     /// The tenant's interface.
     pub interface: String,
     /// The tenant's network.
     pub network: String,
-    /// Who sends.
+    /// The sender.
     pub sender: IpAddr,
-    /// Whom to.
+    /// The receiver.
     pub receiver: IpAddr,
-    /// The protocol; none for all.
+    /// The protocol; none if the segment is for all services.
     pub protocol: Option<u8>,
     /// The service's port.
     pub port: Option<u16>,
-    /// The port at the other end, where it is for one flow.
+    /// The port at the other end, if the segment is for one flow.
     pub other_port: Option<u16>,
-    /// Whether it is for answers.
+    /// Whether the segment is for answers.
     pub back: bool,
-    /// `given`, `refused` or `by_flow` (flows have their own).
+    /// State of the entry: `given`, `refused`, or `by_flow` if flows have segments of their own.
     pub state: String,
-    /// Of one that is refused, why: the authority's words.
+    /// Reason for the refusal, as the authority gave it, if the state is `refused`.
     pub why: Option<String>,
     /// The endpoint that the receiver is behind.
     pub endpoint: Option<IpAddr>,
-    /// When it ends.
+    /// Expiry of the entry.
     pub until: Option<u64>,
-    /// When a packet went under it last.
+    /// Time when a packet was last sent under the segment.
     pub used: Option<u64>,
 }
 
 impl Segment {
-    /// What a table says, of a tenant behind this interface in this network.
+    /// Converts a table entry of the tenant behind this interface in this network.
     pub fn new(key: &SegmentKey, entry: &SegmentEntry, interface: &str, network: &str, why: Option<String>) -> Self {
         let state = match entry.state() {
             segment_state::REFUSED => "refused",

@@ -1,12 +1,12 @@
-//! `vouchsafe transfer`: sends client keys in band (wire.md §5.4) for the authority on this host. It has the kernel programs,
-//! and the privileges that these take; the authority has the keys, and hands it one at a time.
+//! `vouchsafe transfer`: sends client keys in band (wire.md §5.4) for the authority on this host. This process has the
+//! kernel programs and the privileges that they require; the authority has the keys, and passes them one at a time.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result, bail};
+use api::key_transfer::{DEFAULT_SOCKET, HandOver, HandedOver};
 use clap::Args;
 use datapath::interface::Interface;
 use datapath::transfer::Transfers;
-use engine::key_transfer::{DEFAULT_SOCKET, HandOver, HandedOver};
 use shell::lines;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -18,13 +18,13 @@ use wire::ls::KeyTransfer;
 use wire::map::FlowKey;
 use wire::packet::TCP;
 
-/// How long the authority may take to say what it wants.
+/// Maximum time that the authority may take to send a request.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long a key waits for a packet of its flow: the answer that names its pair is about to leave.
+/// Time for which a key waits for a packet of its flow: the answer that names its pair is about to leave.
 const WITHIN: Duration = Duration::from_secs(5);
-/// How long it waits where no connection can be accepted.
+/// Pause after a failure to accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The longest message, in bytes.
+/// Maximum length of a message, in bytes.
 const MOST: u64 = 1024;
 
 const EXAMPLES: &str = "Example, for an authority that runs as the user vouchsafe:
@@ -34,8 +34,9 @@ and in authority.toml:
 
 /// Send client keys of the published scheme in band, for the authority on this host
 ///
-/// Whoever reads packets between the authority and a client reads the keys: see docs/threats.md before you use it. An agent
-/// gets keys like this only where its own `key_transfer` names the authority; everybody else gets them by HTTPS.
+/// Anyone who reads packets between the authority and a client learns the keys: see docs/threats.md before you use
+/// this. An agent receives keys in band only if its own `key_transfer` names the authority; all other agents receive
+/// them by HTTPS.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
@@ -45,15 +46,15 @@ pub struct Arguments {
     /// The port on which the authority listens
     #[arg(long, default_value_t = 8443, env = "VOUCHSAFE_TRANSFER_PORT")]
     port: u16,
-    /// Where the authority asks
+    /// The socket on which the authority's requests arrive
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "VOUCHSAFE_TRANSFER_SOCKET")]
     socket: PathBuf,
-    /// The user that the authority runs as; besides, only root may ask [default: only root]
+    /// The user that the authority runs as; only this user and root may send requests [default: only root]
     #[arg(long, value_name = "USER", env = "VOUCHSAFE_TRANSFER_USER")]
     user: Option<String>,
 }
 
-/// Sends keys until a signal ends it; flows that wait for one then get it by HTTPS.
+/// Sends keys until a signal arrives; flows that still wait for a key then receive it by HTTPS.
 pub async fn run(arguments: Arguments) -> Result<ExitCode> {
     let Arguments { interface, port, socket, user } = arguments;
     let user = user.as_deref().map(uid_of).transpose()?;
@@ -86,7 +87,7 @@ fn uid_of(name: &str) -> Result<u32> {
 async fn serve(listener: &UnixListener, transfers: &Transfers, user: Option<u32>) -> std::convert::Infallible {
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // Out of file descriptors, mostly.
+            // Usually the process is out of file descriptors.
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };

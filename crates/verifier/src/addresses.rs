@@ -1,12 +1,13 @@
-//! Inside addresses: who has which one, and who had. People get numbers, each once, for the kernel to go by.
+//! Inside addresses: which person has which address now, and which person had it before. Each person gets a number
+//! of their own, by which the kernel program refers to them.
 //!
-//! Which address a person gets is decided in the kernel, on their first packet.
+//! The kernel program chooses a person's address on their first packet.
 
 use crate::{now, view};
 use anyhow::{Context, Result, ensure};
+use api::GrantOwner;
 use datapath::nat::{Addresses as Tables, PEOPLE_MAX};
 use datapath::ring::Listener;
-use engine::api::GrantOwner;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -14,23 +15,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use wire::map::{Bearer, Flow, FlowKey, LeaseKey, NatNews, PersonName, nat_news};
 
-/// Addresses of a pool at most, of each family: all are looked through where one is needed.
+/// Largest number of addresses in a pool, per family: allocation scans all of them.
 pub const POOL_MAX: usize = 4096;
-/// Leases that are over and still listed.
+/// Number of expired leases that stay listed.
 const PAST_MAX: usize = 10_000;
-/// How long a bearer outlives the grant: clocks differ.
+/// How long a bearer outlives its grant, in seconds: allows for clock skew.
 const SKEW: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
-/// Handles that wait to be asked about.
+/// Handles that may wait until the authority is asked for their owners.
 pub const UNKNOWN_MAX: usize = 1024;
 
-/// All addresses of these networks, IPv4 first: but those that are not for hosts, where a network has others.
+/// Returns all host addresses of these networks, IPv4 first. A network of a single address yields that address.
 pub fn pool(networks: &[IpNet]) -> Result<Vec<IpAddr>> {
     let mut all = Vec::new();
     for network in networks {
         let too_large = || format!("pool: {network} has more than {POOL_MAX} addresses, which is the most");
         ensure!(network.hosts().nth(POOL_MAX).is_none(), too_large());
         let single = network.hosts().nth(1).is_none();
-        // The first of an IPv6 network is every router's (RFC 4291 §2.6.1).
+        // The first address of an IPv6 network is the Subnet-Router anycast address (RFC 4291 §2.6.1).
         all.extend(network.hosts().filter(|host| single || network.addr().is_ipv4() || *host != network.network()));
     }
     all.sort();
@@ -42,7 +43,7 @@ pub fn pool(networks: &[IpNet]) -> Result<Vec<IpAddr>> {
     Ok(all)
 }
 
-/// Who has and who had which inside address.
+/// Current and past leases of inside addresses.
 pub struct Addresses {
     tables: Arc<Tables>,
     people: Mutex<People>,
@@ -50,7 +51,7 @@ pub struct Addresses {
     _listener: Listener,
 }
 
-/// The latest number that was given out, and whose are whose.
+/// The last number assigned, and the person behind each number.
 struct People {
     last: u32,
     names: BTreeMap<u32, String>,
@@ -78,7 +79,7 @@ impl People {
 }
 
 impl Addresses {
-    /// Starts to listen; handles that the kernel asks about go to `unknown`.
+    /// Starts the listener for the kernel program's messages; handles whose owner it asks for go to `unknown`.
     pub fn new(tables: Arc<Tables>, pool: Vec<IpAddr>, unknown: mpsc::Sender<u64>) -> Result<Self> {
         let people = Mutex::new(People::read(&tables));
         let past: Arc<Mutex<VecDeque<_>>> = Arc::default();
@@ -97,21 +98,22 @@ impl Addresses {
         Ok(Self { tables, people, past, _listener: Listener::start("addresses", ring)? })
     }
 
-    /// Notes what another gateway says of a grant, unless it is known whose that is; gives the number of the person.
+    /// Records the owner of a grant that another gateway reports, unless it is known already; returns the person's
+    /// number.
     pub fn note(&self, person: &str, handle: u64, expires: u32) -> Result<u32> {
         let number = self.number(person)?;
         self.tables.bearers.insert(&handle, &Bearer { person: number, expires }).context("inside addresses")?;
         Ok(number)
     }
 
-    /// The inside address that a flow's client has, and whose it is, also when the grant has ended.
+    /// Returns the inside address of a flow's client and the person who has it, even after the grant has ended.
     pub fn holder(&self, flow: &Flow) -> Option<([u8; 16], String)> {
         let slot = self.tables.slots.get(&flow.inside.checked_sub(1)?).ok()??;
         let people = self.people.lock().unwrap_or_else(PoisonError::into_inner);
         Some((slot.address, people.names.get(&slot.person)?.clone()))
     }
 
-    /// Tells the kernel whose grant this is.
+    /// Writes the owner of a grant to the kernel's tables.
     pub fn learn(&self, owner: &GrantOwner) -> Result<()> {
         let number = self.number(&owner.person)?;
         let expires = u32::try_from(owner.expires).unwrap_or(u32::MAX);
@@ -127,7 +129,7 @@ impl Addresses {
         if people.names.len() >= PEOPLE_MAX as usize {
             self.forget_people(&mut people)?;
         }
-        // Never one that somebody had before.
+        // Larger than any number in use, so that no entry can refer to a former owner of the number.
         let number = people.last.checked_add(1).context("no number is left for another person")?;
         self.tables.names.set(&key, &number)?;
         people.last = number;
@@ -148,7 +150,7 @@ impl Addresses {
         Ok(())
     }
 
-    /// Forgets whose the grants were that have ended.
+    /// Removes the owners of grants that have ended.
     pub fn tidy(&self) -> Result<()> {
         let now = now();
         let ended = |bearer: &Bearer| u64::from(bearer.expires) + SKEW < now;
@@ -159,7 +161,7 @@ impl Addresses {
             .try_for_each(|(handle, _)| self.tables.bearers.remove(handle))
     }
 
-    /// Who has which address, and who had; the latest first.
+    /// Returns current and past leases, the latest first.
     pub fn list(&self) -> Vec<view::InsideAddress> {
         let mut all = list(&self.tables);
         all.extend(self.past.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned());
@@ -167,14 +169,14 @@ impl Addresses {
         all
     }
 
-    /// The address that a flow's client has inside.
+    /// Returns the inside address and port of a flow's client.
     pub fn of(&self, flow: &Flow, key: &FlowKey) -> Option<SocketAddr> {
         let slot = self.tables.slots.get(&flow.inside.checked_sub(1)?).ok()??;
         let address = wire::map::address_of(slot.address, key.family);
         Some((address, u16::from_be_bytes(flow.inside_port)).into())
     }
 
-    /// The flows that a client has as the inside sees it.
+    /// Returns the flows of a client, given its inside address and port.
     pub fn outside(&self, client: SocketAddr) -> Vec<FlowKey> {
         let (address, port) = (client.ip().to_canonical(), client.port());
         let keys = self.tables.ways_back.keys().into_iter().filter(|key| key.client() == (address, port));
@@ -185,14 +187,14 @@ impl Addresses {
         outside.collect()
     }
 
-    /// How many addresses have flows, and how many there are.
+    /// Returns the number of addresses with flows, and the number of all addresses.
     pub fn usage(&self) -> (usize, u32) {
         let used = self.tables.slots.entries().iter().filter(|(_, slot)| slot.flows > 0).count();
         (used, self.tables.slots.capacity())
     }
 }
 
-/// Who has an address.
+/// Returns the current leases.
 fn list(tables: &Tables) -> Vec<view::InsideAddress> {
     let names: BTreeMap<u32, String> =
         tables.names.entries().into_iter().map(|(key, number)| (number, name_of(&key))).collect();
@@ -210,7 +212,7 @@ fn list(tables: &Tables) -> Vec<view::InsideAddress> {
     leases.filter_map(lease).collect()
 }
 
-/// Logs what the kernel tells, and puts what is over among what was.
+/// Logs a message of the kernel program; when an address gets a new owner, moves the previous lease to the past ones.
 fn note(
     tables: &Tables,
     news: &NatNews,

@@ -1,9 +1,9 @@
-//! Connections that are established when protection starts: found in the kernel's list of sockets, filtered by what is
-//! protected. Pure but for [`sockets`].
+//! Adoption of TCP connections that are established when protection starts: found in the kernel's list of sockets,
+//! filtered by what is protected. Pure except for [`sockets`].
 
 use crate::plan;
 use datapath::sockets::address;
-use engine::protected::Protected;
+use engine::model::protected::Protected;
 use std::net::{IpAddr, SocketAddr};
 use wire::map::{Flow, FlowKey, origin};
 use wire::packet::TCP;
@@ -11,45 +11,45 @@ use wire::packet::TCP;
 /// A TCP socket that has a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Socket {
-    /// Its own address and port.
+    /// The socket's own address and port.
     pub local: SocketAddr,
-    /// Its peer's.
+    /// The peer's address and port.
     pub peer: SocketAddr,
 }
 
-/// The established TCP sockets of this network namespace.
+/// Returns the established TCP sockets of this network namespace.
 pub fn sockets() -> std::io::Result<Vec<Socket>> {
     let four = std::fs::read_to_string("/proc/self/net/tcp")?;
-    // Absent where the kernel has no IPv6.
+    // The file is absent if the kernel has no IPv6.
     let six = std::fs::read_to_string("/proc/self/net/tcp6").unwrap_or_default();
     Ok(four.lines().chain(six.lines()).filter_map(socket).collect())
 }
 
-/// One line of `/proc/net/tcp` or `tcp6`, if it is about an established connection.
+/// Parses one line of `/proc/net/tcp` or `tcp6`; returns `None` if the connection is not established.
 pub fn socket(line: &str) -> Option<Socket> {
     let mut fields = line.split_whitespace().skip(1);
     let (local, peer, state) = (fields.next()?, fields.next()?, fields.next()?);
-    // ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING (include/net/tcp_states.h): the handshake is done
-    // and packets of the peer still matter.
+    // ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING (include/net/tcp_states.h): the handshake is
+    // complete and the peer may still send.
     if !["01", "04", "05", "08", "09", "0B"].contains(&state) {
         return None;
     }
     Some(Socket { local: address(local)?, peer: address(peer)? })
 }
 
-/// The sockets whose own address and port are protected.
+/// Returns the sockets whose local address and port are protected.
 pub fn protected_sockets(sockets: &[Socket], protected: &[Protected]) -> Vec<Socket> {
     let is_protected = |s: &&Socket| plan::is_protected(protected, s.local.ip(), TCP, s.local.port());
     sockets.iter().filter(is_protected).copied().collect()
 }
 
-/// The flow of an adopted connection.
+/// Returns the entry for the flow table that adopts a connection.
 pub fn flow(socket: &Socket, now: u32) -> (FlowKey, Flow) {
     let key = FlowKey::new(socket.peer.ip(), socket.peer.port(), socket.local.ip(), socket.local.port(), TCP);
     (key, Flow { since: now, seen: now, origin: origin::ADOPTED, ..Flow::default() })
 }
 
-/// The connection that `SSH_CONNECTION` (`CLIENT PORT SERVER PORT`) describes.
+/// Parses the value of `SSH_CONNECTION` (`CLIENT PORT SERVER PORT`).
 pub fn ssh_connection(text: &str) -> Option<Socket> {
     let mut fields = text.split(' ');
     let mut end = || {
@@ -60,15 +60,15 @@ pub fn ssh_connection(text: &str) -> Option<Socket> {
     Some(Socket { local, peer })
 }
 
-/// The connection that an operator may be working through: what `SSH_CONNECTION` says, else an established one to the SSH
-/// port.
+/// Returns the connection that the administrator may be working through: the one in `SSH_CONNECTION`, or else any
+/// established connection to the SSH port.
 pub fn operator(ssh_connection: Option<Socket>, sockets: &[Socket]) -> Option<Socket> {
     const SSH: u16 = 22;
     ssh_connection.or_else(|| sockets.iter().find(|socket| socket.local.port() == SSH).copied())
 }
 
-/// Why starting protection could lock the operator out, if it could: they are logged in through a protected port. An
-/// adopted connection lives on, but the next one needs a grant.
+/// Returns a warning if starting protection could lock the administrator out, because they are logged in through a
+/// protected port. An adopted connection survives, but the next one needs a grant.
 pub fn lock_out(ssh: Option<&Socket>, protected: &[Protected], adopt: bool) -> Option<String> {
     let ssh = ssh.filter(|ssh| plan::is_protected(protected, ssh.local.ip(), TCP, ssh.local.port()))?;
     let cut = if adopt { "goes on, but the next one needs a grant" } else { "will be cut" };
@@ -82,7 +82,7 @@ pub fn lock_out(ssh: Option<&Socket>, protected: &[Protected], adopt: bool) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::api::{Receiver, Service};
+    use engine::model::{Receiver, Service};
 
     const ESTABLISHED4: &str = "   1: 0A0200C0:0016 057100CB:1267 01 00000000:00000000 02:000A 00000000     0        0 1 2 00000000 20 4 0 10 -1";
     const LISTENING: &str =
@@ -112,7 +112,7 @@ mod tests {
     fn protected() -> Vec<Protected> {
         let services = vec![Service { protocol: 6, first_port: 22, last_port: 22 }];
         let receiver = Receiver { name: "ssh".into(), prefix: "192.0.2.0/24".parse().expect("a prefix"), services };
-        engine::protected::entries(&[receiver]).expect("fits")
+        engine::model::protected::entries(&[receiver]).expect("fits")
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! `vouchsafe verifier …`: arguments in, words out. What is done is `daemon`'s, what is known the daemon's behind its
-//! control socket.
+//! `vouchsafe verifier …`: parses arguments and prints answers. `daemon` does the work; questions go to a running
+//! daemon through its control socket.
 
 use crate::control::{self, Request};
 use crate::directory::Directory;
@@ -21,11 +21,11 @@ mod show;
 
 use show::{address_table, drop_cells, flow_table, show_drops, show_flow, show_status};
 
-/// How often `drops --follow` looks.
+/// Interval at which `drops --follow` polls.
 const FOLLOW: Duration = Duration::from_millis(300);
-/// How long `detach` waits for a daemon that is ending.
+/// How long `detach` waits for a daemon that is shutting down.
 const ENDING: Duration = Duration::from_secs(10);
-/// The answer is no.
+/// Exit code for a negative answer.
 const NO: ExitCode = ExitCode::FAILURE;
 
 const RUN: &str = "Examples:
@@ -42,57 +42,58 @@ fn endpoint(text: &str) -> Result<SocketAddr, &'static str> {
 pub enum VerifierCommand {
     /// Make this verifier known to its authority
     Enrol {
-        /// Where the verifier keeps its things
+        /// The verifier's directory
         #[command(flatten)]
         home: Home,
-        /// Who it enrols at
+        /// The authority to enrol at
         #[command(flatten)]
         at: Authority,
-        /// Enrol although it is enrolled already; settings stay
+        /// Enrol even if already enrolled; settings are kept
         #[arg(long)]
         again: bool,
     },
-    /// Protect. Ends without ending protection: the kernel goes on; see `detach`
+    /// Run the verifier. Protection continues in the kernel when it exits; see `detach`
     #[command(after_help = RUN)]
     Run {
-        /// Where the verifier keeps its things
+        /// The verifier's directory
         #[command(flatten)]
         home: Home,
-        /// Which daemon it is
+        /// The daemon to talk to
         #[command(flatten)]
         daemon: Daemon,
-        /// Who it enrols at if it is not enrolled
+        /// The authority to enrol at, if not enrolled yet
         #[command(flatten)]
         at: FirstRun,
-        /// Take protection back after this time unless `confirm` comes: against locking oneself out
+        /// End protection after this time unless `confirm` is run, so that you cannot lock yourself out
         #[arg(long, value_name = "TIME", value_parser = duration)]
         r#try: Option<u32>,
         /// Settings
         #[command(flatten)]
         options: Box<Options>,
     },
-    /// Keep the protection that `run --try` is trying
+    /// Keep the protection that `run --try` started
     Confirm(Daemon),
-    /// End protection, whether the daemon runs or not; it stops
+    /// End protection and stop the daemon, if it runs
     Detach(Daemon),
-    /// Show interfaces, keys, tables, and how it stands with the authority; exit code 1 if a way in is unprotected
+    /// Show interfaces, keys, tables and the state of the connection to the authority; exit code 1 if a way in is
+    /// unprotected
     Status(Look),
-    /// List the admitted flows and who is behind them
+    /// List the admitted flows and the people behind them
     Flows(Look),
-    /// List who has which inside address of this gateway's pool, and who had since the daemon started
+    /// List the inside addresses of this gateway's pool: current and, since the daemon started, past owners
     Addresses(Look),
-    /// Show what is dropped: packets per reason, and the latest ones
+    /// Show drops: packets per reason, and the latest drops
     Drops {
-        /// Which daemon is asked
+        /// The daemon to ask
         #[command(flatten)]
         look: Look,
         /// Print drops as they happen
         #[arg(long)]
         follow: bool,
     },
-    /// Show who is behind a connection; exit code 1 if there is no such flow
+    /// Show the person behind a connection; exit code 1 if there is no such flow
     Whois {
-        /// Which daemon is asked
+        /// The daemon to ask
         #[command(flatten)]
         look: Look,
         /// The client's address and port, as the server sees it; IPv6 as [ADDR]:PORT
@@ -102,16 +103,16 @@ pub enum VerifierCommand {
     /// Show whether a packet would pass, or a person would get a grant, and why; exit code 1 if not
     #[command(after_help = explain::EXAMPLES)]
     Explain {
-        /// Which daemon is asked
+        /// The daemon to ask
         #[command(flatten)]
         look: Look,
-        /// What is explained
+        /// The packet or person to explain
         #[command(flatten)]
         question: explain::Question,
     },
 }
 
-/// Where the verifier keeps its things
+/// The verifier's directory
 #[derive(Args, Debug)]
 pub struct Home {
     /// The verifier's directory
@@ -133,7 +134,7 @@ pub struct Authority {
     code: String,
 }
 
-/// The authority to enrol at if that has not been done
+/// The authority to enrol at, if not enrolled yet
 #[derive(Args, Debug)]
 pub struct FirstRun {
     /// At the first run: the authority's URL, https://HOST:PORT
@@ -147,11 +148,11 @@ pub struct FirstRun {
     code: Option<String>,
 }
 
-/// Which daemon
+/// The daemon to talk to
 #[derive(Args, Debug)]
 pub struct Daemon {
-    /// Which of several verifiers on this host
-    #[arg(long, value_name = "NAME", env = "VOUCHSAFE_VERIFIER_INSTANCE", default_value = "main", value_parser = instance)]
+    /// Name of the verifier, if several run on this host
+    #[arg(long, value_name = "NAME", env = "VOUCHSAFE_VERIFIER_INSTANCE", default_value = control::DEFAULT_INSTANCE, value_parser = instance)]
     instance: String,
     /// The daemon's socket [default: /run/vouchsafe/verifier.sock, or verifier-NAME.sock for another instance]
     #[arg(long, value_name = "PATH", env = "VOUCHSAFE_VERIFIER_SOCKET")]
@@ -181,7 +182,7 @@ impl Daemon {
 /// A question to the daemon
 #[derive(Args, Debug)]
 pub struct Look {
-    /// Which daemon is asked
+    /// The daemon to ask
     #[command(flatten)]
     daemon: Daemon,
     /// Print JSON
@@ -189,7 +190,7 @@ pub struct Look {
     json: bool,
 }
 
-/// An instance's name is part of paths.
+/// Parses the name of an instance, which becomes part of paths.
 fn instance(text: &str) -> Result<String, String> {
     let fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if (1..=32).contains(&text.len()) && text.chars().all(fine) {
@@ -199,7 +200,7 @@ fn instance(text: &str) -> Result<String, String> {
     }
 }
 
-/// Does what the command says. The exit code is 1 where a question's answer is no; errors are exit code 2.
+/// Runs a command. The exit code is 1 if the answer to a question is no, and 2 for errors.
 pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
     match command {
         VerifierCommand::Enrol { home, at, again } => {
@@ -273,7 +274,7 @@ async fn detach(daemon: &Daemon) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Ok(None) => None,
-        // It may be ending, which leaves the pins.
+        // The daemon may be shutting down, which leaves the pins.
         Err(error) => Some(error),
     };
     match (Pins::existing("verifier", &daemon.instance), trouble) {

@@ -1,13 +1,14 @@
-//! Confirms to the authority the grants that this verifier has heard of, so that whoever asked for one gets it.
+//! Confirms grants to the authority once this verifier knows them, so that the authority releases them to their
+//! clients.
 
-use engine::api::{Confirm, LIVE_FLOWS_MAX};
+use api::{Confirm, LIVE_FLOWS_MAX};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinHandle;
 
-/// Handles that wait to be confirmed; beyond that somebody waits for the authority's patience to end.
+/// Handles queued for confirmation; if the queue is full, clients wait until the authority's timeout.
 const QUEUE: usize = LIVE_FLOWS_MAX;
 
-/// What confirms, beside everything else.
+/// Sends confirmations in a task of its own.
 pub struct Confirmer {
     confirms: Confirm,
     handles: Sender<u64>,
@@ -15,18 +16,18 @@ pub struct Confirmer {
 }
 
 impl Confirmer {
-    /// Confirms what this verifier could not admit without having heard of it.
+    /// Starts the task. `confirms` is the kind of grant that this verifier must know before it can admit the client.
     pub fn new(authority: client::Authority, confirms: Confirm) -> Self {
         let (handles, heard) = channel(QUEUE);
         Self { confirms, handles, task: tokio::spawn(keep(authority, heard)) }
     }
 
-    /// What this confirms.
+    /// Returns the kind of grants that this verifier confirms.
     pub fn confirms(&self) -> Confirm {
         self.confirms
     }
 
-    /// Confirms a grant of this kind.
+    /// Queues a handle for confirmation if this verifier confirms grants of this kind.
     pub fn note(&self, kind: Confirm, handle: u64) {
         if kind <= self.confirms {
             let _ = self.handles.try_send(handle);

@@ -1,9 +1,9 @@
-//! `vouchsafe verifier run`: starts protection, follows the authority, keeps house. When it ends, protection goes on
-//! without it, unless it was only being tried.
+//! `vouchsafe verifier run`: starts protection, follows the authority and does the upkeep. When the process ends,
+//! protection continues without it, unless it was on trial.
 
 use crate::addresses::UNKNOWN_MAX;
 use crate::confirm::Confirmer;
-use crate::control::{self, Access};
+use crate::control;
 use crate::directory::{Cache, Directory, Enrolment};
 use crate::drops::Ring;
 use crate::peers::{self, Peers};
@@ -13,14 +13,15 @@ use crate::settings::Settings;
 use crate::shared::{Names, Shared};
 use crate::{adoption, now, report};
 use anyhow::{Context, Result, bail};
+use api::Confirm;
 use datapath::Pins;
 use datapath::hook::{Choice, Hook};
-use engine::api::Confirm;
+use shell::control::Access;
+use shell::signals::Signals;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -28,34 +29,33 @@ use tokio::time::{Instant, sleep};
 mod follow;
 mod notify;
 
-/// The first and the longest pause before the authority is asked again.
+/// The shortest and the longest pause before the authority is asked again.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Epochs whose keys are fetched ahead.
+/// Number of epochs for which keys are fetched in advance.
 const KEYS_AHEAD: u32 = 24;
-/// How long the keys of an earlier run wait for the authority to say what was revoked since.
+/// How long cached keys are withheld while the authority may report what has been revoked since the last run.
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
-/// What a daemon starts with.
+/// Parameters of a daemon.
 pub struct Start {
-    /// Where it keeps its things.
+    /// The verifier's directory.
     pub directory: Directory,
-    /// Which of several on this host.
+    /// The name of this instance.
     pub instance: String,
-    /// Where it listens.
+    /// The path of the control socket.
     pub socket: PathBuf,
-    /// What is set.
+    /// The settings.
     pub settings: Settings,
-    /// Who it is to the authority.
+    /// The verifier's identity at the authority.
     pub enrolment: Enrolment,
-    /// Take protection back after this time unless it is confirmed.
+    /// End protection after this time unless it is confirmed.
     pub trial: Option<Duration>,
 }
 
 /// Runs until a signal, an order to detach, or the end of a trial.
 pub async fn run(start: Start) -> Result<ExitCode> {
     let Start { directory, instance, socket, mut settings, enrolment, trial } = start;
-    let mut signals =
-        Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? };
+    let mut signals = Signals::listen()?;
     let _lock = directory.lock()?;
     let access = access(&settings.whois_users)?;
     let listener = control::listen(&socket)?;
@@ -66,7 +66,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let authority = directory.caller(&enrolment)?;
     let pins = Pins::new("verifier", &instance)?;
     let _instance_lock = pins.lock()?;
-    // What only observed protected nothing.
+    // Programs that only observed protected nothing.
     let fresh = pins.live_links()?.is_empty() || pins.is_observing();
     if !fresh && trial.is_some() {
         bail!(
@@ -75,7 +75,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         );
     }
     if trial.is_some() && settings.hook == Choice::Auto && !settings.hook.ends_with_process() {
-        // A trial must end with this process. Before Linux 6.6 an attachment to tc outlives it.
+        // A trial must end with this process. Before Linux 6.6, an attachment to tc outlives it.
         settings.hook = Choice::Only(Hook::Xdp);
     }
     if trial.is_some() && !settings.hook.ends_with_process() {
@@ -100,8 +100,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let seed = directory.replay_seed()?;
     let (unknown, asked) = mpsc::channel(UNKNOWN_MAX);
     let mut protection = Protection::load(pins, settings.clone(), seed, &cache.config, drops.clone(), unknown.clone())?;
-    // A grant may have been revoked since. So cached keys wait until the authority had a chance to say so, unless the kernel
-    // has them anyway.
+    // Grants may have been revoked since the last run. Therefore cached keys are withheld until the authority has had a
+    // chance to report that, unless the kernel has them anyway.
     let withheld = from_cache && fresh;
     protection.write(&cache.config, if withheld { &[] } else { &cache.keys.keys }, now())?;
     protection.write_proofs(&cache)?;
@@ -113,7 +113,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     }
     protection.attach()?;
     if adopt {
-        // Those whose handshake ended between the list and the attachment.
+        // Connections whose handshake ended between the first list and the attachment.
         adopted += protection.adopt()?;
         tracing::info!(adopted, "established connections go on");
     }
@@ -135,7 +135,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         trouble = catch_up(&mut protection, &mut cache, answer.ok(), withheld)?;
     }
     directory.set_cache(&cache)?;
-    // Once it protects: at boot the network that peers speak over may not be up yet.
+    // Only after protection is on: at boot, the network between peers may not be up yet.
     let teller = match settings.peer_listen {
         Some(address) => Some(peers::listen(address).await?),
         None => None,
@@ -168,7 +168,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || measured.clone().metrics())));
     let reporting = tokio::spawn(report::keep(shared.clone(), authority.clone()));
     let naming = tokio::spawn(follow::name(shared.clone(), authority.clone(), asked));
-    // Without its owner's name nobody gets an inside address, and without its class no rule takes a packet for theirs.
+    // A client gets an inside address only once the grant's owner is known, and packets are marked with a class only
+    // once the class is known.
     let needs_owners = !settings.pool.is_empty() || settings.mark.is_some();
     let confirms = if needs_owners { Confirm::Grants } else { Confirm::Pairs };
     let confirmer = Confirmer::new(authority.clone(), confirms);
@@ -206,23 +207,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     done
 }
 
-/// What ends the daemon and not protection.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    async fn any(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
-
-/// Puts in force what the authority answered to the first question after the programs were attached, or else the cached
-/// keys. Returns what is wrong with the authority, if something is.
+/// Applies the authority's first answer after the programs were attached or, failing that, the cached keys. Returns a
+/// description of the problem if the authority could not be read.
 fn catch_up(
     protection: &mut Protection,
     cache: &mut Cache,
@@ -256,7 +242,7 @@ fn catch_up(
     Ok(trouble)
 }
 
-/// What the authority says, where nothing is known from before.
+/// Waits for the authority's first answer if there is no cache. Fails at once if no earlier run's protection is on.
 async fn first_state(authority: &client::Authority, fresh: bool) -> Result<Cache> {
     let mut pause = PAUSES.0;
     loop {
@@ -289,8 +275,7 @@ fn access(users: &[String]) -> Result<Access> {
         let found = nix::unistd::User::from_name(user)?;
         Ok(found.with_context(|| format!("whois_users: there is no user {user:?}"))?.uid.as_raw())
     };
-    let whois = users.iter().map(number).collect::<Result<_>>()?;
-    Ok(Access { owner: nix::unistd::geteuid().as_raw(), whois })
+    Ok(Access::new(users.iter().map(number).collect::<Result<_>>()?))
 }
 
 fn warn_of_lock_out(protection: &Protection, settings: &Settings, trial: Option<Duration>, fresh: bool) {
@@ -305,11 +290,11 @@ fn warn_of_lock_out(protection: &Protection, settings: &Settings, trial: Option<
 }
 
 struct Daemon {
-    /// The gateways beside this one.
+    /// The other gateways of this verifier.
     peers: Arc<Peers>,
-    /// News of this host's addresses.
+    /// Notified when this host's addresses change.
     addresses: Arc<Notify>,
-    /// Grants whose owner is to be asked for.
+    /// Grants whose owners the authority is to be asked for.
     unknown: mpsc::Sender<u64>,
     directory: Directory,
     authority: client::Authority,
@@ -321,19 +306,19 @@ struct Daemon {
     /// Whether there is no key for the current epoch.
     keyless: bool,
     sync: Option<JoinHandle<Result<Cache, client::Error>>>,
-    /// Something changed while the authority was being asked: ask again.
+    /// Whether to ask the authority again after the request under way.
     sync_again: bool,
     next_sync: Instant,
     pause: Duration,
-    /// Finds the flows that outlived their grant and may not live on.
+    /// Asks the authority which flows that outlived their grant must end.
     recheck: Recheck,
     second_cut: Option<Instant>,
-    /// A sweep that is under way, and whether another is to follow.
+    /// The sweep under way, if any; `sweep_again` says whether another is to follow.
     sweeping: Option<JoinHandle<u32>>,
     sweep_again: bool,
     confirmer: Confirmer,
-    /// When the event stream said something last.
+    /// When the event stream last delivered anything.
     heard: Instant,
-    /// What the service manager was told last.
+    /// The last status line sent to the service manager.
     told: String,
 }

@@ -1,9 +1,9 @@
-//! The verifier's directory: enrolment and settings, the replay seed, and what the authority said last. Mode 0700, its
-//! files 0600; every write is whole or not at all.
+//! The verifier's directory: enrolment and settings, the replay seed, and the authority's last state. The directory has
+//! mode 0700, its files 0600; writes are atomic.
 
 use crate::settings::{self, Options, TEMPLATE};
 use anyhow::{Context, Result, bail};
-use engine::api::{EpochKeys, VerifierConfig};
+use api::{EpochKeys, VerifierConfig};
 use serde::{Deserialize, Serialize};
 use shell::folder::Folder;
 use std::fs::{self, File};
@@ -12,12 +12,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
-/// What makes this verifier known to its authority. Secret.
+/// The verifier's identity at its authority. Secret.
 #[derive(Clone)]
 pub struct Enrolment {
     /// The authority's URL.
     pub authority: String,
-    /// The file of the CA to trust, relative to the directory; without it the system's.
+    /// The CA file to trust, relative to the directory; the system's CAs if absent.
     pub ca: Option<PathBuf>,
     /// The verifier's id.
     pub verifier: String,
@@ -25,31 +25,31 @@ pub struct Enrolment {
     pub token: Zeroizing<String>,
 }
 
-/// What the authority said last, so that a start without it still protects. Secret.
+/// The authority's last state, with which a start without the authority still protects. Secret.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Cache {
-    /// What to protect, and what is revoked.
+    /// The receivers to protect, and the revocations.
     pub config: VerifierConfig,
-    /// The keys.
+    /// The epoch keys.
     pub keys: EpochKeys,
 }
 
-/// The directory.
+/// Handle to the verifier's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory(Folder);
 
 impl Directory {
-    /// The directory at `path`, which need not exist.
+    /// Returns a handle to the directory at `path`, which need not exist.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(Folder::at(path))
     }
 
-    /// The file of enrolment and settings.
+    /// Returns the path of the file with enrolment and settings.
     pub fn file(&self) -> PathBuf {
         self.0.file("verifier.toml")
     }
 
-    /// Reads `verifier.toml`; without one nothing is enrolled and nothing set.
+    /// Reads `verifier.toml`; if it is missing, there is no enrolment and every setting has its default.
     pub fn read(&self) -> Result<(Option<Enrolment>, Options)> {
         let path = self.file();
         let text = match fs::read_to_string(&path) {
@@ -64,14 +64,14 @@ impl Directory {
         settings::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&path.display().to_string())))
     }
 
-    /// Enrols at the authority: asks with the one-time code, and keeps what it answers. Settings in the file stay.
+    /// Enrols at the authority with the one-time code and stores the answer. Settings in the file are kept.
     pub async fn enrol(&self, authority: &str, ca: Option<&Path>, code: &str) -> Result<Enrolment> {
         self.0.make()?;
         let pem = match ca {
             Some(ca) => Some(fs::read(ca).with_context(|| format!("can't read {}", ca.display()))?),
             None => None,
         };
-        // Made before the code is used up: a directory that can't be written costs no code.
+        // Created before the code is used up: if the directory can't be written, the code stays valid.
         let mut file = self.0.begin()?;
         let caller = client::Authority::new(authority, pem.as_deref())?;
         let enrolled = caller.enrol(code).await.context("can't enrol")?;
@@ -90,7 +90,7 @@ impl Directory {
         Ok(enrolment)
     }
 
-    /// The caller for this enrolment.
+    /// Returns an API client with this enrolment's credentials.
     pub fn caller(&self, enrolment: &Enrolment) -> Result<client::Authority> {
         let pem = match enrolment.ca.as_ref().map(|ca| self.0.file(ca)) {
             Some(ca) => Some(fs::read(&ca).with_context(|| format!("can't read {}", ca.display()))?),
@@ -99,7 +99,8 @@ impl Directory {
         Ok(client::Authority::new(&enrolment.authority, pem.as_deref())?.with_token(&enrolment.token))
     }
 
-    /// The chance that picks a token's bucket: made once and kept, as the tables that outlive this process depend on it.
+    /// Returns the random seed that picks a token's bucket. It is created once and stored, because tables that outlive
+    /// this process depend on it.
     pub fn replay_seed(&self) -> Result<u64> {
         if let Ok(Some(bytes)) = self.0.read("replay_seed")
             && let Ok(bytes) = bytes.try_into()
@@ -111,23 +112,23 @@ impl Directory {
         Ok(seed)
     }
 
-    /// What the authority said last, if that can be read.
+    /// Returns the authority's last state, if it can be read.
     pub fn cache(&self) -> Option<Cache> {
         serde_json::from_slice(&Zeroizing::new(self.0.read("cache.json").ok()??)).ok()
     }
 
-    /// Keeps what the authority said.
+    /// Stores the authority's state.
     pub fn set_cache(&self, cache: &Cache) -> Result<()> {
         self.0.write("cache.json", &Zeroizing::new(serde_json::to_vec(cache)?))
     }
 
-    /// Takes the lock that keeps a second verifier out; held until the file is dropped.
+    /// Takes the lock that excludes a second verifier; it is released when the file is dropped.
     pub fn lock(&self) -> Result<File> {
         self.0.lock("verifier")
     }
 }
 
-/// The file's text with another enrolment at its head; settings and comments stay.
+/// Returns the file's text with a new enrolment at its head; settings and comments are kept.
 fn with_enrolment(text: &str, enrolment: &Enrolment) -> Zeroizing<String> {
     const KEYS: [&str; 4] = ["authority", "ca", "verifier", "token"];
     const HEAD: &str = "# The enrolment, written by `vouchsafe verifier enrol`; the token is a secret.";

@@ -1,12 +1,12 @@
-//! The latest dropped packets: a bounded ring, filled from the kernel's samples.
+//! The latest dropped packets: a bounded ring, filled from the kernel program's samples.
 
 use crate::view;
-use engine::protocol;
+use engine::model::protocol;
 use std::collections::VecDeque;
 use wire::map::{DropSample, FlowKey};
 use wire::{DropReason, Handle};
 
-/// Drops kept at most.
+/// Largest number of drops that are kept.
 pub const DROPS_MAX: usize = 1024;
 
 /// The latest drops.
@@ -17,7 +17,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Keeps a drop, the oldest goes; gives it with its number.
+    /// Adds a drop, removing the oldest if the ring is full; returns it with its number.
     pub fn push(&mut self, mut dropped: view::Drop) -> &view::Drop {
         dropped.number = self.next;
         self.next += 1;
@@ -28,18 +28,18 @@ impl Ring {
         &self.drops[self.drops.len() - 1]
     }
 
-    /// Drops numbered from `from` on, oldest first.
+    /// Returns the drops numbered `from` or later, oldest first.
     pub fn since(&self, from: u64) -> Vec<view::Drop> {
         self.drops.iter().filter(|dropped| dropped.number >= from).cloned().collect()
     }
 }
 
-/// A drop reason's name; numbers of a newer kernel program as they are.
+/// Returns the name of a drop reason, or the number if a newer kernel program uses one without a name here.
 pub fn reason(number: u8) -> String {
     DropReason::from_number(number).map_or_else(|| number.to_string(), |reason| reason.name().to_owned())
 }
 
-/// What a sample says, for people.
+/// Converts a sample for display.
 pub fn read(sample: &DropSample, interface: String, time: u64) -> view::Drop {
     let known = |flow: &FlowKey| flow.family == 4 || flow.family == 6;
     let flow = Some(&sample.flow).filter(|flow| known(flow));

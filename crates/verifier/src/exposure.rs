@@ -1,17 +1,18 @@
-//! A service that is bound to all addresses of a host answers at those, too, that no receiver names: link-local ones, those
-//! of other interfaces, broadcast, multicast. What is protected there besides what receivers name. Pure.
+//! Extends protection to a host's other addresses: a service bound to all addresses also answers at those that no
+//! receiver names, such as link-local ones, those of other interfaces, broadcast and multicast. Pure.
 
 use datapath::local::Local;
-use engine::api::{Receiver, Service};
+use engine::model::{Receiver, Service};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use wire::packet::{TCP, UDP};
 
-/// What a host takes whatever its addresses are. The first is how hosts without an address are asked for one.
+/// Networks whose packets a host accepts regardless of its own addresses. Hosts that have no address yet may broadcast
+/// to the first one.
 const OF_HOSTS: [&str; 7] =
     ["0.0.0.0/32", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32", "fe80::/10", "ff00::/8"];
-/// The part of it that no router passes on: a gateway protects its own addresses only.
+/// The subset of these networks that no router forwards: a gateway extends protection to its own addresses only.
 const OF_GATEWAYS: [&str; 6] =
     ["0.0.0.0/32", "127.0.0.0/8", "224.0.0.0/24", "255.255.255.255/32", "ff01::/16", "ff02::/16"];
 
@@ -20,11 +21,11 @@ const OF_GATEWAYS: [&str; 6] =
 pub struct Extension {
     /// The services.
     pub services: Vec<Service>,
-    /// Where they are protected.
+    /// The networks where the services are protected.
     pub networks: Vec<IpNet>,
 }
 
-/// What these receivers protect on a host with these addresses, besides what they name.
+/// Returns what to protect on a host with these addresses in addition to what the receivers name.
 pub fn extension(receivers: &[Receiver], local: &Local, is_gateway: bool) -> Extension {
     let is_own = |receiver: &&Receiver| {
         let own = local.own.iter().filter(|(address, _)| !address.is_loopback());
@@ -42,8 +43,8 @@ pub fn extension(receivers: &[Receiver], local: &Local, is_gateway: bool) -> Ext
     Extension { services: services.into_iter().collect(), networks: networks.into_iter().collect() }
 }
 
-/// Whether a service is one with a port. Where all ports are protected, the answers to what the host itself opens are, too:
-/// elsewhere that would cut it off from everything.
+/// Reports whether a service has ports and does not span all of them. If all ports were protected at every address,
+/// replies to the host's own connections would be dropped, too, which would cut it off from everything.
 fn extends(service: &Service) -> bool {
     [TCP, UDP].contains(&service.protocol) && !(service.first_port <= 1 && service.last_port == u16::MAX)
 }

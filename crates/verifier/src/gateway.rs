@@ -1,13 +1,13 @@
-//! The verifier as a gateway: which interfaces lead inside, and the programs there that note what the inside opens, and by
-//! which addresses the inside sees who comes in.
+//! The verifier as a gateway: the interfaces that lead inside, the programs there that record the flows that the inside
+//! opens, and the inside addresses of clients.
 
 use crate::addresses::Addresses;
 use crate::settings::Settings;
 use crate::view;
 use anyhow::{Result, ensure};
 use datapath::Pins;
+use datapath::Spot;
 use datapath::gateway::Gateway as Programs;
-use datapath::hook::Spot;
 use datapath::interface::Interface;
 use datapath::verifier::Verifier;
 use std::collections::BTreeMap;
@@ -21,15 +21,15 @@ pub struct Gateway {
     /// Names of the interfaces that lead inside.
     inside: Vec<String>,
     attached: BTreeMap<(String, &'static str), (Interface, Spot)>,
-    /// Interfaces that could not be attached to, told once.
+    /// Interfaces to which attaching failed: index and reason, so that each failure is logged once.
     failed: BTreeMap<String, (u32, String)>,
-    /// Inside addresses, if there is a pool.
+    /// The leases of inside addresses, if there is a pool.
     addresses: Option<Addresses>,
 }
 
 impl Gateway {
-    /// Loads the programs beside admission's if there is an inside; else lets go of what an earlier process left. Handles
-    /// whose owner the kernel asks for go to `unknown`.
+    /// Loads the gateway's programs in addition to those of admission if there is an inside; otherwise removes what an
+    /// earlier process left pinned. Handles whose owner the kernel program asks for go to `unknown`.
     pub fn load(
         verifier: &Verifier,
         config: &VerifierConfig,
@@ -56,7 +56,7 @@ impl Gateway {
         Ok(Some(Self { programs, inside: settings.inside.clone(), attached, failed, addresses }))
     }
 
-    /// Inside addresses, if there is a pool.
+    /// Returns the leases of inside addresses, if there is a pool.
     pub fn addresses(&self) -> Option<&Addresses> {
         self.addresses.as_ref()
     }
@@ -68,12 +68,12 @@ impl Gateway {
         addresses.tidy()
     }
 
-    /// Gives a flow that another gateway told of the inside address that it has there. The slot is filled in.
+    /// Binds the flow of another gateway to the inside address that it has there. The result has the slot filled in.
     pub fn bind_told(&self, told: ToldAddress) -> Result<ToldAddress> {
         self.programs.bind_told(told)
     }
 
-    /// Attaches to the inside, of which every interface must be there.
+    /// Attaches to all inside interfaces; every one must exist.
     pub fn attach(&mut self) -> Result<()> {
         for name in self.inside.clone() {
             let interface = Interface::named(&name)?;
@@ -91,13 +91,13 @@ impl Gateway {
         Ok(())
     }
 
-    /// Attaches to an interface where packets are admitted.
+    /// Attaches to an outside interface, where packets are admitted.
     pub fn attach_outside(&mut self, interface: &Interface) -> Result<()> {
         self.attach_one(interface, Spot::Own)?;
         if self.addresses.is_some() { self.attach_one(interface, Spot::Inward) } else { Ok(()) }
     }
 
-    /// Whether an inside interface has come, gone, or come back as another one.
+    /// Reports whether an inside interface has appeared, disappeared or been replaced by another of its name.
     pub fn has_changed(&self) -> bool {
         let known = |name: &String| {
             let attached = self.attached.get(&(name.clone(), side(Spot::Outward))).map(|(old, _)| old.index);
@@ -106,7 +106,7 @@ impl Gateway {
         self.inside.iter().any(|name| Interface::named(name).ok().map(|there| there.index) != known(name))
     }
 
-    /// Attaches to inside interfaces that have come back. While one is away nothing comes from it.
+    /// Attaches to inside interfaces that have reappeared. While an interface is gone, no packets arrive from it.
     pub fn attach_changed(&mut self, lasting: bool) -> Result<()> {
         for name in self.inside.clone() {
             let key = (name.clone(), side(Spot::Outward));
@@ -133,7 +133,7 @@ impl Gateway {
         self.attached.get(&(interface.name.clone(), side(Spot::Outward))).is_some_and(|(old, _)| old == interface)
     }
 
-    /// Lets go of an outside interface.
+    /// Detaches from an outside interface.
     pub fn forget_outside(&mut self, name: &str) {
         for spot in [Spot::Own, Spot::Inward] {
             if let Some((interface, spot)) = self.attached.remove(&(name.to_owned(), side(spot))) {
@@ -142,7 +142,7 @@ impl Gateway {
         }
     }
 
-    /// Makes attachments outlive this process, and lets go of pinned ones that are no longer wanted.
+    /// Pins the attachments, so that they outlive this process, and removes pins that are no longer wanted.
     pub fn last(&self) -> Result<()> {
         self.programs.last()
     }
@@ -153,13 +153,13 @@ impl Gateway {
         self.attached.clear();
     }
 
-    /// The inside interfaces that are attached to.
+    /// Returns the names of the inside interfaces that the programs are attached to.
     pub fn interfaces(&self) -> Vec<String> {
         let inside = self.attached.values().filter(|(_, spot)| *spot == Spot::Outward);
         inside.map(|(interface, _)| interface.name.clone()).collect()
     }
 
-    /// Inside interfaces that are not, and why.
+    /// Returns the inside interfaces that the programs are not attached to, with the reasons.
     pub fn not_attached(&self) -> Vec<view::NotAttached> {
         let why = |name: &String| match self.failed.get(name) {
             Some((_, error)) => Some(format!("what it opens is not noted: {error}")),

@@ -1,7 +1,8 @@
-//! The verifier: keeps the kernel programs supplied with keys, receivers and revocations, and says what they do.
+//! The verifier's daemon: supplies the kernel programs with keys, receivers and revocations, and reports what they do.
 //!
-//! IO around pure decisions: what to write into which table is `plan`'s, whom to adopt `adoption`'s. The kernel decides
-//! whether a packet passes, and goes on when this process doesn't; `engine::verifier` explains its decisions.
+//! This crate does IO around pure decisions: `plan` decides what to write into which table, `adoption` which
+//! connections to adopt. The kernel programs decide whether a packet passes, and keep running when this process ends;
+//! `engine::verifier` explains their decisions.
 #![forbid(unsafe_code)]
 
 pub mod addresses;
@@ -27,7 +28,4 @@ pub mod settings;
 mod shared;
 pub mod view;
 
-/// The time, Unix seconds.
-pub fn now() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
+pub use shell::clock::now;

@@ -1,10 +1,10 @@
-//! The verifier's metrics: `status` and `drops` in numbers. Nobody's name is among them.
+//! The verifier's metrics: the numbers of `status` and `drops`, without the names of people.
 
 use crate::view::{Drops, Peer, Status};
-use engine::api::VerifierState;
+use api::VerifierState;
 use shell::metrics::{Page, label};
 
-/// The page.
+/// Returns the page of metrics.
 pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
     let mut page = Page::new("verifier");
     let packets = |outcomes: &[crate::view::Counter], name| {

@@ -1,46 +1,46 @@
-//! Whose grant is whose: what the authority told about handles, for as long as it is of use. Bounded.
+//! The owners of grants by handle, as the authority reports them, kept for as long as they are of use. Bounded.
 
-use engine::api::GrantOwner;
+use api::GrantOwner;
 use std::collections::{HashMap, HashSet};
 
-/// Owners kept at most.
+/// Largest number of owners that are kept.
 pub const OWNERS_MAX: usize = 65_536;
 
-/// Owners by handle.
+/// Grant owners by handle.
 pub struct Owners {
     by_handle: HashMap<u64, GrantOwner>,
     max: usize,
 }
 
 impl Owners {
-    /// Room for `max` owners.
+    /// Creates an empty table with room for `max` owners.
     pub fn new(max: usize) -> Self {
         Self { by_handle: HashMap::new(), max }
     }
 
-    /// Remembers an owner. Without room it is not kept: the authority can be asked again.
+    /// Stores an owner if there is room; otherwise the authority can be asked again.
     pub fn remember(&mut self, owner: GrantOwner) {
         if self.by_handle.len() < self.max || self.by_handle.contains_key(&owner.handle) {
             self.by_handle.insert(owner.handle, owner);
         }
     }
 
-    /// The owner of a handle.
+    /// Returns the owner of a handle.
     pub fn of(&self, handle: u64) -> Option<&GrantOwner> {
         self.by_handle.get(&handle)
     }
 
-    /// How many are known.
+    /// Returns the number of owners.
     pub fn count(&self) -> usize {
         self.by_handle.len()
     }
 
-    /// Whether it is time to [`Self::forget`].
+    /// Reports whether the table is so full that [`Self::forget`] should be called.
     pub fn is_crowded(&self) -> bool {
         self.by_handle.len() > self.max / 2
     }
 
-    /// Forgets whose grant has ended and has no flow any more.
+    /// Forgets the owners of grants that have ended and have no flow any more.
     pub fn forget(&mut self, now: u64, with_flows: &HashSet<u64>) {
         self.by_handle.retain(|handle, owner| owner.expires > now || with_flows.contains(handle));
     }

@@ -1,7 +1,8 @@
-//! Gateways that stand side by side, as one verifier to the authority: each tells the others of the flows that begin, go on
-//! and end at it, and brings in what they tell, so that a flow passes wherever routing takes it (wire.md §6.10).
+//! Gateways side by side that are one verifier to the authority. Each announces to the others the flows that begin,
+//! continue and end there, and takes over the flows that they announce, so that a flow passes at whichever gateway it
+//! is routed to (wire.md §6.10).
 //!
-//! One connection for each direction, by whoever tells. Decides nothing about packets.
+//! There is one connection per direction, opened by the gateway that announces. Decides nothing about packets.
 
 pub mod channel;
 mod exchange;
@@ -24,24 +25,24 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Notify;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How long a connection may take to stand.
+/// How long setting up a connection may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Silence after which it counts as lost: each side says something every two seconds.
+/// Silence after which a connection counts as lost: each side sends something every two seconds.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Of how many tellings the gap is known.
+/// Number of latest gaps that are kept for the statistics.
 const GAPS: usize = 256;
 
-/// What is known of the gateways beside this one.
+/// State of the exchange with the other gateways.
 pub struct Peers {
     id: u64,
     told: Vec<Standing>,
     sources: Mutex<BTreeMap<u64, Source>>,
     heard: Mutex<Heard>,
-    /// Woken when another has told all its flows: of those some may be over.
+    /// Notified when a peer has announced all its flows: some of them may have ended meanwhile.
     pub recheck: Notify,
 }
 
-/// How telling one of them goes.
+/// State of the announcements to one peer.
 struct Standing {
     address: String,
     inner: Mutex<Telling>,
@@ -56,7 +57,7 @@ struct Telling {
     gaps: VecDeque<Duration>,
 }
 
-/// Somebody who tells.
+/// A gateway that announces its flows to this one.
 struct Source {
     from: SocketAddr,
     since: u64,
@@ -118,7 +119,7 @@ impl Standing {
 }
 
 impl Peers {
-    /// For the gateways at these addresses.
+    /// Creates the state for peers at these addresses.
     pub fn new(addresses: &[String]) -> Result<Self> {
         let state = |address: &String| Standing { address: address.clone(), inner: Mutex::default() };
         Ok(Self {
@@ -130,18 +131,18 @@ impl Peers {
         })
     }
 
-    /// Whether one of those that are told is configured by this address.
+    /// Reports whether one of the configured peers has this address.
     pub fn names(&self, address: IpAddr) -> bool {
         let host = |peer: &Standing| peer.address.rsplit_once(':')?.0.trim_matches(['[', ']']).parse::<IpAddr>().ok();
         self.told.iter().any(|peer| host(peer) == Some(address))
     }
 
-    /// How it stands with each that is told.
+    /// Returns the state of the announcements to each peer.
     pub fn told(&self) -> Vec<view::Peer> {
         self.told.iter().map(Standing::view).collect()
     }
 
-    /// Who tells.
+    /// Returns the gateways that announce their flows to this one.
     pub fn heard_of(&self) -> Vec<view::PeerSource> {
         let view = |source: &Source| view::PeerSource {
             from: source.from,
@@ -167,7 +168,7 @@ impl Peers {
         }
     }
 
-    /// Forgets somebody who is gone, unless they have come again meanwhile.
+    /// Removes a gateway whose connection ended, unless it has connected again meanwhile.
     fn forget_source(&self, id: u64, from: SocketAddr) {
         let mut sources = self.sources();
         if sources.get(&id).is_some_and(|source| source.from == from) {
@@ -176,7 +177,7 @@ impl Peers {
     }
 }
 
-/// Says who this is; gives who the other is.
+/// Sends this gateway's id and returns that of the other.
 async fn greet<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, id: u64) -> Result<u64> {
     stream.write_all(Hello { version: VERSION, id: id.into() }.as_bytes()).await?;
     stream.flush().await?;
@@ -186,7 +187,7 @@ async fn greet<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, id: u64) -> Re
     Ok(hello.id.get())
 }
 
-/// Nanoseconds since boot, as the kernel programs read it.
+/// Returns nanoseconds since boot, on the clock of the kernel programs.
 fn boot_time() -> u64 {
     let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME);
     time.map(Duration::from).unwrap_or_default().as_nanos() as u64

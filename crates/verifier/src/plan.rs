@@ -1,7 +1,7 @@
-//! What to write into the kernel's tables for what the authority says. Pure: time comes in, entries go out.
+//! Translates the authority's state into entries of the kernel's tables. Pure: time is an argument.
 
-use engine::api;
-use engine::protected::{self, Protected, TooManySpans};
+use engine::model::protected::{self, Protected, TooManySpans};
+use engine::model::{Receiver, Service};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -10,23 +10,23 @@ use wire::{Epoch, ServerSecret, VerifierKey};
 
 pub use engine::verifier::keys_until;
 
-/// Slots for keys: one for each value of an epoch on the wire.
+/// Number of slots for keys: one for each value of the epoch field on the wire.
 pub const KEY_SLOTS: u32 = 256;
 const CLOCK_SKEW_MAX: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
 
-/// What the kernel program is loaded with.
+/// Returns the configuration that the kernel program is loaded with.
 pub fn kernel_config(set: VerifierConfig, replay_seed: u64, config: &api::VerifierConfig) -> VerifierConfig {
     VerifierConfig { replay_seed, epoch_length: config.epoch_length, max_lifetime: config.max_lifetime, ..set }
 }
 
-/// A key that can't be understood.
+/// Error: the authority sent a malformed key.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BrokenKey {
-    /// Its epoch.
+    /// The epoch of the key.
     pub epoch: u64,
 }
 
-/// What each slot is to hold at `now`: the previous, the current and later epochs. Every other slot is to be cleared.
+/// Returns the slots to fill at `now`: the previous, the current and later epochs. All other slots are to be cleared.
 pub fn keys(keys: &[api::EpochKey], now: u64, epoch_length: u32) -> Result<Vec<(u32, EpochKey)>, BrokenKey> {
     let first = Epoch::at(now, epoch_length).0.saturating_sub(1);
     let wanted = keys.iter().filter(|key| (first..first + u64::from(KEY_SLOTS)).contains(&key.epoch));
@@ -40,7 +40,7 @@ pub fn keys(keys: &[api::EpochKey], now: u64, epoch_length: u32) -> Result<Vec<(
         .collect()
 }
 
-/// The application server secrets of the keys in the slots (wire.md §5.6).
+/// Returns the application server secrets for the keys in the slots (wire.md §5.6).
 pub fn secrets(keys: &[api::EpochKey], held: &[(u32, EpochKey)]) -> Vec<(u32, SecretEntry)> {
     let read = |key: &api::EpochKey| {
         let (slot, _) = held.iter().find(|(_, held)| held.epoch == key.epoch)?;
@@ -51,22 +51,22 @@ pub fn secrets(keys: &[api::EpochKey], held: &[(u32, EpochKey)]) -> Vec<(u32, Se
     keys.iter().filter_map(read).collect()
 }
 
-/// The pairs with those just heard of; each is named once.
+/// Adds new pairs to the known ones, each handle once, and removes those that have expired.
 pub fn with_pairs(known: &mut Vec<api::LivePair>, news: &[api::LivePair], now: u64) {
     known.retain(|pair| u64::from(pair.expires) >= now);
     let mut handles: HashSet<u64> = known.iter().map(|pair| pair.handle).collect();
     known.extend(news.iter().filter(|pair| handles.insert(pair.handle)));
 }
 
-/// Everything but what lies in `open`, where only what the receivers name is protected.
-pub fn everything_but(receivers: &[api::Receiver], open: &[IpNet]) -> Result<Vec<Protected>, TooManySpans> {
+/// Returns entries that protect everything, except inside `open`, where only what the receivers name is protected.
+pub fn everything_but(receivers: &[Receiver], open: &[IpNet]) -> Result<Vec<Protected>, TooManySpans> {
     let named = protected::entries(receivers)?;
-    let whole = |prefix| api::Receiver { name: "everything".into(), prefix, services: vec![api::Service::ALL] };
+    let whole = |prefix| Receiver { name: "everything".into(), prefix, services: vec![Service::ALL] };
     let everything = [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())].map(whole);
     let mut entries: BTreeMap<IpNet, Services> = BTreeMap::new();
     for entry in protected::entries(&everything)?.iter().chain(&named) {
         let is_open = open.iter().any(|open| open.contains(&entry.prefix));
-        let all = protected::services_of(&[api::Service::ALL]);
+        let all = protected::services_of(&[Service::ALL]);
         entries.insert(entry.prefix, if is_open { entry.services } else { all });
     }
     for open in open {
@@ -77,7 +77,7 @@ pub fn everything_but(receivers: &[api::Receiver], open: &[IpNet]) -> Result<Vec
     Ok(entries.into_iter().map(|(prefix, services)| Protected { prefix, services }).collect())
 }
 
-/// The protected entries that the kernel's tables hold.
+/// Converts the entries of the kernel's tables into protected prefixes.
 pub fn protected(table4: Vec<(Prefix4, Services)>, table6: Vec<(Prefix6, Services)>) -> Vec<Protected> {
     let four = table4.into_iter().map(|(key, services)| (IpAddr::V4(key.address.into()), key.length, services));
     let six = table6.into_iter().map(|(key, services)| (IpAddr::V6(key.address.into()), key.length, services));
@@ -90,38 +90,39 @@ pub fn protected(table4: Vec<(Prefix4, Services)>, table6: Vec<(Prefix6, Service
     all
 }
 
-/// The prefix and the services that the kernel finds for an address: the longest prefix's.
+/// Returns the entry that the kernel program finds for an address: the one with the longest prefix.
 pub fn services_of(protected: &[Protected], address: IpAddr) -> Option<&Protected> {
     protected.iter().filter(|entry| entry.prefix.contains(&address)).max_by_key(|entry| entry.prefix.prefix_len())
 }
 
-/// Whether a packet of `protocol` to `port` is for one of these services.
+/// Reports whether a packet of `protocol` to `port` is for one of these services.
 pub fn covers(services: &Services, protocol: u8, port: u16) -> bool {
     services.spans.iter().take(services.count as usize).any(|span| {
-        let span = api::Service { protocol: span.protocol, first_port: span.first_port, last_port: span.last_port };
+        let span = Service { protocol: span.protocol, first_port: span.first_port, last_port: span.last_port };
         span.covers(protocol, port)
     })
 }
 
-/// Whether a destination is protected.
+/// Reports whether a destination is protected.
 pub fn is_protected(protected: &[Protected], address: IpAddr, protocol: u8, port: u16) -> bool {
     services_of(protected, address).is_some_and(|entry| covers(&entry.services, protocol, port))
 }
 
-/// How far this clock is from the authority's, if that is too far, seconds.
+/// Returns the difference between this clock and the authority's, in seconds, if it is too large.
 pub fn clock_error(authority: u64, now: u64) -> Option<i64> {
     let error = now as i64 - authority as i64;
     (error.unsigned_abs() > CLOCK_SKEW_MAX / 2).then_some(error)
 }
 
-/// The revoked grants with those just heard of; a grant is named once.
+/// Adds newly revoked grants to the known ones, each handle once, and removes those whose tokens can no longer be
+/// valid.
 pub fn with_revoked(known: &mut Vec<api::RevokedGrant>, news: &[api::RevokedGrant], now: u64) {
     known.retain(|grant| u64::from(grant.expires) + CLOCK_SKEW_MAX >= now);
     let mut handles: HashSet<u64> = known.iter().map(|grant| grant.handle).collect();
     known.extend(news.iter().filter(|grant| handles.insert(grant.handle)));
 }
 
-/// The sessions that ended with those just heard of; each is named once, with its latest end: a number is used again.
+/// Adds newly ended sessions to the known ones, each once with its latest expiry, because session numbers are reused.
 pub fn with_sessions(known: &mut Vec<api::RevokedSession>, news: &[api::RevokedSession], now: u64) {
     let mut ends: BTreeMap<u32, u32> = BTreeMap::new();
     for session in known.iter().chain(news).filter(|session| u64::from(session.expires) + CLOCK_SKEW_MAX >= now) {
@@ -131,8 +132,8 @@ pub fn with_sessions(known: &mut Vec<api::RevokedSession>, news: &[api::RevokedS
     *known = ends.into_iter().map(|(holder, expires)| api::RevokedSession { holder, expires }).collect();
 }
 
-/// Grants to cut the flows of, those that have ended first: apart, because no packet can be admitted by them. `held` says
-/// when a grant ends where the authority may not know.
+/// Splits grants whose flows are to be cut into those that have ended and those that have not: no packet can be
+/// admitted by the former any more. `held` returns a grant's expiry where the authority may not know it.
 pub fn ended(
     grants: &[api::RevokedGrant],
     held: impl Fn(u64) -> Option<u32>,
@@ -148,7 +149,7 @@ pub fn ended(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::api::{Receiver, RevokedGrant, Service};
+    use api::RevokedGrant;
 
     fn key(epoch: u64) -> api::EpochKey {
         api::EpochKey { epoch, key: hex::encode([epoch as u8; 32]) }
@@ -205,7 +206,7 @@ mod tests {
             prefix: prefix.parse().expect("a prefix"),
             services: service(port),
         };
-        let entries = engine::protected::entries(&[receiver("192.0.2.0/24", 22), receiver("192.0.2.7/32", 443)]);
+        let entries = engine::model::protected::entries(&[receiver("192.0.2.0/24", 22), receiver("192.0.2.7/32", 443)]);
         let entries = entries.expect("fits");
         let is = |address: &str, port| is_protected(&entries, address.parse().expect("an address"), 6, port);
         assert!(is("192.0.2.7", 443) && is("192.0.2.7", 22) && is("192.0.2.8", 22));

@@ -13,7 +13,7 @@ use datapath::hook::Mode;
 use datapath::interface::Interface;
 use datapath::ring::Listener;
 use datapath::verifier::Verifier;
-use engine::api;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -31,10 +31,10 @@ mod told;
 
 pub use cut::Cut;
 
-/// How many adopted connections the log names each time; `verifier flows` lists all.
+/// Largest number of adopted connections that one log message names; `verifier flows` lists all.
 const ADOPTED_NAMED: usize = 64;
 
-/// Loaded programs, attached or not.
+/// The loaded programs, attached or not.
 pub struct Protection {
     verifier: Verifier,
     gateway: Option<Gateway>,
@@ -43,26 +43,26 @@ pub struct Protection {
     settings: Settings,
     kernel: VerifierConfig,
     attached: BTreeMap<String, (Interface, Mode)>,
-    /// Interfaces that can't be protected, told once.
+    /// Interfaces that can't be protected, with the reasons; each is logged once.
     failed: BTreeMap<String, (u32, String)>,
-    /// Why others are not attached to, told once.
+    /// Interfaces that are deliberately not attached to, with the reasons; each is logged once.
     passed_over: BTreeMap<String, String>,
-    /// Ways into this host on which nobody judges, told once.
+    /// Ways into this host that no program checks; each is logged once.
     open: Vec<OpenWay>,
     /// Whether attachments are to outlive this process.
     lasting: bool,
-    /// Set while a revocation found no room: then no key is held and nothing new is admitted.
+    /// Set while a revocation found no room: all keys are cleared and nothing new is admitted.
     closed: AtomicBool,
     written: Mutex<exposed::Written>,
     pair_room: Mutex<pairs::Room>,
-    /// Held by a sweep: two at once would count the inside's flows twice.
+    /// Serialises sweeps: two at once would count the inside's flows twice.
     sweeping: Mutex<()>,
     drops: Arc<Mutex<Ring>>,
     _sampler: Listener,
 }
 
 impl Protection {
-    /// Loads the programs; tables that are pinned are taken over. Nothing is attached.
+    /// Loads the programs, taking over pinned tables. Attaches nothing.
     pub fn load(
         pins: Pins,
         settings: Settings,
@@ -100,10 +100,10 @@ impl Protection {
         })
     }
 
-    /// Makes the tables what the authority says. Revocations come first: they are written even if the rest can't be.
+    /// Writes the authority's state to the tables. Revocations come first: they are written even if the rest can't be.
     pub fn write(&self, config: &api::VerifierConfig, keys: &[api::EpochKey], now: u64) -> Result<()> {
         self.set_clock()?;
-        // Keys of epochs of another length would take the place of those that the programs can use.
+        // Keys for epochs of another length would replace those that the loaded programs can use.
         let keys_fit = config.epoch_length == self.kernel.epoch_length;
         let revoked = self.revoke(&config.revoked, now).complete;
         if self.end_sessions(&config.revoked_sessions, now).complete && revoked && keys_fit {
@@ -119,13 +119,14 @@ impl Protection {
         self.protect(&config.receivers)
     }
 
-    /// Whether the programs were loaded with the authority's times.
+    /// Reports whether the programs were loaded with these times of the authority.
     pub fn is_loaded_for(&self, config: &api::VerifierConfig) -> bool {
         self.kernel == plan::kernel_config(self.settings.kernel, self.kernel.replay_seed, config)
             && self.proofs_are_loaded_for(config)
     }
 
-    /// Loads the programs anew, because the authority's times changed, which are fixed at load; attachments go over.
+    /// Reloads the programs because the authority's times, which are fixed at load, changed; attachments are
+    /// transferred.
     pub fn reload(&mut self, config: &api::VerifierConfig) -> Result<()> {
         if let Some(proving) = &mut self.proving {
             proving.reload(config)?;
@@ -166,13 +167,13 @@ impl Protection {
         Ok(())
     }
 
-    /// Tells the programs the time.
+    /// Sets the clock of the programs.
     pub fn set_clock(&self) -> Result<()> {
         self.proving.as_ref().map_or(Ok(()), |proving| proving.set_clock())?;
         self.verifier.set_clock(coarse_to_unix())
     }
 
-    /// Lets connections in that are established and protected, and have no flow yet; gives how many.
+    /// Admits established connections to protected ports that have no flow yet; returns their number.
     pub fn adopt(&self) -> Result<usize> {
         let sockets = adoption::sockets().context("cannot list the sockets")?;
         let now = now() as u32;

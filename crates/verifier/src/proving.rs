@@ -1,4 +1,4 @@
-//! The verifier of proofs (wire.md §8) beside admission: what checks them, on its interfaces, its keys, what was withdrawn. Decides
+//! The verifier of proofs (wire.md §8), next to admission: engines, their interfaces, keys and withdrawals. Decides
 //! nothing about packets.
 
 mod crossing;
@@ -7,48 +7,49 @@ mod program;
 use crate::settings::{Engine, ProofsSettings, Settings};
 use crate::{now, view};
 use anyhow::{Result, ensure};
+use api::Withdrawal;
 use datapath::Pins;
 use datapath::hook::{Choice, Hook};
-use engine::api::{self, Withdrawal};
 use std::net::IpAddr;
 use wire::map::counter;
 use wire::{DropReason, Epoch, ProofKey};
 
-/// Names of the outcomes that are no drops.
+/// Names of the outcomes other than drops.
 const PASSED: [(u32, &str); 3] =
     [(counter::NOT_OURS, "not_ours"), (counter::FLOW, "remembered"), (counter::TOKEN, "computed")];
 
-/// What checks proofs, on its interfaces or not yet.
+/// An engine that checks proofs, attached to its interfaces or not.
 pub trait Proving: Send + Sync {
-    /// Makes keys, endpoints and withdrawals what the authority says. Withdrawals come first.
+    /// Applies the authority's keys and withdrawals, and the endpoints of the settings. Withdrawals come first.
     fn write(&self, config: &api::VerifierConfig, keys: &api::EpochKeys) -> Result<()>;
-    /// Voids segments. Without room for one nothing passes any more.
+    /// Voids path segments. If there is no room for a withdrawal, nothing passes any more.
     fn withdraw(&self, withdrawn: &[Withdrawal]);
-    /// Whether no key is held because a withdrawal found no room.
+    /// Reports whether all keys are cleared because a withdrawal found no room.
     fn is_closed(&self) -> bool;
-    /// Whether it was loaded with the authority's times.
+    /// Reports whether the engine was loaded with these times of the authority.
     fn is_loaded_for(&self, config: &api::VerifierConfig) -> bool;
-    /// Takes the authority's times, which changed.
+    /// Reloads the engine with the authority's new times.
     fn reload(&mut self, config: &api::VerifierConfig) -> Result<()>;
-    /// Takes its interfaces, of which every one must be there.
+    /// Attaches to the interfaces of the settings; every one must exist.
     fn attach(&mut self) -> Result<()>;
-    /// Whether an interface has come, gone, or come back as another one.
+    /// Reports whether an interface has appeared, disappeared or been replaced by another of its name.
     fn has_changed(&self) -> bool;
-    /// Takes interfaces that have come, and lets go of those that have gone.
+    /// Attaches to interfaces that have appeared, and detaches from those that have gone.
     fn attach_changed(&mut self);
-    /// Makes attachments outlive this process, as far as they can.
+    /// Makes attachments outlive this process, if the engine supports that.
     fn last(&mut self) -> Result<()>;
-    /// Lets go of every interface.
+    /// Detaches from every interface.
     fn end(&mut self);
-    /// Tells it the time, if it can't tell itself.
+    /// Sets the engine's clock, if it has none of its own.
     fn set_clock(&self) -> Result<()>;
-    /// Forgets withdrawals of what has ended.
+    /// Forgets withdrawals that have ended.
     fn sweep(&self) -> Result<()>;
-    /// How it stands.
+    /// Returns the engine's state and counters.
     fn view(&self) -> Result<view::Proofs>;
 }
 
-/// What the settings want, where proofs are to be checked; lets go of what an earlier process left and is not wanted.
+/// Loads the engine that the settings name, if proofs are to be checked; removes what an earlier process left pinned
+/// and is not wanted.
 pub fn load(settings: &Settings, config: &api::VerifierConfig, pins: &Pins) -> Result<Option<Box<dyn Proving>>> {
     let Some(proofs) = settings.proofs.clone() else { return pins.remove_proofs().map(|()| None) };
     let apart = |name: &String| !settings.interfaces.is_empty() && !settings.interfaces.contains(name);
@@ -96,7 +97,7 @@ fn view(
     }
 }
 
-/// The keys as the authority gives them.
+/// Parses the keys that the authority sent.
 fn read(keys: Option<&api::ProofKeys>) -> Result<Vec<(IpAddr, Epoch, ProofKey)>> {
     let broken = |epoch| anyhow::anyhow!("the authority's key for proofs of epoch {epoch} is broken");
     keys.map_or_else(|| Ok(Vec::new()), |keys| keys.read().map_err(broken))

@@ -1,31 +1,31 @@
-//! Flows may outlive their grant, and then no revocation names it: the authority is asked which of those that live are to
-//! be cut. One question is under way at a time; what comes up meanwhile makes another follow.
+//! Flows may outlive their grant, and then no revocation names it: this asks the authority which of the grants with
+//! live flows are to be cut. One request is under way at a time; a change meanwhile causes another.
 
 use crate::shared::Shared;
+use api::RevokedGrant;
 use client::Error;
-use engine::api::RevokedGrant;
 use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-/// Handles in one call: less than may be, so that others get their turn at the authority.
+/// Handles per call: fewer than the limit, so that others get their turn at the authority.
 const PER_CALL: usize = 2048;
-/// The first and the longest pause before the authority is asked again after a failure.
+/// The shortest and the longest pause before the authority is asked again after a failure.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Grants whose flows are to be cut, and why the authority did not say all.
+/// Grants whose flows are to be cut, and the error if the authority did not answer for all handles.
 type Answer = (Vec<RevokedGrant>, Option<Error>);
 
-/// Asks when it is time to.
+/// Asks the authority on demand and retries after failures.
 pub struct Recheck {
     shared: Arc<Shared>,
     authority: client::Authority,
     asking: Option<JoinHandle<Answer>>,
-    /// Something changed while the authority was being asked.
+    /// Whether to ask again after the request under way.
     again: bool,
-    /// When to ask again after a failure; a new connection to the authority comes before that.
+    /// When to retry after a failure; a new connection to the authority triggers a request before that.
     retry: Option<Instant>,
     pause: Duration,
 }
@@ -35,7 +35,7 @@ impl Recheck {
         Self { shared, authority, asking: None, again: false, retry: None, pause: PAUSES.0 }
     }
 
-    /// Asks now, or as soon as what is being asked is answered.
+    /// Asks now, or once the request under way is done.
     pub fn want(&mut self) {
         self.again = self.asking.is_some();
         if self.asking.is_none() {
@@ -44,7 +44,7 @@ impl Recheck {
         }
     }
 
-    /// Grants whose flows are to be cut, from the next answer; safe to cancel.
+    /// Waits for the next answer and returns the grants whose flows are to be cut. Cancel-safe.
     pub async fn answer(&mut self) -> Vec<RevokedGrant> {
         loop {
             let Some(asking) = &mut self.asking else {
@@ -77,7 +77,7 @@ impl Recheck {
 
 async fn ask(shared: Arc<Shared>, authority: client::Authority) -> Answer {
     let mut cut = Vec::new();
-    // On a thread of its own: a long table takes a while.
+    // On a blocking thread: reading a long table takes a while.
     let handles = match tokio::task::spawn_blocking(move || shared.protection().handles()).await {
         Ok(handles) => handles,
         Err(error) => return (cut, Some(Error::Other(error.to_string()))),

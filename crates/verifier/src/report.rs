@@ -1,11 +1,11 @@
-//! Tells the authority how this verifier stands, for its console: from the kernel's tables, which are read beside the path
-//! of packets. Protection doesn't depend on it, and nothing is kept for later when the authority can't be reached.
+//! Reports this verifier's state to the authority, for its console: read from the kernel's tables, off the path of
+//! packets. Protection doesn't depend on reports, and none is queued while the authority can't be reached.
 
 use crate::shared::Shared;
 use crate::{now, view};
 use anyhow::Result;
+use api::{DropCount, REPORTED_FLOWS_MAX, Report, ReportedFlow};
 use client::Error;
-use engine::api::{DropCount, REPORTED_FLOWS_MAX, Report, ReportedFlow};
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,18 +13,18 @@ use tokio::time::sleep;
 use wire::DropReason;
 use wire::map::{Flow, FlowKey};
 
-/// The shortest and the longest pause between reports that an authority can ask for.
+/// The shortest and the longest pause between reports that an authority may request.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// The first and the longest pause after a failure.
+/// The shortest and the longest pause after a failure.
 const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The pause for an authority of a version that takes no reports.
+/// The pause if the authority's version does not accept reports.
 const UNWANTED: Duration = Duration::from_secs(600);
-/// A pause is so many times as long as reading the tables took: long tables cost a twentieth of a core at most.
+/// Factor from the time that reading the tables took to the pause: long tables cost at most a twentieth of a core.
 const SHARE: u32 = 20;
-/// But no longer than this, or the authority would take a busy verifier for a silent one.
+/// Upper limit of that pause, so that the authority does not consider a busy verifier silent.
 const REST_MAX: Duration = Duration::from_secs(15);
 
-/// Reports until it is aborted.
+/// Sends reports until the task is aborted.
 pub async fn keep(shared: Arc<Shared>, authority: client::Authority) {
     let mut retry = RETRIES.0;
     loop {
@@ -63,7 +63,7 @@ fn read(shared: &Shared) -> Result<Report> {
     let passed = |name| passed(&counts, name);
     let drops = DropReason::ALL.iter().zip(&counts.reasons);
     let (state, keys_until) = (shared.state(&protection), protection.keys_until(now()));
-    // A long table takes a while, for which nobody need wait.
+    // Reading a long table takes a while; release the lock first.
     drop(protection);
     let mut flows = table.entries();
     let live = flows.len() as u64;
@@ -83,7 +83,7 @@ fn passed(counts: &view::Drops, name: &str) -> u64 {
     counts.passed.iter().find(|outcome| outcome.name == name).map_or(0, |outcome| outcome.packets)
 }
 
-/// Leaves the flows whose last packet came last, and of those of the same second the youngest; newest first.
+/// Keeps the flows with the latest packets and, among those of the same second, the youngest; newest first.
 fn latest(flows: &mut Vec<(FlowKey, Flow)>) {
     let order = |(key, flow): &(FlowKey, Flow)| (Reverse(flow.seen), Reverse(flow.since), *key);
     if flows.len() > REPORTED_FLOWS_MAX {

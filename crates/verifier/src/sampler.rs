@@ -1,4 +1,4 @@
-//! Takes drop samples out of the kernel's ring, names their interfaces, and logs them.
+//! Reads drop samples from the kernel's ring, adds the names of their interfaces, and logs them.
 
 use crate::drops::{self, Ring};
 use crate::{now, view};
@@ -8,7 +8,7 @@ use datapath::verifier::Verifier;
 use std::sync::{Arc, Mutex, PoisonError};
 use wire::map::DropSample;
 
-/// Puts samples into `drops` until the result is dropped.
+/// Adds samples to `drops` until the result is dropped.
 pub fn start(verifier: &Verifier, drops: Arc<Mutex<Ring>>) -> Result<Listener> {
     Listener::start("drops", verifier.samples(move |sample| note(&drops, &sample))?)
 }

@@ -1,4 +1,4 @@
-//! What an operator can set: every setting is a flag, an environment variable and a key of `verifier.toml` of one name.
+//! The settings: each is a flag, an environment variable and a key of `verifier.toml` of the same name.
 //! A flag wins over the environment, the environment over the file.
 
 use clap::Args;
@@ -23,29 +23,29 @@ use values::{
 };
 pub use values::{Mark, Verdict, duration};
 
-/// Settings as one source has them; what it leaves open is `None` or empty.
+/// Settings from one source; those that the source does not set are `None` or empty.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// An interface to protect; may be repeated [default: every Ethernet interface, those that come later included]
+    /// An interface to protect; may be repeated [default: every Ethernet interface, including those that appear later]
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_INTERFACE", value_delimiter = ',')]
     pub interface: Vec<String>,
-    /// Where packets are judged: xdp or tc; auto takes xdp on network cards whose driver runs it, and tc elsewhere
-    /// [default: auto]
+    /// The hook at which packets are checked: xdp or tc; auto uses xdp on network cards whose driver supports it, else
+    /// tc [default: auto]
     #[arg(long, value_name = "auto|xdp|tc", env = "VOUCHSAFE_HOOK", value_parser = hook)]
     pub hook: Option<Choice>,
     /// Shadow mode: count and log what would be dropped, drop nothing
     #[arg(long, env = "VOUCHSAFE_OBSERVE", value_parser = FalseyValueParser::new())]
     pub observe: bool,
-    /// Protect ports at the addresses that the policy names only, and not at this host's other addresses
+    /// Protect ports only at the addresses that the policy names, and not at this host's other addresses
     #[arg(long, env = "VOUCHSAFE_ONLY_NAMED", value_parser = FalseyValueParser::new())]
     pub only_named: bool,
     /// Don't adopt connections that are established when protection starts: cut them
     #[arg(long, env = "VOUCHSAFE_NO_ADOPT", value_parser = FalseyValueParser::new())]
     pub no_adopt: bool,
-    /// A user besides root who may ask `whois`, by name or number; may be repeated
+    /// A user besides root who may run `whois`, by name or number; may be repeated
     #[arg(long, value_name = "USER", env = "VOUCHSAFE_WHOIS_USERS", value_delimiter = ',')]
     pub whois_users: Vec<String>,
-    /// Where metrics for Prometheus are served, in plain HTTP [default: nowhere]
+    /// Address at which to serve metrics for Prometheus, in plain HTTP [default: not served]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_METRICS")]
     pub metrics: Option<SocketAddr>,
     /// Room for admitted flows of each family, 120 bytes each for IPv4 and 144 for IPv6 [default: 262144]
@@ -57,70 +57,73 @@ pub struct Options {
     /// Room for accounts with flows here, 72 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_ACCOUNTS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_accounts: Option<u32>,
-    /// Room for revoked grants, and for as many sessions that ended, 64 bytes each [default: 65536]
+    /// Room for revoked grants, and for as many ended sessions, 64 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_REVOKED", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_revoked: Option<u32>,
     /// Room for used tokens, in buckets of eight, 64 bytes each; a power of two [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_REPLAY_BUCKETS", value_parser = replay_buckets)]
     pub replay_buckets: Option<u32>,
-    /// How many flows one grant may have [default: 1024]
+    /// Largest number of flows of one grant [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_GRANT", value_parser = clap::value_parser!(u32).range(FLOWS))]
     pub flows_per_grant: Option<u32>,
-    /// How many flows the grants of one account may have together, and eight times as many tokens in 64 s [default: 4096]
+    /// Largest number of flows of one account's grants together; also limits tokens to eight times as many in 64 s
+    /// [default: 4096]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_ACCOUNT", value_parser = clap::value_parser!(u32).range(FLOWS))]
     pub flows_per_account: Option<u32>,
-    /// After which silence a TCP flow is forgotten [default: 1d]
+    /// Idle time after which a TCP flow is forgotten [default: 1d]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_TCP_IDLE", value_parser = idle)]
     pub tcp_idle: Option<u32>,
-    /// The same for every other flow [default: 60s]
+    /// Idle time after which any other flow is forgotten [default: 60s]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_UDP_IDLE", value_parser = idle)]
     pub udp_idle: Option<u32>,
-    /// After how long a UDP flow that a client opened needs another token; agents send one every 15 s [default: 60s]
+    /// Time after which a UDP flow that a client opened needs another token; agents send one every 15 s [default: 60s]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_UDP_RENEWAL", value_parser = renewal)]
     pub udp_renewal: Option<u32>,
-    /// After which silence a TCP flow is forgotten whose client has closed it [default: 30s]
+    /// Idle time after which a TCP flow that its client has closed is forgotten [default: 30s]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_CLOSING_IDLE", value_parser = idle)]
     pub closing_idle: Option<u32>,
     /// Dropped packets to report, per core and second; all are counted [default: 100]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SAMPLES_PER_SECOND", value_parser = clap::value_parser!(u32).range(SAMPLES))]
     pub samples_per_second: Option<u32>,
-    /// A carrier that tokens are taken from, tail or shim; may be repeated [default: tail]
+    /// A carrier from which tokens are accepted, tail or shim; may be repeated [default: tail]
     #[arg(long, value_name = "CARRIER", env = "VOUCHSAFE_CARRIERS", value_delimiter = ',', value_parser = carrier)]
     pub carriers: Vec<Carrier>,
-    /// An interface behind which the protected hosts are: this is a gateway, and what the inside opens is answered without
-    /// a token; may be repeated [default: none]
+    /// An interface behind which the protected hosts are, which makes this a gateway; replies to flows opened there
+    /// need no token; may be repeated [default: none]
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_INSIDE", value_delimiter = ',')]
     pub inside: Vec<String>,
-    /// On a gateway: protect every address, also those that the policy doesn't name
+    /// On a gateway: protect every address, including those that the policy doesn't name
     #[arg(long, env = "VOUCHSAFE_EVERYTHING", value_parser = FalseyValueParser::new())]
     pub everything: bool,
-    /// A network or address that `everything` leaves out, but for what the policy names; may be repeated
+    /// A network or address to exempt from `everything`, except what the policy names; may be repeated
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_OPEN", value_delimiter = ',', value_parser = network)]
     pub open: Vec<IpNet>,
-    /// How many flows the inside may have opened [default: 131072]
+    /// Largest number of flows opened by the inside [default: 131072]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_OUTBOUND", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_outbound: Option<u32>,
-    /// On a gateway: a network whose addresses the inside sees who comes in by, one for each person; may be repeated
-    /// [default: clients' own addresses]
+    /// On a gateway: a network of inside addresses, one for each person, by which the inside sees clients; may be
+    /// repeated [default: clients' own addresses]
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_POOL", value_delimiter = ',', value_parser = network)]
     pub pool: Vec<IpNet>,
-    /// A suite that tokens are taken of, siphash, aes-cmac or sha224; may be repeated [default: siphash, aes-cmac]
+    /// A suite of which tokens are accepted, siphash, aes-cmac or sha224; may be repeated [default: siphash, aes-cmac]
     #[arg(long, value_name = "SUITE", env = "VOUCHSAFE_SUITES", value_delimiter = ',', value_parser = suite)]
     pub suites: Vec<GrantSuite>,
-    /// Room for pairs of the suite sha224, 8 KiB each, where that is taken [default: 1024]
+    /// Room for pairs of the suite sha224, 8 KiB each, if that suite is accepted [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_PAIRS", value_parser = clap::value_parser!(u32).range(MAX_PAIRS))]
     pub max_pairs: Option<u32>,
-    /// On a gateway: where another one of this verifier listens for flows, so that they pass there, too; may be repeated
+    /// On a gateway: another gateway of this verifier to announce flows to, so that they pass there, too; may be
+    /// repeated
     #[arg(long, value_name = "HOST:PORT", env = "VOUCHSAFE_PEERS", value_delimiter = ',', value_parser = peer)]
     pub peers: Vec<String>,
-    /// Where this gateway listens to them [default: nowhere]
+    /// On a gateway: the address at which to listen to other gateways [default: none]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_PEER_LISTEN")]
     pub peer_listen: Option<SocketAddr>,
-    /// What becomes of packets: drop those that are not admitted, or mark those that are, for rules of nftables to match
-    /// [default: drop]
+    /// How packets are treated: drop those that are not admitted, or mark those that are, for rules of nftables to
+    /// match [default: drop]
     #[arg(long, value_name = "drop|mark", env = "VOUCHSAFE_VERDICT", value_parser = verdict)]
     pub verdict: Option<Verdict>,
-    /// The mark of what is admitted, and which bits of a packet's mark are the verifier's [default: 0x56000000/0xffff0000]
+    /// The mark of admitted packets, and the bits of a packet's mark that the verifier uses [default:
+    /// 0x56000000/0xffff0000]
     #[arg(long, value_name = "MARK/MASK", env = "VOUCHSAFE_MARK", value_parser = mark)]
     pub mark: Option<Mark>,
     /// The section `[proofs]` of the file, which has no flags.
@@ -129,53 +132,53 @@ pub struct Options {
 }
 
 const DEFAULT_PAIRS: u32 = 1024;
-/// Flows that the inside of a gateway may have opened: half of the default room for flows.
+/// Default limit of flows opened by the inside of a gateway: half of the default room for flows.
 const OUTBOUND: u32 = 131_072;
 
-/// The bits of suites in the kernel program's configuration; none where none is named.
+/// Returns the bits of these suites in the kernel program's configuration; 0 for an empty list.
 fn suite_bits(suites: &[GrantSuite]) -> u16 {
     suites.iter().fold(0, |all, suite| all | 1 << suite.number())
 }
 
-/// Valid settings.
+/// Settings with defaults filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Interfaces by name; empty for every one.
+    /// Names of the interfaces to protect; empty for all.
     pub interfaces: Vec<String>,
-    /// Where packets are judged.
+    /// The hook at which packets are checked.
     pub hook: Choice,
-    /// Drop nothing.
+    /// Whether to only observe and drop nothing.
     pub observe: bool,
-    /// Protect at addresses that the policy names only.
+    /// Whether to protect only the addresses that the policy names.
     pub only_named: bool,
-    /// Adopt established connections when protection starts.
+    /// Whether to adopt established connections when protection starts.
     pub adopt: bool,
-    /// Users besides root who may ask `whois`.
+    /// Users besides root who may make `whois` requests.
     pub whois_users: Vec<String>,
-    /// Where metrics are served, if anywhere.
+    /// Address at which metrics are served, if at all.
     pub metrics: Option<SocketAddr>,
-    /// Room in the tables.
+    /// Sizes of the tables.
     pub sizes: Sizes,
     /// Interfaces behind which the protected hosts are; empty if this is no gateway.
     pub inside: Vec<String>,
-    /// The networks of inside addresses; empty if clients keep theirs.
+    /// Networks of inside addresses; empty if the inside sees clients' own addresses.
     pub pool: Vec<IpNet>,
-    /// The mark of what is admitted, if packets are marked and not dropped.
+    /// The mark of admitted packets, if packets are marked and not dropped.
     pub mark: Option<Mark>,
-    /// Where other gateways of this verifier listen.
+    /// Addresses of the other gateways of this verifier.
     pub peers: Vec<String>,
-    /// Where this one does.
+    /// Address at which this gateway listens to the others.
     pub peer_listen: Option<SocketAddr>,
-    /// Protect every address but these, and what of these is named.
+    /// Networks to exempt when every address is protected; within these, only what the policy names is protected.
     pub everything_but: Option<Vec<IpNet>>,
-    /// Where proofs are checked, if they are.
+    /// Settings of the check of proofs, if there is one.
     pub proofs: Option<ProofsSettings>,
-    /// What the kernel program is loaded with, but for what the authority and the directory say.
+    /// The kernel program's configuration, except for the parts from the authority and the directory.
     pub kernel: wire::map::VerifierConfig,
 }
 
 impl Options {
-    /// These settings, and where they are silent, `other`'s.
+    /// Returns these settings, with those that are not set taken from `other`.
     pub fn or(self, other: Self) -> Self {
         let list = |first: Vec<String>, second| if first.is_empty() { second } else { first };
         Self {
@@ -214,7 +217,7 @@ impl Options {
         }
     }
 
-    /// The settings with their defaults filled in.
+    /// Fills in the defaults.
     pub fn settings(self) -> Settings {
         let (sizes, kernel) = (Sizes::default(), wire::map::VerifierConfig::default());
         let gateway = !self.inside.is_empty();
@@ -322,7 +325,7 @@ mod tests {
         assert!(faults("replay_buckets = 100").contains("power of two"));
         assert!(faults("max_flows = 1").contains("from 16"));
         assert!(faults("udp_idle = \"1s\"").contains("from 5s"));
-        // Agents send a token every 15 s, and one may get lost.
+        // Agents send a token every 15 s, and one may be lost.
         assert!(faults("udp_renewal = \"20s\"").contains("from 30s"));
     }
 

@@ -1,14 +1,14 @@
-//! What the daemon's tasks share, and the answers to what is asked on the control socket.
+//! State that the daemon's tasks share, and the answers to requests on the control socket.
 
 use crate::addresses::Addresses;
-use crate::control::{Answer, Asker, Request};
+use crate::control::{Asker, Request};
 use crate::drops::Ring;
 use crate::owners::{OWNERS_MAX, Owners};
 use crate::peers::Peers;
 use crate::protection::Protection;
 use crate::{metrics, now, view};
 use anyhow::{Context, Result};
-use engine::api::{ExplainRequest, GrantOwner, VerifierState};
+use api::{ExplainRequest, GrantOwner, VerifierState};
 use engine::verifier::{explain, explain_flow};
 use serde::Serialize;
 use std::collections::HashSet;
@@ -17,31 +17,31 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 use wire::map::{Flow, FlowKey};
 
-/// How long a list of flows waits for the authority to name owners.
+/// How long a list of flows waits for the authority to report owners.
 const NAMING: Duration = Duration::from_secs(2);
-/// How many owners one answer asks the authority for.
+/// Largest number of owners that one answer asks the authority for.
 const NAMED_MAX: usize = 256;
 
-/// What only the daemon's loop can do.
+/// A request that only the daemon's main loop can carry out.
 pub enum Order {
-    /// Keep the protection that is being tried.
+    /// Keep the protection that is on trial.
     Confirm,
     /// End protection.
     Detach,
 }
 
-/// How it stands with the authority.
+/// State of the connection to the authority.
 #[derive(Default)]
 pub struct Health {
     /// Whether the event stream is up.
     pub connected: bool,
-    /// What went wrong last.
+    /// The last error; `None` once all is well again.
     pub trouble: Option<String>,
-    /// When configuration and keys were read last.
+    /// When configuration and keys were last read.
     pub read: Option<u64>,
 }
 
-/// What the tasks share.
+/// State shared by the daemon's tasks.
 pub struct Shared {
     verifier: String,
     instance: String,
@@ -61,7 +61,7 @@ pub struct Shared {
 pub struct Names {
     /// The verifier's id.
     pub verifier: String,
-    /// Which of several on this host.
+    /// Name of this instance on the host.
     pub instance: String,
     /// The authority's URL.
     pub url: String,
@@ -94,22 +94,22 @@ impl Shared {
         }
     }
 
-    /// The programs and tables, to read and to write entries.
+    /// Locks the programs and tables, to read and to write entries.
     pub fn protection(&self) -> RwLockReadGuard<'_, Protection> {
         self.protection.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The programs, to attach or replace them.
+    /// Locks the programs exclusively, to attach or replace them.
     pub fn protection_mut(&self) -> RwLockWriteGuard<'_, Protection> {
         self.protection.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whose grant is whose.
+    /// Locks the table of grant owners.
     pub fn owners(&self) -> MutexGuard<'_, Owners> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers whose a grant is, and tells the kernel where that matters there.
+    /// Stores a grant's owner, and passes it to the kernel's tables if they need it.
     pub fn learn(&self, owner: GrantOwner) {
         if let Err(error) = self.protection().note_class(&owner) {
             tracing::error!(person = owner.person, "no class: {error:#}");
@@ -122,25 +122,18 @@ impl Shared {
         self.owners().remember(owner);
     }
 
-    /// How it stands with the authority.
+    /// Locks the state of the connection to the authority.
     pub fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When the trial ends, if there is one.
+    /// Locks the end of the trial, `None` if there is no trial.
     pub fn trial(&self) -> MutexGuard<'_, Option<Instant>> {
         self.trial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Answers a request.
-    pub async fn answer(self: Arc<Self>, request: Request) -> Answer<serde_json::Value> {
-        match self.try_answer(request).await {
-            Ok(value) => Answer::Ok(value),
-            Err(error) => Answer::Error(format!("{error:#}")),
-        }
-    }
-
-    async fn try_answer(self: Arc<Self>, request: Request) -> Result<serde_json::Value> {
+    pub async fn answer(self: Arc<Self>, request: Request) -> Result<serde_json::Value> {
         match request {
             Request::Status => self.look(|shared| Ok(shared.status())).await,
             Request::Drops { from } => self.look(move |shared| shared.dropped(from)).await,
@@ -189,7 +182,7 @@ impl Shared {
         }
     }
 
-    /// The page of metrics.
+    /// Returns the page of metrics.
     pub async fn metrics(self: Arc<Self>) -> Result<shell::metrics::Page> {
         let look = |shared: &Self| Ok(metrics::page(&shared.status(), &shared.protection().counts()?, now()));
         self.read(look).await
@@ -201,7 +194,7 @@ impl Shared {
         done.await.context("the verifier is stopping")?
     }
 
-    /// Reads tables on a thread of its own: long tables take a while.
+    /// Reads tables on a blocking thread: long tables take a while.
     async fn read<T: Send + 'static>(
         self: Arc<Self>,
         read: impl FnOnce(&Self) -> Result<T> + Send + 'static,
@@ -216,7 +209,7 @@ impl Shared {
         json(&self.read(look).await?)
     }
 
-    /// Flows with their owners; those that are not known are asked of the authority, as far as it answers soon.
+    /// Adds owners to flows. Asks the authority for unknown ones, but waits for a short time only.
     async fn named(&self, flows: Vec<(FlowKey, Flow)>) -> Vec<view::Flow> {
         let unknown: HashSet<u64> = {
             let owners = self.owners();
@@ -246,7 +239,7 @@ impl Shared {
         Ok(drops)
     }
 
-    /// Says with a verdict that it is not carried out, where that is so.
+    /// Adds to a verdict against a packet that it is not carried out, if the verifier only observes or marks.
     fn as_done(&self, verdict: view::Verdict) -> view::Verdict {
         if verdict.passes {
             return verdict;
@@ -262,12 +255,12 @@ impl Shared {
         view::Verdict { text, ..verdict }
     }
 
-    /// Whether it only observes.
+    /// Reports whether the verifier only observes.
     pub fn observes(&self) -> bool {
         self.observe
     }
 
-    /// What it does.
+    /// Returns what the verifier is doing: closed, trying, observing or protecting.
     pub fn state(&self, protection: &Protection) -> VerifierState {
         match () {
             () if protection.is_closed() => VerifierState::Closed,

@@ -1,53 +1,54 @@
-//! What the verifier answers, as types: one definition for the daemon, the command line and applications. Times are Unix
-//! seconds; handles are 16 hex digits, as JSON numbers lose bits beyond 2^53 in many readers.
+//! The verifier's answers, as types: one definition for the daemon, the command line and applications. Times are Unix
+//! seconds; handles are 16 hex digits, as many readers lose bits of JSON numbers beyond 2^53.
 
-use engine::api::{GrantOwner, Service};
-use engine::protocol;
+use api::GrantOwner;
+use engine::model::Service;
+use engine::model::protocol;
 use engine::verifier::{Check as EngineCheck, Explanation, Outcome};
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use wire::Handle;
 use wire::map::{Flow as KernelFlow, FlowKey, origin};
 
-/// A flow, and who is behind it.
+/// A flow, and the person behind it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
-    /// The client, as the server sees it.
+    /// The client's address and port, as the server sees them.
     pub client: SocketAddr,
-    /// The client as the inside of the gateway sees it, where that is another.
+    /// The client's address and port as the inside of the gateway sees them, if they differ.
     pub inside: Option<SocketAddr>,
-    /// The server.
+    /// The server's address and port.
     pub server: SocketAddr,
     /// `tcp`, `udp` or a number.
     pub protocol: String,
-    /// The grant that admitted it; none if it was adopted, or opened from inside.
+    /// Handle of the grant that admitted the flow; none if the flow was adopted, or opened from inside.
     pub handle: Option<String>,
-    /// Whether it was established when protection started.
+    /// Whether the flow was established when protection started.
     pub adopted: bool,
-    /// Whether the inside of this gateway opened it: the client is whom it called.
+    /// Whether the inside of this gateway opened the flow: then `client` is the remote end.
     pub outbound: bool,
-    /// Whose grant it is; none if there is no grant, or neither the verifier nor the authority can say.
+    /// The person whom the grant is for; none if there is no grant, or neither the verifier nor the authority knows.
     pub person: Option<String>,
-    /// The device it was issued to.
+    /// The device that the grant was issued to.
     pub device: Option<String>,
-    /// The receiver's name.
+    /// Name of the receiver.
     pub receiver: Option<String>,
-    /// The rule that allowed it.
+    /// The rule that allowed the grant.
     pub rule: Option<String>,
-    /// When it was admitted or adopted.
+    /// When the flow was admitted or adopted.
     pub since: u64,
-    /// When its last packet came.
+    /// When the flow's last packet arrived.
     pub seen: u64,
     /// Packets towards the server.
     pub packets: u64,
     /// IP bytes towards the server.
     pub bytes: u64,
-    /// Whether the client has closed it.
+    /// Whether the client has closed the flow.
     pub closing: bool,
 }
 
 impl Flow {
-    /// A flow of the kernel's table with its owner.
+    /// Builds the view of a flow in the kernel's table, with its owner.
     pub fn new(key: &FlowKey, flow: &KernelFlow, inside: Option<SocketAddr>, owner: Option<&GrantOwner>) -> Self {
         let named = |name: fn(&GrantOwner) -> &String| owner.map(|owner| name(owner).clone());
         Self {
@@ -71,65 +72,66 @@ impl Flow {
     }
 }
 
-/// An inside address, and whose it is or was.
+/// A lease of an inside address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InsideAddress {
     /// The address.
     pub address: IpAddr,
-    /// Whose; none if the verifier no longer knows.
+    /// The person; none if the verifier no longer knows.
     pub person: Option<String>,
-    /// Since when.
+    /// When the lease began.
     pub since: u64,
-    /// Until it became somebody else's; none if it has not.
+    /// When the address was leased to another person; none if it has not been.
     pub until: Option<u64>,
-    /// How many flows it has.
+    /// Number of flows of the address.
     pub flows: u32,
 }
 
 /// A dropped packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drop {
-    /// Its number since the daemon started; numbers have no gaps.
+    /// Sequence number since the daemon started, without gaps.
     pub number: u64,
-    /// When.
+    /// When the packet was dropped.
     pub time: u64,
-    /// The drop reason's name.
+    /// Name of the drop reason.
     pub reason: String,
-    /// The client, if it could be read.
+    /// The client's address and port, if they could be read.
     pub client: Option<SocketAddr>,
-    /// The server, if it could be read.
+    /// The server's address and port, if they could be read.
     pub server: Option<SocketAddr>,
     /// `tcp`, `udp` or a number.
     pub protocol: String,
-    /// The grant its token names, if it had a readable one. Not proven unless the reason comes after the tag.
+    /// Handle of the grant that the packet's token names, if it had a readable one. Not proven unless the reason comes
+    /// after the check of the tag.
     pub handle: Option<String>,
-    /// The interface it came in on.
+    /// The interface on which the packet arrived.
     pub interface: String,
-    /// Its length in bytes.
+    /// Length of the packet in bytes.
     pub length: u16,
-    /// Whether it passed, because the verifier only observes.
+    /// Whether the packet passed because the verifier only observes.
     pub observed: bool,
 }
 
 /// A counter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
-    /// The outcome's name.
+    /// Name of the outcome.
     pub name: String,
-    /// Packets.
+    /// Number of packets.
     pub packets: u64,
 }
 
-/// What was dropped.
+/// Dropped and passed packets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drops {
     /// Packets per drop reason, since protection started.
     pub reasons: Vec<Counter>,
     /// Packets per other outcome.
     pub passed: Vec<Counter>,
-    /// Flows that the inside of a gateway opened, and that it wanted to open and that found no room.
+    /// Flows opened by the inside of a gateway, and those that it could not open for lack of room.
     pub opened: Vec<Counter>,
-    /// Drops that were counted and not reported.
+    /// Drops that were counted without a sample.
     pub samples_lost: u64,
     /// Whether the verifier only observes: packets that it would drop pass.
     pub observing: bool,
@@ -140,37 +142,37 @@ pub struct Drops {
 /// An interface under protection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Where packets are judged: `xdp` or `tc`.
+    /// The hook at which packets are checked: `xdp` or `tc`.
     pub hook: String,
     /// How the program is attached: `native`, `generic` or `offloaded` at XDP, `tcx` or `clsact` at tc.
     pub mode: String,
-    /// Why it has this hook.
+    /// Why this hook is used.
     pub why: String,
-    /// Its driver, where that is known.
+    /// The interface's driver, if known.
     pub driver: Option<String>,
 }
 
-/// An interface that no program is attached to.
+/// An interface to which no program is attached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NotAttached {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Why.
+    /// The reason.
     pub why: String,
-    /// Whether packets may reach what is protected through it, and nobody judges them.
+    /// Whether packets may reach protected services through this interface unchecked.
     pub open: bool,
 }
 
 /// A bounded table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
-    /// Its name.
+    /// Name of the table.
     pub name: String,
-    /// Entries in use; none where nobody counts them.
+    /// Number of entries in use; none if they are not counted.
     pub used: Option<u64>,
-    /// The most entries.
+    /// Largest number of entries.
     pub max: u64,
     /// Bytes per entry.
     pub bytes: u64,
@@ -181,63 +183,64 @@ pub struct Table {
 pub struct Protected {
     /// The prefix.
     pub prefix: String,
-    /// What of it is protected.
+    /// The services of the prefix that are protected.
     pub services: Vec<Service>,
 }
 
-/// What is protected beyond the addresses that receivers name.
+/// Protection beyond the addresses that receivers name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extended {
     /// The services that are protected at the other addresses of this host, too.
     pub services: Vec<Service>,
-    /// These addresses.
+    /// Networks of these addresses.
     pub networks: Vec<String>,
     /// Whether there were more services than one address has room for, so that ports between them are protected, too.
     pub crowded: bool,
 }
 
-/// A socket that takes packets which nobody judges.
+/// A socket that receives packets that no program checks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outside {
     /// `tcp` or `udp`.
     pub protocol: String,
-    /// What it is bound to.
+    /// The address and port that the socket is bound to.
     pub address: SocketAddr,
-    /// The addresses where packets reach it.
+    /// The addresses at which packets reach the socket unchecked.
     pub at: Vec<IpAddr>,
-    /// Whether it is protected at others.
+    /// Whether the socket is protected at its other addresses.
     pub partly: bool,
 }
 
-/// A gateway that is told of flows.
+/// A gateway that this one announces its flows to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Where it listens, as the settings have it.
+    /// Address of the peer, as configured.
     pub address: String,
-    /// Whether it has been told of all flows and hears of new ones.
+    /// Whether all flows have been announced to the peer, and new ones are.
     pub connected: bool,
-    /// What went wrong last, if something is wrong.
+    /// The last error, while there is one.
     pub trouble: Option<String>,
-    /// Flows that it took over or refreshed.
+    /// Number of flows that the peer took over or refreshed.
     pub told: u64,
-    /// Flows that it did not take: revoked, or without room or their inside address there.
+    /// Number of flows that the peer refused: revoked, or without room or their inside address there.
     pub refused: u64,
-    /// From a flow's first packet here until it passes there, microseconds: the median of the latest.
+    /// Median time from a flow's first packet here until the flow passes at the peer, over the latest flows;
+    /// microseconds.
     pub gap_us: Option<u64>,
-    /// The longest of these.
+    /// Longest such time among the latest flows, microseconds.
     pub gap_max_us: Option<u64>,
 }
 
-/// A gateway that tells of its flows.
+/// A gateway that announces its flows to this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerSource {
-    /// Where it connected from.
+    /// Address from which the peer connected.
     pub from: SocketAddr,
-    /// Since when.
+    /// When the peer connected.
     pub since: u64,
-    /// Flows taken over or refreshed.
+    /// Number of flows taken over or refreshed.
     pub taken: u64,
-    /// Flows that were not.
+    /// Number of flows refused.
     pub refused: u64,
 }
 
@@ -246,11 +249,11 @@ pub struct PeerSource {
 pub struct Status {
     /// The verifier's id.
     pub verifier: String,
-    /// Which of several on this host.
+    /// Name of the instance on this host.
     pub instance: String,
     /// `protecting`, `observing`, `trying` (unless confirmed, protection ends) or `closed` (admits nothing new).
     pub state: String,
-    /// Seconds until a trial ends.
+    /// Seconds until the trial ends, if there is one.
     pub trial_left: Option<u64>,
     /// The interfaces.
     pub interfaces: Vec<Interface>,
@@ -258,54 +261,54 @@ pub struct Status {
     pub inside: Vec<String>,
     /// Interfaces that are left out or can't be protected.
     pub not_attached: Vec<NotAttached>,
-    /// The mark of what is admitted, and which bits are its, if packets are marked and not dropped.
+    /// The mark of admitted packets and the bits that the verifier uses, if packets are marked and not dropped.
     pub mark: Option<String>,
-    /// The gateways that this one tells of its flows.
+    /// The gateways that this one announces its flows to.
     pub peers: Vec<Peer>,
-    /// The gateways that tell this one.
+    /// The gateways that announce their flows to this one.
     pub peers_heard: Vec<PeerSource>,
     /// The authority's URL.
     pub authority: String,
-    /// Whether its event stream is up.
+    /// Whether the event stream from the authority is up.
     pub connected: bool,
-    /// What went wrong with the authority last, if something is wrong.
+    /// The last problem with the authority, while there is one.
     pub trouble: Option<String>,
-    /// When configuration and keys were read last.
+    /// When configuration and keys were last read.
     pub read: Option<u64>,
     /// Until when there are keys; none if there is none for the current epoch.
     pub keys_until: Option<u64>,
-    /// Seconds an epoch lasts.
+    /// Length of an epoch, seconds.
     pub epoch_length: u32,
     /// The longest lifetime of a grant, seconds.
     pub max_lifetime: u32,
-    /// What is protected.
+    /// The protected prefixes.
     pub protected: Vec<Protected>,
-    /// What is protected besides what receivers name.
+    /// Protection beyond the addresses that receivers name.
     pub extended: Extended,
     /// Sockets of this host that are outside protection.
     pub outside: Vec<Outside>,
     /// The bounded tables.
     pub tables: Vec<Table>,
-    /// How it stands with proofs, if it checks them.
+    /// State of the check of proofs, if there is one.
     pub proofs: Option<Proofs>,
-    /// How many grants' owners are known.
+    /// Number of grants whose owners are known.
     pub owners: u64,
 }
 
-/// How a verifier of proofs stands.
+/// State of the verifier of proofs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proofs {
-    /// The endpoints that it stands before.
+    /// The endpoints behind this verifier.
     pub endpoints: Vec<String>,
-    /// The interfaces on which it checks.
+    /// The interfaces on which proofs are checked.
     pub interfaces: Vec<Interface>,
-    /// Interfaces on which it can't.
+    /// The interfaces on which proofs can't be checked.
     pub not_attached: Vec<NotAttached>,
-    /// Statements of withdrawn consent that have not ended.
+    /// Number of statements of withdrawn consent that have not ended.
     pub withdrawn: u64,
     /// Until when there are keys; none if there is none for the current epoch.
     pub keys_until: Option<u64>,
-    /// Packets that passed, by how.
+    /// Packets that passed, by outcome.
     pub passed: Vec<Counter>,
     /// Packets that were dropped, by drop reason.
     pub reasons: Vec<Counter>,
@@ -314,29 +317,29 @@ pub struct Proofs {
 /// One check of a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// What is looked at.
+    /// Name of the check.
     pub name: String,
     /// Whether the packet passed it.
     pub passed: bool,
-    /// What was found.
+    /// The finding, as text.
     pub text: String,
 }
 
 /// Whether a packet would pass, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Whether it would.
+    /// Whether the packet would pass.
     pub passes: bool,
     /// `not_ours`, `flow`, `token`, `consumed`, `icmp_error`, or the drop reason's name.
     pub outcome: String,
-    /// The checks in their order, up to the one that decided.
+    /// The checks in order, up to the one that decided.
     pub checks: Vec<Check>,
-    /// One sentence for people.
+    /// The result as a sentence.
     pub text: String,
 }
 
 impl Verdict {
-    /// What the engine says of a packet.
+    /// Builds a verdict from the engine's explanation of a packet.
     pub fn new(explanation: Explanation) -> Self {
         let (text, outcome) = (explanation.text(), explanation.outcome);
         let checks = explanation.checks.into_iter();

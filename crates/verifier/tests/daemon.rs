@@ -1,4 +1,4 @@
-//! The daemon as a process, its kernel programs on a real interface, and a real authority. Needs root.
+//! The daemon as a process, with its kernel programs on a real interface and a real authority. Needs root.
 
 mod boot;
 mod exposure;
@@ -22,7 +22,7 @@ use wire::map::{Flow, FlowKey};
 const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
 
-/// The verifier's command line, when the tests start themselves as that; else nothing.
+/// Runs the verifier's command line when the tests start their own executable as the verifier; otherwise does nothing.
 #[test]
 fn the_program() {
     program();
@@ -146,7 +146,7 @@ fn a_killed_daemon_leaves_protection_on() {
         assert_eq!(verifier.end().await.code(), None);
         assert_eq!(stage.links().unwrap(), ["eth0"]);
         assert!(echoes(&connection) && !stage.connects(SSH));
-        // The kernel goes on admitting with the keys it has.
+        // The kernel program keeps admitting with the keys it has.
         let grant = grant(&stage.alice().await).await;
         assert_eq!(stage.kernel(Sizes::default()).run(&syn(&grant, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
 
@@ -328,21 +328,21 @@ fn ten_thousand_flows_are_rechecked_within_a_second() {
         let kernel = stage.kernel(Sizes::default());
         assert_eq!(kernel.run(&syn(&grant, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
         stage.end_grants(&kernel);
-        // The authority knows none of these.
+        // The authority knows none of these grants.
         let key = |port| FlowKey::new([10, 77, 0, 2].into(), port, [10, 77, 0, 1].into(), 22, 6);
         for port in 10_000..20_000 {
             kernel.flows.insert(&key(port), &flow(u64::from(port))).unwrap();
         }
         let asked = Stopwatch::start();
         stage.apply(&POLICY.replace("person:alice", "person:bob")).await;
-        // One pass cuts them all. Looking at all of them takes time from the authority, which runs on this thread.
+        // One pass cuts all flows. Waiting on a single one spares the authority, which runs on this thread.
         until("the cut", || kernel.flows.get(&key(10_000)).unwrap().is_none().then_some(())).await;
         assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
         until("the end of the pass", || kernel.flows.keys().is_empty().then_some(())).await;
     });
 }
 
-/// A live flow of this grant.
+/// Returns a live flow of this grant.
 fn flow(handle: u64) -> Flow {
     let now = verifier::now() as u32;
     Flow { handle, origin: u8::from(handle == 0), since: now, seen: now, ..Flow::default() }
@@ -476,7 +476,7 @@ fn a_pin_whose_interface_is_gone_is_no_protection() {
         verifier.end().await;
         stage.replace_interface();
         echo(SSH);
-        // A new interface drops what is sent before the kernel has noticed its carrier.
+        // A new interface drops packets until the kernel has noticed its carrier.
         let connection = until("a way over the new interface", || stage.connect(SSH).ok()).await;
         let late = stage.run(&[]).await;
         assert!(late.log().contains("adopted=1"), "{}", late.log());

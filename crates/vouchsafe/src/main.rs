@@ -1,4 +1,5 @@
-//! The command line: one binary for all roles. What a role does is its crate's; here are arguments, logs, exit codes.
+//! The command line: one binary for all roles. Each role's crate does its work; this one handles arguments, logs, exit
+//! codes.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result};
@@ -13,7 +14,7 @@ use tracing_subscriber::EnvFilter;
 #[derive(Parser)]
 #[command(name = "vouchsafe", version)]
 struct Arguments {
-    /// How logs are written, to standard error; VOUCHSAFE_LOG says what (`info`, `authority=debug`, …)
+    /// Format of logs, on standard error; VOUCHSAFE_LOG sets their level (`info`, `authority=debug`, …)
     #[arg(long, global = true, value_enum, default_value_t, env = "VOUCHSAFE_LOG_FORMAT")]
     log_format: LogFormat,
     #[command(subcommand)]
@@ -33,17 +34,17 @@ enum LogFormat {
 enum Command {
     /// Log people in, evaluate policy, issue grants
     #[command(subcommand)]
-    Authority(authority::cli::AuthorityCommand),
+    Authority(authority::admin::cli::AuthorityCommand),
     /// Protect this host, or what is behind it
     #[command(subcommand)]
     Verifier(verifier::cli::VerifierCommand),
-    /// Run a tunnel endpoint: tenants in virtual networks in which receivers consent to senders
+    /// Run a tunnel endpoint, for tenants of virtual networks in which receivers consent to senders
     #[command(subcommand)]
     Svtep(svtep::cli::SvtepCommand),
-    /// Put tokens into first packets: the daemon and what it can be asked
+    /// Put tokens into first packets: run the daemon or query it
     #[command(subcommand)]
     Agent(agent::cli::AgentCommand),
-    /// The agent's commands that people use, without the word `agent`
+    /// The agent's commands for users, without the word `agent`
     #[command(flatten)]
     Shortcut(agent::cli::Shortcut),
     Doctor(doctor::Arguments),
@@ -59,7 +60,7 @@ enum Command {
     /// Write a man page for every command
     #[command(after_help = MAN)]
     Man {
-        /// The directory that they go into
+        /// The directory to write to
         #[arg(value_name = "DIR")]
         dir: PathBuf,
     },
@@ -81,7 +82,7 @@ fn main() -> ExitCode {
     };
     let done = runtime.block_on(async {
         match arguments.command {
-            Command::Authority(command) => authority::cli::run(command).await,
+            Command::Authority(command) => authority::admin::cli::run(command).await,
             Command::Verifier(command) => verifier::cli::run(command).await,
             Command::Svtep(command) => svtep::cli::run(command).await,
             Command::Agent(command) => agent::cli::run(command).await,
@@ -112,7 +113,7 @@ fn man(dir: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Exit code 2: it could not be done.
+/// Prints an error and returns exit code 2.
 fn cant(error: &anyhow::Error) -> ExitCode {
     eprintln!("vouchsafe: {error:#}");
     ExitCode::from(2)

@@ -1,4 +1,4 @@
-//! The binary's own commands: doctor in a namespace of its own (needs root), completions, man pages, help.
+//! The binary's own commands: doctor in a network namespace (needs root), completions, man pages, help.
 
 use lab::Namespace;
 use lab::net::veth;
@@ -16,7 +16,7 @@ fn text(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// What doctor found about `check` on `interface`: state and words.
+/// Returns doctor's finding for `check` on `interface`: its state and text.
 fn found(checks: &Value, interface: Option<&str>, check: &str) -> (String, String) {
     let mut all = checks.as_array().unwrap().iter();
     let one = all.find(|one| one["check"] == check && one["interface"].as_str() == interface);
@@ -80,7 +80,7 @@ fn doctor_leaves_the_program_of_somebody_else_alone() {
     });
 }
 
-/// Runs a command whose standard output nobody reads.
+/// Runs a command whose standard output is closed at once.
 fn unread(arguments: &[&str]) -> Output {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -123,7 +123,7 @@ fn what_cannot_be_revoked_and_what_nobody_was_told_is_said() {
         (output.status.code(), text(&output))
     };
     for (what, words) in [
-        (["--person", "zed"], "nobody called zed is known"),
+        (["--person", "zed"], "no person or service is called zed"),
         (["--device", "alice/laptop"], "no device alice/laptop is known"),
         (["--grant", "2e6a92cc1baada6d"], "there is no grant 2e6a92cc1baada6d"),
     ] {
@@ -164,7 +164,7 @@ fn every_command_has_a_man_page() {
     assert_eq!(vouchsafe(&["man", dir.to_str().unwrap()]).status.code(), Some(2), "the directory is gone");
 }
 
-/// Follows the list of commands that each help prints, so that none is left out.
+/// Every command that help lists has a help of its own; follows the lists from the top.
 #[test]
 fn every_command_helps() {
     let mut open = vec![Vec::<String>::new()];
@@ -273,7 +273,7 @@ fn a_policy_is_tried_applied_and_taken_back_from_the_command_line() {
     assert!(code == 2 && words.contains("no receivers in network `red`: in blue"), "{words}");
     let (code, words) = policy(&["explain", "alice", "-"]);
     assert!(code == 2 && words.contains("quotes"), "{words}");
-    assert_eq!(policy(&["replay", &first]), (0, "0 grants and 0 refusals of the last 24 h judged\n".into()));
+    assert_eq!(policy(&["replay", &first]), (0, "decided 0 grants and 0 refusals of the last 24 h again\n".into()));
 
     let third = write("third.toml", &POLICY.replace("tcp/22\"\nverifier", "all\"\nverifier"));
     assert_eq!(policy(&["apply", &third]).0, 0);
@@ -324,7 +324,7 @@ fn a_policy_made_to_blow_up_is_refused_in_bounded_memory() {
     ];
     for (name, text, expected) in cases {
         std::fs::write(&file, text).unwrap();
-        // 1 GiB of addresses, in KiB: what does not fit aborts.
+        // 1 GiB of address space, in KiB: a larger allocation aborts.
         let script = "ulimit -v 1048576; exec \"$0\" authority policy check \"$1\" --dir \"$2\"";
         let output = Command::new("sh").args(["-c", script, VOUCHSAFE]).arg(&file).arg(&dir).output().unwrap();
         let words = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();

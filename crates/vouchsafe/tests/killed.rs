@@ -1,9 +1,10 @@
-//! A server that is killed in the middle of its work: what it answered is in the database, and the audit trail is whole.
+//! A server is killed in the middle of its work: the grants that it issued are in the database, and the audit trail is
+//! whole.
 
+use api::{GrantRequest, Login};
 use authority::storage::Database;
 use authority::{Directory, now};
 use client::Authority;
-use engine::api::{GrantRequest, Login};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -24,12 +25,12 @@ action = \"allow\"
 who = \"everyone\"
 to = \"git\"
 ";
-/// Who ask for grants at the same time, so that several are recorded together.
+/// Clients that request grants concurrently, so that several grants are recorded together.
 const CALLERS: usize = 32;
-/// Grants that were answered when the server is killed; with what is under way, less than a session may have.
+/// Number of issued grants at which the server is killed; with those under way, fewer than a session may have.
 const ANSWERED: usize = 200;
 const ROUNDS: usize = 3;
-/// Nothing is waited for longer.
+/// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server as a process of its own.
@@ -50,7 +51,7 @@ impl Server {
         Self { process, url }
     }
 
-    /// SIGKILL.
+    /// Kills the process with SIGKILL.
     fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -78,7 +79,7 @@ async fn what_was_answered_is_recorded_though_the_server_is_killed() {
         let mut server = Server::start(&directory);
         let caller = Authority::new(&server.url, Some(&ca)).unwrap();
         let token = match &token {
-            // The session outlives the server, too.
+            // The session survives the server's end.
             Some(token) => token,
             None => {
                 let (person, password, device) = ("alice".into(), PASSWORD.into(), "laptop".into());
@@ -104,7 +105,7 @@ async fn what_was_answered_is_recorded_though_the_server_is_killed() {
     }
 }
 
-/// The handles of grants that were answered before a server was killed, which is when there are enough.
+/// Requests grants until enough have been issued, then kills the server; returns the handles of the issued grants.
 async fn grants_until_killed(server: &mut Server, caller: &Authority) -> BTreeSet<String> {
     let (tell, mut told) = mpsc::unbounded_channel();
     for _ in 0..CALLERS {

@@ -6,7 +6,7 @@ use verifier::view;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// A page of each role on which no metric is empty.
+/// Returns a page of each role on which no metric is empty.
 fn pages() -> [String; 4] {
     let calls = authority::metrics::counters::Metrics::default();
     calls.note("/v1/grants", "ok", 0.01);
@@ -121,14 +121,14 @@ fn endpoint() -> svtep::view::Status {
     }
 }
 
-/// What can be asked for: the names of samples.
+/// Returns the names of all samples.
 fn samples() -> BTreeSet<String> {
     let pages = pages().concat();
     let lines = pages.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| line.split(['{', ' ']).next().unwrap().to_owned()).collect()
 }
 
-/// The names in a text that begin with `vouchsafe_` and a role.
+/// Returns the names in a text that begin with `vouchsafe_` and a role.
 fn named(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let roles = ["vouchsafe_authority_", "vouchsafe_verifier_", "vouchsafe_agent_", "vouchsafe_svtep_"];
@@ -148,7 +148,7 @@ fn the_dashboard_draws_metrics_that_exist() {
     let asked: BTreeSet<_> = targets.flat_map(|target| named(target["expr"].as_str().unwrap())).collect();
     let missing: Vec<_> = asked.difference(&samples()).cloned().collect();
     assert!(missing.is_empty(), "no role has {missing:?}");
-    // A histogram's parts aside, everything that is measured is drawn.
+    // Everything that is measured is drawn, except the parts of histograms.
     let drawn = |name: &String| asked.contains(name) || name.contains("_call_seconds");
     let forgotten: Vec<_> = samples().into_iter().filter(|name| !drawn(name)).collect();
     assert!(forgotten.is_empty(), "nowhere drawn: {forgotten:?}");

@@ -1,6 +1,7 @@
-//! How much of each packet is headers, and what is left for tenants, beside Ethernet and VXLAN.
+//! Computes the share of headers in each packet and the room left for tenants, compared with Ethernet and VXLAN.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is VXLAN. Computed, not measured: docs/overhead.md has the same as a table, and a test holds the two together.
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is VXLAN. The figures are computed, not
+//! measured: docs/overhead.md has them as a table, and a test compares the two.
 
 #[path = "overhead/rows.rs"]
 mod rows;

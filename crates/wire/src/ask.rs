@@ -1,7 +1,7 @@
-//! Asking for a path segment in one datagram, and the answer in one (wire.md §8.13). Whether a request is new, and what it
-//! is answered, is others' to decide.
+//! Requests for path segments in one datagram, answered in one (wire.md §8.13). This module does not decide whether a
+//! request is new or how to answer it.
 //!
-//! Requests have one length, answers one that is no longer: by their types, nobody can be flooded with answers.
+//! Requests have one fixed length, answers a shorter one, so an attacker can't amplify a flood of answers.
 
 use crate::segment::{PROOFS_MAX, Vni};
 use core::net::{IpAddr, Ipv6Addr};
@@ -14,13 +14,13 @@ pub const REQUEST_LEN: usize = 256;
 /// Bytes of an answer.
 pub const ANSWER_LEN: usize = 252;
 const _: () = assert!(ANSWER_LEN <= REQUEST_LEN, "whoever asks in another's name sends that one no more than it sent");
-/// Bytes of what a request seals.
+/// Bytes of a question: the sealed part of a request.
 pub const QUESTION_LEN: usize = REQUEST_LEN - REQUEST_HEAD_LEN - TAG_LEN;
-/// Bytes of what an answer seals.
+/// Bytes of a reply: the sealed part of an answer.
 pub const REPLY_LEN: usize = ANSWER_LEN - ANSWER_HEAD_LEN - TAG_LEN;
 /// The longest name of a network.
 pub const NAME_MAX: usize = 64;
-/// The longest option with a segment: of five proofs by an authority with an IPv6 address.
+/// The longest option with a segment: five proofs, issued by an authority with an IPv6 address.
 pub const OPTION_MAX: usize = 4 + 16 + 16 + 16 * PROOFS_MAX as usize;
 /// The longest text of a refusal.
 pub const TEXT_MAX: usize = REPLY_LEN - 2;
@@ -34,12 +34,12 @@ const GIVEN_HEAD_LEN: usize = 28;
 const _: () =
     assert!(GIVEN_HEAD_LEN + OPTION_MAX + 16 * PROOFS_MAX as usize == REPLY_LEN, "there is room for the longest");
 
-/// A request as it travels.
+/// An encoded request.
 pub type Request = [u8; REQUEST_LEN];
-/// An answer as it travels.
+/// An encoded answer.
 pub type Answer = [u8; ANSWER_LEN];
 
-/// The number of a line: random, says nothing about who has it.
+/// The number of a line: random, reveals nothing about its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LineNumber(pub u64);
 
@@ -47,7 +47,7 @@ pub struct LineNumber(pub u64);
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct LineKey([u8; 32]);
 
-/// What a datagram is sealed as.
+/// Direction of a sealed datagram, part of its nonce.
 #[derive(Clone, Copy)]
 enum Way {
     Request = 0,
@@ -55,17 +55,17 @@ enum Way {
 }
 
 impl LineKey {
-    /// Takes 32 random bytes as the key.
+    /// Wraps 32 random bytes.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// All 32 bytes, to hand them to whose line it is.
+    /// Returns all 32 bytes, to be sent to the owner of the line.
     pub const fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// Seals a request. No two with this key may have the same counter.
+    /// Seals a request. Every request sealed with this key must have a different counter.
     pub fn seal_request(&self, line: LineNumber, counter: u64, question: &[u8; QUESTION_LEN]) -> Option<Request> {
         let mut request = [0; REQUEST_LEN];
         let (head, sealed) = request.split_first_chunk_mut::<REQUEST_HEAD_LEN>()?;
@@ -74,13 +74,14 @@ impl LineKey {
         Some(request)
     }
 
-    /// Opens a request in place, which [`envelope`] says to be of this key's line; `None` if it was not sealed with this key.
+    /// Opens a request in place that [`envelope`] attributes to this key's line; returns `None` if it was not sealed
+    /// with this key.
     pub fn open_request<'a>(&self, envelope: Envelope, request: &'a mut [u8]) -> Option<&'a [u8; QUESTION_LEN]> {
         let (head, sealed) = request.split_first_chunk_mut::<REQUEST_HEAD_LEN>()?;
         self.open(Way::Request, envelope.counter, head, sealed)?.first_chunk()
     }
 
-    /// Seals the answer to the request with this counter. A request is answered once.
+    /// Seals the answer to the request with this counter. Each request gets only one answer.
     pub fn seal_answer(&self, counter: u64, reply: &[u8; REPLY_LEN]) -> Option<Answer> {
         let mut answer = [0; ANSWER_LEN];
         let (head, sealed) = answer.split_first_chunk_mut::<ANSWER_HEAD_LEN>()?;
@@ -89,7 +90,7 @@ impl LineKey {
         Some(answer)
     }
 
-    /// Opens an answer in place; the result is the counter of the request that it answers, and what it says.
+    /// Opens an answer in place; returns the counter of the request that it answers, and the reply.
     pub fn open_answer<'a>(&self, answer: &'a mut [u8]) -> Option<(u64, &'a [u8; REPLY_LEN])> {
         if answer.len() != ANSWER_LEN {
             return None;
@@ -140,16 +141,16 @@ fn answer_head(counter: u64) -> [u8; ANSWER_HEAD_LEN] {
     head
 }
 
-/// What a request shows without the key.
+/// Unsealed fields of a request, readable without the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// Whose line it claims to be of.
+    /// The line that the request claims to belong to.
     pub line: LineNumber,
-    /// Which of the line's requests it claims to be.
+    /// The counter that the request claims to have.
     pub counter: u64,
 }
 
-/// Reads the outside of a request; `None` if it is none.
+/// Parses the unsealed fields of a request; returns `None` if the datagram is not a request.
 pub fn envelope(datagram: &[u8]) -> Option<Envelope> {
     let (head, sealed) = datagram.split_first_chunk::<REQUEST_HEAD_LEN>()?;
     let (magic, numbers) = head.split_first_chunk::<4>()?;
@@ -160,12 +161,12 @@ pub fn envelope(datagram: &[u8]) -> Option<Envelope> {
     is_one.then_some(envelope)
 }
 
-/// What is asked: may this sender of a virtual network send there?
+/// The question in a request: whether this sender of a virtual network may send to this receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question<'a> {
     /// The virtual network's name: 1 to [`NAME_MAX`] printable ASCII characters.
     pub network: &'a str,
-    /// The sender's address in it.
+    /// The sender's address in the virtual network.
     pub sender: IpAddr,
     /// The endpoint through which the sender sends.
     pub sending: IpAddr,
@@ -183,7 +184,7 @@ impl<'a> Question<'a> {
     const KIND: u8 = 1;
     const HEAD_LEN: usize = 56;
 
-    /// As a request seals it; `None` if the name or the protocol can't be one.
+    /// Encodes the question for sealing; returns `None` if the name or the protocol is invalid.
     pub fn encode(&self) -> Option<[u8; QUESTION_LEN]> {
         let mut bytes = [0; QUESTION_LEN];
         if !name_is_valid(self.network.as_bytes()) || self.protocol == 0 {
@@ -203,7 +204,7 @@ impl<'a> Question<'a> {
         Some(bytes)
     }
 
-    /// Reads what a request sealed. Whatever is read has one form only.
+    /// Parses the sealed part of a request. Every question has exactly one encoding.
     pub fn decode(bytes: &'a [u8; QUESTION_LEN]) -> Option<Self> {
         let (head, rest) = bytes.split_at(Self::HEAD_LEN);
         let ([kind, protocol, p0, p1, s0, s1, length, 0], addresses) = head.split_first_chunk()? else { return None };
@@ -224,61 +225,61 @@ impl<'a> Question<'a> {
     }
 }
 
-/// What is answered.
+/// The reply in an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply<'a> {
-    /// The segment.
+    /// The authority issues the segment.
     Given(GivenReply<'a>),
-    /// There is none.
+    /// The authority refuses.
     Refused {
-        /// Why.
+        /// Reason for the refusal.
         reason: Refusal,
-        /// The same for people.
+        /// Reason for the refusal, as text for people.
         text: &'a str,
     },
 }
 
-/// A segment that is given.
+/// A segment that the authority issues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GivenReply<'a> {
     /// The virtual network.
     pub vni: Vni,
     /// The authority's clock, Unix seconds.
     pub now: u32,
-    /// The endpoint to send to.
+    /// The endpoint that packets have to be sent to.
     pub receiving: IpAddr,
-    /// The Geneve option with the segment, from its class on: whole words, at most [`OPTION_MAX`] bytes.
+    /// The Geneve option with the segment, starting at its class: whole words, at most [`OPTION_MAX`] bytes.
     pub option: &'a [u8],
-    /// The hops of a fixed path, in its order.
+    /// The hops of a fixed path, in the order of the path.
     pub hops: &'a [[u8; 16]],
 }
 
-/// Why there is no segment: a numbered list that only grows.
+/// Reason why the authority issues no segment: a numbered, append-only list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Refusal {
-    /// A rule says no.
+    /// A rule denies it.
     Denied = 1,
-    /// No rule says yes.
+    /// No rule allows it.
     NoRule = 2,
-    /// Nothing there may be sent to.
+    /// No receiver at this address and service may be sent to.
     NoReceiver = 3,
-    /// It can't be, whatever the policy says.
+    /// The segment is impossible, regardless of the policy.
     NoSegment = 4,
-    /// Too many were given that have not ended, or too many at a time.
+    /// Too many issued segments have not expired, or too many requests arrive at a time.
     Busy = 5,
     /// The session ended.
     NotLoggedIn = 6,
-    /// The authority's own fault.
+    /// The authority failed internally.
     Internal = 7,
 }
 
 impl Refusal {
-    /// All, in the order of their numbers.
+    /// All refusals, in the order of their numbers.
     pub const ALL: [Self; 7] =
         [Self::Denied, Self::NoRule, Self::NoReceiver, Self::NoSegment, Self::Busy, Self::NotLoggedIn, Self::Internal];
 
-    /// The type of the problem that the same question gets over HTTPS.
+    /// Returns the problem type that the same question gets over HTTPS.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Denied => "denied",
@@ -293,7 +294,7 @@ impl Refusal {
 }
 
 impl<'a> Reply<'a> {
-    /// As an answer seals it; `None` if the option, the hops or the text have no room.
+    /// Encodes the reply for sealing; returns `None` if the option, the hops or the text are too long.
     pub fn encode(&self) -> Option<[u8; REPLY_LEN]> {
         let mut bytes = [0; REPLY_LEN];
         match self {
@@ -320,7 +321,7 @@ impl<'a> Reply<'a> {
         Some(bytes)
     }
 
-    /// Reads what an answer sealed. Whatever is read has one form only.
+    /// Parses the sealed part of an answer. Every reply has exactly one encoding.
     pub fn decode(bytes: &'a [u8; REPLY_LEN]) -> Option<Self> {
         let [kind, length, rest @ ..] = bytes;
         if *kind != 0 {

@@ -1,6 +1,6 @@
-//! How a token travels (wire.md §4).
+//! Token carriers (wire.md §4).
 
-/// A carrier. Its number is a bit, of which a verifier's settings hold several.
+/// A way for a token to travel in a packet. Its number is a bit: a verifier's settings combine several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Carrier {
@@ -15,7 +15,7 @@ impl Carrier {
     /// Every carrier.
     pub const ALL: [Self; 2] = [Self::Tail, Self::Shim];
 
-    /// The name used in configuration and logs.
+    /// Returns the name used in configuration and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tail => "tail",
@@ -23,12 +23,12 @@ impl Carrier {
         }
     }
 
-    /// The carrier with this name.
+    /// Returns the carrier with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|carrier| carrier.name() == name)
     }
 
-    /// The carrier with this number.
+    /// Returns the carrier with this number.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|carrier| *carrier as u8 == number)
     }

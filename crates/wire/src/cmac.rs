@@ -1,5 +1,6 @@
-//! AES-128-CMAC (RFC 4493) in one call of the cipher. What the library gets ready for a call, round keys for many blocks side by
-//! side, takes it longer than a message's few blocks, which wait for one another; its own CMAC calls the cipher twice.
+//! AES-128-CMAC (RFC 4493) in one call of the cipher. The `aes` crate prepares each call for many blocks in parallel,
+//! which costs more than encrypting the few blocks of a message, each of which depends on the one before. The `cmac`
+//! crate calls the cipher twice.
 
 use aes::Aes128;
 use aes::cipher::consts::U16;
@@ -7,7 +8,7 @@ use aes::cipher::{Block, BlockCipherEncBackend, BlockCipherEncClosure, BlockCiph
 
 const LEN: usize = 16;
 
-/// The MAC of the concatenated parts.
+/// Computes the MAC of the concatenated parts.
 pub fn cmac(key: &[u8; LEN], parts: &[&[u8]]) -> [u8; LEN] {
     let mut mac = [0; LEN];
     Aes128::new(key.into()).encrypt_with_backend(Chain { parts, mac: &mut mac });
@@ -35,7 +36,7 @@ impl BlockCipherEncClosure for Chain<'_> {
         for part in self.parts {
             let mut rest = *part;
             while !rest.is_empty() {
-                // Only when more follows: the last block, full or not, is another matter.
+                // Only if more bytes follow: the last block, full or not, is handled below.
                 if filled == LEN {
                     state = encrypt(state ^ u128::from_be_bytes(block));
                     filled = 0;
@@ -56,7 +57,7 @@ impl BlockCipherEncClosure for Chain<'_> {
     }
 }
 
-/// Twice this in GF(2^128), in constant time.
+/// Doubles a value in GF(2^128), in constant time.
 const fn double(of: u128) -> u128 {
     (of << 1) ^ ((of >> 127) * 0x87)
 }
@@ -67,7 +68,7 @@ mod tests {
     use ::cmac::{Cmac, Mac};
     use proptest::prelude::*;
 
-    /// RFC 4493 §4.
+    /// The test vectors of RFC 4493 §4 hold.
     #[test]
     fn the_standards_examples_come_out() {
         let bytes = |hex: &str| hex::decode(hex).unwrap();

@@ -1,24 +1,24 @@
-//! Why a verifier drops a packet: one numbered, append-only list (wire.md §6.7).
+//! Drop reasons of a verifier: one numbered, append-only list (wire.md §6.7).
 //!
-//! The same numbers stand in `bpf/include/drop_reason.h`; a test in `datapath` holds the two together.
+//! `bpf/include/drop_reason.h` has the same numbers; a test in `datapath` compares them.
 
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal;)*) => {
-        /// Why a packet was dropped. The numbers are wire.md §6.7's and never change.
+        /// Reason for dropping a packet. The numbers are those of wire.md §6.7 and never change.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
         pub enum DropReason { $($(#[$doc])* $variant = $number,)* }
 
         impl DropReason {
-            /// Every reason, in the order of its number.
+            /// Every reason, in the order of the numbers.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
-            /// The name used in metrics, logs and documents.
+            /// Returns the name used in metrics, logs and documents.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
 
-            /// The reason with this number, if there is one.
+            /// Returns the reason with this number, if there is one.
             pub const fn from_number(number: u8) -> Option<Self> {
                 match number { $($number => Some(Self::$variant),)* _ => None }
             }
@@ -31,7 +31,7 @@ drop_reasons! {
     NoToken = 1, "no_token";
     /// A token or packet that breaks the format.
     Malformed = 2, "malformed";
-    /// A suite this verifier does not speak.
+    /// A suite that this verifier does not accept.
     UnknownSuite = 3, "unknown_suite";
     /// An epoch that is neither the previous, the current nor the next, or whose key is missing.
     UnknownEpoch = 4, "unknown_epoch";
@@ -41,7 +41,7 @@ drop_reasons! {
     LifetimeTooLong = 6, "lifetime_too_long";
     /// The sender's clock is more than 30 s away.
     ClockSkew = 7, "clock_skew";
-    /// The tag is not the one the grant's key gives.
+    /// The tag is not the one that the grant's key yields.
     BadTag = 8, "bad_tag";
     /// The grant was revoked.
     Revoked = 9, "revoked";
@@ -53,7 +53,8 @@ drop_reasons! {
     Fragment = 12, "fragment";
     /// A mid-flow packet of an unknown flow.
     NoFlow = 13, "no_flow";
-    /// A gateway has no inside address for it: none is free, or it isn't known yet whose grant it is.
+    /// The gateway has no inside address for the flow: none is free, or the gateway does not yet know whose grant it
+    /// is.
     NoAddress = 14, "no_address";
 }
 

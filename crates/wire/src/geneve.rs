@@ -12,16 +12,16 @@ pub const PORT: u16 = 6081;
 pub const HEADER_LEN: usize = 8;
 /// Bytes of an option's header.
 pub const OPTION_HEADER_LEN: usize = 4;
-/// The option's class, of those for experiments.
+/// The option's class, from the experimental range.
 pub const OPTION_CLASS: u16 = 0xff53;
-/// The option's type, with the bit that says that who doesn't know it must drop the packet.
+/// The option's type, with the critical bit: a receiver that does not know the option has to drop the packet.
 pub const OPTION_TYPE: u8 = 0x81;
-/// Where in Geneve's header the authority's address is; behind that are the proofs.
+/// Offset of the authority's address from the start of Geneve's header; the proofs follow the address.
 pub(crate) const PROOFS_AT: usize = HEADER_LEN + OPTION_HEADER_LEN + HEAD_LEN;
-/// The longest that Geneve's header with our option can be.
+/// Maximum length of Geneve's header with our option.
 pub const ENCAPSULATION_MAX: usize = HEADER_LEN + OPTION_HEADER_LEN + HEAD_LEN + 16 + 5 * 16;
 
-/// What an encapsulation carries.
+/// Payload type of an encapsulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Payload {
@@ -47,21 +47,21 @@ impl Payload {
 /// Geneve's header with a segment and its proofs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encapsulation<'a> {
-    /// What follows.
+    /// Type of the inner packet.
     pub payload: Payload,
     /// The virtual network.
     pub vni: Vni,
     /// The segment.
     pub segment: Segment,
-    /// Its proofs: as many as it says.
+    /// The segment's proofs, as many as its `count`.
     pub proofs: &'a [[u8; 16]],
 }
 
 impl<'a> Encapsulation<'a> {
-    /// The bit of Geneve's header that says that there are critical options, and no other bit.
+    /// The flags of Geneve's header with only the bit for critical options set.
     pub const CRITICAL: u8 = 0x40;
 
-    /// Reads the payload of a UDP datagram; the rest is the inner packet. The errors are `NoToken` where our option isn't
+    /// Parses the payload of a UDP datagram; the rest is the inner packet. The errors are `NoToken` if our option isn't
     /// the first, `Malformed` and `UnknownSuite`.
     pub fn decode(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), DropReason> {
         let (header, rest) = bytes.split_first_chunk::<HEADER_LEN>().ok_or(DropReason::Malformed)?;
@@ -85,8 +85,8 @@ impl<'a> Encapsulation<'a> {
         Ok((Self { payload, vni: vni.into(), segment, proofs }, inner))
     }
 
-    /// Writes the header into `room`; the result is its length. `None` if there is too little room, or the segment's number
-    /// of proofs is not that of the proofs.
+    /// Writes the header into `room`; returns its length. Returns `None` if there is too little room, or the segment's
+    /// `count` is not the number of proofs.
     pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
         let authority: &[u8] = match &self.segment.authority {
             IpAddr::V4(address) => &address.octets(),
@@ -112,8 +112,8 @@ impl<'a> Encapsulation<'a> {
     }
 }
 
-/// Adds one to the pointer of a packet whose encapsulation is right, and mends the UDP checksum if there is one (wire.md
-/// §8.9). `None` if it is no datagram, or too short.
+/// Advances the pointer of a packet with a valid encapsulation, and updates the UDP checksum if there is one
+/// (wire.md §8.9). Returns `None` if the packet is not a UDP datagram, or too short.
 pub fn advance(frame: &mut [u8], packet: &Packet) -> Option<()> {
     if packet.protocol != UDP {
         return None;
@@ -126,7 +126,7 @@ pub fn advance(frame: &mut [u8], packet: &Packet) -> Option<()> {
     word[0] = word[0].checked_add(1)?;
     let new = u16::from_be_bytes(*word);
     if !stays {
-        // Of the two zeros of one's complement, UDP sends the one that doesn't mean "no checksum".
+        // One's complement has two zeros; UDP uses 0xffff, since 0 means "no checksum".
         let mended = tail::replace(checksum, old, new);
         *frame.get_mut(field..)?.first_chunk_mut()? = if mended == 0 { 0xffff } else { mended }.to_be_bytes();
     }

@@ -7,10 +7,10 @@ use core::net::IpAddr;
 
 /// Bytes of a grant header.
 pub const HEADER_LEN: usize = 16;
-/// The format version this crate speaks.
+/// The format version that this crate implements.
 pub const VERSION: u8 = 1;
 
-/// A grant's random identifier; says nothing about its subject to an outsider.
+/// A grant's random identifier; it reveals nothing about the subject to an outsider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle(pub u64);
 
@@ -31,7 +31,7 @@ impl Flags {
     pub const SOURCE: Self = Self(2);
     /// The sender consents to packets from the receiver.
     pub const REPLY: Self = Self(4);
-    /// One flow only.
+    /// The grant is for one flow only.
     pub const SINGLE: Self = Self(8);
     /// The grant key itself is the proof in every packet; never valid as a token's key.
     pub const BEARER: Self = Self(16);
@@ -39,19 +39,19 @@ impl Flags {
     pub const IPV6: Self = Self(32);
     const RESERVED: u8 = 0xc0;
 
-    /// Whether every flag of `other` is set.
+    /// Reports whether every flag of `other` is set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// These flags and those of `other`.
+    /// Returns these flags and those of `other`.
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// Where a packet goes, as the MACs see it: address, protocol, port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Destination of a packet as the MACs cover it: address, protocol, port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Destination {
     /// The receiver's address.
     pub address: IpAddr,
@@ -88,25 +88,25 @@ impl Block {
         }
     }
 
-    /// The destination block of a packet (wire.md §3.7).
+    /// Builds the destination block of a packet (wire.md §3.7).
     pub fn destination(to: &Destination) -> Self {
         let [high, low] = to.port.to_be_bytes();
         let rest = [to.protocol, 0, high, low, 0, 0, 0, 0];
         Self::new(to.address, if to.address.is_ipv4() { &rest[..4] } else { &rest })
     }
 
-    /// The source block of a grant that is bound to `source` (wire.md §3.4).
+    /// Builds the source block of a grant that is bound to `source` (wire.md §3.4).
     pub fn source(source: IpAddr) -> Self {
         Self::new(source, if source.is_ipv4() { &[0; 4] } else { &[] })
     }
 
-    /// The bytes as the MAC takes them.
+    /// Returns the bytes that the MAC covers.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 }
 
-/// `address` with all bits behind the prefix cleared.
+/// Returns `address` with all bits behind the prefix cleared.
 pub fn mask(address: IpAddr, prefix_length: u8) -> IpAddr {
     match address {
         IpAddr::V4(a) => {
@@ -129,16 +129,16 @@ pub struct GrantHeader {
     pub flags: Flags,
     /// The low 8 bits of the epoch.
     pub epoch: u8,
-    /// How many leading bits of the destination the grant fixes.
+    /// Number of leading bits of the destination that the grant fixes.
     pub prefix_length: u8,
-    /// When the grant ends, Unix seconds.
+    /// Expiry of the grant, Unix seconds.
     pub expires: u32,
     /// The grant's identifier.
     pub handle: Handle,
 }
 
 impl GrantHeader {
-    /// The 16 bytes on the wire.
+    /// Returns the 16 bytes on the wire.
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[0] = VERSION << 4 | self.suite as u8;
@@ -150,8 +150,8 @@ impl GrantHeader {
         bytes
     }
 
-    /// Reads a header. Form is judged before suite, as wire.md §6.4 orders it: the errors are `Malformed` (version,
-    /// reserved flags, prefix length) and `UnknownSuite`.
+    /// Parses a header. The form is checked before the suite, in the order of wire.md §6.4: the errors are `Malformed`
+    /// (version, reserved flags, prefix length) and `UnknownSuite`.
     pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, DropReason> {
         let [first, flags, epoch, prefix_length, e0, e1, e2, e3, handle @ ..] = *bytes;
         let flags = Flags(flags);
@@ -169,8 +169,8 @@ impl GrantHeader {
         })
     }
 
-    /// The grant's key for packets to `to` from `source` (wire.md §3.5). What the flags leave open (port, source, low
-    /// bits of the address) does not enter it.
+    /// Derives the grant's key for packets from `source` to `to` (wire.md §3.5). Fields that the flags leave open
+    /// (port, source, low bits of the address) do not enter the key.
     pub fn key(&self, verifier_key: &VerifierKey, to: &Destination, source: IpAddr) -> GrantKey {
         let fixed = self.flags.has(Flags::PORT);
         let scope = Block::destination(&Destination {

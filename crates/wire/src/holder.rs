@@ -1,4 +1,5 @@
-//! Whose a grant is: the number in its handle that its verifier can read, and nobody on the path (wire.md §3.9).
+//! Grant holders: the number in a handle that only the grant's verifier can read, and no one on the path
+//! (wire.md §3.9).
 
 use crate::grant::Handle;
 use crate::key::VerifierKey;
@@ -7,32 +8,33 @@ use crate::mac::Suite;
 
 const LABEL: &[u8; 4] = b"hold";
 
-/// The number of an account and of one of its sessions: what a verifier budgets by, and what ends a session's grants and
-/// flows by one statement.
+/// The number of an account and of one of its sessions. Verifiers count flows and tokens per account by it, and the
+/// authority ends all grants and flows of a session with one statement about it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder(pub u32);
 
 impl Holder {
-    /// The largest account number. An authority gives each number once.
+    /// The largest account number. An authority assigns each number once.
     pub const ACCOUNT_MAX: u32 = (1 << 24) - 1;
 
-    /// The holder for this session of this account. `None` if the account is larger than [`Self::ACCOUNT_MAX`].
+    /// Returns the holder for this session of this account, or `None` if the account number exceeds
+    /// [`Self::ACCOUNT_MAX`].
     pub const fn new(account: u32, session: u8) -> Option<Self> {
         if account > Self::ACCOUNT_MAX { None } else { Some(Self(account << 8 | session as u32)) }
     }
 
-    /// The number of the account: a person's or a service's.
+    /// Returns the account's number: a person's or a service's.
     pub const fn account(self) -> u32 {
         self.0 >> 8
     }
 
-    /// The number of the session among those of the account. It is used again once nothing of the session is left.
+    /// Returns the session's number within the account. The authority reuses it once no grant of the session is left.
     pub const fn session(self) -> u8 {
         self.0 as u8
     }
 
-    /// A handle for a grant of this holder, made from random bits. A pair's handle begins with a zero byte (wire.md §5.7), so
-    /// bits that would give one are counted up.
+    /// Makes a handle for a grant of this holder from random bits. A pair's handle begins with a zero byte
+    /// (wire.md §5.7), so random bits that would yield one are incremented.
     pub fn handle(self, key: &VerifierKey, mut chance: u32) -> Handle {
         loop {
             let handle = Handle(u64::from(self.0 ^ mask(key, chance)) << 32 | u64::from(chance));
@@ -43,8 +45,8 @@ impl Holder {
         }
     }
 
-    /// The holder that a grant's handle names under the key of the grant's epoch. It means something only where the grant's
-    /// tag is right; a pair's handle names nobody.
+    /// Returns the holder in a grant's handle, decoded with the key of the grant's epoch. The result is meaningful only
+    /// if the grant's tag is right; a pair's handle contains no holder.
     pub fn of(handle: Handle, key: &VerifierKey) -> Self {
         Self((handle.0 >> 32) as u32 ^ mask(key, handle.0 as u32))
     }

@@ -1,6 +1,7 @@
-//! The packet inside an encapsulation: what a verifier of proofs reads of it (wire.md §8.7).
+//! The inner packet of an encapsulation: the fields that a verifier of proofs reads (wire.md §8.7).
 //!
-//! Stricter than [`crate::packet`]: what it would have to walk over to find the ports does not travel at all.
+//! This parser is stricter than [`crate::packet`]: it rejects packets with options or extension headers (other than a
+//! fragment header) in front of the ports.
 
 use crate::drop_reason::DropReason;
 use crate::geneve::Payload;
@@ -15,15 +16,15 @@ const FRAGMENT: u8 = 44;
 /// The ports of an inner packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ports {
-    /// Source and destination; 0 for a protocol that is neither TCP nor UDP.
+    /// Source and destination port; 0 for a protocol that is neither TCP nor UDP.
     Shown(u16, u16),
-    /// It is a fragment other than the first.
+    /// The packet is a fragment other than the first.
     Hidden,
-    /// It ends before them.
+    /// The packet ends before the ports.
     Cut,
 }
 
-/// Who sends what to whom.
+/// Sender, receiver and service of an inner packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inner {
     /// The sender.
@@ -37,7 +38,7 @@ pub struct Inner {
 }
 
 impl Inner {
-    /// Reads what follows Geneve's options; `Malformed` if it is not as wire.md §8.7 says.
+    /// Parses the packet behind Geneve's options; fails with `Malformed` unless the packet conforms to wire.md §8.7.
     pub fn parse(payload: Payload, bytes: &[u8]) -> Result<Self, DropReason> {
         let inner = match payload {
             Payload::Ipv4 => Self::ipv4(bytes),

@@ -17,17 +17,17 @@ pub const VERIFIER_ID_MAX: usize = 64;
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// The epoch that `now` (Unix seconds) falls into; `length` is in seconds and not 0.
+    /// Returns the epoch that `now` (Unix seconds) falls into; `length` is in seconds and not 0.
     pub const fn at(now: u64, length: u32) -> Self {
         Self(if length == 0 { 0 } else { now / length as u64 })
     }
 
-    /// The low 8 bits, which stand for the epoch on the wire (wire.md §2.3).
+    /// Returns the low 8 bits, which stand for the epoch on the wire (wire.md §2.3).
     pub const fn on_wire(self) -> u8 {
         self.0 as u8
     }
 
-    /// The epoch among previous, current and next that has these low 8 bits (wire.md §2.3).
+    /// Returns the epoch among previous, current and next that has these low 8 bits (wire.md §2.3).
     pub const fn from_wire(self, low: u8) -> Option<Self> {
         let around = [self.0.saturating_sub(1), self.0, self.0.saturating_add(1)];
         let mut index = 0;
@@ -51,7 +51,8 @@ impl MasterKey {
         Self(bytes)
     }
 
-    /// The key of one verifier for one epoch (wire.md §2.2). `None` if the id is longer than [`VERIFIER_ID_MAX`].
+    /// Derives the key of one verifier for one epoch (wire.md §2.2). Returns `None` if the id is longer than
+    /// [`VERIFIER_ID_MAX`].
     pub fn verifier_key(&self, verifier: &str, epoch: Epoch) -> Option<VerifierKey> {
         if verifier.len() > VERIFIER_ID_MAX {
             return None;
@@ -64,8 +65,8 @@ impl MasterKey {
         Some(VerifierKey(key))
     }
 
-    /// The key of one verifier for the proofs that the authority at this address gives in one epoch (wire.md §8.2). `None`
-    /// if the id is longer than [`VERIFIER_ID_MAX`].
+    /// Derives one verifier's key for the proofs that the authority at this address issues in one epoch (wire.md §8.2).
+    /// Returns `None` if the id is longer than [`VERIFIER_ID_MAX`].
     pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch) -> Option<ProofKey> {
         if verifier.len() > VERIFIER_ID_MAX {
             return None;
@@ -88,24 +89,24 @@ impl MasterKey {
 pub struct VerifierKey([u8; 32]);
 
 impl VerifierKey {
-    /// Takes the 32 bytes as the authority gave them.
+    /// Wraps the 32 bytes issued by the authority.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// All 32 bytes, to hand them to the verifier they belong to.
+    /// Returns all 32 bytes, to be sent to the verifier that they belong to.
     pub const fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// What a gateway proves itself with to others of the same verifier (wire.md §2.4).
+    /// Derives the seed by which a gateway authenticates to other gateways of the same verifier (wire.md §2.4).
     pub fn peer_seed(&self) -> Option<Zeroizing<[u8; 32]>> {
         let mut seed = Zeroizing::new([0; 32]);
         Hkdf::<Sha256>::new(Some(PEER_SALT), &self.0).expand(&[], &mut *seed).ok()?;
         Some(seed)
     }
 
-    /// The half that `suite` uses.
+    /// Returns the half that `suite` uses.
     pub fn of(&self, suite: Suite) -> &[u8; MAC_LEN] {
         half(&self.0, suite)
     }
@@ -116,17 +117,17 @@ impl VerifierKey {
 pub struct ProofKey([u8; 32]);
 
 impl ProofKey {
-    /// Takes the 32 bytes as the authority gave them.
+    /// Wraps the 32 bytes issued by the authority.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// All 32 bytes, to hand them to the verifier they belong to.
+    /// Returns all 32 bytes, to be sent to the verifier that they belong to.
     pub const fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// The half that `suite` uses.
+    /// Returns the half that `suite` uses.
     pub fn of(&self, suite: Suite) -> &[u8; MAC_LEN] {
         half(&self.0, suite)
     }
@@ -142,17 +143,17 @@ fn half(key: &[u8; 32], suite: Suite) -> &[u8; MAC_LEN] {
     }
 }
 
-/// The secret behind a grant (wire.md §3.5); whoever holds it can make the grant's tokens.
+/// The secret of a grant (wire.md §3.5). Possession of it suffices to make the grant's tokens.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct GrantKey([u8; MAC_LEN]);
 
 impl GrantKey {
-    /// Takes the 16 bytes as the authority gave them.
+    /// Wraps the 16 bytes issued by the authority.
     pub const fn new(bytes: [u8; MAC_LEN]) -> Self {
         Self(bytes)
     }
 
-    /// The key's bytes, to hand them to the grant's holder.
+    /// Returns the key's bytes, to be sent to the grant's holder.
     pub const fn bytes(&self) -> &[u8; MAC_LEN] {
         &self.0
     }

@@ -1,6 +1,7 @@
 //! The scheme of LS (wire.md §5): suite `sha224`, its client keys and tokens.
 //!
-//! A client key is as good as a password for everything behind a verifier: its tokens name neither destination nor time.
+//! A client key is worth as much as a password for every service behind a verifier: its tokens name neither destination
+//! nor time.
 
 use crate::grant::Handle;
 use crate::key::VerifierKey;
@@ -11,7 +12,7 @@ use zeroize::{Zeroize, ZeroizeOnDrop};
 
 /// Number of the suite `sha224` (wire.md §1.1).
 pub const SUITE: u8 = 1;
-/// Its name in configuration and logs.
+/// Name of the suite in configuration and logs.
 pub const NAME: &str = "sha224";
 /// Bytes of a SHA-224 hash: of a client key, and of a token's tag.
 pub const HASH_LEN: usize = 28;
@@ -21,50 +22,51 @@ pub const PAIR_LEN: usize = 7;
 pub const TOKEN_LEN: usize = 37;
 /// Bytes of a key transfer.
 pub const KEY_TRANSFER_LEN: usize = 35;
-/// How many nonce2 of a pair each of an agent's two senders has: the kernel program the lower half, the controller of switches
-/// the upper (wire.md §5.8).
+/// Number of nonce2 values of a pair that each of an agent's two senders has: the kernel program has the lower half,
+/// the controller of switches the upper half (wire.md §5.8).
 pub const SENDERS_NONCES: u32 = 1 << 15;
 /// Bytes of an application server secret.
 pub const SECRET_LEN: usize = 32;
 
 const SECRET_SALT: &[u8] = b"vouchsafe application server secret v1";
 
-/// A unique id and a nonce1: whose a client key is, and which of theirs.
+/// The owner of a client key, and which of the owner's keys it is: a unique id and a nonce1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pair {
-    /// Random; says nothing about the subject to an outsider.
+    /// Random; reveals nothing about the subject to an outsider.
     pub unique_id: [u8; 5],
-    /// The authority gives another one before the nonces of this one are used up.
+    /// Number of the client key. The authority issues another one before the nonces of this one are used up.
     pub nonce1: [u8; 2],
 }
 
 impl Pair {
-    /// The handle of the grant that the pair stands for: its seven bytes as a number (wire.md §5.7).
+    /// Returns the handle of the grant that the pair stands for: its seven bytes as a number (wire.md §5.7).
     pub const fn handle(self) -> Handle {
         let [a, b, c, d, e] = self.unique_id;
         let [f, g] = self.nonce1;
         Handle(u64::from_be_bytes([0, a, b, c, d, e, f, g]))
     }
 
-    /// Takes a unique id and the nonce1 behind it.
+    /// Builds a pair from a unique id and the nonce1 behind it.
     pub const fn from_bytes(bytes: [u8; PAIR_LEN]) -> Self {
         let [a, b, c, d, e, f, g] = bytes;
         Self { unique_id: [a, b, c, d, e], nonce1: [f, g] }
     }
 
-    /// A pair of random bits, of which the first eight are not used.
+    /// Builds a pair from random bits, the first eight of which are ignored.
     pub const fn from_random(bits: u64) -> Self {
         let [_, pair @ ..] = bits.to_be_bytes();
         Self::from_bytes(pair)
     }
 
-    /// The unique id and the nonce1.
+    /// Returns the unique id and the nonce1.
     pub const fn bytes(self) -> [u8; PAIR_LEN] {
         let [_, rest @ ..] = self.handle().0.to_be_bytes();
         rest
     }
 
-    /// The pair whose handle this is, if it is one's: other grants' handles do not begin with a zero byte (wire.md §5.7).
+    /// Returns the pair with this handle, if it is a pair's: the handles of other grants do not begin with a zero byte
+    /// (wire.md §5.7).
     pub const fn of(handle: Handle) -> Option<Self> {
         match handle.0.to_be_bytes() {
             [0, pair @ ..] => Some(Self::from_bytes(pair)),
@@ -73,24 +75,24 @@ impl Pair {
     }
 }
 
-/// What authority and verifier share for one epoch; client keys are made with it.
+/// The secret that authority and verifier share for one epoch; client keys are derived from it.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct ServerSecret([u8; SECRET_LEN]);
 
 impl ServerSecret {
-    /// Takes the bytes of a secret.
+    /// Wraps the bytes of a secret.
     pub const fn new(bytes: [u8; SECRET_LEN]) -> Self {
         Self(bytes)
     }
 
-    /// The secret of the epoch that the verifier key is for (wire.md §5.6).
+    /// Derives the secret of the epoch that the verifier key is for (wire.md §5.6).
     pub fn of(key: &VerifierKey) -> Option<Self> {
         let mut secret = [0; SECRET_LEN];
         Hkdf::<Sha256>::new(Some(SECRET_SALT), key.bytes()).expand(&[], &mut secret).ok()?;
         Some(Self(secret))
     }
 
-    /// The secret's bytes, to hand them to the kernel program.
+    /// Returns the secret's bytes, to be passed to the kernel program.
     pub const fn bytes(&self) -> &[u8; SECRET_LEN] {
         &self.0
     }
@@ -101,30 +103,30 @@ impl ServerSecret {
 pub struct ClientKey([u8; HASH_LEN]);
 
 impl ClientKey {
-    /// Takes the bytes as the authority gave them.
+    /// Wraps the bytes issued by the authority.
     pub const fn new(bytes: [u8; HASH_LEN]) -> Self {
         Self(bytes)
     }
 
-    /// The key of a pair; the secret is an application server's, of any length.
+    /// Derives the key of a pair from an application server secret of any length.
     pub fn of(pair: Pair, secret: &[u8]) -> Self {
         Self(sha224(&[&pair.unique_id, &pair.nonce1, secret]))
     }
 
-    /// The key's bytes, to hand them to whoever it is for.
+    /// Returns the key's bytes, to be sent to its owner.
     pub const fn bytes(&self) -> &[u8; HASH_LEN] {
         &self.0
     }
 }
 
-/// A token as it travels.
+/// A token of the scheme of LS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LsToken {
-    /// Whose it is.
+    /// The pair of the client key.
     pub pair: Pair,
-    /// Never used twice with one pair.
+    /// A number that is never used twice with one pair.
     pub nonce2: u16,
-    /// The hash that proves it.
+    /// The hash that authenticates the token.
     pub tag: [u8; HASH_LEN],
 }
 
@@ -134,7 +136,7 @@ impl LsToken {
         Self { pair, nonce2, tag: tag(pair, nonce2, key) }
     }
 
-    /// The 37 bytes on the wire.
+    /// Returns the 37 bytes on the wire.
     pub fn encode(&self) -> [u8; TOKEN_LEN] {
         let mut bytes = [0; TOKEN_LEN];
         bytes[..5].copy_from_slice(&self.pair.unique_id);
@@ -144,30 +146,30 @@ impl LsToken {
         bytes
     }
 
-    /// Reads a token; any 37 bytes have the form of one.
+    /// Parses a token; any 37 bytes are well-formed.
     pub fn decode(bytes: &[u8; TOKEN_LEN]) -> Self {
         let [a, b, c, d, e, f, g, h, i, tag @ ..] = *bytes;
         let pair = Pair { unique_id: [a, b, c, d, e], nonce1: [f, g] };
         Self { pair, nonce2: u16::from_be_bytes([h, i]), tag }
     }
 
-    /// Whether the tag is the one that `key` gives; constant time.
+    /// Reports whether the tag is the one that `key` yields, in constant time.
     pub fn proves(&self, key: &ClientKey) -> bool {
         mac::tags_equal(&self.tag, &tag(self.pair, self.nonce2, key))
     }
 }
 
-/// What the authority hands a client in band (wire.md §5.4).
+/// A client key that the authority sends to a client in band (wire.md §5.4).
 #[derive(Clone)]
 pub struct KeyTransfer {
     /// The key.
     pub key: ClientKey,
-    /// Whose it is.
+    /// The pair of the client key.
     pub pair: Pair,
 }
 
 impl KeyTransfer {
-    /// The 35 bytes on the wire.
+    /// Returns the 35 bytes on the wire.
     pub fn encode(&self) -> [u8; KEY_TRANSFER_LEN] {
         let mut bytes = [0; KEY_TRANSFER_LEN];
         bytes[..28].copy_from_slice(self.key.bytes());
@@ -176,7 +178,7 @@ impl KeyTransfer {
         bytes
     }
 
-    /// Reads a key transfer; any 35 bytes have the form of one.
+    /// Parses a key transfer; any 35 bytes are well-formed.
     pub fn decode(bytes: &[u8; KEY_TRANSFER_LEN]) -> Self {
         let [key @ .., a, b, c, d, e, f, g] = *bytes;
         Self { key: ClientKey::new(key), pair: Pair { unique_id: [a, b, c, d, e], nonce1: [f, g] } }

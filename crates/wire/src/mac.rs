@@ -1,4 +1,4 @@
-//! MAC suites (wire.md §1). Library code computes what they are made of; this module only picks one.
+//! MAC suites (wire.md §1). The primitives come from libraries; this module only selects one.
 
 use crate::cmac::cmac;
 use core::hash::Hasher;
@@ -7,10 +7,11 @@ use subtle::ConstantTimeEq;
 
 /// Bytes of a whole MAC.
 pub const MAC_LEN: usize = 16;
-/// Bytes of a token's tag: the first of the MAC (wire.md §1.2).
+/// Bytes of a token's tag, a prefix of the MAC (wire.md §1.2).
 pub const TAG_LEN: usize = 12;
 
-/// A MAC suite that tokens and proofs may use (wire.md §1.1). Number 1, `sha224`, is not among them: see [`crate::ls`].
+/// A MAC suite that tokens and proofs may use (wire.md §1.1). Suite number 1, `sha224`, is not one of them: see
+/// [`crate::ls`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Suite {
@@ -21,7 +22,7 @@ pub enum Suite {
 }
 
 impl Suite {
-    /// The suite with this number, if it is one of a token's.
+    /// Returns the token suite with this number, if there is one.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             2 => Some(Self::AesCmac),
@@ -30,7 +31,7 @@ impl Suite {
         }
     }
 
-    /// The name used in configuration and logs.
+    /// Returns the name used in configuration and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AesCmac => "aes-cmac",
@@ -38,13 +39,13 @@ impl Suite {
         }
     }
 
-    /// The MAC of the concatenated parts.
+    /// Computes the MAC of the concatenated parts.
     pub fn mac(self, key: &[u8; MAC_LEN], parts: &[&[u8]]) -> [u8; MAC_LEN] {
         match self {
             Self::AesCmac => cmac(key, parts),
             Self::Siphash => {
                 let mut hasher = SipHasher24::new_with_key(key);
-                // Whole, the library reads it in words, without a buffer between parts.
+                // The library reads a single part in words, without a buffer between parts.
                 if let [message] = parts {
                     return hasher.hash(message).as_bytes();
                 }

@@ -1,6 +1,6 @@
-//! Layouts of the kernel maps, byte for byte as `bpf/include/layout.h` has them; `datapath` checks that they agree.
+//! Layouts of the kernel maps, byte for byte as in `bpf/include/layout.h`; `datapath` checks that they agree.
 //!
-//! Integers are in the machine's order unless their type says otherwise: only programs of this machine read them.
+//! Integers are in host byte order unless their type says otherwise: only programs on this machine read them.
 
 mod agent;
 mod class_set;
@@ -43,7 +43,7 @@ pub use svtep::{
 pub use told::{FlowNews, ToldAddress, ToldFlow, taken, tells_flows};
 pub use transfer::{AuthorityEnd, TakenKey, Transfer, TransferConfig, transfer_counter};
 
-/// An address as the maps hold it: IPv4 in the first four bytes, the rest zero.
+/// Returns an address in the form that the maps use: IPv4 in the first four bytes, the rest zero.
 pub fn address_bytes(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(a) => {
@@ -55,7 +55,7 @@ pub fn address_bytes(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The address in a map's 16 bytes.
+/// Returns the address in a map's 16 bytes.
 pub fn address_of(bytes: [u8; 16], family: u8) -> IpAddr {
     match bytes {
         [a, b, c, d, ..] if family == 4 => IpAddr::V4(Ipv4Addr::new(a, b, c, d)),

@@ -1,7 +1,7 @@
-//! Where things lie in a frame: Ethernet, VLAN tags, IPv4 and IPv6 with options and extension headers, transports.
+//! Frame parser: Ethernet, VLAN tags, IPv4 and IPv6 with options and extension headers, transports.
 //!
-//! Parses what a verifier must understand to judge a packet (wire.md §6.5) and nothing more. The kernel programs parse
-//! the same way (`bpf/include/parse.h`); the case table and the differential fuzzer hold the two together.
+//! Parses only the fields that a verifier needs to decide about a packet (wire.md §6.5). The kernel programs parse in
+//! the same way (`bpf/include/parse.h`); the case table and the differential fuzzer keep both parsers in agreement.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -35,7 +35,7 @@ const VLAN_TAGS_MAX: usize = 2;
 pub(crate) const IPV4_LEN: usize = 20;
 pub(crate) const IPV6_LEN: usize = 40;
 const EXTENSION_HEADERS_MAX: usize = 8;
-/// The most addresses of a source route that are looked at; a longer route counts as unknown.
+/// The most addresses of a source route that are examined; a longer route counts as unknown.
 pub const ROUTE_MAX: usize = 9;
 
 const HOP_BY_HOP: u8 = 0;
@@ -44,24 +44,24 @@ const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const DESTINATION_OPTIONS: u8 = 60;
 
-/// Whether a packet is a fragment.
+/// Fragmentation state of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fragment {
     /// The whole datagram.
     #[default]
     Whole,
-    /// The first of several, with this identification.
+    /// The first fragment, with the datagram's identification.
     First(u32),
-    /// A later one, without transport header.
+    /// A later fragment, without a transport header, with the datagram's identification.
     Later(u32),
 }
 
-/// Addresses that a source route would still send the packet to.
+/// The remaining addresses of a source route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     addresses: [IpAddr; ROUTE_MAX],
     len: usize,
-    /// There are more, or they can't be read.
+    /// The route has more addresses, or they can't be read.
     pub unknown: bool,
 }
 
@@ -72,7 +72,7 @@ impl Default for Route {
 }
 
 impl Route {
-    /// The addresses.
+    /// Returns the addresses.
     pub fn addresses(&self) -> &[IpAddr] {
         self.addresses.get(..self.len).unwrap_or_default()
     }
@@ -88,21 +88,21 @@ impl Route {
     }
 }
 
-/// What a frame turned out to be.
+/// Result of parsing a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Neither IPv4 nor IPv6.
     NotIp,
-    /// It breaks the format or is cut short; [`Packet::destination`] may still be known.
+    /// The packet breaks the format or is cut short; [`Packet::destination`] may still be known.
     Broken,
-    /// Everything needed was read.
+    /// All required fields were read.
     Whole,
 }
 
-/// Where things lie in one frame. Offsets are in bytes from the start of the frame.
+/// Parsed fields of one frame. Offsets are in bytes from the start of the frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet {
-    /// What the frame turned out to be; the other fields are filled as far as parsing came.
+    /// Result of parsing; the other fields are filled up to the point where parsing stopped.
     pub form: Form,
     /// Start of the IP header.
     pub network: usize,
@@ -118,9 +118,9 @@ pub struct Packet {
     pub destination: Option<IpAddr>,
     /// The transport protocol.
     pub protocol: u8,
-    /// The sender's port; 0 where there is none.
+    /// The sender's port; 0 if the protocol has none.
     pub source_port: u16,
-    /// The receiver's port; 0 where there is none.
+    /// The receiver's port; 0 if the protocol has none.
     pub destination_port: u16,
     /// TCP's flags.
     pub tcp_flags: u8,
@@ -134,7 +134,7 @@ pub struct Packet {
     pub icmp_type: u8,
     /// Whether this is a fragment.
     pub fragment: Fragment,
-    /// Where a source route would send it.
+    /// Remaining destinations of a source route.
     pub route: Route,
 }
 
@@ -166,7 +166,7 @@ impl Packet {
         packet
     }
 
-    /// Parses the packet that an ICMP error at `at` quotes: only source, destination, protocol and ports are filled,
+    /// Parses the packet that an ICMP error quotes at `at`: only source, destination, protocol and ports are filled,
     /// and the quoted packet may be cut short after its ports.
     pub fn parse_quoted(frame: &[u8], at: usize, end: usize, ipv6: bool) -> Self {
         let mut packet = Self::parse(&[]);
@@ -175,17 +175,17 @@ impl Packet {
         packet
     }
 
-    /// Whether the addresses are IPv6.
+    /// Reports whether the addresses are IPv6.
     pub fn ipv6(&self) -> bool {
         matches!(self.destination, Some(IpAddr::V6(_)))
     }
 
-    /// Whether this is a TCP SYN without ACK.
+    /// Reports whether this is a TCP SYN without ACK.
     pub fn opens(&self) -> bool {
         self.protocol == TCP && self.tcp_flags & (tcp_flags::SYN | tcp_flags::ACK) == tcp_flags::SYN
     }
 
-    /// Whether this is an ICMP error, which quotes a packet.
+    /// Reports whether this is an ICMP error, which quotes a packet.
     pub fn icmp_error(&self) -> bool {
         match self.protocol {
             ICMP => !self.ipv6() && matches!(self.icmp_type, 3 | 11 | 12),
@@ -194,7 +194,7 @@ impl Packet {
         }
     }
 
-    /// Whether this answers an echo request.
+    /// Reports whether this is an ICMP echo reply.
     pub fn icmp_echo_reply(&self) -> bool {
         match self.protocol {
             ICMP => !self.ipv6() && self.icmp_type == 0,
@@ -203,7 +203,7 @@ impl Packet {
         }
     }
 
-    /// Whether this is neighbour discovery from the link itself (RFC 4861: hop limit 255).
+    /// Reports whether this is neighbour discovery from the link itself (RFC 4861: hop limit 255).
     pub fn neighbour_discovery(&self) -> bool {
         self.protocol == ICMPV6 && self.ipv6() && matches!(self.icmp_type, 133..=137) && self.hop_limit == 255
     }
@@ -271,7 +271,7 @@ impl Packet {
         Some(())
     }
 
-    /// Loose and strict source routes (RFC 791): pointers count from 1, the first address is at 4.
+    /// Parses a loose or strict source route (RFC 791): pointers count from 1, the first address is at 4.
     fn ipv4_route(&mut self, option: &[u8]) {
         let pointer = option.get(2).copied().map_or(0, usize::from);
         if option.len() < 3 || pointer < 4 {
@@ -299,7 +299,7 @@ impl Packet {
         self.after_ip(frame, at + IPV6_LEN, header[6])
     }
 
-    /// Walks extension headers (and AH, which IPv4 has too), then reads the transport.
+    /// Walks extension headers (and AH, which IPv4 has too), then parses the transport header.
     fn after_ip(&mut self, frame: &[u8], mut at: usize, mut next: u8) -> Option<Form> {
         let frame = frame.get(..self.end)?;
         let ipv6 = self.ipv6();
@@ -344,15 +344,16 @@ impl Packet {
         }
     }
 
-    /// Routing headers of types 0, 2 and 4 list whole addresses behind eight bytes (RFC 2460, RFC 6275, RFC 8754); of any
-    /// other type the route is unknown.
+    /// Parses a routing header. Type 4 lists whole addresses behind eight bytes (RFC 8754). The route of any other type
+    /// is unknown: hosts answer types 0 and 2 with an error, so that silence for some of the addresses in them would tell
+    /// that those are protected.
     fn ipv6_route(&mut self, frame: &[u8], at: usize, header: &[u8; 8]) {
         let [_, len, kind, segments_left, ..] = *header;
         if segments_left == 0 {
             return;
         }
         let count = usize::from(len) / 2;
-        if !matches!(kind, 0 | 2 | 4) || count > ROUTE_MAX {
+        if kind != 4 || count > ROUTE_MAX {
             self.route.unknown = true;
             return;
         }
@@ -365,7 +366,7 @@ impl Packet {
         }
     }
 
-    /// Reads what begins at `transport` of a frame that ends with its IP packet.
+    /// Parses the header at `transport` of a frame that ends with its IP packet.
     pub(crate) fn transport_header(&mut self, frame: &[u8]) -> Option<Form> {
         if matches!(self.fragment, Fragment::Later(_)) {
             return Some(Form::Whole);
@@ -439,7 +440,8 @@ impl Packet {
     }
 }
 
-/// The transport of a quoted IPv6 packet and where it begins; none if its extension headers show none.
+/// Returns the transport protocol of a quoted IPv6 packet and its offset, or `None` if the extension headers do not
+/// lead to one.
 fn quoted_transport(frame: &[u8], mut at: usize, mut next: u8) -> Option<(u8, usize)> {
     for _ in 0..=EXTENSION_HEADERS_MAX {
         if !matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS) {

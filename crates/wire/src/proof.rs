@@ -1,4 +1,4 @@
-//! Proofs: what shows in every packet that its segment was given (wire.md §8.6).
+//! Proofs: they show in every packet that the authority issued its segment (wire.md §8.6).
 
 use crate::inner::{Inner, Ports};
 use crate::key::ProofKey;
@@ -7,24 +7,24 @@ use crate::packet::Packet;
 use crate::segment::{HEAD_LEN, PROOFS_MAX, Segment, SegmentFlags, Vni};
 use core::net::IpAddr;
 
-/// The longest message that a proof is made over: with IPv6 addresses, and as many hops as there can be.
+/// Length of the longest message that a proof covers: IPv6 addresses and the maximum number of hops.
 pub const MESSAGE_MAX: usize = HEAD_LEN + (3 + PROOFS_MAX as usize) * 16;
 
 /// The addresses that a proof is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
-    /// Where the outer packet comes from.
+    /// Source of the outer packet: the sending endpoint.
     pub sending: IpAddr,
-    /// Where it goes.
+    /// Destination of the outer packet: the receiving endpoint.
     pub receiving: IpAddr,
-    /// Where the inner packet comes from.
+    /// Source of the inner packet.
     pub sender: IpAddr,
-    /// Where it goes.
+    /// Destination of the inner packet.
     pub receiver: IpAddr,
 }
 
 impl Ends {
-    /// The addresses of a packet and of the one inside it.
+    /// Returns the addresses of a packet and of its inner packet.
     pub fn of(packet: &Packet, inner: &Inner) -> Option<Self> {
         Some(Self {
             sending: packet.source?,
@@ -34,7 +34,7 @@ impl Ends {
         })
     }
 
-    /// The flags that say of which family they are.
+    /// Returns the segment flags for the families of these addresses.
     pub const fn flags(&self) -> SegmentFlags {
         SegmentFlags(0)
             .with(SegmentFlags::UNDERLAY6, self.receiving.is_ipv6())
@@ -42,7 +42,7 @@ impl Ends {
     }
 }
 
-/// What a proof is made over: 32 to 144 bytes in a fixed buffer.
+/// The message that a proof covers: 32 to 144 bytes in a fixed buffer.
 #[derive(Clone, Copy)]
 pub struct Message {
     bytes: [u8; MESSAGE_MAX],
@@ -50,14 +50,14 @@ pub struct Message {
 }
 
 impl Message {
-    /// The message for the verifier at the segment's pointer.
+    /// Builds the message for the verifier at the segment's pointer.
     pub fn new(segment: &Segment, vni: Vni, ends: &Ends) -> Self {
         let mut message = Self::begin(segment, vni, ends);
         message.push_address(ends.receiving);
         message.end(ends)
     }
 
-    /// The same where the path is fixed (wire.md §8.12.2).
+    /// Builds the message for the verifier at the segment's pointer on a fixed path (wire.md §8.12.2).
     pub fn routed(segment: &Segment, vni: Vni, ends: &Ends, hops: &[[u8; 16]]) -> Self {
         let mut message = Self::begin(segment, vni, ends);
         message.push(hops.as_flattened());
@@ -93,7 +93,7 @@ impl Message {
         }
     }
 
-    /// The bytes as the MAC takes them.
+    /// Returns the bytes that the MAC covers.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
@@ -104,20 +104,20 @@ impl Message {
 pub struct Proof(pub [u8; MAC_LEN]);
 
 impl Proof {
-    /// Makes the proof for the verifier at the segment's pointer, whose key this is.
+    /// Computes the proof for the verifier at the segment's pointer; `key` is that verifier's key.
     pub fn new(key: &ProofKey, segment: &Segment, vni: Vni, ends: &Ends) -> Self {
         Self(segment.suite.mac(key.of(segment.suite), &[Message::new(segment, vni, ends).bytes()]))
     }
 
-    /// Whether it is the one that `key` gives at the segment's pointer; constant time.
+    /// Reports whether this is the proof that `key` yields at the segment's pointer, in constant time.
     pub fn proves(&self, key: &ProofKey, segment: &Segment, vni: Vni, ends: &Ends) -> bool {
         mac::tags_equal(&self.0, &Self::new(key, segment, vni, ends).0)
     }
 }
 
 impl Segment {
-    /// Whether it is for a packet of this protocol between these ports; where [`Ports`] are not shown, only one for all
-    /// services is.
+    /// Reports whether the segment covers a packet of this protocol between these ports. If [`Ports`] are not shown,
+    /// only a segment for all services does.
     pub fn serves(&self, inner: &Inner) -> bool {
         if !self.flags.has(SegmentFlags::PORT) {
             return true;

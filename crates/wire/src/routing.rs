@@ -1,6 +1,7 @@
-//! Fixed paths: segment routing headers (RFC 8754), and proofs that are opened in the order of the path (wire.md §8.12).
+//! Fixed paths: segment routing headers (RFC 8754), and proofs that verifiers open in the order of the path
+//! (wire.md §8.12).
 //!
-//! Only reads headers. Who sends puts them in; who routes follows them.
+//! This module only reads routing headers: the sender adds them, and routers follow them.
 
 use crate::geneve;
 use crate::key::ProofKey;
@@ -15,19 +16,20 @@ const HEADER_LEN: usize = 8;
 /// The IP protocol number of routing headers.
 pub(crate) const ROUTING: u8 = 43;
 const SEGMENT_ROUTING: u8 = 4;
-/// In the place of a pointer: what is made over a message with it locks a proof and is none.
+/// Pointer value in the message of a lock, which no proof uses.
 const LOCK: u8 = 7;
 
-/// The addresses that a fixed path leads through: one per verifier, and the last is the receiving endpoint.
+/// The addresses that a fixed path leads through: one per verifier. The last one is the receiving endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hops {
-    /// As in the header: the last first.
+    /// In the order of the header: the last hop first.
     list: [[u8; 16]; PROOFS_MAX as usize],
     len: usize,
 }
 
 impl Hops {
-    /// Hops in the order of the path; `None` if there are none, or more than there can be proofs.
+    /// Builds hops from addresses in the order of the path; returns `None` if there are none, or more than the maximum
+    /// number of proofs.
     pub fn new(path: &[Ipv6Addr]) -> Option<Self> {
         let mut list = [[0; 16]; PROOFS_MAX as usize];
         if path.is_empty() || path.len() > list.len() {
@@ -37,8 +39,8 @@ impl Hops {
         Some(Self { list, len: path.len() })
     }
 
-    /// The routing header of a packet whose segment this is, and which is where the segment's pointer says. `None` unless
-    /// all is as wire.md §8.12.1 says.
+    /// Reads the hops from the routing header of a packet with this segment, which has to be at the hop that the
+    /// segment's pointer indicates. Returns `None` unless the headers conform to wire.md §8.12.1.
     pub fn of(frame: &[u8], packet: &Packet, segment: &Segment) -> Option<Self> {
         let destination = match packet.destination? {
             IpAddr::V6(address) => address.octets(),
@@ -63,65 +65,66 @@ impl Hops {
         is_right.then_some(this)
     }
 
-    /// What a routing header with so many hops, of which so many are left, begins with.
+    /// Returns the first eight bytes of a routing header with `count` hops, of which `left` remain.
     pub(crate) const fn header(count: u8, left: u8) -> [u8; HEADER_LEN] {
         [UDP, 2 * count, SEGMENT_ROUTING, left, count.saturating_sub(1), 0, 0, 0]
     }
 
-    /// As the header lists them: the last first.
+    /// Returns the hops in the order of the header: the last hop first.
     pub fn list(&self) -> &[[u8; 16]] {
         self.list.get(..self.len).unwrap_or_default()
     }
 }
 
-/// What the proofs of a fixed path are made over.
+/// The data that the proofs of a fixed path cover.
 #[derive(Clone, Copy)]
 pub struct Routed<'a> {
-    /// The segment; its pointer says for which verifier.
+    /// The segment; its pointer selects the verifier.
     pub segment: &'a Segment,
     /// The virtual network.
     pub vni: Vni,
-    /// The addresses; of the receiving endpoint the hops say more.
+    /// The addresses; the hops replace the receiving endpoint in the message.
     pub ends: &'a Ends,
     /// The path.
     pub hops: &'a Hops,
 }
 
 impl Routed<'_> {
-    /// The message for the verifier at the segment's pointer.
+    /// Builds the message for the verifier at the segment's pointer.
     pub fn message(&self) -> Message {
         Message::routed(self.segment, self.vni, self.ends, self.hops.list())
     }
 
-    /// That verifier's proof, open.
+    /// Computes the open proof for the verifier at the segment's pointer.
     pub fn proof(&self, key: &ProofKey) -> Proof {
         Proof(self.segment.suite.mac(key.of(self.segment.suite), &[self.message().bytes()]))
     }
 
-    /// Whether `proof` is the one that `key` gives at the segment's pointer; constant time.
+    /// Reports whether `proof` is the one that `key` yields at the segment's pointer, in constant time.
     pub fn is_proved(&self, proof: &Proof, key: &ProofKey) -> bool {
         mac::tags_equal(&proof.0, &self.proof(key).0)
     }
 
-    /// What that verifier opens the next one's proof with, and the authority closes it.
+    /// Derives the lock with which the verifier at the segment's pointer opens the next verifier's proof. The authority
+    /// closes that proof with the same lock.
     pub fn lock(&self, key: &ProofKey) -> Lock {
         let segment = Segment { pointer: LOCK, ..*self.segment };
         Lock(Routed { segment: &segment, ..*self }.proof(key).0)
     }
 }
 
-/// Opens one proof, or closes it. A secret of who may pass a packet on.
+/// A secret that opens or closes one proof; only the authority and the verifier before can derive it.
 pub struct Lock([u8; MAC_LEN]);
 
 impl Lock {
-    /// Closes an open proof, opens a closed one.
+    /// Closes an open proof, or opens a closed one.
     pub fn turn(&self, proof: &mut [u8; MAC_LEN]) {
         proof.iter_mut().zip(self.0).for_each(|(byte, key)| *byte ^= key);
     }
 }
 
-/// Opens the proof behind the pointer's in a packet that the verifier at the pointer passes on; behind the last there is none.
-/// `None` if the packet is too short.
+/// Opens the next proof in a packet that the verifier at the pointer forwards; does nothing if that verifier is the
+/// last. Returns `None` if the packet is too short.
 pub fn open_next(frame: &mut [u8], packet: &Packet, segment: &Segment, lock: &Lock) -> Option<()> {
     let next = segment.pointer + 1;
     if next == segment.count {

@@ -1,5 +1,5 @@
-//! Sealed tunnels: what travels, and how keys come about (wire.md §9). The seals themselves are `seal`'s, what either end does
-//! is `engine`'s to decide.
+//! Sealed tunnels: the messages and the key schedule (wire.md §9). The `seal` crate encrypts and decrypts; `engine`
+//! decides what either end does.
 
 pub mod control;
 pub mod handshake;
@@ -16,21 +16,22 @@ pub use suite::{Suite, Suites};
 /// A share of the key exchange: an X25519 public key, or 32 random bytes without forward secrecy (wire.md §9.5).
 pub type Share = [u8; 32];
 
-/// What a datagram in a tunnel's UDP flow holds, by its form alone (wire.md §9.1, §9.2). Nothing of it is proved.
+/// Form of a datagram in a tunnel's UDP flow (wire.md §9.1, §9.2). Nothing in the datagram is authenticated at this
+/// point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// An initiation in the first [`INITIATION_LEN`] bytes, and behind it maybe an early record.
+    /// An initiation in the first [`INITIATION_LEN`] bytes, optionally followed by an early record.
     Initiation(Option<RecordHeader>),
     /// A response.
     Response,
     /// A packet, block or control record.
     Record(RecordHeader),
-    /// Nobody there has a record's index.
+    /// The peer does not know a record's index.
     Unknown(Unknown),
 }
 
 impl Message {
-    /// Reads a datagram's form; `None` if it is `malformed`.
+    /// Parses the form of a datagram; returns `None` if it is `malformed`.
     pub fn read(datagram: &[u8]) -> Option<Self> {
         match *datagram.first()? {
             handshake::INITIATION => {

@@ -1,12 +1,12 @@
-//! Path segments as they travel (wire.md §8.4, §8.5): the option's data but for the proofs.
+//! Wire format of path segments (wire.md §8.4, §8.5): the option's data except for the proofs.
 
 use crate::drop_reason::DropReason;
 use crate::mac::Suite;
 use core::net::IpAddr;
 
-/// Bytes that every segment has: all but the authority's address.
+/// Bytes of a segment's fixed head: everything before the authority's address.
 pub const HEAD_LEN: usize = 16;
-/// The most proofs in a packet, so that an option has room for them.
+/// The most proofs that a packet may carry, limited by the size of an option.
 pub const PROOFS_MAX: u8 = 5;
 
 /// The number of a virtual network: 24 bits.
@@ -14,17 +14,17 @@ pub const PROOFS_MAX: u8 = 5;
 pub struct Vni(u32);
 
 impl Vni {
-    /// The network with this number, if it has no more than 24 bits.
+    /// Returns the network with this number, unless the number has more than 24 bits.
     pub const fn new(number: u32) -> Option<Self> {
         if number >> 24 == 0 { Some(Self(number)) } else { None }
     }
 
-    /// Its number.
+    /// Returns the network's number.
     pub const fn number(self) -> u32 {
         self.0
     }
 
-    /// As it travels.
+    /// Returns the three bytes on the wire.
     pub const fn bytes(self) -> [u8; 3] {
         let [_, bytes @ ..] = self.0.to_be_bytes();
         bytes
@@ -46,13 +46,13 @@ pub struct InterfaceId(pub u16);
 pub struct SegmentFlags(pub u8);
 
 impl SegmentFlags {
-    /// For one protocol and port.
+    /// The segment is for one protocol and port.
     pub const PORT: Self = Self(1);
-    /// For answers.
+    /// The segment is for answers.
     pub const RETURN: Self = Self(2);
     /// The receiver may answer.
     pub const REPLY: Self = Self(4);
-    /// For one flow.
+    /// The segment is for one flow.
     pub const SINGLE: Self = Self(8);
     /// The endpoints' addresses are IPv6.
     pub const UNDERLAY6: Self = Self(16);
@@ -63,12 +63,12 @@ impl SegmentFlags {
     /// The path is fixed.
     pub const ROUTED: Self = Self(128);
 
-    /// Whether every flag of `other` is set.
+    /// Reports whether every flag of `other` is set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// These flags, and those of `other` if `set`.
+    /// Returns these flags, plus those of `other` if `set`.
     pub const fn with(self, other: Self, set: bool) -> Self {
         if set { Self(self.0 | other.0) } else { self }
     }
@@ -77,11 +77,11 @@ impl SegmentFlags {
 /// A path segment without its proofs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// The MAC suite of its proofs.
+    /// The MAC suite of the proofs.
     pub suite: Suite,
-    /// How many proofs it has.
+    /// Number of proofs.
     pub count: u8,
-    /// How many verifiers have checked theirs.
+    /// Number of verifiers that have checked their proofs.
     pub pointer: u8,
     /// The flags.
     pub flags: SegmentFlags,
@@ -89,20 +89,20 @@ pub struct Segment {
     pub protocol: u8,
     /// The low 8 bits of the epoch.
     pub epoch: u8,
-    /// When it ends, Unix seconds.
+    /// Expiry, Unix seconds.
     pub expires: u32,
     /// The receiver's interface.
     pub interface: InterfaceId,
     /// The service's port; 0 without PORT.
     pub port: u16,
-    /// The port of who opened the flow; 0 without SINGLE.
+    /// The port of the end that opened the flow; 0 without SINGLE.
     pub sender_port: u16,
-    /// Who gave it.
+    /// Address of the authority that issued the segment.
     pub authority: IpAddr,
 }
 
 impl Segment {
-    /// The bytes before the authority's address.
+    /// Returns the bytes before the authority's address.
     pub fn head(&self) -> [u8; HEAD_LEN] {
         let mut bytes = [0; HEAD_LEN];
         bytes[0] = (self.suite as u8) << 6 | (self.count & 7) << 3 | self.pointer & 7;
@@ -116,8 +116,8 @@ impl Segment {
         bytes
     }
 
-    /// Reads the option's data; the rest are the proofs. Form is judged before suite: the errors are `Malformed` and
-    /// `UnknownSuite`.
+    /// Parses the option's data; the rest of the data are the proofs. The form is checked before the suite: the errors
+    /// are `Malformed` and `UnknownSuite`.
     pub fn decode(data: &[u8]) -> Result<(Self, &[[u8; 16]]), DropReason> {
         let (head, rest) = data.split_first_chunk::<HEAD_LEN>().ok_or(DropReason::Malformed)?;
         let [first, flags, protocol, epoch, e0, e1, e2, e3, i0, i1, p0, p1, s0, s1, z0, z1] = *head;

@@ -1,7 +1,8 @@
-//! The `shim` carrier: IP in IPv4, the token in an option of the inner header (wire.md §4.3 to §4.5).
+//! The `shim` carrier: the packet in another IPv4 header, the token in an option of the inner header (wire.md §4.3 to
+//! §4.5).
 //!
-//! Between the outer header and the transport lie the 60 bytes of the inner header, and nothing else differs: to strip is to
-//! cut them out.
+//! The 60 bytes of the inner header lie between the outer header and the transport, and nothing else differs: stripping
+//! the shim cuts them out.
 
 use crate::drop_reason::DropReason;
 use crate::ls;
@@ -11,7 +12,7 @@ use crate::token;
 
 /// Protocol number of IPv4 in IP.
 pub const IPIP: u8 = 4;
-/// Bytes that the carrier adds: the inner header.
+/// Bytes that the carrier adds: the length of the inner header.
 pub const SHIM_LEN: usize = IPV4_LEN + OPTION_LEN;
 /// Bytes of the inner header's options.
 pub const OPTION_LEN: usize = 40;
@@ -22,7 +23,7 @@ const IPV4_LEN: usize = 20;
 
 /// Kinds of the option (wire.md §4.4).
 pub mod kind {
-    /// The sender's network knows the scheme.
+    /// The sender's network supports the scheme.
     pub const SUPPORT: u8 = 1;
     /// A client key.
     pub const KEY_TRANSFER: u8 = 2;
@@ -32,10 +33,10 @@ pub mod kind {
     pub const TOKEN: u8 = 4;
 }
 
-/// What the option holds.
+/// Content of the option.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// Nothing: the sender's network knows the scheme.
+    /// No data: the sender's network supports the scheme.
     Support,
     /// A client key.
     KeyTransfer([u8; ls::KEY_TRANSFER_LEN]),
@@ -45,7 +46,7 @@ pub enum Content {
     Token([u8; token::TOKEN_LEN]),
 }
 
-/// The kind alone: a key transfer holds a client key.
+/// Shows the kind only, since a key transfer contains a client key.
 impl core::fmt::Debug for Content {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
@@ -58,7 +59,7 @@ impl core::fmt::Debug for Content {
 }
 
 impl Content {
-    /// The 40 bytes of options.
+    /// Returns the 40 bytes of options.
     pub fn encode(&self) -> [u8; OPTION_LEN] {
         let (kind, data): (u8, &[u8]) = match self {
             Self::Support => (kind::SUPPORT, &[]),
@@ -72,7 +73,7 @@ impl Content {
         bytes
     }
 
-    /// Reads the 40 bytes of options: `Malformed` if they are anything else than one of the four kinds and zeros.
+    /// Parses the 40 bytes of options: `Malformed` unless they are one of the four kinds, padded with zeros.
     pub fn decode(bytes: &[u8; OPTION_LEN]) -> Result<Self, DropReason> {
         let [_, _, kind, data @ ..] = bytes;
         let first = |length: usize| data.get(..length).unwrap_or_default();
@@ -87,9 +88,9 @@ impl Content {
     }
 }
 
-/// Looks for a shim. `None` if the packet has none; it is then an IP-in-IP packet like any other, or no IP-in-IP at all.
-/// Else what the option holds and the packet as it was before it got the shim: same addresses, its own protocol and ports, a
-/// header that is 80 bytes long. `Malformed` if it can't be.
+/// Looks for a shim. Returns `None` if the packet has none; it is then an ordinary IP-in-IP packet, or not IP-in-IP at
+/// all. Else returns the content of the option and the packet as it was before the shim was added: same addresses, its
+/// own protocol and ports, with a header that is 80 bytes long. Returns `Malformed` if the shim is invalid.
 pub fn open(frame: &[u8], packet: &Packet) -> Option<Result<(Packet, Content), DropReason>> {
     let plain = packet.form == Form::Whole && packet.fragment == Fragment::Whole && packet.protocol == IPIP;
     if !plain || packet.ipv6() || packet.transport != packet.network + IPV4_LEN {
@@ -104,7 +105,8 @@ pub fn open(frame: &[u8], packet: &Packet) -> Option<Result<(Packet, Content), D
 
 fn read(frame: &[u8], packet: &Packet, inner: &[u8; SHIM_LEN]) -> Option<(Packet, Content)> {
     let outer: &[u8; IPV4_LEN] = frame.get(packet.network..)?.first_chunk()?;
-    // A sender behind an address translator would be taken for somebody else: the inner addresses must be the outer ones.
+    // Behind an address translator, the sender would be mistaken for another host: the inner addresses must equal the
+    // outer ones.
     let same_ends = inner.get(12..IPV4_LEN) == outer.get(12..);
     let len = usize::from(u16::from_be_bytes([inner[2], inner[3]]));
     let fragment = u16::from_be_bytes([inner[6], inner[7]]) & 0x3fff;
@@ -117,8 +119,8 @@ fn read(frame: &[u8], packet: &Packet, inner: &[u8; SHIM_LEN]) -> Option<(Packet
     Some((opened, content))
 }
 
-/// Takes the shim off again: `frame` gets the length, protocol and checksum of the packet that was sent; the result is the
-/// frame's new length (link padding goes too). `opened` is what [`open`] gave.
+/// Removes the shim: restores the length, protocol and checksum of the original packet in `frame` and returns the
+/// frame's new length (link padding is removed too). `opened` is the packet that [`open`] returned.
 pub fn strip(frame: &mut [u8], opened: &Packet) -> Option<usize> {
     let end = opened.end.checked_sub(SHIM_LEN)?;
     let start = opened.network + IPV4_LEN;
@@ -128,8 +130,8 @@ pub fn strip(frame: &mut [u8], opened: &Packet) -> Option<usize> {
     Some(end)
 }
 
-/// Whether a packet can carry a shim: it is IPv4, whole, has no options of its own, and stays short enough for its length
-/// field.
+/// Reports whether a packet can carry a shim: it is IPv4, not a fragment, has no options of its own, and stays short
+/// enough for its length field.
 pub fn fits(packet: &Packet) -> bool {
     packet.form == Form::Whole
         && packet.fragment == Fragment::Whole
@@ -138,8 +140,8 @@ pub fn fits(packet: &Packet) -> bool {
         && packet.end - packet.network + SHIM_LEN <= usize::from(u16::MAX)
 }
 
-/// Puts a shim around the packet: `frame` must have room for [`SHIM_LEN`] bytes behind `packet.end`, and nothing else there.
-/// The result is the frame's new length.
+/// Adds a shim to the packet: `frame` must have room for [`SHIM_LEN`] bytes behind `packet.end`, with nothing else in
+/// that room. Returns the frame's new length.
 pub fn insert(frame: &mut [u8], packet: &Packet, content: &Content) -> Option<usize> {
     let end = packet.end + SHIM_LEN;
     if !fits(packet) || frame.len() < end {
@@ -160,7 +162,7 @@ pub fn insert(frame: &mut [u8], packet: &Packet, content: &Content) -> Option<us
     Some(end)
 }
 
-/// Gives an IPv4 header another protocol and length. A checksum that was wrong stays wrong.
+/// Changes the protocol and length of an IPv4 header. A checksum that was wrong stays wrong.
 fn change_header(header: &mut [u8; IPV4_LEN], protocol: u8, len: usize) -> Option<()> {
     let len = u16::try_from(len).ok()?;
     let word = |at: usize, header: &[u8; IPV4_LEN]| u16::from_be_bytes([header[at], header[at + 1]]);

@@ -1,17 +1,17 @@
 //! The `tail` carrier: a token behind the payload of a first packet (wire.md §4.1, §4.2, §4.5).
 //!
-//! Frames arrive in two forms: with a whole transport checksum, or (from a local sender whose network card would have
-//! finished it) with only the pseudo-header's sum in the field. Both are kept right.
+//! Frames arrive in two forms: with a complete transport checksum, or (from a local sender that leaves the checksum to
+//! its network card) with only the pseudo-header's sum in the field. This module keeps both correct.
 
 use crate::packet::{Form, Fragment, Packet, TCP, UDP};
 use crate::token::TOKEN_LEN;
 
-/// What the block begins with.
+/// The first bytes of the block.
 pub const MAGIC: [u8; 4] = *b"VSF1";
 /// Bytes of the block: magic and token.
 pub const BLOCK_LEN: usize = MAGIC.len() + TOKEN_LEN;
 
-/// The block that carries a token.
+/// Returns the block that carries a token.
 pub fn block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
     let mut block = [0; BLOCK_LEN];
     block[..4].copy_from_slice(&MAGIC);
@@ -19,7 +19,7 @@ pub fn block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
     block
 }
 
-/// The token at the end of a packet's payload, if one is there.
+/// Returns the token at the end of a packet's payload, if there is one.
 pub fn find<'a>(frame: &'a [u8], packet: &Packet) -> Option<&'a [u8; TOKEN_LEN]> {
     if packet.form != Form::Whole || packet.fragment != Fragment::Whole || !fills_ip(frame, packet) {
         return None;
@@ -29,7 +29,7 @@ pub fn find<'a>(frame: &'a [u8], packet: &Packet) -> Option<&'a [u8; TOKEN_LEN]>
     (rest.last_chunk() == Some(&MAGIC)).then_some(token)
 }
 
-/// Whether the transport reaches to the end of the IP packet; UDP may be shorter (RFC 9868).
+/// Reports whether the transport reaches to the end of the IP packet; UDP may be shorter (RFC 9868).
 fn fills_ip(frame: &[u8], packet: &Packet) -> bool {
     match packet.protocol {
         TCP => true,
@@ -38,8 +38,8 @@ fn fills_ip(frame: &[u8], packet: &Packet) -> bool {
     }
 }
 
-/// Takes the block off again: `frame` gets the lengths and checksums of the packet that was sent; the result is the
-/// frame's new length (link padding goes too). `None` if there is no block to take off.
+/// Removes the block: restores the lengths and checksums of the original packet in `frame` and returns the frame's new
+/// length (link padding is removed too). Returns `None` if there is no block.
 pub fn strip(frame: &mut [u8], packet: &Packet) -> Option<usize> {
     find(frame, packet)?;
     let start = packet.end.checked_sub(BLOCK_LEN)?;
@@ -49,8 +49,8 @@ pub fn strip(frame: &mut [u8], packet: &Packet) -> Option<usize> {
     Some(start)
 }
 
-/// Puts the block behind the payload: `frame` must have room for [`BLOCK_LEN`] bytes behind `packet.end`, and nothing
-/// else there. The result is the frame's new length.
+/// Appends the block to the payload: `frame` must have room for [`BLOCK_LEN`] bytes behind `packet.end`, with nothing
+/// else in that room. Returns the frame's new length.
 pub fn append(frame: &mut [u8], packet: &Packet, block: &[u8; BLOCK_LEN]) -> Option<usize> {
     if packet.form != Form::Whole || packet.fragment != Fragment::Whole || !fills_ip(frame, packet) {
         return None;
@@ -105,8 +105,8 @@ fn resize(frame: &mut [u8], packet: &Packet, end: usize, change: Change<'_>) -> 
     }
 }
 
-/// Whether the transport's checksum field holds only the pseudo-header's sum. A whole checksum that happens to have
-/// the same value is recognised by summing the packet up.
+/// Reports whether the transport's checksum field holds only the pseudo-header's sum. A complete checksum that happens
+/// to have the same value is recognised by summing up the packet.
 pub fn checksum_is_partial(frame: &[u8], packet: &Packet) -> Option<bool> {
     let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
     let len = u16::try_from(packet.end - packet.transport).ok()?;
@@ -117,7 +117,7 @@ pub fn checksum_is_partial(frame: &[u8], packet: &Packet) -> Option<bool> {
     Some(fold(pseudo + sum(frame.get(packet.transport..packet.end)?, false)) != 0xffff)
 }
 
-/// The sum of the pseudo-header (RFC 9293, RFC 8200) with this transport length.
+/// Computes the sum of the pseudo-header (RFC 9293, RFC 8200) with this transport length.
 pub fn pseudo_header(packet: &Packet, len: u16) -> u32 {
     let address = |address| match address {
         Some(core::net::IpAddr::V4(a)) => sum(&a.octets(), false),
@@ -127,7 +127,7 @@ pub fn pseudo_header(packet: &Packet, len: u16) -> u32 {
     address(packet.source) + address(packet.destination) + u32::from(packet.protocol) + u32::from(len)
 }
 
-/// The sum of big-endian 16-bit words; with `odd`, of bytes that begin in the middle of a word.
+/// Sums big-endian 16-bit words; with `odd`, the bytes begin in the middle of a word.
 pub fn sum(bytes: &[u8], odd: bool) -> u32 {
     bytes
         .iter()
@@ -136,13 +136,13 @@ pub fn sum(bytes: &[u8], odd: bool) -> u32 {
         .fold(0, u32::wrapping_add)
 }
 
-/// Folds a sum to 16 bits, one's complement.
+/// Folds a sum to 16 bits, in one's complement.
 pub const fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// A checksum after one summand became another (RFC 1624, equation 3).
+/// Updates a checksum after one summand has changed from `old` to `new` (RFC 1624, equation 3).
 pub const fn replace(checksum: u16, old: u16, new: u16) -> u16 {
     !fold(!checksum as u32 + !old as u32 + new as u32)
 }

@@ -1,4 +1,4 @@
-//! Tokens: what proves a grant in a first packet (wire.md §3.6 to §3.8).
+//! Tokens: they prove a grant in a first packet (wire.md §3.6 to §3.8).
 
 use crate::drop_reason::DropReason;
 use crate::grant::{Block, Destination, Flags, GrantHeader, HEADER_LEN};
@@ -11,11 +11,11 @@ pub const TOKEN_LEN: usize = 36;
 /// A token as it travels: header, time, nonce, tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// The grant it proves.
+    /// Header of the grant that the token proves.
     pub header: GrantHeader,
-    /// When it was made, Unix seconds by the sender's clock.
+    /// Time when the token was made, Unix seconds by the sender's clock.
     pub time: u32,
-    /// Never used twice by a sender with the same handle and time (wire.md §3.8).
+    /// A number that a sender never uses twice with the same handle and time (wire.md §3.8).
     pub nonce: u32,
     /// The first bytes of the MAC.
     pub tag: [u8; TAG_LEN],
@@ -28,7 +28,7 @@ impl Token {
         Self { header, time, nonce, tag }
     }
 
-    /// The 36 bytes on the wire.
+    /// Returns the 36 bytes on the wire.
     pub fn encode(&self) -> [u8; TOKEN_LEN] {
         let mut bytes = [0; TOKEN_LEN];
         bytes[..HEADER_LEN].copy_from_slice(&self.header.encode());
@@ -38,8 +38,8 @@ impl Token {
         bytes
     }
 
-    /// Reads a token found in an IPv6 (or not) packet: `Malformed` or `UnknownSuite` where the header's form or the
-    /// family is wrong, or the grant is a bearer grant (wire.md §3.2).
+    /// Parses a token from a packet; `ipv6` is the packet's family. The errors are `Malformed` if the header's form or
+    /// the family is wrong or the grant is a bearer grant (wire.md §3.2), and `UnknownSuite`.
     pub fn decode(bytes: &[u8; TOKEN_LEN], ipv6: bool) -> Result<Self, DropReason> {
         let (Some(header), Some(time), Some(nonce), Some(tag)) =
             (bytes.first_chunk(), bytes[16..].first_chunk(), bytes[20..].first_chunk(), bytes.last_chunk())
@@ -58,7 +58,7 @@ impl Token {
         })
     }
 
-    /// Whether the tag is the one that `key` gives for a packet to `to`; constant time.
+    /// Reports whether the tag is the one that `key` yields for a packet to `to`, in constant time.
     pub fn proves(&self, key: &GrantKey, to: &Destination) -> bool {
         mac::tags_equal(&self.tag, &tag(&self.header, key, self.time, self.nonce, to))
     }

@@ -1,4 +1,5 @@
-//! Asking by datagrams: the vectors that were made without this crate's code, and what holds for every input (wire.md §8.13).
+//! Requests for segments by datagram: vectors made without this crate's code, and properties that hold for every input
+//! (wire.md §8.13).
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -129,7 +130,7 @@ fn the_documents_reasons_are_these() {
     assert_eq!(rows, Refusal::ALL.map(|reason| (reason as u8, reason.name())));
 }
 
-/// SVLAN §VII, denial of service: the authority can't be made to send more than it was sent.
+/// An attacker can't make the authority send more than it received (SVLAN §VII, denial of service).
 #[test]
 fn amplification_the_longest_answer_is_no_longer_than_the_shortest_request() {
     assert_eq!(OPTION_MAX, ENCAPSULATION_MAX - HEADER_LEN, "whatever an option can be");

@@ -1,4 +1,4 @@
-//! What the documents say of this crate's numbers, and of tests.
+//! The documents agree with this crate's numbers, and name existing tests.
 
 use std::path::Path;
 use wire::DropReason;
@@ -27,7 +27,7 @@ fn operations_md_says_what_to_do_about_every_drop_reason() {
     }
 }
 
-/// The rows of the table in a section of threats.md, cell by cell.
+/// Returns the rows of the table in a section of threats.md, cell by cell.
 fn rows(heading: &str) -> Vec<Vec<&'static str>> {
     let text = include_str!("../../../docs/threats.md");
     let (_, rest) = text.split_once(heading).expect("the section");
@@ -36,7 +36,7 @@ fn rows(heading: &str) -> Vec<Vec<&'static str>> {
     rows.map(|line| line.split('|').map(str::trim).filter(|cell| !cell.is_empty()).collect()).collect()
 }
 
-/// The tests that a row names, as file and name.
+/// Returns the tests that a row names, as file and name.
 fn tests<'r>(row: &[&'r str]) -> Vec<(&'r str, &'r str)> {
     let tests: Vec<_> = row[2..].iter().filter_map(|cell| cell.trim_matches('`').split_once(": ")).collect();
     assert!(!tests.is_empty() && tests.len() == row.len() - 2, "{row:?}");
@@ -52,7 +52,7 @@ fn assert_runs(file: &str, name: &str) {
     assert!(runs && !attributes.contains("#[ignore"), "{name} in {file} is not run");
 }
 
-/// In every row the first test is named after the attack, and all are there and run.
+/// The first test in every row is named after the attack, and all tests exist and run.
 #[test]
 fn threats_md_names_a_test_for_every_attack_of_the_published_scheme() {
     let rows = rows("### Section VII");

@@ -1,4 +1,4 @@
-//! docs/overhead.md says what the codec's headers take, and what it says is where things are in a packet.
+//! docs/overhead.md agrees with the sizes of the codec's headers and the offsets in a packet.
 
 #[path = "../benches/overhead/rows.rs"]
 mod rows;

@@ -1,4 +1,4 @@
-//! Segments and proofs: the vectors that were made without this crate's code, and what holds for every input (wire.md §8).
+//! Segments and proofs: vectors made without this crate's code, and properties that hold for every input (wire.md §8).
 
 mod frames;
 
@@ -214,7 +214,7 @@ proptest! {
             let refused = Encapsulation::decode(&bytes[..short]);
             prop_assert_eq!(refused, Err(DropReason::Malformed), "of {} bytes", short);
         }
-        // Whatever is accepted has one form only.
+        // Every accepted encapsulation has exactly one encoding.
         bytes[change.0] ^= change.1;
         match Encapsulation::decode(&bytes) {
             Ok((read, rest)) => {
@@ -309,7 +309,7 @@ proptest! {
         match plan.checksum {
             Checksum::Whole => prop_assert_eq!(transport_sum(&after, &packet), 0xffff),
             Checksum::Absent => prop_assert_eq!(&after[field], &[0, 0]),
-            // One partial sum in 65 536 is right as a whole one, too.
+            // One partial sum in 65 536 is also right as a complete one.
             Checksum::Partial => prop_assert!(
                 after[field.clone()] == before[field] || tail::checksum_is_partial(&before, &packet) == Some(false)
             ),

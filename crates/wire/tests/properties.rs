@@ -1,5 +1,5 @@
-//! What holds for every input: decoders refuse or give back what was encoded, parsing stays inside the frame, and the
-//! carriers leave no trace once they are stripped (wire.md §4.5).
+//! Properties that hold for every input: decoders refuse the input or return what was encoded, parsing stays inside the
+//! frame, and the carriers leave no trace once they are stripped (wire.md §4.5).
 
 mod frames;
 
@@ -186,7 +186,8 @@ proptest! {
         prop_assert_eq!(tail::find(&carrying, &longer), Some(&token));
         check_sums(&carrying, &longer, plan.checksum)?;
 
-        // A packet whose checksum field is right in both readings is taken for whole; one in 65 536 partial ones is.
+        // A checksum field that is right in both readings counts as complete; this happens with one partial sum in
+        // 65 536.
         prop_assume!(plan.checksum != Checksum::Partial || transport_sum(&carrying, &longer) != 0xffff);
         let length = tail::strip(&mut carrying, &longer);
         prop_assert_eq!(length, Some(packet.end));
@@ -235,9 +236,9 @@ proptest! {
         carrying[packet.network + 20 + at] ^= 1;
         let opened = shim::open(&carrying, &Packet::parse(&carrying));
         match at {
-            // No shim: another version, length of header, or first option.
+            // Not a shim: the version, the header's length, or the first option differs.
             0 | 20 => prop_assert!(opened.is_none()),
-            // What routers change, and what the outer header has, too.
+            // Fields that routers change, and that the outer header has, too.
             1 | 4 | 5 | 8 | 10 | 11 => prop_assert!(matches!(opened, Some(Ok(_)))),
             2 | 3 | 12..=19 | 7 => prop_assert!(matches!(opened, Some(Err(DropReason::Malformed)))),
             _ => {}
@@ -289,7 +290,7 @@ proptest! {
     }
 }
 
-/// IPv4 without options: what can carry a shim.
+/// IPv4 frames without options, which can carry a shim.
 fn ipv4_frames() -> impl Strategy<Value = frames::Plan> {
     (frames(), any::<[u32; 2]>()).prop_map(|(plan, [a, b])| frames::Plan {
         source: IpAddr::V4(Ipv4Addr::from(a)),
@@ -317,7 +318,7 @@ fn contents() -> impl Strategy<Value = Content> {
     ]
 }
 
-/// The address that differs in its last bit.
+/// Returns the address that differs in the last bit.
 fn neighbour(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(a) => IpAddr::V4((a.to_bits() ^ 1).into()),
@@ -353,7 +354,7 @@ fn stays_inside(bytes: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Every checksum of the frame is what a receiver expects of it.
+/// Checks that every checksum of the frame is the one that a receiver expects.
 fn check_sums(bytes: &[u8], packet: &Packet, checksum: Checksum) -> Result<(), TestCaseError> {
     if !packet.ipv6() {
         let header = usize::from(bytes[packet.network] & 15) * 4;

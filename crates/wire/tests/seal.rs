@@ -1,4 +1,4 @@
-//! Sealed tunnels: the vectors that were made without this crate's code, and what holds for every input (wire.md §9).
+//! Sealed tunnels: vectors made without this crate's code, and properties that hold for every input (wire.md §9).
 
 use proptest::prelude::*;
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
@@ -58,7 +58,7 @@ fn algorithm(suite: Suite) -> &'static Algorithm {
     }
 }
 
-/// The AEAD and nonce of a record.
+/// Returns the AEAD and nonce of a record.
 fn ready(secret: &PhaseSecret, direction: Direction, header: &RecordHeader) -> (LessSafeKey, Nonce) {
     let key = secret.record_key(direction, header.content.treatment(), header.suite).expect("it is short");
     let unbound = UnboundKey::new(algorithm(header.suite), key.key()).expect("as long as the suite's keys");
@@ -81,7 +81,7 @@ fn sealed(secret: &PhaseSecret, direction: Direction, header: &RecordHeader, bod
     record
 }
 
-/// What the record says to who has the secret.
+/// Opens a record with the phase's secret.
 fn opened(secret: &PhaseSecret, direction: Direction, record: &[u8]) -> Result<Vec<u8>, &'static str> {
     let header = RecordHeader::of(record).ok_or("malformed")?;
     let (key, nonce) = ready(secret, direction, &header);
@@ -99,7 +99,7 @@ fn opened(secret: &PhaseSecret, direction: Direction, record: &[u8]) -> Result<V
     plain.map_err(|_| "bad_tag")
 }
 
-/// The secrets of a row's three phases, each computed as either end does it.
+/// Computes the secrets of a row's three phases as either end does.
 fn secrets(case: &Value) -> [PhaseSecret; 3] {
     let to = destination(case);
     let key = GrantKey::new(bytes(&case["key"]));
@@ -280,7 +280,7 @@ fn a_share_that_gives_nothing_in_common_is_refused() {
     assert!(Shared::new([1; 32]).is_some());
 }
 
-/// The rows of the table behind a clause: number and name.
+/// Returns the rows of the table that follows a clause: number and name.
 fn rows(clause: &str) -> Vec<(u8, &'static str)> {
     let document = include_str!("../../../docs/wire.md");
     let text =

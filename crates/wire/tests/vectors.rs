@@ -1,4 +1,4 @@
-//! The published vectors of wire.md §1 to §5, made without this crate's code.
+//! The published vectors of wire.md §1 to §5 hold. They were made without this crate's code.
 
 use serde_json::Value;
 use std::net::IpAddr;

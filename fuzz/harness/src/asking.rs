@@ -1,13 +1,13 @@
-//! Asking for segments by datagrams: what is sealed and what is inside.
+//! Requests for segments by datagram: the sealed form and the content.
 
-use engine::lines::{Lines, Unanswered};
+use engine::issuing::lines::{Lines, Unanswered};
 use std::net::{IpAddr, Ipv4Addr};
 use wire::ask::{LineKey, LineNumber, QUESTION_LEN, Question, REPLY_LEN, Reply, envelope};
 
-/// The line of the vectors.
+/// Line number of the vectors.
 const LINE: LineNumber = LineNumber(0x1122_3344_5566_7788);
 
-/// A request is taken once, and only whole; what is read of questions and replies is written the same.
+/// A request is accepted once, and only if it is unchanged; a question or reply that decodes encodes to the same bytes.
 pub fn ask(input: &[u8]) {
     asked(input);
     let key = || LineKey::new(std::array::from_fn(|index| index as u8));
@@ -33,7 +33,7 @@ pub fn ask(input: &[u8]) {
     }
 }
 
-/// Why a request on the vectors' line is not answered, if it is not; a second time it never is.
+/// Returns why a request on the vectors' line is not answered, if it is not. A repeated request never is.
 pub fn asked(input: &[u8]) -> Option<Unanswered> {
     let mut lines = Lines::default();
     assert!(lines.give((), LINE, LineKey::new(std::array::from_fn(|index| index as u8))));
@@ -41,14 +41,14 @@ pub fn asked(input: &[u8]) -> Option<Unanswered> {
     let (first, second) = (read(), read());
     match first {
         Ok(()) => assert_eq!(second, Err(Unanswered::Repeated)),
-        // What was sealed by the line's holder is used up, whatever it says.
+        // A request sealed by the line's owner uses up its counter, whatever its content.
         Err(Unanswered::Malformed) => assert_eq!(second, Err(Unanswered::Repeated)),
         Err(_) => assert_eq!(first, second),
     }
     first.err()
 }
 
-/// The input as the beginning of so many bytes.
+/// Pads the input to `N` bytes.
 fn padded<const N: usize>(input: &[u8]) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     bytes.get_mut(..input.len())?.copy_from_slice(input);

@@ -1,16 +1,18 @@
-//! The carriers, and the agent that puts them on.
+//! The carriers, and the agent that adds them.
 
 use crate::world::{self, NOW};
 use engine::agent::Frame;
-use engine::insertion::{self, Grant, Inserter, Secret};
+use engine::agent::insertion::{Action, Grant, Inserter};
+use engine::model::Secret;
 use engine::verifier::Outcome;
+use wire::map::GrantSlot;
 use wire::packet::{Form, Packet, TCP, UDP};
 use wire::shim::{self, Content, OPTION_LEN, SHIM_LEN};
 use wire::tail::{self, BLOCK_LEN};
 use wire::token::TOKEN_LEN;
 use wire::{Carrier, Destination, DropReason, Epoch, Flags, GrantHeader, Handle, Suite};
 
-/// A frame that gets a block and loses it again; the input's first 36 bytes are the token.
+/// Appends a block to a frame and strips it again; the input's first 36 bytes are the token.
 pub fn tail(input: &[u8]) {
     let Some((token, frame)) = input.split_first_chunk::<TOKEN_LEN>() else { return };
     let packet = Packet::parse(frame);
@@ -38,7 +40,7 @@ pub fn tail(input: &[u8]) {
     }
 }
 
-/// A frame that loses a shim if it has one, and gets one; the input's first 40 bytes are the option.
+/// Strips a frame's shim if it has one, and adds one; the input's first 40 bytes are the option.
 pub fn shim(input: &[u8]) {
     let Some((option, frame)) = input.split_first_chunk::<OPTION_LEN>() else { return };
     let packet = Packet::parse(frame);
@@ -74,21 +76,22 @@ pub fn shim(input: &[u8]) {
     }
 }
 
-/// Whether IPv4's checksum is one that a sender computes: of one's complement's two zeros the other may come back.
+/// Reports whether IPv4's checksum is one that a sender computes. One's complement has two zeros, and the other may
+/// come back.
 fn header_sum_is_clear(frame: &[u8], packet: &Packet) -> bool {
     packet.ipv6() || frame[packet.network + 10..packet.network + 12] != [0xff, 0xff]
 }
 
-/// Whether the transport's checksum is the one that its receiver computes.
+/// Reports whether the transport's checksum is the one that the receiver computes.
 fn sum_is_right(frame: &[u8], packet: &Packet) -> bool {
     let Some(transport) = frame.get(packet.transport..packet.end) else { return false };
     let pseudo = tail::pseudo_header(packet, transport.len() as u16);
     tail::fold(pseudo + tail::sum(transport, false)) == 0xffff
 }
 
-/// Whether the transport's checksum is either right or partial, and IPv4's is one that a sender computes: a wrong
-/// checksum stays wrong, but may come back as the other of one's complement's two zeros; and one that is both, one partial
-/// sum in 65 536, is taken for whole.
+/// Reports whether the transport's checksum is either right or partial, and IPv4's is one that a sender computes. A
+/// wrong checksum stays wrong, but may come back as the other of one's complement's two zeros. A checksum that is right
+/// and partial, which is one partial sum in 65 536, counts as complete.
 fn sums_are_clear(frame: &[u8], packet: &Packet) -> bool {
     let Some(transport) = frame.get(packet.transport..packet.end) else { return false };
     let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
@@ -105,8 +108,8 @@ fn sums_are_clear(frame: &[u8], packet: &Packet) -> bool {
     ip_is_clear && transport_is_clear
 }
 
-/// A packet from the client's stack, through the agent and the verifier, to the server's stack: the same bytes arrive
-/// (wire.md §4.5). The input's first byte chooses suite, flags and carrier.
+/// Sends a packet from the client's stack through the agent and the verifier to the server's stack: the same bytes
+/// arrive (wire.md §4.5). The input's first byte selects suite, flags and carrier.
 pub fn journey(input: &[u8]) {
     let Some((choice, frame)) = input.split_first() else { return };
     let packet = Packet::parse(frame);
@@ -127,13 +130,13 @@ pub fn journey(input: &[u8]) {
     let carrier = if choice & 64 == 0 { Carrier::Tail } else { Carrier::Shim };
     let secret = Some(Secret::Grant(header, key));
     let grant = Grant { until: NOW + 270, skew: 0, secret, carrier };
-    let grants = [(insertion::slot(1, &to), grant)];
+    let grants = [(GrantSlot::new(1, &to), grant)];
     let mut agent =
         Inserter { subject: 1, protected: world::protected(), grants: grants.into(), ..Inserter::default() };
     let mut sent = frame.to_vec();
     match agent.insert(&mut sent, NOW) {
-        insertion::Action::Token => {}
-        insertion::Action::Failed => return,
+        Action::Token => {}
+        Action::Failed => return,
         action => return assert_eq!(sent, frame, "{action:?} leaves the frame alone"),
     }
     let (added, clear) = match carrier {
@@ -152,9 +155,9 @@ pub fn journey(input: &[u8]) {
     }
 }
 
-/// A frame that the agent holds and sends again: datagrams that left as one are cut, and nothing of their payload is lost;
-/// checksums that the network card would have finished are right. The input's first two bytes are segment size and kind
-/// of link.
+/// Holds a frame in the agent and sends it again: datagrams that left as one are split without losing payload, and
+/// checksums that the network card would have completed are right. The input's first two bytes are segment size and
+/// kind of link.
 pub fn held(input: &[u8]) {
     let Some(([segment, kind], frame)) = input.split_first_chunk() else { return };
     let link_header = if kind & 1 == 0 { 14 } else { 0 };
@@ -179,7 +182,7 @@ pub fn held(input: &[u8]) {
     assert_eq!(payload, original.get(whole.payload..whole.end).unwrap_or_default());
 }
 
-/// The frame with a link header, where the interface has none.
+/// Returns the frame, with a link header added if the interface has none.
 fn framed(link_header: u32, ether_type: u16, frame: &[u8]) -> Vec<u8> {
     if link_header != 0 {
         return frame.to_vec();

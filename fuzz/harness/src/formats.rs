@@ -1,4 +1,5 @@
-//! The fixed formats and the packet parser: what is accepted encodes to the same bytes, offsets stay in the frame.
+//! The fixed formats and the packet parser: accepted input encodes to the same bytes, and offsets stay inside the
+//! frame.
 
 use wire::ls::KeyTransfer;
 use wire::packet::{Form, Fragment, Packet, ROUTE_MAX, TCP, UDP};
@@ -6,7 +7,7 @@ use wire::shim::Content;
 use wire::token::TOKEN_LEN;
 use wire::{DropReason, Flags, GrantHeader, LsToken, Token};
 
-/// A token in an IPv4 packet, then the same bytes in an IPv6 packet.
+/// Decodes a token in an IPv4 packet, then the same bytes in an IPv6 packet.
 pub fn token(input: &[u8]) {
     let Some(bytes) = input.first_chunk::<TOKEN_LEN>() else { return };
     for ipv6 in [false, true] {
@@ -21,7 +22,7 @@ pub fn token(input: &[u8]) {
     }
 }
 
-/// A grant header.
+/// Decodes a grant header.
 pub fn grant_header(input: &[u8]) {
     let Some(bytes) = input.first_chunk() else { return };
     match GrantHeader::decode(bytes) {
@@ -34,7 +35,7 @@ pub fn grant_header(input: &[u8]) {
     }
 }
 
-/// The option of a shim, and what it holds.
+/// Decodes the option of a shim, and its content.
 pub fn option(input: &[u8]) {
     let Some(bytes) = input.first_chunk() else { return };
     match Content::decode(bytes) {
@@ -50,7 +51,7 @@ pub fn option(input: &[u8]) {
     }
 }
 
-/// An Ethernet frame.
+/// Parses an Ethernet frame.
 pub fn packet(input: &[u8]) {
     let packet = Packet::parse(input);
     assert!(packet.end <= input.len());
@@ -69,12 +70,12 @@ pub fn packet(input: &[u8]) {
         Fragment::First(_) => assert!(packet.transport <= packet.payload),
         Fragment::Later(_) => assert_eq!((packet.source_port, packet.destination_port), (0, 0)),
     }
-    // What follows the IP packet on the link says nothing.
+    // Link padding behind the IP packet has no influence.
     let cut = Packet::parse(&input[..packet.end]);
     assert_eq!((cut.form, cut.payload, cut.end), (packet.form, packet.payload, packet.end));
 }
 
-/// The packet that an ICMP error quotes; the input's first two bytes say where it begins and in which family.
+/// Parses the packet that an ICMP error quotes; the input's first two bytes select its family and offset.
 pub fn quoted(input: &[u8]) {
     let Some(([family, at], frame)) = input.split_first_chunk() else { return };
     for end in [frame.len(), frame.len() / 2, frame.len() + 1] {

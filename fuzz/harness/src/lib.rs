@@ -1,4 +1,5 @@
-//! What must hold for every input of a decoder. Each function takes arbitrary bytes and panics where a promise is broken.
+//! Properties that must hold for every input of a decoder. Each function takes arbitrary bytes and panics if a property
+//! is violated.
 //!
 //! The fuzz targets of `fuzz/` call these; `tests/corpus.rs` calls them with every file of the committed corpus.
 

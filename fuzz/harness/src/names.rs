@@ -1,9 +1,10 @@
-//! What resolvers, and those who speak in their name, say to the agent.
+//! Answers of resolvers, genuine or spoofed, to the agent.
 
 use engine::discovery::message::{self, Heard};
 use engine::discovery::{Domain, Record, Told};
 
-/// An answer is read without a fault, whatever it is; what it says of a domain is in bounds, and written as it was read.
+/// Parsing an answer never panics, whatever the input; a record that it contains is in bounds and encodes to the same
+/// text.
 pub fn answer(input: &[u8]) {
     let Ok(domain) = "example.org".parse::<Domain>() else { return };
     let id = input.first_chunk().map_or(0, |id| u16::from_be_bytes(*id));

@@ -1,14 +1,14 @@
-//! Packets with proofs, and the verifier that judges them.
+//! Packets with proofs, and a verifier that checks them.
 
 use crate::world::{EPOCH_LENGTH, NOW};
-use engine::proofs::{Outcome, Verifier};
+use engine::verifier::proofs::{Outcome, Verifier};
 use std::net::IpAddr;
 use wire::geneve::{ENCAPSULATION_MAX, Encapsulation, HEADER_LEN, OPTION_HEADER_LEN};
 use wire::packet::Packet;
 use wire::segment::HEAD_LEN;
 use wire::{Epoch, Inner, MasterKey, SegmentFlags};
 
-/// The first verifier of the table of cases.
+/// Returns the first verifier of the table of cases.
 fn verifier() -> Verifier {
     let prefixes = ["192.0.2.0/24", "2001:db8:1::/64"].map(|prefix| prefix.parse().expect("a prefix"));
     let mut verifier = Verifier::new(prefixes.to_vec(), EPOCH_LENGTH, 3600);
@@ -24,13 +24,13 @@ fn verifier() -> Verifier {
     verifier
 }
 
-/// An encapsulation that is read is written the same; a frame that passes has its pointer moved, its UDP checksum
-/// mended, and on a fixed path its next proof opened, and every other one is left alone.
+/// A decoded encapsulation encodes to the same bytes. A frame that passes has its pointer advanced, its UDP checksum
+/// updated and, on a fixed path, its next proof opened; every other frame is unchanged.
 pub fn proof(input: &[u8]) {
     judged(input);
 }
 
-/// What [`proof`] makes of a frame.
+/// Returns the outcome of a frame in [`proof`].
 pub fn judged(input: &[u8]) -> Outcome {
     let packet = Packet::parse(input);
     if let Some(Ok((read, inner))) = input.get(packet.payload..packet.end).map(Encapsulation::decode) {

@@ -1,4 +1,4 @@
-//! Sealed tunnels: what travels in them, and what opens.
+//! Sealed tunnels: the formats, and opening records.
 
 use seal::{Decompressor, Joiner, Keys};
 use wire::seal::record::BLOCK_MAX;
@@ -7,23 +7,24 @@ use wire::seal::{
     RecordHeader, Response, Treatment,
 };
 
-/// What becomes of a record.
+/// Outcome of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unsealed {
-    /// Its form is not a record's.
+    /// The form is not a record's.
     Malformed,
-    /// It was not sealed with the key.
+    /// The record was not sealed with the key.
     BadTag,
-    /// It opened.
+    /// The record was opened.
     Opened,
 }
 
-/// The keys of the corpus's records.
+/// Returns the keys of the corpus's records.
 pub fn keys(direction: Direction) -> Keys {
     Keys::new(PhaseSecret::new([7; 32]), direction)
 }
 
-/// Whatever is read has one form; a record opens by its own key and not changed in any way; nothing unpacks beyond its bound.
+/// Decoded input has exactly one encoding; a record opens only unchanged and with its own key; no block decompresses
+/// beyond its bound.
 pub fn seal(input: &[u8]) {
     forms(input);
     unsealed(input);
@@ -58,8 +59,8 @@ fn forms(input: &[u8]) {
     }
 }
 
-/// What becomes of the input as a record from the initiator. One that opens was sealed with this key: nobody else's opens it, and
-/// sealing what it said gives it again.
+/// Returns the outcome of the input as a record from the initiator. A record that opens was sealed with this key: no
+/// other key opens it, and sealing its body yields it again.
 pub fn unsealed(input: &[u8]) -> Unsealed {
     let Some(header) = RecordHeader::of(input) else { return Unsealed::Malformed };
     let mine = keys(Direction::FromInitiator);
@@ -75,7 +76,8 @@ pub fn unsealed(input: &[u8]) -> Unsealed {
     Unsealed::Opened
 }
 
-/// Seals what follows with all that the first byte picks, and changes each byte of the header and some of the rest.
+/// Seals `body` with every parameter selected by the first byte, and changes each byte of the header and some of the
+/// rest.
 fn sealed(pick: u8, body: &[u8]) {
     if body.is_empty() || body.len() > 2000 {
         return;
@@ -119,7 +121,7 @@ fn unpacked(input: &[u8]) {
     }
 }
 
-/// Takes the input as parts of four bytes of header (part, lane, counter, length) and a body each.
+/// Reads the input as parts: four bytes of header (part, lane, counter, length) and a body each.
 fn joined(input: &[u8]) {
     let mut joiner = Joiner::default();
     let mut rest = input;

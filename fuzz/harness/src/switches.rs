@@ -1,21 +1,21 @@
-//! What an OpenFlow switch says, and what becomes of the packets that it sends up.
+//! Messages of an OpenFlow switch, and the handling of packets that it elevates.
 
 use engine::agent::Subject;
+use engine::model::protected::Protected;
 use engine::openflow::plane::{Fate, Household, Origin, Plane};
 use engine::openflow::switch::{Event, Lost, Switch};
-use engine::protected::Protected;
 use std::time::Duration;
 use wire::map::{GrantEntry, SERVICES_MAX, Service, Services};
 use wire::{Carrier, Epoch, Flags, GrantHeader, Handle, Suite};
 
 const NOW: u32 = 1_800_000_000;
 const WHO: Subject = Subject::of_user(1000);
-/// The seeds' packets come up by rules of this generation.
+/// Generation of the rules by which the seeds' packets are elevated.
 pub const GENERATION: u16 = 5;
 
-/// What a switch says is taken the same in whatever pieces it comes, and every answer is one whole message. A packet that
-/// comes up is held for a grant or goes down; once the grant is there it is held no more. The input's first byte says where
-/// it is cut.
+/// The result does not depend on how a switch's stream is split, and every answer is one whole message. An elevated
+/// packet is held for a grant or forwarded; once the grant exists, it is not held again. The input's first byte says
+/// where to split the stream.
 pub fn openflow(input: &[u8]) {
     let Some((cut, said)) = input.split_first() else { return };
     let whole = hear(&[said]);
@@ -67,7 +67,7 @@ fn elevated(plane: &mut Plane, in_port: u32, frame: &[u8]) {
     };
     let Fate::Forward { rules, frames } = fate else { return };
     assert!(rules.is_empty() || rules.len() == 2, "rules for one direction");
-    // What a carrier adds comes once: in the packet, or in one that goes ahead.
+    // The carrier adds its bytes once: to the packet, or to one that goes ahead.
     assert!(matches!(frames.len(), 1 | 2));
     assert!(frames.iter().all(|sent| sent.len() <= frame.len() + wire::shim::SHIM_LEN));
 }

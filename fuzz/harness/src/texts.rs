@@ -1,15 +1,14 @@
-//! What people and peers write: policies, TOML documents, the API's JSON.
+//! Input written by people and peers: policies, TOML documents, the API's JSON.
 
-use engine::agent::Target;
-use engine::api;
 use engine::document::{Reader, duration, hint, seconds};
+use engine::model::{Given, Receiver, Target, protected};
 use engine::policy::diff::compare;
 use engine::policy::{Action, Compiled, Decision, Policy, Request, Subject};
-use engine::protected;
 use serde::{Serialize, de::DeserializeOwned};
-use wire::Destination;
+use wire::{Destination, Ends, Vni};
 
-/// A policy file: faults stand in the text; what is accepted answers every question, and deny wins.
+/// Reads a policy file: the positions of faults are inside the text, and an accepted policy answers every question,
+/// with an explanation that agrees with the decision.
 pub fn policy(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let policy = match Policy::parse(text, 3600) {
@@ -20,7 +19,7 @@ pub fn policy(input: &[u8]) {
             return assert!(faults.all().iter().all(|fault| (1..=lines).contains(&fault.line) && fault.column > 0));
         }
     };
-    // Refusing what would take too much memory is fine.
+    // Refusing a policy that would take too much memory is fine.
     let Ok(compiled) = Compiled::new(policy) else { return };
     let policy = compiled.policy();
     assert!(compiled.failures().len() <= policy.expectations().len());
@@ -32,7 +31,7 @@ pub fn policy(input: &[u8]) {
     let receivers: Vec<_> = policy.receivers().iter().flat_map(|receiver| receiver.entries()).collect();
     // Refusing too many spans is fine; panicking is not.
     let _ = protected::entries(&receivers);
-    // The time from one change to the next, as the authority's clock goes through them.
+    // Step from one change to the next, as the authority's clock does.
     let times: Vec<_> = std::iter::successors(policy.next_change(0), |at| policy.next_change(*at)).take(4).collect();
     assert!(times.is_sorted_by(|one, other| one < other));
     let now = times.first().copied().unwrap_or(0);
@@ -48,7 +47,7 @@ pub fn policy(input: &[u8]) {
     }
 }
 
-/// What grants and the plain words must say the same.
+/// A decision about a grant and its explanation agree.
 fn decide(compiled: &Compiled, request: &Request<'_>) {
     let to = &request.to;
     let decision = compiled.policy().decide(request);
@@ -69,7 +68,7 @@ fn decide(compiled: &Compiled, request: &Request<'_>) {
     }
 }
 
-/// A TOML document, read by every getter there is; then the same text as a time and as a consent's target.
+/// Reads a TOML document with every getter, then the same text as a time and as the target of a consent.
 pub fn document(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let known = ["text", "list", "yes", "number", "seconds", "tables"];
@@ -103,7 +102,8 @@ pub fn document(input: &[u8]) {
     }
 }
 
-/// A JSON body, read as every type that a peer may send: what is accepted is written, and read again the same.
+/// Reads a JSON body as every type that a peer may send: an accepted body is written, and reading it again yields the
+/// same value.
 pub fn api(input: &[u8]) {
     again::<api::Event>(input);
     again::<api::Login>(input);
@@ -127,16 +127,26 @@ pub fn api(input: &[u8]) {
     again::<api::Problem>(input);
     again::<api::SegmentRequest>(input);
     again::<api::PathSegment>(input);
-    if let Ok(request) = serde_json::from_slice::<api::AnswerRequest>(input)
-        && let Ok(shown) = request.shown()
-    {
-        assert_eq!(api::AnswerRequest::new(&shown).shown(), Ok(shown));
+    if let Ok(request) = serde_json::from_slice::<api::AnswerRequest>(input) {
+        shown(&request);
     }
     if let Ok(text) = std::str::from_utf8(input) {
-        let _ = engine::networks::Networks::parse(text);
+        let _ = engine::policy::networks::Networks::parse(text);
     }
     if let Ok(config) = serde_json::from_slice::<api::VerifierConfig>(input) {
-        let _ = protected::entries(&config.receivers);
+        let receivers = serde_json::to_value(&config.receivers).expect("what was read can be written");
+        let receivers: Vec<Receiver> = serde_json::from_value(receivers).expect("both have the same fields");
+        let _ = protected::entries(&receivers);
+    }
+}
+
+/// Reads the segment of a request: an accepted one is written, and reading it again yields the same value.
+fn shown(request: &api::AnswerRequest) {
+    let &api::AnswerRequest { vni, sending, receiving, sender, receiver, ref option, ref hops } = request;
+    let ends = Ends { sending, receiving, sender, receiver };
+    let (Some(vni), Ok(option)) = (Vni::new(vni), hex::decode(option)) else { return };
+    if let Ok(shown) = Given::from_option(&option, vni, ends, hops.clone()) {
+        assert_eq!(Given::from_option(&shown.option(), vni, ends, hops.clone()), Ok(shown));
     }
 }
 

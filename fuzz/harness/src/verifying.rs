@@ -10,7 +10,7 @@ use wire::tail::{self, BLOCK_LEN};
 use wire::token::TOKEN_LEN;
 use wire::{Destination, DropReason, Epoch, Handle, Holder, LsToken, Token, ls};
 
-/// What happens to a verifier: bytes are read as operations, most of them frames.
+/// A sequence of operations on a verifier, encoded in bytes; most operations are frames.
 struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
@@ -20,7 +20,7 @@ impl<'a> Script<'a> {
         Some(*byte)
     }
 
-    /// A frame behind its length of two bytes; the last may be shorter.
+    /// Reads a frame that follows its two-byte length; the last frame may be shorter.
     fn frame(&mut self) -> Option<&'a [u8]> {
         let (length, rest) = self.0.split_first_chunk()?;
         let length = usize::from(u16::from_be_bytes(*length)).min(rest.len());
@@ -30,10 +30,11 @@ impl<'a> Script<'a> {
     }
 }
 
-/// What happens between frames. Operations 0 to 3 of a byte's last three bits, by what its other bits say.
+/// Events between frames: operations 0 to 3 in the last three bits of a byte, with the event selected by its other
+/// bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Between {
-    /// The clock goes on by seconds.
+    /// The clock advances by seconds.
     Forward,
     /// The clock leaps ahead by minutes, up to hours.
     Leap,
@@ -43,7 +44,7 @@ pub enum Between {
     FarBack,
     /// An epoch ends.
     EpochEnds,
-    /// The daemon starts anew: what it held in memory is written again.
+    /// The daemon restarts and writes its in-memory state again.
     Restart,
     /// Upkeep runs.
     Sweep,
@@ -53,36 +54,36 @@ pub enum Between {
     EndSession,
     /// A connection from before is adopted.
     Adopt,
-    /// A frame's token is another grant's.
+    /// A frame's token is changed to another grant's.
     OtherGrant,
 }
 
-/// A verifier, what happens to it, and what must hold whatever happens.
+/// A verifier, the events so far, and the properties that must always hold.
 struct World {
     verifier: Verifier,
     now: u32,
-    /// Tokens that have admitted something.
+    /// Tokens that have admitted a packet.
     used: BTreeSet<Vec<u8>>,
-    /// Revoked grants, and the end of the last token that the revocation is about.
+    /// Revoked grants, and the latest expiry of the tokens that the revocation covers.
     revoked: BTreeMap<Handle, u32>,
     ended: BTreeMap<Holder, u32>,
     outcomes: Vec<Outcome>,
     happened: BTreeMap<Between, u32>,
 }
 
-/// Frames, and what happens between them, in any order. No frame makes the verifier panic; a frame passes untouched or without
-/// what its carrier added; only a right tag gets a flow into the tables (wire.md §6.6); a token admits once, whatever the clock
-/// does; what was revoked is not admitted.
+/// Plays frames and events in any order. No frame makes the verifier panic; a frame passes unchanged, or without the
+/// bytes that its carrier added; only a right tag adds a flow to the tables (wire.md §6.6); a token admits once,
+/// whatever the clock does; a revoked grant admits nothing.
 pub fn verifier(input: &[u8]) {
     play(input);
 }
 
-/// What [`verifier`] judges of each frame.
+/// Returns the outcome of each frame in [`verifier`].
 pub fn outcomes(input: &[u8]) -> Vec<Outcome> {
     play(input).outcomes
 }
 
-/// What happens between the frames of an input for [`verifier`], and how often.
+/// Returns the events between the frames of an input for [`verifier`], and their counts.
 pub fn happened(input: &[u8]) -> BTreeMap<Between, u32> {
     play(input).happened
 }
@@ -190,7 +191,7 @@ impl World {
         check_counts(&self.verifier);
     }
 
-    /// The clock goes there; keys of the epochs around are held, as the daemon does.
+    /// Sets the clock; the verifier then has the keys of the surrounding epochs, as with the daemon.
     fn jump(&mut self, to: u32) {
         let to = to.clamp(NOW - 86_400, NOW + 86_400);
         self.verifier.forgotten.jump(self.now, to);
@@ -202,7 +203,8 @@ impl World {
         }
     }
 
-    /// The tables are the kernel's and stay. The daemon writes what the authority says: a pair that is there keeps its nonces.
+    /// Restarts the daemon. The tables are the kernel's and stay. The daemon writes the authority's state: a pair that
+    /// is already there keeps its used nonces.
     fn restart(&mut self) {
         let fresh = world::verifier();
         for (handle, pair) in fresh.ls_grants.into_iter().filter(|(_, pair)| pair.expires > self.now) {
@@ -229,7 +231,7 @@ impl World {
         assert!(revoked.is_none_or(|until| until < expires), "{handle} was revoked");
     }
 
-    /// What makes a frame's token different from others; its grant, when that ends, and whose it is.
+    /// Returns the unique part of a frame's token, its grant, the grant's expiry, and its holder.
     fn claim(&self, frame: &[u8]) -> Option<(Vec<u8>, Handle, u32, Holder)> {
         let (place, packet) = carried(frame, &Packet::parse(frame))?;
         let bytes: [u8; TOKEN_LEN] = match place {
@@ -251,7 +253,7 @@ impl World {
     }
 }
 
-/// Makes a frame's token one of another grant; its tag is mended behind that.
+/// Changes a frame's token to another grant's; the caller mends the tag afterwards.
 fn swap_grant(frame: &mut [u8], other: u8) -> bool {
     let Some((Carried::Tail(at), _)) = carried(frame, &Packet::parse(frame)) else { return false };
     let Some(first) = frame.get_mut(at + 8) else { return false };
@@ -259,7 +261,7 @@ fn swap_grant(frame: &mut [u8], other: u8) -> bool {
     true
 }
 
-/// Where a frame's token is, and the packet that it is about: with a shim, the one that is in it.
+/// Position of a frame's token; comes with the packet that the token is about, which is the inner one with a shim.
 enum Carried {
     Tail(usize),
     Shim(Content),
@@ -272,8 +274,8 @@ fn carried(frame: &[u8], packet: &Packet) -> Option<(Carried, Packet)> {
     }
 }
 
-/// Gives a frame's token the tag it needs, and before that (unless `mending` is 5) a fresh time and end, so that
-/// mutation gets past the MAC. The frame's checksum is not mended: the verifier doesn't check it.
+/// Gives a frame's token the right tag and, unless `mending` is 5, first a fresh time and expiry, so that mutated input
+/// gets past the MAC. The frame's checksum is left wrong: the verifier doesn't check it.
 fn mend(frame: &mut [u8], mending: u8, now: u32) {
     let Some((place, packet)) = carried(frame, &Packet::parse(frame)) else { return };
     let at = match place {
@@ -359,7 +361,7 @@ fn judge(verifier: &mut Verifier, frame: &[u8], now: u32) -> Outcome {
     outcome
 }
 
-/// How many tokens were used.
+/// Returns the number of used tokens.
 fn spent(verifier: &Verifier) -> usize {
     let nonces = verifier.ls_grants.values().flat_map(|pair| pair.used).map(|word| word.count_ones() as usize);
     verifier.tokens.len() + nonces.sum::<usize>()
@@ -385,7 +387,7 @@ fn tag_is_right(verifier: &Verifier, frame: &[u8], packet: &Packet, now: u32) ->
     token.proves(&token.header.key(key, &to, source), &to)
 }
 
-/// Every grant counts the flows that it admitted.
+/// Checks that every grant counts the flows that it admitted.
 fn check_counts(verifier: &Verifier) {
     let mut flows = BTreeMap::new();
     for flow in verifier.flows.values().filter(|flow| flow.has_grant()) {

@@ -1,32 +1,32 @@
-//! The verifier and agent that inputs meet, and the time they meet them.
+//! The verifier, the agent and the time that all inputs run with.
 
-use engine::api::{Receiver, Service};
-use engine::protected::{self, Protected};
+use engine::model::protected::{self, Protected};
+use engine::model::{Receiver, Service};
 use engine::verifier::Verifier;
 use wire::map::{LsGrant, VerifierConfig};
 use wire::{Carrier, ClientKey, Epoch, Holder, MasterKey, Pair, ServerSecret, VerifierKey, ls};
 
-/// The time at which everything begins; the same as in the published vectors.
+/// Start time of every run, as in the published vectors.
 pub const NOW: u32 = 1_800_000_000;
-/// Seconds of an epoch.
+/// Length of an epoch, seconds.
 pub const EPOCH_LENGTH: u32 = 3600;
 
-/// The one pair of the scheme of LS that the verifier was told of.
+/// The only pair of the scheme of LS that the verifier has.
 pub const PAIR: Pair = Pair { unique_id: *b"alice", nonce1: [1, 2] };
 
-/// The client key of a pair.
+/// Returns the client key of a pair.
 pub fn client_key(pair: Pair) -> ClientKey {
     let key = verifier_key(Epoch::at(NOW.into(), EPOCH_LENGTH));
     ClientKey::of(pair, ServerSecret::of(&key).expect("a length that fits").bytes())
 }
 
-/// The verifier's key of an epoch.
+/// Returns the verifier's key of an epoch.
 pub fn verifier_key(epoch: Epoch) -> VerifierKey {
     let master = MasterKey::new(std::array::from_fn(|index| index as u8));
     master.verifier_key("edge-1", epoch).expect("the id is short")
 }
 
-/// One server with two ports, one with all, one network with a span; in both families.
+/// The protected destinations: one server with two ports, one with all, one network with a span; in both families.
 pub fn protected() -> Vec<Protected> {
     let two_ports: &[_] = &[(6, 22, 22), (17, 443, 443)];
     let all: &[_] = &[(0, 0, u16::MAX)];
@@ -51,7 +51,8 @@ fn receiver(prefix: &str, services: &[(u8, u16, u16)]) -> Receiver {
     }
 }
 
-/// A verifier that takes every carrier and suite, with few flows per grant and the keys around [`NOW`], one more on each side than it accepts.
+/// Returns a verifier that accepts every carrier and suite, with few flows per grant and the keys around [`NOW`], one
+/// more on each side than it accepts.
 pub fn verifier() -> Verifier {
     let default = VerifierConfig::default();
     let config = VerifierConfig {

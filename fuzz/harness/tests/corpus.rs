@@ -1,8 +1,8 @@
-//! Every file of the committed corpus, through its target.
+//! Runs every file of the committed corpus through its target.
 
-use engine::lines::Unanswered;
-use engine::proofs;
+use engine::issuing::lines::Unanswered;
 use engine::verifier::Outcome;
+use engine::verifier::proofs;
 use harness::Unsealed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -56,7 +56,7 @@ fn the_corpus_reaches_every_outcome() {
     let inputs = files.map(|file| fs::read(file.expect("a file").path()).expect("readable"));
     let reached: BTreeSet<_> = inputs.flat_map(|input| harness::outcomes(&input)).map(Outcome::counter).collect();
     let outcomes = [Outcome::NotOurs, Outcome::Flow, Outcome::Token, Outcome::Consumed, Outcome::IcmpError];
-    // Inside addresses are given behind the decision that is fuzzed.
+    // Inside addresses are assigned after the decision that is fuzzed.
     let reasons = DropReason::ALL.iter().filter(|reason| **reason != DropReason::NoAddress);
     for outcome in reasons.map(|reason| Outcome::Drop(*reason)).chain(outcomes) {
         assert!(reached.contains(&outcome.counter()), "{outcome:?}");
@@ -90,7 +90,7 @@ fn the_corpus_reaches_every_outcome_of_asking() {
     let files = fs::read_dir(corpus().join("ask")).expect("corpus/ask/");
     let inputs = files.map(|file| fs::read(file.expect("a file").path()).expect("readable"));
     let reached: BTreeSet<_> = inputs.map(|input| harness::asked(&input)).collect();
-    // How much is too much, and what was there before, takes several.
+    // Limits and repetition take several requests.
     let outcomes = [Unanswered::NotOurs, Unanswered::NoLine, Unanswered::Forged, Unanswered::Malformed].map(Some);
     assert_eq!(reached, outcomes.into_iter().chain([None]).collect());
 }

@@ -43,8 +43,8 @@ fn block(to: &Destination, nonce: u32) -> [u8; tail::BLOCK_LEN] {
     tail::block(&Token::new(header, &key, NOW, nonce, to).encode())
 }
 
-/// A DNS answer: what was asked, of which type, then entries of (owner, type, data). Owners are written out or, where they
-/// are empty, point at the question.
+/// Builds a DNS answer: the question's name and type, then entries of (owner, type, data). An owner is written out, or
+/// points at the question if it is empty.
 fn dns(flags: u16, asked: (&str, u16), entries: &[(&str, u16, Vec<u8>)]) -> Vec<u8> {
     let name = |text: &str| -> Vec<u8> {
         let labels = text.split('.').filter(|label| !label.is_empty());
@@ -61,7 +61,7 @@ fn dns(flags: u16, asked: (&str, u16), entries: &[(&str, u16, Vec<u8>)]) -> Vec<
     bytes
 }
 
-/// Packets of every form: name, packet without a token, and the frame with one where it can carry one.
+/// Returns packets of every form: name, packet without a token, and the frame with a token if it can carry one.
 fn frames() -> Vec<(String, Vec<u8>, Option<Vec<u8>>)> {
     let mut frames = Vec::new();
     for (family, client, server) in
@@ -118,7 +118,7 @@ fn operation(kind: u8, frame: &[u8]) -> Vec<u8> {
     [&[kind][..], &(frame.len() as u16).to_be_bytes(), frame].concat()
 }
 
-/// What a verifier makes of the frame in shims: with its token, with one of LS that is used again, with neither.
+/// Writes a frame in shims: with its token, with an LS token that is used again, with neither.
 fn write_shims(name: &str, plain: &[u8], carrying: Option<&[u8]>) {
     let parsed = wire::packet::Packet::parse(plain);
     let wrapped = |content: &Content| {
@@ -196,7 +196,8 @@ fn write_packets() {
     }
 }
 
-/// Between the same frames the clock jumps, the daemon starts anew, an epoch ends, and grants and sessions end.
+/// Writes sequences of the same frames with jumps of the clock, restarts of the daemon, ends of epochs, and ends of
+/// grants and sessions in between.
 #[test]
 #[ignore = "writes the corpus"]
 fn write_sequences() {
@@ -301,7 +302,7 @@ fn write_switches() {
             total_len: frame.len() as u16,
             frame: frame.to_vec(),
         };
-        // By tail and by shim, again, and with a token already.
+        // Elevate each frame by tail and by shim, and again with a token already.
         let again: Vec<_> = [Some(plain.clone()), carrying].into_iter().flatten().collect();
         let messages: Vec<_> = again.iter().flat_map(|frame| [up(2, frame), up(3, frame)]).collect();
         say(&name, 60, &messages);

@@ -1,4 +1,4 @@
-//! Distributions as pictures: which part of the samples took at most how long.
+//! Draws distributions: the share of samples that took at most a given time.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,9 +8,9 @@ use anyhow::{Context, Result, ensure};
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 480.0;
-/// Left, right, top, bottom.
+/// Margins: left, right, top, bottom.
 const MARGIN: [f64; 4] = [60.0, 220.0, 40.0, 50.0];
-/// Told apart in print, too: a colour and a dash each.
+/// Colour and dash of each curve; the dashes distinguish curves in print.
 const STROKES: [(&str, &str); 8] = [
     ("#1b6ca8", ""),
     ("#1b6ca8", "6 3"),
@@ -22,9 +22,9 @@ const STROKES: [(&str, &str); 8] = [
     ("#2e7d4f", "2 2"),
 ];
 
-/// One line.
+/// A curve of the picture.
 pub struct Curve {
-    /// What it is called.
+    /// Name of the curve in the legend.
     pub name: String,
     /// The samples.
     pub microseconds: Vec<f64>,

@@ -1,4 +1,4 @@
-//! How long connects take: with the grant in the kernel's cache, and for the first time ever.
+//! Measures connect times: with the grant in the kernel's cache, and on first contact.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -10,23 +10,23 @@ use measure::{Bound, Figures, Yardstick, median, quantile};
 
 use crate::Guarded;
 
-/// The port that [`connects`] goes to.
+/// The server port that [`connects`] uses.
 pub const PORT: u16 = 9000;
 const COLD_PORTS: std::ops::Range<u16> = 9100..9140;
 const ROUNDS: usize = 100;
 const CONNECTS: usize = 30;
-/// Parts of the run that the yardstick's samples come from.
+/// Number of parts of the run that yield the yardstick's samples.
 const PARTS: usize = 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Both figures.
+/// Measures both figures.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let plain = Network::new(Way::Direct)?;
     let guarded = Guarded::new(&[])?;
     listen(&plain.server, &[PORT])?;
     listen(&guarded.network.server, &COLD_PORTS.chain([PORT]).collect::<Vec<_>>())?;
     let (mut without, mut with) = (Vec::new(), Vec::new());
-    // The first of each fills caches: neighbours, routes, the grant.
+    // The first connects fill caches: neighbours, routes, the grant.
     connects(&plain.alice, PORT, 5)?;
     connects(&guarded.network.alice, PORT, 5)?;
     for _ in 0..ROUNDS {
@@ -56,7 +56,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Accepts and closes whatever comes, for as long as the process lives.
+/// Accepts and closes all connections, for the lifetime of the process.
 pub fn listen(namespace: &Namespace, ports: &[u16]) -> Result<()> {
     for port in ports {
         let listener = namespace.enter(|| TcpListener::bind(("0.0.0.0", *port))).context("listener")?;
@@ -65,7 +65,7 @@ pub fn listen(namespace: &Namespace, ports: &[u16]) -> Result<()> {
     Ok(())
 }
 
-/// Microseconds that each of `count` connects took.
+/// Returns the duration of each of `count` connects, in microseconds.
 pub fn connects(client: &Namespace, port: u16, count: usize) -> Result<Vec<f64>> {
     let to = SocketAddr::new(DARK4.parse::<IpAddr>()?, port);
     client.enter(|| {

@@ -1,5 +1,5 @@
-//! How fast admitted flows go through a gateway, beside a router that only forwards; with their own addresses, and with
-//! inside ones.
+//! Measures the throughput of admitted flows through a gateway, against a router that only forwards: without and with
+//! inside addresses.
 
 use anyhow::Result;
 use lab::world::{Network, POOL, Way};
@@ -10,7 +10,7 @@ use crate::throughput::side_by_side;
 
 const OPENINGS: usize = 10;
 
-/// At tc, for the cables are virtual; both ways cross the gateway.
+/// Measures at tc, because the cables are virtual. Both paths cross the gateway's host.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let plain = Network::behind_gateway(Way::Direct)?;
     let without_pool = Guarded::behind_gateway(&["--hook", "tc"])?;

@@ -10,12 +10,12 @@ use lab::Namespace;
 use lab::transfer::Sink;
 use lab::world::{DARK4, Network};
 
-/// The first connection goes there.
+/// Server port of the first connection.
 pub const PORT: u16 = 9500;
 const CHUNK: usize = 128 * 1024;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Alice's connections to the server on one network, with who takes what they carry.
+/// Alice's connections to the server on one network, each with its sink.
 pub struct Lane(Vec<Connection>);
 
 struct Connection {
@@ -25,12 +25,12 @@ struct Connection {
 }
 
 impl Lane {
-    /// Connects `clients` times.
+    /// Opens `clients` connections from Alice to the server.
     pub fn open(network: &Network, clients: u16) -> Result<Self> {
         Self::between(&network.alice, &network.server, DARK4.parse()?, clients)
     }
 
-    /// The same from one namespace to another, whose address is given.
+    /// Opens `clients` connections from one namespace to another, which has this address.
     pub fn between(client: &Namespace, server: &Namespace, address: IpAddr, clients: u16) -> Result<Self> {
         (PORT..PORT + clients)
             .map(|port| Connection::open(client, server, SocketAddr::new(address, port)))
@@ -38,7 +38,7 @@ impl Lane {
             .map(Self)
     }
 
-    /// All connections send for as long as `time`; megabits in a second until the last byte has arrived.
+    /// Sends on all connections during `time`; returns the throughput in Mbit/s until the last byte has arrived.
     pub fn turn(&mut self, time: Duration) -> Result<f64> {
         let began = Instant::now();
         let bytes = match self.0.as_mut_slice() {

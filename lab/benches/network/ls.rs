@@ -1,11 +1,11 @@
-//! After figure 4 of LS (validation by the application server): the round-trip time of first packets without a controller, with a
-//! controller that only forwards (pro forma), and with one that puts tokens in; on the router's switch (4a), on the client's
-//! (4b), and by the client's kernel program, which the paper does not have.
+//! Reproduces figure 4 of LS (validation by the application server): the round-trip time of first packets without a
+//! controller, with a controller that only forwards (pro forma), and with one that inserts tokens; on the router's
+//! switch (4a), on the client's switch (4b), and by the client's kernel program, which the paper does not have.
 //!
-//! The figures named `ls.fig3` add a delay between switch and controller, those named `ls.fig4` do not. Figure 3 of the paper
-//! measures the transfer of keys, which this bench does not.
+//! The figures named `ls.fig3` add a delay between switch and controller, those named `ls.fig4` do not. Figure 3 of the
+//! paper measures the transfer of keys, which this bench does not.
 //!
-//! The verifier only watches (`--observe`), so that all of them take the same path.
+//! The verifier only observes (`--observe`), so that all variants take the same path.
 
 use std::time::Duration;
 
@@ -21,33 +21,33 @@ use crate::relay::{self, Relay};
 const BRIDGE: &str = "lan-switch";
 const ROUNDS: usize = 25;
 const CONNECTS: usize = 20;
-/// Parts of a run that a yardstick's samples come from.
+/// Number of parts of a run that yield a yardstick's samples.
 const PARTS: usize = 5;
-/// With a delay there is less to average away, and each takes its time.
+/// Rounds with a delay: each takes longer, and there is less noise to average out.
 const ROUNDS_DELAYED: usize = 5;
-/// Round trip between switch and controller, milliseconds: as in the paper's set-up. `VOUCHSAFE_BENCH_CONTROLLER_DELAY_MS`
-/// sets another.
+/// Round-trip time between switch and controller in milliseconds, as in the paper's set-up.
+/// `VOUCHSAFE_BENCH_CONTROLLER_DELAY_MS` overrides it.
 const DELAY_MS: u64 = 40;
 
-/// Where the agent is.
+/// Place of the agent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// It drives a switch on the router.
+    /// The agent drives a switch on the router.
     Router,
-    /// It drives a switch on the client.
+    /// The agent drives a switch on the client.
     ClientSwitch,
-    /// It has its program in the client's kernel.
+    /// The agent's program runs in the client's kernel.
     ClientKernel,
 }
 
-/// What it does.
+/// Function of the agent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// There is none.
+    /// There is no agent.
     None,
-    /// Packets come up and go down as they are.
+    /// Packets go up to the agent and come down unchanged.
     ProForma,
-    /// They get their token.
+    /// The agent inserts tokens.
     Full,
 }
 
@@ -80,7 +80,7 @@ impl Mode {
     }
 }
 
-/// A network with the agent in one place. Fields are in the order in which they end.
+/// A network with the agent in one place. Fields are declared in the order in which they are dropped.
 struct Site {
     mode: Mode,
     agent: Option<Agent>,
@@ -150,7 +150,7 @@ impl Site {
         Ok(())
     }
 
-    /// Puts this much between switch and controller.
+    /// Inserts a relay with this round-trip delay between switch and controller.
     fn delay(&self, place: Place, round_trip: Duration) -> Result<Option<Relay>> {
         let (Some(switch), Some(_)) = (&self.switch, &self.agent) else { return Ok(None) };
         let host = if place == Place::Router { &self.network.router } else { &self.network.alice };
@@ -161,7 +161,7 @@ impl Site {
     }
 }
 
-/// All figures of both.
+/// Measures the figures with and without a delay, for each place.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let delay = std::env::var("VOUCHSAFE_BENCH_CONTROLLER_DELAY_MS").ok().map(|text| text.parse()).transpose()?;
     let delay = Duration::from_millis(delay.unwrap_or(DELAY_MS));
@@ -169,7 +169,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     for place in Place::ALL {
         let sites: Vec<_> = place.modes().iter().map(|mode| Site::new(place, *mode)).collect::<Result<_>>()?;
         for site in &sites {
-            // The first ones fill caches, and fetch the grant.
+            // The first connects fill caches, and fetch the grant.
             connects(&site.network.alice, PORT, 5)?;
         }
         let near = take_turns(figures, "fig4", place, &sites, ROUNDS)?;
@@ -194,7 +194,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Microseconds of every connect, per site; sites take turns.
+/// Returns the duration of every connect in microseconds, per site; sites take turns.
 fn take_turns(
     figures: &mut Figures,
     figure: &str,
@@ -218,7 +218,7 @@ fn take_turns(
         ensure!(tokens >= expected && (expected > 0 || tokens == 0), "{tokens} tokens in {flows} flows");
         if site.mode != Mode::None && site.switch.is_some() {
             let name = format!("ls.{figure}.{}.{}.trips_per_flow", place.name(), site.mode.name());
-            // A SYN that is sent again on a busy machine comes up again.
+            // A retransmitted SYN on a busy machine goes up to the controller again.
             figures.count(&name, "trips", up as f64 / flows as f64, Some(1.05));
         }
     }

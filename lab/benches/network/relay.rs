@@ -1,4 +1,5 @@
-//! The way between a switch and its controller, with a delay: in user space, for not every kernel here can delay packets.
+//! Adds delay between a switch and its controller. It works in user space, because not every kernel used here can delay
+//! packets.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -11,10 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use lab::Namespace;
 
-/// Where switches connect.
+/// The address that switches connect to.
 pub const ADDRESS: &str = "127.0.0.1:6654";
 
-/// Hands on what comes, both ways, half the round trip later. Ends when dropped.
+/// Forwards bytes in both directions, each half the round trip later. Ends when dropped.
 pub struct Relay {
     end: Arc<AtomicBool>,
     handed_on: Arc<AtomicU64>,
@@ -22,7 +23,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Listens on [`ADDRESS`] of the namespace; the controller listens on `to`.
+    /// Listens on [`ADDRESS`] of the namespace and forwards to the controller at `to`.
     pub fn start(namespace: &Namespace, to: SocketAddr, round_trip: Duration) -> Result<Self> {
         let listener = namespace.enter(|| TcpListener::bind(ADDRESS)).context("relay")?;
         listener.set_nonblocking(true)?;
@@ -52,7 +53,8 @@ impl Relay {
         Ok(Self { end, handed_on, thread: Some(thread) })
     }
 
-    /// Whether a switch and its controller have greeted each other and the switch has its rules: some messages either way.
+    /// Reports whether enough messages have passed for switch and controller to have exchanged hellos and for the
+    /// switch to have its rules.
     pub fn is_used(&self) -> bool {
         self.handed_on.load(Relaxed) >= 8
     }

@@ -1,4 +1,4 @@
-//! How fast admitted flows go, beside the same path without Vouchsafe.
+//! Measures the throughput of admitted flows against the same path without Vouchsafe.
 
 use std::time::Duration;
 
@@ -13,17 +13,20 @@ use nix::unistd::Pid;
 use crate::Guarded;
 use crate::lane::Lane;
 
-/// A shared machine's speed changes within tenths of a second, by far more than what is looked for: neighbours in time
-/// share it, and over a thousand pairs what is left of it is below a hundredth.
+/// Length of a turn. The speed of a shared machine changes within tenths of a second, by far more than the difference
+/// to be measured. Two adjacent turns see about the same speed, and over a thousand pairs the remaining error is below
+/// a hundredth.
 const TURN: Duration = Duration::from_millis(20);
 const TURNS: usize = 50;
-/// Connections begin anew, for where their threads come to lie on the processors stays a while.
+/// How often the connections are opened again, because their threads stay on the same processors for a while.
 const OPENINGS: usize = 10;
-/// One connection alone leaves much to chance: who sleeps when the other has work.
+/// Openings of a single connection, whose throughput depends more on chance: on whether one side sleeps when the other
+/// has work.
 const OPENINGS_OF_ONE: usize = 24;
 
-/// One and five clients, each hook beside a path without it. XDP makes a virtual cable copy every packet and carry only
-/// small ones, whatever the program: its baseline is the empty program, and what is left of the plain path is shown.
+/// Measures one and five clients, each hook against a path without it. XDP makes a virtual cable copy every packet and
+/// carry only small ones, whatever the program does. Its baseline is therefore the empty program; the rate relative to
+/// the plain path is printed as well.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let plain = Network::new(Way::Direct)?;
     let empty = Network::new(Way::Direct)?;
@@ -39,47 +42,47 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         figures.add(&format!("throughput.{name}_xdp_of_plain"), "Mbit/s", ours.rate(), &plain, Bound::None);
         ours.add(figures, &format!("throughput.{name}_xdp"), Bound::AtLeast(0.97));
     }
-    // With sender, path and receiver on one processor, none waits for another: each nanosecond of ours shows.
+    // With sender, path and receiver on one processor, none waits for another, so that every nanosecond of ours shows.
     let ours = on_one_processor(|| side_by_side(&tc.network, &plain, 1, OPENINGS))?;
     ours.add(figures, "throughput.one_processor", Bound::AtLeast(0.97));
     Ok(())
 }
 
-/// Rates of two paths in Mbit/s. For each opening of connections there is one rate: the mean of the middle half of its turns.
+/// Rates of two paths in Mbit/s. Each opening of connections yields one rate: the mean of the middle half of its turns.
 pub struct Rates {
     ours: Vec<f64>,
     beside: Vec<f64>,
 }
 
 impl Rates {
-    /// Our path's rate.
+    /// Returns the rate of our path.
     pub fn rate(&self) -> f64 {
         mean_of_middle(&self.ours)
     }
 
-    /// The rate of the path beside.
+    /// Returns the rate of the baseline path.
     pub fn yardstick(&self) -> Yardstick {
         Yardstick::new(self.beside.clone())
     }
 
-    /// Adds our path's rate beside the other's.
+    /// Adds the rate of our path to the figures, with the baseline as yardstick.
     pub fn add(&self, figures: &mut Figures, name: &str, bound: Bound) {
         figures.add(name, "Mbit/s", self.rate(), &self.yardstick(), bound);
     }
 }
 
-/// The rates of two networks' paths, which take turns.
+/// Returns the rates of two networks' paths, which take turns.
 pub fn side_by_side(one: &Network, other: &Network, clients: u16, openings: usize) -> Result<Rates> {
     in_turns(openings, || Ok((Lane::open(one, clients)?, Lane::open(other, clients)?)))
 }
 
-/// The rates of two lanes, which take turns in going first.
+/// Returns the rates of two lanes, which take turns in going first.
 pub fn in_turns(openings: usize, open: impl Fn() -> Result<(Lane, Lane)>) -> Result<Rates> {
     let mut rates = Rates { ours: Vec::new(), beside: Vec::new() };
     for _ in 0..openings {
         let (mut one, mut other) = open()?;
         let (mut ones, mut others) = (Vec::new(), Vec::new());
-        // The first turns find the path's width.
+        // The first turns let TCP find the path's bandwidth.
         one.turn(5 * TURN)?;
         other.turn(5 * TURN)?;
         for turn in 0..TURNS {
@@ -97,7 +100,7 @@ pub fn in_turns(openings: usize, open: impl Fn() -> Result<(Lane, Lane)>) -> Res
     Ok(rates)
 }
 
-/// `work` on a single processor.
+/// Runs `work` on a single processor.
 pub fn on_one_processor<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let this = Pid::from_raw(0);
     let all = sched_getaffinity(this)?;
@@ -109,7 +112,7 @@ pub fn on_one_processor<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     result
 }
 
-/// Attaches an empty XDP program where a verifier would be: one that passes everything, or all but a flood.
+/// Attaches an XDP program in the verifier's place that passes everything or, if `drop_syns`, drops the flood.
 pub fn attach(network: &Network, drop_syns: bool) -> Result<Attached> {
     let probe = Probe::load()?;
     network.server.enter(|| probe.attach_xdp(&Interface::named("eth0")?, drop_syns))

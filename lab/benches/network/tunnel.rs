@@ -1,4 +1,5 @@
-//! How fast tenants' packets go through a tunnel with a proof in each, beside the kernel's own VXLAN on the same path.
+//! Measures the throughput of tenants' packets through a tunnel with a proof in each packet, against the kernel's own
+//! VXLAN on the same path.
 
 use anyhow::{Context, Result};
 use lab::Namespace;
@@ -13,10 +14,10 @@ use crate::throughput::{in_turns, on_one_processor};
 
 const OPENINGS: usize = 8;
 const TENANTS: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
-/// What a tenant's packets may have where VXLAN's headers, an Ethernet header among them, are put before them.
+/// Tenants' MTU under VXLAN, whose headers include an inner Ethernet header.
 const VXLAN_MTU: u32 = 1450;
 
-/// Two tenants behind two endpoints, with a router between these.
+/// Two tenants behind two endpoints, with a router between the endpoints.
 struct Ours {
     _core: Core,
     _endpoints: [Endpoint; 2],
@@ -30,7 +31,7 @@ impl Ours {
         let (from, to) = (a.tenant(100, 1, TENANTS[0])?, b.tenant(100, 1, TENANTS[1])?);
         core.give((&a, &from), (&b, &to), None, SegmentFlags::REPLY)?;
         core.give((&b, &to), (&a, &from), None, SegmentFlags::RETURN)?;
-        // As an authority would give one for a service, which is what is looked for first.
+        // A segment for one service, as an authority would issue it. The lookup tries the service first.
         for service in 0..2 {
             core.give_both((&a, &from), (&b, &to), (TCP, crate::lane::PORT + service))?;
         }
@@ -43,7 +44,7 @@ impl Ours {
     }
 }
 
-/// The same with VXLAN devices and bridges in place of the programs.
+/// Two tenants connected by VXLAN devices and bridges in place of our programs.
 struct Vxlan {
     _hosts: Vec<Namespace>,
     tenants: [Namespace; 2],
@@ -84,7 +85,7 @@ impl Vxlan {
     }
 }
 
-/// One connection, with the processors that there are and on one only, where each nanosecond shows.
+/// Measures one connection, on all processors and on one only, where every nanosecond shows.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let (ours, vxlan) = (Ours::new()?, Vxlan::new()?);
     let turns = || in_turns(OPENINGS, || Ok((ours.lane()?, vxlan.lane()?)));

@@ -1,6 +1,7 @@
-//! The console as people see it: its pages with something on them, in a real browser, judged by axe-core.
+//! The console's pages with real content, opened in a real browser and checked by axe-core.
 //!
-//! Whoever adds a page adds a line to [`PAGES`]: it is then judged, walked by keyboard, and has its picture taken.
+//! A new page needs a line in [`PAGES`]: the tests then check it with axe-core, walk it by keyboard, and take its
+//! picture.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -9,33 +10,35 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use lab::Process;
 use lab::net::Namespace;
 use lab::provider::{self, Options, Provider};
 use lab::service::call;
 use lab::world::{AUTHORITY, Agent, Authority, ECHO, FRONT4, Network, PASSWORD, SOON, Services, Verifier, Way, policy};
 use serde_json::{Value, json};
 
+use crate::approval;
 use crate::driver::{Browser, NAME};
 
-/// Who looks at a page.
+/// The user who looks at a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Nobody in particular.
+    /// A visitor who is not logged in.
     Anybody,
-    /// Somebody with an account.
+    /// A user with an account.
     Person,
-    /// Somebody with an account, who is an administrator.
+    /// A user with an account who is an administrator.
     Administrator,
 }
 
 /// A page.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
-    /// What its picture is called.
+    /// Name of the page's picture.
     pub name: &'static str,
-    /// Where it is.
+    /// Path of the page's URL.
     pub path: &'static str,
-    /// Who looks at it.
+    /// The user who is logged in when the page is opened.
     pub who: Who,
 }
 
@@ -43,7 +46,7 @@ const fn page(name: &'static str, path: &'static str, who: Who) -> Page {
     Page { name, path, who }
 }
 
-/// Every page.
+/// Every page of the console.
 pub const PAGES: &[Page] = &[
     page("login", "/console/login", Who::Anybody),
     page("overview", "/console", Who::Person),
@@ -65,7 +68,7 @@ pub const PAGES: &[Page] = &[
     page("audit", "/console/admin/audit", Who::Administrator),
 ];
 
-/// How long a stranger waits for an answer.
+/// How long a client without a grant waits for an answer.
 const KNOCK: Duration = Duration::from_millis(500);
 
 /// An account that may use the front; its agent is logged in and has a grant in use.
@@ -73,27 +76,27 @@ pub const PERSON: &str = "ben";
 /// An account that is an administrator.
 pub const ADMINISTRATOR: &str = "olga";
 
-/// An organisation with a console, accounts, an identity provider, a verifier and an agent. Fields are in the order in
-/// which they end.
+/// An organisation with a console, accounts, an identity provider, a verifier and an agent. Fields are declared in the
+/// order in which they are dropped.
 pub struct Scene {
-    /// What [`PERSON`] has open all the time.
+    /// An open connection of [`PERSON`], so that the console has a live flow to show.
     _flow: TcpStream,
-    /// Where [`PERSON`] is logged in.
+    /// The agent at which [`PERSON`] is logged in.
     pub agent: Agent,
-    /// What protects the server.
+    /// The verifier that protects the server.
     pub verifier: Verifier,
-    /// Whose people are no accounts.
+    /// The identity provider, whose users have no local account.
     pub provider: Provider,
-    /// What serves the console.
+    /// The authority, which serves the console.
     pub authority: Authority,
-    /// What answers on the server.
+    /// The services on the server.
     pub services: Services,
     /// Namespaces and cables.
     pub network: Network,
 }
 
 impl Scene {
-    /// Starts it, and has something happen in it.
+    /// Starts everything, and causes one admitted flow and one drop.
     pub fn new() -> Result<Self> {
         let network = Network::new(Way::Nat)?;
         let services = Services::start(&network)?;
@@ -114,17 +117,17 @@ impl Scene {
         agent.login(&authority, PERSON)?;
         let echo: SocketAddr = format!("{FRONT4}:{ECHO}").parse()?;
         let flow = call(&network.alice, echo, SOON).context("the person may use the front")?;
-        // Somebody without a grant, so that there is something in the picture of drops.
+        // A connection attempt without a grant, so that the picture of the drops page is not empty.
         ensure!(call(&network.mallory, echo, KNOCK).is_err(), "a stranger came in");
         Ok(Self { _flow: flow, agent, verifier, provider, authority, services, network })
     }
 
-    /// Where people sit.
+    /// Returns the namespace from which the users browse.
     pub fn desk(&self) -> &Namespace {
         &self.network.alice
     }
 
-    /// Has whoever looks logged in, and nobody else.
+    /// Logs out any user, then logs in the user `who`.
     pub fn become_one(&self, browser: &Browser<'_>, who: Who) -> Result<()> {
         browser.open(&format!("{}/console", url()))?;
         if !browser.url()?.contains("/console/login") {
@@ -137,7 +140,7 @@ impl Scene {
         }
     }
 
-    /// Opens a page, which has to be the one that is meant.
+    /// Opens a page and checks that the browser was not redirected and that the page shows no alert.
     pub fn open(&self, browser: &Browser<'_>, page: &Page) -> Result<()> {
         browser.open(&format!("{}{}", url(), page.path))?;
         let at = browser.url()?;
@@ -148,12 +151,22 @@ impl Scene {
     }
 }
 
-/// Where the console is.
+/// Begins an agent's login and opens the page that asks the user to approve it. The login goes on until the process is
+/// dropped.
+pub fn question(scene: &Scene, browser: &Browser<'_>) -> Result<Process> {
+    let mut login = scene.agent.begin_login(&scene.authority, &[])?;
+    browser.open(&approval::address(&mut login)?)?;
+    approval::enter(browser, "alice")?;
+    browser.wait_for(approval::QUESTION)?;
+    Ok(login)
+}
+
+/// Returns the console's URL.
 pub fn url() -> String {
     format!("https://{NAME}:8443")
 }
 
-/// The code of a second factor, `ahead` seconds from now.
+/// Returns the code of a second factor, `ahead` seconds from now.
 pub fn code(secret: &str, ahead: u64) -> Result<String> {
     let secret = totp_rs::Secret::try_from_base32(secret).ok().context("a secret in base32")?;
     let totp: totp_rs::Totp = totp_rs::Builder::new().with_secret(secret).build()?;
@@ -161,7 +174,7 @@ pub fn code(secret: &str, ahead: u64) -> Result<String> {
     Ok(totp.generate(now + ahead).to_string())
 }
 
-/// Gives a browser an authenticator that keeps passkeys and takes whoever sits there for their holder.
+/// Adds a virtual authenticator to a browser. It stores passkeys and reports every user as verified.
 pub fn authenticator(browser: &Browser<'_>) -> Result<()> {
     browser.devtools("WebAuthn.enable", json!({}))?;
     let options = json!({
@@ -180,26 +193,26 @@ pub fn log_in(browser: &Browser<'_>, person: &str, password: &str) -> Result<()>
     browser.wait_for(&format!("You are logged in as {person}"))
 }
 
-/// Logs out.
+/// Logs the current user out.
 pub fn log_out(browser: &Browser<'_>) -> Result<()> {
     browser.click(".leave button")?;
     browser.wait_for("You are logged out")
 }
 
-/// Pictures of longer pages end here, in pixels.
+/// Height at which pictures of longer pages are cut, in pixels.
 const TALLEST: u64 = 1100;
 
-/// How a page looks.
+/// Appearance of a page: colour scheme and width.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// In the dark colours.
+    /// Whether the page is shown in dark colours.
     pub dark: bool,
-    /// As wide as a phone.
+    /// Whether the window is as wide as a phone's.
     pub phone: bool,
 }
 
 impl Look {
-    /// Every one.
+    /// Every combination.
     pub const ALL: [Self; 4] = [
         Self { dark: false, phone: false },
         Self { dark: true, phone: false },
@@ -207,7 +220,7 @@ impl Look {
         Self { dark: true, phone: true },
     ];
 
-    /// Has pages look so from now on.
+    /// Applies this appearance to the page that is open and to those that follow.
     pub fn of(self, browser: &Browser<'_>) -> Result<()> {
         let (width, height) = self.screen();
         let screen = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": self.phone });
@@ -221,7 +234,7 @@ impl Look {
         if self.phone { (360, 740) } else { (1280, 800) }
     }
 
-    /// A picture of the page from its head on, PNG.
+    /// Takes a picture of the page from its top, as PNG.
     pub fn picture(self, browser: &Browser<'_>) -> Result<Vec<u8>> {
         let height = browser.script("return document.documentElement.scrollHeight")?.as_u64().context("no height")?;
         let (width, _) = self.screen();
@@ -232,7 +245,7 @@ impl Look {
     }
 }
 
-/// What keeps somebody from using the page that is open, in every look and by keyboard.
+/// Returns everything that hinders a user of the open page, in every appearance and by keyboard.
 pub fn hindrances(browser: &Browser<'_>) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     for look in Look::ALL {
@@ -242,13 +255,16 @@ pub fn hindrances(browser: &Browser<'_>) -> Result<Vec<String>> {
         if beyond > 0 {
             wrong.push(format!("{look:?}: {beyond} pixels are beyond the edge"));
         }
+        if look.phone {
+            wrong.extend(sideways(browser)?.into_iter().map(|part| format!("{look:?}: scrolls sideways: {part}")));
+        }
     }
     wrong.extend(out_of_reach(browser)?.into_iter().map(|element| format!("by keyboard: {element}")));
     Ok(wrong)
 }
 
-/// What axe-core has against a page (WCAG 2.2, A and AA, and its best practices), a line for each element. Fails where it
-/// judged nothing.
+/// Returns the violations that axe-core finds on a page (WCAG 2.2, A and AA, and its best practices), one line per
+/// element. Fails if axe-core checked nothing.
 pub fn faults(browser: &Browser<'_>) -> Result<Vec<String>> {
     let rules = json!(["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]);
     if browser.script("return typeof axe")? == "undefined" {
@@ -272,7 +288,7 @@ pub fn faults(browser: &Browser<'_>) -> Result<Vec<String>> {
     Ok(lines.collect())
 }
 
-/// Walks a page by the Tab key; gives what can be used and was not reached, or shows no sign of having the focus.
+/// Walks a page with the Tab key; returns the controls that were not reached or show no sign of having the focus.
 pub fn out_of_reach(browser: &Browser<'_>) -> Result<Vec<String>> {
     let usable = "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']";
     let count = format!(
@@ -295,7 +311,16 @@ pub fn out_of_reach(browser: &Browser<'_>) -> Result<Vec<String>> {
     Ok(left.as_array().into_iter().flatten().map(Value::to_string).collect())
 }
 
-/// How many pixels of a page are beyond its right edge.
+/// Returns the parts of a page that a user of a phone would have to scroll sideways.
+fn sideways(browser: &Browser<'_>) -> Result<Vec<String>> {
+    let wide = "return [...document.querySelectorAll('main *')].filter(e => e.tagName !== 'TEXTAREA'
+                    && e.scrollWidth > e.clientWidth + 1
+                    && ['auto', 'scroll'].includes(getComputedStyle(e).overflowX)).map(e => e.outerHTML.slice(0, 200))";
+    let wide = browser.script(wide)?;
+    Ok(wide.as_array().into_iter().flatten().map(Value::to_string).collect())
+}
+
+/// Returns how many pixels of a page extend beyond the window's right edge.
 pub fn overflow(browser: &Browser<'_>) -> Result<i64> {
     let wider = "return document.documentElement.scrollWidth - document.documentElement.clientWidth";
     browser.script(wider)?.as_i64().context("no width")

@@ -1,4 +1,4 @@
-//! A real browser: headless Chromium in a namespace, driven as a person would use it, by WebDriver.
+//! Headless Chromium in a namespace, driven by WebDriver the way a person would use it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,17 +17,17 @@ use lab::net::Namespace;
 use lab::process::Process;
 use lab::world::AUTHORITY;
 
-/// What browsers call the authority of the standard world.
+/// The authority's host name in the standard world, as browsers use it.
 pub const NAME: &str = "authority.example.org";
-/// The variables that say which Chromium and chromedriver to take.
+/// The environment variables that name the Chromium and chromedriver to use.
 const CHROMIUM: &str = "VOUCHSAFE_CHROMIUM";
 const DRIVER: &str = "VOUCHSAFE_CHROMEDRIVER";
-/// How long a page, or a part of it, may take to come on a busy machine.
+/// How long a page, or an element of it, may take to appear on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
-/// How often it is looked whether it is there.
+/// Interval at which a page is polled.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A browser with a profile of its own; ends, with all it has stored, when dropped.
+/// A browser with a profile of its own. Dropping it ends the browser and deletes everything it stored.
 pub struct Browser<'n> {
     namespace: &'n Namespace,
     runtime: Runtime,
@@ -36,7 +36,7 @@ pub struct Browser<'n> {
 }
 
 impl<'n> Browser<'n> {
-    /// Starts one in `namespace`. It takes every certificate: no scenario's CA is known to it.
+    /// Starts a browser in `namespace`. It accepts every certificate, because it knows no scenario's CA.
     pub fn start(namespace: &'n Namespace) -> Result<Self> {
         let profile = tempfile::Builder::new().prefix("browser-").tempdir_in(namespace.dir())?.keep();
         let mut command = namespace.command(program(DRIVER, &["chromedriver"])?);
@@ -48,11 +48,11 @@ impl<'n> Browser<'n> {
         let port = log.split(STARTED).nth(1).and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
         let address = format!("http://127.0.0.1:{}", port.context("chromedriver does not say its port")?);
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-        // Its own word for "certificates don't matter" stops short of passkeys.
+        // WebDriver's `acceptInsecureCerts` does not cover passkeys.
         let settings = json!({ "webauthn.allow_with_broken_certs": true });
         let binary = program(CHROMIUM, &["chromium", "google-chrome", "chromium-browser"])?;
         let options = json!({ "args": arguments(&profile), "binary": binary, "prefs": settings });
-        // A page is there when a person can use it; what it would fetch from elsewhere is not.
+        // With "eager", a page counts as loaded when a person can use it, even if it still fetches from elsewhere.
         let wanted = json!({
             "goog:chromeOptions": options, "acceptInsecureCerts": true, "pageLoadStrategy": "eager",
         });
@@ -67,21 +67,21 @@ impl<'n> Browser<'n> {
         self.run(async |client| client.goto(url).await).with_context(|| format!("open {url}"))
     }
 
-    /// Where it is.
+    /// Returns the URL of the open page.
     pub fn url(&self) -> Result<String> {
         self.run(async |client| client.current_url().await).map(String::from)
     }
 
-    /// What a person reads on the page.
+    /// Returns the visible text of the page.
     pub fn text(&self) -> Result<String> {
         self.run(async |client| client.find(Locator::Css("body")).await?.text().await)
     }
 
-    /// Waits until the page says `text`.
+    /// Waits until the page shows `text`.
     pub fn wait_for(&self, text: &str) -> Result<()> {
         let deadline = Instant::now() + SOON;
         loop {
-            // A page that is being replaced has nothing to say.
+            // A page that is being replaced has no text.
             let said = self.text().unwrap_or_default();
             if said.contains(text) {
                 return Ok(());
@@ -96,17 +96,18 @@ impl<'n> Browser<'n> {
         }
     }
 
-    /// Types `text` into what the CSS selector `css` finds, once it is there.
+    /// Types `text` into the element that the CSS selector `css` finds, once it exists.
     pub fn fill(&self, css: &str, text: &str) -> Result<()> {
         self.act(css, Some(text)).with_context(|| format!("type into {css}"))
     }
 
-    /// Clicks on what the CSS selector `css` finds, once it is there.
+    /// Clicks on the element that the CSS selector `css` finds, once it exists.
     pub fn click(&self, css: &str) -> Result<()> {
         self.act(css, None).with_context(|| format!("click on {css}"))
     }
 
-    /// Types into what `css` finds, or clicks on it; where the page is replaced meanwhile, on what is there then.
+    /// Types into the element that `css` finds, or clicks on it; if the page is replaced meanwhile, retries on the new
+    /// page.
     fn act(&self, css: &str, text: Option<&str>) -> Result<()> {
         let deadline = Instant::now() + SOON;
         self.run(async |client| {
@@ -127,44 +128,44 @@ impl<'n> Browser<'n> {
         })
     }
 
-    /// Runs a script in the page and gives what it returns.
+    /// Runs a script in the page and returns its result.
     pub fn script(&self, script: &str) -> Result<Value> {
         self.run(async |client| client.execute(script, Vec::new()).await)
     }
 
-    /// A picture of the page, PNG.
+    /// Takes a picture of the page, as PNG.
     pub fn screenshot(&self) -> Result<Vec<u8>> {
         self.run(async |client| client.screenshot().await)
     }
 
-    /// Makes the window this large.
+    /// Resizes the window.
     pub fn resize(&self, width: u32, height: u32) -> Result<()> {
         self.run(async |client| client.set_window_size(width, height).await)
     }
 
-    /// Presses keys; what has the focus gets them.
+    /// Presses keys in the element that has the focus.
     pub fn press(&self, keys: &str) -> Result<()> {
         self.run(async |client| client.active_element().await?.send_keys(keys).await)
     }
 
-    /// Does what only Chromium's developer tools can (Chrome DevTools Protocol).
+    /// Runs a command of the Chrome DevTools Protocol.
     pub fn devtools(&self, method: &str, parameters: Value) -> Result<Value> {
         let command = DevTools(json!({ "cmd": method, "params": parameters }));
         self.run(async |client| client.issue_cmd(command).await).with_context(|| format!("{method} of the browser"))
     }
 
-    /// Does anything else that WebDriver can.
+    /// Runs any other WebDriver command.
     pub fn run<T: Send, E: std::error::Error + Send + Sync + 'static>(
         &self,
         work: impl AsyncFnOnce(&Client) -> Result<T, E> + Send,
     ) -> Result<T> {
         let client = self.client.as_ref().context("the browser has ended")?;
-        // Connections to the driver are made where it listens.
+        // The client connects to the driver inside the namespace where the driver listens.
         Ok(self.namespace.enter(|| self.runtime.block_on(work(client)))?)
     }
 }
 
-/// A command that chromedriver passes on.
+/// A DevTools command that chromedriver passes on.
 #[derive(Debug)]
 struct DevTools(Value);
 
@@ -193,13 +194,14 @@ fn arguments(profile: &Path) -> Vec<String> {
     let words = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
                  --disable-background-networking --disable-component-update --disable-sync --window-size=1280,900";
     let profile = format!("--user-data-dir={}", profile.display());
-    // Namespaces have no name servers, and nobody shall wait for them: addresses, and one name.
+    // Namespaces have no name servers, and no test should wait for one: the browser gets this one name and otherwise
+    // uses addresses.
     let named = format!("MAP {NAME} {AUTHORITY}");
     let names = format!("--host-resolver-rules={named}, MAP * ~NOTFOUND, EXCLUDE *.*.*.*, EXCLUDE localhost");
     words.split_whitespace().map(str::to_owned).chain([profile, names]).collect()
 }
 
-/// A program by one of its names, or where a variable says it is.
+/// Finds a program by one of its names, or at the path that the environment variable gives.
 fn program(variable: &str, names: &[&str]) -> Result<PathBuf> {
     if let Some(path) = env::var_os(variable) {
         return Ok(path.into());
@@ -221,7 +223,8 @@ fn program(variable: &str, names: &[&str]) -> Result<PathBuf> {
     }
 }
 
-/// Whether it starts a snap: by being `snap` under another name, or, as Ubuntu's packages do, by a script.
+/// Reports whether the program starts a snap: because it is `snap` under another name or, as in Ubuntu's packages, a
+/// script.
 fn is_snap(program: &Path) -> bool {
     let script = |bytes: Vec<u8>| bytes.starts_with(b"#!") && bytes.windows(10).any(|part| part == b"/snap/bin/");
     fs::canonicalize(program).is_ok_and(|path| path.ends_with("snap")) || fs::read(program).is_ok_and(script)

@@ -1,5 +1,7 @@
-//! Scenarios of `lab` in a real browser. A crate of its own, because what drives a browser takes long to build and only these need it.
+//! Scenarios of `lab` in a real browser. They form a crate of their own because the WebDriver dependencies take long to
+//! build and only these scenarios need them.
 
+pub mod approval;
 pub mod console;
 mod driver;
 

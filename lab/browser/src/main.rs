@@ -1,18 +1,21 @@
-//! Pictures of the console's pages: wide and light, and as on a phone in the dark.
+//! Takes pictures of the console's pages: wide and light, and as on a phone in the dark.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Cursor;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use browser::Browser;
-use browser::console::{Look, PAGES, Scene, Who};
+use browser::console::{Look, PAGES, Scene, Who, question};
 use clap::Parser;
 
-/// The largest picture, in bytes: they are in the repository.
+/// Size limit of a picture in bytes, because pictures are committed to the repository.
 const LARGEST: usize = 100_000;
+
+/// The appearances that are pictured, with the endings of their files' names.
+const LOOKS: [(Look, &str); 2] = [(Look::ALL[0], ""), (Look::ALL[3], "-phone")];
 
 /// Take pictures of the console's pages; needs root
 #[derive(Parser)]
@@ -39,22 +42,34 @@ fn take(args: &Args) -> Result<()> {
     for who in [Who::Anybody, Who::Person, Who::Administrator] {
         scene.become_one(&browser, who)?;
         for page in PAGES.iter().filter(|page| page.who == who) {
-            for (look, ending) in [(Look::ALL[0], ""), (Look::ALL[3], "-phone")] {
+            for (look, ending) in LOOKS {
                 look.of(&browser)?;
                 scene.open(&browser, page)?;
-                let picture = packed(&look.picture(&browser)?)?;
-                let file = args.folder.join(format!("{}{ending}.png", page.name));
-                ensure!(picture.len() <= LARGEST, "{} would have {} bytes", file.display(), picture.len());
-                fs::write(&file, picture).with_context(|| file.display().to_string())?;
-                println!("{}", file.display());
+                keep(&args.folder.join(format!("{}{ending}.png", page.name)), look, &browser)?;
             }
         }
+    }
+    // This page follows a login at the identity provider, so that it has no address of its own.
+    scene.become_one(&browser, Who::Anybody)?;
+    let _login = question(&scene, &browser)?;
+    for (look, ending) in LOOKS {
+        look.of(&browser)?;
+        keep(&args.folder.join(format!("approval{ending}.png")), look, &browser)?;
     }
     Ok(())
 }
 
-/// The same picture in fewer bytes: without transparency, and of no more than 256 colours, which are those that most of it
-/// has. Every other becomes the nearest of them.
+/// Takes a picture of the open page and writes it to a file.
+fn keep(file: &Path, look: Look, browser: &Browser<'_>) -> Result<()> {
+    let picture = packed(&look.picture(browser)?)?;
+    ensure!(picture.len() <= LARGEST, "{} would have {} bytes", file.display(), picture.len());
+    fs::write(file, picture).with_context(|| file.display().to_string())?;
+    println!("{}", file.display());
+    Ok(())
+}
+
+/// Returns the same picture in fewer bytes: without transparency, and with at most 256 colours. The most frequent
+/// colours stay; every other becomes the nearest of those.
 fn packed(picture: &[u8]) -> Result<Vec<u8>> {
     let mut reader = png::Decoder::new(Cursor::new(picture)).read_info()?;
     let mut pixels = vec![0; reader.output_buffer_size().context("a picture too large to be one of a page")?];

@@ -1,7 +1,7 @@
-//! The console in a real browser: whether everybody can use it, who logs in and how, and what comes of a click.
+//! The console in a real browser: accessibility, the ways to log in, and the effects of actions.
 //!
-//! A scene and a browser take longer to start than most of what happens in them, so that some facts share one, each leaving
-//! it to the next as the next expects it.
+//! A scene and a browser take longer to start than most checks take to run, so some tests check several facts in one
+//! scene. Each check leaves the state that the next one expects.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use lab::service::{call, exchange};
 use lab::world::{ECHO, FRONT4, PASSWORD, SOON};
 use lab::{poll, provider, test};
 
-/// How long a flow that has to be cut may live on.
+/// Time limit for cutting a flow.
 const CUT: Duration = Duration::from_secs(2);
 
 #[test]
@@ -64,12 +64,12 @@ fn a_passkey_logs_in_until_it_is_removed(browser: &Browser<'_>) -> Result<()> {
     }
     browser.open(&format!("{}/console/security", url()))?;
     browser.click("tbody summary")?;
-    browser.fill("#remove-0-password", PASSWORD)?;
+    browser.fill("tbody input[type=password]", PASSWORD)?;
     browser.click("tbody form button")?;
     browser.wait_for("The passkey is removed")?;
     log_out(browser)?;
     browser.click("form[data-passkey] button")?;
-    browser.wait_for("this passkey is not known here")
+    browser.wait_for("This passkey is not known here")
 }
 
 fn a_second_factor_is_set_up_and_asked_for(browser: &Browser<'_>) -> Result<()> {
@@ -89,7 +89,7 @@ fn a_second_factor_is_set_up_and_asked_for(browser: &Browser<'_>) -> Result<()> 
     };
     enter("")?;
     browser.wait_for("needs the six digits")?;
-    // A code is good once: the next one, which a clock that is ahead would show.
+    // A code is valid once. The next code, as a clock that is ahead would show it, is accepted.
     enter(&code(secret, 30)?)?;
     browser.wait_for(&format!("You are logged in as {PERSON}"))
 }
@@ -125,18 +125,18 @@ fn a_group_of_the_identity_provider_makes_administrators(scene: &mut Scene) -> R
     browser.fill("input[name=password]", provider::PASSWORD)?;
     browser.click("button[type=submit]")?;
     browser.wait_for("You are an administrator")?;
-    // The provider takes her out of the group, and the authority hears of it.
+    // The provider removes her from the group, and the authority learns of it.
     scene.provider.set_groups("alice", &["staff"])?;
     scene.authority.refresh_sessions()?;
     browser.open(&format!("{}/console/admin", url()))?;
-    browser.wait_for("this page is for administrators")?;
+    browser.wait_for("This page is for administrators")?;
     log_out(&browser)?;
     browser.open(&format!("{}/console", url()))?;
     ensure!(browser.url()?.contains("/console/login"), "still logged in");
     Ok(())
 }
 
-/// A connection that [`PERSON`] has and that is open.
+/// Opens a connection of [`PERSON`].
 fn connection(scene: &Scene) -> Result<TcpStream> {
     let flow = call(scene.desk(), format!("{FRONT4}:{ECHO}").parse()?, SOON)?;
     flow.set_read_timeout(Some(Duration::from_millis(50)))?;
@@ -146,7 +146,7 @@ fn connection(scene: &Scene) -> Result<TcpStream> {
 fn a_flow_is_shown_and_ended(scene: &Scene, browser: &Browser<'_>) -> Result<()> {
     let mut flow = connection(scene)?;
     let from = flow.local_addr()?.port();
-    // Verifiers report every two seconds; the address translator keeps ports where it can.
+    // Verifiers report every two seconds. The NAT keeps ports where it can.
     let shown = poll(SOON, || {
         let opened = browser.open(&format!("{}/console/admin/flows", url()));
         let text = opened.and_then(|()| browser.text()).unwrap_or_default();

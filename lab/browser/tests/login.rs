@@ -1,25 +1,24 @@
-//! People and machines log in as they do in earnest: a person in a real browser at a real identity provider, by device
-//! code on another machine, a machine with its key; and what the provider says about groups decides.
+//! Logins of people and machines as in production: a person in a real browser at a real identity provider, by device
+//! code on another machine, and a machine with its key. The provider's groups decide on access.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use browser::Browser;
+use browser::approval::{QUESTION, address, approve, comparison, confirm, enter};
 use browser::console::{hindrances, url};
-use lab::provider::{self, Options, PASSWORD, Provider};
+use lab::provider::{self, Options, Provider};
 use lab::service::{call, exchange};
 use lab::world::{AUTHORITY, Agent, Authority, ECHO, FRONT4, Network, SOON, Services, Verifier, Way, World, policy};
 use lab::{Process, poll, test};
 
-/// What the page says that asks a person whether an agent may be logged in.
-const QUESTION: &str = "Approve only if you started this";
-/// Another user of Alice's machine.
+/// Uid of another user of Alice's machine.
 const NOBODY: u32 = 65_534;
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(400);
 
-/// The standard world, where only the provider knows who is staff.
+/// The standard world, in which only the provider knows the members of staff.
 struct Organisation {
     provider: Provider,
     world: World,
@@ -31,7 +30,7 @@ impl Organisation {
         let services = Services::start(&network)?;
         let policy = policy("5m").replace("staff = [\"alice\"]", "staff = []");
         let configuration = format!("{}\n[console]\nurl = \"{}\"\n", provider::configuration(AUTHORITY), url());
-        // The provider's people; accounts of the same names would be somebody else's.
+        // Users exist at the provider only: local accounts of the same names would be different persons.
         let authority = Authority::without_accounts(&network.authority, &policy, &configuration)?;
         let (certificate, key) = authority.certificate();
         let redirects = vec![format!("{}/console/login/callback", url())];
@@ -42,7 +41,7 @@ impl Organisation {
         Ok(Self { provider, world: World { agent, verifier, authority, services, network } })
     }
 
-    /// Alice's `vouchsafe login`, and her browser.
+    /// Runs Alice's `vouchsafe login` and approves it in her browser.
     fn log_in(&self, browser: &Browser<'_>, person: &str) -> Result<String> {
         let mut login = self.world.agent.begin_login(&self.world.authority, &[])?;
         browser.open(&address(&mut login)?)?;
@@ -62,41 +61,7 @@ fn echo() -> SocketAddr {
     format!("{FRONT4}:{ECHO}").parse().expect("an address")
 }
 
-/// The first address that a login prints.
-fn address(login: &mut Process) -> Result<String> {
-    // Its line is whole once another one follows.
-    ensure!(
-        poll(SOON, || login.log().split("https://").nth(1).is_some_and(|rest| rest.contains('\n'))),
-        "{}",
-        login.log()
-    );
-    let log = login.log();
-    let line = log.lines().map(str::trim).find(|line| line.starts_with("https://"));
-    Ok(line.context("no address")?.to_owned())
-}
-
-/// The code that a login in a browser prints, to compare.
-fn comparison(login: &Process) -> Result<String> {
-    let log = login.log();
-    let code = log.split("shows this code:").nth(1).and_then(|rest| rest.split_whitespace().next());
-    Ok(code.context("no code")?.to_owned())
-}
-
-/// The person reads the question, finds their name and the command's code on it, and says yes.
-fn approve(browser: &Browser<'_>, login: &Process, person: &str) -> Result<()> {
-    browser.wait_for(QUESTION)?;
-    let said = browser.text()?;
-    ensure!(said.contains(person) && said.contains(&comparison(login)?), "{said}\n{}", login.log());
-    browser.click("button[value=approve]")
-}
-
-fn enter(browser: &Browser<'_>, person: &str) -> Result<()> {
-    browser.fill("input[name=login]", person)?;
-    browser.fill("input[name=password]", PASSWORD)?;
-    browser.click("button[type=submit]")
-}
-
-/// Waits until a login has ended, well or not; gives what it said.
+/// Waits until a login has ended with success or failure, as `well` requires; returns its output.
 fn finished(login: &mut Process, well: bool) -> Result<String> {
     let status = login.wait(SOON)?;
     ensure!(status.success() == well, "the login ended with {status}:\n{}", login.log());
@@ -120,7 +85,7 @@ fn a_person_logs_in_with_a_browser_and_the_providers_groups_decide() {
         let mut flow = call(&organisation.world.network.alice, echo(), SOON).context("alice, who is staff")?;
         ensure!(call(&organisation.world.network.mallory, echo(), QUIET).is_err(), "mallory got in");
 
-        // The provider takes her out of the group, and the authority hears of it.
+        // The provider removes her from the group, and the authority learns of it.
         organisation.provider.set_groups("alice", &["guests"])?;
         exchange(&mut flow).context("nobody has told the authority yet")?;
         flow.set_read_timeout(Some(Duration::from_millis(50)))?;
@@ -134,7 +99,7 @@ fn a_person_logs_in_with_a_browser_and_the_providers_groups_decide() {
         ensure!(call(&organisation.world.network.alice, echo(), QUIET).is_err(), "a new flow was admitted");
         ensure!(organisation.groups()? == serde_json::json!(["guests"]), "{}", organisation.groups()?);
 
-        // And back again, without a new login.
+        // The provider adds her to the group again; no new login is needed.
         organisation.provider.set_groups("alice", &["staff"])?;
         organisation.world.authority.refresh_sessions()?;
         let again = poll(SOON, || call(&organisation.world.network.alice, echo(), QUIET).is_ok());
@@ -155,7 +120,8 @@ fn a_login_that_another_user_of_the_machine_began_ends_at_a_question() {
         browser.wait_for("You are logged in as alice")?;
         let own = world.authority.sessions()?;
 
-        // Another user of her machine begins a login and leads her browser, which the provider knows, to its address.
+        // Another user of her machine begins a login and sends her browser, which is logged in at the provider, to its
+        // URL.
         let mut theirs = world.agent.begin_login_as(NOBODY, &world.authority, &[])?;
         browser.open(&address(&mut theirs)?)?;
         let asked = || browser.text().is_ok_and(|said| said.contains(QUESTION));
@@ -167,6 +133,12 @@ fn a_login_that_another_user_of_the_machine_began_ends_at_a_question() {
         }
         let wrong = hindrances(&browser)?;
         ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
+        ensure!(theirs.exit().is_none() && world.authority.sessions()? == own, "logged in without an answer");
+
+        // One click approves nothing: an attacker may have prepared it in another window.
+        browser.click("button[value=approve]")?;
+        ensure!(browser.text()?.contains(QUESTION), "one click was enough: {}", browser.text()?);
+        confirm(&browser)?;
         ensure!(theirs.exit().is_none() && world.authority.sessions()? == own, "logged in without an answer");
 
         browser.click("button[value=deny]")?;
@@ -181,7 +153,7 @@ fn a_login_that_another_user_of_the_machine_began_ends_at_a_question() {
 #[test]
 fn a_person_logs_in_by_device_code_and_somebody_in_no_group_gets_nothing() {
     test(|| {
-        // Here the ID token says nothing about groups: the authority has to ask.
+        // In this configuration the ID token contains no groups: the authority has to query the UserInfo endpoint.
         let organisation = Organisation::new(|_| Options { claims_at_userinfo: true, ..Options::default() })?;
         let world = &organisation.world;
         // The browser is on another machine than the agent.
@@ -243,7 +215,7 @@ fn whoever_logs_out_is_told_how_to_log_out_at_the_provider_too() {
         world.agent.logout()?;
         ensure!(world.authority.sessions()?.is_empty(), "the session lives on");
 
-        // The provider's own session goes on: nobody is asked for a password.
+        // The provider's own session continues, so that it does not ask for a password.
         let again = || -> Result<Process> {
             let mut login = world.agent.begin_login(&world.authority, &[])?;
             browser.open(&address(&mut login)?)?;

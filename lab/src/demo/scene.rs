@@ -23,15 +23,15 @@ use super::is_there;
 use super::table::Table;
 
 const SOON: Duration = Duration::from_secs(10);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(500);
-/// Packets of each forged kind.
+/// Number of packets of each forged kind.
 const MANY: u16 = 200;
 const SINK: u16 = 5000;
-/// Measurements of each kind.
+/// Number of measurements of each kind.
 const TURNS: usize = 5;
 
-/// What the steps share.
+/// State that the steps share.
 pub struct Scene<'t> {
     table: &'t mut Table,
     way: Way,
@@ -39,7 +39,7 @@ pub struct Scene<'t> {
 }
 
 impl<'t> Scene<'t> {
-    /// Nothing has happened.
+    /// Starts at step 0.
     pub fn new(table: &'t mut Table, way: Way) -> Self {
         Self { table, way, number: 0 }
     }
@@ -49,7 +49,7 @@ impl<'t> Scene<'t> {
         println!("\n{}. {what}", self.number);
     }
 
-    /// How it is without Vouchsafe: the port is open to all.
+    /// Shows the network without Vouchsafe: the port is open to everyone.
     pub fn without(&mut self, network: &Network, services: &Services) -> Result<()> {
         self.step("Without Vouchsafe, for comparison");
         let heard = scan(network, Place::Home)?;
@@ -60,7 +60,7 @@ impl<'t> Scene<'t> {
         Ok(())
     }
 
-    /// A verifier before the server; nobody has logged in.
+    /// Shows a verifier in front of the server while nobody is logged in.
     pub fn protected_from_all(&mut self, world: &World) -> Result<()> {
         self.step("A verifier goes before the server; nobody has logged in yet");
         for (who, place) in [("mallory", Place::Home), ("somebody on the server's own cable", Place::NextDoor)] {
@@ -80,7 +80,7 @@ impl<'t> Scene<'t> {
         Ok(())
     }
 
-    /// Alice has logged in.
+    /// Shows that Alice can connect after she has logged in.
     pub fn alice(&mut self, world: &World) -> Result<()> {
         self.step("Alice logs in and runs ssh as ever");
         let before = world.verifier.counters()?;
@@ -96,7 +96,7 @@ impl<'t> Scene<'t> {
         Ok(())
     }
 
-    /// Mallory shares Alice's public address.
+    /// Shows that Mallory, who shares Alice's public address, gains nothing by it.
     pub fn mallory(&mut self, world: &World) -> Result<()> {
         let shared = if self.way == Way::Nat { ", who shares her public address," } else { "" };
         self.step(format!("Mallory{shared} tries while alice is connected"));
@@ -114,7 +114,7 @@ impl<'t> Scene<'t> {
         Ok(())
     }
 
-    /// Tokens by hand, wrong in each way.
+    /// Sends handmade tokens, each wrong in a different way.
     pub fn forgeries(&mut self, world: &World) -> Result<()> {
         self.step(format!("Mallory sends {MANY} SYNs with each kind of wrong token"));
         let to: IpAddr = FRONT4.parse()?;
@@ -138,7 +138,7 @@ impl<'t> Scene<'t> {
             for number in 0..MANY {
                 let mut block = mint.block(&forgery)?;
                 if name == "forged" {
-                    // Everything right but for one bit of the tag.
+                    // A valid block except for one flipped bit of the tag.
                     block[39] ^= 1;
                 }
                 let port = 3000 + kind as u16 * MANY + number;
@@ -149,7 +149,7 @@ impl<'t> Scene<'t> {
         Ok(())
     }
 
-    /// The token that alice's SYN carried past mallory's eyes.
+    /// Replays the token of Alice's SYN, which Mallory has captured on the way.
     pub fn replay(&mut self, world: &World) -> Result<()> {
         self.step(format!("Mallory has seen alice's SYN on the way and sends its token {MANY} times"));
         let echo = SocketAddr::new(FRONT4.parse()?, ECHO);
@@ -195,7 +195,7 @@ impl<'t> Scene<'t> {
         Ok(())
     }
 
-    /// Who is behind a connection.
+    /// Shows which person is behind a connection.
     pub fn whois(&mut self, world: &World) -> Result<()> {
         self.step("Who is behind a connection? The verifier knows, though the address is shared");
         let words = ["echo client $SSH_CONNECTION; sleep 60"];
@@ -213,7 +213,7 @@ impl<'t> Scene<'t> {
         Ok(())
     }
 
-    /// What the way costs once a flow is admitted: the same network without Vouchsafe takes turns with ours.
+    /// Measures the cost of an admitted flow, in turns with the same network without Vouchsafe.
     pub fn throughput(&mut self, world: &World, time: Duration) -> Result<()> {
         self.step("What it costs to be admitted: copying to the server, with and without Vouchsafe, in turns");
         let plain = Network::new(self.way)?;
@@ -239,7 +239,7 @@ impl<'t> Scene<'t> {
         Ok(())
     }
 
-    /// The end of a grant.
+    /// Revokes Alice's grant while she is connected.
     pub fn revocation(&mut self, world: &World) -> Result<()> {
         self.step("Alice's access is revoked while she is connected");
         let echo = SocketAddr::new(FRONT4.parse()?, ECHO);
@@ -277,7 +277,7 @@ impl<'t> Scene<'t> {
     }
 }
 
-/// The names of the probes of sshd's port that were answered.
+/// Returns the names of the probes of sshd's port that were answered.
 fn scan(network: &Network, place: Place) -> Result<Vec<String>> {
     let outsider = Outsider::new(network, place, false)?;
     let target = Target {
@@ -311,7 +311,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// Megabits in a second from alice to the server's address `to`.
+/// Measures throughput from Alice to the server's address `to`, in Mbit/s.
 fn measure(network: &Network, to: &str, time: Duration) -> Result<f64> {
     let sink = Sink::start(&network.server, SINK)?;
     let rate = Transfer::start(&network.alice, (to.parse::<IpAddr>()?, SINK).into(), time, None)?.finish()?;

@@ -1,8 +1,8 @@
-//! Expected and seen.
+//! A table of expected and observed results.
 
 use std::fmt;
 
-/// One row per claim.
+/// The table, with one row per claim.
 #[derive(Default)]
 pub struct Table(Vec<Row>);
 
@@ -14,19 +14,19 @@ struct Row {
 }
 
 impl Table {
-    /// Adds a row; `same` says whether what was seen is what was expected.
+    /// Adds a row; `same` states whether the observed result is the expected one.
     pub fn row(&mut self, what: &str, expected: &str, seen: impl fmt::Display, same: bool) {
         let seen = seen.to_string();
         println!("   {} {seen}", if same { "->" } else { "NOT AS EXPECTED:" });
         self.0.push(Row { what: what.to_owned(), expected: expected.to_owned(), seen, same });
     }
 
-    /// Whether every row is as expected.
+    /// Reports whether every row is as expected.
     pub fn all_as_expected(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(|row| row.same)
     }
 
-    /// One line.
+    /// Returns a one-line summary.
     pub fn verdict(&self) -> String {
         match self.0.iter().filter(|row| !row.same).count() {
             0 => format!("All {} as expected,", self.0.len()),

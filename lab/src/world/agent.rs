@@ -16,24 +16,24 @@ use crate::net::Namespace;
 use crate::poll;
 use crate::process::Process;
 
-/// An agent daemon on `eth0` of a namespace. Its kernel programs go on when the daemon doesn't.
+/// An agent daemon on `eth0` of a namespace. Its kernel programs stay attached when the daemon ends.
 pub struct Agent {
     process: Option<Process>,
     instance: Instance,
     net: PathBuf,
     dir: PathBuf,
     flags: Vec<String>,
-    /// Where names are asked for, if not where the host asks.
+    /// The resolver configuration, if it differs from the host's.
     resolver: Option<PathBuf>,
 }
 
 impl Agent {
-    /// Runs one; nobody is logged in.
+    /// Starts an agent; nobody is logged in.
     pub fn start(namespace: &Namespace) -> Result<Self> {
         Self::start_with(namespace, &["--interface".to_owned(), "eth0".to_owned()])
     }
 
-    /// Runs one with other flags than those for `eth0`.
+    /// Starts an agent with `flags` in place of those for `eth0`.
     pub fn start_with(namespace: &Namespace, flags: &[String]) -> Result<Self> {
         let (dir, flags) = (namespace.dir().join("agent-state"), flags.to_vec());
         let net = namespace.path();
@@ -42,7 +42,8 @@ impl Agent {
         Ok(this)
     }
 
-    /// Runs one that asks the authority's [name server](super::NameServer) for names, as all programs of its machine would.
+    /// Starts an agent that resolves names at the authority's [name server](super::NameServer), as all programs of its
+    /// machine would.
     pub fn start_resolving(namespace: &Namespace, flags: &[&str]) -> Result<Self> {
         let flags = ["--interface", "eth0"].iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
         let (dir, net) = (namespace.dir().join("agent-state"), namespace.path());
@@ -67,13 +68,13 @@ impl Agent {
         Ok(())
     }
 
-    /// Runs the daemon again with other flags from now on.
+    /// Restarts the daemon, with other flags from now on.
     pub fn run_with(&mut self, flags: &[String]) -> Result<()> {
         self.flags = flags.to_vec();
         self.run()
     }
 
-    /// Logs this process's user in as `person`, and waits until the agent knows what is protected.
+    /// Logs this process's user in as `person`, and waits until the agent knows the protected destinations.
     pub fn login(&self, authority: &Authority, person: &str) -> Result<()> {
         let (done, text) = self.try_login(authority, person)?;
         ensure!(done, "{person} can't log in: {text}");
@@ -82,7 +83,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Tries to log in with the password that the authority's accounts have; whether that went well, and what was said.
+    /// Tries to log in with the password of the authority's accounts; returns whether the login succeeded, and its
+    /// output.
     pub fn try_login(&self, authority: &Authority, person: &str) -> Result<(bool, String)> {
         let mut command = self.command("login");
         command.args(["--authority", &authority.url(), "--user", person, "--device", "laptop", "--password-stdin"]);
@@ -90,7 +92,7 @@ impl Agent {
         answer(&mut command)
     }
 
-    /// Tries to log in by a domain's name; whether that went well, and what was said.
+    /// Tries to log in by a domain's name; returns whether the login succeeded, and its output.
     pub fn try_login_by(&self, domain: &str, authority: &Authority, person: &str) -> Result<(bool, String)> {
         let mut command = self.command("login");
         command.args([domain, "--user", person, "--device", "laptop", "--password-stdin"]);
@@ -98,20 +100,20 @@ impl Agent {
         answer(&mut command)
     }
 
-    /// What a domain says of its authority; whether it says anything, and what was said.
+    /// Runs `vouchsafe discover` for a domain; returns whether a record was found, and the output.
     pub fn discover(&self, domain: &str) -> Result<(bool, String)> {
         let mut command = self.command("discover");
         answer(command.args([domain, "--json"]))
     }
 
-    /// What is known of domains, by their names.
+    /// Returns the records that the agent knows, by domain.
     pub fn discovered(&self) -> Result<BTreeMap<String, Value>> {
         let status = self.status()?;
         let list = status["discovered"].as_array().cloned().unwrap_or_default();
         Ok(list.into_iter().filter_map(|found| Some((found["domain"].as_str()?.to_owned(), found))).collect())
     }
 
-    /// Starts a login in another way than by password; it ends by itself once it is done.
+    /// Starts a login by a method other than password. The process ends when the login is complete.
     pub fn begin_login(&self, authority: &Authority, arguments: &[&str]) -> Result<Process> {
         self.begin(self.command("login"), authority, arguments)
     }
@@ -119,7 +121,7 @@ impl Agent {
     /// Starts a login of another user of the agent's machine.
     pub fn begin_login_as(&self, uid: u32, authority: &Authority, arguments: &[&str]) -> Result<Process> {
         let mut inside = self.inside();
-        // The program and the certificates may be in a folder that is not that user's to read.
+        // That user may have no access to the folder of the program and the certificates.
         let caps = "+dac_override";
         inside.args(["setpriv", "--reuid", &uid.to_string(), "--clear-groups"]);
         inside.args(["--inh-caps", caps, "--ambient-caps", caps]);
@@ -132,29 +134,29 @@ impl Agent {
         Process::start(command, self.dir.parent().context("a folder in the namespace's")?)
     }
 
-    /// Logs out; gives what was said.
+    /// Logs out and returns the output.
     pub fn logout(&self) -> Result<String> {
         answer(&mut self.command("logout")).map(|(_, said)| said)
     }
 
-    /// What the daemon has written since it was last run.
+    /// Returns the daemon's log since its last start.
     pub fn log(&self) -> String {
         self.process.as_ref().map(Process::log).unwrap_or_default()
     }
 
-    /// Kills the daemon without a warning.
+    /// Kills the daemon with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         let mut process = self.process.take().context("no agent runs")?;
         process.signal(Signal::SIGKILL)?;
         process.wait(SOON).map(drop)
     }
 
-    /// `vouchsafe agent status`.
+    /// Runs `vouchsafe agent status`.
     pub fn status(&self) -> Result<Value> {
         ask_json(self.command("status").arg("--json"))
     }
 
-    /// The grants held.
+    /// Returns the grants that the agent holds.
     pub fn grants(&self) -> Result<Value> {
         let mut command = self.command("grants list");
         ask_json(command.arg("--json"))

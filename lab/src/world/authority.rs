@@ -12,9 +12,9 @@ use super::{AUTHORITY, AUTHORITY_NAME, SOON, ask, ask_json, text};
 use crate::net::Namespace;
 use crate::process::{self, Process};
 
-/// Where it listens.
+/// The authority's HTTPS port.
 pub const PORT: u16 = 8443;
-/// Everybody's password.
+/// Password of every account.
 pub const PASSWORD: &str = "correct horse battery";
 
 /// A running authority with the accounts `alice` and `mallory`.
@@ -25,23 +25,23 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Makes one in `namespace`, and runs it.
+    /// Creates an authority in `namespace` and runs it.
     pub fn start(namespace: &Namespace, policy: &str) -> Result<Self> {
         Self::start_with(namespace, policy, "")
     }
 
-    /// The same with more in authority.toml.
+    /// Creates and runs an authority with additional lines in authority.toml.
     pub fn start_with(namespace: &Namespace, policy: &str, configuration: &str) -> Result<Self> {
         Self::make(namespace, policy, configuration, &["alice", "mallory"])
     }
 
-    /// The same without accounts and with more in authority.toml. The secret that [`crate::provider`] knows it by is at
-    /// hand.
+    /// Creates and runs an authority without accounts, with additional lines in authority.toml. Its directory contains
+    /// the client secret that [`crate::provider`] expects.
     pub fn without_accounts(namespace: &Namespace, policy: &str, configuration: &str) -> Result<Self> {
         Self::make(namespace, policy, configuration, &[])
     }
 
-    /// The same with the accounts of these people.
+    /// Creates and runs an authority with additional lines in authority.toml and accounts for these people.
     pub fn make(namespace: &Namespace, policy: &str, configuration: &str, people: &[&str]) -> Result<Self> {
         let dir = namespace.dir().join("authority-state");
         let start = {
@@ -74,32 +74,32 @@ impl Authority {
         Ok(this)
     }
 
-    /// Its directory.
+    /// Returns the authority's directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Where clients reach it.
+    /// Returns the URL that clients use.
     pub fn url(&self) -> String {
         format!("https://{AUTHORITY}:{PORT}")
     }
 
-    /// The certificate to trust.
+    /// Returns the path of the CA certificate that clients trust.
     pub fn ca(&self) -> PathBuf {
         self.dir.join("ca.pem")
     }
 
-    /// The certificate for its address, and the key to it.
+    /// Returns the paths of the certificate for the authority's address and of its private key.
     pub fn certificate(&self) -> (PathBuf, PathBuf) {
         (self.dir.join("tls.pem"), self.dir.join("tls.key"))
     }
 
-    /// Has it ask the identity provider about everybody's sessions.
+    /// Makes the authority check all sessions with the identity provider.
     pub fn refresh_sessions(&self) -> Result<String> {
         self.command(&["session", "refresh"], &[])
     }
 
-    /// Makes a service account in these groups, whose key goes to `file`.
+    /// Creates a service account in these groups and writes its key to `file`.
     pub fn add_service(&self, name: &str, groups: &[&str], file: &Path) -> Result<()> {
         let file = file.to_string_lossy();
         let groups = groups.iter().flat_map(|group| ["--group", group]);
@@ -112,59 +112,59 @@ impl Authority {
         self.command(&["service", "remove"], &[name]).map(drop)
     }
 
-    /// A file with everybody's password.
+    /// Returns the path of a file with the password of every account.
     pub fn password_file(&self) -> PathBuf {
         self.dir.with_file_name("password")
     }
 
-    /// The key under all keys, as only a test may have it: the last, if there are several.
+    /// Returns the master key, which only a test may read: the last one, if there are several.
     pub fn master_key(&self) -> Result<MasterKey> {
         let bytes = fs::read(self.dir.join("master.key")).context("the master key")?;
         let last = bytes.last_chunk().context("a master key has 32 bytes")?;
         Ok(MasterKey::new(*last))
     }
 
-    /// Has another master key take the place of the one in force, in time or, if that is compromised, at once.
+    /// Rotates the master key: from the epoch after the next on or, if `compromised`, at once.
     pub fn rotate_master_key(&self, compromised: bool) -> Result<String> {
         self.command(&["rotate-master-key"], if compromised { &["--compromised"] } else { &[] })
     }
 
-    /// Puts another policy in force.
+    /// Applies another policy.
     pub fn apply(&self, policy: &str) -> Result<String> {
         fs::write(self.dir.join("policy.toml"), policy)?;
         self.command(&["policy", "reload"], &[])
     }
 
-    /// A one-time code for the verifier `id`.
+    /// Issues a one-time enrolment code for the verifier `id`.
     pub fn enrolment_code(&self, id: &str) -> Result<String> {
         Ok(self.command(&["verifier", "add"], &[id])?.trim().to_owned())
     }
 
-    /// Ends all grants and sessions of a person.
+    /// Revokes all grants and sessions of a person.
     pub fn revoke(&self, person: &str) -> Result<String> {
         self.command(&["revoke"], &["--person", person])
     }
 
-    /// Ends one grant.
+    /// Revokes one grant.
     pub fn revoke_grant(&self, handle: &str) -> Result<String> {
         self.command(&["revoke"], &["--grant", handle])
     }
 
-    /// Grants in force.
+    /// Returns the grants in force.
     pub fn grants(&self) -> Result<Vec<Value>> {
         let list =
             ask_json(Command::new(crate::vouchsafe()).args(["authority", "grants", "--json", "--dir"]).arg(&self.dir))?;
         Ok(list.as_array().cloned().unwrap_or_default())
     }
 
-    /// Who is logged in.
+    /// Returns the sessions.
     pub fn sessions(&self) -> Result<Vec<Value>> {
         let mut command = Command::new(crate::vouchsafe());
         let list = ask_json(command.args(["authority", "session", "list", "--json", "--dir"]).arg(&self.dir))?;
         Ok(list.as_array().cloned().unwrap_or_default())
     }
 
-    /// Stops the server. What it has said stays true until it ends.
+    /// Stops the server. The keys and grants that it has issued stay valid until they expire.
     pub fn stop(&mut self) -> Result<()> {
         match self.process.take() {
             Some(mut process) => process.stop().map(drop),
@@ -185,7 +185,7 @@ impl Authority {
     }
 }
 
-/// Whether a command's answer was yes, and what it said.
+/// Returns whether a command's answer was yes, and its output.
 pub(super) fn answer(command: &mut Command) -> Result<(bool, String)> {
     let output = ask(command)?;
     Ok((output.status.success(), text(&output.stdout) + &text(&output.stderr)))

@@ -1,4 +1,4 @@
-//! The authority's name server, and what asks it.
+//! The authority's name server, and the programs that query it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use crate::process::Process;
 
 /// The domain of the standard world.
 pub const DOMAIN: &str = "example.org";
-/// The authority's name.
+/// The authority's host name.
 pub const AUTHORITY_NAME: &str = "vouchsafe.example.org";
-/// The name of the server's protected addresses.
+/// The host name of the server's protected addresses.
 pub const FRONT_NAME: &str = "git.example.org";
-/// The name of an address that nobody protects.
+/// The host name of an address that is not protected.
 pub const OPEN_NAME: &str = "www.example.org";
-/// Where the name server answers.
+/// The name server's address.
 pub const NAME_SERVER: &str = "198.51.100.10:53";
 
 /// `vouchsafe authority dns` at the authority, for [`DOMAIN`].
@@ -27,7 +27,7 @@ pub struct NameServer {
 }
 
 impl NameServer {
-    /// Configures it, and runs it.
+    /// Configures and starts the name server.
     pub fn start(namespace: &Namespace, authority: &Authority) -> Result<Self> {
         let dir = authority.dir();
         let (file, zone) = (dir.join("authority.toml"), dir.join("zone"));
@@ -54,7 +54,7 @@ impl NameServer {
     }
 }
 
-/// What `dig` says to these words, asked from a namespace.
+/// Returns the output of `dig` with these arguments, run in a namespace.
 pub fn dig(from: &Namespace, words: &[&str]) -> Result<String> {
     let (address, port) = NAME_SERVER.split_once(':').unwrap_or((NAME_SERVER, "53"));
     let server = format!("@{address}");
@@ -62,7 +62,7 @@ pub fn dig(from: &Namespace, words: &[&str]) -> Result<String> {
     from.run(fixed.iter().chain(words).copied())
 }
 
-/// A file for [`resolving`].
+/// Writes a resolv.conf and an nsswitch.conf for [`resolving`]; returns the path of the former.
 pub(super) fn resolver_file(dir: &Path) -> Result<PathBuf> {
     let (address, _) = NAME_SERVER.split_once(':').unwrap_or((NAME_SERVER, "53"));
     let file = dir.join("resolv.conf");
@@ -71,7 +71,7 @@ pub(super) fn resolver_file(dir: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Has a command and its like see these files in the places of the system's.
+/// Wraps a command so that it and its children see these files in place of the system's.
 pub(super) fn resolving(mut command: Command, resolver: &Path) -> Command {
     let script = "for file in resolv.conf nsswitch.conf; do [ ! -e /etc/$file ] || mount --bind \"$0/$file\" /etc/$file; done; \
                   exec \"$@\"";

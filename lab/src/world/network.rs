@@ -7,33 +7,33 @@ use anyhow::Result;
 use crate::nat::nat;
 use crate::net::{Namespace, veth};
 
-/// The server's protected addresses of which only some services are protected.
+/// The server's IPv4 address on which only some services are protected.
 pub const FRONT4: &str = "192.0.2.20";
-/// See [`FRONT4`].
+/// The server's IPv6 counterpart of [`FRONT4`].
 pub const FRONT6: &str = "2001:db8:2::20";
-/// The server's protected addresses of which everything is.
+/// The server's IPv4 address on which every service is protected.
 pub const DARK4: &str = "192.0.2.10";
-/// See [`DARK4`].
+/// The server's IPv6 counterpart of [`DARK4`].
 pub const DARK6: &str = "2001:db8:2::10";
-/// The server's addresses that nobody protects, and by which it calls others.
+/// The server's unprotected IPv4 address, from which it opens its own connections.
 pub const OPEN4: &str = "192.0.2.2";
-/// See [`OPEN4`].
+/// The server's IPv6 counterpart of [`OPEN4`].
 pub const OPEN6: &str = "2001:db8:2::2";
-/// What the Internet sees of Alice and Mallory behind their NAT.
+/// The public IPv4 address of Alice and Mallory behind their NAT.
 pub const PUBLIC4: &str = "203.0.113.1";
-/// See [`PUBLIC4`].
+/// The IPv6 counterpart of [`PUBLIC4`].
 pub const PUBLIC6: &str = "2001:db8:1::1";
 /// Alice's address at home.
 pub const INSIDE4: &str = "10.1.0.1";
-/// Inside addresses for whom a gateway lets in: a hundred or so of each family.
+/// Inside addresses of a gateway: about a hundred of each family.
 pub const POOL: &str = "10.9.0.0/25,fd09::/121";
-/// Where the authority is.
+/// The authority's address.
 pub const AUTHORITY: &str = "198.51.100.10";
 
 /// How clients reach the Internet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// All behind one public address, by a strict NAT.
+    /// Through a strict NAT that shares one public address.
     Nat,
     /// Each with its own address, unchanged on the way.
     Direct,
@@ -41,9 +41,9 @@ pub enum Way {
 
 /// Namespaces and cables. Each client's device is `eth0`; so is the server's and the authority's.
 pub struct Network {
-    /// Who may.
+    /// The client with access.
     pub alice: Namespace,
-    /// Who may not.
+    /// The client without access.
     pub mallory: Namespace,
     /// Their home router: `alice`, `mallory` inside, `wan` outside.
     pub router: Namespace,
@@ -51,26 +51,27 @@ pub struct Network {
     pub internet: Namespace,
     /// A router before the server, if there is one: `eth0` outside, `eth1` inside.
     pub gateway: Option<Namespace>,
-    /// Where the services are.
+    /// The host of the services.
     pub server: Namespace,
-    /// Where the authority is.
+    /// The host of the authority.
     pub authority: Namespace,
     /// How clients reach the Internet.
     pub way: Way,
 }
 
 impl Network {
-    /// Builds it.
+    /// Builds the network.
     pub fn new(way: Way) -> Result<Self> {
         Self::build(way, None)
     }
 
-    /// The same with a router before the server.
+    /// Builds the network with a router before the server.
     pub fn behind_gateway(way: Way) -> Result<Self> {
         Self::build(way, Some(Namespace::new("gateway")?))
     }
 
-    /// Whoever is next to the Internet on the server's side, by its `eth0`: the gateway, or the server itself.
+    /// Returns the host that faces the Internet on the server's side with its `eth0`: the gateway, or the server
+    /// itself.
     pub fn front(&self) -> &Namespace {
         self.gateway.as_ref().unwrap_or(&self.server)
     }
@@ -137,7 +138,7 @@ impl Network {
     }
 }
 
-/// `four` or `six` as an address.
+/// Parses `sixth` as an address if `six`, else `four`.
 pub fn in_family(six: bool, four: &str, sixth: &str) -> IpAddr {
     (if six { sixth } else { four }).parse().expect("a constant address")
 }

@@ -1,4 +1,4 @@
-//! Tunnel endpoints, and verifiers of proofs between them, as daemons.
+//! Daemons of tunnel endpoints, and of the verifiers of proofs between them.
 
 use std::ffi::OsString;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::net::Namespace;
 use crate::poll;
 use crate::process::{self, Process};
 
-/// A tunnel endpoint's daemon in a namespace. Its kernel programs go on when the daemon doesn't.
+/// A tunnel endpoint's daemon in a namespace. Its kernel programs stay attached when the daemon ends.
 pub struct Svtep {
     process: Option<Process>,
     instance: Instance,
@@ -24,7 +24,8 @@ pub struct Svtep {
 }
 
 impl Svtep {
-    /// Enrols one at `authority` as `id`; with these settings it is to run.
+    /// Enrols a tunnel endpoint at `authority` as `id`, with `settings` for its configuration. The daemon is not
+    /// started.
     pub fn enrol(namespace: &Namespace, authority: &Authority, id: &str, settings: &str) -> Result<Self> {
         let dir = namespace.dir().join("svtep-state");
         let this = Self { process: None, instance: Instance::new("svtep"), net: namespace.path(), dir };
@@ -36,7 +37,7 @@ impl Svtep {
         Ok(this)
     }
 
-    /// Runs the daemon (again), and waits until it hears the authority and has taken in all tenants.
+    /// Runs the daemon (again), and waits until it is connected to the authority and has attached all tenants.
     pub fn run(&mut self) -> Result<()> {
         self.launch()?;
         let mut status = Value::Null;
@@ -50,7 +51,7 @@ impl Svtep {
         Ok(())
     }
 
-    /// Runs the daemon (again) and waits until it answers, whether or not it hears the authority.
+    /// Runs the daemon (again) and waits until it answers, connected to the authority or not.
     pub fn run_alone(&mut self) -> Result<()> {
         self.launch()?;
         let up = poll(SOON, || self.status().is_ok() || self.has_ended());
@@ -66,22 +67,22 @@ impl Svtep {
         Ok(())
     }
 
-    /// `vouchsafe svtep check`: whether all is well, and what was said.
+    /// Runs `vouchsafe svtep check`; returns whether all is well, and the output.
     pub fn check(&self) -> Result<(bool, String)> {
         answer(inside(&self.net).args(["svtep", "check", "--config"]).arg(self.config()).arg("--dir").arg(&self.dir))
     }
 
-    /// `vouchsafe svtep status`.
+    /// Runs `vouchsafe svtep status`.
     pub fn status(&self) -> Result<Value> {
         ask_json(self.daemon("status").arg("--json"))
     }
 
-    /// `vouchsafe svtep segments`.
+    /// Runs `vouchsafe svtep segments`.
     pub fn segments(&self) -> Result<Vec<Value>> {
         Ok(ask_json(self.daemon("segments").arg("--json"))?.as_array().cloned().unwrap_or_default())
     }
 
-    /// A counter of one of the lists in its status: `packets`, `passed`, `reasons`, `answers`.
+    /// Returns a counter of one of the lists in the status: `packets`, `passed`, `reasons`, `answers`.
     pub fn count(&self, list: &str, name: &str) -> Result<u64> {
         let status = self.status()?;
         let counters = status[list].as_array().with_context(|| format!("no {list} in {status}"))?;
@@ -89,7 +90,7 @@ impl Svtep {
         one["count"].as_u64().context("a number")
     }
 
-    /// What the daemon has written since it was last run.
+    /// Returns the daemon's log since its last start.
     pub fn log(&self) -> String {
         self.process.as_ref().map(Process::log).unwrap_or_default()
     }
@@ -98,21 +99,21 @@ impl Svtep {
         self.process.as_mut().is_none_or(|process| process.exit().is_some())
     }
 
-    /// Ends the daemon; what it put into the kernel goes on.
+    /// Stops the daemon; its kernel programs and tables remain.
     pub fn stop(&mut self) -> Result<()> {
         let ended = self.process.take().context("no tunnel endpoint runs")?.stop()?;
         ensure!(ended.success(), "it ended with {ended}");
         Ok(())
     }
 
-    /// Kills the daemon without a warning.
+    /// Kills the daemon with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         let mut process = self.process.take().context("no tunnel endpoint runs")?;
         process.signal(Signal::SIGKILL)?;
         process.wait(SOON).map(drop)
     }
 
-    /// Has everything in the kernel removed, whether the daemon runs or not.
+    /// Removes the kernel programs and tables, whether the daemon runs or not.
     pub fn detach(&mut self) -> Result<()> {
         process::output(&mut self.daemon("detach"))?;
         match self.process.take() {
@@ -142,7 +143,7 @@ pub struct Prover {
 }
 
 impl Prover {
-    /// Enrols one at `authority` as `id` and runs it before these endpoints, on these interfaces.
+    /// Enrols a verifier at `authority` as `id` and runs it in front of these endpoints, on these interfaces.
     pub fn start(
         namespace: &Namespace,
         authority: &Authority,
@@ -157,7 +158,7 @@ impl Prover {
         enrol.args(["verifier", "enrol", "--authority", &authority.url(), "--code", &code, "--dir"]).arg(&dir);
         process::output(enrol.arg("--ca").arg(authority.ca()))?;
         let file = dir.join("verifier.toml");
-        // Tokens are looked for where there are none.
+        // Tokens are checked on the loopback interface only, where none arrive.
         let own = format!(
             "interface = [\"lo\"]\nhook = \"tc\"\n[proofs]\nendpoints = {endpoints:?}\ninterface = {interfaces:?}\n"
         );
@@ -171,7 +172,7 @@ impl Prover {
         Ok(Self { _process: process, _instance: instance, net, socket })
     }
 
-    /// Packets that passed or were dropped, by `remembered`, `computed` or the drop reason.
+    /// Returns how many packets passed or were dropped, by `remembered`, `computed` or the drop reason.
     pub fn count(&self, name: &str) -> Result<u64> {
         let status = ask_json(inside(&self.net).args(["verifier", "status", "--json", "--socket"]).arg(&self.socket))?;
         let lists = ["passed", "reasons"].map(|list| status["proofs"][list].as_array().cloned().unwrap_or_default());
@@ -181,7 +182,7 @@ impl Prover {
     }
 }
 
-/// `vouchsafe`, to be run in a namespace.
+/// Prepares `vouchsafe` to run in a namespace.
 fn inside(net: &std::path::Path) -> Command {
     let mut option = OsString::from("--net=");
     option.push(net);

@@ -1,4 +1,4 @@
-//! What sends client keys in band for the authority of the standard world.
+//! The daemon that sends client keys in band for the authority of the standard world.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Runs one in the authority's namespace.
+    /// Starts the daemon in the authority's namespace.
     pub fn start(namespace: &Namespace) -> Result<Self> {
         let socket = namespace.dir().join("transfer.sock");
         let mut command = namespace.command(crate::vouchsafe());
@@ -25,12 +25,12 @@ impl Transfer {
         Ok(Self { process, socket })
     }
 
-    /// What has to stand in authority.toml.
+    /// Returns the line that authority.toml needs.
     pub fn setting(&self) -> String {
         format!("key_transfer = \"{}\"\n", self.socket.display())
     }
 
-    /// Ends it; what it has written.
+    /// Stops the daemon and returns its log.
     pub fn stop(mut self) -> Result<String> {
         self.process.stop()?;
         Ok(self.process.log())

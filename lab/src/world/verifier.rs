@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
@@ -17,10 +17,10 @@ use crate::net::Namespace;
 use crate::poll;
 use crate::process::{self, Process};
 
-/// The verifier's id, which its keys derive from.
+/// The verifier's id, from which its keys are derived.
 pub const ID: &str = "edge";
 
-/// A verifier daemon on `eth0` of a namespace. Its kernel programs go on when the daemon doesn't.
+/// A verifier daemon on `eth0` of a namespace. Its kernel programs stay attached when the daemon ends.
 pub struct Verifier {
     process: Option<Process>,
     instance: Instance,
@@ -29,12 +29,12 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Enrols one at `authority` and runs it; when this returns, it protects.
+    /// Enrols a verifier at `authority` and runs it; when this function returns, it protects.
     pub fn start(namespace: &Namespace, authority: &Authority) -> Result<Self> {
         Self::start_with(namespace, authority, &[])
     }
 
-    /// The same with more settings, as flags.
+    /// Enrols a verifier at `authority` and runs it with additional flags; when this function returns, it protects.
     pub fn start_with(namespace: &Namespace, authority: &Authority, flags: &[&str]) -> Result<Self> {
         let dir = namespace.dir().join("verifier-state");
         let mut this = Self { process: None, instance: Instance::new("verifier"), net: namespace.path(), dir };
@@ -46,7 +46,7 @@ impl Verifier {
         Ok(this)
     }
 
-    /// Another one with this one's name and keys, elsewhere.
+    /// Runs another verifier with the same id and keys in another namespace.
     pub fn twin(&self, namespace: &Namespace, flags: &[&str]) -> Result<Self> {
         let dir = namespace.dir().join("verifier-state");
         process::output(Command::new("cp").arg("-a").arg(&self.dir).arg(&dir))?;
@@ -55,7 +55,8 @@ impl Verifier {
         Ok(this)
     }
 
-    /// Runs the daemon (again), and waits until it protects (observes, by `--observe`) and hears the authority.
+    /// Runs the daemon (again), and waits until it protects (with `--observe`: observes) and is connected to the
+    /// authority.
     pub fn run(&mut self, flags: &[&str]) -> Result<()> {
         self.launch(flags)?;
         let mut status = Value::Null;
@@ -69,7 +70,7 @@ impl Verifier {
         Ok(())
     }
 
-    /// Runs the daemon (again) and waits until it protects, whether or not it hears the authority.
+    /// Runs the daemon (again) and waits until it protects, connected to the authority or not.
     pub fn run_alone(&mut self) -> Result<()> {
         self.launch(&[])?;
         ensure!(poll(SOON, || self.status().is_ok_and(|status| status["state"] == "protecting")), "no protection");
@@ -79,8 +80,8 @@ impl Verifier {
     fn launch(&mut self, flags: &[&str]) -> Result<()> {
         let mut command = self.daemon_command("run");
         command.arg("--dir").arg(&self.dir).args(["--interface", "eth0"]).args(flags);
-        // By itself a verifier takes tc on virtual cables, where a capture sees also what is about to be dropped. Scenarios look
-        // at what got past it.
+        // By default, a verifier uses tc on virtual cables, where a capture also sees packets that are about to be
+        // dropped. Scenarios check which packets got past the verifier.
         if !flags.iter().any(|flag| ["--hook", "--verdict"].contains(flag)) {
             command.args(["--hook", "xdp"]);
         }
@@ -97,25 +98,25 @@ impl Verifier {
         self.process.as_mut().is_none_or(|process| process.exit().is_some())
     }
 
-    /// Kills the daemon without a warning.
+    /// Kills the daemon with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         let mut process = self.process.take().context("no verifier runs")?;
         process.signal(Signal::SIGKILL)?;
         process.wait(SOON).map(drop)
     }
 
-    /// Ends protection; what the kernel held is gone.
+    /// Ends protection; the kernel state is lost.
     pub fn detach(&mut self) -> Result<()> {
         process::output(&mut self.daemon_command("detach"))?;
         self.process.take().context("no verifier runs")?.wait(SOON).map(drop)
     }
 
-    /// `vouchsafe verifier status`.
+    /// Runs `vouchsafe verifier status`.
     pub fn status(&self) -> Result<Value> {
         ask_json(self.daemon_command("status").arg("--json"))
     }
 
-    /// Packets per outcome since protection started.
+    /// Returns the packets per outcome since protection started.
     pub fn counters(&self) -> Result<Counters> {
         let drops = ask_json(self.daemon_command("drops").arg("--json"))?;
         let lists = [&drops["reasons"], &drops["passed"], &drops["opened"]];
@@ -124,31 +125,37 @@ impl Verifier {
         Ok(Counters(entries.filter_map(read).collect()))
     }
 
-    /// What `vouchsafe verifier whois` says about a client.
+    /// Runs `vouchsafe verifier whois` for a client.
     pub fn whois(&self, client: SocketAddr) -> Result<Value> {
         ask_json(self.daemon_command("whois").arg("--json").arg(client.to_string()))
     }
 
-    /// Who has which inside address, and who had.
+    /// Returns the inside addresses with their present and former holders.
     pub fn addresses(&self) -> Result<Vec<Value>> {
         let list = ask_json(self.daemon_command("addresses").arg("--json"))?;
         Ok(list.as_array().cloned().unwrap_or_default())
     }
 
-    /// The admitted flows.
+    /// Returns the admitted flows.
     pub fn flows(&self) -> Result<Vec<Value>> {
         let flows = ask_json(self.daemon_command("flows").arg("--json"))?;
         Ok(flows.as_array().cloned().unwrap_or_default())
     }
 
-    /// The folder in which the daemon has pinned the kernel's tables.
+    /// Returns the folder in which the daemon has pinned the kernel's tables.
     pub fn pinned_tables(&self) -> PathBuf {
         self.instance.pins().join("maps")
     }
 
-    /// Whether a person would get a grant, and why.
+    /// Reports whether a person would get a grant, and why.
     pub fn explain_person(&self, person: &str, to: SocketAddr) -> Result<(bool, String)> {
         answer(self.daemon_command("explain").args(["--person", person, "--to", &to.to_string()]))
+    }
+
+    /// Runs `vouchsafe verifier explain --packet FILE` with these flags.
+    pub fn explain_packets(&self, file: &Path, flags: &[&str]) -> Result<Output> {
+        let mut explain = self.daemon_command("explain");
+        explain.arg("--packet").arg(file).args(flags).output().context("vouchsafe verifier explain")
     }
 
     fn daemon_command(&self, word: &str) -> Command {
@@ -171,17 +178,17 @@ impl Verifier {
 pub struct Counters(BTreeMap<String, u64>);
 
 impl Counters {
-    /// Packets dropped for this reason.
+    /// Returns the packets dropped for this reason.
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.named(reason.name())
     }
 
-    /// Packets counted under this name: a drop reason, `token`, `flow`, …
+    /// Returns the packets counted under this name: a drop reason, `token`, `flow`, …
     pub fn named(&self, name: &str) -> u64 {
         self.0.get(name).copied().unwrap_or_default()
     }
 
-    /// What was added since `before`; only what changed.
+    /// Returns the increase since `before`, for the counters that changed.
     pub fn since(&self, before: &Self) -> BTreeMap<String, u64> {
         let grown = self.0.iter().map(|(name, now)| (name.clone(), now - before.named(name)));
         grown.filter(|(_, more)| *more > 0).collect()

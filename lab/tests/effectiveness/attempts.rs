@@ -11,12 +11,12 @@ use lab::{Outsider, World, poll};
 use wire::packet::{TCP, UDP};
 use wire::{Destination, DropReason, Flags, Suite};
 
-/// The reasons, in their order; but the last, which is about people with a grant.
+/// Returns the drop reasons in order, except the last, which concerns clients with a grant.
 pub fn reasons() -> impl Iterator<Item = DropReason> {
     DropReason::ALL.iter().copied().filter(|reason| *reason != DropReason::NoAddress)
 }
 
-/// Makes wrong packets.
+/// Makes packets that the verifier must drop.
 pub struct Attempts {
     mint: Mint,
     to: IpAddr,
@@ -24,23 +24,24 @@ pub struct Attempts {
     used: Option<Vec<u8>>,
 }
 
-/// Handles that no authority gave.
+/// Handles that no authority issued.
 const SINGLE: u64 = 0x5151_5151;
 const UNUSED: u64 = 0x7272_7272;
 
 impl Attempts {
-    /// Against the echo at `to`.
+    /// Makes attempts against the echo at `to`.
     pub fn new(world: &World, to: IpAddr) -> Result<Self> {
         let mint = Mint::new(world.authority.master_key()?, VERIFIER);
         Ok(Self { mint, to, revoked: None, used: None })
     }
 
-    /// Makes true what must be true for this reason: a grant revoked, a token used, a flow admitted. A datagram that holds
-    /// a token alone admits a flow without an answer.
+    /// Creates the state that this reason requires: a revoked grant, a used token, an admitted flow. A datagram that
+    /// contains only a token admits a flow without an answer.
     pub fn prepare(&mut self, world: &World, outsider: &Outsider, reason: DropReason) -> Result<()> {
         match reason {
             DropReason::Revoked => {
-                // A gateway that gives addresses may miss the first datagram: it has not heard whose it is.
+                // A gateway with inside addresses may drop the first datagram, because it does not know the sender's
+                // account yet.
                 let asked = poll(SOON, || ask(&world.network.alice, (self.to, ECHO).into(), SOON / 10).is_ok());
                 ensure!(asked, "no answer");
                 let flows = world.verifier.flows()?;
@@ -69,7 +70,7 @@ impl Attempts {
             }
             _ => return Ok(()),
         }
-        // The counters stand still before the attempts begin.
+        // Waits until the counters are stable, before the attempts begin.
         let mut last = world.verifier.counters()?;
         let settled = poll(SOON, || {
             let next = world.verifier.counters().unwrap_or_default();
@@ -79,7 +80,7 @@ impl Attempts {
         Ok(())
     }
 
-    /// Attempt `number`, whose kinds alternate.
+    /// Makes attempt `number`; consecutive numbers alternate between kinds.
     pub fn frame(&mut self, outsider: &Outsider, reason: DropReason, number: u16) -> Result<Vec<u8>> {
         let port = 1024 + reason as u16 * 1500 + number;
         let protocol = if number.is_multiple_of(2) { TCP } else { UDP };
@@ -89,7 +90,7 @@ impl Attempts {
             DropReason::NoToken => return Ok(self.carry(outsider, protocol, port, &[])),
             DropReason::Malformed | DropReason::UnknownSuite => {}
             DropReason::UnknownEpoch => header.epoch = epoch(if number.is_multiple_of(3) { 2 } else { -2 }),
-            // Two seconds at least: the verifier reads its own clock, which may be a tick behind ours.
+            // At least two seconds: the verifier's own clock may be a tick behind ours.
             DropReason::Expired => header.expires = now() - 2 - u32::from(number) % 100,
             DropReason::LifetimeTooLong => header.expires = now() + MAX_LIFETIME + 60 + u32::from(number),
             DropReason::ClockSkew => {
@@ -124,7 +125,7 @@ impl Attempts {
             }
         }
         let mut block = self.mint.block(&forgery)?;
-        // Behind the block's magic: version and suite, flags, epoch, prefix length.
+        // After the block's magic: version and suite, flags, epoch, prefix length.
         match (reason, number % 4) {
             (DropReason::Malformed, 0) => block[4] = 2 << 4 | 3,
             (DropReason::Malformed, 1) => block[5] |= 0x80,
@@ -137,12 +138,12 @@ impl Attempts {
         Ok(self.carry(outsider, protocol, port, &block))
     }
 
-    /// A token that would be admitted.
+    /// Makes a token that would be admitted.
     fn right(&self, protocol: u8, port: u16, source: IpAddr, handle: u64) -> Forgery {
         self.mint.grant(handle, Destination { address: self.to, protocol, port }, source)
     }
 
-    /// Right in form, but for something else.
+    /// Makes the token valid in form, but for something else.
     fn spoil(&self, forgery: &mut Forgery, number: u16) {
         match number / 2 % 6 {
             0 => forgery.to.port = SSH,
@@ -155,7 +156,7 @@ impl Attempts {
             4 => forgery.header.epoch = epoch(1),
             _ => forgery.header.suite = Suite::AesCmac,
         }
-        // The last two are right so far; this makes them wrong after the key was chosen.
+        // The last two are still valid; this makes them wrong after the key was chosen.
         if number / 2 % 6 > 3 {
             forgery.to.port = ECHO + 1;
         }

@@ -1,5 +1,5 @@
-//! Nobody without a right token gets in or hears anything; everybody with one gets in at the first try. Real daemons,
-//! real sockets, a thousand of each.
+//! Without a valid token no packet gets in and no answer comes back; with one, every flow is admitted at the first try.
+//! Real daemons, real sockets, a thousand of each.
 
 mod attempts;
 mod suites;
@@ -18,7 +18,7 @@ use lab::{Port, World, poll, test};
 use wire::{DropReason, tail::BLOCK_LEN};
 
 const SOON: Duration = Duration::from_secs(5);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
 const MANY: u64 = 1000;
 
@@ -26,8 +26,8 @@ fn front(six: bool) -> SocketAddr {
     (in_family(six, FRONT4, FRONT6), ECHO).into()
 }
 
-/// A thousand attempts for each reason that a packet can provoke: each is dropped for that reason and no other, nothing
-/// comes back, nothing reaches the server's stack.
+/// Makes a thousand attempts for each reason that a packet can provoke. The verifier drops each for that reason and no
+/// other; nothing comes back, and nothing reaches the server's stack.
 fn a_thousand_wrong_packets_of_each_kind(place: Place, six: bool) -> Result<()> {
     wrong_packets_come_to_nothing(&World::new(Way::Nat)?, place, six)
 }
@@ -81,7 +81,8 @@ fn a_thousand_wrong_packets_of_each_kind_come_to_nothing_at_a_gateway_that_gives
     });
 }
 
-/// Fragments are put together, and packets of no connection dropped, by the router.
+/// Reports whether packets of this kind pass the router, which reassembles fragments and drops packets that belong to
+/// no connection.
 fn passes_a_router(reason: DropReason) -> bool {
     !matches!(reason, DropReason::Fragment | DropReason::NoFlow)
 }
@@ -106,7 +107,7 @@ fn a_thousand_wrong_ipv6_packets_of_each_kind_come_to_nothing_through_the_nat() 
     test(|| a_thousand_wrong_packets_of_each_kind(Place::Home, true));
 }
 
-/// A thousand connections and a thousand datagrams with an answer, none of them on its second try.
+/// Opens a thousand connections and sends a thousand datagrams, each of which must be answered at the first try.
 fn a_thousand_right_flows_of_each_kind(way: Way, six: bool) -> Result<()> {
     let world = World::new(way)?;
     let (alice, to) = (&world.network.alice, front(six));
@@ -114,7 +115,7 @@ fn a_thousand_right_flows_of_each_kind(way: Way, six: bool) -> Result<()> {
     alice.enter(|| -> Result<()> {
         for number in 0..MANY {
             dial(to, SOON).with_context(|| format!("connection {number}"))?;
-            // Ports of their own: two datagrams from one would be one flow.
+            // Each datagram has its own port: two datagrams from one port would be one flow.
             send(20000 + number as u16, to, SOON).with_context(|| format!("datagram {number}"))?;
         }
         Ok(())

@@ -1,5 +1,5 @@
-//! What the published scheme's paper shows in its first table, for every suite and carrier: without a token, with a wrong
-//! one, and with a right one, a thousand tries each.
+//! Reproduces the first table of the published scheme's paper for every suite and carrier: a thousand tries each
+//! without a token, with a wrong one, and with a valid one.
 
 use std::os::fd::AsFd;
 
@@ -21,10 +21,10 @@ use wire::{Carrier, Destination, DropReason, Handle, Pair, Suite, ls};
 
 use crate::{MANY, QUIET, SOON, front};
 
-/// Connections that are tried at a time: fewer than a process may have files open.
+/// Number of concurrent connection attempts, below the limit of open files of a process.
 const TOGETHER: u64 = 250;
 
-/// How many of a thousand connections without an agent are established.
+/// Returns how many of a thousand connections without an agent are established.
 fn without_token(world: &World) -> Result<usize> {
     let to = SockaddrStorage::from(front(false));
     world.network.mallory.enter(|| {
@@ -54,7 +54,7 @@ fn without_token(world: &World) -> Result<usize> {
     })
 }
 
-/// A SYN with a token that is wrong in one of two ways: it names a grant that there is, or one that there isn't.
+/// Makes a SYN with a token that is wrong in one of two ways: it names an existing grant, or one that does not exist.
 fn wrong(
     world: &World,
     outsider: &Outsider,

@@ -1,10 +1,11 @@
-//! One account attacks with its own right credentials, at full rate, every table that all share: sessions and grants of the
-//! authority, flows, grants, tokens and accounts of a gateway, and its inside addresses. Another person's flows must all be
-//! admitted, and those that take a grant first may take five times as long as without the attack, at p50 and at p99.
+//! One account with valid credentials attacks, at full rate, every table that accounts share: sessions and grants of
+//! the authority; flows, grants, tokens and accounts of a gateway; and its inside addresses. Another account's flows
+//! must all be admitted. Those that fetch a grant first may take five times as long as without the attack, at p50 and
+//! at p99.
 //!
-//! Mallory's machine has the same few cores as the authority and the gateway that she attacks, as it would not have elsewhere. So
-//! "without the attack" has the same load: a Mallory who does the same, as fast, to an authority and a gateway that Alice has
-//! nothing to do with. What Alice's first connections take on the quiet machine is printed beside it.
+//! Mallory's machine shares its few cores with the authority and the gateway that she attacks, unlike in production. So
+//! "without the attack" has the same load: a Mallory who does the same, at the same rate, to an authority and a gateway
+//! that Alice does not use. The duration of Alice's first connections on the quiet machine is printed for comparison.
 
 mod mallory;
 mod scene;
@@ -23,29 +24,29 @@ use mallory::{Deeds, Mallory};
 use scene::{Scene, hosts, places};
 use wire::DropReason;
 
-/// Alice's flows while Mallory attacks, and how long they take together.
+/// Number of Alice's flows during the attack.
 const FLOWS: u32 = 1000;
 const TIME: Duration = Duration::from_secs(60);
-/// One in so many goes where Alice has no grant yet.
+/// One in this many flows goes to a destination for which Alice has no grant yet.
 const FIRST: u32 = 5;
-/// How many of these there are for each of the two yardsticks.
+/// Number of first connections for each of the two yardsticks.
 const YARDSTICK: u32 = 200;
-/// A flow that takes longer was refused.
+/// Time after which a flow counts as refused.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// After so many refusals there is nothing more to learn.
+/// Number of refusals after which the test stops.
 const ENOUGH: usize = 10;
-/// First connections under attack to those without, at most.
+/// Maximum ratio of first connections under attack to those without.
 const BOUND: f64 = 5.0;
-/// Flows of one account, by default.
+/// Default limit of flows per account.
 const BUDGET: usize = 4096;
 
-/// What Alice has a grant for, and what she has none for yet.
+/// Alice's destinations: those for which she has a grant, and those for which she has none yet.
 struct Alice<P> {
     known: Vec<SocketAddr>,
     new: P,
 }
 
-/// How long her connects took: those that took a grant first, and the others.
+/// Durations of her connects: those that fetched a grant first, and the others.
 #[derive(Default)]
 struct Times {
     first: Vec<Duration>,
@@ -54,7 +55,7 @@ struct Times {
 }
 
 impl<P: Iterator<Item = SocketAddr>> Alice<P> {
-    /// Opens flows at an even pace, one in `first` of them to where she has no grant.
+    /// Opens flows at an even pace, one in `first` of them to a destination without a grant.
     fn flows(&mut self, count: u32, first: u32) -> Result<Times> {
         let (mut times, begun) = (Times::default(), Instant::now());
         for nth in 0..count {
@@ -75,7 +76,7 @@ impl<P: Iterator<Item = SocketAddr>> Alice<P> {
 }
 
 impl Times {
-    /// Opens a flow, says something and wants to hear it back.
+    /// Opens a flow, sends a message and expects its echo.
     fn note(&mut self, to: SocketAddr, first: bool) {
         let begun = Instant::now();
         let connected = TcpStream::connect_timeout(&to, PATIENCE);
@@ -91,7 +92,7 @@ impl Times {
         }
     }
 
-    /// p50 and p99 of the first connections; prints the figures.
+    /// Prints the figures, and returns p50 and p99 of the first connections.
     fn show(&mut self, when: &str) -> [f64; 2] {
         for (what, times) in [("first connections", &mut self.first), ("later ones", &mut self.later)] {
             times.sort_unstable();
@@ -105,7 +106,7 @@ impl Times {
     }
 }
 
-/// What she has done must be an attack.
+/// Checks that Mallory's actions amounted to an attack.
 fn has_attacked(deeds: &Deeds) -> Result<()> {
     println!("{deeds:?}");
     let (granted, sessions, tokens) = (&deeds.granted, &deeds.sessions, &deeds.tokens);
@@ -150,7 +151,8 @@ fn one_account_at_full_rate_keeps_nobody_elses_flows_out_and_does_not_make_them_
         ensure!(attacked.refused.is_empty(), "{:#?} were refused; the verifier: {state}", attacked.refused);
         is_attack?;
         ensure!(hers > BUDGET * 9 / 10, "she has only {hers} flows, which fill nothing; the verifier: {state}");
-        // The authority waits half a second for the gateway to hear of a grant; then the first packet comes too soon, and is dropped.
+        // The authority waits half a second for the gateway to acknowledge a grant; after that, a first packet may come
+        // too soon and is dropped.
         let too_soon = grown.get(DropReason::NoAddress.name()).copied().unwrap_or_default();
         ensure!(too_soon == 0, "{too_soon} first packets came before the word of their grants; the verifier: {state}");
         for (part, under_attack, without) in

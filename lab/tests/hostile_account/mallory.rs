@@ -1,12 +1,12 @@
-//! Mallory: a person with an account, who does everything that one account can do, as fast as she can.
+//! Mallory: a person with an account, who does everything that one account can do, as fast as possible.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 
 use anyhow::{Context, Result};
+use api::{Grant, GrantRequest, Login};
 use client::{Authority, Error};
-use engine::api::{Grant, GrantRequest, Login};
 use lab::forge::protocol::{TCP, UDP};
 use lab::forge::{Packet, Tcp, flag};
 use lab::mint::now;
@@ -17,35 +17,35 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use wire::{Destination, GrantHeader, GrantKey, Token, tail};
 
-/// Her name.
+/// Name of Mallory's account.
 pub const NAME: &str = "mallory";
-/// Her address.
+/// Address of Mallory's machine.
 const ADDRESS: &str = "10.2.0.1";
-/// Sessions that ask for grants and end, at a time.
+/// Number of concurrent sessions that request grants and end.
 const SESSIONS: usize = 4;
-/// Requests of one session at a time: the authority takes as many on a connection.
+/// Number of concurrent requests per session, the authority's limit per connection.
 const AT_ONCE: usize = 32;
-/// Requests of one session: it may have as many grants.
+/// Number of requests per session, the authority's limit of grants per session.
 const OF_SESSION: usize = 1024;
-/// Grants that the packets are made with.
+/// Number of grants that the packets are made with.
 const ARMS: usize = 512;
 
-/// What she has done.
+/// Counters of Mallory's actions.
 #[derive(Debug, Default)]
 pub struct Deeds {
-    /// Grants that she was given.
+    /// Grants that the authority issued to her.
     pub granted: AtomicU64,
-    /// Grants that she was refused.
+    /// Grants that the authority refused.
     pub refused: AtomicU64,
     /// Sessions that she began and ended.
     pub sessions: AtomicU64,
-    /// Sessions that she was refused.
+    /// Sessions that the authority refused.
     pub shut_out: AtomicU64,
     /// Packets with a new token that she sent.
     pub tokens: AtomicU64,
 }
 
-/// What she begins with.
+/// Mallory's means of attack.
 pub struct Mallory<'n> {
     network: &'n Network,
     url: String,
@@ -53,7 +53,7 @@ pub struct Mallory<'n> {
     arms: Vec<Arm>,
 }
 
-/// A grant, with the key that she was given.
+/// A grant, with its key.
 struct Arm {
     header: GrantHeader,
     key: GrantKey,
@@ -61,7 +61,7 @@ struct Arm {
 }
 
 impl<'n> Mallory<'n> {
-    /// Logs in, and fetches the grants that her packets are made with: for TCP at these addresses, and for UDP.
+    /// Logs in, and fetches the grants for the packets: for TCP at these addresses, and for UDP.
     pub fn new(network: &'n Network, authority: &world::Authority, hosts: &[IpAddr]) -> Result<Self> {
         ignore_answers(&network.mallory)?;
         let ca = std::fs::read(authority.ca()).context("the authority's certificate")?;
@@ -80,7 +80,7 @@ impl<'n> Mallory<'n> {
         Ok(this)
     }
 
-    /// Attacks while `work` is done.
+    /// Attacks while `work` runs.
     pub fn during<T>(&self, work: impl FnOnce(&Deeds) -> Result<T>) -> Result<T> {
         let (end, deeds) = (AtomicBool::new(false), Deeds::default());
         thread::scope(|scope| {
@@ -96,7 +96,7 @@ impl<'n> Mallory<'n> {
         })
     }
 
-    /// Sessions that begin, ask for all the grants that they may have, and end: again and again.
+    /// Begins sessions that request all the grants they may have, and ends them, repeatedly.
     async fn ask(&self, deeds: &Deeds, end: &AtomicBool) -> Result<()> {
         let sessions = (0..SESSIONS).map(|_| async {
             while !end.load(Relaxed) {
@@ -122,7 +122,8 @@ impl<'n> Mallory<'n> {
         Ok(authority.with_token(&session.token))
     }
 
-    /// First packets with right tokens, from all her ports in turn: a SYN and an ACK that acknowledges nothing, and a datagram.
+    /// Sends first packets with valid tokens from all her ports in turn: a SYN, an ACK that acknowledges nothing, and a
+    /// datagram.
     fn send(&self, deeds: &Deeds, end: &AtomicBool) -> Result<()> {
         let source: IpAddr = ADDRESS.parse()?;
         let port = Port::open(&self.network.mallory, "eth0")?;
@@ -151,7 +152,7 @@ impl<'n> Mallory<'n> {
         Ok(())
     }
 
-    /// Runs a future on a thread in her namespace, where its sockets are, too.
+    /// Runs a future on a thread in her namespace, so that its sockets belong to the namespace.
     fn block_on<T: Send>(&self, work: impl AsyncFnOnce(&Self) -> Result<T> + Send) -> Result<T> {
         self.network.mallory.enter(|| {
             let runtime = Builder::new_current_thread().enable_all().build().context("a runtime")?;
@@ -160,7 +161,7 @@ impl<'n> Mallory<'n> {
     }
 }
 
-/// Ends the threads also where the work panics.
+/// Ends the threads, even if the work panics.
 struct Ends<'e>(&'e AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -179,7 +180,7 @@ impl Arm {
     }
 }
 
-/// Asks for as many grants as a session may have, many at a time.
+/// Requests as many grants as a session may have, many concurrently.
 async fn fetch(session: &Authority, deeds: &Deeds, end: &AtomicBool) -> Result<()> {
     let to = request(&Destination { address: FRONT4.parse()?, protocol: TCP, port: ECHO });
     let (mut asked, mut left) = (JoinSet::new(), OF_SESSION);
@@ -206,7 +207,7 @@ fn request(to: &Destination) -> GrantRequest {
     GrantRequest { address, protocol, port, consented: false, in_band: false }
 }
 
-/// Sends a frame, unless the cable or the socket is full: more than that nobody can send.
+/// Sends a frame, unless the queue of the cable or the socket is full: that is the maximum rate.
 fn put(port: &Port, frame: &[u8]) -> Result<()> {
     match port.send(frame) {
         Err(error) if matches!(error.downcast_ref(), Some(Errno::ENOBUFS | Errno::EAGAIN)) => Ok(()),
@@ -214,7 +215,7 @@ fn put(port: &Port, frame: &[u8]) -> Result<()> {
     }
 }
 
-/// Keeps her stack from answering the servers with resets, which would end her flows.
+/// Keeps her network stack from answering the servers with resets, which would end her flows.
 fn ignore_answers(namespace: &Namespace) -> Result<()> {
     let rules = format!(
         "table inet mute {{

@@ -6,13 +6,13 @@ use anyhow::Result;
 use lab::service::Echo;
 use lab::world::{Authority, ECHO, Network, POOL, Services, Verifier, Way, policy};
 
-/// How many hosts there are, each with every service: every pair of these takes a grant of its own.
+/// Number of hosts, each with every service; every pair of host and service needs a grant of its own.
 const HOSTS: u32 = 200;
 const FIRST_HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 30);
-/// The services: TCP ports.
+/// TCP ports of the services.
 const SERVICES: [u16; 3] = [ECHO, 77, 78];
 
-/// Everything but those who use it. Fields are in the order in which they end.
+/// All parts except the clients. Fields are declared in the order in which they are dropped.
 pub struct Scene {
     /// The verifier on the gateway.
     pub verifier: Verifier,
@@ -24,10 +24,10 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Everything up, nobody logged in.
+    /// Starts everything; nobody is logged in.
     pub fn new() -> Result<Self> {
         let network = Network::behind_gateway(Way::Direct)?;
-        // Before the hosts' addresses are there: an echo has a thread for each address that it finds.
+        // Started before the hosts' addresses exist, because an echo runs a thread for each address that it finds.
         let echoes = SERVICES[1..].iter().map(|port| Echo::start(&network.server, *port)).collect::<Result<_>>()?;
         let services = (Services::start(&network)?, echoes);
         let addresses: Vec<_> = hosts().iter().map(|host| format!("{host}/24")).collect();
@@ -38,17 +38,18 @@ impl Scene {
     }
 }
 
-/// Where the hosts are.
+/// Returns the hosts' addresses.
 pub fn hosts() -> Vec<IpAddr> {
     (0..HOSTS).map(|nth| Ipv4Addr::from_bits(FIRST_HOST.to_bits() + nth).into()).collect()
 }
 
-/// Every service of every host.
+/// Returns every service of every host.
 pub fn places() -> impl Iterator<Item = SocketAddr> {
     SERVICES.iter().flat_map(|port| hosts().into_iter().map(|host| SocketAddr::new(host, *port)))
 }
 
-/// Both may use the hosts. What Mallory may use besides has grants that end soon, so that she is given others all the time.
+/// Both accounts may use the hosts. Mallory may also use destinations whose grants are short-lived, so that the
+/// authority keeps issuing new ones to her.
 fn rules() -> String {
     let hosts: Vec<_> = hosts().iter().map(|host| format!("\"{host}\"")).collect();
     let services = SERVICES.map(|port| format!("\"tcp/{port}\""));

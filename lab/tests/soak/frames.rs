@@ -1,4 +1,4 @@
-//! The kinds of forged first packets, and which of their fields become random.
+//! The kinds of forged first packets, and the fields that become random.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use lab::world::{DARK4, DARK6, ECHO, Network, in_family};
 use wire::shim::Content;
 use wire::{Destination, Flags};
 
-/// Forged packets come from networks whose addresses begin like these.
+/// Forged packets have source addresses in networks that begin like these.
 const FROM4: &str = "45.0.0.1";
 const FROM6: &str = "2001:db8:f000:1::1";
 
@@ -24,15 +24,15 @@ pub struct Kind {
     shim: bool,
 }
 
-/// A frame whose token is right but for its tag, and the fields that become random.
+/// A frame whose token is right except for its tag, and the fields that become random.
 pub struct Forgery {
-    /// From its Ethernet header on.
+    /// The frame, from its Ethernet header.
     pub frame: Vec<u8>,
-    /// In the order of their places.
+    /// The fields, in the order of their offsets.
     pub fields: Vec<Field>,
 }
 
-/// Whether an address is one that forged packets come from.
+/// Reports whether forged packets use this source address.
 pub fn is_forged(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.octets()[0] == 45,
@@ -41,7 +41,7 @@ pub fn is_forged(address: IpAddr) -> bool {
 }
 
 impl Kind {
-    /// IPv6 has no shim.
+    /// All kinds. IPv6 has no shim.
     pub const ALL: [Self; 6] = [
         Self { six: false, protocol: TCP, shim: false },
         Self { six: false, protocol: UDP, shim: false },
@@ -51,18 +51,18 @@ impl Kind {
         Self { six: false, protocol: UDP, shim: true },
     ];
 
-    /// A packet of this kind with a token of this moment.
+    /// Makes a packet of this kind with a token for the present time.
     pub fn forge(self, network: &Network, mint: &mut Mint) -> Result<Forgery> {
         let to = Destination { address: in_family(self.six, DARK4, DARK6), protocol: self.protocol, port: ECHO };
         let source = in_family(self.six, FROM4, FROM6);
         let mut grant = mint.grant(0, to, source);
-        // For all ports of the host: whichever becomes of the port, the grant is for it.
+        // The grant covers all ports of the host, so that it fits any random port.
         grant.header.flags = Flags(grant.header.flags.0 & !Flags::PORT.0);
         let block = mint.block(&grant)?;
         let packet = Packet::new(source, to.address).ethernet(network.internet.mac("dc")?, network.server.mac("eth0")?);
         let packet = if self.protocol == TCP { packet.tcp(Tcp::syn(1, ECHO)) } else { packet.udp(1, ECHO) };
         let token: [u8; wire::token::TOKEN_LEN] = *block.last_chunk().context("a block ends in a token")?;
-        // A datagram that holds nothing but a token is for the verifier alone.
+        // A datagram that contains nothing but a token is consumed by the verifier.
         let said: &[u8] = if self.protocol == UDP { b"anybody there?" } else { b"" };
         let frame = if self.shim {
             packet.payload(said).shimmed(&Content::Token(token).encode()).frame()
@@ -74,7 +74,8 @@ impl Kind {
         Ok(Forgery { frame, fields })
     }
 
-    /// Sources, ports, TCP's sequence number; of the token, handle, nonce and tag.
+    /// Returns the fields that become random: addresses, ports, TCP's sequence number; of the token, handle, nonce and
+    /// tag.
     fn fields(self, token: u16) -> Vec<Field> {
         const ETHERNET: u16 = 14;
         let network = ETHERNET + if self.shim { 20 } else { 0 };
@@ -100,7 +101,7 @@ impl Kind {
         }
         let ports_and_sequence = transport..transport + if self.protocol == TCP { 8 } else { 4 };
         random(&mut fields, ports_and_sequence, [sum, 0]);
-        // The options of an IP header are not under the checksum of what it carries.
+        // The checksum of a transport does not cover the options of an IP header.
         let over_token = [if self.shim { header_sum } else { sum }, 0];
         for part in [8..16, 20..24, 24..36] {
             random(&mut fields, token + part.start..token + part.end, over_token);
@@ -109,7 +110,7 @@ impl Kind {
     }
 }
 
-/// Makes these bytes random: fields are pairs of bytes, as checksums see them.
+/// Makes these bytes random. Fields are pairs of bytes, the unit of checksums.
 fn random(fields: &mut Vec<Field>, bytes: Range<u16>, checksums: [u16; 2]) {
     for at in (bytes.start & !1..bytes.end).step_by(2) {
         let mask = [at, at + 1].map(|at| if bytes.contains(&at) { 0xff } else { 0 });

@@ -1,6 +1,6 @@
-//! A stranger sends forged first packets at the kernel's full rate: every field of their headers is right, addresses, ports,
-//! handles and tags are random, over IPv4 and IPv6, TCP and UDP, by both carriers. Not one may be admitted or answered, and the
-//! verifier's tables stay as they were.
+//! An unauthenticated sender floods a verifier with forged first packets at the kernel's full rate. Every header field
+//! is valid; addresses, ports, handles and tags are random, over IPv4 and IPv6, TCP and UDP, by both carriers. The
+//! verifier must neither admit nor answer any of them, and its tables must not grow.
 //!
 //! `cargo xtask soak --forged N` sends N of them and prints the figures; the ordinary test sends ten million.
 
@@ -23,11 +23,11 @@ use serde_json::json;
 use wire::DropReason;
 
 const FORGED: u64 = 10_000_000;
-/// Frames of one kind, until the next round makes tokens of the time that it is then.
+/// Number of frames of one kind per round; the next round makes tokens with a new time.
 const ROUND: u32 = 200_000;
 const SOON: Duration = Duration::from_secs(10);
 
-/// How many forged packets the verifier is to judge.
+/// Returns how many forged packets the verifier is to check.
 fn wanted() -> Result<u64> {
     let Ok(text) = std::env::var("VOUCHSAFE_SOAK_FORGED") else { return Ok(FORGED) };
     text.parse().with_context(|| format!("VOUCHSAFE_SOAK_FORGED is {text:?}, and should be a number"))
@@ -40,7 +40,7 @@ fn forged_first_packets_admit_nobody_and_leave_nothing() {
         let network = Network::new(Way::Direct)?;
         let _services = Services::start(&network)?;
         let authority = Authority::start(&network.authority, &policy("5m"))?;
-        // Virtual cables hand frames over to a program at XDP only.
+        // Virtual cables pass injected frames to a program at XDP only.
         let flags = ["--hook", "xdp", "--carriers", "tail,shim"];
         let verifier = Verifier::start_with(&network.server, &authority, &flags)?;
         let agent = Agent::start(&network.alice)?;
@@ -75,7 +75,7 @@ fn forged_first_packets_admit_nobody_and_leave_nothing() {
         listen(&heard, Duration::from_secs(1), &mut answers);
         exchange(&mut kept).context("a flow from before was lost")?;
 
-        // The sweep may be at work.
+        // The sweep may be running.
         let mut after = tables()?;
         let is_more = |now: &tables::Tables| now.iter().any(|(name, count)| before.0.get(name) < Some(count));
         let no_more = poll(SOON, || {
@@ -94,7 +94,7 @@ fn forged_first_packets_admit_nobody_and_leave_nothing() {
         ensure!(answers.is_empty(), "{} were answered, the first by {:?}", answers.len(), answers.first());
         ensure!(no_more, "tables grew: {:?}, then {after:?}", before.0);
         ask(&network.alice, echo, SOON).context("a first packet of somebody who may, afterwards")?;
-        // The same frames with nothing random in them have the right tag: an answer to one would have been heard.
+        // The same frames without random fields have the right tag. An answer to one of them would have been received.
         for kind in Kind::ALL {
             let right = kind.forge(&network, &mut mint)?;
             network.internet.enter(|| forger.send(&cable, &right.frame, &[], 1))?;
@@ -109,7 +109,7 @@ fn forged_first_packets_admit_nobody_and_leave_nothing() {
     });
 }
 
-/// Keeps every frame that the server sent to an address that forged packets come from. Alice has none of these.
+/// Records every frame that the server sent to an address of a forged packet. Alice has none of these addresses.
 fn listen(heard: &Port, patience: Duration, answers: &mut Vec<Seen>) {
     heard.receive(patience, |frame| {
         let seen = Seen::frame(frame)?;

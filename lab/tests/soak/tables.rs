@@ -1,4 +1,4 @@
-//! How full a verifier's tables are, read from the kernel.
+//! Reads from the kernel how full a verifier's tables are.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 
-/// What counts packets, or is replaced by the daemon and the sweep at any time, is no memory of who sent what.
+/// Packet counters, and tables that the daemon or the sweep may replace at any time, do not record who sent what.
 const NOT_MEMORY: [&str; 2] = ["counters", "clock"];
 
-/// The entries of each table that is not zero.
+/// Number of entries per table; an array's entry counts if it is not zero.
 pub type Tables = BTreeMap<String, usize>;
 
 /// Reads the tables that are pinned in this folder.

@@ -14,7 +14,7 @@ use stage::{Core, Endpoint, Tenant, receiver};
 use stream::Stream;
 
 const SOON: Duration = Duration::from_secs(20);
-/// Long enough for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
 const WEB: u16 = 443;
 const OTHER: u16 = 80;
@@ -50,7 +50,7 @@ fn three_tenants_with_the_same_addresses_reach_their_own_by_what_the_authority_c
                 "nor by whom one may call"
             );
         }
-        // A tenant that takes another address.
+        // A tenant that uses another address than its own.
         of_blue.0.net.address("eth0", "10.0.0.9/24")?;
         let spoofing = of_blue.0.net.enter(|| UdpSocket::bind("10.0.0.9:0"))?;
         spoofing.send_to(b"it's me", of_blue.1.at(WEB))?;
@@ -74,7 +74,7 @@ fn three_tenants_with_the_same_addresses_reach_their_own_by_what_the_authority_c
     });
 }
 
-/// One network with a tenant behind each of two endpoints, of which the second one is sent to.
+/// Makes one network with a tenant behind each of two endpoints; the second one is the receiver.
 fn pair(core: &mut Core, path: &[&str], policy: &str) -> Result<[(Endpoint, Tenant); 2]> {
     let (mut a, mut b) = (core.host(1)?, core.host(2)?);
     core.networks(&[("blue", 100)]);
@@ -102,7 +102,7 @@ fn the_receivers_withdrawal_cuts_a_live_flow_where_it_begins_and_where_it_ends()
         core.apply(&policy)?;
         ensure!(poll(SOON, || stream.heard() > before + 50), "on new consent it goes on: {}", a.svtep.log());
 
-        // Whoever sends on under what is void is stopped by whom it is sent to.
+        // A client that keeps sending under a void segment is stopped by the receiver's endpoint.
         a.svtep.kill()?;
         let revoked = count(&b, "reasons", "revoked");
         let cut = stream.cut(|| core.apply(""), || count(&b, "reasons", "revoked") > revoked + 20)?;

@@ -1,4 +1,4 @@
-//! Endpoints on one underlay with tenants behind them, run by daemons, and a real authority.
+//! Endpoints on one underlay, run by daemons, with tenants behind them, and a real authority.
 //!
 //! ```text
 //! tenants ── endpoint 1 ──┐
@@ -14,7 +14,7 @@ use lab::Namespace;
 use lab::net::veth;
 use lab::world::{AUTHORITY, Authority, Svtep};
 
-/// Routes between endpoints and the authority.
+/// The router between endpoints and the authority.
 pub struct Core {
     pub authority: Authority,
     _host: Namespace,
@@ -35,7 +35,7 @@ pub struct Endpoint {
     pub host: Host,
 }
 
-/// Who is behind an interface of an endpoint.
+/// A machine behind an interface of an endpoint.
 pub struct Tenant {
     pub net: Namespace,
     pub address: IpAddr,
@@ -47,13 +47,13 @@ impl Tenant {
     }
 }
 
-/// An endpoint's address.
+/// Returns an endpoint's address.
 pub fn address(number: u8) -> String {
     format!("192.0.2.{}", 4 * number + 2)
 }
 
 impl Core {
-    /// An authority without networks.
+    /// Starts an authority without networks.
     pub fn new() -> Result<Self> {
         let (core, host) = (Namespace::new("core")?, Namespace::new("authority")?);
         core.forward()?;
@@ -64,7 +64,7 @@ impl Core {
         Ok(Self { authority, _host: host, core, networks })
     }
 
-    /// A host on the underlay.
+    /// Adds a host to the underlay.
     pub fn host(&self, number: u8) -> Result<Host> {
         let (device, net) = (format!("e{number}"), Namespace::new(&format!("e{number}"))?);
         let gateway = format!("192.0.2.{}", 4 * number + 1);
@@ -77,19 +77,19 @@ impl Core {
         Ok(Host { net, number, settings })
     }
 
-    /// Names virtual networks.
+    /// Adds virtual networks to the configuration.
     pub fn networks(&mut self, networks: &[(&str, u32)]) {
         for (name, vni) in networks {
             self.networks += &format!("[[networks]]\nname = \"{name}\"\nvni = {vni}\n");
         }
     }
 
-    /// The verifiers on the way to an endpoint.
+    /// Sets the verifiers on the path to an endpoint.
     pub fn path(&mut self, to: u8, verifiers: &[&str]) {
         self.networks += &format!("[[paths]]\nto = \"{}\"\nverifiers = {verifiers:?}\n", address(to));
     }
 
-    /// A tenant of a network behind a host, with this id and address.
+    /// Adds a tenant of a network behind a host, with this id and address.
     pub fn tenant(&mut self, host: &mut Host, network: (&str, u32), id: u16, address: &str) -> Result<Tenant> {
         let (device, (name, vni)) = (format!("t{id}"), network);
         let net = Namespace::new(&format!("{name}-{id}"))?;
@@ -106,14 +106,14 @@ impl Core {
         Ok(Tenant { net, address: address.parse()? })
     }
 
-    /// Puts networks and policy in force.
+    /// Applies networks and policy.
     pub fn apply(&self, policy: &str) -> Result<()> {
         fs::write(self.authority.dir().join("networks.toml"), &self.networks)?;
-        // Service accounts are put into groups by hand.
+        // Service accounts are added to groups by hand.
         self.authority.apply(&format!("[groups]\nhosts = []\n{policy}")).map(drop)
     }
 
-    /// Enrols an endpoint, as `endpoint-NUMBER`, and runs it.
+    /// Enrols an endpoint as `endpoint-NUMBER` and runs it.
     pub fn run(&self, host: Host) -> Result<Endpoint> {
         let id = format!("endpoint-{}", host.number);
         let mut svtep = Svtep::enrol(&host.net, &self.authority, &id, &host.settings)?;
@@ -122,7 +122,7 @@ impl Core {
     }
 }
 
-/// A receiver in a network, and who may send to it.
+/// Returns the policy of a receiver in a network, with the senders that it accepts.
 pub fn receiver(network: &str, address: &str, services: &str, terms: &str) -> String {
     format!(
         "[[receivers]]\nname = \"{network}-web\"\naddress = \"{address}\"\nservices = [{services}]\nnetwork = \"{network}\"\n\

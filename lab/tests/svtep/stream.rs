@@ -1,4 +1,4 @@
-//! A live flow of numbered datagrams, and when it ends.
+//! A live flow of numbered datagrams, which records when it is cut.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use lab::poll;
 use crate::SOON;
 use crate::stage::Tenant;
 
-/// How often one is sent.
+/// Interval between datagrams.
 const PACE: Duration = Duration::from_millis(2);
 
 #[derive(Default)]
 struct Counts {
     sent: AtomicU64,
     heard: AtomicU64,
-    /// Microseconds from the beginning to when the last one was heard.
+    /// Microseconds from the beginning until the last datagram arrived.
     last: AtomicU64,
     end: AtomicBool,
 }
@@ -32,7 +32,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Sends from one tenant to another's port from here on.
+    /// Sends from one tenant to another's port, from now on.
     pub fn start(from: &Tenant, to: &Tenant, port: u16) -> Result<Self> {
         let receiver = to.net.enter(|| UdpSocket::bind(("0.0.0.0", port)))?;
         receiver.set_read_timeout(Some(Duration::from_millis(50)))?;
@@ -41,7 +41,7 @@ impl Stream {
         let (sending, hearing) = (counts.clone(), counts.clone());
         let send = move || {
             while !sending.end.load(SeqCst) {
-                // The number counts as sent before it is, so that none is missed.
+                // Counted before it is sent, so that no datagram is missed.
                 let number = sending.sent.fetch_add(1, SeqCst) + 1;
                 let _ = sender.send_to(&number.to_le_bytes(), at);
                 sleep(PACE);
@@ -59,13 +59,13 @@ impl Stream {
         Ok(Self { began, counts, threads: vec![spawn(send), spawn(hear)] })
     }
 
-    /// The highest number that arrived.
+    /// Returns the highest number that arrived.
     pub fn heard(&self) -> u64 {
         self.counts.heard.load(SeqCst)
     }
 
-    /// Does `cut`, waits until the flow `is_cut`, and makes sure that nothing arrives that is sent then. Says how long after
-    /// it began the last datagram came.
+    /// Runs `cut`, waits until the flow `is_cut`, and checks that no later datagram arrives. Returns the time from the
+    /// start of `cut` to the last datagram that arrived.
     pub fn cut(&self, cut: impl FnOnce() -> Result<()>, is_cut: impl Fn() -> bool) -> Result<Duration> {
         let began = self.began.elapsed();
         cut()?;

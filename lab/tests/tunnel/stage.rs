@@ -1,4 +1,4 @@
-//! Endpoints on one underlay, tenants behind them, and an authority's segments, given at once.
+//! Endpoints on one underlay, tenants behind them, and an authority's segments, installed directly.
 
 use std::net::IpAddr;
 
@@ -13,10 +13,10 @@ use lab::segments::{EPOCH_LENGTH, Giver, MAX_LIFETIME, Minted};
 use wire::map::ProofsConfig;
 use wire::{Ends, InterfaceId, Segment, SegmentFlags, Vni};
 
-/// The underlay's longest packet.
+/// MTU of the underlay.
 pub const MTU: u32 = 1500;
 
-/// Routes between endpoints.
+/// The router between endpoints.
 pub struct Core {
     pub host: Namespace,
     pub giver: Giver,
@@ -26,20 +26,20 @@ pub struct Core {
 pub struct Endpoint {
     pub host: Namespace,
     pub address: IpAddr,
-    /// Its id as a verifier.
+    /// The endpoint's id as a verifier.
     pub id: String,
-    /// The hardware address of the core before it.
+    /// Hardware address of the core's side of the cable.
     pub next: [u8; 6],
     pub program: Svtep,
 }
 
-/// Who is behind an interface of an endpoint.
+/// A machine behind an interface of an endpoint.
 pub struct Tenant {
     pub host: Namespace,
     pub address: IpAddr,
     pub vni: Vni,
     pub id: InterfaceId,
-    /// At the endpoint.
+    /// Index of the interface at the endpoint.
     pub interface: u32,
 }
 
@@ -50,12 +50,12 @@ impl Core {
         Ok(Self { host, giver: Giver::new([9; 32]) })
     }
 
-    /// An endpoint with the address `198.51.100.(4 × number + 2)`.
+    /// Makes an endpoint with the address `198.51.100.(4 × number + 2)`.
     pub fn endpoint(&self, number: u8) -> Result<Endpoint> {
         self.endpoint_at(number, [1, 2].map(|last| IpAddr::from([198, 51, 100, 4 * number + last])), 30)
     }
 
-    /// The same with the address `2001:db8:(number)::2`.
+    /// Makes an endpoint with the address `2001:db8:(number)::2`.
     pub fn endpoint6(&self, number: u8) -> Result<Endpoint> {
         let part = u16::from(number);
         self.endpoint_at(number, [1, 2].map(|last| IpAddr::from([0x2001, 0xdb8, part, 0, 0, 0, 0, last])), 64)
@@ -82,7 +82,7 @@ impl Core {
         Ok(Endpoint { host, address, id, next: self.host.mac(&device)?, program })
     }
 
-    /// A segment that nobody has been given yet.
+    /// Makes a segment without issuing it to an endpoint.
     pub fn segment(
         &self,
         from: (&Endpoint, &Tenant),
@@ -94,7 +94,7 @@ impl Core {
         (self.giver.segment(&ends, to.1.id, service), ends)
     }
 
-    /// Gives a tenant's endpoint a segment that the other one's endpoint checks.
+    /// Installs at a tenant's endpoint a segment that the other tenant's endpoint checks.
     pub fn give(
         &self,
         from: (&Endpoint, &Tenant),
@@ -110,7 +110,7 @@ impl Core {
         Ok(given)
     }
 
-    /// The same, and one for answers.
+    /// Installs a segment, and one for its answers.
     pub fn give_both(&self, from: (&Endpoint, &Tenant), to: (&Endpoint, &Tenant), service: (u8, u16)) -> Result<()> {
         self.give(from, to, Some(service), SegmentFlags::REPLY)?;
         self.give(to, from, Some(service), SegmentFlags::RETURN).map(drop)
@@ -118,7 +118,7 @@ impl Core {
 }
 
 impl Endpoint {
-    /// A tenant of a virtual network with this address, behind a new interface.
+    /// Adds a tenant of a virtual network with this address, behind a new interface.
     pub fn tenant(&mut self, network: u32, id: u16, address: &str) -> Result<Tenant> {
         let (device, vni) = (format!("t{id}"), Vni::new(network).context("24 bits")?);
         let host = Namespace::new(&format!("n{network}-{id}"))?;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Stands in for libbpf's header on a little-endian machine. */
+/* Replaces libbpf's header on a little-endian machine. */
 #pragma once
 
 #define bpf_htons(x) ((__be16)__builtin_bswap16(x))

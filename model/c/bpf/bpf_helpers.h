@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Stands in for libbpf's header, so that clang compiles the kernel programs for this machine. Every helper that touches what
- * cores share becomes an operation that the model checker schedules; a helper that is missing here fails to compile. */
+/* Replaces libbpf's header, so that clang compiles the kernel programs for this machine. Every helper that touches data
+ * shared between cores becomes an operation that the model checker schedules; using a helper that is missing here fails
+ * to compile. */
 #pragma once
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -15,7 +16,7 @@
 #define __noinline __attribute__((noinline))
 #define barrier_var(variable) asm volatile("" : "+r"(variable))
 
-/* A table's shape, as its definition has it. */
+/* A table's shape, from its definition. */
 struct shape {
 	const void *table;
 	__u32 type, key_size, value_size;
@@ -34,7 +35,7 @@ long model_for_each(struct shape shape, long (*each)(void *, void *, void *, voi
 #define bpf_map_delete_elem(map, key) model_delete((map), (key))
 #define bpf_for_each_map_elem(map, each, context, flags) model_for_each(SHAPE(map), (void *)(each), (context))
 
-/* Nobody tells the model's programs where numbers lie in sockets: the stack is not asked. */
+/* The model's programs have no socket layout, so they never consult the stack. */
 static inline struct bpf_sock *bpf_skc_lookup_tcp(void *context, struct bpf_sock_tuple *tuple, __u32 size, __u64 space, __u64 flags)
 {
 	return NULL;

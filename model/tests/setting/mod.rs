@@ -1,4 +1,4 @@
-//! A verifier before one server, clients with grants, and their frames.
+//! A verifier in front of one server, clients with grants, and their frames.
 
 use lab::forge::{Packet, Tcp, flag};
 use model::memory::Memory;
@@ -34,7 +34,7 @@ pub struct Grant {
     expires: u32,
 }
 
-/// The grant of this number, made at this time.
+/// Returns the grant of this number, issued at this time.
 pub fn grant(number: u32, made: u32) -> Grant {
     Grant {
         handle: 0x0100_0000_0000_0000 | u64::from(number),
@@ -43,7 +43,7 @@ pub fn grant(number: u32, made: u32) -> Grant {
     }
 }
 
-/// The grant of this number that an account holds.
+/// Returns the grant of this number, held by an account.
 pub fn held(account: u32, number: u32) -> Grant {
     let epoch = Epoch::at(NOW.into(), EPOCH_LENGTH);
     let holder = Holder::new(account, 1).expect("a small account");
@@ -65,12 +65,12 @@ impl Grant {
         tail::block(&wire::Token::new(header, &grant_key, time, nonce, &to).encode()).to_vec()
     }
 
-    /// A SYN from this port with the token of this time and nonce.
+    /// Returns a SYN from this port with a token of this time and nonce.
     pub fn syn(&self, client_port: u16, time: u32, nonce: u32) -> Job {
         Job::Frame(packet().tcp(Tcp::syn(client_port, SSH)).payload(&self.token(TCP, SSH, time, nonce)).frame())
     }
 
-    /// A datagram from this port with the token of this time and nonce.
+    /// Returns a datagram from this port with a token of this time and nonce.
     pub fn datagram(&self, client_port: u16, time: u32, nonce: u32) -> Job {
         let payload = [b"payload".to_vec(), self.token(UDP, QUIC, time, nonce)].concat();
         Job::Frame(packet().udp(client_port, QUIC).payload(&payload).frame())
@@ -81,32 +81,32 @@ fn packet() -> Packet {
     Packet::new(address("198.51.100.7"), address(SERVER))
 }
 
-/// A segment of an established connection.
+/// Returns a segment of an established connection.
 pub fn segment(client_port: u16, flags: u8) -> Job {
     let tcp = Tcp { sequence: 2, acknowledgement: 1, ..Tcp::new(client_port, SSH, flags | flag::ACK) };
     Job::Frame(packet().tcp(tcp).frame())
 }
 
-/// What a verifier is, and what happens there.
+/// A verifier's settings, its initial frames, and the cores' scripts.
 pub struct Scene {
     pub name: &'static str,
     pub edits: &'static [Edit],
     pub config: VerifierConfig,
-    /// Elements that tables take.
+    /// Largest number of elements, by table.
     pub room: &'static [(&'static str, usize)],
-    /// Frames that came before.
+    /// Frames that arrived before the scripts start.
     pub before: Vec<Job>,
     pub scripts: Vec<Vec<Job>>,
     pub tokens: Vec<Token>,
     pub cuts: Vec<Cut>,
     pub flows_max: usize,
-    /// Revokes, as jobs of the scripts: (core, handle, expires) stands at the head of that core's script, with a sweep.
+    /// Revocations, as jobs: (core, handle, expires) is put first in that core's script, followed by a sweep.
     pub revokes: Vec<(usize, u64, u32)>,
-    /// Ends sessions in the same way: (core, a grant of the session, expires).
+    /// Ends of sessions, as jobs in the same place: (core, a grant of the session, expires).
     pub ends: Vec<(usize, Grant, u32)>,
 }
 
-/// An account with as many flows as it may have, of which it asks for another, while another account asks for its first. The
+/// An account that has used its limit of flows asks for another one, while another account asks for its first. The
 /// table has room for one more.
 pub fn greedy(name: &'static str) -> Scene {
     let scripts = vec![vec![held(1, 2).syn(40001, NOW, 7)], vec![held(2, 3).syn(40002, NOW, 7)]];
@@ -138,13 +138,13 @@ impl Scene {
         }
     }
 
-    /// The token of these frames, of which one is to be admitted.
+    /// Adds the token of these frames, one of which must be admitted.
     pub fn token(mut self, frames: &[(usize, usize)]) -> Self {
         self.tokens.push(Token { frames: frames.to_vec(), must: true });
         self
     }
 
-    /// The token of these frames, which may all be refused.
+    /// Adds the token of these frames, which may all be refused.
     pub fn used_token(mut self, frames: &[(usize, usize)]) -> Self {
         self.tokens.push(Token { frames: frames.to_vec(), must: false });
         self

@@ -1,8 +1,8 @@
-//! Import cycles between the files of a crate. A module and its children may use each other; other files may not, so that
-//! everybody can read a crate from the bottom up.
+//! Finds import cycles between the files of a crate. A module and its children may use each other. Other files may not,
+//! so that a crate can be read bottom up.
 //!
-//! It reads the text: `use` declarations, and paths that begin with `crate`, `super` or `self`. A path belongs to the file of the
-//! innermost module that it names. Modules of tests are left out.
+//! The check reads the text: `use` declarations, and paths that begin with `crate`, `super` or `self`. A path belongs
+//! to the file of the innermost module that it names. Modules of tests are left out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,12 +10,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// A module by its names from the crate's root.
+/// A module's path from the crate's root.
 type Module = Vec<String>;
 /// The modules that each module's file uses.
 pub type Uses = BTreeMap<Module, BTreeSet<Module>>;
 
-/// The cycles below a `src` folder: for each, its modules with what each uses of the others.
+/// Returns the cycles below a `src` folder: for each, its modules, and for each module the others of the cycle that it
+/// uses.
 pub fn find(source: &Path) -> Result<Vec<Uses>> {
     let mut texts = BTreeMap::new();
     read(source, &Module::new(), &mut texts)?;
@@ -23,7 +24,7 @@ pub fn find(source: &Path) -> Result<Vec<Uses>> {
     Ok(cycles(&uses))
 }
 
-/// One line for each file of a cycle.
+/// Returns one line for each file of a cycle.
 pub fn lines(cycle: &Uses) -> String {
     let name = |module: &Module| module.join("::");
     let line = |(module, used): (&Module, &BTreeSet<Module>)| {
@@ -53,7 +54,7 @@ fn read(folder: &Path, parent: &Module, texts: &mut BTreeMap<Module, String>) ->
     Ok(())
 }
 
-/// The modules that a file uses, except those around it and inside it.
+/// Returns the modules that a file uses, except those around it and inside it.
 fn used(module: &Module, text: &str, texts: &BTreeMap<Module, String>) -> BTreeSet<Module> {
     let mut found = BTreeSet::new();
     for path in paths(&without_tests(text)) {
@@ -66,7 +67,7 @@ fn used(module: &Module, text: &str, texts: &BTreeMap<Module, String>) -> BTreeS
     found
 }
 
-/// The text without comments, and without the module of tests that ends it.
+/// Returns the text without comments, and without the test module at its end.
 fn without_tests(text: &str) -> String {
     let code = |line: &str| line.split("//").next().unwrap_or_default().to_owned() + "\n";
     let text: String = text.lines().map(code).collect();
@@ -76,7 +77,7 @@ fn without_tests(text: &str) -> String {
     text[..end.unwrap_or(text.len())].to_owned()
 }
 
-/// Every path that the text imports or writes out.
+/// Returns every path that the text imports or writes out.
 fn paths(text: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (at, _) in text.match_indices("use ") {
@@ -96,7 +97,7 @@ fn paths(text: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// The paths of a tree of imports.
+/// Collects the paths of a tree of imports.
 fn tree(before: &[String], text: &str, found: &mut Vec<Vec<String>>) {
     let (mut depth, mut start) = (0, 0);
     let mut parts = Vec::new();
@@ -131,7 +132,7 @@ fn is_word(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
-/// A path from the crate's root, if it leads into this crate.
+/// Returns a path from the crate's root, if it leads into this crate.
 fn absolute(module: &Module, path: &[String], texts: &BTreeMap<Module, String>) -> Option<Module> {
     let first = path.first()?;
     if first == "crate" {
@@ -147,7 +148,8 @@ fn absolute(module: &Module, path: &[String], texts: &BTreeMap<Module, String>) 
     (steps > 0 || is_child()).then_some(target)
 }
 
-/// The strongly connected parts with more than one module, each with its own uses only.
+/// Returns the strongly connected components with more than one module, each module with only its uses within the
+/// component.
 fn cycles(uses: &Uses) -> Vec<Uses> {
     let reached: BTreeMap<_, _> = uses.keys().map(|module| (module, reach(module, uses))).collect();
     let mut found: Vec<Uses> = Vec::new();
@@ -162,7 +164,7 @@ fn cycles(uses: &Uses) -> Vec<Uses> {
     found
 }
 
-/// The modules that can be reached by at least one use.
+/// Returns the modules that can be reached by at least one use.
 fn reach(from: &Module, uses: &Uses) -> BTreeSet<Module> {
     let mut found = BTreeSet::new();
     let mut next: Vec<_> = uses[from].iter().cloned().collect();

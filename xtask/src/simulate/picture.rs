@@ -1,4 +1,4 @@
-//! Distributions as SVG: which part of the samples is at most how much.
+//! Draws distributions as SVG: the share of the samples that is at most a given value.
 
 use std::fmt::Write as _;
 
@@ -8,9 +8,9 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 240.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 50.0;
-/// Points of a curve.
+/// Number of points of a curve.
 const POINTS: usize = 250;
-/// Told apart in print, too: a colour and a dash each.
+/// Colour and dash of each curve; the dashes distinguish curves in print.
 const STROKES: [(&str, &str); 6] = [
     ("#2e7d4f", ""),
     ("#b5502a", ""),
@@ -20,7 +20,7 @@ const STROKES: [(&str, &str); 6] = [
     ("#1b6ca8", ""),
 ];
 
-/// What the axis of values shows; what is beyond it is not drawn.
+/// Range of values on the axis; curves are not drawn beyond it.
 pub struct Axis {
     pub title: &'static str,
     pub unit: &'static str,
@@ -28,13 +28,13 @@ pub struct Axis {
     pub to: f64,
 }
 
-/// One line.
+/// A curve of the picture.
 pub struct Curve {
     pub name: &'static str,
     pub values: Vec<f64>,
 }
 
-/// The picture, as text.
+/// Returns the picture as SVG text.
 pub fn draw(axis: &Axis, curves: &[Curve]) -> String {
     let mut svg = String::new();
     write(&mut svg, axis, curves).expect("a string takes everything");
@@ -52,7 +52,7 @@ fn write(svg: &mut String, axis: &Axis, curves: &[Curve]) -> std::fmt::Result {
          <text x=\"{LEFT}\" y=\"24\" font-size=\"16\">{}</text>",
         axis.title
     )?;
-    // As many steps as both axes of values divide evenly into.
+    // Five steps, because both pictures' ranges of values divide evenly into them.
     for step in 0..=5 {
         let value = axis.from + span * f64::from(step) / 5.0;
         line(svg, (x(value), y(0.0)), (x(value), y(1.0)))?;

@@ -1,17 +1,17 @@
-//! Where authorization delegates are, which of them a sender asks, and what that takes.
+//! Places authorization delegates, chooses the one that a sender asks, and computes the time that this takes.
 
 use super::times::Times;
 
-/// Where a receiver's delegates are.
+/// Regions of a receiver's delegates.
 #[derive(Clone, Copy)]
 pub enum Placement {
     /// One, in the receiver's own region.
     Receiver,
-    /// So many, each in a region of its own drawn at random; the sender asks the one nearest to it.
+    /// This many delegates, each in a different region drawn at random; the sender asks the nearest one.
     Drawn(usize),
 }
 
-/// What is simulated, by name.
+/// The simulated placements, by name.
 pub const PLACEMENTS: [(&str, Placement); 6] = [
     ("one, where the receiver is", Placement::Receiver),
     ("one, at random", Placement::Drawn(1)),
@@ -21,22 +21,22 @@ pub const PLACEMENTS: [(&str, Placement); 6] = [
     ("16 at random, the nearest", Placement::Drawn(16)),
 ];
 
-/// One first contact.
+/// Round-trip times of one first contact.
 pub struct Sample {
-    /// Milliseconds from the sender to the delegate and back.
+    /// Round-trip time from the sender to the delegate, in milliseconds.
     pub asking: u32,
-    /// From the sender to the receiver and back.
+    /// Round-trip time from the sender to the receiver, in milliseconds.
     pub direct: u32,
 }
 
 impl Sample {
-    /// Both round trips, in multiples of the direct one.
+    /// Returns the sum of both round trips as a multiple of the direct one.
     pub fn inflation(&self) -> f64 {
         f64::from(self.asking + self.direct) / f64::from(self.direct)
     }
 }
 
-/// A sample for every sender and receiver in two regions, for as many draws of delegates.
+/// Returns a sample for every pair of sender and receiver in two regions and for each of `draws` draws of delegates.
 pub fn samples(times: &Times, placement: Placement, seed: u64, draws: u32) -> Vec<Sample> {
     let mut chance = Chance(seed);
     let mut samples = Vec::new();
@@ -57,8 +57,8 @@ pub fn samples(times: &Times, placement: Placement, seed: u64, draws: u32) -> Ve
     samples
 }
 
-/// Numbers that look random and are the same for the same seed: SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom
-/// Number Generators, 2014).
+/// A pseudorandom generator that repeats its sequence for the same seed: SplitMix64 (Steele, Lea, Flood: Fast
+/// Splittable Pseudorandom Number Generators, 2014).
 struct Chance(u64);
 
 impl Chance {
@@ -70,7 +70,7 @@ impl Chance {
         mixed ^ mixed >> 31
     }
 
-    /// `count` different numbers below `end`; all of them if there are no more.
+    /// Draws `count` different numbers below `end`, or all of them if there are not more.
     fn draw(&mut self, count: usize, end: usize) -> Vec<usize> {
         let mut all: Vec<_> = (0..end).collect();
         let count = count.min(end);

@@ -1,7 +1,8 @@
 use super::placement::Placement;
 use super::*;
 
-/// Three regions: a and b are near each other, c is far from both, and it is a little farther one way than the other.
+/// Three regions: a and b are near each other. c is far from both, and a little farther in one direction than in the
+/// other.
 const SMALL: &str = "Source,a,b,c\na,,10,100\nb,10,,90\nc,110,90,\n";
 
 fn small() -> Times {
@@ -28,7 +29,8 @@ fn with_delegates_everywhere_asking_takes_nothing() {
 
 #[test]
 fn the_nearest_of_two_delegates_is_asked() {
-    // Of two delegates in three regions one is where the sender is, or both others have one: then it is the nearer.
+    // With two delegates in three regions, either one is in the sender's region, or both other regions have one and the
+    // sender asks the nearer.
     let samples = samples(&small(), Placement::Drawn(2), 3, 200);
     let asked = |time| samples.iter().filter(|sample| sample.asking == time).count();
     assert!(asked(10) > 0 && asked(90) > 0 && asked(0) > 0);
@@ -39,7 +41,8 @@ fn the_nearest_of_two_delegates_is_asked() {
 fn one_delegate_at_random_is_asked_as_often_as_it_is_drawn() {
     let samples = samples(&small(), Placement::Drawn(1), 1, 2_000);
     let mean = samples.iter().map(|sample| f64::from(sample.asking)).sum::<f64>() / samples.len() as f64;
-    // Every sender and every delegate are as likely: the mean of all nine times, those of 0 included.
+    // Every sender and every delegate is equally likely, so the expectation is the mean of all nine times, including
+    // those of 0.
     let expected = f64::from(10 + 100 + 10 + 90 + 110 + 90) / 9.0;
     assert!((mean - expected).abs() < 2.0, "{mean} {expected}");
 }

@@ -2,14 +2,15 @@
 
 use anyhow::{Context, Result, ensure};
 
-/// Times from each region to each, milliseconds. From a region to itself it is 0: tables have none for that.
+/// Round-trip times from each region to each, in milliseconds. Within a region the time is 0, because tables have no
+/// entry for it.
 pub struct Times {
     rows: Vec<Vec<u32>>,
 }
 
 impl Times {
-    /// Reads CSV: the first line names the columns' regions, each further one its own region and then its times in the order
-    /// of the columns. Where both are one region, there is nothing.
+    /// Parses CSV. The first line names the columns' regions; each further line has its own region and then the times
+    /// in the order of the columns. The field is empty where both are the same region.
     pub fn read(text: &str) -> Result<Self> {
         let mut lines = text.lines();
         let regions: Vec<_> = lines.next().context("it is empty")?.split(',').skip(1).collect();
@@ -37,12 +38,12 @@ impl Times {
         Ok(Self { rows })
     }
 
-    /// How many regions there are.
+    /// Returns the number of regions.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Milliseconds from one region to another and back.
+    /// Returns the round-trip time between two regions in milliseconds.
     pub fn between(&self, from: usize, to: usize) -> u32 {
         self.rows[from][to]
     }

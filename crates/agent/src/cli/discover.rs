@@ -1,4 +1,4 @@
-//! `vouchsafe discover`: which authority protects a domain, as DNS says.
+//! `vouchsafe discover`: finds the authority that protects a domain, according to DNS.
 
 use super::{At, unexpected};
 use crate::protocol::{Call, Discovered, Finding, Reply};
@@ -12,7 +12,7 @@ use std::process::ExitCode;
 pub struct DiscoverArguments {
     #[command(flatten)]
     at: At,
-    /// The domain, such as example.org [default: all that are known]
+    /// The domain, such as example.org [default: all known domains]
     domain: Option<String>,
     /// Print JSON
     #[arg(long)]
@@ -39,7 +39,7 @@ pub async fn run(DiscoverArguments { at, domain, json }: DiscoverArguments) -> R
     Ok(if domains.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Who says what, and what to do about it.
+/// Describes a finding: its source, the authority, and what the user can do.
 pub(super) fn sentence(discovered: &Discovered) -> String {
     let Discovered { domain, authority, at_home, allowed, .. } = discovered;
     let heard = match discovered.finding {
@@ -54,7 +54,7 @@ pub(super) fn sentence(discovered: &Discovered) -> String {
     format!("{domain} says that {authority} protects it{heard}: {what_to_do}")
 }
 
-/// The authority of a domain, to log in to: one that can prove by its certificate that it is the domain's.
+/// Returns the authority of a domain to log in to: only one whose certificate can prove that it belongs to the domain.
 pub(super) async fn authority_of(at: &At, domain: &str) -> Result<Result<String, ExitCode>> {
     let reply = at.call(Call::Discover { domain: Some(domain.to_owned()) }).await?;
     let found = match reply {

@@ -1,11 +1,12 @@
-//! `vouchsafe login`: with a password, through a browser, by device code, or with a service account's key; and `logout`.
+//! `vouchsafe login`: with a password, through a browser, by device code, or with a service account's key; and
+//! `logout`.
 
 use super::redirect::Redirect;
 use super::{At, ask, discover, done, no, unexpected};
 use crate::protocol::{Call, LoginStarted, LoginWay, Reply};
 use anyhow::{Context, Result, bail, ensure};
+use api::ServiceKey;
 use clap::Args;
-use engine::api::ServiceKey;
 use shell::println;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
-/// How often it is looked whether a login in a browser has come to nothing.
+/// Interval at which the daemon is asked whether a login in a browser has failed.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Log in to an authority
@@ -21,35 +22,35 @@ const LOOK: Duration = Duration::from_secs(5);
 pub struct LoginArguments {
     #[command(flatten)]
     at: At,
-    /// The domain to log in to: DNS says where its authority is, whose certificate must be for a name of the domain. Goes
-    /// before --authority
+    /// The domain to log in to: DNS names its authority, whose certificate must be for a name of the domain. Takes
+    /// precedence over --authority
     #[arg(required_unless_present = "authority")]
     domain: Option<String>,
-    /// The authority
+    /// The authority to log in to
     #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
     authority: Option<String>,
     /// Trust the certificates in this file and no others [default: the system's]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
     ca: Option<PathBuf>,
-    /// Log in with a password, by this name [default: with the identity provider, where the authority has one]
+    /// Log in with a password, under this name [default: with the identity provider, if the authority has one]
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
     /// Read the password from standard input
     #[arg(long)]
     password_stdin: bool,
-    /// The six digits of your second factor [default: ask where needed]
+    /// The six digits of your second factor [default: ask if needed]
     #[arg(long, value_name = "CODE")]
     totp: Option<String>,
     /// Log in with the identity provider in a browser on another machine
     #[arg(long, conflicts_with_all = ["user", "password_stdin", "totp"])]
     device_code: bool,
-    /// Print the browser's address, don't open it
+    /// Print the URL instead of opening a browser
     #[arg(long)]
     no_open: bool,
     /// Log in as a service account, with the key in this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["user", "password_stdin", "totp", "device_code"])]
     service_key: Option<PathBuf>,
-    /// What to call this device [default: its host name]
+    /// Name for this device [default: its host name]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 }
@@ -59,12 +60,12 @@ pub struct LoginArguments {
 pub struct LogoutArguments {
     #[command(flatten)]
     at: At,
-    /// Print the identity provider's address for logging out there, too; don't open it
+    /// Print the URL for logging out at the identity provider instead of opening it
     #[arg(long)]
     no_open: bool,
 }
 
-/// Where and as which device.
+/// The authority to log in to, and the name of the device.
 struct Place {
     at: At,
     authority: String,
@@ -194,7 +195,7 @@ async fn by_browser(place: &Place, open: bool) -> Result<ExitCode> {
         ended = refusal(place) => return unexpected(ended?),
         () = tokio::time::sleep(Duration::from_secs(expires_in)) => return no("nobody logged in; begin anew"),
     };
-    // The browser hears what came of it, not only that it was sent here.
+    // Answer the browser only now, so that it shows the outcome of the login.
     match place.at.call(Call::FinishLogin { callback: Some(callback) }).await? {
         Reply::Done { text } => {
             page.welcome(&text).await;
@@ -208,13 +209,13 @@ async fn by_browser(place: &Place, open: bool) -> Result<ExitCode> {
     }
 }
 
-/// Waits until the login has come to nothing: the browser of a person who says no brings nothing here.
+/// Waits until the login has failed. If the person declines, their browser does not come back here.
 async fn refusal(place: &Place) -> Result<Reply> {
     loop {
         tokio::time::sleep(LOOK).await;
         match place.at.call(Call::FinishLogin { callback: None }).await? {
             Reply::LoginPending => {}
-            // The authority may be back before the person has answered.
+            // The authority may be reachable again before the person has answered.
             Reply::Refused { kind, .. } if kind == "unreachable" => {}
             reply => return Ok(reply),
         }
@@ -249,7 +250,8 @@ async fn service(place: Place, file: &Path) -> Result<ExitCode> {
     let text = Zeroizing::new(read(file)?);
     let key: ServiceKey =
         serde_json::from_str(&text).with_context(|| format!("{} is no service account's key", file.display()))?;
-    // The key is shown to nobody but the authority that made it, unless its certificate was renewed since.
+    // By default, trust only the CA in the key's file, so that only the authority that made the key gets it; `--ca` is
+    // for after that CA was renewed.
     let ca = Some(ca.unwrap_or_else(|| key.ca.clone()));
     done(at.call(Call::ServiceLogin { authority, ca, key, device }).await?)
 }
@@ -262,7 +264,7 @@ async fn start(place: &Place, way: LoginWay) -> Result<Reply> {
 
 fn open_browser(url: &str) {
     let graphical = ["DISPLAY", "WAYLAND_DISPLAY", "BROWSER"].iter().any(|name| std::env::var_os(name).is_some());
-    // Somebody else's word: nothing but a page is opened.
+    // The URL comes from the authority: open it only if it is a web page.
     if graphical && ["https://", "http://"].iter().any(|scheme| url.starts_with(scheme)) {
         let mut command = Command::new("xdg-open");
         let _ = command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
@@ -277,7 +279,7 @@ fn read(file: &Path) -> Result<String> {
     }
 }
 
-/// Reads the certificates of a CA.
+/// Reads the file of a CA's certificates.
 fn read_ca(file: &Path) -> Result<String> {
     let text = read(file)?;
     let way_out = "give the authority's ca.pem";

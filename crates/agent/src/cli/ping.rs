@@ -1,4 +1,4 @@
-//! `vouchsafe ping`: what happens to a first packet, step by step, each with its time.
+//! `vouchsafe ping`: shows what happens to a first packet, step by step, with the time that each step takes.
 
 use super::words::{left, service};
 use super::{At, unexpected};
@@ -14,9 +14,9 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 use wire::packet::{TCP, UDP};
 
-/// The port where none is named and no receiver suggests one.
+/// The port if the user names none and no receiver suggests one.
 const DEFAULT_PORT: u16 = 443;
-/// What a UDP service is sent: nothing that it could take for a request.
+/// Payload for UDP services: nothing that a service could take for a request.
 const PROBE: &[u8] = b"vouchsafe ping";
 
 /// Show step by step what happens to a first packet
@@ -26,15 +26,15 @@ pub struct PingArguments {
     at: At,
     /// HOST, HOST:PORT or [ADDRESS]:PORT [default port: the receiver's first, else 443]
     target: String,
-    /// Send a UDP datagram instead of connecting by TCP; a service may well not answer it
+    /// Send a UDP datagram instead of connecting by TCP; a service may not answer it
     #[arg(long)]
     udp: bool,
-    /// How long to wait for an answer, seconds
+    /// Time to wait for an answer, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     wait: u64,
 }
 
-/// What became of the packet.
+/// The outcome of the first packet.
 enum Answer {
     Yes,
     Refused,
@@ -42,7 +42,7 @@ enum Answer {
     Failed(std::io::Error),
 }
 
-/// Prints steps as they happen.
+/// Prints the steps as they happen.
 struct Steps {
     number: u32,
     since: Instant,
@@ -132,7 +132,7 @@ fn print_grant(steps: &mut Steps, grant: &Grant, asked: bool, now: u64) {
     steps.print("token", &format!("{} by {}, handle {handle}…", grant.suite, grant.carrier));
 }
 
-/// Sends the first packet as the caller, and waits.
+/// Sends the first packet as the calling user, and waits for the answer.
 async fn answer(steps: &mut Steps, to: SocketAddr, arguments: &PingArguments, token: bool) -> Result<ExitCode> {
     let wait = Duration::from_secs(arguments.wait);
     let outcome = if arguments.udp { udp(to, wait).await } else { tcp(to, wait).await };
@@ -189,7 +189,7 @@ fn failed(error: std::io::Error) -> Answer {
     }
 }
 
-/// The first port that a receiver at this address has.
+/// Returns the first port of a receiver at this address.
 fn usual_port(session: Option<&Session>, address: IpAddr, protocol: u8) -> Option<u16> {
     let at = session?.destinations.iter().filter(|receiver| receiver.prefix.contains(&address));
     let mut services = at.flat_map(|receiver| &receiver.services);

@@ -1,8 +1,8 @@
-//! Where the browser comes to once a person has approved a login: a port of this machine's loopback address (RFC 8252, §7.3),
-//! for one visit. Other pages and programs can knock here, too: what doesn't bring the login's state is turned away.
+//! The redirect target of a login in a browser: a port of this machine's loopback address (RFC 8252, §7.3), for one
+//! visit. Other pages and programs can connect to the port, too; requests without the login's state are refused.
 
 use anyhow::{Context, Result};
-use engine::api::Callback;
+use api::Callback;
 use openidconnect::url::{Url, form_urlencoded};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,22 +10,22 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-/// The longest request, in bytes.
+/// Largest size of a request, in bytes.
 const MOST: usize = 16 * 1024;
-/// How long a visitor may take to say what it wants, and to take the answer.
+/// How long a client may take to send its request, and to receive the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The port, waiting.
+/// A listener that waits for the browser.
 pub struct Redirect {
     listener: TcpListener,
     port: u16,
 }
 
-/// The browser, waiting to hear what came of it.
+/// A browser's connection, waiting for the outcome of the login.
 pub struct Page(TcpStream);
 
 impl Redirect {
-    /// Listens on any port.
+    /// Listens on any free port.
     pub async fn listen() -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await;
         let listener = listener.context("cannot listen for the browser on 127.0.0.1")?;
@@ -33,19 +33,19 @@ impl Redirect {
         Ok(Self { listener, port })
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Waits for the browser that brings `state` and a code.
+    /// Waits for a browser that presents `state` and a code.
     pub async fn callback(&self, state: &str) -> Result<(Callback, Page)> {
         let (came, mut comes) = tokio::sync::mpsc::channel(1);
         loop {
             tokio::select! {
                 Some(answer) = comes.recv() => return Ok(answer),
                 accepted = self.listener.accept() => {
-                    // One that is slow keeps nobody else waiting.
+                    // Each in a task, so that a slow client does not delay others.
                     let (stream, _) = accepted.context("cannot hear the browser")?;
                     let (came, state, port) = (came.clone(), state.to_owned(), self.port);
                     tokio::spawn(async move {
@@ -60,12 +60,12 @@ impl Redirect {
 }
 
 impl Page {
-    /// All went well.
+    /// Answers that the login succeeded.
     pub async fn welcome(self, text: &str) {
         self.answer("200 OK", &format!("You are {text}. You can close this window.")).await;
     }
 
-    /// It did not.
+    /// Answers that the login failed.
     pub async fn refuse(self, why: &str) {
         self.answer("403 Forbidden", &format!("You are not logged in: {why}")).await;
     }
@@ -110,11 +110,11 @@ async fn visit(mut stream: TcpStream, state: &str, port: u16) -> Result<Option<(
     }
 }
 
-/// What a request brings, if it is the one that is waited for.
+/// Returns the callback in a request, if the request belongs to this login.
 fn judge(head: &str, state: &str, port: u16) -> Option<Callback> {
     let mut lines = head.split("\r\n");
     let target = lines.next()?.strip_prefix("GET ")?.strip_suffix(" HTTP/1.1")?;
-    // A name that somebody pointed at 127.0.0.1 is not this address.
+    // Against DNS rebinding: a name that points to 127.0.0.1 is not accepted.
     let mut hosts = lines.filter_map(|line| line.split_once(':')).filter(|(name, _)| name.eq_ignore_ascii_case("host"));
     let host = hosts.next()?.1.trim();
     if hosts.next().is_some() || host != format!("127.0.0.1:{port}") {

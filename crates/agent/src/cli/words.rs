@@ -1,8 +1,8 @@
-//! Numbers as people read them.
+//! Formats values for output.
 
 use wire::packet::{TCP, UDP};
 
-/// A span of ports: `tcp/22`, `udp/5000-5010`, `all`.
+/// Formats a span of ports: `tcp/22`, `udp/5000-5010`, `all`.
 pub fn service(protocol: u8, first_port: u16, last_port: u16) -> String {
     let name = match protocol {
         0 => return "all".to_owned(),
@@ -17,12 +17,12 @@ pub fn service(protocol: u8, first_port: u16, last_port: u16) -> String {
     }
 }
 
-/// The time until `then`.
+/// Formats the time until `then`.
 pub fn left(then: u64, now: u64) -> String {
     if then <= now { "over".to_owned() } else { span(then - now) }
 }
 
-/// The time since `then`, which is 0 for never.
+/// Formats the time since `then`, which is 0 for never.
 pub fn ago(then: u64, now: u64) -> String {
     if then == 0 { "never".to_owned() } else { format!("{} ago", span(now.saturating_sub(then))) }
 }

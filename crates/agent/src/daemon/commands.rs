@@ -1,4 +1,4 @@
-//! What people ask the daemon for, and what it answers: its state, their grants and rules.
+//! The commands of users and their answers: state, grants and rules.
 
 use super::login::At;
 use super::{Daemon, Waiter, refused, used};
@@ -8,10 +8,12 @@ use crate::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
 use crate::socket::Command;
 use crate::switches::Switches;
 use anyhow::{Context, Result};
-use engine::agent::{self, Place, Subject};
-use engine::api;
+use engine::agent::{self, Subject};
+use engine::model::Target;
+
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
+use wire::Destination;
 
 impl Daemon {
     pub(super) fn command(&mut self, command: Command) {
@@ -32,7 +34,7 @@ impl Daemon {
             }
             Call::Logout => return self.logout(subject, reply),
             Call::Explain { address, protocol, port } => {
-                let place = Place { address: address.to_canonical(), protocol, port };
+                let place = Destination { address: address.to_canonical(), protocol, port };
                 return self.explain(subject, place, false, reply);
             }
             Call::Discover { domain } => return self.discover(domain.as_deref(), reply),
@@ -51,7 +53,7 @@ impl Daemon {
         let _ = reply.send(answer);
     }
 
-    fn rule(&mut self, uid: u32, target: agent::Target, consent: Option<agent::Consent>) -> Reply {
+    fn rule(&mut self, uid: u32, target: Target, consent: Option<agent::Consent>) -> Reply {
         let kept = self.kept.entry(uid).or_default();
         let text = match consent {
             Some(consent) => {
@@ -66,8 +68,8 @@ impl Daemon {
         Reply::Done { text }
     }
 
-    pub(super) fn explain(&mut self, subject: Subject, place: Place, asked: bool, reply: oneshot::Sender<Reply>) {
-        // Who has given up waiting needs no answer.
+    pub(super) fn explain(&mut self, subject: Subject, place: Destination, asked: bool, reply: oneshot::Sender<Reply>) {
+        // The client may have closed its connection; then its answer is not needed.
         self.waiters.retain(|waiter| !waiter.reply.is_closed());
         let standing = match self.agent.want(now(), subject, place) {
             agent::Standing::Asked(fetch) => {
@@ -93,7 +95,7 @@ impl Daemon {
         self.kernel.interfaces().into_iter().chain(switches).collect()
     }
 
-    /// What the kernel program and the switches' side counted.
+    /// Returns the counters of the kernel program and of the side of switches.
     pub(super) fn counters(&self) -> Result<BTreeMap<String, u64>> {
         let mut counters = self.kernel.counters().context("the kernel's counters")?;
         for (name, count) in self.switches.iter().flat_map(Switches::counters) {

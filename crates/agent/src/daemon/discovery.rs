@@ -1,5 +1,5 @@
-//! Discovery (wire.md §7): questions that people and the configuration ask, answers that are overheard, and what is shown of
-//! both. All that a record can bring about is one question to an authority that somebody has logged in to.
+//! Discovery (wire.md §7): records that users or the configuration ask for, records that are overheard, and the display
+//! of both. A record's only effect is one request to an authority that a user has logged in to.
 
 use super::{Daemon, Message, now, refused};
 use crate::protocol::{Discovered, Finding, Reply};
@@ -10,12 +10,12 @@ use engine::discovery::{AuthorityUrl, Book, Domain, Heard, Record, Source, Told}
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
-/// Domains that are asked for at a time.
+/// Largest number of domains asked for at a time.
 const ASKING_MAX: usize = 32;
-/// Callers that wait for one of them.
+/// Largest number of clients that wait for the same domain.
 const WAITING_MAX: usize = 64;
 
-/// What is known, and who waits to know more.
+/// Known records, and clients that wait for an answer.
 #[derive(Default)]
 pub(super) struct Discovery {
     book: Book,
@@ -23,7 +23,7 @@ pub(super) struct Discovery {
 }
 
 impl Daemon {
-    /// Answers a person who asks for a domain, or for all that are known.
+    /// Answers a user who asks for a domain, or for all known ones.
     pub(super) fn discover(&mut self, domain: Option<&str>, reply: oneshot::Sender<Reply>) {
         let Some(domain) = domain else {
             let _ = reply.send(Reply::Discovered { domains: self.discovered() });
@@ -44,7 +44,7 @@ impl Daemon {
         }
     }
 
-    /// Asks for the configured domains of which nothing is known any more.
+    /// Asks for configured domains whose answers have expired.
     pub(super) fn look_around(&mut self) {
         for domain in self.config.discover.clone() {
             let is_open = self.discovery.asking.contains_key(&domain);
@@ -63,7 +63,7 @@ impl Daemon {
         });
     }
 
-    /// An answer to a question of ours.
+    /// Processes the answer to one of the daemon's own queries.
     pub(super) fn told_of(&mut self, domain: &Domain, told: Told) {
         let known = self.discovery.book.told(now(), domain, told);
         tracing::debug!(%domain, ?known, "discovery");
@@ -76,7 +76,7 @@ impl Daemon {
         }
     }
 
-    /// A record that came along with somebody's answer; anybody may have sent it.
+    /// Processes a record in the answer to another program's query. Anyone may have forged it.
     pub(super) fn overheard(&mut self, heard: Heard) {
         if !self.config.may_log_in_to(heard.record.authority().as_str()) {
             return;
@@ -88,7 +88,7 @@ impl Daemon {
         self.hint(&record);
     }
 
-    /// Has the authority asked that the record names, by those who have logged in to it.
+    /// Has the state machine ask the authority that the record names, for users who are logged in to it.
     fn hint(&mut self, record: &Record) {
         for (uid, kept) in &self.kept {
             let session = kept.session.as_ref();
@@ -98,7 +98,7 @@ impl Daemon {
         }
     }
 
-    /// Every domain that says it is protected.
+    /// Returns every domain with a record that names an authority.
     pub(super) fn discovered(&self) -> Vec<Discovered> {
         let proposals = self.discovery.book.proposals(now()).into_iter();
         proposals.map(|proposal| self.shown(proposal.domain, proposal.record, proposal.source)).collect()
@@ -137,7 +137,7 @@ impl Daemon {
     }
 }
 
-/// Whether a person's spelling of an authority's address means this one.
+/// Reports whether a URL as a user wrote it denotes this authority.
 fn is_at(spelled: &str, authority: &AuthorityUrl) -> bool {
     spelled.parse::<AuthorityUrl>().is_ok_and(|own| own == *authority)
 }

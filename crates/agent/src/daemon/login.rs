@@ -1,53 +1,54 @@
 //! Logging in and out: with a password, through a browser or a device code, with a service account's key.
 //!
-//! A login with an identity provider has two halves, which this daemon holds together: only it knows the verifier, so
-//! that what a browser brings is worth nothing to anybody else.
+//! A login with an identity provider has two halves, which this daemon connects: only the daemon knows the verifier, so
+//! the callback from a browser is of no use to anyone else.
 
 use super::{Daemon, LoggedIn, Message, Timed, refused, refused_by, timed};
 use crate::protocol::{LoginStarted, LoginWay, Reply};
 use crate::sessions::KeptSession;
-use client::{Authority, Error};
-use engine::agent::{self, Login, Subject};
-use engine::api::{
+use api::{
     self, BrowserLogin, BrowserLoginStarted, Callback, DeviceLogin, DeviceLoginStarted, FinishLogin, LoggedOut,
     LoginOutcome, ServiceKey,
 };
+use client::{Authority, Error};
+use engine::agent::{self, Login, Subject};
 use nix::unistd::{Uid, User};
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 use tokio::sync::oneshot;
 use zeroize::Zeroizing;
 
-/// How long a logout waits to hear whether there is a session at the identity provider, too.
+/// How long a logout waits for the authority to name the identity provider's own session.
 const LOGOUT_TIME: Duration = Duration::from_secs(4);
 
-/// The longest name of a user or a machine that the authority takes, in characters.
+/// Longest name of a user or a machine that the authority accepts, in characters.
 const MOST_CLAIM: usize = 64;
 
 /// The authority to log in to.
 pub(super) struct At {
     pub url: String,
-    /// The certificates to trust, PEM; the system's where there are none.
+    /// The certificates to trust, PEM; the system's if absent.
     pub ca: Option<String>,
-    /// Who wants to log in there: the connection is theirs, whatever else root may reach.
+    /// The user who logs in. The connection is made on their behalf, so that it carries no token of root's.
     pub uid: u32,
 }
 
-/// A login with an identity provider that a user has started. No `Debug`: it holds a secret.
+/// A login with an identity provider that a user has started. No `Debug`: it contains a secret.
 pub(super) struct Started {
     at: At,
     login: String,
     verifier: Zeroizing<String>,
 }
 
-/// What the page that asks the person says of who asks: the user, by the kernel's word to this daemon, and the machine.
+/// Returns the names of the requesting user, as the kernel reports them to this daemon, and of the machine; the page
+/// that asks the person for approval shows them.
 fn asker(uid: u32) -> (String, String) {
     let user = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| user.name);
     let host = nix::sys::utsname::uname().ok().map(|name| name.nodename().to_string_lossy().into_owned());
     (claim(user, || format!("user {uid}")), claim(host, || "a machine without a name".to_owned()))
 }
 
-/// A name as the authority takes it.
+/// Limits a name to what the authority accepts.
 fn claim(name: Option<String>, otherwise: impl FnOnce() -> String) -> String {
     let name = name.unwrap_or_default();
     let taken: String = name.chars().filter(|letter| !letter.is_control()).take(MOST_CLAIM).collect();
@@ -61,7 +62,7 @@ impl At {
 }
 
 impl Daemon {
-    /// Whether this machine's agent logs in to that authority; tells the caller if not.
+    /// Checks that the configuration permits logins to this authority; if not, refuses the client's call.
     fn takes(&self, url: &str, reply: oneshot::Sender<Reply>) -> Option<oneshot::Sender<Reply>> {
         if self.config.may_log_in_to(url) {
             return Some(reply);
@@ -89,7 +90,7 @@ impl Daemon {
         });
     }
 
-    /// The first half of a login with an identity provider.
+    /// Starts a login with an identity provider.
     pub(super) fn start_login(&self, uid: u32, at: At, device: String, way: LoginWay, reply: oneshot::Sender<Reply>) {
         let Some(reply) = self.takes(&at.url, reply) else { return };
         let messages = self.messages.clone();
@@ -129,7 +130,8 @@ impl Daemon {
         });
     }
 
-    /// The second half: what the browser brought, or none for a device code and to hear whether the person has answered.
+    /// Finishes a login with an identity provider. `callback` comes from the browser; it is absent for a device code,
+    /// and when the client asks whether the person has answered.
     pub(super) fn finish_login(&mut self, uid: u32, callback: Option<Callback>, reply: oneshot::Sender<Reply>) {
         let Some(Started { at, login, verifier }) = self.started.get(&uid) else {
             drop(reply.send(refused("wrong_login", "no login was started here: `vouchsafe login`".to_owned())));
@@ -154,7 +156,7 @@ impl Daemon {
         });
     }
 
-    /// Asks for a session, and has the loop take it up.
+    /// Requests a session and passes it to the loop.
     fn enter<F>(
         &self,
         uid: u32,
@@ -172,8 +174,8 @@ impl Daemon {
                 let LoginOutcome::LoggedIn(session) = value? else { return Ok(None) };
                 let api::Session { token, person, device, expires, now } = session;
                 let authority = authority.with_token(&token);
-                // Before the answer, so that the person's next command finds its destination protected.
-                let receivers = authority.destinations().await?.destinations;
+                // Fetched before the answer, so that the user's next command finds its destination protected.
+                let receivers = client::convert::receivers(&authority.destinations().await?.destinations);
                 let At { url, ca, .. } = at;
                 if let Err(error) = agent::check_receivers(&receivers) {
                     tracing::error!(uid, authority = url, "login refused: {error}");
@@ -194,7 +196,7 @@ impl Daemon {
         let LoggedIn { authority, mut kept, told } = done;
         self.started.remove(&uid);
         let subject = Subject::of_user(uid);
-        // The session before ends on the authority's side, too.
+        // Also end the earlier session at the authority.
         if let Some(before) = self.connections.remove(&subject) {
             let authority = before.authority.clone();
             tokio::spawn(async move { authority.logout().await });
@@ -217,7 +219,7 @@ impl Daemon {
         let session = self.kept.get_mut(&uid).and_then(|kept| kept.session.take());
         self.save(uid);
         let authority = self.connections.remove(&subject).map(|connection| connection.authority.clone());
-        // Goes on where nobody waits for it any more.
+        // A task, so that the logout completes even if the client stops waiting.
         let told = tokio::spawn(async move {
             let told = authority?.logout().await;
             told.inspect_err(|error| tracing::warn!(uid, "the authority doesn't know of the logout: {error}")).ok()?

@@ -1,4 +1,4 @@
-//! TLS towards switches: both sides show a certificate, ours by file, theirs from a CA that is named.
+//! TLS with switches: both sides present a certificate, the agent's from a file, the switch's from a configured CA.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustls::server::WebPkiClientVerifier;
@@ -12,24 +12,24 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// How long a handshake may take.
+/// Timeout of a handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// The first byte of a TLS handshake (RFC 8446 §5.1).
 const HANDSHAKE: u8 = 22;
 
-/// The files that TLS takes.
+/// The files for TLS.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// Our certificate, and those between it and a CA that switches trust.
+    /// The agent's certificate, and intermediate certificates up to a CA that switches trust.
     pub certificate: PathBuf,
-    /// The key to it.
+    /// The private key for the certificate.
     pub key: PathBuf,
-    /// Who has signed switches' certificates.
+    /// The CA that signs switches' certificates.
     pub ca: PathBuf,
 }
 
 impl Files {
-    /// All or none of them.
+    /// Combines the options; either all or none must be present.
     pub fn all(certificate: Option<PathBuf>, key: Option<PathBuf>, ca: Option<PathBuf>) -> Result<Option<Self>> {
         match (certificate, key, ca) {
             (None, None, None) => Ok(None),
@@ -40,7 +40,7 @@ impl Files {
         }
     }
 
-    /// Reads them.
+    /// Reads the files.
     pub fn acceptor(&self) -> Result<TlsAcceptor> {
         let chain = certificates(&self.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&self.key);
@@ -60,7 +60,7 @@ impl Files {
     }
 }
 
-/// The handshake with a switch that has just connected.
+/// Performs the handshake with a switch that has just connected.
 pub async fn accept(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
     let handshake = async {
         let mut first = [0];

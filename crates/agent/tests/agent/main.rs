@@ -1,5 +1,5 @@
-//! The agent against the kernel, a real authority and somebody who looks at the cable. Needs root and the `vouchsafe`
-//! binary (`cargo build -p vouchsafe`).
+//! The agent with the real kernel and a real authority, and a capture of every frame on the link. Needs root and the
+//! `vouchsafe` binary (`cargo build -p vouchsafe`).
 
 mod stage;
 
@@ -17,7 +17,7 @@ use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// TCP sends its first SYN again after one second.
+/// TCP retransmits the first SYN after one second; this is a little less.
 const RETRANSMISSION: Duration = Duration::from_millis(900);
 
 #[test]
@@ -77,7 +77,8 @@ fn only_the_logged_in_users_packets_carry_tokens() {
 fn where_another_user_has_the_agent_connect_to_carries_no_token_of_roots() {
     test(|| {
         let stage = Stage::start()?;
-        // The agent, which runs as root, connects to whatever is called an authority. Root may reach this service.
+        // The agent, which runs as root, connects to any address that a user gives as an authority. Root may reach this
+        // service.
         stage.try_login_as(65534, "https://10.0.0.2:22")?;
         let syns = stage.syns()?;
         assert!(syns[0].payload.is_empty(), "a token for {:?}", syns[0].ports);
@@ -197,7 +198,7 @@ fn while_the_authority_is_away_what_is_there_is_used_and_the_rest_waits() {
                 let client = &stage.client;
                 move || client.enter(|| std::net::TcpStream::connect_timeout(&at, SOON).map(drop))
             });
-            // Held, and not sent before there is a grant.
+            // The packet is held, and not sent before there is a grant.
             assert!(poll(SOON, || stage.counter("held").is_ok_and(|now| now > held)));
             let directory = stage.server.dir().join("authority");
             let mut command = stage.server.command(lab::vouchsafe());
@@ -220,7 +221,7 @@ fn datagrams_carry_tokens_and_keep_their_order() {
         let payloads: Result<Vec<_>> = received.iter().map(|seen| Ok(stage.token(seen)?.1)).collect();
         assert_eq!(payloads?, [b"one".to_vec(), b"three".to_vec(), b"seven".to_vec()]);
 
-        // No room: the token goes ahead, alone.
+        // The datagram has no room for the token, which is sent ahead in a packet of its own.
         let long = [7; 1400];
         stage.datagrams("10.0.0.2:5000", &[&long])?;
         let received = stage.received(2)?;
@@ -395,7 +396,7 @@ fn interfaces_that_vanish_are_forgotten() {
             assert!(poll(SOON, || !pinned("renamed")));
             assert!(poll(SOON, || links().is_ok_and(|now| now == before)), "{before} {}", links()?);
         }
-        // One that vanishes while nobody looks.
+        // An interface that disappears while no agent runs.
         stage.client.ip("link add br7 type bridge")?;
         attached(&stage, "br7")?;
         stage.agent = None;
@@ -419,7 +420,7 @@ fn attached(stage: &Stage, interface: &str) -> Result<()> {
     Ok(())
 }
 
-/// A cgroup of the version 2 hierarchy, gone when dropped.
+/// A cgroup of the version 2 hierarchy, removed on drop.
 struct Cgroup {
     name: String,
     path: PathBuf,
@@ -435,7 +436,7 @@ impl Cgroup {
         Ok(Self { name, path })
     }
 
-    /// Moves the shell that runs it here.
+    /// Returns a shell command that moves the shell into the cgroup.
     fn enter(&self) -> String {
         format!("echo $$ > {}/cgroup.procs", self.path.display())
     }
@@ -443,7 +444,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // A process that has just ended is still counted for a moment.
+        // For a moment, a process that has just ended still counts as a member.
         let _ = poll(SOON, || std::fs::remove_dir(&self.path).is_ok());
     }
 }

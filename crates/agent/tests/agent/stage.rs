@@ -1,8 +1,8 @@
-//! Two hosts on a cable: the client's with the agent, the server's with the authority, protected services and somebody
-//! who looks at every frame that arrives.
+//! Two hosts on a link: the client with the agent; the server with the authority, protected services, and a capture of
+//! every frame that arrives.
 
 use anyhow::{Context, Result, ensure};
-use engine::api::EpochKeys;
+use api::EpochKeys;
 use lab::net::veth;
 use lab::process::output;
 use lab::seen::Seen;
@@ -24,7 +24,7 @@ const PASSWORD: &str = "correct horse battery";
 const AUTHORITY: &str = "https://10.0.0.2:8443";
 const EPOCH_LENGTH: u32 = 3600;
 
-/// What alice may reach, one grant each.
+/// The services that alice may reach, one grant each.
 pub const SERVICES: &[&str] = &["10.0.0.2:22", "[fd00::2]:22", "10.0.0.2:80"];
 
 const POLICY: &str = r#"
@@ -41,7 +41,7 @@ who = "person:alice"
 to = "server"
 "#;
 
-/// Everything, gone when dropped.
+/// The whole set-up, removed on drop.
 pub struct Stage {
     pub client: Namespace,
     pub server: Namespace,
@@ -62,12 +62,12 @@ impl Drop for Stage {
 }
 
 impl Stage {
-    /// With alice logged in as root, and listeners at all services.
+    /// Starts everything, with root logged in as alice and listeners at all services.
     pub fn start() -> Result<Self> {
         Self::start_with(&[])
     }
 
-    /// The same, with more flags for the agent.
+    /// Starts everything, with root logged in as alice and listeners at all services, and more flags for the agent.
     pub fn start_with(flags: &[&str]) -> Result<Self> {
         let (client, server) = (Namespace::new("client")?, Namespace::new("server")?);
         veth(&client, "eth0", "10.0.0.1/24 fd00::1/64", &server, "eth0", "10.0.0.2/24 fd00::2/64")?;
@@ -89,7 +89,7 @@ impl Stage {
         self.server.dir().join("authority")
     }
 
-    /// The CA certificate's file.
+    /// Returns the path of the CA certificate.
     fn ca(&self) -> PathBuf {
         self.directory().join("ca.pem")
     }
@@ -109,7 +109,7 @@ impl Stage {
         self.must(&["authority", "user", "add", "--dir", directory, "alice", "--password-file", password]).map(drop)
     }
 
-    /// Runs the authority; returns once it answers.
+    /// Starts the authority; returns once it answers.
     pub fn start_authority(&mut self) -> Result<()> {
         let mut command = self.server.command(lab::vouchsafe());
         command.args(["authority", "run", "--listen", "10.0.0.2:8443", "--dir"]).arg(self.directory());
@@ -136,7 +136,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Runs the agent; returns once it is attached.
+    /// Starts the agent; returns once it is attached.
     pub fn start_agent(&mut self) -> Result<()> {
         let mut command = self.client.command(lab::vouchsafe());
         command.env("VOUCHSAFE_LOG", "debug");
@@ -161,7 +161,7 @@ impl Stage {
             lab::vouchsafe().display()
         );
         self.client.run(["sh", "-c", &script])?;
-        // The destinations come a moment later.
+        // The destinations arrive a moment later.
         ensure!(
             poll(SOON, || self.ask(&["status", "--json"]).is_ok_and(|text| text.contains("\"prefix\""))),
             "no destinations"
@@ -174,7 +174,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Has a user try to log in where nobody answers. The binary may be in a folder that is not the user's to read.
+    /// Has a user try to log in at an address where no authority answers. The user's process gets CAP_DAC_OVERRIDE,
+    /// because the binary may be in a directory that the user can't read.
     pub fn try_login_as(&self, uid: u32, authority: &str) -> Result<()> {
         let (socket, ca, caps) = (self.socket(), self.ca(), "+dac_override");
         let script = format!(
@@ -187,7 +188,7 @@ impl Stage {
         self.client.run(["sh", "-c", &script]).map(drop)
     }
 
-    /// A device without link header in the client's namespace; what it sends can be read.
+    /// Creates a device without link header in the client's namespace; the file returns the packets that are sent.
     pub fn tun(&self, name: &str, address: &str) -> Result<File> {
         self.client.ip(&format!("tuntap add dev {name} mode tun"))?;
         self.client.ip(&format!("link set {name} up"))?;
@@ -208,7 +209,7 @@ impl Stage {
         })
     }
 
-    /// Listens in the server's namespace.
+    /// Starts a listener in the server's namespace.
     fn listen(&mut self, at: &str) -> Result<()> {
         let at: SocketAddr = at.parse()?;
         self.listeners.push(self.server.enter(|| TcpListener::bind(at))?);
@@ -226,18 +227,18 @@ impl Stage {
         output(command.args(words).env("VOUCHSAFE_AGENT_SOCKET", self.socket()))
     }
 
-    /// Runs `vouchsafe`, which has to say yes, and returns what it says.
+    /// Runs `vouchsafe` in the client's namespace, which must succeed, and returns its output.
     pub fn ask(&self, words: &[&str]) -> Result<String> {
         self.must(words)
     }
 
-    /// A number among the agent's counters.
+    /// Returns one of the agent's counters.
     pub fn counter(&self, name: &str) -> Result<u64> {
         let status: serde_json::Value = serde_json::from_str(&self.ask(&["status", "--json"])?)?;
         status["counters"][name].as_u64().context("no such counter")
     }
 
-    /// A host whose packets the client forwards, such as a container's.
+    /// Adds a host whose packets the client forwards, such as a container.
     pub fn guest(&self) -> Result<Namespace> {
         let guest = Namespace::new("guest")?;
         veth(&guest, "eth0", "10.3.0.2/24", &self.client, "eth1", "10.3.0.1/24")?;
@@ -247,7 +248,7 @@ impl Stage {
         Ok(guest)
     }
 
-    /// Connects as root and says how long it took.
+    /// Connects as root and returns how long that took.
     pub fn connect(&self, to: &str) -> Result<Duration> {
         let to: SocketAddr = to.parse()?;
         let since = Instant::now();
@@ -257,7 +258,7 @@ impl Stage {
         Ok(since.elapsed())
     }
 
-    /// Sends datagrams as root from a socket of their own.
+    /// Sends datagrams as root from a new socket.
     pub fn datagrams(&self, to: &str, payloads: &[&[u8]]) -> Result<()> {
         self.client.enter(|| {
             let socket = UdpSocket::bind("0.0.0.0:0")?;
@@ -268,13 +269,13 @@ impl Stage {
         })
     }
 
-    /// The SYNs of the next connection that comes up at the server.
+    /// Returns the SYNs of the next connection that is established at the server.
     pub fn syns(&self) -> Result<Vec<Seen>> {
         let mut syns = Vec::new();
         let up = self.frames.receive(SOON, |frame| {
             let seen = Seen::frame(frame)?;
             let flags = seen.tcp.as_ref()?.flags;
-            // The authority's own connections are no business of ours.
+            // Ignore the authority's own connections.
             if seen.ports?.1 == 8443 || seen.ports?.0 == 8443 {
                 return None;
             }
@@ -288,7 +289,7 @@ impl Stage {
         Ok(syns)
     }
 
-    /// The next `count` datagrams to port 5000.
+    /// Returns the next `count` datagrams to port 5000.
     pub fn received(&self, count: usize) -> Result<Vec<Seen>> {
         let mut all = Vec::new();
         let done = self.frames.receive(SOON, |frame| {
@@ -302,7 +303,7 @@ impl Stage {
         Ok(all)
     }
 
-    /// The token that a packet carries, checked as a verifier would, and the payload without it.
+    /// Returns the token in a packet, checked as a verifier would, and the payload without it.
     pub fn token(&self, seen: &Seen) -> Result<(Token, Vec<u8>)> {
         let at = seen.payload.len().checked_sub(BLOCK_LEN).context("no room for a token")?;
         let (payload, block) = seen.payload.split_at(at);

@@ -1,32 +1,34 @@
-//! The pages for administrators: what goes on, who may go where, and the acts that change it. Acts are what commands do,
-//! with the administrator's name in the audit trail.
+//! The pages for administrators: current activity, access rights, and the actions that change them. An action does the
+//! same as the matching command and is recorded in the audit trail under the administrator's name.
 
 mod audit;
 mod drops;
 mod flows;
 mod grants;
+mod health;
 mod judgement;
 mod overview;
 mod people;
 mod picture;
 mod policy;
 mod revoke;
+mod traffic;
 
 use super::overview::Said;
-use crate::problem::Problem;
+use crate::http::problems::Problem;
 use crate::state::Authority;
 use crate::storage::Database;
 use axum::Router;
 use axum::routing::{get, post};
-use engine::api::Service;
+use engine::model::Service;
 use engine::policy::service;
 use std::sync::Arc;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Long looks into the database at a time.
+/// Limits the number of long database reads that run concurrently.
 static LOOKS: Semaphore = Semaphore::const_new(2);
 
-/// Every page for administrators.
+/// Returns the routes of every page for administrators.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new()
         .route("/", get(overview::show))
@@ -47,7 +49,8 @@ pub fn routes() -> Router<Arc<Authority>> {
         .route("/policy/versions/{version}/policy.toml", get(policy::download))
 }
 
-/// Looks into the database on a thread and a connection of its own: grants don't wait for those who search.
+/// Reads the database in a separate thread over a separate connection, so that searches do not delay the issuing of
+/// grants.
 async fn read<T: Send + 'static>(
     authority: &Authority,
     look: impl FnOnce(&mut Database) -> anyhow::Result<T> + Send + 'static,
@@ -55,7 +58,7 @@ async fn read<T: Send + 'static>(
     Ok(Turn::wait(&LOOKS).await?.read(authority, look).await?)
 }
 
-/// A turn at a long look.
+/// A permit for one long database read.
 struct Turn(SemaphorePermit<'static>);
 
 impl Turn {
@@ -63,7 +66,7 @@ impl Turn {
         Ok(Self(turns.acquire().await?))
     }
 
-    /// Looks; see [`read`].
+    /// Runs `look` on a new database connection; see [`read`].
     async fn read<T: Send + 'static>(
         self,
         authority: &Authority,
@@ -73,7 +76,7 @@ impl Turn {
         self.take(move || look(&mut Database::open(&path)?)).await
     }
 
-    /// Works on a thread of its own. The turn is over when the work is, not when whoever asked goes away.
+    /// Runs `work` in a separate thread. The permit is released when the work ends, not when the caller is dropped.
     async fn take<T: Send + 'static>(
         self,
         work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
@@ -87,7 +90,7 @@ impl Turn {
     }
 }
 
-/// Services as a policy has them.
+/// Lists services in the notation of a policy.
 fn services(services: &[Service]) -> String {
     services.iter().map(service).collect::<Vec<_>>().join(", ")
 }

@@ -1,6 +1,7 @@
-//! The style sheet and the script, in the binary. Their addresses change with what is in them, so browsers may keep them.
+//! The style sheet and the script, compiled into the binary. Each URL contains a hash of the content, so browsers may
+//! cache the file indefinitely.
 
-use crate::credentials::token_hash;
+use crate::login::credentials::token_hash;
 use crate::state::Authority;
 use axum::Router;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -17,7 +18,7 @@ pub struct Asset {
 }
 
 impl Asset {
-    /// Its address.
+    /// Returns the URL path of the asset, including the hash of its content.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -51,7 +52,7 @@ pub static SCRIPT: Asset = Asset {
     path: LazyLock::new(|| path("console.js", SCRIPT_TEXT)),
 };
 
-/// Both.
+/// Returns the routes of the style sheet and the script.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new()
         .route(STYLE.name, get(async || STYLE.serve().await))

@@ -6,21 +6,21 @@ use engine::policy::{Policy, Subject, name_is_valid};
 use openidconnect::url::{Origin, Url};
 
 const KEYS: &[&str] = &["url", "administrators", "idle", "lifetime"];
-/// Half an hour, and half a day, in seconds.
+/// Half an hour and half a day, in seconds.
 const DEFAULT_IDLE: u32 = 30 * 60;
 const DEFAULT_LIFETIME: u32 = 12 * 3600;
 
-/// The console, as the configuration describes it.
+/// Configuration of the console.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConsoleConfig {
-    /// What browsers call the authority: `https://`, a name, and a port if it is not 443. Without it, there are neither
-    /// passkeys nor logins with the identity provider at the console.
+    /// Origin by which browsers reach the authority: `https://`, a name, and a port if it is not 443. Without it, the
+    /// console offers neither passkeys nor logins with the identity provider.
     pub url: Option<String>,
-    /// Who is an administrator. Default nobody.
+    /// The administrators. Default: none.
     pub administrators: Vec<Administrator>,
-    /// Seconds without a click after which a person logs in again. Default 30 minutes.
+    /// Seconds of inactivity after which a person has to log in again. Default 30 minutes.
     pub idle: u32,
-    /// Seconds after which a person logs in again in any case. Default 12 hours.
+    /// Seconds after which a person has to log in again in any case. Default 12 hours.
     pub lifetime: u32,
 }
 
@@ -30,17 +30,17 @@ impl Default for ConsoleConfig {
     }
 }
 
-/// Who is an administrator.
+/// A person or group with administrator rights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Administrator {
     /// One person.
     Person(String),
-    /// The members of a group, of the policy or of the identity provider.
+    /// The members of a group of the policy or of the identity provider.
     Group(String),
 }
 
 impl ConsoleConfig {
-    /// Reads the table, if there is one.
+    /// Reads the table. Returns the defaults if the file has none.
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Self {
         let Some(value) = fields.value("console") else { return Self::default() };
         let Some(table) = value.get_ref().as_table() else {
@@ -78,8 +78,8 @@ impl ConsoleConfig {
         }
     }
 
-    /// Whether whoever has this session is an administrator, by the policy in force. Tags of devices make none: a browser
-    /// is no device.
+    /// Reports whether the person of this session is an administrator under the policy in force. Device tags do not
+    /// count, because a browser is not a device.
     pub fn is_administrator(&self, policy: &Policy, session: &Session) -> bool {
         let subject = Subject { groups: &session.groups, ..Subject::person(&session.person) };
         self.administrators.iter().any(|who| match who {
@@ -89,7 +89,7 @@ impl ConsoleConfig {
     }
 }
 
-/// An origin as browsers write it.
+/// Returns the origin in the form in which browsers write it.
 fn origin(text: &str) -> Option<String> {
     let url = Url::parse(text).ok()?;
     let bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();

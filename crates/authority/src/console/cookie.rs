@@ -1,5 +1,6 @@
-//! The console's cookies. Their prefix makes browsers take them from this host over TLS only, never from a subdomain.
-//! None is readable for script; none is sent along with what other sites make a browser fetch or post.
+//! The console's cookies. The prefix of their names makes browsers accept them only from this host over TLS, never from
+//! a subdomain. Scripts cannot read any of them, and browsers do not send them with requests that other sites embed or
+//! post.
 
 use axum::http::header::{COOKIE, SET_COOKIE};
 use axum::http::{HeaderMap, HeaderValue};
@@ -8,11 +9,11 @@ use zeroize::Zeroizing;
 /// A cookie's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cookie {
-    /// What a session is known by.
+    /// Identifies a session.
     Session,
-    /// What a browser is known by until somebody logs in with it.
+    /// Identifies a browser until a person logs in with it.
     Visit,
-    /// Which login with the identity provider the browser is away for.
+    /// Identifies the login for which the browser is at the identity provider.
     Away,
 }
 
@@ -25,19 +26,20 @@ impl Cookie {
         }
     }
 
-    /// The value that a request brings: hex digits, or none.
+    /// Returns the cookie's value from a request if it consists of hex digits.
     pub fn read(self, headers: &HeaderMap) -> Option<Zeroizing<String>> {
         let all = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok()).flat_map(|all| all.split(';'));
         let mut own = all.filter_map(|pair| pair.trim().split_once('=')).filter(|(name, _)| *name == self.name());
         let (_, value) = own.next()?;
         let is_ours = (1..=128).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_hexdigit());
-        // Two of one name can't both be ours.
+        // Of two cookies with the same name, at least one was set by someone else.
         (is_ours && own.next().is_none()).then(|| Zeroizing::new(value.to_owned()))
     }
 
-    /// Has the browser keep hex digits for so many seconds.
+    /// Sets the cookie to `value`, a string of hex digits, for `seconds` seconds.
     ///
-    /// `Lax`, not `Strict`: whoever comes back from the identity provider, or by a link in a message, is still logged in.
+    /// `Lax`, not `Strict`: a person who returns from the identity provider, or follows a link in a message, is still
+    /// logged in.
     pub fn set(self, headers: &mut HeaderMap, value: &str, seconds: u32) {
         let text = Zeroizing::new(format!(
             "{}={value}; Path=/; Max-Age={seconds}; Secure; HttpOnly; SameSite=Lax",
@@ -49,7 +51,7 @@ impl Cookie {
         }
     }
 
-    /// Has the browser forget it.
+    /// Deletes the cookie.
     pub fn forget(self, headers: &mut HeaderMap) {
         self.set(headers, "", 0);
     }

@@ -1,11 +1,12 @@
-//! A person's devices, and logging one out that is lost.
+//! A person's devices, and the revocation of a lost one.
 
 use super::ending::end;
 use super::overview::Said;
-use super::page::{self, Page, act, table, time};
+use super::page::{self, Page, act, time};
+use super::table::{actions, table, text};
 use super::visitor::{Form, Visitor};
+use crate::http::problems::Problem;
 use crate::now;
-use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::Which;
 use axum::Router;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 
 type Shared = State<Arc<Authority>>;
 
-/// The pages.
+/// Returns the routes of the devices page.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new().route("/devices", get(show)).route("/devices/revoke", post(revoke))
 }
@@ -35,20 +36,21 @@ async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Sai
         .map(|entry| {
             let device = entry.device.as_str();
             let is_in = sessions.iter().any(|session| !session.console && session.device == device);
-            html! {
-                th scope="row" { (device) }
-                td { @if is_in { "logged in" } @else { "logged out" } }
-                td { (time(entry.last_login)) }
-                td { (entry.tags.join(", ")) }
-                td { (act(&visitor, "/devices/revoke", &[("device", device)], "Revoke", device)) }
-            }
+            vec![
+                html! { (device) },
+                html! { @if is_in { "logged in" } @else { "logged out" } },
+                time(entry.last_login),
+                html! { (entry.tags.join(", ")) },
+                act(&visitor, "/devices/revoke", &[("device", device)], "Revoke", device),
+            ]
         })
         .collect();
+    let columns = [text("Device"), text("State"), text("Last login"), text("Tags"), actions()];
     Ok(Page::new("Devices").of(Some(&visitor)).at("/devices").done(said.done.as_deref()).show(&html! {
         p { "Machines that you have logged in from with " code { "vouchsafe login" } ". Revoke one that you lost: it is \
              logged out, its grants end, and its flows are cut within about a second." }
         @if rows.is_empty() { p { "You have not logged in from any machine yet." } }
-        @else { (table("Your devices", &["Device", "State", "Last login", "Tags", "Act"], &rows)) }
+        @else { (table("Your devices", &columns, rows)) }
     }))
 }
 

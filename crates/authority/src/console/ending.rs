@@ -1,12 +1,13 @@
-//! Acts that end sessions and grants, told to those who have to know. What was begun is done to its end, also where the
-//! browser goes away; where nothing ended, nobody is told.
+//! Actions that end sessions and grants and then notify the affected verifiers and agents. An action runs to completion
+//! even if the browser disconnects. If it ended nothing, no notification is sent.
 
-use crate::problem::Problem;
+use crate::http::problems::Problem;
 use crate::state::Authority;
 use crate::storage::Database;
 use std::sync::Arc;
 
-/// Does `work` in this person's line, which gives something if it ended anything, and tells of it.
+/// Runs `work` in this person's queue. If `work` returns a value, something has ended, and the authority sends
+/// notifications.
 pub async fn end<T: Send + 'static>(
     authority: &Arc<Authority>,
     person: &str,

@@ -1,11 +1,12 @@
-//! A person's grants: what their devices may send to just now.
+//! A person's grants: the receivers to which the person's devices may send now.
 
 use super::ending::end;
 use super::overview::Said;
-use super::page::{self, Page, act, table, time};
+use super::page::{self, Page, act, time};
+use super::table::{actions, table, text};
 use super::visitor::{Form, Visitor};
+use crate::http::problems::Problem;
 use crate::now;
-use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{Database, GrantEntry, Which};
 use axum::Router;
@@ -19,7 +20,7 @@ use wire::Destination;
 
 type Shared = State<Arc<Authority>>;
 
-/// The pages.
+/// Returns the routes of the grants page.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new().route("/grants", get(show)).route("/grants/revoke", post(revoke))
 }
@@ -32,25 +33,27 @@ async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Sai
         .iter()
         .map(|grant| {
             let covers = covers(grant);
-            html! {
-                th scope="row" { (grant.receiver) }
-                td { (covers) }
-                td { (grant.device) ", from " (grant.source) }
-                td { (time(grant.expires)) }
-                td { (grant.rule) }
-                td { (act(&visitor, "/grants/revoke", &[("grant", &grant.handle)], "Revoke", &format!("the grant for {covers}"))) }
-            }
+            let what = format!("the grant for {covers}");
+            vec![
+                html! { (grant.receiver) },
+                html! { (covers) },
+                html! { (grant.device) ", from " (grant.source) },
+                time(grant.expires),
+                html! { (grant.rule) },
+                act(&visitor, "/grants/revoke", &[("grant", &grant.handle)], "Revoke", &what),
+            ]
         })
         .collect();
+    let columns = [text("Receiver"), text("Covers"), text("Device"), text("Until"), text("By rule"), actions()];
     Ok(Page::new("Grants").of(Some(&visitor)).at("/grants").done(said.done.as_deref()).show(&html! {
         p { "What your devices may send to just now. A grant lasts minutes and is renewed while it is used. Whoever revokes one \
              cuts its flows; the device may ask for another, unless you say where your identity may not go." }
         @if rows.is_empty() { p { "There are none." } }
-        @else { (table("Your grants", &["Receiver", "Covers", "Device", "Until", "By rule", "Act"], &rows)) }
+        @else { (table("Your grants", &columns, rows)) }
     }))
 }
 
-/// The destinations that a grant is for, in words.
+/// Describes the destinations that a grant covers.
 pub fn covers(grant: &GrantEntry) -> String {
     match grant.scope().service {
         Some((protocol, port)) => place(&Destination { address: grant.address, protocol, port }),

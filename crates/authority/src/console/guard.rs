@@ -1,48 +1,49 @@
-//! What every request to the console passes: who comes, whether a form is one of ours, and what browsers are told about
-//! every answer.
+//! Middleware that every request to the console passes. It identifies the visitor, checks that a submitted form is one
+//! of ours, and adds the security headers to every response.
 //!
-//! A form counts only where the browser says that a page of this origin sent it *and* it holds the token that is bound to the
-//! browser's session; before a login, to the cookie that the login page set.
+//! A form is accepted only if the browser reports that a page of this origin sent it *and* it contains the token that
+//! is bound to the browser's session, or, before a login, to the cookie that the login page set.
 
 use super::ROOT;
 use super::cookie::Cookie;
 use super::page::{self, Page};
 use super::visitor::{Fields, Visit, Visitor};
-use crate::credentials::{self, token_hash};
+use crate::http::peer::{Member, Peer};
+use crate::http::problems::Problem;
+use crate::http::throttle::Key;
+use crate::login::credentials::{self, token_hash};
 use crate::metrics::counters::Outcome;
 use crate::now;
-use crate::peer::{Member, Peer};
-use crate::problem::Problem;
 use crate::state::Authority;
-use crate::throttle::Key;
 use axum::body::{Body, to_bytes};
 use axum::extract::{OriginalUri, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
-use engine::api;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
 
-/// How long a form may take to come.
+/// Time limit for receiving a form.
 const BODY_TIME: Duration = Duration::from_secs(10);
-/// The longest form, in bytes.
+/// Maximum length of a form, in bytes.
 const MOST_FORM: usize = 16 * 1024;
-/// The longest of an administrator, who may send a policy: every byte of it may take three.
+/// Maximum length of an administrator's form, in bytes. It may contain a policy, of which every byte may take three
+/// when encoded.
 const MOST_FORM_OF_ADMINISTRATOR: usize = 3 * engine::policy::MOST_TEXT + MOST_FORM;
-/// How often it is written down that a session is used, seconds.
+/// Interval at which the use of a session is recorded, in seconds.
 const NOTE: u64 = 60;
 
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 const HEADERS: [(HeaderName, HeaderValue); 8] = [
     (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY)),
-    // RFC 6797. The authority speaks nothing but HTTPS.
+    // RFC 6797. The authority serves HTTPS only.
     (header::STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000")),
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
-    // Not `no-referrer`: browsers then hide the origin of forms, which is checked.
+    // Not `no-referrer`: browsers would then hide the origin of forms, which the guard checks.
     (header::REFERRER_POLICY, HeaderValue::from_static("same-origin")),
     (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
     (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
@@ -52,9 +53,9 @@ const HEADERS: [(HeaderName, HeaderValue); 8] = [
     ),
 ];
 
-/// Judges a request, lets it through, and completes the answer.
+/// Checks a request, passes it on, and completes the response.
 pub async fn guard(State(authority): State<Arc<Authority>>, peer: Peer, request: Request, next: Next) -> Response {
-    // What the browser asked for; the router's own paths begin below the console's.
+    // The URI that the browser requested; the nested router's paths begin below the console's root.
     let asked = request.extensions().get().map_or_else(|| request.uri(), |OriginalUri(uri)| uri);
     let path = asked.path_and_query().map_or("", |path| path.as_str()).to_owned();
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
@@ -71,14 +72,14 @@ pub async fn guard(State(authority): State<Arc<Authority>>, peer: Peer, request:
         Err(problem) => problem.into_response(),
     };
     let mut response = finish(response, visit.visitor.as_ref(), &path, reads);
-    // What caches may keep must not bring one browser's cookie to others.
+    // A response that caches may store must not carry one browser's cookie to others.
     if visit.is_new && response.headers().get(header::CACHE_CONTROL).is_some_and(|kept| kept == "no-store") {
         Cookie::Visit.set(response.headers_mut(), &visit.secret, super::login::VISIT_TIME);
     }
     response
 }
 
-/// Who comes.
+/// Identifies the browser and its session.
 async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap) -> anyhow::Result<Visit> {
     if let Some(secret) = Cookie::Session.read(headers) {
         let token = token_hash(&secret);
@@ -105,7 +106,7 @@ async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap) -> anyho
     Ok(Visit { form: form_token(&secret), secret, is_new, visitor: None })
 }
 
-/// Lets nobody who is logged in keep the authority busy. What strangers ask for is counted where it is done.
+/// Rate-limits logged-in visitors. Requests of unauthenticated senders are charged where they are processed.
 fn charge(authority: &Authority, visitor: Option<&Visitor>, reads: bool) -> Result<(), Problem> {
     let Some(visitor) = visitor else { return Ok(()) };
     let person = visitor.person().to_owned();
@@ -113,7 +114,7 @@ fn charge(authority: &Authority, visitor: Option<&Visitor>, reads: bool) -> Resu
     authority.throttle.charge(&[key], Instant::now()).map_err(Problem::TooMany)
 }
 
-/// Gives the request on, with who comes and what the form says.
+/// Checks and reads the form, and attaches the visit and the form to the request.
 async fn pass(visit: &Visit, request: Request, reads: bool) -> Result<Request, Problem> {
     let (mut parts, body) = request.into_parts();
     if !reads {
@@ -140,29 +141,29 @@ async fn pass(visit: &Visit, request: Request, reads: bool) -> Result<Request, P
     Ok(Request::from_parts(parts, Body::empty()))
 }
 
-/// Whether the browser says that one of our own pages sends this.
+/// Reports whether, according to the browser, one of our own pages sent the request.
 fn is_from_here(headers: &HeaderMap, uri: &Uri) -> bool {
     let site = headers.get("sec-fetch-site");
     if site.is_some_and(|site| site != "same-origin") {
         return false;
     }
-    // HTTP/2 names the host in the request line.
+    // In HTTP/2, the request target names the host.
     let host = uri.authority().map(|host| host.as_str());
     let host = host.or_else(|| headers.get(header::HOST).and_then(|host| host.to_str().ok()));
     let origin = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
     match (origin, host) {
         (Some(origin), Some(host)) => origin.strip_prefix("https://") == Some(host),
-        // No browser leaves both out.
+        // No browser omits both headers.
         _ => false,
     }
 }
 
-/// The token of the forms that whoever holds `secret` is given.
+/// Derives the form token from `secret`, the value of the browser's cookie.
 fn form_token(secret: &str) -> Arc<str> {
     hex::encode(token_hash(&format!("vouchsafe console form v1 {secret}"))).into()
 }
 
-/// Makes a page of what went wrong, and tells browsers what they must not do with the answer.
+/// Renders errors as pages and sets the security headers of the response.
 fn finish(mut response: Response, visitor: Option<&Visitor>, path: &str, reads: bool) -> Response {
     if let Some(problem) = response.extensions_mut().remove::<api::Problem>() {
         let outcome = response.extensions_mut().remove::<Outcome>();

@@ -1,30 +1,57 @@
-//! Where a person's identity may go: a choice for each destination, which the authority goes by whatever the policy allows.
+//! The destinations to which agents may present a person's identity. The person makes a choice for each destination,
+//! and the authority follows the choice even where the policy would allow more.
 
 use super::ROOT;
+use super::form::{Fault, Input, summary};
 use super::overview::Said;
-use super::page::{self, Page, table};
+use super::page::{self, Page};
+use super::table::{table, text};
 use super::visitor::{Form, Visitor};
+use crate::http::problems::Problem;
 use crate::now;
-use crate::problem::Problem;
 use crate::state::Authority;
 use axum::Router;
 use axum::extract::{Query, State};
-use axum::response::Redirect;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use engine::agent::Target;
+use engine::model::Target;
 use engine::policy::Policy;
-use engine::preference::{Choice, Preferences};
+use engine::policy::preference::{Choice, Preferences};
 use maud::{Markup, html};
 use std::sync::Arc;
 
 type Shared = State<Arc<Authority>>;
 
-/// The page.
+/// Returns the routes of the identity page.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new().route("/identity", get(show).post(choose))
 }
 
 async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Markup {
+    overview(&authority, &visitor, said.done.as_deref(), &Attempted::default()).await
+}
+
+/// A choice that was sent in vain.
+#[derive(Default)]
+struct Attempted<'a> {
+    target: Option<&'a str>,
+    choice: Option<Choice>,
+    faults: Vec<Fault>,
+}
+
+async fn overview(authority: &Authority, visitor: &Visitor, done: Option<&str>, attempted: &Attempted<'_>) -> Markup {
+    let target = Input {
+        id: "target",
+        name: "target",
+        label: "Address or network, with or without port",
+        value: attempted.target,
+        placeholder: Some("192.0.2.1:22"),
+        autocomplete: Some("off"),
+        required: true,
+        verbatim: true,
+        ..Input::default()
+    };
     let preferences = authority.preferences_of(visitor.person());
     let subject = visitor.session.subject(visitor.source);
     let reachable = |policy: &Policy| -> Vec<(Target, String)> {
@@ -38,47 +65,48 @@ async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Sai
             targets.push((own.target, String::new()));
         }
     }
-    let rows: Vec<_> = targets.iter().map(|(target, name)| row(&visitor, &preferences, target, name)).collect();
-    Page::new("Where your identity may go").of(Some(&visitor)).at("/identity").done(said.done.as_deref()).show(&html! {
-        p { "What the policy lets you reach, your agents open by showing who you are. Here you say where they may." }
+    let rows: Vec<_> = targets.iter().map(|(target, name)| row(visitor, &preferences, target, name)).collect();
+    Page::new("Where your identity may go").of(Some(visitor)).at("/identity").done(done).show(&html! {
+        (summary(&attempted.faults))
+        p { "Your agents present your identity to reach the destinations that the policy allows. Choose here where they may do so." }
         dl {
-            dt { "allow" } dd { "Agents get grants for it without asking you. So it is unless you choose otherwise." }
-            dt { "ask" } dd { "An agent gets a grant only where you said so on its machine, too: " code { "vouchsafe grants allow DESTINATION" } "." }
-            dt { "never" } dd { "Nobody gets a grant for it in your name. Grants that are there end at once." }
+            dt { "allow" } dd { "Agents get grants for it without asking you. This is the default." }
+            dt { "ask" } dd { "An agent gets a grant only if you also allow it on the agent's machine: " code { "vouchsafe grants allow DESTINATION" } "." }
+            dt { "never" } dd { "No grant is issued for it in your name. Existing grants end at once." }
         }
-        @if rows.is_empty() { p { "The policy lets you reach nothing just now." } }
-        @else { (table("Destinations", &["Destination", "Receiver", "Choice"], &rows)) }
+        @if rows.is_empty() { p { "The policy does not let you reach any destination now." } }
+        @else { (table("Destinations", &[text("Destination"), text("Receiver"), text("Choice")], rows)) }
         h2 { "Another destination" }
         form method="post" action={ (ROOT) "/identity" } {
             (visitor.token())
-            label for="target" { "Address or network, with or without port" }
-            input #target name="target" type="text" placeholder="192.0.2.1:22" autocomplete="off" spellcheck="false" required;
+            (target.show(&attempted.faults))
             label for="choice" { "Choice" }
-            (select("choice", None))
+            (select("choice", attempted.choice))
             button type="submit" { "Choose" }
         }
     })
 }
 
-fn row(visitor: &Visitor, preferences: &Preferences, target: &Target, name: &str) -> Markup {
+fn row(visitor: &Visitor, preferences: &Preferences, target: &Target, name: &str) -> Vec<Markup> {
     let own = preferences.all().iter().find(|one| one.target == *target);
-    let (text, deciding) = (target.to_string(), preferences.deciding(target.prefix.addr(), target.port.unwrap_or(0)));
-    html! {
-        th scope="row" { (text) }
-        td { (name) }
-        td {
+    let (address, deciding) =
+        (target.to_string(), preferences.deciding(target.prefix.addr(), target.port.unwrap_or(0)));
+    vec![
+        html! { (address) },
+        html! { (name) },
+        html! {
             form.pick method="post" action={ (ROOT) "/identity" } {
                 (visitor.token())
-                input type="hidden" name="target" value=(text);
-                label.unseen for={ "choice-" (text) } { "Choice for " (text) }
-                (select(&format!("choice-{text}"), own.or(deciding).map(|one| one.choice)))
-                button type="submit" { "Choose" span.unseen { " for " (text) } }
+                input type="hidden" name="target" value=(address);
+                label.unseen for={ "choice-" (address) } { "Choice for " (address) }
+                (select(&format!("choice-{address}"), own.or(deciding).map(|one| one.choice)))
+                button type="submit" { "Choose" span.unseen { " for " (address) } }
                 @if own.is_some() {
-                    button type="submit" name="forget" value="yes" { "Forget" span.unseen { " the choice for " (text) } }
+                    button type="submit" name="forget" value="yes" { "Forget" span.unseen { " the choice for " (address) } }
                 }
             }
-        }
-    }
+        },
+    ]
 }
 
 fn select(id: &str, chosen: Option<Choice>) -> Markup {
@@ -90,15 +118,25 @@ fn select(id: &str, chosen: Option<Choice>) -> Markup {
     }
 }
 
-async fn choose(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Redirect, Problem> {
-    let target = fields.text("target")?.trim().parse::<Target>().map_err(|no| Problem::Malformed(no.to_string()))?;
+async fn choose(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Response, Problem> {
+    let text = fields.text("target")?.trim();
+    let target = match text.parse::<Target>() {
+        Ok(target) => target,
+        Err(error) => {
+            let choice = fields.filled("choice").and_then(|choice| choice.parse().ok());
+            let faults = vec![Fault::at("target", &error.to_string())];
+            let attempted = Attempted { target: Some(text), choice, faults };
+            let page = overview(&authority, &visitor, None, &attempted).await;
+            return Ok((StatusCode::BAD_REQUEST, page).into_response());
+        }
+    };
     let choice = match fields.filled("forget") {
         Some(_) => None,
         None => Some(fields.text("choice")?.parse().map_err(|()| Problem::WrongForm)?),
     };
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
-    // To its end, also where the browser goes away: what is withheld must not live on.
+    // In a task of its own, so that grants which the choice no longer allows end even if the browser disconnects.
     let prefer = async move { authority.prefer(&person, target, choice, by).await };
     tokio::spawn(prefer).await.map_err(anyhow::Error::from)??;
-    Ok(page::done("/identity", "chosen"))
+    Ok(page::done("/identity", "chosen").into_response())
 }

@@ -1,27 +1,27 @@
-//! Logging in to the console and out of it. A login always begins a session of a new name; what the browser brought along
-//! before is worth nothing after it.
+//! Login to the console and logout. Every login begins a session with a new name, so a cookie that the browser sent
+//! before is worthless afterwards.
 
 mod approval;
 
 use super::ROOT;
 use super::cookie::Cookie;
 use super::ending;
+use super::form::{Fault, Input, summary};
 use super::page::{self, Page};
 use super::visitor::{Form, Visit, Visitor};
+use crate::http::peer::{Member, Peer};
+use crate::http::problems::Problem;
+use crate::http::throttle::Key;
 use crate::login::{Attempt, BROWSER_TIME, Brought, Proven, Started, Way, handlers};
 use crate::now;
-use crate::peer::{Member, Peer};
-use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Database, Proof, Session};
-use crate::throttle::Key;
 use axum::extract::{Query, State};
 use axum::http::header::{HeaderMap, USER_AGENT};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use engine::api;
 use maud::{Markup, html};
 use serde::Deserialize;
 use serde_json::Value;
@@ -29,18 +29,18 @@ use std::sync::Arc;
 use std::time::Instant;
 use zeroize::Zeroizing;
 
-/// How long a browser keeps what it is known by before a login, seconds.
+/// Lifetime of the cookie that identifies a browser before a login, in seconds.
 pub const VISIT_TIME: u32 = 3600;
-/// Where the identity provider sends browsers back to, below the authority's address.
+/// Path to which the identity provider sends browsers back, below the authority's URL.
 const CALLBACK: &str = "/console/login/callback";
-/// What is said where the provider sends a browser back without a code.
+/// Message for a browser that the provider sends back without an authorization code.
 const NOT_LOGGED_IN: &str = "the identity provider did not log you in";
-/// The longest address to go on to after a login, in bytes: it is kept for whoever begins one.
+/// Maximum length of the address that follows a login, in bytes: the authority stores it for unauthenticated senders.
 const MOST_WAY_BACK: usize = 512;
 
 type Shared = State<Arc<Authority>>;
 
-/// The pages.
+/// Returns the routes of the login pages.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new()
         .route("/login", get(show).post(by_password))
@@ -63,14 +63,52 @@ async fn show(State(authority): Shared, visit: Visit, Query(asked): Query<Asked>
     if visit.visitor.is_some() {
         return Redirect::to(&to).into_response();
     }
-    form(&authority, &visit, &to, asked.done.as_deref(), None).into_response()
+    form(&authority, &visit, &to, asked.done.as_deref(), &Attempted::default()).into_response()
 }
 
-/// The login page; `wrong` is why the attempt before failed.
-fn form(authority: &Authority, visit: &Visit, to: &str, done: Option<&str>, wrong: Option<&api::Problem>) -> Markup {
+/// The previous attempt to log in.
+#[derive(Default)]
+struct Attempted {
+    /// The name that the person typed.
+    person: Option<String>,
+    /// The reason why the attempt failed.
+    faults: Vec<Fault>,
+}
+
+/// Renders the login page.
+fn form(authority: &Authority, visit: &Visit, to: &str, done: Option<&str>, attempted: &Attempted) -> Markup {
+    let Attempted { person, faults } = attempted;
+    let person = Input {
+        id: "person",
+        name: "person",
+        label: "Name",
+        value: person.as_deref(),
+        autocomplete: Some("username"),
+        required: true,
+        verbatim: true,
+        ..Input::default()
+    };
+    let password = Input {
+        id: "password",
+        name: "password",
+        label: "Password",
+        kind: "password",
+        autocomplete: Some("current-password"),
+        required: true,
+        ..Input::default()
+    };
+    let code = Input {
+        id: "code",
+        name: "code",
+        label: "Code of your second factor, if you have one",
+        autocomplete: Some("one-time-code"),
+        inputmode: Some("numeric"),
+        pattern: Some("[0-9]{6}"),
+        ..Input::default()
+    };
     let provider = authority.provider.as_ref().filter(|_| authority.config.console.url.is_some());
     Page::new("Log in").done(done).show(&html! {
-        @if let Some(problem) = wrong { p.wrong role="alert" { (problem.title) } }
+        (summary(faults))
         @if let Some(provider) = provider {
             form.login method="post" action={ (ROOT) "/login/provider" } {
                 (visit.token())
@@ -82,12 +120,9 @@ fn form(authority: &Authority, visit: &Visit, to: &str, done: Option<&str>, wron
         form.login method="post" action={ (ROOT) "/login" } {
             (visit.token())
             input type="hidden" name="to" value=(to);
-            label for="person" { "Name" }
-            input #person name="person" type="text" autocomplete="username" autocapitalize="none" spellcheck="false" required;
-            label for="password" { "Password" }
-            input #password name="password" type="password" autocomplete="current-password" required;
-            label for="code" { "Code of your second factor, if you have one" }
-            input #code name="code" type="text" inputmode="numeric" autocomplete="one-time-code" pattern="[0-9]{6}";
+            (person.show(faults))
+            (password.show(faults))
+            (code.show(faults))
             button type="submit" { "Log in" }
         }
         @if authority.passkeys.is_some() {
@@ -103,7 +138,7 @@ fn form(authority: &Authority, visit: &Visit, to: &str, done: Option<&str>, wron
     })
 }
 
-/// What the browser is asked about passkeys.
+/// Returns the challenge for a login with a passkey.
 async fn begin_passkey(State(authority): Shared, peer: Peer, Form(_): Form) -> Result<Json<Value>, Problem> {
     let passkeys = authority.passkeys.as_ref().ok_or(Problem::NotFound("passkey here"))?;
     authority.throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
@@ -118,8 +153,8 @@ async fn by_passkey(
     Form(fields): Form,
 ) -> Result<Response, Problem> {
     let passkeys = authority.passkeys.as_ref().ok_or(Problem::NotFound("passkey here"))?;
-    // Nothing is charged: the start was, and an answer is looked at only where it uses one up. Nobody guesses passkeys, so
-    // whoever guesses passwords must not keep their holders out.
+    // Nothing is charged here: the start was charged, and only an answer that uses up a start is examined. Passkeys
+    // cannot be guessed, so an attacker who guesses passwords must not lock out the holders of passkeys.
     let failed = async |person: Option<&str>| {
         let event = AuditEvent::new("login_failed").source(peer.address).detail("passkey");
         let event = if let Some(person) = person { event.person(person) } else { event };
@@ -143,7 +178,7 @@ async fn by_passkey(
     begin(&authority, &visit, &peer, &headers, person, proof, &local(fields.filled("to"))).await
 }
 
-/// What a person knows a provider by.
+/// Returns the host of an issuer URL, by which people recognise the provider.
 fn host(issuer: &str) -> &str {
     let rest = issuer.split_once("://").map_or(issuer, |(_, rest)| rest);
     rest.split('/').next().unwrap_or(rest)
@@ -159,19 +194,22 @@ async fn by_password(
     let to = local(fields.filled("to"));
     let password = Zeroizing::new(fields.text("password")?.to_owned());
     let code = fields.filled("code").map(|code| code.replace(' ', ""));
-    let attempt = Attempt { person: fields.text("person")?.trim().to_owned(), password, code };
+    let person = fields.text("person")?.trim().to_owned();
+    let attempt = Attempt { person: person.clone(), password, code };
     match authority.check_password(attempt, &peer).await {
         Ok((person, proof)) => begin(&authority, &visit, &peer, &headers, person, proof, &to).await,
         Err(problem @ (Problem::WrongPassword | Problem::WrongSecondFactor | Problem::SecondFactorRequired)) => {
-            let said = problem.said();
-            let page = form(&authority, &visit, &to, None, Some(&said));
+            let field = if matches!(problem, Problem::WrongPassword) { "password" } else { "code" };
+            let faults = vec![Fault::at(field, &problem.said().title)];
+            let attempted = Attempted { person: Some(person), faults };
+            let page = form(&authority, &visit, &to, None, &attempted);
             Ok((StatusCode::UNAUTHORIZED, page).into_response())
         }
         Err(problem) => Err(problem),
     }
 }
 
-/// Begins a session for whoever proved who they are.
+/// Begins a session for a person who has authenticated.
 async fn begin(
     authority: &Arc<Authority>,
     visit: &Visit,
@@ -212,7 +250,7 @@ async fn depart(State(authority): Shared, visit: Visit, peer: Peer, Form(fields)
     let departure = provider.depart(format!("{url}{CALLBACK}"), None).await?;
     let address = departure.url.clone();
     let login = authority.logins.begin(Started {
-        challenge: crate::credentials::token_hash(&visit.secret),
+        challenge: crate::login::credentials::token_hash(&visit.secret),
         source: Key::source(peer.address),
         until: Instant::now() + BROWSER_TIME,
         charged,
@@ -223,7 +261,8 @@ async fn depart(State(authority): Shared, visit: Visit, peer: Peer, Form(fields)
     Ok(response)
 }
 
-/// What leads a browser to the identity provider: a page, not a redirect, as our own policy lets forms lead to nowhere but here.
+/// Renders the page that sends a browser to the identity provider. It is a page, not a redirect, because our own
+/// content security policy restricts form targets to this origin.
 fn to_provider(authority: &Authority, address: &str) -> Markup {
     let issuer = authority.provider.as_ref().map_or("the identity provider", |provider| &provider.config.issuer);
     Page::new("Log in").onward(address).show(&html! { p { a href=(address) { "Go on to " (host(issuer)) } } })
@@ -245,7 +284,7 @@ async fn arrive(
 ) -> Result<Response, Problem> {
     let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
     let brought = Brought { code, state: state.unwrap_or_default(), iss };
-    // The console's own logins have states without a name.
+    // The states of the console's own logins contain no login name.
     if let Some((login, _)) = brought.state.clone().split_once('.') {
         return approval::arrive(&authority, &visit, &peer, login, brought).await;
     }
@@ -272,7 +311,7 @@ async fn logout(State(authority): Shared, visitor: Visitor) -> Result<Response, 
     Ok(response)
 }
 
-/// Ends a session here; gives what ends it at the identity provider, too.
+/// Ends the visitor's session. Returns the refresh token, so that the caller can revoke it at the identity provider.
 async fn end(authority: &Arc<Authority>, visitor: &Visitor) -> Result<Option<Zeroizing<String>>, Problem> {
     let Visitor { token, session, source, .. } = visitor.clone();
     let end = move |database: &mut Database| {
@@ -283,7 +322,7 @@ async fn end(authority: &Arc<Authority>, visitor: &Visitor) -> Result<Option<Zer
     Ok(ending::end(authority, visitor.person(), end).await?.flatten())
 }
 
-/// Where to go on after a login: a page of the console's, whatever is asked for.
+/// Returns the address that follows a login: `to` if it is a page of the console, else the console's root.
 fn local(to: Option<&str>) -> String {
     let is_ours = |to: &&str| {
         (to.len() <= MOST_WAY_BACK).then_some(())?;
@@ -296,7 +335,7 @@ fn local(to: Option<&str>) -> String {
     to.filter(|to| is_ours(to).is_some()).unwrap_or(ROOT).to_owned()
 }
 
-/// What a session at the console is called in lists: the browser and its system, in words of ours.
+/// Returns the name of a console session in lists: the browser and its system, chosen from our own lists.
 fn browser(headers: &HeaderMap) -> String {
     let said = headers.get(USER_AGENT).and_then(|said| said.to_str().ok()).unwrap_or_default();
     let known =

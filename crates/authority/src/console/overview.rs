@@ -6,14 +6,14 @@ use axum::extract::Query;
 use maud::{Markup, html};
 use serde::Deserialize;
 
-/// What a page's address may say besides where it is.
+/// Query parameters of a page.
 #[derive(Deserialize)]
 pub struct Said {
-    /// What was done.
+    /// The word of the last action.
     pub done: Option<String>,
 }
 
-/// Shows it.
+/// Shows the overview page.
 pub async fn show(visitor: Visitor, Query(said): Query<Said>) -> Markup {
     let session = &visitor.session;
     Page::new("Overview").of(Some(&visitor)).at("").done(said.done.as_deref()).show(&html! {

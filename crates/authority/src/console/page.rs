@@ -1,28 +1,28 @@
-//! What every page has around it: head, skip link, navigation, the line that says what was done. And the small parts that
-//! pages share: times, tables, buttons that act.
+//! The frame of every page (head, skip link, navigation, the line that reports the last action) and the small parts
+//! that pages share: times, tables, action buttons.
 
 use super::ROOT;
 use super::assets::{SCRIPT, STYLE};
 use super::visitor::Visitor;
 use super::words;
 use crate::now;
+use api::Problem;
 use axum::response::Redirect;
-use engine::api::Problem;
 use maud::{DOCTYPE, Markup, html};
 use openidconnect::url::form_urlencoded::byte_serialize;
 use shell::table::utc;
 
-/// A part of the console that has a navigation of its own.
+/// A part of the console with its own navigation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Area {
     /// The visitor's own devices, grants and logins.
     Account,
-    /// Everybody's, for administrators only.
+    /// The devices, grants and logins of all users, for administrators only.
     Administration,
 }
 
 impl Area {
-    /// The area of a page, by its path below the console's root.
+    /// Returns the area of a page, given its path below the console's root.
     fn of(path: &str) -> Self {
         let is_administration =
             path.strip_prefix("/admin").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -36,7 +36,7 @@ impl Area {
         }
     }
 
-    /// Paths below the console's root, with their names; the first is the area's front page.
+    /// Paths below the console's root, with their names. The first entry is the front page of the area.
     const fn pages(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Account => &[
@@ -59,7 +59,7 @@ impl Area {
     }
 }
 
-/// What was done, by the word that an address carries; other words say nothing.
+/// Messages that report the last action, by the word in the URL. Unknown words show no message.
 const DONE: &[(&str, &str)] = &[
     ("logged-out", "You are logged out."),
     ("applied", "The policy is in force. What it no longer allows is being cut."),
@@ -67,18 +67,18 @@ const DONE: &[(&str, &str)] = &[
     ("device-revoked", "The device is logged out, and its grants are over. Its flows are being cut."),
     ("grant-revoked", "The grant is over. Its flows are being cut."),
     ("session-ended", "That session is over, with its grants."),
-    ("chosen", "So it is from now on. Grants that it withholds have ended."),
+    ("chosen", "Your choice is in force. Grants that it withholds have ended."),
     ("factor-added", "Your second factor is set up. From now on a login takes its code, too."),
     ("factor-removed", "Your second factor is gone: your password alone is enough to log in."),
     ("passkey-added", "The passkey is added. You can log in to this console with it."),
     (
         "passkey-removed",
-        "The passkey is removed: nobody logs in with it any more. Delete it from the device that keeps it, too.",
+        "The passkey is removed and can no longer be used to log in. Delete it from its device as well.",
     ),
     ("sessions-ended", "All your other sessions are over, with their grants."),
 ];
 
-/// A page to be.
+/// A page under construction.
 pub struct Page<'a> {
     title: &'a str,
     here: &'a str,
@@ -88,33 +88,33 @@ pub struct Page<'a> {
 }
 
 impl<'a> Page<'a> {
-    /// A page of this title.
+    /// Creates a page with this title.
     pub fn new(title: &'a str) -> Self {
         Self { title, here: "-", done: None, onward: None, visitor: None }
     }
 
-    /// Who looks at it, if anybody is known.
+    /// Sets the logged-in visitor, if any.
     pub fn of(self, visitor: Option<&'a Visitor>) -> Self {
         Self { visitor, ..self }
     }
 
-    /// Which entry of the navigation it is, as a path below the console's root.
+    /// Sets the current navigation entry, as a path below the console's root.
     pub fn at(self, here: &'a str) -> Self {
         Self { here, ..self }
     }
 
-    /// Where a browser goes on to by itself.
+    /// Sets the address to which the browser continues automatically.
     pub fn onward(self, address: &'a str) -> Self {
         Self { onward: Some(address), ..self }
     }
 
-    /// What was done, by its word (see [`done`]).
+    /// Sets the message that reports the last action, by its word (see [`done`]).
     pub fn done(self, word: Option<&str>) -> Self {
         let said = word.and_then(|word| DONE.iter().find(|(known, _)| *known == word));
         Self { done: said.map(|(_, text)| *text), ..self }
     }
 
-    /// The whole page.
+    /// Renders the whole page.
     pub fn show(&self, body: &Markup) -> Markup {
         html! {
             (DOCTYPE)
@@ -152,7 +152,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Links to the areas.
+    /// Renders the links to the areas.
     fn areas(&self) -> Markup {
         let here = Area::of(self.here);
         let areas = [Area::Account, Area::Administration];
@@ -165,8 +165,8 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// The pages of this page's area: beside the page where there is room, else in a menu that opens without script. The
-    /// style sheet shows one of the two.
+    /// Renders the navigation of the current area: next to the page where the screen is wide enough, otherwise as a
+    /// menu that opens without script. The style sheet shows one of the two.
     fn navigation(&self, visitor: &Visitor) -> Markup {
         let area = if visitor.is_administrator { Area::of(self.here) } else { Area::Account };
         let (name, pages) = (area.name(), area.pages());
@@ -188,52 +188,41 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// The page that says what went wrong.
+    /// Renders an error page for `problem`.
     pub fn problem(&self, problem: &Problem) -> Markup {
         self.show(&html! {
-            p.wrong role="alert" { (problem.title) }
+            p.wrong role="alert" data-problem=(problem.r#type) { (words::sentence(&problem.title)) }
             @if let Some(detail) = &problem.detail { p { (detail) } }
             p { a href=(ROOT) { "To the overview" } }
         })
     }
 }
 
-/// Goes on to a page that says what was done; `path` is below the console's root, `word` one of the words that are known.
+/// Redirects to a page that reports the last action. `path` is relative to the console's root; `word` must be a key of
+/// [`DONE`].
 pub fn done(path: &str, word: &'static str) -> Redirect {
     debug_assert!(DONE.iter().any(|(known, _)| *known == word), "{word} says nothing");
     Redirect::to(&format!("{ROOT}{path}?done={word}"))
 }
 
-/// A text as a part of an address.
+/// Encodes a text for use in a URL, as browsers encode form fields.
 pub fn encoded(text: &str) -> String {
     byte_serialize(text.as_bytes()).collect()
 }
 
-/// A time as it is seen from now; its title says it exactly, by the browser's clock where there is script.
+/// Renders a time relative to now. The title holds the exact time, which the script converts to the browser's time
+/// zone.
 pub fn time(time: u64) -> Markup {
     html! { time datetime=(utc(time)) title=(words::exact(time)) { (words::relative(time, now())) } }
 }
 
-/// A time as it is, which script shows by the browser's clock.
+/// Renders an exact time, which the script converts to the browser's time zone.
 pub fn exact_time(time: u64) -> Markup {
     html! { time datetime=(utc(time)) data-exact { (words::exact(time)) } }
 }
 
-/// A table that scrolls by itself on narrow screens. Cells of rows are `td`s or `th`s with `scope="row"`.
-pub fn table(caption: &str, head: &[&str], rows: &[Markup]) -> Markup {
-    html! {
-        div.table tabindex="0" role="region" aria-label=(caption) {
-            table {
-                caption { (caption) }
-                thead { tr { @for cell in head { th scope="col" { (cell) } } } }
-                tbody { @for row in rows { tr { (row) } } }
-            }
-        }
-    }
-}
-
-/// A button that acts, in a form of its own with these hidden fields. `what` completes the name for whoever does not see
-/// the row that it stands in.
+/// Renders a button in its own form with these hidden fields. `what` completes the button's name for screen readers,
+/// whose users may not see the row around the button.
 pub fn act(visitor: &Visitor, action: &str, fields: &[(&str, &str)], name: &str, what: &str) -> Markup {
     html! {
         form.act method="post" action={ (ROOT) (action) } {

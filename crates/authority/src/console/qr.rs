@@ -5,10 +5,10 @@ use maud::{Markup, html};
 use qrcodegen::{QrCode, QrCodeEcc};
 use std::fmt::Write;
 
-/// Light modules around a code, as readers want them.
+/// Width of the light margin around a code, in modules, as QR readers require.
 const MARGIN: i32 = 4;
 
-/// A code that says `text`; `name` is what it is, for those who don't see it.
+/// Draws a QR code of `text`. `name` is its description for screen readers.
 pub fn drawing(text: &str, name: &str) -> Result<Markup> {
     let code = QrCode::encode_text(text, QrCodeEcc::Medium).map_err(|error| anyhow!("no QR code: {error}"))?;
     let mut path = String::new();
@@ -20,7 +20,7 @@ pub fn drawing(text: &str, name: &str) -> Result<Markup> {
     let side = code.size() + 2 * MARGIN;
     Ok(html! {
         svg.code viewBox={ "0 0 " (side) " " (side) } role="img" aria-label=(name) {
-            // Dark on light, whatever the colours of the page: many readers know no other way.
+            // Dark on light regardless of the page's colours, because many readers cannot read inverted codes.
             rect width=(side) height=(side) fill="#ffffff" {}
             path d=(path) fill="#000000" {}
         }

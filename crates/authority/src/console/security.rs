@@ -1,16 +1,18 @@
-//! What a person with an account logs in with, besides the password: a second factor, and passkeys. Whoever changes it shows
-//! the password again: a browser that was left alone is not enough.
+//! Second factor and passkeys of a person with an account. Every change requires the password again, because the
+//! browser may have been left unattended.
 
 use super::ROOT;
+use super::form::{Fault, Input, summary};
 use super::overview::Said;
-use super::page::{self, Page, table, time};
+use super::page::{self, Page, time};
 use super::qr;
+use super::table::{actions, table, text};
 use super::visitor::{Fields, Form, Visitor};
-use crate::credentials;
+use crate::http::peer::Peer;
+use crate::http::problems::Problem;
 use crate::login::Attempt;
+use crate::login::credentials;
 use crate::now;
-use crate::peer::Peer;
-use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::Passkey;
 use axum::extract::{Query, State};
@@ -25,7 +27,7 @@ use zeroize::Zeroizing;
 
 type Shared = State<Arc<Authority>>;
 
-/// The pages.
+/// Returns the routes of the security pages.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new()
         .route("/security", get(show))
@@ -37,101 +39,177 @@ pub fn routes() -> Router<Arc<Authority>> {
 }
 
 async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
+    overview(&authority, &visitor, said.done.as_deref(), &Attempted::default()).await
+}
+
+/// A form of the page that was sent in vain.
+#[derive(Default)]
+struct Attempted<'a> {
+    /// The name that the person typed for a passkey.
+    name: Option<&'a str>,
+    faults: Vec<Fault>,
+}
+
+impl<'a> Attempted<'a> {
+    /// Returns the form whose fields [`proof`] rendered with this `name`, if `problem` is about one of them; else the
+    /// problem.
+    fn proof(name: &str, problem: Problem) -> Result<Self, Problem> {
+        let field = match problem {
+            Problem::WrongPassword => "password",
+            Problem::SecondFactorRequired | Problem::WrongSecondFactor => "code",
+            _ => return Err(problem),
+        };
+        let faults = vec![Fault::at(format!("{name}-{field}"), &problem.said().title)];
+        Ok(Self { name: None, faults })
+    }
+
+    /// Renders the page again, with the errors.
+    async fn again(self, authority: &Authority, visitor: &'a Visitor, status: StatusCode) -> Result<Response, Problem> {
+        Ok((status, overview(authority, visitor, None, &self).await?).into_response())
+    }
+
+    /// Reports whether this form, of [`proof`] with this `name`, has an error.
+    fn is_of(&self, name: &str) -> bool {
+        self.faults.iter().any(|fault| fault.is_of(name))
+    }
+}
+
+async fn overview(
+    authority: &Authority,
+    visitor: &Visitor,
+    done: Option<&str>,
+    attempted: &Attempted<'_>,
+) -> Result<Markup, Problem> {
+    let faults = &attempted.faults;
     let person = visitor.person().to_owned();
     let found = authority.storage.call(move |database| Ok((database.account(&person)?, database.passkeys(&person)?)));
     let (account, passkeys) = found.await?;
-    let page = Page::new("Security").of(Some(&visitor)).at("/security").done(said.done.as_deref());
+    let page = Page::new("Security").of(Some(visitor)).at("/security").done(done);
     let Some(account) = account else {
         return Ok(page.show(&html! {
-            p { "You log in with your organisation's identity provider. What you log in with is changed there." }
+            p { "You log in with your organisation's identity provider. Change your password and second factor there." }
         }));
     };
     let has_factor = account.totp.is_some();
     Ok(page.show(&html! {
+        (summary(faults))
         h2 { "Second factor" }
         @if has_factor {
-            p { "Your password alone is not enough to log in: an app on your phone has to give a code as well." }
-            details {
+            p { "Your password alone is not enough to log in: you also need a code from an app on your phone." }
+            details open[attempted.is_of("factor")] {
                 summary { "Remove the second factor" }
                 form method="post" action={ (ROOT) "/security/factor/remove" } {
                     (visitor.token())
-                    (proof("factor", true))
+                    (proof("factor", true, faults))
                     button type="submit" { "Remove it" }
                 }
             }
         } @else {
-            p { "Whoever learns your password can log in as you. A second factor is a code that an app on your phone gives." }
+            p { "Anyone who learns your password can log in as you. A second factor requires an additional code from an app on your phone." }
             p { a href={ (ROOT) "/security/factor" } { "Set up a second factor" } }
         }
         h2 { "Passkeys" }
-        p { "A passkey is kept by your phone, your computer or a security key. With one you log in to this console without password \
+        p { "Your phone, your computer or a security key keeps a passkey. With it you log in to this console without password \
              and code. Agents don't use passkeys." }
-        (list(&visitor, &passkeys, has_factor))
-        @if authority.passkeys.is_some() { (add_form(&visitor, has_factor)) }
+        (list(visitor, &passkeys, has_factor, attempted))
+        @if authority.passkeys.is_some() { (add_form(visitor, has_factor, attempted)) }
         @else { p.quiet { "Passkeys are bound to the authority's name, and its administrator has not set one (" code { "url" } ")." } }
     }))
 }
 
-fn list(visitor: &Visitor, passkeys: &[Passkey], has_factor: bool) -> Markup {
+fn list(visitor: &Visitor, passkeys: &[Passkey], has_factor: bool, attempted: &Attempted<'_>) -> Markup {
     let rows: Vec<_> = passkeys
         .iter()
-        .enumerate()
-        .map(|(number, passkey)| {
-            html! {
-                th scope="row" { (passkey.name) }
-                td { (time(passkey.created)) }
-                td { @match passkey.used { Some(used) => (time(used)), None => "never" } }
-                td {
-                    details {
+        .map(|passkey| {
+            let (form, id) = (removal(&passkey.id), hex::encode(&passkey.id));
+            vec![
+                html! { (passkey.name) },
+                time(passkey.created),
+                html! { @match passkey.used { Some(used) => (time(used)), None => "never" } },
+                html! {
+                    details open[attempted.is_of(&form)] {
                         summary { "Remove" span.unseen { " " (passkey.name) } }
                         form method="post" action={ (ROOT) "/security/passkeys/remove" } {
                             (visitor.token())
-                            input type="hidden" name="passkey" value=(hex::encode(&passkey.id));
-                            (proof(&format!("remove-{number}"), has_factor))
+                            input type="hidden" name="passkey" value=(id);
+                            (proof(&form, has_factor, &attempted.faults))
                             button type="submit" { "Remove it" }
                         }
                     }
-                }
-            }
+                },
+            ]
         })
         .collect();
+    let columns = [text("Name"), text("Added"), text("Used"), actions()];
     html! {
         @if rows.is_empty() { p { "You have none." } }
-        @else { (table("Your passkeys", &["Name", "Added", "Used", "Act"], &rows)) }
+        @else { (table("Your passkeys", &columns, rows)) }
     }
 }
 
-fn add_form(visitor: &Visitor, has_factor: bool) -> Markup {
+/// Returns the name of the form that removes a passkey.
+fn removal(id: &[u8]) -> String {
+    let end = id.len().min(8);
+    format!("remove-{}", hex::encode(&id[..end]))
+}
+
+fn add_form(visitor: &Visitor, has_factor: bool, attempted: &Attempted<'_>) -> Markup {
+    let name = Input {
+        id: "passkey-name",
+        name: "name",
+        label: "Name",
+        hint: Some("Such as the device that keeps it."),
+        value: attempted.name,
+        autocomplete: Some("off"),
+        maxlength: Some(64),
+        required: true,
+        ..Input::default()
+    };
     html! {
         form #add-passkey method="post" action={ (ROOT) "/security/passkeys" }
             data-begin={ (ROOT) "/security/passkeys/begin" } data-passkey="create" {
             h3 { "Add a passkey" }
             (visitor.token())
             input type="hidden" name="answer";
-            label for="passkey-name" { "Name" }
-            input #passkey-name name="name" type="text" maxlength="64" autocomplete="off" required;
-            p.quiet { "Such as the device that keeps it." }
-            (proof("passkey", has_factor))
+            (name.show(&attempted.faults))
+            (proof("passkey", has_factor, &attempted.faults))
             button type="submit" { "Add a passkey" }
             p.wrong role="alert" hidden {}
-            noscript { p { "Making a passkey takes script: browsers have no other way." } }
+            noscript { p { "Passkeys require JavaScript: browsers offer no other way to create one." } }
         }
     }
 }
 
-/// What shows that it is still the same person. `name` tells the fields of several forms on a page apart.
-fn proof(name: &str, has_factor: bool) -> Markup {
+/// Form fields that ask for the password, and for the code if the account has a second factor. `name` distinguishes the
+/// fields of several forms on one page.
+fn proof(name: &str, has_factor: bool, faults: &[Fault]) -> Markup {
+    let password = Input {
+        id: &format!("{name}-password"),
+        name: "password",
+        label: "Your password",
+        kind: "password",
+        autocomplete: Some("current-password"),
+        required: true,
+        problems: Some("wrong_password"),
+        ..Input::default()
+    };
+    let code = Input {
+        id: &format!("{name}-code"),
+        name: "code",
+        label: "Code of your second factor",
+        inputmode: Some("numeric"),
+        autocomplete: Some("one-time-code"),
+        required: true,
+        problems: Some("second_factor_required wrong_second_factor"),
+        ..Input::default()
+    };
     html! {
-        label for={ (name) "-password" } { "Your password" }
-        input id={ (name) "-password" } name="password" type="password" autocomplete="current-password" required;
-        @if has_factor {
-            label for={ (name) "-code" } { "Code of your second factor" }
-            input id={ (name) "-code" } name="code" type="text" inputmode="numeric" autocomplete="one-time-code" required;
-        }
+        (password.show(faults))
+        @if has_factor { (code.show(faults)) }
     }
 }
 
-/// Checks what [`proof`] asks for.
+/// Checks the values of the fields that [`proof`] renders.
 async fn check(authority: &Authority, visitor: &Visitor, peer: &Peer, fields: &Fields) -> Result<(), Problem> {
     let attempt = Attempt {
         person: visitor.person().to_owned(),
@@ -145,22 +223,32 @@ async fn offer_factor(State(authority): Shared, visitor: Visitor) -> Result<Resp
     let person = visitor.person().to_owned();
     let account = authority.storage.call(move |database| database.account(&person)).await?;
     match account {
-        None => Err(Problem::NotFound("account of yours: your identity provider has one")),
+        None => Err(Problem::NotFound("account: your identity provider manages yours")),
         Some(account) if account.totp.is_some() => Ok(Redirect::to(&format!("{ROOT}/security")).into_response()),
         Some(_) => {
             let secret = Zeroizing::new(credentials::random::<20>()?.to_vec());
-            factor_form(&visitor, &secret, None).map(IntoResponse::into_response)
+            factor_form(&visitor, &secret, &[]).map(IntoResponse::into_response)
         }
     }
 }
 
-fn factor_form(visitor: &Visitor, secret: &[u8], wrong: Option<&Problem>) -> Result<Markup, Problem> {
+fn factor_form(visitor: &Visitor, secret: &[u8], faults: &[Fault]) -> Result<Markup, Problem> {
+    let code = Input {
+        id: "new-code",
+        name: "new-code",
+        label: "Code that the app shows",
+        inputmode: Some("numeric"),
+        autocomplete: Some("one-time-code"),
+        pattern: Some("[0-9]{6}"),
+        required: true,
+        ..Input::default()
+    };
     let (text, address) = credentials::totp_address(visitor.person(), secret);
     let spaced: Vec<_> = text.as_bytes().chunks(4).map(|four| String::from_utf8_lossy(four)).collect();
     Ok(Page::new("Set up a second factor").of(Some(visitor)).at("/security").show(&html! {
-        @if let Some(problem) = wrong { p.wrong role="alert" { (problem.said().title) } }
+        (summary(faults))
         ol.steps {
-            li { "Have an authenticator app read this picture, or type the secret into it." }
+            li { "Scan this picture with an authenticator app, or type the secret into the app." }
             li { "Type the code that it shows." }
         }
         (qr::drawing(&address, "The secret, to be read by an authenticator app")?)
@@ -168,9 +256,8 @@ fn factor_form(visitor: &Visitor, secret: &[u8], wrong: Option<&Problem>) -> Res
         form method="post" action={ (ROOT) "/security/factor" } {
             (visitor.token())
             input type="hidden" name="secret" value=(hex::encode(secret));
-            label for="new-code" { "Code that the app shows" }
-            input #new-code name="new-code" type="text" inputmode="numeric" autocomplete="one-time-code" pattern="[0-9]{6}" required;
-            (proof("factor", false))
+            (code.show(faults))
+            (proof("factor", false, faults))
             button type="submit" { "Set it up" }
         }
     }))
@@ -184,16 +271,19 @@ async fn add_factor(
 ) -> Result<Response, Problem> {
     let secret = hex::decode(fields.text("secret")?).ok().filter(|secret| secret.len() == 20).map(Zeroizing::new);
     let secret = secret.ok_or(Problem::WrongForm)?;
-    let again = |problem: Problem| {
-        let page = factor_form(&visitor, &secret, Some(&problem))?;
+    let again = |field: &str, problem: Problem| {
+        let faults = [Fault::at(field, &problem.said().title)];
+        let page = factor_form(&visitor, &secret, &faults)?;
         Ok((StatusCode::UNAUTHORIZED, page).into_response())
     };
     match check(&authority, &visitor, &peer, &fields).await {
-        Err(problem @ Problem::WrongPassword) => return again(problem),
+        Err(problem @ Problem::WrongPassword) => return again("factor-password", problem),
         checked => checked?,
     }
     let code = fields.text("new-code")?.replace(' ', "");
-    let Some(step) = credentials::totp_step(&secret, &code, now())? else { return again(Problem::WrongSecondFactor) };
+    let Some(step) = credentials::totp_step(&secret, &code, now())? else {
+        return again("new-code", Problem::WrongSecondFactor);
+    };
     let (person, by, kept) = (visitor.person().to_owned(), visitor.operator(), secret.clone());
     let added = authority.storage.call(move |database| database.add_totp(&person, &kept, step, &by, now())).await?;
     if !added {
@@ -207,11 +297,14 @@ async fn remove_factor(
     visitor: Visitor,
     peer: Peer,
     Form(fields): Form,
-) -> Result<Redirect, Problem> {
-    check(&authority, &visitor, &peer, &fields).await?;
+) -> Result<Response, Problem> {
+    if let Err(problem) = check(&authority, &visitor, &peer, &fields).await {
+        let attempted = Attempted::proof("factor", problem)?;
+        return attempted.again(&authority, &visitor, StatusCode::UNAUTHORIZED).await;
+    }
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
     authority.storage.call(move |database| database.remove_totp(&person, &by, now())).await?;
-    Ok(page::done("/security", "factor-removed"))
+    Ok(page::done("/security", "factor-removed").into_response())
 }
 
 async fn begin_passkey(
@@ -230,12 +323,14 @@ async fn begin_passkey(
     Ok(Json(ceremonies.begin_registration(visitor.person(), handle, &known)?))
 }
 
-/// The answer to what [`begin_passkey`] asked, for which the password was shown.
-async fn add_passkey(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Redirect, Problem> {
+/// Stores the passkey from the browser's response to [`begin_passkey`], which has already checked the password.
+async fn add_passkey(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Response, Problem> {
     let ceremonies = authority.passkeys.as_ref().ok_or(Problem::NotFound("passkey here"))?;
     let name = fields.text("name")?.trim();
     if name.is_empty() || name.chars().count() > 64 || name.contains(char::is_control) {
-        return Err(Problem::Malformed("a passkey's name is 1 to 64 printable characters".into()));
+        let faults = vec![Fault::at("passkey-name", "a passkey's name has 1 to 64 printable characters")];
+        let attempted = Attempted { name: Some(name), faults };
+        return attempted.again(&authority, &visitor, StatusCode::BAD_REQUEST).await;
     }
     let (person, fresh) = (visitor.person().to_owned(), credentials::random::<64>()?);
     let handle = authority.storage.call(move |database| database.passkey_handle(&person, fresh)).await?;
@@ -244,10 +339,10 @@ async fn add_passkey(State(authority): Shared, visitor: Visitor, Form(fields): F
     let added = authority.storage.call(move |database| database.add_passkey(&person, &passkey, &by, now())).await?;
     if !added {
         return Err(Problem::Malformed(
-            "this passkey is there already, or there are too many: remove one first".into(),
+            "this passkey is registered already, or there are too many: remove one first".into(),
         ));
     }
-    Ok(page::done("/security", "passkey-added"))
+    Ok(page::done("/security", "passkey-added").into_response())
 }
 
 async fn remove_passkey(
@@ -255,11 +350,14 @@ async fn remove_passkey(
     visitor: Visitor,
     peer: Peer,
     Form(fields): Form,
-) -> Result<Redirect, Problem> {
-    check(&authority, &visitor, &peer, &fields).await?;
+) -> Result<Response, Problem> {
     let not_yours = Problem::NotFound("passkey of yours");
     let Ok(id) = hex::decode(fields.text("passkey")?) else { return Err(not_yours) };
+    if let Err(problem) = check(&authority, &visitor, &peer, &fields).await {
+        let attempted = Attempted::proof(&removal(&id), problem)?;
+        return attempted.again(&authority, &visitor, StatusCode::UNAUTHORIZED).await;
+    }
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
     let removed = authority.storage.call(move |database| database.remove_passkey(&person, &id, &by, now())).await?;
-    if removed { Ok(page::done("/security", "passkey-removed")) } else { Err(not_yours) }
+    if removed { Ok(page::done("/security", "passkey-removed").into_response()) } else { Err(not_yours) }
 }

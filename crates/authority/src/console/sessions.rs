@@ -1,11 +1,12 @@
-//! Where a person is logged in, and logging out elsewhere.
+//! A person's sessions, and logging out elsewhere.
 
 use super::ending;
 use super::overview::Said;
-use super::page::{self, Page, act, table, time};
+use super::page::{self, Page, act, time};
+use super::table::{actions, table, text};
 use super::visitor::{Form, Visitor};
+use crate::http::problems::Problem;
 use crate::now;
-use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{Database, session_number};
 use axum::Router;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 
 type Shared = State<Arc<Authority>>;
 
-/// The pages.
+/// Returns the routes of the sessions page.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new()
         .route("/sessions", get(show))
@@ -34,22 +35,23 @@ async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Sai
         .map(|session| {
             let number = format!("{:016x}", session_number(&session.token));
             let what = format!("{} from {}", session.device, session.source);
-            html! {
-                th scope="row" { (session.device) }
-                td { @if session.console { "this console" } @else { "agent" } }
-                td { (session.source) }
-                td { (time(session.created)) }
-                td { (time(session.expires)) }
-                td {
+            vec![
+                html! { (session.device) },
+                html! { @if session.console { "this console" } @else { "agent" } },
+                html! { (session.source) },
+                time(session.created),
+                time(session.expires),
+                html! {
                     @if session.token == visitor.token { "this session" }
                     @else { (act(&visitor, "/sessions/end", &[("session", &number)], "Log out", &what)) }
-                }
-            }
+                },
+            ]
         })
         .collect();
+    let columns = [text("Where"), text("What"), text("From"), text("Since"), text("Until"), actions()];
     Ok(Page::new("Sessions").of(Some(&visitor)).at("/sessions").done(said.done.as_deref()).show(&html! {
         p { "Where you are logged in: with browsers at this console, and with agents on your machines." }
-        (table("Your sessions", &["Where", "What", "From", "Since", "Until", "Act"], &rows))
+        (table("Your sessions", &columns, rows))
         @if sessions.len() > 1 {
             (act(&visitor, "/sessions/end-others", &[], "Log out everywhere else", ""))
         }

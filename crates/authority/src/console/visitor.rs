@@ -1,6 +1,6 @@
-//! Who looks at a page, and what they fill into its forms: what handlers get out of a request that passed the guard.
+//! Extractors for handlers behind the guard: the visitor who requests a page, and the fields of a submitted form.
 
-use crate::problem::Problem;
+use crate::http::problems::Problem;
 use crate::storage::{Operator, Session, TokenHash};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -10,53 +10,53 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-/// A browser, whether somebody is logged in with it or not. No `Debug`: it holds secrets.
+/// A browser, logged in or not. No `Debug`: it holds secrets.
 #[derive(Clone)]
 pub struct Visit {
-    /// The value of its cookie.
+    /// The value of the browser's cookie.
     pub secret: Zeroizing<String>,
-    /// The token of its forms.
+    /// The token that the browser's forms contain.
     pub form: Arc<str>,
-    /// Whether it brought no cookie.
+    /// Whether the request came without a cookie.
     pub is_new: bool,
-    /// Who is logged in.
+    /// The logged-in person, if any.
     pub visitor: Option<Visitor>,
 }
 
 impl Visit {
-    /// What makes a form one of this browser's; every form holds it.
+    /// Renders the hidden field that binds a form to this browser. Every form contains it.
     pub fn token(&self) -> Markup {
         token(&self.form)
     }
 }
 
-/// A person who is logged in. No `Debug`: it holds a secret.
+/// A logged-in person. No `Debug`: it holds a secret.
 #[derive(Clone)]
 pub struct Visitor {
     /// The session.
     pub session: Arc<Session>,
-    /// The hash of what it is known by.
+    /// The hash of the session's token.
     pub token: TokenHash,
-    /// Where the request comes from.
+    /// The source address of the request.
     pub source: IpAddr,
-    /// Whether the pages for administrators are shown.
+    /// Whether the person may see the pages for administrators.
     pub is_administrator: bool,
-    /// The token of the session's forms.
+    /// The token that the session's forms contain.
     pub form: Arc<str>,
 }
 
 impl Visitor {
-    /// The person's name.
+    /// Returns the person's name.
     pub fn person(&self) -> &str {
         &self.session.person
     }
 
-    /// What makes a form one of this session's; every form holds it.
+    /// Renders the hidden field that binds a form to this session. Every form contains it.
     pub fn token(&self) -> Markup {
         token(&self.form)
     }
 
-    /// Whose act it is, for the audit trail.
+    /// Returns the author of an action for the audit trail.
     pub fn operator(&self) -> Operator {
         Operator::at_console(self.person())
     }
@@ -95,20 +95,20 @@ impl<S: Sync> FromRequestParts<S> for Administrator {
     }
 }
 
-/// Fields of a form that are read: more than any form of ours has.
+/// Number of form fields that are read. No form of the console has as many.
 const MOST_FIELDS: usize = 64;
 
-/// What a form says. No `Debug`: it may hold passwords.
+/// The fields of a submitted form. No `Debug`: it may hold passwords.
 pub struct Fields(Vec<(Zeroizing<String>, Zeroizing<String>)>);
 
 impl Fields {
-    /// Reads a form, up to [`MOST_FIELDS`].
+    /// Parses a form, up to [`MOST_FIELDS`].
     pub fn read(bytes: &[u8]) -> Self {
         let own = |text: std::borrow::Cow<'_, str>| Zeroizing::new(text.into_owned());
         Self(form_urlencoded::parse(bytes).take(MOST_FIELDS).map(|(name, value)| (own(name), own(value))).collect())
     }
 
-    /// A field that has to be there once.
+    /// Returns the value of a field that must occur exactly once.
     pub fn text(&self, name: &str) -> Result<&str, Problem> {
         match self.all(name)[..] {
             [value] => Ok(value),
@@ -116,18 +116,18 @@ impl Fields {
         }
     }
 
-    /// A field that has something in it.
+    /// Returns the value of a field unless it is missing, repeated or empty.
     pub fn filled(&self, name: &str) -> Option<&str> {
         self.text(name).ok().filter(|value| !value.is_empty())
     }
 
-    /// Every value of a field.
+    /// Returns every value of a field.
     pub fn all(&self, name: &str) -> Vec<&str> {
         self.0.iter().filter(|(own, _)| own.as_str() == name).map(|(_, value)| value.as_str()).collect()
     }
 }
 
-/// What the form of a request says. Only requests that passed the guard as a form of ours have one.
+/// The form of a request. Only requests whose form passed the guard have one.
 pub struct Form(pub Arc<Fields>);
 
 impl<S: Sync> FromRequestParts<S> for Form {

@@ -1,13 +1,14 @@
-//! Numbers, sizes and times in words. Every page takes them from here, so that they agree: `1 packet`, `2 packets`.
+//! Numbers, sizes and times in words. Every page uses these functions, so the wording is consistent, such as `1 packet`
+//! and `2 packets`.
 
 use shell::table::utc;
 
-/// Between groups of three digits: a narrow space at which no line breaks.
+/// Separator between groups of three digits: a narrow no-break space.
 const SEPARATOR: char = '\u{202f}';
-/// Numbers below this are written without separators.
+/// Numbers below this one are written without separators.
 const SHORT: u64 = 10_000;
 
-/// A number for people: `9999`, `10 000`.
+/// Formats a number for display: `9999`, `10 000`.
 pub fn number(number: u64) -> String {
     let digits = number.to_string();
     if number < SHORT {
@@ -23,12 +24,12 @@ pub fn number(number: u64) -> String {
     grouped
 }
 
-/// So many of something whose plural ends in `s`: `no packet`, `1 packet`, `2 packets`.
+/// Formats a count of something whose plural ends in `s`: `no packet`, `1 packet`, `2 packets`.
 pub fn count(how_many: impl TryInto<u64>, one: &str) -> String {
     count_of(how_many, one, &format!("{one}s"))
 }
 
-/// So many of something: `no person`, `1 person`, `2 people`.
+/// Formats a count of something with an irregular plural: `no person`, `1 person`, `2 people`.
 pub fn count_of(how_many: impl TryInto<u64>, one: &str, many: &str) -> String {
     match how_many.try_into().unwrap_or(u64::MAX) {
         0 => format!("no {one}"),
@@ -37,13 +38,13 @@ pub fn count_of(how_many: impl TryInto<u64>, one: &str, many: &str) -> String {
     }
 }
 
-/// The same text at the beginning of a sentence.
+/// Capitalises the first letter of a text.
 pub fn sentence(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }
 
-/// Bytes as `1.5 MiB`.
+/// Formats a number of bytes, such as `1.5 MiB`.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -51,7 +52,7 @@ pub fn bytes(bytes: u64) -> String {
     }
     let mut amount = bytes as f64 / 1024.0;
     let mut unit = 0;
-    // From 1023.95 on, one decimal would say 1024.0.
+    // From 1023.95 on, one decimal would show 1024.0.
     while amount >= 1023.95 && unit + 1 < UNITS.len() {
         amount /= 1024.0;
         unit += 1;
@@ -59,7 +60,7 @@ pub fn bytes(bytes: u64) -> String {
     format!("{amount:.1} {}", UNITS[unit])
 }
 
-/// When something was or will be, seen from `now`: `5 minutes ago`, `in 2 hours`.
+/// Formats a time relative to `now`: `5 minutes ago`, `in 2 hours`.
 pub fn relative(time: u64, now: u64) -> String {
     let distance = time.abs_diff(now);
     let words = match distance {
@@ -72,7 +73,7 @@ pub fn relative(time: u64, now: u64) -> String {
     if time < now { format!("{words} ago") } else { format!("in {words}") }
 }
 
-/// A time as `2026-03-02 12:00:00 UTC`.
+/// Formats a time as `2026-03-02 12:00:00 UTC`.
 pub fn exact(time: u64) -> String {
     utc(time).replace('T', " ").replace('Z', " UTC")
 }

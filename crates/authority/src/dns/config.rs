@@ -7,28 +7,28 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 const KEYS: &[&str] = &["domain", "authority", "protects", "ttl", "zone", "listen"];
 const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 53);
-/// Five minutes.
+/// Five minutes, in seconds.
 const DEFAULT_TTL: u32 = 300;
 
-/// Discovery, as the configuration describes it.
+/// Configuration of discovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsConfig {
-    /// Whose record it is.
+    /// The domain to which the record belongs.
     pub domain: Domain,
-    /// Where agents reach the authority. Default what browsers call it.
+    /// URL at which agents reach the authority. Default: the URL of the console.
     pub authority: Option<AuthorityUrl>,
-    /// What the record says is protected. Default what the policy's receivers have.
+    /// The protected networks that the record lists. Default: those of the policy's receivers.
     pub protects: Option<Vec<IpNet>>,
-    /// Seconds that the record may be kept. Default five minutes.
+    /// Time to live of the record, in seconds. Default five minutes.
     pub ttl: u32,
-    /// The file with the domain's other records, below the directory unless it begins with `/`.
+    /// The file with the domain's other records, relative to the authority's directory unless the path is absolute.
     pub zone: Option<String>,
-    /// Where questions are taken, by UDP and TCP. Default `[::]:53`.
+    /// Addresses that receive queries, by UDP and TCP. Default `[::]:53`.
     pub listen: Vec<SocketAddr>,
 }
 
 impl DnsConfig {
-    /// Reads the table, if there is one.
+    /// Reads the table; returns `None` if the file has none.
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
         let value = fields.value("dns")?;
         let Some(table) = value.get_ref().as_table() else {

@@ -1,38 +1,39 @@
-//! Response-rate limiting: a stranger who forges somebody's address sends them no more than a trickle through us.
+//! Response rate limiting: an attacker who forges a victim's address can make this server send the victim only a
+//! trickle.
 //!
-//! Buckets are found by a hash with a secret, in a table that never grows: who shares one is chance, and nobody's choice.
+//! A keyed hash selects the bucket of a network in a table of fixed size: an attacker cannot choose the bucket.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::time::Instant;
 
-/// Answers a second for a network (an IPv4 /24, an IPv6 /56), and how many at once.
+/// Sustained rate in answers per second for a network (an IPv4 /24, an IPv6 /56), and the size of a burst.
 pub const RATE: u32 = 20;
 const BURST: u32 = 60;
 const BUCKETS: usize = 16_384;
 
-/// What becomes of an answer.
+/// Decision about an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is sent.
+    /// Send the answer.
     Send,
-    /// In its place goes a short one that says "ask by TCP", which is no longer than the question.
+    /// Send a truncated answer, which makes the client retry by TCP. It is no longer than the query.
     Shorten,
-    /// None is sent.
+    /// Send nothing.
     Drop,
 }
 
 #[derive(Clone, Copy)]
 struct Bucket {
-    /// Answers to have, in thousandths.
+    /// Remaining answers, in thousandths.
     left: u32,
-    /// Milliseconds since the start when it was filled last.
+    /// Time of the last refill, in milliseconds since the start.
     filled: u32,
-    /// Whether the last one over the limit was dropped.
+    /// Whether the previous answer over the limit was dropped.
     dropped: bool,
 }
 
-/// The table.
+/// The token buckets of all networks.
 pub struct Limit {
     start: Instant,
     secret: RandomState,
@@ -40,13 +41,13 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Full buckets.
+    /// Creates a table of full buckets.
     pub fn new(start: Instant) -> Self {
         let full = Bucket { left: BURST * 1000, filled: 0, dropped: false };
         Self { start, secret: RandomState::new(), buckets: vec![full; BUCKETS] }
     }
 
-    /// Counts an answer to `to`.
+    /// Counts an answer to `to` and decides about it.
     pub fn charge(&mut self, to: IpAddr, now: Instant) -> Verdict {
         let place = self.secret.hash_one(network(to)) as usize % BUCKETS;
         let bucket = &mut self.buckets[place];

@@ -1,11 +1,11 @@
-//! Questions in, answers out, by UDP and TCP; and the zone anew when its files change.
+//! The server: receives queries by UDP and TCP, sends answers, and reloads the zone when its files change.
 
 use super::limit::{Limit, Verdict};
 use super::zone::{Transport, shortened};
 use super::{Published, Zone};
 use crate::Directory;
-use crate::peer::Peer;
-use crate::seats::Seats;
+use crate::http::connection_limit::Seats;
+use crate::http::peer::Peer;
 use anyhow::{Context, Result};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -16,12 +16,12 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-/// Connections at a time; one source gets a quarter of them.
+/// Maximum number of concurrent connections; one source may use a quarter of them.
 const MOST_CONNECTIONS: u32 = 256;
-/// Questions on one connection, and how long it may say nothing.
+/// Maximum number of queries on one connection, and the idle timeout of a connection.
 const MOST_QUESTIONS: u32 = 100;
 const SILENCE: Duration = Duration::from_secs(5);
-/// How often files are looked at.
+/// Interval at which the files are checked for changes.
 const LOOK: Duration = Duration::from_secs(1);
 const NO_ZONE: &str = "[dns] names no `zone`: the file with the domain's other records. Another name server takes the record \
                        from `vouchsafe authority dns --record`";
@@ -37,7 +37,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the domain of a directory; `listen`, unless it is empty, takes the place of the configuration's addresses.
+    /// Serves the domain of a directory. `listen` replaces the configuration's addresses unless it is empty.
     pub async fn start(directory: Directory, listen: &[SocketAddr]) -> Result<Self> {
         let (zone, path) = read(&directory)?;
         let files = vec![directory.path().join("authority.toml"), directory.policy(), path];
@@ -57,12 +57,12 @@ impl Server {
         Ok(server)
     }
 
-    /// Where it answers.
+    /// Returns the addresses on which the server listens.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Reads the files anew; what can't be served leaves the zone as it was.
+    /// Reloads the files. On an error, the previous zone stays.
     pub fn reload(&mut self) {
         self.seen = self.changed();
         match read(&self.directory) {
@@ -71,14 +71,14 @@ impl Server {
                     *file = path;
                 }
                 self.seen = self.changed();
-                tracing::info!(names = zone.count(), "the zone was read anew");
+                tracing::info!(names = zone.count(), "the zone was reloaded");
                 *self.zone.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(zone);
             }
             Err(error) => tracing::error!("the zone stays as it was: {error:#}"),
         }
     }
 
-    /// Runs until it fails.
+    /// Runs until an error occurs.
     pub async fn run(&mut self) -> anyhow::Error {
         let mut ticks = tokio::time::interval(LOOK);
         loop {
@@ -101,7 +101,7 @@ impl Server {
     }
 }
 
-/// The zone of a directory, and the file that it is in.
+/// Reads the zone of a directory; returns it with the path of its file.
 fn read(directory: &Directory) -> Result<(Zone, PathBuf)> {
     let Published { domain, record, ttl } = Published::read(directory)?;
     let file = directory.config()?.dns.and_then(|dns| dns.zone).context(NO_ZONE)?;
@@ -111,7 +111,7 @@ fn read(directory: &Directory) -> Result<(Zone, PathBuf)> {
     Ok((zone, path))
 }
 
-/// One port for both; where any will do, one that is free for both.
+/// Binds UDP and TCP to the same port. If the address leaves the port open, a port is chosen that is free for both.
 async fn bind(address: SocketAddr) -> Result<(UdpSocket, TcpListener)> {
     const TRIES: usize = 16;
     for _ in 1..TRIES {
@@ -133,7 +133,7 @@ async fn datagrams(socket: UdpSocket, zone: Arc<RwLock<Arc<Zone>>>, limit: Arc<M
     loop {
         let (size, from) = match socket.recv_from(&mut bytes).await {
             Ok(received) => received,
-            // An earlier answer that could not be delivered.
+            // Reports that an earlier answer could not be delivered.
             Err(error) => {
                 tracing::debug!("a question could not be read: {error}");
                 continue;
@@ -165,7 +165,7 @@ async fn connections(listener: TcpListener, zone: Arc<RwLock<Arc<Zone>>>, seats:
         let (stream, from) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of file descriptors, mostly: those that end will free some.
+                // Usually the process has run out of file descriptors; connections that end will free some.
                 tracing::warn!("can't accept connections: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;

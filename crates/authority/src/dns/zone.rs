@@ -1,4 +1,4 @@
-//! The zone: what its file says, and what is answered to a question. No IO: bytes in, bytes out.
+//! The zone: parses its file and answers queries. No I/O: bytes in, bytes out.
 
 use anyhow::{Context, Result, bail, ensure};
 use engine::discovery::{Domain, Record as Discovery};
@@ -8,38 +8,40 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::txt::Parser;
 use std::collections::BTreeMap;
 
-/// The longest answer by UDP to somebody who names no size, and to anybody: one packet on every path.
+/// Maximum length of a UDP answer for a client that does not advertise a size (512), and for any client (1232, which
+/// fits in one packet on every path).
 const LEAST_UDP: u16 = 512;
 const MOST_UDP: u16 = 1232;
-/// The most names that an alias leads over.
+/// Maximum number of aliases that are followed.
 const ALIASES: usize = 8;
-/// A DNS header, in bytes.
+/// Length of a DNS header, in bytes.
 const HEADER: usize = 12;
 
-/// How the question came.
+/// The transport by which a query arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// In a datagram, from an address that may be forged.
+    /// A datagram, whose source address may be forged.
     Udp,
-    /// On a connection.
+    /// A TCP connection.
     Tcp,
 }
 
 type Sets = BTreeMap<RecordType, Vec<Record>>;
 
-/// A domain's records.
+/// The records of a domain.
 pub struct Zone {
     origin: Name,
     soa: Record,
-    /// By name in small letters; also names that only have others below them.
+    /// Record sets by lower-case name. Includes empty non-terminals: names that have no records but have names below
+    /// them.
     names: BTreeMap<Name, Sets>,
     discovery: Discovery,
-    /// The record at the domain itself.
+    /// The discovery record at the domain itself.
     text: Record,
 }
 
 impl Zone {
-    /// Reads a zone file, and adds the domain's record to what it says.
+    /// Parses a zone file, and adds the domain's discovery record.
     pub fn read(file: &str, domain: &Domain, discovery: Discovery, ttl: u32) -> Result<Self> {
         let origin = Name::from_ascii(format!("{domain}."))?;
         let (_, sets) = Parser::new(file, None, Some(origin.clone())).parse().context("it can't be read")?;
@@ -70,7 +72,7 @@ impl Zone {
             }
             set.push(text(name));
         }
-        // Names between those that have records exist, too.
+        // Empty non-terminals exist as well.
         for name in names.keys().cloned().collect::<Vec<_>>() {
             let mut above = name.base_name();
             while origin.zone_of(&above) {
@@ -81,12 +83,12 @@ impl Zone {
         Ok(Self { text: text(origin.clone()), origin, soa, names, discovery })
     }
 
-    /// How many names have records.
+    /// Returns the number of names that have records.
     pub fn count(&self) -> usize {
         self.names.values().filter(|sets| !sets.is_empty()).count()
     }
 
-    /// The answer to a question; `None` to what is none.
+    /// Answers a query; returns `None` if the message cannot be a query.
     pub fn answer(&self, bytes: &[u8], transport: Transport) -> Option<Vec<u8>> {
         let Ok(question) = Message::from_vec(bytes) else { return malformed(bytes) };
         if question.metadata.message_type != MessageType::Query {
@@ -133,7 +135,7 @@ impl Zone {
             };
             let as_asked = |record: &Record| Record::from_rdata(name.clone(), record.ttl, record.data.clone());
             if kind == RecordType::ANY && !sets.is_empty() {
-                // One small record in place of all of them (RFC 8482 §4.2).
+                // One small record instead of all records (RFC 8482 §4.2).
                 let little = RData::HINFO(HINFO::new("RFC8482".to_owned(), String::new()));
                 return answer.answers.push(Record::from_rdata(name, self.soa.ttl, little));
             }
@@ -153,7 +155,7 @@ impl Zone {
         }
     }
 
-    /// Puts the domain's record beside an address that it protects (wire.md §7.1).
+    /// Adds the domain's record to an answer that contains a protected address (wire.md §7.1).
     fn add_text(&self, answer: &mut Message) {
         let mut addresses = answer.answers.iter().filter_map(|record| record.data.ip_addr());
         if addresses.any(|address| self.discovery.covers(address)) {
@@ -161,7 +163,7 @@ impl Zone {
         }
     }
 
-    /// A name's records, or those of the wildcard that stands for it (RFC 4592).
+    /// Returns the records of a name, or those of the wildcard that matches it (RFC 4592).
     fn sets(&self, name: &Name) -> Option<&Sets> {
         let name = name.to_lowercase();
         if let Some(sets) = self.names.get(&name) {
@@ -174,7 +176,7 @@ impl Zone {
         self.names.get(&above.prepend_label("*").ok()?)
     }
 
-    /// Names another server, if the name belongs to a part of the zone that was given away.
+    /// Refers the client to another server if the name belongs to a delegated part of the zone.
     fn refer(&self, answer: &mut Message, name: &Name) -> bool {
         let name = name.to_lowercase();
         let depth = usize::from(self.origin.num_labels()) + 1..=usize::from(name.num_labels());
@@ -191,7 +193,7 @@ impl Zone {
         true
     }
 
-    /// The SOA record, with the time for which there being nothing may be kept (RFC 2308 §3).
+    /// Returns the SOA record, with the time to live of a negative answer (RFC 2308 §3).
     fn negative(&self) -> Record {
         let mut soa = self.soa.clone();
         if let RData::SOA(SOA { minimum, .. }) = &soa.data {
@@ -201,7 +203,7 @@ impl Zone {
     }
 }
 
-/// An answer that says no more than "ask by TCP".
+/// Returns an empty truncated answer, which makes the client retry by TCP.
 pub fn shortened(bytes: &[u8]) -> Option<Vec<u8>> {
     let question = Message::from_vec(bytes).ok()?;
     let is_question = question.metadata.message_type == MessageType::Query && question.queries.len() == 1;
@@ -213,7 +215,8 @@ pub fn shortened(bytes: &[u8]) -> Option<Vec<u8>> {
 fn reply_to(question: &Message) -> Message {
     let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
     answer.metadata = Metadata::response_from_request(&question.metadata);
-    // Only one is ever answered. Many, written out again, would be far longer than they were.
+    // Only one question is ever answered. Several questions, written again without compression, could be far longer
+    // than the query.
     if question.queries.len() == 1 {
         answer.queries.clone_from(&question.queries);
     }
@@ -225,7 +228,7 @@ fn reply_to(question: &Message) -> Message {
     answer
 }
 
-/// "Malformed", in no more bytes than a header has; nothing to what can't be a question.
+/// Returns a FORMERR answer of header size, or `None` if the message cannot be a query.
 fn malformed(bytes: &[u8]) -> Option<Vec<u8>> {
     const ANSWER: u8 = 0x80;
     let header = bytes.get(..HEADER).filter(|header| header[2] & ANSWER == 0)?;
@@ -233,7 +236,7 @@ fn malformed(bytes: &[u8]) -> Option<Vec<u8>> {
     Message::error_msg(id, OpCode::Query, ResponseCode::FormErr).to_vec().ok()
 }
 
-/// First the additional records go, then all.
+/// Shortens an answer to at most `most` bytes: first the additional records are removed, then all records.
 fn fit(mut answer: Message, most: usize) -> Option<Vec<u8>> {
     let bytes = answer.to_vec().ok()?;
     if bytes.len() <= most {

@@ -1,32 +1,32 @@
-//! What a provider says about a person, as far as the authority cares.
+//! The claims of an identity provider about a person that the authority uses.
 
 use super::ProviderConfig;
 use engine::policy::name_is_valid;
 use serde_json::{Map, Value};
 
-/// Groups that one person may be in.
+/// Maximum number of groups of one person.
 const MOST_GROUPS: usize = 1000;
 
-/// Who a provider says somebody is.
+/// A person's identity, as the provider asserts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The provider's issuer identifier.
     pub issuer: String,
-    /// The provider's own name for the person, which never changes hands.
+    /// The provider's identifier for the person, which is never reassigned.
     pub subject: String,
-    /// The person's name here.
+    /// The person's name at this authority.
     pub person: String,
     /// The groups, sorted.
     pub groups: Vec<String>,
-    /// The provider's name for its own session, for logouts by the back channel.
+    /// The provider's identifier for its own session, for back-channel logouts.
     pub sid: Option<String>,
 }
 
 impl Identity {
-    /// Reads verified claims; or says, for the person who logs in, what is wrong with them.
+    /// Reads verified claims. The error is a message for the person who logs in.
     pub fn read(config: &ProviderConfig, claims: &Map<String, Value>) -> Result<Self, String> {
         let text = |name: &str| claims.get(name).and_then(Value::as_str);
-        let subject = text("sub").ok_or("the identity provider does not say who this is")?;
+        let subject = text("sub").ok_or("the identity provider's answer has no `sub` claim")?;
         let claim = &config.person_claim;
         let person = text(claim)
             .ok_or_else(|| format!("the identity provider gives no `{claim}`: a scope or `person_claim` is missing"))?;
@@ -45,7 +45,7 @@ impl Identity {
         if groups.len() > MOST_GROUPS {
             return Err(format!("the identity provider lists {} groups; at most {MOST_GROUPS}", groups.len()));
         }
-        // What no policy can name decides nothing.
+        // A group whose name no policy can contain has no effect.
         groups.retain(|group| name_is_valid(group));
         groups.sort();
         groups.dedup();
@@ -53,8 +53,8 @@ impl Identity {
         Ok(Self { issuer: config.issuer.clone(), subject: subject.into(), person: person.into(), groups, sid })
     }
 
-    /// Adds what the provider's UserInfo says to what its ID token said. The ID token's word stands. UserInfo's
-    /// `email_verified` is about UserInfo's `email` (OpenID Connect Core, §5.1), so the two stay together.
+    /// Adds the claims of the provider's UserInfo response to those of its ID token. The ID token takes precedence.
+    /// UserInfo's `email_verified` refers to UserInfo's `email` (OpenID Connect Core, §5.1), so the two stay together.
     pub fn add_user_info(claims: &mut Map<String, Value>, mut told: Map<String, Value>) {
         match claims.get("email") {
             Some(email) if told.get("email") != Some(email) => {
@@ -70,7 +70,7 @@ impl Identity {
         }
     }
 
-    /// Whether the claims lack something that another place of the provider might tell.
+    /// Reports whether a configured claim is missing that the UserInfo endpoint may supply.
     pub fn lacks(config: &ProviderConfig, claims: &Map<String, Value>) -> bool {
         [&config.person_claim, &config.groups_claim].iter().any(|name| !claims.contains_key(*name))
     }

@@ -16,34 +16,34 @@ const KEYS: &[&str] = &[
     "ca_file",
 ];
 
-/// An identity provider, as the configuration describes it.
+/// Configuration of an identity provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderConfig {
-    /// Its issuer identifier: `https://`, or `http://` on a loopback address.
+    /// The provider's issuer identifier: `https://`, or `http://` on a loopback address.
     pub issuer: String,
-    /// What it calls this authority.
+    /// The client identifier of this authority at the provider.
     pub client_id: String,
-    /// The file with the secret it knows this authority by, relative to the authority's directory; none for a public
-    /// client.
+    /// The file with the client secret, relative to the authority's directory; none for a public client.
     pub client_secret_file: Option<PathBuf>,
-    /// What is asked for besides `openid`. Default: what the provider knows of `profile`, `email`, `groups` and
-    /// `offline_access`.
+    /// Scopes to request in addition to `openid`. Default: those of `profile`, `email`, `groups` and `offline_access`
+    /// that the provider supports.
     pub scopes: Option<Vec<String>>,
     /// The claim that becomes the person's name. Default `email`, which the provider must have verified.
     pub person_claim: String,
     /// The claim that lists groups. Default `groups`.
     pub groups_claim: String,
-    /// Seconds after which the provider is asked again who is in which group, where it gave a refresh token. Default 5
-    /// minutes.
+    /// Interval in seconds at which the authority asks the provider again for the groups of each person for whom it has
+    /// a refresh token. Default 5 minutes.
     pub refresh: u32,
-    /// Seconds after which a login at the provider is too old to log in with. Default: never.
+    /// Maximum age of a login at the provider, in seconds. Default: unlimited.
     pub reauthenticate: Option<u32>,
-    /// The certificates the provider is trusted by, PEM, relative to the authority's directory. Default the system's.
+    /// CA certificates (PEM) for connections to the provider, relative to the authority's directory. Default: those of
+    /// the system.
     pub ca_file: Option<PathBuf>,
 }
 
 impl ProviderConfig {
-    /// Reads the table, if there is one.
+    /// Reads the table; returns `None` if the file has none.
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
         let value = fields.value("oidc")?;
         let Some(table) = value.get_ref().as_table() else {
@@ -86,7 +86,7 @@ impl ProviderConfig {
     }
 }
 
-/// Whether nobody on the way can read or change what is said to this address.
+/// Reports whether a connection to this address protects requests from eavesdropping and tampering: TLS or loopback.
 pub fn is_confidential(url: &openidconnect::url::Url) -> bool {
     use openidconnect::url::Host;
     let loopback = match url.host() {

@@ -1,27 +1,27 @@
-//! The calls that log in with the identity provider or as a machine (`engine::api`).
+//! The API calls for logins with the identity provider and of machines (`api`).
 
 use super::pending::agent::{AgentLogin, PAGE, Proven, Requester};
 use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, Finish, Rest, Started, Way};
 use super::provider::{Refusal, Verified};
 use super::{Provider, service};
-use crate::credentials;
-use crate::extract::Body;
-use crate::handlers::check_device;
+use crate::http::extractors::Body;
+use crate::http::handlers::check_device;
+use crate::http::peer::{Member, Peer};
+use crate::http::problems::Problem;
+use crate::http::throttle::Key;
+use crate::login::credentials;
 use crate::now;
-use crate::peer::{Member, Peer};
-use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Proof};
-use crate::throttle::Key;
+use api::{
+    BrowserLogin, BrowserLoginStarted, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin, IdentityProvider,
+    LoginMethods, LoginOutcome, ServiceLogin, Session,
+};
 use axum::extract::State;
 use axum::extract::rejection::FormRejection;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::{Form, Json};
-use engine::api::{
-    BrowserLogin, BrowserLoginStarted, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin, IdentityProvider,
-    LoginMethods, LoginOutcome, ServiceLogin, Session,
-};
 use serde::Deserialize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,12 +31,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use zeroize::Zeroizing;
 
-/// The longest name that an agent may give of the user or the machine that asks, in characters.
+/// Maximum length in characters of a user or host name that an agent may claim.
 const MOST_CLAIM: usize = 64;
 
 type Shared = State<Arc<Authority>>;
 
-/// The calls, with their descriptions.
+/// Returns the routes of the calls, with their OpenAPI descriptions.
 pub fn routes() -> OpenApiRouter<Arc<Authority>> {
     OpenApiRouter::new()
         .routes(routes!(methods))
@@ -57,7 +57,7 @@ impl From<Refusal> for Problem {
     }
 }
 
-/// Tells the provider, in its own time, that a refresh token is not needed any more.
+/// Revokes a refresh token at the provider, in the background.
 pub fn forget(authority: Arc<Authority>, refresh_token: Zeroizing<String>) {
     tokio::spawn(async move {
         let Some(provider) = &authority.provider else { return };
@@ -67,7 +67,7 @@ pub fn forget(authority: Arc<Authority>, refresh_token: Zeroizing<String>) {
     });
 }
 
-/// Which ways to log in are there?
+/// List the available ways to log in
 #[utoipa::path(get, path = "/v1/login", responses((status = 200, body = LoginMethods), Problem))]
 pub async fn methods(State(authority): Shared) -> Json<LoginMethods> {
     let issuer = |provider: &Provider| IdentityProvider { issuer: provider.config.issuer.clone() };
@@ -86,9 +86,9 @@ async fn browser(
 ) -> Result<Json<BrowserLoginStarted>, Problem> {
     authority.provider.as_ref().ok_or(Problem::NoProvider)?;
     let console = authority.config.console.url.as_ref().ok_or(Problem::NoBrowserLogin)?;
-    // The caller chooses no more than the port: nobody's browser is sent anywhere but to its own machine.
+    // The caller chooses only the port: a browser is never redirected to another machine than its own.
     if port < 1024 {
-        return Err(Problem::Malformed("browsers are sent to no port below 1024".into()));
+        return Err(Problem::Malformed("the port must be 1024 or higher".into()));
     }
     check_claim("user", &user)?;
     check_claim("host", &host)?;
@@ -104,7 +104,7 @@ async fn browser(
     Ok(Json(BrowserLoginStarted { login, url, state, expires_in: BROWSER_TIME.as_secs() }))
 }
 
-/// What an agent may say of who asks.
+/// Checks the user or host name that an agent claims.
 fn check_claim(what: &str, text: &str) -> Result<(), Problem> {
     if text.is_empty() || text.chars().count() > MOST_CLAIM || text.contains(char::is_control) {
         return Err(Problem::Malformed(format!("`{what}` is 1 to {MOST_CLAIM} printable characters")));
@@ -112,7 +112,7 @@ fn check_claim(what: &str, text: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Start a login with the identity provider in a browser anywhere
+/// Start a login with the identity provider by device code, in a browser on any machine
 #[utoipa::path(
     post, path = "/v1/login/device", request_body = DeviceLogin,
     responses((status = 200, body = DeviceLoginStarted), Problem)
@@ -166,7 +166,7 @@ async fn finish(
     Ok(Json(LoginOutcome::LoggedIn(session)))
 }
 
-/// What the provider's word proves; a refusal of the provider's is written down.
+/// Evaluates the provider's answer. A refusal by the provider is recorded in the audit trail.
 pub(crate) async fn proved(
     authority: &Authority,
     peer: &Peer,
@@ -187,7 +187,7 @@ pub(crate) async fn proved(
     Ok(Proven { person, proof: Proof::Provider { identity, refresh_token } })
 }
 
-/// What a machine has to sign in order to log in
+/// Get a challenge for a machine to sign in order to log in
 #[utoipa::path(post, path = "/v1/login/challenge", responses((status = 200, body = Challenge), Problem))]
 async fn challenge(State(authority): Shared, peer: Peer) -> Result<Json<Challenge>, Problem> {
     let charged = authority.throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
@@ -224,14 +224,14 @@ async fn service_login(
     Ok(Json(session))
 }
 
-/// What an identity provider posts to log somebody out
+/// The form that an identity provider posts to log a person out
 #[derive(Deserialize, ToSchema)]
 struct LogoutForm {
     /// A JWT that the provider signed.
     logout_token: String,
 }
 
-/// The identity provider logs somebody out (OpenID Connect Back-Channel Logout 1.0)
+/// Log a person out on behalf of the identity provider (OpenID Connect Back-Channel Logout 1.0)
 #[utoipa::path(
     post, path = "/v1/login/backchannel-logout",
     request_body(content = LogoutForm, content_type = "application/x-www-form-urlencoded"),
@@ -245,14 +245,15 @@ async fn backchannel_logout(
     let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
     let key = [Key::Logouts(Key::source(peer.address))];
     authority.throttle.charge(&key, Instant::now()).map_err(Problem::TooMany)?;
-    let malformed = |_| Problem::Malformed("a form with a `logout_token` is wanted".into());
+    let malformed = |_| Problem::Malformed("the request must be a form with a `logout_token`".into());
     let Form(LogoutForm { logout_token }) = form.map_err(malformed)?;
     let logout = match provider.logout(&logout_token).await {
         Err(Refusal::No(why)) => return Err(Problem::Malformed(why)),
         judged => judged?,
     };
     authority.throttle.refund(&key);
-    // A login that waits for an answer must not log in a person who was logged out meanwhile.
+    // A login that still waits for the person's answer must not succeed for a person who was logged out in the
+    // meantime.
     authority.logins.forget_subject(&logout.subject);
     let end = {
         let super::provider::Logout { subject, sid } = logout;
@@ -264,7 +265,7 @@ async fn backchannel_logout(
     Ok((StatusCode::OK, [(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))]))
 }
 
-/// What both kinds of logins with the provider begin with.
+/// Values that both kinds of login with the provider need.
 struct Prepared<'a> {
     provider: &'a Provider,
     challenge: [u8; 32],

@@ -1,4 +1,4 @@
-//! How the authority calls the identity provider: TLS, no redirects, bounded in time and size.
+//! The HTTP client for the identity provider: TLS, no redirects, limits on time and size.
 
 use super::config::is_confidential;
 use crate::tls;
@@ -8,16 +8,16 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-/// How long a connection may take to come up, and how long a call may take in all.
+/// Time limits for establishing a connection and for a whole call.
 const TIMES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
-/// The longest answer, in bytes.
+/// Maximum length of an answer, in bytes.
 const MOST_ANSWER: usize = 1024 * 1024;
 
-/// Calls a provider.
+/// HTTP client for calls to a provider.
 #[derive(Clone)]
 pub struct Http(reqwest::Client);
 
-/// Why a call failed.
+/// Reason why a call failed.
 #[derive(Debug)]
 pub struct Failure(String);
 
@@ -31,13 +31,13 @@ impl std::error::Error for Failure {}
 
 impl From<reqwest::Error> for Failure {
     fn from(error: reqwest::Error) -> Self {
-        // An address may carry secrets; causes are what helps.
+        // The URL may contain secrets; the error's causes are informative enough.
         Self(format!("{:#}", anyhow::Error::from(error.without_url())))
     }
 }
 
 impl Http {
-    /// A client that trusts the certificates in `ca_pem`, or the system's.
+    /// Creates a client that trusts the certificates in `ca_pem`, or the system's.
     pub fn new(ca_pem: Option<&[u8]>) -> Result<Self> {
         // A redirect could lead anywhere in the authority's network.
         let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());

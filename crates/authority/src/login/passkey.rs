@@ -1,9 +1,9 @@
-//! Passkeys (WebAuthn): what browsers are asked, and which of their answers are believed. A passkey replaces password and second
-//! factor, so its holder has to be verified by the authenticator (by a finger, a face, a PIN).
+//! Passkeys (WebAuthn): the challenges for browsers, and the verification of their answers. A passkey replaces both
+//! password and second factor, so the authenticator has to verify its holder (by a finger, a face, a PIN).
 //!
-//! The ceremonies are `webauthn_rp`'s; here are the bounds on them, and where they are remembered in between.
+//! `webauthn_rp` implements the ceremonies; this module limits their number and stores them between request and answer.
 
-use crate::problem::Problem;
+use crate::http::problems::Problem;
 use crate::storage::{Passkey, PasskeyHandle};
 use anyhow::{Context, Result, anyhow};
 use openidconnect::url::{Host, Url};
@@ -22,13 +22,13 @@ use webauthn_rp::{
     DiscoverableCredentialRequestOptions, PublicKeyCredentialCreationOptions, Registration, RegistrationServerState,
 };
 
-/// Ceremonies at a time, of each kind; each lasts five minutes at most. What is charged for starting one keeps strangers
-/// from having so many.
+/// Maximum number of pending ceremonies of each kind; each lasts five minutes at most. The charge for starting one
+/// keeps unauthenticated senders from reaching this number.
 const MOST: usize = 8192;
 
 type Key = CompressedPubKey<[u8; 32], [u8; 32], [u8; 48], Vec<u8>>;
 
-/// Passkeys for one origin.
+/// The passkeys of one origin, with their pending ceremonies.
 pub struct Passkeys {
     id: RpId,
     origin: String,
@@ -37,7 +37,8 @@ pub struct Passkeys {
 }
 
 impl Passkeys {
-    /// For the console at `url`; none where it has no name, which passkeys are bound to.
+    /// Creates the verifier for the console at `url`. Returns `None` if the URL has no host name, because passkeys are
+    /// bound to a name.
     pub fn new(url: &str) -> Option<Self> {
         let parsed = Url::parse(url).ok()?;
         let Some(Host::Domain(name)) = parsed.host() else { return None };
@@ -46,7 +47,8 @@ impl Passkeys {
         Some(Self { id, origin: url.to_owned(), registrations: Mutex::new(registrations), logins: Mutex::new(logins) })
     }
 
-    /// What a browser is asked that is to make a passkey for `person`, who has these already.
+    /// Returns the options for a browser that is to create a passkey for `person`, who already has the passkeys in
+    /// `known`.
     pub fn begin_registration(&self, person: &str, handle: PasskeyHandle, known: &[Passkey]) -> Result<Value> {
         let handle = UserHandle64::decode(handle)?;
         let user = PublicKeyCredentialUserEntity {
@@ -63,7 +65,8 @@ impl Passkeys {
             })
         });
         let mut options = PublicKeyCredentialCreationOptions::passkey(&self.id, user, known.collect::<Result<_>>()?);
-        // Asking for it turns away authenticators that have never heard of it; the holder is verified at every login anyway.
+        // Requiring `credProtect` would exclude authenticators that do not support it. The holder is verified at every
+        // login anyway.
         options.extensions.cred_protect = CredProtect::None;
         let (server, client) = options.start_ceremony().map_err(|error| anyhow!("{error}"))?;
         let mut going = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
@@ -71,7 +74,7 @@ impl Passkeys {
         Ok(serde_json::to_value(client)?)
     }
 
-    /// The passkey in a browser's answer, which must have been made for this handle.
+    /// Returns the new passkey from a browser's answer, which must have been made for this handle.
     pub fn finish_registration(
         &self,
         answer: &str,
@@ -107,7 +110,7 @@ impl Passkeys {
         })
     }
 
-    /// What a browser is asked in which somebody wants to log in.
+    /// Returns the options for a browser that logs in with a passkey.
     pub fn begin_login(&self) -> Result<Value> {
         let options = DiscoverableCredentialRequestOptions::passkey(&self.id);
         let (server, client) = options.start_ceremony().map_err(|error| anyhow!("{error}"))?;
@@ -116,17 +119,17 @@ impl Passkeys {
         Ok(serde_json::to_value(client)?)
     }
 
-    /// The id of the passkey that a browser's answer is made with, the handle of whose it says it is, and what judges it.
+    /// Parses a browser's answer and matches it to its pending ceremony, which it uses up.
     pub fn read_login(&self, answer: &str) -> Result<Answer, Problem> {
         let read =
             DiscoverableAuthentication64::from_json_relaxed(answer.as_bytes()).map_err(|_| Problem::WrongPasskey)?;
         let challenge = read.challenge_relaxed().map_err(|_| Problem::WrongPasskey)?;
-        // Used up, whatever comes of it.
+        // The ceremony is used up, whether the answer turns out to be valid or not.
         let server = self.logins.lock().unwrap_or_else(PoisonError::into_inner).take(&challenge);
         Ok(Answer { read, server: server.ok_or(Problem::WrongLogin)? })
     }
 
-    /// Judges an answer by the passkey that it names; gives its state after it.
+    /// Verifies an answer against the passkey that it names; returns the passkey's new state.
     pub fn judge(&self, answer: Answer, handle: PasskeyHandle, known: &Passkey) -> Result<[u8; 7], Problem> {
         let broken = || anyhow!("a stored passkey is broken");
         let handle = UserHandle64::decode(handle).map_err(anyhow::Error::from)?;
@@ -140,26 +143,26 @@ impl Passkeys {
         };
         let verified = answer.server.verify(&self.id, &answer.read, &mut credential, &options);
         verified.map_err(|error| {
-            tracing::info!("a passkey is not believed: {error}");
+            tracing::info!("a passkey failed verification: {error}");
             Problem::WrongPasskey
         })?;
         Ok(credential.dynamic_state().encode().context("a passkey's state can't be written down")?)
     }
 }
 
-/// A browser's answer that belongs to a login under way.
+/// A browser's answer that belongs to a pending login.
 pub struct Answer {
     read: DiscoverableAuthentication64,
     server: DiscoverableAuthenticationServerState,
 }
 
 impl Answer {
-    /// The id of the passkey.
+    /// Returns the id of the passkey.
     pub fn id(&self) -> Vec<u8> {
         self.read.raw_id().as_ref().to_vec()
     }
 
-    /// The handle of whose it says it is.
+    /// Returns the user handle that the answer claims.
     pub fn handle(&self) -> Vec<u8> {
         self.read.response().user_handle().as_ref().to_vec()
     }

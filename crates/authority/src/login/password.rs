@@ -1,12 +1,13 @@
-//! Checking a name, a password and a second factor: slowly for whoever guesses, and without a word about which is wrong.
+//! Checks a name, a password and a second factor. Attempts are rate-limited, and the answer does not reveal which of
+//! name and password is wrong.
 
-use crate::credentials::{self, MOST_PASSWORD, Scratch};
+use crate::http::peer::Peer;
+use crate::http::problems::Problem;
+use crate::http::throttle::Key;
+use crate::login::credentials::{self, MOST_PASSWORD, Scratch};
 use crate::now;
-use crate::peer::Peer;
-use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Proof};
-use crate::throttle::Key;
 use engine::policy::name_is_valid;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,26 +15,26 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
-/// How long a login waits for its turn to have its password checked.
+/// Maximum time that a login waits for a password slot.
 const PASSWORD_WAIT: Duration = Duration::from_secs(5);
 
-/// What somebody who wants to log in shows. No `Debug`: it holds secrets.
+/// Credentials of a login attempt. No `Debug`: it holds secrets.
 pub struct Attempt {
     /// The account's name.
     pub person: String,
     /// The password.
     pub password: Zeroizing<String>,
-    /// The second factor's six digits, where given.
+    /// The six digits of the second factor, if sent.
     pub code: Option<String>,
 }
 
-/// Where passwords are checked: so many at a time, and in no more memory than these take.
+/// Limits how many passwords are checked concurrently, and reuses the memory of these checks.
 pub struct PasswordSlots {
     free: Arc<Semaphore>,
     idle: Mutex<Vec<Scratch>>,
 }
 
-/// The place of one of them.
+/// A slot for one password check.
 struct Slot {
     scratch: Scratch,
     slots: Arc<PasswordSlots>,
@@ -41,12 +42,12 @@ struct Slot {
 }
 
 impl PasswordSlots {
-    /// So many.
+    /// Creates `most` slots.
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { free: Arc::new(Semaphore::new(most)), idle: Mutex::default() })
     }
 
-    /// Waits for one.
+    /// Waits for a free slot.
     async fn take(self: &Arc<Self>) -> anyhow::Result<Slot> {
         let permit = self.free.clone().acquire_owned().await?;
         let scratch = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
@@ -56,17 +57,17 @@ impl PasswordSlots {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // Before the permit: whoever gets that finds the memory.
+        // Before the permit is released, so that the next holder finds the memory.
         let scratch = std::mem::take(&mut self.scratch);
         self.slots.idle.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
     }
 }
 
 impl Authority {
-    /// Checks an attempt to log in, and writes down one that fails.
+    /// Checks a login attempt, and records a failed one in the audit trail.
     pub(crate) async fn check_password(&self, attempt: Attempt, peer: &Peer) -> Result<(String, Proof), Problem> {
         let Attempt { person, password, code } = attempt;
-        // Names that no account can have are answered as wrong ones are, and never stored.
+        // Names that no account can have are answered like wrong ones, and are never stored.
         let known_form = name_is_valid(&person) && password.len() <= MOST_PASSWORD;
         let charged = self.throttle.login(known_form.then_some(person.as_str()), peer.address, Instant::now());
         let keys = match charged {
@@ -90,7 +91,7 @@ impl Authority {
         let hash = account.as_ref().map_or(&self.nobodys_password, |account| &account.password).clone();
         let slot = tokio::time::timeout(PASSWORD_WAIT, self.password_slots.take()).await;
         let mut slot = slot.map_err(|_| Problem::Busy("logins"))??;
-        // The slot is held until it is done: whoever hangs up does not make room for another.
+        // The slot stays taken until the check is done: a client that disconnects does not free it for another check.
         let checked =
             tokio::task::spawn_blocking(move || credentials::password_matches(&password, &hash, &mut slot.scratch));
         let matches = checked.await.map_err(anyhow::Error::from)??;
@@ -119,8 +120,9 @@ impl Authority {
         Ok((person, Proof::Password(account.password)))
     }
 
-    /// Whether somebody who has to wait shows the account's second factor: whoever only guesses passwords cannot. Gives
-    /// what that was charged to. The answer is the same whether there is such an account or not.
+    /// Checks the second factor of a throttled caller, which an attacker who only guesses passwords cannot present. If
+    /// it is valid, returns the throttle keys that were charged instead, so the login may proceed. The answer is the
+    /// same whether such an account exists or not.
     async fn early_factor(
         &self,
         person: &str,

@@ -1,14 +1,15 @@
-//! Logins under way: started by somebody unknown, so bounded in number and time, and shared fairly among sources.
+//! Logins in progress. Unauthenticated senders start them, so they are limited in number and time, and shared fairly
+//! among sources.
 
 pub mod agent;
 
 use super::provider::{Departure, Refusal, Verified};
-use crate::credentials::{self, token_hash};
-use crate::problem::Problem;
-use crate::throttle::Key;
+use crate::http::problems::Problem;
+use crate::http::throttle::Key;
+use crate::login::credentials::{self, token_hash};
 use agent::{AgentLogin, Proven};
 use anyhow::Result;
-use engine::api::Callback;
+use api::Callback;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -18,33 +19,33 @@ use subtle::ConstantTimeEq;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
-/// How long a person may take to log in at the provider in a browser.
+/// Time limit for a person to log in at the provider in a browser.
 pub const BROWSER_TIME: Duration = Duration::from_secs(600);
-/// Logins in browsers at a time, at the console and for agents: some 4 MB each.
+/// Maximum number of concurrent logins in browsers, for the console and for agents each: some 4 MB per kind.
 const MOST_BROWSER: usize = 4096;
-/// Logins in browsers of one source at a time. The throttle lets a source start 230 within [`BROWSER_TIME`], so nobody behind
-/// an address pushes out the login of a person behind the same one.
+/// Maximum number of concurrent logins in browsers from one source. The throttle lets a source start 230 within
+/// [`BROWSER_TIME`], so an attacker cannot push out the login of a person behind the same address.
 const MOST_OF_SOURCE: usize = 256;
-/// Logins by device code at a time: for each the provider is asked every few seconds.
+/// Maximum number of concurrent logins by device code. For each, the authority polls the provider every few seconds.
 const MOST_DEVICE: usize = 128;
-/// Challenges for machines at a time.
+/// Maximum number of outstanding challenges for machines.
 const MOST_CHALLENGES: usize = 4096;
-/// How long a challenge is good.
+/// Lifetime of a challenge.
 pub const CHALLENGE_TIME: Duration = Duration::from_secs(60);
 
-/// How a login is to come about.
+/// The way in which a login proceeds.
 pub enum Way {
-    /// A browser was sent away from the console; the page to go on to.
+    /// The console has sent a browser to the provider; with the page that follows the login.
     Console(Departure, String),
-    /// A person is to be asked in a browser for an agent.
+    /// A person is asked in a browser to approve an agent's login.
     Agent(Box<AgentLogin>),
-    /// A code waits to be entered, for a device that is called so.
+    /// A person has to enter a code at the provider; with the name of the device.
     Code(
         String,
         oneshot::Receiver<Result<Verified, Refusal>>,
         #[expect(dead_code, reason = "dropped with the login")] Abort,
     ),
-    /// A machine was asked to sign.
+    /// A machine has to sign a challenge.
     Challenge,
 }
 
@@ -57,65 +58,67 @@ impl Drop for Abort {
     }
 }
 
-/// A login that somebody started.
+/// A login in progress.
 pub struct Started {
-    /// The hash of the verifier.
+    /// Hash of the secret of the caller or browser that may finish the login.
     pub challenge: [u8; 32],
-    /// Where it was started from.
+    /// Source address from which the login was started, as the throttle counts sources.
     pub source: IpAddr,
-    /// When it is forgotten.
+    /// Time at which the login is forgotten.
     pub until: Instant,
-    /// What it was charged to, for when it turns out a good one.
+    /// Throttle keys that were charged for the start and are refunded after a successful login.
     pub charged: Vec<Key>,
-    /// How it is to come about.
+    /// The way in which the login proceeds.
     pub way: Way,
 }
 
-/// What a browser brings back from the provider.
+/// Parameters that a browser brings back from the provider.
 pub struct Brought {
-    /// The authorization code, unless the provider gave none. Secret.
+    /// The authorization code, unless the provider issued none. Secret.
     pub code: Option<String>,
-    /// The state.
+    /// The state that the provider returned.
     pub state: String,
-    /// Who says so (RFC 9207), where the provider adds it.
+    /// The issuer of the response (RFC 9207), if the provider adds it.
     pub iss: Option<String>,
 }
 
 impl Brought {
-    /// Whether it belongs to this departure. A code of another provider's must not be shown to this one (mix-up, RFC 9207).
+    /// Reports whether these parameters belong to this departure. A code of another provider must not be sent to this
+    /// one (mix-up attack, RFC 9207).
     pub fn belongs_to(&self, departure: &Departure, issuer: &str) -> bool {
         let same_state = bool::from(self.state.as_bytes().ct_eq(departure.state.as_bytes()));
         same_state && self.iss.as_ref().is_none_or(|from| from == issuer)
     }
 }
 
-/// What finishing an agent's login found.
+/// Result of an attempt to finish an agent's login.
 pub enum Finish {
-    /// The person has not logged in at the provider yet, or not answered.
+    /// The person has not logged in at the provider yet, or has not answered.
     Pending,
     /// The person has approved.
     Approved(Proven, Rest),
-    /// The provider has spoken.
+    /// The provider has answered.
     Verified(Result<Verified, Refusal>, Rest),
 }
 
-/// What else was known of a login that is used up.
+/// Further data of a login that is used up.
 pub struct Rest {
-    /// What the person calls the device.
+    /// The device name that the agent gave.
     pub device: String,
-    /// What it was charged to.
+    /// Throttle keys that were charged for the start.
     pub charged: Vec<Key>,
 }
 
-/// The logins under way, by name.
+/// The logins in progress, by name.
 #[derive(Default)]
 pub struct Logins(Mutex<HashMap<String, Started>>);
 
 impl Logins {
-    /// Notes a login; gives its name. A source that has its share, and else the network that has most, loses its oldest.
+    /// Records a login and returns its name. If the source has its full share, its oldest login is removed; else, if
+    /// there is no room, the oldest login of the network that has most.
     ///
     /// # Errors
-    /// The system gives no randomness.
+    /// The system provides no randomness.
     pub fn begin(&self, started: Started) -> Result<String> {
         let name = hex::encode(credentials::random::<16>()?);
         let mut all = self.lock();
@@ -134,11 +137,11 @@ impl Logins {
         Ok(name)
     }
 
-    /// Finishes an agent's login, for a caller who knows its name and verifier. Without a callback, a login in a browser is not
-    /// finished; the caller hears if it has come to nothing.
+    /// Finishes an agent's login for a caller who knows its name and verifier. Without a callback, a login in a browser
+    /// is not finished, but the caller learns if it was denied or refused.
     ///
     /// # Errors
-    /// There is no such login under way, or not this caller's; or it has come to nothing.
+    /// There is no such login in progress, or it belongs to another caller, or it was denied or refused.
     pub fn finish(&self, name: &str, verifier: &str, callback: Option<&Callback>) -> Result<Finish, Problem> {
         let mut all = self.lock();
         let login = all.get_mut(name).filter(|login| login.until > Instant::now()).ok_or(Problem::WrongLogin)?;
@@ -158,7 +161,7 @@ impl Logins {
             },
             _ => Err(Problem::WrongLogin),
         };
-        // The login is used up, whatever came of it.
+        // The login is used up, whatever the result.
         let Some(Started { way, charged, .. }) = all.remove(name) else { return Err(Problem::WrongLogin) };
         let device = match way {
             Way::Agent(agent) => agent.requester.device,
@@ -172,11 +175,12 @@ impl Logins {
         })
     }
 
-    /// Finishes a login at the console for the browser with this secret. It is used up, whatever comes of it. Gives what the
-    /// browser was sent away with, the page to go on to, and what the login was charged to.
+    /// Finishes a login at the console for the browser with this secret. If the secret matches, the login is used up,
+    /// whatever the result. Returns the departure, the page that follows the login, and the charged throttle keys.
     ///
     /// # Errors
-    /// There is no such login under way, or not in this browser, or it was not sent away with this.
+    /// There is no such login in progress, or it belongs to another browser, or the parameters do not match its
+    /// departure.
     pub fn come_back(
         &self,
         name: &str,
@@ -202,7 +206,8 @@ impl Logins {
         }
     }
 
-    /// Uses up a challenge; gives what it was charged to, or nothing if there is none of this name.
+    /// Uses up a challenge. Returns the throttle keys that were charged for it, or `None` if there is no challenge of
+    /// this name.
     pub fn answer(&self, name: &str) -> Option<Vec<Key>> {
         let mut all = self.lock();
         match all.get(name) {
@@ -218,13 +223,14 @@ impl Logins {
     }
 }
 
-/// What an agent's login has ended with.
+/// Outcome of an agent's login.
 enum Ended {
     Approved(Proven),
     Verified(Result<Verified, Refusal>),
 }
 
-/// Of the network with most logins, the source with most, its oldest: as long as others have more, nobody is pushed out.
+/// Returns the oldest login of the source with most logins in the network with most logins: a source is not pushed out
+/// while others have more.
 fn greediest<'l, I: Iterator<Item = (&'l String, &'l Started)>>(logins: impl Fn() -> I) -> Option<String> {
     let (mut networks, mut sources) = (HashMap::<_, usize>::new(), HashMap::<_, usize>::new());
     for (_, login) in logins() {
@@ -237,7 +243,7 @@ fn greediest<'l, I: Iterator<Item = (&'l String, &'l Started)>>(logins: impl Fn(
 }
 
 impl Way {
-    /// How many there are at a time, and how many of one source.
+    /// Returns the maximum number of logins of this kind, in total and from one source.
     fn most(&self) -> (usize, usize) {
         match self {
             Self::Console(..) | Self::Agent(_) => (MOST_BROWSER, MOST_OF_SOURCE),
@@ -304,7 +310,7 @@ mod tests {
     #[test]
     fn a_network_of_many_sources_pushes_out_nobody_elsewhere() {
         let logins = Logins::default();
-        // The honest one is older than all others, and no source has more than it.
+        // The honest login is older than all others, and no source has more logins than its source.
         let honest = logins.begin(of_agent(0xc000_0201)).unwrap();
         for nth in 0..MOST_BROWSER as u32 {
             logins.begin(of_agent(0x0a00_0000 + nth)).unwrap();

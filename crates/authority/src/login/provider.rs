@@ -1,4 +1,4 @@
-//! The identity provider, seen from its relying party: what it is asked, and which of its answers are believed.
+//! The relying party's view of the identity provider: requests to the provider, and the verification of its answers.
 
 use super::http::{Failure, Http};
 use super::{Identity, ProviderConfig, config};
@@ -25,17 +25,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
 
-/// How long what the provider says about itself, keys included, is taken for true.
+/// Age at which the provider's cached metadata, including its keys, is fetched again.
 const METADATA_TIME: Duration = Duration::from_secs(600);
-/// How soon after a failure or a look-up the provider may be asked about itself again.
+/// Minimum time between a failure or a lookup and the next request for the metadata.
 const METADATA_PAUSE: Duration = Duration::from_secs(5);
-/// How long a logout waits for what the provider says about itself.
+/// Maximum time that a logout waits for the provider's metadata.
 const FAREWELL_TIME: Duration = Duration::from_secs(2);
-/// How far the provider's clock may be from ours where ages matter, seconds.
+/// Tolerated difference between the provider's clock and ours where ages matter, in seconds.
 const SKEW: i64 = 60;
-/// What is asked for unless the configuration says otherwise, as far as the provider knows it.
+/// Default scopes, as far as the provider supports them.
 const SCOPES: [&str; 4] = ["profile", "email", "groups", "offline_access"];
-/// Signatures that are believed: none that rests on a shared secret or on nothing.
+/// Accepted signature algorithms: none with a shared secret, and not `none`.
 const SIGNATURES: [CoreJwsSigningAlgorithm; 9] = [
     CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha256,
     CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha384,
@@ -47,19 +47,19 @@ const SIGNATURES: [CoreJwsSigningAlgorithm; 9] = [
     CoreJwsSigningAlgorithm::EcdsaP384Sha384,
     CoreJwsSigningAlgorithm::EdDsa,
 ];
-/// What makes a token a logout token (OpenID Connect Back-Channel Logout 1.0, §2.4).
+/// The event that identifies a logout token (OpenID Connect Back-Channel Logout 1.0, §2.4).
 const LOGOUT: &str = "http://schemas.openid.net/event/backchannel-logout";
 
-/// What an ID token and a logout token may call themselves (RFC 8725, §3.11).
+/// Accepted `typ` headers of an ID token and of a logout token (RFC 8725, §3.11).
 const ID_TYPES: [&str; 1] = ["JWT"];
 const LOGOUT_TYPES: [&str; 2] = ["JWT", "logout+jwt"];
 
-/// Every claim that the standard does not name.
+/// Every claim that the standard does not define.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Claims(Map<String, Value>);
 impl AdditionalClaims for Claims {}
 
-/// What providers say about themselves beyond OpenID Connect Discovery.
+/// Provider metadata beyond OpenID Connect Discovery.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Endpoints {
     device_authorization_endpoint: Option<DeviceAuthorizationUrl>,
@@ -113,42 +113,43 @@ type Client = openidconnect::Client<
 >;
 type Token = IdToken<Claims, CoreGenderClaim, CoreJweContentEncryptionAlgorithm, CoreJwsSigningAlgorithm>;
 
-/// Why a login or a renewal did not come about.
+/// Reason why a login or a renewal failed.
 pub enum Refusal {
-    /// The provider, or what it said, does not let the person in; one line for them.
+    /// The provider refused the person, or its answer did not pass verification; with a one-line message for the
+    /// person.
     No(String),
-    /// The provider can't be reached or does not work.
+    /// The provider is unreachable or does not work.
     Unavailable(anyhow::Error),
 }
 
-/// What a provider gave for one login or renewal.
+/// The verified result of a login or renewal.
 pub struct Verified {
-    /// Who it is.
+    /// The person's identity.
     pub identity: Identity,
-    /// What the next renewal is asked with. Secret.
+    /// The token for the next renewal. Secret.
     pub refresh_token: Option<RefreshToken>,
 }
 
-/// What a browser is sent away with, and what must come back.
+/// A browser's redirect to the provider, and the values that must come back.
 pub struct Departure {
-    /// Where it is sent.
+    /// The URL to which the browser is sent.
     pub url: String,
-    /// What it must bring back.
+    /// The state that the browser must bring back.
     pub state: String,
-    /// What the ID token must hold.
+    /// The nonce that the ID token must contain.
     pub nonce: Nonce,
-    /// What the code is exchanged with. Secret.
+    /// The PKCE verifier for the exchange of the code. Secret.
     pub verifier: PkceCodeVerifier,
-    /// Where it is sent back to.
+    /// The URL to which the provider sends the browser back.
     pub redirect: RedirectUrl,
 }
 
-/// A logout by the back channel: sessions of this subject, or the one of this name, are over.
+/// A back-channel logout: the session with this name, or all sessions of this subject, have ended.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Logout {
-    /// The provider's name for the person.
+    /// The provider's identifier for the person.
     pub subject: String,
-    /// The provider's name for its session; all of the person's where there is none.
+    /// The provider's identifier for its session. `None` ends all of the person's sessions.
     pub sid: Option<String>,
 }
 
@@ -167,7 +168,7 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// Reads the files that the configuration names; asks nobody yet.
+    /// Reads the files that the configuration names. Does not contact the provider yet.
     pub fn new(config: ProviderConfig, directory: &Directory) -> Result<Self> {
         let read = |file: &std::path::Path| {
             let path = directory.path().join(file);
@@ -181,10 +182,11 @@ impl Provider {
         Ok(Self { config, http, issuer, secret, known: Mutex::new(None) })
     }
 
-    /// Where to send a browser that shall come back to `redirect`. A `name` comes back in the state, before a point.
+    /// Returns where to send a browser that is to come back to `redirect`. The state is prefixed with `name` and a
+    /// point, if there is a name.
     ///
     /// # Errors
-    /// The provider doesn't say where, or there is no way to `redirect`.
+    /// The provider does not publish its endpoints, or `redirect` is not a valid URL.
     pub async fn depart(&self, redirect: String, name: Option<&str>) -> Result<Departure, Refusal> {
         let metadata = self.metadata(false).await?;
         let redirect = RedirectUrl::new(redirect).map_err(|error| Refusal::Unavailable(error.into()))?;
@@ -205,7 +207,7 @@ impl Provider {
         Ok(Departure { url: url.into(), state: state.into_secret(), nonce, verifier, redirect })
     }
 
-    /// Exchanges the code that a browser brought back.
+    /// Exchanges the authorization code that a browser brought back.
     pub async fn arrive(&self, departure: Departure, code: String) -> Result<Verified, Refusal> {
         let metadata = self.metadata(false).await?;
         let client = self.client(&metadata).set_redirect_uri(departure.redirect);
@@ -218,23 +220,24 @@ impl Provider {
     pub async fn device(&self) -> Result<CoreDeviceAuthorizationResponse, Refusal> {
         let metadata = self.metadata(false).await?;
         let url = metadata.additional_metadata().device_authorization_endpoint.clone();
-        let url = url.ok_or_else(|| Refusal::No("the identity provider knows no logins by device code".into()))?;
+        let url =
+            url.ok_or_else(|| Refusal::No("the identity provider does not support login by device code".into()))?;
         let client = self.client(&metadata).set_device_authorization_url(url);
         let request = client.exchange_device_code().add_scopes(self.scopes(&metadata));
         request.request_async(&self.http).await.map_err(refused)
     }
 
-    /// Waits until the person has entered the code, as long as it is good, no more often than the provider wants.
+    /// Polls until the person has entered the code or the code has expired, no more often than the provider allows.
     pub async fn await_device(&self, details: &CoreDeviceAuthorizationResponse) -> Result<Verified, Refusal> {
         let metadata = self.metadata(false).await?;
         let client = self.client(&metadata);
         let request = client.exchange_device_access_token(details).map_err(broken)?;
         let tokens = request.request_async(&self.http, tokio::time::sleep, None).await.map_err(refused)?;
-        // No nonce: the token came over a connection of ours, for a code that is ours.
+        // No nonce: the authority received the token over its own connection, for its own code.
         self.verified(&tokens, |_: Option<&Nonce>| Ok(()), None).await
     }
 
-    /// Asks again about a person who logged in before.
+    /// Renews the identity of a person who logged in before.
     pub async fn renew(&self, subject: &str, token: &RefreshToken) -> Result<Verified, Refusal> {
         let metadata = self.metadata(false).await?;
         let client = self.client(&metadata);
@@ -245,7 +248,7 @@ impl Provider {
         Ok(renewed)
     }
 
-    /// Tells the provider that a refresh token will not be used any more, where it cares.
+    /// Revokes a refresh token, if the provider supports this.
     pub async fn forget(&self, token: RefreshToken) -> Result<()> {
         let Ok(metadata) = self.metadata(false).await else { return Ok(()) };
         let Some(url) = metadata.additional_metadata().revocation_endpoint.clone() else { return Ok(()) };
@@ -253,8 +256,9 @@ impl Provider {
         client.revoke_token(token.into())?.request_async(&self.http).await.context("the refresh token lives on")
     }
 
-    /// Where a browser ends the provider's own session, if it has such a place and says so soon (OpenID Connect RP-Initiated
-    /// Logout 1.0). The provider asks the person whether they want to: no ID token is kept to hint at.
+    /// Returns where a browser ends the provider's own session, if the provider publishes such an endpoint and answers
+    /// in time (OpenID Connect RP-Initiated Logout 1.0). The provider asks the person for confirmation, because the
+    /// authority keeps no ID token to send as a hint.
     pub async fn farewell(&self) -> Option<String> {
         let metadata = tokio::time::timeout(FAREWELL_TIME, self.metadata(false)).await.ok()?.ok()?;
         let place = metadata.additional_metadata().end_session_endpoint.clone();
@@ -263,11 +267,11 @@ impl Provider {
         Some(request.http_get_url().into())
     }
 
-    /// Judges a logout token.
+    /// Verifies a logout token.
     pub async fn logout(&self, token: &str) -> Result<Logout, Refusal> {
         let token: Token = token.parse().map_err(|_| Refusal::No("this is no token".into()))?;
         let no_nonce = |nonce: Option<&Nonce>| match nonce {
-            // The standard forbids it, so that no ID token passes for a logout token.
+            // The standard forbids a nonce, so that an ID token is not mistaken for a logout token.
             Some(_) => Err("a logout token has no nonce".to_owned()),
             None => Ok(()),
         };
@@ -291,14 +295,14 @@ impl Provider {
                 self.check_hash(token, &claims, tokens.access_token()).await?;
                 claims
             }
-            // A renewal may come without one (OpenID Connect Core, §12.2): then the provider is asked.
+            // A renewal may return no ID token (OpenID Connect Core, §12.2): then UserInfo is requested.
             (None, Some(subject)) if self.config.reauthenticate.is_none() => {
                 Map::from_iter([("sub".to_owned(), subject.into())])
             }
             _ => return Err(Refusal::No("the identity provider gave no ID token: is `openid` allowed?".into())),
         };
         if subject.is_some_and(|subject| claims.get("sub").and_then(Value::as_str) != Some(subject)) {
-            return Err(Refusal::No("the identity provider spoke of somebody else".into()));
+            return Err(Refusal::No("the identity provider's answer is about another person".into()));
         }
         if Identity::lacks(&self.config, &claims) {
             let told = self.user_info(&claims, tokens.access_token()).await?;
@@ -308,8 +312,8 @@ impl Provider {
         Ok(Verified { identity, refresh_token: tokens.refresh_token().cloned() })
     }
 
-    /// The claims of an ID token with issuer, audience, signature, expiry and nonce as they must be. Keys that the provider
-    /// may have changed are asked for once more.
+    /// Returns the claims of an ID token after checking issuer, audience, signature, expiry and nonce. If this fails,
+    /// the keys are fetched once more, because the provider may have changed them.
     async fn claims<N: NonceVerifier + Clone>(
         &self,
         token: &Token,
@@ -329,8 +333,8 @@ impl Provider {
                 Err(error) => last = format!("{:#}", anyhow!(error)),
             }
         }
-        tracing::warn!("a token of the identity provider is not believed: {last}");
-        Err(Refusal::No("the identity provider's answer is not believed; the authority's log says why".into()))
+        tracing::warn!("a token of the identity provider failed verification: {last}");
+        Err(Refusal::No("the identity provider's answer failed verification; see the authority's log".into()))
     }
 
     fn verifier(&self, metadata: &Metadata) -> IdTokenVerifier<'_, CoreJsonWebKey> {
@@ -344,12 +348,13 @@ impl Provider {
         let at = claims.get("auth_time").and_then(Value::as_i64);
         match at {
             Some(at) if crate::now().cast_signed() - at <= i64::from(most) + SKEW => Ok(()),
-            Some(_) => Err(Refusal::No("the login at the identity provider is too old: log in there anew".into())),
+            Some(_) => Err(Refusal::No("the login at the identity provider is too old: log in there again".into())),
             None => Err(Refusal::No("the identity provider does not say when the person logged in there".into())),
         }
     }
 
-    /// That the access token belongs to the ID token, whose verified claims these are, where the provider says which does.
+    /// Checks that the access token belongs to the ID token, whose verified claims these are, if the ID token contains
+    /// `at_hash`.
     async fn check_hash(
         &self,
         token: &Token,
@@ -400,7 +405,7 @@ impl Provider {
         }
     }
 
-    /// What the provider says about itself; asked for `anew` where what is known may be out of date.
+    /// Returns the provider's metadata; with `anew`, fetches it again unless that was done a moment ago.
     async fn metadata(&self, anew: bool) -> Result<Arc<Metadata>, Refusal> {
         let mut known = self.known.lock().await;
         let age = if anew { METADATA_PAUSE } else { METADATA_TIME };
@@ -417,9 +422,11 @@ impl Provider {
             Err(error) => {
                 let error = format!("{}: {:#}", self.config.issuer, anyhow!(error));
                 match known.take().map(|known| known.metadata) {
-                    // A provider that is out of order for a moment has not changed its keys.
+                    // The keys most likely did not change during a brief outage of the provider.
                     Some(Ok(before)) if !anew => {
-                        tracing::warn!("the identity provider does not say about itself: {error}");
+                        tracing::warn!(
+                            "the identity provider's metadata could not be fetched, the earlier copy is used: {error}"
+                        );
                         Ok(before)
                     }
                     _ => Err(error),
@@ -435,7 +442,7 @@ fn broken(error: impl std::error::Error + Send + Sync + 'static) -> Refusal {
     Refusal::Unavailable(anyhow!(error).context("the identity provider has no token endpoint"))
 }
 
-/// A provider that answers with an error says no; one that doesn't answer, or not as it should, is out of order.
+/// Distinguishes a refusal (the provider answered with an error) from an outage (no answer, or an invalid one).
 fn refused<E>(error: RequestTokenError<Failure, E>) -> Refusal
 where
     E: openidconnect::ErrorResponse + std::fmt::Display + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! Asking the provider again about people who are logged in: who leaves a group, or the organisation, loses at once what
-//! rested on it.
+//! Periodic renewal of the identities of logged-in people: a person who leaves a group or the organisation loses the
+//! access that depended on it.
 
 use super::provider::{Refusal, Verified};
 use crate::now;
@@ -14,23 +14,23 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-/// How often it is looked which sessions are due.
+/// Interval at which the authority looks for sessions that are due.
 pub const LOOK: Duration = Duration::from_secs(5);
-/// Sessions asked about at a time.
+/// Number of sessions that are renewed concurrently.
 const AT_A_TIME: usize = 8;
 
-/// What came of asking.
+/// Result of a round of renewals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Renewals {
-    /// Sessions asked about.
+    /// Sessions for which the provider was asked.
     pub asked: usize,
-    /// Those whose person's groups are others now.
+    /// Sessions whose person's groups changed.
     pub changed: usize,
-    /// Those that ended.
+    /// Sessions that ended.
     pub ended: usize,
-    /// Those that nothing could be learned about; they go on.
+    /// Sessions for which the provider gave no answer; they continue.
     pub failed: usize,
-    /// Grants revoked.
+    /// Number of revoked grants.
     pub revoked: usize,
 }
 
@@ -47,7 +47,7 @@ impl fmt::Display for Renewals {
 }
 
 impl Authority {
-    /// Asks about the sessions that are due.
+    /// Renews the sessions that are due.
     pub async fn renew_due(&self) -> Result<()> {
         let Some(provider) = &self.provider else { return Ok(()) };
         let before = now().saturating_sub(provider.config.refresh.into());
@@ -58,7 +58,7 @@ impl Authority {
         Ok(())
     }
 
-    /// Asks about every session, or every session of a person, now.
+    /// Renews every session, or every session of one person, now.
     pub async fn renew_now(&self, person: Option<String>) -> Result<Renewals> {
         anyhow::ensure!(
             self.provider.is_some(),
@@ -94,7 +94,7 @@ impl Authority {
         Ok(done)
     }
 
-    /// `None` where the provider gave no answer.
+    /// Renews one session; returns `None` if the provider gave no answer.
     async fn renew_one(&self, session: Renewable) -> Result<Option<Renewed>> {
         let Some(provider) = &self.provider else { return Ok(None) };
         let token = RefreshToken::new(session.refresh_token.to_string());

@@ -2,19 +2,19 @@
 //! issuer and subject are the service (in the manner of RFC 7523).
 
 use anyhow::{Context, Result};
-use engine::api::ServiceKey;
+use api::ServiceKey;
 use openidconnect::core::{CoreIdToken, CoreJsonCurveType, CoreJsonWebKey, CoreJwsSigningAlgorithm};
 use openidconnect::{ClientId, IdTokenVerifier, IssuerUrl, JsonWebKeySet, Nonce};
 use rcgen::{KeyPair, PKCS_ED25519, PublicKeyData};
 
-/// A new key for a service, and its public half in hex.
+/// Creates a key for a service; returns it with its public half in hex.
 pub fn new_key(service: &str, audience: String, ca: String) -> Result<(ServiceKey, String)> {
     let pair = KeyPair::generate_for(&PKCS_ED25519)?;
     let key = ServiceKey { service: service.to_owned(), audience, ca, key: pair.serialize_pem() };
     Ok((key, hex::encode(pair.der_bytes())))
 }
 
-/// Whether `assertion` is this service's answer to the challenge `nonce` of the authority `audience`.
+/// Reports whether `assertion` is this service's answer to the challenge `nonce` of the authority `audience`.
 pub fn is_genuine(assertion: &str, service: &str, nonce: &str, audience: &str, public_key: &str) -> Result<bool> {
     let bytes = hex::decode(public_key).context("a stored service key is broken")?;
     let key = CoreJsonWebKey::new_okp(bytes, CoreJsonCurveType::Ed25519, None);

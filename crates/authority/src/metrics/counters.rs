@@ -6,11 +6,11 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use shell::metrics::{Labels, Page, label};
 
-/// What an answer is counted as: the problem's type, which `problem` puts among the extensions of a response.
+/// The result by which a response is counted: the problem's type, which `problem` adds to the response's extensions.
 #[derive(Clone, Copy)]
 pub struct Outcome(pub &'static str);
 
-/// What is counted all along.
+/// Metrics that are updated continuously.
 #[derive(Clone)]
 pub struct Metrics {
     calls: Family<Labels, Counter>,
@@ -19,14 +19,14 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        // 1 ms to 8 s: a grant takes some, a login some tens, and waiting for a place to check passwords seconds.
+        // 1 ms to 8 s: a grant takes a few milliseconds, a login tens of them, and waiting for a password slot seconds.
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 14));
         Self { calls: Family::default(), durations: Family::new_with_constructor(buckets) }
     }
 }
 
 impl Metrics {
-    /// Counts a call, what it was answered with and after how many seconds.
+    /// Counts a call with its result and its duration in seconds.
     pub fn note(&self, call: &str, result: &str, seconds: f64) {
         let call = label("call", call);
         self.durations.get_or_create(&call).observe(seconds);
@@ -34,26 +34,26 @@ impl Metrics {
     }
 }
 
-/// What is looked up for a page.
+/// Values that are collected when the page is requested.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     /// Sessions that have not ended.
     pub sessions: usize,
     /// Enrolled verifiers.
     pub verifiers: usize,
-    /// Open event streams of sessions, and of verifiers.
+    /// Open event streams of sessions and of verifiers.
     pub listeners: (usize, usize),
-    /// Connections that have shown a credential, and those that have not.
+    /// Connections that have presented a credential, and those that have not.
     pub connections: (u32, u32),
-    /// Connections that were turned away or closed for want of a seat.
+    /// Connections that were refused or closed because no seat was free.
     pub turned_away: u64,
-    /// How many requests for segments by UDP came to what.
+    /// Number of UDP requests for segments, by outcome.
     pub datagrams: Vec<(&'static str, u64)>,
-    /// The ends of the audit trails.
+    /// The heads of the audit trails.
     pub heads: Vec<Head>,
 }
 
-/// The page.
+/// Renders the metrics page.
 pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
     let mut page = Page::new("authority");
     page.metric("calls", "Calls by result: ok, or the problem's type", metrics.calls.clone());
@@ -73,7 +73,7 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
     let trails = Trail::ALL.map(|trail| snapshot.heads.iter().find(|head| head.trail == trail));
     let ids = trails.iter().flatten().map(|head| (label("trail", head.trail.name()), head.id as f64));
     page.gauges("audit_head_id", "The last entry of an audit trail", ids);
-    // What a float holds of it exactly; `audit verify --head` takes these 12 hex digits.
+    // Few enough bits for a float to represent exactly; `audit verify --head` accepts these 12 hex digits.
     let hashes = trails.iter().flatten().map(|head| {
         let first = head.hash[..6].iter().fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
         (label("trail", head.trail.name()), first as f64)

@@ -1,5 +1,5 @@
-//! What was given and refused by UDP, until it is written down: the same asked for again within a moment is one entry with
-//! a count. What there is no room to note is not given.
+//! Segments issued and refused by UDP that have yet to be written to the audit trail. Repeated requests within a short
+//! time become one entry with a count. A segment is not issued if there is no room to record it.
 
 use super::book::octets;
 use crate::storage::{AuditEvent, Session, TokenHash};
@@ -10,14 +10,14 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire::{Destination, Vni};
 
-/// Entries that wait at a time: some 30 MB.
+/// Maximum number of waiting entries: some 30 MB.
 const MOST: usize = 65_536;
-/// Of one person or service account, in all sessions.
+/// Maximum number of waiting entries of one person or service account, over all sessions.
 const MOST_OF_PERSON: usize = MOST / 8;
-/// Entries that are written in one transaction: other work of the database waits for them.
+/// Entries per transaction: other work of the database waits for a transaction.
 const TOGETHER: usize = 1024;
 
-/// What waits to be written down.
+/// The entries that wait to be written.
 #[derive(Default)]
 pub struct Account(Mutex<Waiting>);
 
@@ -25,11 +25,11 @@ pub struct Account(Mutex<Waiting>);
 struct Waiting {
     given: HashMap<Given, (Box<Details>, u64)>,
     of_persons: HashMap<String, usize>,
-    /// Few: what is written of denials is limited before.
+    /// Few, because the rate of recorded denials is already limited.
     denied: Vec<AuditEvent>,
 }
 
-/// Who got a segment for what, by which rule.
+/// An issued segment: the session, the source, the destination and the rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Given {
     token: TokenHash,
@@ -37,31 +37,31 @@ pub struct Given {
     vni: Vni,
     sender: IpAddr,
     to: Destination,
-    /// Where its name is, which [`Details`] keep there.
+    /// Address of the rule's name, which [`Details`] keep alive there.
     rule: usize,
 }
 
-/// The same in words.
+/// The details of an issued segment for the audit trail.
 pub struct Details {
-    /// Whose session it was.
+    /// The session that requested the segment.
     pub session: Arc<Session>,
     /// The network's name.
     pub network: String,
     /// The receiver's name.
     pub receiver: String,
-    /// The rule.
+    /// The label of the rule.
     pub rule: Arc<str>,
 }
 
-/// There is no room.
+/// Error: there is no room for the entry.
 pub struct Full;
 
 impl Given {
-    /// A segment that is given to this token, asked for from there.
+    /// Creates the entry of a segment that is issued to this session, requested from `source`.
     pub fn new(
         token: TokenHash,
         source: IpAddr,
-        given: &engine::segment::Given,
+        given: &engine::model::Given,
         to: Destination,
         rule: &Arc<str>,
     ) -> Self {
@@ -70,7 +70,7 @@ impl Given {
 }
 
 impl Hash for Given {
-    /// By the word: field by field it takes several times as long.
+    /// Hashes whole words: hashing field by field takes several times as long.
     fn hash<S: Hasher>(&self, state: &mut S) {
         let Destination { address, protocol, port } = self.to;
         let [high, low] = port.to_be_bytes();
@@ -82,7 +82,7 @@ impl Hash for Given {
 }
 
 impl Account {
-    /// Notes that a segment is given; `details` says more of it, where it was not just noted.
+    /// Records an issued segment. `details` is called unless the same segment is already waiting.
     pub fn given(&self, given: Given, details: impl FnOnce() -> Details) -> Result<(), Full> {
         let mut waiting = self.lock();
         if let Some((_, count)) = waiting.given.get_mut(&given) {
@@ -98,7 +98,7 @@ impl Account {
         Ok(())
     }
 
-    /// Notes that none is.
+    /// Records a denial.
     pub fn denied(&self, denied: AuditEvent) -> Result<(), Full> {
         let mut waiting = self.lock();
         if waiting.len() >= MOST {
@@ -135,20 +135,21 @@ impl Waiting {
     }
 }
 
-/// What is written down as one entry, and how often it came.
+/// An entry of the audit trail; of an issued segment, with the number of requests.
 enum Entry {
     Given(Given, Box<Details>, u64),
     Denied(AuditEvent),
 }
 
-/// What is being written down. Dropped before it is, it waits on: rather twice in the trail than not at all.
+/// Entries that are being written. Entries that were not written when this is dropped go back to waiting: the trail may
+/// rather contain an entry twice than miss one.
 pub(super) struct Taken<'a> {
     of: &'a Account,
     entries: Vec<Entry>,
 }
 
 impl Taken<'_> {
-    /// The last of them, as many as are written together, for the audit trail.
+    /// Returns the events of the last entries, as many as are written in one transaction.
     pub(super) fn next_events(&self) -> Vec<AuditEvent> {
         let event = |entry: &Entry| match entry {
             Entry::Given(given, details, count) => given.event(details, *count),
@@ -157,7 +158,7 @@ impl Taken<'_> {
         self.entries[self.entries.len().saturating_sub(TOGETHER)..].iter().map(event).collect()
     }
 
-    /// Takes note that the last `count` are written.
+    /// Removes the last `count` entries, which are written.
     pub(super) fn forget_last(&mut self, count: usize) {
         self.entries.truncate(self.entries.len().saturating_sub(count));
     }

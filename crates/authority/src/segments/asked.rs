@@ -1,17 +1,19 @@
-//! Answers requests for segments that come by UDP (wire.md §8.13): a thread that reads, decides, answers by the batch.
+//! Answers requests for segments that arrive by UDP (wire.md §8.13): a thread reads, decides and answers batch by
+//! batch.
 
 use super::account::{self, Details, Full};
 use super::batch::{self, Answers, Batches};
 use super::{Asking, Refusal, to_of};
-use crate::problem::Problem;
+use crate::http::problems::Problem;
+use crate::login::credentials;
+use crate::now;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Session, TokenHash};
-use crate::{credentials, now};
 use anyhow::{Context, Result};
-use engine::api::Line;
-use engine::lines::Asked;
+use api::Line;
+use engine::issuing::lines::Asked;
+use engine::model::Given;
 use engine::policy::Permit;
-use engine::segment::Given;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,7 +22,7 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 use wire::ask::{GivenReply, LineKey, LineNumber, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
 
-/// The thread that answers. It ends when this is dropped, or a little later.
+/// Handle of the answering thread. The thread ends soon after the handle is dropped.
 pub struct Answering {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -33,7 +35,8 @@ impl Drop for Answering {
 }
 
 impl Answering {
-    /// Takes requests at this address; gives the thread, where it takes them, and what comes if it fails.
+    /// Starts to serve requests at this address; returns the handle, the bound address, and a receiver of the error if
+    /// the thread fails.
     pub fn start(
         address: SocketAddr,
         authority: Arc<Authority>,
@@ -57,7 +60,7 @@ impl Answering {
         Ok((Self { ends, thread: Some(thread) }, address, failure))
     }
 
-    /// Waits until it has ended.
+    /// Stops the thread and waits until it has ended.
     pub async fn end(mut self) {
         self.ends.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -66,18 +69,18 @@ impl Answering {
     }
 }
 
-/// A request of a batch that may be answered.
+/// A request of a batch that is authentic and will be answered.
 struct InBatch<'d> {
     place: usize,
     source: IpAddr,
     asked: Asked<'d, TokenHash>,
 }
 
-/// A segment and what allows it, or why there is none.
+/// A segment and its permit, or the reason why it is refused.
 type Decided<'p> = Result<(Given, Permit<'p>), Refusal>;
 
 impl Authority {
-    /// Gives a session a line, in the place of the one it had.
+    /// Issues a new line to a session, which replaces its previous line.
     pub fn line(&self, token: TokenHash, expires: u64) -> Result<Line, Problem> {
         let port =
             *self.datagrams.port.get().ok_or(Problem::NotFound("line: segments are asked for over HTTPS only here"))?;
@@ -86,7 +89,7 @@ impl Authority {
         while !self.datagrams.lines().give(token, LineNumber(line), LineKey::new(key)) {
             line = u64::from_be_bytes(credentials::random()?);
         }
-        // It may have ended before its line was there to be taken away.
+        // The session may have ended before its line existed and could be removed.
         if self.session(&token).is_none() {
             self.datagrams.keep(|holder| *holder != token);
             return Err(Problem::NotLoggedIn);
@@ -118,7 +121,8 @@ impl Authority {
         if batch.is_empty() {
             return answers;
         }
-        // Held until all is noted: a change of policy finds what was given before.
+        // The lock is held until all segments are recorded, so that a change of policy finds every segment issued
+        // before it.
         let policy = self.policy.blocking_read();
         let (networks, now) = (self.segments.networks(), now());
         let sessions = || self.sessions_of(batch.iter().map(|one| &one.asked.holder));
@@ -143,7 +147,7 @@ impl Authority {
     fn reply(&self, one: &InBatch<'_>, session: &Arc<Session>, decided: Decided<'_>, now: u64) -> [u8; REPLY_LEN] {
         let InBatch { source, asked: Asked { holder, question, .. }, .. } = one;
         let (account, token, source) = (&self.datagrams.account, *holder, *source);
-        // What can't be noted isn't said.
+        // A segment that cannot be recorded is not issued.
         let given = match decided {
             Ok((given, permit)) => {
                 let details = || Details {
@@ -158,7 +162,7 @@ impl Authority {
             Err(Refusal::Denied(explanation, kind)) => {
                 tracing::debug!("denied: {}", explanation.text);
                 let event = AuditEvent::new("denied").person(&session.person).device(&session.device);
-                // Counted by the person alone: a datagram's source is what whoever sends it says.
+                // The limit is per person: the source of a datagram may be forged.
                 let written = self.is_to_be_written(&event);
                 let noted =
                     if written { account.denied(event.source(source).detail(&explanation.text)) } else { Ok(()) };
@@ -178,7 +182,7 @@ impl Authority {
     fn refuse(&self, refusal: Refusal) -> [u8; REPLY_LEN] {
         let (reason, text) = told(refusal);
         count(&self.datagrams.counts.refused[reason as usize - 1]);
-        // A text that fits always has room.
+        // A reply with a truncated text always fits.
         Reply::Refused { reason, text: fitting(&text) }.encode().unwrap_or([0xff; REPLY_LEN])
     }
 }
@@ -200,7 +204,7 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// A refusal as it is told.
+/// Returns the reason code and the text of a refusal.
 fn told(refusal: Refusal) -> (Reason, String) {
     let problem = match refusal {
         Refusal::Internal(error) => {
@@ -213,13 +217,14 @@ fn told(refusal: Refusal) -> (Reason, String) {
     (reason.unwrap_or(Reason::NoSegment), problem.title)
 }
 
-/// As much of a text as an answer has room for.
+/// Truncates a text to the room in an answer.
 fn fitting(text: &str) -> &str {
     text.get(..text.floor_char_boundary(TEXT_MAX)).unwrap_or_default()
 }
 
 impl Authority {
-    /// Writes down what was answered by UDP since the last time. What can't be written waits on.
+    /// Writes the segments and refusals since the last call to the audit trail. Entries that cannot be written keep
+    /// waiting.
     pub async fn settle_account(&self) -> Result<()> {
         let mut taken = self.datagrams.account.take();
         loop {

@@ -1,4 +1,4 @@
-//! Datagrams by the batch: one system call for many, either way.
+//! Batched datagram I/O: one system call receives or sends many datagrams.
 
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -10,33 +10,34 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use wire::ask::{ANSWER_LEN, Answer, REQUEST_LEN};
 
-/// Datagrams in a batch, at most: those that come last wait for the others, some tenth of a millisecond.
+/// Maximum number of datagrams in a batch. Every answer waits until the whole batch has been processed, some tenth of a
+/// millisecond.
 pub const MOST: usize = 64;
-/// How long nothing may come until the caller gets a turn.
+/// Time without a datagram after which `receive` returns, in microseconds.
 const TURN: i64 = 100_000;
-/// What the kernel holds of datagrams that nobody has read yet, bytes; less where it has a limit.
+/// Receive buffer of the socket in bytes; the kernel may impose a lower limit.
 const ROOM: usize = 1 << 20;
 
-/// Answers that wait for a neighbour's address must not keep others waiting.
+/// Sending must not block on an answer that waits for neighbour resolution.
 const FLAGS: MsgFlags = MsgFlags::MSG_NOSIGNAL.union(MsgFlags::MSG_DONTWAIT);
 
-/// A datagram's bytes: one more than a request has, so that longer ones are seen to be.
+/// Buffer for a datagram: one byte longer than a request, so that longer datagrams are recognised.
 type Room = [u8; REQUEST_LEN + 1];
 
-/// A socket, and what a batch takes.
+/// A socket with the buffers of a batch.
 pub struct Batches {
     socket: UdpSocket,
     received: MultiHeaders<SockaddrStorage>,
-    /// Apart from the others: once sent with, headers keep pointers to where answers went.
+    /// Separate from `received`: headers that were used for sending keep pointers to destination addresses.
     sent: MultiHeaders<SockaddrStorage>,
     rooms: Vec<Room>,
-    /// What was received: from where, in which room, and how long it is. Those from one address are neighbours.
+    /// The received datagrams: source, buffer index and length, sorted by source.
     from: Vec<(SocketAddr, usize, usize)>,
-    /// Whether the kernel takes apart what goes to one address (udp(7), UDP_SEGMENT).
+    /// Whether the kernel segments several answers to one address (udp(7), UDP_SEGMENT).
     takes_apart: bool,
 }
 
-/// Answers of a batch, and the places that they answer, which ascend.
+/// The answers to a batch, and the indices of the datagrams that they answer, in ascending order.
 #[derive(Default)]
 pub struct Answers {
     places: Vec<usize>,
@@ -44,18 +45,18 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Adds the answer to what was received in this place.
+    /// Adds the answer to the datagram with the index `place`.
     pub fn push(&mut self, place: usize, answer: Answer) {
         self.places.push(place);
         self.answers.push(answer);
     }
 }
 
-/// A socket that batches can be received from.
+/// Binds a socket for batched reception.
 pub fn bind(address: SocketAddr) -> std::io::Result<UdpSocket> {
     let is_missing = |error: &std::io::Error| error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32);
     let socket = match UdpSocket::bind(address) {
-        // `[::]` takes IPv4, too; a host without IPv6 has the other spelling of "everywhere".
+        // `[::]` includes IPv4. On a host without IPv6, fall back to `0.0.0.0`.
         Err(error) if is_missing(&error) && address.ip().is_unspecified() => {
             UdpSocket::bind((Ipv4Addr::UNSPECIFIED, address.port()))?
         }
@@ -67,7 +68,7 @@ pub fn bind(address: SocketAddr) -> std::io::Result<UdpSocket> {
 }
 
 impl Batches {
-    /// Takes a socket over that [`bind`] made.
+    /// Wraps a socket that [`bind`] created.
     pub fn new(socket: UdpSocket) -> Self {
         let [received, sent] = [(); 2].map(|()| MultiHeaders::preallocate(MOST, None));
         let rooms = vec![[0; REQUEST_LEN + 1]; MOST];
@@ -75,7 +76,7 @@ impl Batches {
         Self { socket, received, sent, rooms, from: Vec::with_capacity(MOST), takes_apart }
     }
 
-    /// Receives what is there, or waits for one, but not for long: then there is none.
+    /// Receives the queued datagrams, or waits briefly for one; returns their number, which may be 0.
     pub fn receive(&mut self) -> std::io::Result<usize> {
         self.from.clear();
         let mut slices: Vec<_> = self.rooms.iter_mut().map(|room| [IoSliceMut::new(room)]).collect();
@@ -91,14 +92,14 @@ impl Batches {
                 self.from.extend(known);
                 self.from.sort_unstable();
             }
-            // ECONNREFUSED and its like are about an earlier answer that nobody took.
+            // ECONNREFUSED and similar errors refer to an earlier answer that could not be delivered.
             Err(Errno::EAGAIN | Errno::EINTR | Errno::ECONNREFUSED | Errno::EHOSTUNREACH | Errno::ENETUNREACH) => {}
             Err(error) => return Err(error.into()),
         }
         Ok(self.from.len())
     }
 
-    /// What was received, by place, and from where.
+    /// Returns the received datagrams, in order of their indices, with their source addresses.
     pub fn datagrams(&mut self) -> impl Iterator<Item = (&mut [u8], IpAddr)> {
         let mut rooms: Vec<_> = self.rooms.iter_mut().map(Some).collect();
         self.from.iter().map(move |(source, room, length)| {
@@ -108,7 +109,7 @@ impl Batches {
         })
     }
 
-    /// Sends answers. What can't be delivered is lost, as datagrams may be.
+    /// Sends answers. Undeliverable answers are lost, as any datagram may be.
     pub fn send(&mut self, Answers { places, answers }: &Answers) {
         let to = |place: &usize| self.from.get(*place).map(|(from, ..)| *from);
         let mut end = 0;
@@ -124,7 +125,7 @@ impl Batches {
         while let (Some(to @ [first, ..]), Some(slices @ [message, ..])) = (sent.get(done..), messages.get(done..)) {
             match sendmmsg(self.socket.as_raw_fd(), &mut self.sent, slices, to, [], FLAGS) {
                 Ok(sent) => done += sent.count().max(1),
-                // The first can't be sent; the others can.
+                // The first message cannot be sent; continue with the others.
                 Err(error) => {
                     tracing::debug!("answers could not be sent: {error}");
                     if matches!(error, Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE) {
@@ -136,9 +137,9 @@ impl Batches {
         }
     }
 
-    /// Sends one by one where the way there takes nothing that would have to be taken apart, and refuses a single answer that
-    /// might be, too: through IPsec, over links with the smallest MTUs, and before Linux 6.11 through interfaces that leave
-    /// checksums to the kernel.
+    /// Sends answers one by one, with segmentation turned off, on a route that does not support it. Such a route
+    /// refuses even a single answer that might be segmented. This applies to IPsec, to links with the smallest MTUs,
+    /// and before Linux 6.11 to interfaces without transmit checksum offload.
     fn send_apart(&self, answers: &[u8], to: Option<&SockaddrStorage>) {
         for answer in answers.chunks(ANSWER_LEN) {
             let (slice, whole) = ([IoSlice::new(answer)], [ControlMessage::UdpGsoSegments(&0)]);
@@ -156,7 +157,8 @@ mod tests {
     use std::process::Command;
     use std::time::Duration;
 
-    /// In a network of its own, whose packets are shorter than answers: they travel in fragments, if the kernel takes them.
+    /// In a separate network namespace whose MTU is smaller than an answer: answers travel in fragments if the kernel
+    /// accepts them.
     #[test]
     fn answers_arrive_where_none_may_leave_together() {
         let alone = std::thread::spawn(|| {
@@ -201,7 +203,8 @@ mod tests {
             asker
         });
         let asked = |asker: usize, number: usize| [asker as u8, number as u8];
-        // In turn, more than a batch takes; of the first as many as a batch takes by themselves; and some that are too long.
+        // Interleaved, more than a batch takes; from the first client as many as fill a batch alone; and some that are
+        // too long.
         let each = MOST / askers.len() + 1;
         let numbers = |place: usize| 0..if place == 0 { each + MOST } else { each };
         let is_long = |number: usize| number % 16 == 7;

@@ -1,24 +1,25 @@
-//! What was given and has not ended, and what was withdrawn of it: in memory, bounded. What was given before a restart ends by
-//! itself.
+//! The issued segments that have not expired, and their withdrawals: in memory, bounded. Segments issued before a
+//! restart expire on their own.
 
 use crate::storage::TokenHash;
-use engine::api::Withdrawal;
-use engine::proofs::Withdrawal as Statement;
-use engine::segment::{Given, Place};
+use api::Withdrawal;
+use engine::model::{Given, Place};
+use engine::verifier::proofs::Withdrawal as Statement;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use wire::{Destination, SegmentFlags, Vni};
 
-/// Entries at a time: some 300 MB.
+/// Maximum number of entries: some 300 MB.
 const MOST: usize = 1 << 20;
-/// Of one person or service account, in all sessions: each may become two withdrawals.
+/// Maximum number of entries of one person or service account, over all sessions: each entry may become two
+/// withdrawals.
 const MOST_OF_PERSON: usize = 1 << 13;
-/// Statements about single senders: with more than these, receivers are stated to consent to nobody. A verifier holds 65 536, and
-/// those that it has heard of until they end.
+/// Maximum number of withdrawal statements about single senders. Beyond this number, statements say that a receiver
+/// consents to no sender at all. A verifier holds 65 536 statements, and keeps those it has received until they expire.
 const MOST_STATEMENTS: usize = 1 << 14;
 
-/// From where to where, in one network.
+/// Sender and receiver in one network.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
     vni: Vni,
@@ -26,20 +27,20 @@ struct Pair {
     receiver: IpAddr,
 }
 
-/// What tells segments of one session and pair apart.
+/// Distinguishes the segments of one session and pair.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key {
-    /// Who asked.
+    /// The session that requested the segment.
     pub token: TokenHash,
-    /// Who sends.
+    /// The sender's address.
     pub sender: IpAddr,
-    /// The one service, or all.
+    /// The one service of the segment, or `None` for all services.
     pub service: Option<(u8, u16)>,
-    /// Which of SINGLE, REPLY and RETURN it has.
+    /// Which of the flags SINGLE, REPLY and RETURN the segment has.
     pub flags: SegmentFlags,
 }
 
-/// By the word: field by field it takes several times as long.
+/// Hashes whole words: hashing field by field takes several times as long.
 impl Hash for Pair {
     fn hash<S: Hasher>(&self, state: &mut S) {
         let [a, b, c] = self.vni.bytes();
@@ -48,7 +49,7 @@ impl Hash for Pair {
     }
 }
 
-/// Of the token as much as nobody finds twice.
+/// Hashes only a part of the token, long enough that no attacker can find a collision.
 impl Hash for Key {
     fn hash<S: Hasher>(&self, state: &mut S) {
         let (protocol, port) = self.service.unwrap_or_default();
@@ -58,7 +59,7 @@ impl Hash for Key {
     }
 }
 
-/// An address as a hash takes it.
+/// Returns an address in the form in which it is hashed.
 pub(super) fn octets(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -66,38 +67,39 @@ pub(super) fn octets(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// What a segment was given for.
+/// The request for which a segment was issued.
 #[derive(Clone)]
 pub struct Entry {
-    /// Who asked.
+    /// The person or service account that made the request.
     pub person: String,
     /// The network's name.
     pub network: String,
-    /// The destination of the request. For an answer: the service that answers, with the address that the answer goes to.
+    /// The destination of the request. For a segment for answers: the answering service, with the address that receives
+    /// the answers.
     pub to: Destination,
-    /// The endpoint that the sender was behind.
+    /// The endpoint of the sender at the time of the request.
     pub sending: IpAddr,
-    /// Where the receiver was.
+    /// The place of the receiver at the time of the request.
     pub place: Place,
 }
 
-/// Of each pair what was given, with its latest end.
+/// For each pair, the segments that were issued and the latest expiry.
 #[derive(Default)]
 pub struct Book {
     given: HashMap<Pair, HashMap<Key, (Box<Entry>, u32)>>,
     count: usize,
     of_persons: HashMap<String, usize>,
-    /// Until when segments may end that are void.
+    /// For each withdrawal statement, the latest expiry of the segments that it voids.
     withdrawn: BTreeMap<Statement, u32>,
-    /// When it last forgot what had ended, which takes a look at all.
+    /// Time of the last removal of expired entries, which scans the whole book.
     swept: u64,
 }
 
-/// There is no room.
+/// Error: there is no room for the entry.
 pub struct Full;
 
 impl Book {
-    /// Takes down what was given; `entry` says more of it, where nothing like it was given before.
+    /// Records an issued segment. `entry` is called unless a segment with the same key is recorded.
     pub fn note(
         &mut self,
         token: TokenHash,
@@ -124,7 +126,8 @@ impl Book {
         Ok(())
     }
 
-    /// Whether a segment that is shown was given and lives: a right proof may be its verifier's own making.
+    /// Reports whether a presented segment was issued and has not been withdrawn. A valid proof is not sufficient,
+    /// because the verifier that checks it could have made it itself.
     pub fn has(&self, shown: &Given) -> bool {
         let (pair, service, flags) = what(shown);
         self.given.get(&pair).into_iter().flatten().any(|(key, (entry, expires))| {
@@ -134,24 +137,24 @@ impl Book {
         })
     }
 
-    /// Until when segments may end that are void.
+    /// Returns the latest expiry of the void segments from `sender` to `receiver`, if any are void.
     pub fn withdrawn(&self, vni: Vni, sender: IpAddr, receiver: IpAddr) -> Option<u32> {
         voids(&self.withdrawn, &Pair { vni, sender, receiver }).map(|(_, until)| until).max()
     }
 
-    /// All that was withdrawn and has not ended.
+    /// Returns all withdrawals that have not expired.
     pub fn all_withdrawn(&mut self, now: u64) -> Vec<Withdrawal> {
         self.withdrawn.retain(|_, until| u64::from(*until) >= now);
         told(self.withdrawn.iter().map(|(what, until)| (*what, *until)))
     }
 
-    /// Whether nothing was given.
+    /// Reports whether the book contains no segments.
     pub fn is_empty(&self) -> bool {
         self.given.is_empty()
     }
 
-    /// Withdraws what may not live. Gives the statements, and to each session those that void segments of its own, or
-    /// answers to them.
+    /// Withdraws the segments that must not live on. Returns the statements, and for each session those that void its
+    /// own segments or the answers to them.
     pub fn judge(
         &mut self,
         now: u64,
@@ -165,7 +168,7 @@ impl Book {
             for (key, (_, expires)) in forbidden {
                 let until = void.entry(*pair).or_default();
                 *until = expires.max(until).to_owned();
-                // Who may not send any more has no answers to expect.
+                // A sender that may no longer send must not receive answers either.
                 if key.flags.has(SegmentFlags::REPLY) {
                     let until = void.entry(pair.back()).or_default();
                     *until = expires.max(until).to_owned();
@@ -192,8 +195,9 @@ impl Book {
         (told(stated), sessions.into_iter().map(|(token, own)| (token, told(own))).collect())
     }
 
-    /// Takes down what is void, and gives what there is to say of it. Where that would be more than verifiers hold, receivers of
-    /// several senders consent to nobody: whoever still may send asks anew.
+    /// Records what is void, and returns the statements to announce. If verifiers could not hold that many, receivers
+    /// with several withdrawn senders are stated to consent to no sender; senders that are still allowed request new
+    /// segments.
     fn state(&mut self, void: HashMap<Pair, u32>) -> BTreeMap<Statement, u32> {
         let mut stated = BTreeMap::new();
         for (pair, until) in void {
@@ -246,19 +250,19 @@ impl Book {
 }
 
 impl Pair {
-    /// That of answers.
+    /// Returns the pair of the answers.
     fn back(&self) -> Self {
         Self { sender: self.receiver, receiver: self.sender, ..*self }
     }
 
-    /// Its own, and that of all senders to its receiver.
+    /// Returns the statement about this pair, and the statement about all senders to its receiver.
     const fn statements(&self) -> (Statement, Statement) {
         let all = Statement { vni: self.vni, receiver: self.receiver, sender: None };
         (Statement { sender: Some(self.sender), ..all }, all)
     }
 }
 
-/// What a segment is noted by, but for who asked.
+/// Returns the key of a segment in the book, without the session.
 fn what(given: &Given) -> (Pair, Option<(u8, u16)>, SegmentFlags) {
     let segment = &given.segment;
     let pair = Pair { vni: given.vni, sender: given.ends.sender, receiver: given.ends.receiver };
@@ -267,14 +271,14 @@ fn what(given: &Given) -> (Pair, Option<(u8, u16)>, SegmentFlags) {
     (pair, service, SegmentFlags(segment.flags.0 & told_apart))
 }
 
-/// The later of both counts; gives it.
+/// Raises the expiry of a statement to at least `until`; returns the result.
 fn raise(all: &mut BTreeMap<Statement, u32>, what: Statement, until: u32) -> u32 {
     let kept = all.entry(what).or_default();
     *kept = until.max(*kept);
     *kept
 }
 
-/// Those that void segments of this pair, with until when they may end.
+/// Returns the statements that void segments of this pair, each with the latest expiry of these segments.
 fn voids(stated: &BTreeMap<Statement, u32>, pair: &Pair) -> impl Iterator<Item = (Statement, u32)> {
     let (one, all) = pair.statements();
     [one, all].into_iter().filter_map(|what| Some((what, *stated.get(&what)?)))
@@ -324,7 +328,8 @@ mod tests {
         Given { segment, vni: Vni::from([0, 0, 1]), ends, proofs: vec![[0; 16]], hops: vec![] }
     }
 
-    /// SVLAN §VII, denial of capability: room for what was given runs out for who takes it, and comes back.
+    /// SVLAN §VII, denial of capability: a person who takes segments until no room is left exhausts only their own
+    /// share, and expired segments free it again.
     #[test]
     fn denial_of_capability_a_person_who_has_taken_their_share_leaves_room_for_others() {
         let mut book = Book::default();
@@ -332,7 +337,7 @@ mod tests {
             let entry = Entry { person: person.into(), ..entry() };
             book.note([token; 32], &given(sender, now + 300), || entry, now).is_ok()
         };
-        // In as many sessions as they like.
+        // Mallory spreads the requests over several sessions.
         assert!((0..MOST_OF_PERSON as u32).all(|sender| note("mallory", (sender % 16) as u8, sender, NOW)));
         assert!(!note("mallory", 99, u32::MAX, NOW) && note("alice", 1, u32::MAX, NOW));
         assert!(note("mallory", 5, 5, NOW), "what is there already takes no room");
@@ -378,7 +383,7 @@ mod tests {
             let entry = Entry { person: token.to_string(), ..entry.clone() };
             assert!(book.note([token; 32], &given(sender, NOW + 200), || entry, NOW).is_ok());
         }
-        // Somebody who still may send, to the same receiver.
+        // Another sender that may still send to the same receiver.
         let other = IpAddr::from(u32::MAX.to_be_bytes());
         assert!(book.note([99; 32], &given(u32::MAX, NOW + 100), || entry.clone(), NOW).is_ok());
         let (statements, sessions) = book.judge(NOW, |token, _, _, _| *token == [99; 32]);
@@ -389,7 +394,7 @@ mod tests {
         let receiver = entry.to.address;
         assert_eq!(book.withdrawn(Vni::from([0, 0, 1]), other, receiver), Some(all.until));
         assert!(book.is_empty());
-        // From here on one more is no statement more.
+        // From here on, another withdrawal adds no statement.
         assert!(book.note([1; 32], &given(7, NOW + 300), || entry.clone(), NOW).is_ok());
         let (statements, _) = book.judge(NOW, |_, _, _, _| false);
         assert_eq!(

@@ -1,23 +1,23 @@
-//! Who may ask for segments by UDP, and what became of their requests.
+//! State of the UDP service for segments: the lines of sessions, and counters of the outcomes.
 
 use super::account::Account;
 use crate::storage::TokenHash;
-use engine::lines::{Lines, Unanswered};
+use engine::issuing::lines::{Lines, Unanswered};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use wire::ask::Refusal as Reason;
 
-/// Who may ask by UDP, and what became of what was asked.
+/// State of the UDP service for segments.
 #[derive(Default)]
 pub struct Datagrams {
     lines: Mutex<Lines<TokenHash>>,
-    /// Where requests are taken, once they are.
+    /// The port of the service, once it runs.
     pub(super) port: OnceLock<u16>,
     pub(super) account: Account,
     pub(super) counts: Counts,
 }
 
-/// How many requests came to what.
+/// Number of requests by outcome.
 #[derive(Default)]
 pub(super) struct Counts {
     pub(super) given: AtomicU64,
@@ -26,12 +26,12 @@ pub(super) struct Counts {
 }
 
 impl Datagrams {
-    /// Takes away the lines of sessions that are not kept.
+    /// Removes the lines of the sessions for which `is_kept` returns false.
     pub(crate) fn keep(&self, is_kept: impl Fn(&TokenHash) -> bool) {
         self.lines().keep(is_kept);
     }
 
-    /// How many requests came to what, by name.
+    /// Returns the number of requests by the name of the outcome.
     pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
         let Counts { given, refused, unanswered } = &self.counts;
         let refused = Reason::ALL.iter().zip(refused).map(|(reason, count)| (reason.name(), count));

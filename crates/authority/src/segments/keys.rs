@@ -1,4 +1,4 @@
-//! Keys of verifiers for proofs, kept for as long as an epoch lasts: to derive one takes longer than to give a segment.
+//! Cache of the verifiers' proof keys, one epoch long: deriving a key takes longer than issuing a segment.
 
 use anyhow::Result;
 use std::collections::HashMap;
@@ -6,10 +6,11 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use wire::{Epoch, ProofKey};
 
-/// Epochs whose keys are kept: of what is given, and of what is answered.
+/// Maximum number of cached epochs and authority addresses: those of segments being issued, and of segments being
+/// answered.
 const EPOCHS: usize = 3;
 
-/// The keys, by epoch and authority's address, and by the verifiers of a path. Has no `Debug`.
+/// The keys, by epoch and the authority's address, then by the verifiers of a path. Has no `Debug`.
 #[derive(Default)]
 pub struct Keys(RwLock<HashMap<Of, OfPaths>>);
 
@@ -17,7 +18,7 @@ type Of = (u64, IpAddr);
 type OfPaths = HashMap<Vec<String>, Arc<[ProofKey]>>;
 
 impl Keys {
-    /// The keys of these verifiers; those that are not there are made.
+    /// Returns the keys of these verifiers; derives them if they are not cached.
     pub fn of(
         &self,
         verifiers: &[String],
@@ -31,7 +32,7 @@ impl Keys {
             return Ok(keys.clone());
         }
         drop(kept);
-        // Made under the lock: who forgets them forgets what is being made, too.
+        // Derived under the lock, so that a concurrent `forget` also removes keys that are being derived.
         let mut keys = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let made: Arc<[_]> = verifiers.iter().map(|verifier| make(verifier)).collect::<Result<_>>()?;
         if keys.len() >= EPOCHS && !keys.contains_key(&of) {
@@ -42,7 +43,7 @@ impl Keys {
         Ok(made)
     }
 
-    /// Other keys are in force.
+    /// Empties the cache, because other keys are in force.
     pub fn forget(&self) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).clear();
     }

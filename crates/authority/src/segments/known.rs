@@ -1,37 +1,37 @@
-//! What the authority knows of virtual networks, and what it gave there.
+//! The virtual networks and the segments issued in them.
 
 use super::book::Book;
 use super::keys::Keys;
 use super::unknown_names;
-use engine::networks::Networks;
 use engine::policy::Compiled;
+use engine::policy::networks::Networks;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-/// What is known of virtual networks, and what was given there.
+/// The virtual networks and the segments issued in them.
 #[derive(Default)]
 pub struct Segments {
     networks: RwLock<Arc<Networks>>,
     pub(super) keys: Keys,
     book: Mutex<Book>,
-    /// How many statements of withdrawn consent there were.
+    /// Number of withdrawal statements issued so far.
     pub(super) withdrawn: AtomicU64,
 }
 
 impl Segments {
-    /// The networks as they are described.
+    /// Returns the networks of the current configuration.
     pub(crate) fn networks(&self) -> Arc<Networks> {
         self.networks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// They are described otherwise.
+    /// Replaces the networks.
     pub(crate) fn describe(&self, networks: Networks, policy: &Compiled) {
         unknown_names(&networks, policy.policy()).iter().for_each(|slip| tracing::warn!("{slip}"));
         *self.networks.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(networks);
         self.keys.forget();
     }
 
-    /// The master keys changed.
+    /// Empties the key cache after the master keys changed.
     pub(crate) fn forget_keys(&self) {
         self.keys.forget();
     }

@@ -1,26 +1,26 @@
 //! Accounts and devices.
 
-use super::{AuditEvent, Database, Operator, devices, holders, identities, sessions};
+use super::{AuditEvent, Database, Operator, holders, identities, names, persons, sessions};
 use anyhow::{Result, bail};
 use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
 use zeroize::Zeroizing;
 
-/// What a login is checked against. Has no `Debug`.
+/// The credentials that a login is checked against. Has no `Debug`.
 pub struct Account {
     /// The password's argon2id hash in PHC form.
     pub password: String,
-    /// The TOTP secret, where the account has a second factor.
+    /// The TOTP secret, if the account has a second factor.
     pub totp: Option<Zeroizing<Vec<u8>>>,
 }
 
-/// What becomes of an account's second factor when its password is changed. Has no `Debug`.
+/// Change to an account's second factor together with its password. Has no `Debug`.
 pub enum SecondFactor {
-    /// It stays, or there stays none.
+    /// The second factor, if any, stays.
     Kept,
-    /// There is none any more.
+    /// The second factor is removed.
     Removed,
-    /// It has this TOTP secret.
+    /// The account gets this TOTP secret.
     New(Zeroizing<Vec<u8>>),
 }
 
@@ -29,15 +29,15 @@ pub enum SecondFactor {
 pub struct AccountEntry {
     /// The person's name.
     pub person: String,
-    /// The identity provider that vouches for the person; none for an account here.
+    /// The identity provider that vouches for the person; `None` for an account of the authority's own.
     pub issuer: Option<String>,
-    /// Groups that the identity provider said the person is in.
+    /// Groups that the identity provider reported for the person.
     pub groups: Vec<String>,
-    /// Whether the account has a second factor here.
+    /// Whether the account has a second factor at the authority.
     pub totp: bool,
-    /// When it was made, Unix seconds.
+    /// Time of creation, in Unix seconds.
     pub created: u64,
-    /// The devices that logged in.
+    /// The devices from which the person has logged in.
     pub devices: Vec<String>,
 }
 
@@ -60,8 +60,8 @@ impl Database {
         })
     }
 
-    /// Changes a password, ends the account's sessions and their grants, and removes its passkeys, which whoever knew the
-    /// password may have added; gives how many there were.
+    /// Changes a password, ends the account's sessions and their grants, and removes its passkeys, which an attacker
+    /// who knew the password may have added. Returns the number of passkeys removed.
     pub fn change_password(
         &mut self,
         person: &str,
@@ -90,21 +90,21 @@ impl Database {
         })
     }
 
-    /// Removes an account with its devices, ends its sessions and grants.
+    /// Removes an account with its devices, and ends its sessions and grants.
     pub fn remove_account(&mut self, person: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let removed = transaction.execute("DELETE FROM accounts WHERE person = ?1", [person])?;
             if removed + transaction.execute("DELETE FROM identities WHERE person = ?1", [person])? == 0 {
                 bail!("no account {person}: `user list` shows them");
             }
-            devices::forget(transaction, person)?;
+            persons::forget(transaction, person)?;
             holders::forget(transaction, person)?;
             sessions::end_of_person(transaction, person, now)?;
             AuditEvent::new("account_removed").person(person).by(by).write(transaction, now)
         })
     }
 
-    /// The account of a person.
+    /// Returns the account of a person.
     pub fn account(&self, person: &str) -> Result<Option<Account>> {
         let mut statement = self.connection.prepare_cached("SELECT password, totp FROM accounts WHERE person = ?1")?;
         let read = |row: &rusqlite::Row<'_>| {
@@ -113,7 +113,8 @@ impl Database {
         Ok(statement.query_row([person], read).optional()?)
     }
 
-    /// Uses up the TOTP code of a time step. False if that one or a later one was used before: a code works once.
+    /// Consumes the TOTP code of a time step. Returns false if this code or a later one was used before: a code works
+    /// once.
     pub fn use_totp_step(&mut self, person: &str, step: u64) -> Result<bool> {
         self.write(|transaction| {
             let used = transaction.execute(
@@ -124,14 +125,14 @@ impl Database {
         })
     }
 
-    /// Whether somebody has this name: an account, one of the identity provider's people, or a service.
+    /// Reports whether a name is taken: by an account, a person of the identity provider, or a service account.
     pub fn knows(&self, person: &str) -> Result<bool> {
         let known = "SELECT EXISTS (SELECT 1 FROM accounts WHERE person = ?1)
                          OR EXISTS (SELECT 1 FROM identities WHERE person = ?1)";
         Ok(self.connection.query_row(known, [person], |row| row.get(0))?)
     }
 
-    /// Every account, and everybody whom the identity provider vouched for, by name.
+    /// Returns every account and every person that the identity provider vouched for, by name.
     pub fn accounts(&self) -> Result<Vec<AccountEntry>> {
         let mut devices = self.connection.prepare("SELECT device FROM devices WHERE person = ?1 ORDER BY device")?;
         let mut statement = self.connection.prepare(
@@ -141,7 +142,7 @@ impl Database {
         let rows = statement.query_map([], |row| {
             let person: String = row.get(0)?;
             let devices = devices.query_map([&person], |row| row.get(0))?.collect::<Result<_, _>>()?;
-            let (issuer, groups) = (row.get(3)?, identities::names(row.get(4)?));
+            let (issuer, groups) = (row.get(3)?, names(row.get(4)?));
             let created = row.get::<_, i64>(2)?.cast_unsigned();
             Ok(AccountEntry { person, issuer, groups, totp: row.get(1)?, created, devices })
         })?;

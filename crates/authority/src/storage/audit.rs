@@ -1,4 +1,4 @@
-//! The audit trail: what happened, when, to whom, by which rule.
+//! Events and entries of the audit trails: event, time, person, device, receiver and rule.
 
 use super::Database;
 use super::trail::{self, Trail};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 
-/// The local user who gives a command, or an administrator at the console.
+/// The local user who runs a command, or an administrator at the console.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Operator(String);
@@ -18,12 +18,12 @@ impl Operator {
         &self.0
     }
 
-    /// An administrator at the console.
+    /// Returns the operator for an administrator at the console.
     pub(crate) fn at_console(person: &str) -> Self {
         Self(format!("{person} (console)"))
     }
 
-    /// Who runs this process: its user, or who became root by sudo.
+    /// Returns the operator of this process: its user, or the user who became root by sudo.
     pub fn current() -> Self {
         let uid = nix::unistd::getuid();
         let before: Option<u32> = std::env::var("SUDO_UID").ok().and_then(|uid| uid.parse().ok());
@@ -34,7 +34,7 @@ impl Operator {
     }
 }
 
-/// Something to be written down.
+/// An event for the audit trail.
 #[derive(Clone, Debug, Default)]
 pub struct AuditEvent {
     event: &'static str,
@@ -48,52 +48,52 @@ pub struct AuditEvent {
 }
 
 impl AuditEvent {
-    /// An event of a stable name, such as `login` or `denied`.
+    /// Creates an event with a stable name, such as `login` or `denied`.
     pub fn new(event: &'static str) -> Self {
         Self { event, ..Self::default() }
     }
 
-    /// The person it is about.
+    /// Sets the person that the event is about.
     pub fn person(self, person: &str) -> Self {
         Self { person: Some(person.into()), ..self }
     }
 
-    /// The device it is about.
+    /// Sets the device that the event is about.
     pub fn device(self, device: &str) -> Self {
         Self { device: Some(device.into()), ..self }
     }
 
-    /// The address it came from.
+    /// Sets the source address of the event.
     pub fn source(self, source: IpAddr) -> Self {
         Self { source: Some(source), ..self }
     }
 
-    /// The receiver it is about.
+    /// Sets the receiver that the event is about.
     pub fn receiver(self, receiver: &str) -> Self {
         Self { receiver: Some(receiver.into()), ..self }
     }
 
-    /// The rule that decided.
+    /// Sets the rule that decided.
     pub fn rule(self, rule: &str) -> Self {
         Self { rule: Some(rule.into()), ..self }
     }
 
-    /// Particulars.
+    /// Sets the details of the event.
     pub fn detail(self, detail: impl Into<String>) -> Self {
         Self { detail: detail.into(), ..self }
     }
 
-    /// Whose command it was.
+    /// Sets the operator who gave the command.
     pub fn by(self, operator: &Operator) -> Self {
         Self { operator: Some(operator.clone()), ..self }
     }
 
-    /// What it is counted by when it repeats.
+    /// Returns the key by which repeated events are counted.
     pub(crate) fn subject(&self) -> Subject {
         Subject { event: self.event, person: self.person.clone(), source: self.source }
     }
 
-    /// The person it is about; empty without one.
+    /// Returns the person that the event is about, or an empty string.
     pub(crate) fn about(&self) -> &str {
         self.person.as_deref().unwrap_or_default()
     }
@@ -125,7 +125,7 @@ impl AuditEvent {
     }
 }
 
-/// What events are counted by when they repeat.
+/// The key by which repeated events are counted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Subject {
     event: &'static str,
@@ -134,7 +134,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// The event that says how many more there were in the minute from `time`.
+    /// Returns the event that reports how many more events there were in the minute from `time`.
     pub(crate) fn left_out(self, count: u64, time: u64) -> AuditEvent {
         let detail = format!("{count} more in the minute from {time} were not written down one by one");
         let Self { event, person, source } = self;
@@ -142,64 +142,65 @@ impl Subject {
     }
 }
 
-/// An entry as it is listed.
+/// An audit entry as it is listed.
 #[derive(Debug, Serialize)]
 pub struct AuditEntry {
-    /// Its number; rises in both trails together.
+    /// The entry's number; numbers rise across both trails.
     pub id: i64,
-    /// Its trail.
+    /// Name of the entry's trail.
     pub trail: String,
-    /// Unix seconds.
+    /// Time of the event, in Unix seconds.
     pub time: u64,
-    /// The event's name.
+    /// Name of the event.
     pub event: String,
-    /// The person it is about.
+    /// The person that the event is about.
     pub person: Option<String>,
-    /// The device it is about.
+    /// The device that the event is about.
     pub device: Option<String>,
-    /// The address it came from.
+    /// The source address of the event.
     pub source: Option<String>,
-    /// The receiver it is about.
+    /// The receiver that the event is about.
     pub receiver: Option<String>,
     /// The rule that decided.
     pub rule: Option<String>,
-    /// Particulars.
+    /// Details of the event.
     pub detail: String,
-    /// Whose command it was, such as `uid 1000 (sudo)` or `alice (console)`.
+    /// The operator who gave the command, such as `uid 1000 (sudo)` or `alice (console)`.
     pub operator: Option<String>,
-    /// SHA-256 over this entry and all before it of its trail, in hex.
+    /// SHA-256 over this entry and all earlier ones of its trail, in hex.
     pub hash: String,
 }
 
-/// What is looked for in the audit trail; what is left out, anything.
+/// Search criteria for the audit trails; an absent field matches anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditQuery {
-    /// About this person, or done by them.
+    /// Matches entries about this person, or by this person.
     pub person: Option<String>,
-    /// Of this name.
+    /// Matches entries of this event.
     pub event: Option<String>,
-    /// From this time on, Unix seconds.
+    /// Matches entries from this time on, in Unix seconds.
     pub since: Option<u64>,
-    /// Up to this time.
+    /// Matches entries up to this time, in Unix seconds.
     pub until: Option<u64>,
-    /// Before the entry of this number.
+    /// Matches entries before the one of this number.
     pub before: Option<i64>,
-    /// Among so many entries at most, whatever they are: what is rare is not looked for in all of a trail at once.
+    /// Limits the search to this many entries, matching or not, so that a rare match does not scan a whole trail at
+    /// once.
     pub most: Option<NonZeroU32>,
 }
 
 impl Database {
-    /// Writes an event down.
+    /// Writes an event.
     pub fn audit(&mut self, event: &AuditEvent, now: u64) -> Result<()> {
         self.write_soon(|transaction| event.write(transaction, now))
     }
 
-    /// Writes several down.
+    /// Writes several events in one transaction.
     pub fn audit_all(&mut self, events: &[AuditEvent], now: u64) -> Result<()> {
         self.write_soon(|transaction| events.iter().try_for_each(|event| event.write(transaction, now)))
     }
 
-    /// The last `count` entries, oldest first; of one person if given.
+    /// Returns the last `count` entries, oldest first, of all persons or of one.
     pub fn audit_entries(&self, person: Option<&str>, count: u32) -> Result<Vec<AuditEntry>> {
         let mut statement = self.connection.prepare(
             "SELECT * FROM (
@@ -211,8 +212,8 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Hands what a query finds to `take`, newest first, until that says no. Gives the entry before which it goes on, if
-    /// it did not come to the beginning.
+    /// Passes the entries that match a query to `take`, newest first, until `take` returns false. Returns the entry
+    /// number to continue before, unless the search reached the beginning.
     pub fn find_audit_entries(
         &self,
         query: &AuditQuery,
@@ -248,7 +249,7 @@ impl Database {
         Ok(Some(down_to).filter(|down_to| *down_to > first))
     }
 
-    /// The names of the latest entries' events.
+    /// Returns the event names of the latest entries.
     pub fn audit_events(&self) -> Result<Vec<String>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT DISTINCT event FROM (SELECT event FROM audit ORDER BY id DESC LIMIT 10000) ORDER BY event",
@@ -257,7 +258,7 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Hands every entry after the one of number `after` to `take`, oldest first.
+    /// Passes every entry after number `after` to `take`, oldest first.
     pub fn each_audit_entry(&self, after: i64, mut take: impl FnMut(AuditEntry) -> Result<()>) -> Result<()> {
         let mut statement = self.connection.prepare(
             "SELECT id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash

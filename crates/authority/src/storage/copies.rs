@@ -1,4 +1,4 @@
-//! Copies of the database: made while it is in use, and taken up again.
+//! Copies of the database: creation while it is in use, and restoration.
 
 use super::{AuditEvent, Database, sessions};
 use anyhow::{Result, ensure};
@@ -7,23 +7,23 @@ use rusqlite::backup::{Backup, StepResult};
 use std::path::Path;
 
 impl Database {
-    /// Copies the database as it is at one moment, by SQLite's own means. Others may read and write meanwhile.
+    /// Copies a snapshot of the database with SQLite's backup API. Other processes may read and write meanwhile.
     pub fn copy_to(&self, path: &Path) -> Result<()> {
         let mut copy = Connection::open(path)?;
-        // In one step: one that was interrupted would begin anew whenever somebody writes.
+        // In one step: a backup in several steps would restart whenever another process writes.
         let done = Backup::new(&self.connection, &mut copy)?.step(-1)?;
         ensure!(done == StepResult::Done, "the database is busy: {done:?}");
         Ok(())
     }
 
-    /// Fails if the file is damaged.
+    /// Returns an error if the file is damaged.
     pub fn is_sound(&self) -> Result<()> {
         let found: String = self.connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
         ensure!(found == "ok", "its database is damaged: {found}");
         Ok(())
     }
 
-    /// Takes up a copy that was put back: unless they are kept, all sessions and grants end.
+    /// Prepares a restored copy for use: ends all sessions and grants, unless `keep_sessions` is set.
     pub fn restored(&mut self, event: &AuditEvent, keep_sessions: bool, now: u64) -> Result<()> {
         self.write(|transaction| {
             if !keep_sessions {

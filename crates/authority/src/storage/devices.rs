@@ -1,29 +1,29 @@
-//! Devices and their tags. A device is what a person calls the machine that they logged in from. A service account has tags
-//! of its own, whatever its machine calls itself.
+//! Devices and their tags. A device is the name that a person gives the machine they log in from. A service account has
+//! its own tags, whatever name its machine gives itself.
 
-use super::{AuditEvent, Database, Operator, preferences};
+use super::{AuditEvent, Database, Operator};
 use anyhow::{Result, bail};
 use rusqlite::{Connection, Transaction, params};
 use serde::Serialize;
 
-/// Devices of one person that are remembered: whoever logs in may call a device what they like.
+/// Maximum number of devices kept per person, because clients choose device names freely.
 const MOST_PER_PERSON: i64 = 256;
 
 /// A device as it is listed.
 #[derive(Debug, Serialize)]
 pub struct DeviceEntry {
-    /// Whose it is.
+    /// The person whose device it is.
     pub person: String,
-    /// What they call it.
+    /// The name that the person gave the device.
     pub device: String,
-    /// Its tags.
+    /// Tags of the device.
     pub tags: Vec<String>,
-    /// When it was logged in from last, Unix seconds.
+    /// Time of the last login from the device, in Unix seconds.
     pub last_login: u64,
 }
 
 impl Database {
-    /// Gives a device these tags and no others.
+    /// Replaces the tags of a device.
     pub fn tag_device(&mut self, person: &str, device: &str, tags: &[String], by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             if !is_known(transaction, person, device)? {
@@ -39,7 +39,7 @@ impl Database {
         })
     }
 
-    /// Every device, by person and name; of one person if given.
+    /// Returns all devices, or those of one person, by person and name.
     pub fn devices(&self, person: Option<&str>) -> Result<Vec<DeviceEntry>> {
         let mut statement = self.connection.prepare_cached(&listing(person.is_some()))?;
         let rows = statement.query_and_then([person], |row| {
@@ -51,19 +51,19 @@ impl Database {
     }
 }
 
-/// Two statements in the place of one with `OR`: that would go through everybody's devices for one person's.
+/// Two statements instead of one with `OR`, which would scan all persons' devices to find one person's.
 fn listing(of_one: bool) -> String {
     let whose = if of_one { "person = ?1" } else { "?1 IS NULL" };
     format!("SELECT person, device, last_login FROM devices WHERE {whose} ORDER BY person, device")
 }
 
-/// Whether a device has ever logged in.
+/// Reports whether a person has ever logged in from this device.
 pub(super) fn is_known(connection: &Connection, person: &str, device: &str) -> Result<bool> {
     let mut statement = connection.prepare_cached("SELECT 1 FROM devices WHERE person = ?1 AND device = ?2")?;
     Ok(statement.exists([person, device])?)
 }
 
-/// The tags of a device and of the service account that it is, sorted.
+/// Returns the tags of a device together with those of the service account, sorted.
 pub(super) fn tags_of(connection: &Connection, person: &str, device: &str) -> Result<Vec<String>> {
     let mut statement = connection.prepare_cached(
         "SELECT tag FROM device_tags WHERE person = ?1 AND device = ?2
@@ -73,8 +73,7 @@ pub(super) fn tags_of(connection: &Connection, person: &str, device: &str) -> Re
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
-/// Forgets those of a person's devices that logged in longest ago where there are too many: not those that are logged in,
-/// nor those that somebody tagged.
+/// Deletes a person's least recently used devices beyond the limit, except those with a live session or with tags.
 pub(super) fn forget_surplus(transaction: &Transaction<'_>, person: &str, now: u64) -> Result<()> {
     let mut surplus = transaction.prepare_cached(
         "DELETE FROM devices WHERE person = ?1 AND device IN (
@@ -87,11 +86,11 @@ pub(super) fn forget_surplus(transaction: &Transaction<'_>, person: &str, now: u
     Ok(())
 }
 
-/// Forgets a person's devices with their tags, and their choices: whoever has the name next starts without.
+/// Deletes a person's devices with their tags.
 pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> {
     transaction.execute("DELETE FROM device_tags WHERE person = ?1", [person])?;
     transaction.execute("DELETE FROM devices WHERE person = ?1", [person])?;
-    preferences::forget(transaction, person)
+    Ok(())
 }
 
 #[cfg(test)]

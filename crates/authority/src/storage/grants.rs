@@ -1,12 +1,12 @@
-//! Grants issued, so that they can be listed, judged anew and revoked. Their keys are never stored.
+//! Issued grants, recorded so that they can be listed, re-evaluated and revoked. Their keys are never stored.
 
-use super::{AuditEvent, Database, Operator, TokenHash, devices, holders, identities, sessions};
+use super::holders::{self, Recorded};
+use super::revocation::{ended_by, mark, revoke_forbidden};
+use super::{AuditEvent, Database, Operator, TokenHash, devices, identities, sessions};
 use anyhow::{Context, Result, bail};
-use engine::api::{GrantOwner, LivePair, RevokedGrant};
+use api::{GrantOwner, LivePair, RevokedGrant};
 use engine::policy::{Scope, Subject};
-use engine::verifier::CLOCK_SKEW_MAX;
 use ipnet::IpNet;
-use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, Transaction, params};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -17,140 +17,126 @@ use wire::{Destination, Epoch, Flags, Handle, Pair};
 const ENTRY: &str =
     "handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags, issued,
     expires, coalesce(revoked, ended)";
-/// Where they are: a grant ends with its session, too.
+/// The tables of [`ENTRY`]'s columns: the session matters because a grant also ends with its session.
 const ENTRIES: &str = "grants LEFT JOIN session_slots USING (session)";
-/// Of those the ones that neither were revoked nor ended with their session.
+/// Condition for grants that neither were revoked nor ended with their session.
 const HELD: &str = "revoked IS NULL AND ended IS NULL";
 
-/// What became of a grant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recorded {
-    /// It is recorded.
-    Done,
-    /// Its session has ended.
-    SessionEnded,
-    /// The session or the person has as many as may be.
-    TooMany {
-        /// Until one of them ends.
-        seconds: u64,
-    },
-}
-
-/// A grant at the moment it is issued.
+/// A grant at the time of issue.
 pub struct Issuance {
-    /// The session it is issued to.
+    /// The session that the grant is issued to.
     pub session: TokenHash,
-    /// Whose it is.
+    /// The grant's owner.
     pub owner: GrantOwner,
-    /// The verifier it is for.
+    /// The verifier that the grant is for.
     pub verifier: String,
-    /// Where the request came from.
+    /// The source address of the request.
     pub source: IpAddr,
-    /// What was asked for.
+    /// The destination of the request.
     pub to: Destination,
-    /// What it covers.
+    /// The scope of the grant.
     pub scope: Scope,
-    /// Its flags.
+    /// The grant's flags.
     pub flags: Flags,
 }
 
 /// A grant as it is listed.
 #[derive(Debug, Serialize)]
 pub struct GrantEntry {
-    /// Its handle, 16 hex digits.
+    /// The grant's handle, 16 hex digits.
     pub handle: String,
-    /// Whose it is.
+    /// The person that the grant was issued to.
     pub person: String,
-    /// The device it was issued to.
+    /// The device that the grant was issued to.
     pub device: String,
-    /// The verifier it is for.
+    /// The verifier that the grant is for.
     pub verifier: String,
     /// The receiver's name.
     pub receiver: String,
-    /// The rule that allowed it.
+    /// The rule that allowed the grant.
     pub rule: String,
-    /// Where the request came from.
+    /// The source address of the request.
     pub source: String,
-    /// The address that was asked for.
+    /// The address requested.
     pub address: IpAddr,
-    /// The protocol that was asked for.
+    /// The protocol requested.
     pub protocol: u8,
-    /// The port that was asked for.
+    /// The port requested.
     pub port: u16,
-    /// The addresses it covers.
+    /// The addresses that the grant covers.
     pub prefix: IpNet,
-    /// Its flags (wire.md §3.2).
+    /// The grant's flags (wire.md §3.2).
     pub flags: u8,
-    /// When it was issued, Unix seconds.
+    /// Time of issue, in Unix seconds.
     pub issued: u64,
-    /// When it ends, Unix seconds.
+    /// Time of expiry, in Unix seconds.
     pub expires: u64,
-    /// When it was revoked, Unix seconds.
+    /// Time of revocation, in Unix seconds.
     pub revoked: Option<u64>,
-    /// The tags of its device.
+    /// Tags of the device.
     pub tags: Vec<String>,
-    /// The groups of its person besides those of the policy.
+    /// Groups of the person, except those of the policy.
     pub groups: Vec<String>,
 }
 
 impl GrantEntry {
-    /// Who holds it.
+    /// Returns the subject of the grant.
     pub fn subject(&self) -> Subject<'_> {
         let source = self.source.parse().ok();
         Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source }
     }
 
-    /// What was asked for.
+    /// Returns the destination that was requested.
     pub fn to(&self) -> Destination {
         Destination { address: self.address, protocol: self.protocol, port: self.port }
     }
 
-    /// Whether it is a pair of the suite `sha224` (wire.md §5.7).
+    /// Reports whether the grant is a pair of the suite `sha224` (wire.md §5.7).
     pub fn is_pair(&self) -> bool {
         u64::from_str_radix(&self.handle, 16).is_ok_and(|handle| Pair::of(Handle(handle)).is_some())
     }
 
-    /// What it covers.
+    /// Returns the scope of the grant.
     pub fn scope(&self) -> Scope {
         let application = Flags(self.flags).has(Flags::PORT);
         Scope { prefix: self.prefix, service: application.then_some((self.protocol, self.port)) }
     }
 }
 
-/// A grant that was revoked, with those who must hear of it.
+/// A revoked grant, with the parties to notify.
 #[derive(Debug)]
 pub struct Ended {
-    /// The grant.
+    /// The revoked grant.
     pub grant: RevokedGrant,
-    /// Its verifier.
+    /// The verifier of the grant.
     pub verifier: String,
-    /// The session it was issued to.
+    /// The session that the grant was issued to.
     pub session: TokenHash,
 }
 
-/// Which grants a command revokes.
+/// The grants that a command revokes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// One.
+    /// A single grant.
     Grant(u64),
-    /// One of this person.
+    /// A single grant, if it belongs to this person.
     OwnGrant(String, u64),
-    /// All of a person; their sessions end, too.
+    /// All grants of a person, whose sessions end too.
     Person(String),
-    /// All of one device of a person; its sessions end, too.
+    /// All grants of one device of a person; its sessions end too.
     Device(String, String),
-    /// All of one session, which ends, too.
+    /// All grants of one session, which ends too.
     Session(TokenHash),
 }
 
 impl Database {
-    /// Records grants, all in one transaction, for that is most of what recording one costs. Unless it is recorded a grant
-    /// must not be handed out.
+    /// Records grants in one transaction, because the transaction is most of the cost of recording a grant. A grant
+    /// must not be handed out unless it is recorded.
     pub fn add_grants<'g>(&mut self, grants: impl IntoIterator<Item = &'g Issuance>) -> Result<Vec<Recorded>> {
         self.write_soon(|transaction| grants.into_iter().map(|grant| add(transaction, grant)).collect())
     }
 
-    /// Grants, newest first; only those that have neither ended nor been revoked unless `all`.
+    /// Returns grants, newest first: all of them, or only those that have neither expired nor been revoked.
     pub fn grants(&self, now: u64, all: bool) -> Result<Vec<GrantEntry>> {
         let which = if all { "?1 = ?1".to_owned() } else { format!("expires > ?1 AND {HELD}") };
         let mut statement = self
@@ -160,7 +146,7 @@ impl Database {
         rows.collect()
     }
 
-    /// A grant, ended or not.
+    /// Returns a grant, live or ended.
     pub fn grant(&self, handle: u64) -> Result<Option<GrantEntry>> {
         let mut statement =
             self.connection.prepare_cached(&format!("SELECT {ENTRY} FROM {ENTRIES} WHERE handle = ?1"))?;
@@ -168,7 +154,7 @@ impl Database {
         rows.next()?.map(|row| entry(&self.connection, row)).transpose()
     }
 
-    /// The handles of a session's grants that have not ended, 16 hex digits each.
+    /// Returns the handles of a session's unexpired grants, 16 hex digits each.
     pub fn handles_of_session(&self, token: &TokenHash, now: u64) -> Result<BTreeSet<String>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT handle FROM grants
@@ -179,7 +165,7 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// A person's grants that have neither ended nor been revoked, newest first.
+    /// Returns a person's live grants, newest first.
     pub fn live_grants_of(&self, person: &str, now: u64) -> Result<Vec<GrantEntry>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT {ENTRY} FROM {ENTRIES} WHERE person = ?2 AND expires > ?1 AND {HELD} ORDER BY issued DESC, handle"
@@ -188,7 +174,7 @@ impl Database {
         rows.collect()
     }
 
-    /// A person's grants that have not been revoked, those that have ended among them: their flows may live.
+    /// Returns a person's grants that have not been revoked, including expired ones, whose flows may be live.
     pub(super) fn grants_to_judge(&self, person: &str) -> Result<Vec<GrantEntry>> {
         let mut statement =
             self.connection.prepare_cached(&format!("SELECT {ENTRY} FROM {ENTRIES} WHERE person = ?1 AND {HELD}"))?;
@@ -196,7 +182,7 @@ impl Database {
         rows.collect()
     }
 
-    /// Whose a grant of `verifier` is; its class is the policy's to say.
+    /// Returns the owner of a grant of `verifier`. The class is left at 0, because the policy determines it.
     pub fn grant_owner(&self, verifier: &str, handle: u64) -> Result<Option<GrantOwner>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT person, device, receiver, rule, issued, expires FROM grants WHERE handle = ?1 AND verifier = ?2",
@@ -216,8 +202,8 @@ impl Database {
         Ok(owner.optional()?)
     }
 
-    /// Grants of `verifier` that may have ended. Without an entry: one that is revoked or unknown, or whose person or device
-    /// is gone.
+    /// Looks up grants of `verifier`, live or expired. The entry is `None` if the grant is revoked or unknown, or if
+    /// its person or device no longer exists.
     pub fn grants_of(&self, verifier: &str, handles: &[u64]) -> Result<Vec<(RevokedGrant, Option<GrantEntry>)>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT {ENTRY},
@@ -237,7 +223,7 @@ impl Database {
         handles.iter().map(|handle| look_up(*handle)).collect()
     }
 
-    /// The grants of `verifier` that were revoked one by one and have not ended.
+    /// Returns the grants of `verifier` that were revoked individually and have not expired.
     pub fn revoked(&self, verifier: &str, now: u64) -> Result<Vec<RevokedGrant>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT handle, expires FROM grants WHERE expires > ?1 AND revoked IS NOT NULL AND verifier = ?2",
@@ -246,7 +232,7 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The pairs of `verifier` that have neither ended nor been revoked, where epochs last this long.
+    /// Returns the live pairs of `verifier`, given the length of an epoch.
     pub fn pairs(&self, verifier: &str, now: u64, epoch_length: u32) -> Result<Vec<LivePair>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT handle, issued, expires, account, slot FROM {ENTRIES}
@@ -267,7 +253,7 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The sessions' grants that have neither ended nor been revoked.
+    /// Returns all live grants with their sessions.
     pub fn live_of_sessions(&self, now: u64) -> Result<Vec<(TokenHash, RevokedGrant)>> {
         let mut statement = self
             .connection
@@ -276,7 +262,7 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Whether there is, or ever was, what a command revokes.
+    /// Reports whether the target of a revocation exists or ever existed.
     pub fn has(&self, which: &Which) -> Result<bool> {
         let has = |sql: &str, values: &[&dyn ToSql]| -> Result<bool> {
             Ok(self.connection.prepare_cached(sql)?.exists(values)?)
@@ -297,8 +283,8 @@ impl Database {
         }
     }
 
-    /// Revokes grants as a command asks; gives how many ended by that. None, and nothing is written down, for a device of
-    /// which nothing was left to end: people can repeat that at will.
+    /// Revokes grants and returns how many ended by this. Returns `None`, and writes no audit entry, for a device with
+    /// no session left to end, because users can repeat that at will.
     pub fn revoke(&mut self, which: &Which, by: &Operator, now: u64) -> Result<Option<usize>> {
         self.write(|transaction| {
             let grants = held(transaction, which, now)?;
@@ -344,7 +330,7 @@ impl Database {
         self.write(|transaction| revoke_forbidden(transaction, grants, why, now))
     }
 
-    /// The grants that were issued since, whatever became of them, oldest first.
+    /// Returns all grants issued since a time, live or ended, oldest first.
     pub fn grants_since(&self, since: u64) -> Result<Vec<GrantEntry>> {
         let mut statement = self
             .connection
@@ -353,7 +339,7 @@ impl Database {
         rows.collect()
     }
 
-    /// The revoked grants that nobody was told of, which this call takes as told.
+    /// Returns the revoked grants that have not been announced, and marks them as announced.
     pub fn take_unannounced(&mut self) -> Result<Vec<Ended>> {
         let waiting = "SELECT EXISTS (SELECT 1 FROM grants WHERE announced = 0)";
         if !self.connection.query_row(waiting, [], |row| row.get::<_, bool>(0))? {
@@ -370,8 +356,8 @@ impl Database {
         })
     }
 
-    /// The verifiers whose grants were revoked after they had ended and which nobody told to recheck their flows; this
-    /// call takes them as told.
+    /// Returns the verifiers that must recheck their flows because grants were revoked after expiry, and clears the
+    /// list.
     pub fn take_rechecks(&mut self) -> Result<Vec<String>> {
         let waiting: bool =
             self.connection.query_row("SELECT EXISTS (SELECT 1 FROM rechecks)", [], |row| row.get(0))?;
@@ -424,65 +410,7 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
     Ok(Recorded::Done)
 }
 
-pub(super) fn revoke_forbidden(
-    transaction: &Transaction<'_>,
-    grants: &[(u64, String)],
-    why: &str,
-    now: u64,
-) -> Result<()> {
-    for (handle, person) in grants {
-        mark(transaction, "handle = ?3", now, &[&handle.cast_signed()])?;
-        let event = AuditEvent::new("revoked").person(person);
-        event.detail(format!("{handle:016x}: {why}")).write(transaction, now)?;
-    }
-    Ok(())
-}
-
-/// Revokes the grants of a session that verifiers can't know for its own.
-pub(super) fn revoke_unnamed(
-    transaction: &Transaction<'_>,
-    session: &TokenHash,
-    person: String,
-    now: u64,
-) -> Result<()> {
-    mark(transaction, "person = ?3 AND session = ?4", now, &[&person, session])
-}
-
-pub(super) fn revoke_of_verifier(transaction: &Transaction<'_>, verifier: &str, now: u64) -> Result<()> {
-    mark(transaction, "verifier = ?3", now, &[&verifier])
-}
-
-/// Marks the grants that `condition` (constant text, values from `?3` on) selects, ended ones, too: their flows may live.
-/// Those that have not ended are to be announced; the verifiers of the others are to recheck their flows.
-fn mark(transaction: &Transaction<'_>, condition: &'static str, now: u64, values: &[&dyn ToSql]) -> Result<()> {
-    let mut statement = transaction.prepare_cached(&format!(
-        "UPDATE grants SET revoked = ?1, announced = CASE WHEN expires > ?2 THEN 0 END
-         WHERE revoked IS NULL AND {condition} RETURNING announced, verifier"
-    ))?;
-    let times: [&dyn ToSql; 2] = [&now.cast_signed(), &ended_by(now)];
-    let values: Vec<_> = times.into_iter().chain(values.iter().copied()).collect();
-    let mut rows = statement.query(values.as_slice())?;
-    let mut rechecks = BTreeSet::new();
-    while let Some(row) = rows.next()? {
-        let verifier = row.get_ref(1)?.as_str()?;
-        if row.get_ref(0)? == ValueRef::Null && !rechecks.contains(verifier) {
-            rechecks.insert(verifier.to_owned());
-        }
-    }
-    drop(rows);
-    let mut recheck = transaction.prepare_cached("INSERT OR IGNORE INTO rechecks (verifier) VALUES (?1)")?;
-    for verifier in &rechecks {
-        recheck.execute([verifier])?;
-    }
-    Ok(())
-}
-
-/// A grant that ended by then has ended for verifiers, too, whose clocks may be behind.
-fn ended_by(now: u64) -> i64 {
-    now.cast_signed() - i64::from(CLOCK_SKEW_MAX)
-}
-
-/// How many grants would end by what a command revokes.
+/// Returns the number of live grants that a command would revoke.
 fn held(transaction: &Transaction<'_>, which: &Which, now: u64) -> Result<usize> {
     let count = |condition: &str, values: &[&dyn ToSql]| -> Result<usize> {
         let mut statement = transaction
@@ -512,7 +440,7 @@ fn revoked_grant(row: &Row<'_>) -> rusqlite::Result<RevokedGrant> {
     Ok(RevokedGrant { handle: row.get::<_, i64>(0)?.cast_unsigned(), expires: row.get(1)? })
 }
 
-/// Reads [`ENTRY`].
+/// Reads a row with the columns of [`ENTRY`].
 fn entry(connection: &Connection, row: &Row<'_>) -> Result<GrantEntry> {
     let (address, prefix): (String, String) = (row.get(7)?, row.get(10)?);
     let (person, device): (String, String) = (row.get(1)?, row.get(2)?);

@@ -1,28 +1,29 @@
-//! Account numbers and session slots: what a handle says of its holder (wire.md §3.9), which verifiers budget by. What an
-//! account may have is counted here, too: counting its grants would take longer the more it had.
+//! Account numbers and session slots, by which a handle identifies its holder (wire.md §3.9), so that verifiers can
+//! enforce budgets. The limits on grants per account are also counted here, because counting an account's grants would
+//! take longer the more it had.
 //!
-//! An account's number is never given to another. A session's slot is not given to another of its account while a grant of it
-//! can be in use, or its end is announced to verifiers: they would take the new session for the old one.
+//! An account's number is never reused. A session's slot is not reused within the account while a grant of the session
+//! can be in use or its end is being announced to verifiers, which would mistake the new session for the old one.
 
-use super::grants::Recorded;
-use super::{Database, TokenHash, grants};
+use super::{Database, TokenHash, revocation};
 use anyhow::{Context, Result};
-use engine::api::RevokedSession;
+use api::RevokedSession;
 use engine::verifier::CLOCK_SKEW_MAX;
 use rusqlite::{OptionalExtension, Transaction, params};
 use wire::Holder;
 
-/// Grants of one session that have not ended, at most, whether they were revoked or not.
+/// Maximum number of unexpired grants of one session, including revoked ones.
 const MOST_OF_SESSION: u32 = 1024;
-/// Grants that one account may have in all its sessions together.
+/// Maximum number of unexpired grants of one account in all its sessions.
 const MOST_OF_ACCOUNT: u32 = 4096;
 
-/// Slots of an account.
+/// Number of slots of an account.
 const SLOTS: usize = 256;
 
-/// `until` is when the last grant of an ended session has ended for verifiers, too, and `told` is 0 while they have not been told of
-/// its end. A slot that is free again is NULL. The handles of grants from before format 10 are `unnamed`: they name nobody.
-/// `unexpired` counts the grants that have not ended, revoked ones among them, and some that have: [`charge`] takes these off.
+/// `until` is when the last grant of an ended session has expired for verifiers too; `told` is 0 until its end has been
+/// announced. A slot that is free again is NULL. Sessions with grants from before format 10 are `unnamed`: those
+/// handles identify no holder. `unexpired` counts unexpired grants, including revoked ones, and some expired ones,
+/// which [`charge`] subtracts.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE account_numbers (
     account INTEGER PRIMARY KEY AUTOINCREMENT, person TEXT UNIQUE, last_slot INTEGER NOT NULL,
@@ -44,19 +45,34 @@ CREATE TABLE unexpired_grants (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// What becomes of a session that wants a slot.
+/// Result of recording a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recorded {
+    /// The grant is recorded.
+    Done,
+    /// The grant's session has ended.
+    SessionEnded,
+    /// The session or the account has reached its limit.
+    TooMany {
+        /// Seconds until one of these grants ends.
+        seconds: u64,
+    },
+}
+
+/// Result of requesting a slot for a session.
 pub(super) enum Slot {
-    /// It has one.
+    /// The session has a slot.
     Given(Holder),
-    /// All are in use.
+    /// All slots are in use.
     NoneFree {
-        /// Until one is free.
+        /// Seconds until a slot is free.
         seconds: u64,
     },
 }
 
 impl Database {
-    /// The sessions that ended and nobody was told of, each with a verifier that it had grants for; this call takes them as told.
+    /// Returns the ended sessions that have not been announced, each with every verifier that it had grants for, and
+    /// marks them as announced.
     pub fn take_ended_sessions(&mut self) -> Result<Vec<(String, RevokedSession)>> {
         let waiting = "SELECT EXISTS (SELECT 1 FROM session_slots WHERE told = 0)";
         if !self.connection.query_row(waiting, [], |row| row.get::<_, bool>(0))? {
@@ -77,7 +93,7 @@ impl Database {
         })
     }
 
-    /// The sessions that ended, of which a grant for `verifier` would not have.
+    /// Returns the ended sessions whose grants for `verifier` would not have expired yet.
     pub fn revoked_sessions(&self, verifier: &str, now: u64) -> Result<Vec<RevokedSession>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT account, slot, max(of.until, ended) + ?3 FROM session_slots AS ends
@@ -92,7 +108,7 @@ impl Database {
     }
 }
 
-/// Gives a new session of a person's the account's next free slot.
+/// Assigns the account's next free slot to a new session.
 pub(super) fn begin(transaction: &Transaction<'_>, session: &TokenHash, person: &str, now: u64) -> Result<Slot> {
     let (account, last_slot) = account_of(transaction, person)?;
     let released = "UPDATE session_slots SET slot = NULL WHERE account = ?1 AND slot IS NOT NULL AND until <= ?2";
@@ -118,7 +134,8 @@ pub(super) fn begin(transaction: &Transaction<'_>, session: &TokenHash, person: 
     Ok(Slot::Given(holder))
 }
 
-/// Counts a grant for a session, if it may have another. It takes the same time whatever the account did before.
+/// Counts a new grant for a session, unless a limit is reached. The time taken does not depend on the account's earlier
+/// requests.
 pub(super) fn charge(
     transaction: &Transaction<'_>,
     session: &TokenHash,
@@ -157,7 +174,7 @@ pub(super) fn charge(
     Ok(Recorded::Done)
 }
 
-/// Takes the grants that have ended off an account's counts: each of them once.
+/// Subtracts expired grants from an account's counts, each of them once.
 fn take_off_ended(transaction: &Transaction<'_>, account: u32, now: u64) -> Result<()> {
     let mut ended = transaction.prepare_cached(
         "DELETE FROM unexpired_grants WHERE account = ?1 AND expires <= ?2 RETURNING session, grants",
@@ -175,8 +192,8 @@ fn change_counts(transaction: &Transaction<'_>, account: u32, session: &TokenHas
     Ok(())
 }
 
-/// Notes that a session has ended, and its grants with it: one note, however many these are. The slot of a session that had no grant
-/// is free at once.
+/// Records the end of a session, which also ends its grants, in one row however many there are. The slot of a session
+/// without grants is free at once.
 pub(super) fn end(transaction: &Transaction<'_>, session: &TokenHash, now: u64) -> Result<()> {
     let mut note = transaction.prepare_cached(
         "UPDATE session_slots SET ended = ?2, (until, told) = (
@@ -187,25 +204,25 @@ pub(super) fn end(transaction: &Transaction<'_>, session: &TokenHash, now: u64) 
     let ended =
         note.query_row(params![session, now.cast_signed(), CLOCK_SKEW_MAX], |row| Ok((row.get(0)?, row.get(1)?)));
     match ended.optional()? {
-        Some((true, owner)) => grants::revoke_unnamed(transaction, session, owner, now),
+        Some((true, owner)) => revocation::revoke_unnamed(transaction, session, owner, now),
         _ => Ok(()),
     }
 }
 
-/// Notes that a person is called otherwise now: the number stays theirs.
+/// Renames a person, who keeps the account number.
 pub(super) fn rename(transaction: &Transaction<'_>, before: &str, now: &str) -> Result<()> {
     forget(transaction, now)?;
     transaction.execute("UPDATE account_numbers SET person = ?2 WHERE person = ?1", [before, now])?;
     Ok(())
 }
 
-/// Forgets whose a number was: another account of that name gets another.
+/// Detaches an account number from its name: a later account of that name gets a new number.
 pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> {
     transaction.execute("UPDATE account_numbers SET person = NULL WHERE person = ?1", [person])?;
     Ok(())
 }
 
-/// Drops what is known of sessions that ended so long ago that their grants were dropped.
+/// Deletes sessions that ended so long ago that their grants have been deleted.
 pub(super) fn prune(transaction: &Transaction<'_>, before: i64) -> Result<()> {
     transaction.execute(
         "DELETE FROM session_verifiers WHERE session IN (SELECT session FROM session_slots WHERE until <= ?1)",
@@ -215,12 +232,12 @@ pub(super) fn prune(transaction: &Transaction<'_>, before: i64) -> Result<()> {
     Ok(())
 }
 
-/// The holder of these numbers, as columns hold them; nobody without.
+/// Returns the holder for two columns, or the default holder if either is NULL.
 pub(super) fn of(account: Option<u32>, slot: Option<u8>) -> Holder {
     account.zip(slot).and_then(|(account, slot)| Holder::new(account, slot)).unwrap_or_default()
 }
 
-/// The number and the last slot of a person's account, which gets a number with its first session.
+/// Returns the number and the last slot of a person's account, which gets its number with the first session.
 fn account_of(transaction: &Transaction<'_>, person: &str) -> Result<(u32, u8)> {
     let mut known = transaction.prepare_cached("SELECT account, last_slot FROM account_numbers WHERE person = ?1")?;
     let known = known.query_row([person], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;

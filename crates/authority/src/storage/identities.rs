@@ -1,16 +1,15 @@
-//! Who is known otherwise than by an account's password: the identity provider's people, and service accounts. Each name
-//! belongs to one of these for good, so that nobody becomes somebody else by renaming themselves elsewhere.
+//! Identities other than password accounts: persons of the identity provider, and service accounts. A name belongs
+//! permanently to one identity, so that renaming an account elsewhere does not impersonate another person.
 
-use super::sessions::{self, Login};
-use super::{AuditEvent, Database, Operator, TokenHash, devices, holders, passkeys};
+use super::{AuditEvent, Database, Operator, TokenHash, devices, holders, names, persons, sessions};
 use crate::login::Identity;
 use anyhow::{Result, bail};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use serde::Serialize;
 use zeroize::Zeroizing;
 
-/// Service accounts have no issuer; their subject is their public key.
-const SERVICE: &str = "";
+/// Issuer of service accounts: empty. Their subject is their public key.
+pub(super) const SERVICE: &str = "";
 
 pub(super) const SCHEMA: &str = "
 CREATE TABLE identities (
@@ -26,112 +25,75 @@ CREATE TRIGGER provider_sessions_end AFTER DELETE ON sessions BEGIN
 END;
 ";
 
-/// What a login rests on. No `Debug`: it holds secrets.
-pub enum Proof {
-    /// A password, as the hash that it matched.
-    Password(String),
-    /// The identity provider's word.
-    Provider {
-        /// Whom it speaks of.
-        identity: Identity,
-        /// What it is asked again with.
-        refresh_token: Option<Zeroizing<String>>,
-    },
-    /// A service account's key, as its public key in hex.
-    Service(String),
-    /// An account's passkey.
-    Passkey {
-        /// Its id.
-        id: Vec<u8>,
-        /// What of it a login changes, as it was when the login was judged.
-        before: [u8; 7],
-        /// The same after it.
-        after: [u8; 7],
-    },
-}
-
-impl Proof {
-    pub(super) fn described(&self) -> String {
-        match self {
-            Self::Password(_) => String::new(),
-            Self::Provider { identity, .. } => {
-                format!("by {} as {}; groups: {}", identity.issuer, identity.subject, identity.groups.join(", "))
-            }
-            Self::Service(key) => format!("by the service key {key}"),
-            Self::Passkey { .. } => "by passkey".into(),
-        }
-    }
-}
-
-/// A service account that is to be.
+/// A service account to be created.
 #[derive(Clone, Copy)]
 pub struct NewService<'s> {
-    /// Its name.
+    /// Name of the service account.
     pub name: &'s str,
-    /// Its public key, in hex.
+    /// Public key of the service account, in hex.
     pub key: &'s str,
-    /// Its groups.
+    /// Groups of the service account.
     pub groups: &'s [String],
-    /// Its tags.
+    /// Tags of the service account.
     pub tags: &'s [String],
 }
 
-/// What the authority knows of somebody who need not be logged in.
+/// Groups and tags of a person or service account, logged in or not.
 #[derive(Debug)]
 pub struct Known {
-    /// Groups besides those of the policy.
+    /// Groups, except those of the policy.
     pub groups: Vec<String>,
-    /// Tags of the device that was asked about, and of a service account.
+    /// Tags of the device in question, and of a service account.
     pub tags: Vec<String>,
-    /// Whether they are a service account.
+    /// Whether the name is that of a service account.
     pub is_service: bool,
-    /// Whether the device that was asked about has ever logged in.
+    /// Whether the person has ever logged in from the device in question.
     pub has_device: Option<bool>,
 }
 
 /// A service account as it is listed.
 #[derive(Debug, Serialize)]
 pub struct ServiceEntry {
-    /// Its name.
+    /// Name of the service account.
     pub service: String,
-    /// Its public key, in hex.
+    /// Public key of the service account, in hex.
     pub key: String,
-    /// Its groups.
+    /// Groups of the service account.
     pub groups: Vec<String>,
-    /// Its tags, on whichever machine.
+    /// Tags of the service account, on any machine.
     pub tags: Vec<String>,
-    /// When it was made, Unix seconds.
+    /// Time of creation, in Unix seconds.
     pub created: u64,
-    /// When it logged in last, Unix seconds.
+    /// Time of the last login, in Unix seconds.
     pub last_login: Option<u64>,
 }
 
-/// A session that was begun at the identity provider. No `Debug`: it holds a secret.
+/// A session begun at the identity provider. No `Debug`: it holds a secret.
 pub struct ProviderSession {
-    /// What the provider is asked again with, where it gave something.
+    /// The token for requests to the provider, if the provider issued one.
     pub refresh_token: Option<Zeroizing<String>>,
 }
 
-/// A session that the identity provider can be asked about again. No `Debug`: it holds a secret.
+/// A session that can be renewed with the identity provider. No `Debug`: it holds a secret.
 pub struct Renewable {
-    /// The session.
+    /// The hash of the session's token.
     pub token: TokenHash,
-    /// Whose it is.
+    /// The person whose session it is.
     pub person: String,
-    /// The provider's own name for the person.
+    /// The provider's subject identifier for the person.
     pub subject: String,
-    /// What the provider is asked with.
+    /// The token for renewing the session.
     pub refresh_token: Zeroizing<String>,
 }
 
-/// What a renewal changed.
+/// Result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewed {
-    /// Nothing.
+    /// Nothing changed.
     Same,
     /// The person's groups.
     Groups,
-    /// The session ended meanwhile, or the person has another name at the provider now: it ends.
+    /// The session ended meanwhile, or it ends now because the provider changed the person's name.
     Ended,
 }
 
@@ -160,7 +122,7 @@ impl Database {
         })
     }
 
-    /// Puts a service account into these groups and no others.
+    /// Replaces the groups of a service account.
     pub fn set_service_groups(&mut self, name: &str, groups: &[String], by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let changed = transaction.execute(
@@ -175,7 +137,7 @@ impl Database {
         })
     }
 
-    /// Gives a service account these tags and no others.
+    /// Replaces the tags of a service account.
     pub fn set_service_tags(&mut self, name: &str, tags: &[String], by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let changed = transaction.execute(
@@ -190,28 +152,28 @@ impl Database {
         })
     }
 
-    /// Removes a service account, ends its sessions and grants.
+    /// Removes a service account, and ends its sessions and grants.
     pub fn remove_service(&mut self, name: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let removed = "DELETE FROM identities WHERE person = ?1 AND issuer = ?2";
             if transaction.execute(removed, [name, SERVICE])? == 0 {
                 bail!("no service account {name}: `service list` shows them");
             }
-            devices::forget(transaction, name)?;
+            persons::forget(transaction, name)?;
             holders::forget(transaction, name)?;
             sessions::end_of_person(transaction, name, now)?;
             AuditEvent::new("service_removed").person(name).by(by).write(transaction, now)
         })
     }
 
-    /// The public key of a service account, in hex.
+    /// Returns the public key of a service account, in hex.
     pub fn service_key(&self, name: &str) -> Result<Option<String>> {
         let mut statement =
             self.connection.prepare_cached("SELECT subject FROM identities WHERE person = ?1 AND issuer = ?2")?;
         Ok(statement.query_row([name, SERVICE], |row| row.get(0)).optional()?)
     }
 
-    /// Service accounts, by name.
+    /// Returns all service accounts, by name.
     pub fn services(&self) -> Result<Vec<ServiceEntry>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT person, subject, groups, tags, created, last_login FROM identities WHERE issuer = ?1 ORDER BY person",
@@ -229,8 +191,8 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// What is known of one person's groups besides those of the policy, and of the tags of a device of theirs or, without
-    /// one, of them on every device.
+    /// Returns a person's groups, except those of the policy, and the tags of one of the person's devices or, without a
+    /// device, the tags that apply on every device.
     pub fn known_of(&self, person: &str, device: Option<&str>) -> Result<Known> {
         Ok(Known {
             groups: groups_of(&self.connection, person)?,
@@ -240,7 +202,7 @@ impl Database {
         })
     }
 
-    /// Live sessions whose last word from the provider is older than `before`, of one person if given.
+    /// Returns live sessions that were last renewed at or before `before`, of all persons or of one.
     pub fn renewable(&self, person: Option<&str>, before: u64, now: u64) -> Result<Vec<Renewable>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT token, person, provider_sessions.subject, refresh_token
@@ -255,7 +217,8 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Records the provider's newest word about a session's person, which counts for all sessions of theirs.
+    /// Records the provider's latest statement about a session's person; the groups apply to all of the person's
+    /// sessions.
     pub fn renew(
         &mut self,
         session: &Renewable,
@@ -291,7 +254,7 @@ impl Database {
         })
     }
 
-    /// Ends the sessions of people whom another identity provider than this one vouched for.
+    /// Ends the sessions of persons from identity providers other than `issuer`.
     pub fn end_of_other_issuers(&mut self, issuer: Option<&str>, now: u64) -> Result<()> {
         self.write(|transaction| {
             let mut statement = transaction.prepare(
@@ -307,12 +270,12 @@ impl Database {
         })
     }
 
-    /// Ends a session because the provider wants it; its grants with it.
+    /// Ends a session, with its grants, at the provider's request.
     pub fn end_by_provider(&mut self, session: &Renewable, why: &str, now: u64) -> Result<()> {
         self.write(|transaction| end_one(transaction, &session.token, &session.person, why, now))
     }
 
-    /// Ends the sessions of a provider's logout; gives how many.
+    /// Ends the sessions that a logout at the provider names, and returns their number.
     pub fn end_by_logout(&mut self, subject: &str, sid: Option<&str>, now: u64) -> Result<usize> {
         self.write(|transaction| {
             let mut statement = transaction.prepare(
@@ -328,7 +291,7 @@ impl Database {
         })
     }
 
-    /// What is known of a session that was begun at the provider and is about to end.
+    /// Returns the provider's data for a session that was begun at the provider.
     pub fn provider_session(&self, token: &TokenHash) -> Result<Option<ProviderSession>> {
         let mut statement =
             self.connection.prepare_cached("SELECT refresh_token FROM provider_sessions WHERE token = ?1")?;
@@ -337,94 +300,19 @@ impl Database {
     }
 }
 
-/// Why a login is refused, if what it rests on does not hold; else records what the provider said.
-pub(super) fn check(transaction: &Transaction<'_>, person: &str, proof: &Proof, now: u64) -> Result<Option<Login>> {
-    match proof {
-        Proof::Password(hash) => {
-            let mut statement =
-                transaction.prepare_cached("SELECT 1 FROM accounts WHERE person = ?1 AND password = ?2")?;
-            Ok(if statement.exists([person, hash])? { None } else { Some(Login::Outdated) })
-        }
-        Proof::Service(key) => {
-            let changed = transaction.execute(
-                "UPDATE identities SET last_login = ?4 WHERE person = ?1 AND issuer = ?2 AND subject = ?3",
-                params![person, SERVICE, key, now.cast_signed()],
-            )?;
-            Ok(if changed == 1 { None } else { Some(Login::Outdated) })
-        }
-        Proof::Passkey { id, before, after } => {
-            let holds = passkeys::used(transaction, person, id, before, after, now)?;
-            Ok(if holds { None } else { Some(Login::Outdated) })
-        }
-        Proof::Provider { identity: Identity { issuer, subject, groups, .. }, .. } => {
-            if has_account(transaction, person)? {
-                return Ok(Some(Login::NameTaken));
-            }
-            let owner: Option<(String, String)> = transaction
-                .query_row("SELECT issuer, subject FROM identities WHERE person = ?1", [person], |row| {
-                    Ok((row.get(0)?, row.get(1)?))
-                })
-                .optional()?;
-            if owner.is_some_and(|owner| owner != (issuer.clone(), subject.clone())) {
-                return Ok(Some(Login::NameTaken));
-            }
-            let former: Option<String> = transaction
-                .query_row(
-                    "DELETE FROM identities WHERE issuer = ?1 AND subject = ?2 AND person <> ?3 RETURNING person",
-                    [issuer, subject, person],
-                    |row| row.get(0),
-                )
-                .optional()?;
-            if let Some(former) = former {
-                devices::forget(transaction, &former)?;
-                sessions::end_of_person(transaction, &former, now)?;
-                holders::rename(transaction, &former, person)?;
-                let event = AuditEvent::new("renamed").person(&former);
-                event.detail(format!("the identity provider calls them {person} now")).write(transaction, now)?;
-            }
-            transaction.execute(
-                "INSERT INTO identities (person, issuer, subject, groups, created, last_login)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?5) ON CONFLICT (person) DO UPDATE SET groups = ?4, last_login = ?5",
-                params![person, issuer, subject, serde_json::to_string(groups)?, now.cast_signed()],
-            )?;
-            Ok(None)
-        }
-    }
-}
-
-/// Notes with a session what the provider can be asked with.
-pub(super) fn attach(transaction: &Transaction<'_>, token: &TokenHash, proof: &Proof, now: u64) -> Result<()> {
-    if let Proof::Provider { identity, refresh_token } = proof {
-        transaction.execute(
-            "INSERT INTO provider_sessions (token, subject, sid, refresh_token, renewed) VALUES (?1, ?2, ?3, ?4, ?5)",
-            params![
-                token,
-                identity.subject,
-                identity.sid,
-                refresh_token.as_ref().map(|token| token.as_str()),
-                now.cast_signed()
-            ],
-        )?;
-    }
-    Ok(())
-}
-
+/// Reports whether a person of the identity provider or a service account has this name.
 pub(super) fn is_known(transaction: &Transaction<'_>, person: &str) -> Result<bool> {
     Ok(transaction.prepare_cached("SELECT 1 FROM identities WHERE person = ?1")?.exists([person])?)
 }
 
-/// The groups of one person besides those of the policy.
+/// Returns a person's groups, except those of the policy.
 pub(super) fn groups_of(connection: &Connection, person: &str) -> Result<Vec<String>> {
     let mut statement = connection.prepare_cached("SELECT groups FROM identities WHERE person = ?1")?;
     Ok(names(statement.query_row([person], |row| row.get(0)).optional()?))
 }
 
-/// A list of names as it is stored.
-pub(super) fn names(json: Option<String>) -> Vec<String> {
-    json.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default()
-}
-
-fn has_account(transaction: &Transaction<'_>, person: &str) -> Result<bool> {
+/// Reports whether a password account has this name.
+pub(super) fn has_account(transaction: &Transaction<'_>, person: &str) -> Result<bool> {
     Ok(transaction.prepare_cached("SELECT 1 FROM accounts WHERE person = ?1")?.exists([person])?)
 }
 

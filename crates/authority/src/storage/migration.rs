@@ -1,21 +1,21 @@
-//! Brings the database of an earlier version to the format of this one.
+//! Migrates the database of an earlier version to the current format.
 
 use super::{SCHEMA_VERSION, holders};
 use anyhow::{Context, Result, bail};
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use std::path::Path;
 
-/// The earliest format that can be brought to this one.
+/// The earliest format that can be migrated.
 const EARLIEST: i64 = 9;
 
-/// Checks the format of the database at `path`, and brings an earlier one to this one: all of it or nothing.
+/// Checks the format of the database at `path` and migrates an earlier one, completely or not at all.
 pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
     let shown = path.display();
     if version(connection)? == SCHEMA_VERSION {
         return Ok(());
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have done it meanwhile.
+    // Another process may have migrated it meanwhile.
     let found = version(&transaction)?;
     if !(EARLIEST..=SCHEMA_VERSION).contains(&found) {
         bail!("{shown} has format {found}; this program reads {EARLIEST} to {SCHEMA_VERSION}");
@@ -33,8 +33,8 @@ fn version(connection: &Connection) -> Result<i64> {
     Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
 }
 
-/// Format 10: accounts have numbers, and sessions have slots; a grant ends with its session, however that ends. Grants from before
-/// name nobody.
+/// Migrates to format 10: accounts have numbers, sessions have slots, and a grant ends with its session, however the
+/// session ends. Handles of earlier grants identify no holder.
 fn name_holders(transaction: &Transaction<'_>) -> Result<()> {
     transaction.execute_batch(holders::SCHEMA)?;
     transaction.execute_batch(

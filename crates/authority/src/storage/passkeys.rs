@@ -4,7 +4,7 @@ use super::{AuditEvent, Database, Operator};
 use anyhow::Result;
 use rusqlite::{OptionalExtension, Row, Transaction, params};
 
-/// Passkeys that one account may have.
+/// Maximum number of passkeys per account.
 const MOST_PER_PERSON: i64 = 16;
 
 pub(super) const SCHEMA: &str = "
@@ -20,29 +20,29 @@ CREATE TRIGGER passkeys_end AFTER DELETE ON accounts BEGIN
 END;
 ";
 
-/// What authenticators know an account by: random, and nothing else.
+/// The user handle by which authenticators know an account; random, so that it reveals nothing else.
 pub type PasskeyHandle = [u8; 64];
 
 /// A passkey. Holds public keys only.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Passkey {
-    /// Its id.
+    /// The passkey's id.
     pub id: Vec<u8>,
-    /// What of it does not change, its public key among it.
+    /// The immutable part of the passkey, including its public key.
     pub fixed: Vec<u8>,
-    /// What a login changes.
+    /// The part that a login changes.
     pub state: [u8; 7],
-    /// What the person calls it.
+    /// The name that the person gave the passkey.
     pub name: String,
-    /// When it was added, Unix seconds.
+    /// Time of creation, in Unix seconds.
     pub created: u64,
-    /// When it was logged in with last, Unix seconds.
+    /// Time of the last login with the passkey, in Unix seconds.
     pub used: Option<u64>,
 }
 
 impl Database {
-    /// Gives an account a second factor, with whose code of the time step the person has shown to have it. False if there
-    /// is one already.
+    /// Adds a second factor to an account, after the person has proved possession with the code of time step `step`.
+    /// Returns false if the account has one already.
     pub fn add_totp(&mut self, person: &str, secret: &[u8], step: u64, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let added = transaction.execute(
@@ -56,7 +56,7 @@ impl Database {
         })
     }
 
-    /// Takes an account's second factor away.
+    /// Removes an account's second factor.
     pub fn remove_totp(&mut self, person: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             transaction.execute("UPDATE accounts SET totp = NULL WHERE person = ?1", [person])?;
@@ -64,7 +64,7 @@ impl Database {
         })
     }
 
-    /// The handle of an account: the one it has, or else `fresh`.
+    /// Returns the handle of an account, which becomes `fresh` if the account has none.
     pub fn passkey_handle(&mut self, person: &str, fresh: PasskeyHandle) -> Result<PasskeyHandle> {
         self.write(|transaction| {
             let add = "INSERT OR IGNORE INTO passkey_handles (person, handle)
@@ -75,7 +75,7 @@ impl Database {
         })
     }
 
-    /// A person's passkeys, oldest first.
+    /// Returns a person's passkeys, oldest first.
     pub fn passkeys(&self, person: &str) -> Result<Vec<Passkey>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT id, fixed, state, name, created, used FROM passkeys WHERE person = ?1 ORDER BY created, rowid",
@@ -84,7 +84,7 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The passkey of an id, with whose it is and their handle.
+    /// Returns the passkey of an id, with its owner and the owner's handle.
     pub fn passkey(&self, id: &[u8]) -> Result<Option<(Passkey, String, PasskeyHandle)>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT id, fixed, state, name, created, used, person, handle FROM passkeys JOIN passkey_handles USING (person)
@@ -93,7 +93,7 @@ impl Database {
         Ok(statement.query_row([id], |row| Ok((passkey(row)?, row.get(6)?, row.get(7)?))).optional()?)
     }
 
-    /// Adds a passkey; false if there are too many, or one of this id is there.
+    /// Adds a passkey. Returns false if there are too many, or if one of this id exists.
     pub fn add_passkey(&mut self, person: &str, passkey: &Passkey, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let added = transaction.execute(
@@ -118,7 +118,7 @@ impl Database {
         })
     }
 
-    /// Removes a person's passkey; false if there is none.
+    /// Removes a person's passkey. Returns false if there is none.
     pub fn remove_passkey(&mut self, person: &str, id: &[u8], by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let remove = "DELETE FROM passkeys WHERE person = ?1 AND id = ?2 RETURNING name";
@@ -131,7 +131,7 @@ impl Database {
     }
 }
 
-/// Whether a login rests on a passkey that is (still) there; notes that it is used.
+/// Records the use of a passkey in a login. Returns false if the passkey no longer exists or was used meanwhile.
 pub(super) fn used(
     transaction: &Transaction<'_>,
     person: &str,
@@ -141,7 +141,7 @@ pub(super) fn used(
     now: u64,
 ) -> Result<bool> {
     let changed = transaction.execute(
-        // One that was used meanwhile has another state: of two answers with one counter, one is a copy's.
+        // A passkey used meanwhile has another state: if two assertions have the same counter, one comes from a copy.
         "UPDATE passkeys SET state = ?4, used = ?5 WHERE id = ?1 AND person = ?2 AND state = ?3",
         params![id, person, before, after, now.cast_signed()],
     )?;

@@ -1,6 +1,6 @@
-//! The policies that were in force, as numbered versions, and what was refused, so that a draft can be tried on it.
+//! Past policies as numbered versions, and refusals, on which a draft can be tried.
 
-use super::{AuditEvent, Database, Operator, devices, grants};
+use super::{AuditEvent, Database, Operator, devices, revocation};
 use anyhow::{Context, Result, bail};
 use engine::policy::Subject;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
@@ -21,43 +21,43 @@ CREATE TABLE refusals (
 CREATE INDEX refusals_by_time ON refusals (time);
 ";
 
-/// Refusals that are kept, and for how many seconds.
+/// Maximum number of refusals kept, and how long they are kept in seconds.
 const MOST_REFUSALS: u32 = 100_000;
 const REFUSALS_KEPT: i64 = 7 * 86_400;
 
 /// A policy that was put in force.
 #[derive(Debug, Serialize)]
 pub struct PolicyVersion {
-    /// Its number, from 1.
+    /// Version number, from 1.
     pub version: i64,
-    /// When it was put in force, Unix seconds.
+    /// Time at which the version was put in force, in Unix seconds.
     pub time: u64,
-    /// The local user who did it.
+    /// The operator who put the version in force.
     pub operator: Option<String>,
-    /// How: `apply FILE`, `reload`, `rollback to N`, `found at start`.
+    /// Origin of the version: `apply FILE`, `reload`, `rollback to N`, `found at start`.
     pub note: String,
-    /// The SHA-256 of its text.
+    /// The SHA-256 of the policy's text, in hex.
     pub sha256: String,
 }
 
-/// A policy about to be put in force.
+/// A policy to be put in force.
 pub struct PolicyChange {
-    /// Its text.
+    /// The policy's text.
     pub text: String,
-    /// How it comes about.
+    /// Origin of the change, for the list of versions.
     pub note: String,
-    /// Who does it, if that is known.
+    /// The operator who makes the change, if known.
     pub by: Option<Operator>,
-    /// What is in it, for the audit trail.
+    /// Summary of the policy, for the audit trail.
     pub summary: String,
-    /// The version that it is to follow, where whoever changes it has looked at that one; any if left out.
+    /// The version that the change must follow, if the operator has reviewed the change against it; any if `None`.
     pub after: Option<i64>,
 }
 
-/// Another version than the one that was looked at is in force.
+/// Error: a version other than the reviewed one is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outdated {
-    /// The one in force.
+    /// The version in force.
     pub version: i64,
 }
 
@@ -69,33 +69,33 @@ impl std::fmt::Display for Outdated {
 
 impl std::error::Error for Outdated {}
 
-/// A request that the policy of its time refused.
+/// A request that the policy in force at the time refused.
 #[derive(Clone, Debug)]
 pub struct Refusal {
-    /// When, Unix seconds.
+    /// Time of the request, in Unix seconds.
     pub time: u64,
-    /// Who asked.
+    /// The person who made the request.
     pub person: String,
-    /// From which device.
+    /// The device that the request came from.
     pub device: String,
-    /// From where.
+    /// The source address of the request.
     pub source: IpAddr,
-    /// For what.
+    /// The destination of the request.
     pub to: Destination,
-    /// The tags that the device has.
+    /// The device's current tags.
     pub tags: Vec<String>,
 }
 
 impl Refusal {
-    /// Who asked.
+    /// Returns the subject of the request.
     pub fn subject(&self) -> Subject<'_> {
         Subject { person: &self.person, tags: &self.tags, source: Some(self.source), ..Subject::default() }
     }
 }
 
 impl Database {
-    /// Records a policy, revokes what it forbids and has `put` write its file: all of it or nothing. Gives the version's
-    /// number, which is the one before where the text is the same.
+    /// Records a policy, revokes the grants that it forbids and calls `put` to write its file: completely or not at
+    /// all. Returns the version number, which stays the same if the text does.
     pub fn apply_policy(
         &mut self,
         change: &PolicyChange,
@@ -109,19 +109,19 @@ impl Database {
                 bail!(Outdated { version: in_force });
             }
             let version = record(transaction, change, now)?;
-            grants::revoke_forbidden(transaction, forbidden, "the policy changed", now)?;
+            revocation::revoke_forbidden(transaction, forbidden, "the policy changed", now)?;
             put()?;
             Ok(version)
         })
     }
 
-    /// Records the policy that a server starts with, unless it is the one that was recorded last.
+    /// Records the policy that a server starts with, unless it is the last one recorded.
     pub fn note_policy(&mut self, change: &PolicyChange, now: u64) -> Result<()> {
         let same = last(&self.connection)?.is_some_and(|(_, sha256)| sha256 == digest(&change.text));
         if same { Ok(()) } else { self.write(|transaction| record(transaction, change, now).map(|_| ())) }
     }
 
-    /// Every version, newest first.
+    /// Returns all versions, newest first.
     pub fn policies(&self) -> Result<Vec<PolicyVersion>> {
         let mut statement = self
             .connection
@@ -138,13 +138,13 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// The policy in force: its version and its text.
+    /// Returns the version number and the text of the policy in force.
     pub fn policy_in_force(&self) -> Result<(i64, String)> {
         let (version, _) = last(&self.connection)?.context("no policy was ever in force")?;
         Ok((version, self.policy_text(version)?))
     }
 
-    /// The text of a version.
+    /// Returns the text of a version.
     pub fn policy_text(&self, version: i64) -> Result<String> {
         let read = "SELECT text FROM policies WHERE version = ?1";
         let text = self.connection.query_row(read, [version], |row| row.get(0)).optional()?;
@@ -172,7 +172,7 @@ impl Database {
         })
     }
 
-    /// Refusals since a time, oldest first.
+    /// Returns the refusals since a time, oldest first.
     pub fn refusals(&self, since: u64) -> Result<Vec<Refusal>> {
         let mut statement = self.connection.prepare(
             "SELECT time, person, device, source, address, protocol, port FROM refusals WHERE time >= ?1 ORDER BY id",
@@ -194,7 +194,7 @@ impl Database {
     }
 }
 
-/// Drops refusals that are old, or too many.
+/// Deletes refusals that are too old or too many.
 pub(super) fn prune(transaction: &Transaction<'_>, now: i64) -> Result<()> {
     transaction.execute("DELETE FROM refusals WHERE time <= ?1", [now - REFUSALS_KEPT])?;
     let surplus = "DELETE FROM refusals WHERE id <= (SELECT id FROM refusals ORDER BY id DESC LIMIT 1 OFFSET ?1)";

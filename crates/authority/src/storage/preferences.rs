@@ -1,13 +1,13 @@
-//! What persons said at the console about where their identity may go.
+//! Persons' choices, made at the console, about where their identity may go.
 
-use super::{AuditEvent, Database, Operator, grants};
+use super::{AuditEvent, Database, Operator, revocation};
 use anyhow::Result;
-use engine::agent::Target;
-use engine::preference::{Choice, Preference, Preferences};
+use engine::model::Target;
+use engine::policy::preference::{Choice, Preference, Preferences};
 use rusqlite::{Transaction, params};
 use std::collections::HashMap;
 
-/// Choices that one person may make.
+/// Maximum number of choices per person.
 const MOST_PER_PERSON: i64 = 256;
 
 pub(super) const SCHEMA: &str = "
@@ -17,7 +17,8 @@ CREATE TABLE preferences (
 ";
 
 impl Database {
-    /// Notes a choice in the place of an earlier one about the same target, or none any more. False if there are too many.
+    /// Stores a choice in place of an earlier one about the same target, or deletes the earlier one. Returns false if
+    /// there are too many.
     pub fn set_preference(
         &mut self,
         person: &str,
@@ -46,7 +47,8 @@ impl Database {
         })
     }
 
-    /// Everybody's choices, by person. One that can't be read counts as `never`: nothing is given on the strength of it.
+    /// Returns all choices, by person. An unreadable choice counts as `never`, so that no grant is issued because of
+    /// it.
     pub fn preferences(&self) -> Result<HashMap<String, Preferences>> {
         let mut statement =
             self.connection.prepare_cached("SELECT person, target, choice FROM preferences ORDER BY person, target")?;
@@ -61,7 +63,7 @@ impl Database {
         Ok(all.into_iter().map(|(person, all)| (person, Preferences::new(all))).collect())
     }
 
-    /// Ends a person's grants that these choices would not give; gives how many there were.
+    /// Revokes a person's grants that these choices forbid, and returns their number.
     pub fn revoke_withheld(&mut self, person: &str, preferences: &Preferences, now: u64) -> Result<usize> {
         let held = self.grants_to_judge(person)?;
         let forbidden: Vec<_> = held
@@ -70,13 +72,18 @@ impl Database {
             .map(|grant| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person.clone())))
             .collect::<Result<_>>()?;
         self.write(|transaction| {
-            grants::revoke_forbidden(transaction, &forbidden, "the person wants their identity not to go there", now)
+            revocation::revoke_forbidden(
+                transaction,
+                &forbidden,
+                "the person wants their identity not to go there",
+                now,
+            )
         })?;
         Ok(forbidden.len())
     }
 }
 
-/// Forgets a person's choices: whoever has the name next makes their own.
+/// Deletes a person's choices.
 pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> {
     transaction.execute("DELETE FROM preferences WHERE person = ?1", params![person])?;
     Ok(())

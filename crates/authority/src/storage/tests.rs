@@ -2,7 +2,7 @@ mod holders;
 mod turns;
 
 use super::*;
-use engine::api::GrantOwner;
+use api::GrantOwner;
 use engine::policy::Scope;
 use std::net::IpAddr;
 use wire::{Destination, Flags};
@@ -53,7 +53,7 @@ fn grant(handle: u64, session: TokenHash) -> Issuance {
     }
 }
 
-/// All of them wait before the thread comes to the first.
+/// All grants are queued before the thread takes the first.
 #[tokio::test]
 async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_along() {
     let room = tempfile::tempdir().unwrap();
@@ -62,7 +62,7 @@ async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_al
     let busy = storage.call(move |_| Ok(begun.recv()?));
     let ended = [9; 32];
     let asked = [grant(1, SESSION), grant(2, ended), grant(1, SESSION), grant(3, SESSION)];
-    // Those who wait in lines of their own are recorded together.
+    // Grants in separate queues are recorded together.
     let own_line = |(mut grant, person): (Issuance, &str)| {
         grant.owner.person = person.into();
         storage.add_grant(grant)
@@ -71,7 +71,7 @@ async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_al
     let asked = futures_util::future::join_all(asked.map(own_line));
     let (_, recorded, ()) = tokio::join!(biased; busy, asked, async { begin.send(()).unwrap() });
     let recorded: Vec<_> = recorded.into_iter().map(Result::ok).collect();
-    // The third has the handle of the first.
+    // The third grant has the handle of the first.
     assert_eq!(recorded, [Some(Recorded::Done), Some(Recorded::SessionEnded), None, Some(Recorded::Done)]);
     let grants = storage.call(|database| database.grants(200, false)).await.unwrap();
     let mut handles: Vec<_> = grants.into_iter().map(|grant| grant.handle).collect();
@@ -99,7 +99,7 @@ fn devices_that_anybody_may_name_at_will_dont_pile_up() {
         database.add_session(token, &session, &proof, SOURCE.parse().unwrap(), 10 + u64::from(nth)).unwrap();
     }
     let names: Vec<_> = database.devices(Some("robot")).unwrap().into_iter().map(|entry| entry.device).collect();
-    // The one with a tag, and the latest.
+    // The tagged device and the latest ones remain.
     assert_eq!((names.len(), names[0].as_str(), names[1].as_str()), (257, "machine 044", "machine 045"));
     assert_eq!(names.last().map(String::as_str), Some("rack"));
 }

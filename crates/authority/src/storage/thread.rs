@@ -1,5 +1,5 @@
-//! The database for tasks: one thread does the work that writes, another what only reads. Work waits in a line for each account,
-//! and the lines have turns: an account that asks for much waits behind itself.
+//! Asynchronous access to the database: one thread writes, another only reads. Work is queued per account, and the
+//! queues are served round-robin, so that an account with many requests delays only itself.
 
 use super::{Database, Issuance, Recorded};
 use anyhow::{Context, Result, anyhow};
@@ -7,26 +7,26 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
-/// Grants that are recorded together, at most: the next in turn waits for them.
+/// Maximum number of grants recorded together; the next turn waits for them.
 const MOST_TOGETHER: usize = 64;
-/// Work of one account that waits in its line; more waits to get there.
+/// Capacity of an account's queue; further work waits outside it.
 const LINE: usize = 64;
-/// The line of the authority itself.
+/// The queue of the authority itself.
 const OWN: &str = "";
 
-/// What a thread is to do.
+/// A job for a thread.
 enum Job {
     Work(Box<dyn FnOnce(&mut Database) + Send>),
     Grant(Box<Waiting>),
 }
 
-/// A grant that waits to be recorded.
+/// A grant waiting to be recorded.
 struct Waiting {
     grant: Issuance,
     answer: oneshot::Sender<Result<Recorded>>,
 }
 
-/// The database for tasks.
+/// Asynchronous access to the database.
 #[derive(Clone)]
 pub struct Storage {
     writer: Arc<Worker>,
@@ -40,7 +40,7 @@ impl Storage {
         Ok(Self { writer: Arc::new(Worker::start("storage", database)?), reader })
     }
 
-    /// Records a grant, together with others that wait at the same time. Done even if the caller goes away.
+    /// Records a grant, together with others that are waiting. Completes even if the caller is cancelled.
     pub async fn add_grant(&self, grant: Issuance) -> Result<Recorded> {
         let (answer, answered) = oneshot::channel();
         let person: Arc<str> = grant.owner.person.as_str().into();
@@ -48,13 +48,13 @@ impl Storage {
         answered.await.map_err(|_| gone())?
     }
 
-    /// Closes the database once all work before this is done.
+    /// Closes the database after all queued work is done.
     pub async fn close(&self) {
         self.reader.close().await;
         self.writer.close().await;
     }
 
-    /// Does some work of the authority's own with the database. Work that was begun is done even if the caller goes away.
+    /// Runs the authority's own work with the database. Work that has begun completes even if the caller is cancelled.
     pub async fn call<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
@@ -62,7 +62,7 @@ impl Storage {
         self.writer.call(OWN, work).await
     }
 
-    /// As [`Self::call`], for a person: it waits in the person's line.
+    /// Like [`Self::call`], but queues the work with the person's.
     pub async fn call_for<T: Send + 'static>(
         &self,
         person: &str,
@@ -71,7 +71,7 @@ impl Storage {
         self.writer.call(person, work).await
     }
 
-    /// Reads for a person, beside the work that writes.
+    /// Runs a person's read-only work, concurrently with work that writes.
     pub async fn read_for<T: Send + 'static>(
         &self,
         person: &str,
@@ -81,10 +81,10 @@ impl Storage {
     }
 }
 
-/// A thread with a database, and the work that waits for it.
+/// A thread with a database, and the work queued for it.
 struct Worker {
     lines: Arc<Lines>,
-    /// Nobody sends: it closes when the thread has closed its database.
+    /// Carries no messages: it closes when the thread has closed its database.
     closed: watch::Receiver<()>,
 }
 
@@ -106,7 +106,7 @@ impl Worker {
                     Turn::Grants(waiting) => record(&mut database, waiting),
                 }
             }
-            // First: a caller that waits for the end finds the file closed.
+            // Before `open`: a caller that waits for the end must find the file closed.
             drop(database);
             drop(open);
         })?;
@@ -130,18 +130,18 @@ impl Worker {
 
     async fn close(&self) {
         self.lines.end();
-        // Nothing is ever sent: it fails once the thread is gone.
+        // No message is ever sent: `changed` fails once the thread has ended.
         let _ = self.closed.clone().changed().await;
     }
 }
 
-/// What a thread does next.
+/// The next step of a thread.
 enum Turn {
     Work(Box<dyn FnOnce(&mut Database) + Send>, OwnedSemaphorePermit),
     Grants(Vec<(Box<Waiting>, OwnedSemaphorePermit)>),
 }
 
-/// The work that waits, by whose it is.
+/// The queued work, by account.
 #[derive(Default)]
 struct Lines {
     waiting: Mutex<Queue>,
@@ -151,7 +151,7 @@ struct Lines {
 #[derive(Default)]
 struct Queue {
     lines: HashMap<Arc<str>, Line>,
-    /// The lines with work in them, the next in turn first.
+    /// The queues that have work, the next in turn first.
     turns: VecDeque<Arc<str>>,
     ends: bool,
 }
@@ -162,7 +162,7 @@ struct Line {
 }
 
 impl Lines {
-    /// The room in a line.
+    /// Returns the semaphore for the capacity of a queue.
     fn room(&self, whose: &Arc<str>) -> Arc<Semaphore> {
         match self.lock().lines.get(whose) {
             Some(line) => line.room.clone(),
@@ -170,7 +170,7 @@ impl Lines {
         }
     }
 
-    /// Puts work at the end of a line.
+    /// Appends work to a queue.
     fn add(&self, whose: Arc<str>, job: Job, room: OwnedSemaphorePermit) -> Result<()> {
         let mut queue = self.lock();
         if queue.ends {
@@ -187,13 +187,13 @@ impl Lines {
         Ok(())
     }
 
-    /// Has the thread end once no work waits.
+    /// Makes the thread end when no work is queued.
     fn end(&self) {
         self.lock().ends = true;
         self.more.notify_one();
     }
 
-    /// Waits for work; none if there will be no more.
+    /// Waits for work; returns `None` if there will be no more.
     fn take(&self) -> Option<Turn> {
         let mut queue = self.lock();
         loop {
@@ -216,7 +216,8 @@ impl Lines {
 }
 
 impl Queue {
-    /// The first work of the line whose turn it is, if it is `wanted`; the line's next turn comes after those of all others.
+    /// Takes the first job of the next queue in turn, if the job is `wanted`. The queue then goes to the end of the
+    /// rotation.
     fn next(&mut self, wanted: impl Fn(&Job) -> bool) -> Option<(Job, OwnedSemaphorePermit)> {
         let whose = self.turns.pop_front()?;
         let line = self.lines.get_mut(&whose)?;
@@ -229,7 +230,7 @@ impl Queue {
         found
     }
 
-    /// Adds grants that wait at the head of their lines, one of each: more of one account's would make the others wait longer.
+    /// Adds grants from the heads of other queues, one from each: more from one account would delay the others.
     fn add_grants(&mut self, grants: &mut Vec<(Box<Waiting>, OwnedSemaphorePermit)>) {
         for _ in 0..self.turns.len().min(MOST_TOGETHER - 1) {
             if let Some((Job::Grant(grant), room)) = self.next(|job| matches!(job, Job::Grant(_))) {
@@ -247,7 +248,8 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
                 drop(waiting.answer.send(Ok(recorded)));
             }
         }
-        // One whose handle is taken, for instance. None of them is recorded: each by itself, so that it takes no other along.
+        // For example a duplicate handle. Nothing was recorded; each grant is retried alone, so that one failure does
+        // not affect the others.
         Err(error) if is_about_one(&error) => {
             for (waiting, _) in waiting {
                 let recorded = database.add_grants([&waiting.grant]).and_then(|recorded| {
@@ -256,7 +258,7 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
                 drop(waiting.answer.send(recorded));
             }
         }
-        // The disk is full, or another process holds the database: to try each would take as many times as long.
+        // The disk is full, or another process holds the database: retrying each grant would multiply the delay.
         Err(error) => {
             for (waiting, _) in waiting {
                 drop(waiting.answer.send(Err(anyhow!("{error:#}"))));
@@ -265,7 +267,7 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
     }
 }
 
-/// Whether a statement failed because of what it was to write.
+/// Reports whether a statement failed because of the data to be written.
 fn is_about_one(error: &anyhow::Error) -> bool {
     let code = error.downcast_ref().and_then(rusqlite::Error::sqlite_error_code);
     code == Some(rusqlite::ErrorCode::ConstraintViolation)

@@ -1,8 +1,9 @@
-//! The audit trails as chains: each entry's hash covers its bytes and the hash before it, so that a change, a gap or
-//! another order shows. Who can write the file can also make a whole new chain: heads noted elsewhere tell that.
+//! The audit trails as hash chains: each entry's hash covers its bytes and the previous hash, so that a change, a gap
+//! or a reordering is detected. An attacker who can write the file can also build a whole new chain; heads noted
+//! elsewhere reveal that.
 //!
-//! What strangers can cause at will has a trail of its own. Each is cut from its beginning only, so that it stays a
-//! chain, and refusals can't push out what was done.
+//! Events that unauthenticated senders can cause at will have a separate trail. Each trail is cut only from its
+//! beginning, so that it remains a chain and refusals can't displace the record of acts.
 
 use super::{AuditEntry, AuditEvent, Database};
 use anyhow::{Context, Result, bail};
@@ -12,16 +13,16 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 use std::str::FromStr;
 
-/// Entries of refusals that are kept: some 150 MB.
+/// Maximum number of entries of refusals kept: about 150 MB.
 const MOST_REFUSALS: u32 = 500_000;
-/// Entries that are cut in one transaction, at most.
+/// Maximum number of entries cut in one transaction.
 const PIECE: i64 = 5000;
-/// The event that says what was cut.
+/// The event that records what was cut.
 const CUT_EVENT: &str = "audit_cut";
-/// The least part of a hash that a noted head may be, in hex digits: what the metrics show.
+/// Minimum number of hex digits of the hash in a noted head: as many as the metrics show.
 const LEAST_HASH: usize = 12;
 
-/// Tables and the triggers that refuse what is neither an entry at the end nor a cut at the beginning.
+/// The tables, and triggers that reject all changes except appending at the end and cutting at the beginning.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE audit (
     id INTEGER PRIMARY KEY, trail TEXT NOT NULL, time INTEGER NOT NULL, event TEXT NOT NULL,
@@ -50,24 +51,24 @@ CREATE TRIGGER audit_trails_go_on BEFORE UPDATE ON audit_trails
     BEGIN SELECT RAISE(ABORT, 'audit trails only go on'); END;
 ";
 
-/// The SHA-256 of an entry and all before it.
+/// The SHA-256 of an entry and all earlier ones of its trail.
 pub type AuditHash = [u8; 32];
 
-/// Which chain an entry is in.
+/// The chain that an entry belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trail {
-    /// What was done.
+    /// Completed actions.
     Acts,
-    /// What was refused or only begun, which strangers can cause at will.
+    /// Refused or merely started actions, which unauthenticated senders can cause at will.
     Refusals,
 }
 
 impl Trail {
-    /// Both.
+    /// Both trails.
     pub const ALL: [Self; 2] = [Self::Acts, Self::Refusals];
 
-    /// The trail of an event.
+    /// Returns the trail of an event.
     pub fn of(event: &str) -> Self {
         match event {
             "denied" | "login_began" | "login_failed" | "enrolment_failed" => Self::Refusals,
@@ -75,7 +76,7 @@ impl Trail {
         }
     }
 
-    /// Its name.
+    /// Returns the trail's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Acts => "acts",
@@ -84,14 +85,14 @@ impl Trail {
     }
 }
 
-/// The end of a trail: who notes it elsewhere can tell later whether the trail still has it.
+/// The end of a trail. A copy noted elsewhere shows later whether the trail still contains this entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// Which trail.
+    /// The trail.
     pub trail: Trail,
-    /// The last entry.
+    /// Number of the last entry.
     pub id: i64,
-    /// Its hash.
+    /// Hash of the last entry.
     pub hash: AuditHash,
 }
 
@@ -101,7 +102,7 @@ impl fmt::Display for Head {
     }
 }
 
-/// A head that somebody noted: `acts:123:9f86d081884c…`, of the hash at least the first 12 digits.
+/// A head noted elsewhere: `acts:123:9f86d081884c…`, with at least the first 12 digits of the hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotedHead {
     trail: Trail,
@@ -126,16 +127,16 @@ impl FromStr for NotedHead {
     }
 }
 
-/// What a look through the trails found.
+/// Result of verifying the trails.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every entry fits; so many.
+    /// Every entry is valid; the number of entries.
     Whole(u64),
-    /// The first that does not, and why.
+    /// The first invalid entry, and the reason.
     Broken(String),
 }
 
-/// The genesis of both trails for an authority that is known by `identity`, the DER form of its CA certificate.
+/// Writes the genesis of both trails for the authority with this `identity`, the DER form of its CA certificate.
 pub(super) fn begin(transaction: &Transaction<'_>, identity: &[u8]) -> Result<()> {
     for trail in Trail::ALL {
         let genesis = genesis(trail, identity);
@@ -147,7 +148,7 @@ pub(super) fn begin(transaction: &Transaction<'_>, identity: &[u8]) -> Result<()
     Ok(())
 }
 
-/// Adds an entry at the end of its trail.
+/// Appends an entry to its trail.
 pub(super) fn append(transaction: &Transaction<'_>, event: &AuditEvent, now: u64) -> Result<()> {
     let trail = Trail::of(event.name());
     let mut heads = transaction
@@ -170,15 +171,15 @@ pub(super) fn append(transaction: &Transaction<'_>, event: &AuditEvent, now: u64
     Ok(())
 }
 
-/// Cuts a piece off that is older than `oldest`, and of refusals beyond [`MOST_REFUSALS`], and writes down where. Gives whether there was
-/// anything to cut.
+/// Cuts one piece of the entries older than `oldest`, and of refusals beyond [`MOST_REFUSALS`], and records where.
+/// Reports whether there was anything to cut.
 pub(super) fn cut(transaction: &Transaction<'_>, oldest: i64, now: u64) -> Result<bool> {
     let mut changed = false;
     for trail in Trail::ALL {
         let first: Option<i64> =
             transaction.query_row("SELECT min(id) FROM audit WHERE trail = ?1", [trail.name()], |row| row.get(0))?;
         let Some(first) = first else { continue };
-        // Clocks can be set back, so times need not rise: the cut ends before the first entry that is to stay.
+        // Clocks can be set back, so times need not rise: the cut ends before the first entry that must stay.
         let first_kept: Option<i64> = transaction
             .query_row(
                 "SELECT id FROM audit WHERE trail = ?1 AND id < ?3 AND time > ?2 ORDER BY id LIMIT 1",
@@ -219,15 +220,15 @@ pub(super) fn cut(transaction: &Transaction<'_>, oldest: i64, now: u64) -> Resul
 }
 
 impl Database {
-    /// The ends of the trails.
+    /// Returns the heads of the trails.
     pub fn audit_heads(&self) -> Result<Vec<Head>> {
         let head = |trail: Trail| Ok(state(&self.connection, trail)?.head);
         Trail::ALL.into_iter().map(head).collect()
     }
 
-    /// Goes through every entry of both trails and looks for noted heads in them. Changes nothing.
+    /// Verifies every entry of both trails and searches them for the noted heads. Changes nothing.
     pub fn verify_audit(&mut self, identity: &[u8], noted: &[NotedHead]) -> Result<Verdict> {
-        // One transaction: a server that goes on writing must not look like a fault.
+        // In one transaction, so that entries which a running server appends meanwhile don't look like a fault.
         let transaction = self.connection.transaction()?;
         let mut entries = 0;
         for trail in Trail::ALL {
@@ -323,7 +324,7 @@ fn verify(connection: &Connection, trail: Trail, identity: &[u8], noted: &[Noted
     Ok(Verdict::Whole(count))
 }
 
-/// What was cut, in words that an entry repeats.
+/// Describes the cuts, in the words of the entry that records them.
 fn cuts(connection: &Connection) -> Result<String> {
     let cuts = Trail::ALL.into_iter().map(|trail| Ok(state(connection, trail)?.cut.to_string()));
     Ok(format!("up to {}", cuts.collect::<Result<Vec<_>>>()?.join(" and ")))
@@ -354,7 +355,7 @@ fn genesis(trail: Trail, identity: &[u8]) -> AuditHash {
     hash.finalize().into()
 }
 
-/// The hash of an entry: SHA-256 of the hash before it and of every field, each with its length.
+/// Returns the hash of an entry: SHA-256 of the previous hash and of every field, each with its length.
 fn link(before: &AuditHash, entry: &AuditEntry) -> AuditHash {
     let AuditEntry { id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash: _ } =
         entry;

@@ -1,6 +1,6 @@
 //! Verifiers and their enrolment.
 
-use super::{AuditEvent, Database, Operator, TokenHash, grants};
+use super::{AuditEvent, Database, Operator, TokenHash, revocation};
 use anyhow::{Result, bail};
 use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
@@ -9,19 +9,19 @@ use std::net::IpAddr;
 /// A verifier as it is listed.
 #[derive(Debug, Serialize)]
 pub struct VerifierEntry {
-    /// Its id.
+    /// The verifier's id.
     pub verifier: String,
-    /// When it was added, Unix seconds.
+    /// Time of creation, in Unix seconds.
     pub created: u64,
-    /// When it enrolled last, Unix seconds.
+    /// Time of the last enrolment, in Unix seconds.
     pub enrolled: Option<u64>,
-    /// When the code that waits to be used ends, Unix seconds.
+    /// Time of expiry of the pending enrolment code, in Unix seconds.
     pub code_expires: Option<u64>,
 }
 
 impl Database {
-    /// Adds a verifier with a one-time code. With `renew`, gives a known verifier another code; its token holds until
-    /// the code is used.
+    /// Adds a verifier with a one-time code. With `renew`, sets a new code for a known verifier; its token remains
+    /// valid until the code is used.
     pub fn add_verifier(
         &mut self,
         id: &str,
@@ -54,12 +54,13 @@ impl Database {
             if transaction.execute("DELETE FROM verifiers WHERE verifier = ?1", [id])? == 0 {
                 bail!("no verifier {id}: `verifier list` shows them");
             }
-            grants::revoke_of_verifier(transaction, id, now)?;
+            revocation::revoke_of_verifier(transaction, id, now)?;
             AuditEvent::new("verifier_removed").detail(id).by(by).write(transaction, now)
         })
     }
 
-    /// Uses up a one-time code and gives its verifier `token`. `None` if no such code waits.
+    /// Consumes a one-time code and sets `token` as its verifier's token. Returns the verifier's id, or `None` if no
+    /// such code is pending.
     pub fn enrol(&mut self, code: TokenHash, token: TokenHash, source: IpAddr, now: u64) -> Result<Option<String>> {
         self.write(|transaction| {
             let id: Option<String> = transaction
@@ -77,7 +78,7 @@ impl Database {
         })
     }
 
-    /// The enrolled verifiers by the hashes of their tokens.
+    /// Returns the enrolled verifiers by the hashes of their tokens.
     pub fn verifier_tokens(&self) -> Result<Vec<(TokenHash, String)>> {
         let mut statement =
             self.connection.prepare_cached("SELECT token, verifier FROM verifiers WHERE token IS NOT NULL")?;
@@ -85,7 +86,7 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Every verifier, by id.
+    /// Returns all verifiers, by id.
     pub fn verifiers(&self) -> Result<Vec<VerifierEntry>> {
         let mut statement = self
             .connection

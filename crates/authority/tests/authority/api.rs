@@ -1,10 +1,10 @@
-//! The API over real TLS: logins, grants, verifiers, and what strangers get.
+//! The API over real TLS: logins, grants, verifiers, and the answers to unauthenticated senders.
 
 use crate::stage::*;
+use api::{Event, ExplainRequest};
 use authority::storage::Database;
 use authority::{admin, now};
 use client::Error;
-use engine::api::{Event, ExplainRequest};
 use std::os::unix::fs::PermissionsExt;
 use wire::{Destination, Flags, GrantHeader, Suite, Token, VerifierKey};
 
@@ -114,7 +114,7 @@ async fn grants_follow_the_policy_and_name_the_rule() {
     assert_eq!(problem(alice.grant(&to("203.0.113.10", 6, 23)).await).r#type, "no_receiver");
     assert_eq!(problem(alice.grant(&to("203.0.113.10", 0, 23)).await).r#type, "malformed");
 
-    let names = |answer: engine::api::Destinations| answer.destinations.into_iter().map(|r| r.name).collect::<Vec<_>>();
+    let names = |answer: api::Destinations| answer.destinations.into_iter().map(|r| r.name).collect::<Vec<_>>();
     assert_eq!(names(alice.destinations().await.unwrap()), ["git", "git", "lab"]);
     assert_eq!(names(bob.destinations().await.unwrap()), ["lab"]);
     assert!(names(eve.destinations().await.unwrap()).is_empty());
@@ -180,7 +180,8 @@ async fn a_verifier_learns_what_it_protects() {
     assert_eq!((config.epoch_length, config.max_lifetime, config.verifier.as_str()), (3600, 3600, "edge-1"));
     let prefixes: Vec<_> = config.receivers.iter().map(|receiver| receiver.prefix.to_string()).collect();
     assert_eq!(prefixes, ["127.0.0.1/32", "203.0.113.10/32"]);
-    assert!(config.receivers[0].services[0].covers(6, 22) && config.revoked.is_empty());
+    let ssh = api::Service { protocol: 6, first_port: 22, last_port: 22 };
+    assert!(config.receivers[0].services.contains(&ssh) && config.revoked.is_empty());
 
     let ask = |person: &str| ExplainRequest {
         person: person.into(),
@@ -254,7 +255,7 @@ async fn garbage_is_answered_with_its_problem() {
         let answer = request.send().await.unwrap();
         let (status, kind) = (answer.status().as_u16(), answer.headers()["content-type"].clone());
         assert_eq!(kind, "application/problem+json");
-        let problem: engine::api::Problem = answer.json().await.unwrap();
+        let problem: api::Problem = answer.json().await.unwrap();
         assert_eq!(problem.status, status);
         (status, problem.r#type)
     };
@@ -284,7 +285,7 @@ async fn everything_is_written_down() {
     assert_eq!(events, ["account_added", "login", "granted", "denied", "login_failed", "logout"]);
     assert!(entries[2].detail.contains(&grant.header[16..]));
     assert!(entries.iter().all(|entry| !entry.detail.contains(&grant.key)));
-    // Commands are written down with who gave them; what people do by themselves has no such user.
+    // Commands are recorded with their operator; people's own actions have none.
     let by = entries[0].operator.as_deref().unwrap();
     assert!(by.strip_prefix("uid ").is_some_and(|uid| uid.starts_with(|c: char| c.is_ascii_digit())), "{by}");
     assert!(entries[1..].iter().all(|entry| entry.operator.is_none()));

@@ -1,16 +1,17 @@
-//! A person is asked before an agent is logged in with their browser, and only their own answer counts.
+//! An agent is logged in through a person's browser only after the person approves, and only the person's own answer
+//! counts.
 
 use crate::console::{Browser, URL, depart};
 use crate::login::{Going, Scene, VERIFIER, entered, path, query, start};
 use crate::provider::{Key, LOGOUT, Provider};
 use crate::stage::{Stage, problem};
+use api::{BrowserLogin, Callback, DeviceLogin, FinishLogin, LoginOutcome, comparison};
 use client::Authority;
-use engine::api::{BrowserLogin, Callback, DeviceLogin, FinishLogin, LoginOutcome, comparison};
 use reqwest::{Method, StatusCode};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-/// Whether the agent has heard nothing yet.
+/// Reports whether the agent has received no answer yet.
 async fn is_pending(client: &Authority, going: &Going) -> bool {
     matches!(client.finish_login(&going.finish(None)).await, Ok(LoginOutcome::Pending))
 }
@@ -34,6 +35,17 @@ async fn a_person_is_asked_who_wants_to_log_in_and_a_session_needs_their_approva
     assert_eq!(page.headers["cache-control"], "no-store");
     assert!(is_pending(&client, &going).await);
     assert_eq!(sessions(&scene), 0, "nobody has approved");
+
+    // One click, such as the second of a double click that an attacker lured here, approves nothing.
+    let question = going.question();
+    let unconfirmed = going.browser.submit(&question, &question, &[("answer", "approve")]).await;
+    assert_eq!(unconfirmed.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert!(
+        unconfirmed.text.contains("id=\"confirmed-fault\"") && unconfirmed.text.contains(&code),
+        "{}",
+        unconfirmed.text
+    );
+    assert!(is_pending(&client, &going).await);
 
     let callback = going.approve().await;
     assert_eq!(callback.state, going.started.state);
@@ -60,7 +72,7 @@ async fn another_user_has_nothing_of_a_login_before_the_person_approves() {
         |going| Callback { code: String::new(), state: going.started.state.clone() },
     ];
     for attempt in tries {
-        // The victim's browser was led to the address; the provider knows them and asked nothing.
+        // The victim's browser was led to the address; the provider recognised the person and asked nothing.
         let mut victim = scene.start_for(&["staff"], |_| {}).await;
         victim.come_back().await.leads_to();
         assert!(victim.browser.get(&victim.question()).await.status.is_success(), "the victim reads the question");
@@ -142,7 +154,8 @@ async fn only_the_browser_that_opened_a_login_goes_on_with_it() {
     }
     let yes = [("form", token.as_str()), ("answer", "approve")];
     assert_eq!(other.post(&question, &yes).await.status, StatusCode::UNAUTHORIZED);
-    // A page elsewhere has the victim's browser answer, with no token, with another browser's, or from its own origin.
+    // A page of another site makes the victim's browser answer: without a token, with another browser's token, or from
+    // its own origin.
     let own = going.browser.get(&question).await.token();
     let evil = [("origin", "https://evil.example.org"), ("sec-fetch-site", "cross-site")];
     for fields in [&[("answer", "approve")][..], &yes] {

@@ -1,13 +1,15 @@
-//! Path segments asked for by UDP: the same as over HTTPS, for the line's holder alone, and silence for everybody else.
+//! Path segments by UDP: the same segments as over HTTPS, for the line's holder alone, and no answer to anyone else.
 
 use crate::segments::{TENANTS, address, given, request, tenants_with, withdrawn};
 use crate::stage::*;
+use api::Line;
 use authority::admin;
 use authority::storage::Which;
-use client::{Asker, Authority, Error};
-use engine::api::{Line, SegmentRequest};
+use client::{Asker, Authority, Error, convert};
+use engine::model::SegmentRequest;
 use std::time::{Duration, Instant};
 use tokio::net::UdpSocket;
+use wire::Destination;
 use wire::ask::{ANSWER_LEN, LineKey, LineNumber, Question, Refusal, Reply, Request};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -16,7 +18,14 @@ async fn tenants() -> Stage {
     tenants_with("segments = \"127.0.0.1:0\"\nmetrics = \"127.0.0.1:0\"\n").await
 }
 
-/// A line, and a socket to ask on.
+/// Returns the request that [`request`] makes, as it is asked of an [`Asker`].
+fn wanted(network: &str, port: u16) -> SegmentRequest {
+    let api::SegmentRequest { network, sender, sending, to, sender_port } = request(network, port);
+    let to = Destination { address: to.address, protocol: to.protocol, port: to.port };
+    SegmentRequest { network, sender, sending, to, sender_port }
+}
+
+/// A line, and a socket for requests.
 struct Caller {
     socket: UdpSocket,
     number: LineNumber,
@@ -50,7 +59,7 @@ impl Caller {
         self.socket.send(datagram).await.unwrap();
     }
 
-    /// The counter of the next request that is answered, and the refusal if it is one.
+    /// Returns the counter of the next request that is answered, and the refusal if the answer is one.
     async fn next(&self) -> (u64, Option<Refusal>) {
         let mut room = [0; 2048];
         let received = tokio::time::timeout(DEADLINE, self.socket.recv(&mut room)).await.expect("an answer in time");
@@ -64,7 +73,7 @@ impl Caller {
     }
 }
 
-/// Waits until so many requests came to this.
+/// Waits until this many requests had this result.
 async fn counted(stage: &Stage, result: &str, count: u64) {
     let line = format!("vouchsafe_authority_segment_datagrams_total{{result=\"{result}\"}} {count}\n");
     let begun = Instant::now();
@@ -78,7 +87,7 @@ async fn counted(stage: &Stage, result: &str, count: u64) {
     }
 }
 
-/// Waits for so many entries about a person in the audit trail.
+/// Waits for this many audit entries of an event about alice.
 async fn audited(stage: &Stage, event: &str, count: usize) -> Vec<String> {
     let begun = Instant::now();
     loop {
@@ -97,13 +106,13 @@ async fn audited(stage: &Stage, event: &str, count: usize) -> Vec<String> {
 async fn a_segment_asked_for_by_udp_is_the_one_that_https_gives() {
     let stage = tenants().await;
     let alice = stage.login("alice").await;
-    let by_udp = Asker::new(alice.clone()).segment(&request("blue", 22)).await.unwrap();
+    let begun = authority::now();
+    let mut one = Asker::new(alice.clone()).segment(&wanted("blue", 22)).await.unwrap();
+    assert!((begun + 300..=authority::now() + 300).contains(&one.segment.expires.into()));
     counted(&stage, "given", 1).await;
-    let by_https = alice.segment(&request("blue", 22)).await.unwrap();
-    let (mut one, other) = (given(&by_udp), given(&by_https));
-    assert_eq!((by_udp.receiving, by_udp.vni, by_udp.reply), (by_https.receiving, by_https.vni, by_https.reply));
-    assert_eq!(by_udp.expires, by_udp.now + 300);
-    if by_udp.expires == by_https.expires {
+    let other = given(&alice.segment(&request("blue", 22)).await.unwrap());
+    assert_eq!((one.ends, one.vni, one.segment.flags), (other.ends, other.vni, other.segment.flags));
+    if one.segment.expires == other.segment.expires {
         assert_eq!(one, other);
     } else {
         (one.segment.expires, one.proofs) = (other.segment.expires, other.proofs.clone());
@@ -118,9 +127,10 @@ async fn refusals_by_udp_are_those_of_https_and_written_down() {
     let stage = tenants().await;
     let alice = stage.login("alice").await;
     let asker = Asker::new(alice.clone());
-    let spoofed = SegmentRequest { sender: address("10.0.0.6"), ..request("blue", 22) };
-    for asked in [request("red", 443), request("red", 22), request("green", 22), spoofed] {
-        let (udp, https) = (problem(asker.segment(&asked).await), problem(alice.segment(&asked).await));
+    let spoofed = SegmentRequest { sender: address("10.0.0.6"), ..wanted("blue", 22) };
+    for asked in [wanted("red", 443), wanted("red", 22), wanted("green", 22), spoofed] {
+        let https = alice.segment(&convert::segment_request(&asked)).await;
+        let (udp, https) = (problem(asker.segment(&asked).await), problem(https));
         assert_eq!((udp.r#type, udp.title, udp.status), (https.r#type, https.title, https.status));
     }
     let results = [("no_rule", 1), ("no_receiver", 1), ("no_segment", 2), ("given", 0)];
@@ -137,10 +147,10 @@ async fn many_at_a_time_are_all_answered_and_written_down_together() {
     let mut asking = tokio::task::JoinSet::new();
     for _ in 0..200 {
         let asker = asker.clone();
-        asking.spawn(async move { asker.segment(&request("blue", 22)).await.unwrap() });
+        asking.spawn(async move { asker.segment(&wanted("blue", 22)).await.unwrap() });
     }
     while let Some(segment) = asking.join_next().await {
-        assert_eq!(given(&segment.unwrap()).proofs.len(), 2);
+        assert_eq!(segment.unwrap().proofs.len(), 2);
     }
     let begun = Instant::now();
     loop {
@@ -157,7 +167,7 @@ async fn many_at_a_time_are_all_answered_and_written_down_together() {
     }
 }
 
-/// SVLAN §VII, forged requests: nothing but what a line's holder sealed is answered, and of that nothing twice.
+/// SVLAN §VII, forged requests: the authority answers only requests sealed by a line's holder, each at most once.
 #[tokio::test]
 async fn forged_requests_and_replay_of_requests_get_no_answer() {
     let stage = tenants().await;
@@ -168,7 +178,8 @@ async fn forged_requests_and_replay_of_requests_get_no_answer() {
         datagram[at] ^= 0x40;
         datagram
     };
-    // In alice's name by bob's key, for a line that nobody has, cut, longer, empty, as an answer, changed.
+    // With alice's line and bob's key, for an unknown line, truncated, too long, empty, in the form of an answer,
+    // modified.
     let forged = bob.key.seal_request(alice.number, 1, &[1; 220]).unwrap();
     let nobodys = alice.key.seal_request(LineNumber(!alice.number.0), 1, &[1; 220]).unwrap();
     let senseless = alice.key.seal_request(alice.number, 9, &[0xff; 220]).unwrap();
@@ -190,12 +201,12 @@ async fn forged_requests_and_replay_of_requests_get_no_answer() {
     assert_eq!(alice.next().await, (2, None));
     counted(&stage, "given", 2).await;
     counted(&stage, "repeated", 3).await;
-    // The forged one, and those changed in counter, seal or line.
+    // The forged request, and those modified in the counter, the seal or the line.
     counted(&stage, "forged", 5).await;
     counted(&stage, "no_line", 2).await;
     counted(&stage, "malformed", 1).await;
     counted(&stage, "not_ours", 11).await;
-    // From elsewhere it is still hers: endpoints move.
+    // The line is still hers from another address: endpoints move.
     let moved = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     moved.connect(alice.socket.peer_addr().unwrap()).await.unwrap();
     let alice = Caller { socket: moved, ..alice };
@@ -217,7 +228,7 @@ async fn a_line_ends_with_its_session_or_when_that_gets_another() {
     first.logout().await.unwrap();
     let fresh = Caller::of(second).await;
     admin::revoke(&stage.directory, &Which::Person("bob".into())).await.unwrap();
-    // The last one that is asked is answered alone; the others were asked before it, on its socket.
+    // The last request is the only one answered; the others were sent before it, on its socket.
     for caller in [ended, replaced, revoked] {
         fresh.send(&caller.request(2)).await;
     }
@@ -225,7 +236,7 @@ async fn a_line_ends_with_its_session_or_when_that_gets_another() {
     assert_eq!(fresh.next().await, (2, None));
     counted(&stage, "no_line", 3).await;
     assert!(matches!(first.line().await, Err(Error::NotLoggedIn)));
-    assert!(matches!(Asker::new(first.clone()).segment(&request("blue", 22)).await, Err(Error::NotLoggedIn)));
+    assert!(matches!(Asker::new(first.clone()).segment(&wanted("blue", 22)).await, Err(Error::NotLoggedIn)));
 }
 
 #[tokio::test]
@@ -234,12 +245,12 @@ async fn what_was_given_by_udp_is_withdrawn_as_what_was_given_over_https() {
     let (alice, verifier) = (stage.login("alice").await, stage.verifier("edge-2").await);
     let mut guard = events(&verifier).await;
     let asker = Asker::new(alice);
-    let segment = asker.segment(&request("blue", 22)).await.unwrap();
+    let segment = asker.segment(&wanted("blue", 22)).await.unwrap();
     counted(&stage, "given", 1).await;
     stage.apply(&TENANTS.replace("staff = [\"alice\", \"bob\"]", "staff = [\"bob\"]")).await.unwrap();
     let statements = withdrawn(&mut guard).await;
-    assert_eq!((statements.len(), u64::from(statements[0].until)), (2, segment.expires));
-    assert_eq!(problem(asker.segment(&request("blue", 22)).await).r#type, "no_rule");
+    assert_eq!((statements.len(), statements[0].until), (2, segment.segment.expires));
+    assert_eq!(problem(asker.segment(&wanted("blue", 22)).await).r#type, "no_rule");
 }
 
 #[tokio::test]
@@ -248,15 +259,15 @@ async fn where_nothing_is_asked_for_by_udp_or_nothing_answers_https_does() {
     let alice = stage.login("alice").await;
     assert!(stage.server.as_ref().unwrap().segments().is_none());
     assert_eq!(problem(alice.line().await).status, 404);
-    assert!(Asker::new(alice).segment(&request("blue", 22)).await.is_ok());
+    assert!(Asker::new(alice).segment(&wanted("blue", 22)).await.is_ok());
 
     let mut stage = tenants().await;
     let asker = Asker::new(stage.login("alice").await);
-    asker.segment(&request("blue", 22)).await.unwrap();
+    asker.segment(&wanted("blue", 22)).await.unwrap();
     counted(&stage, "given", 1).await;
-    // Another run knows no lines of this one, and is at another port besides.
+    // A restarted server knows none of the earlier lines, and listens on another port too.
     stage.restart().await;
-    assert!(asker.segment(&request("blue", 22)).await.is_ok(), "over HTTPS");
-    assert!(asker.segment(&request("blue", 22)).await.is_ok(), "on another line");
+    assert!(asker.segment(&wanted("blue", 22)).await.is_ok(), "over HTTPS");
+    assert!(asker.segment(&wanted("blue", 22)).await.is_ok(), "on another line");
     counted(&stage, "given", 1).await;
 }

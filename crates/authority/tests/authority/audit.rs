@@ -1,4 +1,4 @@
-//! The audit trail: whole after everything, and never taken for whole after somebody was at it.
+//! The audit trails: intact after every operation, and never reported as intact after tampering.
 
 use crate::stage::{PASSWORD, Stage, git, login, problem, to};
 use authority::storage::{AuditEntry, AuditEvent, AuditQuery, Database, NotedHead, Trail, Verdict};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const DAY: u64 = 86_400;
 
-/// An authority that has stopped, with some 20 entries in both trails.
+/// Returns a stopped authority with about 20 entries in both trails.
 async fn trails() -> Stage {
     let mut stage = Stage::start().await;
     let alice = stage.login("alice").await;
@@ -41,7 +41,7 @@ fn heads(stage: &Stage) -> Vec<NotedHead> {
     database(stage).audit_heads().unwrap().iter().map(|head| head.to_string().parse().unwrap()).collect()
 }
 
-/// The file in the hands of somebody who first takes the guards away.
+/// Opens the database as an attacker who first removes the triggers.
 fn intruder(stage: &Stage) -> Connection {
     let connection = Connection::open(stage.directory.database()).unwrap();
     for trigger in ["is_not_changed", "is_cut_from_its_beginning", "grows_at_its_end"] {
@@ -51,7 +51,7 @@ fn intruder(stage: &Stage) -> Connection {
     connection
 }
 
-/// The number of the `nth` entry of a trail.
+/// Returns the number of the `nth` entry of a trail.
 fn id(connection: &Connection, trail: Trail, nth: u32) -> i64 {
     let select = "SELECT id FROM audit WHERE trail = ?1 ORDER BY id LIMIT 1 OFFSET ?2";
     connection.query_row(select, rusqlite::params![trail.name(), nth], |row| row.get(0)).unwrap()

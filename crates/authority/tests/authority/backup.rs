@@ -1,7 +1,7 @@
-//! Backups: made while the server runs, put back whole or not at all.
+//! Backups: made while the server runs, restored completely or not at all.
 
 use crate::stage::{PASSWORD, Stage, git, handle, login, problem, to};
-use authority::backup::{restore, write, write_file};
+use authority::admin::backup::{restore, write, write_file};
 use authority::storage::Verdict;
 use authority::{Directory, Server, admin};
 use std::os::unix::fs::PermissionsExt;
@@ -26,7 +26,7 @@ async fn a_running_server_is_backed_up_and_comes_back() {
     let token = client.enrol(&code).await.unwrap().token;
     let (alice, verifier) = (client.with_token(&session), client.with_token(&token));
     let keys = verifier.keys(1).await.unwrap().keys;
-    // Others write while the copy is made.
+    // Other clients write during the copy.
     let asking = alice.clone();
     let writer = tokio::spawn(async move {
         for _ in 0..200 {

@@ -1,11 +1,11 @@
-//! What happens when something changes under those who are connected: revocation, policy, accounts, restarts.
+//! Effects of changes on connected clients: revocation, policy, accounts, restarts.
 
 use crate::stage::*;
+use api::{Event, LIVE_FLOWS_MAX, RevokedGrant};
 use authority::admin::Revoked;
 use authority::storage::{Database, Operator, Which};
 use authority::{Server, admin, now};
 use client::Error;
-use engine::api::{Event, LIVE_FLOWS_MAX, RevokedGrant};
 
 #[tokio::test]
 async fn a_revoked_grant_is_pushed_to_its_verifier_and_its_holder() {
@@ -94,7 +94,7 @@ async fn a_policy_change_cuts_what_it_no_longer_permits() {
     let (ssh, quic) = (alice.grant(&git()).await.unwrap(), alice.grant(&to("203.0.113.10", 17, 443)).await.unwrap());
     let lab = alice.grant(&to("203.0.113.70", 6, 80)).await.unwrap();
 
-    // SSH is closed; the lab's grants get narrower; QUIC stays.
+    // SSH is closed; the lab's grants become narrower; QUIC stays.
     let next_policy = POLICY.replace("\"tcp/22\", ", "").replace("granularity = \"network\"\n", "");
     let text = stage.apply(&next_policy).await.unwrap();
     assert_eq!(text, "version 2: 2 receivers and 3 rules in force; 2 grants revoked");
@@ -108,7 +108,7 @@ async fn a_policy_change_cuts_what_it_no_longer_permits() {
     assert_eq!(problem(alice.grant(&git()).await).r#type, "no_receiver");
     let live = Database::open(&stage.directory.database()).unwrap().grants(now(), false).unwrap();
     assert_eq!(live.iter().map(|grant| grant.handle.as_str()).collect::<Vec<_>>(), [&quic.header[16..]]);
-    // The same text again is no other version.
+    // Applying the same text again creates no new version.
     let again = stage.apply(&next_policy).await.unwrap();
     assert_eq!(again, "version 2: 2 receivers and 3 rules in force; 0 grants revoked");
 }
@@ -154,7 +154,7 @@ async fn flows_of_ended_grants_are_cut_when_their_session_or_account_ends() {
     admin::remove_account(&stage.directory, "bob").await.unwrap();
     assert_eq!(ended(&mut guard).await.len(), 1);
     assert_eq!(cut().await, handles[..2]);
-    // Another account of that name has nothing to do with them.
+    // Another account with this name has nothing to do with the earlier grants.
     admin::add_account(&stage.directory, "bob", PASSWORD, false).await.unwrap();
     stage.login("bob").await;
     assert_eq!(cut().await, handles[..2]);
@@ -184,7 +184,7 @@ async fn flows_of_unknown_and_of_others_grants_are_cut() {
     let cut = verifier.flows_to_cut(&[grant, 7]).await.unwrap();
     assert_eq!(cut, [RevokedGrant { handle: 7, expires: 0 }]);
     assert_eq!(other.flows_to_cut(&[grant]).await.unwrap(), [RevokedGrant { handle: grant, expires: 0 }]);
-    // Asking changes nothing.
+    // The query itself changes nothing.
     assert!(verifier.flows_to_cut(&[grant]).await.unwrap().is_empty());
     assert_eq!(problem(alice.flows_to_cut(&[grant]).await).r#type, "wrong_caller");
 
@@ -193,7 +193,7 @@ async fn flows_of_unknown_and_of_others_grants_are_cut() {
     assert_eq!(problem(verifier.flows_to_cut(&[&most[..], &[1]].concat()).await).r#type, "malformed");
     assert_eq!(problem(verifier.flows_to_cut(&vec![1; 10_000]).await).r#type, "too_large");
 
-    // A grant that ended an hour ago is remembered, one of long ago is not.
+    // A grant that ended an hour ago is remembered; one that ended long ago is not.
     stage.end_grants();
     stage.restart().await;
     assert!(verifier.flows_to_cut(&[grant]).await.unwrap().is_empty());
@@ -285,7 +285,7 @@ async fn no_grant_slips_past_a_change_of_policy() {
                 })
             })
             .collect();
-        // The change comes while all of them ask.
+        // The change comes while all clients send requests.
         while Database::open(&stage.directory.database()).unwrap().grants(now(), false).unwrap().is_empty() {
             tokio::task::yield_now().await;
         }
@@ -321,7 +321,7 @@ async fn one_source_holds_a_quarter_of_the_seats() {
         held.push(tokio::net::TcpStream::connect(stage.address).await.unwrap());
     }
     held.push(tokio::net::TcpStream::connect(stage.address).await.unwrap());
-    // Of five strangers from there, the one that sat longest has to leave for the latest.
+    // Of five unauthenticated connections from this address, the oldest gives way to the latest.
     let closed = async |stream: &mut tokio::net::TcpStream| {
         tokio::time::timeout(SOON, tokio::io::AsyncReadExt::read(stream, &mut [0; 1])).await
     };

@@ -1,4 +1,4 @@
-//! The end of a session: by whatever cause, verifiers are told of it by one statement.
+//! The end of a session: whatever the cause, verifiers are notified by one statement.
 
 use crate::stage::*;
 use authority::storage::{Operator, Which};
@@ -38,11 +38,11 @@ async fn the_end_of_a_session_by_any_command_is_one_statement() {
         }
         let told = ended_sessions(&mut guard).await;
         assert_eq!(told.iter().map(|session| session.holder).collect::<Vec<_>>(), [holders[0].0], "{cause}");
-        // Until no clock takes its grants any more.
+        // Until no verifier's clock accepts the session's grants.
         assert_eq!(u64::from(told[0].expires), expires + 30, "{cause}");
         all.extend(told);
     }
-    // They are of one account, and of five sessions.
+    // All sessions belong to one account, and there are five of them.
     let accounts: Vec<_> = all.iter().map(|session| Holder(session.holder).account()).collect();
     assert!(accounts.iter().all(|account| *account == accounts[0]), "{all:?}");
     let mut listed = verifier.config().await.unwrap().revoked_sessions;

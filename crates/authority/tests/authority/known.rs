@@ -1,13 +1,13 @@
-//! What the authority knows of somebody besides their name: a machine's tags, and what an explanation takes from where.
+//! Facts about an account other than its name: a machine's tags, and the sources of an explanation.
 
 use crate::provider::Key;
 use crate::stage::{POLICY, Stage, events, git, handle, problem, revoked};
+use api::{ExplainRequest, PersonExplanation, ServiceKey, ServiceLogin};
 use authority::admin;
 use client::Authority;
-use engine::api::{ExplainRequest, PersonExplanation, ServiceKey, ServiceLogin};
 use serde_json::json;
 
-/// Who may use git, besides the stage's staff.
+/// Rules for git in addition to the stage's staff.
 const OTHERS: &str = "
 [[rules]]
 name = \"trusted machines\"
@@ -28,7 +28,7 @@ async fn stage() -> Stage {
     stage
 }
 
-/// Logs a machine in that calls itself `device`.
+/// Logs in a service account whose machine is named `device`.
 async fn machine(stage: &Stage, file: &ServiceKey, device: &str) -> Authority {
     let client = stage.client();
     let nonce = client.challenge().await.unwrap().nonce;
@@ -68,7 +68,7 @@ async fn a_service_accounts_tags_hold_on_whichever_machine() {
     let listed = stage.database().services().unwrap();
     assert_eq!((listed[0].service.as_str(), listed[0].tags.as_slice()), ("backup", &["trusted".to_owned()][..]));
 
-    // A machine's own tags come on top.
+    // Tags of the device are added to those of the service account.
     admin::tag_device(&stage.directory, "backup", "cellar", &["trusted".into()]).await.unwrap();
     let mut to_attic = events(&attic).await;
     admin::set_service_tags(&stage.directory, "backup", &[]).await.unwrap();
@@ -93,7 +93,7 @@ async fn an_explanation_takes_what_is_known_and_says_what_is_not() {
     assert!(told(&unknown, "tags:").contains("not known without a device"), "{unknown:?}");
     assert!(told(&unknown, "from:").contains("not known"), "{unknown:?}");
 
-    // As the flags say.
+    // As the request's flags say.
     assert!(ask(ExplainRequest { tags: vec!["trusted".into()], ..about("eve") }).await.explanation.allowed);
     assert!(ask(ExplainRequest { groups: vec!["staff".into()], ..about("eve") }).await.explanation.allowed);
     let office = ask(ExplainRequest { source: Some("::ffff:192.0.2.7".parse().unwrap()), ..about("eve") }).await;

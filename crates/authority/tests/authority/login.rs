@@ -1,13 +1,11 @@
-//! Logins with an identity provider and as a machine, and what must not become one.
+//! Logins with an identity provider and of service accounts, and attempts that must not succeed.
 
 use crate::console::{Answer, Browser, URL};
 use crate::provider::{CLIENT, Key, LOGOUT, Provider};
 use crate::stage::{PASSWORD, SOON, Stage, ended, events, git, handle, holder_of, login, problem, revoked};
+use api::{BrowserLogin, BrowserLoginStarted, Callback, DeviceLogin, FinishLogin, LoginOutcome, ServiceLogin, Session};
 use authority::admin;
 use client::{Authority, Error};
-use engine::api::{
-    BrowserLogin, BrowserLoginStarted, Callback, DeviceLogin, FinishLogin, LoginOutcome, ServiceLogin, Session,
-};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -41,14 +39,14 @@ impl Scene {
         self.stage.client().start_browser_login(&start(4000)).await.unwrap()
     }
 
-    /// A login that a browser has opened, which is at the provider now.
+    /// Starts a login and opens it in a browser, which is sent to the provider.
     pub async fn away(&self) -> Going {
         let (started, mut browser) = (self.start().await, Browser::of(&self.stage));
         let asked = query(&browser.get(path(&started.url)).await.onward());
         Going { started, browser, asked }
     }
 
-    /// Starts a login whose ID token will be good but for what `change` does to it.
+    /// Starts a login whose ID token is valid except for the change that `change` makes.
     pub async fn start_for(&self, groups: &[&str], change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> Going {
         let going = self.away().await;
         let mut claims = self.provider.claims(Some(&going.asked["nonce"]), groups);
@@ -63,7 +61,7 @@ impl Scene {
         (self.stage.client().with_token(&session.token), session)
     }
 
-    /// Tells the authority of a logout, as a provider does.
+    /// Sends a logout token to the authority, as a provider does.
     pub async fn log_out(&self, token: String) -> u16 {
         let url = format!("https://{}/v1/login/backchannel-logout", self.stage.address);
         let sent = self.stage.raw().post(url).header("Content-Type", "application/x-www-form-urlencoded");
@@ -71,21 +69,21 @@ impl Scene {
     }
 }
 
-/// A login under way, and the browser that opened it.
+/// A pending login, and the browser that opened it.
 pub struct Going {
     pub started: BrowserLoginStarted,
     pub browser: Browser,
-    /// What the provider was asked.
+    /// The parameters of the request to the provider.
     pub asked: HashMap<String, String>,
 }
 
 impl Going {
-    /// Where the question is.
+    /// Returns the path of the page that asks the person to approve.
     pub fn question(&self) -> String {
         format!("{}/answer", path(&self.started.url))
     }
 
-    /// The browser comes back from the provider, to the question if all went well.
+    /// Brings the browser back from the provider: to the approval page, if all went well.
     pub async fn come_back(&mut self) -> Answer {
         let back = format!("/console/login/callback?code=a%20code&state={}", self.asked["state"]);
         self.browser.get(&back).await
@@ -93,10 +91,10 @@ impl Going {
 
     pub async fn answer(&mut self, answer: &str) -> Answer {
         let page = self.question();
-        self.browser.submit(&page, &page, &[("answer", answer)]).await
+        self.browser.submit(&page, &page, &[("answer", answer), ("confirmed", "yes")]).await
     }
 
-    /// The person approves; gives what the browser brings to the agent.
+    /// Approves the login, and returns the callback that the browser delivers to the agent.
     pub async fn approve(&mut self) -> Callback {
         let onward = self.answer("approve").await.onward();
         assert!(onward.starts_with("http://127.0.0.1:4000/callback?"), "{onward}");
@@ -108,7 +106,8 @@ impl Going {
         FinishLogin { login: self.started.login.clone(), verifier: VERIFIER.into(), callback }
     }
 
-    /// The rest of the login as a person and an agent do it; where the person is not asked, the agent hears why.
+    /// Completes the login for the person and the agent; if the approval page is not reached, the agent gets the
+    /// reason.
     async fn end(mut self, stage: &Stage) -> Result<LoginOutcome, Error> {
         let asked = self.come_back().await.status == StatusCode::SEE_OTHER;
         let callback = if asked { Some(self.approve().await) } else { None };
@@ -121,7 +120,7 @@ pub fn start(port: u16) -> BrowserLogin {
     BrowserLogin { device: "laptop".into(), challenge, port, user: "carol".into(), host: "desk".into() }
 }
 
-/// The path of one of the console's addresses.
+/// Returns the path of an address of the console.
 pub fn path(url: &str) -> &str {
     url.strip_prefix(URL).expect("an address of the console")
 }
@@ -229,7 +228,7 @@ async fn nobody_takes_a_name_that_is_somebody_elses() {
     assert!(admin::add_account(&scene.stage.directory, "carol", PASSWORD, false).await.is_err());
     assert!(admin::add_service(&scene.stage.directory, "carol", &[], &[]).await.is_err());
 
-    // Who is called something else now takes none of the former name's sessions along.
+    // A person who is renamed keeps none of the former name's sessions.
     let before = scene.stage.database().session_entries(authority::now()).unwrap();
     assert_eq!(before.len(), 1);
     let going = scene.start_for(&["staff"], named("caroline", "c-1")).await;
@@ -258,7 +257,7 @@ async fn a_group_that_is_lost_revokes_what_rested_on_it() {
     assert_eq!(problem(carol.grant(&git()).await).r#type, "no_rule");
     assert!(carol.destinations().await.unwrap().destinations.is_empty());
 
-    // A flow that outlived its grant is judged by the same groups.
+    // A flow that outlived its grant is evaluated by the same groups.
     scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["staff"])));
     admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
     let second = carol.grant(&git()).await.unwrap();
@@ -304,7 +303,7 @@ async fn a_provider_that_changed_its_keys_is_asked_for_them() {
     scene.key = Key::new();
     scene.provider.publishes(&scene.key);
     let deadline = Instant::now() + Duration::from_secs(20);
-    // Not at once: nobody makes the authority ask more often than every few seconds.
+    // Not at once: the authority queries the provider at most once every few seconds.
     loop {
         let going = scene.start_for(&[], |_| {}).await;
         match going.end(&scene.stage).await {
@@ -404,7 +403,7 @@ async fn a_provider_that_is_gone_keeps_nobody_else_out() {
     let started = scene.start().await;
     assert_eq!(Browser::of(&scene.stage).get(path(&started.url)).await.status, StatusCode::BAD_GATEWAY);
     scene.stage.login("alice").await.grant(&git()).await.unwrap();
-    // Sessions that another provider vouched for are not this one's.
+    // Sessions that another provider vouched for do not count for this one.
     assert!(matches!(carol.destinations().await, Err(Error::NotLoggedIn)));
 }
 
@@ -469,7 +468,7 @@ async fn a_machine_logs_in_with_its_key_once_per_challenge() {
     let refused = answer(&nonce, key.token(&assertion(&nonce, |_| {}))).await;
     assert_eq!(problem(refused).r#type, "wrong_assertion");
 
-    // Who has the name next does not have the tags.
+    // The next account with this name does not have the tags.
     let next = admin::add_service(&stage.directory, "backup", &[], &[]).await.unwrap();
     let nonce = client.challenge().await.unwrap().nonce;
     answer(&nonce, Key::of(&next.key).token(&assertion(&nonce, |_| {}))).await.unwrap();

@@ -1,4 +1,4 @@
-//! The authority as its callers meet it: a real server, real TLS, the real client.
+//! The authority as its clients see it: a real server, real TLS, the real client.
 
 mod api;
 mod approval;

@@ -1,4 +1,4 @@
-//! The authority's metrics, as a reader gets them.
+//! The authority's metrics, as a scraper reads them.
 
 use crate::stage::{PASSWORD, Stage, events, git, login, problem, to};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

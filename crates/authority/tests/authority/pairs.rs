@@ -1,13 +1,13 @@
-//! Grants of the suite `sha224`: what their holder gets, what their verifier is told.
+//! Grants of the suite `sha224`: the holder's answer, and the events sent to the verifier.
 
 use crate::stage::*;
+use api::{Confirm, Event, Grant};
 use authority::admin;
 use authority::storage::Which;
-use engine::api::{Confirm, Event, Grant};
 use std::time::{Duration, Instant};
 use wire::{ClientKey, Pair, ServerSecret, VerifierKey};
 
-/// The policy, with the published scheme for all that is behind the first verifier.
+/// Returns the policy with the published scheme for all receivers of the first verifier.
 fn with_pairs() -> String {
     let rule = "name = \"staff may use git\"\n";
     POLICY.replace(rule, &format!("{rule}suite = \"sha224\"\n"))
@@ -44,7 +44,8 @@ async fn a_verifier_is_told_of_each_pair_before_its_holder_has_it() {
     assert!(verifier.config().await.unwrap().pairs.is_empty());
 }
 
-/// Its holder has it once all gateways that share the enrolment know of it; one that hangs is not waited for for ever.
+/// The holder gets the grant after all gateways that share the enrolment have confirmed it; one that hangs delays it
+/// only for a limited time.
 #[tokio::test]
 async fn a_pair_waits_for_its_verifiers_word() {
     let stage = Stage::start().await;

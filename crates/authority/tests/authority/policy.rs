@@ -1,18 +1,18 @@
-//! Policies as versions, drafts that are tried on what was, and rules that go by what changes under those who are
-//! connected: the time, and what is known of a device.
+//! Policies as versions, drafts tried on past requests, and rules that depend on changing inputs: the time, and the
+//! tags of a device.
 
 use crate::stage::*;
-use authority::replay::{Case, Replay};
+use api::Event;
+use authority::policy::replay::{Case, Replay};
 use authority::storage::Database;
 use authority::{admin, now};
-use engine::api::Event;
-use engine::networks::Networks;
+use engine::policy::networks::Networks;
 use engine::policy::{Compiled, Policy};
 
 #[tokio::test]
 async fn a_window_that_closes_cuts_what_it_allowed() {
     let stage = Stage::start().await;
-    // Cut to whole seconds, 2 to 3 s for what comes before it closes; `next` waits 5 s.
+    // Truncated to whole seconds, this leaves 2 to 3 s for the steps before the window closes; `next` waits 5 s.
     let closes = now() + 3;
     let rule = "to = \"git\"\n\n[[rules]]\nname = \"not bob\"";
     let policy =
@@ -49,7 +49,7 @@ async fn a_devices_tags_decide_and_a_lost_tag_cuts() {
     };
     assert_eq!(tag(&stage, &["trusted", "blue"]).await, "0 grants revoked");
     let grant = alice.grant(&git()).await.unwrap();
-    // The tag is the device's: it is there after a restart, and for another session from it.
+    // The tag belongs to the device: it survives a restart, and applies to another session from the device.
     stage.restart().await;
     stage.login("alice").await.grant(&git()).await.unwrap();
     let mut guard = events(&verifier).await;
@@ -105,7 +105,7 @@ async fn every_policy_in_force_is_a_version_that_can_be_put_back() {
     assert!(audited[2].detail.starts_with("version 3 (sha256 ") && audited[2].detail.contains("rollback to 1"));
     assert!(audited[2].operator.is_some() && audited[0].operator.is_none());
 
-    // What is edited while no server runs is a version, too, and so is what is applied then.
+    // An edit while no server runs creates a version too, and so does a policy applied then.
     stage.server.take().unwrap().stop().await;
     std::fs::write(stage.directory.path().join("next.toml"), &closed).unwrap();
     let text = admin::apply_policy(&stage.directory, Some(&stage.directory.path().join("next.toml"))).await.unwrap();
@@ -191,13 +191,13 @@ async fn a_draft_is_tried_on_what_was_asked_for() {
     );
     assert!(allowed[0].starts_with("bob 1x 203.0.113.10 tcp/22 bob may reach 203.0.113.10 tcp/22"), "{allowed:?}");
     assert_eq!(replay(&draft, now() + 60), ((0, 0), none.clone(), none));
-    // Old refusals are forgotten.
+    // Old refusals are deleted.
     let mut database = Database::open(&stage.directory.database()).unwrap();
     database.prune(now() + 8 * 86_400, 30 * 86_400, 365 * 86_400).unwrap();
     assert_eq!(database.refusals(0).unwrap().len(), 0);
 }
 
-/// A time as the policy file writes it.
+/// Formats a time as in the policy file.
 fn written(time: u64) -> String {
     let database = rusqlite::Connection::open_in_memory().unwrap();
     let write = "SELECT strftime('%Y-%m-%dT%H:%M:%SZ', ?1, 'unixepoch')";

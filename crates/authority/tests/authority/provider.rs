@@ -1,4 +1,4 @@
-//! An identity provider that does what a test tells it, misdeeds included. Speaks HTTP on loopback.
+//! An identity provider whose behaviour, including misbehaviour, is set by the test. Speaks HTTP on loopback.
 
 use authority::now;
 use axum::extract::{Form, State};
@@ -16,39 +16,39 @@ use std::sync::{Arc, Mutex};
 pub const CLIENT: &str = "vouchsafe";
 pub const LOGOUT: &str = "http://schemas.openid.net/event/backchannel-logout";
 
-/// The provider. Its answers are as a test has set them.
+/// The identity provider.
 pub struct Provider {
     pub issuer: String,
     pub says: Arc<Mutex<Says>>,
 }
 
-/// What it says next.
+/// The provider's next answers.
 #[derive(Default)]
 pub struct Says {
-    /// The ID token, or none: then it refuses.
+    /// The ID token; without one, the provider refuses.
     pub id_token: Option<String>,
-    /// What was posted to its token endpoint, last first.
+    /// The forms posted to the token endpoint, latest first.
     pub asked: Vec<HashMap<String, String>>,
-    /// Whether a device code waits to be entered.
+    /// Whether a device code is still waiting to be entered.
     pub pending: bool,
     jwks: Value,
 }
 
-/// A key that signs.
+/// A signing key.
 pub struct Key(CoreEdDsaPrivateSigningKey);
 
 impl Key {
-    /// One of the provider's, or of somebody else's.
+    /// Generates a key, for the provider or for another party.
     pub fn new() -> Self {
         Self::of(&rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap().serialize_pem())
     }
 
-    /// The one in a PEM file.
+    /// Loads the key of a PEM file.
     pub fn of(pem: &str) -> Self {
         Self(CoreEdDsaPrivateSigningKey::from_ed25519_pem(pem, None).unwrap())
     }
 
-    /// A token with these claims and this head.
+    /// Signs a token with this header and these claims.
     pub fn sign(&self, head: Value, claims: &Map<String, Value>) -> String {
         let encode = |value: &str| URL_SAFE_NO_PAD.encode(value);
         let signed = format!("{}.{}", encode(&head.to_string()), encode(&json!(claims).to_string()));
@@ -56,7 +56,7 @@ impl Key {
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
     }
 
-    /// A token that is signed with a secret that both sides know, as it has to be.
+    /// Signs a token with a shared secret, as the HS256 algorithm requires.
     pub fn symmetric(secret: &str, claims: &Map<String, Value>) -> String {
         let head = json!({ "alg": "HS256", "typ": "JWT" });
         let signed = [head, json!(claims)].map(|part| URL_SAFE_NO_PAD.encode(part.to_string())).join(".");
@@ -65,14 +65,14 @@ impl Key {
         format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
     }
 
-    /// An ordinary token.
+    /// Signs an ordinary token.
     pub fn token(&self, claims: &Map<String, Value>) -> String {
         self.sign(json!({ "alg": "EdDSA", "typ": "JWT" }), claims)
     }
 }
 
 impl Provider {
-    /// Starts one that publishes `key`.
+    /// Starts a provider that publishes `key`.
     pub async fn start(key: &Key) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let issuer = format!("http://{}", listener.local_addr().unwrap());
@@ -103,12 +103,12 @@ impl Provider {
         Self { issuer, says }
     }
 
-    /// The lines of authority.toml that name it.
+    /// Returns the lines of authority.toml that configure this provider.
     pub fn configuration(&self, more: &str) -> String {
         format!("oidc = {{ issuer = \"{}\", client_id = \"{CLIENT}\"{more} }}\n", self.issuer)
     }
 
-    /// Good claims about carol for an ID token with this nonce.
+    /// Returns valid claims about carol for an ID token with this nonce.
     pub fn claims(&self, nonce: Option<&str>, groups: &[&str]) -> Map<String, Value> {
         let claims = json!({
             "iss": self.issuer, "aud": [CLIENT], "sub": "c-1", "email": "carol@example.org", "email_verified": true,
@@ -119,17 +119,17 @@ impl Provider {
         claims
     }
 
-    /// From here on it gives this ID token to everybody.
+    /// Makes the provider give this ID token to every client from now on.
     pub fn gives(&self, id_token: String) {
         self.says.lock().unwrap().id_token = Some(id_token);
     }
 
-    /// From here on it refuses everybody.
+    /// Makes the provider refuse every client from now on.
     pub fn refuses(&self) {
         self.says.lock().unwrap().id_token = None;
     }
 
-    /// From here on it publishes another key.
+    /// Makes the provider publish another key from now on.
     pub fn publishes(&self, key: &Key) {
         let key = serde_json::to_value(key.0.as_verification_key()).unwrap();
         self.says.lock().unwrap().jwks = json!({ "keys": [key] });

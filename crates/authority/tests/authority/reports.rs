@@ -1,9 +1,9 @@
-//! What verifiers report: who may, what of it is believed, and for how long it is kept.
+//! Verifiers' reports: who may send them, which parts the authority accepts, and how long it keeps them.
 
 use crate::stage::*;
+use api::{DropCount, REPORTED_FLOWS_MAX, Report, ReportedFlow, VerifierState};
 use authority::{admin, now};
 use client::Error;
-use engine::api::{DropCount, REPORTED_FLOWS_MAX, Report, ReportedFlow, VerifierState};
 
 fn report(flows: usize) -> Report {
     let [client, server] = ["198.51.100.7", "203.0.113.10"].map(|text| text.parse().unwrap());

@@ -1,8 +1,8 @@
-//! Another master key: what changes for whom, and when.
+//! Rotation of the master key: what changes for whom, and when.
 
 use crate::stage::{Stage, events, git, handle, next, revoked};
+use api::{EpochKey, Event};
 use authority::admin;
-use engine::api::{EpochKey, Event};
 
 fn differ(before: &[EpochKey], after: &[EpochKey]) -> Vec<bool> {
     before.iter().zip(after).map(|(before, after)| before.epoch == after.epoch && before.key != after.key).collect()

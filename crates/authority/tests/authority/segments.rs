@@ -1,11 +1,12 @@
-//! Path segments of virtual networks: who gets one, for what, and what happens when consent is withdrawn.
+//! Path segments of virtual networks: who gets which, and the effects of withdrawing consent.
 
 use crate::stage::*;
+use api::{AnswerRequest, Event, PathSegment, SegmentRequest, SegmentTo, Withdrawal};
 use authority::admin;
 use authority::storage::Which;
+use client::convert;
 use client::{Authority, Error, EventStream};
-use engine::api::{AnswerRequest, Event, PathSegment, SegmentRequest, SegmentTo, Withdrawal};
-use engine::segment::Given;
+use engine::model::Given;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,7 +98,7 @@ async fn tenants() -> Stage {
     tenants_with("").await
 }
 
-/// The same, with more lines at the head of the authority's configuration.
+/// Starts an authority with virtual networks, and with more lines at the beginning of its configuration.
 pub async fn tenants_with(settings: &str) -> Stage {
     let stage = Stage::start_with(settings).await;
     std::fs::write(stage.directory.path().join("networks.toml"), NETWORKS).unwrap();
@@ -120,10 +121,10 @@ pub fn request(network: &str, port: u16) -> SegmentRequest {
 }
 
 pub fn given(segment: &PathSegment) -> Given {
-    segment.given(address("192.0.2.1"), address("10.0.0.5"), address("10.0.0.7")).unwrap()
+    convert::segment(segment, address("192.0.2.1"), address("10.0.0.5"), address("10.0.0.7")).unwrap()
 }
 
-/// Whether the proof at a place is the one that a verifier's key gives.
+/// Reports whether the proof at a place is the one that the verifier's key yields.
 async fn proves(verifier: &Authority, given: &Given, place: u8) -> bool {
     let keys = verifier.keys(1).await.unwrap();
     let proofs = keys.proofs.expect("it is on a path");
@@ -135,7 +136,7 @@ async fn proves(verifier: &Authority, given: &Given, place: u8) -> bool {
     Proof(given.proofs[usize::from(place)]).proves(&key, &segment, given.vni, &given.ends)
 }
 
-/// What is withdrawn next.
+/// Returns the next withdrawals.
 pub async fn withdrawn(events: &mut EventStream) -> Vec<Withdrawal> {
     let asked = Instant::now();
     loop {
@@ -179,7 +180,7 @@ async fn networks_with_the_same_addresses_have_rules_places_and_paths_of_their_o
     assert_eq!((red.vni.number(), red.segment.interface.0, red.ends.receiving), (200, 17, address("192.0.2.3")));
     assert_eq!((red.segment.suite, red.proofs.len()), (wire::Suite::Siphash, 1));
     assert_eq!(problem(bob.segment(&request("red", 22)).await).r#type, "no_receiver");
-    // What is in a network is no destination of anybody outside of it.
+    // An address in a virtual network is no destination for clients outside the network.
     assert_eq!(problem(bob.grant(&to("10.0.0.7", 6, 443)).await).r#type, "no_receiver");
     assert!(bob.destinations().await.unwrap().destinations.is_empty());
 }
@@ -207,18 +208,18 @@ async fn who_is_sent_to_with_consent_to_answers_gets_the_way_back() {
     let stage = tenants().await;
     let (alice, bob) = (stage.login("alice").await, stage.login("bob").await);
     let there = given(&alice.segment(&request("blue", 22)).await.unwrap());
-    let back = bob.answer_segment(&AnswerRequest::new(&there)).await.unwrap();
+    let back = bob.answer_segment(&convert::answer_request(&there)).await.unwrap();
     assert_eq!((back.vni, back.receiving, back.reply), (100, address("192.0.2.1"), false));
-    let back = back.given(address("192.0.2.2"), address("10.0.0.7"), address("10.0.0.5")).unwrap();
+    let back = convert::segment(&back, address("192.0.2.2"), address("10.0.0.7"), address("10.0.0.5")).unwrap();
     assert!(back.segment.flags.has(SegmentFlags::RETURN));
     assert_eq!((back.segment.interface.0, back.segment.expires), (5, there.segment.expires));
     assert!(proves(&stage.verifier("edge-1").await, &back, 0).await);
 
     let mut forged = there.clone();
     forged.proofs[0][0] ^= 1;
-    assert_eq!(problem(bob.answer_segment(&AnswerRequest::new(&forged)).await).r#type, "no_segment");
+    assert_eq!(problem(bob.answer_segment(&convert::answer_request(&forged)).await).r#type, "no_segment");
     let without = stage.login("bob").await.segment(&request("red", 443)).await.unwrap();
-    let refused = problem(bob.answer_segment(&AnswerRequest::new(&given(&without))).await);
+    let refused = problem(bob.answer_segment(&convert::answer_request(&given(&without))).await);
     assert!(refused.title.contains("did not consent"), "{}", refused.title);
 }
 
@@ -237,13 +238,13 @@ async fn a_fixed_path_is_given_with_its_hops_and_answered_to_who_shows_them() {
     let segment = alice.segment(&SegmentRequest { sending, ..request("blue", 22) }).await.unwrap();
     let led = |hops: &[std::net::Ipv6Addr]| hops.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(led(&segment.hops), ["2001:db8:a::1", "2001:db8:3::1"]);
-    let there = segment.given(sending, sender, receiver).unwrap();
+    let there = convert::segment(&segment, sending, sender, receiver).unwrap();
     assert!(there.segment.flags.has(SegmentFlags::ROUTED));
-    // The answer's path is fixed, too: networks.toml has no other.
-    let shown = AnswerRequest::new(&there);
+    // The path of the answer is fixed too: networks.toml has no other.
+    let shown = convert::answer_request(&there);
     let back = alice.answer_segment(&shown).await.unwrap();
     assert_eq!(led(&back.hops), ["2001:db8:a::1", "2001:db8:1::1"]);
-    let back = back.given(receiving, receiver, sender).unwrap();
+    let back = convert::segment(&back, receiving, receiver, sender).unwrap();
     assert!(back.segment.flags.has(SegmentFlags(SegmentFlags::RETURN.0 | SegmentFlags::ROUTED.0)));
     let detour = vec!["2001:db8:b::1".parse().unwrap(), "2001:db8:3::1".parse().unwrap()];
     for hops in [Vec::new(), detour] {
@@ -281,7 +282,7 @@ async fn who_may_answer_for_a_receiver_is_the_operators_to_say_too() {
     std::fs::write(stage.directory.path().join("networks.toml"), networks).unwrap();
     stage.apply(TENANTS).await.unwrap();
     let (alice, bob, eve) = (stage.login("alice").await, stage.login("bob").await, stage.login("eve").await);
-    let shown = AnswerRequest::new(&given(&alice.segment(&request("blue", 22)).await.unwrap()));
+    let shown = convert::answer_request(&given(&alice.segment(&request("blue", 22)).await.unwrap()));
     for other in [&alice, &eve] {
         let refused = problem(other.answer_segment(&shown).await);
         assert!(refused.r#type == "no_segment" && refused.title.contains("only others may ask"), "{}", refused.title);
@@ -300,7 +301,7 @@ async fn the_way_back_is_written_down_and_ends_with_the_session_that_asked() {
     admin::revoke(&stage.directory, &Which::Person("eve".into())).await.unwrap();
     let (mut guard, mut sender) = (events(&verifier).await, events(&alice).await);
     let there = alice.segment(&request("blue", 22)).await.unwrap();
-    let shown = AnswerRequest::new(&given(&there));
+    let shown = convert::answer_request(&given(&there));
     let back = bob.answer_segment(&shown).await.unwrap();
     assert_eq!(back.expires, soon, "no longer than the session");
     let audit = stage.database().audit_entries(None, 20).unwrap();
@@ -313,7 +314,8 @@ async fn the_way_back_is_written_down_and_ends_with_the_session_that_asked() {
     let void = |until| Withdrawal { vni: 100, receiver, sender: Some(sender_address), until };
     assert_eq!(withdrawn(&mut guard).await, [void(soon as u32)]);
 
-    // Another session gets one that ends later. Where none can, whoever consented to answers hears of it and asks anew.
+    // Another session gets a segment that expires later. If none can, the session that consented to the answers is
+    // notified and requests again.
     let bob = stage.login("bob").await;
     assert_eq!(bob.answer_segment(&shown).await.unwrap().expires, there.expires);
     bob.logout().await.unwrap();
@@ -321,7 +323,7 @@ async fn the_way_back_is_written_down_and_ends_with_the_session_that_asked() {
     assert_eq!(withdrawn(&mut sender).await, [void(there.expires as u32)]);
     let bob = stage.login("bob").await;
     assert!(problem(bob.answer_segment(&shown).await).title.contains("withdrawn"));
-    let again = AnswerRequest::new(&given(&alice.segment(&request("blue", 22)).await.unwrap()));
+    let again = convert::answer_request(&given(&alice.segment(&request("blue", 22)).await.unwrap()));
     assert!(bob.answer_segment(&again).await.unwrap().expires > there.expires);
 }
 
@@ -340,17 +342,17 @@ async fn consent_that_a_policy_takes_away_is_withdrawn_at_once() {
         sender: Some(address(sender)),
         until: segment.expires as u32,
     };
-    // The answers that she consented to have gone, too.
+    // The consent that alice gave to answers is withdrawn too.
     let expected = [statement("10.0.0.7", "10.0.0.5"), statement("10.0.0.5", "10.0.0.7")];
     assert_eq!(withdrawn(&mut guard).await, expected);
     assert_eq!(withdrawn(&mut holder).await, expected);
     assert_eq!(verifier.config().await.unwrap().withdrawn, expected);
     assert_eq!(problem(alice.segment(&request("blue", 22)).await).r#type, "no_rule");
-    let refused = problem(alice.answer_segment(&AnswerRequest::new(&given(&segment))).await);
+    let refused = problem(alice.answer_segment(&convert::answer_request(&given(&segment))).await);
     assert!(refused.title.contains("withdrawn"), "{}", refused.title);
     assert!(given(&kept).segment.expires > 0);
 
-    // What is given on new consent ends later than what is void.
+    // A segment issued on new consent expires later than the void ones.
     stage.apply(TENANTS).await.unwrap();
     assert!(alice.segment(&request("blue", 22)).await.unwrap().expires > segment.expires);
 }
@@ -384,7 +386,7 @@ async fn names_in_networks_that_nothing_has_are_told() {
     let networks =
         NETWORKS.replace("name = \"red\"", "name = \"rad\"").replace("network = \"red\"", "network = \"rad\"");
     let networks = networks.replacen("interface = 5", "interface = 5\nasked_by = \"group:stuff\"", 1);
-    let networks = engine::networks::Networks::parse(&networks).unwrap();
+    let networks = engine::policy::networks::Networks::parse(&networks).unwrap();
     stage.verifier("edge-1").await;
     let told = admin::unknown_names(&stage.directory, &policy, &networks).unwrap().join("\n");
     for (slip, count) in
@@ -403,7 +405,7 @@ async fn networks_that_are_wrong_change_nothing() {
     assert!(stage.login("alice").await.segment(&request("blue", 22)).await.is_ok());
 }
 
-/// SVLAN §VII, denial of capability: whoever floods the authority with requests keeps others from nothing.
+/// SVLAN §VII, denial of capability: a client that floods the authority with requests denies nothing to others.
 #[tokio::test]
 async fn denial_of_capability_a_session_that_floods_is_slowed_down_and_others_are_served() {
     let stage = tenants().await;
@@ -420,21 +422,23 @@ async fn denial_of_capability_a_session_that_floods_is_slowed_down_and_others_ar
             }
         });
     }
-    // A person has 2000 requests at once and 200 a second; a machine that makes fewer of them floods nobody.
+    // A person may make 2000 requests at once and 200 per second; a slower machine makes fewer and floods no other
+    // client.
     while asked.load(Ordering::Relaxed) < 2400 && began.elapsed() < Duration::from_secs(20) {
         assert!(floods.try_join_next().is_none(), "all of them wait for their turn");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let (asked, allowed) = (asked.load(Ordering::Relaxed), 2016.0 + 200.0 * began.elapsed().as_secs_f64());
     assert!((asked as f64) <= allowed, "{asked} were answered, of {allowed}");
-    // The others of the flood go on meanwhile.
+    // Other requests of the flood continue meanwhile.
     for _ in 0..3 {
         assert!(alice.segment(&request("blue", 22)).await.is_ok());
     }
     floods.shutdown().await;
 }
 
-/// SVLAN §VII, forged requests: without a live session nothing is given, and nobody can be named as sender at will.
+/// SVLAN §VII, forged requests: without a live session no segment is issued, and a client can't name an arbitrary
+/// sender.
 #[tokio::test]
 async fn forged_requests_get_nothing_and_leave_nothing() {
     let stage = tenants().await;
@@ -442,7 +446,7 @@ async fn forged_requests_get_nothing_and_leave_nothing() {
     let mut guard = events(&verifier).await;
     let asked = request("blue", 22);
     let given = given(&alice.segment(&asked).await.unwrap());
-    let answer = AnswerRequest::new(&given);
+    let answer = convert::answer_request(&given);
     let nobody = stage.client().with_token(&"0".repeat(64));
     assert!(matches!(nobody.segment(&asked).await, Err(Error::NotLoggedIn)));
     assert!(matches!(nobody.answer_segment(&answer).await, Err(Error::NotLoggedIn)));
@@ -451,7 +455,7 @@ async fn forged_requests_get_nothing_and_leave_nothing() {
     alice.logout().await.unwrap();
     assert_eq!(withdrawn(&mut guard).await.len(), 2, "hers and its answers, and no more");
     assert!(matches!(alice.segment(&asked).await, Err(Error::NotLoggedIn)));
-    // What was given to one endpoint can't be shown as another's, nor for another sender.
+    // A segment issued to one endpoint can't be presented for another endpoint, nor for another sender.
     let bob = stage.login("bob").await;
     let elsewhere = AnswerRequest { sending: address("192.0.2.2"), ..answer.clone() };
     let other = AnswerRequest { sender: address("10.0.0.6"), ..answer };

@@ -1,16 +1,16 @@
-//! A real authority on a port of its own, with real TLS, in a directory that vanishes with it.
+//! A real authority on its own port, with real TLS, in a temporary directory.
 
+use api::{Confirm, Event, Grant, GrantRequest, Login, Problem, RevokedSession};
 use authority::storage::Database;
 use authority::{Directory, Server, admin};
 use client::{Authority, Error, EventStream};
-use engine::api::{Confirm, Event, Grant, GrantRequest, Login, Problem, RevokedSession};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tempfile::TempDir;
 use wire::{Handle, Holder, VerifierKey};
 
 pub const PASSWORD: &str = "correct horse";
-/// Within this everything that must happen "at once" has happened.
+/// Time limit for everything that must happen "at once".
 pub const SOON: Duration = Duration::from_secs(1);
 
 pub const POLICY: &str = r#"
@@ -58,12 +58,12 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// An authority with the accounts alice, bob and eve, and the policy above.
+    /// Starts an authority with the accounts alice, bob and eve, and the policy above.
     pub async fn start() -> Self {
         Self::start_with("").await
     }
 
-    /// The same, with more lines at the head of its configuration.
+    /// Like [`Self::start`], with more lines at the beginning of the configuration.
     pub async fn start_with(settings: &str) -> Self {
         let room = tempfile::tempdir().unwrap();
         let directory = Directory::at(room.path().join("authority"));
@@ -85,51 +85,51 @@ impl Stage {
         self.restart_stopped().await;
     }
 
-    /// Starts another on the same address after the server was stopped.
+    /// Starts another server on the same address after the first was stopped.
     pub async fn restart_stopped(&mut self) {
         self.server = Some(Server::start(self.directory.clone(), Some(self.address)).await.unwrap());
     }
 
-    /// Puts another policy in force.
+    /// Applies another policy.
     pub async fn apply(&self, policy: &str) -> anyhow::Result<String> {
         let file = self.directory.path().join("next.toml");
         std::fs::write(&file, policy).unwrap();
         admin::apply_policy(&self.directory, Some(&file)).await
     }
 
-    /// Makes every grant one that ended long ago.
+    /// Makes every grant appear to have ended an hour ago.
     pub fn end_grants(&self) {
         let database = rusqlite::Connection::open(self.directory.database()).unwrap();
         database.busy_timeout(SOON).unwrap();
         database.execute("UPDATE grants SET expires = ?1", [authority::now() as i64 - 3600]).unwrap();
     }
 
-    /// Its database.
+    /// Opens the authority's database.
     pub fn database(&self) -> Database {
         Database::open(&self.directory.database()).unwrap()
     }
 
-    /// A caller that says what it likes.
+    /// Returns an HTTP client for arbitrary requests.
     pub fn raw(&self) -> reqwest::Client {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let ca = reqwest::Certificate::from_pem(&std::fs::read(self.directory.ca()).unwrap()).unwrap();
         reqwest::Client::builder().tls_certs_only([ca]).build().unwrap()
     }
 
-    /// A caller that trusts this authority.
+    /// Returns a client that trusts this authority.
     pub fn client(&self) -> Authority {
         let ca = std::fs::read(self.directory.ca()).unwrap();
         Authority::new(&format!("https://{}", self.address), Some(&ca)).unwrap()
     }
 
-    /// A logged-in caller.
+    /// Logs a person in and returns the client.
     pub async fn login(&self, person: &str) -> Authority {
         let client = self.client();
         let session = client.login(&login(person, PASSWORD, None)).await.unwrap();
         client.with_token(&session.token)
     }
 
-    /// An enrolled verifier.
+    /// Enrols a verifier and returns its client.
     pub async fn verifier(&self, id: &str) -> Authority {
         let code = admin::add_verifier(&self.directory, id, false).await.unwrap();
         let client = self.client();
@@ -155,7 +155,7 @@ pub fn handle(grant: &Grant) -> u64 {
     u64::from_str_radix(&grant.header[16..], 16).unwrap()
 }
 
-/// Why a call was refused.
+/// Returns the problem with which a call was refused.
 pub fn problem<T>(answer: Result<T, Error>) -> Problem {
     match answer {
         Err(Error::Denied(problem) | Error::Refused(problem)) => problem,
@@ -164,19 +164,19 @@ pub fn problem<T>(answer: Result<T, Error>) -> Problem {
     }
 }
 
-/// A stream whose connection is up.
+/// Opens an event stream and waits until it is connected.
 pub async fn events(client: &Authority) -> EventStream {
     confirmed_events(client, Confirm::Nothing).await
 }
 
-/// The same of a verifier that confirms.
+/// Opens the event stream of a verifier that confirms, and waits until it is connected.
 pub async fn confirmed_events(client: &Authority, confirms: Confirm) -> EventStream {
     let mut events = client.confirmed_events(confirms);
     assert_eq!(next(&mut events).await, Event::Hello);
     events
 }
 
-/// The next event that says something.
+/// Returns the next event other than `Alive`.
 pub async fn next(events: &mut EventStream) -> Event {
     loop {
         match tokio::time::timeout(Duration::from_secs(5), events.next()).await.expect("an event in time").unwrap() {
@@ -186,7 +186,7 @@ pub async fn next(events: &mut EventStream) -> Event {
     }
 }
 
-/// The handles of the next event, which must come soon and be a revocation.
+/// Returns the handles of the next event, which must come soon and be a revocation.
 pub async fn revoked(events: &mut EventStream) -> Vec<u64> {
     let asked = std::time::Instant::now();
     loop {
@@ -205,7 +205,8 @@ pub async fn revoked(events: &mut EventStream) -> Vec<u64> {
     }
 }
 
-/// The sessions that the next event to a verifier which says so names as ended. Nothing else is said of their grants.
+/// Returns the sessions in the next `SessionsRevoked` event. Before it, the verifier must receive no revocation of
+/// individual grants.
 pub async fn ended_sessions(events: &mut EventStream) -> Vec<RevokedSession> {
     loop {
         match next(events).await {
@@ -216,18 +217,18 @@ pub async fn ended_sessions(events: &mut EventStream) -> Vec<RevokedSession> {
     }
 }
 
-/// Their holders.
+/// Returns the holders in the next `SessionsRevoked` event.
 pub async fn ended(events: &mut EventStream) -> Vec<u32> {
     ended_sessions(events).await.iter().map(|session| session.holder).collect()
 }
 
-/// The verifier's key of now.
+/// Returns the verifier's key for the current epoch.
 pub async fn key(verifier: &Authority) -> VerifierKey {
     let keys = verifier.keys(0).await.unwrap().keys;
     VerifierKey::new(hex::decode(&keys.last().unwrap().key).unwrap().try_into().unwrap())
 }
 
-/// The holder that the grant's handle names to its verifier.
+/// Returns the holder that the grant's handle identifies to its verifier.
 pub async fn holder_of(grant: &Grant, verifier: &Authority) -> u32 {
     Holder::of(Handle(handle(grant)), &key(verifier).await).0
 }

@@ -1,18 +1,18 @@
-//! What a packet with proofs costs at XDP: remembered, computed, forged.
+//! Cost at XDP of a packet with proofs: remembered, computed, forged.
 
 use crate::cases::Table;
 use crate::provers::Prover;
 use crate::{OF_IPV4, REPEAT, ROUNDS, add, nanoseconds, with_way};
 use datapath::probe::Probe;
 use datapath::proofs::{Proofs, REMEMBERED};
-use engine::proofs::Outcome;
+use engine::verifier::proofs::Outcome;
 use measure::{Bound, Figures, Yardstick, alternate, mean_of_middle};
 use wire::DropReason;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 static FED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/proofs_bench.bpf.o"));
 
-/// What `bpf/proofs_bench.bpf.c` counts.
+/// Counters of `bpf/proofs_bench.bpf.c`.
 #[derive(Clone, Copy, Default, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 struct Feed {

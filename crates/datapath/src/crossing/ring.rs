@@ -1,4 +1,4 @@
-//! Rings that kernel and process share (AF_XDP): one writes, the other reads.
+//! Rings shared between kernel and process (AF_XDP): one side writes, the other reads.
 
 use anyhow::{Context, Result};
 use std::ffi::c_void;
@@ -8,19 +8,19 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Memory that was mapped, until it is dropped.
+/// Mapped memory, unmapped on drop.
 pub struct Mapping {
     start: NonNull<c_void>,
     length: usize,
 }
 
 impl Mapping {
-    /// A socket's ring, or new memory.
+    /// Maps a socket's ring, or new memory.
     pub fn new(length: usize, ring: Option<(BorrowedFd<'_>, i64)>) -> Result<Self> {
         use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous};
         let size = NonZeroUsize::new(length).context("nothing to map")?;
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: the kernel picks a place where nothing is.
+        // SAFETY: the kernel picks an unused address range.
         let start = unsafe {
             match ring {
                 Some((fd, at)) => mmap(None, size, access, MapFlags::MAP_SHARED | MapFlags::MAP_POPULATE, fd, at),
@@ -30,37 +30,37 @@ impl Mapping {
         Ok(Self { start: start.context("cannot map memory for frames")?, length })
     }
 
-    /// Where it begins.
+    /// Returns the start of the memory.
     pub fn start(&self) -> NonNull<u8> {
         self.start.cast()
     }
 
-    /// Bytes of it.
+    /// Returns the length of the memory in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// What is at this distance from the start.
+    /// Returns a pointer at this offset from the start.
     fn at<T>(&self, offset: u64) -> Result<NonNull<T>> {
         let offset = usize::try_from(offset)?;
         let fits = offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.length);
         anyhow::ensure!(fits && offset % align_of::<T>() == 0, "the kernel's ring is not where it says");
-        // SAFETY: it is inside what is mapped.
+        // SAFETY: the pointer is inside the mapping.
         Ok(unsafe { self.start.cast::<u8>().add(offset) }.cast())
     }
 }
 
-// SAFETY: it owns the memory, which is no thread's own.
+// SAFETY: it owns the memory, which is not tied to a thread.
 unsafe impl Send for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it was mapped so, and what points into it is dropped by then.
+        // SAFETY: it was mapped with this address and length, and all pointers into it are dropped by now.
         let _ = unsafe { nix::sys::mman::munmap(self.start, self.length) };
     }
 }
 
-/// What is in rings: an address in the memory for frames, or that and a length.
+/// Entries of rings: an address in the frames' memory, or an address and a length.
 pub trait Entry: Copy {}
 impl Entry for u64 {}
 impl Entry for libc::xdp_desc {}
@@ -70,15 +70,15 @@ pub struct Ring<T> {
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
     entries: NonNull<T>,
-    /// Their number, a power of two, less one.
+    /// Number of entries, a power of two, minus one.
     mask: u32,
-    /// Of our own end: nobody else writes it.
+    /// Position of our own end, which only this process writes.
     own: u32,
     _mapping: Mapping,
     types: PhantomData<T>,
 }
 
-// SAFETY: it points into memory that it owns, and changes its own end only where it is borrowed for that.
+// SAFETY: it points into memory that it owns, and moves its own end only under a mutable borrow.
 unsafe impl<T: Entry> Send for Ring<T> {}
 
 impl<T: Entry> Ring<T> {
@@ -92,26 +92,28 @@ impl<T: Entry> Ring<T> {
     }
 
     fn ends(&self) -> (&AtomicU32, &AtomicU32) {
-        // SAFETY: both are aligned in what is mapped as long as this lives; both sides use them as atomics only.
+        // SAFETY: both are aligned and inside the mapping, which lives as long as this; both sides access them only as
+        // atomics.
         unsafe { (self.producer.as_ref(), self.consumer.as_ref()) }
     }
 
-    /// How many more the kernel would find room for, of a ring that we write.
+    /// Returns the number of free entries in a ring that we write.
     pub fn room(&self) -> u32 {
         let (_, consumer) = self.ends();
         self.mask + 1 - self.own.wrapping_sub(consumer.load(Ordering::Acquire))
     }
 
-    /// How many the kernel has not yet read, of a ring that we write.
+    /// Returns the number of entries that the kernel has not read yet, in a ring that we write.
     pub fn unread(&self) -> u32 {
         self.mask + 1 - self.room()
     }
 
-    /// Writes entries; there has to be room. The kernel sees them together.
+    /// Writes entries, for which there must be room. The kernel sees them all at once.
     pub fn put(&mut self, entries: impl IntoIterator<Item = T>) {
         for entry in entries {
             assert!(self.room() > 0, "a ring is never filled beyond its room");
-            // SAFETY: masked, it is one of the ring's entries, and the kernel does not read it before the producer moves.
+            // SAFETY: the masked index is one of the ring's entries, and the kernel does not read it before the
+            // producer moves.
             unsafe { self.entries.add((self.own & self.mask) as usize).write(entry) };
             self.own = self.own.wrapping_add(1);
         }
@@ -124,7 +126,8 @@ impl<T: Entry> Ring<T> {
         let (producer, _) = self.ends();
         let count = producer.load(Ordering::Acquire).wrapping_sub(self.own).min(most).min(self.mask + 1);
         for _ in 0..count {
-            // SAFETY: masked, it is one of the ring's entries, and the kernel does not write it before the consumer moves.
+            // SAFETY: the masked index is one of the ring's entries, and the kernel does not write it before the
+            // consumer moves.
             each(unsafe { self.entries.add((self.own & self.mask) as usize).read() });
             self.own = self.own.wrapping_add(1);
         }

@@ -1,4 +1,4 @@
-//! An interface's queue as a socket (AF_XDP), and the memory that several of them share.
+//! AF_XDP sockets, each on one interface's queue, and the memory that several of them share.
 
 use super::ring::{Mapping, Ring};
 use crate::interface::Interface;
@@ -6,25 +6,25 @@ use anyhow::{Context, Result};
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Bytes for a frame, of which the kernel keeps the first 256 to itself.
+/// Bytes per frame; the kernel reserves the first 256.
 const FRAME: usize = 2048;
-/// The longest frame.
+/// Length of the longest frame.
 pub const FRAME_MAX: usize = FRAME - 256;
 
-/// Memory for frames. The kernel has some of them, and a socket's rings name them; those of nobody are here.
+/// Memory for frames. Some frames belong to the kernel, some are in a socket's rings; the free ones are listed here.
 pub struct Frames {
     memory: Mapping,
     free: Vec<u64>,
 }
 
 impl Frames {
-    /// Memory for so many.
+    /// Allocates memory for this many frames.
     pub fn new(count: usize) -> Result<Self> {
         let free = (0..count).map(|number| (number * FRAME) as u64).collect();
         Ok(Self { memory: Mapping::new(count * FRAME, None)?, free })
     }
 
-    /// Gives frames back; where in them the kernel wrote does not matter.
+    /// Returns frames to the free list; the addresses may point anywhere inside them.
     pub fn give_back(&mut self, addresses: impl IntoIterator<Item = u64>) {
         self.free.extend(addresses.into_iter().map(|address| address & !(FRAME as u64 - 1)));
     }
@@ -34,14 +34,14 @@ impl Frames {
         self.free.drain(rest..)
     }
 
-    /// The bytes of frames that came in; `None` if one lies outside of the memory.
+    /// Returns the bytes of received frames, or `None` if one is outside the memory.
     pub fn bytes(&mut self, frames: &[libc::xdp_desc]) -> Option<Vec<&mut [u8]>> {
         let memory = &self.memory;
         let bytes = |frame: &libc::xdp_desc| {
             let (start, length) = (usize::try_from(frame.addr).ok()?, frame.len as usize);
             (start % FRAME + length <= FRAME && start + length <= memory.len()).then(|| {
-                // SAFETY: it is inside one frame of the memory, which lives as long as this. INVARIANT: a frame is in one
-                // ring, or in `free`, or here, so that nobody else has it.
+                // SAFETY: it is inside one frame of the memory, which lives as long as this. INVARIANT: a frame is in
+                // one ring, or in `free`, or here, so that nothing else refers to it.
                 unsafe { std::slice::from_raw_parts_mut(memory.start().add(start).as_ptr(), length) }
             })
         };
@@ -56,22 +56,23 @@ pub struct Socket {
     fill: Ring<u64>,
     sent: Ring<u64>,
     fd: OwnedFd,
-    /// While this is open, the card hands over frames to whatever address.
+    /// While this is open, the card passes on frames to any address.
     _promiscuous: OwnedFd,
 }
 
-/// Frames that cross are for others' addresses: lets the interface have these, until the result is dropped.
+/// Makes the interface promiscuous until the result is dropped: frames that cross are addressed to other hosts.
 fn promiscuous(interface: &Interface) -> Result<OwnedFd> {
-    // SAFETY: a system call without pointers; nobody else has the descriptor that it returns. No protocol: nothing is received.
+    // SAFETY: a system call without pointers; the returned descriptor has no other owner. Protocol 0: nothing is
+    // received.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     anyhow::ensure!(fd >= 0, "cannot open a socket of packets: {}", Error::last_os_error());
     // SAFETY: as above.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: numbers only, for which zeros are values.
+    // SAFETY: integers only, for which zero is valid.
     let mut wanted: libc::packet_mreq = unsafe { std::mem::zeroed() };
     (wanted.mr_ifindex, wanted.mr_type) = (interface.index as i32, libc::PACKET_MR_PROMISC as u16);
     let length = size_of_val(&wanted) as u32;
-    // SAFETY: the descriptor is open, and what is wanted lives through the call.
+    // SAFETY: the descriptor is open, and `wanted` lives through the call.
     let result = unsafe {
         let (level, option) = (libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP);
         libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const wanted).cast(), length)
@@ -82,15 +83,16 @@ fn promiscuous(interface: &Interface) -> Result<OwnedFd> {
 }
 
 impl Socket {
-    /// Opens queue 0 of an interface, with room for so many frames each way. `sharing` has the same memory.
+    /// Opens queue 0 of an interface, with room for this many frames each way, in the memory of the `sharing` socket if
+    /// there is one.
     pub fn open(interface: &Interface, frames: &mut Frames, size: u32, sharing: Option<&Self>) -> Result<Self> {
-        // SAFETY: a system call without pointers; nobody else has the descriptor that it returns.
+        // SAFETY: a system call without pointers; the returned descriptor has no other owner.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         anyhow::ensure!(fd >= 0, "this kernel has no AF_XDP sockets, or not for us: {}", Error::last_os_error());
         // SAFETY: as above.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         if sharing.is_none() {
-            // SAFETY: numbers only, for which zeros are values.
+            // SAFETY: integers only, for which zero is valid.
             let mut memory: libc::xdp_umem_reg = unsafe { std::mem::zeroed() };
             memory.addr = frames.memory.start().as_ptr() as u64;
             memory.len = frames.memory.len() as u64;
@@ -101,7 +103,7 @@ impl Socket {
         for ring in sizes {
             set(&fd, ring, &size).context("cannot make a ring")?;
         }
-        // SAFETY: numbers only, for which zeros are values.
+        // SAFETY: integers only, for which zero is valid.
         let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
         get(&fd, libc::XDP_MMAP_OFFSETS, &mut offsets).context("cannot ask where the rings are")?;
         let borrowed = fd.as_fd();
@@ -116,7 +118,7 @@ impl Socket {
         socket.refill(frames);
         let address = libc::sockaddr_xdp {
             sxdp_family: libc::AF_XDP as u16,
-            // What is shared has the mode of the first.
+            // Shared memory implies the first socket's mode.
             sxdp_flags: if sharing.is_some() { libc::XDP_SHARED_UMEM } else { libc::XDP_COPY },
             sxdp_ifindex: interface.index,
             sxdp_queue_id: 0,
@@ -130,28 +132,28 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Gives the kernel frames to fill, as many as there are and it has room for.
+    /// Passes free frames to the kernel to fill, as many as fit.
     pub fn refill(&mut self, frames: &mut Frames) {
         let room = self.fill.room();
         self.fill.put(frames.take(room));
     }
 
-    /// Sends frames as far as there is room; the result is how many.
+    /// Sends frames as far as there is room, and returns their number.
     pub fn send(&mut self, frames: &[libc::xdp_desc]) -> usize {
         let count = frames.len().min(self.sending.room() as usize);
         self.sending.put(frames[..count].iter().copied());
         count
     }
 
-    /// Makes the kernel send what waits, as far as it can now, and takes back what was sent.
+    /// Makes the kernel send waiting frames, as far as it can now, and reclaims those that were sent.
     pub fn push(&mut self, frames: &mut Frames) -> Result<()> {
         if self.sending.unread() > 0 {
-            // SAFETY: the descriptor is open, and nothing is sent but what is in the ring.
+            // SAFETY: the descriptor is open, and only the ring's frames are sent.
             let sent = unsafe {
                 libc::sendto(self.fd.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0)
             };
             let error = Error::last_os_error();
-            // What the kernel has no room for now stays in the ring.
+            // Frames that the kernel has no room for now stay in the ring.
             let later = matches!(error.raw_os_error(), Some(libc::EBUSY | libc::ENOBUFS | libc::ENETDOWN));
             if sent < 0 && !later && error.kind() != ErrorKind::WouldBlock {
                 return Err(error).context("cannot send frames");
@@ -161,12 +163,12 @@ impl Socket {
         Ok(())
     }
 
-    /// Frames that the kernel could not hand over.
+    /// Returns the number of frames that the kernel could not pass on.
     pub fn missed(&self) -> Result<u64> {
-        // SAFETY: numbers only, for which zeros are values.
+        // SAFETY: integers only, for which zero is valid.
         let mut counts: libc::xdp_statistics = unsafe { std::mem::zeroed() };
         get(&self.fd, libc::XDP_STATISTICS, &mut counts).context("cannot ask what was missed")?;
-        // Those for which there was no frame to fill are among the dropped.
+        // Frames for which no buffer was available are counted in rx_dropped.
         Ok(counts.rx_dropped + counts.rx_ring_full)
     }
 }
@@ -179,16 +181,16 @@ impl AsFd for Socket {
 
 fn set<T>(fd: &OwnedFd, option: i32, value: &T) -> Result<()> {
     let (at, length) = (std::ptr::from_ref(value).cast(), size_of::<T>() as u32);
-    // SAFETY: the descriptor is open, and `length` bytes are there to read.
+    // SAFETY: the descriptor is open, and `length` bytes are readable.
     let result = unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_XDP, option, at, length) };
     if result == 0 { Ok(()) } else { Err(Error::last_os_error().into()) }
 }
 
-/// `T` is made of numbers, for which all bytes are values.
+/// Reads a socket option. `T` consists of integers, for which any bytes are valid.
 fn get<T>(fd: &OwnedFd, option: i32, value: &mut T) -> Result<()> {
     let mut length = size_of::<T>() as u32;
     let at = std::ptr::from_mut(value).cast();
-    // SAFETY: the descriptor is open, and `length` bytes are there to write.
+    // SAFETY: the descriptor is open, and `length` bytes are writable.
     let result = unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, option, at, &raw mut length) };
     if result == 0 { Ok(()) } else { Err(Error::last_os_error().into()) }
 }

@@ -1,4 +1,4 @@
-//! The Rust decision about outgoing packets and the kernel program with the same tables.
+//! The Rust decision about outgoing packets and the kernel program, with the same tables.
 
 use crate::table::agent::{Known, Row};
 use crate::table::{CLIENT_PORT, TRANSPORTS};
@@ -6,12 +6,13 @@ use crate::world::{self, NOW};
 use datapath::agent::Agent as Kernel;
 use datapath::clock;
 use datapath::tc::Attachment;
-use engine::insertion::{self, Action, Grant, Inserter, Secret};
-use engine::protected;
+use engine::agent::insertion::{Action, Grant, Inserter};
+use engine::model::Secret;
+use engine::model::protected;
 use wire::ls;
-use wire::map::{Conversation, FlowKey, GrantEntry, Owner, agent_counter, owner};
+use wire::map::{Conversation, FlowKey, GrantEntry, GrantSlot, Owner, agent_counter, owner};
 
-/// The subject whose packets the rows' are. A test run's packets belong to a socket of root's.
+/// The subject that sends the rows' packets. In a test run, packets belong to a socket owned by root.
 const SUBJECT: u32 = 7;
 const ROOT: Owner = Owner { kind: owner::USER, reserved: 0, id: 0 };
 
@@ -35,7 +36,7 @@ impl Agents {
         Self { model: Inserter { protected, nonce: 1000, ..Inserter::default() }, kernel }
     }
 
-    /// Makes both know what the row says, and nothing else.
+    /// Sets the tables of both to exactly the row's state.
     pub fn know(&mut self, row: &Row) {
         for key in self.kernel.grants.keys() {
             self.kernel.grants.remove(&key).expect("grants");
@@ -57,7 +58,7 @@ impl Agents {
         .expect("owners");
         for transport in TRANSPORTS {
             let to = transport.destination(&row.family);
-            let slot = insertion::slot(SUBJECT, &to);
+            let slot = GrantSlot::new(SUBJECT, &to);
             let mut entry = GrantEntry {
                 until: NOW + 100,
                 used: 0,
@@ -136,7 +137,7 @@ impl Agents {
         }
     }
 
-    /// The model's action and frame, and the kernel's; the kernel's action is the one counter that moved.
+    /// Returns the model's action and frame, and the kernel's; the kernel's action is the one counter that moved.
     pub fn insert(&mut self, frame: &[u8], now: u32) -> [(Action, Vec<u8>); 2] {
         self.kernel.set_clock(clock::boot_reading(now.into()).wrapping_add(200_000_000)).expect("clock");
         let mut modelled = frame.to_vec();
@@ -155,7 +156,7 @@ impl Agents {
             ([agent_counter::RIDER], _) => (Action::Rider, TC_ACT_SHOT),
             ([agent_counter::CONVERSATION], _) => (Action::Conversation, TC_ACT_UNSPEC),
             ([agent_counter::HELD], _) => (Action::Held, TC_ACT_STOLEN),
-            // Nobody listens in this test: what would be held has nowhere to go.
+            // This test opens no buffer: a packet to be held has nowhere to go.
             ([agent_counter::HOLD_FAILED], _) => (Action::Held, TC_ACT_SHOT),
             _ => panic!("counters {moved:?} moved"),
         };

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use wire::map::{ProofsConfig, svtep_counter};
 use wire::{Ends, InterfaceId, SegmentFlags, Vni};
 
-/// Frames are run as if they came in by loopback.
+/// Frames run as if they arrived on the loopback interface.
 pub const INTERFACE: u32 = 1;
 pub const ID: InterfaceId = InterfaceId(7);
 pub const PATH: [&str; 1] = ["here"];
@@ -26,7 +26,7 @@ pub fn settings() -> Settings {
     Settings { proofs, remembered: 1024, mtu: MTU, reports: REPORTS }
 }
 
-/// From which families to which: outer, inner.
+/// All combinations of families: outer, inner.
 pub fn families() -> [Ends; 4] {
     let underlay: [[IpAddr; 2]; 2] =
         [["198.51.100.1", "198.51.100.2"], ["2001:db8::1", "2001:db8::2"]].map(|pair| pair.map(address));
@@ -50,12 +50,12 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// An endpoint that is both the sending and the receiving one.
+    /// Creates an endpoint that is both the sending and the receiving one.
     pub fn new() -> Self {
         Self::pinned(None)
     }
 
-    /// The same with what an earlier one left there.
+    /// Creates an endpoint that is both the sending and the receiving one, with the state left in the pins.
     pub fn pinned(pins: Option<Pins>) -> Self {
         let underlay = Interface::named("lo").expect("loopback");
         let program = Svtep::load(&underlay, &settings(), pins).unwrap_or_else(|error| panic!("{error:#}"));
@@ -78,7 +78,7 @@ impl Endpoint {
         given
     }
 
-    /// What `work` gives, and which one counter of the tunnel moved while it worked.
+    /// Returns the result of `work`, and the one tunnel counter that moved during it.
     pub fn counted<T>(&self, work: impl FnOnce() -> T) -> (T, u32) {
         let before = self.program.counts().expect("counters");
         let result = work();

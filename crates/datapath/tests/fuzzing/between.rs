@@ -1,5 +1,5 @@
-//! What happens between packets: the clock jumps, the daemon starts anew, tables change their size, epochs end, grants are
-//! revoked, sessions end, and a second grant comes on a live flow.
+//! Operations between packets: the clock jumps, the daemon restarts, tables change their size, epochs end, grants are
+//! revoked, sessions end, and a second grant arrives on a live flow.
 
 use super::Run;
 use super::chance::Chance;
@@ -7,13 +7,13 @@ use crate::table::Transport;
 use crate::world::{Deciders, EPOCH_LENGTH, Grant, LsPair, NOW};
 use datapath::Pins;
 use datapath::verifier::{Sizes, Verifier};
-use engine::protected::Protected;
+use engine::model::protected::Protected;
 use engine::verifier::Outcome;
 use std::collections::BTreeMap;
 use wire::map::{EpochKey, FlowKey, LsGrant, SecretEntry, VerifierConfig};
 use wire::{Epoch, Handle, Holder, tail};
 
-/// A pinned verifier, as its daemon leaves it. Its pins go with it.
+/// A pinned verifier, as its daemon leaves it. The pins are removed on drop.
 pub struct Pinned {
     pub pins: Pins,
     config: VerifierConfig,
@@ -38,7 +38,7 @@ impl Drop for Pinned {
     }
 }
 
-/// Something that happens between packets.
+/// An operation between packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Operation {
     ForwardBySeconds,
@@ -78,13 +78,13 @@ pub const ALL: [Operation; 14] = [
     BackByMinutes,
     BackByHours,
 ];
-/// Those that load programs take long.
+/// Operations that load programs are slow.
 const SLOW: [Operation; 2] = [Restart, Resize];
 const SLOW_EVERY: usize = 24;
-/// Packets behind each jump of one that goes there and back.
+/// Number of packets after each jump of an operation that jumps forth and back.
 const BURST: usize = 48;
 
-/// What has happened.
+/// The operations so far.
 #[derive(Default)]
 pub struct Between {
     counts: BTreeMap<Operation, u64>,
@@ -92,24 +92,24 @@ pub struct Between {
     latest: Vec<Operation>,
     /// The latest time that the clock has shown.
     highest: u32,
-    /// What the authority has said, as the daemon keeps it: revoked grants and ended sessions, with their ends.
+    /// Statements of the authority, as the daemon keeps them: revoked grants and ended sessions, with their expiries.
     revoked: BTreeMap<u64, u32>,
     ended: BTreeMap<Holder, u32>,
 }
 
 impl Between {
-    /// The latest operations.
+    /// Returns the latest operations.
     pub fn latest(&self) -> String {
         let latest = &self.latest[self.latest.len().saturating_sub(6)..];
         format!("{latest:?}")
     }
 
-    /// How often each has happened.
+    /// Returns how often each operation ran.
     pub fn counts(&self) -> Vec<(Operation, u64)> {
         ALL.iter().map(|operation| (*operation, self.counts.get(operation).copied().unwrap_or(0))).collect()
     }
 
-    /// Each in its turn, so that none is left out, and then any.
+    /// Chooses each operation once in turn, so that none is left out, and then any.
     fn choose(&mut self, chance: &mut Chance) -> Operation {
         self.happened += 1;
         let first = ALL.get(self.happened - 1).copied();
@@ -122,8 +122,8 @@ impl Between {
 }
 
 impl Run {
-    /// Something happens, and sometimes upkeep runs. A clock that was set back is mostly put right first: times that come twice
-    /// admit nobody.
+    /// Runs an operation, and sometimes the sweep. A clock that was set back is usually corrected first: during times
+    /// that repeat, no packet is admitted.
     pub fn between(&mut self) {
         if self.now < self.between.highest && !self.chance.one_in(4) {
             let ahead = 31 + self.chance.below(100) as u32;
@@ -203,7 +203,7 @@ impl Run {
         self.jump(self.now + seconds as u32)
     }
 
-    /// Back, but not before the beginning.
+    /// Sets the clock back, but not before the start of the run.
     fn back(&mut self, least: usize, most: usize) -> bool {
         let seconds = (least + self.chance.below(most - least)) as u32;
         let to = self.now - seconds;
@@ -222,7 +222,7 @@ impl Run {
         true
     }
 
-    /// A clock that is wrong for a while, with upkeep and packets meanwhile.
+    /// Sets a wrong clock for a while, with a sweep and packets in between.
     fn there_and_back(&mut self) -> bool {
         let (before, far) = (self.now, 60 + self.chance.below(4 * 3600) as u32);
         self.jump(before + far);
@@ -234,7 +234,7 @@ impl Run {
         true
     }
 
-    /// Holds the keys of the epochs around the present one, as the daemon does, and no others.
+    /// Keeps exactly the keys of the epochs around the present one, as the daemon does.
     fn hold_keys(&mut self) {
         let current = Epoch::at(self.now.into(), EPOCH_LENGTH).0;
         let held = current - 1..=current + 2;
@@ -248,7 +248,7 @@ impl Run {
         held.for_each(|number| self.deciders.learn(Epoch(number)));
     }
 
-    /// Tells of a pair as the daemon does: one that is known keeps its nonces.
+    /// Announces a pair as the daemon does: a known pair keeps its nonces.
     fn tell(&mut self, pair: &LsPair) {
         let (handle, entry) = (pair.pair.handle(), LsGrant::new(pair.epoch.0, pair.expires, pair.holder));
         if self.deciders.kernel.ls_grants.insert(&handle.0, &entry).is_ok_and(|is_new| is_new) {
@@ -256,8 +256,8 @@ impl Run {
         }
     }
 
-    /// Another process with the same pins: all that the daemon held in memory is gone, and written anew from what the authority
-    /// says.
+    /// Simulates a restart: a new process with the same pins. The daemon's state in memory is lost, and rebuilt from
+    /// the authority's statements.
     fn restart(&mut self) -> bool {
         let kernel = self.pinned.load(self.hook);
         let Deciders { model, kernel: old } = &mut self.deciders;
@@ -276,7 +276,7 @@ impl Run {
         for (holder, expires) in self.between.ended.clone() {
             self.deciders.end_session(holder, expires);
         }
-        // Each key is written again.
+        // Keys are written again as well.
         self.deciders.model.keys.clear();
         self.hold_keys();
         let pairs: Vec<LsPair> = self.given.pairs.iter().copied().filter(|pair| pair.expires > now).collect();
@@ -301,13 +301,14 @@ impl Run {
         true
     }
 
-    /// Two grants on one 5-tuple: the holder's own newer one takes the flow over, and an open flow keeps its owner against
-    /// anybody else (wire.md §6.4.5). Happens if both tokens are admitted.
+    /// Uses two grants on one 5-tuple: a newer grant of the same holder takes the flow over, and an open flow keeps its
+    /// owner against any other holder (wire.md §6.4.5). Returns `false` if a token was not admitted, or the first did
+    /// not get the flow.
     fn second_grant(&mut self, same: bool) -> bool {
         let family = self.family();
         let holder = self.given.newcomer();
         let holders = [holder, if same { holder } else { self.given.newcomer() }];
-        // Open at once, as no TCP flow is.
+        // UDP, because its flows are open at once, unlike TCP's.
         let transport = Transport::Udp;
         let (to, port) = (transport.destination(&family), 40_000 + self.chance.below(6) as u16);
         let key = FlowKey::new(family.client, port, to.address, to.port, to.protocol);

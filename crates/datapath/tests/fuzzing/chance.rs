@@ -1,6 +1,6 @@
 //! Random numbers for tests.
 
-/// xorshift64*: fast, and the same everywhere.
+/// xorshift64*: fast, and deterministic on every machine.
 pub struct Chance(pub u64);
 
 impl Chance {

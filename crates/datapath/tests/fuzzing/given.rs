@@ -1,4 +1,4 @@
-//! The grants and pairs that an authority gives while a fuzzer runs. A handle is one grant's for ever.
+//! The grants and pairs that an authority issues while a fuzzer runs. A handle never refers to a second grant.
 
 use super::chance::Chance;
 use crate::world::{self, Family, Grant, LsPair, master};
@@ -7,12 +7,12 @@ use wire::{Epoch, Flags, Handle, Holder, Pair, Suite};
 
 const ACCOUNTS: usize = 6;
 const SESSIONS: usize = 2;
-/// Grants that clients hold, ended ones among them.
+/// Number of grants that clients keep, including expired ones.
 const GRANTS: usize = 48;
-/// Pairs that the authority tells of at a time.
+/// Number of pairs that the authority announces at a time.
 const PAIRS: usize = 6;
 
-/// What the authority has given.
+/// The grants and pairs issued so far.
 #[derive(Default)]
 pub struct Given {
     grants: Vec<Grant>,
@@ -20,29 +20,29 @@ pub struct Given {
     /// The number of the next pair.
     next_pair: u32,
     newcomers: u32,
-    /// The session that each person is in now.
+    /// Current session of each person.
     sessions: [[u8; SESSIONS]; ACCOUNTS],
-    /// Every grant of a holder, and when the last of them ends.
+    /// All grants of a holder, and the latest of their expiries.
     by_holder: BTreeMap<Holder, (Vec<Handle>, u32)>,
-    /// The last token made, to come back as a replay.
+    /// The last token made, for replay.
     pub last: Option<[u8; 36]>,
 }
 
 impl Given {
-    /// Somebody's present session.
+    /// Returns the present session of a random person.
     pub fn holder(&self, chance: &mut Chance) -> Holder {
         let (account, session) = (chance.below(ACCOUNTS), chance.below(SESSIONS));
         let number = 2 * self.sessions[account][session] + session as u8;
         Holder::new(1 + account as u32, number).expect("a small account")
     }
 
-    /// Somebody who has no flows yet.
+    /// Returns a holder who has no flows yet.
     pub fn newcomer(&mut self) -> Holder {
         self.newcomers += 1;
         Holder::new(1000 + self.newcomers, 1).expect("few accounts")
     }
 
-    /// A new grant for everything at the family's server, to this holder.
+    /// Issues a new grant for everything at the family's server to this holder.
     pub fn grant(&mut self, chance: &mut Chance, family: &Family, holder: Holder, now: u32) -> Grant {
         let epoch = Epoch::at(now.into(), world::EPOCH_LENGTH);
         let key = master().verifier_key("edge-1", epoch).expect("a short id");
@@ -71,9 +71,9 @@ impl Given {
         grant
     }
 
-    /// A grant of this family that somebody holds.
+    /// Returns a random grant of this family.
     pub fn any(&mut self, chance: &mut Chance, family: &Family, now: u32) -> Grant {
-        // Mostly those that have not ended.
+        // Mostly grants that have not expired.
         let fresh = !chance.one_in(8);
         let fits =
             |grant: &Grant| is_of(grant, family) && (!fresh || grant.expires > now && grant.expires - now < 3600);
@@ -104,19 +104,19 @@ impl Given {
         grant
     }
 
-    /// A grant that is to be revoked.
+    /// Returns a random grant to be revoked.
     pub fn victim(&self, chance: &mut Chance) -> Option<Grant> {
         (!self.grants.is_empty()).then(|| self.grants[chance.below(self.grants.len())])
     }
 
-    /// Ends a session: its grants, and when the last of them would have ended. The person logs in anew.
+    /// Ends a session; returns its grants and the latest of their expiries. The person then logs in again.
     pub fn end_session(&mut self, holder: Holder) -> (Vec<Handle>, u32) {
         let session = &mut self.sessions[holder.account() as usize - 1][usize::from(holder.session() % 2)];
         *session = (*session + 1) % 128;
         self.by_holder.remove(&holder).unwrap_or_default()
     }
 
-    /// Another pair, in the place of an older one.
+    /// Issues another pair, in place of an older one.
     pub fn pair(&mut self, chance: &mut Chance, now: u32) -> LsPair {
         let number = self.next_pair;
         self.next_pair += 1;
@@ -132,7 +132,7 @@ impl Given {
         pair
     }
 
-    /// A pair that somebody has; now and then one that nobody was told of.
+    /// Returns a random issued pair, or occasionally one that was never announced.
     pub fn any_pair(&self, chance: &mut Chance) -> LsPair {
         if self.pairs.is_empty() || chance.one_in(PAIRS + 1) {
             return LsPair::new(200);

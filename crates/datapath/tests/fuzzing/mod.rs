@@ -1,4 +1,4 @@
-//! What the differential fuzzer is made of: random packets, what happens between them, and what must hold whatever happens.
+//! Parts of the differential fuzzer: random packets, operations between them, and invariants that must hold throughout.
 
 pub mod between;
 pub mod chance;
@@ -18,7 +18,7 @@ use wire::map::counter;
 use wire::packet::Packet;
 use wire::shim::{self, Content};
 
-/// The two deciders, and what has happened to them.
+/// The two deciders, and the history of the run.
 pub struct Run {
     pub deciders: Deciders,
     pub hook: Hook,
@@ -32,18 +32,18 @@ pub struct Run {
     pub packets: u64,
     /// Outcomes, by their counters.
     pub tally: [u64; counter::COUNT as usize],
-    /// Tokens of either scheme that were taken out of shims.
+    /// Number of tokens of either scheme that were removed from shims.
     pub unwrapped: [u64; 2],
 }
 
 impl Run {
-    /// Where a failure was.
+    /// Describes the place of a failure.
     pub fn place(&self) -> String {
         let Self { packets, seed, now, hook, .. } = self;
         format!("packet {packets} of seed {seed:#x} at {now}, {hook:?}, after {}", self.between.latest())
     }
 
-    /// One random packet.
+    /// Runs one random packet.
     pub fn packet(&mut self) {
         let copy =
             if self.chance.one_in(16) { self.promises.admitted_around(&mut self.chance, self.now) } else { None };
@@ -55,13 +55,13 @@ impl Run {
         self.judge(&frame);
     }
 
-    /// What both make of a frame: the same. `None` if it can't be run.
+    /// Checks that both decide alike on a frame, and returns the outcome; `None` if the frame can't be run.
     pub fn judge(&mut self, frame: &[u8]) -> Option<Outcome> {
         self.packets += 1;
         if !crate::world::runs(self.hook, frame) {
             return None;
         }
-        // Each time, or the second ends meanwhile on a slow machine.
+        // Set each time, because the second may end in between on a slow machine.
         self.deciders.set_clock(self.now);
         self.deciders.forget_alike();
         let explained = explain(&KernelTables::with_room(&self.deciders.kernel), frame, self.now);
@@ -92,7 +92,7 @@ impl Run {
         Some(outcome)
     }
 
-    /// Compares every table and counter.
+    /// Compares all tables and counters.
     pub fn compare(&self) {
         let (Deciders { model, kernel }, place) = (&self.deciders, self.place());
         for index in (0..counter::COUNT).filter(|index| *index != counter::SAMPLES_LOST) {
@@ -113,7 +113,7 @@ impl Run {
         assert!(kept.is_ok(), "{place}: {}", kept.unwrap_err());
     }
 
-    /// A family and one of its addresses' first packets' ports.
+    /// Returns a random family.
     pub fn family(&mut self) -> crate::world::Family {
         self.chance.pick(&families())
     }

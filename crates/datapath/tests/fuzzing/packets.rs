@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use wire::shim::Content;
 use wire::{Destination, tail};
 
-/// The packet in a shim.
+/// Returns the packet in a shim.
 fn in_shim(chance: &mut Chance, packet: &Packet, token: Option<[u8; 36]>, given: &Given) -> Vec<u8> {
     let pair = given.any_pair(chance);
     let mut option = match token {
@@ -24,7 +24,7 @@ fn in_shim(chance: &mut Chance, packet: &Packet, token: Option<[u8; 36]>, given:
     packet.shimmed(&option).frame()
 }
 
-/// A packet, a first one with a token more often than not.
+/// Returns a random packet, more often than not a first packet with a token.
 pub fn packet(chance: &mut Chance, now: u32, given: &mut Given) -> Vec<u8> {
     let [v4, v6] = families();
     let family = chance.pick(&[v4, v6]);
@@ -116,7 +116,7 @@ fn decorate(chance: &mut Chance, packet: Packet, family: &Family) -> Packet {
     })
 }
 
-/// An ICMP error about a packet on its way back.
+/// Returns an ICMP error about a packet of the server.
 fn error(chance: &mut Chance, family: &Family) -> Vec<u8> {
     let server = chance.pick(&[family.server, family.fortress, family.open]);
     let client_port = 40000 + chance.below(6) as u16;
@@ -132,7 +132,7 @@ fn error(chance: &mut Chance, family: &Family) -> Vec<u8> {
     Packet::new(source, server).icmp(kind, 0, [0; 4]).payload(&quote[..keep]).frame()
 }
 
-/// Now and then a few bytes change, or the frame ends early or late.
+/// Occasionally changes a few bytes, or truncates or extends the frame.
 pub fn mutate(chance: &mut Chance, frame: &mut Vec<u8>) {
     if !chance.one_in(3) {
         return;

@@ -1,5 +1,5 @@
-//! What must hold whatever happens (wire.md §6.4.1, §6.4.4, §6.6): a token admits once; what is revoked stays out; nothing is
-//! admitted without a right tag.
+//! Invariants that must hold throughout (wire.md §6.4.1, §6.4.4, §6.6): a token admits once; a revoked grant stays out;
+//! no packet is admitted without a valid tag.
 
 use super::chance::Chance;
 use crate::world::{self, LsPair, master};
@@ -10,25 +10,25 @@ use wire::packet::Packet;
 use wire::shim::{self, Content};
 use wire::{Destination, Epoch, Handle, LsToken, Token, tail};
 
-/// Frames that were admitted, to be shown again.
+/// Number of admitted frames that are kept for replay.
 const ADMITTED_MAX: usize = 20_000;
 
-/// What has been admitted, and what never may be again.
+/// Tokens that were admitted, and grants that must never be admitted again.
 #[derive(Default)]
 pub struct Promises {
-    /// Tokens that have admitted something.
+    /// Tokens that were admitted once.
     used: BTreeSet<Vec<u8>>,
     /// Grants and pairs that were revoked, or whose session ended.
     dead: BTreeSet<Handle>,
-    /// Admitted frames, by the time that their tokens say.
+    /// Admitted frames, by their tokens' time.
     admitted: BTreeMap<u32, Vec<u8>>,
-    /// Pairs that the authority told of.
+    /// Pairs that the authority announced.
     pub told: BTreeMap<Handle, LsPair>,
-    /// How often an admitted token was shown again.
+    /// Number of replays of admitted tokens.
     pub copies: u64,
 }
 
-/// A token in a frame, and the packet that it is about.
+/// A token in a frame, and the packet that it is for.
 struct Claim {
     bytes: Vec<u8>,
     handle: Handle,
@@ -38,12 +38,12 @@ struct Claim {
 }
 
 impl Promises {
-    /// Nothing of this grant may pass from now on.
+    /// Records that no packet of this grant may pass from now on.
     pub fn kill(&mut self, handle: Handle) {
         self.dead.insert(handle);
     }
 
-    /// A frame that was admitted, with a token of about this time.
+    /// Returns a frame that was admitted, with a token of about this time.
     pub fn admitted_around(&mut self, chance: &mut Chance, now: u32) -> Option<Vec<u8>> {
         let near: Vec<&Vec<u8>> = self.admitted.range(now - 30..=now + 30).map(|(_, frame)| frame).collect();
         if near.is_empty() {
@@ -53,7 +53,7 @@ impl Promises {
         Some(near[chance.below(near.len())].clone())
     }
 
-    /// What a frame's outcome must be like; `flows` is how many there were before.
+    /// Checks the outcome of a frame; `flows` is the number of flows before it.
     pub fn judged(
         &mut self,
         model: &Verifier,
@@ -87,7 +87,7 @@ impl Promises {
         if outcome == Outcome::Flow { self.alive(model, &packet) } else { Ok(()) }
     }
 
-    /// The flow that a packet passed by is nobody's whose grant was revoked.
+    /// Checks that the flow by which a packet passed does not belong to a revoked grant.
     fn alive(&self, model: &Verifier, packet: &Packet) -> Result<(), String> {
         let flow = FlowKey::to_server(packet).and_then(|key| model.flows.get(&key));
         match flow.filter(|flow| self.dead.contains(&Handle(flow.handle))) {
@@ -96,7 +96,7 @@ impl Promises {
         }
     }
 
-    /// Nothing of a revoked grant is in the tables.
+    /// Checks that the tables contain no flow of a revoked grant.
     pub fn tables(&self, model: &Verifier) -> Result<(), String> {
         match model.flows.values().find(|flow| self.dead.contains(&Handle(flow.handle))) {
             Some(flow) => Err(format!("a flow of {}, which was revoked, is in the table", Handle(flow.handle))),

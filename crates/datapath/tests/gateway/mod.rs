@@ -1,9 +1,10 @@
-//! A gateway's loaded programs, its clients, and what becomes of their packets.
+//! A gateway's loaded programs, its clients, and helpers that run their packets.
 
 use crate::world::{self, NOW, SIZES, address};
+use datapath::Spot;
 use datapath::clock;
 use datapath::gateway::Gateway;
-use datapath::hook::{Hook, Spot};
+use datapath::hook::Hook;
 use datapath::verifier::{Sizes, Verifier};
 use lab::forge::{Packet, Tcp, flag};
 use lab::seen::Seen;
@@ -14,7 +15,7 @@ use wire::packet::{TCP, UDP};
 pub const PASS: u32 = u32::MAX;
 pub const DROP: u32 = 2;
 pub const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
-/// The reclaiming sweep leaves ways back alone that are younger than this.
+/// The reclaiming sweep keeps ways back that are younger than this.
 pub const YOUNG: u32 = 3;
 
 pub struct Stage {
@@ -23,7 +24,7 @@ pub struct Stage {
     pub now: u32,
 }
 
-/// One person's connection, or what stands for it.
+/// A person's TCP connection or UDP flow.
 #[derive(Clone, Copy)]
 pub struct Client {
     pub person: u32,
@@ -75,7 +76,7 @@ impl Stage {
     }
 
     pub fn with(verifier: Verifier, config: &VerifierConfig, pool: &[IpAddr]) -> Self {
-        let entries = engine::protected::entries(&world::receivers()).unwrap();
+        let entries = engine::model::protected::entries(&world::receivers()).unwrap();
         let entries: Vec<_> =
             entries.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
         verifier.protect(&entries).unwrap();
@@ -89,7 +90,7 @@ impl Stage {
         self.verifier.set_clock(clock::coarse_reading(self.now.into()).wrapping_add(200_000_000)).unwrap();
     }
 
-    /// As admission and the daemon do it.
+    /// Admits the client's flow as admission and the daemon do.
     pub fn admit(&self, client: &Client) {
         let handle = u64::from(client.person) << 8;
         self.gateway
@@ -101,21 +102,21 @@ impl Stage {
         assert!(self.verifier.flows.insert(&client.key(), &flow).unwrap());
     }
 
-    /// What the inside sees of a packet; nothing if it is dropped.
+    /// Returns the packet as the inside sees it, or `None` if it is dropped.
     pub fn inward(&self, frame: &[u8]) -> Option<Seen> {
         let ran = self.gateway.run(Spot::Inward, frame).unwrap();
         assert!(ran.code == PASS || ran.code == DROP, "{ran:?}");
         (ran.code == PASS).then(|| Seen::frame(&ran.frame).unwrap())
     }
 
-    /// What goes out of what the inside sends.
+    /// Returns a packet from the inside as it leaves the gateway, or `None` if it is dropped.
     pub fn outward(&self, frame: &[u8]) -> Option<Seen> {
         let ran = self.gateway.run(Spot::Outward, frame).unwrap();
         assert!(ran.code == PASS || ran.code == DROP, "{ran:?}");
         (ran.code == PASS).then(|| Seen::frame(&ran.frame).unwrap())
     }
 
-    /// The inside address and port that a client has.
+    /// Returns the client's inside address and port.
     pub fn shown(&self, client: &Client) -> Option<(IpAddr, u16)> {
         let seen = self.inward(&client.frame())?;
         assert!(seen.checksums_right && seen.payload == b"odd" && seen.destination == client.server, "{seen:?}");
@@ -141,13 +142,13 @@ pub fn both() -> Vec<&'static str> {
 }
 
 impl Stage {
-    /// What becomes of a flow of the client's that another gateway told of.
+    /// Takes over the client's flow as reported by a peer gateway, and returns the result.
     pub fn told(&self, client: &Client, flow: Flow, begins: bool) -> u32 {
         let told = ToldFlow { key: client.key(), flow, expires: self.now + 300, begins: begins.into() };
         self.verifier.take_over(told).unwrap()
     }
 
-    /// The slot here, and one more, of the inside address that a client has at another gateway.
+    /// Takes over the inside address that a client has at a peer gateway. Returns its slot here plus one, or 0.
     pub fn told_address(&self, client: &Client, inside: &str) -> u32 {
         let (inside, key) = (address_bytes(address(inside)), client.key());
         let (person, port) = (client.person, client.port.to_be_bytes());
@@ -165,7 +166,7 @@ impl Stage {
     }
 }
 
-/// Admission's look at a segment of a client's; how far the connection then is.
+/// Passes a client's segment through admission, and returns the flow afterwards.
 pub fn admission_sees(stage: &Stage, client: &Client, tcp: Tcp) -> Flow {
     let ran = stage.verifier.run(&client.packet().tcp(tcp).frame(), 1).unwrap();
     assert_eq!(ran.code, PASS);

@@ -1,10 +1,10 @@
-//! Frames onto a cable as they are, from whatever namespace this was made in.
+//! Sends unmodified frames to an interface of the namespace in which the sender was created.
 
 use datapath::interface::Interface;
 use nix::libc;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Sends frames out at an interface.
+/// Sends frames through an interface.
 pub struct Sender(OwnedFd);
 
 impl Sender {
@@ -13,9 +13,9 @@ impl Sender {
         // SAFETY: a system call without pointers.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-        // SAFETY: nobody else has this descriptor.
+        // SAFETY: this descriptor has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: numbers only, for which zeros are values.
+        // SAFETY: integers only, for which zero is valid.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         (address.sll_family, address.sll_ifindex) = (libc::AF_PACKET as u16, index as i32);
         let length = size_of_val(&address) as u32;

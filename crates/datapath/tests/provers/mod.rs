@@ -1,12 +1,12 @@
-//! The kernel program of a verifier of proofs, with the keys and endpoints of one in Rust.
+//! The kernel program of a verifier of proofs, with the keys and endpoints of a verifier in Rust.
 
 use datapath::clock;
 use datapath::proofs::Proofs;
-use engine::proofs::{Outcome, Verifier, Withdrawal};
+use engine::verifier::proofs::{Outcome, Verifier, Withdrawal};
 use wire::DropReason;
 use wire::map::{ProofsConfig, counter};
 
-/// How a packet that passes came through.
+/// How the proof of a packet that passes was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Computed,
@@ -44,11 +44,11 @@ impl Prover {
     }
 
     pub fn set_clock(&self, now: u32) {
-        // A fifth of a second into it, so that neither the coarse clock's lag nor a few packets leave it.
+        // A fifth of a second into it, so that neither the coarse clock's lag nor a few packets leave that second.
         self.program.set_clock(clock::coarse_reading(now.into()).wrapping_add(200_000_000)).expect("clock");
     }
 
-    /// What becomes of a frame: the outcome is the one counter that moved.
+    /// Runs a frame and returns its outcome: the one counter that moved.
     pub fn judge(&self, frame: &[u8], now: u32) -> (Outcome, Option<Way>, Vec<u8>) {
         self.set_clock(now);
         let before = self.program.counts().expect("counters");

@@ -1,4 +1,4 @@
-//! Accounts and their sessions: wire.md §3.9, §6.4. What one does costs the others nothing.
+//! Accounts and their sessions: wire.md §3.9, §6.4. One account's actions cost the others nothing.
 
 use super::{CLIENT_PORT, Case, First, Step, TRANSPORTS, Transport};
 use crate::world::{FLOWS_PER_ACCOUNT, Family, Grant, families};
@@ -25,7 +25,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// The end of a session ends all that its grants admitted, and nothing else.
+/// The end of a session ends all flows that its grants admitted, and no others.
 fn sessions(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let first = |holder: Holder, grant: u32, port: u16| -> First {
         transport.first(family, &Grant::of(family, holder, grant), CLIENT_PORT + port, 1)
@@ -58,7 +58,7 @@ fn sessions(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     );
 }
 
-/// An account has so many flows, whatever the number of its grants and sessions; others have theirs.
+/// An account has a limit of flows, however many grants and sessions it has; other accounts have their own.
 fn flows(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let first = |holder: Holder, grant: u32, port: u16| -> First {
         transport.first(family, &Grant::of(family, holder, grant), CLIENT_PORT + port, 1)
@@ -77,7 +77,7 @@ fn flows(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
             .admitted(&first(holder(BOB, 1), 60, 60))
             .admitted(&first(holder(BOB, 1), 61, 61)),
     );
-    // Of a flow that was refused, the account and its grant were charged nothing: the same token counts once there is room.
+    // A refused flow was charged neither to the account nor to its grant: the same token is valid once there is room.
     cases.push(
         full(case("an account has room again when its flows end"))
             .frame(more(50, 50).frame(), limit)
@@ -88,7 +88,7 @@ fn flows(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     );
 }
 
-/// An account has so many tokens in a window, whatever the number of its grants: one flow of each is opened again and again.
+/// An account has a limit of tokens per window, however many grants it has: one flow of each is opened again and again.
 fn tokens(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let first = |holder: Holder, grant: u32, nonce: u32| -> First {
         transport.first(family, &Grant::of(family, holder, grant), CLIENT_PORT + grant as u16, nonce)

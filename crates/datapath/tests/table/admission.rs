@@ -192,7 +192,7 @@ fn udp(cases: &mut Vec<Case>, family: &Family) {
         Case::new(family, "§6.3", "a datagram from port 53 needs a token like any other")
             .frame(from_53, Outcome::Drop(DropReason::NoToken)),
     );
-    // RFC 9868: bytes behind the datagram; a token there is none.
+    // RFC 9868: bytes after the datagram's end; a token there does not count.
     let mut short = first(1).frame();
     let at = wire::packet::Packet::parse(&short).transport + 4;
     short[at..at + 2].copy_from_slice(&13u16.to_be_bytes());

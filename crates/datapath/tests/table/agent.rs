@@ -1,46 +1,47 @@
-//! The agent's side: wire.md §4.1, §4.2. What its program emits, the verifier's accepts and restores byte for byte.
+//! The agent's side: wire.md §4.1, §4.2. The verifier accepts packets that the agent's program emits, and restores them
+//! byte for byte.
 
 use super::{CLIENT_PORT, TRANSPORTS, Transport};
 use crate::world::{Family, Grant, LsPair, NOW, families};
-use engine::insertion::Action;
+use engine::agent::insertion::Action;
 use lab::forge::{Packet, Tcp, flag};
 use wire::shim::Content;
-use wire::{Carrier, Flags, Suite};
+use wire::{Carrier, Flags, Suite, tail};
 
-/// What the agent knows when a packet comes.
+/// State of the agent when a packet arrives.
 #[derive(Clone, Copy)]
 pub enum Known {
     /// A grant for [`Family::server`].
     Grant(Grant),
-    /// The same, on a UDP flow whose last token is so many seconds old; answered or not.
+    /// A grant for [`Family::server`], on a UDP flow whose last token is this many seconds old; answered or not.
     Conversation(Grant, u32, bool),
-    /// A grant, on a UDP flow of another subject's, whose last datagram is so many seconds old.
+    /// A grant, on another subject's UDP flow whose last datagram is this many seconds old.
     Others(Grant, i32),
-    /// The same, where packets go without identity.
+    /// Packets go without identity, on another subject's UDP flow of this age.
     OthersPlain(i32),
-    /// The same, where nobody has logged in.
+    /// No subject has logged in, on another subject's UDP flow of this age.
     OthersUnowned(i32),
-    /// A grant whose time is over.
+    /// An expired grant.
     Stale(Grant),
-    /// A grant of an authority whose clock differs by so many seconds from this machine's.
+    /// A grant of an authority whose clock differs by this many seconds from this machine's.
     Skewed(Grant, i32),
-    /// A pair of which so many nonces were used.
+    /// A pair with this many nonces used.
     Pair(LsPair, u32),
-    /// That packets go without identity.
+    /// Packets go without identity.
     Plain,
-    /// Nothing.
+    /// No grant.
     Nothing,
-    /// Nobody has logged in.
+    /// No subject has logged in.
     Nobody,
 }
 
-/// A row.
+/// A case: state, packet and expected action.
 pub struct Row {
     pub name: String,
     pub clause: &'static str,
     pub family: Family,
     pub known: Known,
-    /// How tokens of the grant travel.
+    /// Carrier of the grant's tokens.
     pub carrier: Carrier,
     pub frame: Vec<u8>,
     pub action: fn(&Action) -> bool,
@@ -134,6 +135,10 @@ pub fn rows() -> Vec<Row> {
             row("§4.1", name("a grant"), Known::Others(grant, age), frame.clone(), otherwise(is_token));
             row("§4.1", name("without identity"), Known::OthersPlain(age), frame.clone(), otherwise(is_plain));
             row("§4.1", name("nobody logged in"), Known::OthersUnowned(age), frame, otherwise(is_plain));
+            // On an admitted flow the verifier takes a malformed block for payload (wire.md §6.3.2).
+            let fake = [&[4; 33][..], tail::MAGIC.as_slice(), &[0; 36]].concat();
+            let fake = Packet::new(family.client, family.server).udp(CLIENT_PORT, 443).payload(&fake).frame();
+            row("§4.1", name("what looks like a block"), Known::Others(grant, age), fake, otherwise(is_other));
             let syn = Packet::new(family.client, family.server).tcp(Tcp::syn(CLIENT_PORT, 22)).frame();
             row("§4.1", name("a SYN"), Known::Others(grant, age), syn, is_token);
         }
@@ -170,7 +175,7 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
-/// Rows of a pair, whose tokens always travel by shim.
+/// Returns the rows about pairs, whose tokens always travel in shims.
 fn pairs() -> Vec<Row> {
     let mut rows = Vec::new();
     let [family, _] = families();
@@ -196,7 +201,7 @@ fn pairs() -> Vec<Row> {
     rows
 }
 
-/// Rows of a grant whose tokens travel by shim.
+/// Returns the rows about a grant whose tokens travel in shims.
 fn shims() -> Vec<Row> {
     let mut rows = Vec::new();
     let [family, _] = families();

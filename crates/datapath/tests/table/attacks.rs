@@ -1,4 +1,5 @@
-//! Attacks by people who saw a token, or who forge a client's address: docs/threats.md has the promises that they would break.
+//! Attacks by peers who saw a token, or who forge a client's address: docs/threats.md has the promises that they would
+//! break.
 
 use super::{CLIENT_PORT, Case, First, Step, TRANSPORTS, Transport};
 use crate::world::{FLOWS_PER_GRANT, Family, Grant, NOW, families};
@@ -9,9 +10,9 @@ use wire::map::TOKENS_PER_FLOW;
 use wire::{Destination, DropReason};
 
 const OWNER: u64 = 20;
-/// The client's first sequence number. It is near the end of their range.
+/// The client's first sequence number, close to wrapping around.
 const FIRST: u32 = u32::MAX - 500;
-/// Longer than a connection that is not open is remembered, and shorter than one that is.
+/// Longer than the verifier keeps a connection that is not open, and shorter than it keeps one that is.
 const SILENCE: u32 = 40;
 
 pub fn cases() -> Vec<Case> {
@@ -32,7 +33,7 @@ pub fn cases() -> Vec<Case> {
     cases
 }
 
-/// Somebody who saw a token sends copies of it: the grant's later tokens are admitted all the same.
+/// An attacker who saw a token sends copies of it: the grant's later tokens are still admitted.
 fn copied_tokens(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let grant = Grant::new(family, OWNER);
     let first = transport.first(family, &grant, CLIENT_PORT, 1);
@@ -45,7 +46,8 @@ fn copied_tokens(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     cases.push(case.admitted(&transport.first(family, &grant, CLIENT_PORT + 200, 2)));
 }
 
-/// Somebody looks for a verifier by fragments: those to open ports and of ICMP pass as they do without one.
+/// An attacker probes for a verifier with fragments: those to open ports and those of ICMP pass as they would without a
+/// verifier.
 fn unprotected_fragments(cases: &mut Vec<Case>, family: &Family) {
     let (fragment, echo) = (Outcome::Drop(DropReason::Fragment), if family.server.is_ipv6() { 128 } else { 8 });
     let packet = |id| Packet::new(family.stranger, family.server).identification(id).payload(&[5; 3000]);
@@ -61,7 +63,7 @@ fn unprotected_fragments(cases: &mut Vec<Case>, family: &Family) {
     let last_first = packet(4).icmp(echo, 0, [0; 4]).fragments(1400).into_iter().rev();
     let row = case("an echo request in fragments, the last one first");
     cases.push(last_first.fold(row, |row, part| row.frame(part, Outcome::NotOurs)));
-    // Those of other datagrams do not pass by it.
+    // Fragments of other datagrams do not benefit.
     let [first, other] = [5, 6].map(|id| packet(id).udp(CLIENT_PORT, 5353).fragments(1400));
     let row = case("a later fragment of another datagram").frame(first[0].clone(), Outcome::NotOurs);
     cases.push(row.frame(other[1].clone(), fragment));
@@ -73,14 +75,14 @@ fn unprotected_fragments(cases: &mut Vec<Case>, family: &Family) {
     cases.push(row.frame(closed[1].clone(), fragment));
 }
 
-/// A segment of the client's that begins `ahead` bytes behind its SYN.
+/// Returns a segment of the client's that begins `ahead` bytes after its SYN.
 fn segment(family: &Family, ahead: u32, flags: u8, payload: usize) -> Vec<u8> {
     let sequence = FIRST.wrapping_add(1).wrapping_add(ahead);
     let header = Tcp { sequence, acknowledgement: 1, ..Tcp::new(CLIENT_PORT, 22, flags) };
     Packet::new(family.client, family.server).tcp(header).payload(&vec![7; payload]).frame()
 }
 
-/// A connection whose client has sent 1000 bytes.
+/// Returns a case with a connection whose client has sent 1000 bytes.
 fn connected(family: &Family, name: &str) -> Case {
     let first = Transport::Tcp.first(family, &Grant::new(family, OWNER), CLIENT_PORT, 1);
     let syn = Tcp { sequence: FIRST, ..Tcp::syn(CLIENT_PORT, 22) };
@@ -90,8 +92,8 @@ fn connected(family: &Family, name: &str) -> Case {
         .frame(segment(family, 0, flag::ACK, 1000), Outcome::Flow)
 }
 
-/// Somebody who forges the client's address ends a connection with a segment that the server would not take: the
-/// connection lives on in silence.
+/// An attacker who forges the client's address sends an ending segment that the server would not accept: the connection
+/// survives a silence.
 fn forged_ends(cases: &mut Vec<Case>, family: &Family) {
     for (name, flags) in [("RST", flag::RST), ("RST and ACK", flag::RST | flag::ACK), ("FIN", flag::FIN | flag::ACK)] {
         for (place, ahead) in [("far", 1 << 20), ("near", 2000), ("just ahead", 1001), ("behind", 999)] {
@@ -103,7 +105,7 @@ fn forged_ends(cases: &mut Vec<Case>, family: &Family) {
     let case = connected(family, "a forged FIN without ACK");
     let case = case.frame(segment(family, 1000, flag::FIN, 0), Outcome::Flow).step(Step::Wait(SILENCE));
     cases.push(case.frame(segment(family, 1000, flag::ACK, 10), Outcome::Flow));
-    // Far segments do not lead the verifier away from where the client is.
+    // Far segments do not distort the verifier's view of the client's sequence number.
     let case = connected(family, "a forged segment far ahead, and a RST behind it");
     let far = (1 << 18) + 1000;
     let case = case
@@ -113,7 +115,7 @@ fn forged_ends(cases: &mut Vec<Case>, family: &Family) {
     cases.push(case.frame(segment(family, 1000, flag::ACK, 10), Outcome::Flow));
 }
 
-/// The client's own RST and FIN count.
+/// The client's own RST and FIN end the connection.
 fn ends(cases: &mut Vec<Case>, family: &Family) {
     let no_flow = Outcome::Drop(DropReason::NoFlow);
     let ended = |case: Case| case.step(Step::Wait(SILENCE)).frame(segment(family, 1000, flag::ACK, 0), no_flow);
@@ -133,7 +135,7 @@ fn ends(cases: &mut Vec<Case>, family: &Family) {
     let lost = lost.frame(segment(family, 1200, flag::FIN | flag::ACK, 100), Outcome::Flow);
     cases.push(ended(lost.frame(segment(family, 1000, flag::ACK, 200), Outcome::Flow)));
     let refused = Transport::Tcp.first(family, &Grant::new(family, OWNER), CLIENT_PORT, 1);
-    // The client's stack resets what the server has left of an earlier connection between the same ports.
+    // The client's stack resets what the server still has of an earlier connection between the same ports.
     let case = Case::new(family, "§6.3.1", "a RST of an earlier connection").admitted(&refused);
     let case = case.frame(segment(family, 77, flag::RST, 0), Outcome::Flow);
     let renewed = Transport::Tcp.first(family, &Grant::new(family, OWNER), CLIENT_PORT, 2);
@@ -142,7 +144,7 @@ fn ends(cases: &mut Vec<Case>, family: &Family) {
     cases.push(case.frame(bare(flag::ACK), Outcome::Flow));
 }
 
-/// A UDP flow needs a token every minute: nobody goes on with it whose tokens the verifier would refuse.
+/// A UDP flow needs a token every minute: a sender whose tokens the verifier would refuse can't continue it.
 fn renewal(cases: &mut Vec<Case>, family: &Family) {
     let grant = Grant::new(family, OWNER);
     let to = Transport::Udp.destination(family);
@@ -172,7 +174,8 @@ fn renewal(cases: &mut Vec<Case>, family: &Family) {
     ));
 }
 
-/// The service at addresses of its host that no receiver names: nothing gets there, not even with a token for the named one.
+/// The service at addresses of its host that no receiver names: no packet gets there, not even with a token for the
+/// named address.
 fn other_addresses(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let addresses: &[&str] = match family.server {
         IpAddr::V4(_) => &["169.254.7.7", "224.0.0.1", "239.255.255.250", "255.255.255.255"],
@@ -196,8 +199,8 @@ fn other_addresses(cases: &mut Vec<Case>, family: &Family, transport: Transport)
     }
 }
 
-/// Somebody with a grant of their own forges the client's address: an open flow keeps its owner, whose revocation ends it, and
-/// nobody else's.
+/// An attacker with a grant of their own forges the client's address: an open flow keeps its owner, and only the
+/// owner's revocation ends it.
 fn taken_flows(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let (owner, stranger) = (Grant::held(family, 1, 0, 1), Grant::held(family, 2, 0, 2));
     let own = transport.first(family, &owner, CLIENT_PORT, 1);
@@ -223,7 +226,8 @@ fn taken_flows(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     cases.push(case);
 }
 
-/// A session's newer grant takes over the flow that an older one opened; that of another session of the account does not.
+/// A session's newer grant takes over the flow that an older one opened; a grant of another session of the account does
+/// not.
 fn moved_flows(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let [older, newer, other] =
         [Grant::held(family, 1, 0, 1), Grant::held(family, 1, 0, 2), Grant::held(family, 1, 1, 3)];
@@ -241,7 +245,7 @@ fn moved_flows(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     }
 }
 
-/// A flow that has fallen silent, or (TCP) has only just begun to open, is the next right token's.
+/// A flow that has fallen silent, or a TCP flow that has only begun to open, goes to the next valid token.
 fn flows_that_give_way(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let (before, after) = (Grant::held(family, 1, 0, 1), Grant::held(family, 2, 0, 2));
     let later = transport.later(family, CLIENT_PORT).payload(b"more").frame();

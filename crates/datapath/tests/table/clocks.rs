@@ -1,4 +1,4 @@
-//! A clock that is set back brings nothing back to life: neither a token that was used, nor a grant that was revoked.
+//! A clock that is set back revives nothing: neither a used token nor a revoked grant.
 
 use super::{CLIENT_PORT, Case, First, Step, TRANSPORTS, Transport};
 use crate::world::{Family, Grant, NOW, families};
@@ -24,7 +24,7 @@ fn row(family: &Family, transport: Transport, name: &str) -> Case {
     Case::new(family, "§6.4.6", &format!("{}, {name}", transport.name()))
 }
 
-/// A first packet of a grant that ends then, with a token of this time.
+/// Returns a first packet of a grant that expires at `ends`, with a token of this time.
 fn first(family: &Family, transport: Transport, ends: u32, time: u32) -> First {
     let grant = Grant { expires: ends, ..Grant::new(family, OWNER) };
     let token = grant.token(&transport.destination(family), time, 1);

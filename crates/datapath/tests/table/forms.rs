@@ -91,7 +91,7 @@ fn fragments(cases: &mut Vec<Case>, family: &Family) {
     cases.push(case("a first fragment too short for its ports").frame(tiny, MALFORMED));
 }
 
-/// Takes bytes off the length in the IP header.
+/// Reduces the length in the IP header.
 fn shorten(frame: &mut [u8], by: u16) {
     let at = if frame[12] == 8 { 16 } else { 18 };
     let length = u16::from_be_bytes([frame[at], frame[at + 1]]) - by;
@@ -274,7 +274,7 @@ fn options(cases: &mut Vec<Case>, family: &Family) {
     case("AH to an open host", ah.frame(), Outcome::NotOurs);
 }
 
-/// An authentication header and a SYN.
+/// Returns an authentication header and a SYN.
 fn authenticated(next: u8, before: &[u8]) -> Vec<u8> {
     let mut bytes = before.to_vec();
     bytes.extend([next, 4, 0, 0]);
@@ -319,6 +319,8 @@ fn extensions(cases: &mut Vec<Case>, family: &Family) {
     case("its last segment is protected", routed(4, 1, &[family.server, family.open]), MALFORMED);
     case("a type 0 route to something protected", routed(0, 1, &[family.server]), MALFORMED);
     case("a home address route to something protected", routed(2, 1, &[family.server]), MALFORMED);
+    case("a type 0 route elsewhere", routed(0, 1, &[family.open]), MALFORMED);
+    case("a home address route elsewhere", routed(2, 1, &[family.open]), MALFORMED);
     case("a segment route elsewhere", routed(4, 1, &[family.open]), Outcome::NotOurs);
     case("a segment route at its end", routed(4, 0, &[family.server]), Outcome::NotOurs);
     case("a compressed route that can't be read", routed(3, 1, &[family.open]), MALFORMED);

@@ -1,4 +1,4 @@
-//! Rows: what comes in, in which state, what becomes of it.
+//! Rows: state, incoming packets and their expected outcomes.
 
 pub mod accounts;
 pub mod admission;
@@ -15,32 +15,32 @@ use lab::forge::{Packet, Tcp};
 use wire::packet::{TCP, UDP};
 use wire::{Destination, DropReason, Holder, tail};
 
-/// One thing that happens.
+/// One step of a case.
 pub enum Step {
-    /// A frame comes, is judged, and reaches the host like this (untouched if it is dropped).
+    /// A frame arrives, has this outcome, and reaches the host like this (untouched if it is dropped).
     Frame { frame: Vec<u8>, outcome: Outcome, out: Vec<u8> },
-    /// The authority tells of a pair.
+    /// The authority announces a pair.
     Tell(LsPair),
     /// A grant is revoked.
     Revoke(u64),
-    /// A grant is revoked that would have ended then.
+    /// A grant that would have expired at this time is revoked.
     RevokeUntil(u64, u32),
     /// A session ends.
     End(Holder),
-    /// Upkeep runs.
+    /// The sweep runs.
     Sweep,
-    /// Seconds pass.
+    /// This many seconds pass.
     Wait(u32),
-    /// The clock leaps ahead by so many.
+    /// The clock jumps ahead by this many seconds.
     Leap(u32),
-    /// The clock is set back by so many.
+    /// The clock is set back by this many seconds.
     Back(u32),
 }
 
-/// A row.
+/// A sequence of steps that shows one thing.
 pub struct Case {
     pub name: String,
-    /// The clause of wire.md that it stands for.
+    /// The clause of wire.md that it covers.
     pub clause: &'static str,
     pub steps: Vec<Step>,
 }
@@ -50,19 +50,19 @@ impl Case {
         Self { name: format!("{}: {name}", family.name), clause, steps: Vec::new() }
     }
 
-    /// A frame that is passed on, or dropped, untouched.
+    /// Adds a frame that passes, or is dropped, unmodified.
     pub fn frame(mut self, frame: Vec<u8>, outcome: Outcome) -> Self {
         self.steps.push(Step::Frame { out: frame.clone(), frame, outcome });
         self
     }
 
-    /// A frame that reaches the host changed.
+    /// Adds a frame that reaches the host modified.
     pub fn becomes(mut self, frame: Vec<u8>, outcome: Outcome, out: Vec<u8>) -> Self {
         self.steps.push(Step::Frame { frame, outcome, out });
         self
     }
 
-    /// A first packet that is admitted and reaches the host without its token.
+    /// Adds a first packet that is admitted and reaches the host without its token.
     pub fn admitted(self, first: &First) -> Self {
         self.becomes(first.frame(), Outcome::Token, first.plain())
     }
@@ -73,7 +73,7 @@ impl Case {
     }
 }
 
-/// A first packet: what the client's stack sent, and the token behind it.
+/// A first packet as the client's stack sent it, and the token that follows it.
 #[derive(Clone)]
 pub struct First {
     pub packet: Packet,
@@ -92,14 +92,14 @@ impl First {
         self.packet.clone().payload(&self.payload).frame()
     }
 
-    /// The same with other bytes for a token.
+    /// Returns the first packet with a modified token.
     pub fn with_token(&self, change: impl FnOnce(&mut [u8; 36])) -> Self {
         let mut changed = self.clone();
         change(&mut changed.token);
         changed
     }
 
-    /// The same around another packet.
+    /// Returns the first packet with a modified packet around its token.
     pub fn with_packet(&self, change: impl FnOnce(Packet) -> Packet) -> Self {
         Self { packet: change(self.packet.clone()), ..self.clone() }
     }
@@ -130,7 +130,7 @@ impl Transport {
         }
     }
 
-    /// Why a later packet of an unknown flow is dropped.
+    /// Returns the reason for which a later packet of an unknown flow is dropped.
     pub fn unknown(self) -> DropReason {
         match self {
             Self::Tcp => DropReason::NoFlow,
@@ -138,7 +138,7 @@ impl Transport {
         }
     }
 
-    /// The port of [`Family::server`] that is protected.
+    /// Returns the protected port of [`Family::server`].
     pub fn port(self) -> u16 {
         match self {
             Self::Tcp => 22,
@@ -150,7 +150,7 @@ impl Transport {
         Destination { address: family.server, protocol: self.protocol(), port: self.port() }
     }
 
-    /// What opens a flow between these ports.
+    /// Returns the packet that opens a flow between these ports.
     pub fn opening(self, family: &Family, client_port: u16, to: &Destination) -> Packet {
         let packet = Packet::new(family.client, to.address);
         match self {
@@ -159,14 +159,14 @@ impl Transport {
         }
     }
 
-    /// The first packet of a flow, with its token.
+    /// Returns the first packet of a flow, with its token.
     pub fn first(self, family: &Family, grant: &Grant, client_port: u16, nonce: u32) -> First {
         let to = self.destination(family);
         let payload = if self == Self::Udp { b"hello".to_vec() } else { Vec::new() };
         First { packet: self.opening(family, client_port, &to), payload, token: grant.token(&to, NOW, nonce) }
     }
 
-    /// A later packet of the flow.
+    /// Returns a later packet of the flow.
     pub fn later(self, family: &Family, client_port: u16) -> Packet {
         let packet = Packet::new(family.client, family.server);
         match self {
@@ -176,7 +176,7 @@ impl Transport {
     }
 }
 
-/// Maximum segment size, selective acknowledgement, timestamps, window scale: as Linux sends them.
+/// Returns the options that Linux sends: maximum segment size, selective acknowledgement, timestamps, window scale.
 pub fn syn_options() -> Vec<u8> {
     vec![2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7]
 }

@@ -1,4 +1,4 @@
-//! Shims and the scheme of LS: wire.md §4.3, §4.4, §5. They are on where these rows are run.
+//! Shims and the LS scheme: wire.md §4.3, §4.4, §5. They are turned on for these rows.
 
 use super::{CLIENT_PORT, Case, Step, TRANSPORTS, Transport};
 use crate::world::{FLOWS_PER_GRANT, Family, Grant, LsPair, NOW, families};
@@ -11,7 +11,7 @@ use wire::{DropReason, Epoch, Suite};
 const MALFORMED: Outcome = Outcome::Drop(DropReason::Malformed);
 const NO_TOKEN: Outcome = Outcome::Drop(DropReason::NoToken);
 
-/// The rows where packets are judged at this hook.
+/// Returns the rows for this hook.
 pub fn cases(hook: Hook) -> Vec<Case> {
     let [family, _] = families();
     let mut cases = Vec::new();
@@ -26,7 +26,7 @@ pub fn cases(hook: Hook) -> Vec<Case> {
     cases
 }
 
-/// What rows are made of: a first packet of a transport in a shim.
+/// Parameters of the rows: a first packet of a transport in a shim.
 struct Shims<'a> {
     family: &'a Family,
     transport: Transport,
@@ -53,13 +53,13 @@ impl Shims<'_> {
 }
 
 impl Case {
-    /// A packet whose shim admits it and is taken off.
+    /// Adds a packet that its shim admits, and that reaches the host without the shim.
     fn unwrapped(self, packet: &Packet, content: Content) -> Self {
         self.becomes(packet.shimmed(&content.encode()).frame(), Outcome::Token, packet.frame())
     }
 }
 
-/// Valid tokens of §3 and the forms that packets around them may have.
+/// Valid tokens of §3, and the forms of the packets around them.
 fn carried(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let shims = Shims { family, transport };
     let grant = Grant::new(family, 40);
@@ -120,7 +120,7 @@ fn carried(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     );
 }
 
-/// Before tc the kernel takes one tag off, but not in a test run: a tag here stands for a second one.
+/// The kernel removes one tag before tc, but not in a test run: a tag here stands for a second one.
 fn tagged(cases: &mut Vec<Case>, family: &Family, transport: Transport, hook: Hook) {
     let shims = Shims { family, transport };
     let packet = shims.packet(CLIENT_PORT);
@@ -166,7 +166,7 @@ fn broken(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     row("§4.4", "a key transfer", shims.frame(&Content::KeyTransfer([7; 35]).encode()), NO_TOKEN);
     let transfer = Content::KeyTransfer([7; 35]).encode();
     row("§4.4", "something behind a key transfer", changed(&transfer, 38, 1), MALFORMED);
-    // Offsets are of the inner header, which begins at byte 34 of the frame.
+    // Offsets are relative to the inner header, which begins at byte 34 of the frame.
     let inner = |at: usize, to: u8| {
         let mut frame = shims.frame(&good);
         assert_ne!(frame[34 + at], to);
@@ -195,7 +195,7 @@ fn broken(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     row("§6.5", "cut short", cut, MALFORMED);
 }
 
-/// Tokens of §3 that fail. What is judged behind the carrier is the same as for `tail`, so one of each stage will do.
+/// Invalid tokens of §3. The checks after the carrier are the same as for `tail`, so one case of each stage is enough.
 fn tokens(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let shims = Shims { family, transport };
     let grant = Grant::new(family, 42);
@@ -222,7 +222,7 @@ fn tokens(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     );
 }
 
-/// Tokens of the scheme of LS.
+/// Tokens of the LS scheme.
 fn pairs(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     let shims = Shims { family, transport };
     let pair = LsPair::new(7);
@@ -301,7 +301,7 @@ fn pairs(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
         case.unwrapped(&packet(CLIENT_PORT + index), content(index))
     });
     let more = packet(CLIENT_PORT + 100).shimmed(&content(100).encode()).frame();
-    // What is refused for a limit uses up no nonce.
+    // A packet refused because of a limit uses up no nonce.
     let limited = dropped(DropReason::FlowLimit);
     cases.push(flows.frame(more.clone(), limited).frame(more, limited));
     let other = transport.first(family, &Grant::new(family, 44), CLIENT_PORT, 1);

@@ -83,7 +83,7 @@ fn invalid(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
     made("§6.4", "made 31 s ago", grant, NOW - 31, DropReason::ClockSkew);
     made("§6.4", "made 31 s ahead", grant, NOW + 31, DropReason::ClockSkew);
     made("§6.4", "made at time zero", grant, 0, DropReason::ClockSkew);
-    // Each check comes before the next: a token that fails two names the first.
+    // The checks run in order: a token that fails two of them is dropped for the first.
     made("§6.4", "expired and skewed", Grant { expires: NOW - 5, ..grant }, 0, DropReason::Expired);
     made(
         "§6.4",
@@ -233,7 +233,7 @@ fn scopes(cases: &mut Vec<Case>, family: &Family) {
     to("§3.3", "prefix length 1", Grant { prefix_length: 1, ..host }, tcp(family.fortress, 80), Outcome::Token);
     to("§6.2", "a port beside the network's span", network, tcp(family.neighbour, 7999), Outcome::NotOurs);
     to("§6.2", "a port behind the network's span", network, tcp(family.neighbour, 8101), Outcome::NotOurs);
-    // The grant's own key holds for its network only.
+    // The grant's own key is valid for its network only.
     let foreign = Grant { prefix_length: 16, ..network };
     let token = foreign.token(&tcp(family.neighbour, 8000), NOW, 1);
     let mut narrowed = token;
@@ -249,7 +249,7 @@ fn scopes(cases: &mut Vec<Case>, family: &Family) {
     );
 }
 
-/// The forms in which a first packet may come: what the host gets is what was sent (§4.5).
+/// The possible forms of a first packet: the host receives what was sent (§4.5).
 fn forms(cases: &mut Vec<Case>, family: &Family) {
     let grant = Grant::new(family, 6);
     for transport in TRANSPORTS {
@@ -314,14 +314,14 @@ fn forms(cases: &mut Vec<Case>, family: &Family) {
     ));
 }
 
-/// Makes a datagram's checksum wrong by a fixed summand.
+/// Corrupts a datagram's checksum by adding a constant.
 fn skew(frame: &mut [u8]) {
     let field = wire::packet::Packet::parse(frame).transport + 6;
     let checksum = u16::from_be_bytes([frame[field], frame[field + 1]]);
     frame[field..field + 2].copy_from_slice(&tail::fold(u32::from(checksum) + 0x0123).to_be_bytes());
 }
 
-/// Leaves the pseudo-header's sum in the checksum field, as a stack does whose network card would finish it.
+/// Leaves the pseudo-header's sum in the checksum field, as a stack does whose network card would complete it.
 pub fn make_partial(frame: &mut [u8]) {
     let packet = wire::packet::Packet::parse(frame);
     let length = (packet.end - packet.transport) as u16;
@@ -330,7 +330,7 @@ pub fn make_partial(frame: &mut [u8]) {
     frame[field..field + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// The published vectors, each as the packet it belongs to.
+/// Returns the published vectors, each as the packet that it belongs to.
 pub fn vectors() -> Vec<Case> {
     let all: Value = serde_json::from_str(include_str!("../../../wire/tests/data/tokens.json")).expect("JSON");
     let text = |case: &Value, field: &str| case[field].as_str().map(str::to_owned);

@@ -1,11 +1,11 @@
-//! What the tables and the fuzzer share: keys, receivers, clients, and the two deciders side by side.
+//! Shared by the tables and the fuzzer: keys, receivers, clients, and the two deciders side by side.
 
 use datapath::clock;
 use datapath::hook::Hook;
 use datapath::kernel_tables::KernelTables;
 use datapath::verifier::{Sizes, Verifier as Kernel, epoch_key};
-use engine::api::{Receiver, Service};
-use engine::protected;
+use engine::model::protected;
+use engine::model::{Receiver, Service};
 use engine::verifier::{Outcome, Verifier as Model, explain};
 use std::net::IpAddr;
 use wire::map::{Forgotten, LsGrant, ReplayBucket, SecretEntry, VerifierConfig, counter};
@@ -14,10 +14,10 @@ use wire::{
     ServerSecret, Suite, Token, ls,
 };
 
-/// The time at which everything begins; the same as in the published vectors.
+/// Start time of all tests, as in the published vectors.
 pub const NOW: u32 = 1_800_000_000;
 pub const EPOCH_LENGTH: u32 = 3600;
-/// As few as make the limit easy to reach.
+/// Few enough to reach the limit easily.
 pub const FLOWS_PER_GRANT: u32 = 4;
 pub const FLOWS_PER_ACCOUNT: u32 = 6;
 
@@ -50,7 +50,7 @@ fn receiver(prefix: &str, services: &[(u8, u16, u16)]) -> Receiver {
     }
 }
 
-/// One server with two ports, one with all, one network with a span; in both families.
+/// Returns one server with two ports, one with all, and one network with a span, in both families.
 pub fn receivers() -> Vec<Receiver> {
     let two_ports: &[_] = &[(6, 22, 22), (17, 443, 443)];
     let all: &[_] = &[(0, 0, u16::MAX)];
@@ -62,7 +62,7 @@ pub fn receivers() -> Vec<Receiver> {
         receiver("2001:db8::10/128", two_ports),
         receiver("2001:db8::20/128", all),
         receiver("2001:db8:0:1::/64", span),
-        // As a host's verifier adds them: its service at the other addresses of the host.
+        // As a host's verifier adds them: its service at the host's other addresses.
         receiver("169.254.0.0/16", two_ports),
         receiver("224.0.0.0/4", two_ports),
         receiver("255.255.255.255/32", two_ports),
@@ -71,7 +71,7 @@ pub fn receivers() -> Vec<Receiver> {
     ]
 }
 
-/// Everything, as the published vectors need it.
+/// Returns a receiver for everything, as the published vectors need it.
 pub fn everything() -> Vec<Receiver> {
     vec![receiver("0.0.0.0/0", &[(0, 0, u16::MAX)]), receiver("::/0", &[(0, 0, u16::MAX)])]
 }
@@ -80,7 +80,7 @@ pub fn everything() -> Vec<Receiver> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Family {
     pub name: &'static str,
-    /// A client, and another behind the same address.
+    /// A client, and an unauthenticated sender at another address.
     pub client: IpAddr,
     pub stranger: IpAddr,
     /// Protected: TCP 22 and UDP 443.
@@ -116,7 +116,7 @@ pub fn families() -> [Family; 2] {
     ]
 }
 
-/// A grant as the authority would give it, with every part open to change.
+/// A grant as the authority would issue it, with every field open to change.
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
     pub suite: Suite,
@@ -129,7 +129,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// For one address, protocol and port, for five minutes.
+    /// Creates a grant for one address, protocol and port, for five minutes.
     pub fn new(family: &Family, handle: u64) -> Self {
         let ipv6 = family.server.is_ipv6();
         Self {
@@ -143,21 +143,21 @@ impl Grant {
         }
     }
 
-    /// The grant of this number in a holder's session.
+    /// Creates the grant of this number in a holder's session.
     pub fn of(family: &Family, holder: Holder, number: u32) -> Self {
         let grant = Self::new(family, 0);
         let key = master().verifier_key("edge-1", grant.epoch).expect("a short id");
         Self { handle: holder.handle(&key, number).0, ..grant }
     }
 
-    /// A grant whose handle names this account and session (wire.md §3.9).
+    /// Creates a grant whose handle names this account and session (wire.md §3.9).
     pub fn held(family: &Family, account: u32, session: u8, chance: u32) -> Self {
         let grant = Self::new(family, 0);
         let key = master().verifier_key("edge-1", grant.epoch).expect("a short id");
         Self { handle: Holder::new(account, session).expect("small").handle(&key, chance).0, ..grant }
     }
 
-    /// Another one of the same holder.
+    /// Creates another grant of the same holder.
     pub fn newer(&self, chance: u32) -> Self {
         let key = master().verifier_key("edge-1", self.epoch).expect("a short id");
         Self { handle: Holder::of(Handle(self.handle), &key).handle(&key, chance).0, ..*self }
@@ -184,7 +184,7 @@ impl Grant {
     }
 }
 
-/// The same, which also takes what is off unless configured: shims, and the scheme of LS.
+/// Returns the configuration that also accepts what is off by default: shims, and the LS scheme.
 pub fn config_with_shims() -> VerifierConfig {
     let config = config();
     VerifierConfig {
@@ -194,7 +194,7 @@ pub fn config_with_shims() -> VerifierConfig {
     }
 }
 
-/// A pair of the scheme of LS as the authority would tell of it.
+/// A pair of the LS scheme as the authority would announce it.
 #[derive(Clone, Copy, Debug)]
 pub struct LsPair {
     pub pair: Pair,
@@ -204,7 +204,7 @@ pub struct LsPair {
 }
 
 impl LsPair {
-    /// For five minutes.
+    /// Creates a pair that is valid for five minutes.
     pub fn new(number: u8) -> Self {
         let pair = Pair { unique_id: [b'a', b'l', b'i', b'c', number], nonce1: [1, number] };
         Self { pair, epoch: Epoch::at(NOW.into(), EPOCH_LENGTH), expires: NOW + 300, holder: Holder(number.into()) }
@@ -251,7 +251,7 @@ impl Deciders {
         deciders
     }
 
-    /// Gives both the key of an epoch.
+    /// Adds the key of an epoch to both.
     pub fn learn(&mut self, epoch: Epoch) {
         if self.model.keys.contains_key(&epoch) {
             return;
@@ -263,7 +263,7 @@ impl Deciders {
         self.model.keys.insert(epoch, key);
     }
 
-    /// Tells both of a pair, none of whose nonces was used.
+    /// Announces a pair, with no nonce used, to both.
     pub fn tell(&mut self, pair: &LsPair) {
         let (handle, entry) = (pair.pair.handle(), LsGrant::new(pair.epoch.0, pair.expires, pair.holder));
         self.kernel.ls_grants.set(&handle.0, &entry).expect("map takes pairs");
@@ -312,11 +312,11 @@ impl Deciders {
     }
 
     pub fn set_clock(&self, now: u32) {
-        // A fifth of a second into it, so that neither the coarse clock's lag nor a few packets leave it.
+        // A fifth of a second into it, so that neither the coarse clock's lag nor a few packets leave that second.
         self.kernel.set_clock(clock::coarse_reading(now.into()).wrapping_add(200_000_000)).expect("clock");
     }
 
-    /// Lets the model forget what the kernel does: which times those are, [`wire::map::Forgotten`] says for both.
+    /// Copies the kernel's forgotten times to the model: [`wire::map::Forgotten`] computes them for both.
     pub fn forget_alike(&mut self) {
         self.model.forgotten = self.kernel.forgotten().expect("memory");
     }
@@ -337,8 +337,8 @@ impl Deciders {
         self.kernel.sweep(now).expect("sweep");
     }
 
-    /// The model's outcome and frame, and the kernel's; the kernel's outcome is the one counter that moved. Explaining the
-    /// frame by either's tables gives the same outcome.
+    /// Returns the model's outcome and frame, and the kernel's; the kernel's outcome is the one counter that moved.
+    /// Checks that explaining the frame by either's tables gives the same outcome.
     pub fn judge(&mut self, frame: &[u8], now: u32) -> [(Outcome, Vec<u8>); 2] {
         self.forget_alike();
         let explained = explain(&self.model, frame, now);
@@ -363,8 +363,8 @@ impl Deciders {
     }
 }
 
-/// Whether the program can be run on this frame. That of tc is run on a socket buffer, and the kernel makes none of what
-/// has no whole IP header; neither does it receive one like that from an interface.
+/// Reports whether the program can be run on this frame. The tc program runs on a socket buffer, which the kernel does
+/// not create from a frame without a whole IP header; it does not accept such a frame from an interface either.
 pub fn runs(hook: Hook, frame: &[u8]) -> bool {
     let header = match frame.get(12..14) {
         Some([0x08, 0x00]) => 20,

@@ -1,10 +1,10 @@
-//! Receivers, senders and requests for the bench, all reckoned from their numbers, so that making a request touches none
-//! of the memory that deciding it will.
+//! Receivers, senders and requests for the bench, all computed from their numbers, so that making a request touches
+//! none of the memory that the decision uses.
 
-use engine::api::Service;
-use engine::issue::{Issue, Issued};
+use engine::issuing::grant::{Issue, Issued};
+use engine::model::Service;
+use engine::policy::rulebook::{Decision, Entry, Judgement, Packed, Receiver, Request, Rulebook, Ruling, Sender};
 use engine::policy::{Action, GrantSuite, Granularity, Terms};
-use engine::rulebook::{Decision, Entry, Judgement, Packed, Receiver, Request, Rulebook, Ruling, Sender};
 use ipnet::IpNet;
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,26 +15,26 @@ use wire::{Destination, Handle, Holder, Suite, VerifierKey};
 
 /// Entries per receiver.
 pub const ENTRIES: usize = 1000;
-/// Groups that a person is in.
+/// Number of groups per person.
 const GROUPS: usize = 4;
 const TAGS: u64 = 100;
-/// Receivers that are loaded between two looks at how far it is.
+/// Number of receivers loaded between two checks of the progress.
 const BATCH: u64 = 8192;
 const NOW: u64 = 1_800_000_000;
-/// The windows of this number are closed at the bench's time.
+/// Number of the windows that are closed at the bench's time.
 const CLOSED: u16 = 2;
 
-/// Whether it is time for a window.
+/// Reports whether a window is open.
 pub fn open(window: NonZeroU16) -> bool {
     window.get() != CLOSED
 }
 
-/// Whether a ruling allows.
+/// Reports whether a ruling allows.
 pub fn allows(ruling: &Ruling) -> bool {
     ruling.entry.action == Action::Allow
 }
 
-/// What is in the rulebook.
+/// Parameters of the rulebook's content.
 pub struct World {
     receivers: u64,
     persons: u64,
@@ -43,7 +43,7 @@ pub struct World {
     keys: Vec<VerifierKey>,
 }
 
-/// A stream of requests.
+/// A stream of random requests.
 pub struct Requests<'w> {
     world: &'w World,
     chance: Chance,
@@ -58,13 +58,13 @@ pub struct Drawn {
 }
 
 impl Drawn {
-    /// As the rulebook takes it.
+    /// Returns the request in the rulebook's form.
     pub fn request(&self) -> Request<'_> {
         Request { subjects: &self.subjects, source: Some(self.source), to: self.to }
     }
 }
 
-/// Numbers that look random: splitmix64.
+/// Pseudo-random numbers: splitmix64.
 #[derive(Clone)]
 struct Chance(u64);
 
@@ -82,18 +82,17 @@ impl Chance {
     }
 }
 
-/// What an entry is about, as the bench reckons it.
+/// The sender of an entry, as computed from its number.
 enum About {
     Person(u64),
     Group(u64),
     Tag(u64),
-    /// One of the kinds of [`network`], and its number.
+    /// A network: one of the kinds of [`network`], and its number.
     Network(usize, u64),
 }
 
 impl World {
-    /// Fills a rulebook, with both hands where there are two processors. The time is that of it all, reckoning entries
-    /// included.
+    /// Fills a rulebook, with two threads. Returns the total duration, including the computation of entries.
     pub fn load(receivers: usize) -> (Self, Rulebook, Duration) {
         let receivers = receivers as u64;
         let mut book = Rulebook::default();
@@ -133,17 +132,17 @@ impl World {
         (world, book, loading)
     }
 
-    /// Draws requests, the same for a seed.
+    /// Returns a stream of requests; the same seed gives the same stream.
     pub fn requests(&self, seed: u64) -> Requests<'_> {
         Requests { world: self, chance: Chance(seed << 32) }
     }
 
-    /// Decides, and makes the grant where that is the answer.
+    /// Decides, and makes the grant if the decision allows it.
     pub fn issue(&self, book: &Rulebook, drawn: &Drawn) -> Option<Issued> {
         self.grant(&book.decide(&drawn.request(), open), drawn)
     }
 
-    /// [`Self::issue`] for requests that came together; says how many grants were made.
+    /// Decides on a batch of requests like [`Self::issue`]. Returns the number of grants.
     pub fn issue_all(&self, book: &Rulebook, drawn: &[Drawn]) -> usize {
         let requests: Vec<_> = drawn.iter().map(Drawn::request).collect();
         let mut made = 0;
@@ -179,7 +178,7 @@ impl World {
         issue.issue().ok()
     }
 
-    /// Adds an entry to some receiver's list, or takes it back: every second change does.
+    /// Adds an entry to some receiver's list; every second change removes the entry again.
     pub fn change(&self, book: &mut Rulebook, number: usize) {
         let mut chance = Chance(number as u64 / 2);
         let receiver = self.receiver(chance.below(self.receivers));
@@ -190,7 +189,7 @@ impl World {
         assert!(done, "the receiver and the entry are there");
     }
 
-    /// A fifth of the receivers are networks, the wider first; the others are hosts inside them.
+    /// Returns a receiver. A fifth of them are networks, the wider first; the others are hosts inside them.
     fn receiver(&self, number: u64) -> Receiver {
         let wide = self.receivers / 5;
         let (network, host) = if number < wide { (number, None) } else { (number % wide, Some(number / wide)) };
@@ -256,7 +255,7 @@ impl World {
 }
 
 impl Requests<'_> {
-    /// The next one: from somebody about whom the receiver has an entry, or, every second time, from anybody.
+    /// Draws the next request. The sender is one that the receiver has an entry about, or, every second time, any.
     pub fn draw(&mut self) -> Drawn {
         let number = self.chance.below(self.world.receivers);
         let known = self.chance.below(2) == 0;
@@ -264,8 +263,8 @@ impl Requests<'_> {
         self.draw_about(number, place)
     }
 
-    /// One that is mostly allowed: from somebody about whom the receiver has an entry that allows, always, and that another
-    /// of the highest priority would have to beat.
+    /// Draws a request that is mostly allowed: the receiver has an entry about the sender that allows it at all times,
+    /// and only another entry of the highest priority could beat that.
     pub fn draw_allowed(&mut self) -> Drawn {
         let number = self.chance.below(self.world.receivers);
         let allowing = |place: &u64| {
@@ -315,7 +314,8 @@ impl Requests<'_> {
     }
 }
 
-/// Networks that entries are about: IPv4 hosts, IPv4 networks of three lengths around some of them, the same of IPv6.
+/// Returns a network for entries. By kind: IPv4 hosts, IPv4 networks of three lengths around some of them, IPv6 hosts,
+/// IPv6 networks of two lengths around some of them.
 fn network(kind: usize, number: u64) -> IpNet {
     let v4 = |bits: u32, length| IpNet::new(Ipv4Addr::from_bits(bits).into(), length).expect("a prefix").trunc();
     let v6 = |bits: u128, length| IpNet::new(Ipv6Addr::from_bits(bits).into(), length).expect("a prefix").trunc();

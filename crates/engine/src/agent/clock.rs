@@ -1,14 +1,14 @@
-//! Clocks over the boot clock: this machine's, and each authority's, learnt from its answers. Tokens carry the
-//! authority's time, so that a wrong clock here does no harm.
+//! Unix clocks derived from the boot clock: this machine's, and one per authority, set from its answers. Tokens carry
+//! the authority's time, so a wrong clock on this machine does no harm.
 
 use std::time::Duration;
 
-/// Differences below this are the coarse grain of the answers and of the network.
+/// Smaller differences, in milliseconds, come from the resolution of the answers and from the network.
 const NEGLIGIBLE: u64 = 1000;
-/// An answer tells whole seconds: on average half of one has passed, milliseconds.
+/// Answers carry whole seconds: on average half a second, in milliseconds, has passed since.
 const HALF_GRAIN: u64 = 500;
 
-/// What to add to the boot clock for Unix time.
+/// Offset between the boot clock and Unix time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     /// Unix time at boot, milliseconds.
@@ -16,34 +16,34 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that says `unix` when the boot clock says `now`.
+    /// Creates a clock that shows `unix` when the boot clock shows `now`.
     pub fn at(unix: Duration, now: Duration) -> Self {
         Self { boot: unix.saturating_sub(now).as_millis() as u64 }
     }
 
-    /// Unix seconds.
+    /// Returns Unix seconds.
     pub fn unix(&self, now: Duration) -> u64 {
         (self.boot + now.as_millis() as u64) / 1000
     }
 
-    /// As the kernel program adds it.
+    /// Returns the nanoseconds that the kernel program adds to the boot clock.
     pub fn boot_to_unix_nanos(&self) -> u64 {
         self.boot * 1_000_000
     }
 
-    /// A clock that is so many seconds ahead of this one.
+    /// Returns a clock that is `skew` seconds ahead of this one.
     pub fn shifted(&self, skew: i32) -> Self {
         Self { boot: self.boot.saturating_add_signed(i64::from(skew) * 1000) }
     }
 
-    /// How many whole seconds this clock is ahead of `other`.
+    /// Returns by how many whole seconds this clock is ahead of `other`.
     pub fn skew(&self, other: &Self) -> i32 {
         let difference = i128::from(self.boot) - i128::from(other.boot);
         difference.div_euclid(1000).clamp(i32::MIN.into(), i32::MAX.into()) as i32
     }
 
-    /// The authority said that it was `unix`, some time between `asked` and `answered`. Says whether that changed
-    /// anything.
+    /// Sets the clock from an answer: the authority's time was `unix` at some moment between `asked` and `answered`.
+    /// Returns whether that changed the clock.
     pub fn told(&mut self, unix: u64, asked: Duration, answered: Duration) -> bool {
         let middle = (asked + answered).as_millis() as u64 / 2;
         let boot = (unix.min(u32::MAX.into()) * 1000 + HALF_GRAIN).saturating_sub(middle);

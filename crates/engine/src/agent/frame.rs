@@ -1,5 +1,5 @@
-//! Frames that wait for a grant, and what has to be done to them so that they can be sent again as they stand: a network
-//! card would have finished the checksum, and cut up what the kernel handed over as one (UDP segmentation offload).
+//! Frames that wait for a grant, and the work needed before they can be sent again: completing the checksum and cutting
+//! up a super-packet (UDP segmentation offload), which otherwise the network card would have done.
 
 use std::net::IpAddr;
 use wire::packet::{Form, Fragment, Packet, TCP, UDP};
@@ -11,13 +11,13 @@ const UDP_LEN: usize = 8;
 /// A held frame.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// The interface's index.
+    /// Index of the interface.
     pub interface: u32,
-    /// Payload bytes of each datagram if it is several, else 0.
+    /// Payload bytes per datagram if the frame is a super-packet, else 0.
     segment: usize,
-    /// The interface has no link header; `bytes` has one all the same.
+    /// Whether the interface has no link header; `bytes` has one all the same.
     bare: bool,
-    /// The VLAN tag that is to go between addresses and EtherType.
+    /// VLAN tag to insert between the addresses and the EtherType.
     tag: Option<[u8; 4]>,
     bytes: Vec<u8>,
 }
@@ -27,11 +27,11 @@ pub struct Frame {
 pub struct Ready {
     /// The EtherType.
     pub ether_type: u16,
-    /// The frame as the interface takes it.
+    /// The frame in the form that the interface expects.
     pub bytes: Vec<u8>,
 }
 
-/// Who sent a frame: what tells a retransmission from another flow.
+/// Sender of a frame, to tell a retransmission from another flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sender {
     address: IpAddr,
@@ -40,7 +40,8 @@ pub struct Sender {
 }
 
 impl Frame {
-    /// Takes a frame from an interface with `link_header` bytes of link header. `None` if it is cut short.
+    /// Takes a frame from an interface whose link header has `link_header` bytes. Returns `None` if the frame is cut
+    /// short.
     pub fn new(interface: u32, link_header: u32, segment: u32, frame: &[u8]) -> Option<Self> {
         let bare = link_header == 0;
         let mut bytes = Vec::new();
@@ -53,7 +54,7 @@ impl Frame {
         whole.then_some(Self { interface, segment: segment as usize, bare, tag: None, bytes })
     }
 
-    /// The frame with the VLAN tag that was beside it; a `protocol` of zero says that there was none.
+    /// Adds the VLAN tag that the kernel delivered separately; a `protocol` of zero means that there was none.
     pub fn tagged(self, protocol: [u8; 2], tci: u16) -> Self {
         let [first, second] = protocol;
         let [high, low] = tci.to_be_bytes();
@@ -61,40 +62,40 @@ impl Frame {
         Self { tag, ..self }
     }
 
-    /// The whole frame, with a link header also where the interface has none.
+    /// Returns the whole frame, with a link header even if the interface has none.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Its size in memory.
+    /// Returns the size in memory, in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Never.
+    /// Returns `false`: a frame is never empty.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Who sent it.
+    /// Returns the sender of the frame.
     pub fn sender(&self) -> Option<Sender> {
         let packet = Packet::parse(&self.bytes);
         Some(Sender { address: packet.source?, port: packet.source_port, tcp: packet.protocol == TCP })
     }
 
-    /// Whether `other` is the same SYN again.
+    /// Reports whether `other` is a retransmission of the same SYN.
     pub fn is_repeated_by(&self, other: &Self) -> bool {
         self.sender().is_some_and(|sender| sender.tcp && Some(sender) == other.sender())
     }
 
-    /// The frames to send, in order.
+    /// Returns the frames to send, in order.
     pub fn ready(&self) -> Vec<Ready> {
         let packet = Packet::parse(&self.bytes);
         let frames = match split(&self.bytes, &packet, self.segment) {
             Some(frames) => frames,
             None => {
                 let mut frame = self.bytes.clone();
-                // What has no checksum to complete goes as it is.
+                // A frame without a checksum to complete is sent unchanged.
                 let _ = complete_checksum(&mut frame, &packet);
                 vec![frame]
             }
@@ -115,8 +116,8 @@ impl Frame {
     }
 }
 
-/// Finishes a transport checksum of which only the pseudo-header's sum is there; leaves whole ones and absent ones alone.
-/// `None` if there is nothing of the kind in the frame.
+/// Completes a transport checksum that so far holds only the sum of the pseudo-header; leaves complete and absent
+/// checksums unchanged. Returns `None` if the frame has no transport checksum.
 pub fn complete_checksum(frame: &mut [u8], packet: &Packet) -> Option<()> {
     if packet.form != Form::Whole || packet.fragment != Fragment::Whole || !matches!(packet.protocol, TCP | UDP) {
         return None;
@@ -128,16 +129,16 @@ pub fn complete_checksum(frame: &mut [u8], packet: &Packet) -> Option<()> {
     write_checksum(frame, packet, field)
 }
 
-/// Sums the transport up and writes its checksum.
+/// Computes the transport checksum and writes it.
 fn write_checksum(frame: &mut [u8], packet: &Packet, field: usize) -> Option<()> {
     put16(frame, field, 0)?;
     let len = u16::try_from(packet.end - packet.transport).ok()?;
     let checksum = !fold(pseudo_header(packet, len) + sum(frame.get(packet.transport..packet.end)?, false));
-    // 0 says "no checksum" in UDP (RFC 768).
+    // A checksum of 0 means "no checksum" in UDP (RFC 768).
     put16(frame, field, if packet.protocol == UDP && checksum == 0 { 0xffff } else { checksum })
 }
 
-/// Cuts a UDP datagram with more than `segment` bytes of payload into several. `None` if it is not to be cut.
+/// Cuts a UDP datagram with more than `segment` bytes of payload into several. Returns `None` if it need not be cut.
 fn split(frame: &[u8], packet: &Packet, segment: usize) -> Option<Vec<Vec<u8>>> {
     if segment == 0 || packet.protocol != UDP || packet.fragment != Fragment::Whole {
         return None;
@@ -149,7 +150,7 @@ fn split(frame: &[u8], packet: &Packet, segment: usize) -> Option<Vec<Vec<u8>>> 
     payload.chunks(segment).enumerate().map(|(index, chunk)| datagram(frame, packet, chunk, index as u16)).collect()
 }
 
-/// A datagram with the headers of this one and another payload, `later` places behind it.
+/// Builds a datagram with the headers of this one and another payload; `later` is its position behind this one.
 pub fn datagram(frame: &[u8], packet: &Packet, payload: &[u8], later: u16) -> Option<Vec<u8>> {
     let with_checksum = frame.get(packet.transport + 6..packet.transport + 8)? != [0, 0];
     let mut datagram = [frame.get(..packet.payload)?, payload].concat();
@@ -183,7 +184,7 @@ fn put16(frame: &mut [u8], at: usize, value: u16) -> Option<()> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A datagram or SYN with only the pseudo-header's sum as checksum.
+    /// Builds a datagram or SYN whose checksum holds only the sum of the pseudo-header.
     pub fn partial(source: &str, source_port: u16, to: &str, protocol: u8, port: u16, payload: &[u8]) -> Vec<u8> {
         let (source, to): (IpAddr, IpAddr) = (source.parse().expect("source"), to.parse().expect("destination"));
         let mut transport = [source_port.to_be_bytes(), port.to_be_bytes()].concat();
@@ -280,7 +281,7 @@ pub(crate) mod tests {
                 .collect();
             assert_eq!(payloads, [b"aaaa".to_vec(), b"bbbb".to_vec(), b"cc".to_vec()]);
             if to.contains('.') {
-                // 0xffff, and on from there.
+                // The IP identification is 0xffff, then continues from 0.
                 assert_eq!(ready.iter().map(|ready| ready.bytes[19]).collect::<Vec<_>>(), [255, 0, 1]);
             }
         }
@@ -307,7 +308,7 @@ pub(crate) mod tests {
                 let tag = [protocol.to_be_bytes(), [0x60, 7]].concat();
                 assert_eq!(tagged.bytes, [&plain.bytes[..12], &tag[..], &plain.bytes[12..]].concat());
                 assert!(tagged.ether_type == protocol && checksum_is_right(&tagged.bytes));
-                // Of a tag that is in the frame already the interface is told, too.
+                // The EtherType of a tag that is already in the frame is reported as well.
                 let again = Frame::new(3, 14, 0, &tagged.bytes).expect("whole").ready();
                 assert_eq!(again, std::slice::from_ref(tagged));
             }

@@ -1,37 +1,36 @@
-//! Grants that the agent holds: what they cover, when they are renewed, what the kernel gets of them.
+//! Grants that the agent has: what they cover, when they are renewed, and their entries in the kernel.
 
-use super::Place;
 use super::frame::Sender;
-use crate::api;
-use crate::insertion::Secret;
+use crate::model::{Grant, Secret};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use wire::map::GrantEntry;
-use wire::{Carrier, ClientKey, Flags, GrantHeader, GrantKey, Handle, Pair, ls};
+use wire::{Carrier, Destination, Flags, Handle, ls};
 
-/// Seconds before its end at which a grant is no longer used: the packet travels, and clocks differ.
+/// Seconds before its end at which a grant is no longer used, to allow for travel time and for clock differences.
 const MARGIN: u64 = 3;
 /// Seconds before its end at which a short grant is renewed.
 const RENEW_BEFORE: u64 = 30;
-/// After so many of its nonces a pair is renewed: the rest lasts until the next one is there.
+/// Number of used nonces after which a pair is renewed; the remaining nonces last until the next pair arrives.
 const SPENT_MOST: u32 = ls::SENDERS_NONCES / 4 * 3;
 
-/// Why an agent makes no tokens from a grant that it was given.
+/// Reason why the agent makes no tokens from a grant that it received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// It is over, or so nearly that no packet would arrive in time: a time window closes, or the answer was long on its way.
+    /// It has ended, or ends so soon that no packet would arrive in time: a time window closes, or the answer was
+    /// delayed.
     #[error("it has ended already")]
     Over,
-    /// It is not what was asked for.
+    /// It is not the grant that the agent requested.
     #[error("{0}")]
     Malformed(&'static str),
 }
 
-/// A grant. Has no `Debug`: it holds the key.
+/// A grant. Has no `Debug` because it contains the key.
 pub(super) struct Known {
     secret: Secret,
-    /// When it ends, Unix seconds.
+    /// End of the grant, Unix seconds.
     pub expires: u32,
     pub prefix: IpNet,
     /// The protocol and port, if the grant is for one.
@@ -39,33 +38,31 @@ pub(super) struct Known {
     pub carrier: Carrier,
     pub receiver: String,
     pub rule: String,
-    /// Unix seconds.
+    /// Time of issue, Unix seconds.
     pub issued: u64,
-    /// When a token was last made from it, Unix seconds.
+    /// Time at which a token was last made from it, Unix seconds.
     pub used: u32,
-    /// How many nonces of a pair were used.
+    /// Number of used nonces of a pair.
     pub spent: u32,
-    /// When to renew it.
+    /// Time at which to renew it.
     pub renew_at: Duration,
-    /// The destinations that the kernel has it for.
-    pub places: BTreeSet<Place>,
-    /// The flow of a grant for a single one.
-    pub flow: Option<(Place, Sender)>,
+    /// Destinations for which the kernel has this grant.
+    pub places: BTreeSet<Destination>,
+    /// The flow that uses a grant for a single flow.
+    pub flow: Option<(Destination, Sender)>,
 }
 
 impl Known {
-    /// The grant in an answer to a request for `place`; an error says what is wrong with it.
-    pub fn from_answer(answer: &api::Grant, place: &Place, unix: u64, now: Duration) -> Result<Self, Unusable> {
-        let expires = u32::try_from(answer.expires).map_err(|_| Unusable::Malformed("it would never end"))?;
-        let secret = secret_of(answer)?;
+    /// Reads the grant from an answer to a request for `place`. The error says why the grant is unusable.
+    pub fn from_answer(answer: &Grant, place: &Destination, unix: u64, now: Duration) -> Result<Self, Unusable> {
+        let secret = answer.secret.clone();
         let service = match &secret {
             Secret::Grant(header, _) => header.flags.has(Flags::PORT).then_some((place.protocol, place.port)),
             Secret::Pair(..) => None,
         };
-        let expires = if let Secret::Grant(header, _) = &secret { header.expires } else { expires };
+        let expires = if let Secret::Grant(header, _) = &secret { header.expires } else { answer.expires };
         let grant = Self::new(secret, expires, answer.prefix, service, unix, now);
-        let carrier = Carrier::from_name(&answer.carrier);
-        let carrier = carrier.ok_or(Unusable::Malformed("it wants a carrier that this agent doesn't have"))?;
+        let carrier = answer.carrier;
         if carrier == Carrier::Shim && place.address.is_ipv6() {
             return Err(Unusable::Malformed("its carrier is for IPv4 only"));
         }
@@ -91,8 +88,8 @@ impl Known {
         Ok(Self { carrier, receiver: answer.receiver.clone(), rule: answer.rule.clone(), ..grant })
     }
 
-    /// The grant behind what an earlier process wrote into the kernel.
-    pub fn from_entry(entry: &GrantEntry, place: &Place, unix: u64, now: Duration) -> Option<Self> {
+    /// Restores the grant from an entry that an earlier process wrote into the kernel.
+    pub fn from_entry(entry: &GrantEntry, place: &Destination, unix: u64, now: Duration) -> Option<Self> {
         let secret = Secret::of_entry(entry)?;
         let (expires, prefix_length, service) = match &secret {
             Secret::Grant(header, _) => {
@@ -133,7 +130,7 @@ impl Known {
         }
     }
 
-    /// Its identifier.
+    /// Returns the identifier.
     pub fn handle(&self) -> Handle {
         match &self.secret {
             Secret::Grant(header, _) => header.handle,
@@ -141,7 +138,7 @@ impl Known {
         }
     }
 
-    /// The suite's name.
+    /// Returns the suite's name.
     pub fn suite(&self) -> &'static str {
         match &self.secret {
             Secret::Grant(header, _) => header.suite.name(),
@@ -153,17 +150,17 @@ impl Known {
         matches!(&self.secret, Secret::Grant(header, _) if header.flags.has(flag))
     }
 
-    /// Whether its tokens are those of the scheme of LS.
+    /// Reports whether its tokens are those of the published scheme (suite `sha224`).
     pub fn is_pair(&self) -> bool {
         matches!(self.secret, Secret::Pair(..))
     }
 
-    /// Whether packets to this destination may use it.
-    pub fn covers(&self, place: &Place) -> bool {
+    /// Reports whether packets to this destination may use it.
+    pub fn covers(&self, place: &Destination) -> bool {
         self.prefix.contains(&place.address) && self.service.is_none_or(|own| own == (place.protocol, place.port))
     }
 
-    /// Whether it can be used at this time.
+    /// Reports whether it can be used at this time.
     pub fn is_good(&self, unix: u64) -> bool {
         self.until() > unix + 1 && self.spent < ls::SENDERS_NONCES
     }
@@ -172,27 +169,27 @@ impl Known {
         u64::from(self.expires).saturating_sub(MARGIN)
     }
 
-    /// Whether its successor is to be asked for.
+    /// Reports whether the agent should request its successor.
     pub fn is_due(&self, now: Duration) -> bool {
         (self.renew_at <= now || self.spent >= SPENT_MOST) && !self.is_single()
     }
 
-    /// Whether it admits one flow only.
+    /// Reports whether it admits one flow only.
     pub fn is_single(&self) -> bool {
         self.has(Flags::SINGLE)
     }
 
-    /// Whether it is bound to an address of this machine.
+    /// Reports whether it is bound to an address of this machine.
     pub fn is_bound(&self) -> bool {
         self.has(Flags::SOURCE)
     }
 
-    /// Whether a frame from `sender` may use it: a grant for a single flow is that flow's.
-    pub fn serves(&self, place: &Place, sender: Option<Sender>) -> bool {
+    /// Reports whether a frame from `sender` may use it: only its own flow uses a grant for a single flow.
+    pub fn serves(&self, place: &Destination, sender: Option<Sender>) -> bool {
         !self.is_single() || self.flow.is_none() || sender.is_some_and(|sender| self.flow == Some((*place, sender)))
     }
 
-    /// What the kernel needs of it, where the authority's clock is `skew` seconds ahead of the kernel's.
+    /// Returns its entry for the kernel, where the authority's clock is `skew` seconds ahead of the kernel's.
     pub fn entry(&self, skew: i32) -> GrantEntry {
         let mut entry = GrantEntry {
             until: local(self.until(), skew),
@@ -220,28 +217,12 @@ impl Known {
     }
 }
 
-/// A pair has a shorter header and a longer key than a grant of wire.md §3.
-fn secret_of(answer: &api::Grant) -> Result<Secret, Unusable> {
-    if let Some(pair) = bytes(&answer.header).map(Pair::from_bytes) {
-        let key = bytes(&answer.key).ok_or(Unusable::Malformed("its client key can't be read"))?;
-        return Ok(Secret::Pair(pair, ClientKey::new(key)));
-    }
-    let header = bytes(&answer.header).and_then(|bytes| GrantHeader::decode(&bytes).ok());
-    let header = header.ok_or(Unusable::Malformed("its header can't be read"))?;
-    let key = bytes(&answer.key).ok_or(Unusable::Malformed("its key can't be read"))?;
-    Ok(Secret::Grant(header, GrantKey::new(key)))
-}
-
-fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
-    hex::decode(text).ok()?.try_into().ok()
-}
-
-/// The authority's time by the kernel's clock.
+/// Converts the authority's time to the kernel's clock.
 fn local(until: u64, skew: i32) -> u32 {
     u32::try_from(until.saturating_add_signed(-i64::from(skew))).unwrap_or(u32::MAX)
 }
 
-/// What the kernel is told so that packets go without identity until then.
+/// Returns the entry that makes the kernel send packets without identity until then.
 pub(super) fn plain_entry(until: u64, skew: i32) -> GrantEntry {
     GrantEntry {
         until: local(until, skew),

@@ -1,26 +1,26 @@
-//! Frames of one subject that wait for grants: bounded, in order, not for long.
+//! Frames of one subject that wait for grants: a bounded queue, in order, with a time limit.
 
-use super::Place;
 use super::frame::Frame;
 use std::collections::VecDeque;
 use std::time::Duration;
+use wire::Destination;
 
-/// The most frames that wait.
+/// Maximum number of waiting frames.
 pub const FRAMES_MAX: usize = 64;
-/// The most bytes that wait.
+/// Maximum number of waiting bytes.
 pub const BYTES_MAX: usize = 256 * 1024;
-/// After this the application has given up or sent again.
+/// Time after which the application has given up or sent the packet again.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 pub(super) struct Queue {
-    frames: VecDeque<(Place, Frame, Duration)>,
+    frames: VecDeque<(Destination, Frame, Duration)>,
     bytes: usize,
 }
 
 impl Queue {
-    /// Takes a frame in. The oldest make room; a SYN takes the place of the one it repeats.
-    pub fn push(&mut self, place: Place, frame: Frame, now: Duration) {
+    /// Appends a frame. Drops the oldest frames to make room; a SYN replaces the one that it repeats.
+    pub fn push(&mut self, place: Destination, frame: Frame, now: Duration) {
         if self.frames.iter().any(|(other, waiting, _)| *other == place && waiting.is_repeated_by(&frame)) {
             return;
         }
@@ -32,15 +32,15 @@ impl Queue {
         }
     }
 
-    /// Takes out the first frame that `wanted` accepts.
-    pub fn take(&mut self, wanted: impl Fn(&Place, &Frame) -> bool) -> Option<(Place, Frame)> {
+    /// Removes and returns the first frame that `wanted` accepts.
+    pub fn take(&mut self, wanted: impl Fn(&Destination, &Frame) -> bool) -> Option<(Destination, Frame)> {
         let index = self.frames.iter().position(|(place, frame, _)| wanted(place, frame))?;
         let (place, frame, _) = self.frames.remove(index)?;
         self.bytes -= frame.len();
         Some((place, frame))
     }
 
-    /// Drops what has waited too long.
+    /// Drops frames that have waited too long.
     pub fn expire(&mut self, now: Duration) {
         while self.frames.front().is_some_and(|(.., since)| now.saturating_sub(*since) > PATIENCE) {
             if let Some((_, dropped, _)) = self.frames.pop_front() {
@@ -49,8 +49,8 @@ impl Queue {
         }
     }
 
-    /// The destinations that frames wait for, in order, each once.
-    pub fn places(&self) -> Vec<Place> {
+    /// Returns the destinations that frames wait for, in order, each once.
+    pub fn places(&self) -> Vec<Destination> {
         let mut places = Vec::new();
         for (place, ..) in &self.frames {
             if !places.contains(place) {
@@ -67,8 +67,8 @@ mod tests {
     use super::*;
     use wire::packet::{TCP, UDP};
 
-    fn place() -> Place {
-        Place { address: "198.51.100.2".parse().expect("address"), protocol: UDP, port: 443 }
+    fn place() -> Destination {
+        Destination { address: "198.51.100.2".parse().expect("address"), protocol: UDP, port: 443 }
     }
 
     fn frame(source_port: u16, protocol: u8, size: usize) -> Frame {

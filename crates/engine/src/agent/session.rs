@@ -1,46 +1,46 @@
-//! One person's session: grants held, questions open, frames waiting.
+//! One person's session: its grants, open requests and waiting frames.
 
-use super::consent::{Consent, Target};
+use super::consent::Consent;
 use super::frame::{Frame, Sender};
+use super::insertion::Used;
 use super::known::{Known, Unusable, plain_entry};
 use super::queue::Queue;
 use super::view::GrantView;
-use super::{Clock, FetchId, Login, Output, Place, Subject};
-use crate::api::{self, Receiver};
-use crate::insertion::Used;
+use super::{Clock, FetchId, Login, Output, Subject};
+use crate::model::{Grant, GrantRequest, Receiver, Target};
 use ipnet::IpNet;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
-use wire::Handle;
 use wire::map::{GrantEntry, GrantSlot};
+use wire::{Destination, Handle};
 
-/// How long a denial by policy holds before the authority is asked again, seconds.
+/// Seconds for which a denial by policy holds before the agent asks the authority again.
 const DENIAL: u64 = 10;
-/// The same for what is none of this person's receivers.
+/// Seconds for which packets to a destination outside the person's receivers go without identity.
 const FOREIGN: u64 = 60;
-/// The same for a person's own rule; a change of rules ends it at once.
+/// Seconds for which a denial by the person's own rule holds; a change of rules ends it at once.
 const OWN_RULE: u64 = 3600;
-/// The most grants that are held, and the most destinations that go without identity.
+/// Maximum number of grants, and of destinations whose packets go without identity.
 const GRANTS_MAX: usize = 4096;
-/// The most questions that are open at a time: a scan of everything protected must not become a flood of the authority.
+/// Maximum number of open requests, so that a scan of all protected destinations does not flood the authority.
 const FETCHES_MAX: usize = 64;
 /// The first pause after a failure.
 const PAUSE: Duration = Duration::from_millis(250);
-/// The longest pause while somebody waits, and while nobody does.
+/// The longest pause while frames wait (`PAUSE_WAITING`), and otherwise (`PAUSE_IDLE`).
 const PAUSE_WAITING: Duration = Duration::from_secs(4);
 const PAUSE_IDLE: Duration = Duration::from_secs(30);
-/// How long a correction of the clock holds at least: each writes every entry anew.
+/// Minimum time between two corrections of the clock, because each rewrites every entry.
 const CLOCK_HOLDS: Duration = Duration::from_secs(5);
-/// How often destinations are asked for at most.
+/// Minimum time between two requests for the destinations.
 const RELOAD_EVERY: Duration = Duration::from_secs(1);
-/// How often a hint makes the agent ask: whoever forges hints must not have it ask all the time.
+/// Minimum time between two requests caused by hints, so that an attacker who forges hints can't cause a flood.
 const HINT_EVERY: Duration = Duration::from_secs(60);
-/// How often an idle grant that is about to end is looked at.
+/// Time between two checks of an idle grant that is about to end.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
 type Outputs = VecDeque<Output>;
 
-/// Why packets to a place go without identity.
+/// Reason why packets to a place go without identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Why {
     OwnRule,
@@ -48,54 +48,54 @@ enum Why {
     Policy(String),
 }
 
-/// A question to the authority.
+/// A request to the authority.
 struct Fetch {
     id: FetchId,
-    place: Place,
+    place: Destination,
     renews: Option<Handle>,
     attempts: u32,
-    /// When to ask again; none while the answer is awaited.
+    /// When to ask again; `None` while the answer is awaited.
     retry: Option<Duration>,
 }
 
-/// What would happen to a first packet.
+/// Outcome for a first packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Nobody is logged in.
+    /// The user is not logged in.
     NotLoggedIn,
-    /// It is none of this person's receivers.
+    /// The destination is none of the person's receivers.
     NotProtected,
-    /// The person's own rule, or the default where there is none, says no.
+    /// The person's own rule denies it, or the default if there is no rule.
     Withheld(Option<Target>),
-    /// The policy says no, and why.
+    /// The policy denies it, with the reason.
     Denied(String),
-    /// It gets a token of this grant.
+    /// The packet gets a token of this grant.
     Granted(Box<GrantView>),
-    /// It would be held, and its grant asked for.
+    /// The kernel would hold the packet, and the agent would request its grant.
     Missing,
-    /// The authority is being asked.
+    /// The agent has asked the authority.
     Asked(FetchId),
 }
 
 pub(super) struct Session {
     pub subject: Subject,
-    /// When it ends, by its authority's clock.
+    /// End of the session, by its authority's clock.
     pub expires: u64,
     /// The authority's clock.
     clock: Clock,
-    /// How many seconds it is ahead of this machine's, as the kernel's entries have it.
+    /// Seconds by which it is ahead of this machine's clock, as in the kernel's entries.
     pub skew: i32,
     corrected: Option<Duration>,
     pub receivers: Vec<Receiver>,
-    /// The receivers are the authority's answer, of this session or an earlier process's.
+    /// Whether the receivers come from the authority's answer, to this session or to an earlier process.
     heard: bool,
     known: Vec<Known>,
-    plain: BTreeMap<Place, (u64, Why)>,
+    plain: BTreeMap<Destination, (u64, Why)>,
     fetches: Vec<Fetch>,
     queue: Queue,
-    /// Places of packets that did not come through whole.
-    wanted: Vec<Place>,
-    /// How wide the latest grant for each receiver was.
+    /// Places of packets that arrived incomplete.
+    wanted: Vec<Destination>,
+    /// Prefix length of the latest grant for each receiver, and whether it was for one service.
     widths: BTreeMap<String, (u8, bool)>,
     reload: Option<Duration>,
     reloaded: Option<Duration>,
@@ -104,7 +104,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// A session whose clock is this machine's `local` one until its authority tells the time.
+    /// Creates a session that uses this machine's clock `local` until its authority reports the time.
     pub fn new(subject: Subject, login: Login, local: &Clock) -> Self {
         Self {
             subject,
@@ -127,12 +127,12 @@ impl Session {
         }
     }
 
-    /// Unix seconds by the authority's clock.
+    /// Returns Unix seconds by the authority's clock.
     pub fn unix(&self, now: Duration) -> u64 {
         self.clock.unix(now)
     }
 
-    /// The authority told its time. Says whether that changed what the kernel adds.
+    /// Takes the time that the authority reported. Returns whether that changed the kernel's entries.
     pub fn told_time(
         &mut self,
         unix: u64,
@@ -146,16 +146,16 @@ impl Session {
         self.corrected = Some(answered);
         self.skew = self.clock.skew(local);
         for known in &self.known {
-            let entries = known.places.iter().map(|place| (place.slot(self.subject), known.entry(self.skew)));
+            let entries = known.places.iter().map(|place| (self.subject.slot(place), known.entry(self.skew)));
             outputs.extend(entries.map(|(slot, entry)| Output::Write(slot, entry)));
         }
         for (place, (until, _)) in &self.plain {
-            outputs.push_back(Output::Write(place.slot(self.subject), plain_entry(*until, self.skew)));
+            outputs.push_back(Output::Write(self.subject.slot(place), plain_entry(*until, self.skew)));
         }
         true
     }
 
-    fn receiver_of(&self, place: &Place) -> Option<&Receiver> {
+    fn receiver_of(&self, place: &Destination) -> Option<&Receiver> {
         let covering = self.receivers.iter().filter(|receiver| {
             receiver.prefix.contains(&place.address)
                 && receiver.services.iter().any(|service| service.covers(place.protocol, place.port))
@@ -163,11 +163,11 @@ impl Session {
         covering.max_by_key(|receiver| receiver.prefix.prefix_len())
     }
 
-    fn is_foreign(&self, place: &Place) -> bool {
+    fn is_foreign(&self, place: &Destination) -> bool {
         self.heard && self.receiver_of(place).is_none()
     }
 
-    fn best(&self, unix: u64, place: &Place, sender: Option<Sender>) -> Option<usize> {
+    fn best(&self, unix: u64, place: &Destination, sender: Option<Sender>) -> Option<usize> {
         let good = self.known.iter().enumerate();
         let good = good.filter(|(_, known)| known.is_good(unix) && known.covers(place) && known.serves(place, sender));
         good.max_by_key(|(_, known)| known.expires).map(|(index, _)| index)
@@ -177,7 +177,7 @@ impl Session {
         &mut self,
         now: Duration,
         unix: u64,
-        place: Place,
+        place: Destination,
         frame: Option<Frame>,
         consent: (Consent, Option<Target>),
         outputs: &mut Outputs,
@@ -206,18 +206,18 @@ impl Session {
     /// Sends every waiting frame that has a grant.
     fn serve(&mut self, unix: u64, outputs: &mut Outputs) {
         let skew = self.skew;
-        let served = |session: &Self, place: &Place, frame: &Frame| session.best(unix, place, frame.sender());
+        let served = |session: &Self, place: &Destination, frame: &Frame| session.best(unix, place, frame.sender());
         let mut queue = std::mem::take(&mut self.queue);
         while let Some((place, frame)) = queue.take(|place, frame| served(self, place, frame).is_some()) {
             let sender = frame.sender();
             let Some(known) = self.best(unix, &place, sender).and_then(|index| self.known.get_mut(index)) else {
                 break;
             };
-            outputs.push_back(Output::Write(place.slot(self.subject), known.entry(skew)));
+            outputs.push_back(Output::Write(self.subject.slot(&place), known.entry(skew)));
             outputs.push_back(Output::Send(self.subject, frame));
             if known.is_single() {
-                // The kernel would use it for the next flow, too.
-                outputs.push_back(Output::Remove(place.slot(self.subject)));
+                // The kernel would use the grant for the next flow, too.
+                outputs.push_back(Output::Remove(self.subject.slot(&place)));
                 known.flow = sender.map(|sender| (place, sender));
             } else {
                 known.places.insert(place);
@@ -226,21 +226,21 @@ impl Session {
         self.queue = queue;
     }
 
-    /// Lets packets go without identity, those that wait first.
-    fn go_plain(&mut self, place: Place, until: u64, why: Why, outputs: &mut Outputs) {
+    /// Lets packets go without identity, the waiting frames first.
+    fn go_plain(&mut self, place: Destination, until: u64, why: Why, outputs: &mut Outputs) {
         while self.plain.len() >= GRANTS_MAX {
             if let Some((place, _)) = self.plain.pop_first() {
-                outputs.push_back(Output::Remove(place.slot(self.subject)));
+                outputs.push_back(Output::Remove(self.subject.slot(&place)));
             }
         }
         self.plain.insert(place, (until, why));
-        outputs.push_back(Output::Write(place.slot(self.subject), plain_entry(until, self.skew)));
+        outputs.push_back(Output::Write(self.subject.slot(&place), plain_entry(until, self.skew)));
         while let Some((_, frame)) = self.queue.take(|waiting, _| *waiting == place) {
             outputs.push_back(Output::Send(self.subject, frame));
         }
     }
 
-    pub fn standing(&self, unix: u64, place: &Place, consent: (Consent, Option<Target>)) -> Standing {
+    pub fn standing(&self, unix: u64, place: &Destination, consent: (Consent, Option<Target>)) -> Standing {
         if self.is_foreign(place) {
             return Standing::NotProtected;
         }
@@ -258,8 +258,8 @@ impl Session {
         }
     }
 
-    /// What a grant for this place would cover, judging by the latest one for its receiver.
-    fn guess(&self, place: &Place) -> (IpNet, Option<(u8, u16)>) {
+    /// Guesses what a grant for this place would cover, from the latest one for its receiver.
+    fn guess(&self, place: &Destination) -> (IpNet, Option<(u8, u16)>) {
         let width = self.receiver_of(place).and_then(|receiver| self.widths.get(&receiver.name));
         let (length, fixed) = width.copied().unwrap_or((128, true));
         let length = length.min(if place.address.is_ipv4() { 32 } else { 128 });
@@ -267,14 +267,14 @@ impl Session {
         (prefix, fixed.then_some((place.protocol, place.port)))
     }
 
-    /// The open question whose answer will most likely do for this place.
-    pub fn fetch_for(&self, place: &Place) -> Option<FetchId> {
+    /// Returns the open request whose answer is likely to cover this place.
+    pub fn fetch_for(&self, place: &Destination) -> Option<FetchId> {
         let guess = self.guess(place);
         self.fetches.iter().find(|fetch| fetch.place == *place || self.guess(&fetch.place) == guess).map(|f| f.id)
     }
 
-    /// A place that is waited for and that nobody has asked about.
-    pub fn unasked(&mut self) -> Option<Place> {
+    /// Returns a place that packets wait for and that no request covers.
+    pub fn unasked(&mut self) -> Option<Destination> {
         if self.fetches.len() >= FETCHES_MAX {
             return None;
         }
@@ -286,13 +286,13 @@ impl Session {
         self.queue.places().into_iter().find(|place| self.fetch_for(place).is_none())
     }
 
-    pub fn begin_fetch(&mut self, id: FetchId, place: Place, outputs: &mut Outputs) {
+    pub fn begin_fetch(&mut self, id: FetchId, place: Destination, outputs: &mut Outputs) {
         self.ask(id, place, None, outputs);
     }
 
-    fn ask(&mut self, id: FetchId, place: Place, renews: Option<Handle>, outputs: &mut Outputs) {
+    fn ask(&mut self, id: FetchId, place: Destination, renews: Option<Handle>, outputs: &mut Outputs) {
         self.fetches.push(Fetch { id, place, renews, attempts: 0, retry: None });
-        outputs.push_back(Output::Fetch(id, self.subject, place.request()));
+        outputs.push_back(Output::Fetch(id, self.subject, request_for(place)));
     }
 
     pub fn awaits(&self, id: FetchId) -> bool {
@@ -304,13 +304,13 @@ impl Session {
         Some(self.fetches.remove(index))
     }
 
-    /// The error says what is wrong with the grant; it counts as a failure.
+    /// Takes the grant from an answer. The error says why the grant is unusable; it counts as a failure.
     pub fn granted(
         &mut self,
         now: Duration,
         unix: u64,
         id: FetchId,
-        answer: &api::Grant,
+        answer: &Grant,
         outputs: &mut Outputs,
     ) -> Result<(), Unusable> {
         let Some(fetch) = self.take_fetch(id) else { return Ok(()) };
@@ -327,7 +327,7 @@ impl Session {
         if let Some(old) = fetch.renews.and_then(|handle| self.take_known(handle)) {
             known.used = old.used;
             for place in &old.places {
-                let slot = place.slot(self.subject);
+                let slot = self.subject.slot(place);
                 if known.covers(place) && !known.is_single() {
                     known.places.insert(*place);
                     outputs.push_back(Output::Write(slot, known.entry(self.skew)));
@@ -361,10 +361,11 @@ impl Session {
         }
     }
 
-    /// Somebody says that the authority protects these networks. Where it has not said so itself, it is asked.
+    /// Takes a hint that the authority protects these networks. Asks the authority unless it has already said so
+    /// itself.
     pub fn hinted(&mut self, now: Duration, networks: &[IpNet], outputs: &mut Outputs) {
         let is_known = |network: &IpNet| {
-            // A record may name a network around what the person may reach.
+            // A record may name a network that contains the person's receiver.
             self.receivers.iter().any(|own| own.prefix.contains(network) || network.contains(&own.prefix))
         };
         let is_early = self.hinted.is_some_and(|last| now < last + HINT_EVERY);
@@ -379,7 +380,7 @@ impl Session {
         self.reload_attempts += 1;
     }
 
-    /// Asks for the destinations anew: not more than once a second, however often the authority wants it.
+    /// Requests the destinations again, at most once a second however often the authority sends events.
     pub fn reload_soon(&mut self, now: Duration, outputs: &mut Outputs) {
         match self.reloaded {
             Some(last) if now < last + RELOAD_EVERY => self.reload = Some(last + RELOAD_EVERY),
@@ -400,11 +401,11 @@ impl Session {
         (self.receivers, self.heard) = (receivers, true);
         self.reload_attempts = 0;
         let subject = self.subject;
-        // The policy may have changed: what it refused is asked for again.
+        // The policy may have changed: the agent asks again for destinations that it denied.
         self.plain.retain(|place, (_, why)| {
             let keep = *why == Why::OwnRule;
             if !keep {
-                outputs.push_back(Output::Remove(place.slot(subject)));
+                outputs.push_back(Output::Remove(subject.slot(place)));
             }
             keep
         });
@@ -413,7 +414,7 @@ impl Session {
             known.places.retain(|place| {
                 let keep = self.receiver_of(place).is_some();
                 if !keep {
-                    outputs.push_back(Output::Remove(place.slot(subject)));
+                    outputs.push_back(Output::Remove(subject.slot(place)));
                 }
                 keep
             });
@@ -421,10 +422,10 @@ impl Session {
         self.known = all;
     }
 
-    /// Takes over what an earlier process wrote into the kernel.
-    pub fn adopt(&mut self, mut known: Known, place: Place, entry: &GrantEntry, outputs: &mut Outputs) {
+    /// Takes over an entry that an earlier process wrote into the kernel.
+    pub fn adopt(&mut self, mut known: Known, place: Destination, entry: &GrantEntry, outputs: &mut Outputs) {
         if entry.skew != self.skew {
-            outputs.push_back(Output::Write(place.slot(self.subject), known.entry(self.skew)));
+            outputs.push_back(Output::Write(self.subject.slot(&place), known.entry(self.skew)));
         }
         let handle = known.handle();
         match self.known.iter_mut().find(|other| other.handle() == handle) {
@@ -451,7 +452,7 @@ impl Session {
         self.known.retain(|known| {
             let gone = gone(known);
             if gone {
-                outputs.extend(known.places.iter().map(|place| Output::Remove(place.slot(subject))));
+                outputs.extend(known.places.iter().map(|place| Output::Remove(subject.slot(place))));
             }
             !gone
         });
@@ -468,15 +469,15 @@ impl Session {
     pub fn forget_all(&mut self, outputs: &mut Outputs) {
         self.drop_known(|_| true, outputs);
         let plain = std::mem::take(&mut self.plain);
-        outputs.extend(plain.keys().map(|place| Output::Remove(place.slot(self.subject))));
+        outputs.extend(plain.keys().map(|place| Output::Remove(self.subject.slot(place))));
     }
 
-    /// Rules changed: what the kernel has by other ones goes.
-    pub fn judge_anew(&mut self, allows: impl Fn(&Place) -> bool, outputs: &mut Outputs) {
+    /// Removes kernel entries that the changed rules no longer allow.
+    pub fn judge_anew(&mut self, allows: impl Fn(&Destination) -> bool, outputs: &mut Outputs) {
         let subject = self.subject;
-        let mut remove = |place: &Place| outputs.push_back(Output::Remove(place.slot(subject)));
+        let mut remove = |place: &Destination| outputs.push_back(Output::Remove(subject.slot(place)));
         self.plain.retain(|place, (_, why)| {
-            // The authority may have withheld a grant for want of a rule here: it is asked again.
+            // The authority may have denied a grant because no rule here consented: the agent asks again.
             let keep = *why == Why::OwnRule && !allows(place);
             if !keep {
                 remove(place);
@@ -514,15 +515,15 @@ impl Session {
         }
     }
 
-    /// Notes how many nonces of pairs were used. They are counted in the entry that was used last.
+    /// Records how many nonces of pairs were used. The kernel counts them in the entry that was used last.
     fn note_spent(&mut self, used: &impl Fn(&GrantSlot) -> Option<Used>) {
         for known in self.known.iter_mut().filter(|known| known.is_pair()) {
-            let spent = known.places.iter().filter_map(|place| Some(used(&place.slot(self.subject))?.spent)).max();
+            let spent = known.places.iter().filter_map(|place| Some(used(&self.subject.slot(place))?.spent)).max();
             known.spent = known.spent.max(spent.unwrap_or_default());
         }
     }
 
-    /// Asks for successors of grants that are in use and end soon, or have few nonces left.
+    /// Requests successors of grants that are in use and end soon, or have few nonces left.
     fn renew(
         &mut self,
         now: Duration,
@@ -537,7 +538,7 @@ impl Session {
                 continue;
             }
             let subject = self.subject;
-            let latest = known.places.iter().filter_map(|place| Some((used(&place.slot(subject))?.last, *place))).max();
+            let latest = known.places.iter().filter_map(|place| Some((used(&subject.slot(place))?.last, *place))).max();
             known.used = known.used.max(latest.map_or(0, |(used, _)| used));
             match latest.filter(|(used, _)| u64::from(*used) >= known.issued) {
                 Some((_, place)) => due.push((handle, place)),
@@ -550,7 +551,7 @@ impl Session {
         }
     }
 
-    /// Asks again what was not answered and is still of interest.
+    /// Repeats unanswered requests that still matter.
     fn retry(&mut self, now: Duration, outputs: &mut Outputs) {
         let waiting: Vec<_> = self.queue.places().iter().map(|place| self.guess(place)).collect();
         let mut fetches = std::mem::take(&mut self.fetches);
@@ -564,7 +565,7 @@ impl Session {
             };
             if of_interest {
                 fetch.retry = None;
-                outputs.push_back(Output::Fetch(fetch.id, self.subject, fetch.place.request()));
+                outputs.push_back(Output::Fetch(fetch.id, self.subject, request_for(fetch.place)));
             }
             of_interest
         });
@@ -576,7 +577,7 @@ impl Session {
     }
 
     pub fn views(&self, used: impl Fn(&GrantSlot) -> Option<Used>) -> Vec<GrantView> {
-        let last = |place: &Place| Some(used(&place.slot(self.subject))?.last);
+        let last = |place: &Destination| Some(used(&self.subject.slot(place))?.last);
         let latest = |known: &Known| known.places.iter().filter_map(last).max();
         let views = self.known.iter().map(|known| {
             let mut view = GrantView::of(known);
@@ -585,6 +586,11 @@ impl Session {
         });
         views.collect()
     }
+}
+
+/// Returns the request for a destination's grant; whether the person has consented is set when it is sent.
+fn request_for(to: Destination) -> GrantRequest {
+    GrantRequest { to, consented: false }
 }
 
 fn pause(attempts: u32, longest: Duration) -> Duration {

@@ -1,4 +1,4 @@
-//! The state machine in virtual time: what comes in, what goes out.
+//! Tests of the state machine in virtual time.
 
 mod hints;
 mod limits;
@@ -6,9 +6,9 @@ mod renewal;
 
 use super::frame::tests::partial;
 use super::*;
-use crate::api::{RevokedGrant, Service};
+use crate::model::{Secret, Service};
 use wire::packet::{Packet, TCP, UDP};
-use wire::{Carrier, Flags, GrantHeader, Handle, Suite};
+use wire::{Carrier, ClientKey, Flags, GrantHeader, GrantKey, Handle, Pair, Suite};
 
 /// The authority's time when the machine has been up for [`START`].
 const UNIX: u64 = 1_800_000_000;
@@ -16,15 +16,15 @@ const START: Duration = Duration::from_secs(100);
 const ALICE: Subject = Subject::of_user(1000);
 const BOB: Subject = Subject::of_user(1001);
 
-/// An agent, a clock, and what the kernel and the authority have been told.
+/// An agent, a clock, and what the agent has told the kernel and the authority.
 struct Stage {
     agent: Agent,
     now: Duration,
-    entries: BTreeMap<(u32, Place), GrantEntry>,
+    entries: BTreeMap<(u32, Destination), GrantEntry>,
     owners: Vec<Owner>,
     asked: Vec<(FetchId, Subject, GrantRequest)>,
     reloads: Vec<Subject>,
-    /// Source ports of frames sent, and whether their entry then had a grant.
+    /// Source ports of the frames sent, and whether the kernel had a grant for each at that moment.
     sent: Vec<(u16, bool)>,
     ended: Vec<Subject>,
     protected: Vec<String>,
@@ -52,7 +52,7 @@ impl Stage {
         }
     }
 
-    /// With Alice, who may reach 192.0.2.0/24.
+    /// Creates a stage where Alice is logged in and may reach 192.0.2.0/24.
     fn alice() -> Self {
         let mut stage = Self::new(Settings::default());
         stage.login(ALICE);
@@ -71,8 +71,8 @@ impl Stage {
             match output {
                 Output::SetOwner(owner, _) => self.owners.push(owner),
                 Output::RemoveOwner(owner) => self.owners.retain(|other| *other != owner),
-                Output::Write(slot, entry) => drop(self.entries.insert((slot.subject, Place::of_slot(&slot)), entry)),
-                Output::Remove(slot) => drop(self.entries.remove(&(slot.subject, Place::of_slot(&slot)))),
+                Output::Write(slot, entry) => drop(self.entries.insert((slot.subject, slot.destination()), entry)),
+                Output::Remove(slot) => drop(self.entries.remove(&(slot.subject, slot.destination()))),
                 Output::Protect(entries) => {
                     self.protected = entries.iter().map(|entry| entry.prefix.to_string()).collect();
                 }
@@ -82,7 +82,7 @@ impl Stage {
                 Output::Send(subject, frame) => {
                     let ready = frame.ready();
                     let packet = Packet::parse(&ready[0].bytes);
-                    let to = Place {
+                    let to = Destination {
                         address: packet.destination.expect("a destination"),
                         protocol: packet.protocol,
                         port: packet.destination_port,
@@ -95,18 +95,18 @@ impl Stage {
         }
     }
 
-    fn held(&mut self, to: Place, source_port: u16) {
+    fn held(&mut self, to: Destination, source_port: u16) {
         self.held_for(ALICE, to, source_port);
     }
 
-    fn held_for(&mut self, subject: Subject, to: Place, source_port: u16) {
+    fn held_for(&mut self, subject: Subject, to: Destination, source_port: u16) {
         let bytes = partial("198.51.100.1", source_port, &to.address.to_string(), to.protocol, to.port, b"");
         let frame = Frame::new(2, 14, 0, &bytes);
-        self.agent.held(self.now, &to.slot(subject), frame);
+        self.agent.held(self.now, &subject.slot(&to), frame);
         self.settle();
     }
 
-    fn answer(&mut self, answer: Result<api::Grant, Refusal>) {
+    fn answer(&mut self, answer: Result<Grant, Refusal>) {
         let (id, subject, _) = self.asked.remove(0);
         self.agent.answered(self.now, subject, id, &answer).expect("a usable answer");
         self.settle();
@@ -125,48 +125,46 @@ impl Stage {
         self.agent.unix(self.now, ALICE)
     }
 
-    /// A grant for this very place, for five minutes.
-    fn grant(&self, to: Place, handle: u64) -> Result<api::Grant, Refusal> {
+    /// Builds a grant for exactly this place, for five minutes.
+    fn grant(&self, to: Destination, handle: u64) -> Result<Grant, Refusal> {
         self.grant_of(to, handle, 32, Flags::PORT)
     }
 
-    fn grant_of(&self, to: Place, handle: u64, prefix_length: u8, flags: Flags) -> Result<api::Grant, Refusal> {
+    fn grant_of(&self, to: Destination, handle: u64, prefix_length: u8, flags: Flags) -> Result<Grant, Refusal> {
         let expires = self.unix() as u32 + 300;
         let header =
             GrantHeader { suite: Suite::Siphash, flags, epoch: 0, prefix_length, expires, handle: Handle(handle) };
-        Ok(api::Grant {
-            header: hex::encode(header.encode()),
-            key: hex::encode([7; 16]),
+        Ok(Grant {
+            secret: Secret::Grant(header, GrantKey::new([7; 16])),
             prefix: ipnet::IpNet::new(to.address, prefix_length).expect("a prefix").trunc(),
             receiver: "lab".into(),
             rule: "policy.toml:1 lab".into(),
-            carrier: "tail".into(),
-            expires: expires.into(),
-            now: self.unix(),
+            carrier: Carrier::Tail,
+            expires,
         })
     }
 
-    /// A pair for all of the network around this place, for five minutes.
-    fn pair(&self, to: Place, number: u8) -> Result<api::Grant, Refusal> {
+    /// Builds a pair for the whole network around this place, for five minutes.
+    fn pair(&self, to: Destination, number: u8) -> Result<Grant, Refusal> {
         let grant = self.grant_of(to, 0, 24, Flags::default())?;
-        let (header, key) = (hex::encode([number; 7]), hex::encode([7; 28]));
-        Ok(api::Grant { header, key, carrier: "shim".into(), ..grant })
+        let secret = Secret::Pair(Pair::from_bytes([number; 7]), ClientKey::new([7; 28]));
+        Ok(Grant { secret, carrier: Carrier::Shim, ..grant })
     }
 
-    fn has_pair(&self, to: Place, number: u8) -> bool {
+    fn has_pair(&self, to: Destination, number: u8) -> bool {
         let entry = self.entry(to).filter(|entry| entry.suite == wire::ls::SUITE);
         entry.is_some_and(|entry| entry.header[..8] == [number, number, number, number, number, number, number, 0])
     }
 
-    fn entry(&self, to: Place) -> Option<&GrantEntry> {
+    fn entry(&self, to: Destination) -> Option<&GrantEntry> {
         self.entries.get(&(ALICE.number(), to))
     }
 
-    fn has_plain(&self, to: Place) -> bool {
+    fn has_plain(&self, to: Destination) -> bool {
         self.entry(to).is_some_and(|entry| entry.plain == 1)
     }
 
-    fn has_grant(&self, to: Place, handle: u64) -> bool {
+    fn has_grant(&self, to: Destination, handle: u64) -> bool {
         self.entry(to).is_some_and(|entry| entry.plain == 0 && entry.header[8..] == handle.to_be_bytes())
     }
 }
@@ -175,19 +173,19 @@ fn receiver(prefix: &str) -> Receiver {
     Receiver { name: "lab".into(), prefix: prefix.parse().expect("a prefix"), services: vec![Service::ALL] }
 }
 
-fn tcp(host: u8, port: u16) -> Place {
-    Place { address: [192, 0, 2, host].into(), protocol: TCP, port }
+fn tcp(host: u8, port: u16) -> Destination {
+    Destination { address: [192, 0, 2, host].into(), protocol: TCP, port }
 }
 
-fn udp(host: u8, port: u16) -> Place {
-    Place { protocol: UDP, ..tcp(host, port) }
+fn udp(host: u8, port: u16) -> Destination {
+    Destination { protocol: UDP, ..tcp(host, port) }
 }
 
-fn denied() -> Result<api::Grant, Refusal> {
+fn denied() -> Result<Grant, Refusal> {
     Err(Refusal::Denied("no".into()))
 }
 
-fn away() -> Result<api::Grant, Refusal> {
+fn away() -> Result<Grant, Refusal> {
     Err(Refusal::Failed("no route".into()))
 }
 
@@ -232,14 +230,14 @@ fn the_width_of_the_last_grant_says_what_one_question_will_cover() {
     let mut stage = Stage::alice();
     stage.held(tcp(1, 22), 1);
     stage.answer(stage.grant_of(tcp(1, 22), 5, 24, Flags::default()));
-    stage.agent.event(stage.now, ALICE, &Event::Revoked { grants: vec![RevokedGrant { handle: 5, expires: 0 }] });
+    stage.agent.event(stage.now, ALICE, &Event::Revoked(vec![Handle(5)]));
     stage.settle();
     assert!(stage.entry(tcp(1, 22)).is_none());
     for host in 1..9 {
         stage.held(tcp(host, 22), 1);
     }
     assert_eq!(stage.asked.len(), 1);
-    // The grant is narrower than it was: the rest is asked for.
+    // The new grant is narrower than the old one: the agent requests the rest.
     stage.answer(stage.grant(tcp(1, 22), 6));
     assert_eq!((stage.sent.len(), stage.asked.len()), (2, 7));
 }
@@ -284,7 +282,7 @@ fn an_authority_that_is_away_is_asked_again_while_somebody_waits() {
         questions += 1;
         stage.pass(5);
     }
-    // Nobody waits longer than half a minute; pauses grow to four seconds.
+    // No frame waits longer than half a minute; pauses grow to four seconds.
     assert!((6..12).contains(&questions), "{questions}");
     assert!(stage.sent.is_empty() && stage.agent.timeout().is_none());
 }
@@ -316,7 +314,7 @@ fn logout_leaves_nothing() {
     stage.agent.logout(ALICE);
     stage.settle();
     assert!(stage.entries.is_empty() && stage.owners.is_empty() && stage.protected.is_empty());
-    // The answer to the question comes too late.
+    // The answer to the request arrives too late.
     stage.answer(stage.grant(tcp(2, 22), 6));
     assert!(stage.entries.is_empty() && stage.sent.len() == 1 && stage.ended.is_empty());
 }
@@ -441,11 +439,11 @@ fn a_restart_goes_on_with_what_the_kernel_has() {
     before.answer(before.grant_of(tcp(1, 22), 5, 24, Flags::default()));
     before.held(tcp(9, 22), 1);
     before.held_for(BOB, tcp(1, 22), 1);
-    let mut entries: Vec<_> = before.entries.iter().map(|((_, to), entry)| (to.slot(ALICE), *entry)).collect();
-    entries.push((tcp(1, 22).slot(BOB), entries[0].1));
+    let mut entries: Vec<_> = before.entries.iter().map(|((_, to), entry)| (ALICE.slot(to), *entry)).collect();
+    entries.push((BOB.slot(&tcp(1, 22)), entries[0].1));
 
     let mut after = Stage::alice();
-    after.entries = entries.iter().map(|(slot, entry)| ((slot.subject, Place::of_slot(slot)), *entry)).collect();
+    after.entries = entries.iter().map(|(slot, entry)| ((slot.subject, slot.destination()), *entry)).collect();
     let stale = Owner { kind: owner::USER, reserved: 0, id: 1001 };
     after.owners.push(stale);
     let owners = after.owners.clone();
@@ -461,7 +459,7 @@ fn a_restart_goes_on_with_what_the_kernel_has() {
 #[test]
 fn a_packet_that_came_through_cut_short_still_gets_its_grant_asked_for() {
     let mut stage = Stage::alice();
-    stage.agent.held(stage.now, &udp(1, 443).slot(ALICE), None);
+    stage.agent.held(stage.now, &ALICE.slot(&udp(1, 443)), None);
     stage.settle();
     assert_eq!(stage.asked.len(), 1);
     stage.answer(stage.grant(udp(1, 443), 5));
@@ -475,10 +473,7 @@ fn a_grant_that_makes_no_sense_is_a_failure() {
     stage.held(tcp(1, 22), 1);
     let good = stage.grant(tcp(1, 22), 5).unwrap_or_else(|_| panic!("a grant"));
     for broken in [
-        api::Grant { header: "00".into(), ..good.clone() },
-        api::Grant { key: "zz".into(), ..good.clone() },
-        api::Grant { carrier: "pigeon".into(), ..good.clone() },
-        api::Grant { prefix: "192.0.2.9/32".parse().expect("a prefix"), ..good.clone() },
+        Grant { prefix: "192.0.2.9/32".parse().expect("a prefix"), ..good.clone() },
         stage.grant_of(tcp(1, 22), 5, 32, Flags::BEARER).unwrap_or_else(|_| panic!("a grant")),
     ] {
         let (id, ..) = stage.asked.remove(0);
@@ -496,9 +491,9 @@ fn a_grant_that_ends_at_once_is_over_and_asked_for_again() {
     stage.held(tcp(1, 22), 1);
     let ends_in = |seconds: u32, stage: &Stage| {
         let good = stage.grant(tcp(1, 22), 5).unwrap_or_else(|_| panic!("a grant"));
-        let mut header: [u8; 16] = hex::decode(&good.header).unwrap().try_into().unwrap();
-        header[4..8].copy_from_slice(&(stage.unix() as u32 + seconds).to_be_bytes());
-        Ok(api::Grant { header: hex::encode(header), ..good })
+        let Secret::Grant(header, key) = good.secret else { panic!("a pair") };
+        let header = GrantHeader { expires: stage.unix() as u32 + seconds, ..header };
+        Ok(Grant { secret: Secret::Grant(header, key), ..good })
     };
     let (id, ..) = stage.asked.remove(0);
     let answer = ends_in(4, &stage);
@@ -517,7 +512,7 @@ fn the_kernel_learns_how_a_grants_tokens_travel() {
         stage.held(tcp(1, port), 1);
         let grant = stage.grant(tcp(1, port), port.into()).unwrap_or_else(|_| panic!("a grant"));
         let (id, ..) = stage.asked.remove(0);
-        let answer = Ok(api::Grant { carrier: carrier.name().into(), ..grant });
+        let answer = Ok(Grant { carrier, ..grant });
         stage.agent.answered(stage.now, ALICE, id, &answer).expect("it makes sense");
         stage.settle();
         assert_eq!(stage.entry(tcp(1, port)).expect("an entry").carrier, carrier as u8);
@@ -533,7 +528,7 @@ fn a_question_by_hand_is_answered_without_a_packet() {
     stage.answer(stage.grant(tcp(1, 22), 5));
     let Standing::Granted(view) = stage.agent.want(stage.now, ALICE, tcp(1, 22)) else { panic!() };
     assert_eq!((view.receiver.as_str(), view.rule.as_str()), ("lab", "policy.toml:1 lab"));
-    let elsewhere = Place { address: [198, 51, 100, 9].into(), ..tcp(1, 22) };
+    let elsewhere = Destination { address: [198, 51, 100, 9].into(), ..tcp(1, 22) };
     assert_eq!(stage.agent.want(stage.now, ALICE, elsewhere), Standing::NotProtected);
     assert_eq!(stage.agent.want(stage.now, BOB, tcp(1, 22)), Standing::NotLoggedIn);
 }
@@ -553,7 +548,7 @@ fn an_authority_tells_the_time_for_its_own_person_only() {
     assert_eq!((entry.skew, u64::from(entry.until)), (0, UNIX + 297));
     stage.held(tcp(1, 22), 2);
     assert_eq!(stage.sent, [(1, true), (2, true)]);
-    // Not even the end of time stops the clock.
+    // Even the last possible time does not stop the clock.
     stage.login(BOB);
     stage.agent.told_time(BOB, u64::MAX, stage.now, stage.now);
     stage.pass(2);
@@ -569,7 +564,7 @@ fn tokens_follow_the_authoritys_clock_and_entries_end_by_this_machines() {
     stage.settle();
     let entry = stage.entry(tcp(1, 22)).expect("an entry");
     assert_eq!((entry.skew, u64::from(entry.until)), (90, UNIX + 207));
-    // Corrections are few, however often the authority changes its mind.
+    // Corrections are rare, however often the authority's time changes.
     assert!(!stage.agent.told_time(ALICE, UNIX, stage.now, stage.now));
     stage.held(tcp(2, 22), 2);
     stage.answer(stage.grant(tcp(2, 22), 6));

@@ -1,36 +1,36 @@
-//! Grants as people see them.
+//! Grants in the form that is shown to users.
 
 use super::known::Known;
 use ipnet::IpNet;
 use wire::Handle;
 
-/// A grant, for people.
+/// A grant in the form that is shown to users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantView {
-    /// Its identifier.
+    /// Identifier of the grant.
     pub handle: Handle,
-    /// The destinations it covers.
+    /// Destinations that the grant covers.
     pub prefix: IpNet,
-    /// The protocol and port, if it is for one.
+    /// The protocol and port, if the grant is for one.
     pub service: Option<(u8, u16)>,
-    /// The MAC suite's name.
+    /// Name of the MAC suite.
     pub suite: &'static str,
-    /// The carrier's name.
+    /// Name of the carrier.
     pub carrier: &'static str,
-    /// The receiver's name.
+    /// Name of the receiver.
     pub receiver: String,
-    /// The rule that allowed it; empty if an earlier process asked for it.
+    /// The rule that allowed the grant; empty if an earlier process requested it.
     pub rule: String,
-    /// When it ends, Unix seconds.
+    /// End of the grant, Unix seconds.
     pub expires: u32,
-    /// When a token was last made from it, Unix seconds; 0 if never.
+    /// Time at which a token was last made from the grant, Unix seconds; 0 if never.
     pub used: u32,
-    /// Whether it is for a single flow.
+    /// Whether the grant is for a single flow.
     pub single: bool,
 }
 
 impl GrantView {
-    /// What people see of a grant.
+    /// Creates the view of a grant.
     pub(super) fn of(known: &Known) -> Self {
         Self {
             handle: known.handle(),

@@ -1,5 +1,6 @@
-//! What is known of domains, and for how long: what was asked for, which also remembers that there is nothing, and what was
-//! overheard. Answers that anybody may have forged fill a book of their own, and never change what was asked for.
+//! Cache of discovery results and their lifetimes: results of own queries, including negative ones, and overheard
+//! records. An attacker may have forged an overheard answer, so those have a table of their own and never change the
+//! results of queries.
 
 use super::domain::Domain;
 use super::message::{Heard, Told};
@@ -7,48 +8,48 @@ use super::record::Record;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// The most domains that were asked for, and that were overheard; the one that ends first makes room.
+/// Maximum numbers of queried and of overheard domains; the one that expires first makes room.
 const ASKED_MAX: usize = 256;
 const SEEN_MAX: usize = 64;
-/// How long a record is kept, whatever its time to live says, in seconds.
+/// Shortest and longest time for which a record is kept, regardless of its time to live, in seconds.
 const RECORD_KEPT: (u32, u32) = (60, 86_400);
-/// The same for what was overheard.
+/// Shortest and longest time for which an overheard record is kept, in seconds.
 const SEEN_KEPT: (u32, u32) = (60, 3600);
-/// The same for there being none (RFC 2308 §5).
+/// Shortest and longest time for which the absence of a record is kept, in seconds (RFC 2308 §5).
 const NOTHING_KEPT: (u32, u32) = (30, 3600);
-/// How long a failure is kept, in seconds (RFC 2308 §7).
+/// Time for which a failure is kept, in seconds (RFC 2308 §7).
 const FAILURE_KEPT: u32 = 30;
 
-/// What is known of a domain.
+/// Result of discovery for a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Known {
-    /// Its record.
+    /// The domain has this record.
     Record(Record),
-    /// That it has none.
+    /// The domain has no record.
     Nothing,
-    /// That it could not be found out, and why.
+    /// The query failed, with the reason.
     Failed(String),
 }
 
-/// Where a record is known from.
+/// Origin of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// It was asked for.
+    /// The agent's own query.
     Asked,
-    /// It came along with somebody's answer.
+    /// The answer to another program's query.
     Overheard,
 }
 
-/// A domain that says it is protected.
+/// A domain whose record claims protection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal<'a> {
     /// The domain.
     pub domain: &'a Domain,
-    /// Its record.
+    /// The domain's record.
     pub record: &'a Record,
-    /// Where that is known from.
+    /// Origin of the record.
     pub source: Source,
-    /// Until when.
+    /// Time until which the record is kept.
     pub until: Duration,
 }
 
@@ -57,7 +58,7 @@ struct Entry {
     until: Duration,
 }
 
-/// Both books.
+/// The cache: results of queries and overheard records.
 #[derive(Default)]
 pub struct Book {
     asked: BTreeMap<Domain, Entry>,
@@ -65,7 +66,7 @@ pub struct Book {
 }
 
 impl Book {
-    /// Notes the answer to a question of ours.
+    /// Stores the answer to an own query.
     pub fn told(&mut self, now: Duration, domain: &Domain, told: Told) -> &Known {
         let within = |ttl: u32, (least, most): (u32, u32)| ttl.clamp(least, most);
         let (known, seconds) = match told {
@@ -78,7 +79,7 @@ impl Book {
         &self.asked[domain].known
     }
 
-    /// Notes what was overheard. Says whether it is new.
+    /// Stores an overheard record. Returns whether it is new.
     pub fn overheard(&mut self, now: Duration, heard: Heard) -> bool {
         let Heard { domain, record, ttl } = heard;
         let known = Known::Record(record);
@@ -88,12 +89,12 @@ impl Book {
         is_new
     }
 
-    /// What is known of a domain from having asked.
+    /// Returns the result of an own query for a domain.
     pub fn known(&self, now: Duration, domain: &Domain) -> Option<&Known> {
         self.asked.get(domain).filter(|entry| entry.until > now).map(|entry| &entry.known)
     }
 
-    /// Every domain that says it is protected. Where it was asked, what was overheard does not count.
+    /// Returns all domains whose records claim protection. The result of an own query overrides an overheard record.
     pub fn proposals(&self, now: Duration) -> Vec<Proposal<'_>> {
         let mut proposals = Vec::new();
         for (book, source) in [(&self.asked, Source::Asked), (&self.seen, Source::Overheard)] {
@@ -172,7 +173,7 @@ mod tests {
         assert!(book.overheard(NOW, heard("example.org", "evil.example.net", 3600)));
         let [only] = &book.proposals(NOW)[..] else { panic!("{:?}", book.proposals(NOW)) };
         assert_eq!((only.record, only.source), (&record("vouch.example.org"), Source::Asked));
-        // Nor does it revive a domain that said that it has none.
+        // Nor does it revive a domain whose answer said that it has no record.
         book.told(NOW, &zone, Told::Nothing(300));
         assert!(book.proposals(NOW).is_empty());
     }

@@ -1,41 +1,41 @@
-//! Names of domains, in the one form that is compared: ASCII, small letters, no dot at the end.
+//! Domain names in one canonical form for comparison: ASCII, lower case, no dot at the end.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The label below a domain at which its record always is (wire.md §7.1).
+/// The label below a domain at which its record is always found (wire.md §7.1).
 pub const LABEL: &str = "_vouchsafe";
-/// The longest name in text, of a domain that still has room for [`LABEL`] before it (RFC 1035 §2.3.4).
+/// The longest text of a domain name that still leaves room for [`LABEL`] before it (RFC 1035 §2.3.4).
 const LONGEST: usize = 253 - LABEL.len() - 1;
 const LONGEST_LABEL: usize = 63;
 
-/// A domain: labels of letters, digits and hyphens. Other scripts are written in their ASCII form (`xn--…`).
+/// A domain: labels of letters, digits and hyphens. Names in other scripts use their ASCII form (`xn--…`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Domain(String);
 
-/// What was given is no domain.
+/// Error: the text is no domain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no domain: write it like example.org, other scripts as xn--…")]
 pub struct NoDomain(String);
 
 impl Domain {
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Where its record always is.
+    /// Returns the name at which the domain's record is always found.
     pub fn record_name(&self) -> String {
         format!("{LABEL}.{}", self.0)
     }
 
-    /// Whether `host` is this domain or below it.
+    /// Reports whether `host` is this domain or below it.
     pub fn has(&self, host: &str) -> bool {
         let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
         host.strip_suffix(&self.0).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     }
 
-    /// Whether it has one label only: a registry's domain, or a name of a local network.
+    /// Reports whether the domain has only one label, so that it is a registry's domain or a name of a local network.
     pub fn is_top(&self) -> bool {
         !self.0.contains('.')
     }

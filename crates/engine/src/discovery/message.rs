@@ -1,5 +1,5 @@
-//! DNS messages as far as discovery needs them: the question for a domain's record, its answer, and what an answer to
-//! somebody else's question says by the way. Everything read here may come from an attacker.
+//! The DNS messages that discovery needs: the query for a domain's record, its answer, and records that come along in
+//! answers to other queries. An attacker may control everything that is read here.
 
 use super::domain::{Domain, LABEL};
 use super::record::Record;
@@ -8,40 +8,40 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record as Entry, RecordType};
 use std::collections::BTreeSet;
 use wire::packet::{Form, Fragment, Packet, UDP};
 
-/// The port that name servers answer from.
+/// The port from which name servers answer.
 pub const DNS_PORT: u16 = 53;
-/// The longest answer that is read, in bytes.
+/// Longest answer that is accepted, in bytes.
 pub const LONGEST: usize = 16 * 1024;
-/// The longest answer that is asked for by UDP: it passes every path in one packet.
+/// Longest answer requested by UDP, in bytes: it fits in one packet on every path.
 const UDP_PAYLOAD: u16 = 1232;
-/// The most names that an alias may lead over.
+/// Maximum number of aliases that are followed.
 const ALIASES: usize = 8;
 
-/// A record that an answer to somebody's question carried.
+/// An overheard record, from the answer to another program's query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Heard {
-    /// Whose record it says it is.
+    /// The domain to which the record claims to belong.
     pub domain: Domain,
     /// The record.
     pub record: Record,
-    /// Seconds it may be kept.
+    /// Seconds for which the record may be kept.
     pub ttl: u32,
 }
 
-/// What an answer to our question says.
+/// Content of the answer to an own query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// This is the record; it may be kept for so many seconds.
+    /// This record, which may be kept for so many seconds.
     Record(Record, u32),
-    /// There is none; that may be kept for so many seconds.
+    /// The domain has no record; that may be kept for so many seconds.
     Nothing(u32),
-    /// The answer did not fit: ask by TCP.
+    /// The answer did not fit: the caller asks by TCP.
     Truncated,
-    /// There is no usable answer, and why.
+    /// No usable answer, with the reason.
     Failed(String),
 }
 
-/// The question for a domain's record.
+/// Builds the query for a domain's record.
 pub fn question(domain: &Domain, id: u16) -> Option<Vec<u8>> {
     let mut message = Message::new(id, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
@@ -52,7 +52,7 @@ pub fn question(domain: &Domain, id: u16) -> Option<Vec<u8>> {
     message.to_vec().ok()
 }
 
-/// What `bytes` say to [`question`] with this id; `None` if they are the answer to another question.
+/// Reads the answer to [`question`] with this id; returns `None` if `bytes` are the answer to another query.
 pub fn answer(domain: &Domain, id: u16, bytes: &[u8]) -> Option<Told> {
     let message = read(bytes)?;
     let asked = message.queries.first()?;
@@ -85,7 +85,8 @@ pub fn answer(domain: &Domain, id: u16, bytes: &[u8]) -> Option<Told> {
     })
 }
 
-/// The record that an answer to a question for a name's addresses carries: that of the name's domain, or of one above it.
+/// Returns the record carried by the answer to a query for a name's addresses: that of the name's domain, or of one
+/// above it.
 pub fn overhear(bytes: &[u8]) -> Option<Heard> {
     let message = read(bytes)?;
     let asked = &message.queries.first()?.name;
@@ -100,7 +101,7 @@ pub fn overhear(bytes: &[u8]) -> Option<Heard> {
         let above = name.strip_prefix(LABEL).and_then(|rest| rest.strip_prefix('.'));
         above.unwrap_or(&name).parse().ok()?
     };
-    // One answer speaks for the domain that was asked about: of others it can't know anything.
+    // An answer is only valid for the domain of its query; it can't be authoritative for others.
     let asked = asked.to_ascii().to_ascii_lowercase();
     if domain.is_top() || !domain.has(asked.strip_prefix(&format!("{LABEL}.")).unwrap_or(&asked)) {
         return None;
@@ -109,7 +110,7 @@ pub fn overhear(bytes: &[u8]) -> Option<Heard> {
     Some(Heard { domain, record, ttl })
 }
 
-/// The same, of the Ethernet frame that holds the answer.
+/// Returns the record carried by the answer in an Ethernet frame, as [`overhear`] does.
 pub fn overhear_frame(frame: &[u8]) -> Option<Heard> {
     let packet = Packet::parse(frame);
     let is_answer = packet.form == Form::Whole && packet.protocol == UDP && packet.source_port == DNS_PORT;
@@ -127,7 +128,7 @@ fn read(bytes: &[u8]) -> Option<Message> {
     is_answer.then_some(message)
 }
 
-/// The name, and those that it is an alias of.
+/// Returns the name and the names that it is an alias of.
 fn aliases(entries: &[Entry], name: Name) -> BTreeSet<Name> {
     let mut names = BTreeSet::from([name.clone()]);
     let mut at = name;
@@ -144,7 +145,7 @@ fn aliases(entries: &[Entry], name: Name) -> BTreeSet<Name> {
     names
 }
 
-/// The one record among these texts. Two that differ are none: who should say which counts?
+/// Returns the one record among these texts. Two different ones are an error, because nothing says which is valid.
 fn the_record<'a>(entries: impl Iterator<Item = &'a Entry>) -> Result<Option<(Record, u32)>, String> {
     let mut found: Option<(Record, u32)> = None;
     for entry in entries.filter(|entry| entry.dns_class == DNSClass::IN) {
@@ -305,7 +306,7 @@ mod tests {
             assert!(overhear(&whole[..length]).is_none(), "{length}");
         }
         let mut ring = whole.clone();
-        // The question's name, which begins behind the header, becomes a pointer to itself.
+        // The question's name, which begins after the header, becomes a pointer to itself.
         ring[12..14].copy_from_slice(&[0xc0, 12]);
         assert!(overhear(&ring).is_none());
         assert!(overhear(&vec![0; LONGEST + 1]).is_none());

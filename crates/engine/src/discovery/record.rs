@@ -1,4 +1,4 @@
-//! The record itself: `v=vouchsafe1; authority=https://…; protects=203.0.113.0/28,2001:db8::/64` (wire.md §7.1).
+//! The discovery record: `v=vouchsafe1; authority=https://…; protects=203.0.113.0/28,2001:db8::/64` (wire.md §7.1).
 
 use super::domain::Domain;
 use ipnet::IpNet;
@@ -6,13 +6,13 @@ use std::fmt::{self, Write};
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-/// What a record begins with.
+/// Prefix of every record.
 pub const VERSION: &str = "v=vouchsafe1";
 /// The longest record, in bytes.
 pub const LONGEST: usize = 1024;
-/// The most networks that a record names.
+/// Maximum number of networks in a record.
 pub const PROTECTS_MAX: usize = 64;
-/// The longest string of a TXT record (RFC 1035 §3.3.14).
+/// The longest string of a TXT record, in bytes (RFC 1035 §3.3.14).
 const STRING_MAX: usize = 255;
 
 /// A domain's record.
@@ -22,7 +22,7 @@ pub struct Record {
     protects: Vec<IpNet>,
 }
 
-/// Where an authority is called: `https://`, a host, a port if it is not 443, and nothing else.
+/// Address of an authority: `https://`, a host, a port if it is not 443, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorityUrl {
     text: String,
@@ -35,37 +35,37 @@ enum Host {
     Address,
 }
 
-/// Why a text that begins like a record is none.
+/// Reason why a text that begins like a record is malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Longer than [`LONGEST`].
+    /// It is longer than [`LONGEST`].
     #[error("it is {0} bytes long, and may have {LONGEST}")]
     TooLong(usize),
-    /// Other characters than printable ASCII ones.
+    /// It contains characters other than printable ASCII.
     #[error("it has other characters than printable ASCII")]
     NotText,
-    /// A field without `=`.
+    /// A field has no `=`.
     #[error("{0:?} is no field: write NAME=VALUE, with `;` between fields")]
     NoField(String),
-    /// A field that we know stands there twice.
+    /// A known field appears twice.
     #[error("`{0}` stands there twice")]
     Twice(&'static str),
-    /// There is no authority.
+    /// The authority is missing.
     #[error("it lacks the field `authority`")]
     NoAuthority,
-    /// The authority is no such address.
+    /// The authority is no valid address.
     #[error("{0:?} is no address of an authority: write https://HOST or https://HOST:PORT")]
     Authority(String),
-    /// A network is none.
+    /// A network is malformed.
     #[error("{0:?} is no network: write it like 203.0.113.0/28, with no bit set behind the prefix")]
     Network(String),
-    /// More networks than [`PROTECTS_MAX`].
+    /// It names more networks than [`PROTECTS_MAX`].
     #[error("it protects more than {PROTECTS_MAX} networks: name wider ones")]
     TooMany,
 }
 
 impl Record {
-    /// A record; fails where it would be longer than one may be. Networks are sorted and joined.
+    /// Creates a record; fails if it would exceed [`LONGEST`] or [`PROTECTS_MAX`]. Sorts and joins the networks.
     pub fn new(authority: AuthorityUrl, protects: Vec<IpNet>) -> Result<Self, Malformed> {
         let mut protects = IpNet::aggregate(&protects);
         protects.sort();
@@ -79,7 +79,7 @@ impl Record {
         }
     }
 
-    /// Reads what a TXT record holds, its strings joined. `None` is somebody else's text.
+    /// Reads the joined strings of a TXT record. Returns `None` for a text with another purpose.
     pub fn read(text: &[u8]) -> Option<Result<Self, Malformed>> {
         let rest = text.strip_prefix(VERSION.as_bytes())?;
         let begins = rest.first().is_none_or(|byte| *byte == b';' || *byte == b' ');
@@ -102,7 +102,7 @@ impl Record {
                 "authority" => authority.replace(value.parse()?).map(|_: AuthorityUrl| "authority"),
                 "protects" => protects.replace(networks(value)?).map(|_| "protects"),
                 "v" => Some("v"),
-                // A later version of this one may say more.
+                // A later version of the format may have more fields.
                 _ => None,
             };
             if let Some(name) = twice {
@@ -112,35 +112,35 @@ impl Record {
         Self::new(authority.ok_or(Malformed::NoAuthority)?, protects.unwrap_or_default())
     }
 
-    /// Who protects.
+    /// Returns the authority that protects the domain.
     pub fn authority(&self) -> &AuthorityUrl {
         &self.authority
     }
 
-    /// What is protected, as far as the record says.
+    /// Returns the protected networks that the record names.
     pub fn protects(&self) -> &[IpNet] {
         &self.protects
     }
 
-    /// Whether it says that something is protected at this address.
+    /// Reports whether the record says that something is protected at this address.
     pub fn covers(&self, address: IpAddr) -> bool {
         self.protects.iter().any(|network| network.contains(&address))
     }
 
-    /// Whether its authority is at a name of this domain (wire.md §7.2.1). Only then TLS shows, whatever became of the answer
-    /// on the way, that it is an authority of this domain.
+    /// Reports whether the authority's name is in this domain (wire.md §7.2.1). Only then does TLS show that it is an
+    /// authority of this domain, even if an attacker changed the DNS answer on the way.
     pub fn is_at_home(&self, domain: &Domain) -> bool {
         matches!(&self.authority.host, Host::Name(host) if domain.has(host.as_str()))
     }
 
-    /// The strings of a TXT record.
+    /// Returns the strings of a TXT record.
     pub fn strings(&self) -> Vec<String> {
         let text = self.to_string();
         let chunks = text.as_bytes().chunks(STRING_MAX);
         chunks.map(|chunk| String::from_utf8_lossy(chunk).into_owned()).collect()
     }
 
-    /// Lines for a zone file: the record at the domain, and at the name where it always is.
+    /// Returns lines for a zone file: the record at the domain, and at the name where it is always found.
     pub fn zone_lines(&self, domain: &Domain, ttl: u32) -> String {
         let strings: Vec<_> = self.strings().into_iter().map(|string| format!("\"{string}\"")).collect();
         let mut lines = String::new();
@@ -176,7 +176,7 @@ impl fmt::Display for Record {
 }
 
 impl AuthorityUrl {
-    /// The address, in the one form that is compared: small letters, no port 443, no slash at the end.
+    /// Returns the address in canonical form for comparison: lower case, no port 443, no slash at the end.
     pub fn as_str(&self) -> &str {
         &self.text
     }

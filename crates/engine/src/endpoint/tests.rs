@@ -34,7 +34,7 @@ fn nothing(_: &SegmentKey) -> Option<Consent> {
     None
 }
 
-/// A segment between the tenants' addresses for TCP to the service.
+/// Builds a segment between the tenants' addresses for TCP to the service.
 fn segment(flags: SegmentFlags, ends: Ends, expires: u32) -> Given {
     let segment = Segment {
         suite: Suite::Siphash,
@@ -80,7 +80,7 @@ fn a_first_packet_is_asked_for_once_and_sent_when_the_segment_is_there() {
         assert_eq!(endpoint.handed_over(&unsent(&frame), nothing, NOW), None);
     }
     let given = segment(SegmentFlags::REPLY, out(), NOW + 300);
-    let actions = endpoint.answered(&wanted, Ok(&PathSegment::new(&given, NOW.into())), NOW);
+    let actions = endpoint.answered(&wanted, Ok(given.clone()), NOW);
     let [Action::Write(key, entry), sent @ ..] = &actions[..] else { panic!("{actions:?}") };
     assert_eq!(*key, SegmentKey::of(INTERFACE, out().sender, out().receiver, &given.segment));
     assert_eq!((entry.until, sent.len()), (NOW + 300, HELD_MAX));
@@ -99,7 +99,7 @@ fn one_flows_segment_says_that_others_need_their_own() {
     let mut endpoint = endpoint();
     let (wanted, _) = ask(&mut endpoint, &syn("10.0.0.1", "10.0.0.2", CLIENT, SERVICE));
     let given = segment(SegmentFlags::SINGLE, out(), NOW + 300);
-    let actions = endpoint.answered(&wanted, Ok(&PathSegment::new(&given, NOW.into())), NOW);
+    let actions = endpoint.answered(&wanted, Ok(given.clone()), NOW);
     let [Action::Write(one, _), Action::Write(all, marker), Action::Send { .. }] = &actions[..] else {
         panic!("{actions:?}")
     };
@@ -129,7 +129,7 @@ fn an_answer_to_another_question_is_none() {
     for given in [other_network, other_port, answers] {
         let mut endpoint = endpoint();
         let (wanted, _) = ask(&mut endpoint, &syn("10.0.0.1", "10.0.0.2", CLIENT, SERVICE));
-        let actions = endpoint.answered(&wanted, Ok(&PathSegment::new(&given, NOW.into())), NOW);
+        let actions = endpoint.answered(&wanted, Ok(given.clone()), NOW);
         let [Action::Write(_, entry)] = &actions[..] else { panic!("{actions:?}") };
         assert_eq!(*entry, SegmentEntry::refused(NOW + REFUSED_FOR));
     }
@@ -167,14 +167,13 @@ fn an_answer_shows_the_segment_that_it_answers() {
     let noted = SegmentKey::answering(INTERFACE, &read(&frame).expect("a packet"))[1];
     let look_up = |key: &SegmentKey| (*key == noted).then_some(consent);
     let action = endpoint.handed_over(&unsent(&frame), look_up, NOW);
-    let Some(Action::AskBack(wanted, request)) = action else { panic!("{action:?}") };
-    let shown = request.shown().expect("it can be read");
+    let Some(Action::AskBack(wanted, shown)) = action else { panic!("{action:?}") };
     assert_eq!((shown.segment, shown.ends), (came.segment, back()));
     let given = segment(SegmentFlags::RETURN, out(), NOW + 300);
-    let actions = endpoint.answered(&wanted, Ok(&PathSegment::new(&given, NOW.into())), NOW);
+    let actions = endpoint.answered(&wanted, Ok(given.clone()), NOW);
     let [Action::Write(key, entry), Action::Send { .. }] = &actions[..] else { panic!("{actions:?}") };
     assert_eq!(*key, noted);
-    // Used, near its end: again, but only by what came in anew.
+    // In use and near its end: it is renewed, but only with consent that has arrived since.
     let mut entry = *entry;
     entry.used = NOW + 290;
     assert_eq!(endpoint.renew(key, &entry, look_up, NOW + 290), None);
@@ -182,7 +181,7 @@ fn an_answer_shows_the_segment_that_it_answers() {
     let later = Consent::new(&later.encapsulation(Payload::Ipv4), back().sending, back().receiving).expect("it fits");
     let action = endpoint.renew(key, &entry, |key| (*key == noted).then_some(later), NOW + 290);
     assert!(matches!(action, Some(Action::AskBack(..))), "{action:?}");
-    // What has ended is not shown.
+    // A segment that has ended is not shown.
     assert!(matches!(
         endpoint.handed_over(&unsent(&syn("10.0.0.1", "10.0.0.2", SERVICE, 1)), |_| Some(consent), NOW + 300),
         Some(Action::Ask(..))
@@ -203,24 +202,23 @@ fn a_fixed_path_is_kept_to_and_shown_for_the_answer() {
     };
     let (wanted, _) = ask(&mut endpoint, &syn("10.0.0.1", "10.0.0.2", CLIENT, SERVICE));
     let given = led(here, there, SegmentFlags::REPLY, ends);
-    let actions = endpoint.answered(&wanted, Ok(&PathSegment::new(&given, NOW.into())), NOW);
-    // What waited goes by no socket, which would go the direct way.
+    let actions = endpoint.answered(&wanted, Ok(given.clone()), NOW);
+    // Waiting packets are not sent from a socket, which would take the direct way.
     let [Action::Write(_, entry)] = &actions[..] else { panic!("{actions:?}") };
     let plain = SegmentEntry::given(&given.encapsulation(Payload::Ipv4), address(here), address(there));
     let list = Hops::new(&hops).expect("two");
     assert_eq!(Some(*entry), plain.and_then(|plain| plain.along(&list)));
     assert_eq!(entry.grows(), plain.expect("it fits").grows() + 8 + 2 * 16);
 
-    // At the other end: what came along a path is shown with it.
+    // At the other endpoint: a segment that arrived along a fixed path is shown with that path.
     let mut endpoint = Endpoint { addresses: vec![address(there)], ..endpoint };
     let came = led(here, there, SegmentFlags::REPLY, back());
     let consent = Consent::new(&came.encapsulation(Payload::Ipv4), address(here), address(there)).expect("it fits");
     let consent = consent.along(&list);
     let frame = syn("10.0.0.1", "10.0.0.2", SERVICE, CLIENT);
     let action = endpoint.handed_over(&unsent(&frame), |_| Some(consent), NOW);
-    let Some(Action::AskBack(_, request)) = action else { panic!("{action:?}") };
-    assert_eq!(request.hops, hops);
-    assert_eq!(request.shown().expect("it can be read"), came);
+    let Some(Action::AskBack(_, shown)) = action else { panic!("{action:?}") };
+    assert_eq!(shown, came);
 }
 
 #[test]
@@ -239,7 +237,7 @@ fn a_segment_in_use_is_renewed_before_it_ends_and_another_is_not() {
     assert_eq!((request.to.port, request.sender), (SERVICE, out().sender));
     assert_eq!(endpoint.renew(&key, &entry, nothing, soon + 1), None, "it is asked for already");
     let new = segment(SegmentFlags::REPLY, out(), soon + 300);
-    let actions = endpoint.answered(&wanted, Ok(&PathSegment::new(&new, soon.into())), soon);
+    let actions = endpoint.answered(&wanted, Ok(new.clone()), soon);
     assert!(matches!(&actions[..], [Action::Write(same, entry)] if *same == key && entry.until == soon + 300));
     let refused = SegmentEntry::refused(soon + 1);
     assert_eq!(endpoint.renew(&key, &refused, nothing, soon), None);

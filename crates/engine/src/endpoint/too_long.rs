@@ -1,5 +1,6 @@
-//! What a sender is told whose packet is too long for the tunnel: ICMP's "fragmentation needed" (RFC 1191), ICMPv6's "packet
-//! too big" (RFC 4443). It comes from the receiver's address, for the endpoint has none in the tenant's network.
+//! The error for the sender of a packet that is too long for the tunnel: ICMP's "fragmentation needed" (RFC 1191),
+//! ICMPv6's "packet too big" (RFC 4443). Its source is the receiver's address, because the endpoint has none in the
+//! tenant's network.
 
 use super::ETHERNET_LEN;
 use wire::packet::{Form, Packet};
@@ -10,12 +11,13 @@ const IPV6_LEN: usize = 40;
 const ICMP_LEN: usize = 8;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
-/// The longest error: what every link takes (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
+/// Length of the longest error: every link can carry it (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
 const MOST4: usize = 576;
 const MOST6: usize = 1280;
 const HOPS: u8 = 64;
 
-/// The frame with the error, for the sender of this one. `None` if it is no IP packet, or an error itself.
+/// Builds the frame with the error for the sender of this one. Returns `None` if this one is no IP packet, or an error
+/// itself.
 pub fn tell(frame: &[u8], limit: u32) -> Option<Vec<u8>> {
     let (link, quoted) = frame.split_at_checked(ETHERNET_LEN)?;
     let four = link[12..] == [0x08, 0x00];
@@ -28,7 +30,7 @@ pub fn tell(frame: &[u8], limit: u32) -> Option<Vec<u8>> {
     let (sender, receiver) = addresses.split_at(addresses.len() / 2);
     let length = u16::try_from(ICMP_LEN + quoted.len()).ok()?;
     let mut icmp = vec![if four { 3 } else { 2 }, if four { 4 } else { 0 }, 0, 0];
-    // Of ICMP's second word, the last 16 bits.
+    // In ICMP, the limit is in the last 16 bits of the second word.
     icmp.extend(if four { limit.min(u16::MAX.into()) } else { limit }.to_be_bytes());
     icmp.extend(quoted);
     let pseudo = if four { 0 } else { sum(addresses, false) + u32::from(length) + u32::from(ICMPV6) };
@@ -49,11 +51,11 @@ pub fn tell(frame: &[u8], limit: u32) -> Option<Vec<u8>> {
     Some(told)
 }
 
-/// Whether it is an ICMP message that is no question: errors about errors are never sent. What was cut short counts as whole.
+/// Reports whether the frame is an ICMP error: errors about errors are never sent. A frame that was cut short is none.
 fn is_error(frame: &[u8]) -> bool {
     let packet = Packet::parse(frame);
     if packet.form != Form::Whole {
-        // Cut: too long to be an error.
+        // Cut short: an error would not have been so long.
         return false;
     }
     let kind = frame.get(packet.transport).copied().unwrap_or_default();

@@ -1,32 +1,32 @@
-//! What a rule is for: OpenFlow's extensible match (§7.2.3), as far as rules for flows and prefixes need it.
+//! Matches of rules: the part of OpenFlow's extensible match (§7.2.3) needed by rules for flows and prefixes.
 
 use ipnet::IpNet;
 use wire::packet::{TCP, UDP};
 
-/// Bits that have to be as given, of those that the mask names.
+/// A value to match under a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Masked {
-    /// The bits.
+    /// The value.
     pub value: u16,
-    /// Which of them count.
+    /// The bits that are compared.
     pub mask: u16,
 }
 
 impl Masked {
-    /// All bits count.
+    /// Matches all bits of a value.
     pub const fn exactly(value: u16) -> Self {
         Self { value, mask: u16::MAX }
     }
 }
 
-/// What a rule is for; what is not given does not matter. Ports and TCP flags need a protocol.
+/// Match of a rule. Absent fields match everything. Ports and TCP flags need a protocol.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// The port that the packet came in by.
+    /// The switch port at which the packet arrived.
     pub in_port: Option<u32>,
-    /// The sender.
+    /// The sender's address or network.
     pub source: Option<IpNet>,
-    /// The receiver.
+    /// The receiver's address or network.
     pub destination: Option<IpNet>,
     /// The transport protocol.
     pub protocol: Option<u8>,
@@ -34,7 +34,7 @@ pub struct Match {
     pub source_port: Option<Masked>,
     /// The receiver's port.
     pub destination_port: Option<Masked>,
-    /// TCP's flags (extension 109 of the ONF, which Open vSwitch has for 1.3).
+    /// TCP's flags (extension 109 of the ONF, which Open vSwitch supports for 1.3).
     pub tcp_flags: Option<Masked>,
 }
 
@@ -59,10 +59,10 @@ const EXPERIMENTER: [u8; 2] = [0xff, 0xff];
 const ONF: [u8; 4] = *b"ONF\0";
 
 impl Match {
-    /// Appends the match, filled up to a multiple of 8 bytes.
+    /// Appends the match, padded to a multiple of 8 bytes.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
         let start = bytes.len();
-        // Type "extensible", and the length, which does not count the filling.
+        // Type "extensible", and the length, which does not include the padding.
         bytes.extend([0, 1, 0, 0]);
         if let Some(port) = self.in_port {
             put(bytes, field::IN_PORT, &port.to_be_bytes());
@@ -111,7 +111,7 @@ impl Match {
         bytes.resize(start + len.next_multiple_of(8), 0);
     }
 
-    /// The port that a packet came in by, out of the fields of a match.
+    /// Returns the port at which a packet arrived, from the fields of a match.
     pub(super) fn in_port(mut fields: &[u8]) -> Option<u32> {
         while let Some((&[first, second, field, len], rest)) = fields.split_first_chunk() {
             let value = rest.get(..usize::from(len))?;
@@ -130,7 +130,7 @@ fn put(bytes: &mut Vec<u8>, field: u8, value: &[u8]) {
     bytes.extend(value);
 }
 
-/// Without a mask where every bit counts: a switch may refuse one that says nothing.
+/// Omits the mask if all bits are set: a switch may refuse a mask without effect.
 fn put_masked(bytes: &mut Vec<u8>, field: u8, value: &[u8], mask: &[u8]) {
     if mask.iter().all(|byte| *byte == 0xff) {
         return put(bytes, field, value);
@@ -144,12 +144,12 @@ fn put_masked(bytes: &mut Vec<u8>, field: u8, value: &[u8], mask: &[u8]) {
     bytes.extend(mask);
 }
 
-/// The fewest masks that cover the ports from `first` to `last` and no other.
+/// Returns the fewest masks that cover exactly the ports from `first` to `last`.
 pub fn spans(first: u16, last: u16) -> Vec<Masked> {
     let mut masks = Vec::new();
     let (mut at, last) = (u32::from(first), u32::from(last));
     while at <= last {
-        // The largest block that begins here and ends within.
+        // The largest aligned block that begins at `at` and ends within the span.
         let aligned = if at == 0 { 16 } else { at.trailing_zeros().min(16) };
         let fits = (last - at + 1).ilog2();
         let bits = aligned.min(fits);

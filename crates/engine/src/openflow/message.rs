@@ -1,5 +1,5 @@
-//! Messages of OpenFlow 1.3 (ONF TS-006 to TS-023, "OpenFlow Switch Specification", §7), as far as a controller that lets
-//! switches forward by themselves needs them.
+//! Messages of OpenFlow 1.3 (ONF TS-006 to TS-023, "OpenFlow Switch Specification", §7): those needed by a controller
+//! that leaves forwarding to the switches.
 
 use super::matching::Match;
 use std::fmt;
@@ -10,11 +10,11 @@ const HEADER_LEN: usize = 8;
 const NO_BUFFER: u32 = u32::MAX;
 const ANY: u32 = u32::MAX;
 
-/// Ports that stand for something.
+/// Reserved port numbers.
 pub mod port {
-    /// What the switch would do without a controller: learn and forward.
+    /// Forward as the switch would without a controller: learn and forward.
     pub const NORMAL: u32 = 0xffff_fffa;
-    /// The controller.
+    /// Send to the controller.
     pub const CONTROLLER: u32 = 0xffff_fffd;
 }
 
@@ -34,109 +34,109 @@ mod kind {
     pub const BARRIER_REPLY: u8 = 21;
 }
 
-/// A message.
+/// An OpenFlow message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The first one of either side; its header tells the highest version.
+    /// The first message of either side; its header carries the highest supported version.
     Hello,
-    /// The switch could not do what it was asked.
+    /// The switch could not carry out a request.
     Error {
         /// The error's type.
         class: u16,
-        /// Its code within the type.
+        /// The error's code within the type.
         code: u16,
     },
-    /// Asks whether the other side is there.
+    /// Request to show that the connection is alive.
     EchoRequest(Vec<u8>),
-    /// Answers with the same bytes.
+    /// Answer to `EchoRequest`, with the same bytes.
     EchoReply(Vec<u8>),
-    /// Asks who the switch is.
+    /// Request for the switch's identity.
     FeaturesRequest,
-    /// Who the switch is.
+    /// The switch's identity.
     FeaturesReply {
-        /// Its number among all switches.
+        /// The switch's unique number.
         datapath: u64,
     },
-    /// How much of a packet comes up.
+    /// Sets how much of a packet the switch sends up.
     SetConfig {
-        /// Bytes, of packets for which no rule says more.
+        /// Number of bytes for packets without a rule of their own.
         miss_send_len: u16,
     },
-    /// A packet comes up.
+    /// A packet that the switch sent up.
     PacketIn {
         /// The cookie of the rule that sent it.
         cookie: u64,
-        /// The port that it came in by.
+        /// The port at which the packet arrived.
         in_port: u32,
-        /// How long it was.
+        /// Length of the whole packet.
         total_len: u16,
-        /// What of it was sent.
+        /// The part of the packet that was sent up.
         frame: Vec<u8>,
     },
-    /// A packet goes down, and where to.
+    /// A packet that the controller sends down, and its output port.
     PacketOut {
-        /// The port that it counts as having come in by.
+        /// The port at which the packet is assumed to have arrived.
         in_port: u32,
-        /// The port that it leaves by.
+        /// The output port.
         to: u32,
-        /// The packet.
+        /// The packet to send.
         frame: Vec<u8>,
     },
     /// A change of the switch's rules.
     FlowMod(FlowMod),
-    /// Asks to be told when all before it is done.
+    /// Request for a notice once all earlier messages are processed.
     BarrierRequest,
-    /// It is.
+    /// Notice that all messages before the `BarrierRequest` are processed.
     BarrierReply,
-    /// Of a type that a controller need not understand.
+    /// A message of a type that a controller need not understand.
     Other(u8),
 }
 
-/// What is to happen to rules.
+/// Operation on rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Adds one, in the place of one with the same match and priority.
+    /// Adds a rule, replacing one with the same match and priority.
     Add,
-    /// Takes out all whose cookie and match fit.
+    /// Removes all rules whose cookie and match fit.
     Delete,
 }
 
 /// A change of the switch's rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowMod {
-    /// What is to happen.
+    /// The operation.
     pub command: Command,
-    /// Tells whose a rule is.
+    /// Identifies the rule's owner and kind.
     pub cookie: u64,
-    /// The bits of the cookie that count when rules are taken out.
+    /// The bits of the cookie that are compared when rules are removed.
     pub cookie_mask: u64,
-    /// The highest priority decides.
+    /// The rule with the highest priority decides.
     pub priority: u16,
-    /// Seconds without a packet after which the rule goes; 0 for never.
+    /// Seconds without a packet after which the rule expires; 0 for never.
     pub idle_timeout: u16,
-    /// Seconds after which it goes in any case; 0 for never.
+    /// Seconds after which the rule expires in any case; 0 for never.
     pub hard_timeout: u16,
-    /// What it is for.
+    /// The packets that the rule applies to.
     pub matching: Match,
-    /// The port that packets leave by, or nothing.
+    /// The output port, if any.
     pub to: Option<u32>,
-    /// Whether a copy comes up to the controller.
+    /// Whether the controller gets a copy of the packet.
     pub copy: bool,
 }
 
-/// Why bytes are no message.
+/// Reason why bytes are no valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
     /// A version other than 1.3.
     Version(u8),
-    /// The length in the header is shorter than a header, or than this type's fields.
+    /// The length in the header is less than a header, or than the fields of this type.
     Short(u8),
 }
 
 impl fmt::Display for Malformed {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // The type of a TLS handshake is where OpenFlow has its version.
+            // A TLS handshake has its type where OpenFlow has its version.
             Self::Version(22) => write!(
                 formatter,
                 "the switch speaks TLS, and this address takes plain OpenFlow only: name certificates by \
@@ -151,21 +151,22 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// Bytes on their way from a switch, cut into messages. Never holds more than one message and what came with it.
+/// Reassembles messages from the bytes of a switch. Holds at most one incomplete message and the bytes received with
+/// it.
 #[derive(Default)]
 pub struct Inbox(Vec<u8>);
 
 impl Inbox {
-    /// Takes bytes in.
+    /// Appends received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
-    /// The next whole message, and the number that ties answers to questions.
+    /// Returns the next complete message, and the number that ties answers to requests.
     pub fn message(&mut self) -> Result<Option<(u32, Message)>, Malformed> {
         let Some(&[version, kind, high, low, a, b, c, d]) = self.0.first_chunk::<HEADER_LEN>() else { return Ok(None) };
         let len = usize::from(u16::from_be_bytes([high, low]));
-        // A HELLO may come in any version: what counts is whether ours is spoken.
+        // A HELLO may have any version that is at least this one, because each side announces its highest.
         if version < VERSION || version > VERSION && kind != kind::HELLO {
             return Err(Malformed::Version(version));
         }
@@ -190,7 +191,7 @@ impl Message {
             kind::FEATURES_REPLY => Self::FeaturesReply { datapath: u64_at(body, 0)? },
             kind::PACKET_IN => {
                 let match_len = usize::from(u16_at(body, 18)?);
-                // The match is filled up to a multiple of 8, and two bytes stand between it and the packet (§7.4.1).
+                // The match is padded to a multiple of 8, and followed by two bytes before the packet (§7.4.1).
                 let frame = body.get(16 + match_len.next_multiple_of(8) + 2..)?.to_vec();
                 let in_port = Match::in_port(body.get(20..16 + match_len)?)?;
                 Self::PacketIn { cookie: u64_at(body, 8)?, in_port, total_len: u16_at(body, 4)?, frame }
@@ -201,7 +202,7 @@ impl Message {
         })
     }
 
-    /// The message as it is sent. `None` if it is too long for its header.
+    /// Encodes the message. Returns `None` if it is too long for its header.
     pub fn encode(&self, xid: u32) -> Option<Vec<u8>> {
         let mut bytes = vec![VERSION, 0, 0, 0];
         bytes.extend(xid.to_be_bytes());
@@ -271,7 +272,7 @@ impl FlowMod {
         bytes.extend(self.cookie_mask.to_be_bytes());
         bytes.extend(match self.command {
             Command::Add => [0, 0],
-            // Out of every table.
+            // From every table.
             Command::Delete => [0xff, 3],
         });
         for number in [self.idle_timeout, self.hard_timeout, self.priority] {
@@ -295,7 +296,7 @@ impl FlowMod {
     }
 }
 
-/// The action "send it there, and the controller all of it" (§7.2.5).
+/// Encodes the output action; packets to the controller are sent whole (§7.2.5).
 fn output(to: u32) -> Vec<u8> {
     const NO_BUFFER_LEN: u16 = 0xffff;
     let mut bytes = vec![0, 0, 0, 16];

@@ -1,84 +1,85 @@
-//! What becomes of packets that switches send up: the tables that the kernel program keeps in maps, and rules for the
-//! switch beside the packet.
+//! Decisions on packets that switches send up: the tables that the kernel program has as maps, and the switch rules
+//! that go with a packet.
 
 use super::message::FlowMod;
 use super::rules;
 use crate::agent::Subject;
 use crate::agent::frame::{Frame, datagram};
-use crate::insertion::{Action, Alone, Grant, Inserter, Secret, Used};
-use crate::protected::Protected;
+use crate::agent::insertion::{Action, Alone, Grant, Inserter, Used};
+use crate::model::Secret;
+use crate::model::protected::Protected;
 use std::collections::{BTreeMap, BTreeSet};
 use wire::map::{FlowKey, GrantEntry, GrantSlot};
 use wire::packet::{Form, Packet, UDP};
 use wire::shim::{self, SHIM_LEN};
 use wire::{Carrier, Destination, ls};
 
-/// The most UDP flows that are remembered; the one that was silent for longest makes room.
+/// Maximum number of remembered UDP flows; the one silent for longest makes room.
 const CONVERSATIONS_MAX: usize = 16_384;
-/// The most ports of switches that packets are held from.
+/// Maximum number of switch ports from which packets are held.
 const ORIGINS_MAX: usize = 4096;
-/// The kernel program has the nonces of pairs below.
+/// Nonces of pairs start here; the kernel program has those below.
 const FIRST_NONCE2: u16 = ls::SENDERS_NONCES as u16;
-/// Numbers of interfaces that stand for switches' ports begin here: the kernel gives out none so high.
+/// Interface indices that stand for switch ports start here; the kernel assigns none that high.
 const PORTS_FROM: u32 = 0x8000_0000;
 
-/// Whose identity the packets of a home's devices carry.
+/// Subjects whose identity the packets of a household's devices carry.
 #[derive(Clone, Debug, Default)]
 pub struct Household {
-    /// Devices by their hardware address.
+    /// Subjects by the hardware address of the device.
     pub devices: BTreeMap<[u8; 6], Subject>,
-    /// Everybody else's, if anybody's.
+    /// Subject for all other devices, if any.
     pub others: Option<Subject>,
 }
 
-/// Where a packet came up from.
+/// Switch and port from which a packet was sent up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Origin {
     /// The switch.
     pub datapath: u64,
-    /// Its port.
+    /// The port of the switch.
     pub port: u32,
 }
 
-/// What is done with a packet that came up.
+/// Outcome for a packet that was sent up.
 #[derive(PartialEq, Eq)]
 pub enum Fate {
-    /// The rules, then the frames go down.
+    /// Send the rules, then the frames, to the switch.
     Forward {
-        /// Nothing where the flow has no ports.
+        /// Rules for the flow; empty unless it is TCP or UDP.
         rules: Vec<FlowMod>,
-        /// What leaves the switch, in order.
+        /// Frames for the switch to send, in order.
         frames: Vec<Vec<u8>>,
     },
-    /// It waits for a grant.
+    /// Hold the frame until its grant arrives.
     Hold(GrantSlot, Frame),
-    /// It goes no further.
+    /// Drop the packet.
     Drop,
 }
 
-/// How many packets met which decision. But for the first, names are those of the kernel program's counters.
+/// Number of packets per decision. Except for the first, names are those of the kernel program's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Came up from a switch.
+    /// Packets sent up by a switch.
     pub elevated: u64,
-    /// Got a token.
+    /// Packets that got a token.
     pub tokens: u64,
-    /// Were preceded by a datagram with a token alone.
+    /// Packets preceded by a datagram that carries only the token.
     pub tokens_alone: u64,
-    /// Had to wait for a grant.
+    /// Packets held for a grant.
     pub held: u64,
-    /// Went without identity.
+    /// Packets sent without identity.
     pub plain: u64,
-    /// Needed no token.
+    /// Packets that needed no token.
     pub other: u64,
-    /// Would have ridden on somebody else's flow.
+    /// Packets dropped because they would have used another sender's flow.
     pub rider: u64,
-    /// Could not be changed, or not be held.
+    /// Packets that could not be changed or held.
     pub failed: u64,
 }
 
 impl Counts {
-    /// Each with its name.
+    /// Returns each count with its name.
     pub fn named(&self) -> [(&'static str, u64); 8] {
         let Self { elevated, tokens, tokens_alone, held, plain, other, rider, failed } = *self;
         [
@@ -94,21 +95,21 @@ impl Counts {
     }
 }
 
-/// The tables.
+/// The tables of the controller.
 #[derive(Default)]
 pub struct Plane {
     inserter: Inserter,
     household: Household,
-    /// Who is logged in.
+    /// Subjects that are logged in.
     present: BTreeSet<Subject>,
     origins: Vec<Origin>,
     counts: Counts,
-    /// Only rules, no tokens: what a controller costs by itself (LS, *pro forma*).
+    /// Whether to install only rules and add no tokens, to measure the cost of the controller alone (LS, *pro forma*).
     pro_forma: bool,
 }
 
 impl Plane {
-    /// Tables of a household, with nobody logged in. Tokens are numbered from `nonce`.
+    /// Creates the tables of a household without sessions. The nonces of tokens start at `nonce`.
     pub fn new(household: Household, nonce: u32, pro_forma: bool) -> Self {
         Self {
             household,
@@ -118,27 +119,27 @@ impl Plane {
         }
     }
 
-    /// Somebody logged in.
+    /// Marks a subject as logged in.
     pub fn log_in(&mut self, subject: Subject) {
         self.present.insert(subject);
     }
 
-    /// Somebody logged out.
+    /// Marks a subject as logged out.
     pub fn log_out(&mut self, subject: Subject) {
         self.present.remove(&subject);
     }
 
-    /// What is protected from now on.
+    /// Replaces the protected prefixes.
     pub fn protect(&mut self, entries: Vec<Protected>) {
         self.inserter.protected = entries;
     }
 
-    /// What is protected.
+    /// Returns the protected prefixes.
     pub fn protected(&self) -> &[Protected] {
         &self.inserter.protected
     }
 
-    /// What first packets to one destination get.
+    /// Sets the entry for first packets to one destination.
     pub fn write(&mut self, slot: GrantSlot, entry: &GrantEntry) {
         let secret = Secret::of_entry(entry);
         let carrier = Carrier::from_number(entry.carrier).unwrap_or_default();
@@ -150,41 +151,41 @@ impl Plane {
         }
     }
 
-    /// What was made of an entry.
+    /// Returns how an entry has been used.
     pub fn used(&self, slot: &GrantSlot) -> Used {
         self.inserter.used.get(slot).copied().unwrap_or_default()
     }
 
-    /// First packets to this destination wait from now on.
+    /// Removes the entry for a destination, so that its first packets are held.
     pub fn remove(&mut self, slot: &GrantSlot) {
         self.inserter.grants.remove(slot);
         self.inserter.used.remove(slot);
     }
 
-    /// What was decided so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Where a held frame came from, by the number that stands for its interface.
+    /// Returns the origin of a held frame, from its interface index.
     pub fn origin(&self, frame: &Frame) -> Option<Origin> {
         let place = frame.interface.checked_sub(PORTS_FROM)?;
         self.origins.get(place as usize).copied()
     }
 
-    /// Whether the frame came up from a switch.
+    /// Reports whether the frame was sent up by a switch.
     pub fn is_from_switch(frame: &Frame) -> bool {
         frame.interface >= PORTS_FROM
     }
 
-    /// Decides on a packet that came up, at `now` (Unix seconds by this machine's clock).
+    /// Decides on a packet that was sent up, at `now` (Unix seconds by this machine's clock).
     pub fn elevated(&mut self, origin: Origin, frame: &[u8], now: u32) -> Fate {
         self.counts.elevated += 1;
         let subject = self.subject_of(frame);
         self.judge(subject, origin, frame, now)
     }
 
-    /// Decides on a frame that was held, now that something has changed for its subject.
+    /// Decides again on a held frame after a change for its subject.
     pub fn again(&mut self, subject: Subject, frame: &Frame, now: u32) -> Option<(Origin, Fate)> {
         let origin = self.origin(frame)?;
         let mut fate = Fate::Drop;
@@ -235,7 +236,7 @@ impl Plane {
         fate.unwrap_or(Fate::Drop)
     }
 
-    /// Whether this is not the first datagram of its flow.
+    /// Reports whether a datagram is not the first of its flow.
     fn is_known(&self, packet: &Packet) -> bool {
         packet.protocol == UDP
             && FlowKey::to_server(packet).is_some_and(|key| self.inserter.conversations.contains_key(&key))
@@ -262,7 +263,7 @@ impl Plane {
                 self.origins.len() - 1
             }
         };
-        let slot = crate::insertion::slot(subject?.number(), &to);
+        let slot = GrantSlot::new(subject?.number(), &to);
         Some((slot, Frame::new(PORTS_FROM + u32::try_from(place).ok()?, ETHERNET_LEN, 0, frame)?))
     }
 
@@ -276,7 +277,7 @@ impl Plane {
     }
 }
 
-/// The datagram with the token alone that goes ahead of this one (wire.md §4.2).
+/// Builds the datagram that goes ahead of this one and carries only the token (wire.md §4.2).
 fn ahead(frame: &[u8], packet: &Packet, alone: &Alone) -> Option<Vec<u8>> {
     match alone {
         Alone::Block(block) => datagram(frame, packet, block, 0),

@@ -1,44 +1,46 @@
-//! The rules of a switch: what comes up to the controller, and what the switch does by itself.
+//! The rules of a switch: what it sends up to the controller, and what it forwards by itself.
 
 use super::matching::{Masked, Match, spans};
 use super::message::{Command, FlowMod, port};
 use crate::discovery::message::DNS_PORT;
-use crate::protected::Protected;
+use crate::model::protected::Protected;
 use ipnet::IpNet;
 use std::net::IpAddr;
 use wire::packet::{Packet, TCP, UDP, tcp_flags};
 
-/// Marks rules as ours: "VS". Below it, the kind and the generation.
+/// Marks the controller's own rules: "VS". The kind and the generation are in the bits below.
 const OURS: u64 = 0x5653 << 48;
 const OURS_MASK: u64 = 0xffff << 48;
-/// Rules that send packets up, and the one below them all.
+/// Rules that send packets up, and the default rule below them all.
 const STANDING: u64 = OURS | 1 << 40;
 /// Rules for one flow.
 const FLOW: u64 = OURS | 2 << 40;
-/// Of these, those that send copies of name servers' answers up.
+/// Standing rules that send up copies of name servers' answers.
 const ANSWERS: u64 = STANDING | 2 << 40;
 const KIND_MASK: u64 = OURS_MASK | 0xff << 40;
-/// What standing rules of either kind have in common, and rules for flows lack.
+/// The bits that identify standing rules of either kind; rules for flows differ in them.
 const STANDING_MASK: u64 = OURS_MASK | 1 << 40;
 
 const PRIORITY_REST: u16 = 0;
 const PRIORITY_ANSWERS: u16 = 500;
 const PRIORITY_PROTECTED: u16 = 1000;
 const PRIORITY_FLOW: u16 = 2000;
-/// Above rules for flows: a SYN never belongs to a flow that is there already.
+/// Above rules for flows, because a SYN never belongs to an existing flow.
 const PRIORITY_SYN: u16 = 3000;
 
-/// Seconds without a packet after which a flow's rules go; the next packet brings them back.
+/// Seconds without a packet after which a flow's rules expire; the next packet installs them again.
 const IDLE: u16 = 60;
-/// Seconds that a rule for a flow of datagrams stays: then the next one comes up and gets a token (wire.md §4.1).
+/// Seconds after which a rule for a flow of datagrams expires, so that the next datagram comes up and gets a token
+/// (wire.md §4.1).
 const DATAGRAMS: u16 = 15;
-/// The same behind a flow's first datagram: the token may have got lost.
+/// Seconds after which the rule expires that was installed with a flow's first datagram, whose token may have been
+/// lost.
 const DATAGRAMS_FIRST: u16 = 2;
 
 const ONLY_SYN: Masked = Masked { value: tcp_flags::SYN as u16, mask: (tcp_flags::SYN | tcp_flags::ACK) as u16 };
 
-/// The rules that stand while these prefixes are protected. Rules of earlier generations go after they are there, so that
-/// no packet finds neither.
+/// Returns the standing rules for these protected prefixes. They are installed before the rules of earlier generations
+/// are removed, so that no packet meets a gap.
 pub fn standing(protected: &[Protected], generation: u16) -> Vec<FlowMod> {
     let add = |priority, matching, to| FlowMod {
         command: Command::Add,
@@ -59,7 +61,7 @@ pub fn standing(protected: &[Protected], generation: u16) -> Vec<FlowMod> {
                 0 => &[TCP, UDP],
                 TCP => &[TCP],
                 UDP => &[UDP],
-                // Other protocols carry no token.
+                // Packets of other protocols carry no token.
                 _ => &[],
             };
             for (protocol, ports) in protocols.iter().flat_map(|protocol| {
@@ -84,7 +86,8 @@ pub fn standing(protected: &[Protected], generation: u16) -> Vec<FlowMod> {
     rules
 }
 
-/// The rules by which name servers' answers come up while the switch forwards them: nobody waits for the controller.
+/// Returns the rules that send up name servers' answers while the switch also forwards them, without waiting for the
+/// controller.
 pub fn answers(generation: u16) -> impl Iterator<Item = FlowMod> {
     let families = [IpNet::from(IpAddr::from([0; 4])), IpNet::from(IpAddr::from([0; 16]))];
     families.into_iter().map(move |family| FlowMod {
@@ -105,12 +108,13 @@ pub fn answers(generation: u16) -> impl Iterator<Item = FlowMod> {
     })
 }
 
-/// Whether a rule with this cookie sends copies of answers up.
+/// Reports whether a rule with this cookie sends up copies of answers.
 pub fn is_for_answers(cookie: u64) -> bool {
     cookie & KIND_MASK == ANSWERS
 }
 
-/// Takes out the standing rules of every other generation: for each bit, those in which it differs.
+/// Returns messages that remove the standing rules of every other generation: one per bit, for the generations that
+/// differ in that bit.
 pub fn without_other_generations(generation: u16) -> impl Iterator<Item = FlowMod> {
     (0..u16::BITS).map(move |bit| FlowMod {
         command: Command::Delete,
@@ -125,12 +129,13 @@ pub fn without_other_generations(generation: u16) -> impl Iterator<Item = FlowMo
     })
 }
 
-/// Whether a rule with this cookie is ours.
+/// Reports whether a rule with this cookie is the controller's own.
 pub fn is_ours(cookie: u64) -> bool {
     cookie & OURS_MASK == OURS
 }
 
-/// Rules for both directions of a packet's flow: from now on the switch forwards by itself. `None` for what has no ports.
+/// Returns rules for both directions of a packet's flow, so that the switch forwards the rest of the flow by itself.
+/// `None` unless the packet is TCP or UDP.
 pub fn flow(packet: &Packet, known: bool) -> Option<[FlowMod; 2]> {
     let (source, destination) = (packet.source?, packet.destination?);
     if packet.protocol != TCP && packet.protocol != UDP {

@@ -1,13 +1,13 @@
-//! One connection to a switch: greeting, standing rules, signs of life.
+//! One connection to a switch: handshake, standing rules, keep-alive.
 
 use super::message::{FlowMod, Inbox, Malformed, Message, port};
 use super::rules;
-use crate::protected::Protected;
+use crate::model::protected::Protected;
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// A switch that says nothing is asked after this long, and given up after as long again.
+/// Time after which a silent switch is sent an echo request, and after as long again the connection is given up.
 const SILENCE: Duration = Duration::from_secs(5);
 const WHOLE_PACKETS: u16 = 0xffff;
 /// Error type "bad match": the switch does not know a field.
@@ -15,51 +15,51 @@ const BAD_MATCH: u16 = 4;
 /// Error type "flow mod failed", code "table full".
 const TABLE_FULL: (u16, u16) = (5, 1);
 
-/// What the shell is to do.
+/// An effect that the caller carries out.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     /// Send these bytes.
     Write(Vec<u8>),
-    /// The switch has named itself and has its rules.
+    /// The switch has identified itself and installed its rules.
     Ready(u64),
-    /// A packet came up.
+    /// The switch sent a packet up.
     Elevated {
-        /// The port that it came in by.
+        /// The port at which the packet arrived.
         in_port: u32,
         /// The packet.
         frame: Vec<u8>,
     },
-    /// A copy of a name server's answer came up.
+    /// The switch sent up a copy of a name server's answer.
     Answer(Vec<u8>),
-    /// The switch refused something, for another reason than the last time; worth a line in the log.
+    /// The switch refused a message, for another reason than the last time; worth a log line.
     Refused {
         /// The error's type.
         class: u16,
-        /// Its code.
+        /// The error's code.
         code: u16,
     },
 }
 
-/// Why a connection is given up.
+/// Reason why a connection is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
-    /// It sent what is no message.
+    /// The switch sent an invalid message.
     Malformed(Malformed),
-    /// It no longer answers.
+    /// The switch no longer answers.
     Silent,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Its greeting has not come.
+    /// Waiting for the switch's HELLO.
     Greeting,
-    /// It was asked who it is.
+    /// Waiting for the switch's identity.
     Asked,
-    /// This is its number.
+    /// The switch has identified itself with this number.
     Named(u64),
 }
 
-/// The state machine.
+/// State machine of one connection.
 pub struct Switch {
     stage: Stage,
     inbox: Inbox,
@@ -67,18 +67,18 @@ pub struct Switch {
     next_xid: u32,
     heard: Duration,
     asked: Option<Duration>,
-    /// The barrier behind the first rules, until the switch has passed it.
+    /// The barrier after the first rules, until the switch has confirmed it.
     barrier: Option<u32>,
     refused: Option<(u16, u16)>,
     protected: Vec<Protected>,
     generation: u16,
-    /// Copies of name servers' answers come up.
+    /// Whether the switch sends up copies of name servers' answers.
     hears: bool,
 }
 
 impl Switch {
-    /// A connection just made. `generation` tells this controller's rules from an earlier one's: any number that the
-    /// earlier one is not likely to have had.
+    /// Starts on a new connection. `generation` distinguishes the rules of this controller from those of an earlier
+    /// one: any number that the earlier one is unlikely to have used.
     pub fn new(now: Duration, protected: Vec<Protected>, generation: u16) -> Self {
         let mut switch = Self {
             stage: Stage::Greeting,
@@ -97,18 +97,18 @@ impl Switch {
         switch
     }
 
-    /// The same where no answers of name servers come up.
+    /// Turns off copies of name servers' answers.
     #[must_use]
     pub fn deaf(self) -> Self {
         Self { hears: false, ..self }
     }
 
-    /// The next effect, in order.
+    /// Returns the next effect, in order.
     pub fn poll(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// The switch's number, once it has told it.
+    /// Returns the switch's number once the switch has sent it.
     pub fn datapath(&self) -> Option<u64> {
         match self.stage {
             Stage::Named(datapath) => Some(datapath),
@@ -116,12 +116,12 @@ impl Switch {
         }
     }
 
-    /// Whether it has its first rules.
+    /// Reports whether the switch has its first rules.
     pub fn is_ready(&self) -> bool {
         self.datapath().is_some() && self.barrier.is_none()
     }
 
-    /// Bytes came.
+    /// Handles received bytes.
     pub fn received(&mut self, now: Duration, bytes: &[u8]) -> Result<(), Lost> {
         self.heard = now;
         self.asked = None;
@@ -132,7 +132,7 @@ impl Switch {
         Ok(())
     }
 
-    /// Time has passed.
+    /// Sends an echo request to a silent switch. Fails if the last one was not answered in time.
     pub fn tick(&mut self, now: Duration) -> Result<(), Lost> {
         match self.asked {
             Some(asked) if now.saturating_sub(asked) >= SILENCE => return Err(Lost::Silent),
@@ -145,7 +145,7 @@ impl Switch {
         Ok(())
     }
 
-    /// What is protected from now on.
+    /// Replaces the protected prefixes and, if they changed, the switch's rules.
     pub fn protect(&mut self, protected: &[Protected]) {
         if self.protected == protected {
             return;
@@ -157,7 +157,7 @@ impl Switch {
         }
     }
 
-    /// Rules for a flow, then its frames, go down.
+    /// Sends the rules of a flow, then its frames, to the switch.
     pub fn forward(&mut self, in_port: u32, rules: Vec<FlowMod>, frames: Vec<Vec<u8>>) {
         for rule in rules {
             self.send(&Message::FlowMod(rule));
@@ -191,7 +191,7 @@ impl Switch {
                     false => Event::Elevated { in_port, frame },
                 });
             }
-            // A full table refuses a rule with every packet.
+            // Reported once, because a full table refuses a rule with every packet.
             Message::Error { class, code } if self.refused != Some((class, code)) => {
                 self.refused = Some((class, code));
                 self.events.push_back(Event::Refused { class, code });
@@ -200,8 +200,8 @@ impl Switch {
         }
     }
 
-    /// New rules take the places of old ones with the same match, and only then go those that have no successor: no packet
-    /// finds neither. The result is the number of the barrier behind them.
+    /// Installs the standing rules. New rules first replace old ones with the same match; then the old ones without a
+    /// successor are removed, so no packet meets a gap. Returns the number of the barrier that follows.
     fn install(&mut self) -> u32 {
         for rule in rules::standing(&self.protected, self.generation) {
             self.send(&Message::FlowMod(rule));
@@ -225,7 +225,8 @@ impl Switch {
     }
 
     fn answer(&mut self, xid: u32, message: &Message) {
-        // What came from the switch or is of fixed size fits; a packet that grew beyond what a message holds is lost.
+        // Messages of fixed size, and packets from the switch, fit; a packet that grew beyond the longest message is
+        // lost.
         if let Some(bytes) = message.encode(xid) {
             self.events.push_back(Event::Write(bytes));
         }
@@ -233,7 +234,7 @@ impl Switch {
 }
 
 impl Event {
-    /// What a refusal means, for people.
+    /// Returns a readable explanation of a refusal.
     pub fn explain(class: u16, code: u16) -> String {
         let hint = match (class, code) {
             (BAD_MATCH, _) => ": it may lack the match on TCP flags (Open vSwitch has it)",

@@ -5,10 +5,10 @@ use super::rules;
 use super::switch::{Event, Lost, Switch};
 use crate::agent::Subject;
 use crate::agent::frame::tests::partial;
-use crate::insertion::Used;
-use crate::protected::Protected;
+use crate::agent::insertion::Used;
+use crate::model::protected::Protected;
 use std::time::Duration;
-use wire::map::{GrantEntry, SERVICES_MAX, Service, Services};
+use wire::map::{GrantEntry, GrantSlot, SERVICES_MAX, Service, Services};
 use wire::packet::{Packet, TCP, UDP};
 use wire::tail::BLOCK_LEN;
 use wire::{Carrier, Destination, Epoch, Flags, GrantHeader, Handle, Suite};
@@ -63,9 +63,9 @@ fn grant() -> GrantEntry {
     }
 }
 
-fn slot() -> wire::map::GrantSlot {
+fn slot() -> GrantSlot {
     let to = Destination { address: "198.51.100.7".parse().expect("an address"), protocol: TCP, port: 22 };
-    crate::insertion::slot(ALICE.number(), &to)
+    GrantSlot::new(ALICE.number(), &to)
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn what_is_no_message_is_refused() {
     assert_eq!(next(&cut), Err(Malformed::Short(10)));
 }
 
-/// Byte by byte from §7.2.3; the lab has Open vSwitch read them.
+/// Compares the encoding byte by byte with §7.2.3; the lab has Open vSwitch read it.
 #[test]
 fn a_rule_is_written_as_the_specification_says() {
     let matching = Match {
@@ -151,7 +151,7 @@ fn all_written(switch: &mut Switch) -> Vec<Vec<u8>> {
     all
 }
 
-/// The types of messages.
+/// Returns the types of the messages sent.
 fn written(switch: &mut Switch) -> Vec<u8> {
     all_written(switch).iter().map(|message| message[1]).collect()
 }
@@ -184,12 +184,12 @@ fn a_switch_is_greeted_asked_and_given_its_rules() {
     say(&mut switch, &Message::Hello).expect("a message");
     assert_eq!(written(&mut switch), [5, 9]);
     say(&mut switch, &Message::FeaturesReply { datapath: 7 }).expect("a message");
-    // Three rules, two for answers, sixteen that take out others' leavings, a barrier.
+    // Three rules, two for answers, sixteen that remove rules of other generations, a barrier.
     let written_then = all_written(&mut switch);
     let kinds: Vec<u8> = written_then.iter().map(|message| message[1]).collect();
     assert_eq!(kinds, [&[14; 3 + 2 + 16][..], &[20]].concat());
     assert_eq!(switch.datapath(), Some(7));
-    // Ready is what has passed the barrier: this one, and no other.
+    // The switch is ready only once it has confirmed this barrier.
     let barrier = u32::from_be_bytes(written_then[21][4..8].try_into().expect("four bytes"));
     let passed = |xid| Message::BarrierReply.encode(xid).expect("short");
     switch.received(Duration::ZERO, &passed(barrier + 1)).expect("a message");
@@ -306,11 +306,11 @@ fn a_long_datagram_is_preceded_by_its_token() {
     plane.protect(protected_at(UDP, 53));
     plane.log_in(ALICE);
     let to = Destination { address: "198.51.100.7".parse().expect("an address"), protocol: UDP, port: 53 };
-    plane.write(crate::insertion::slot(ALICE.number(), &to), &grant());
+    plane.write(GrantSlot::new(ALICE.number(), &to), &grant());
     let frame = partial("192.0.2.1", 4000, "198.51.100.7", UDP, 53, &[b'x'; 1400]);
     let Fate::Forward { rules, frames } = plane.elevated(ORIGIN, &frame, NOW) else { panic!("it goes on") };
     assert_eq!(frames.iter().map(Vec::len).collect::<Vec<_>>(), [14 + 20 + 8 + BLOCK_LEN, frame.len()]);
-    // The next one comes up again soon: the token may have got lost.
+    // The next datagram comes up again soon, because the token may have been lost.
     assert_eq!(rules[0].hard_timeout, 2);
     let Fate::Forward { rules, .. } = plane.elevated(ORIGIN, &frame, NOW + 2) else { panic!("it goes on") };
     assert_eq!(rules[0].hard_timeout, 15);
@@ -323,8 +323,8 @@ fn a_grant_by_shim_goes_down_in_one() {
     plane.log_in(ALICE);
     let to = Destination { address: "198.51.100.7".parse().expect("an address"), protocol: UDP, port: 53 };
     let by_shim = GrantEntry { carrier: Carrier::Shim as u8, ..grant() };
-    plane.write(crate::insertion::slot(ALICE.number(), &to), &by_shim);
-    // A long datagram is preceded by an empty one in the shim.
+    plane.write(GrantSlot::new(ALICE.number(), &to), &by_shim);
+    // An empty datagram in the shim precedes a long datagram.
     for (payload, lengths) in [(100, &[42 + 60 + 100][..]), (1400, &[42 + 60, 42 + 1400])] {
         let frame = partial("192.0.2.1", 4000 + payload, "198.51.100.7", UDP, 53, &vec![b'x'; payload.into()]);
         let Fate::Forward { mut frames, .. } = plane.elevated(ORIGIN, &frame, NOW) else { panic!("it goes on") };

@@ -1,5 +1,5 @@
-//! Somebody in words, as tests in a policy file and commands name them: `person:alice`, `group:staff`, `tag:laptops`,
-//! `address:192.0.2.7`, or several of these. And destinations in words: `203.0.113.10 tcp/22`, `203.0.113.10:22`.
+//! Parsing of subjects as policy tests and commands write them: `person:alice`, `group:staff`, `tag:laptops`,
+//! `address:192.0.2.7`, or several of these; and of destinations: `203.0.113.10 tcp/22`, `203.0.113.10:22`.
 
 use super::text::{name_is_valid, port_of, protocol_number};
 use super::{Subject, has_ports};
@@ -8,26 +8,26 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use wire::Destination;
 
-/// Who asks. Without a name: somebody whom no rule and no group names.
+/// The subject of a question. Without a name: a person whom no rule and no group names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Asker {
-    /// The person, or nothing.
+    /// Name of the person, or empty.
     pub person: String,
-    /// Groups by login.
+    /// Groups that the person is in by login.
     pub groups: Vec<String>,
     /// Tags of the device.
     pub tags: Vec<String>,
-    /// Where they ask from.
+    /// Address from which the person calls the authority.
     pub source: Option<IpAddr>,
 }
 
 impl Asker {
-    /// As a decision takes it.
+    /// Returns the subject in the form used by decisions.
     pub fn subject(&self) -> Subject<'_> {
         Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source: self.source }
     }
 
-    /// Adds what one word says; the error says the way out.
+    /// Adds one word; the error says how to correct it.
     pub fn add(&mut self, word: &str) -> Result<(), String> {
         match word.split_once(':') {
             None if word == "everyone" => {}
@@ -49,7 +49,7 @@ impl Asker {
     }
 }
 
-/// Words with commas between; the first may be a bare name.
+/// Words separated by commas; the first may be a bare name.
 impl FromStr for Asker {
     type Err = String;
 
@@ -85,7 +85,7 @@ impl fmt::Display for Subject<'_> {
     }
 }
 
-/// Reads a destination; the error says the way out.
+/// Parses a destination; the error says how to write one.
 pub fn destination(text: &str) -> Result<Destination, String> {
     if let Ok(socket) = text.parse::<SocketAddr>() {
         return Ok(Destination { address: socket.ip().to_canonical(), protocol: 6, port: socket.port() });

@@ -1,51 +1,52 @@
-//! A policy in force: compiled into a rulebook, which decides. What the rulebook's numbers stand for, how wide a grant may be
-//! and until when it may last, the policy says. Both decide alike.
+//! The policy in force: compiled into a rulebook, which decides. The policy supplies the meaning of the rulebook's
+//! numbers, and a grant's width and end. Policy and rulebook make the same decisions.
 
 use super::{Action, Decision, Policy, Request, When, Who};
-use crate::rulebook::{self, Entry, Packed, Rulebook, Ruling, Sender};
+use crate::policy::rulebook::{self, Entry, Packed, Rulebook, Ruling, Sender};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
 
-/// Entries of all receivers: some 80 MB. A short file can name thousands of people in each of thousands of receivers.
+/// Maximum number of entries of all receivers: some 80 MB. A short file can name thousands of people in each of
+/// thousands of receivers.
 const MOST_ENTRIES: usize = 10_000_000;
-/// Prefixes of all receivers, each as many times as the receiver has services: some 100 MB.
+/// Maximum number of prefixes of all receivers, each counted once per service of its receiver: some 100 MB.
 const MOST_PLACES: usize = 1_000_000;
 
-/// Time windows that another one is compared with.
+/// Number of earlier time windows that a new one is compared with.
 const WINDOWS_BACK: usize = 64;
 
-/// A policy that decisions are made by.
+/// A policy compiled for decisions.
 pub struct Compiled {
     policy: Policy,
     book: Rulebook,
     subjects: Subjects,
-    /// Of each person, the groups of the policy that they are in.
+    /// For each person, the groups of the policy that they are in.
     members: BTreeMap<String, Vec<Sender>>,
     windows: Vec<When>,
     networks: BTreeMap<String, Self>,
 }
 
-/// Why a policy can't be put in force, though nothing in it is wrong.
+/// Reason why a valid policy can't be put in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLarge {
-    /// Entries.
+    /// Too many entries.
     #[error(
         "the policy is too large: whoever its rules name, in each receiver that they name, are {0}; at most \
          {MOST_ENTRIES} can be in force. Name groups in place of persons, and networks in place of addresses"
     )]
     Entries(usize),
-    /// Prefixes and services.
+    /// Too many prefixes and services.
     #[error(
         "the policy is too large: the prefixes of its receivers, each with every service, are {0}; at most \
          {MOST_PLACES} can be in force. Join services to ranges"
     )]
     Places(usize),
-    /// Different terms, windows or names.
+    /// Too many different terms, windows or names.
     #[error("the policy is too large: it has more than 65 535 different terms or time windows")]
     Different,
 }
 
-/// The senders that stand for names.
+/// The senders in the rulebook that stand for names.
 #[derive(Default)]
 struct Subjects {
     persons: BTreeMap<String, Sender>,
@@ -81,7 +82,7 @@ impl Compiled {
             networks: BTreeMap::new(),
         };
         for (name, part) in &policy.networks {
-            // The policy's own parts stay for whoever explains; these decide.
+            // The policy keeps its own parts for explanations; the compiled ones decide.
             compiled.networks.insert(name.clone(), Self::of_part(part.clone())?);
         }
         let said = compiled.say(&policy)?;
@@ -93,22 +94,22 @@ impl Compiled {
         Ok(Self { policy, ..compiled })
     }
 
-    /// The policy.
+    /// Returns the policy.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// What it says of a virtual network.
+    /// Returns the compiled policy of a virtual network.
     pub fn network(&self, name: &str) -> Option<&Self> {
         self.networks.get(name)
     }
 
-    /// The rulebook.
+    /// Returns the rulebook.
     pub fn rulebook(&self) -> &Rulebook {
         &self.book
     }
 
-    /// What the policy says.
+    /// Decides on a request.
     pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
         let request = &request.normal();
         let subjects = self.subjects(request);
@@ -116,7 +117,7 @@ impl Compiled {
         self.said(request, self.book.decide(&asked, |window| self.open(window, request.now)).decision)
     }
 
-    /// [`Self::decide`] for several, in their order.
+    /// Decides on several requests like [`Self::decide`], in their order.
     pub fn decide_all(&self, requests: &[Request<'_>]) -> Vec<Decision<'_>> {
         let requests: Vec<_> = requests.iter().map(Request::normal).collect();
         let subjects: Vec<_> = requests.iter().map(|request| self.subjects(request)).collect();
@@ -133,7 +134,7 @@ impl Compiled {
         decisions
     }
 
-    /// Everything that entries may call who asks, but addresses.
+    /// Returns all senders that stand for the request's subject, except addresses.
     fn subjects(&self, request: &Request<'_>) -> Vec<Sender> {
         let subject = request.subject;
         let Subjects { persons, groups, tags, .. } = &self.subjects;
@@ -148,7 +149,7 @@ impl Compiled {
         self.windows[usize::from(window.get()) - 1].covers(now)
     }
 
-    /// The rulebook's decision in the policy's terms.
+    /// Translates the rulebook's decision into the policy's terms.
     fn said(&self, request: &Request<'_>, decision: rulebook::Decision) -> Decision<'_> {
         let named = |receiver: rulebook::Receiver| &self.policy.receivers[receiver.number as usize];
         match decision {
@@ -164,7 +165,7 @@ impl Compiled {
         }
     }
 
-    /// The entries of every rule, in the order of rules.
+    /// Returns the entries of every rule, in the order of rules.
     fn say(&mut self, policy: &Policy) -> Result<Vec<(usize, Entry)>, TooLarge> {
         let mut different = Vec::new();
         let mut said = Vec::with_capacity(policy.rules.len());
@@ -172,7 +173,8 @@ impl Compiled {
             let terms = number(&mut different, &rule.terms, usize::MAX)?;
             let window = match rule.when.is_always() {
                 true => None,
-                // Long to compare, and a file may have tens of thousands: one that comes again late has two numbers.
+                // Windows are slow to compare, and a file may have tens of thousands: one repeated after many others
+                // gets a second number.
                 false => {
                     let number = number(&mut self.windows, &rule.when, WINDOWS_BACK)?;
                     NonZeroU16::new(number.checked_add(1).ok_or(TooLarge::Different)?)
@@ -188,7 +190,7 @@ impl Compiled {
         Ok(said)
     }
 
-    /// Puts every receiver into the rulebook.
+    /// Adds every receiver to the rulebook.
     fn fill(&mut self, policy: &Policy, said: &[(usize, Entry)]) -> Result<(), TooLarge> {
         let of_rule = |rule: usize| said.partition_point(|(number, _)| *number < rule);
         let pack = |receiver: usize| {
@@ -202,7 +204,7 @@ impl Compiled {
         let mut prefixes: Vec<_> = (0..policy.receivers.len())
             .flat_map(|number| policy.receivers[number].prefixes.iter().map(move |prefix| (*prefix, number)))
             .collect();
-        // The wider first, as rulebooks want it.
+        // Wider prefixes first, as the rulebook requires.
         prefixes.sort_by_key(|(prefix, _)| prefix.prefix_len());
         for (prefix, number) in prefixes {
             let receiver = &policy.receivers[number];
@@ -235,13 +237,13 @@ impl Compiled {
     }
 }
 
-/// The sum, as an error if it is more than `most`.
+/// Returns the sum, as an error if it is more than `most`.
 fn within(counts: impl Iterator<Item = usize>, most: usize) -> Result<usize, usize> {
     let sum = counts.fold(0, usize::saturating_add);
     if sum <= most { Ok(sum) } else { Err(sum) }
 }
 
-/// The number of `one` among those met so far, to which it is added unless it is among the last `most` of them.
+/// Returns the index of `one` in `met`, and adds it unless it is among the last `most`.
 fn number<T: PartialEq + Clone>(met: &mut Vec<T>, one: &T, most: usize) -> Result<u16, TooLarge> {
     let back = met.iter().rev().take(most).position(|other| other == one);
     let place = back.map_or(met.len(), |back| met.len() - 1 - back);

@@ -1,9 +1,10 @@
-//! Who gains and who loses what between two policies. Exact, not sampled: destinations, times and subjects are cut into
-//! classes in which neither policy tells one from another, and one of each class is asked about.
+//! Comparison of two policies: which subjects gain and lose access to what. Exact, not sampled: destinations, times and
+//! subjects are divided into classes within which neither policy makes a difference, and one member of each class is
+//! evaluated.
 //!
-//! What decides about somebody is the strongest of the rules that match by their name, by a group of their login, by a tag
-//! or by their address. So what two policies say differs only by the two things that decide, one in each: whoever has
-//! more groups and tags than two is decided about like somebody who has just those.
+//! The strongest rule decides of those that match a subject by name, by a group of their login, by a tag or by their
+//! address. So at most two attributes matter for the difference, the deciding one in each policy: a subject with more
+//! than two groups and tags gets the same result as one that has only those two.
 
 mod outcome;
 mod people;
@@ -16,39 +17,40 @@ use people::People;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Questions that are asked at most; some seconds.
+/// Maximum number of evaluated questions; some seconds.
 const MOST_QUESTIONS: usize = 20_000_000;
-/// Names that are told at most; some 100 MB.
+/// Maximum number of names in the result; some 100 MB.
 const MOST_NAMES: usize = 1_000_000;
 
-/// A change for some people at some places.
+/// A change for some subjects at some places.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// What kind of change.
+    /// Kind of the change.
     pub kind: Kind,
-    /// Who: persons by name, with the groups, tags and addresses that it takes.
+    /// Subjects concerned: persons by name, with the groups, tags and addresses that are necessary.
     pub who: Vec<String>,
-    /// Where.
+    /// Destinations concerned.
     pub to: Vec<Place>,
-    /// Times at which it is so, one of each kind; none where it is so at all times.
+    /// Times at which the change applies, one of each kind; empty if it applies at all times.
     pub at: Vec<String>,
-    /// What the old policy says.
+    /// Decision of the old policy.
     pub old: String,
-    /// What the new one says.
+    /// Decision of the new policy.
     pub new: String,
 }
 
-/// Kinds of changes.
+/// Kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// They could not go there and can.
+    /// They had no access and get it.
     Gains,
-    /// They could go there and can't.
+    /// They had access and lose it.
     Loses,
-    /// They could and can, on other terms; or a grant is needed that was not, or the other way round.
+    /// They keep access on other terms; or a grant becomes necessary, or is no longer necessary.
     Terms,
-    /// Nothing changes for them, other than for those that they are a part of.
+    /// Nothing changes for them, although something changes for the same persons with fewer of these groups, tags or
+    /// addresses.
     Stays,
 }
 
@@ -63,7 +65,7 @@ pub struct Place {
     pub services: Vec<String>,
 }
 
-/// The policies are too large to be compared exactly: of what there is too much.
+/// Error: the policies are too large to be compared exactly. The text names the quantity that is too large.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge(&'static str);
 
@@ -77,7 +79,7 @@ impl std::fmt::Display for TooLarge {
 
 impl std::error::Error for TooLarge {}
 
-/// Compares two policies from `now` on, each network by itself.
+/// Compares two policies from `now` on, each virtual network separately.
 pub fn compare(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, TooLarge> {
     let mut changes = compare_parts(old, new, now)?;
     let names: BTreeSet<&str> =
@@ -85,7 +87,7 @@ pub fn compare(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, TooL
     for name in names {
         let parts = [old.network(name), new.network(name)];
         let [before, after] = [0, 1].map(|side| match parts {
-            // Nobody gets anywhere in a network that a policy doesn't have.
+            // A network that is missing in one policy counts as one in which no rule allows anything.
             [Some(other), None] | [None, Some(other)] if parts[side].is_none() => other.without_rules(),
             _ => parts[side].cloned().unwrap_or_default(),
         });
@@ -98,7 +100,7 @@ fn compare_parts(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, To
     let people = People::of([old, new])?;
     let times = times::of([old, new], now)?;
     let mut asked = 0;
-    // By change, who and time: the places, each as addresses and a span of services.
+    // For each change, with its subjects and times: the places, each as a class of addresses and a span of services.
     let mut found: BTreeMap<(Verdict, BTreeSet<usize>, Vec<u64>), places::Spans> = BTreeMap::new();
     let places = places::Places::of([old, new]);
     for (class, span, to) in places.cells() {
@@ -137,7 +139,7 @@ fn compare_parts(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, To
     Ok(changes.collect())
 }
 
-/// What changes.
+/// A change, without subjects and places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Verdict {
     kind: Kind,
@@ -145,7 +147,7 @@ struct Verdict {
     new: Said,
 }
 
-/// The rules of one policy that are about a place, the strongest first; `None` where nothing is protected.
+/// Rules of one policy that apply to a place, the strongest first; `None` if nothing is protected at the place.
 type Here<'p> = Option<Vec<&'p Rule>>;
 
 impl Policy {

@@ -1,48 +1,48 @@
-//! Tests that stand in the policy file beside the rules: what somebody is expected to get. A policy whose tests fail is not
-//! put in force.
+//! Tests in the policy file: the decisions that it expects. The authority does not put a policy in force if its tests
+//! fail.
 
 use super::{Asker, Compiled, Decision, Policy, Request};
 use std::fmt;
 use wire::Destination;
 
-/// One test.
+/// One test of a policy file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expectation {
-    /// The line it begins on.
+    /// The line on which the test begins.
     pub line: usize,
-    /// Its name, where it has one.
+    /// Name of the test, if it has one.
     pub name: Option<String>,
-    /// Who asks.
+    /// The subject of the test.
     pub who: Asker,
-    /// Where to.
+    /// The destination of the test.
     pub to: Destination,
-    /// When, Unix seconds.
+    /// The time of the test, Unix seconds.
     pub at: u64,
-    /// What is expected.
+    /// The expected outcome.
     pub outcome: Outcome,
-    /// The name of the rule that is to decide, if that matters.
+    /// The name of the rule that should decide, if that matters.
     pub rule: Option<String>,
-    /// The virtual network that it is about.
+    /// The virtual network of the destination, if any.
     pub network: Option<String>,
 }
 
-/// What a decision comes to.
+/// Outcome of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
-    /// A grant is given.
+    /// A grant is allowed.
     Allow,
-    /// It is refused, by a rule or for want of one.
+    /// A grant is denied, by a rule or because no rule matches.
     Deny,
-    /// Nothing is protected there: packets pass without a grant.
+    /// The destination is not protected: packets pass without a grant.
     Unprotected,
 }
 
 impl Outcome {
-    /// The words for them.
+    /// The words for the outcomes in a policy file.
     pub const WORDS: [(&'static str, Self); 3] =
         [("allow", Self::Allow), ("deny", Self::Deny), ("unprotected", Self::Unprotected)];
 
-    /// What a decision comes to.
+    /// Returns the outcome of a decision.
     pub fn of(decision: &Decision<'_>) -> Self {
         match decision {
             Decision::NoReceiver => Self::Unprotected,
@@ -58,24 +58,24 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// A test that fails.
+/// A failed test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The line of the test.
+    /// The line of the failed test.
     pub line: usize,
-    /// What was expected, and what is.
+    /// Expected and actual outcome.
     pub message: String,
 }
 
 impl Policy {
-    /// The tests of the file.
+    /// Returns the tests in the file.
     pub fn expectations(&self) -> &[Expectation] {
         &self.expectations
     }
 }
 
 impl Compiled {
-    /// The tests of the file that fail.
+    /// Runs the tests in the file and returns those that fail.
     pub fn failures(&self) -> Vec<Failure> {
         self.policy().expectations.iter().filter_map(|test| test.failure(self)).collect()
     }

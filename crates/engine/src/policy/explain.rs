@@ -1,14 +1,27 @@
-//! Decisions in words.
+//! Readable explanations of decisions.
 
 use super::text::protocol_name;
 use super::{Decision, Permit, Request, has_ports};
-use crate::api;
+use crate::model::Service;
 use std::fmt;
 use wire::Destination;
 
+/// A decision in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// Whether the authority would issue a grant.
+    pub allowed: bool,
+    /// Name of the receiver, if the destination belongs to one.
+    pub receiver: Option<String>,
+    /// The deciding rule, if one matched.
+    pub rule: Option<String>,
+    /// One readable sentence.
+    pub text: String,
+}
+
 impl Decision<'_> {
-    /// The decision as the API explains it.
-    pub fn explain(&self, request: &Request<'_>) -> api::Explanation {
+    /// Explains the decision.
+    pub fn explain(&self, request: &Request<'_>) -> Explanation {
         let person = request.subject.words();
         let (receiver, rule) = match self {
             Self::NoReceiver => (None, None),
@@ -32,11 +45,11 @@ impl Decision<'_> {
             }
         };
         let allowed = matches!(self, Self::Allowed(_));
-        api::Explanation { allowed, receiver: receiver.cloned(), rule, text }
+        Explanation { allowed, receiver: receiver.cloned(), rule, text }
     }
 }
 
-/// A span of [`Spans`](super::spans::Spans) as people write services.
+/// Writes a span of [`Spans`](super::spans::Spans) in the notation for services.
 pub(super) fn service_words((first, last): (u32, u32)) -> Vec<String> {
     let (from, to) = ((first >> 16) as u8, (last >> 16) as u8);
     let (first_port, last_port) = (first as u16, last as u16);
@@ -66,8 +79,8 @@ pub(super) fn service_words((first, last): (u32, u32)) -> Vec<String> {
     words
 }
 
-/// A service as a policy has it.
-pub fn service(service: &api::Service) -> String {
+/// Writes a service in the notation of the policy file.
+pub fn service(service: &Service) -> String {
     let end = |port: u16| u32::from(service.protocol) << 16 | u32::from(port);
     match service.protocol {
         0 => "all".into(),
@@ -75,12 +88,12 @@ pub fn service(service: &api::Service) -> String {
     }
 }
 
-/// A destination as people write it, and as [`destination`](super::destination) reads it.
+/// Writes a destination in the notation that [`destination`](super::destination) reads.
 pub fn place(to: &Destination) -> String {
     Place(to).to_string()
 }
 
-/// A destination as people write it.
+/// A destination that displays in readable notation.
 pub(super) struct Place<'d>(pub(super) &'d Destination);
 
 impl fmt::Display for Place<'_> {

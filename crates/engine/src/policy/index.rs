@@ -1,4 +1,4 @@
-//! Finds receivers by address and rules by receiver without going through all of them.
+//! Index that finds receivers by address and rules by receiver without scanning all.
 
 use super::{Receiver, Rule};
 use ipnet::IpNet;
@@ -11,20 +11,20 @@ use std::net::IpAddr;
 pub(super) struct Index {
     v4: Prefixes,
     v6: Prefixes,
-    /// Of each receiver, the rules that name it, the most decisive first.
+    /// For each receiver, the rules that name it, in descending precedence.
     rules: Vec<Vec<usize>>,
 }
 
 /// The prefixes of one family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Prefixes {
-    /// First address and length; the receivers that have this prefix, in the file's order.
+    /// By first address and length: the receivers that have this prefix, in the file's order.
     receivers: BTreeMap<(u128, u8), Vec<usize>>,
     lengths: BTreeSet<Reverse<u8>>,
 }
 
 impl Index {
-    /// Of receivers that no rule names yet.
+    /// Creates the index of receivers, without rules.
     pub(super) fn new<'r>(receivers: impl IntoIterator<Item = &'r Receiver>) -> Self {
         let mut index = Self::default();
         for (number, receiver) in receivers.into_iter().enumerate() {
@@ -34,7 +34,7 @@ impl Index {
         index
     }
 
-    /// Takes down which receivers the rules name.
+    /// Records which receivers the rules name.
     pub(super) fn add_rules(&mut self, rules: &[Rule]) {
         for (number, rule) in rules.iter().enumerate() {
             rule.to.iter().for_each(|receiver| self.rules[*receiver].push(number));
@@ -51,12 +51,12 @@ impl Index {
         family.receivers.entry((bits, length)).or_default().push(receiver);
     }
 
-    /// The receivers around an address, those with the longest prefixes first, then in the file's order.
+    /// Returns the receivers that contain an address, those with the longest prefixes first, then in the file's order.
     pub(super) fn around(&self, address: IpAddr) -> impl Iterator<Item = usize> + '_ {
         self.around_prefix(IpNet::from(address))
     }
 
-    /// The receivers with a prefix that contains `prefix`, the longest first.
+    /// Returns the receivers with a prefix that contains `prefix`, the longest first.
     pub(super) fn around_prefix(&self, prefix: IpNet) -> impl Iterator<Item = usize> + '_ {
         let (family, bits, most, longest) = self.family(&prefix);
         let lengths = family.lengths.range(Reverse(longest)..);
@@ -66,7 +66,7 @@ impl Index {
         })
     }
 
-    /// The receivers with a prefix that has addresses in common with `prefix`; some twice.
+    /// Returns the receivers with a prefix that overlaps `prefix`; some of them twice.
     pub(super) fn overlapping(&self, prefix: &IpNet) -> impl Iterator<Item = usize> + use<'_> {
         let (family, bits, most, length) = self.family(prefix);
         let last = bits | !leading_ones(length, most) & leading_ones(most, most);
@@ -76,7 +76,7 @@ impl Index {
         self.around_prefix(*prefix).chain(within)
     }
 
-    /// The rules that name a receiver, the most decisive first.
+    /// Returns the rules that name a receiver, in descending precedence.
     pub(super) fn rules_of(&self, receiver: usize) -> &[usize] {
         &self.rules[receiver]
     }
@@ -96,7 +96,7 @@ impl Index {
     }
 }
 
-/// A mask of `length` ones at the head of `most` bits.
+/// Returns a mask of `most` bits whose first `length` bits are ones.
 fn leading_ones(length: u8, most: u8) -> u128 {
     let ones = |count: u8| if count == 0 { 0 } else { u128::MAX >> (128 - u32::from(count)) };
     ones(most) & !ones(most - length)

@@ -1,10 +1,10 @@
-//! Which receivers somebody can reach at all: what an agent needs to know to ask for grants where it makes sense.
+//! Receivers that a subject can reach at all, so that the agent requests grants only for those.
 
 use super::{Action, Policy, Receiver, Subject};
 
 impl Policy {
-    /// The receivers of which the subject may reach some part at this time, in the file's order. May name one too many
-    /// where several rules that deny close it only together.
+    /// Returns the receivers of which the subject may reach some part at this time, in the file's order. May include a
+    /// receiver that is closed only by several deny rules together.
     pub fn destinations(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
         let about: Vec<_> =
             self.rules.iter().map(|rule| self.is_about(rule, subject) && rule.when.covers(now)).collect();
@@ -29,7 +29,7 @@ impl Policy {
         (0..self.receivers.len()).filter(reachable).map(|index| &self.receivers[index]).collect()
     }
 
-    /// The receivers that contain all addresses of another.
+    /// Returns the receivers that contain all addresses of another.
     fn around(&self, receiver: &Receiver) -> Vec<usize> {
         let mut prefixes = receiver.prefixes.iter();
         let Some(first) = prefixes.next() else { return Vec::new() };

@@ -1,29 +1,29 @@
-//! What a decision is asked about: who wants to send, where, and when.
+//! Requests to the policy: subject, destination and time.
 
 use super::normal;
 use std::net::IpAddr;
 use wire::Destination;
 
-/// Who wants to send.
+/// The subject of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Subject<'s> {
     /// The person's name.
     pub person: &'s str,
-    /// Groups that the session says they are in, besides those of the policy.
+    /// Groups from the session's login, in addition to those of the policy.
     pub groups: &'s [String],
-    /// The tags of the device.
+    /// Tags of the device.
     pub tags: &'s [String],
-    /// Where the authority sees them. Where it is not known, no rule about addresses matches.
+    /// The subject's address as the authority sees it. If it is not known, no rule about addresses matches.
     pub source: Option<IpAddr>,
 }
 
 impl<'s> Subject<'s> {
-    /// A person of whom nothing else is known.
+    /// Returns a subject of which only the name is known.
     pub fn person(person: &'s str) -> Self {
         Self { person, ..Self::default() }
     }
 
-    /// The person's name, or words for whoever has none but a group.
+    /// Returns the person's name, or a description of a subject without name, by its group if there is one.
     pub(super) fn words(&self) -> String {
         match self.groups {
             [_, ..] if self.person.is_empty() => format!("somebody in {}", self.groups.join(" and ")),
@@ -31,25 +31,25 @@ impl<'s> Subject<'s> {
         }
     }
 
-    /// The person's name, or words for whoever has none.
+    /// Returns the person's name, or a description of a subject without name.
     pub(super) fn name(&self) -> &'s str {
         if self.person.is_empty() { "anybody else" } else { self.person }
     }
 }
 
-/// A question to the policy.
+/// A request for a decision of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request<'s> {
-    /// Who.
+    /// The subject that wants to send.
     pub subject: Subject<'s>,
-    /// Where to. An IPv4 address is written as one, not mapped into IPv6.
+    /// The destination. An IPv4 address must not be mapped into IPv6.
     pub to: Destination,
-    /// When, Unix seconds.
+    /// The time, Unix seconds.
     pub now: u64,
 }
 
 impl Request<'_> {
-    /// The same question, without the port that packets of the protocol don't have.
+    /// Returns the request with port 0 if packets of its protocol have no ports.
     pub(super) fn normal(&self) -> Self {
         Self { to: normal(&self.to), ..*self }
     }

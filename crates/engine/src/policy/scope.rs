@@ -1,5 +1,5 @@
-//! How much one grant may open, and until when: its key opens all of its scope, so there must be nothing in it that the
-//! policy denies, or allows on other terms.
+//! Scope and end of a grant. The grant's key opens all of its scope, so the policy must not deny any part of the scope,
+//! or allow it on other terms.
 
 use super::{Action, GrantSuite, Granularity, Permit, Policy, Receiver, Request, Rule, Terms};
 use ipnet::IpNet;
@@ -15,16 +15,16 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Whether everything in `other` is in this scope.
+    /// Reports whether everything in `other` is in this scope.
     pub fn covers(&self, other: &Self) -> bool {
         self.prefix.contains(&other.prefix) && (self.service.is_none() || self.service == other.service)
     }
 }
 
 impl Policy {
-    /// What a grant under `rule`, which decides about `request` and names `receiver`, may cover. A wide grant is narrowed to
-    /// the one application where another rule decides otherwise inside it. It ends before `rule` ceases to hold, and
-    /// before a rule begins to hold that decides otherwise.
+    /// Returns the permit for a grant under `rule`, which decides about `request` and names `receiver`. A wide grant is
+    /// narrowed to one application if another rule decides otherwise inside it. The grant ends before `rule` ceases to
+    /// hold, and before a rule begins to hold that decides otherwise.
     pub(super) fn permit<'p>(&'p self, request: &Request<'_>, receiver: &'p Receiver, rule: &'p Rule) -> Permit<'p> {
         if rule.terms.suite == GrantSuite::Sha224
             && let Some(permit) = self.permit_pair(request, receiver, rule)
@@ -39,8 +39,8 @@ impl Policy {
             Granularity::Network => receiver.prefix_of(&request.to),
         };
         let wide = wide.map(|prefix| Scope { prefix, service: None });
-        // INVARIANT: a rule with wide grants names receivers that protect every service, so it matches in all of the scope,
-        // and only a rule that beats it can decide anything there.
+        // INVARIANT: a rule with wide grants names receivers that protect every service, so the rule matches in all of
+        // the scope, and only a rule that beats it can decide anything in the scope.
         let scope =
             wide.filter(|wide| !self.differing(request, rule, wide).any(|other| other.when.covers(request.now)));
         let scope = scope.unwrap_or(narrow);
@@ -52,10 +52,11 @@ impl Policy {
         Permit { receiver, rule, terms: Terms { suite, ..rule.terms }, scope, until }
     }
 
-    /// What a pair may cover: all of the receiver's network, if no other rule decides otherwise anywhere behind the verifier,
-    /// where its tokens open everything. A shim is IPv4's.
+    /// Returns the permit for a pair, for all of the receiver's network, unless another rule decides otherwise anywhere
+    /// behind the verifier, where the pair's tokens open everything. Only for IPv4, because a shim needs it.
     fn permit_pair<'p>(&'p self, request: &Request<'_>, receiver: &'p Receiver, rule: &'p Rule) -> Option<Permit<'p>> {
-        // INVARIANT: such a rule names every receiver behind the verifier, so only one that beats it can decide anything.
+        // INVARIANT: such a rule names every receiver behind the verifier, so only a rule that beats it can decide
+        // anything there.
         let behind = || {
             let receivers = self.receivers.iter().enumerate().filter(|(_, other)| other.verifier == receiver.verifier);
             receivers.flat_map(|(index, _)| self.differing_at(request, rule, index))
@@ -67,7 +68,7 @@ impl Policy {
         Some(Permit { receiver, rule, terms: rule.terms, scope, until: ends(behind(), rule, request.now) })
     }
 
-    /// The rules that, whenever they hold, beat `rule` somewhere in `scope` and say something else about the subject.
+    /// Returns the rules that beat `rule` somewhere in `scope` when they hold, and decide otherwise for the subject.
     fn differing<'a>(
         &'a self,
         request: &'a Request<'_>,
@@ -82,7 +83,7 @@ impl Policy {
         receivers.flat_map(move |receiver| self.differing_at(request, rule, receiver))
     }
 
-    /// Those of them that name one receiver.
+    /// Returns the rules that beat `rule` at one receiver when they hold, and decide otherwise for the subject.
     fn differing_at<'a>(
         &'a self,
         request: &'a Request<'_>,
@@ -96,7 +97,7 @@ impl Policy {
     }
 }
 
-/// When a grant under `rule` has to end: as it ceases to hold, or one of `others` begins to.
+/// Returns the latest end of a grant under `rule`: when it ceases to hold, or one of `others` begins to hold.
 fn ends<'a>(others: impl Iterator<Item = &'a Rule>, rule: &'a Rule, now: u64) -> Option<u64> {
     let begins = others.filter(|other| !other.when.covers(now));
     begins.chain([rule]).filter_map(|rule| rule.when.next_change(now)).min()

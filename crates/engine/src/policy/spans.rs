@@ -1,6 +1,6 @@
-//! Services as spans that don't touch, in order: what two receivers have in common is seen in one pass over both.
+//! Services as sorted, disjoint spans: the overlap of two receivers is found in one pass over both.
 
-use crate::api::Service;
+use crate::model::Service;
 
 /// Spans of protocol and port as one number, both ends included, sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Spans {
         false
     }
 
-    /// Where spans begin, and what follows their ends.
+    /// Returns the beginnings of spans, and the numbers that follow their ends.
     pub(super) fn bounds(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().flat_map(|(first, last)| [*first, *last + 1])
     }

@@ -126,7 +126,8 @@ fn ports_of_a_protocol_without_ports_dont_matter() {
     assert_eq!(permit(&policy, "alice", &to("203.0.113.10", 1, 8)).scope.service, Some((1, 0)));
 }
 
-/// Two receivers behind one verifier that everybody reaches by the published scheme, one behind another, and more rules.
+/// Builds a policy with two receivers behind one verifier that everyone reaches by the published scheme, a receiver
+/// behind another verifier, and the given rules.
 fn with_pairs(rules: &str) -> Policy {
     let receiver = |name, address, verifier| {
         format!(
@@ -349,7 +350,7 @@ fn scopes_cover_what_is_inside_them() {
     assert!(!scope("192.0.2.7/32", None).covers(&scope("192.0.2.0/24", None)));
 }
 
-/// Policies of a small world, in which receivers overlap often, and a destination of it.
+/// Generates policies in which receivers overlap often, and a destination near them.
 fn small_world() -> impl Strategy<Value = (String, Destination)> {
     let prefix = prop::sample::select(vec!["10.0.0.0/30", "10.0.0.0/31", "10.0.0.1", "10.0.0.2", "10.0.0.2/31"]);
     let services = prop::sample::select(vec!["all", "tcp/22", "tcp/20-30", "udp"]);
@@ -520,11 +521,11 @@ fn tests_in_the_file_say_what_is_not_as_expected() {
              policy.toml:23 staff may use git"
         ]
     );
-    // The right answer by another rule is not what was expected.
+    // The expected outcome by another rule counts as a failure.
     let other =
         "[[tests]]\nwho = \"person:bob\"\nto = \"203.0.113.10:22\"\nexpect = \"deny\"\nrule = \"staff may use git\"";
     assert_eq!(failures(other).len(), 1);
-    // Nothing protected there is not the same as denied.
+    // "Not protected" differs from "denied".
     assert_eq!(failures("[[tests]]\nwho = \"person:bob\"\nto = \"192.0.2.1:22\"\nexpect = \"deny\"").len(), 1);
 }
 

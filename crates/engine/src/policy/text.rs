@@ -1,4 +1,4 @@
-//! From `policy.toml` to a valid [`Policy`]: names resolved, prefixes masked, contradictions reported.
+//! Parsing of `policy.toml` into a valid [`Policy`]: resolves names, masks prefixes, reports contradictions.
 
 mod expectations;
 mod networks;
@@ -7,8 +7,8 @@ mod when;
 use super::index::Index;
 use super::spans::Spans;
 use super::{Action, GrantSuite, Granularity, Policy, Receiver, Rule, Terms, Who, has_ports, masked};
-use crate::api::Service;
 use crate::document::{Faults, Fields, Reader, hint, texts};
+use crate::model::Service;
 use ipnet::IpNet;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use toml::Spanned;
 use wire::{Carrier, Suite};
 
-/// What the file is called that is in force.
+/// Name of the file in force.
 const FILE: &str = "policy.toml";
 const RECEIVER_KEYS: &[&str] = &["name", "address", "services", "verifier", "network"];
 const RULE_KEYS: &[&str] = &[
@@ -35,7 +35,7 @@ const RULE_KEYS: &[&str] = &[
     "carrier",
     "class",
 ];
-/// The keys that say how a grant is made.
+/// Keys for the terms of grants.
 const TERMS_KEYS: &[&str] = &["granularity", "lifetime", "single", "reply", "bind_source", "suite", "carrier", "class"];
 const PROTOCOLS: &[(&str, u8)] = &[
     ("icmp", 1),
@@ -48,7 +48,7 @@ const PROTOCOLS: &[(&str, u8)] = &[
     ("sctp", 132),
     ("udplite", 136),
 ];
-/// What people call services, and how a policy does.
+/// Common names of services, and their notation in a policy.
 const KNOWN_SERVICES: &[(&str, &str)] = &[
     ("ssh", "tcp/22"),
     ("smtp", "tcp/25"),
@@ -65,13 +65,13 @@ const KNOWN_SERVICES: &[(&str, &str)] = &[
     ("postgresql", "tcp/5432"),
     ("vnc", "tcp/5900"),
 ];
-/// How long a grant lives where its rule doesn't say, seconds.
+/// Lifetime of a grant whose rule states none, seconds.
 const DEFAULT_LIFETIME: u32 = 300;
-/// The longest text of a policy, in bytes: room for tens of thousands of receivers and rules.
+/// Maximum length of a policy, in bytes: room for tens of thousands of receivers and rules.
 pub const MOST_TEXT: usize = 4 << 20;
-/// Receivers around one prefix: bounds what a decision costs, and the check of overlaps.
+/// Maximum number of receivers around one prefix: limits the cost of a decision, and of the check for overlaps.
 const MOST_AROUND: usize = 256;
-/// Below this a grant would end before a slow connection is up, seconds.
+/// Minimum lifetime, in seconds: a shorter grant would end before a slow connection is established.
 const LEAST_LIFETIME: u32 = 10;
 
 pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
@@ -92,24 +92,24 @@ pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
     })
 }
 
-/// The number of an IP protocol, by name or in digits.
+/// Returns the number of an IP protocol, given by name or in digits.
 pub(super) fn protocol_number(name: &str) -> Option<u8> {
     let by_name = PROTOCOLS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
     by_name.or_else(|| name.parse().ok().filter(|number| *number > 0))
 }
 
-/// A port that a packet may have.
+/// Parses a port number that a packet may have.
 pub(super) fn port_of(text: &str) -> Option<u16> {
     text.parse().ok().filter(|port| *port > 0)
 }
 
-/// The name of an IP protocol, where the policy has a word for it.
+/// Returns the name of an IP protocol, if the policy has a word for it.
 pub(super) fn protocol_name(protocol: u8) -> Option<&'static str> {
     PROTOCOLS.iter().find(|(_, number)| *number == protocol).map(|(name, _)| *name)
 }
 
-/// Whether a person, group, receiver or verifier may have this name: 1 to 64 ASCII letters, digits, `.`, `_`, `@`, `+`
-/// or `-`, a letter or digit first.
+/// Reports whether a person, group, receiver or verifier may have this name: 1 to 64 ASCII letters, digits, `.`, `_`,
+/// `@`, `+` or `-`, a letter or digit first.
 pub fn name_is_valid(name: &str) -> bool {
     let letter = |c: char| c.is_ascii_alphanumeric() || "._@+-".contains(c);
     name.len() <= 64 && name.chars().all(letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -138,7 +138,7 @@ fn read_groups(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Poli
     }
 }
 
-/// Reads the receivers; gives the place of each one's verifier, or of its network.
+/// Reads the receivers. Returns the position of the verifier (or network) of each one in the text.
 fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy) -> Vec<std::ops::Range<usize>> {
     let mut verifier_spans = Vec::new();
     for fields in root.tables(reader, "receivers", "a receiver", RECEIVER_KEYS) {
@@ -180,7 +180,8 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
     verifier_spans
 }
 
-/// One destination has one verifier: whose key would its grant be made with otherwise?
+/// Checks that each destination has only one verifier; otherwise it would be unclear which verifier's key its grants
+/// are made with.
 fn check_overlaps(reader: &mut Reader<'_>, receivers: &[&Receiver], verifier_spans: &[&std::ops::Range<usize>]) {
     let index = Index::new(receivers.iter().copied());
     let mut told = BTreeSet::new();
@@ -284,7 +285,7 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
         let to = fields.required_texts(reader, "to");
         let to: Vec<_> = to.iter().filter_map(|word| Some((receiver(reader, word, policy)?, word.span()))).collect();
         let terms = read_terms(reader, &fields, max_lifetime);
-        // Of a word that is none of the two, nobody knows what else is wrong.
+        // If the action is neither word, further faults can't be determined.
         if said == Some(Action::Deny) {
             for key in TERMS_KEYS {
                 if let Some(value) = fields.value(key) {
@@ -346,7 +347,7 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
     }
 }
 
-/// Segments have no tokens, and are bound to their sender always.
+/// Checks that no terms for tokens are given: segments have no tokens, and are always bound to their sender.
 fn check_segment_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) {
     for key in ["bind_source", "suite", "carrier", "class"] {
         if let Some(value) = fields.value(key) {
@@ -356,7 +357,7 @@ fn check_segment_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) {
     }
 }
 
-/// A token of the published scheme names neither destination nor sender, so its rule can bind it to none.
+/// Checks that the rule binds to neither destination nor sender, because a token of the published scheme names neither.
 fn check_pair_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, carrier: Option<Carrier>) {
     for key in ["granularity", "single", "reply", "bind_source"] {
         if let Some(value) = fields.value(key) {
@@ -371,7 +372,7 @@ fn check_pair_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, carrier: O
     }
 }
 
-/// A token of the published scheme opens everything behind the verifier, so its rule has to allow that.
+/// Checks that the rule allows everything behind the verifier, because a token of the published scheme opens all of it.
 fn check_pair_receivers(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<usize>)], policy: &Policy) {
     let named: BTreeSet<_> = to.iter().map(|(index, _)| *index).collect();
     let mut told = BTreeSet::new();
@@ -390,8 +391,8 @@ fn check_pair_receivers(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<u
     }
 }
 
-/// A grant names one protocol and port or all of them (wire.md §3.3), so a wide one is only for receivers that protect
-/// everything: elsewhere it would promise more than the receiver has.
+/// Checks that wide grants are only for receivers that protect all services. A grant names one protocol and port or all
+/// of them (wire.md §3.3), so elsewhere a wide one would cover more than the receiver has.
 fn check_width(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<usize>)], policy: &Policy, terms: Terms) {
     if terms.granularity == Granularity::Application {
         return;

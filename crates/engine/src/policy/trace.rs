@@ -1,4 +1,4 @@
-//! Why a decision is what it is: the deciding rule, those that it beat, and those that only just don't match.
+//! Reasons for a decision: the deciding rule, the rules that it beat, and those that narrowly fail to match.
 
 use super::explain::Place;
 use super::window::written;
@@ -7,40 +7,40 @@ use crate::document::duration;
 use serde::Serialize;
 use wire::Carrier;
 
-/// A decision with its reasons, in words and for machines.
+/// A decision with its reasons, for people and for programs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Trace {
-    /// Whether a grant would be given.
+    /// Whether the authority would issue a grant.
     pub allowed: bool,
     /// The receiver's name, if the destination is one.
     pub receiver: Option<String>,
     /// The deciding rule, if one matched.
     pub rule: Option<Reason>,
-    /// One sentence.
+    /// One sentence that states the decision.
     pub text: String,
-    /// What the grant would be like.
+    /// Description of the grant.
     pub grant: Option<String>,
-    /// Rules that match, too, the strongest first.
+    /// Other matching rules, the strongest first.
     pub beaten: Vec<Reason>,
-    /// Rules that miss by one thing only: whom they are about, the service, or the time.
+    /// Rules that fail to match by one thing only: the subject, the service, or the time.
     pub near: Vec<Reason>,
 }
 
 /// A rule and its part in a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Reason {
-    /// Place and name.
+    /// Label of the rule.
     pub rule: String,
     /// `allow` or `deny`.
     pub action: &'static str,
-    /// Its priority.
+    /// Priority of the rule.
     pub priority: u16,
-    /// Why it decides or does not.
+    /// Reason why the rule decides or does not.
     pub why: String,
 }
 
 impl Compiled {
-    /// Decides, and says why.
+    /// Decides on a request and returns the reasons.
     pub fn trace(&self, request: &Request<'_>) -> Trace {
         let request = &request.normal();
         self.policy().reasons(request, &self.decide(request))
@@ -48,7 +48,7 @@ impl Compiled {
 }
 
 impl Policy {
-    /// Why the decision on a request is what it is.
+    /// Returns the reasons for the decision on a request.
     fn reasons(&self, request: &Request<'_>, decision: &Decision<'_>) -> Trace {
         let explained = decision.explain(request);
         let deciding = decision.rule();
@@ -86,7 +86,7 @@ impl Policy {
         }
     }
 
-    /// What keeps a rule from matching; `None` where it is about other addresses altogether.
+    /// Returns the reasons why a rule doesn't match; `None` if the rule applies to other addresses altogether.
     fn miss(&self, rule: &Rule, request: &Request<'_>) -> Option<Vec<String>> {
         let receivers = || rule.to.iter().map(|index| &self.receivers[*index]);
         let there = || receivers().filter(|receiver| receiver.prefix_of(&request.to).is_some());
@@ -111,7 +111,7 @@ impl Policy {
 }
 
 impl<'p> Decision<'p> {
-    /// The rule that decided.
+    /// Returns the rule that decided.
     pub fn rule(&self) -> Option<&'p Rule> {
         match self {
             Self::NoReceiver | Self::DefaultDeny { .. } => None,
@@ -122,7 +122,7 @@ impl<'p> Decision<'p> {
 }
 
 impl Action {
-    /// Its word.
+    /// Returns the word for the action.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allow => "allow",

@@ -1,5 +1,5 @@
-//! When a rule holds: windows of weekdays, hours and dates, on the clock of a time zone. Zones come from the database that
-//! is compiled in, so that an answer depends on nothing but the policy and the time that is passed in.
+//! Times at which a rule holds: windows of weekdays, hours and dates, on the clock of a time zone. The database of time
+//! zones is compiled in, so that an answer depends only on the policy and the given time.
 
 use jiff::civil::Date;
 use jiff::tz::{TimeZone, TimeZoneDatabase};
@@ -9,29 +9,29 @@ use jiff::{Timestamp, ToSpan};
 const EVERY_DAY: u8 = 0x7f;
 /// Minutes of a day.
 pub(super) const DAY: u16 = 24 * 60;
-/// Within it, every clock that changes twice a year has.
+/// A little more than a year, in which every clock that changes twice a year has done so.
 const YEAR: u64 = 400 * 86_400;
-/// Steps from window to window in which a change of the whole is looked for. Beyond, an instant that changes nothing may
-/// be named: whoever waits for it looks again.
+/// Maximum number of single windows' changes that are examined to find a change of the whole. Beyond that, the returned
+/// time may change nothing; the caller then looks again.
 const STEPS: usize = 256;
 
 /// The times at which a rule holds: inside any of the windows, or always if there are none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct When(pub(super) Vec<Window>);
 
-/// One window.
+/// One window of times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// The weekdays on which its hours begin; bit 0 is Monday.
     pub(super) days: u8,
-    /// Spans of minutes of the day, the end excluded; those whose end is not after their begin last into the next day.
-    /// None: the whole day.
+    /// Spans of minutes of the day, the end excluded; a span whose end is not after its begin lasts into the next day.
+    /// Empty for the whole day.
     pub(super) hours: Vec<(u16, u16)>,
-    /// Whose clock counts.
+    /// Time zone of the hours and weekdays.
     pub(super) zone: TimeZone,
-    /// The first second, Unix time.
+    /// The first second of the window, Unix time.
     pub(super) from: Option<u64>,
-    /// The second after the last.
+    /// The first second after the window, Unix time.
     pub(super) until: Option<u64>,
 }
 
@@ -42,17 +42,17 @@ impl Default for Window {
 }
 
 impl When {
-    /// Whether it is one of the times.
+    /// Reports whether the rule holds at a time.
     pub fn covers(&self, now: u64) -> bool {
         self.0.is_empty() || self.0.iter().any(|window| window.covers(now))
     }
 
-    /// Whether it is at all times.
+    /// Reports whether the rule holds at all times.
     pub fn is_always(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The first time after `after` at which the answer of [`Self::covers`] changes; `None` if it never does.
+    /// Returns the first time after `after` at which the answer of [`Self::covers`] changes; `None` if it never does.
     pub fn next_change(&self, after: u64) -> Option<u64> {
         let mut at = after;
         for _ in 0..STEPS {
@@ -66,7 +66,8 @@ impl When {
 }
 
 impl When {
-    /// Times from `now` on at which the weekly rhythm becomes another: windows begin or end for good, clocks change.
+    /// Returns the times from `now` on at which the weekly pattern changes: windows begin or end for good, clocks
+    /// change.
     pub(super) fn turns(&self, now: u64) -> Vec<u64> {
         let ends = self.0.iter().flat_map(|window| window.from.into_iter().chain(window.until));
         let horizon = now.saturating_add(YEAR);
@@ -102,7 +103,7 @@ impl Window {
         }
     }
 
-    /// Whether weekday and hour are right.
+    /// Reports whether weekday and hour are inside the window.
     fn in_week(&self, now: u64) -> bool {
         if self.is_all_week() {
             return true;
@@ -123,12 +124,12 @@ impl Window {
         })
     }
 
-    /// The first time after `start` at which [`Self::in_week`] is not `inside`.
+    /// Returns the first time after `start` at which [`Self::in_week`] is not `inside`.
     fn change_in_week(&self, start: u64, inside: bool) -> Option<u64> {
         if self.is_all_week() {
             return None;
         }
-        // A change of the clock may leave out a window; three weeks hold one that is not left out.
+        // A change of the clock may skip a window; within three weeks one is not skipped.
         [2, 22].into_iter().find_map(|days| {
             let mut instants = self.instants(start, days);
             instants.sort_unstable();
@@ -136,8 +137,8 @@ impl Window {
         })
     }
 
-    /// The times around so many days from `start` on at which hours begin or end, or the clock changes: between two of
-    /// them the answer of [`Self::in_week`] is the same.
+    /// Returns the times at which hours begin or end or the clock changes, from `start` on for so many days: between
+    /// two of these times the answer of [`Self::in_week`] is constant.
     fn instants(&self, start: u64, days: i32) -> Vec<u64> {
         let from = timestamp(start);
         let today = self.zone.to_datetime(from).date();
@@ -152,7 +153,7 @@ impl Window {
         instants
     }
 
-    /// When a clock of the zone shows this minute: twice where it is set back.
+    /// Returns the times at which a clock of the zone shows this minute: two if the clock is set back.
     fn at(&self, date: Date, minute: u16) -> impl Iterator<Item = u64> {
         let (date, minute) = if minute < DAY { (Ok(date), minute) } else { (date.tomorrow(), minute - DAY) };
         let local = date.ok().map(|date| date.at((minute / 60) as i8, (minute % 60) as i8, 0, 0));
@@ -165,22 +166,22 @@ impl Window {
     }
 }
 
-/// The time zone of a name of the IANA database.
+/// Returns the time zone with this name in the IANA database.
 pub(super) fn zone(name: &str) -> Option<TimeZone> {
     TimeZoneDatabase::bundled().get(name).ok()
 }
 
-/// Every name that [`zone`] knows.
+/// Returns every name that [`zone`] knows.
 pub(super) fn zones() -> Vec<String> {
     TimeZoneDatabase::bundled().available().map(|name| name.to_string()).collect()
 }
 
-/// Reads a time with its offset (`2026-03-01T09:00:00+01:00`, `…Z`).
+/// Parses a time with its offset (`2026-03-01T09:00:00+01:00`, `…Z`).
 pub fn instant(text: &str) -> Option<u64> {
     text.parse::<Timestamp>().ok().and_then(|at| u64::try_from(at.as_second()).ok())
 }
 
-/// Reads the begin of a day, a local time, or a time with its offset; the flag says whether it was a day.
+/// Parses a day (which means its begin), a local time, or a time with its offset; the flag says whether it was a day.
 pub(super) fn date(text: &str, zone: &TimeZone) -> Option<(Timestamp, bool)> {
     if let Ok(at) = text.parse::<Timestamp>() {
         return Some((at, false));
@@ -194,18 +195,18 @@ pub(super) fn date(text: &str, zone: &TimeZone) -> Option<(Timestamp, bool)> {
     Some((zone.to_timestamp(local).ok()?, is_day))
 }
 
-/// The begin of the day after the one that begins then.
+/// Returns the begin of the day after the one that begins at `at`.
 pub(super) fn day_after(at: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
     let next = zone.to_datetime(at).date().tomorrow().ok()?;
     zone.to_timestamp(next.to_datetime(jiff::civil::Time::midnight())).ok()
 }
 
-/// A time as `2030-01-31T12:00:00Z`.
+/// Writes a time as `2030-01-31T12:00:00Z`.
 pub fn written(at: u64) -> String {
     timestamp(at).to_string()
 }
 
-/// Unix seconds; those before 1970 count as 1970.
+/// Returns Unix seconds; times before 1970 count as 1970.
 pub(super) fn seconds(at: Timestamp) -> u64 {
     u64::try_from(at.as_second()).unwrap_or(0)
 }

@@ -11,28 +11,28 @@ use wire::seal::{
 };
 use wire::{Destination, GrantHeader, GrantKey};
 
-/// How long a refused initiator waits.
+/// Time that a refused initiator waits.
 const REFUSED: Millis = 10_000;
-/// How often at most somebody's word that a tunnel is unknown makes another handshake, and how long the tunnel must have been
-/// silent for that.
+/// Minimum interval between handshakes begun because of messages of type `unknown`, and the silence of the tunnel that
+/// such a handshake requires.
 const UNKNOWN: Millis = 1_000;
 
-/// What a tunnel is made with.
+/// Parameters of a tunnel.
 #[derive(Clone)]
 pub struct Terms {
-    /// The grant for the tunnel's service.
+    /// Grant for the tunnel's service.
     pub grant: GrantHeader,
-    /// Its key.
+    /// Key of the grant.
     pub key: GrantKey,
-    /// The tunnel's service.
+    /// Service at which the verifier accepts tunnels.
     pub to: Destination,
-    /// Exchange keys, too.
+    /// Whether ends exchange keys, for forward secrecy.
     pub forward: bool,
-    /// The suites that this machine opens, and those that its hardware helps with.
+    /// Suites that this machine opens, and those that its hardware accelerates.
     pub suites: (Suites, Suites),
-    /// Until a phase gives way to the next.
+    /// Age at which a phase is re-keyed.
     pub rekey_after: Millis,
-    /// The longest payload of a datagram that fits the path.
+    /// The longest datagram payload that fits the path.
     pub room: usize,
 }
 
@@ -41,16 +41,16 @@ pub struct Initiator {
     terms: Terms,
     attempt: Option<Box<Attempt>>,
     link: Option<Box<Link>>,
-    /// When the grant of the link ends, Unix seconds.
+    /// When the link's grant expires, in Unix seconds.
     expires: u32,
-    /// The link before a new handshake, which still opens what is under way.
+    /// The link before a new handshake, which still opens records in transit.
     before: Option<(Box<Link>, Millis)>,
     refused: Option<(Refusal, Millis)>,
     doubted: Millis,
     wanted: bool,
 }
 
-/// An initiation without a response.
+/// An initiation that awaits its response.
 struct Attempt {
     bytes: [u8; INITIATION_LEN],
     expires: u32,
@@ -64,44 +64,44 @@ struct Attempt {
 }
 
 impl Initiator {
-    /// An end without a tunnel: it makes one when it is wanted, or when something is to be sealed.
+    /// Creates an end without a tunnel: the end makes one when flows want it or when a packet is to be sealed.
     pub fn new(terms: Terms) -> Self {
         Self { expires: 0, terms, attempt: None, link: None, before: None, refused: None, doubted: 0, wanted: false }
     }
 
-    /// Takes a newer grant, or other terms, for the next handshake.
+    /// Sets a newer grant, or other terms, for the next handshake.
     pub fn renew(&mut self, terms: Terms) {
         self.terms = terms;
         self.refused = None;
     }
 
-    /// Says whether there are flows for the tunnel: then it is kept up without traffic.
+    /// Sets whether there are flows for the tunnel: then it is kept up without traffic.
     pub fn want(&mut self, wanted: bool) {
         self.wanted = wanted;
     }
 
-    /// Whether records are sealed with keys of a whole handshake.
+    /// Reports whether records are sealed with the keys of a complete handshake.
     pub fn is_open(&self, now: Millis) -> bool {
         self.link.as_ref().is_some_and(|link| !link.is_over(now))
     }
 
-    /// Which phase records are sealed in; 0 before there is a response.
+    /// Returns the phase that records are sealed in; 0 before there is a response.
     pub fn phase(&self) -> u32 {
         self.link.as_ref().map_or(0, |link| link.phase())
     }
 
-    /// The suite for a packet whose rule allows these.
+    /// Returns the suite for a packet whose rule allows these suites.
     pub fn suite(&self, allowed: Suites) -> Option<Suite> {
         self.link.as_ref()?.suite(allowed)
     }
 
-    /// Why the verifier makes no tunnel, if it said so of late.
+    /// Returns the reason why the verifier refused a tunnel, if it did so recently.
     pub fn refused(&self) -> Option<Refusal> {
         self.refused.map(|refused| refused.0)
     }
 
-    /// Seals a packet behind what is in `out`: as a record, or behind an initiation while there is no tunnel yet, and then encrypted
-    /// whatever is asked.
+    /// Seals a packet and appends it to `out`: as a record, or, while there is no tunnel yet, behind an initiation and
+    /// always encrypted, whatever treatment was requested.
     ///
     /// # Errors
     /// [`NotSealed`]: the packet must not be sent then.
@@ -121,7 +121,7 @@ impl Initiator {
         if INITIATION_LEN + OVERHEAD + body > self.terms.room {
             return Err(NotSealed::Waits);
         }
-        // Nobody knows yet what the other end opens beyond what is allowed.
+        // The suites that the other end opens are not known yet: choose among this end's.
         let (suites, helped) = self.terms.suites;
         let suite = Suites::choose(suites.and(packet.suites), helped).ok_or(NotSealed::NoSuite)?;
         let mut record = Batch::default();
@@ -132,10 +132,10 @@ impl Initiator {
         Ok(())
     }
 
-    /// Seals the parts of a block. There are no blocks before there is a tunnel.
+    /// Seals the parts of a block. Blocks can be sent only once there is a tunnel.
     ///
     /// # Errors
-    /// [`NotSealed`]: what was not sealed must not be sent.
+    /// [`NotSealed`]: parts that were not sealed must not be sent.
     pub fn seal_block<'p>(
         &mut self,
         how: (Treatment, Compression),
@@ -148,10 +148,10 @@ impl Initiator {
         link.seal_block(how, of, parts, now, out)
     }
 
-    /// Takes a datagram from the tunnel's service, in place.
+    /// Processes, in place, a datagram from the tunnel's service.
     ///
     /// # Errors
-    /// [`Dropped`], which changes nothing but counters.
+    /// [`Dropped`]; then only counters have changed.
     pub fn receive<'d>(
         &mut self,
         datagram: &'d mut [u8],
@@ -196,7 +196,7 @@ impl Initiator {
             rekey_after: self.terms.rekey_after,
         };
         let mut link = Box::new(Link::new(agreed, attempt.initiation.index, theirs, secret, now));
-        // The responder learns by a first record that its response came.
+        // A first record tells the responder that its response arrived.
         link.say(&Control::Ping([0; 8]), now);
         self.expires = attempt.expires;
         self.attempt = None;
@@ -225,19 +225,20 @@ impl Initiator {
         Ok(heard.brought)
     }
 
-    /// Somebody says that the other end doesn't know the tunnel: a reason to try another handshake, and no more (wire.md §9.12).
+    /// Handles an unauthenticated claim that the other end doesn't know the tunnel: it may begin a new handshake, and
+    /// has no other effect (wire.md §9.12).
     fn unknown(&mut self, unknown: &Unknown, (now, wall): (Millis, u32), chance: &mut dyn Chance) {
         let is_ours = self.link.as_ref().is_some_and(|link| {
             link.may_have_sealed(unknown.index, unknown.counter) && now.saturating_sub(link.heard) >= UNKNOWN
         });
         if is_ours && now.saturating_sub(self.doubted) >= UNKNOWN {
             self.doubted = now;
-            // Where it can't be begun, time will say so.
+            // If no handshake can begin, the tunnel ends by its timeouts.
             let _ = self.attempt((now, wall), chance);
         }
     }
 
-    /// Begins a handshake, unless one is under way.
+    /// Begins a handshake, unless one is in progress.
     fn attempt(&mut self, (now, wall): (Millis, u32), chance: &mut dyn Chance) -> Result<(), NotSealed> {
         if self.attempt.as_ref().is_some_and(|attempt| now.saturating_sub(attempt.begun) < ATTEMPT) {
             return Ok(());
@@ -267,7 +268,8 @@ impl Initiator {
         Ok(())
     }
 
-    /// Does what time asks for: the result are datagrams to send. To be called when something was received, and every 50 ms or so.
+    /// Performs work that is due and returns datagrams to send. Call it after each received datagram, and about every
+    /// 50 ms.
     pub fn poll(&mut self, (now, wall): (Millis, u32), chance: &mut dyn Chance) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         self.before.take_if(|before| now >= before.1);
@@ -277,10 +279,10 @@ impl Initiator {
         }
         self.link.take_if(|link| link.is_over(now));
         let is_late = self.link.as_ref().is_some_and(|link| link.is_late(now));
-        // A newer grant takes over half a minute before the older ends.
+        // A newer grant takes over half a minute before the older one ends.
         let is_ending = self.expires.saturating_sub(wall) <= 30 && self.terms.grant.expires > self.expires;
         if self.wanted && (self.link.is_none() || is_late || is_ending) || self.attempt.is_some() {
-            // Where it can't be begun, there is nothing to send.
+            // If no handshake can begin, there is nothing to send.
             let _ = self.attempt((now, wall), chance);
         }
         if let Some(attempt) = &mut self.attempt {
@@ -305,12 +307,12 @@ impl Initiator {
         out
     }
 
-    /// When [`Self::poll`] has something to do at the latest.
+    /// Returns the latest time at which [`Self::poll`] has something to do.
     pub fn next_poll(&self, now: Millis) -> Millis {
         now + RESEND.0
     }
 
-    /// Ends the tunnel: the result is to be sent.
+    /// Ends the tunnel and returns a datagram to send.
     pub fn close(&mut self, reason: Close, now: Millis) -> Option<Vec<u8>> {
         self.attempt = None;
         self.wanted = false;

@@ -1,13 +1,13 @@
-//! How much of a verifier tunnels may take.
+//! Limits on the verifier's resources that tunnels may use.
 
-/// What a responder allows.
+/// Limits of a responder.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Tunnels, those without a confirmed handshake included.
+    /// Maximum number of tunnels, including those whose handshake is not confirmed.
     pub tunnels: usize,
-    /// Of them, those of one account.
+    /// Maximum number of tunnels of one account.
     pub of_account: u32,
-    /// Tags of initiations that it remembers.
+    /// Maximum number of initiation tags remembered.
     pub recent: usize,
 }
 

@@ -1,4 +1,5 @@
-//! A tunnel once its handshake is done, the same at both ends: phases, re-keying, what records bring (wire.md §9.8 to §9.10).
+//! A tunnel after its handshake, identical at both ends: phases, re-keying, contents of records (wire.md §9.8 to
+//! §9.10).
 
 use super::phase::Phase;
 use super::{Chance, Dropped, LINGER, Millis, NotSealed, Packet, REKEY_GRACE, RESEND, REST, Received};
@@ -10,15 +11,15 @@ use wire::seal::{
     Close, Content, Control, Direction, Index, PhaseSecret, RecordHeader, Share, Suite, Suites, Treatment,
 };
 
-/// What both ends agreed on.
+/// Parameters that both ends agreed on.
 #[derive(Clone, Copy)]
 pub(super) struct Agreed {
-    /// Which way this end's records go.
+    /// Direction of this end's records.
     pub way: Direction,
     pub forward: bool,
-    /// Suites that the other end opens and this one seals.
+    /// Suites that the other end opens and this end seals.
     pub suites: Suites,
-    /// Those that both ends' hardware helps with.
+    /// Suites that both ends' hardware accelerates.
     pub helped: Suites,
     pub rekey_after: Millis,
 }
@@ -27,31 +28,31 @@ pub(super) struct Agreed {
 pub(super) struct Link {
     agreed: Agreed,
     latest: Phase,
-    /// This end's index and share for the latest phase, unless it is the first.
+    /// This end's index and share for the latest phase, unless that is the first.
     own: Option<(Index, Share)>,
     previous: Option<Box<(Phase, Millis)>>,
     next: Option<Box<Next>>,
     joiner: Joiner,
-    /// When a right record came last, and when one was sealed.
+    /// When the last authentic record arrived, and when one was last sealed.
     pub heard: Millis,
     pub sent: Millis,
     pub closed: Option<Close>,
-    /// Records to the other end that nobody asked for.
+    /// Control records to send to the other end.
     pub out: Vec<Vec<u8>>,
 }
 
-/// A phase that is being agreed on.
+/// A phase that is being negotiated.
 struct Next {
     number: NonZeroU32,
     mine: Index,
     secret: ExchangeSecret,
     theirs: Option<(Index, Share)>,
-    /// Once both shares are there.
+    /// The phase, once both shares are known.
     phase: Option<Phase>,
     again: Again,
 }
 
-/// When to send something again.
+/// Timer for sending a message again.
 pub(super) struct Again {
     at: Millis,
     pause: Millis,
@@ -62,7 +63,7 @@ impl Again {
         Self { at: now + RESEND.0, pause: RESEND.0 }
     }
 
-    /// Whether it is time; then the next time is twice as far.
+    /// Reports whether the time has come; if so, doubles the interval, up to the maximum.
     pub fn is_due(&mut self, now: Millis) -> bool {
         let is_due = now >= self.at;
         if is_due {
@@ -73,16 +74,16 @@ impl Again {
     }
 }
 
-/// What a record says beside what it brings.
+/// Result of an opened record.
 pub(super) struct Heard<'r> {
     pub brought: Received<'r>,
-    /// It is of the latest phase, and its number the highest of its lane.
+    /// Whether the record belongs to the latest phase and its number is the highest of its lane.
     pub is_newest: bool,
     pub pong: Option<[u8; 8]>,
 }
 
 impl Link {
-    /// A tunnel in phase 1.
+    /// Creates a tunnel in phase 1.
     pub fn new(agreed: Agreed, mine: Index, theirs: Index, secret: PhaseSecret, now: Millis) -> Self {
         Self {
             agreed,
@@ -98,7 +99,7 @@ impl Link {
         }
     }
 
-    /// The indices by which the other end's records find it.
+    /// Returns the indices that the other end may write into its records.
     pub fn indices(&self) -> [Option<Index>; 3] {
         let next = self.next.as_ref().map(|next| next.mine);
         [Some(self.latest.mine), self.previous.as_ref().map(|previous| previous.0.mine), next]
@@ -108,12 +109,12 @@ impl Link {
         self.latest.number
     }
 
-    /// Whether nothing may be sent any more (wire.md §9.10.1).
+    /// Reports whether nothing may be sent any more (wire.md §9.10.1).
     pub fn is_over(&self, now: Millis) -> bool {
         self.closed.is_some() || now.saturating_sub(self.latest.begun) > self.agreed.rekey_after + REKEY_GRACE
     }
 
-    /// Whether its other end is late in answering: a new handshake is due.
+    /// Reports whether the other end is late in answering, so that a new handshake is due.
     pub fn is_late(&self, now: Millis) -> bool {
         self.is_over(now + REKEY_GRACE / 2)
     }
@@ -133,7 +134,7 @@ impl Link {
         Ok(())
     }
 
-    /// Seals the parts of a block: all with consecutive counters.
+    /// Seals the parts of a block, with consecutive counters.
     pub fn seal_block(
         &mut self,
         (treatment, compression): (Treatment, wire::seal::Compression),
@@ -154,27 +155,28 @@ impl Link {
         Ok(())
     }
 
-    /// Says something to the other end. What can't be sealed is not said: the tunnel is over then.
+    /// Queues a control message for the other end. If the message can't be sealed, the tunnel is over and nothing is
+    /// queued.
     pub fn say(&mut self, control: &Control, now: Millis) {
         if let Some(record) = self.said(control, now) {
             self.out.push(record);
         }
     }
 
-    /// The record that says something.
+    /// Returns the record that carries a control message.
     pub fn said(&mut self, control: &Control, now: Millis) -> Option<Vec<u8>> {
         if self.is_over(now) {
             return None;
         }
         let mut batch = Batch::default();
         let suite = self.suite(Suites::ALL)?;
-        // Controls have a lane to themselves where packets use the others; a lane is but a counter.
+        // Controls have a lane to themselves if packets use the others; a lane is only a counter.
         self.latest.seal(Content::Control, suite, LANES - 1, &[control.encode().bytes()], &mut batch).ok()?;
         self.sent = now;
         batch.runs().next().map(|run| run.bytes.to_vec())
     }
 
-    /// Takes a record of this tunnel: its index is one of [`Self::indices`].
+    /// Opens a record of this tunnel: its index is one of [`Self::indices`].
     pub fn open<'r>(
         &mut self,
         header: &RecordHeader,
@@ -190,7 +192,7 @@ impl Link {
             (previous.0.open(header, record)?.0, false)
         } else {
             let next = self.next.as_mut().filter(|next| next.mine == index).ok_or(Dropped::NoTunnel)?;
-            // Before both shares are there nobody can have sealed with it.
+            // No end can have sealed in the phase before both shares are known.
             let opened = next.phase.as_mut().ok_or(Dropped::BadTag)?.open(header, record)?;
             self.adopt(now);
             opened
@@ -230,7 +232,7 @@ impl Link {
         Ok(Heard { brought, is_newest, pong })
     }
 
-    /// Takes the other end's share (wire.md §9.9).
+    /// Processes the other end's share (wire.md §9.9).
     fn rekeyed(
         &mut self,
         number: NonZeroU32,
@@ -241,7 +243,7 @@ impl Link {
         chance: &mut dyn Chance,
     ) -> Result<(), Dropped> {
         if number.get() == self.latest.number {
-            // It has not seen that this end sends in the phase already.
+            // The other end has not noticed that this end sends in the phase already.
             if is_previous && let Some((index, share)) = self.own {
                 self.say(&Control::Rekey { have: true, phase: number, index, share }, now);
             }
@@ -250,7 +252,7 @@ impl Link {
         if Some(number.get()) != self.latest.number.checked_add(1) {
             return Ok(());
         }
-        // Nobody has the share of a phase that this end had not begun.
+        // The other end can't have this end's share of a phase that this end had not begun.
         let have = have && self.next.is_some();
         self.prepare(now, chance).ok_or(Dropped::Limit)?;
         self.derive(theirs, now).ok_or(Dropped::Malformed)?;
@@ -275,7 +277,8 @@ impl Link {
         Some(())
     }
 
-    /// Makes the next phase, if that is not done. `None` if the other's share is none, or another than before.
+    /// Derives the next phase, unless that is done. `None` if the other end's share is invalid, or differs from the one
+    /// before.
     fn derive(&mut self, theirs: (Index, Share), now: Millis) -> Option<()> {
         let way = self.agreed.way;
         let next = self.next.as_mut()?;
@@ -294,7 +297,7 @@ impl Link {
         Some(())
     }
 
-    /// Goes over to the next phase, which the other end can open.
+    /// Switches to the next phase, which the other end can open.
     fn adopt(&mut self, now: Millis) {
         let Some(next) = self.next.take() else { return };
         let Next { mine, secret, phase: Some(phase), .. } = *next else { return };
@@ -303,7 +306,7 @@ impl Link {
         self.previous = Some(Box::new((before, now + LINGER)));
     }
 
-    /// Begins the next phase if it is time: `idle` says that it is even though nothing was sent.
+    /// Begins the next phase, unless its negotiation is in progress.
     fn begin(&mut self, now: Millis, chance: &mut dyn Chance) {
         if self.next.is_some() || self.prepare(now, chance).is_none() {
             return;
@@ -317,7 +320,7 @@ impl Link {
         self.say(&Control::Rekey { have: next.theirs.is_some(), phase, index, share }, now);
     }
 
-    /// Does what time asks for. `begins` says after how long this end begins a new phase.
+    /// Performs work that is due. `begins` is the age of a phase at which this end begins the next.
     pub fn poll(&mut self, now: Millis, begins: Millis, chance: &mut dyn Chance) {
         if self.previous.as_ref().is_some_and(|previous| now >= previous.1) {
             self.previous = None;
@@ -338,7 +341,7 @@ impl Link {
         }
     }
 
-    /// Whether this end sealed a record with this index and counter of late.
+    /// Reports whether this end may recently have sealed a record with this index and counter.
     pub fn may_have_sealed(&self, index: Index, counter: wire::seal::Counter) -> bool {
         self.latest.theirs == index && self.latest.may_have_sealed(counter)
     }

@@ -1,30 +1,30 @@
-//! One phase of a tunnel, as one end has it (wire.md §9.6, §9.7, §9.10).
+//! One end's state of a phase of a tunnel (wire.md §9.6, §9.7, §9.10).
 
 use super::{Dropped, FAILED_MAX, Millis, NotSealed, UNITS_MAX};
 use seal::{Batch, Keys, Windows, units};
 use wire::seal::record::LANES;
 use wire::seal::{Content, Counter, Direction, Index, PhaseSecret, RecordHeader, Suite};
 
-/// A phase: what it takes to seal and open its records.
+/// Keys and counters for the records of one phase.
 pub(super) struct Phase {
     pub number: u32,
-    /// What the other end writes into its records.
+    /// Index that the other end writes into its records.
     pub mine: Index,
-    /// What this end writes.
+    /// Index that this end writes into its records.
     pub theirs: Index,
     pub begun: Millis,
     pub secret: PhaseSecret,
     seals: Keys,
     opens: Keys,
     seen: Windows,
-    /// The next number of each lane.
+    /// Next number of each lane.
     next: [u64; LANES as usize],
     sealed: u64,
     failed: u64,
 }
 
 impl Phase {
-    /// A phase in which this end's records go `way`.
+    /// Creates a phase in which this end's records go in direction `way`.
     pub fn new(number: u32, mine: Index, theirs: Index, secret: PhaseSecret, way: Direction, now: Millis) -> Self {
         Self {
             number,
@@ -41,7 +41,7 @@ impl Phase {
         }
     }
 
-    /// Seals one record behind those in `out`.
+    /// Seals one record and appends it to `out`.
     pub fn seal(
         &mut self,
         content: Content,
@@ -57,13 +57,13 @@ impl Phase {
         let next = self.next.get_mut(usize::from(lane)).ok_or(NotSealed::Impossible)?;
         let counter = Counter::new(lane, *next).ok_or(NotSealed::Over)?;
         let header = RecordHeader { content, suite, index: self.theirs, counter };
-        // Used up whether or not it comes to a record: a counter is never tried twice.
+        // The number is used up even if sealing fails: a counter is never used twice.
         *next += 1;
         self.sealed += cost;
         out.seal(&self.seals, &header, parts).ok_or(NotSealed::Impossible)
     }
 
-    /// Opens a record in place: its body, and whether its number is the highest of its lane.
+    /// Opens a record in place; returns its body, and whether its number is the highest of its lane.
     pub fn open<'r>(&mut self, header: &RecordHeader, record: &'r mut [u8]) -> Result<(&'r mut [u8], bool), Dropped> {
         if !self.seen.is_new(header.counter) {
             return Err(Dropped::Replayed);
@@ -79,18 +79,18 @@ impl Phase {
         Ok((body, is_highest))
     }
 
-    /// Whether a limit of its keys is half reached.
+    /// Reports whether the phase has reached half of a limit of its keys.
     pub fn is_worn(&self) -> bool {
         self.sealed >= UNITS_MAX / 2 || self.failed >= FAILED_MAX / 2
     }
 
-    /// Whether this end sealed a record with this counter, or may have: one of the latest 65 536 in its lane.
+    /// Reports whether this end may have sealed a record with this counter: it is one of the latest 65 536 in its lane.
     pub fn may_have_sealed(&self, counter: Counter) -> bool {
         let next = self.next.get(usize::from(counter.lane())).copied().unwrap_or(0);
         counter.number() < next && next - counter.number() <= 65_536
     }
 
-    /// Forgets keys that can be derived again.
+    /// Discards keys that can be derived again.
     pub fn rest(&mut self) {
         self.seals.rest();
         self.opens.rest();

@@ -1,28 +1,28 @@
-//! Initiations of late, so that none counts twice (wire.md §9.5.6).
+//! Recent initiations, so that none is accepted twice (wire.md §9.5.6).
 
 use crate::verifier::CLOCK_SKEW_MAX;
 use std::collections::{BTreeSet, HashMap};
 
-/// Initiations that one account may have in memory: eight for each of its tunnels would be too many to send by hand.
+/// Maximum number of initiations remembered per account.
 const OF_ACCOUNT: u32 = 256;
 
-/// Tags of right initiations, for as long as the clock check would let them pass.
+/// Tags of valid initiations, kept for as long as the clock check would let them pass.
 #[derive(Default)]
 pub(super) struct Recent {
-    /// By time, tag, account: the oldest first.
+    /// Time, tag and account, the oldest first.
     tags: BTreeSet<(u32, [u8; 16], u32)>,
     accounts: HashMap<u32, u32>,
-    /// The latest time of a tag that is forgotten. A clock that is set back brings none to life again.
+    /// The latest time of a forgotten tag: initiations up to then stay refused, even if the clock is set back.
     forgotten: u32,
 }
 
 impl Recent {
-    /// Whether it was there before, or may have been.
+    /// Reports whether an initiation was seen before, or may have been.
     pub fn has(&self, time: u32, tag: &[u8; 16], account: u32) -> bool {
         time <= self.forgotten || self.tags.contains(&(time, *tag, account))
     }
 
-    /// Notes one. `false` if the account or the table, of at most `most`, has no room.
+    /// Records an initiation. `false` if the account, or the table of at most `most` tags, has no room.
     pub fn note(&mut self, time: u32, tag: [u8; 16], account: u32, now: u32, most: usize) -> bool {
         self.forget(now);
         let used = self.accounts.get(&account).copied().unwrap_or(0);
@@ -34,7 +34,7 @@ impl Recent {
         true
     }
 
-    /// Forgets what the clock check stops by now.
+    /// Forgets tags that the clock check rejects by now.
     pub fn forget(&mut self, now: u32) {
         while let Some(oldest) = self.tags.first().copied() {
             if oldest.0.saturating_add(CLOCK_SKEW_MAX) >= now {

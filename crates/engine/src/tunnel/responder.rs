@@ -1,7 +1,7 @@
 //! A verifier's ends of all its tunnels (wire.md §9.5, §9.11).
 //!
-//! Who can fill its tables: nobody without a right grant. Tunnels are counted by account, and an account has as many as it may; so are
-//! the tags that stop replays. What is full refuses newcomers and takes nothing from others.
+//! Only the holder of a valid grant can make the verifier store anything. Tunnels, and the tags that stop replays, are
+//! limited per account. A full table refuses new entries and evicts none.
 
 use super::limits::Limits;
 use super::link::{Agreed, Heard, Link};
@@ -19,36 +19,36 @@ use wire::seal::{
 };
 use wire::{Destination, DropReason, Epoch, Flags, Handle, Holder};
 
-/// How much later than an initiator a responder begins a new phase: else both would, each time.
+/// Delay by which a responder begins a new phase after an initiator would: otherwise both would begin one each time.
 const PATIENCE: Millis = 10_000;
-/// How often at most a tunnel that seems to have moved is asked (wire.md §9.11).
+/// Minimum interval between pings to a new address of a tunnel (wire.md §9.11).
 const CHALLENGE: Millis = RESEND.0;
 
-/// Names a tunnel for as long as it lives; no other gets the same.
+/// Identifies a tunnel for its lifetime; identifiers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TunnelId(u64);
 
 /// A datagram to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// Where to.
+    /// Destination address and port.
     pub to: SocketAddr,
-    /// Its payload.
+    /// Payload of the datagram.
     pub datagram: Vec<u8>,
 }
 
-/// What is known of a tunnel.
+/// Information about a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunnelInfo {
-    /// Whose it is.
+    /// Account and session that the tunnel belongs to.
     pub holder: Holder,
-    /// By which grant.
+    /// Handle of the grant that the tunnel was made with.
     pub handle: Handle,
-    /// Where its records go.
+    /// Address that the tunnel's records are sent to.
     pub address: SocketAddr,
-    /// The phase that records are sealed in.
+    /// Phase in which records are sealed.
     pub phase: u32,
-    /// It has shown that it has the keys of a whole handshake.
+    /// Whether the initiator has shown that it has the keys of a complete handshake.
     pub confirmed: bool,
 }
 
@@ -60,25 +60,25 @@ pub struct Responder {
     tunnels: HashMap<TunnelId, Box<Tunnel>>,
     next: u64,
     indices: HashMap<Index, TunnelId>,
-    /// By the tag of their initiation: those whose early records are still taken.
+    /// Tunnels whose early records are still accepted, by the tag of their initiation.
     early: HashMap<[u8; 16], TunnelId>,
     accounts: HashMap<u32, u32>,
-    /// The tunnel of a holder that its flows go by.
+    /// The tunnel that a holder's flows use.
     newest: HashMap<Holder, TunnelId>,
     recent: Recent,
 }
 
-/// One tunnel.
+/// A tunnel of the responder.
 pub(super) struct Tunnel {
     holder: Holder,
     handle: Handle,
     expires: u32,
-    /// The grant is for the initiator's address only.
+    /// Whether the grant is bound to the initiator's address.
     is_bound: bool,
     address: SocketAddr,
     confirmed: bool,
     begun: Millis,
-    /// When it is forgotten because another took its place.
+    /// When the tunnel is forgotten because another replaced it.
     until: Option<Millis>,
     first: Option<Box<First>>,
     link: Link,
@@ -86,7 +86,7 @@ pub(super) struct Tunnel {
     challenge: Option<(SocketAddr, [u8; 8], Millis)>,
 }
 
-/// What is needed only while the handshake may be repeated.
+/// State that is needed only while the handshake may be repeated.
 struct First {
     tag: [u8; 16],
     response: [u8; RESPONSE_LEN],
@@ -94,7 +94,7 @@ struct First {
     until: Millis,
 }
 
-/// Draws indices that no phase here has.
+/// A source of indices that no phase of this responder uses.
 struct Fresh<'c> {
     chance: &'c mut dyn Chance,
     taken: &'c HashMap<Index, TunnelId>,
@@ -115,12 +115,12 @@ impl Chance for Fresh<'_> {
     }
 }
 
-/// Why a datagram came to nothing.
+/// Reason why a datagram was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotTaken {
-    /// A record, or no message.
+    /// Reason for a record, or for a datagram that is no message.
     Record(Dropped),
-    /// An initiation.
+    /// Reason for an initiation.
     Initiation(DropReason),
 }
 
@@ -137,7 +137,7 @@ impl From<DropReason> for NotTaken {
 }
 
 impl Responder {
-    /// A verifier without tunnels, which opens the first suites, and whose hardware helps with the second.
+    /// Creates a responder without tunnels; `suites` are those that it opens, and those that its hardware accelerates.
     pub fn new(limits: Limits, suites: (Suites, Suites)) -> Self {
         Self {
             limits,
@@ -153,32 +153,33 @@ impl Responder {
         }
     }
 
-    /// How many tunnels there are.
+    /// Returns the number of tunnels.
     pub fn len(&self) -> usize {
         self.tunnels.len()
     }
 
-    /// Whether nothing is remembered: no tunnel, and no tag of an initiation.
+    /// Reports whether nothing is remembered: no tunnel, and no tag of an initiation.
     pub fn is_empty(&self) -> bool {
         self.tunnels.is_empty() && self.recent.len() == 0
     }
 
-    /// What is known of a tunnel.
+    /// Returns information about a tunnel.
     pub fn info(&self, id: TunnelId) -> Option<TunnelInfo> {
         let tunnel = self.tunnels.get(&id)?;
         let Tunnel { holder, handle, address, confirmed, .. } = **tunnel;
         Some(TunnelInfo { holder, handle, address, phase: tunnel.link.phase(), confirmed })
     }
 
-    /// The tunnel that packets to a holder go by.
+    /// Returns the tunnel that packets to a holder use.
     pub fn of(&self, holder: Holder) -> Option<TunnelId> {
         self.newest.get(&holder).copied()
     }
 
-    /// Takes a datagram that came `from` there `to` the tunnel's service, in place. What is to be sent is added to `out`.
+    /// Processes, in place, a datagram that arrived at the tunnel's service `to` from the address `from`. Datagrams to
+    /// send are appended to `out`.
     ///
     /// # Errors
-    /// [`NotTaken`]. Before a tag was right nothing has changed.
+    /// [`NotTaken`]. Until a tag is verified, nothing changes.
     #[allow(clippy::too_many_arguments)]
     pub fn receive<'d>(
         &mut self,
@@ -214,7 +215,8 @@ impl Responder {
         (!header.content.is_early()).then(|| unknown.encode().to_vec())
     }
 
-    /// Checks an initiation in the order of wire.md §9.5.5, and gives its tunnel: a new one, or that of a repeated initiation.
+    /// Verifies an initiation in the order of wire.md §9.5.5, and returns its tunnel: a new one, or that of a repeated
+    /// initiation.
     #[allow(clippy::too_many_arguments)]
     fn initiated(
         &mut self,
@@ -251,7 +253,7 @@ impl Responder {
         if !initiation.is_proved(bytes, &grant_key, to) {
             return Err(DropReason::BadTag);
         }
-        // From here on its sender has the grant.
+        // From here on the sender has proved that it has the grant.
         let holder = Holder::of(grant.handle, &key);
         let tag: [u8; 16] = *bytes.last_chunk().ok_or(DropReason::Malformed)?;
         let is_revoked = tables.is_revoked(grant.handle) || holder.0 != 0 && tables.is_ended(holder);
@@ -305,7 +307,7 @@ impl Responder {
         Ok(id)
     }
 
-    /// Makes the tunnel for a right initiation. `None` if its share is none.
+    /// Makes the tunnel for a valid initiation. `None` if the initiator's share is invalid.
     fn tunnel(
         &self,
         initiation: &Initiation,
@@ -409,7 +411,7 @@ impl Responder {
         }
     }
 
-    /// Seals a packet for a tunnel behind what is in `out`; the result is where it goes.
+    /// Seals a packet for a tunnel and appends it to `out`; returns the address to send it to.
     ///
     /// # Errors
     /// [`NotSealed`]: the packet must not be sent then.
@@ -425,10 +427,10 @@ impl Responder {
         Ok(tunnel.address)
     }
 
-    /// Seals the parts of a block for a tunnel.
+    /// Seals the parts of a block for a tunnel; returns the address to send them to.
     ///
     /// # Errors
-    /// [`NotSealed`]: what was not sealed must not be sent.
+    /// [`NotSealed`]: parts that were not sealed must not be sent.
     pub fn seal_block<'p>(
         &mut self,
         id: TunnelId,
@@ -448,7 +450,7 @@ impl Responder {
         tunnel.map(|tunnel| &mut **tunnel).ok_or(NotSealed::Over)
     }
 
-    /// Does what time asks for, and ends the tunnels whose grants are over or revoked. To be called every 50 ms or so.
+    /// Performs work that is due, and ends tunnels whose grants have expired or are revoked. Call it about every 50 ms.
     pub fn poll(
         &mut self,
         (now, wall): (Millis, u32),
@@ -481,7 +483,7 @@ impl Responder {
                 self.early.remove(&first.tag);
             }
             let mut fresh = Fresh { chance, taken: &self.indices };
-            // Nothing is said to an end that has not shown that it has the keys.
+            // Nothing is sent to an end that has not shown that it has the keys.
             if tunnel.confirmed {
                 let begins = tunnel.link.rekey_after() + PATIENCE;
                 tunnel.link.poll(now, begins, &mut fresh);
@@ -491,7 +493,7 @@ impl Responder {
         }
     }
 
-    /// Ends a tunnel, and says so to its other end.
+    /// Ends a tunnel and returns the datagram that tells its other end.
     pub fn close(&mut self, id: TunnelId, reason: Close, now: Millis) -> Option<Outgoing> {
         let tunnel = self.tunnels.get_mut(&id)?;
         let datagram = tunnel.link.said(&Control::Close(reason), now);
@@ -500,7 +502,7 @@ impl Responder {
         Some(Outgoing { to, datagram: datagram? })
     }
 
-    /// Notes which indices find the tunnel.
+    /// Updates the indices that lead to the tunnel.
     fn register(&mut self, id: TunnelId) {
         let Some(tunnel) = self.tunnels.get_mut(&id) else { return };
         let now = tunnel.link.indices();
@@ -549,11 +551,12 @@ impl Responder {
 }
 
 impl Tunnel {
-    /// Its bytes but for what it points to: windows, what is needed for the handshake, keys that rest.
+    /// Size of a tunnel in bytes, without the memory it points to: windows, handshake state, cached keys.
     #[cfg(test)]
     pub(super) const SIZE: usize = size_of::<Self>();
 
-    /// Follows an initiator that has moved (wire.md §9.11): the result is a ping that it has to answer from there.
+    /// Follows an initiator that has moved (wire.md §9.11): returns a ping that the initiator has to answer from its
+    /// new address.
     fn moved(
         &mut self,
         from: SocketAddr,

@@ -1,4 +1,5 @@
-//! Both ends as a pair, in virtual time, with a path between them that loses, delays, repeats and changes.
+//! Tests of both ends as a pair, in virtual time, with a path between them that loses, delays, repeats and changes
+//! datagrams.
 
 mod limits;
 
@@ -16,7 +17,7 @@ const HOME: &str = "198.51.100.7:40000";
 const AWAY: &str = "203.0.113.9:1234";
 const ATTACKER: &str = "192.0.2.200:6666";
 
-/// Chance that is the same in every run (splitmix64).
+/// Random numbers that are the same in every run (splitmix64).
 struct Dice(u64);
 
 impl Dice {
@@ -41,7 +42,7 @@ impl Chance for Dice {
     }
 }
 
-/// What the path does: percentages, and by how many steps at most a datagram is late beyond two.
+/// Faults of the path: percentages, and the maximum number of steps by which a datagram is late beyond two.
 #[derive(Clone, Copy, Default)]
 struct Path {
     lost: u64,
@@ -52,7 +53,7 @@ struct Path {
 struct World {
     dice: Dice,
     now: Millis,
-    /// By how much the client's clock is wrong, seconds.
+    /// Error of the client's clock, in seconds.
     wrong: i64,
     path: Path,
     client: SocketAddr,
@@ -60,11 +61,11 @@ struct World {
     responder: Responder,
     tables: Verifier,
     holder: Holder,
-    /// (when, from the client's place or from the server, datagram).
+    /// Time of arrival, source (`None` for the server), destination, datagram.
     under_way: Vec<(Millis, Option<SocketAddr>, SocketAddr, Vec<u8>)>,
-    /// All that ever was on the path.
+    /// Every datagram that ever was on the path.
     seen: Vec<Vec<u8>>,
-    /// What came, by number: at the server and at the client.
+    /// Numbers of the packets that arrived, at the server and at the client.
     at_server: Vec<u64>,
     at_client: Vec<u64>,
     early: usize,
@@ -180,7 +181,7 @@ impl World {
         Ok(())
     }
 
-    /// Lets time go by.
+    /// Advances the virtual time.
     fn run(&mut self, time: Millis) {
         let end = self.now + time;
         while self.now < end {
@@ -208,7 +209,7 @@ impl World {
         out.into_iter().for_each(|outgoing| self.put(None, outgoing.to, outgoing.datagram));
     }
 
-    /// A datagram comes to the server from there.
+    /// Delivers a datagram from `from` to the server.
     fn arrive(&mut self, from: SocketAddr, datagram: &mut [u8]) {
         let (times, mut out) = ((self.now, self.wall()), Vec::new());
         let Self { responder, tables, dice, .. } = self;
@@ -231,7 +232,7 @@ impl World {
         }
     }
 
-    /// A tunnel that is used, over a path without faults.
+    /// Returns a world with an open tunnel in use, over a path without faults.
     fn open(seed: u64) -> Self {
         let mut world = Self::new(seed);
         world.initiator.want(true);
@@ -245,7 +246,7 @@ impl World {
         self.responder.of(self.holder).and_then(|id| self.responder.info(id)).expect("a tunnel")
     }
 
-    /// Sends in both directions every so often, for so long; the result is how many went each way.
+    /// Sends `count` packets in each direction, one every `every` milliseconds.
     fn talk(&mut self, from: u64, count: u64, every: Millis) {
         for number in from..from + count {
             let _ = self.send(number);
@@ -335,7 +336,7 @@ fn a_re_key_without_traffic_needs_no_packet() {
 fn an_unused_tunnel_that_nobody_wants_ends_at_both_ends() {
     let mut world = World::open(4);
     world.initiator.want(false);
-    // The initiator's path is cut, so nothing re-keys.
+    // The path is cut, so nothing re-keys.
     world.path.lost = 100;
     world.run(REKEY_AFTER + REKEY_GRACE + 20_000);
     assert!(!world.initiator.is_open(world.now));
@@ -380,7 +381,7 @@ fn an_address_that_changes_within_the_handshake_costs_nothing_but_time() {
     let mut world = World::new(7);
     world.send(1).expect("behind the initiation");
     world.run(2 * STEP);
-    // The response goes to where the client was.
+    // The response goes to the client's old address.
     world.client = address(AWAY);
     world.run(400);
     assert!(world.initiator.is_open(world.now));
@@ -393,7 +394,7 @@ fn an_address_that_changes_within_the_handshake_costs_nothing_but_time() {
 #[test]
 fn a_tunnel_follows_its_client_and_nobody_who_copies() {
     let mut world = World::open(8);
-    // An attacker sees all, and each copy comes first, from elsewhere.
+    // The attacker sees every datagram, and each copy arrives first, from elsewhere.
     for number in 1..20 {
         world.send(number).expect("a record");
         let original = world.under_way.pop().expect("it is under way");
@@ -489,7 +490,7 @@ fn a_first_flight_counts_once() {
     assert_eq!(world.at_server, [1]);
     assert_eq!(world.responder.len(), 1);
     assert!(world.dropped.iter().all(|why| *why == NotTaken::Record(Dropped::Replayed)), "{:?}", world.dropped);
-    // Its tunnel is forgotten, and the clock check would still let it pass.
+    // The tunnel is forgotten, but the clock check would still let the first flight pass.
     world.client = address(AWAY);
     world.path.lost = 100;
     world.run(ATTEMPT + 1000);
@@ -525,7 +526,8 @@ fn nothing_on_the_path_shows_what_is_sent() {
     assert!(world.seen.iter().all(|datagram| !datagram.windows(8).any(|window| window == needle)));
 }
 
-/// What an idle tunnel keeps at the verifier when its owner has used all lanes: the keys of AEADs are derived anew on use.
+/// Checks the memory of an idle tunnel at the verifier when its owner has used all lanes: AEAD keys are derived again
+/// on use.
 #[test]
 fn an_idle_tunnel_takes_less_than_8_kib_at_the_verifier() {
     let mut world = World::open(21);
@@ -534,7 +536,7 @@ fn an_idle_tunnel_takes_less_than_8_kib_at_the_verifier() {
     world.run(LINGER + 100);
     let id = world.responder.of(world.holder).expect("a tunnel");
     assert!(!world.responder.repeats(id), "what repeats a handshake is forgotten");
-    // Its entries in five tables, with room to grow into.
+    // The tunnel's entries in five tables, with room for growth.
     let entries = 2 * (4 * 16 + 3 * 16 + 24 + 16);
     let idle = responder::Tunnel::SIZE + windows(1) + entries;
     assert!(idle <= 8192, "{idle} bytes");
@@ -557,7 +559,7 @@ fn a_verifiers_clock_that_is_set_back_brings_no_first_flight_back() {
     world.path.lost = 100;
     world.run(2 * STEP);
     let right = (world.now, world.wall());
-    // An hour ahead for a while, in which the tunnel and the tag are forgotten.
+    // The clock is an hour ahead for a while, in which the tunnel and the tag are forgotten.
     world.now += 3_600_000;
     world.step();
     assert!(world.responder.is_empty());

@@ -1,23 +1,23 @@
-//! How far a TCP connection is, as the client's segments show (wire.md §6.3.1 to §6.3.4). A segment that the server's stack
-//! would not take changes nothing: somebody who can forge a client's address, but does not see its packets, ends no
-//! connection.
+//! The state of a TCP connection, as the client's segments show it (wire.md §6.3.1 to §6.3.4). A segment that the
+//! server's stack would not accept changes nothing: an attacker who can forge a client's address, but does not see the
+//! client's packets, ends no connection.
 
 use super::tables::Stack;
 use wire::map::{Flow, VerifierConfig, stage};
 use wire::packet::{Packet, tcp_flags};
 
-/// A segment counts if it begins this near to where the client is, in bytes.
+/// Maximum distance, in bytes, between a segment's sequence number and the client's position for the segment to count.
 const NEAR: u32 = 1 << 18;
 
-/// A client's SYN. Its payload comes again, or the next segment tells its end.
+/// Records a client's SYN. Either the client sends its payload again, or the next segment shows where the payload ends.
 pub fn begin(flow: &mut Flow, packet: &Packet) {
     flow.stage = stage::OPENING;
     flow.proved = 0;
     move_to(flow, packet.sequence.wrapping_add(1));
 }
 
-/// What a segment of the client's that is no SYN without ACK changes. `stack` says what the server's stack holds of the
-/// connection.
+/// Applies a segment from the client other than a SYN without ACK. `stack` looks up the connection in the server's own
+/// stack.
 pub fn follow(config: &VerifierConfig, flow: &mut Flow, packet: &Packet, stack: impl FnOnce() -> Stack) {
     let segment = Segment::of(packet);
     if flow.stage == stage::OPENING {
@@ -46,7 +46,7 @@ pub fn follow(config: &VerifierConfig, flow: &mut Flow, packet: &Packet, stack: 
         return;
     }
     if ends && !fits && segment.has(tcp_flags::ACK) && is_behind(next, segment.sequence) {
-        // What comes before it was lost on the way, and comes again.
+        // The data before the segment was lost on the way, and will be sent again.
         flow.proved = segment.sequence;
         return;
     }
@@ -82,7 +82,7 @@ impl<'a> Segment<'a> {
         self.sequence.wrapping_add(self.length)
     }
 
-    /// Whether the segment, which ends a connection, is the one that the server waits for.
+    /// Reports whether the segment, which ends a connection, is the one that the server expects.
     fn ends_at(&self, next: u32) -> bool {
         match self.has(tcp_flags::RST) {
             true => self.sequence == next,
@@ -90,10 +90,10 @@ impl<'a> Segment<'a> {
         }
     }
 
-    /// A segment of a connection of which only the SYN has come.
+    /// Applies a segment to a connection of which only the SYN has arrived.
     fn open(&self, config: &VerifierConfig, flow: &mut Flow, stack: impl FnOnce() -> Stack) {
         let next = flow.next;
-        // A RST may be one of an earlier connection, which the server still holds.
+        // A RST may belong to an earlier connection, which the server still has.
         if self.has(tcp_flags::RST)
             || !self.has(tcp_flags::ACK)
             || next != 0 && !is_near(self.sequence, next)
@@ -109,8 +109,8 @@ impl<'a> Segment<'a> {
         }
     }
 
-    /// Whether the server has answered the client's SYN, as far as can be known. A gateway that shares flows may not have
-    /// seen the answer.
+    /// Reports whether the server has answered the client's SYN, as far as the verifier can tell. A gateway that shares
+    /// flows may not have seen the answer.
     fn answers(&self, config: &VerifierConfig, flow: &Flow, stack: impl FnOnce() -> Stack) -> bool {
         let acknowledged = self.packet.acknowledgement;
         if flow.answer != 0 {
@@ -126,7 +126,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// 0 stands for a number that is not known.
+/// Sets the client's position; 0 stands for an unknown number, so it is replaced by 1.
 fn move_to(flow: &mut Flow, end: u32) {
     flow.next = if end == 0 { 1 } else { end };
 }
@@ -135,7 +135,7 @@ fn is_near(sequence: u32, next: u32) -> bool {
     sequence.wrapping_sub(next).wrapping_add(NEAR) < 2 * NEAR
 }
 
-/// Whether one sequence number comes before the other.
+/// Reports whether one sequence number comes before the other.
 fn is_behind(one: u32, other: u32) -> bool {
     other.wrapping_sub(one) as i32 > 0
 }
@@ -196,17 +196,17 @@ mod tests {
         let learned = after(adopted, &segment(77, 0, RST, 0), Stack::Expects(5));
         assert_eq!((learned.stage, learned.next), (stage::OPEN, 5));
         assert_eq!(after(adopted, &segment(5, 0, RST, 0), Stack::Expects(5)).stage, stage::RESET);
-        // Far from where the verifier thinks that the client is, and right.
+        // Far from the position that the verifier expects, but right according to the stack.
         let lost = Flow { next: 1 << 30, ..adopted };
         assert_eq!(after(lost, &segment(5, 0, FIN | ACK, 0), Stack::Expects(5)).stage, stage::CLOSING);
         assert_eq!(after(lost, &segment(5, 0, FIN | ACK, 0), Stack::Unknown), lost);
-        // Near it: what the stack has not seen yet is not taken back.
+        // Near the position: the verifier keeps a position that is ahead of the stack's.
         let ahead = Flow { next: 100, ..adopted };
         let reset = after(ahead, &segment(50, 0, RST, 0), Stack::Expects(50));
         assert_eq!((reset.stage, reset.next), (stage::RESET, 100));
     }
 
-    /// Whatever a blind sender tries, one in thousands of their segments changes anything.
+    /// None of 65 536 segments that a blind sender spreads over the whole sequence space ends the connection.
     #[test]
     fn a_blind_sender_hits_only_what_is_near() {
         let flow = Flow { next: 12_345, ..Flow::default() };

@@ -1,11 +1,11 @@
-//! The decision: what becomes of a packet (wire.md §6.1 to §6.5). Tokens are judged in [`super::token`].
+//! The decision about a packet (wire.md §6.1 to §6.5). [`super::token`] verifies tokens.
 
 use super::connection::{begin, follow};
 use super::flow::{count, idle_limit, is_live, is_proved};
 use super::observer::Observer;
 use super::tables::TablesMut;
 use super::{FRAGMENT_LIFE, Outcome};
-use crate::protocol;
+use crate::model::protocol;
 use std::net::{IpAddr, SocketAddr};
 use wire::map::{Flow, FlowKey, Services, origin};
 use wire::packet::{Form, Fragment, ICMP, ICMPV6, Packet, TCP, UDP};
@@ -15,13 +15,13 @@ use wire::{Carrier, DropReason, Handle, LsToken};
 
 const ETHERNET_LEN: usize = 14;
 
-/// Decides on an Ethernet frame at `now` (Unix seconds), and tells the observer each check. A frame that its token admits
-/// loses the token.
+/// Decides on an Ethernet frame at `now` (Unix seconds), and reports each check to the observer. If a token admits the
+/// frame, the token is removed.
 pub fn decide(tables: &mut impl TablesMut, observer: &mut impl Observer, frame: &mut Vec<u8>, now: u32) -> Outcome {
     Decision { tables, observer, now }.packet(frame).unwrap_or_else(Outcome::Drop)
 }
 
-/// One decision while it is made.
+/// A decision in progress.
 pub(super) struct Decision<'a, T, O> {
     pub(super) tables: &'a mut T,
     pub(super) observer: &'a mut O,
@@ -29,12 +29,12 @@ pub(super) struct Decision<'a, T, O> {
 }
 
 impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
-    /// Tells the observer a check that does not decide by itself.
+    /// Reports to the observer a check that does not decide by itself.
     pub(super) fn note(&mut self, name: &'static str, passed: bool, text: impl FnOnce() -> String) {
         self.observer.check(name, passed, text);
     }
 
-    /// Tells the observer a check that drops the packet if it fails.
+    /// Reports a check to the observer; if it fails, the packet is dropped.
     pub(super) fn require(
         &mut self,
         name: &'static str,
@@ -118,7 +118,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return if admitted { Ok(Outcome::Flow) } else { Err(DropReason::NoToken) };
         };
         match self.token(&bytes, &packet) {
-            // On an admitted flow, what doesn't have a token's form is payload that happens to look like one.
+            // On an admitted flow, a tail without a token's form is payload that happens to look like one.
             Err(DropReason::Malformed | DropReason::UnknownSuite) if admitted => return Ok(Outcome::Flow),
             Err(reason) => return Err(reason),
             Ok(claim) => self.admit(&claim, key, &packet)?,
@@ -131,7 +131,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(Outcome::Token)
     }
 
-    /// A packet of no admitted flow that cannot carry a token.
+    /// Decides on a packet that belongs to no admitted flow and cannot carry a token.
     fn later(&mut self, frame: &[u8], packet: &Packet, key: FlowKey) -> Result<Outcome, DropReason> {
         if packet.protocol == TCP {
             self.note("first packet", false, || "only a SYN without ACK may open a flow".into());
@@ -144,7 +144,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Err(DropReason::NoToken)
     }
 
-    /// Whether this answers an echo request that the inside of a gateway sent: its identifier stands for a port (§6.9.1).
+    /// Reports whether the packet answers an echo request that the inside of a gateway sent: its identifier takes the
+    /// place of a port (§6.9.1).
     fn answers_echo(&mut self, frame: &[u8], packet: &Packet, mut key: FlowKey) -> bool {
         if self.tables.config().max_outbound == 0 || !packet.icmp_echo_reply() {
             return false;
@@ -157,7 +158,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         true
     }
 
-    /// A packet with a shim, as it was without (wire.md §4.3).
+    /// Decides on a packet with a shim, as on the packet without it (wire.md §4.3).
     fn shim(
         &mut self,
         frame: &mut Vec<u8>,
@@ -202,7 +203,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     fn fragment(&mut self, packet: &Packet, services: &Services) -> Result<Outcome, DropReason> {
         let key = FlowKey::to_server(packet).ok_or(DropReason::Malformed)?;
         if packet.protocol == if packet.ipv6() { ICMPV6 } else { ICMP } {
-            // An ICMP error in pieces could quote anything. Without the first one, no stack puts the others together.
+            // A fragmented ICMP error could quote anything. Without the first fragment, no stack reassembles the
+            // others.
             let passes = !services.covers(packet.protocol, 0) && !packet.icmp_error();
             self.require("fragment", passes, DropReason::Fragment, || match packet.icmp_error() {
                 true => "a fragment of an ICMP error: what it quotes cannot be read".into(),
@@ -229,7 +231,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             }
             return Ok(Outcome::NotOurs);
         }
-        // A SYN in pieces would need no token; TCP finds the path's MTU and needs no fragments.
+        // A fragmented SYN would need no token; TCP discovers the path MTU and needs no fragments.
         self.require("fragment", packet.protocol != TCP, DropReason::Fragment, || "its first".into())?;
         let flow = self.live_flow(&key).ok_or(DropReason::Fragment)?;
         self.refresh(&key, flow, packet);
@@ -237,7 +239,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(Outcome::Flow)
     }
 
-    /// A fragment that shows no ports: as its first one. The key has no ports.
+    /// Decides on a fragment that shows no ports as on its first fragment. The key has no ports.
     fn later_fragment(&mut self, key: &FlowKey, id: u32) -> Result<Outcome, DropReason> {
         let now = self.now;
         let is_recent = |at: Option<u32>| at.is_some_and(|at| now.wrapping_sub(at) as i32 <= FRAGMENT_LIFE as i32);
@@ -254,7 +256,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         outcome.ok_or(DropReason::Fragment)
     }
 
-    /// An ICMP error passes if what it quotes was sent back on an admitted flow (wire.md §6.5).
+    /// Lets an ICMP error pass if it quotes a packet that was sent back on an admitted flow (wire.md §6.5).
     fn icmp_error(&mut self, frame: &[u8], packet: &Packet, services: &Services) -> Result<Outcome, DropReason> {
         let quoted = Packet::parse_quoted(frame, packet.payload, packet.end, packet.ipv6());
         let readable = quoted.form == Form::Whole;
@@ -279,7 +281,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.live_flow(&key).map(|_| Outcome::IcmpError).ok_or(DropReason::NoFlow)
     }
 
-    /// Whether the packet's destination is protected.
+    /// Reports whether the packet's destination is protected.
     fn covers(&mut self, services: &Services, packet: &Packet) -> bool {
         let covers = services.covers(packet.protocol, packet.destination_port);
         self.note("destination", covers, || {
@@ -290,7 +292,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         covers
     }
 
-    /// The flow that a packet from outside belongs to: admitted, not idle for too long, and proved again if it is UDP.
+    /// Returns the flow that a packet from outside belongs to: admitted, not idle for too long, and, for UDP, proved
+    /// recently enough.
     fn live_flow(&mut self, key: &FlowKey) -> Option<Flow> {
         let Some(flow) = self.tables.flow(key) else {
             self.note("flow", false, || "the flow is not admitted".into());
@@ -320,7 +323,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         proved.then_some(flow)
     }
 
-    /// Counts a packet of the flow, and moves its connection on.
+    /// Counts a packet of the flow, and advances the state of its connection.
     pub(super) fn refresh(&mut self, key: &FlowKey, mut flow: Flow, packet: &Packet) {
         count(&mut flow, packet, self.now);
         if packet.opens() {

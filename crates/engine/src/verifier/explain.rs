@@ -1,4 +1,4 @@
-//! Whether a packet would pass, and why: [`decide`] with an observer, on tables that do not change.
+//! Explains whether a packet would pass: runs [`decide`] with an observer, on tables that do not change.
 
 use super::Outcome;
 use super::decide::decide;
@@ -12,15 +12,15 @@ use wire::packet::{ICMP, ICMPV6, TCP, UDP, tcp_flags};
 /// One check of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// What was looked at.
+    /// Name of the check.
     pub name: &'static str,
-    /// Whether the packet passed it.
+    /// Whether the packet passed the check.
     pub passed: bool,
-    /// What was found.
+    /// Finding of the check.
     pub text: String,
 }
 
-/// Collects the checks.
+/// An observer that collects the checks.
 #[derive(Clone, Debug, Default)]
 pub struct Trace(Vec<Check>);
 
@@ -30,17 +30,17 @@ impl Observer for Trace {
     }
 }
 
-/// What would become of a packet, and why.
+/// The outcome that a packet would have, with the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// What would become of it.
+    /// Outcome of the decision.
     pub outcome: Outcome,
-    /// The checks in their order, up to the one that decides.
+    /// The checks, in order, up to the one that decides.
     pub checks: Vec<Check>,
 }
 
 impl Explanation {
-    /// The explanation in one sentence.
+    /// Returns the explanation in one sentence.
     pub fn text(&self) -> String {
         let failed = self.checks.iter().rev().find(|check| !check.passed);
         match self.outcome {
@@ -59,15 +59,15 @@ impl Explanation {
     }
 }
 
-/// What the tables say of an Ethernet frame at `now` (Unix seconds). They do not change.
+/// Explains the decision on an Ethernet frame at `now` (Unix seconds). The tables do not change.
 pub fn explain(tables: &impl Tables, frame: &[u8], now: u32) -> Explanation {
     let mut trace = Trace::default();
     let outcome = decide(&mut Overlay::new(tables), &mut trace, &mut frame.to_vec(), now);
     Explanation { outcome, checks: trace.0 }
 }
 
-/// What the tables say of a packet without token between these addresses: of a later one if its flow is admitted, else of a
-/// first one. `None` if one address is IPv4 and the other IPv6.
+/// Explains the decision on a packet without a token between these addresses: on a later packet if its flow is
+/// admitted, otherwise on a first packet. `None` if one address is IPv4 and the other IPv6.
 pub fn explain_flow(
     tables: &impl Tables,
     from: SocketAddr,
@@ -80,14 +80,14 @@ pub fn explain_flow(
         return Some(later);
     }
     let mut first = explain(tables, &frame(from, to, protocol, tcp_flags::SYN)?, now);
-    // A SYN's flow is not looked up: say here why the later packet would not pass.
+    // The flow of a SYN is not looked up: include the check that explains why the later packet would not pass.
     let behind_destination = first.checks.len().saturating_sub(1);
     let flow = later.checks.into_iter().filter(|check| check.name == "flow");
     first.checks.splice(behind_destination..behind_destination, flow);
     Some(first)
 }
 
-/// The shortest packet between these addresses, with these flags if it is TCP.
+/// Returns the shortest packet between these addresses, with these flags if it is TCP.
 fn frame(from: SocketAddr, to: SocketAddr, protocol: u8, flags: u8) -> Option<Vec<u8>> {
     let ports = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
     let transport = match protocol {

@@ -1,10 +1,10 @@
-//! How a flow goes on: when it has been idle for too long, and what each packet changes (wire.md §6.3).
+//! The lifetime of flows: when they have been idle for too long, and what each packet changes (wire.md §6.3).
 
 use wire::map::{Flow, FlowKey, VerifierConfig, origin, stage};
 use wire::packet::{Packet, TCP, UDP};
 use wire::{Handle, Holder};
 
-/// After how many seconds without a packet the flow is forgotten.
+/// Returns the number of seconds without a packet after which the flow is forgotten.
 pub fn idle_limit(config: &VerifierConfig, key: &FlowKey, flow: &Flow) -> u32 {
     match (key.protocol, flow.stage) {
         (TCP, stage::OPEN) => config.tcp_idle,
@@ -13,7 +13,7 @@ pub fn idle_limit(config: &VerifierConfig, key: &FlowKey, flow: &Flow) -> u32 {
     }
 }
 
-/// Whether the flow has had a packet recently enough.
+/// Reports whether the flow has had a packet recently enough.
 pub fn is_live(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
     match flow.stage {
         stage::CHANGING => true,
@@ -23,20 +23,20 @@ pub fn is_live(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) ->
     }
 }
 
-/// What a right token means to the flow between the same (wire.md §6.4.5).
+/// The effect of a valid token on an existing flow between the same addresses and ports (wire.md §6.4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
-    /// There is none, or one that gives way: a flow more of the grant.
+    /// There is no flow, or one that gives way: the token opens another flow of its grant.
     Opens,
-    /// It is the grant's own.
+    /// The flow belongs to the token's grant: the token renews it.
     Renews,
-    /// It is another grant's of the same holder, and gets the newer one.
+    /// The flow belongs to another grant of the same holder: it moves to the token's grant.
     Moves,
-    /// It is somebody else's and keeps its owner; the packet passes.
+    /// The flow belongs to another owner and stays as it is; the packet passes.
     Passes,
 }
 
-/// What a right token of this grant and holder means to a live flow.
+/// Returns the effect of a valid token of this grant and holder on a live flow.
 pub fn relation(config: &VerifierConfig, key: &FlowKey, flow: &Flow, claim: (Handle, Holder), now: u32) -> Relation {
     let (handle, holder) = claim;
     match (flow.origin, flow.stage) {
@@ -49,18 +49,20 @@ pub fn relation(config: &VerifierConfig, key: &FlowKey, flow: &Flow, claim: (Han
     }
 }
 
-/// Whether the client has shown a token recently enough. TCP shows one in its SYN; a flow that no client opened shows none.
+/// Reports whether the client has shown a token recently enough. TCP shows one in its SYN; a flow that no client opened
+/// shows none.
 pub fn is_proved(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
     // Signed: the clock may have been set back since.
     key.protocol != UDP || !flow.by_grant() || now.wrapping_sub(flow.proved) as i32 <= config.udp_renewal as i32
 }
 
-/// Whether it is a client's flow that is over and on which the inside of a gateway has gone on sending (wire.md §6.9.2).
+/// Reports whether this is a client's flow that has ended and on which the inside of a gateway has kept sending
+/// (wire.md §6.9.2).
 pub fn only_ended(config: &VerifierConfig, flow: &Flow, now: u32) -> bool {
     flow.origin == origin::ENDED && now.wrapping_sub(flow.seen) as i32 <= config.udp_idle as i32
 }
 
-/// Whether something of the flow stays in its place once it is over.
+/// Reports whether an entry for the flow is kept in the table after the flow has ended.
 pub fn leaves_trace(config: &VerifierConfig, key: &FlowKey, flow: &Flow) -> bool {
     config.max_outbound > 0 && flow.by_grant() && key.protocol != TCP
 }

@@ -1,4 +1,4 @@
-//! Tables that can be read only, with changes kept beside them.
+//! Read-only tables, with changes kept in an overlay.
 
 use super::tables::{Once, PairTerms, Replay, Stack, Tables, TablesMut};
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use wire::map::{AccountUse, Flow, FlowKey, GrantUse, Services, VerifierConfig};
 use wire::{Epoch, Handle, Holder, VerifierKey};
 
-/// Lets a decision run against tables that must not change: it sees its own changes, and nobody else does.
+/// A decision's changes on top of tables that must not change: only the decision sees these changes.
 pub struct Overlay<'a, T> {
     below: &'a T,
     flows: BTreeMap<FlowKey, Flow>,
@@ -18,7 +18,7 @@ pub struct Overlay<'a, T> {
 }
 
 impl<'a, T: Tables> Overlay<'a, T> {
-    /// An overlay without changes.
+    /// Creates an overlay without changes.
     pub fn new(below: &'a T) -> Self {
         Self {
             below,

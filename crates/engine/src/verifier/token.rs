@@ -1,4 +1,4 @@
-//! The checks of a token, and what it admits (wire.md §6.4).
+//! The checks of a token, and the flow that it admits (wire.md §6.4).
 
 use super::CLOCK_SKEW_MAX;
 use super::connection::begin;
@@ -13,7 +13,7 @@ use wire::{
     ClientKey, Destination, DropReason, Epoch, Flags, Handle, Holder, LsToken, ServerSecret, Token, VerifierKey, ls,
 };
 
-/// What a token proves, and what makes it different from others of its grant.
+/// The grant that a token proves, and the part that distinguishes the token from others of that grant.
 pub(super) struct Claim {
     handle: Handle,
     holder: Holder,
@@ -23,7 +23,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// What a token proves to the verifier with this key, which made its grant.
+    /// Returns the claim that a token proves to the verifier with this key, from which its grant was made.
     fn of(token: &Token, key: &VerifierKey) -> Self {
         let header = &token.header;
         let (holder, single) = (Holder::of(header.handle, key), header.flags.has(Flags::SINGLE));
@@ -32,7 +32,7 @@ impl Claim {
 }
 
 impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
-    /// The checks of a token up to revocation, in the order of wire.md §6.4.
+    /// Performs the checks of a token up to revocation, in the order of wire.md §6.4.
     pub(super) fn token(&mut self, bytes: &[u8; TOKEN_LEN], packet: &Packet) -> Result<Claim, DropReason> {
         let now = self.now;
         let decoded = Token::decode(bytes, packet.ipv6());
@@ -82,7 +82,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(claim)
     }
 
-    /// The checks of a token of the scheme of LS up to revocation, in the order of wire.md §6.4.1.
+    /// Performs the checks of a token of the scheme of LS up to revocation, in the order of wire.md §6.4.1.
     pub(super) fn ls_token(&mut self, token: &LsToken) -> Result<Claim, DropReason> {
         let speaks = self.tables.config().speaks(ls::SUITE);
         self.require("suite", speaks, DropReason::UnknownSuite, || {
@@ -119,7 +119,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.remembered(expires, DropReason::Expired, "revoked")
     }
 
-    /// Requires that the verifier has forgotten nothing of this time (wire.md §6.4.6).
+    /// Drops the packet if the verifier has forgotten its state of this time (wire.md §6.4.6).
     fn remembered(&mut self, time: u32, reason: DropReason, what: &str) -> Result<(), DropReason> {
         if !self.tables.has_forgotten(time) {
             return Ok(());
@@ -145,7 +145,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         })
     }
 
-    /// Remembers a token and its flow: replay, then limits. A token that is refused is not charged.
+    /// Records a token and its flow, after checking for replay and then the limits. A refused token is not charged.
     pub(super) fn admit(&mut self, claim: &Claim, key: FlowKey, packet: &Packet) -> Result<(), DropReason> {
         let (handle, now) = (claim.handle, self.now);
         let most = self.tables.config().flows_per_grant;
@@ -197,7 +197,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             (Relation::Renews | Relation::Moves, Some(flow)) => Flow { handle: handle.0, ..flow },
             _ => Flow { handle: handle.0, holder: claim.holder.0, since: now, ..Flow::default() },
         };
-        // UDP was counted when its flow was looked up, unless it lacked a token.
+        // A UDP packet was counted when its flow was looked up, unless the flow lacked a recent token.
         let lacked = !is_proved(self.tables.config(), &key, &flow, now);
         if relation == Relation::Opens || packet.protocol == TCP || lacked {
             count(&mut flow, packet, now);
@@ -223,8 +223,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(())
     }
 
-    /// What the holder's account uses, if it may have one more token and, where the token opens one, one more flow. `None` if
-    /// the holder is nobody.
+    /// Returns the account's resource use if the account may use one more token and, if the token opens a flow, have
+    /// one more flow. `None` if there is no holder.
     fn account(&mut self, holder: Holder, opens: bool) -> Result<Option<AccountUse>, DropReason> {
         if holder.0 == 0 {
             return Ok(None);
@@ -260,7 +260,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         }
     }
 
-    /// Whether the grant may have one more flow.
+    /// Checks whether the grant may have one more flow.
     fn may_open(&mut self, claim: &Claim, used: &GrantUse, key: &FlowKey) -> Result<(), DropReason> {
         let most = self.tables.config().flows_per_grant;
         if claim.single {

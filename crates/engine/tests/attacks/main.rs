@@ -1,11 +1,12 @@
-//! What the published scheme (SVLAN, section VII) is attacked with, one test each, named after the attack, against the decisions
-//! in Rust. That kernels and batches decide as these do the table of cases shows; which tests show the same at other levels
-//! docs/threats.md says.
+//! The attacks on the published scheme (SVLAN, section VII), one test each, named after the attack, against the
+//! decisions in Rust. The table of cases shows that kernels and batches make the same decisions; docs/threats.md lists
+//! the tests at other levels.
 
 mod world;
 
-use engine::proofs::{Outcome, Verifier, Withdrawal};
-use engine::segment::{GiveError, Given, Giver, Place};
+use engine::issuing::segment::{GiveError, Giver};
+use engine::model::{Given, Place};
+use engine::verifier::proofs::{Outcome, Verifier, Withdrawal};
 use wire::packet::Packet;
 use wire::{DropReason, Ends, Epoch, InterfaceId, ProofKey, Segment, SegmentFlags, Vni, geneve};
 use world::*;
@@ -16,7 +17,7 @@ const BAD: Outcome = Outcome::Drop(DropReason::BadTag);
 fn unauthorized_senders_get_nothing_and_what_they_make_up_is_dropped() {
     assert_eq!(travels(frame(&given())), Outcome::Proved);
     assert!(given_by(giver(&PATH.map(key)), "eve", "").is_none());
-    // Keys of their own, under the authority's name.
+    // The attackers use keys of their own and the authority's name.
     let own = PATH.map(|name| key_of(8, name, Epoch::at(NOW, EPOCH_LENGTH)));
     let forged = given_by(giver(&own), "alice", "").expect("they say so");
     assert_eq!(travels(frame(&forged)), BAD);
@@ -25,10 +26,10 @@ fn unauthorized_senders_get_nothing_and_what_they_make_up_is_dropped() {
 #[test]
 fn forged_segments_are_dropped_whichever_bit_was_changed() {
     let right = frame(&given());
-    // Of the inner packet addresses, protocol and ports are the segment's business.
+    // The segment covers the inner packet's addresses, protocol and ports.
     let inside = [9..10, 12..24].map(|range| INNER + range.start..INNER + range.end);
     let covered = [OUTER_ADDRESSES, 42..INNER].into_iter().chain(inside).flatten().filter(|at| {
-        // The sender's port, which this segment leaves open.
+        // Except the sender's port, which this segment leaves open.
         !(INNER + 20..INNER + 22).contains(at)
     });
     let mut tried = 0;
@@ -47,7 +48,7 @@ fn forged_segments_are_dropped_whichever_bit_was_changed() {
 fn proof_guessing_tells_nothing_of_how_near_a_guess_was() {
     let right = frame(&given());
     let first = PROOFS..PROOFS + 16;
-    // Half of it right, all but one bit right, nothing right: one and the same answer.
+    // A half-correct guess, a guess with one wrong bit, and an entirely wrong one all get the same answer.
     for at in 0..128 {
         let mut guess = right.clone();
         guess[PROOFS + at / 8] ^= 1 << (at % 8);
@@ -108,7 +109,8 @@ fn replay_ends_with_the_segment_and_can_not_be_drawn_out() {
 fn bypassing_verifiers_by_the_pointer_or_the_number_of_proofs_is_noticed() {
     let given = given();
     let at = |pointer| Given { segment: Segment { pointer, ..given.segment }, ..given.clone() };
-    // Moved ahead, to spare those before; each verifier judges it alone, as if the others were gone around.
+    // The pointer is moved ahead to skip earlier verifiers; each verifier decides alone, as if the packet had bypassed
+    // the others.
     for (place, name) in PATH.iter().enumerate() {
         for pointer in (0..3).filter(|pointer| usize::from(*pointer) != place) {
             let mut moved = frame(&at(pointer));
@@ -125,7 +127,7 @@ fn compromised_verifier_what_it_lets_through_the_others_stop() {
     let keys = PATH.map(key);
     let given = given();
     for compromised in 0..PATH.len() {
-        // It passes everything on, and can make its own proofs for anything.
+        // The compromised verifier passes every packet, and can make its own proofs for anything.
         let mut keys_known = PATH.map(|name| key_of(8, name, Epoch::at(NOW, EPOCH_LENGTH)));
         keys_known[compromised] = keys[compromised].clone();
         let forged = given_by(giver(&keys_known), "alice", "").expect("it says so");
@@ -137,7 +139,7 @@ fn compromised_verifier_what_it_lets_through_the_others_stop() {
     }
 }
 
-/// Whether a packet comes through where one verifier checks nothing.
+/// Reports whether a packet reaches the end of the path when one verifier checks nothing.
 fn passes(mut frame: Vec<u8>, compromised: usize) -> bool {
     PATH.iter().enumerate().all(|(place, name)| match place == compromised {
         true => {
@@ -151,13 +153,14 @@ fn passes(mut frame: Vec<u8>, compromised: usize) -> bool {
 #[test]
 fn compromised_endpoint_can_send_only_where_its_own_tenants_have_consent() {
     let keys = PATH.map(key);
-    // It holds what was given to it, and may put in what it likes; only as itself, and only there.
+    // The compromised endpoint has the segments issued to it and may put any packet into them, but only as itself and
+    // only to their receivers.
     let given = given_by(giver(&keys), "alice", "reply = true").expect("she has consent");
     for receiver in ["10.0.0.10", "10.0.0.1"] {
         let ends = Ends { receiver: address(receiver), ..given.ends };
         assert_eq!(travels(frame(&Given { ends, ..given.clone() })), BAD);
     }
-    // A receiver's endpoint learns of the segments that reach it: that makes it no sender but of answers.
+    // A receiver's endpoint sees the segments of arriving packets, but with them it can only send answers.
     let Ends { sending, receiving, sender, receiver } = given.ends;
     let turned = Ends { sending: receiving, receiving: sending, sender: receiver, receiver: sender };
     for flags in [given.segment.flags, SegmentFlags::PORT, SegmentFlags::PORT.with(SegmentFlags::RETURN, true)] {
@@ -173,7 +176,7 @@ fn compromised_endpoint_can_send_only_where_its_own_tenants_have_consent() {
 
 #[test]
 fn compromised_authority_opens_only_what_trusts_its_keys_and_only_for_their_epochs() {
-    // Verifiers that two authorities have: of another address, with other keys.
+    // Verifiers that trust two authorities, which have different addresses and keys.
     let other = address("203.0.113.1");
     let epoch = Epoch::at(NOW, EPOCH_LENGTH);
     let trusts = |name: &str, both: bool| {
@@ -190,7 +193,7 @@ fn compromised_authority_opens_only_what_trusts_its_keys_and_only_for_their_epoc
     assert_eq!(judge(&trusts(PATH[0], false), &made, NOW), Outcome::Drop(DropReason::UnknownEpoch));
     let renamed = given_by(giver(&stolen), "alice", "").expect("it says so");
     assert_eq!(judge(&trusts(PATH[0], true), &renamed, NOW), BAD, "under the other's name it is nothing");
-    // Epochs' keys that got out are worth nothing when they are over, whatever the segments say.
+    // Leaked keys of past epochs are worthless, whatever the segments claim.
     let later = NOW + 3 * u64::from(EPOCH_LENGTH);
     let endless = Segment { expires: later as u32 + 60, ..given().segment };
     let old = Given { segment: endless, ..given() };

@@ -1,8 +1,10 @@
-//! Alice, behind one endpoint, has consent to send to one service behind another; three verifiers are on the way.
+//! Test setting: Alice, behind one endpoint, has consent to send to one service behind another; three verifiers are on
+//! the path.
 
+use engine::issuing::segment::{Give, Giver};
+use engine::model::{Given, Place};
 use engine::policy::{Decision, Policy, Request, Subject};
-use engine::proofs::{Outcome, Verifier};
-use engine::segment::{Give, Given, Giver, Place};
+use engine::verifier::proofs::{Outcome, Verifier};
 use std::net::IpAddr;
 use wire::geneve::{ENCAPSULATION_MAX, Payload};
 use wire::{Destination, Epoch, InterfaceId, MasterKey, ProofKey, Suite, Vni};
@@ -16,7 +18,7 @@ pub const SERVER: &str = "10.0.0.9";
 pub const HERE: &str = "192.0.2.1";
 pub const THERE: &str = "192.0.2.2";
 pub const SSH: (u8, u16) = (6, 22);
-/// Where things are in [`frame`].
+/// Offsets in [`frame`].
 pub const OUTER_ADDRESSES: std::ops::Range<usize> = 26..34;
 pub const SEGMENT: usize = 42 + 12;
 pub const PROOFS: usize = SEGMENT + 20;
@@ -30,12 +32,12 @@ pub fn key_of(master: u8, verifier: &str, epoch: Epoch) -> ProofKey {
     MasterKey::new([master; 32]).proof_key(verifier, address(AUTHORITY), epoch).unwrap()
 }
 
-/// The authority's own, of the current epoch.
+/// Returns the authority's own key for the current epoch.
 pub fn key(verifier: &str) -> ProofKey {
     key_of(7, verifier, Epoch::at(NOW, EPOCH_LENGTH))
 }
 
-/// With the keys of the epochs around `NOW`.
+/// Creates a verifier with the keys of the epochs around `NOW`.
 pub fn verifier(name: &str) -> Verifier {
     let mut verifier = Verifier::new(vec!["192.0.2.0/24".parse().unwrap()], EPOCH_LENGTH, 3600);
     let current = Epoch::at(NOW, EPOCH_LENGTH).0;
@@ -70,7 +72,7 @@ to = "server"
 granularity = "application"
 "#;
 
-/// What a person gets, with these lines more in the rule; `None` without consent.
+/// Requests a segment for a person, with these lines added to the rule; `None` without consent.
 pub fn given_by(giver: Giver<'_>, person: &str, terms: &str) -> Option<Given> {
     let policy = Policy::parse(&format!("{POLICY}{terms}"), 3600).unwrap();
     let to = Destination { address: address(SERVER), protocol: SSH.0, port: SSH.1 };
@@ -92,7 +94,7 @@ pub fn given_by(giver: Giver<'_>, person: &str, terms: &str) -> Option<Given> {
     Some(give.give().expect("it can be given"))
 }
 
-/// What Alice gets.
+/// Requests a segment for Alice.
 pub fn given() -> Given {
     given_by(giver(&PATH.map(key)), "alice", "").expect("she has consent")
 }
@@ -104,7 +106,7 @@ fn ipv4(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u8]) -> Ve
     [&[0x45, 0][..], &length.to_be_bytes(), &fixed, &source.octets(), &destination.octets(), payload].concat()
 }
 
-/// A packet to the service under a segment.
+/// Builds a packet to the service under a segment.
 pub fn frame(given: &Given) -> Vec<u8> {
     let ends = &given.ends;
     let transport = [&40_000_u16.to_be_bytes()[..], &SSH.1.to_be_bytes(), &[0; 16]].concat();
@@ -116,7 +118,7 @@ pub fn frame(given: &Given) -> Vec<u8> {
     [&[2; 12][..], &[8, 0], &ipv4(ends.sending, ends.receiving, 17, &udp)].concat()
 }
 
-/// What the path makes of it: the first outcome that is not to pass, or that of the last verifier.
+/// Sends a frame along the path. Returns the first outcome other than `Proved`, or `Proved` if all verifiers pass it.
 pub fn travels_at(mut frame: Vec<u8>, now: u64) -> Outcome {
     let mut judged = PATH.iter().map(|name| verifier(name).judge(&mut frame, now as u32));
     judged.find(|outcome| *outcome != Outcome::Proved).unwrap_or(Outcome::Proved)

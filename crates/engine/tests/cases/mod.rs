@@ -1,34 +1,36 @@
-//! The table of cases for verifiers of proofs, which was made without any code of ours. Other crates' tests take it from here.
+//! Test vectors for verifiers of proofs, generated without any of this project's code. Other crates' tests use this
+//! module, too.
 
-use engine::proofs::{Outcome, Verifier, Withdrawal};
+use engine::verifier::proofs::{Outcome, Verifier, Withdrawal};
 use serde_json::Value;
 use std::net::IpAddr;
 use wire::{DropReason, Epoch, MasterKey, ProofKey, Vni};
 
-/// One thing that happens.
+/// One step of a case.
 pub enum Step {
-    /// A frame comes, is judged, and goes on like this (untouched if it is dropped or not ours).
+    /// A frame arrives; the verifier decides, and `out` is the frame afterwards (unchanged if it is dropped or not
+    /// ours).
     Frame { frame: Vec<u8>, outcome: Outcome, out: Vec<u8> },
     /// Seconds pass.
     Wait(u32),
-    /// Consent is withdrawn.
+    /// Consent is withdrawn for segments that end by the given time.
     Withdraw(Withdrawal, u32),
 }
 
-/// A row.
+/// One case of the table.
 pub struct Case {
     pub name: String,
-    /// The verifier that judges.
+    /// Index of the verifier under test.
     pub of: usize,
     pub steps: Vec<Step>,
 }
 
-/// The table, and the world it is about.
+/// The table of cases and their setting.
 pub struct Table {
-    /// When every row begins, Unix seconds.
+    /// Time at which every case begins, Unix seconds.
     pub now: u32,
     pub cases: Vec<Case>,
-    /// A verifier of each place on the path.
+    /// One verifier for each place on the path.
     pub verifiers: Vec<Verifier>,
 }
 
@@ -62,7 +64,7 @@ impl Table {
         Self { now: number(&table["now"]), cases, verifiers }
     }
 
-    /// The first frames of the cases at the first verifier: name, frame, outcome, and what goes on.
+    /// Returns the first frames of the cases at the first verifier: name, frame, outcome, and the frame afterwards.
     pub fn first_frames(&self) -> impl Iterator<Item = (&str, &Vec<u8>, Outcome, &Vec<u8>)> {
         self.cases.iter().filter(|case| case.of == 0).filter_map(|case| match &case.steps[0] {
             Step::Frame { frame, outcome, out } => Some((&*case.name, frame, *outcome, out)),
@@ -71,7 +73,7 @@ impl Table {
     }
 }
 
-/// A verifier with the keys of the epochs around now.
+/// Builds a verifier with the keys of the epochs around `now`.
 fn verifier(table: &Value, id: &str) -> Verifier {
     let endpoints = list(&table["endpoints"]).iter().map(|prefix| text(prefix).parse().expect("a prefix")).collect();
     let mut verifier = Verifier::new(endpoints, number(&table["epoch_length"]), number(&table["max_lifetime"]));

@@ -1,4 +1,4 @@
-//! AEAD_AES_128_GCM, RFC 5116: the fastest where the processor has instructions for AES.
+//! AEAD_AES_128_GCM, RFC 5116: the fastest on processors with AES instructions.
 
 use super::{Library, Row, has_aes};
 use aws_lc_rs::aead::AES_128_GCM;

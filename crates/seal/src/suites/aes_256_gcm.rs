@@ -1,4 +1,4 @@
-//! AEAD_AES_256_GCM, RFC 5116: for rules that ask for keys of 256 bits.
+//! AEAD_AES_256_GCM, RFC 5116: for rules that require 256-bit keys.
 
 use super::{Library, Row, has_aes};
 use aws_lc_rs::aead::AES_256_GCM;

@@ -1,23 +1,23 @@
-//! Why tenants got no segments, for people who ask.
+//! The reasons why tenants got no segments, for people who query the daemon.
 
 use super::segments::{Ordered, in_order};
 use crate::view::Refused;
 use std::collections::BTreeMap;
 use wire::map::SegmentKey;
 
-/// Refusals that are remembered at a time; of others only that they are.
+/// Number of refusals whose reasons are kept; further ones are kept without a reason, as entries of the table only.
 const MOST: usize = 1024;
 
-/// What tenants were refused, and why.
+/// The refusals of tenants' requests.
 #[derive(Default)]
 pub(super) struct Refusals {
     reasons: BTreeMap<Ordered, String>,
-    /// By interface.
+    /// The last refusal, by interface.
     last: BTreeMap<u32, Refused>,
 }
 
 impl Refusals {
-    /// Notes a refusal.
+    /// Records a refusal.
     pub(super) fn note(&mut self, key: &SegmentKey, why: String, at: u64) {
         if self.reasons.len() < MOST || self.reasons.contains_key(&in_order(key)) {
             self.reasons.insert(in_order(key), why.clone());
@@ -25,17 +25,17 @@ impl Refusals {
         self.last.insert(key.interface, Refused { at, why });
     }
 
-    /// Forgets those that have ended.
+    /// Removes refusals that have expired.
     pub(super) fn keep(&mut self, is_kept: impl Fn(&Ordered) -> bool) {
         self.reasons.retain(|key, _| is_kept(key));
     }
 
-    /// Why there is none for this.
+    /// Returns the reason for the refusal of this key.
     pub(super) fn of(&self, key: &SegmentKey) -> Option<String> {
         self.reasons.get(&in_order(key)).cloned()
     }
 
-    /// What an interface's tenant was refused last.
+    /// Returns the last refusal of an interface's tenant.
     pub(super) fn last(&self, interface: u32) -> Option<Refused> {
         self.last.get(&interface).cloned()
     }

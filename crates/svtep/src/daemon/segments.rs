@@ -1,31 +1,32 @@
-//! Tenants' packets, questions for segments and their answers, and what is void.
+//! Tenants' packets, requests for segments and their answers, and void segments.
 
 use super::Daemon;
 use crate::now;
 use crate::session::News;
+use api::Withdrawal;
 use client::{Asker, Error};
 use datapath::svtep::{self, Unsent};
-use engine::api::{PathSegment, Withdrawal};
 use engine::endpoint::{self, Action, Refusal, Wanted};
+use engine::model::Given;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use wire::SegmentFlags;
 use wire::geneve::Encapsulation;
 use wire::map::{SegmentEntry, SegmentKey, segment_state};
 
-/// Where Geneve's header has the network's number.
+/// Position of the network's number in Geneve's header.
 const VNI_AT: std::ops::Range<usize> = 4..7;
-/// Statuses that say nothing about consent: too many requests, and what is the authority's own fault.
+/// Statuses that say nothing about consent: too many requests, and faults of the authority itself.
 const TOO_MANY: u16 = 429;
 const FAULTS: u16 = 500;
 
-/// An authority's answer to a question.
+/// The authority's answer to a request.
 pub(super) struct Answer {
     wanted: Wanted,
-    answer: Result<PathSegment, Error>,
+    answer: Result<Given, Error>,
 }
 
-/// How many answers there were.
+/// Numbers of answers.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Answers {
     pub given: u64,
@@ -54,11 +55,11 @@ impl Daemon {
                 self.ask(wanted, move |asker| async move { asker.segment(&request).await });
                 Ok(())
             }
-            Action::AskBack(wanted, request) => {
-                self.ask(wanted, move |asker| async move { asker.authority().answer_segment(&request).await });
+            Action::AskBack(wanted, shown) => {
+                self.ask(wanted, move |asker| async move { asker.answer_segment(&shown).await });
                 Ok(())
             }
-            // Withdrawn while it was on its way: the next packet asks again.
+            // The consent was withdrawn while the answer was in flight: the next packet requests a segment again.
             Action::Write(key, entry) if self.is_void(&key, &entry) => Ok(()),
             Action::Write(key, entry) => self.kernel.program().segments.set(&key, &entry),
             Action::Send { from, to, datagram } => self.outlets.send(from, to, &datagram),
@@ -69,10 +70,10 @@ impl Daemon {
         }
     }
 
-    /// Asks in the session of the tenant's service account.
+    /// Sends a request in the session of the tenant's service account.
     fn ask<F>(&mut self, wanted: Wanted, question: impl FnOnce(Asker) -> F + Send + 'static)
     where
-        F: Future<Output = Result<PathSegment, Error>> + Send,
+        F: Future<Output = Result<Given, Error>> + Send,
     {
         let session = self.places.get(&wanted.interface).and_then(|place| self.sessions.get(self.asks[*place]));
         let Some(asker) = session.and_then(|session| session.standing().asker) else {
@@ -88,9 +89,9 @@ impl Daemon {
 
     pub(super) fn answered(&mut self, Answer { wanted, answer }: Answer) {
         let why = answer.as_ref().err().map(ToString::to_string);
-        let answer = answer.as_ref().map_err(|error| {
+        let answer = answer.map_err(|error| {
             tracing::debug!(interface = wanted.interface, "no segment: {error}");
-            refusal(error)
+            refusal(&error)
         });
         match answer {
             Ok(_) => self.answers.given += 1,
@@ -111,7 +112,7 @@ impl Daemon {
     pub(super) fn news(&mut self, session: usize, news: &News) {
         match news {
             News::Withdrawn(withdrawn) => self.void(withdrawn),
-            // What was refused may be granted.
+            // A request that was refused may be granted now.
             News::Changed => {
                 let refused = self.kernel.program().segments.entries().into_iter().filter(|(key, entry)| {
                     let place = self.places.get(&key.interface);
@@ -122,7 +123,7 @@ impl Daemon {
         }
     }
 
-    /// Nothing is sent under these segments any more, nor are they shown to answer them.
+    /// Removes the segments that these withdrawals void, and stops using them for answers.
     pub(super) fn void(&mut self, withdrawn: &[Withdrawal]) {
         if withdrawn.is_empty() {
             return;
@@ -132,7 +133,7 @@ impl Daemon {
         self.forget(segments.iter().filter(|(key, entry)| self.is_void(key, entry)).map(|(key, _)| *key));
         let consents = &self.kernel.program().consents;
         for (key, consent) in consents.entries() {
-            // It came from whom the answer would go to.
+            // The segment came from the receiver of the answer.
             if self.is_withdrawn(&key, (key.receiver(), key.sender()), consent.expires)
                 && let Err(error) = consents.remove(&key)
             {
@@ -141,7 +142,8 @@ impl Daemon {
         }
     }
 
-    /// Forgets what an earlier process had for another tenant behind this interface, as the settings were then.
+    /// Removes segments that an earlier process had for another tenant behind this interface, according to its
+    /// settings.
     pub(super) fn forget_others(&self, interface: u32, place: usize) {
         let tenant = &self.settings.tenants[place].tenant;
         let vni = tenant.vni.bytes();
@@ -164,7 +166,7 @@ impl Daemon {
         if entry.state() != segment_state::GIVEN {
             return false;
         }
-        // Without one that ends later nobody gets the way back: the next packet asks for it.
+        // Without a segment that ends later, the receiver gets no way back: the next packet requests one.
         let has_no_answer = || {
             let read = Encapsulation::decode(entry.geneve());
             read.is_ok_and(|(header, _)| header.segment.flags.has(SegmentFlags::REPLY))
@@ -187,7 +189,7 @@ impl Daemon {
         }
     }
 
-    /// Asks again for what is in use and ends soon, and forgets what has ended.
+    /// Renews segments that are in use and end soon, and removes those that have expired.
     pub(super) fn renew(&mut self) {
         let time = time();
         Withdrawal::add(&mut self.withdrawn, &[], now());
@@ -212,24 +214,25 @@ impl Daemon {
         };
         let actions: Vec<_> = entries.iter().filter_map(renew).collect();
         for (key, _) in consents.entries().into_iter().filter(|(_, consent)| consent.expires <= time) {
-            // Gone already: it gave way to others.
+            // The table may have evicted the entry already.
             let _ = consents.remove(&key);
         }
         actions.into_iter().for_each(|action| self.perform(action));
     }
 }
 
-/// What a set can hold of a key.
+/// An ordered form of a key, for sets.
 pub(super) type Ordered = (u32, IpAddr, IpAddr, u8, (u16, u16), bool);
 
 pub(super) fn in_order(key: &SegmentKey) -> Ordered {
     (key.interface, key.sender(), key.receiver(), key.protocol, key.ports(), key.is_back())
 }
 
-/// What an error says about consent.
+/// Classifies an error by what it says about consent.
 fn refusal(error: &Error) -> Refusal {
     match error {
-        Error::Denied(_) => Refusal::Denied,
+        // A segment that does not fit the request counts as a denial.
+        Error::Denied(_) | Error::Unusable(_) => Refusal::Denied,
         Error::Refused(problem) if problem.status != TOO_MANY && problem.status < FAULTS => Refusal::Denied,
         _ => Refusal::Unreachable,
     }
@@ -238,7 +241,7 @@ fn refusal(error: &Error) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::api::Problem;
+    use api::Problem;
 
     #[test]
     fn only_what_is_about_consent_counts_as_a_denial() {

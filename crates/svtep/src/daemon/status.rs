@@ -1,4 +1,4 @@
-//! What the daemon says of itself.
+//! The daemon's answers about its state.
 
 use super::Daemon;
 use crate::control::Request;
@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use wire::DropReason;
 use wire::map::{counter, segment_state, svtep_counter};
 
-/// Names of what becomes of packets at the tunnel.
+/// Names of the outcomes of packets at the tunnel.
 const PACKETS: [(u32, &str); 13] = [
     (svtep_counter::SENT, "sent"),
     (svtep_counter::UNKNOWN, "without_segment"),
@@ -26,7 +26,7 @@ const PACKETS: [(u32, &str); 13] = [
     (svtep_counter::UNDELIVERED, "undelivered"),
     (svtep_counter::CONSENTS, "consents_noted"),
 ];
-/// Names of the outcomes of proofs that are no drops.
+/// Names of the outcomes of proofs other than drops.
 const PASSED: [(u32, &str); 2] = [(counter::FLOW, "remembered"), (counter::TOKEN, "computed")];
 
 impl Daemon {

@@ -1,12 +1,12 @@
-//! `verifier explain`: would a packet pass, would a person get a grant, and why.
+//! `verifier explain`: would a packet pass, or a person get a grant, and why?
 
 use super::{Look, NO};
 use crate::control::{Asker, Request};
 use crate::view;
 use anyhow::{Context, Result};
+use api::PersonExplanation;
 use clap::Args;
-use engine::api::PersonExplanation;
-use engine::protocol;
+use engine::model::protocol;
 use serde::Serialize;
 use shell::table::Table;
 use shell::{print, println};
@@ -24,10 +24,10 @@ pub const EXAMPLES: &str = "Examples:
 /// A question
 #[derive(Args, Debug)]
 pub struct Question {
-    /// What is asked
+    /// The packet or person to explain
     #[command(flatten)]
     subject: Subject,
-    /// What is known of a person
+    /// Assumed facts about the person
     #[command(flatten)]
     besides: Besides,
     /// The server's address and port
@@ -38,18 +38,18 @@ pub struct Question {
     protocol: u8,
 }
 
-/// What is explained
+/// The packet or person to explain
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 pub struct Subject {
     /// Would a packet from this client pass?
     #[arg(long, value_name = "ADDR:PORT")]
     from: Option<SocketAddr>,
-    /// Would this Ethernet frame pass? Tells about its token, too
+    /// Would this Ethernet frame pass? Checks its token, too
     #[arg(long, value_name = "HEX")]
     frame: Option<String>,
-    /// Would the packets of this capture pass (pcap or pcapng; `-` is standard input)? Each is judged by itself, as if it
-    /// came at the time of its capture, by the tables as they are now
+    /// Would the packets of this capture pass (pcap or pcapng; `-` is standard input)? Each is evaluated by itself, as
+    /// of the time of its capture, against the tables as they are now
     #[arg(long, value_name = "FILE")]
     packet: Option<PathBuf>,
     /// Would this person get a grant?
@@ -57,24 +57,24 @@ pub struct Subject {
     person: Option<String>,
 }
 
-/// What is known of a person besides what the authority knows
+/// Facts about a person to assume in addition to those that the authority knows
 #[derive(Args, Debug)]
 pub struct Besides {
-    /// With the tags of this device of the person
+    /// Assume the tags of this device of the person
     #[arg(long, value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
     device: Option<String>,
-    /// As if the person were in this group, too; may be repeated
+    /// Assume that the person is in this group, too; may be repeated
     #[arg(long = "group", value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
     groups: Vec<String>,
-    /// As if the person's device had this tag, too; may be repeated
+    /// Assume that the person's device has this tag, too; may be repeated
     #[arg(long = "tag", value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
     tags: Vec<String>,
-    /// As if the person asked from this address
+    /// Assume that the person asks from this address
     #[arg(long = "address", value_name = "ADDR", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
     source: Option<IpAddr>,
 }
 
-/// A packet of a capture, and what the verifier says of it.
+/// A packet of a capture and the verifier's verdict.
 #[derive(Serialize)]
 struct Judged {
     number: u64,
@@ -82,7 +82,7 @@ struct Judged {
     verdict: view::Verdict,
 }
 
-/// Asks the daemon. The exit code is 1 where the answer is no, or one of a capture's packets would not pass.
+/// Asks the daemon. The exit code is 1 if the answer is no, or if any packet of a capture would not pass.
 pub async fn run(look: &Look, Question { subject, besides, to, protocol }: Question) -> Result<ExitCode> {
     let to_or = || to.context("--to is missing");
     let yes = match subject {
@@ -113,7 +113,7 @@ async fn verdict(look: &Look, request: &Request) -> Result<bool> {
     Ok(verdict.passes)
 }
 
-/// Every packet of a capture, one verdict each.
+/// Prints a verdict for each packet of a capture; returns whether all would pass.
 async fn capture(look: &Look, file: &Path) -> Result<bool> {
     let mut frames = Vec::new();
     inspect::capture::read(file, |frame| {

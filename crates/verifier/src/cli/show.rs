@@ -1,7 +1,7 @@
-//! How answers read for people.
+//! Prints the daemon's answers as text.
 
 use crate::view;
-use engine::protocol;
+use engine::model::{Service, protocol};
 use shell::table::{Table, bytes, utc};
 use shell::{print, println};
 use std::net::SocketAddr;
@@ -77,7 +77,8 @@ pub(super) fn show_status(status: &view::Status) {
     print!("\n{}", Table::new(&["TABLE", "USED", "MAX", "BYTES EACH", "AT MOST"], tables));
 }
 
-/// Prints the services that are protected at the host's other addresses too, and the sockets that listen outside protection.
+/// Prints the services that are protected at the host's other addresses too, and the sockets that listen outside
+/// protection.
 fn show_exposure(status: &view::Status) {
     let view::Extended { services, networks, crowded } = &status.extended;
     if !services.is_empty() {
@@ -96,7 +97,7 @@ fn show_exposure(status: &view::Status) {
     }
 }
 
-/// How telling other gateways goes.
+/// Returns the table of peers, with the state of the announcements to each.
 fn peers(peers: &[view::Peer]) -> Table {
     let rows = peers.iter().map(|peer| {
         let state = match &peer.trouble {
@@ -110,8 +111,8 @@ fn peers(peers: &[view::Peer]) -> Table {
     Table::new(&["PEER", "STATE", "TOLD", "REFUSED", "GAP"], rows)
 }
 
-fn service(service: &engine::api::Service) -> String {
-    let engine::api::Service { protocol, first_port, last_port } = *service;
+fn service(service: &Service) -> String {
+    let Service { protocol, first_port, last_port } = *service;
     match protocol {
         0 => "all".into(),
         _ if (first_port, last_port) == (0, u16::MAX) => protocol::name(protocol),

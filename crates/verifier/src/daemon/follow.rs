@@ -1,13 +1,14 @@
-//! The daemon's loop: what it does when the authority, the clock, an operator or a signal asks for something.
+//! The daemon's main loop: reacts to the authority, the clock, orders from the control socket and signals.
 
-use super::{Daemon, PAUSES, Signals, fetch, notify};
+use super::{Daemon, PAUSES, fetch, notify};
 use crate::directory::Cache;
 use crate::protection::Cut;
 use crate::shared::{Order, Shared};
 use crate::{now, plan};
 use anyhow::{Result, bail};
+use api::{Confirm, Event, RevokedGrant, RevokedSession, Withdrawal};
 use client::EventStream;
-use engine::api::{Confirm, Event, RevokedGrant, RevokedSession, Withdrawal};
+use shell::signals::Signals;
 use std::collections::HashSet;
 use std::future::pending;
 use std::process::ExitCode;
@@ -18,13 +19,14 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, interval, sleep, sleep_until};
 use wire::Handle;
 
-/// How often the kernel's clock is set and interfaces are looked at.
+/// Interval at which the kernel program's clock is set and interfaces are checked.
 const TICK: Duration = Duration::from_secs(1);
-/// How often idle flows are looked for.
+/// Interval at which idle flows are swept.
 const SWEEP: Duration = Duration::from_secs(5);
-/// When flows are cut again after a revocation: a packet that was being judged has been by then.
+/// Delay of the second cut after a revocation: by then, packets that were being processed during the first are done
+/// with.
 const SECOND_CUT: Duration = Duration::from_millis(75);
-/// Silence after which the event stream counts as lost; the authority says something every 10 s.
+/// Silence after which the event stream counts as lost; the authority sends something every 10 s.
 const SILENCE: Duration = Duration::from_secs(25);
 
 impl Daemon {
@@ -73,7 +75,7 @@ impl Daemon {
                     let ended = ends && done.is_ok();
                     let _ = reply.send(done);
                     if ended {
-                        // The answer leaves before the process does.
+                        // Let the answer reach the client before the process ends.
                         sleep(Duration::from_millis(50)).await;
                         return Ok(ExitCode::SUCCESS);
                     }
@@ -159,7 +161,7 @@ impl Daemon {
         self.unsaved = true;
     }
 
-    /// Cuts the flows that the authority named when it was asked.
+    /// Cuts the flows that the authority named in its answer.
     fn rechecked(&mut self, grants: &[RevokedGrant]) {
         if !grants.is_empty() {
             let cut = self.shared.protection().cut(grants, now());
@@ -180,7 +182,7 @@ impl Daemon {
         self.unsaved = true;
     }
 
-    /// Asks the authority for configuration and keys, now or as soon as it has answered what was asked before.
+    /// Fetches configuration and keys from the authority, now or once the request under way is done.
     fn want(&mut self) {
         self.sync_again = self.sync.is_some();
         if self.sync.is_none() {
@@ -214,12 +216,12 @@ impl Daemon {
         if let Some(seconds) = plan::clock_error(cache.config.now, now()) {
             tracing::warn!(seconds, "this clock and the authority's differ: tokens may be refused");
         }
-        // What was revoked while the answer was on its way must not be taken for unknown.
+        // Keep what was revoked while the answer was under way.
         let known = std::mem::take(&mut self.cache.config.revoked);
         plan::with_revoked(&mut cache.config.revoked, &known, now());
         let known = std::mem::take(&mut self.cache.config.revoked_sessions);
         plan::with_sessions(&mut cache.config.revoked_sessions, &known, now());
-        // Nor what was issued.
+        // Keep what was issued meanwhile, too.
         plan::with_pairs(&mut cache.config.pairs, &std::mem::take(&mut self.cache.config.pairs), now());
         Withdrawal::add(&mut cache.config.withdrawn, &std::mem::take(&mut self.cache.config.withdrawn), now());
         if cache.config.receivers != self.cache.config.receivers {
@@ -245,7 +247,7 @@ impl Daemon {
         let loaded = self.shared.protection().is_loaded_for(&cache.config);
         let reloaded = if loaded { Ok(()) } else { self.shared.protection_mut().reload(&cache.config) };
         let protection = self.shared.protection();
-        // Neither waits for the other: what is withdrawn has to be, also where something else can't be written.
+        // Write both even if one fails: withdrawals must take effect even if the rest cannot be written.
         let proofs = protection.write_proofs(cache);
         protection.write(&cache.config, &cache.keys.keys, now())?;
         reloaded.and(proofs)
@@ -276,7 +278,7 @@ impl Daemon {
         self.save();
     }
 
-    /// Protects the addresses that this host has got, and lets go of those that it has lost.
+    /// Protects this host's new addresses, and stops protecting those that it has lost.
     fn protect_addresses(&self) {
         let protection = self.shared.protection();
         if protection.addresses_changed() {
@@ -287,7 +289,7 @@ impl Daemon {
         }
     }
 
-    /// Keeps what the authority said, on a thread of its own: a disk may take longer than a revocation may.
+    /// Saves the authority's state to disk on a thread of its own: a disk may be slower than a revocation may wait.
     fn save(&mut self) {
         if !self.unsaved || self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
             return;
@@ -310,8 +312,8 @@ impl Daemon {
         }
     }
 
-    /// Sweeps on a thread of its own: with full tables that takes a while, and grants that others have just been given wait to be
-    /// heard of.
+    /// Sweeps on a thread of its own: with full tables a sweep takes a while, and newly issued grants are waiting to be
+    /// processed.
     fn sweep(&mut self) {
         self.sweep_again = self.sweeping.is_some();
         if self.sweeping.is_none() {
@@ -342,7 +344,7 @@ impl Daemon {
         }
         self.keyless = keyless;
         for handle in self.shared.protection().without_class() {
-            // Where there is no room, the next sweep finds it again.
+            // If the queue is full, the next sweep finds the grant again.
             let _ = self.unknown.try_send(handle);
         }
         if self.shared.owners().is_crowded() {
@@ -372,7 +374,8 @@ impl Daemon {
     }
 }
 
-/// Asks the authority whose the grants are that the kernel has not heard of. Their senders try again meanwhile.
+/// Asks the authority for the owners of grants that the kernel program does not know. Meanwhile their clients
+/// retransmit.
 pub(super) async fn name(shared: Arc<Shared>, authority: client::Authority, mut asked: mpsc::Receiver<u64>) {
     while let Some(handle) = asked.recv().await {
         let owner = shared.owners().of(handle).cloned();
@@ -401,7 +404,7 @@ async fn next(events: &mut Option<EventStream>) -> Result<Event, client::Error> 
     }
 }
 
-/// How many flows a sweep forgot, if one is under way. Doesn't take it: the caller does.
+/// Waits for the sweep under way, if any; returns the number of flows that it forgot. The caller clears `task`.
 async fn swept(task: &mut Option<JoinHandle<u32>>) -> u32 {
     match task {
         Some(task) => task.await.unwrap_or_default(),
@@ -409,7 +412,7 @@ async fn swept(task: &mut Option<JoinHandle<u32>>) -> u32 {
     }
 }
 
-/// The answer of the task, if there is one. Doesn't take it: the caller does.
+/// Waits for the task, if any, and returns its result. The caller clears `task`.
 async fn join(task: &mut Option<JoinHandle<Result<Cache, client::Error>>>) -> Result<Cache, client::Error> {
     match task {
         Some(task) => task.await.unwrap_or_else(|error| Err(client::Error::Other(error.to_string()))),

@@ -1,14 +1,14 @@
-//! What the service manager hears: that the programs are attached, in a line how the verifier stands, and that it lives.
+//! Notifications to the service manager: ready, a status line, and the watchdog.
 
 use crate::protection::Protection;
 use sd_notify::NotifyState;
 
-/// Says that protection is on. Units that are ordered after this one, such as the network's, start now.
+/// Reports that protection is on. Units ordered after this one, such as the network's, start now.
 pub(super) fn ready(protection: &Protection) {
     tell(&[NotifyState::Ready, NotifyState::Status(&line(protection, None))]);
 }
 
-/// Says that the daemon lives, and how it stands if that has changed since `told`.
+/// Feeds the watchdog, and reports the status line if it differs from `told`.
 pub(super) fn alive(protection: &Protection, connected: bool, told: &mut String) {
     if sd_notify::watchdog_enabled().is_some() {
         tell(&[NotifyState::Watchdog]);
@@ -20,7 +20,7 @@ pub(super) fn alive(protection: &Protection, connected: bool, told: &mut String)
     }
 }
 
-/// Says that the daemon ends.
+/// Reports that the daemon is stopping.
 pub(super) fn stopping() {
     tell(&[NotifyState::Stopping]);
 }
@@ -37,7 +37,7 @@ fn line(protection: &Protection, connected: Option<bool>) -> String {
 }
 
 fn tell(state: &[NotifyState<'_>]) {
-    // Without a service manager this does nothing.
+    // A no-op without a service manager.
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!("cannot tell the service manager: {error}");
     }

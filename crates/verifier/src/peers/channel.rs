@@ -1,5 +1,5 @@
-//! Who may speak as a gateway of this verifier: whoever holds its keys of an epoch. From each one follows an Ed25519 key, which
-//! either side proves in TLS 1.3, as a raw public key (RFC 7250). Knows nothing of flows.
+//! Mutual authentication of gateways of one verifier by possession of its verifier keys. Each epoch's key yields an
+//! Ed25519 key, which both sides prove in TLS 1.3 as a raw public key (RFC 7250). Knows nothing of flows.
 
 use anyhow::{Context, Result};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -16,12 +16,12 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 use wire::{Epoch, VerifierKey};
 use zeroize::Zeroizing;
 
-/// What an Ed25519 key's 32 bytes are preceded by in PKCS#8 (RFC 8410 §7).
+/// The PKCS#8 header that precedes the 32 bytes of an Ed25519 key (RFC 8410 §7).
 const PKCS8_HEAD: [u8; 16] = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
-/// The name that the TLS library wants of a server and nobody looks at.
+/// The server name that the TLS library requires; neither side checks it.
 const NAME: &str = "gateway.invalid";
 
-/// What proves this gateway, and by what others prove themselves.
+/// This gateway's own key, and the keys by which other gateways may prove themselves.
 #[derive(Debug)]
 pub struct Identity {
     own: Arc<CertifiedKey>,
@@ -38,7 +38,7 @@ fn certified(key: &VerifierKey, provider: &CryptoProvider) -> Result<CertifiedKe
 }
 
 impl Identity {
-    /// From the keys that are held; it needs that of `current`, and lets others prove any.
+    /// Builds an identity from the keys that this gateway has: it proves the key of `current` and accepts any of them.
     pub fn new(keys: &[(Epoch, VerifierKey)], current: Epoch) -> Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let (mut own, mut known) = (None, Vec::new());
@@ -53,7 +53,7 @@ impl Identity {
         Ok(Self { own, known, provider })
     }
 
-    /// Speaks to whoever listens there, who has to be a gateway of this verifier.
+    /// Completes the handshake on an outgoing connection; the other side must prove to be a gateway of this verifier.
     pub async fn connect(self: Arc<Self>, stream: TcpStream) -> Result<client::TlsStream<TcpStream>> {
         let resolver: Arc<dyn ResolvesClientCert> = Arc::new(AlwaysResolvesClientRawPublicKeys::new(self.own.clone()));
         let mut config = ClientConfig::builder_with_provider(self.provider.clone())
@@ -66,14 +66,14 @@ impl Identity {
         Ok(TlsConnector::from(Arc::new(config)).connect(name, stream).await?)
     }
 
-    /// Listens to whoever has connected, who has to be a gateway of this verifier.
+    /// Completes the handshake on an incoming connection; the other side must prove to be a gateway of this verifier.
     pub async fn accept(self: Arc<Self>, stream: TcpStream) -> Result<server::TlsStream<TcpStream>> {
         let resolver: Arc<dyn ResolvesServerCert> = Arc::new(AlwaysResolvesServerRawPublicKeys::new(self.own.clone()));
         let mut config = ServerConfig::builder_with_provider(self.provider.clone())
             .with_protocol_versions(&[&version::TLS13])?
             .with_client_cert_verifier(self)
             .with_cert_resolver(resolver);
-        // Every connection proves a key that is held now.
+        // No session resumption: each connection must prove a key that is valid now.
         config.send_tls13_tickets = 0;
         Ok(TlsAcceptor::from(Arc::new(config)).accept(stream).await?)
     }
@@ -101,7 +101,7 @@ impl Identity {
 
 const NOT_TLS12: &str = "gateways speak TLS 1.3";
 
-/// What both traits ask alike of signatures.
+/// The methods for signatures, which both traits require in the same form.
 macro_rules! signatures {
     () => {
         fn verify_tls12_signature(
@@ -180,7 +180,7 @@ mod tests {
         Ok(Arc::new(Identity::new(&keys, Epoch(current))?))
     }
 
-    /// Whether what the one says arrives at the other.
+    /// Returns whether data from `one` reaches `other` and comes back.
     async fn speak(one: Arc<Identity>, other: Arc<Identity>) -> bool {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let to = listener.local_addr().expect("an address");
@@ -206,7 +206,7 @@ mod tests {
     async fn gateways_that_hold_the_same_keys_speak() {
         let around = [9, 10, 11];
         assert!(speak(identity(&around, 10, 1).expect("a key"), identity(&around, 10, 1).expect("a key")).await);
-        // Clocks differ, and one has moved to the next epoch.
+        // Clocks differ: one gateway is already in the next epoch.
         assert!(speak(identity(&around, 10, 1).expect("a key"), identity(&[10, 11, 12], 11, 1).expect("a key")).await);
     }
 

@@ -11,10 +11,10 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use wire::map::FlowNews;
 
-/// Flows that wait to be told; what finds no room is told when all are looked at.
+/// Flows queued for each peer; a flow that finds the queue full is announced in the next pass over all flows.
 const QUEUE: usize = 16 * 1024;
 
-/// What tells and hears; ends when dropped.
+/// The tasks of the exchange; they end when this is dropped.
 pub struct Running {
     tasks: Vec<JoinHandle<()>>,
     _flows: Listener,
@@ -26,12 +26,12 @@ impl Drop for Running {
     }
 }
 
-/// Listens where others are to tell.
+/// Opens the listener for other gateways.
 pub async fn listen(at: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(at).await.with_context(|| format!("peer_listen: can't listen at {at}"))
 }
 
-/// Starts to tell and to hear.
+/// Starts announcing flows to the peers and listening to theirs.
 pub fn start(peers: &Arc<Peers>, listener: TcpListener, shared: &Arc<Shared>) -> Result<Running> {
     let mut tasks = vec![tokio::spawn(hear::serve(listener, peers.clone(), shared.clone()))];
     let mut rooms = Vec::new();

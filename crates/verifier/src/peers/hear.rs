@@ -1,4 +1,4 @@
-//! Listens to other gateways and brings the flows in that they tell of.
+//! Listens to other gateways and takes over the flows that they announce.
 
 use super::record::{Head, RECORDS_MAX, Record, Reply};
 use super::teller::FlowState;
@@ -16,10 +16,10 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Others that are heard at a time, and that have not proved themselves yet.
+/// Concurrent connections: of authenticated gateways, and of each class of peers that have not authenticated yet.
 const ROOM: usize = 16;
 
-/// Hears whoever connects, until it is aborted.
+/// Accepts connections from other gateways until the task is aborted.
 pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>) {
     let [known, named, strangers] = [(); 3].map(|()| Arc::new(Semaphore::new(ROOM)));
     loop {
@@ -31,7 +31,7 @@ pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>
                 continue;
             }
         };
-        // Whom the configuration names by its address does not stand in line with strangers.
+        // Configured peers do not compete with unauthenticated senders for connections.
         let room = if peers.names(from.ip().to_canonical()) { &named } else { &strangers };
         let Ok(permit) = room.clone().try_acquire_owned() else { continue };
         let (peers, shared, known) = (peers.clone(), shared.clone(), known.clone());
@@ -82,7 +82,7 @@ async fn hear(
         ensure!(count <= RECORDS_MAX, "{count} flows in one frame");
         let mut records = vec![Record::new_zeroed(); count];
         timeout(SILENCE, stream.read_exact(records.as_mut_bytes())).await.context("it stopped in a frame")??;
-        // Whoever proved itself by a key that is no longer held is nobody's gateway any more.
+        // A gateway must authenticate again once the key that it proved is no longer valid.
         let epoch = shared.protection().epoch(now()).0;
         if epoch == 0 || epoch > since + 1 {
             bail!("the keys that it proved itself by are over");
@@ -91,7 +91,7 @@ async fn hear(
         let taken = tokio::task::spawn_blocking(move || take(&told, &taking, &records)).await??;
         let refused = count as u32 - taken;
         if head.whole.get() == 1 {
-            // What was cut here is over, also where the other has not heard of it yet.
+            // The peer may not know yet about flows that were cut here before it announced its own.
             peers.recheck.notify_one();
         }
         peers.heard_from(id, from, taken, refused);
@@ -104,13 +104,13 @@ async fn hear(
     }
 }
 
-/// Brings flows in; gives how many are in the tables.
+/// Takes flows over; returns how many of them are in the tables.
 fn take(peers: &Peers, shared: &Shared, records: &[Record]) -> Result<u32> {
     let protection = shared.protection();
     let now = now() as u32;
     let mut taken = 0;
     for told in records.iter().filter_map(|record| record.told(now)) {
-        // Before it is in the table: a pass in between must not take it for this gateway's own.
+        // Recorded before the flow is in the table: a pass in between must not take it for one of this gateway's own.
         let before = peers.heard().insert(told.key, FlowState::from(&told.flow));
         if protection.take_over(&told, now)? {
             taken += 1;

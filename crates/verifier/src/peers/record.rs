@@ -1,50 +1,50 @@
-//! What gateways say to each other, in bytes: records of one length in frames, and an answer to each frame. Integers are
-//! little-endian; times are spans, because clocks differ.
+//! The protocol between gateways, in bytes: frames of fixed-length records, and a reply to each frame. Integers are
+//! little-endian; times are durations, because clocks differ.
 
 use wire::map::{Flow, FlowKey, origin, stage};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Records in a frame at most.
+/// Largest number of records in a frame.
 pub const RECORDS_MAX: usize = 256;
-/// The version of all this.
+/// The version of this protocol.
 pub const VERSION: [u8; 8] = *b"VSFPEER2";
 
-/// What either side says first.
+/// The first message of each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Hello {
     /// [`VERSION`].
     pub version: [u8; 8],
-    /// Chance that tells processes apart.
+    /// Random number that identifies the sending process.
     pub id: U64,
 }
 
-/// The head of a frame.
+/// Header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Head {
-    /// The frame's number; the answer has it, too.
+    /// Number of the frame, repeated in the reply.
     pub number: U64,
-    /// Records that follow, [`RECORDS_MAX`] at most.
+    /// Number of records that follow, at most [`RECORDS_MAX`].
     pub records: U32,
-    /// 1 if all flows have been told with this one.
+    /// 1 if this frame completes the first pass over all flows.
     pub whole: U32,
 }
 
-/// The answer to a frame, when its flows are in the tables.
+/// Reply to a frame, sent once its flows are in the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Reply {
-    /// The frame's.
+    /// Number of the frame.
     pub number: U64,
-    /// Flows that are in the tables.
+    /// Number of flows that are in the receiver's tables.
     pub taken: U32,
-    /// Flows that are not.
+    /// Number of flows that are not.
     pub refused: U32,
 }
 
-/// A flow.
+/// A flow on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Record {
@@ -56,7 +56,7 @@ pub struct Record {
     family: u8,
     origin: u8,
     stage: u8,
-    /// 1 if it is to be made where it is not there.
+    /// 1 if the receiver is to create the flow if it does not have it.
     begins: u8,
     reserved: u8,
     inside_port: [u8; 2],
@@ -67,40 +67,40 @@ pub struct Record {
     holder: U32,
     next: U32,
     answer: U32,
-    /// How long ago its last token came; all bits set where none is on record.
+    /// Seconds since the flow's last token arrived; all bits set if none is on record.
     proved: U32,
-    /// Zeros if the client shows its own address.
+    /// Inside address of the client; zeros if it has none.
     inside: [u8; 16],
-    /// The person's name, only with an inside address.
+    /// Name of the person; only with an inside address.
     person: [u8; 64],
 }
 
-/// Who a flow's client is inside.
+/// The inside address of a flow's client and the person who has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Inside {
-    /// The address, as maps hold it.
+    /// The address, in the form of the kernel maps.
     pub address: [u8; 16],
-    /// The person whose it is.
+    /// The person who has the address.
     pub person: String,
 }
 
-/// A flow as one gateway tells another.
+/// A flow as one gateway announces it to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// Which.
+    /// The flow's key.
     pub key: FlowKey,
-    /// How it stands; its slot is the teller's own and is left out.
+    /// The flow's state, without its slot, which is meaningful at the sending gateway only.
     pub flow: Flow,
-    /// When its grant ends, Unix seconds.
+    /// When the flow's grant ends, Unix seconds.
     pub expires: u32,
-    /// Whether it is to be made where it is not there.
+    /// Whether the receiver is to create the flow if it does not have it.
     pub begins: bool,
-    /// Who its client is inside.
+    /// The inside address of the flow's client, if it has one.
     pub inside: Option<Inside>,
 }
 
 impl Record {
-    /// The record at `now`, Unix seconds; none if the person's name is too long.
+    /// Builds the record at `now`, Unix seconds; returns `None` if the person's name is too long.
     pub fn of(told: &Told, now: u32) -> Option<Self> {
         let Told { key, flow, expires, begins, inside } = told;
         let mut person = [0; 64];
@@ -132,7 +132,7 @@ impl Record {
         })
     }
 
-    /// What it says at `now`; nothing if it is none that a gateway tells.
+    /// Reads the record at `now`; returns `None` if it is not one that a gateway sends.
     pub fn told(&self, now: u32) -> Option<Told> {
         let known = matches!(self.family, 4 | 6) && matches!(self.origin, origin::TOKEN | origin::INSIDE);
         if !known || self.stage > stage::RESET || (self.handle == 0) != (self.origin == origin::INSIDE) {
@@ -228,14 +228,14 @@ mod tests {
         assert_eq!(Record::of(&Told { inside: Some(long), ..told() }, 1000), None);
     }
 
-    /// Any bytes are a record or none, and one that is read is written again the same, where its times fit.
+    /// Arbitrary bytes are either rejected or read as a record that encodes to the same bytes again, if its times fit.
     #[test]
     fn any_bytes_are_read_without_harm() {
         let mut state = 1u64;
         for _ in 0..10_000 {
             let bytes: Vec<u8> = std::iter::repeat_with(|| {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                // Mostly small, so that some pass.
+                // Mostly small values, so that some records are valid.
                 if state >> 62 == 0 { (state >> 33) as u8 } else { (state >> 40) as u8 & 6 }
             })
             .take(size_of::<Record>())

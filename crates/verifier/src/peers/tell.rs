@@ -1,5 +1,5 @@
-//! Tells one other gateway of the flows here: all of them at first, then each as it begins, and from time to time those that
-//! have changed. Begins anew whenever the connection ends.
+//! Announces the flows here to one other gateway: all flows at first, then each new flow as it begins, and periodically
+//! those that have changed. Starts over whenever the connection ends.
 
 use super::record::{Head, RECORDS_MAX, Record, Reply, Told};
 use super::teller::{Heard, Teller};
@@ -19,12 +19,12 @@ use wire::Epoch;
 use wire::map::{Flow, FlowKey, FlowNews};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How often all flows are looked at for what has changed; what is said then also keeps the connection.
+/// Interval of passes over all flows to find those that have changed; each pass also keeps the connection alive.
 const PASS: Duration = Duration::from_secs(2);
-/// The pause after a connection that failed.
+/// Pause after a connection failed.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Frames that have no answer yet: their numbers, and when the oldest of their flows began, nanoseconds since boot.
+/// Frames without a reply yet: number, and when the oldest of the new flows in it began, in nanoseconds since boot.
 #[derive(Default)]
 struct Unanswered(Mutex<VecDeque<(u64, Option<u64>)>>);
 
@@ -34,13 +34,13 @@ impl Unanswered {
     }
 }
 
-/// Tells until it is aborted.
+/// Announces flows to one peer until the task is aborted.
 pub async fn keep(peers: Arc<Peers>, shared: Arc<Shared>, index: usize, mut news: mpsc::Receiver<FlowNews>) {
     let state = &peers.told[index];
     loop {
         if let Err(error) = talk(&peers, &shared, state, &mut news).await {
             state.lost(&format!("{error:#}"));
-            // Only a pass forgets any of it, and a connection's first pass does not go by it.
+            // Safe: entries are otherwise removed by passes only, and the first pass of a connection ignores them.
             peers.heard().clear();
             sleep(PAUSE).await;
         }
@@ -83,7 +83,7 @@ async fn tell<W: AsyncWrite + Unpin>(
     writer: &mut Writer<'_, W>,
 ) -> Result<()> {
     let mut teller = Teller::default();
-    // What has begun until here is among all flows.
+    // Flows that began before this point are covered by the first pass.
     while news.try_recv().is_ok() {}
     let mut begun = Vec::with_capacity(RECORDS_MAX);
     let mut passes = interval(PASS);
@@ -102,7 +102,7 @@ async fn tell<W: AsyncWrite + Unpin>(
             }
             _ = passes.tick() => {
                 if shared.protection().epoch(now()) != epoch {
-                    // It proves itself anew.
+                    // Reconnect, to authenticate with the key of the new epoch.
                     return Ok(());
                 }
                 let (told, back) = pass(peers.clone(), shared.clone(), teller, first).await?;
@@ -123,7 +123,7 @@ async fn tell<W: AsyncWrite + Unpin>(
     }
 }
 
-/// What to tell of flows that have begun, as they stand: one that is gone already must not come back there.
+/// Returns the records for new flows in their current state. A flow that has ended meanwhile must not be created there.
 fn fresh(shared: &Shared, teller: &mut Teller, begun: &[FlowNews]) -> Vec<Told> {
     let protection = shared.protection();
     let standing = begun.iter().filter_map(|news| Some((news.key, protection.flow_at(&news.key)?)));
@@ -131,7 +131,7 @@ fn fresh(shared: &Shared, teller: &mut Teller, begun: &[FlowNews]) -> Vec<Told> 
     told.filter_map(|(key, flow)| protection.to_tell(key, flow, true)).collect()
 }
 
-/// What to tell of all flows, on a thread of its own: long tables take a while.
+/// Passes over all flows and returns the records to send. Runs on a thread of its own: long tables take a while.
 async fn pass(peers: Arc<Peers>, shared: Arc<Shared>, mut teller: Teller, first: bool) -> Result<(Vec<Told>, Teller)> {
     let look = move || {
         let protection = shared.protection();
@@ -149,7 +149,7 @@ async fn pass(peers: Arc<Peers>, shared: Arc<Shared>, mut teller: Teller, first:
     Ok(tokio::task::spawn_blocking(look).await?)
 }
 
-/// Writes frames.
+/// Writes frames to one peer.
 struct Writer<'a, W> {
     writer: W,
     number: u64,

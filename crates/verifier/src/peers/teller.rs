@@ -1,13 +1,15 @@
-//! What to tell another gateway of the flows here, and when. Pure: tables and time come in, flows to tell go out.
+//! Decides which flows to announce to another gateway, and when. Pure: the input is tables and time, the output is
+//! flows to announce.
 
 use std::collections::HashMap;
 use wire::map::{Flow, FlowKey, origin, stage};
 use wire::packet::TCP;
 
-/// A flow that goes on is told of again after this part of the silence that it may keep, so that it lives there as here.
+/// A continuing flow is announced again after this fraction of its idle timeout, so that it stays alive at the peer,
+/// too.
 const PART: u32 = 4;
 
-/// How a flow stood when it was told of.
+/// State of a flow when it was last announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowState {
     handle: u64,
@@ -21,17 +23,17 @@ impl From<&Flow> for FlowState {
     }
 }
 
-/// Flows and how they stand, as others told.
+/// State of flows as other gateways announced it.
 pub type Heard = HashMap<FlowKey, FlowState>;
 
-/// After which silence flows are forgotten, seconds.
+/// Idle timeouts of flows, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// TCP.
+    /// Established TCP flows.
     pub tcp: u32,
-    /// TCP that the client has closed or only just opens.
+    /// TCP flows that the client has closed or is only just opening.
     pub closing: u32,
-    /// All others.
+    /// Flows of all other protocols.
     pub udp: u32,
 }
 
@@ -45,21 +47,21 @@ impl Limits {
     }
 }
 
-/// What one gateway has been told.
+/// State of flows as it was announced to one peer.
 #[derive(Default)]
 pub struct Teller {
     told: HashMap<FlowKey, FlowState>,
 }
 
 impl Teller {
-    /// Whether to tell of a flow that has just begun, and notes that it is told.
+    /// Reports whether to announce a new flow to the peer, and records that it is announced.
     pub fn begins(&mut self, key: &FlowKey, flow: &Flow) -> bool {
         let state = FlowState::from(flow);
         tellable(flow) && self.told.insert(*key, state) != Some(state)
     }
 
-    /// The flows to tell of out of all there are at `now`, and whether each begins. What others told is theirs to tell, unless
-    /// its packets come here.
+    /// Selects from all flows at `now` those to announce to the peer, each with whether it begins. Flows that another
+    /// gateway announced are left to that gateway unless their packets arrive here.
     pub fn pass(
         &mut self,
         flows: Vec<(FlowKey, Flow)>,
@@ -71,7 +73,7 @@ impl Teller {
         let mut news = Vec::new();
         for (key, flow) in flows {
             let (state, limit) = (FlowState::from(&flow), limits.of(&key, &flow));
-            // Signed: the clock may have been set back.
+            // The difference is signed: the clock may have been set back.
             if !tellable(&flow) || now.wrapping_sub(flow.seen) as i32 > limit as i32 {
                 continue;
             }
@@ -91,7 +93,7 @@ impl Teller {
         news
     }
 
-    /// Whether a flow was there when all were looked at last, or has begun since.
+    /// Reports whether a flow was seen in the last pass or has begun since.
     pub fn knows(&self, key: &FlowKey) -> bool {
         self.told.contains_key(key)
     }

@@ -1,4 +1,4 @@
-//! Which interfaces the programs are attached to, and how attachments follow interfaces that come and go.
+//! Attaches the programs to interfaces and follows interfaces that appear and disappear.
 
 use super::Protection;
 use crate::gateway::Gateway;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 
 const NO_ETHERNET: &str = "unprotected: it has no Ethernet header";
 
-/// What to attach to, and which interfaces are passed over or need a warning, and why.
+/// The interfaces to attach to, and those that are passed over or need a warning, with the reasons.
 #[derive(Default)]
 struct Wanted {
     attach: Vec<Interface>,
@@ -19,15 +19,15 @@ struct Wanted {
 }
 
 impl Protection {
-    /// Lets go of what an earlier process left attached. Only for one that observed: until [`Self::attach`] nothing judges
-    /// packets, as nothing was dropped before; and a pin that is taken over would outlive a trial.
+    /// Removes the attachments that an earlier process left. Only for one that observed: until [`Self::attach`] no
+    /// packet is checked, and none was dropped before; and a pin that is taken over would outlive a trial.
     pub fn begin_anew(&self) -> Result<()> {
         self.pins.links().iter().try_for_each(|name| self.pins.remove_link(name))
     }
 
-    /// Attaches to the interfaces that are wanted; all that are named must be there.
+    /// Attaches to the wanted interfaces; all that the settings name must exist.
     pub fn attach(&mut self) -> Result<()> {
-        // Whoever is killed in between has left protection, as far as the next process knows: that one takes nothing back.
+        // If this process is killed in between, the next one must assume that protection is on and leave it on.
         if !self.settings.observe {
             self.pins.note_observing(false)?;
         }
@@ -57,7 +57,7 @@ impl Protection {
         Ok(())
     }
 
-    /// Whether an interface has come, gone, or come back as another one.
+    /// Reports whether an interface has appeared, disappeared or been replaced by another of its name.
     pub fn interfaces_changed(&self) -> bool {
         let Ok(Wanted { attach: wanted, passed_over }) = self.wanted() else { return false };
         let known = |interface: &Interface| {
@@ -72,7 +72,7 @@ impl Protection {
             || self.attached.keys().any(|name| wanted.iter().all(|there| there.name != *name))
     }
 
-    /// Attaches to interfaces that have come, and lets go of those that have gone or are over another now.
+    /// Attaches to interfaces that have appeared, and detaches from those that have gone or now lie above another one.
     pub fn attach_changed(&mut self) -> Result<()> {
         if let Some(gateway) = self.gateway.as_mut().filter(|gateway| gateway.has_changed()) {
             gateway.attach_changed(self.lasting)?;
@@ -105,7 +105,7 @@ impl Protection {
         Ok(())
     }
 
-    /// The ways into this host that the attachments leave open.
+    /// Returns the ways into this host that the attachments leave open.
     fn open_ways(&self) -> Vec<OpenWay> {
         let judges = self.attached.values().map(|(interface, _)| interface.index).collect();
         layers().map(|layers| coverage::open_ways(&layers, &judges)).unwrap_or_default()
@@ -119,7 +119,7 @@ impl Protection {
         self.open = open;
     }
 
-    /// The interfaces to protect that are there.
+    /// Determines which existing interfaces to protect.
     fn wanted(&self) -> Result<Wanted> {
         let named = !self.settings.interfaces.is_empty();
         let mut all: Vec<_> = if named {
@@ -168,7 +168,7 @@ impl Protection {
         self.passed_over = passed_over;
     }
 
-    /// Interfaces that are not attached to, and why.
+    /// Returns the interfaces that the programs are not attached to, with the reasons.
     pub fn not_attached(&self) -> Vec<view::NotAttached> {
         let open = self.open.iter().map(|way| (way.name.clone(), way.why.clone()));
         let failed = self.failed.iter().map(|(name, (_, error))| (name.clone(), format!("unprotected: {error}")));
@@ -207,7 +207,7 @@ impl Protection {
         Ok(())
     }
 
-    /// Makes attachments outlive this process, and lets go of pinned ones that are no longer wanted.
+    /// Pins the attachments, so that they outlive this process, and removes pins that are no longer wanted.
     pub fn last(&mut self) -> Result<()> {
         self.verifier.pin_links()?;
         self.gateway.iter().try_for_each(Gateway::last)?;
@@ -223,7 +223,7 @@ impl Protection {
         Ok(())
     }
 
-    /// Ends protection: attachments go, and with them every table.
+    /// Ends protection: removes the attachments and with them all tables.
     pub fn end(&mut self) -> Result<()> {
         self.verifier.detach();
         if let Some(gateway) = &mut self.gateway {
@@ -236,12 +236,12 @@ impl Protection {
         self.pins.remove()
     }
 
-    /// The interfaces that lead inside, if this is a gateway.
+    /// Returns the interfaces that lead inside, if this is a gateway.
     pub fn inside(&self) -> Vec<String> {
         self.gateway.as_ref().map(Gateway::interfaces).unwrap_or_default()
     }
 
-    /// The attached interfaces.
+    /// Returns the attached interfaces.
     pub fn interfaces(&self) -> Vec<view::Interface> {
         let view = |(interface, mode): &(Interface, Mode)| view::Interface {
             name: interface.name.clone(),

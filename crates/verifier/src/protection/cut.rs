@@ -1,29 +1,29 @@
-//! What ends flows: revocations, and the sweep of what is idle.
+//! Ends flows: revocations, and the sweep of idle flows.
 
 use super::Protection;
 use crate::{now, plan};
-use engine::api::{RevokedGrant, RevokedSession};
+use api::{RevokedGrant, RevokedSession};
 use std::collections::HashSet;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use wire::packet::TCP;
 use wire::{Handle, Holder};
 
-/// What revoking grants did.
+/// Result of revoking grants.
 pub struct Cut {
-    /// Whether all had room. If not, the verifier is closed: it admits nothing new.
+    /// Whether all revocations found room. If not, the verifier is closed: it admits nothing new.
     pub complete: bool,
-    /// Flows forgotten: revoked or idle.
+    /// Number of flows removed: revoked or idle.
     pub flows: u32,
-    /// The grants that have not ended, which stay revoked.
+    /// The grants that have not ended and stay revoked.
     pub lasting: Vec<RevokedGrant>,
 }
 
-/// What ending sessions did.
+/// Result of ending sessions.
 pub struct EndedSessions {
-    /// Whether all had room. If not, the verifier is closed: it admits nothing new.
+    /// Whether all sessions found room. If not, the verifier is closed: it admits nothing new.
     pub complete: bool,
-    /// Flows forgotten: of these sessions, revoked or idle.
+    /// Number of flows removed: of these sessions, revoked or idle.
     pub flows: u32,
 }
 
@@ -32,7 +32,7 @@ impl Protection {
     pub fn revoke(&self, grants: &[RevokedGrant], now: u64) -> Cut {
         let mut left = HashSet::new();
         for grant in grants {
-            // One that has ended stays for a while, too: its flows may still be there.
+            // A grant that has ended stays revoked for a while, too: its flows may still exist.
             let until = grant.expires.max(now as u32);
             if let Err(error) = self.verifier.revoked.set(grant.handle, until) {
                 tracing::debug!(handle = %Handle(grant.handle), "no room: {error:#}");
@@ -51,7 +51,7 @@ impl Protection {
     pub fn end_sessions(&self, sessions: &[RevokedSession], now: u64) -> EndedSessions {
         let mut left = HashSet::new();
         for session in sessions.iter().filter(|session| session.holder != 0) {
-            // The flows of its grants may still be there when they have ended.
+            // The flows of the session's grants may outlive them.
             let until = session.expires.max(now as u32);
             match self.verifier.revoked_holders.set(Holder(session.holder), until) {
                 Ok(None) => {}
@@ -80,8 +80,8 @@ impl Protection {
         EndedSessions { complete: left.is_empty(), flows }
     }
 
-    /// Cuts the flows of grants that may have ended. Revocations of those that have are there for one sweep only, which
-    /// forgets flows first and them last, so that they take no room from others.
+    /// Cuts the flows of grants that may have ended. Revocations of ended grants last for one sweep only, which removes
+    /// first the flows and then these revocations, so that they take no room from other revocations.
     pub fn cut(&self, grants: &[RevokedGrant], now: u64) -> Cut {
         let (ended, lasting) = plan::ended(grants, |handle| self.expiry(handle), now);
         let (mut flows, mut room, mut left) = (0, true, HashSet::new());
@@ -106,12 +106,12 @@ impl Protection {
         Cut { flows: flows + cut.flows, lasting, ..cut }
     }
 
-    /// When a grant ends, as its tokens said.
+    /// Returns when a grant ends, according to its tokens.
     pub(super) fn expiry(&self, handle: u64) -> Option<u32> {
         self.verifier.grants.get(&handle).ok().flatten().map(|used| used.expires)
     }
 
-    /// The grants that flows live by, each once.
+    /// Returns the grants that have flows, each once.
     pub fn handles(&self) -> Vec<u64> {
         let flows = self.verifier.flows.entries();
         let handles: HashSet<u64> =
@@ -119,7 +119,8 @@ impl Protection {
         handles.into_iter().collect()
     }
 
-    /// Without room for a revocation a revoked grant could come back: rather nobody is admitted.
+    /// Clears all keys: without room for a revocation a revoked grant could come back, so rather nothing new is
+    /// admitted.
     fn close(&self, left: usize) {
         if let Err(error) = self.clear_keys(|_| true) {
             tracing::error!("cannot clear keys: {error:#}");
@@ -135,7 +136,7 @@ impl Protection {
         }
     }
 
-    /// Removes the flows of grants that the table of revoked grants has no room for.
+    /// Removes the flows of grants for which the table of revoked grants has no room.
     fn remove(&self, handles: &HashSet<u64>) {
         for (key, flow) in self.verifier.flows.entries() {
             if flow.by_grant() && handles.contains(&flow.handle) {
@@ -151,18 +152,19 @@ impl Protection {
         self.recount();
     }
 
-    /// Counts accounts' flows anew: those that went without the kernel program's help were still counted.
+    /// Recounts the flows of accounts: flows removed without the kernel program's help are still included in the
+    /// counts.
     fn recount(&self) {
         if let Err(error) = self.verifier.recount_accounts() {
             tracing::error!("cannot count accounts' flows: {error:#}");
         }
     }
 
-    /// Forgets what is idle, revoked or has ended; gives how many flows.
+    /// Removes flows that are idle, revoked or ended; returns their number.
     pub fn sweep(&self) -> u32 {
         let _sweeping = self.sweeping.lock().unwrap_or_else(PoisonError::into_inner);
         self.sweep_proofs();
-        // Before what has ended is forgotten: a clock that has just leapt ahead may be wrong.
+        // Before anything is removed: if the clock has just leapt ahead, it may be wrong.
         if let Err(error) = self.set_clock() {
             tracing::error!("{error:#}");
             return 0;
@@ -182,7 +184,7 @@ impl Protection {
         }
     }
 
-    /// Whether no key is held because a revocation found no room.
+    /// Reports whether all keys are cleared because a revocation found no room.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }

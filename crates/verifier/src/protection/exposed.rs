@@ -1,4 +1,4 @@
-//! The protected services: those that receivers name, and their ports at this host's other addresses, which come and go.
+//! The protected services: those that receivers name, and their ports at this host's other addresses, which may change.
 
 use super::Protection;
 use crate::exposure::{Extension, extension};
@@ -6,16 +6,15 @@ use crate::{plan, view};
 use anyhow::{Context, Result};
 use datapath::local::Local;
 use datapath::sockets::{self, Outside};
-use engine::api::Receiver;
-use engine::{protected, protocol};
+use engine::model::{protected, protocol};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
 
-/// What was written last.
+/// The state that was written last.
 #[derive(Default)]
 pub(super) struct Written {
-    /// The prefixes that receivers name.
+    /// Prefixes that receivers name.
     named: BTreeSet<IpNet>,
     extension: Extension,
     /// Whether there were more services than one prefix has room for.
@@ -25,7 +24,8 @@ pub(super) struct Written {
 
 impl Protection {
     /// Protects what these receivers name, and their ports at this host's other addresses.
-    pub fn protect(&self, receivers: &[Receiver]) -> Result<()> {
+    pub fn protect(&self, receivers: &[api::Receiver]) -> Result<()> {
+        let receivers = &client::convert::receivers(receivers);
         let mut entries = match &self.settings.everything_but {
             Some(open) => plan::everything_but(receivers, open)?,
             None => protected::entries(receivers)?,
@@ -52,7 +52,7 @@ impl Protection {
         Ok(())
     }
 
-    /// Whether this host has got or lost an address since it was protected.
+    /// Reports whether this host has got or lost an address since the last write.
     pub fn addresses_changed(&self) -> bool {
         !self.settings.only_named && Local::now().is_ok_and(|local| local != self.written().local)
     }
@@ -61,13 +61,13 @@ impl Protection {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What receivers name.
+    /// Returns the protected entries for prefixes that receivers name.
     pub fn named(&self) -> Vec<protected::Protected> {
         let written = self.written();
         self.protected().into_iter().filter(|entry| written.named.contains(&entry.prefix)).collect()
     }
 
-    /// What is protected besides.
+    /// Returns what is protected in addition to what receivers name.
     pub fn extended(&self) -> view::Extended {
         let written = self.written();
         view::Extended {
@@ -77,7 +77,7 @@ impl Protection {
         }
     }
 
-    /// The sockets of this host that packets reach without being judged.
+    /// Returns the sockets of this host that packets reach without being checked.
     pub fn outside(&self) -> Vec<view::Outside> {
         let local = Local::now().unwrap_or_default();
         let outside = sockets::outside(&self.verifier.protected, &local).into_iter();

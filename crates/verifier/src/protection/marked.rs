@@ -1,15 +1,15 @@
-//! The classes of grants, where the verdict is a mark.
+//! The classes of grants, for verifiers that mark packets instead of dropping them.
 
 use super::Protection;
 use crate::settings::Settings;
 use anyhow::{Context, Result, ensure};
+use api::GrantOwner;
 use datapath::hook::{Choice, Hook};
-use engine::api::GrantOwner;
 use wire::map::GrantClass;
 
 const SKEW: u32 = engine::verifier::CLOCK_SKEW_MAX;
 
-/// Whether these settings go together.
+/// Checks that these settings are compatible.
 pub(super) fn check(settings: &Settings) -> Result<()> {
     let marks = settings.mark.is_some();
     ensure!(
@@ -21,14 +21,14 @@ pub(super) fn check(settings: &Settings) -> Result<()> {
 }
 
 impl Protection {
-    /// Tells the kernel a grant's class, if it marks packets.
+    /// Writes a grant's class to the kernel's tables, if packets are marked.
     pub fn note_class(&self, owner: &GrantOwner) -> Result<()> {
         let Some(classes) = &self.verifier.classes else { return Ok(()) };
         let expires = u32::try_from(owner.expires).unwrap_or(u32::MAX);
         classes.set(&owner.handle, &GrantClass { class: owner.class.into(), expires }).context("classes")
     }
 
-    /// The grants with flows whose class nobody has told; none if packets are not marked.
+    /// Returns the grants that have flows but no class yet; none if packets are not marked.
     pub fn without_class(&self) -> Vec<u64> {
         let Some(classes) = &self.verifier.classes else { return Vec::new() };
         let mut handles = self.handles();

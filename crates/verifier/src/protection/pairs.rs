@@ -1,31 +1,31 @@
-//! Pairs of the scheme of LS (wire.md §5): their tokens are good only while the kernel's table holds the pair, so that each
-//! account has a share of its room.
+//! Pairs of the scheme of LS (wire.md §5): the kernel program accepts their tokens only while its table contains the
+//! pair, so each account has a share of the room.
 
 use super::Protection;
 use anyhow::Result;
-use engine::api::LivePair;
+use api::LivePair;
 use std::collections::HashMap;
 use std::sync::PoisonError;
 use wire::map::LsGrant;
 use wire::{Holder, ls};
 
-/// One account gets one part in so many of the table.
+/// The share of one account is the table's size divided by this.
 const ACCOUNTS: usize = 16;
-/// The least that an account gets.
+/// The smallest share of an account.
 const LEAST: usize = 4;
 
 impl Protection {
-    /// Whether tokens of the scheme of LS are taken.
+    /// Reports whether tokens of the scheme of LS are accepted.
     pub(super) fn takes_pairs(&self) -> bool {
         self.kernel.speaks(ls::SUITE)
     }
 
-    /// Lets the tokens of these pairs in. Nobody knows which nonces of older pairs were used before the table was new: those
-    /// pairs stay out (wire.md §5.5.1).
+    /// Enters pairs into the table, so that their tokens are accepted. Pairs issued before the table was created stay
+    /// out, because the nonces that they had used by then are unknown (wire.md §5.5.1).
     ///
     /// # Errors
     ///
-    /// If the kernel does not say since when the table is there.
+    /// If the time of the table's creation cannot be read or written.
     pub fn note_pairs(&self, pairs: &[LivePair], now: u64) -> Result<()> {
         if !self.takes_pairs() {
             return Ok(());
@@ -71,7 +71,7 @@ impl Protection {
     }
 }
 
-/// Who has which pairs in the table.
+/// The pairs in the table, by account.
 pub(super) struct Room {
     share: usize,
     pairs: HashMap<u64, Entry>,
@@ -84,14 +84,14 @@ struct Entry {
 }
 
 impl Room {
-    /// For a table of this size.
+    /// Creates the accounting for a table of this size.
     pub(super) fn new(pairs: u32) -> Self {
         let share = (pairs as usize / ACCOUNTS).max(LEAST);
         Self { share, pairs: HashMap::new(), of_account: HashMap::new() }
     }
 
-    /// Whether the pair's account has room for it; it is then counted. A pair that has room keeps it. Pairs that name nobody
-    /// share one account's room.
+    /// Counts the pair against its account's share; returns false if the share is used up. A pair that is in the table
+    /// keeps its room. Pairs without a holder share one account's room.
     fn take(&mut self, pair: &LivePair) -> bool {
         if self.pairs.contains_key(&pair.handle) {
             return true;

@@ -1,13 +1,13 @@
-//! What concerns proofs in the course of protection.
+//! The part of protection that concerns proofs.
 
 use super::Protection;
 use crate::directory::Cache;
 use crate::view;
 use anyhow::Result;
-use engine::api::{VerifierConfig, Withdrawal};
+use api::{VerifierConfig, Withdrawal};
 
 impl Protection {
-    /// Makes the tables for proofs what the authority says, after those for tokens.
+    /// Writes the authority's state to the tables for proofs, after those for tokens.
     pub fn write_proofs(&self, cache: &Cache) -> Result<()> {
         self.proving.as_ref().map_or(Ok(()), |proving| proving.write(&cache.config, &cache.keys))
     }
@@ -19,12 +19,12 @@ impl Protection {
         }
     }
 
-    /// How it stands with proofs, if they are checked.
+    /// Returns the state of the check of proofs, if there is one.
     pub fn proving(&self) -> Option<Result<view::Proofs>> {
         self.proving.as_ref().map(|proving| proving.view())
     }
 
-    /// Whether a withdrawal found no room.
+    /// Reports whether a withdrawal found no room.
     pub fn proofs_are_closed(&self) -> bool {
         self.proving.as_ref().is_some_and(|proving| proving.is_closed())
     }

@@ -1,4 +1,4 @@
-//! What the tables hold, for those who ask.
+//! Reads the tables to answer questions.
 
 use super::Protection;
 use crate::addresses::Addresses;
@@ -8,7 +8,7 @@ use anyhow::Result;
 use datapath::flows::Flows;
 use datapath::kernel_tables::KernelTables;
 use datapath::verifier::Sizes;
-use engine::protected::Protected;
+use engine::model::protected::Protected;
 use engine::verifier::Outcome;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,25 +16,25 @@ use wire::DropReason;
 use wire::map::{Flow, FlowKey, VerifierConfig, counter, origin};
 use wire::packet::{TCP, UDP};
 
-/// The outcomes that are no drops.
+/// The outcomes other than drops.
 const PASSED: [Outcome; 5] = [Outcome::NotOurs, Outcome::Flow, Outcome::Token, Outcome::Consumed, Outcome::IcmpError];
-/// Names of what a gateway counts of the flows that the inside opens.
+/// Names of a gateway's counters of flows that the inside opens.
 const OPENED: [(u32, &str); 2] = [(counter::OUTBOUND, "outbound"), (counter::OUTBOUND_FULL, "outbound_full")];
 
 impl Protection {
-    /// All flows that are not over.
+    /// Returns all flows that have not ended.
     pub fn flows(&self) -> Vec<(FlowKey, Flow)> {
         let mut flows = self.verifier.flows.entries();
         flows.retain(|(_, flow)| flow.origin != origin::ENDED);
         flows
     }
 
-    /// The table of flows, to read without holding the programs.
+    /// Returns the table of flows, to be read without a lock on the programs.
     pub fn flow_table(&self) -> Arc<Flows> {
         self.verifier.flows.clone()
     }
 
-    /// The flows of a client, to one server or all.
+    /// Returns the flows of a client, to one server or to all.
     pub fn flows_of(&self, client: SocketAddr, server: Option<SocketAddr>) -> Vec<(FlowKey, Flow)> {
         let (address, port) = (client.ip().to_canonical(), client.port());
         let mut keys: Vec<FlowKey> = match server {
@@ -44,7 +44,7 @@ impl Protection {
             }
             None => self.verifier.flows.keys().into_iter().filter(|key| key.client() == (address, port)).collect(),
         };
-        // As the inside sees it.
+        // The address may be the client's inside address.
         let inside = self.addresses().map(|addresses| addresses.outside(client)).unwrap_or_default();
         keys.extend(
             inside
@@ -55,7 +55,7 @@ impl Protection {
         flows.filter(|(_, flow)| flow.origin != origin::ENDED).collect()
     }
 
-    /// What is dropped and passed; the ring's samples are not in it.
+    /// Returns the counters of dropped and passed packets, without the ring's samples.
     pub fn counts(&self) -> Result<view::Drops> {
         let counter = |name: &str, index| Ok(view::Counter { name: name.into(), packets: self.verifier.count(index)? });
         let reasons = DropReason::ALL.iter().map(|reason| counter(reason.name(), *reason as u32));
@@ -70,12 +70,12 @@ impl Protection {
         })
     }
 
-    /// Inside addresses, if this is a gateway with a pool.
+    /// Returns the leases of inside addresses, if this is a gateway with a pool.
     pub fn addresses(&self) -> Option<&Addresses> {
         self.gateway.as_ref().and_then(Gateway::addresses)
     }
 
-    /// The bounded tables.
+    /// Returns the size and use of the bounded tables.
     pub fn tables(&self) -> Vec<view::Table> {
         let Sizes { flows, grants, accounts, replay_buckets, revoked, pairs, .. } = self.settings.sizes;
         let table = |name: &str, used: Option<usize>, max: u64, bytes| {
@@ -96,7 +96,7 @@ impl Protection {
         ];
         if self.kernel.max_outbound > 0 {
             let used = verifier.outbound().ok().map(|used| used as usize);
-            // They are among the flows.
+            // `outbound` below has 0 bytes each, because these flows are counted among the flows.
             if let Some((used, max)) = self.addresses().map(Addresses::usage) {
                 all.push(table("inside addresses", Some(used), max.into(), 48));
             }
@@ -108,28 +108,28 @@ impl Protection {
         all
     }
 
-    /// Until when keys are held.
+    /// Returns until when there are keys; `None` if there is none at `now`.
     pub fn keys_until(&self, now: u64) -> Option<u64> {
         let slots = self.verifier.epoch_keys.entries().into_iter().map(|(_, key)| key.epoch);
         plan::keys_until(slots, now, self.kernel.epoch_length)
     }
 
-    /// The mark of what is admitted, if packets are marked and not dropped.
+    /// Returns the mark of admitted packets, if packets are marked and not dropped.
     pub fn mark(&self) -> Option<String> {
         self.settings.mark.map(|mark| mark.to_string())
     }
 
-    /// What the programs were loaded with.
+    /// Returns the configuration that the programs were loaded with.
     pub fn kernel(&self) -> &VerifierConfig {
         &self.kernel
     }
 
-    /// The tables of a decision, as the kernel has them.
+    /// Returns the tables of a decision, as the kernel has them.
     pub fn kernel_tables(&self) -> KernelTables<'_> {
         KernelTables::new(&self.verifier)
     }
 
-    /// What is protected.
+    /// Returns what is protected.
     pub fn protected(&self) -> Vec<Protected> {
         plan::protected(self.verifier.protected.four.entries(), self.verifier.protected.six.entries())
     }

@@ -1,4 +1,4 @@
-//! The tables as gateways that stand side by side share them.
+//! Access to the tables for the exchange between gateways.
 
 use super::Protection;
 use crate::peers::channel::Identity;
@@ -15,7 +15,7 @@ impl Protection {
         Listener::start("flows", self.verifier.flow_news(each)?)
     }
 
-    /// What proves this gateway to the others.
+    /// Returns the identity by which this gateway authenticates to the others.
     pub fn identity(&self, now: u64) -> Result<Identity> {
         let current = self.epoch(now);
         let around = (current.0.saturating_sub(1)..=current.0 + 1).map(Epoch);
@@ -23,23 +23,24 @@ impl Protection {
         Identity::new(&around, current)
     }
 
-    /// The epoch at `now`, if its key is held; else 0.
+    /// Returns the epoch at `now` if its key is in the table, and 0 otherwise.
     pub fn epoch(&self, now: u64) -> Epoch {
         let current = Epoch::at(now, self.kernel.epoch_length);
         self.verifier.key(current).map_or(Epoch(0), |_| current)
     }
 
-    /// After which silence flows are forgotten.
+    /// Returns the idle timeouts of flows.
     pub fn limits(&self) -> Limits {
         Limits { tcp: self.kernel.tcp_idle, closing: self.kernel.closing_idle, udp: self.kernel.udp_idle }
     }
 
-    /// Whether others can be told of a flow: on a gateway with a pool, once it has an inside address.
+    /// Reports whether a flow can be announced to other gateways: on a gateway with a pool, once the flow has an inside
+    /// address.
     pub fn tells_of(&self, flow: &Flow) -> bool {
         flow.origin != origin::TOKEN || flow.inside != 0 || self.addresses().is_none()
     }
 
-    /// A flow as others are told of it; nothing if nobody knows whose it is.
+    /// Returns a flow in the form for other gateways; `None` if the person behind its inside address is unknown.
     pub fn to_tell(&self, key: FlowKey, flow: Flow, begins: bool) -> Option<Told> {
         let inside = match self.addresses().filter(|_| flow.origin == origin::TOKEN) {
             Some(addresses) => {
@@ -52,12 +53,12 @@ impl Protection {
         Some(Told { key, flow, expires, begins, inside })
     }
 
-    /// The flow at `key`.
+    /// Returns the flow with this key.
     pub fn flow_at(&self, key: &FlowKey) -> Option<Flow> {
         self.verifier.flows.get(key).ok().flatten()
     }
 
-    /// Brings a flow in that another gateway told of; says whether it is in the table.
+    /// Takes over a flow that another gateway announced; returns whether it is in the table.
     pub fn take_over(&self, told: &Told, now: u32) -> Result<bool> {
         let mut flow = told.flow;
         if told.begins && flow.origin == origin::TOKEN {
@@ -80,7 +81,7 @@ impl Protection {
                         return Ok(false);
                     }
                 }
-                // One of both has a pool: to the servers this client would be another here.
+                // Only one of the two gateways has a pool: servers would see this client at another address here.
                 _ => return Ok(false),
             }
         }

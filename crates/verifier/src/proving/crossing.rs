@@ -1,14 +1,14 @@
-//! Frames that cross between two interfaces by way of a thread, which judges them in batches (AF_XDP). Nothing crosses while it
-//! doesn't run, and nothing that has a wrong proof ever.
+//! Frames that cross between two interfaces through a thread, which verifies them in batches (AF_XDP). No frame crosses
+//! while the thread does not run, and no frame with a wrong proof ever does.
 
 use super::{Proving, read};
 use crate::settings::ProofsSettings;
 use crate::{now, view};
 use anyhow::{Context, Result};
+use api::Withdrawal;
 use datapath::crossing::{self, BATCH, Counts};
 use datapath::interface::{Interface, layers};
-use engine::api::{self, Withdrawal};
-use engine::proofs::{self as decision, Outcome, Verifier};
+use engine::verifier::proofs::{self as decision, Outcome, Verifier};
 use proofs::Batch;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -18,22 +18,22 @@ use wire::Vni;
 use wire::map::counter;
 
 const _: () = assert!(BATCH == proofs::BATCH, "what comes together is judged together");
-/// How long a thread without frames may not hear of what changed.
+/// Longest delay after which a thread without frames notices a change.
 const IDLE: Duration = Duration::from_millis(100);
-/// What becomes of frames beside their proofs.
+/// Names of the counters of frames that were lost for other reasons than their proofs.
 const LOST: [&str; 3] = ["no_room", "missed", "unserved"];
 
-/// The crossing, under way or not.
+/// The engine; `running` is `None` while no thread runs.
 pub struct Crossing {
     settings: ProofsSettings,
-    /// What the thread judges by, or will.
+    /// The state for the next thread, and the source of changes for the one that runs.
     verifier: Mutex<Verifier>,
     counters: Arc<Mutex<Counters>>,
     running: Option<Running>,
     failed: Option<String>,
 }
 
-/// A thread, and what it is told by.
+/// A thread, and the channel for changes to it.
 struct Running {
     interfaces: [Interface; 2],
     told: Arc<Told>,
@@ -41,7 +41,7 @@ struct Running {
 }
 
 struct Told {
-    /// What to judge by from here on.
+    /// The state that the thread is to use from now on.
     verifier: Mutex<Option<Verifier>>,
     changed: AtomicBool,
     ends: AtomicBool,
@@ -50,12 +50,12 @@ struct Told {
 #[derive(Clone)]
 struct Counters {
     outcomes: [u64; counter::COUNT as usize],
-    /// Of threads before this one, and of this one.
+    /// Losses of earlier threads, and of the current one.
     lost: [[u64; LOST.len()]; 2],
 }
 
 impl Crossing {
-    /// One that holds no keys, so that no proof is right.
+    /// Creates an engine without keys, to which no proof is valid.
     pub fn new(settings: ProofsSettings, config: &api::VerifierConfig) -> Self {
         let verifier = Verifier::new(settings.endpoints.clone(), config.epoch_length, config.max_lifetime);
         let counters = Counters { outcomes: [0; counter::COUNT as usize], lost: [[0; LOST.len()]; 2] };
@@ -149,12 +149,12 @@ impl Proving for Crossing {
         self.change(|verifier| withdraw(verifier, withdrawn));
     }
 
-    /// There is always room.
+    /// Always false: withdrawals always find room.
     fn is_closed(&self) -> bool {
         false
     }
 
-    /// It takes them as they come.
+    /// Always true: new times apply without a reload.
     fn is_loaded_for(&self, _: &api::VerifierConfig) -> bool {
         true
     }
@@ -192,7 +192,7 @@ impl Proving for Crossing {
         }
     }
 
-    /// Nothing crosses without this process.
+    /// A no-op: no frame crosses without this process.
     fn last(&mut self) -> Result<()> {
         Ok(())
     }
@@ -201,7 +201,7 @@ impl Proving for Crossing {
         self.running = None;
     }
 
-    /// The thread knows it.
+    /// A no-op: the thread reads the clock itself.
     fn set_clock(&self) -> Result<()> {
         Ok(())
     }
@@ -259,7 +259,7 @@ fn withdraw(verifier: &mut Verifier, withdrawn: &[Withdrawal]) {
     }
 }
 
-/// The thread's work, until it is told to end or an interface fails.
+/// Runs the thread's loop until it is told to end or an interface fails.
 fn cross(mut crossing: crossing::Crossing, verifier: Verifier, told: &Told, counters: &Mutex<Counters>) -> Result<()> {
     let mut batch = Batch::new(verifier);
     let mut counted = 0;
@@ -289,7 +289,7 @@ fn cross(mut crossing: crossing::Crossing, verifier: Verifier, told: &Told, coun
     Ok(())
 }
 
-/// A bit for each frame that passes.
+/// Verifies a batch; returns a bit mask of the frames that pass.
 fn judge(batch: &mut Batch, frames: &mut [&mut [u8]], now: u32, counters: &Mutex<Counters>) -> u32 {
     let mut outcomes = [Outcome::NotOurs; BATCH];
     proofs::fetch(frames);
@@ -308,7 +308,7 @@ fn judge(batch: &mut Batch, frames: &mut [&mut [u8]], now: u32, counters: &Mutex
     passes
 }
 
-/// What a thread that panicked left is whole: it is written in one go.
+/// Locks, ignoring poison: values are written in one go, so they are whole even if a thread has panicked.
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,21 +1,21 @@
-//! The kernel's program on its interfaces (XDP), its keys, what was withdrawn.
+//! The kernel program that checks proofs: its interfaces (XDP), keys and withdrawals.
 
 use super::{Proving, read};
 use crate::settings::ProofsSettings;
 use crate::{now, view};
 use anyhow::{Context, Result};
+use api::Withdrawal;
 use datapath::Pins;
 use datapath::clock::coarse_to_unix;
 use datapath::hook::Mode;
 use datapath::interface::Interface;
 use datapath::proofs::Proofs;
-use engine::api::{self, Withdrawal};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use wire::Vni;
 use wire::map::ProofsConfig;
 
-/// The program, attached or not.
+/// The kernel program, attached or not.
 pub struct Program {
     programs: Proofs,
     settings: ProofsSettings,
@@ -25,7 +25,7 @@ pub struct Program {
     failed: BTreeMap<String, String>,
     /// Whether attachments are to outlive this process.
     lasting: bool,
-    /// Set while a withdrawal found no room: then no key is held and nothing passes.
+    /// Set while a withdrawal found no room: all keys are cleared and nothing passes.
     closed: AtomicBool,
 }
 
@@ -50,7 +50,7 @@ impl Program {
         Ok(())
     }
 
-    /// Voids segments. Without room for one nothing passes any more; gives whether there was.
+    /// Voids path segments; returns whether there was room. If not, clears all keys, so that nothing passes any more.
     fn could_withdraw(&self, withdrawn: &[Withdrawal]) -> bool {
         let left = withdrawn.iter().filter(|what| u64::from(what.until) >= now()).find_map(|what| {
             let vni = Vni::new(what.vni)?;
@@ -72,7 +72,7 @@ impl Proving for Program {
         let endpoints: Vec<_> =
             self.settings.endpoints.iter().map(|prefix| (prefix.addr(), prefix.prefix_len())).collect();
         if self.could_withdraw(&config.withdrawn) {
-            // Keys of epochs of another length would take the place of those that the program can use.
+            // Keys for epochs of another length would replace those that the loaded program can use.
             if config.epoch_length == self.config.epoch_length {
                 self.programs.hold(&read(keys.proofs.as_ref())?)?;
                 self.closed.store(false, Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl Proving for Program {
 
     fn reload(&mut self, config: &api::VerifierConfig) -> Result<()> {
         let config = kernel_config(config);
-        // An attachment that is taken over has to be pinned.
+        // An attachment that is taken over has to be pinned first.
         self.programs.pin_links()?;
         self.programs = Proofs::load_pinned(config, self.settings.remembered, self.pins.clone())?;
         self.config = config;

@@ -1,4 +1,4 @@
-//! `verifier.toml`: the enrolment, and every setting by its name.
+//! Parser of `verifier.toml`: the enrolment, and every setting by its name.
 
 use super::values::{
     FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, RENEWAL, SAMPLES, carrier, hook, mark, network, peer, suite, verdict,
@@ -49,7 +49,7 @@ pub(super) const KEYS: &[&str] = &[
     "proofs",
 ];
 
-/// Reads `verifier.toml`: the enrolment, if the verifier is enrolled, and the settings.
+/// Parses `verifier.toml`: the enrolment, if the verifier is enrolled, and the settings.
 pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
     Reader::read(text, KEYS, |reader, fields| {
         let enrolment = enrolment(reader, fields);
@@ -118,7 +118,7 @@ pub(super) fn texts(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str)
     document::texts(reader, value).into_iter().map(|text| (*text.get_ref()).to_owned()).collect()
 }
 
-/// What a word stands for.
+/// Parses a keyword into its value.
 pub(super) fn word<T>(
     reader: &mut Reader<'_>,
     fields: &Fields<'_, '_>,
@@ -135,7 +135,7 @@ pub(super) fn word<T>(
     }
 }
 
-/// What a list of names stands for.
+/// Parses a list of names into their values.
 fn named<T>(
     reader: &mut Reader<'_>,
     fields: &Fields<'_, '_>,
@@ -186,5 +186,5 @@ fn seconds(
     Some(fields.seconds(reader, key, *range.start(), *range.start(), *range.end()))
 }
 
-/// The text of a new file, settings at their defaults.
+/// The text of a new file, with every setting at its default.
 pub const TEMPLATE: &str = include_str!("template.toml");

@@ -7,31 +7,31 @@ use ipnet::IpNet;
 
 pub(super) const KEYS: &[&str] = &["endpoints", "engine", "interface", "remembered"];
 
-/// What checks proofs.
+/// The engine that checks proofs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
     /// A program in the kernel.
     #[default]
     Xdp,
-    /// A thread, by way of which frames cross between two interfaces.
+    /// A thread through which frames cross between two interfaces.
     AfXdp,
 }
 
-/// Where proofs are checked.
+/// Settings of the check of proofs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProofsSettings {
-    /// What checks them.
+    /// The engine that checks proofs.
     pub engine: Engine,
-    /// The endpoints that this verifier stands before.
+    /// The endpoints behind this verifier.
     pub endpoints: Vec<IpNet>,
-    /// The interfaces that their packets come in on.
+    /// The interfaces on which packets to the endpoints arrive.
     pub interfaces: Vec<String>,
-    /// How many proofs are remembered.
+    /// Number of proofs that are remembered.
     pub remembered: u32,
 }
 
 impl ProofsSettings {
-    /// Reads the table, if there is one.
+    /// Parses the table, if it is present.
     pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
         let value = fields.value("proofs")?;
         let Some(table) = value.get_ref().as_table() else {

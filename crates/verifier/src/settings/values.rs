@@ -1,4 +1,4 @@
-//! How single settings are written, for flags and the file alike.
+//! The syntax of single settings, for flags and the file alike.
 
 use datapath::hook::Choice;
 use engine::document;
@@ -12,7 +12,7 @@ pub(super) const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
 pub(super) const FLOWS: std::ops::RangeInclusive<i64> = 1..=1 << 26;
 pub(super) const SAMPLES: std::ops::RangeInclusive<i64> = 0..=100_000;
 pub(super) const IDLE: std::ops::RangeInclusive<u32> = 5..=30 * 86_400;
-/// Two tokens of an agent at least.
+/// At least the time in which an agent sends two tokens.
 pub(super) const RENEWAL: std::ops::RangeInclusive<u32> = 30..=30 * 86_400;
 
 pub(super) fn hook(text: &str) -> Result<Choice, String> {
@@ -28,13 +28,13 @@ pub(super) fn network(text: &str) -> Result<IpNet, String> {
     text.parse().or_else(|_| address()).map_err(|_| "a network or an address".to_owned())
 }
 
-/// What becomes of packets.
+/// How the verifier treats packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
-    /// Those that are not admitted are dropped.
+    /// Drop packets that are not admitted.
     #[default]
     Drop,
-    /// Those that are admitted are marked, and none is dropped.
+    /// Mark packets that are admitted, and drop none.
     Mark,
 }
 
@@ -43,13 +43,13 @@ pub(super) fn verdict(text: &str) -> Result<Verdict, String> {
     known.map(|(_, verdict)| verdict).ok_or_else(|| "drop or mark".to_owned())
 }
 
-/// The mark of what is admitted, and which bits of a packet's mark are the verifier's: the lowest eight of them are the
-/// grant's class.
+/// The mark of admitted packets, and the bits of a packet's mark that the verifier uses; the lowest eight of these are
+/// the grant's class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The mark, its class 0.
+    /// The mark, with class 0.
     pub value: u32,
-    /// The bits.
+    /// The bits that the verifier uses.
     pub mask: u32,
 }
 
@@ -104,7 +104,7 @@ pub(super) fn renewal(text: &str) -> Result<u32, String> {
     if RENEWAL.contains(&seconds) { Ok(seconds) } else { Err("from 30s to 30d".to_owned()) }
 }
 
-/// Reads a time on the command line.
+/// Parses a duration on the command line.
 pub fn duration(text: &str) -> Result<u32, String> {
     document::seconds(text).ok_or_else(|| "a time such as 90s, 5m, 1h or 7d".to_owned())
 }

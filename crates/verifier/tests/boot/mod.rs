@@ -1,4 +1,4 @@
-//! How the daemon starts where its authority does not answer, and what it tells the service manager.
+//! Starting the daemon while its authority does not answer, and its notifications to the service manager.
 
 use super::stage::*;
 use nix::sys::signal::Signal;
@@ -15,7 +15,7 @@ fn a_verifier_attaches_from_what_it_knows_before_it_hears_from_its_authority() {
         verifier.end().await;
         assert_eq!(stage.cli(&["detach"], stage.daemon()).await.0, 0);
         stage.stop_authority().await;
-        // Takes connections and never says a word.
+        // Accepts connections and never sends a byte.
         let _silent = TcpListener::bind(stage.address).unwrap();
         let notified = stage.room.path().join("notify");
         let manager = UnixDatagram::bind(&notified).unwrap();
@@ -27,7 +27,8 @@ fn a_verifier_attaches_from_what_it_knows_before_it_hears_from_its_authority() {
         let started = Instant::now();
         until("an attachment", || stage.links().filter(|links| links == &["eth0"])).await;
         let took = started.elapsed();
-        // Loading the programs takes a fraction of a second; a daemon that asked first would wait for its connection to fail.
+        // Loading the programs takes a fraction of a second; a daemon that asked first would wait for its connection to
+        // fail.
         assert!(took < Duration::from_secs(3), "attached after {took:?}");
         let mut room = [0; 512];
         loop {
@@ -48,7 +49,7 @@ fn the_service_manager_hears_of_readiness_only_once_the_programs_are_attached() 
         let manager = UnixDatagram::bind(&notified).unwrap();
         manager.set_nonblocking(true).unwrap();
         stage.environment = vec![("NOTIFY_SOCKET".into(), notified.display().to_string())];
-        // Nothing is known, and nobody answers: there is nothing to attach by.
+        // With neither a cache nor an answer, the daemon cannot attach anything.
         stage.run(&[]).await;
         assert_eq!(stage.cli(&["detach"], stage.daemon()).await.0, 0);
         while manager.recv(&mut [0; 512]).is_ok() {}

@@ -1,4 +1,4 @@
-//! A service that is bound to all addresses, reached by those that no receiver names.
+//! A service that is bound to all addresses, reached at those that no receiver names.
 
 use super::stage::*;
 use super::{XDP_DROP, XDP_PASS};
@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use wire::packet::{TCP, UDP};
 
-/// The protected port, and one that is not, at all addresses.
+/// The protected port, and an unprotected one, both open at all addresses.
 const PORTS: (u16, u16) = (22, 80);
 const SECONDARY: &str = "10.77.0.9";
 const MDNS: &str = "224.0.0.251";
@@ -20,7 +20,7 @@ fn words(line: &str) -> Vec<&str> {
 }
 
 impl Stage {
-    /// Protects TCP and UDP, gives the host more addresses, and lets both hosts send everywhere.
+    /// Protects TCP and UDP, adds addresses to the host, and lets both hosts send everywhere.
     async fn expose(&self) {
         let policy = POLICY.replace("\"tcp/22\"", "[\"tcp/22\", \"udp/22\"]");
         std::fs::write(self.authority.policy(), &policy).unwrap();
@@ -39,7 +39,7 @@ impl Stage {
         until("addresses outside that may be used", ready).await;
     }
 
-    /// The host's IPv6 link-local address, once it may be used.
+    /// Returns the host's IPv6 link-local address once it is usable.
     fn link_local(&self) -> Option<IpAddr> {
         let shown = Command::new("ip").args(words("-o -6 addr show dev eth0 scope link -tentative")).output().unwrap();
         let shown = String::from_utf8(shown.stdout).unwrap();
@@ -47,7 +47,7 @@ impl Stage {
         word.split('/').next()?.parse().ok()
     }
 
-    /// The addresses that no receiver names: those for one host, and those for many.
+    /// Returns the addresses that no receiver names: unicast ones, and those for many hosts.
     fn unnamed(&self) -> (Vec<IpAddr>, Vec<IpAddr>) {
         let all = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
         let mut own = all(&[SECONDARY, "fd77::1"]);
@@ -55,7 +55,7 @@ impl Stage {
         (own, all(&["255.255.255.255", "10.77.0.255", "224.0.0.1", MDNS, "ff02::1"]))
     }
 
-    /// A client's way to these addresses: IPv6 names the interface.
+    /// Returns socket addresses for a client to reach these addresses; IPv6 ones name the interface.
     fn ends(&self, addresses: &[IpAddr], port: u16) -> Vec<SocketAddr> {
         let interface: u32 = self.outside(&words("ip -o link show eth0")).split(':').next().unwrap().parse().unwrap();
         let end = |address: &IpAddr| match *address {
@@ -65,7 +65,7 @@ impl Stage {
         addresses.iter().map(end).collect()
     }
 
-    /// Which of these ends echo a datagram.
+    /// Returns the ends that echo a datagram.
     fn udp_answers(&self, ends: &[SocketAddr]) -> Vec<SocketAddr> {
         let sockets: Vec<(SocketAddr, UdpSocket)> = ends
             .iter()
@@ -81,7 +81,7 @@ impl Stage {
         sockets.iter().filter(|(_, socket)| socket.recv(&mut [0; 16]).is_ok()).map(|(end, _)| *end).collect()
     }
 
-    /// Which of these ends take a connection.
+    /// Returns the ends that accept a connection.
     fn tcp_answers(&self, ends: &[SocketAddr]) -> Vec<SocketAddr> {
         ends.iter().filter(|end| self.reaches(**end).is_ok()).copied().collect()
     }
@@ -90,7 +90,7 @@ impl Stage {
         self.do_outside(move || TcpStream::connect_timeout(&to, DROPPED))
     }
 
-    /// What answers at the port: at the host's own addresses by TCP and UDP, at those of many by UDP.
+    /// Returns the ends that answer at the port: unicast addresses by TCP and UDP, those for many hosts by UDP.
     fn answers(&self, port: u16) -> Vec<(u8, SocketAddr)> {
         let (own, many) = self.unnamed();
         let (own, many) = (self.ends(&own, port), self.ends(&many, port));
@@ -99,7 +99,7 @@ impl Stage {
         tcp.chain(udp).collect()
     }
 
-    /// What answers where everything does.
+    /// Returns the ends that answer while nothing is protected.
     fn all(&self, port: u16) -> Vec<(u8, SocketAddr)> {
         let (own, many) = self.unnamed();
         let (own, many) = (self.ends(&own, port), self.ends(&many, port));
@@ -108,8 +108,8 @@ impl Stage {
     }
 }
 
-/// Echoes datagrams to all addresses of the host, and to a multicast group. A socket for both families would hear no
-/// multicast of IPv4.
+/// Echoes datagrams to all addresses of the host, and to a multicast group. A socket for both families would receive no
+/// IPv4 multicast.
 fn udp_echo(port: u16) {
     let four = UdpSocket::bind(("0.0.0.0", port)).unwrap();
     four.join_multicast_v4(&MDNS.parse().unwrap(), &Ipv4Addr::new(10, 77, 0, 1)).unwrap();
@@ -133,7 +133,7 @@ fn a_protected_port_answers_at_no_address_of_the_host() {
         assert_eq!(stage.answers(PORTS.0), stage.all(PORTS.0), "without a verifier everything answers");
         let _verifier = stage.run(&[]).await;
         assert_eq!(stage.answers(PORTS.0), [], "the service at other addresses");
-        // What is not protected, multicast and broadcast included, is as it was; and neighbours are still found.
+        // Unprotected ports, multicast and broadcast included, work as before, and neighbour discovery still does.
         stage.outside(&words("ip neigh flush dev eth0"));
         for port in [PORTS.1, 5353] {
             assert_eq!(stage.answers(port), stage.all(port), "port {port} is not protected");
@@ -157,7 +157,7 @@ fn an_address_that_the_host_gets_is_protected_at_once() {
         let held =
             || stage.kernel(Sizes::default()).protected.four.keys().iter().any(|key| key.address == [10, 77, 0, 77]);
         until("protection of the address", || held().then_some(())).await;
-        // A tick would take up to a second; loading the programs for this look takes its time, too.
+        // Waiting for a tick would take up to a second; loading the programs to read the table takes time, too.
         assert!(added.elapsed() < Duration::from_millis(900), "{:?}", added.elapsed());
         assert!(stage.reaches("10.77.0.77:22".parse().unwrap()).is_err());
         stage.inside(&words("ip addr del 10.77.0.77/32 dev eth0"));
@@ -192,7 +192,7 @@ fn sockets_outside_protection_are_named_and_only_named_leaves_them_there() {
     });
 }
 
-/// An ICMP error from the client to `to`, about a packet from `server` to the client.
+/// Builds an ICMP error from the client to `to`, about a packet from `server` to the client.
 fn unreachable(to: [u8; 4], server: [u8; 4], client_port: u16) -> Vec<u8> {
     let ip = |protocol: u8, length: u16, from: [u8; 4], to: [u8; 4]| {
         let mut header = vec![0x45, 0];

@@ -1,4 +1,4 @@
-//! The same where frames cross between two interfaces of the verifier's host by way of the daemon.
+//! Proofs on frames that cross between two interfaces of the verifier's host through the daemon.
 
 use super::{Ends, NETWORKS, POLICY, address, dropped, packet, segment_from, wrong};
 use crate::stage::*;
@@ -29,9 +29,10 @@ fn frames_cross_with_right_proofs_until_consent_is_withdrawn() {
         let verifier = stage.run(&[]).await;
         verifier.connected().await;
         let one = segment_from(&alice, "10.78.0.2").await;
-        let one = one.given(address("10.78.0.2"), address("10.0.0.5"), address("10.0.0.7")).unwrap();
+        let one =
+            client::convert::segment(&one, address("10.78.0.2"), address("10.0.0.5"), address("10.0.0.7")).unwrap();
         let right = packet(&one, 53);
-        // Addresses are resolved through it, too.
+        // Address resolution crosses, too.
         assert!(ends.passes(&right));
         let out = ends.through(&right).expect("it passes");
         assert_eq!((out[12] & 7, out.len()), (1, right.len()), "the pointer was moved");
@@ -62,7 +63,8 @@ fn nothing_crosses_without_the_daemon_and_it_does_again_with_the_next() {
         let mut verifier = stage.run(&[]).await;
         verifier.connected().await;
         let one = segment_from(&alice, "10.78.0.2").await;
-        let one = one.given(address("10.78.0.2"), address("10.0.0.5"), address("10.0.0.7")).unwrap();
+        let one =
+            client::convert::segment(&one, address("10.78.0.2"), address("10.0.0.5"), address("10.0.0.7")).unwrap();
         let right = packet(&one, 53);
         assert!(ends.passes(&right));
         verifier.signal(Signal::SIGKILL);

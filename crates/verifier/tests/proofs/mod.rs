@@ -1,12 +1,12 @@
-//! Proofs in packets of a virtual network, before a real socket: the daemon as a process, its program at XDP, and a real
+//! Proofs in packets of a virtual network to a real socket: the daemon as a process, its program at XDP, and a real
 //! authority. Needs root.
 
 mod crossing;
 
 use crate::stage::*;
+use api::{PathSegment, SegmentRequest, SegmentTo};
 use client::Authority;
-use engine::api::{PathSegment, SegmentRequest, SegmentTo};
-use engine::segment::Given;
+use engine::model::Given;
 use nix::sys::signal::Signal;
 use std::cell::Cell;
 use std::net::{IpAddr, UdpSocket};
@@ -73,10 +73,10 @@ async fn segment_from(person: &Authority, sending: &str) -> PathSegment {
 }
 
 fn given(segment: &PathSegment) -> Given {
-    segment.given(address("10.77.0.2"), address("10.0.0.5"), address("10.0.0.7")).unwrap()
+    client::convert::segment(segment, address("10.77.0.2"), address("10.0.0.5"), address("10.0.0.7")).unwrap()
 }
 
-/// A datagram of the network to a port, behind its encapsulation.
+/// Builds a datagram of the virtual network to a port, with its encapsulation.
 fn packet(given: &Given, port: u16) -> Vec<u8> {
     let mut room = [0; ENCAPSULATION_MAX];
     let len = given.encapsulation(Payload::Ipv4).encode(&mut room).unwrap();
@@ -88,7 +88,8 @@ fn packet(given: &Given, port: u16) -> Vec<u8> {
     packet
 }
 
-/// What does not pass: a forged proof, one of another network, one for another port, and half a packet.
+/// Builds packets that must not pass: with a forged proof, with one of another network or for another port, and a
+/// truncated one.
 fn wrong(given: &Given) -> [Vec<u8>; 4] {
     let mut forged = given.clone();
     forged.proofs[0][3] ^= 1;
@@ -96,7 +97,7 @@ fn wrong(given: &Given) -> [Vec<u8>; 4] {
     [packet(&forged, 53), packet(&elsewhere, 53), packet(given, 80), packet(given, 53)[8..].to_vec()]
 }
 
-/// The receiving endpoint, and a way to send to it.
+/// A socket at the receiving endpoint, and one to send to it.
 struct Ends {
     receiving: UdpSocket,
     sending: UdpSocket,
@@ -113,7 +114,7 @@ impl Ends {
         Self { receiving, sending, sent: Cell::new(0) }
     }
 
-    /// What comes out of a packet that is sent, if anything does. Its last bytes are other ones each time.
+    /// Sends a packet and returns what arrives, if anything does. The last bytes of each packet differ.
     fn through(&self, packet: &[u8]) -> Option<Vec<u8>> {
         self.sent.set(self.sent.get() + 1);
         let number = self.sent.get().to_be_bytes();
@@ -128,7 +129,7 @@ impl Ends {
         }
     }
 
-    /// Whether it comes through; a loaded machine gets some tries.
+    /// Reports whether a packet arrives; retries, for loaded machines.
     fn passes(&self, packet: &[u8]) -> bool {
         (0..20).any(|_| self.through(packet).is_some())
     }
@@ -138,7 +139,7 @@ fn set_up(stage: &Stage) {
     std::fs::write(stage.authority.path().join("networks.toml"), NETWORKS).unwrap();
 }
 
-/// Enrols the verifier and gives it its settings.
+/// Enrols the verifier and writes its settings.
 async fn enrol(stage: &Stage) {
     let directory = stage.directory().display().to_string();
     let (code, text) = stage.cli(&["enrol", "--dir", &directory], stage.enrolment().await).await;
@@ -177,14 +178,14 @@ fn packets_with_right_proofs_come_through_until_consent_is_withdrawn() {
         let (code, text) = stage.cli(&["status"], stage.daemon()).await;
         assert!(code == 0 && text.contains("proofs      before 10.77.0.1/32, on eth0"), "{text}");
 
-        // Whoever was allowed is not any more.
+        // Alice loses her permission.
         stage.apply(&POLICY.replace("alice", "bob")).await;
         let began = Instant::now();
         until("the end of consent", || ends.through(&right).is_none().then_some(())).await;
         println!("withdrawn consent cut after {:?}", began.elapsed());
         let proofs = stage.status().await.proofs.unwrap();
         assert!(dropped(&proofs, "revoked") > 0 && proofs.withdrawn == 1, "{proofs:?}");
-        // On new consent there are segments that end later.
+        // With new consent, segments are issued that end later.
         stage.apply(POLICY).await;
         let other = packet(&given(&segment(&alice).await), 53);
         assert!(ends.passes(&other));

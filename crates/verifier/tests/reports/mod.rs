@@ -1,15 +1,15 @@
-//! What a running verifier tells the authority, as the authority has it.
+//! Reports of a running verifier, as the authority receives them.
 
 use crate::stage::*;
 use crate::{XDP_DROP, XDP_PASS};
+use api::{Report, VerifierState};
 use authority::admin;
 use authority::storage::Which;
 use datapath::verifier::Sizes;
-use engine::api::{Report, VerifierState};
 use nix::sys::signal::Signal;
 use wire::DropReason;
 
-/// The verifier's latest report, if it is as wanted.
+/// Returns the verifier's latest report if it satisfies `wanted`.
 fn reported(stage: &Stage, wanted: impl Fn(&Report) -> bool) -> Option<Report> {
     let reports = stage.server.as_ref().unwrap().reports();
     reports.into_iter().find(|(verifier, ..)| &**verifier == "edge-1").map(|(.., report)| report).filter(wanted)
@@ -33,7 +33,7 @@ fn the_authority_learns_of_flows_and_drops_as_they_come_and_go() {
         let two = until("both flows", || reported(&stage, |report| report.live == 2)).await;
         assert_eq!((two.state, two.admitted), (VerifierState::Protecting, 2));
         assert!(two.keys_until.unwrap() > verifier::now());
-        let handle = |grant: &engine::api::Grant| u64::from_str_radix(&grant.header[16..], 16).unwrap();
+        let handle = |grant: &api::Grant| u64::from_str_radix(&grant.header[16..], 16).unwrap();
         let flow = two.flows.iter().find(|flow| flow.handle == Some(handle(&revoked))).unwrap();
         let ends = ((flow.client.to_string(), flow.client_port), (flow.server.to_string(), flow.server_port));
         assert_eq!(ends, (("10.77.0.2".into(), 4712), ("10.77.0.1".into(), 22)));

@@ -1,18 +1,18 @@
-//! Hosts besides server and client.
+//! Hosts other than server and client.
 
 use super::{DROPPED, Namespace, Stage, ip};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 
-/// A host beyond the verifier's, or beside it.
+/// A host behind the verifier's, or next to it.
 pub struct Beyond(Namespace);
 
 impl Beyond {
-    /// A UDP socket there.
+    /// Opens a UDP socket on the host.
     pub fn socket(&self, address: &str) -> UdpSocket {
         self.0.socket(address)
     }
 
-    /// Whether a connection from there comes up.
+    /// Reports whether a connection from the host is established.
     pub fn connects(&self, to: &str) -> bool {
         let to: SocketAddr = to.parse().unwrap();
         std::thread::scope(|scope| {
@@ -26,14 +26,15 @@ impl Beyond {
 }
 
 impl Stage {
-    /// A host that the client (10.78.0.2) reaches through `near` and `far` of this one, if anything crosses there.
+    /// Adds a host that the client (10.78.0.2) reaches through the interfaces `near` and `far` of this one, if frames
+    /// cross.
     pub fn beyond(&self) -> Beyond {
         let beyond = Namespace::new(format!("{}b", self.instance));
         for (near, namespace, address) in [("near", &self.client, "10.78.0.2/24"), ("far", &beyond, "10.78.0.1/24")] {
             let (host, there) = (&self.host.0, &namespace.0);
             ip(&["-n", host, "link", "add", near, "type", "veth", "peer", "name", "eth1", "netns", there]);
             ip(&["-n", there, "addr", "add", address, "dev", "eth1"]);
-            // Frames cross as they are: the sender makes their checksums.
+            // Frames cross unchanged, so the sender must compute checksums itself.
             ip(&["netns", "exec", there, "ethtool", "-K", "eth1", "tx", "off"]);
             ip(&["-n", host, "link", "set", near, "up"]);
             ip(&["-n", there, "link", "set", "eth1", "up"]);
@@ -41,7 +42,7 @@ impl Stage {
         Beyond(beyond)
     }
 
-    /// A host with an interface on the verifier's own, beside it.
+    /// Adds a host with a macvlan on the verifier's interface.
     pub fn sibling(&self, address: &str) -> Beyond {
         let (host, sibling) = (&self.host.0, Namespace::new(format!("{}s", self.instance)));
         ip(&["-n", host, "link", "add", "mv1", "link", "eth0", "type", "macvlan", "mode", "bridge"]);

@@ -1,13 +1,13 @@
-//! A server and a client in network namespaces of their own, a real authority on the server's loopback, and the verifier
-//! as a process of its own. Everything goes away with the stage. Needs root.
+//! A server and a client in separate network namespaces, a real authority on the server's loopback, and the verifier as
+//! a process. Everything is removed with the stage. Needs root.
 
 mod beside;
 
+use api::{Grant, GrantRequest, Login};
 use authority::{Directory, Server, admin};
 pub use beside::Beyond;
 use client::Authority;
 use datapath::hook::Hook;
-use engine::api::{Grant, GrantRequest, Login};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -23,13 +23,13 @@ use tempfile::TempDir;
 use verifier::control::{self, Request};
 
 pub const PASSWORD: &str = "correct horse";
-/// The server's address and the port that is protected.
+/// The server's address and the protected port.
 pub const SSH: &str = "10.77.0.1:22";
-/// The server's address and a port that is not.
+/// The server's address and an unprotected port.
 pub const WEB: &str = "10.77.0.1:80";
-/// Within this everything that is going to happen has happened.
+/// Deadline for everything that is expected to happen.
 pub const SOON: Duration = Duration::from_secs(10);
-/// After this long without an answer a packet was dropped.
+/// Time without an answer after which a packet counts as dropped.
 pub const DROPPED: Duration = Duration::from_millis(800);
 
 pub const POLICY: &str = r#"
@@ -46,7 +46,7 @@ who = "person:alice"
 to = "ssh"
 "#;
 
-/// The test that is the verifier's program when the tests run themselves.
+/// Name of the test that acts as the verifier's program when the tests run their own executable.
 pub const PROGRAM: &str = "the_program";
 const ARGUMENTS: &str = "VERIFIER_TEST_ARGUMENTS";
 
@@ -74,7 +74,7 @@ pub fn program() {
     std::process::exit(code);
 }
 
-/// A network namespace with a name, for as long as this lives.
+/// A network namespace with a name, deleted on drop.
 struct Namespace(String);
 
 impl Namespace {
@@ -126,7 +126,7 @@ pub struct Stage {
     host: Namespace,
 }
 
-/// Runs `test` on a thread in the server's namespace, against a stage made for it.
+/// Runs `test` on a thread in the server's namespace, with a new stage.
 pub fn act<F: Future<Output = ()>>(test: impl FnOnce(Stage) -> F + Send + 'static) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let name = format!("vt{}x{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -172,9 +172,9 @@ impl Stage {
         self.server.take().unwrap().stop().await;
     }
 
-    /// Starts it again where it was.
+    /// Starts the authority again at its old address.
     pub async fn start_authority(&mut self) {
-        // A process that another test is just starting may still hold a copy of the lock.
+        // Another test that is starting a process may have passed a copy of the lock to it.
         let deadline = Instant::now() + SOON;
         self.server = loop {
             match Server::start(self.authority.clone(), Some(self.address)).await {
@@ -185,14 +185,14 @@ impl Stage {
         };
     }
 
-    /// Puts another policy in force.
+    /// Applies another policy.
     pub async fn apply(&self, policy: &str) {
         let file = self.room.path().join("next.toml");
         std::fs::write(&file, policy).unwrap();
         admin::apply_policy(&self.authority, Some(&file)).await.unwrap();
     }
 
-    /// Alice, logged in.
+    /// Returns an API client with a session of alice.
     pub async fn alice(&self) -> Authority {
         admin::add_account(&self.authority, "alice", PASSWORD, false).await.unwrap();
         let ca = std::fs::read(self.authority.ca()).unwrap();
@@ -207,17 +207,17 @@ impl Stage {
         self.room.path().join("verifier")
     }
 
-    /// Where the daemon listens.
+    /// The path of the control socket.
     pub fn socket(&self) -> PathBuf {
         self.room.path().join("verifier.sock")
     }
 
-    /// Arguments that name the daemon.
+    /// Returns the arguments that select the daemon.
     pub fn daemon(&self) -> Vec<String> {
         ["--instance", &self.instance, "--socket", &self.socket().display().to_string()].map(Into::into).to_vec()
     }
 
-    /// Arguments that enrol.
+    /// Returns the arguments for enrolment, with a new code.
     pub async fn enrolment(&self) -> Vec<String> {
         let code = admin::add_verifier(&self.authority, "edge-1", false).await.unwrap();
         let (url, ca) = (format!("https://{}", self.address), self.authority.ca().display().to_string());
@@ -273,7 +273,7 @@ impl Stage {
         verifier
     }
 
-    /// Asks the daemon.
+    /// Sends a request to the daemon.
     pub async fn ask<T: DeserializeOwned>(&self, request: Request) -> T {
         control::ask(&self.socket(), &request).await.unwrap()
     }
@@ -286,13 +286,13 @@ impl Stage {
         self.ask(Request::Flows).await
     }
 
-    /// Connects from the client's namespace.
+    /// Opens a connection from the client's namespace.
     pub fn connect(&self, to: &str) -> std::io::Result<TcpStream> {
         let to: SocketAddr = to.parse().unwrap();
         self.do_outside(|| TcpStream::connect_timeout(&to, DROPPED))
     }
 
-    /// What is done in the client's namespace.
+    /// Runs `act` in the client's namespace.
     pub fn do_outside<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let act = || {
@@ -303,29 +303,29 @@ impl Stage {
         })
     }
 
-    /// A UDP socket in the client's namespace.
+    /// Opens a UDP socket in the client's namespace.
     pub fn socket_outside(&self) -> UdpSocket {
         self.socket_at("10.77.0.2:0")
     }
 
-    /// The same at another of its addresses.
+    /// Opens a UDP socket in the client's namespace, at one of its addresses.
     pub fn socket_at(&self, address: &str) -> UdpSocket {
         self.client.socket(address)
     }
 
-    /// Runs a program where the verifier is.
+    /// Runs a program in the verifier's namespace.
     pub fn inside(&self, words: &[&str]) {
         ip(&[&["netns", "exec", &self.host.0], words].concat());
     }
 
-    /// What a program says that runs where the client is.
+    /// Runs a program in the client's namespace and returns its output.
     pub fn outside(&self, words: &[&str]) -> String {
         let said = Command::new("ip").args(["netns", "exec", &self.client.0]).args(words).output().unwrap();
         assert!(said.status.success(), "{words:?}: {}", String::from_utf8_lossy(&said.stderr));
         String::from_utf8(said.stdout).unwrap()
     }
 
-    /// Whether a new connection comes up.
+    /// Reports whether a new connection is established.
     pub fn connects(&self, to: &str) -> bool {
         match self.connect(to) {
             Ok(_) => true,
@@ -336,13 +336,13 @@ impl Stage {
         }
     }
 
-    /// The kernel program with this instance's tables, to be run by hand; and attached to nothing.
+    /// Loads the kernel program with this instance's tables, without attaching it, to run it by hand.
     pub fn kernel(&self, sizes: datapath::verifier::Sizes) -> datapath::verifier::Verifier {
         let pins = datapath::Pins::existing("verifier", &self.instance).expect("something pinned");
         datapath::verifier::Verifier::load(Hook::Xdp, wire::map::VerifierConfig::default(), sizes, Some(pins)).unwrap()
     }
 
-    /// Names of the pinned links; `None` if nothing at all is pinned.
+    /// Returns the names of the pinned links; `None` if nothing at all is pinned.
     pub fn links(&self) -> Option<Vec<String>> {
         Some(datapath::Pins::existing("verifier", &self.instance)?.links())
     }
@@ -361,7 +361,7 @@ fn rand() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The daemon's process; killed when this is dropped. Its log is shown if the test fails.
+/// The daemon's process, killed on drop. Its log is shown if the test fails.
 pub struct Verifier {
     pub child: Child,
     log: PathBuf,
@@ -372,7 +372,7 @@ impl Verifier {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Waits until it hears from the authority.
+    /// Waits until the daemon is connected to the authority.
     pub async fn connected(&self) {
         until("a connection to the authority", || self.log().contains("connected to the authority").then_some(()))
             .await;
@@ -382,7 +382,7 @@ impl Verifier {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    /// Waits for its end.
+    /// Waits until the process ends.
     pub async fn end(&mut self) -> ExitStatus {
         until("the daemon's end", || self.child.try_wait().unwrap()).await
     }
@@ -398,7 +398,7 @@ impl Drop for Verifier {
     }
 }
 
-/// Waits until `look` sees something.
+/// Waits until `look` returns something.
 pub async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + SOON;
     loop {
@@ -410,7 +410,7 @@ pub async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A listener that echoes whatever comes, on threads that end with their connections.
+/// Opens a listener that echoes everything, on threads that end with their connections.
 pub fn echo(at: &str) {
     let listener = TcpListener::bind(at).unwrap();
     std::thread::spawn(move || {
@@ -423,7 +423,7 @@ pub fn echo(at: &str) {
     });
 }
 
-/// Whether what is written comes back.
+/// Reports whether written data comes back.
 pub fn echoes(mut stream: &TcpStream) -> bool {
     use std::io::{Read, Write};
     let mut back = [0; 4];
@@ -431,7 +431,7 @@ pub fn echoes(mut stream: &TcpStream) -> bool {
     stream.write_all(b"ping").is_ok() && stream.read_exact(&mut back).is_ok() && back == *b"ping"
 }
 
-/// Asks for a grant to the protected port.
+/// Requests a grant for the protected port.
 pub async fn grant(person: &Authority) -> Grant {
     let to: SocketAddr = SSH.parse().unwrap();
     person
@@ -440,7 +440,7 @@ pub async fn grant(person: &Authority) -> Grant {
         .unwrap()
 }
 
-/// A SYN from `from` to the protected port with a token of this grant.
+/// Builds a SYN from `from` to the protected port with a token of this grant.
 pub fn syn(grant: &Grant, from: &str, nonce: u32) -> Vec<u8> {
     let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), SSH.parse().unwrap());
     let header = wire::GrantHeader::decode(&hex::decode(&grant.header).unwrap().try_into().unwrap()).unwrap();
@@ -461,7 +461,7 @@ pub fn syn(grant: &Grant, from: &str, nonce: u32) -> Vec<u8> {
     frame
 }
 
-/// Writes lengths and checksums into an IPv4 TCP frame.
+/// Fills in the lengths and checksums of an IPv4 TCP frame.
 fn complete(frame: &mut [u8]) {
     let length = frame.len() - 14;
     frame[16..18].copy_from_slice(&(length as u16).to_be_bytes());
@@ -473,13 +473,13 @@ fn complete(frame: &mut [u8]) {
     frame[50..52].copy_from_slice(&transport);
 }
 
-/// How tc is attached on this kernel.
+/// Returns how programs are attached to tc on this kernel.
 pub fn tc_mode() -> &'static str {
     datapath::tc::supported_attachment().name()
 }
 
 impl Stage {
-    /// Sends a SYN as it is from the client's namespace to [`SSH`]; whether the server's stack answers.
+    /// Sends a SYN unchanged from the client's namespace to [`SSH`]; reports whether the server's stack answers.
     pub fn is_answered(&self, syn: &[u8]) -> bool {
         let script = "import socket,sys\n\
             mac=lambda ns:bytes.fromhex(ns.replace(':',''))\n\
@@ -500,12 +500,12 @@ impl Stage {
         command.stderr(Stdio::null()).status().unwrap().success()
     }
 
-    /// Whether XDP is attached to the server's interface.
+    /// Reports whether XDP is attached to the server's interface.
     pub fn has_xdp(&self) -> bool {
         datapath::hook::mode(&datapath::interface::Interface::named("eth0").unwrap()).is_ok()
     }
 
-    /// Makes every grant one that ended long ago, to the authority and to the kernel.
+    /// Backdates the end of all grants, both at the authority and in the kernel's tables.
     pub fn end_grants(&self, kernel: &datapath::verifier::Verifier) {
         let past = verifier::now() as u32 - 3600;
         let database = rusqlite::Connection::open(self.authority.database()).unwrap();
@@ -521,7 +521,7 @@ impl Stage {
         ip(&["-n", &self.host.0, "link", "add", name, "type", "bridge"]);
     }
 
-    /// Makes the server's interface a port of a bridge, which gets its address.
+    /// Makes the server's interface a port of a new bridge, which takes over its address.
     pub fn enter_bridge(&self, name: &str) {
         let host = &self.host.0;
         ip(&["-n", host, "addr", "flush", "dev", "eth0"]);
@@ -530,13 +530,13 @@ impl Stage {
         ip(&["-n", host, "link", "set", name, "up"]);
     }
 
-    /// Lets every user reach the socket.
+    /// Lets every user connect to the control socket.
     pub fn open_socket(&self) {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(self.room.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// What the daemon answers to this user.
+    /// Returns the daemon's answer to a request of this user.
     pub fn asks(&self, user: u32, request: &str) -> String {
         use std::os::unix::process::CommandExt;
         let script = "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n\
@@ -546,7 +546,7 @@ impl Stage {
         String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr)
     }
 
-    /// Removes the interface and makes another of the same name.
+    /// Replaces the interface by a new one of the same name.
     pub fn replace_interface(&self) {
         let (host, client) = (&self.host.0, &self.client.0);
         ip(&["-n", host, "link", "del", "eth0"]);

@@ -1,4 +1,4 @@
-//! Protection that is tried, and protection that only observes: what holds when they end, and what follows them.
+//! Trials and observation: the state after they end, and what may follow them.
 
 use crate::stage::*;
 use nix::sys::signal::Signal;
@@ -68,7 +68,7 @@ fn an_observer_reports_and_drops_nothing() {
         assert!(verifier.log().contains("nothing is protected"), "{}", verifier.log());
         assert!(stage.connects(SSH));
 
-        // Taken seriously from then on, as at a first start.
+        // After observation, the next run protects as at a first start.
         let _verifier = stage.run(&[]).await;
         assert!(echoes(&connection) && !stage.connects(SSH));
     });

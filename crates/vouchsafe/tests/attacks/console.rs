@@ -1,4 +1,4 @@
-//! What can be tried with the console's forms and cookies from outside a browser.
+//! Attacks on the console's forms and cookies from outside a browser.
 
 use crate::HERE;
 use crate::stage::{PASSWORD, Stage};
@@ -22,13 +22,13 @@ fn the_consoles_forms_are_bounded_and_nothing_in_them_lets_in() {
         ("/console/login", &visits, "https://localhost", &format!("{login}&form={visit}"), 403),
         ("/console/login", &visits, "https://evil.example.org", &login, 403),
         ("/console/login", "", "https://localhost", &login, 403),
-        // Bearer tokens, their hashes and made-up names are nobody's session.
+        // Bearer tokens, their hashes and invented names do not identify a session.
         ("/console/logout", &format!("__Host-vouchsafe={token}"), "https://localhost", "form=x", 403),
         ("/console/admin", &format!("__Host-vouchsafe={token}"), "https://localhost", "form=x", 403),
         ("/console/logout", &"a=b; ".repeat(500), "https://localhost", "form=x", 403),
     ] {
         let seen = post(path, cookies, origin, body);
-        // Who sends too much may find the connection closed before the answer is read.
+        // If the body is too large, the connection may be closed before the answer is read.
         assert!(
             seen == Some(status) || seen.is_none() && status == 413,
             "{path} {cookies:.60}: {seen:?}, not {status}"

@@ -1,14 +1,14 @@
-//! The API and its description against each other, by a property tester that makes calls out of the description: right and
-//! wrong ones. `xtask/setup.sh` installs it.
+//! Checks the API against its description, with a property tester that generates valid and invalid calls from the
+//! description. `xtask/setup.sh` installs it.
 
 use crate::HERE;
 use crate::stage::Stage;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Cases a call, beside those that go through the description systematically.
+/// Random cases per call, in addition to the systematic ones.
 const CASES: &str = "40";
-/// No run takes longer, in seconds.
+/// Time limit of a run, in seconds.
 const MOST: &str = "120";
 
 fn tester() -> PathBuf {
@@ -19,15 +19,16 @@ fn tester() -> PathBuf {
     path
 }
 
-/// Runs every check on the calls that `which` selects; gives how many these are of how many.
+/// Runs every check on the calls that `which` selects; returns the number of these calls and of all.
 fn conforms(stage: &Stage, token: &str, which: &[&str]) -> (usize, usize) {
     let mut run = Command::new("timeout");
     run.arg(MOST).arg(tester()).arg("run").arg(stage.url("/v1/openapi.json")).arg("--tls-verify").arg(stage.ca());
     run.args(["--header", &format!("Authorization: Bearer {token}")]);
     run.args(["--checks", "all", "--generation-deterministic", "--max-examples", CASES]);
-    // Who is refused is answered before a long body is read, and in HTTP/1.1 the connection then ends under its sender.
+    // The server refuses a call before it reads a long body; in HTTP/1.1 the connection then ends while the client
+    // still sends.
     run.args(["--request-retries", "5", "--request-timeout", "10", "--warnings", "off", "--no-color"]).args(which);
-    // It keeps its memory of earlier runs where it is started.
+    // The tester stores its memory of earlier runs in the working directory.
     let done = run.current_dir(stage.room()).env("NO_PROXY", "*").output().unwrap();
     let report = String::from_utf8_lossy(&done.stdout);
     assert!(done.status.success(), "{report}\n{}", String::from_utf8_lossy(&done.stderr));

@@ -1,5 +1,5 @@
-//! What strangers, and people with somebody else's token, try on the authority's API: nothing lets them in, nothing ends
-//! the process, and its memory stays bounded.
+//! Attacks on the authority's API by unauthenticated senders and by people with another person's token: none gets in,
+//! none ends the process, and its memory stays bounded.
 
 mod console;
 mod described;
@@ -26,7 +26,7 @@ fn grant(stage: &Stage, token: &str) -> Answer {
 fn guessing_is_slowed_and_never_locks_the_owner_out() {
     let mut stage = Stage::start();
     stage.token(HOME, "alice");
-    // A crowd may find its connections closed: no answer is a no.
+    // Under load the authority may close connections; no answer counts as a refusal.
     let status = &|from, password: &str| stage.try_login(from, "alice", password).map_or(0, |answer| answer.status);
     let guess = &|from, n: usize| status(from, &format!("guess number {n}"));
     let results: Vec<_> = (0..40).map(|n| guess(HERE, n)).collect();
@@ -34,7 +34,7 @@ fn guessing_is_slowed_and_never_locks_the_owner_out() {
     assert!(results.iter().filter(|status| **status == 401).count() < 10, "{results:?}");
     assert_eq!(stage.login(HERE, "alice", PASSWORD).status, 429, "whoever guessed there has to wait");
 
-    // From all over one network, and from all over the world: what they can try together is bounded, too.
+    // From many addresses of one network, and of many networks: the guesses of all together are limited, too.
     let network: Vec<_> = (1..=250).map(|host| Ipv4Addr::new(127, 1, 1, host)).collect();
     let world: Vec<_> = (0..500).map(|n| Ipv4Addr::new(127, 2, (n % 250) as u8, 1)).collect();
     let guess_from = |sources: &[Ipv4Addr]| -> Vec<u16> {
@@ -52,7 +52,7 @@ fn guessing_is_slowed_and_never_locks_the_owner_out() {
     let began = Instant::now();
     stage.token(HOME, "alice");
     assert!(began.elapsed() < Duration::from_secs(10), "the owner had to wait {:?}", began.elapsed());
-    // And at an address that is new, after a delay that does not grow with the guessing.
+    // The owner gets in at a new address, too, after a delay that does not grow with the guessing.
     let (began, new) = (Instant::now(), Ipv4Addr::new(127, 9, 9, 9));
     guess_from(&world);
     while status(new, PASSWORD) != 200 {
@@ -104,7 +104,7 @@ fn a_token_is_good_for_what_it_was_given_for_only() {
     let asked = format!("GET /v1/verifier/grants/{handle}");
     assert_eq!(stage.call(HERE, &asked, Some(&other), None).status, 404, "another verifier's grant");
 
-    // What is stored of a token, what looks like one, other secrets.
+    // The stored hash of a token, near misses of the token, and other secrets.
     let stored = hex(&Sha256::digest(alice.as_bytes()));
     let flipped = format!("{}{}", if alice.starts_with('0') { '1' } else { '0' }, &alice[1..]);
     let key = owned.body["key"].as_str().unwrap();
@@ -154,7 +154,7 @@ fn tricks_with_heads_and_paths_open_nothing() {
     ] {
         heads.push(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}"));
     }
-    // Nobody is let in without a token, whatever else the head says.
+    // No request without a token is accepted, whatever the rest of its head contains.
     for lines in [
         "authorization: bearer nonsense",
         "authorization: Basic YWxpY2U6Y29ycmVjdCBob3JzZQ==",
@@ -175,7 +175,7 @@ fn tricks_with_heads_and_paths_open_nothing() {
     for method in ["TRACE", "CONNECT", "PUT", "DELETE", "PATCH", "get", "GET\t"] {
         heads.push(format!("{method} /v1/destinations HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {token}"));
     }
-    // Two opinions about where a body ends.
+    // Contradictory statements about the length of the body.
     for lines in [
         format!("content-length: {length}\r\ncontent-length: 0"),
         format!("content-length: {length}\r\ntransfer-encoding: chunked"),
@@ -241,19 +241,19 @@ fn whoever_is_slow_is_cut_off() {
     let head = "POST /v1/login HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n";
     std::thread::scope(|scope| {
         let stage = &stage;
-        // Nothing at all, a handshake without a request.
+        // No bytes at all, and a handshake without a request.
         scope.spawn(move || assert!(closes(&mut stage.tcp(HERE), Instant::now()) < PATIENCE));
         scope.spawn(move || {
             let mut stream = stage.tls(HERE);
             stream.flush().unwrap();
             assert!(closes(&mut stream, Instant::now()) < PATIENCE);
         });
-        // A body that stops.
+        // A body that is cut off.
         scope.spawn(move || {
             let answer = stage.say(HERE, format!("{head}{{\"per").as_bytes());
             assert!(answer.as_ref().is_none_or(|answer| answer.status == 408), "{answer:?}");
         });
-        // A byte now and then, of a head or a body: still an end after a fixed time.
+        // A byte now and then, of a head or a body: the connection still ends after a fixed time.
         for start in ["GET /v1/health HTTP/1.1\r\n", head] {
             scope.spawn(move || {
                 let began = Instant::now();
@@ -284,7 +284,7 @@ fn whoever_is_slow_is_cut_off() {
 fn a_crowd_that_says_nothing_takes_neither_all_seats_nor_memory() {
     let mut stage = Stage::start_with("max_connections = 64\n");
     let token = stage.token(HOME, "alice");
-    // A known session's connection is up before the crowd comes, and stays.
+    // The connection of an existing session is up before the crowd connects, and stays up.
     let known = format!("GET /v1/destinations HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {token}\r\n\r\n");
     let mut member = stage.tls(HOME);
     member.write_all(known.as_bytes()).unwrap();
@@ -316,12 +316,12 @@ fn streams_that_are_reset_and_heads_without_end_cost_no_memory() {
     let preface = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), frame(4, 0, 0, &[])].concat();
     // GET / over https from localhost: three entries of HPACK's static table and a literal authority.
     let head = [&[0x82, 0x84, 0x87, 0x41, 9][..], b"localhost"].concat();
-    // Opened and reset at once, again and again (CVE-2023-44487).
+    // Streams opened and reset at once, again and again (CVE-2023-44487).
     let resets = (0..20_000_u32).flat_map(|n| {
         let stream = 2 * n + 1;
         [frame(1, 0x5, stream, &head), frame(3, 0, stream, &8_u32.to_be_bytes())].concat()
     });
-    // A head that goes on for ever (CVE-2024-27316); a window that is never opened, with answers asked for.
+    // Headers without end (CVE-2024-27316); requests whose answers can't be sent because the window is never opened.
     let endless = [frame(1, 0, 1, &head), frame(9, 0, 1, &[0; 16_000]).repeat(2000)].concat();
     let settings = frame(4, 0, 0, &[]).repeat(200_000);
     let pings = frame(6, 0, 0, &[0; 8]).repeat(200_000);

@@ -1,14 +1,15 @@
-//! Policy files made to blow up, put to a server that runs: refused, or taken within bounds; what was in force stays so.
+//! Policy files designed to exhaust a running server: it refuses them or stays within bounds; the policy in force
+//! stays.
 
 use crate::HERE;
 use crate::stage::Stage;
 
-/// What reading the largest policies may add to the authority's memory.
+/// Largest growth of the authority's memory while it reads the largest policies, in bytes.
 const MEMORY: u64 = 400 << 20;
 /// The largest text of a policy, in bytes.
 const MOST: usize = 4 << 20;
 
-/// As many of these as fit a policy.
+/// Returns as many copies of `part` as fit into a policy.
 fn filled(head: &str, part: impl Fn(usize) -> String) -> String {
     let mut text = head.to_owned();
     for part in (0..).map(part).take_while(|part| !part.is_empty()) {
@@ -51,7 +52,7 @@ fn a_policy_that_is_made_to_blow_up_changes_nothing() {
     }
     assert_eq!(crate::grant(&stage, &token).status, 200, "what was in force is");
 
-    // As large as may be, and valid.
+    // The largest valid policy.
     let most = filled(receiver, |n| rule.replace("everyone", &format!("person:p{n}")));
     std::fs::write(&file, most).unwrap();
     let (done, said) = stage.tried(&["policy", "apply", file.to_str().unwrap()]);

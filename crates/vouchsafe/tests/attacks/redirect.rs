@@ -1,5 +1,5 @@
-//! What can be tried with the redirects of a login at an identity provider: nobody's browser is sent anywhere but to that
-//! provider, back to the authority, and to its own machine; and logins that are begun for nothing take no memory to speak of.
+//! Attacks on the redirects of a login at an identity provider: browsers are only sent to that provider, back to the
+//! authority, and to their own machine; and logins begun without being finished take hardly any memory.
 
 use crate::HERE;
 use crate::stage::{Answer, Stage};
@@ -9,13 +9,13 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What browsers call the authority.
+/// The authority's URL for browsers.
 const CONSOLE: &str = "https://authority.example.org:8443";
 
-/// An identity provider that says about itself what it must, and knows nobody.
+/// An identity provider with valid metadata and no accounts.
 struct Provider {
     issuer: String,
-    /// How often it was asked for tokens.
+    /// Number of requests for tokens.
     exchanges: Arc<AtomicUsize>,
 }
 
@@ -34,7 +34,7 @@ impl Provider {
         });
         let exchanges = Arc::new(AtomicUsize::new(0));
         let counted = exchanges.clone();
-        // Ends with the test's process.
+        // The thread ends with the test's process.
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let mut reader = BufReader::new(stream);
@@ -98,7 +98,7 @@ fn a_browser_is_sent_to_the_provider_and_back_to_its_own_machine_only() {
         let answer = stage.say(HERE, format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
         assert!((400..500).contains(&answer.status), "{body}: {answer:?}");
     }
-    // Whatever the head says about where one is.
+    // Misleading addresses in the head.
     let body = format!(r#"{{"device":"x",{who},"challenge":"{challenge}","port":4000}}"#);
     for (path, lines) in [
         ("/v1/login/browser", "host: evil.example"),
@@ -111,7 +111,8 @@ fn a_browser_is_sent_to_the_provider_and_back_to_its_own_machine_only() {
         let answer = stage.say(HERE, format!("{head}\r\n\r\n{body}").as_bytes()).unwrap();
         assert!((400..500).contains(&answer.status) || is_good(&answer), "{path} {lines}: {answer:?}");
     }
-    // The browser that opens it is sent to the provider, and back to the authority, whatever it says of itself.
+    // The page sends the browser to the provider, and from there to the authority's configured URL, whatever the head
+    // says.
     for lines in ["host: localhost", "host: evil.example", "host: localhost\r\nx-forwarded-host: evil.example"] {
         let login = begin(&stage, HERE).unwrap().body["login"].as_str().unwrap().to_owned();
         let head = format!("GET /console/login/agent/{login}?to=https://evil.example/ HTTP/1.1\r\n{lines}\r\n\r\n");
@@ -123,7 +124,7 @@ fn a_browser_is_sent_to_the_provider_and_back_to_its_own_machine_only() {
         let back = "redirect_uri=https%3A%2F%2Fauthority.example.org%3A8443%2Fconsole%2Flogin%2Fcallback&";
         assert!(way.contains(back) && !page.contains("evil"), "{page}");
     }
-    // And nothing sends a browser on.
+    // No other path redirects a browser.
     for path in [
         "//evil.example",
         "/https://evil.example",
@@ -137,7 +138,7 @@ fn a_browser_is_sent_to_the_provider_and_back_to_its_own_machine_only() {
         assert!(!(300..400).contains(&answer.status), "{path}: {answer:?}");
     }
 
-    // What somebody else's browser brought back, or nobody's.
+    // Callbacks from another browser, and invented ones.
     let callback = json!({ "code": "stolen", "state": good.body["state"] });
     for (verifier, callback) in [
         ("a guess", callback.clone()),
@@ -161,7 +162,7 @@ fn logins_that_are_begun_for_nothing_take_no_memory_and_keep_nobody_out() {
     let statuses: Vec<_> = std::thread::scope(|scope| {
         let stage = &stage;
         let begin_all = |from: Vec<Ipv4Addr>| {
-            // A crowd may find its connections closed: no answer is a no.
+            // Under load the authority may close connections; no answer counts as a refusal.
             let status = |from| begin(stage, from).map_or(0, |answer| answer.status);
             scope.spawn(move || from.into_iter().map(status).collect::<Vec<_>>())
         };

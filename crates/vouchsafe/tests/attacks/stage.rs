@@ -1,4 +1,4 @@
-//! An authority as a process of its own, and callers from any address of 127.0.0.0/8 that say what they like.
+//! An authority as a process of its own, and clients at any address of 127.0.0.0/8 that may send arbitrary bytes.
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
 use rustls::pki_types::pem::PemObject;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 pub const PASSWORD: &str = "correct horse";
-/// No answer is waited for longer.
+/// Longest wait for an answer.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
 const POLICY: &str = r#"
@@ -31,7 +31,7 @@ who = "person:alice"
 to = "git"
 "#;
 
-/// What attacks may add to the authority's memory: two passwords being checked take 38 MiB of it.
+/// Largest growth of the authority's memory under attack, in bytes: two concurrent password checks take 38 MiB of it.
 const MEMORY: u64 = 160 << 20;
 
 pub type Tls = StreamOwned<ClientConnection, TcpStream>;
@@ -39,14 +39,14 @@ pub type Tls = StreamOwned<ClientConnection, TcpStream>;
 pub struct Stage {
     process: Child,
     port: u16,
-    /// The most memory it had before anybody attacked.
+    /// Peak memory before the attack.
     born: u64,
     tls: Arc<ClientConfig>,
     dir: PathBuf,
     room: TempDir,
 }
 
-/// An answer: its status and body, which is a text where it is not JSON.
+/// An answer: its status, and its body, which is a string if it is not JSON.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -54,12 +54,12 @@ pub struct Answer {
 }
 
 impl Stage {
-    /// An authority with the accounts alice and bob.
+    /// Starts an authority with the accounts alice and bob.
     pub fn start() -> Self {
         Self::start_with("")
     }
 
-    /// The same, with more lines of configuration.
+    /// Starts an authority with the accounts alice and bob and additional lines of configuration.
     pub fn start_with(settings: &str) -> Self {
         let room = tempfile::tempdir().unwrap();
         let dir = room.path().join("authority");
@@ -87,12 +87,12 @@ impl Stage {
         Self { process, port, born, tls, dir, room }
     }
 
-    /// What a command of the authority prints.
+    /// Runs a command of the authority and returns its output.
     pub fn authority(&self, words: &[&str]) -> String {
         run(&self.dir, words, "")
     }
 
-    /// Whether a command of the authority could do what it should, and all that it says.
+    /// Runs a command of the authority; returns whether it succeeded, and its output and errors.
     pub fn tried(&self, words: &[&str]) -> (bool, String) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vouchsafe"));
         let done = command.arg("authority").args(words).arg("--dir").arg(&self.dir).output().unwrap();
@@ -100,22 +100,22 @@ impl Stage {
         (done.status.success(), said)
     }
 
-    /// A call's whole address.
+    /// Returns the URL for a path.
     pub fn url(&self, path: &str) -> String {
         format!("https://localhost:{}{path}", self.port)
     }
 
-    /// The CA certificate's file.
+    /// Returns the path of the CA certificate.
     pub fn ca(&self) -> PathBuf {
         self.dir.join("ca.pem")
     }
 
-    /// A directory that vanishes with the stage.
+    /// Returns a directory that is deleted with the stage.
     pub fn room(&self) -> &Path {
         self.room.path()
     }
 
-    /// A bare TCP connection from an address.
+    /// Opens a TCP connection from an address.
     pub fn tcp(&self, from: Ipv4Addr) -> TcpStream {
         let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
         bind(socket.as_raw_fd(), &SockaddrIn::from(SocketAddrV4::new(from, 0))).unwrap();
@@ -127,12 +127,12 @@ impl Stage {
         stream
     }
 
-    /// A TLS connection from an address.
+    /// Opens a TLS connection from an address.
     pub fn tls(&self, from: Ipv4Addr) -> Tls {
         self.tls_for(from, &[])
     }
 
-    /// The same for a protocol, such as `h2`.
+    /// Opens a TLS connection from an address for a protocol, such as `h2`.
     pub fn tls_for(&self, from: Ipv4Addr, protocols: &[&[u8]]) -> Tls {
         let mut config = (*self.tls).clone();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
@@ -140,20 +140,20 @@ impl Stage {
         StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), self.tcp(from))
     }
 
-    /// The answer to bytes; none where the connection was closed without one.
+    /// Sends bytes and returns the answer; `None` if the connection was closed without one.
     pub fn say(&self, from: Ipv4Addr, bytes: &[u8]) -> Option<Answer> {
         let mut stream = self.tls(from);
-        // A server that has read enough may close before it has read all.
+        // A server that has read enough may close before it has read everything.
         let _ = stream.write_all(bytes);
         answer(&mut stream)
     }
 
-    /// The answer to a call.
+    /// Makes a call and returns the answer.
     pub fn call(&self, from: Ipv4Addr, call: &str, token: Option<&str>, body: Option<&Value>) -> Answer {
         self.try_call(from, call, token, body).expect("an answer")
     }
 
-    /// The same from a place that may be cut off.
+    /// Makes a call; returns `None` if the connection was cut off.
     pub fn try_call(&self, from: Ipv4Addr, call: &str, token: Option<&str>, body: Option<&Value>) -> Option<Answer> {
         let token = token.map(|token| format!("authorization: Bearer {token}\r\n")).unwrap_or_default();
         let body = body.map(Value::to_string).unwrap_or_default();
@@ -164,25 +164,25 @@ impl Stage {
         self.say(from, text.as_bytes())
     }
 
-    /// An attempt to log in.
+    /// Tries to log in and returns the answer.
     pub fn login(&self, from: Ipv4Addr, person: &str, password: &str) -> Answer {
         self.try_login(from, person, password).expect("an answer")
     }
 
-    /// The same in a crowd, of which some may be cut off.
+    /// Tries to log in; returns `None` if the connection was cut off.
     pub fn try_login(&self, from: Ipv4Addr, person: &str, password: &str) -> Option<Answer> {
         let login = json!({ "person": person, "password": password, "device": "laptop" });
         self.try_call(from, "POST /v1/login", None, Some(&login))
     }
 
-    /// The token of a login that must succeed.
+    /// Logs in, which must succeed, and returns the token.
     pub fn token(&self, from: Ipv4Addr, person: &str) -> String {
         let answer = self.login(from, person, PASSWORD);
         assert_eq!(answer.status, 200, "{answer:?}");
         answer.body["token"].as_str().unwrap().to_owned()
     }
 
-    /// The token of a verifier that has enrolled, and the code it used.
+    /// Enrols a verifier; returns its token and the code that it used.
     pub fn verifier(&self, id: &str) -> (String, String) {
         let code = self.authority(&["verifier", "add", id]).trim().to_owned();
         let body = json!({ "code": code });
@@ -190,12 +190,12 @@ impl Stage {
         (answer.body["token"].as_str().unwrap().to_owned(), code)
     }
 
-    /// Fails unless the process lives and answers somebody from elsewhere, and its memory stayed in bounds.
+    /// Fails unless the process is alive, answers a client at another address, and its memory stayed in bounds.
     pub fn is_well(&mut self) {
         self.is_well_within(MEMORY);
     }
 
-    /// The same with another bound for what was added to its memory, in bytes.
+    /// Like `is_well`, with another bound for the growth of the memory, in bytes.
     pub fn is_well_within(&mut self, memory: u64) {
         assert_eq!(self.process.try_wait().unwrap(), None, "the authority ended");
         let answer = self.call(Ipv4Addr::new(127, 99, 99, 99), "GET /v1/health", None, None);
@@ -205,7 +205,7 @@ impl Stage {
     }
 }
 
-/// The most memory that a process ever had, in bytes.
+/// Returns the peak memory of a process, in bytes.
 fn peak(process: &Child) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -230,7 +230,7 @@ fn run(dir: &Path, words: &[&str], input: &str) -> String {
     String::from_utf8(done.stdout).unwrap()
 }
 
-/// The first answer on a connection; none if it is closed first.
+/// Reads the first answer on a connection; `None` if the connection is closed first.
 pub fn answer(stream: &mut impl Read) -> Option<Answer> {
     let mut text = Vec::new();
     let mut part = [0; 4096];
@@ -260,7 +260,7 @@ fn parse(text: &[u8]) -> Option<Answer> {
     Some(Answer { status, body: serde_json::from_slice(body).unwrap_or_else(|_| page()) })
 }
 
-/// How long it takes until the other side closes.
+/// Returns how long the other side takes to close the connection.
 pub fn closes(stream: &mut impl Read, began: Instant) -> Duration {
     let mut part = [0; 4096];
     loop {

@@ -1,4 +1,4 @@
-//! The encapsulations that are compared, and how large their headers are: ours as the codec writes them.
+//! The compared encapsulations and the sizes of their headers: ours as the codec writes them.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use wire::geneve::{ENCAPSULATION_MAX, Encapsulation, OPTION_HEADER_LEN, Payload}
 use wire::segment::PROOFS_MAX;
 use wire::{InterfaceId, Segment, SegmentFlags, Suite, Vni};
 
-/// The largest IP packets of the networks that it is computed for.
+/// MTUs of the networks that the figures are computed for.
 pub const MTUS: [usize; 2] = [1500, 9000];
 
 pub const ETHERNET: usize = 14;
@@ -14,22 +14,22 @@ pub const IPV4: usize = 20;
 pub const IPV6: usize = 40;
 pub const UDP: usize = 8;
 const TCP: usize = 20;
-/// RFC 7348.
+/// Bytes of VXLAN's header (RFC 7348).
 const VXLAN: usize = 8;
-/// RFC 8754, without segments and TLVs.
+/// Bytes of a segment routing header (RFC 8754), without segments and TLVs.
 const SEGMENT_ROUTING: usize = 8;
 const SEGMENT: usize = 16;
 const TLV_HEADER: usize = 2;
-/// What Ethernet puts around a frame's bytes: preamble, start, check sequence, and the gap between frames.
+/// Bytes that Ethernet adds around a frame: preamble, start, check sequence, and the gap between frames.
 const AROUND_FRAME: usize = 7 + 1 + 4 + 12;
 
-/// One encapsulation, with IPv4 and TCP, neither with options, inside.
+/// One encapsulation of an IPv4 packet with TCP, both without options.
 pub struct Row {
-    /// As figures are named.
+    /// Name of the figure.
     pub name: String,
-    /// As people read it.
+    /// Title for people.
     pub title: String,
-    /// Bytes of a frame before the payload of TCP.
+    /// Bytes of a frame in front of TCP's payload.
     pub header: usize,
 }
 
@@ -38,23 +38,23 @@ impl Row {
         Self { name: name.into(), title: title.into(), header: ETHERNET + between + IPV4 + TCP }
     }
 
-    /// Bytes more than without any virtual network.
+    /// Returns the bytes added, compared with no virtual network.
     pub fn added(&self) -> usize {
         self.header - ETHERNET - IPV4 - TCP
     }
 
-    /// The most that TCP can put into a packet.
+    /// Returns the most that TCP can put into a packet.
     pub fn payload(&self, mtu: usize) -> usize {
         ETHERNET + mtu - self.header
     }
 
-    /// Which part of what Ethernet transmits is TCP's payload, packets being full.
+    /// Returns TCP's payload as a share of what Ethernet transmits, with full packets.
     pub fn goodput(&self, mtu: usize) -> f64 {
         self.payload(mtu) as f64 / (AROUND_FRAME + ETHERNET + mtu) as f64
     }
 }
 
-/// Geneve's header with a segment and so many proofs, as it is written.
+/// Encodes Geneve's header with a segment and this number of proofs.
 pub fn geneve(payload: Payload, proofs: u8) -> Vec<u8> {
     let authority: IpAddr = [192, 0, 2, 1].into();
     let segment = Segment {
@@ -77,17 +77,17 @@ pub fn geneve(payload: Payload, proofs: u8) -> Vec<u8> {
     room[..length].to_vec()
 }
 
-/// The data of our option with so many proofs: what the published header carries, too.
+/// Returns the length of our option's data with this number of proofs, which the published header carries, too.
 fn data(proofs: u8) -> usize {
     geneve(Payload::Ipv4, proofs).len() - wire::geneve::HEADER_LEN - OPTION_HEADER_LEN
 }
 
 fn in_routing_header(proofs: u8) -> usize {
-    // A segment for each verifier; the routing header's length is a multiple of 8.
+    // The routing header has one segment per verifier, and its length is a multiple of 8.
     IPV6 + SEGMENT_ROUTING + SEGMENT * usize::from(proofs) + (TLV_HEADER + data(proofs)).next_multiple_of(8)
 }
 
-/// Everything that is compared.
+/// Returns all compared encapsulations.
 pub fn rows() -> Vec<Row> {
     let mut rows = vec![
         Row::new("ethernet", "Ethernet", 0),
@@ -109,7 +109,7 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
-/// All of it as Markdown.
+/// Returns the figures as a Markdown table.
 pub fn table(rows: &[Row]) -> String {
     let mut table = "| | headers | added | payload at 1500 | goodput | payload at 9000 | goodput |\n".to_owned();
     table.push_str("|---|---|---|---|---|---|---|\n");

@@ -1,5 +1,7 @@
-//! What the agent's program looks up, remembers, counts and hands over.
+//! Tables, counters and events of the agent's program.
 
+use super::{address_bytes, address_of};
+use crate::Destination;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The agent program's settings, fixed when it is loaded.
@@ -8,15 +10,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub struct AgentConfig {
     /// Bytes of link header on the interface: 14, or 0 on links without one.
     pub link_header: u32,
-    /// 1 if attached by TCX.
+    /// 1 if the program is attached by TCX.
     pub tcx: u32,
     /// 1 if some owner is a cgroup.
     pub match_cgroups: u32,
-    /// 1 if copies of name servers' answers are handed over.
+    /// 1 if the program passes copies of name servers' answers to user space.
     pub hear: u32,
 }
 
-/// Whose traffic a socket's packets are.
+/// Owner of a packet's traffic, determined from its socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Owner {
@@ -38,7 +40,7 @@ pub mod owner {
     pub const FORWARDED: u32 = 3;
 }
 
-/// What the agent's grants are looked up by.
+/// Key of the agent's grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GrantSlot {
@@ -54,30 +56,53 @@ pub struct GrantSlot {
     pub address: [u8; 16],
 }
 
-/// What the agent does with first packets to one destination.
+impl GrantSlot {
+    /// Returns the slot of a destination for a subject.
+    pub fn new(subject: u32, to: &Destination) -> Self {
+        Self {
+            subject,
+            port: to.port.to_be_bytes(),
+            protocol: to.protocol,
+            family: if to.address.is_ipv4() { 4 } else { 6 },
+            address: address_bytes(to.address),
+        }
+    }
+
+    /// Returns the destination that the slot is for.
+    pub fn destination(&self) -> Destination {
+        Destination {
+            address: address_of(self.address, self.family),
+            protocol: self.protocol,
+            port: u16::from_be_bytes(self.port),
+        }
+    }
+}
+
+/// Treatment of first packets to one destination.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GrantEntry {
-    /// Use it until then, Unix seconds by this machine's clock.
+    /// The entry is valid until this time, Unix seconds by this machine's clock.
     pub until: u32,
-    /// When the program last made a token from it, Unix seconds by the authority's clock; 0 if it never did.
+    /// Time when the program last made a token from the entry, Unix seconds by the authority's clock; 0 if it never
+    /// did.
     pub used: u32,
-    /// 1: send packets as they are, without identity.
+    /// 1 if packets are sent as they are, without identity.
     pub plain: u8,
     /// The suite's number.
     pub suite: u8,
-    /// How tokens travel: the number of a [`Carrier`].
+    /// Carrier of the tokens: the number of a [`Carrier`].
     pub carrier: u8,
     /// Zero.
     pub reserved: u8,
-    /// What to add to this machine's clock for the authority's, seconds.
+    /// Difference to add to this machine's clock to get the authority's, seconds.
     pub skew: i32,
-    /// The grant header; of a pair its seven bytes and zero, then what the kernel does not read: when it ends (big-endian)
-    /// and the prefix length.
+    /// The grant header. For a pair: its seven bytes and a zero, then fields that the kernel does not read, which are
+    /// the expiry (big-endian) and the prefix length.
     pub header: [u8; 16],
-    /// The grant key or client key, and zeros.
+    /// The grant key or client key, padded with zeros.
     pub key: [u8; 32],
-    /// How many nonces of its pair were used when the program last made a token from it.
+    /// Number of the pair's nonces used when the program last made a token from the entry.
     pub spent: u32,
     /// Zero.
     pub reserved2: u32,
@@ -87,18 +112,18 @@ pub struct GrantEntry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Conversation {
-    /// When its last token was sent, Unix seconds.
+    /// Time when the last token was sent on the flow, Unix seconds.
     pub token: u32,
-    /// 1 once something came back.
+    /// 1 once a packet came back.
     pub answered: u32,
-    /// Whose it is.
+    /// The subject that the flow belongs to.
     pub subject: u32,
-    /// When its last datagram was sent, Unix seconds.
+    /// Time when the last datagram was sent on the flow, Unix seconds.
     pub seen: u32,
 }
 
-/// What precedes a packet that the agent's program hands over because its grant is missing; with subject 0, which is
-/// nobody's, a copy of a name server's answer.
+/// Header of a packet that the agent's program passes to user space because its grant is missing. With subject 0, which
+/// no user has, the packet is a copy of a name server's answer.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct HeldHeader {
@@ -108,21 +133,21 @@ pub struct HeldHeader {
     pub interface: u32,
     /// Bytes of packet that follow.
     pub length: u32,
-    /// Payload bytes of each datagram if the packet is several (GSO), else 0.
+    /// Payload bytes of each datagram if the packet consists of several (GSO), else 0.
     pub segment: u32,
-    /// EtherType of the VLAN tag beside the packet, big-endian; 0 if there is none.
+    /// EtherType of the VLAN tag that the kernel keeps outside the packet data, big-endian; 0 if there is none.
     pub vlan_proto: [u8; 2],
-    /// That tag's priority and VLAN.
+    /// Priority and VLAN id of the VLAN tag.
     pub vlan_tci: u16,
 }
 
 /// Index of the agent's counters.
 pub mod agent_counter {
-    /// Packets that were none of the agent's business.
+    /// Packets that the agent leaves alone.
     pub const OTHER: u32 = 0;
     /// Tokens put into packets.
     pub const TOKENS: u32 = 1;
-    /// Datagrams that carried a token alone, ahead of one that had no room.
+    /// Datagrams that carried a token alone, sent ahead of a datagram that had no room for one.
     pub const ALONE: u32 = 2;
     /// Packets held for a grant.
     pub const HELD: u32 = 3;
@@ -134,11 +159,11 @@ pub mod agent_counter {
     pub const CONVERSATION: u32 = 6;
     /// Packets that could not be changed, and were dropped.
     pub const FAILED: u32 = 7;
-    /// Datagrams on a flow of somebody else's, dropped.
+    /// Datagrams on another subject's flow, dropped.
     pub const RIDER: u32 = 8;
     /// First packets to authorities that carry the support option.
     pub const SUPPORT: u32 = 9;
-    /// Client keys that came in band.
+    /// Client keys received in band.
     pub const KEYS: u32 = 10;
     /// Number of counters.
     pub const COUNT: u32 = 16;

@@ -1,24 +1,24 @@
-//! Sets of classes, by which a bit spares most packets a look-up.
+//! Sets of classes: one bit per class spares most packets a map look-up.
 
 use core::net::IpAddr;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A set of classes: of addresses none of which is protected, of handles some of which are revoked, or of
-/// accounts with sessions that ended.
+/// A set of classes: those of addresses without any protected address, of handles with some revoked handle, or of
+/// accounts with some ended session.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ClassSet {
-    /// A bit per class.
+    /// One bit per class.
     pub bits: [u64; 1024],
 }
 
 impl ClassSet {
-    /// No class is in it.
+    /// The empty set.
     pub const NOTHING: Self = Self { bits: [0; 1024] };
-    /// Every class is in it.
+    /// The set of all classes.
     pub const EVERYTHING: Self = Self { bits: [u64::MAX; 1024] };
 
-    /// The class of an address: of IPv4 the whole address counts, of IPv6 the first half.
+    /// Returns the class of an address: a hash of the whole IPv4 address, or of the first half of the IPv6 address.
     pub fn class_of(address: IpAddr) -> u16 {
         match address {
             IpAddr::V4(a) => (u32::from_ne_bytes(a.octets()).wrapping_mul(0x9e37_79b1) >> 16) as u16,
@@ -29,7 +29,8 @@ impl ClassSet {
         }
     }
 
-    /// The class of a destination: of the ranges of [`Self::one_class`] the first byte counts, else as [`Self::class_of`].
+    /// Returns the class of a destination: the first byte for the ranges of [`Self::one_class`], else the same as
+    /// [`Self::class_of`].
     pub fn class_of_destination(address: IpAddr) -> u16 {
         match (Self::one_class(address), address) {
             (None, _) => Self::class_of(address),
@@ -38,8 +39,9 @@ impl ClassSet {
         }
     }
 
-    /// The length of the range's prefix if the address is in a range that a host protects in wide prefixes: loopback,
-    /// link-local, multicast and broadcast. Each has few classes, so that protecting all of it leaves the others open.
+    /// Returns the prefix length of the range that the address is in, if it is one that a host protects in wide
+    /// prefixes: loopback, link-local, multicast and broadcast. Each of these ranges has few classes, so that
+    /// protecting all of it leaves the other classes open.
     pub fn one_class(address: IpAddr) -> Option<u8> {
         match address {
             IpAddr::V4(a) => match a.octets() {
@@ -52,41 +54,41 @@ impl ClassSet {
         }
     }
 
-    /// The class of a handle. Handles are random.
+    /// Returns the class of a handle. Handles are random, so their low bits suffice.
     pub fn class_of_handle(handle: u64) -> u16 {
         handle as u16
     }
 
-    /// The class of an account. Their numbers are given in order.
+    /// Returns the class of an account. Account numbers are assigned in order, so their low bits suffice.
     pub fn class_of_account(account: u32) -> u16 {
         account as u16
     }
 
-    /// Puts a class in.
+    /// Inserts a class.
     pub fn insert(&mut self, class: u16) {
         if let Some(word) = self.bits.get_mut(usize::from(class >> 6)) {
             *word |= 1 << (class & 63);
         }
     }
 
-    /// Takes a class out.
+    /// Removes a class.
     pub fn remove(&mut self, class: u16) {
         if let Some(word) = self.bits.get_mut(usize::from(class >> 6)) {
             *word &= !(1 << (class & 63));
         }
     }
 
-    /// Whether a class is in it.
+    /// Reports whether a class is in the set.
     pub fn contains(&self, class: u16) -> bool {
         self.bits.get(usize::from(class >> 6)).is_some_and(|word| word >> (class & 63) & 1 == 1)
     }
 
-    /// How many classes are in it.
+    /// Returns the number of classes in the set.
     pub fn len(&self) -> u32 {
         self.bits.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Whether no class is in it.
+    /// Reports whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

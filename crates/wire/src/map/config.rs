@@ -9,41 +9,42 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VerifierConfig {
-    /// Chance that picks a token's bucket.
+    /// Random seed of the hash that selects a token's bucket.
     pub replay_seed: u64,
-    /// Buckets of the replay table less one; their number is a power of two.
+    /// Number of buckets of the replay table, a power of two, less one.
     pub replay_mask: u32,
     /// Seconds an epoch lasts.
     pub epoch_length: u32,
-    /// The longest a grant may still live, seconds.
+    /// The longest remaining lifetime that a grant may have, seconds.
     pub max_lifetime: u32,
-    /// How many flows one grant may have.
+    /// Maximum number of flows of one grant.
     pub flows_per_grant: u32,
     /// Seconds after which a silent TCP flow is forgotten.
     pub tcp_idle: u32,
-    /// The same for all other flows.
+    /// Seconds after which any other silent flow is forgotten.
     pub udp_idle: u32,
-    /// The same for a TCP flow whose client sent FIN or RST last.
+    /// Seconds after which a silent TCP flow is forgotten if its client sent FIN or RST last.
     pub closing_idle: u32,
     /// Drop samples per core and second.
     pub samples_per_second: u32,
-    /// 1: count and report, but drop nothing.
+    /// 1 if the program counts and reports, but drops nothing.
     pub observe: u32,
-    /// The carriers that it takes tokens from: the bits of each [`Carrier`].
+    /// The accepted carriers: the bits of each [`Carrier`].
     pub carriers: u16,
-    /// The suites that it takes tokens of: each one's bit is at its number.
+    /// The accepted suites of tokens: bit n for suite number n.
     pub suites: u16,
-    /// How many flows the inside of a gateway may have opened; 0 if this is none.
+    /// Maximum number of flows that the inside of a gateway may have open; 0 if the verifier is not a gateway.
     pub max_outbound: u32,
-    /// When it tells of flows, for the gateways beside this one: one of [`tells_flows`].
+    /// When the program reports flows, for the peer gateways: one of [`tells_flows`].
     pub tells_flows: u32,
-    /// What of a packet's mark says that it is admitted.
+    /// Value of the mark's bits in `mark_mask` that means an admitted packet.
     pub mark: u32,
-    /// Which bits of the mark are the verifier's, the lowest eight for the class; 0 if its verdict is to drop.
+    /// Bits of the mark that the verifier uses, the lowest eight of them for the class; 0 if the verifier drops packets
+    /// itself.
     pub mark_mask: u32,
     /// Seconds after which a UDP flow that a client opened needs another token.
     pub udp_renewal: u32,
-    /// How many flows the grants of one account may have together.
+    /// Maximum number of flows of all grants of one account together.
     pub flows_per_account: u32,
 }
 
@@ -73,12 +74,12 @@ impl Default for VerifierConfig {
 }
 
 impl VerifierConfig {
-    /// Whether tokens come by this carrier.
+    /// Reports whether the verifier accepts tokens by this carrier.
     pub const fn takes(&self, carrier: Carrier) -> bool {
         self.carriers & carrier as u16 != 0
     }
 
-    /// Whether it speaks the suite with this number.
+    /// Reports whether the verifier accepts the suite with this number.
     pub const fn speaks(&self, suite: u8) -> bool {
         suite < 16 && self.suites >> suite & 1 == 1
     }

@@ -1,4 +1,4 @@
-//! What the verifier's program counts, and samples of what it drops.
+//! Counters of the verifier's program, and samples of dropped packets.
 
 use super::FlowKey;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -7,9 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DropSample {
-    /// The grant's handle where the token was readable, else 0.
+    /// The grant's handle if the token was readable, else 0.
     pub handle: u64,
-    /// The packet's flow as far as it was readable.
+    /// The packet's flow, as far as it was readable.
     pub flow: FlowKey,
     /// The interface's index.
     pub interface: u32,
@@ -17,19 +17,19 @@ pub struct DropSample {
     pub length: u16,
     /// The drop reason's number.
     pub reason: u8,
-    /// 1 if it passed because the verifier only observes.
+    /// 1 if the packet passed because the verifier only observes.
     pub observed: u8,
 }
 
-/// Index of the verifier's counters behind those of the drop reasons, which stand at their numbers.
+/// Indices of the verifier's counters that follow those of the drop reasons; a drop reason's counter is at its number.
 pub mod counter {
-    /// Packets to what is not protected.
+    /// Packets to destinations that are not protected.
     pub const NOT_OURS: u32 = 16;
     /// Packets of admitted flows.
     pub const FLOW: u32 = 17;
     /// Packets admitted by their token.
     pub const TOKEN: u32 = 18;
-    /// Datagrams that held a token alone and were consumed.
+    /// Datagrams that carried a token alone and were consumed.
     pub const CONSUMED: u32 = 19;
     /// ICMP errors that quoted an admitted flow.
     pub const ICMP_ERROR: u32 = 20;
@@ -37,9 +37,9 @@ pub mod counter {
     pub const SAMPLES_LOST: u32 = 21;
     /// Flows that the inside of a gateway has opened.
     pub const OUTBOUND: u32 = 22;
-    /// Flows that it wanted to open, and that found no room.
+    /// Flows that the inside of a gateway failed to open because the table was full.
     pub const OUTBOUND_FULL: u32 = 23;
-    /// Packets of the inside to an inside address that nobody has.
+    /// Packets from the inside to an inside address that is not assigned.
     pub const UNCLAIMED: u32 = 24;
     /// Number of counters.
     pub const COUNT: u32 = 32;

@@ -5,7 +5,7 @@ use crate::packet::Packet;
 use core::net::IpAddr;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A flow: who talks to which service.
+/// Key of a flow: client, server and protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FlowKey {
@@ -26,7 +26,7 @@ pub struct FlowKey {
 }
 
 impl FlowKey {
-    /// The flow between a client and a server.
+    /// Returns the flow between a client and a server.
     pub fn new(client: IpAddr, client_port: u16, server: IpAddr, server_port: u16, protocol: u8) -> Self {
         Self {
             client: address_bytes(client),
@@ -39,24 +39,24 @@ impl FlowKey {
         }
     }
 
-    /// The flow of a packet on its way to the server.
+    /// Returns the flow of a packet on its way to the server.
     pub fn to_server(packet: &Packet) -> Option<Self> {
         let (client, server) = (packet.source?, packet.destination?);
         Some(Self::new(client, packet.source_port, server, packet.destination_port, packet.protocol))
     }
 
-    /// The flow of a packet on its way back to the client.
+    /// Returns the flow of a packet on its way back to the client.
     pub fn to_client(packet: &Packet) -> Option<Self> {
         let (server, client) = (packet.source?, packet.destination?);
         Some(Self::new(client, packet.destination_port, server, packet.source_port, packet.protocol))
     }
 
-    /// The client's address and port.
+    /// Returns the client's address and port.
     pub fn client(&self) -> (IpAddr, u16) {
         (address_of(self.client, self.family), u16::from_be_bytes(self.client_port))
     }
 
-    /// The server's address and port.
+    /// Returns the server's address and port.
     pub fn server(&self) -> (IpAddr, u16) {
         (address_of(self.server, self.family), u16::from_be_bytes(self.server_port))
     }
@@ -81,7 +81,7 @@ pub struct FlowKey4 {
 }
 
 impl FlowKey4 {
-    /// The short form, if the addresses are IPv4.
+    /// Returns the short form, if the addresses are IPv4.
     pub fn of(key: &FlowKey) -> Option<Self> {
         let ([a, b, c, d, ..], [e, f, g, h, ..]) = (key.client, key.server);
         (key.family == 4).then_some(Self {
@@ -94,7 +94,7 @@ impl FlowKey4 {
         })
     }
 
-    /// The long form.
+    /// Returns the long form.
     pub fn long(&self) -> FlowKey {
         let port = u16::from_be_bytes;
         let (client, server) = (IpAddr::V4(self.client.into()), IpAddr::V4(self.server.into()));
@@ -106,78 +106,82 @@ impl FlowKey4 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Flow {
-    /// The grant that admitted it; 0 if none did.
+    /// Handle of the grant that admitted the flow; 0 if none did.
     pub handle: u64,
-    /// IP bytes towards the server since it was admitted. Approximate under several receive queues.
+    /// IP bytes towards the server since the flow was admitted. Approximate if the interface has several receive
+    /// queues.
     pub bytes: u64,
-    /// Packets towards the server since it was admitted.
+    /// Packets towards the server since the flow was admitted.
     pub packets: u64,
-    /// When it was admitted, Unix seconds.
+    /// Time when the flow was admitted, Unix seconds.
     pub since: u32,
-    /// When its last packet came, Unix seconds.
+    /// Time of the flow's last packet, Unix seconds.
     pub seen: u32,
-    /// How far its connection is: one of [`stage`].
+    /// State of the connection: one of [`stage`].
     pub stage: u8,
-    /// Who opened it: one of [`origin`].
+    /// Origin of the flow: one of [`origin`].
     pub origin: u8,
     /// The client's port as the inside of a gateway sees it, big-endian.
     pub inside_port: [u8; 2],
-    /// The slot of the address that the inside sees it by, and one more; 0 if that is its own.
+    /// The slot of the client's inside address plus one; 0 if the inside sees the client's own address.
     pub inside: u32,
-    /// Whose grant admitted it: an account and its session (wire.md §3.9); 0 if nobody is known.
+    /// Account and session of the grant that admitted the flow (wire.md §3.9); 0 if unknown.
     pub holder: u32,
-    /// TCP: the client's expected sequence number.
+    /// TCP: the next sequence number expected from the client.
     pub next: u32,
-    /// TCP, on gateways: the number behind the server's first one.
+    /// TCP, on gateways: the sequence number that follows the server's initial one.
     pub answer: u32,
-    /// UDP: when its last token came, Unix seconds. TCP: where a FIN is that came before the data in front of it; 0 if none
-    /// did.
+    /// UDP: time of the last token, Unix seconds. TCP: sequence number of a FIN that arrived before the data in front
+    /// of it; 0 if none did.
     pub proved: u32,
 }
 
 impl Flow {
-    /// Whether a grant admitted it.
+    /// Reports whether a grant admitted the flow.
     pub const fn by_grant(&self) -> bool {
         self.origin == origin::TOKEN
     }
 
-    /// Whether a grant counts it among its flows.
+    /// Reports whether the flow counts against the limit of a grant.
     pub const fn has_grant(&self) -> bool {
         matches!(self.origin, origin::TOKEN | origin::ENDED)
     }
 
-    /// What is left of it on a gateway once it is over, at `now` (Unix seconds): the inside's answers don't open it anew.
+    /// Returns the entry that a gateway keeps after the flow has ended, at `now` (Unix seconds): it prevents packets
+    /// from the inside from opening the flow again as an outbound one.
     pub const fn over(self, now: u32) -> Self {
         Self { origin: origin::ENDED, stage: stage::OVER, seen: now, inside: 0, inside_port: [0; 2], ..self }
     }
 }
 
-/// Who opened a flow.
+/// Origins of a flow.
 pub mod origin {
-    /// A client, by a token.
+    /// A client opened it with a token.
     pub const TOKEN: u8 = 0;
-    /// It was established before protection started.
+    /// The flow was established before protection started.
     pub const ADOPTED: u8 = 1;
-    /// The inside of a gateway: what comes in are its answers.
+    /// The inside of a gateway opened it; inbound packets are the answers.
     pub const INSIDE: u8 = 2;
-    /// On a gateway: a client, by a token, and it is over. It stays while the inside goes on sending on it.
+    /// On a gateway: a client opened it with a token, and it has ended. The entry stays as long as the inside keeps
+    /// sending on it.
     pub const ENDED: u8 = 3;
 }
 
-/// Where a TCP connection stands, as far as the client's packets show. All but an open one are forgotten soon.
+/// State of a TCP connection, as far as the client's packets show it. A connection in any other state than open is
+/// forgotten soon.
 pub mod stage {
-    /// Data may come; also every flow that is not TCP's.
+    /// Data may arrive; also the stage of every flow that is not TCP.
     pub const OPEN: u8 = 0;
-    /// Its SYN was admitted and nothing else has come.
+    /// The SYN was admitted and nothing else has arrived.
     pub const OPENING: u8 = 1;
-    /// The client sent FIN, and no payload since.
+    /// The client sent FIN, and no payload since then.
     pub const CLOSING: u8 = 2;
-    /// The client sent RST, and nothing since.
+    /// The client sent RST, and nothing since then.
     pub const RESET: u8 = 3;
-    /// Of any protocol: it is over, and stays for a while: see [`super::origin::ENDED`].
+    /// Any protocol: the flow has ended and its entry stays for a while: see [`super::origin::ENDED`].
     pub const OVER: u8 = 253;
-    /// Of any protocol: a core is giving the flow to another grant at this moment. Its packets pass.
+    /// Any protocol: a core is moving the flow to another grant at this moment. Its packets pass.
     pub const CHANGING: u8 = 254;
-    /// Of any protocol: a core is removing the flow at this moment.
+    /// Any protocol: a core is removing the flow at this moment.
     pub const LEAVING: u8 = 255;
 }

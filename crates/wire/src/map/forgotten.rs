@@ -1,24 +1,25 @@
-//! What a verifier has forgotten because its clock jumped: times whose tokens may have been used, and whose ended grants may
-//! have been revoked (wire.md §6.4.6).
+//! Times that a verifier has forgotten because its clock jumped: tokens from these times may have been used, and grants
+//! that ended in them may have been revoked (wire.md §6.4.6).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// How long a verifier remembers what its clock check refuses, seconds (wire.md §6.4).
+/// The most that a sender's clock may differ, seconds: the verifier forgets tokens and ended grants after this time
+/// (wire.md §6.4).
 const CLOCK_SKEW_MAX: u32 = 30;
-/// A clock that is set back by less keeps what lies ahead of it in the replay table, seconds.
+/// If the clock is set back by less than this, the replay table keeps the entries that are then in the future; seconds.
 const KEPT_AHEAD: u32 = 600 - 2 * CLOCK_SKEW_MAX;
-/// How long a clock must have stood ahead before what ended in the leap is forgotten, seconds.
+/// Seconds that the clock must have stood ahead before entries that ended in the leap are forgotten.
 const LEAP_COUNTS_AFTER: u32 = 3600;
-/// Spans that are told apart.
+/// Number of separate spans.
 const SPANS: usize = 4;
 
-/// Times from one up to, and not with, another, Unix seconds.
+/// A half-open span of times, Unix seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Span {
-    /// The first.
+    /// The first time in the span.
     pub from: u32,
-    /// The first one behind them.
+    /// The first time behind the span.
     pub until: u32,
 }
 
@@ -36,37 +37,39 @@ impl Span {
     }
 }
 
-/// What is forgotten: no token of these times is taken, and no grant that ended in them. Tables forget what time has made
-/// useless, so a time that comes twice needs this.
+/// Forgotten times: a verifier refuses tokens from these times and grants that ended in them. Tables drop entries that
+/// time has made useless, so a time that occurs twice has to be recorded here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Forgotten {
-    /// The times. Where they would be more spans, two become one with what lies between them.
+    /// The forgotten times. If they need more spans than there are, two spans are merged, along with the gap between
+    /// them.
     pub spans: [Span; SPANS],
-    /// Since when the clock has gone on without a jump; 0 if it never jumped.
+    /// Time since which the clock has run without a jump; 0 if it never jumped.
     pub since: u32,
-    /// The time from which the clock leapt ahead to `since`, as long as it may yet be set back; else 0.
+    /// The time from which the clock leapt ahead to `since`, while the clock may still be set back; else 0.
     pub leapt_from: u32,
-    /// The latest time from which the clock was set back by so little that the tokens there are still remembered.
+    /// The latest time from which the clock was set back by so little that the tables still hold the tokens from there.
     pub reached: u32,
     /// Zero.
     pub reserved: u32,
 }
 
 impl Forgotten {
-    /// Whether what was used or ended at this time may have been forgotten.
+    /// Reports whether a token used at this time, or a grant that ended at it, may have been forgotten.
     pub fn contains(&self, time: u32) -> bool {
         self.spans.iter().any(|span| span.from <= time && time < span.until)
     }
 
-    /// Notes that the clock went from `was` to `now`. A step ahead that no token outlives is none.
+    /// Records that the clock went from `was` to `now`. A step ahead of at most the clock skew is not a jump.
     pub fn jump(&mut self, was: u32, now: u32) {
         if (was..=was.saturating_add(CLOCK_SKEW_MAX)).contains(&now) {
             return;
         }
         self.sweep_time(was);
         self.reached = self.reached.max(was);
-        // What the clock check has refused is gone; ahead of the clock all that is far away goes, too.
+        // The tables have dropped tokens that the clock check refused; those far ahead of the new time are dropped,
+        // too.
         let kept = now < was && self.reached - now < KEPT_AHEAD;
         let until = match kept {
             true => self.reached.saturating_sub(CLOCK_SKEW_MAX),
@@ -84,7 +87,7 @@ impl Forgotten {
         };
     }
 
-    /// Adds a span of times.
+    /// Adds a span of forgotten times.
     pub fn forget(&mut self, span: Span) {
         if span.is_empty() {
             return;
@@ -104,7 +107,7 @@ impl Forgotten {
         count += 1;
         all[..count].sort_unstable_by_key(|span| span.from);
         if count > SPANS {
-            // The earliest two: their times are the least likely to come again.
+            // Merge the earliest two spans: their times are the least likely to come again.
             all[1] = all[0].around(all[1]);
             all.copy_within(1.., 0);
         }
@@ -112,8 +115,8 @@ impl Forgotten {
         self.spans[count.min(SPANS)..].fill(Span::default());
     }
 
-    /// The time up to which upkeep at `now` may forget what has ended. After a leap that is the time before it, until the clock
-    /// has stood ahead for long.
+    /// Returns the time up to which upkeep at `now` may forget ended entries. After a leap, this is the time before the
+    /// leap until the clock has stood ahead for an hour.
     pub fn sweep_time(&mut self, now: u32) -> u32 {
         if self.leapt_from == 0 {
             return now;
@@ -175,7 +178,7 @@ mod tests {
         assert!((NOW..later).step_by(60).all(|time| forgotten.contains(time)), "{forgotten:?}");
     }
 
-    /// Random jumps: what a table that forgets has lost is in the spans.
+    /// After random jumps, the spans contain every time whose entries the tables have dropped.
     #[test]
     fn whatever_the_clock_does_what_was_forgotten_is_known() {
         let mut chance = 0x5eed_u64;
@@ -187,7 +190,7 @@ mod tests {
         };
         for _ in 0..300 {
             let (mut forgotten, mut now) = (Forgotten::default(), NOW);
-            // (time, whether the tables have let go of it): marks for tokens, and for ends of grants.
+            // (time, whether the tables have dropped it), for tokens and for ends of grants.
             let mut marks: [(u32, bool); 64] = [(NOW, false); 64];
             let mut ends: [(u32, bool); 64] = [(NOW, false); 64];
             for step in 0..200 {

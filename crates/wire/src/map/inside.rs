@@ -1,4 +1,4 @@
-//! Layouts of the maps of inside addresses, which a gateway gives (`bpf/include/nat.h`).
+//! Layouts of the maps of inside addresses, which a gateway assigns (`bpf/include/nat.h`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -6,31 +6,31 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct NatConfig {
-    /// IPv4 addresses, which come first.
+    /// Number of IPv4 addresses, which come first in the pool.
     pub pool4: u32,
-    /// IPv6 addresses.
+    /// Number of IPv6 addresses.
     pub pool6: u32,
 }
 
-/// An inside address.
+/// State of an inside address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PoolSlot {
     /// The address.
     pub address: [u8; 16],
-    /// When a flow came or went last, nanoseconds since boot; 0 if none ever did.
+    /// Time when a flow of the address last began or ended, nanoseconds since boot; 0 if it never had one.
     pub last: u64,
-    /// Whose it was last.
+    /// The number of the person who had the address last.
     pub person: u32,
-    /// How many flows it has.
+    /// Number of flows that use the address.
     pub flows: u32,
-    /// Since when it is theirs, Unix seconds.
+    /// Time since when this person has the address, Unix seconds.
     pub since: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// Whose lease of which family.
+/// Key of a lease: a person and an address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LeaseKey {
@@ -40,17 +40,17 @@ pub struct LeaseKey {
     pub family: u32,
 }
 
-/// Who is behind a grant.
+/// The person behind a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Bearer {
     /// The person's number.
     pub person: u32,
-    /// When the grant ends, Unix seconds.
+    /// Expiry of the grant, Unix seconds.
     pub expires: u32,
 }
 
-/// A person's name, zeros behind it.
+/// A person's name, padded with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PersonName {
@@ -58,7 +58,7 @@ pub struct PersonName {
     pub bytes: [u8; 64],
 }
 
-/// What a client is outside, whom the inside knows by another address and perhaps port.
+/// Outside address and port of a client that the inside sees under another address and perhaps another port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct WayBack {
@@ -70,7 +70,7 @@ pub struct WayBack {
     pub reserved: u16,
     /// The inside address's slot.
     pub slot: u32,
-    /// Since when, Unix seconds.
+    /// Time when the translation began, Unix seconds.
     pub since: u32,
     /// Zero.
     pub reserved2: u32,
@@ -88,11 +88,11 @@ pub struct Member {
     pub reserved: u32,
 }
 
-/// What a gateway's programs tell of inside addresses.
+/// Event that a gateway's programs report about inside addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct NatNews {
-    /// The grant, if it is about one.
+    /// Handle of the grant, if the event concerns one.
     pub handle: u64,
     /// One of [`nat_news`].
     pub kind: u32,
@@ -100,16 +100,16 @@ pub struct NatNews {
     pub person: u32,
     /// The address's slot.
     pub slot: u32,
-    /// When, Unix seconds.
+    /// Time of the event, Unix seconds.
     pub time: u32,
 }
 
 /// Kinds of [`NatNews`].
 pub mod nat_news {
-    /// Whose grant is this?
+    /// The person behind a grant is not known.
     pub const UNKNOWN: u32 = 1;
-    /// An address is somebody's from here on.
+    /// An address was assigned to a person.
     pub const GIVEN: u32 = 2;
-    /// The last flow of an address is gone.
+    /// The last flow of an address has ended.
     pub const IDLE: u32 = 3;
 }

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct EpochKey {
-    /// The epoch's whole number; 0 is none.
+    /// The epoch's full number; 0 if the entry is empty.
     pub epoch: u64,
     /// The siphash half.
     pub siphash: [u8; 16],
@@ -15,18 +15,18 @@ pub struct EpochKey {
     pub aes: [u8; 16],
 }
 
-/// A verifier's application server secret of one epoch; the array's index is the epoch's low 8 bits.
+/// A verifier's application server secret for one epoch; the array's index is the epoch's low 8 bits.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SecretEntry {
-    /// The epoch's whole number; 0 is none.
+    /// The epoch's full number; 0 if the entry is empty.
     pub epoch: u64,
-    /// The block that client keys are hashes of, padding included, but for the pair: seven zero bytes stand for that.
+    /// The padded SHA-224 block whose hash is the client key, with seven zero bytes in place of the pair.
     pub block: [u8; 64],
 }
 
 impl SecretEntry {
-    /// The entry of a secret.
+    /// Builds the entry of a secret.
     pub fn new(epoch: u64, secret: &ServerSecret) -> Self {
         const PAIR_LEN: usize = 7;
         const LEN: usize = PAIR_LEN + SECRET_LEN;

@@ -3,32 +3,32 @@
 use crate::holder::Holder;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A pair that the authority told of (wire.md §5.5); the map's key is its handle.
+/// A pair that the authority announced (wire.md §5.5); the map's key is its handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LsGrant {
-    /// The epoch whose secret its client key is made with.
+    /// The epoch whose secret the client key is derived from.
     pub epoch: u64,
-    /// When it ends, Unix seconds.
+    /// Expiry, Unix seconds.
     pub expires: u32,
-    /// Whose it is; 0 if the authority names nobody.
+    /// Holder of the pair; 0 if the authority names none.
     pub holder: u32,
-    /// A bit for each nonce2 that was used.
+    /// One bit for each nonce2, set once it is used.
     pub used: [u64; 1024],
 }
 
 impl LsGrant {
-    /// A pair none of whose nonces was used.
+    /// Returns a pair with no nonce used.
     pub const fn new(epoch: u64, expires: u32, holder: Holder) -> Self {
         Self { epoch, expires, holder: holder.0, used: [0; 1024] }
     }
 
-    /// Whether a nonce2 was used.
+    /// Reports whether a nonce2 was used.
     pub fn is_used(&self, nonce2: u16) -> bool {
         self.used.get(usize::from(nonce2 >> 6)).is_none_or(|word| word >> (nonce2 & 63) & 1 == 1)
     }
 
-    /// Notes that a nonce2 was used; whether it was for the first time.
+    /// Marks a nonce2 as used; returns whether this was its first use.
     pub fn take(&mut self, nonce2: u16) -> bool {
         let fresh = !self.is_used(nonce2);
         if let Some(word) = self.used.get_mut(usize::from(nonce2 >> 6)) {

@@ -1,4 +1,4 @@
-//! Tables of a verifier of proofs (wire.md §8).
+//! Tables of a verifier that checks proofs (wire.md §8).
 
 use super::address_bytes;
 use crate::segment::Vni;
@@ -11,11 +11,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub struct ProofsConfig {
     /// Seconds an epoch lasts.
     pub epoch_length: u32,
-    /// The longest a segment may still live, seconds.
+    /// The longest remaining lifetime that a segment may have, seconds.
     pub max_lifetime: u32,
 }
 
-/// Whose key for proofs it is.
+/// Key of the table of proof keys: an authority and the low 8 bits of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ProofKeySlot {
@@ -25,13 +25,13 @@ pub struct ProofKeySlot {
 }
 
 impl ProofKeySlot {
-    /// The place of an authority's key for the epoch with these low 8 bits.
+    /// Returns the slot of an authority's key for the epoch with these low 8 bits.
     pub fn new(authority: IpAddr, epoch: u8) -> Self {
         Self { authority: address_bytes(authority), family: family(authority).into(), epoch: epoch.into() }
     }
 }
 
-/// Withdrawn consent.
+/// Key of a receiver's withdrawn consent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct WithdrawalKey {
@@ -43,7 +43,7 @@ pub struct WithdrawalKey {
 }
 
 impl WithdrawalKey {
-    /// A receiver's, from one sender or from all.
+    /// Returns the key for consent that a receiver withdrew, from one sender or from all.
     pub fn new(vni: Vni, receiver: IpAddr, sender: Option<IpAddr>) -> Self {
         let [a, b, c] = vni.bytes();
         Self {
@@ -55,7 +55,7 @@ impl WithdrawalKey {
         }
     }
 
-    /// The receiver's address, if it is IPv4.
+    /// Returns the receiver's address, if it is IPv4.
     pub fn receiver4(&self) -> Option<Ipv4Addr> {
         let [a, b, c, d, ..] = self.receiver;
         (self.family == 4).then_some(Ipv4Addr::new(a, b, c, d))

@@ -1,44 +1,44 @@
-//! The replay table: tokens that were used, in buckets that their tags choose.
+//! The replay table: used tokens, in buckets selected by their tags.
 
 use crate::mac::TAG_LEN;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Tokens that a bucket of the replay table holds.
+/// Number of tokens that a bucket of the replay table holds.
 pub const REPLAY_ENTRIES: usize = 8;
 
-/// The most that a sender's clock may differ, seconds (wire.md §6.4).
+/// The most that a sender's clock may differ from the verifier's, seconds (wire.md §6.4).
 const CLOCK_SKEW_MAX: u32 = 30;
-/// How far the clock may be set back without entries being lost, seconds.
+/// The most that the clock may be set back without losing entries, seconds.
 const CLOCK_SET_BACK_MAX: u32 = 600;
 
-/// A bucket of the replay table: one line of the cache. A token's entry is its whole time and 32 bits of its tag. Its place is
-/// free once the clock check refuses that time.
+/// A bucket of the replay table: one cache line. A token's entry is its full time and 32 bits of its tag. An entry can
+/// be reused once the clock check refuses its time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReplayBucket {
-    /// The tokens.
+    /// The entries.
     pub seen: [u64; REPLAY_ENTRIES],
 }
 
-/// What a bucket says of a token.
+/// Result of looking up a token in a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayLook {
-    /// It is not in the bucket, and there is room for it.
+    /// The token is not in the bucket, which has room for it.
     Fresh,
-    /// It is in the bucket.
+    /// The token is in the bucket.
     Seen,
-    /// It is not in the bucket, which is full of tokens that are still valid.
+    /// The token is not in the bucket, which is full of tokens that are still valid.
     Full,
 }
 
 impl ReplayBucket {
-    /// The index of the bucket for a token with this tag, by the seed and mask of the verifier's settings.
+    /// Returns the index of the bucket for a token with this tag, using the seed and mask of the verifier's settings.
     pub fn index(tag: &[u8; TAG_LEN], seed: u64, mask: u32) -> u32 {
         let hash = (u64::from(word(tag, 0)) << 32 | u64::from(word(tag, 4))) ^ seed;
         (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32 & mask
     }
 
-    /// Looks for a token, and changes nothing.
+    /// Looks up a token without changing the bucket.
     pub fn look(&self, tag: &[u8; TAG_LEN], time: u32, now: u32) -> ReplayLook {
         if self.seen.contains(&entry(tag, time)) {
             ReplayLook::Seen
@@ -49,7 +49,7 @@ impl ReplayBucket {
         }
     }
 
-    /// Remembers a token in the first free place, if it is fresh. Returns what the bucket said of it before.
+    /// Stores a token in the first free entry, if it is fresh. Returns the state of the bucket before.
     pub fn remember(&mut self, tag: &[u8; TAG_LEN], time: u32, now: u32) -> ReplayLook {
         let look = self.look(tag, time, now);
         if look == ReplayLook::Fresh
@@ -62,12 +62,12 @@ impl ReplayBucket {
 }
 
 impl ReplayBucket {
-    /// The entries of tokens that the clock check may still pass.
+    /// Returns the entries of tokens that the clock check may still pass.
     pub fn valid(&self, now: u32) -> impl Iterator<Item = u64> + '_ {
         self.seen.iter().copied().filter(move |entry| is_valid(*entry, now))
     }
 
-    /// Puts an entry of another table in; says whether it is there.
+    /// Inserts an entry of another table; returns whether the bucket contains it afterwards.
     pub fn keep(&mut self, entry: u64, now: u32) -> bool {
         if self.seen.contains(&entry) {
             return true;
@@ -79,12 +79,12 @@ impl ReplayBucket {
         true
     }
 
-    /// When an entry's token was made, Unix seconds.
+    /// Returns the time when an entry's token was made, Unix seconds.
     pub const fn time_of(entry: u64) -> u32 {
         (entry >> 32) as u32
     }
 
-    /// The time from which on no token was used by `now`, Unix seconds.
+    /// Returns the time, Unix seconds, from which on no token can have been used by `now`.
     pub const fn none_from(now: u32) -> u32 {
         now.saturating_add(CLOCK_SKEW_MAX + 1)
     }
@@ -94,13 +94,13 @@ fn entry(tag: &[u8; TAG_LEN], time: u32) -> u64 {
     u64::from(time) << 32 | u64::from(word(tag, 8))
 }
 
-/// Four bytes of the tag as the kernel program reads them.
+/// Reads four bytes of the tag as the kernel program does.
 fn word(tag: &[u8; TAG_LEN], at: usize) -> u32 {
     tag.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Whether the clock check may still pass this token. A clock that is set back a little keeps entries, for their time comes
-/// again.
+/// Reports whether the clock check may still pass this token. If the clock is set back a little, entries ahead of it
+/// stay, because their time comes again.
 fn is_valid(entry: u64, now: u32) -> bool {
     let time = (entry >> 32) as u32;
     now.wrapping_sub(time).wrapping_add(CLOCK_SET_BACK_MAX) <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX
@@ -115,7 +115,7 @@ mod tests {
     use std::vec::Vec;
 
     const BUCKETS: u32 = 64;
-    /// Tokens in 64 s: one for sixteen places, as one account may use in a table of the default size.
+    /// Tokens in 64 s: one for every sixteen entries, as many as one account may use in a table of the default size.
     const LOAD: u32 = BUCKETS * REPLAY_ENTRIES as u32 / 16;
     const WINDOW: u32 = 64;
     const DAY: u32 = 86_400;
@@ -144,7 +144,8 @@ mod tests {
 
     struct Table {
         buckets: Vec<ReplayBucket>,
-        /// Every token that was used, and when the clock check refuses it: what the table has to know.
+        /// Every token that was used, and the time from which the clock check refuses it: the table has to recognise
+        /// all of them.
         used: HashMap<([u8; TAG_LEN], u32), u32>,
     }
 
@@ -159,7 +160,7 @@ mod tests {
         }
     }
 
-    /// A burst of fresh tokens, each of which is shown again.
+    /// Sends a burst of fresh tokens, each of them twice.
     fn burst(table: &mut Table, chance: &mut Chance, tokens: u32, now: u32) {
         for _ in 0..tokens {
             let (tag, time) = (chance.tag(), now + CLOCK_SKEW_MAX - chance.below(2 * CLOCK_SKEW_MAX + 1));
@@ -182,12 +183,13 @@ mod tests {
         let end = now + 9 * DAY;
         while now < end {
             burst(&mut table, &mut chance, LOAD, now);
-            // Mostly the next window; sometimes an idle night.
+            // Usually go on to the next window; sometimes skip an idle night.
             now += WINDOW + if chance.below(200) == 0 { chance.below(DAY) } else { 0 };
         }
     }
 
-    /// The attack on entries that knew twelve bits of their time: a table filled once refused new tokens every 4096 s.
+    /// Entries once stored only twelve bits of their time: a table that an attacker filled once then refused new tokens
+    /// every 4096 s.
     #[test]
     fn a_table_that_was_filled_once_is_free_for_ever() {
         let (mut table, mut chance) = (Table::new(), Chance(0x5eed));

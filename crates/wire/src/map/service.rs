@@ -1,4 +1,4 @@
-//! What is protected, by longest prefix.
+//! Protected services, by longest prefix.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -9,7 +9,7 @@ pub const SERVICES_MAX: usize = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Service {
-    /// The protocol; 0 is every one.
+    /// The protocol; 0 matches every protocol.
     pub protocol: u8,
     /// Zero.
     pub reserved: u8,
@@ -19,30 +19,30 @@ pub struct Service {
     pub last_port: u16,
 }
 
-/// What is protected behind one prefix.
+/// The protected services of one prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Services {
-    /// How many of the spans count.
+    /// Number of spans in use.
     pub count: u32,
     /// The spans.
     pub spans: [Service; SERVICES_MAX],
 }
 
 impl Services {
-    /// The spans that count.
+    /// Returns the spans in use.
     pub fn spans(&self) -> &[Service] {
         self.spans.get(..self.count as usize).unwrap_or(&self.spans)
     }
 
-    /// Whether a packet of `protocol` to `port` is meant.
+    /// Reports whether a packet of `protocol` to `port` is protected.
     pub fn covers(&self, protocol: u8, port: u16) -> bool {
         self.spans().iter().any(|span| {
             span.protocol == 0 || span.protocol == protocol && span.first_port <= port && port <= span.last_port
         })
     }
 
-    /// Whether some port of `protocol` is meant: for packets that don't show their port.
+    /// Reports whether any port of `protocol` is protected: for packets that don't show their port.
     pub fn covers_some(&self, protocol: u8) -> bool {
         self.spans().iter().any(|span| span.protocol == 0 || span.protocol == protocol)
     }
@@ -52,9 +52,9 @@ impl Services {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Prefix4 {
-    /// Leading bits.
+    /// Prefix length in bits.
     pub length: u32,
-    /// The network.
+    /// Network address.
     pub address: [u8; 4],
 }
 
@@ -62,8 +62,8 @@ pub struct Prefix4 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Prefix6 {
-    /// Leading bits.
+    /// Prefix length in bits.
     pub length: u32,
-    /// The network.
+    /// Network address.
     pub address: [u8; 16],
 }

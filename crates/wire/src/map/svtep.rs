@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Room for the outer IP and UDP headers.
 pub const OUTER_MAX: usize = 48;
-/// Room for a routing header with as many hops as there can be.
+/// Room for a routing header with the maximum number of hops.
 pub const ROUTING_MAX: usize = ROUTE_LEN + 16 * HOPS_MAX;
 /// Room for Geneve's header.
 pub const GENEVE_MAX: usize = 128;
@@ -30,15 +30,15 @@ const _: () = assert!(ENCAPSULATION_MAX <= GENEVE_MAX && IPV6_LEN + UDP_LEN <= O
 pub struct SvtepConfig {
     /// The underlay's interface.
     pub underlay: u32,
-    /// The longest packet there, bytes without its link header.
+    /// MTU of the underlay: the longest packet, bytes without the link header.
     pub mtu: u32,
-    /// 1: the kernel takes a header of one family off a packet of the other.
+    /// 1 if the kernel can remove an outer header of one IP family from a packet of the other (Linux 6.3).
     pub turns: u32,
-    /// How many packets of one tenant are handed over in a second.
+    /// Number of packets of one tenant that are passed to user space per second.
     pub reports: u32,
 }
 
-/// An interface behind which a tenant is.
+/// Per-interface state of a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Tenant {
@@ -49,44 +49,45 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// The tenant with this interface id.
+    /// Returns the tenant with this interface id.
     pub const fn new(id: InterfaceId) -> Self {
         Self { id: id.0 as u32, second: 0, reported: 0, reserved: 0 }
     }
 }
 
-/// Where packets for an interface id go.
+/// Interface that packets for an interface id are delivered to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Delivery {
     /// The interface; 0 if there is none.
     pub interface: u32,
     vni: [u8; 4],
-    /// The tenant's hardware address, which the program finds out by itself; zeros until then.
+    /// The tenant's hardware address, which the program learns; zeros until then.
     pub mac: [u8; 6],
     peer: u8,
     reserved: u8,
 }
 
 impl Delivery {
-    /// Nowhere.
+    /// No delivery.
     pub const NONE: Self = Self { interface: 0, vni: [0; 4], mac: [0; 6], peer: 0, reserved: 0 };
 
-    /// To an interface, of a tenant in this virtual network; `peer` if it is a cable whose end is in a namespace of its own.
+    /// Delivers to an interface of a tenant in this virtual network; `peer` if the interface is a veth whose other end
+    /// is in another network namespace.
     pub const fn new(interface: u32, vni: Vni, peer: bool) -> Self {
         let [a, b, c] = vni.bytes();
         Self { interface, vni: [0, a, b, c], mac: [0; 6], peer: peer as u8, reserved: 0 }
     }
 }
 
-/// Which packets of a tenant a segment is for.
+/// Key of a segment: the packets of a tenant that the segment is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SegmentKey {
     /// The tenant's interface.
     pub interface: u32,
     family: u8,
-    /// The protocol; 0 if it is for all services.
+    /// The protocol; 0 if the segment is for all services.
     pub protocol: u8,
     port: [u8; 2],
     other_port: [u8; 2],
@@ -97,7 +98,7 @@ pub struct SegmentKey {
 }
 
 impl SegmentKey {
-    /// Packets from this sender to this receiver behind `interface`, for all services.
+    /// Returns the key of packets from this sender to this receiver behind `interface`, for all services.
     pub fn new(interface: u32, sender: IpAddr, receiver: IpAddr) -> Self {
         Self {
             interface,
@@ -112,7 +113,7 @@ impl SegmentKey {
         }
     }
 
-    /// Those that this segment is for.
+    /// Returns the key of the packets that this segment is for.
     pub fn of(interface: u32, sender: IpAddr, receiver: IpAddr, segment: &Segment) -> Self {
         Self {
             protocol: segment.protocol,
@@ -123,14 +124,15 @@ impl SegmentKey {
         }
     }
 
-    /// Those of this packet's service.
+    /// Returns the key of this packet's service.
     pub fn to_service(interface: u32, inner: &Inner) -> Self {
         let (_, port) = ports(inner);
         let all = Self::new(interface, inner.sender, inner.receiver);
         Self { protocol: inner.protocol, port: port.to_be_bytes(), ..all }
     }
 
-    /// Under which segments a packet would be an answer: for its flow, its service, all services.
+    /// Returns the keys of the segments under which a packet would be an answer: for its flow, its service, all
+    /// services.
     pub fn answering(interface: u32, inner: &Inner) -> [Self; 3] {
         let (port, other) = ports(inner);
         let all = Self { back: 1, ..Self::new(interface, inner.sender, inner.receiver) };
@@ -138,32 +140,32 @@ impl SegmentKey {
         [Self { other_port: other.to_be_bytes(), ..service }, service, all]
     }
 
-    /// Who sends.
+    /// Returns the sender.
     pub fn sender(&self) -> IpAddr {
         address(self.family, self.sender)
     }
 
-    /// Whom to.
+    /// Returns the receiver.
     pub fn receiver(&self) -> IpAddr {
         address(self.family, self.receiver)
     }
 
-    /// The port at the service, and the one at the other end: 0 for whichever.
+    /// Returns the port of the service and the port of the other end; 0 stands for any.
     pub const fn ports(&self) -> (u16, u16) {
         (u16::from_be_bytes(self.port), u16::from_be_bytes(self.other_port))
     }
 
-    /// The same for whichever flow.
+    /// Returns this key widened to every flow of the service.
     pub const fn for_every_flow(self) -> Self {
         Self { other_port: [0; 2], ..self }
     }
 
-    /// Whether it is for answers.
+    /// Reports whether the segment is for answers.
     pub const fn is_back(&self) -> bool {
         self.back != 0
     }
 
-    /// A packet that it is for, without what it leaves open; none if that is the service.
+    /// Returns an example of a packet that the segment is for, or `None` if the segment is for all services.
     pub fn example(&self) -> Option<Inner> {
         let (port, other) = (u16::from_be_bytes(self.port), u16::from_be_bytes(self.other_port));
         let (source, destination) = if self.is_back() { (port, other) } else { (other, port) };
@@ -175,7 +177,7 @@ impl SegmentKey {
         })
     }
 
-    /// Whether it is for one flow.
+    /// Reports whether the segment is for one flow.
     pub const fn is_for_one_flow(&self) -> bool {
         u16::from_be_bytes(self.other_port) != 0
     }
@@ -185,23 +187,23 @@ const fn ports(inner: &Inner) -> (u16, u16) {
     if let Ports::Shown(source, destination) = inner.ports { (source, destination) } else { (0, 0) }
 }
 
-/// What may be done with packets.
+/// Decisions about packets.
 pub mod segment_state {
-    /// There is no segment, and none is asked for until the time is over.
+    /// There is no segment, and the daemon requests none until the entry's time is over.
     pub const REFUSED: u8 = 0;
-    /// They go under this segment.
+    /// Packets are sent under this segment.
     pub const GIVEN: u8 = 1;
-    /// Flows have segments of their own.
+    /// Each flow has a segment of its own.
     pub const BY_FLOW: u8 = 2;
 }
 
-/// What is put before packets.
+/// Headers that the program prepends to packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SegmentEntry {
-    /// Until when, Unix seconds.
+    /// Expiry, Unix seconds.
     pub until: u32,
-    /// When the program used it last.
+    /// Time when the program last used the entry.
     pub used: u32,
     state: u8,
     family: u8,
@@ -215,12 +217,12 @@ pub struct SegmentEntry {
 }
 
 impl SegmentEntry {
-    /// There is no segment.
+    /// Returns an entry that refuses packets until `until`.
     pub const fn refused(until: u32) -> Self {
         Self::without_headers(segment_state::REFUSED, until)
     }
 
-    /// Each flow has its own.
+    /// Returns an entry that leaves the decision to the flows' own segments.
     pub const fn by_flow() -> Self {
         Self::without_headers(segment_state::BY_FLOW, u32::MAX)
     }
@@ -231,8 +233,8 @@ impl SegmentEntry {
         Self { until, used: 0, state, family: 0, local: 0, length: 0, hops: 0, reserved, outer, route, geneve }
     }
 
-    /// Packets go from one endpoint to the other under this segment. `None` if it can't be written, or the endpoints are of two
-    /// families.
+    /// Returns an entry that sends packets from one endpoint to the other under this segment. Returns `None` if the
+    /// header can't be encoded, or the endpoints are of different families.
     pub fn given(encapsulation: &Encapsulation<'_>, sending: IpAddr, receiving: IpAddr) -> Option<Self> {
         let mut entry = Self::without_headers(segment_state::GIVEN, encapsulation.segment.expires);
         entry.length = encapsulation.encode(&mut entry.geneve)? as u8;
@@ -262,7 +264,7 @@ impl SegmentEntry {
         Some(entry)
     }
 
-    /// The same along a fixed path (wire.md §8.12.1). `None` if it isn't a segment's over IPv6.
+    /// Sends the packets along a fixed path (wire.md §8.12.1). Returns `None` unless the entry has a segment over IPv6.
     pub fn along(mut self, hops: &Hops) -> Option<Self> {
         let list = hops.list();
         let (count, first) = (u8::try_from(list.len()).ok()?, list.last()?);
@@ -278,17 +280,17 @@ impl SegmentEntry {
         Some(self)
     }
 
-    /// One of [`segment_state`].
+    /// Returns the state: one of [`segment_state`].
     pub const fn state(&self) -> u8 {
         self.state
     }
 
-    /// Geneve's header.
+    /// Returns Geneve's header.
     pub fn geneve(&self) -> &[u8] {
         self.geneve.get(..self.length.into()).unwrap_or_default()
     }
 
-    /// From which endpoint to which; none where packets get no headers.
+    /// Returns the sending and the receiving endpoint, or `None` if the entry adds no headers.
     pub fn endpoints(&self) -> Option<(IpAddr, IpAddr)> {
         let (length, at) = match self.family {
             4 => (4, 12),
@@ -300,25 +302,25 @@ impl SegmentEntry {
             bytes[..length].copy_from_slice(&header[at..at + length]);
             address(self.family, bytes)
         };
-        // On a fixed path packets go to the first hop first; the last one stands first in the list.
+        // On a fixed path, packets first go to the first hop; the list begins with the last one.
         let receiving = if self.hops == 0 { read(&self.outer, at + length) } else { read(&self.route, ROUTE_LEN) };
         Some((read(&self.outer, at), receiving))
     }
 
-    /// How many bytes a packet grows by.
+    /// Returns the number of bytes by which a packet grows.
     pub const fn grows(&self) -> usize {
         let route = if self.hops == 0 { 0 } else { ROUTE_LEN + 16 * self.hops as usize };
         (if self.family == 4 { IPV4_LEN } else { IPV6_LEN }) + route + UDP_LEN + self.length as usize
     }
 }
 
-/// A segment that came in and may be answered.
+/// A received segment that may be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Consent {
     sending: [u8; 16],
     receiving: [u8; 16],
-    /// When it ends, Unix seconds.
+    /// Expiry, Unix seconds.
     pub expires: u32,
     family: u8,
     length: u8,
@@ -329,7 +331,8 @@ pub struct Consent {
 }
 
 impl Consent {
-    /// What came in under this header from one endpoint at another. `None` if it can't be written.
+    /// Records a segment received under this header, from one endpoint at another. Returns `None` if the header can't
+    /// be encoded.
     pub fn new(encapsulation: &Encapsulation<'_>, sending: IpAddr, receiving: IpAddr) -> Option<Self> {
         let mut geneve = [0; GENEVE_MAX];
         let length = encapsulation.encode(&mut geneve)? as u8;
@@ -339,30 +342,30 @@ impl Consent {
         Some(Self { sending, receiving, expires, family, length, hops: 0, reserved: 0, geneve, route })
     }
 
-    /// The same of a packet that came along a fixed path.
+    /// Adds the hops of a packet that came along a fixed path.
     pub fn along(mut self, hops: &Hops) -> Self {
         self.hops = hops.list().len() as u8;
         self.route.iter_mut().zip(hops.list()).for_each(|(room, hop)| *room = *hop);
         self
     }
 
-    /// The hops of the path that it came along if that is fixed, first to last.
+    /// Returns the hops of the fixed path that the packet came along, first to last; empty if the path is not fixed.
     pub fn hops(&self) -> impl Iterator<Item = Ipv6Addr> {
         self.route.get(..self.hops.into()).unwrap_or_default().iter().rev().map(|hop| Ipv6Addr::from(*hop))
     }
 
-    /// From which endpoint it came, and at which it came in.
+    /// Returns the endpoint that the packet came from, and the endpoint that received it.
     pub fn endpoints(&self) -> (IpAddr, IpAddr) {
         (address(self.family, self.sending), address(self.family, self.receiving))
     }
 
-    /// Geneve's header as it was sent, with the pointer at the first verifier.
+    /// Returns Geneve's header as it was sent, with the pointer at the first verifier.
     pub fn geneve(&self) -> &[u8] {
         self.geneve.get(..self.length.into()).unwrap_or_default()
     }
 }
 
-/// An address out of a map.
+/// Returns the address in a map's 16 bytes.
 fn address(family: u8, bytes: [u8; 16]) -> IpAddr {
     match bytes {
         [a, b, c, d, ..] if family == 4 => IpAddr::from([a, b, c, d]),
@@ -370,48 +373,48 @@ fn address(family: u8, bytes: [u8; 16]) -> IpAddr {
     }
 }
 
-/// A tenant's packet that user space gets.
+/// Header of a tenant's packet that is passed to user space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct UnsentHeader {
     /// The tenant's interface.
     pub interface: u32,
-    /// How long the frame was.
+    /// Length of the frame.
     pub length: u32,
-    /// Payload bytes per segment, if it is several, else 0.
+    /// Payload bytes per segment if the packet consists of several (GSO), else 0.
     pub segment: u32,
-    /// The longest packet that would get through; 0 if no segment is there for it.
+    /// The longest packet that would fit the tunnel; 0 if there is no segment for the packet.
     pub limit: u32,
 }
 
-/// What the programs count.
+/// Indices of the programs' counters.
 pub mod svtep_counter {
-    /// Packets that went into the tunnel.
+    /// Packets sent into the tunnel.
     pub const SENT: u32 = 0;
-    /// Packets without a segment, handed over.
+    /// Packets without a segment, passed to user space.
     pub const UNKNOWN: u32 = 1;
-    /// Packets that were to be handed over and found no room, or were too many.
+    /// Packets not passed to user space because of a full buffer or the rate limit.
     pub const UNREPORTED: u32 = 2;
-    /// Packets for which there is no segment.
+    /// Packets refused because there is no segment.
     pub const REFUSED: u32 = 3;
     /// Packets too long for the tunnel.
     pub const TOO_LONG: u32 = 4;
-    /// Packets that don't travel because of their form.
+    /// Packets dropped because of their form.
     pub const MALFORMED: u32 = 5;
     /// Later fragments without a segment for all services.
     pub const FRAGMENT: u32 = 6;
-    /// What is of the link only.
+    /// Frames that concern only the link.
     pub const OTHER: u32 = 7;
-    /// Questions for neighbours, answered.
+    /// Neighbour solicitations and ARP requests that the program answered.
     pub const NEIGHBOUR: u32 = 8;
     /// Packets that the kernel failed to change.
     pub const FAILED: u32 = 9;
-    /// Packets that came out of the tunnel.
+    /// Packets delivered out of the tunnel.
     pub const DELIVERED: u32 = 10;
-    /// Packets with right proofs for no interface here, or with another verifier yet to come.
+    /// Packets with right proofs but no interface here, or with another verifier still to pass.
     pub const UNDELIVERED: u32 = 11;
-    /// Segments noted that may be answered.
+    /// Received segments recorded because they may be answered.
     pub const CONSENTS: u32 = 12;
-    /// How many counters there are.
+    /// Number of counters.
     pub const COUNT: u32 = 16;
 }

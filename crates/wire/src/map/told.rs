@@ -1,60 +1,59 @@
-//! Layouts of what gateways that stand side by side share: what the programs tell of flows, and what they are told
-//! (`bpf/include/told.h`).
+//! Layouts of the events and flows that peer gateways share (`bpf/include/told.h`).
 
 use super::{Flow, FlowKey};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// When the programs tell of flows.
+/// Settings for when the programs report flows.
 pub mod tells_flows {
     /// Never.
     pub const NOTHING: u32 = 0;
-    /// Once they are admitted, or opened from inside.
+    /// Report flows once they are admitted, or opened from inside.
     pub const ADMITTED: u32 = 1;
-    /// The same, but admitted ones once they have an inside address.
+    /// Report flows opened from inside at once, and admitted flows once they have an inside address.
     pub const BOUND: u32 = 2;
 }
 
-/// A flow has begun.
+/// Event: a flow has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FlowNews {
-    /// Which.
+    /// The flow.
     pub key: FlowKey,
-    /// When, nanoseconds since boot.
+    /// Time of the event, nanoseconds since boot.
     pub time: u64,
 }
 
-/// A flow that another gateway told of, in this machine's time.
+/// A flow that another gateway reported, in this machine's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ToldFlow {
-    /// Which.
+    /// The flow.
     pub key: FlowKey,
-    /// How it stands.
+    /// State of the flow.
     pub flow: Flow,
-    /// When its grant ends, Unix seconds.
+    /// Expiry of the flow's grant, Unix seconds.
     pub expires: u32,
-    /// 1 if it is to be made where it is not there.
+    /// 1 if the flow is to be created if it is missing.
     pub begins: u32,
 }
 
-/// What became of a flow that was told of.
+/// Outcomes of taking over a flow that another gateway reported.
 pub mod taken {
-    /// It is in the table.
+    /// The flow was added to the table.
     pub const NEW: u32 = 1;
-    /// It was there, and is refreshed.
+    /// The flow was in the table and has been refreshed.
     pub const KNOWN: u32 = 2;
-    /// Its grant is revoked.
+    /// The flow's grant is revoked.
     pub const REVOKED: u32 = 3;
-    /// There is another one between the same, which is younger.
+    /// A younger flow between the same ends exists.
     pub const OLDER: u32 = 4;
-    /// It is over here.
+    /// The flow has ended on this gateway.
     pub const GONE: u32 = 5;
-    /// There is no room.
+    /// The table is full.
     pub const FULL: u32 = 6;
 }
 
-/// The inside address of a flow that another gateway told of.
+/// The inside address of a flow that another gateway reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ToldAddress {
@@ -62,11 +61,11 @@ pub struct ToldAddress {
     pub key: FlowKey,
     /// The address.
     pub inside: [u8; 16],
-    /// The number of the person whose it is.
+    /// The number of the person who has the address.
     pub person: u32,
     /// The time, Unix seconds.
     pub now: u32,
-    /// Filled in: the address's slot and one more, 0 if the flow can't have it here.
+    /// Result: the address's slot plus one, or 0 if the flow can't have the address on this gateway.
     pub slot: u32,
     /// The client's port as the inside sees it, big-endian.
     pub port: [u8; 2],

@@ -1,4 +1,4 @@
-//! Layouts of the maps of key transfer in band: the agent's (`bpf/include/key_transfer.h`), the authority's
+//! Layouts of the maps for transferring keys in band: the agent's (`bpf/include/key_transfer.h`) and the authority's
 //! (`bpf/transfer.bpf.c`).
 
 use crate::ls::{ClientKey, HASH_LEN, KEY_TRANSFER_LEN, KeyTransfer};
@@ -23,16 +23,16 @@ impl From<SocketAddrV4> for AuthorityEnd {
     }
 }
 
-/// A client key that came in band. Has no `Debug`.
+/// A client key received in band. Has no `Debug`.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TakenKey {
-    /// The key, and zeros.
+    /// The key, padded with zeros.
     pub bytes: [u8; 32],
 }
 
 impl TakenKey {
-    /// The key.
+    /// Returns the key.
     pub fn key(&self) -> ClientKey {
         let [key @ .., _, _, _, _] = self.bytes;
         const { assert!(HASH_LEN + 4 == 32) };
@@ -44,14 +44,14 @@ impl TakenKey {
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Transfer {
-    /// Then it is not sent any more, nanoseconds since boot.
+    /// Time after which the transfer is no longer sent, nanoseconds since boot.
     pub until: u64,
-    /// The 35 bytes of the option, and zeros.
+    /// The 35 bytes of the option, padded with zeros.
     pub data: [u8; 40],
 }
 
 impl Transfer {
-    /// Sends this until then.
+    /// Builds a transfer to be sent until `until`.
     pub fn new(content: &KeyTransfer, until: u64) -> Self {
         let mut data = [0; 40];
         data[..KEY_TRANSFER_LEN].copy_from_slice(&content.encode());
@@ -59,7 +59,7 @@ impl Transfer {
     }
 }
 
-/// Fixed when the authority's programs are loaded.
+/// The settings of the authority's programs, fixed when they are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TransferConfig {
@@ -69,9 +69,9 @@ pub struct TransferConfig {
     pub reserved: u32,
 }
 
-/// Index of the counters of the authority's programs.
+/// Indices of the counters of the authority's programs.
 pub mod transfer_counter {
-    /// Flows whose sender takes keys in band.
+    /// Flows whose sender accepts keys in band.
     pub const SUPPORT: u32 = 0;
     /// Keys sent.
     pub const HANDED: u32 = 1;

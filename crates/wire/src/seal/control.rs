@@ -1,4 +1,4 @@
-//! What one end of a tunnel says to the other, in control records (wire.md §9.8).
+//! Control messages between the ends of a tunnel, in control records (wire.md §9.8).
 
 use super::Share;
 use super::record::Index;
@@ -10,14 +10,14 @@ const PONG: u8 = 3;
 const CLOSE: u8 = 4;
 const HAVE: u8 = 1;
 
-/// The longest control's bytes.
+/// Maximum length of a control message, in bytes.
 pub const LEN_MAX: usize = 44;
 
-/// Why an end closes a tunnel.
+/// Reason for closing a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Close {
-    /// It has no more use for it, or another took its place.
+    /// The end no longer needs the tunnel, or another tunnel replaced it.
     Ended = 1,
     /// The grant was revoked, or its session ended.
     Revoked = 2,
@@ -28,10 +28,10 @@ pub enum Close {
 }
 
 impl Close {
-    /// All, in the order of their numbers.
+    /// All reasons, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Ended, Self::Revoked, Self::Expired, Self::Limit];
 
-    /// The name in logs and documents.
+    /// Returns the name used in logs and documents.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ended => "ended",
@@ -47,16 +47,16 @@ impl Close {
 pub enum Control {
     /// A share for the next phase (wire.md §9.9).
     Rekey {
-        /// The sender has the other's share.
+        /// Whether the sender has the other end's share.
         have: bool,
-        /// Which phase it is for.
+        /// The phase that the share is for.
         phase: NonZeroU32,
-        /// The sender's index for it.
+        /// The sender's index for the phase.
         index: Index,
         /// The sender's share.
         share: Share,
     },
-    /// To be answered with the same bytes.
+    /// A request to send the same bytes back.
     Ping([u8; 8]),
     /// The answer to a ping.
     Pong([u8; 8]),
@@ -64,7 +64,7 @@ pub enum Control {
     Close(Close),
 }
 
-/// A control as it travels: at most [`LEN_MAX`] bytes.
+/// An encoded control message: at most [`LEN_MAX`] bytes.
 #[derive(Clone, Copy)]
 pub struct Body {
     bytes: [u8; LEN_MAX],
@@ -72,7 +72,7 @@ pub struct Body {
 }
 
 impl Body {
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
@@ -88,7 +88,7 @@ impl Body {
 }
 
 impl Control {
-    /// As it travels.
+    /// Encodes the message.
     pub fn encode(&self) -> Body {
         match self {
             Self::Rekey { have, phase, index, share } => {
@@ -104,7 +104,8 @@ impl Control {
         }
     }
 
-    /// Reads what a control record says; `None` if it is `malformed`. But for a close's reason, what is read has one form.
+    /// Parses the body of a control record; returns `None` if it is `malformed`. Every message has exactly one
+    /// encoding, except that an unknown reason for closing is read as `Ended`.
     pub fn decode(body: &[u8]) -> Option<Self> {
         let (head, rest) = body.split_first_chunk::<4>()?;
         match (*head, rest.len()) {

@@ -1,4 +1,4 @@
-//! Initiations and responses (wire.md §9.5). Keys that come of them are [`super::schedule`]'s.
+//! Initiations and responses (wire.md §9.5). [`super::schedule`] derives the keys.
 
 use super::Share;
 use super::record::Index;
@@ -13,7 +13,7 @@ pub const INITIATION_LEN: usize = 80;
 /// Bytes of a response.
 pub const RESPONSE_LEN: usize = 64;
 const _: () = assert!(RESPONSE_LEN <= INITIATION_LEN, "an answer is no longer than what asked for it");
-/// Bytes of a response that its tag is made of.
+/// Bytes of a response that its tag covers.
 pub(super) const RESPONSE_HEAD_LEN: usize = RESPONSE_LEN - MAC_LEN;
 const HEAD_LEN: usize = INITIATION_LEN - MAC_LEN;
 
@@ -21,14 +21,14 @@ pub(super) const INITIATION: u8 = 1;
 pub(super) const RESPONSE: u8 = 2;
 const FORWARD: u8 = 1;
 
-/// What an end says of itself in its message.
+/// Capabilities that an end announces in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Keys come of an exchange of X25519, too: forward secrecy.
+    /// The keys also depend on an X25519 exchange: forward secrecy.
     pub forward: bool,
-    /// The suites that it can open: at least one bit.
+    /// The suites that the end can open: at least one bit.
     pub suites: Suites,
-    /// Those of them that its hardware helps with.
+    /// The subset of `suites` that the end's hardware accelerates.
     pub helped: Suites,
 }
 
@@ -45,14 +45,14 @@ impl Offer {
     }
 }
 
-/// What asks for a tunnel.
+/// Request for a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Initiation {
-    /// The initiator's suites, and whether it exchanges keys.
+    /// The initiator's suites, and whether it requests an X25519 exchange.
     pub offer: Offer,
     /// The initiator's index for phase 1.
     pub index: Index,
-    /// When it was made, Unix seconds by the initiator's clock.
+    /// Time when the initiation was made, Unix seconds by the initiator's clock.
     pub time: u32,
     /// The grant for the tunnel's service.
     pub grant: GrantHeader,
@@ -61,7 +61,7 @@ pub struct Initiation {
 }
 
 impl Initiation {
-    /// As it travels, under the key of its grant, to the tunnel's service at `to`.
+    /// Encodes the initiation to the tunnel's service at `to`, authenticated with the key of its grant.
     pub fn seal(&self, key: &GrantKey, to: &Destination) -> [u8; INITIATION_LEN] {
         let mut bytes = [0; INITIATION_LEN];
         bytes[..4].copy_from_slice(&self.offer.encode(INITIATION));
@@ -74,7 +74,8 @@ impl Initiation {
         bytes
     }
 
-    /// Reads one that came in an IPv6 (or not) datagram. Nothing of it is proved: see [`Self::is_proved`].
+    /// Parses an initiation from a datagram; `ipv6` is the datagram's family. Nothing in the initiation is
+    /// authenticated until [`Self::is_proved`].
     ///
     /// # Errors
     /// `Malformed` and `UnknownSuite`, in the order of wire.md §9.5.5.
@@ -99,8 +100,8 @@ impl Initiation {
         })
     }
 
-    /// Whether its tag is the one that the grant's key gives; constant time, one MAC (wire.md §9.5.1). `self` was read from
-    /// these bytes.
+    /// Reports whether the tag is the one that the grant's key yields, in constant time, with one MAC (wire.md §9.5.1).
+    /// `self` was read from these bytes.
     pub fn is_proved(&self, bytes: &[u8; INITIATION_LEN], key: &GrantKey, to: &Destination) -> bool {
         mac::tags_equal(&bytes[HEAD_LEN..], &tag(bytes, &self.grant, key, to))
     }
@@ -115,23 +116,23 @@ fn tag(bytes: &[u8; INITIATION_LEN], grant: &GrantHeader, key: &GrantKey, to: &D
     grant.suite.mac(key.bytes(), &[&message[..len]])
 }
 
-/// Why there is no tunnel: a numbered list that only grows (wire.md §9.5.3).
+/// Reason for refusing a tunnel: a numbered, append-only list (wire.md §9.5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Refusal {
     /// The ends have no suite in common.
     NoSuite = 1,
-    /// The grant's account has as many tunnels as it may, or the table is full.
+    /// The grant's account has reached its limit of tunnels, or the table is full.
     Limit = 2,
     /// The grant was revoked, or its session ended.
     Revoked = 3,
 }
 
 impl Refusal {
-    /// All, in the order of their numbers.
+    /// All reasons, in the order of their numbers.
     pub const ALL: [Self; 3] = [Self::NoSuite, Self::Limit, Self::Revoked];
 
-    /// The name in logs and documents.
+    /// Returns the name used in logs and documents.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NoSuite => "no_suite",
@@ -144,11 +145,11 @@ impl Refusal {
 /// The answer to an initiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// The responder's suites; whether keys are exchanged is as the initiation has it.
+    /// The responder's suites; the exchange of keys is as in the initiation.
     pub offer: Offer,
     /// The initiator's index, from the initiation.
     pub to: Index,
-    /// The responder's index for phase 1 and its share, or why there is no tunnel.
+    /// The responder's index for phase 1 and its share, or the reason for refusing the tunnel.
     pub given: Result<(Index, Share), Refusal>,
 }
 
@@ -167,7 +168,8 @@ impl Response {
         bytes
     }
 
-    /// Reads one; `None` if it is `malformed`. Nothing of it is proved: that takes [`super::Handshake::take`].
+    /// Parses a response; returns `None` if it is `malformed`. Nothing in the response is authenticated until
+    /// [`super::Handshake::take`].
     pub fn read(bytes: &[u8; RESPONSE_LEN]) -> Option<Self> {
         let [RESPONSE, version, suites, helped, t0, t1, t2, t3, i0, i1, i2, i3, refusal, _, _, _, rest @ ..] = *bytes
         else {
@@ -179,7 +181,7 @@ impl Response {
         };
         let offer = Offer::decode([version, suites, helped])?;
         let response = Self { offer, to: Index::new(u32::from_be_bytes([t0, t1, t2, t3]))?, given };
-        // Reserved bytes, and those that a refusal leaves, are zero.
+        // Reserved bytes, and those that a refusal does not use, are zero.
         bytes.starts_with(&response.head()).then_some(response)
     }
 }

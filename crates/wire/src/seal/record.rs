@@ -8,13 +8,13 @@ const CONTROL_MIN: usize = 4;
 
 /// Bytes of a record's header.
 pub const HEADER_LEN: usize = 16;
-/// Bytes of a record's tag, whatever the suite.
+/// Bytes of a record's tag, for every suite.
 pub const TAG_LEN: usize = 16;
-/// Bytes that a record has besides its body.
+/// Bytes of a record apart from its body.
 pub const OVERHEAD: usize = HEADER_LEN + TAG_LEN;
-/// Lanes of the counter (wire.md §9.7).
+/// Number of lanes of the counter (wire.md §9.7).
 pub const LANES: u8 = 8;
-/// The longest IP packet that travels: 40 bytes of an IPv6 header and the most that it can announce.
+/// The longest IP packet that a tunnel carries: the 40 bytes of an IPv6 header and the longest payload it can announce.
 pub const PACKET_MAX: usize = 40 + 65_535;
 /// The longest block, decompressed (wire.md §9.4.2).
 pub const BLOCK_MAX: usize = BlockHead::LEN + PACKET_MAX;
@@ -30,21 +30,21 @@ const PARTIAL: u8 = 1;
 const LAST: u8 = 0x80;
 const NUMBER_BITS: u32 = 56;
 
-/// What a record does for its body (wire.md §9.3.1).
+/// Protection of a record's body (wire.md §9.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Treatment {
-    /// The body travels in clear; a change is noticed.
+    /// The body travels in clear; changes are detected.
     Authenticate = 1,
-    /// The body can't be read, and a change is noticed.
+    /// The body is encrypted; changes are detected.
     Encrypt = 2,
 }
 
 impl Treatment {
-    /// Both, in the order of their numbers: from the weaker to the stronger.
+    /// Both treatments, in the order of their numbers: from the weaker to the stronger.
     pub const ALL: [Self; 2] = [Self::Authenticate, Self::Encrypt];
 
-    /// The name in policies, metrics and documents.
+    /// Returns the name used in policies, metrics and documents.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Authenticate => "authenticate",
@@ -53,7 +53,7 @@ impl Treatment {
     }
 }
 
-/// How a block is compressed (wire.md §9.3.2).
+/// Compression of a block (wire.md §9.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Compression {
@@ -64,10 +64,10 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// All, in the order of their numbers.
+    /// All compressions, in the order of their numbers.
     pub const ALL: [Self; 2] = [Self::Lz4, Self::Zstd];
 
-    /// The name in metrics and documents.
+    /// Returns the name used in metrics and documents.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lz4 => "lz4",
@@ -76,56 +76,57 @@ impl Compression {
     }
 }
 
-/// Which part of a block a record has (wire.md §9.4.1).
+/// The part of a block that a record carries (wire.md §9.4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     number: u8,
-    /// Whether no part comes after it.
+    /// Whether this is the last part.
     pub last: bool,
 }
 
 impl Part {
-    /// The part with this number, counted from 0. `None` from [`PARTS_MAX`] on.
+    /// Returns the part with this number, counted from 0, or `None` from [`PARTS_MAX`] on.
     pub const fn new(number: usize, last: bool) -> Option<Self> {
         if number < PARTS_MAX { Some(Self { number: number as u8, last }) } else { None }
     }
 
-    /// How many parts come before it.
+    /// Returns the number of parts before this one.
     pub const fn number(self) -> u8 {
         self.number
     }
 }
 
-/// What a record carries, with what depends on it: no other combination is a record (wire.md §9.3.5).
+/// Content of a record and the fields that depend on it. Any other combination of fields is not a record
+/// (wire.md §9.3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// An IP packet, encrypted, before there is a response.
+    /// An IP packet, encrypted, sent before the response has arrived.
     Early {
-        /// The transport checksum is only begun (wire.md §9.4).
+        /// Whether the transport checksum is only begun (wire.md §9.4).
         partial: bool,
     },
     /// An IP packet.
     Packet {
-        /// What is done for it.
+        /// Protection of the body.
         treatment: Treatment,
-        /// The transport checksum is only begun (wire.md §9.4).
+        /// Whether the transport checksum is only begun (wire.md §9.4).
         partial: bool,
     },
     /// A part of a compressed packet or super-packet.
     Block {
-        /// What is done for it.
+        /// Protection of the body.
         treatment: Treatment,
-        /// How the block was compressed.
+        /// Compression of the block.
         compression: Compression,
-        /// Which part it is.
+        /// The part of the block.
         part: Part,
     },
-    /// Something from one end to the other, encrypted: a [`super::Control`].
+    /// A control message, encrypted: a [`super::Control`].
     Control,
 }
 
 impl Content {
-    /// What is done for the body.
+    /// Returns the treatment of the body.
     pub const fn treatment(self) -> Treatment {
         match self {
             Self::Early { .. } | Self::Control => Treatment::Encrypt,
@@ -133,7 +134,7 @@ impl Content {
         }
     }
 
-    /// Whether it belongs behind an initiation.
+    /// Reports whether the record belongs behind an initiation.
     pub const fn is_early(self) -> bool {
         matches!(self, Self::Early { .. })
     }
@@ -169,12 +170,12 @@ impl Content {
     }
 }
 
-/// The number by which a receiver knows a phase of a tunnel: random, never 0 (wire.md §9.6.4).
+/// The number by which a receiver identifies a phase of a tunnel: random, never 0 (wire.md §9.6.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Index(NonZeroU32);
 
 impl Index {
-    /// The index with this number; `None` for 0.
+    /// Returns the index with this number; `None` for 0.
     pub const fn new(number: u32) -> Option<Self> {
         match NonZeroU32::new(number) {
             Some(number) => Some(Self(number)),
@@ -182,7 +183,7 @@ impl Index {
         }
     }
 
-    /// Its number.
+    /// Returns the index's number.
     pub const fn get(self) -> u32 {
         self.0.get()
     }
@@ -193,10 +194,11 @@ impl Index {
 pub struct Counter(u64);
 
 impl Counter {
-    /// The largest number in a lane.
+    /// The largest record number in a lane.
     pub const NUMBER_MAX: u64 = (1 << NUMBER_BITS) - 1;
 
-    /// `None` from [`LANES`] on, and beyond [`Self::NUMBER_MAX`].
+    /// Returns the counter with this lane and number; `None` if the lane is not below [`LANES`] or the number exceeds
+    /// [`Self::NUMBER_MAX`].
     pub const fn new(lane: u8, number: u64) -> Option<Self> {
         if lane < LANES && number <= Self::NUMBER_MAX {
             Some(Self((lane as u64) << NUMBER_BITS | number))
@@ -205,43 +207,43 @@ impl Counter {
         }
     }
 
-    /// The lane, below [`LANES`].
+    /// Returns the lane, below [`LANES`].
     pub const fn lane(self) -> u8 {
         (self.0 >> NUMBER_BITS) as u8
     }
 
-    /// The number in its lane.
+    /// Returns the record's number in its lane.
     pub const fn number(self) -> u64 {
         self.0 & Self::NUMBER_MAX
     }
 
-    /// Reads the eight bytes; `None` as with [`Self::new`].
+    /// Parses the eight bytes; returns `None` if the lane is not below [`LANES`].
     pub const fn from_bytes(bytes: [u8; 8]) -> Option<Self> {
         let all = u64::from_be_bytes(bytes);
         Self::new((all >> NUMBER_BITS) as u8, all & Self::NUMBER_MAX)
     }
 
-    /// The eight bytes that travel and enter the nonce.
+    /// Returns the eight bytes that travel and enter the nonce.
     pub const fn bytes(self) -> [u8; 8] {
         self.0.to_be_bytes()
     }
 }
 
-/// What a record shows without its key, all of it under its tag.
+/// Header of a record, readable without the key and covered by the tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
-    /// What it carries, and the treatment.
+    /// The record's content and treatment.
     pub content: Content,
     /// The AEAD.
     pub suite: Suite,
-    /// The receiver's number for the phase; of an early record the initiator's own.
+    /// The receiver's index for the phase; in an early record, the initiator's own.
     pub index: Index,
-    /// Its counter.
+    /// The record's counter.
     pub counter: Counter,
 }
 
 impl RecordHeader {
-    /// The 16 bytes on the wire.
+    /// Returns the 16 bytes on the wire.
     pub fn encode(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[0] = self.content.kind();
@@ -253,7 +255,7 @@ impl RecordHeader {
         bytes
     }
 
-    /// Reads a header; `None` if it is `malformed` (wire.md §9.3.5). Whatever is read has one form only.
+    /// Parses a header; returns `None` if it is `malformed` (wire.md §9.3.5). Every header has exactly one encoding.
     pub fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
         let [kind, treated, suite, detail, i0, i1, i2, i3, counter @ ..] = *bytes;
         let treatment = Treatment::ALL.into_iter().find(|treatment| *treatment as u8 == treated & 15)?;
@@ -275,11 +277,12 @@ impl RecordHeader {
             index: Index::new(u32::from_be_bytes([i0, i1, i2, i3]))?,
             counter: Counter::from_bytes(counter)?,
         };
-        // What the content rules out does not come back.
+        // The encoding omits fields that the content does not allow.
         (header.encode() == *bytes).then_some(header)
     }
 
-    /// Reads the header of a whole record, whose body is at least one byte, or as long as a control's.
+    /// Parses the header of a whole record. Its body must have at least one byte, or the minimum length of a control
+    /// message.
     pub fn of(record: &[u8]) -> Option<Self> {
         let (header, rest) = record.split_first_chunk()?;
         let header = Self::decode(header)?;
@@ -288,20 +291,21 @@ impl RecordHeader {
     }
 }
 
-/// Says that nobody here has the index of a record that came (wire.md §9.12). Nothing of it is proved.
+/// Notice that the sender does not know the index of a record it received (wire.md §9.12). The notice is not
+/// authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unknown {
-    /// The record's index.
+    /// The index of the received record.
     pub index: Index,
-    /// The record's counter.
+    /// The counter of the received record.
     pub counter: Counter,
 }
 
 impl Unknown {
-    /// Its bytes: fewer than those of any record.
+    /// Length in bytes: shorter than any record.
     pub const LEN: usize = 16;
 
-    /// As it travels.
+    /// Returns the bytes on the wire.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[0] = UNKNOWN;
@@ -310,7 +314,7 @@ impl Unknown {
         bytes
     }
 
-    /// Reads one; `None` if it is `malformed`.
+    /// Parses a notice; returns `None` if it is `malformed`.
     pub fn decode(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let [UNKNOWN, 0, 0, 0, i0, i1, i2, i3, counter @ ..] = *bytes else { return None };
         let index = Index::new(u32::from_be_bytes([i0, i1, i2, i3]))?;
@@ -318,26 +322,27 @@ impl Unknown {
     }
 }
 
-/// What stands in front of the packet in a block, decompressed (wire.md §9.4.1).
+/// Header in front of the packet in a decompressed block (wire.md §9.4.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockHead {
-    /// Payload bytes of each packet that a super-packet is to leave as; 0 for one packet.
+    /// Payload bytes of each packet that a super-packet is to be cut into; 0 for one packet.
     pub segment: u16,
-    /// The transport checksum is only begun (wire.md §9.4).
+    /// Whether the transport checksum is only begun (wire.md §9.4).
     pub partial: bool,
 }
 
 impl BlockHead {
-    /// Its bytes.
+    /// Length in bytes.
     pub const LEN: usize = 4;
 
-    /// As it travels.
+    /// Returns the bytes on the wire.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let [high, low] = self.segment.to_be_bytes();
         [high, low, if self.partial { PARTIAL } else { 0 }, 0]
     }
 
-    /// Reads a block's head and its packet; `None` if it is `malformed`: too short or long, or with an unknown flag.
+    /// Splits a block into its head and its packet; returns `None` if the block is `malformed`: too short or long, or
+    /// with an unknown flag.
     pub fn split(block: &[u8]) -> Option<(Self, &[u8])> {
         let (&[high, low, flags, zero], packet) = block.split_first_chunk::<{ Self::LEN }>()?;
         let is_one = flags & !PARTIAL == 0 && zero == 0 && !packet.is_empty() && packet.len() <= PACKET_MAX;

@@ -1,4 +1,4 @@
-//! The keys of a tunnel: from the grant's key to those of records (wire.md §9.6, §9.9.1).
+//! Key schedule of a tunnel: from the grant's key to the keys of records (wire.md §9.6, §9.9.1).
 
 use super::Share;
 use super::handshake::{INITIATION_LEN, RESPONSE_HEAD_LEN, RESPONSE_LEN, Refusal, Response};
@@ -16,7 +16,7 @@ const SALT: &[u8] = b"vouchsafe seal v1";
 const IV_LEN: usize = 12;
 const KEY_LEN_MAX: usize = 32;
 
-/// Which way a record goes.
+/// Direction of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Direction {
@@ -27,7 +27,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// The other way.
+    /// Returns the opposite direction.
     pub const fn back(self) -> Self {
         match self {
             Self::FromInitiator => Self::FromResponder,
@@ -36,24 +36,25 @@ impl Direction {
     }
 }
 
-/// What two shares have in common, by X25519.
+/// The shared secret of two shares, computed by X25519.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct Shared([u8; 32]);
 
 impl Shared {
-    /// Takes what X25519 gave. `None` if that is zero: the other's share was none (RFC 7748 §6.1).
+    /// Wraps the result of X25519. Returns `None` if it is zero, because the other end's share was then invalid
+    /// (RFC 7748 §6.1).
     pub fn new(bytes: [u8; 32]) -> Option<Self> {
         let shared = Self(bytes);
         (!mac::tags_equal(&shared.0, &[0; 32])).then_some(shared)
     }
 
-    /// What stands in its place without forward secrecy.
+    /// Returns the value used without forward secrecy.
     pub const fn none() -> Self {
         Self([0; 32])
     }
 }
 
-/// The secret of a phase; whoever holds it can open and make all its records, in both directions.
+/// The secret of a phase. Possession of it suffices to open and make all records of the phase, in both directions.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct PhaseSecret([u8; 32]);
 
@@ -66,12 +67,12 @@ pub struct RecordKey {
 }
 
 impl RecordKey {
-    /// The AEAD's key, as long as its suite's keys are.
+    /// Returns the AEAD's key, of the length that its suite requires.
     pub fn key(&self) -> &[u8] {
         self.material.get(..self.key_len).unwrap_or_default()
     }
 
-    /// The bytes that each nonce is made with.
+    /// Returns the IV that each nonce is made from.
     pub fn iv(&self) -> [u8; IV_LEN] {
         let mut iv = [0; IV_LEN];
         for (to, from) in iv.iter_mut().zip(self.material.iter().skip(self.key_len)) {
@@ -81,7 +82,7 @@ impl RecordKey {
     }
 }
 
-/// The nonce of the record with this counter (wire.md §9.3.4).
+/// Returns the nonce of the record with this counter (wire.md §9.3.4).
 pub fn nonce(iv: &[u8; IV_LEN], counter: Counter) -> [u8; IV_LEN] {
     let mut nonce = *iv;
     for (byte, count) in nonce.iter_mut().skip(4).zip(counter.bytes()) {
@@ -91,13 +92,13 @@ pub fn nonce(iv: &[u8; IV_LEN], counter: Counter) -> [u8; IV_LEN] {
 }
 
 impl PhaseSecret {
-    /// Takes 32 bytes as a phase's secret. A handshake and [`Self::next`] make them; this is for records that are read with a
-    /// secret somebody wrote down.
+    /// Wraps 32 bytes as a phase's secret. A handshake and [`Self::next`] derive secrets; this function is for reading
+    /// records with a secret that was logged.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The key of records in this direction, of this treatment and suite (wire.md §9.6.3).
+    /// Derives the key of records in this direction, of this treatment and suite (wire.md §9.6.3).
     pub fn record_key(&self, direction: Direction, treatment: Treatment, suite: Suite) -> Option<RecordKey> {
         let mut key = RecordKey { material: [0; KEY_LEN_MAX + IV_LEN], key_len: suite.key_len() };
         let room = key.material.get_mut(..suite.key_len() + IV_LEN)?;
@@ -105,7 +106,7 @@ impl PhaseSecret {
         Some(key)
     }
 
-    /// The secret of the phase after this one (wire.md §9.9.1): its number, and each end's index and share for it.
+    /// Derives the secret of the next phase (wire.md §9.9.1) from its number, and each end's index and share for it.
     pub fn next(
         &self,
         shared: &Shared,
@@ -124,7 +125,7 @@ impl PhaseSecret {
     }
 }
 
-/// A handshake as both its ends compute it: from the grant's key and the initiation on.
+/// A handshake as both ends compute it, starting from the grant's key and the initiation.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct Handshake {
     root: [u8; 32],
@@ -133,25 +134,25 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Begins with an initiation whose tag is right, to the tunnel's service at `to`.
+    /// Begins a handshake with an authenticated initiation to the tunnel's service at `to`.
     pub fn new(key: &GrantKey, initiation: &[u8; INITIATION_LEN], to: &Destination) -> Self {
         let begun = sha256(&[initiation, Block::destination(to).bytes()]);
         Self { root: *extract(SALT, key.bytes()), begun }
     }
 
-    /// The secret of phase 0: of early records.
+    /// Derives the secret of phase 0, for early records.
     pub fn early(&self) -> Option<PhaseSecret> {
         Some(PhaseSecret(*expand(&self.root, &[b"early", &self.begun])?))
     }
 
-    /// The responder's answer as it travels, and the secret of phase 1. `shared` is of its share and the initiation's.
-    /// `None` if the response is a refusal.
+    /// Returns the encoded response, and the secret of phase 1. `shared` is the shared secret of the responder's share
+    /// and the initiation's. Returns `None` if the response is a refusal.
     pub fn respond(&self, response: &Response, shared: &Shared) -> Option<([u8; RESPONSE_LEN], PhaseSecret)> {
         response.given.ok()?;
         self.sealed(response, shared)
     }
 
-    /// A refusal as it travels.
+    /// Returns an encoded refusal, or `None` if the response is none.
     pub fn refuse(&self, response: &Response) -> Option<[u8; RESPONSE_LEN]> {
         response.given.err()?;
         Some(self.sealed(response, &Shared::none())?.0)
@@ -166,15 +167,15 @@ impl Handshake {
         Some((bytes, secret))
     }
 
-    /// The secret of phase 1, if the response has the right tag: for the initiator, whose share and the response's have
-    /// `shared` in common.
+    /// Returns the secret of phase 1 to the initiator, if the response has the right tag. `shared` is the shared secret
+    /// of the initiator's share and the response's.
     pub fn take(&self, bytes: &[u8; RESPONSE_LEN], shared: &Shared) -> Option<PhaseSecret> {
         let (head, tag) = bytes.split_first_chunk()?;
         let (right, secret) = self.join(head, shared)?;
         mac::tags_equal(tag, &right).then_some(secret)
     }
 
-    /// Whether a refusal has the right tag.
+    /// Returns the reason of a refusal, if the bytes are a refusal with the right tag.
     pub fn is_refused(&self, bytes: &[u8; RESPONSE_LEN]) -> Option<Refusal> {
         let refusal = Response::read(bytes)?.given.err()?;
         self.take(bytes, &Shared::none()).map(|_| refusal)

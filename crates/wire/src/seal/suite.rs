@@ -1,6 +1,6 @@
-//! The AEADs of records, by number (wire.md §9.3.3), and which of them two ends take (§9.5.4).
+//! The AEADs of records, by number (wire.md §9.3.3), and the choice between them (§9.5.4).
 
-/// An AEAD of sealed tunnels. MAC suites of grants are [`crate::Suite`].
+/// An AEAD of sealed tunnels. The MAC suites of grants are [`crate::Suite`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Suite {
@@ -13,10 +13,10 @@ pub enum Suite {
 }
 
 impl Suite {
-    /// All, in the order of their numbers.
+    /// All suites, in the order of their numbers.
     pub const ALL: [Self; 3] = [Self::Aes128Gcm, Self::Aes256Gcm, Self::ChaCha20Poly1305];
 
-    /// The suite with this number, if there is one.
+    /// Returns the suite with this number, if there is one.
     pub const fn from_number(number: u8) -> Option<Self> {
         match number {
             1 => Some(Self::Aes128Gcm),
@@ -26,7 +26,7 @@ impl Suite {
         }
     }
 
-    /// The name in policies, metrics and documents.
+    /// Returns the name used in policies, metrics and documents.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Aes128Gcm => "aes-128-gcm",
@@ -35,7 +35,7 @@ impl Suite {
         }
     }
 
-    /// Bytes of its key.
+    /// Returns the length of the suite's key in bytes.
     pub const fn key_len(self) -> usize {
         match self {
             Self::Aes128Gcm => 16,
@@ -44,37 +44,37 @@ impl Suite {
     }
 }
 
-/// A set of suites as it travels: bit n−1 for suite n. Bits of suites that are not there yet are kept and mean nothing.
+/// A set of suites as encoded on the wire: bit n−1 for suite n. Bits of unknown suites are kept and ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Suites(pub u8);
 
 impl Suites {
-    /// Every suite that there is.
+    /// Every known suite.
     pub const ALL: Self = Self(0b111);
 
-    /// Whether the suite is among them.
+    /// Reports whether the suite is in the set.
     pub const fn has(self, suite: Suite) -> bool {
         self.0 >> (suite as u8 - 1) & 1 == 1
     }
 
-    /// These and one more.
+    /// Returns the set with one more suite.
     pub const fn with(self, suite: Suite) -> Self {
         Self(self.0 | 1 << (suite as u8 - 1))
     }
 
-    /// Those that are in both.
+    /// Returns the intersection.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// The suites of the set that there are, in the order of their numbers.
+    /// Returns the known suites of the set, in the order of their numbers.
     pub fn iter(self) -> impl Iterator<Item = Suite> {
         Suite::ALL.into_iter().filter(move |suite| self.has(*suite))
     }
 
-    /// The suite that a sender seals with (wire.md §9.5.4): among `common`, which the rule allows and the receiver can open,
-    /// the first that both ends' hardware helps with (`helped`), else `chacha20-poly1305`, else the first. `None` if there is
-    /// none in common.
+    /// Returns the suite that a sender seals with (wire.md §9.5.4): among `common`, the suites that the rule allows and
+    /// the receiver can open, the first that both ends' hardware accelerates (`helped`), else `chacha20-poly1305`, else
+    /// the first. Returns `None` if `common` has no known suite.
     pub fn choose(common: Self, helped: Self) -> Option<Suite> {
         let fast = common.and(helped).iter().next();
         let even = common.has(Suite::ChaCha20Poly1305).then_some(Suite::ChaCha20Poly1305);

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Writes ask.json: vectors and cases for docs/wire.md §8.13, without any code of the project.
 
-Needs the `cryptography` package. Byte strings are hex. A wrong request has an outcome: `not_ours` (no request of ours),
-`forged` (not sealed with the line's key) or `malformed` (sealed with it, and yet no question). A wrong answer is one that
-who asked does not take.
+Needs the `cryptography` package. Byte strings are hex. A wrong request has an outcome: `not_ours` (not one of our requests),
+`forged` (not sealed with the line's key) or `malformed` (sealed with it, but not a valid question). A wrong answer is one that
+the client that sent the request rejects.
 """
 import ipaddress
-import json
-import pathlib
 import struct
 
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from vectors import write
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(100, 132))
 LINE, OTHER_LINE = 0x1122334455667788, 0x99AABBCCDDEEFF00
@@ -167,14 +167,8 @@ def wrong_answers():
 def main():
     out = dict(about="Vectors and cases for docs/wire.md §8.13, made by ask.py.", requests=requests(), answers=answers(),
                wrong_requests=wrong_requests(), wrong_answers=wrong_answers())
-    path = pathlib.Path(__file__).with_name("ask.json")
-    parts = []
-    for name, value in out.items():
-        text = json.dumps(value) if isinstance(value, str) else (
-            "[\n  " + ",\n  ".join(json.dumps(row) for row in value) + "\n ]")
-        parts.append(f" {json.dumps(name)}: {text}")
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
-    print(f"{path.name}: " + ", ".join(f"{len(rows)} {name}" for name, rows in list(out.items())[1:]))
+    write("ask.json", out)
+    print(f"ask.json: " + ", ".join(f"{len(rows)} {name}" for name, rows in list(out.items())[1:]))
 
 
 main()

@@ -1,7 +1,4 @@
-"""Segments, proofs and frames of docs/wire.md chapter 8, as proofs.py needs them, without any code of the project.
-
-SipHash-2-4-128 is written from its published description and checked against the published vector of the empty message.
-"""
+"""Segments, proofs and frames of docs/wire.md chapter 8, as proofs.py needs them, without any code of the project."""
 import ipaddress
 import struct
 
@@ -10,7 +7,8 @@ from cryptography.hazmat.primitives.cmac import CMAC
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-MASK = (1 << 64) - 1
+from vectors import siphash128
+
 AES_CMAC, SIPHASH = 2, 3
 PORT, RETURN, REPLY, SINGLE, UNDERLAY6, IPV6, AUTHORITY6, ROUTED = 1, 2, 4, 8, 16, 32, 64, 128
 ICMP, TCP, UDP, ICMPV6 = 1, 6, 17, 58
@@ -18,45 +16,6 @@ NOW, EPOCH_LENGTH, MAX_LIFETIME = 1_800_000_000, 3600, 3600
 VERIFIERS = ["sending-edge", "receiving-edge", "svtep-1"]
 MASTER = bytes(range(32))
 OTHER_MASTER = bytes(range(100, 132))
-
-
-def rotl(x, b):
-    return ((x << b) | (x >> (64 - b))) & MASK
-
-
-def siphash128(key, data):
-    k0, k1 = struct.unpack("<QQ", key)
-    v = [0x736F6D6570736575 ^ k0, 0x646F72616E646F6D ^ k1 ^ 0xEE, 0x6C7967656E657261 ^ k0, 0x7465646279746573 ^ k1]
-
-    def add(a, b, turn):
-        v[a] = (v[a] + v[b]) & MASK
-        v[b] = rotl(v[b], turn) ^ v[a]
-
-    def rounds(n):
-        for _ in range(n):
-            add(0, 1, 13)
-            v[0] = rotl(v[0], 32)
-            add(2, 3, 16)
-            add(0, 3, 21)
-            add(2, 1, 17)
-            v[2] = rotl(v[2], 32)
-
-    whole = len(data) // 8 * 8
-    words = [word for (word,) in struct.iter_unpack("<Q", data[:whole])]
-    words.append(int.from_bytes(data[whole:], "little") | (len(data) & 0xFF) << 56)
-    for word in words:
-        v[3] ^= word
-        rounds(2)
-        v[0] ^= word
-    halves = []
-    for mark, at in ((0xEE, 2), (0xDD, 1)):
-        v[at] ^= mark
-        rounds(4)
-        halves.append(v[0] ^ v[1] ^ v[2] ^ v[3])
-    return struct.pack("<QQ", *halves)
-
-
-assert siphash128(bytes(range(16)), b"").hex() == "a3817f04ba25a8e66df67214c7550293"
 
 
 def mac(suite, key, data):
@@ -87,7 +46,7 @@ def ones(data):
 
 
 def ip(source, destination, protocol, payload, options=b"", fragment=0, extensions=()):
-    """An IP packet; `extensions` are (number, bytes of the header behind its first)."""
+    """Builds an IP packet; `extensions` are (number, bytes of the header after its first)."""
     source, destination = packed(source), packed(destination)
     if len(source) == 4:
         assert not extensions
@@ -121,7 +80,7 @@ def xor(one, other):
 
 
 class Packet:
-    """A packet with proofs; every part of it can be something else."""
+    """A packet with proofs; every part of the packet can be changed."""
 
     def __init__(self, outer=4, inner=4, authority=4, **change):
         self.sending, self.receiving = [("192.0.2.1", "192.0.2.2"), ("2001:db8:1::1", "2001:db8:1::2")][outer == 6]
@@ -133,7 +92,7 @@ class Packet:
         self.protocol, self.port, self.sender_port, self.interface = TCP, 22, 0, 0x0102
         self.expires, self.epoch = NOW + 300, None
         self.ports, self.payload = (40000, 22), b"sixteen of them."
-        # What is in the packet beside what proofs were made for.
+        # Parts of the packet that the proofs do not cover.
         self.link, self.inner_options, self.inner_fragment, self.inner_extensions = 0, b"", 0, ()
         self.inner_tag, self.inner_type, self.inner_transport, self.trailer = b"", None, None, b""
         self.checksum, self.udp_length, self.outer_port, self.source_port = "none", None, 6081, 50000
@@ -142,12 +101,12 @@ class Packet:
         self.option_class, self.option_type, self.option_reserved, self.zero = 0xFF53, 0x81, 0, 0
         self.count = None  # N, if it is not the number of proofs
         self.extra_option, self.proofs_sent, self.data_change, self.cut = b"", None, {}, None
-        # The addresses that a fixed path leads through; and of the routing header and the packet what is not as they say.
+        # The addresses that a fixed path leads through, and deviations in the routing header and the packet.
         self.hops, self.left, self.to, self.header_change, self.header_more = None, None, None, {}, b""
         self.__dict__.update(change)
 
     def but(self, **change):
-        """The same with proofs for what it was: what an attacker can make of it."""
+        """Returns a changed packet with the proofs of the original: what an attacker can make of it."""
         other = Packet()
         other.__dict__.update(self.__dict__)
         if other.proofs_sent is None:
@@ -156,7 +115,7 @@ class Packet:
         return other
 
     def made(self, **change):
-        """The same with proofs for the change: what the authority would have given."""
+        """Returns a changed packet with proofs for the change: what the authority would have issued."""
         other = Packet()
         other.__dict__.update(self.__dict__)
         other.__dict__.update(change)
@@ -182,7 +141,7 @@ class Packet:
             return self.proofs_sent
         proofs = [mac(self.suite, self.key(place), self.message(place)) for place in range(len(self.path))]
         if self.hops:
-            # Those behind the pointer's are closed: each by the verifier before it.
+            # The proofs behind the pointer's are closed, each by the verifier before it.
             for place in range(self.pointer + 1, len(proofs)):
                 proofs[place] = xor(proofs[place], self.lock(place - 1))
         return proofs
@@ -248,7 +207,7 @@ class Packet:
         return link + struct.pack(">H", kind) + packet + self.padding
 
     def onward(self):
-        """As the verifier sends it on. What a routing header says next is not the verifier's to change."""
+        """Returns the packet as the verifier forwards it. The verifier does not change the routing header."""
         if not self.hops:
             return self.but(pointer=self.pointer + 1)
         proofs, after = self.proofs(), self.pointer + 1

@@ -2,18 +2,17 @@
 """Writes proofs.json: vectors and the table of cases for docs/wire.md chapter 8, without any code of the project.
 
 Needs the `cryptography` package. Packets and proofs are made in proof_packets.py. Byte strings are hex. A row of `packets` is a
-story: steps in turn, each a frame with its outcome (`proved`, `not_ours` or a drop reason) and, where it passes, the bytes that
-change ([offset, value]), seconds that pass (`wait`), or consent that is withdrawn. `of` is the verifier that judges, a place in
+sequence of steps, each of which is a frame with its outcome (`proved`, `not_ours` or a drop reason) and, if it passes, the bytes
+that change ([offset, value]); seconds that pass (`wait`); or consent that is withdrawn. `of` is the index of the verifier in
 `verifiers`.
 """
-import json
-import pathlib
 import struct
 
 from proof_packets import (
     AES_CMAC, AUTHORITY6, EPOCH_LENGTH, ICMP, ICMPV6, IPV6, MASTER, MAX_LIFETIME, NOW, OTHER_MASTER, PORT, Packet, REPLY,
     RETURN, ROUTED, SINGLE, SIPHASH, TCP, UDP, UNDERLAY6, VERIFIERS, ip, packed, proof_key, udp,
 )
+from vectors import write
 
 ROWS = []
 
@@ -55,7 +54,7 @@ def valid(outer, inner, authority, name):
     row("§8.11", f"{name}: the same to another flow", judged("bad_tag", both.but(ports=(22, 40001))))
     row("§8.7", f"{name}: inside Ethernet", proved(base.made(link=1)))
     row("§8.9", f"{name}: udp checksum", proved(base.made(checksum="whole")))
-    # What the network card will sum up stays: the pointer moves, the checksum field does not.
+    # A sum that the network card will complete stays as it is: the pointer moves, the checksum field does not.
     row("§8.9", f"{name}: udp checksum left to the network card", proved(base.made(checksum="partial")))
     row("§8.3", f"{name}: behind two VLAN tags", proved(base.made(tags=[(0x88A8, 5), (0x8100, 6)])))
     row("§8.3", f"{name}: link padding behind it", proved(base.made(padding=b"\xee" * 7)))
@@ -117,7 +116,7 @@ def stolen(base, name, elsewhere):
         first[bit // 8] ^= 1 << bit % 8
         bad("§8.6", f"bit {bit} of the proof flipped", base.but(proofs_sent=[bytes(first)] + base.proofs()[1:]))
     bad("§8.6", "no proof at all but zeros", base.but(proofs_sent=[bytes(16)] * 3))
-    # Whose proof is whose.
+    # Proofs of one verifier shown to another.
     proofs = base.proofs()
     bad("§8.9.1", "the first verifier's proof shown to the second", base.but(pointer=1, proofs_sent=[proofs[0]] * 3), of=1)
     bad("§8.9.1", "pointer moved back at the second verifier", base.but(pointer=0), of=1)
@@ -137,13 +136,13 @@ def stolen(base, name, elsewhere):
         judged("bad_tag", base.but(authority=other("198.51.100.2", "2001:db8:a::2", ":" in base.authority))))
     row("§8.8", f"{name}: another authority", proved(base.made(
         master=OTHER_MASTER, authority=other("198.51.100.2", "2001:db8:a::2", ":" in base.authority))))
-    # A proof that was seen is worth nothing beside another packet.
+    # A captured proof is worthless with another packet.
     row("§8.9.2", f"{name}: seen, then stolen", proved(base), proved(base),
         judged("bad_tag", base.but(sender=other("10.0.0.8", "fd00::8", v6))), judged("bad_tag", base.but(vni=1)), proved(base))
 
 
 class InnerProtocol(Packet):
-    """Another protocol inside than the segment names."""
+    """A packet with another inner protocol than its segment names."""
 
     @staticmethod
     def of(base, protocol, transport):
@@ -193,7 +192,7 @@ def forms(base, name):
     row("§8.8", f"{name}: no option", judged("no_token", WithoutOption.of(base)))
     for suite in (0, 1):
         row("§1.1", f"{name}: suite {suite}", judged("unknown_suite", base.but(suite=suite)))
-    # Cut short, at the edges of every part.
+    # Packets cut short, at the edges of every part.
     option = 8 + len(base.option())
     inner = 40 if base.flags & IPV6 else 20
     for at in (0, 7, 8, 11, 12, 13, 27, 31, 32, option - 17, option - 16, option - 1, option, option + inner - 1,
@@ -281,7 +280,7 @@ def outside(name4, name6):
 
 
 def proved_wrong(base):
-    """Changing one word of a datagram changes its checksum by as much, whatever it was."""
+    """Returns a step with a wrong checksum: changing one word of a datagram changes its checksum by the same amount."""
     packet = base.made(checksum="wrong")
     before, after = packet.frame(), bytearray(packet.onward().frame())
     at = 14 + 20
@@ -315,7 +314,7 @@ def withdrawn(base, name):
 
 
 def order(base, name):
-    """Each check comes before the next: what fails two names the first."""
+    """Adds rows for the order of checks: a packet that fails two gets the reason of the first."""
     row("§8.8", f"{name}: malformed before suite", judged("malformed", base.but(suite=0, pointer=3)))
     row("§8.8", f"{name}: suite before epoch", judged("unknown_suite", base.but(suite=1, epoch=77)))
     row("§8.8", f"{name}: epoch before expiry", judged("unknown_epoch", base.made(epoch=77, expires=1)))
@@ -342,7 +341,7 @@ def routed():
                 row("§8.12", f"{name}: {suite_name}, {count} hops", proved(base.made(path=path, hops=hops)))
                 last = base.made(path=path, hops=hops, pointer=count - 1)
                 row("§8.12", f"{name}: {suite_name}, the last of {count} hops", proved(last), of=(count - 1) % 3)
-            # Who starts behind a verifier, or goes around one, has a proof that only that verifier opens.
+            # A sender that starts behind a verifier, or goes around one, has a proof that only that verifier opens.
             for place in (1, 2):
                 row("§8.12.3", f"{name}: {suite_name}, begun at place {place}",
                     judged("bad_tag", base.but(pointer=place)), of=place)
@@ -463,14 +462,8 @@ def main():
             ("198.51.100.1", MASTER), ("2001:db8:a::1", MASTER), ("198.51.100.2", OTHER_MASTER),
             ("2001:db8:a::2", OTHER_MASTER))],
         keys=keys(), segments=segments(), routes=routes(), packets=ROWS)
-    path = pathlib.Path(__file__).with_name("proofs.json")
-    parts = []
-    for name, value in out.items():
-        listed = isinstance(value, list) and value and isinstance(value[0], dict)
-        text = "[\n  " + ",\n  ".join(json.dumps(row) for row in value) + "\n ]" if listed else json.dumps(value)
-        parts.append(f" {json.dumps(name)}: {text}")
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
-    print(f"{path.name}: {len(ROWS)} rows, {len(out['segments'])} segments, {len(out['keys'])} keys")
+    write("proofs.json", out)
+    print(f"proofs.json: {len(ROWS)} rows, {len(out['segments'])} segments, {len(out['keys'])} keys")
 
 
 main()

@@ -2,14 +2,13 @@
 """Writes seal.json: vectors and cases for docs/wire.md §9, without any code of the project.
 
 Needs the `cryptography` package. Byte strings are hex. A row of `handshakes` has every key of one handshake and of the phase
-after it, and records of all kinds in each phase. A row of `wrong_records` opens under no key: `malformed` says that its form
-already shows it, `bad_tag` that its seal does. Rows of `wrong_initiations` and `wrong_controls` are told apart the same way.
+after it, and records of all kinds in each phase. A row of `wrong_records` opens under no key: `malformed` if its form is wrong,
+`bad_tag` if its seal is. Rows of `wrong_initiations` also have the outcomes `unknown_suite` and `right`. All rows of
+`wrong_controls` are malformed.
 """
 import hashlib
 import hmac
 import ipaddress
-import json
-import pathlib
 import struct
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -19,6 +18,8 @@ from cryptography.hazmat.primitives.cmac import CMAC
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from vectors import siphash128, write
 
 NOW = 1_800_000_000
 AES_CMAC, SIPHASH = 2, 3
@@ -30,41 +31,6 @@ SUITES = {1: ("aes-128-gcm", 16, AESGCM), 2: ("aes-256-gcm", 32, AESGCM), 3: ("c
 FROM_INITIATOR, FROM_RESPONDER = 0, 1
 REFUSALS = ["no_suite", "limit", "revoked"]
 CLOSES = ["ended", "revoked", "expired", "limit"]
-MASK64 = 2**64 - 1
-
-
-def siphash128(key, data):
-    """SipHash-2-4 with 128-bit output, as its authors' reference code has it."""
-    k0, k1 = struct.unpack("<QQ", key)
-    v = [k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D ^ 0xEE, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573]
-
-    def rotated(x, by):
-        return (x << by | x >> (64 - by)) & MASK64
-
-    def rounds(count):
-        for _ in range(count):
-            v[0] = (v[0] + v[1]) & MASK64
-            v[1] = rotated(v[1], 13) ^ v[0]
-            v[0] = rotated(v[0], 32)
-            v[2] = (v[2] + v[3]) & MASK64
-            v[3] = rotated(v[3], 16) ^ v[2]
-            v[0] = (v[0] + v[3]) & MASK64
-            v[3] = rotated(v[3], 21) ^ v[0]
-            v[2] = (v[2] + v[1]) & MASK64
-            v[1] = rotated(v[1], 17) ^ v[2]
-            v[2] = rotated(v[2], 32)
-
-    padded = data + bytes(7 - len(data) % 8) + bytes([len(data) & 255])
-    for (word,) in struct.iter_unpack("<Q", padded):
-        v[3] ^= word
-        rounds(2)
-        v[0] ^= word
-    v[2] ^= 0xEE
-    rounds(4)
-    first = v[0] ^ v[1] ^ v[2] ^ v[3]
-    v[1] ^= 0xDD
-    rounds(4)
-    return struct.pack("<QQ", first, v[0] ^ v[1] ^ v[2] ^ v[3])
 
 
 def mac(suite, key, data):
@@ -129,7 +95,7 @@ def record_key(secret, direction, treatment, suite):
 
 
 def seal(secret, direction, head, body, key_treatment=None):
-    """A record; the last says under which treatment's key, if that is another than the header's."""
+    """Seals a record; `key_treatment` selects another treatment's key than the header's."""
     treatment, suite = head[1] & 15, head[2]
     key, iv = record_key(secret, direction, key_treatment or treatment, suite)
     nonce = bytes(a ^ b for a, b in zip(iv, bytes(4) + head[8:]))
@@ -149,7 +115,7 @@ def ipv4(length):
 
 
 def records(secrets, indices):
-    """Records of each phase, in both directions, of all suites and treatments."""
+    """Makes records of each phase, in both directions, of all suites and treatments."""
     rows = []
 
     def add(name, phase, direction, head, body):
@@ -183,7 +149,7 @@ def handshake(name, suite, address, port, forward, number):
     key = sha256(b"grant key" + bytes([number]))[:16]
     privates = [sha256(b"private" + bytes([number, which])) for which in range(4)]
     shares = [public(private) if forward else private for private in privates]
-    # (initiator's, responder's) by phase; early records have the initiator's.
+    # (initiator's, responder's) by phase; early records carry the initiator's index.
     indices = [(0x01020304 + number,) * 2, (0x01020304 + number, 0xF0E0D0C0 + number), (0x0A0B0C0D, 0xDEADBEEF)]
 
     def joint_input(mine, theirs):
@@ -329,14 +295,8 @@ def main():
     ]
     out = dict(about="Vectors and cases for docs/wire.md §9, made by seal.py.", handshakes=handshakes,
                wrong_records=wrong_records(), wrong_initiations=wrong_initiations(), wrong_controls=wrong_controls())
-    path = pathlib.Path(__file__).with_name("seal.json")
-    parts = []
-    for name, value in out.items():
-        text = json.dumps(value) if isinstance(value, str) else (
-            "[\n  " + ",\n  ".join(json.dumps(row) for row in value) + "\n ]")
-        parts.append(f" {json.dumps(name)}: {text}")
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
-    print(f"{path.name}: " + ", ".join(f"{len(rows)} {name}" for name, rows in list(out.items())[1:]))
+    write("seal.json", out)
+    print(f"seal.json: " + ", ".join(f"{len(rows)} {name}" for name, rows in list(out.items())[1:]))
 
 
 main()

@@ -1,16 +1,16 @@
-//! Random whole packets, built without the crate's own code but for the sums.
+//! Random whole packets, built without the crate's own code except for the sums.
 
 use proptest::prelude::*;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use wire::packet::{Packet, TCP, UDP};
 use wire::tail;
 
-/// What stands in the transport's checksum field.
+/// Content of the transport's checksum field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
-    /// The checksum.
+    /// The complete checksum.
     Whole,
-    /// The pseudo-header's sum: the network card would do the rest.
+    /// The pseudo-header's sum, which the network card would complete.
     Partial,
     /// Zero, which UDP allows.
     Absent,
@@ -52,7 +52,7 @@ pub fn frames() -> impl Strategy<Value = Plan> {
     )
 }
 
-/// The Ethernet frame.
+/// Builds the Ethernet frame.
 pub fn frame(plan: &Plan) -> Vec<u8> {
     let transport = transport(plan);
     let mut frame = vec![2; 12];
@@ -91,7 +91,7 @@ pub fn frame(plan: &Plan) -> Vec<u8> {
     frame
 }
 
-/// The folded sum of pseudo-header and transport: 0xffff if the checksum is right.
+/// Returns the folded sum of pseudo-header and transport: 0xffff if the checksum is right.
 pub fn transport_sum(frame: &[u8], packet: &Packet) -> u16 {
     let transport = &frame[packet.transport..packet.end];
     tail::fold(tail::pseudo_header(packet, transport.len() as u16) + tail::sum(transport, false))

@@ -1,16 +1,19 @@
-//! The audit trail: what happened, looked for by person, act and time; handed out whole; and whether it is whole.
+//! The audit trail: search by person, event and time, download, and verification of the hash chain.
 
 use super::{LOOKS, Turn};
 use crate::console::ROOT;
-use crate::console::page::{Page, encoded, exact_time, table};
+use crate::console::form::{Fault, Input, summary};
+use crate::console::page::{Page, encoded, exact_time};
+use crate::console::table::{table, text};
 use crate::console::visitor::{Administrator, Form};
 use crate::console::words::count_of;
+use crate::http::problems::Problem;
 use crate::now;
-use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{AuditEntry, AuditQuery, Database, Head, Verdict};
 use axum::body::Body;
 use axum::extract::{Query, State};
+use axum::http::StatusCode;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use engine::policy::instant;
@@ -23,16 +26,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Entries on a page.
+/// Number of entries on a page.
 const PAGE: usize = 100;
-/// Entries that are handed out in one piece.
+/// Number of entries per piece of a download.
 const PIECE: usize = 256;
-/// Entries that are gone through in one look: it takes part of a second, however rare what is looked for.
+/// Number of entries that one search examines. This takes a fraction of a second, however rare the matches are.
 const LOOK: NonZeroU32 = NonZeroU32::new(500_000).unwrap();
-/// How long one piece may take to be taken.
+/// Time limit for the client to take one piece.
 const SEND_TIME: Duration = Duration::from_secs(30);
 
-/// What the address says.
+/// Query parameters of the search and the download.
 #[derive(Clone, Default, Deserialize)]
 pub struct Asked {
     person: Option<String>,
@@ -45,25 +48,33 @@ pub struct Asked {
 }
 
 impl Asked {
-    fn query(&self) -> Result<AuditQuery, Problem> {
+    /// Returns the query, or the errors of the fields.
+    fn query(&self) -> Result<AuditQuery, Vec<Fault>> {
         let given =
             |text: &Option<String>| text.as_deref().map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned);
-        let midnight = |day: &Option<String>| {
-            let Some(day) = given(day) else { return Ok(None) };
-            let wrong = || Problem::Malformed(format!("`{day}` is no day such as 2026-03-02"));
-            instant(&format!("{day}T00:00:00Z")).map(Some).ok_or_else(wrong)
+        let mut faults = Vec::new();
+        let mut midnight = |field: &str, day: &Option<String>| {
+            let midnight = instant(&format!("{}T00:00:00Z", given(day)?));
+            if midnight.is_none() {
+                faults.push(Fault::at(field, "write the day as year, month and day, such as 2026-03-02"));
+            }
+            midnight
         };
+        let (since, until) = (midnight("from", &self.from), midnight("to", &self.to));
+        if !faults.is_empty() {
+            return Err(faults);
+        }
         Ok(AuditQuery {
             person: given(&self.person),
             event: given(&self.event),
-            since: midnight(&self.from)?,
-            until: midnight(&self.to)?.map(|day| day + 86_399),
+            since,
+            until: until.map(|day| day + 86_399),
             before: self.before,
             most: Some(LOOK),
         })
     }
 
-    /// The same, as a part of an address.
+    /// Writes the filters as a part of a query string.
     fn written(&self) -> String {
         let fields = [("person", &self.person), ("event", &self.event), ("from", &self.from), ("to", &self.to)];
         let written = fields.iter().filter_map(|(name, value)| Some(format!("{name}={}&", encoded(value.as_deref()?))));
@@ -71,13 +82,23 @@ impl Asked {
     }
 }
 
-/// Shows what is looked for.
+/// Shows the entries that match the filters.
 pub async fn show(
     State(authority): State<Arc<Authority>>,
     Administrator(visitor): Administrator,
     Query(asked): Query<Asked>,
-) -> Result<Markup, Problem> {
-    let query = asked.query()?;
+) -> Result<Response, Problem> {
+    let query = match asked.query() {
+        Ok(query) => query,
+        Err(faults) => {
+            let events = super::read(&authority, |database| database.audit_events()).await?;
+            let page = Page::new("Audit").of(Some(&visitor)).at("/admin/audit").show(&html! {
+                (summary(&faults))
+                (search(&asked, &events, &faults))
+            });
+            return Ok((StatusCode::BAD_REQUEST, page).into_response());
+        }
+    };
     let (mut entries, unseen, events, heads) = super::read(&authority, move |database| {
         let mut found = Vec::new();
         let unseen = database.find_audit_entries(&query, |entry| {
@@ -90,89 +111,97 @@ pub async fn show(
     let is_full = entries.len() > PAGE;
     entries.truncate(PAGE);
     let before = if is_full { entries.last().map(|last| last.id) } else { unseen };
-    let rows: Vec<_> = entries.iter().map(row).collect();
-    let text = |value: &Option<String>| value.clone().unwrap_or_default();
-    let chosen = text(&asked.event);
-    Ok(Page::new("Audit").of(Some(&visitor)).at("/admin/audit").show(&html! {
+    let columns = ["When", "Act", "Who", "From", "Receiver and rule", "By", "Particulars"].map(text);
+    let page = Page::new("Audit").of(Some(&visitor)).at("/admin/audit").show(&html! {
+        (search(&asked, &events, &[]))
+        @if !entries.is_empty() { (table("Entries, latest first", &columns, entries.iter().map(row))) }
+        @match before {
+            Some(before) if !is_full => p { "These are all matches from entry " (before) " on. Older entries have not been searched yet." },
+            None if entries.is_empty() => p { "No entry matches." },
+            _ => {}
+        }
+        p.acts {
+            @if let Some(before) = before {
+                a href={ (ROOT) "/admin/audit?" (asked.written()) "before=" (before) } {
+                    @if is_full { "Older entries" } @else { "Search older entries" }
+                }
+            }
+            a href={ (ROOT) "/admin/audit.jsonl?" (asked.written()) } { "Download all matches as JSON lines" }
+        }
+        (chain(&heads))
+        form method="post" action={ (ROOT) "/admin/audit/verify" } {
+            (visitor.token())
+            button type="submit" { "Verify the whole trail" }
+        }
+    });
+    Ok(page.into_response())
+}
+
+/// Renders the search form.
+fn search(asked: &Asked, events: &[String], faults: &[Fault]) -> Markup {
+    let chosen = asked.event.clone().unwrap_or_default();
+    html! {
         form.search method="get" action={ (ROOT) "/admin/audit" } {
             div {
                 label for="person" { "Person" }
-                input #person name="person" type="search" value=(text(&asked.person)) autocapitalize="none" spellcheck="false";
+                input #person name="person" type="search" value=[&asked.person] autocapitalize="none" spellcheck="false";
             }
             div {
                 label for="event" { "Act" }
                 select #event name="event" {
                     option value="" { "Any" }
                     @if !chosen.is_empty() && !events.contains(&chosen) { option selected { (chosen) } }
-                    @for event in &events { option selected[*event == chosen] { (event) } }
+                    @for event in events { option selected[*event == chosen] { (event) } }
                 }
             }
-            (day("from", "From this day on (UTC)", &asked.from))
-            (day("to", "Up to this day (UTC)", &asked.to))
+            (day("from", "From this day on (UTC)", &asked.from, faults))
+            (day("to", "Up to this day (UTC)", &asked.to, faults))
             button type="submit" { "Search" }
         }
-        @if !rows.is_empty() {
-            (table("What happened, latest first", &["When", "Act", "Who", "From", "Receiver and rule", "By", "Particulars"], &rows))
-        }
-        @match before {
-            Some(before) if !is_full => p { "That is all from entry " (before) " on. Older entries have not been looked at." },
-            None if rows.is_empty() => p { "Nothing like that is in the trail." },
-            _ => {}
-        }
-        p.acts {
-            @if let Some(before) = before {
-                a href={ (ROOT) "/admin/audit?" (asked.written()) "before=" (before) } {
-                    @if is_full { "Before these" } @else { "Look at older ones" }
-                }
-            }
-            a href={ (ROOT) "/admin/audit.jsonl?" (asked.written()) } { "All of it as JSON lines" }
-        }
-        (chain(&heads))
-        form method="post" action={ (ROOT) "/admin/audit/verify" } {
-            (visitor.token())
-            button type="submit" { "Go through the whole trail" }
-        }
-    }))
-}
-
-/// A field for a day, in the one form that is read everywhere.
-fn day(name: &str, label: &str, value: &Option<String>) -> Markup {
-    html! {
-        div {
-            label for=(name) { (label) }
-            input id=(name) name=(name) type="text" value=[value] placeholder="2026-03-02" pattern="[0-9]{4}-[0-9]{2}-[0-9]{2}"
-                title="a day such as 2026-03-02";
-        }
     }
 }
 
-fn row(entry: &AuditEntry) -> Markup {
+/// Renders a field for a day, in an unambiguous format.
+fn day(name: &str, label: &str, value: &Option<String>, faults: &[Fault]) -> Markup {
+    let day = Input {
+        id: name,
+        name,
+        label,
+        value: value.as_deref(),
+        placeholder: Some("2026-03-02"),
+        pattern: Some("[0-9]{4}-[0-9]{2}-[0-9]{2}"),
+        ..Input::default()
+    };
+    html! { div { (day.show(faults)) } }
+}
+
+fn row(entry: &AuditEntry) -> Vec<Markup> {
     let AuditEntry { time: at, event, person, device, source, receiver, rule, detail, operator, .. } = entry;
-    html! {
-        th scope="row" { (exact_time(*at)) }
-        td { (event) }
-        td.who {
+    vec![
+        exact_time(*at),
+        html! { (event) },
+        html! {
             @if let Some(person) = person { a href={ (ROOT) "/admin/people/" (encoded(person)) } { (person) } }
             @if let Some(device) = device { " · " (device) }
-        }
-        td { @if let Some(source) = source { (source) } }
-        td { @if let Some(receiver) = receiver { (receiver) } @if let Some(rule) = rule { " " span.quiet { "by " (rule) } } }
-        td { @if let Some(operator) = operator { (operator) } }
-        td { (detail) }
-    }
+        },
+        html! { @if let Some(source) = source { (source) } },
+        html! { @if let Some(receiver) = receiver { (receiver) } @if let Some(rule) = rule { " " span.quiet { "by " (rule) } } },
+        html! { @if let Some(operator) = operator { (operator) } },
+        html! { (detail) },
+    ]
 }
 
-/// Where the trails end.
+/// Renders the heads of the trails.
 fn chain(heads: &[Head]) -> Markup {
     html! {
         h2 { "The chain" }
-        p { "Each entry's hash covers all before it. Whoever notes where the trails end, elsewhere, can tell later whether they "
-            "were made anew: " code { "vouchsafe authority audit verify --head …" } }
+        p { "Each entry's hash covers all earlier entries. Note the heads of the trails elsewhere to detect later whether the "
+            "trails were rewritten: " code { "vouchsafe authority audit verify --head …" } }
         ul { @for head in heads { li { code { (head) } } } }
     }
 }
 
-/// Goes through every entry; slow where there are many, so it is a button and not a part of the page.
+/// Verifies every entry. This is slow on a long trail, so it is a separate action and not a part of the page.
 pub async fn verify(
     State(authority): State<Arc<Authority>>,
     Administrator(visitor): Administrator,
@@ -193,26 +222,28 @@ pub async fn verify(
     }))
 }
 
-/// Hands out what is looked for, a JSON object a line, latest first. It is read as it is sent: no more of it is in memory.
+/// Streams the matching entries, one JSON object per line, latest first. The entries are read while they are sent, so
+/// memory holds only a few at a time.
 pub async fn export(
     State(authority): State<Arc<Authority>>,
     _: Administrator,
     Query(asked): Query<Asked>,
 ) -> Result<Response, Problem> {
-    let query = asked.query()?;
+    let query = asked.query().map_err(|_| Problem::Malformed("a day is written such as 2026-03-02".into()))?;
     let place = authority.exports.clone().try_acquire_owned();
     let place = place.map_err(|_| Problem::Busy("downloads of the audit trail"))?;
     let (sender, pieces) = mpsc::channel(1);
     tokio::spawn(async move {
         let handed_out = hand_out(&authority, query, &sender).await;
-        // Before the end is told: whoever asks again then finds a place.
+        // Release the place before the stream ends, so that a client that starts another download right away finds it
+        // free.
         drop(place);
         match handed_out {
             Ok(true) => {
                 send(&sender, None, SEND_TIME).await;
             }
-            Ok(false) => tracing::info!("a download of the audit trail was given up"),
-            Err(error) => tracing::error!("the audit trail could not be handed out whole: {error:#}"),
+            Ok(false) => tracing::info!("the client closed a download of the audit trail or was too slow"),
+            Err(error) => tracing::error!("a download of the audit trail failed: {error:#}"),
         }
     });
     let name = format!("attachment; filename=\"audit-{}.jsonl\"", now());
@@ -220,8 +251,8 @@ pub async fn export(
     Ok((headers, Body::from_stream(whole(pieces))).into_response())
 }
 
-/// Reads piece by piece; gives whether all were taken. Nothing is being read while somebody takes their time with a piece:
-/// the database's log can't be cut as long as anybody reads.
+/// Reads and sends piece by piece; returns whether the client took all of them. No read transaction is open while the
+/// client takes a piece, because an open read transaction prevents the database from truncating its log.
 async fn hand_out(
     authority: &Authority,
     mut query: AuditQuery,
@@ -230,7 +261,7 @@ async fn hand_out(
     loop {
         let asked = query.clone();
         let (piece, rest) = Turn::wait(&LOOKS).await?.read(authority, move |database| piece(database, &asked)).await?;
-        // Also where nothing was found: whoever has gone away is not looked for further.
+        // Sent even if the piece is empty: if the client is gone, the search stops here.
         if !send(sender, Some(piece), SEND_TIME).await {
             return Ok(false);
         }
@@ -241,7 +272,7 @@ async fn hand_out(
     }
 }
 
-/// The next lines, and the number of the entry before which it goes on if there may be more.
+/// Returns the next lines and, if there may be more, the number of the entry before which to continue.
 fn piece(database: &Database, query: &AuditQuery) -> anyhow::Result<(Vec<u8>, Option<i64>)> {
     let (mut piece, mut count) = (Vec::new(), 0);
     let rest = database.find_audit_entries(query, |entry| {
@@ -253,13 +284,13 @@ fn piece(database: &Database, query: &AuditQuery) -> anyhow::Result<(Vec<u8>, Op
     Ok((piece, rest))
 }
 
-/// Whether it was taken in time.
+/// Sends a piece; returns whether the receiver took it in time.
 async fn send<T>(sender: &mpsc::Sender<T>, piece: T, time: Duration) -> bool {
     tokio::time::timeout(time, sender.send(piece)).await.is_ok_and(|sent| sent.is_ok())
 }
 
-/// What a browser gets: pieces up to the one that says that there are no more. Whatever ends before is an error, so that no
-/// part is taken for the whole.
+/// The stream that the browser receives: pieces up to the end marker. A stream that ends before the marker yields an
+/// error, so that a truncated download is not mistaken for the whole trail.
 fn whole(pieces: mpsc::Receiver<Option<Vec<u8>>>) -> impl Stream<Item = io::Result<Vec<u8>>> {
     stream::unfold(Some(pieces), async |pieces| {
         let mut pieces = pieces?;
@@ -276,7 +307,7 @@ mod tests {
     use super::*;
     use futures_util::StreamExt;
 
-    /// What comes of a trail whose reader paused after one piece, and of one that was handed out whole.
+    /// Returns what the browser receives: if the reader pauses, one piece and then an error; else the whole trail.
     async fn read(reader_pauses: bool) -> Vec<Option<Vec<u8>>> {
         let (sender, pieces) = mpsc::channel(if reader_pauses { 1 } else { 2 });
         assert!(send(&sender, Some(b"a".to_vec()), SEND_TIME).await);

@@ -1,30 +1,30 @@
-//! What verifiers dropped, by drop reason and over time.
+//! Packets that verifiers dropped, by drop reason and over time.
 
 use super::picture;
 use crate::console::ROOT;
 use crate::console::page::{Page, encoded, exact_time};
 use crate::console::visitor::Administrator;
 use crate::console::words::{count, sentence};
+use crate::http::problems::Problem;
 use crate::now;
-use crate::problem::Problem;
+use crate::push::activity::Span;
 use crate::state::Authority;
 use axum::extract::{Query, State};
-use engine::activity::Span;
 use maud::{Markup, html};
 use serde::Deserialize;
 use std::sync::Arc;
 
-/// What the address says.
+/// Query parameters of the page.
 #[derive(Deserialize)]
 pub struct Asked {
     span: Option<String>,
     verifier: Option<String>,
 }
 
-/// The spans by the words of addresses.
+/// The spans and their names in URLs.
 const SPANS: [(&str, Span); 3] = [("quarter", Span::Quarter), ("hour", Span::Hour), ("day", Span::Day)];
 
-/// Shows it.
+/// Shows the dropped packets.
 pub async fn show(
     State(authority): State<Arc<Authority>>,
     Administrator(visitor): Administrator,
@@ -67,7 +67,7 @@ pub async fn show(
             p { (sentence(&count(dropped, "packet"))) " dropped and " (count(admitted, "flow")) " admitted in the last " (picture::span_name(span))
                 @if let Some(id) = wanted { " at " (id) } "." }
             (picture::drops(&columns, span))
-            p.quiet { "At " (exact_time(now)) ". Packets count for the time at which their verifier told of them; where none did, the "
+            p.quiet { "At " (exact_time(now)) ". Packets are counted at the time of their verifier's report. Where there is no report, the "
                 "picture is shaded." }
         }
     }))

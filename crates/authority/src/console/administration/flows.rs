@@ -1,17 +1,18 @@
-//! Live flows, as verifiers told of them last, with whose they are by the authority's own memory.
+//! Live flows from the latest reports of the verifiers. Their owners are looked up in the authority's own database.
 
 use super::Said;
 use crate::console::ROOT;
-use crate::console::page::{Page, encoded, exact_time, table, time};
+use crate::console::page::{Page, encoded, exact_time, time};
+use crate::console::table::{actions, figures, table, text};
 use crate::console::visitor::Administrator;
 use crate::console::words::{bytes, count, number, sentence};
+use crate::http::problems::Problem;
 use crate::now;
-use crate::problem::Problem;
-use crate::reports::Latest;
+use crate::push::reports::Latest;
 use crate::state::Authority;
 use crate::storage::Database;
+use api::{GrantOwner, ReportedFlow};
 use axum::extract::{Query, State};
-use engine::api::{GrantOwner, ReportedFlow};
 use engine::policy::place;
 use maud::{Markup, html};
 use serde::Deserialize;
@@ -19,31 +20,31 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use wire::Destination;
 
-/// Flows on a page at most.
+/// Maximum number of flows on a page.
 const MOST_SHOWN: usize = 500;
-/// Flows whose owners are looked up for one page.
+/// Maximum number of flows whose owners are looked up for one page.
 const MOST_NAMED: usize = 5000;
 
-/// A flow and whose it is.
+/// A flow and its owner.
 pub struct LiveFlow {
     verifier: Arc<str>,
     flow: ReportedFlow,
-    /// None if it was established before protection began, or the authority never gave that grant.
+    /// `None` if the flow was established before protection began, or the authority never issued its grant.
     owner: Option<GrantOwner>,
 }
 
-/// What verifiers told of last.
+/// The latest reports of the verifiers.
 pub struct Live {
-    /// The flows they named, the latest first.
+    /// The reported flows, latest first.
     pub flows: Vec<LiveFlow>,
-    /// How many live in all.
+    /// Number of live flows, including those that the reports do not list.
     pub total: u64,
-    /// Verifiers that have fallen silent; theirs are not among them.
+    /// Verifiers that no longer report; their flows are not included.
     pub silent: Vec<Arc<str>>,
 }
 
 impl Live {
-    /// Reads it; of one verifier if given.
+    /// Reads the reports of all verifiers, or of `verifier` if it is set.
     pub async fn read(authority: &Authority, verifier: Option<&str>) -> Result<Self, Problem> {
         let (mut flows, mut total, mut silent) = (Vec::new(), 0, Vec::new());
         for Latest { verifier: id, fresh, report, .. } in authority.reports.latest(now()) {
@@ -61,7 +62,7 @@ impl Live {
         flows.truncate(MOST_NAMED);
         let name = move |database: &mut Database| {
             let named = flows.into_iter().map(|(verifier, flow)| {
-                // Only among the grants for this very verifier: it can't tell tales about others'.
+                // Only among the grants for this verifier: a verifier can't report on the grants of others.
                 let owner = flow.handle.map(|handle| database.grant_owner(&verifier, handle)).transpose()?.flatten();
                 Ok(LiveFlow { verifier, flow, owner })
             });
@@ -70,53 +71,64 @@ impl Live {
         Ok(Self { flows: super::read(authority, name).await?, total, silent })
     }
 
-    /// Leaves those of a person.
+    /// Keeps only the flows of a person.
     pub fn of(&mut self, person: &str) {
         self.flows.retain(|live| live.owner.as_ref().is_some_and(|owner| owner.person == person));
     }
 
-    /// Leaves those of some grants, by their handles as text.
+    /// Keeps only the flows of the grants for which `grants` returns true; it is called with the handle as text.
     pub fn keep(&mut self, grants: impl Fn(&str) -> bool) {
         self.flows.retain(|live| live.flow.handle.is_some_and(|handle| grants(&format!("{handle:016x}"))));
     }
 
-    /// The flows as a table.
+    /// Renders the flows as a table.
     pub fn table(&self) -> Markup {
-        let head = ["Who", "From", "To", "Receiver", "Since", "Last packet", "Towards the server", "Act"];
-        let rows: Vec<_> = self.flows.iter().take(MOST_SHOWN).map(LiveFlow::row).collect();
-        table("Live flows", &head, &rows)
+        let columns = [
+            text("Who"),
+            text("From"),
+            text("To"),
+            text("Receiver"),
+            text("Since"),
+            text("Last packet"),
+            figures("Towards the server"),
+            actions(),
+        ];
+        table("Live flows", &columns, self.flows.iter().take(MOST_SHOWN).map(LiveFlow::row))
     }
 }
 
 impl LiveFlow {
-    fn row(&self) -> Markup {
+    fn row(&self) -> Vec<Markup> {
         let Self { verifier, flow, owner } = self;
         let client = SocketAddr::new(flow.client, flow.client_port).to_string();
         let server = Destination { address: flow.server, protocol: flow.protocol, port: flow.server_port };
-        html! {
-            th scope="row" { @match owner {
+        vec![
+            html! { @match owner {
                 Some(GrantOwner { person, device, .. }) => {
                     a href={ (ROOT) "/admin/people/" (encoded(person)) } { (person) } " · " (device)
                 }
                 None if flow.handle.is_none() => { span.quiet { "from before protection" } }
                 None => { span.quiet { "a grant that the authority doesn't know" } }
-            } }
-            td { (client) }
-            td { (place(&server)) }
-            td { @if let Some(owner) = owner { (owner.receiver) " " span.quiet { "by " (owner.rule) } } " " span.quiet { "at " (verifier) } }
-            td { (time(flow.since)) }
-            td { (time(flow.seen)) }
-            td.number { (bytes(flow.bytes)) }
-            td { @if let (Some(owner), Some(handle)) = (owner, flow.handle) {
+            } },
+            html! { (client) },
+            html! { (place(&server)) },
+            html! {
+                @if let Some(owner) = owner { (owner.receiver) " " span.quiet { "by " (owner.rule) } }
+                " " span.quiet { "at " (verifier) }
+            },
+            time(flow.since),
+            time(flow.seen),
+            html! { (bytes(flow.bytes)) },
+            html! { @if let (Some(owner), Some(handle)) = (owner, flow.handle) {
                 a href={ (ROOT) "/admin/revoke?grant=" (format!("{handle:016x}")) } {
                     "Revoke…" span.unseen { " the grant of " (owner.person) " from " (client) " to " (place(&server)) }
                 }
-            } }
-        }
+            } },
+        ]
     }
 }
 
-/// What the address says.
+/// Query parameters of the page.
 #[derive(Deserialize)]
 pub struct Asked {
     person: Option<String>,
@@ -125,7 +137,7 @@ pub struct Asked {
     said: Said,
 }
 
-/// Shows them.
+/// Shows the live flows.
 pub async fn show(
     State(authority): State<Arc<Authority>>,
     Administrator(visitor): Administrator,
@@ -162,11 +174,11 @@ pub async fn show(
             @for verifier in &live.silent {
                 p.wrong { (verifier) " is silent: its flows are not shown." }
             }
-            p { (sentence(&count(live.total, "live flow"))) @if verifier.is_some() { " there" }
-                @if live.total > named as u64 { "; verifiers named the latest " (number(named as u64)) " of them" }
+            p { (sentence(&count(live.total, "live flow")))@if let Some(verifier) = &verifier { " at " (verifier) }
+                @if live.total > named as u64 { "; verifiers listed the latest " (number(named as u64)) }
                 @if person.is_some() || shown < named { "; the table shows " (number(shown as u64)) } "." }
             @if shown > 0 { (live.table()) }
-            p.quiet { "At " (exact_time(now())) ". Verifiers tell every few seconds." }
+            p.quiet { "At " (exact_time(now())) ". Verifiers report every few seconds." }
         }
     }))
 }

@@ -2,39 +2,42 @@
 
 use crate::console::ROOT;
 use crate::console::grants::covers;
-use crate::console::page::{self, time};
+use crate::console::page::time;
+use crate::console::table::{self, actions, text};
 use crate::console::words::number;
 use crate::storage::GrantEntry;
 use maud::{Markup, html};
 
-/// Grants in one table at most.
+/// Maximum number of grants in one table.
 const MOST_SHOWN: usize = 500;
 
-/// The grants; with a link to revoke each if wanted.
+/// Renders a table of grants, with a link to revoke each if `acts` is set.
 pub fn table(grants: &[GrantEntry], acts: bool) -> Markup {
-    let mut head = vec!["Grant", "Device", "For", "Receiver", "From", "Given", "Ends"];
+    let mut columns = ["Grant", "Device", "For", "Receiver", "From", "Issued", "Ends"].map(text).to_vec();
     if acts {
-        head.push("Act");
+        columns.push(actions());
     }
     let row = |grant: &GrantEntry| {
-        html! {
-            th scope="row" { code { (grant.handle) } }
-            td { (grant.person) " · " (grant.device) }
-            td { (covers(grant)) }
-            td { (grant.receiver) " " span.quiet { "by " (grant.rule) } }
-            td { (grant.source) }
-            td { (time(grant.issued)) }
-            td { (time(grant.expires)) }
-            @if acts {
-                td { a href={ (ROOT) "/admin/revoke?grant=" (grant.handle) } {
+        let mut cells = vec![
+            html! { code { (grant.handle) } },
+            html! { (grant.person) " · " (grant.device) },
+            html! { (covers(grant)) },
+            html! { (grant.receiver) " " span.quiet { "by " (grant.rule) } },
+            html! { (grant.source) },
+            time(grant.issued),
+            time(grant.expires),
+        ];
+        if acts {
+            cells.push(html! {
+                a href={ (ROOT) "/admin/revoke?grant=" (grant.handle) } {
                     "Revoke…" span.unseen { " the grant " (grant.handle) }
-                } }
-            }
+                }
+            });
         }
+        cells
     };
-    let rows: Vec<_> = grants.iter().take(MOST_SHOWN).map(row).collect();
     html! {
-        (page::table("Grants", &head, &rows))
+        (table::table("Grants", &columns, grants.iter().take(MOST_SHOWN).map(row)))
         @if grants.len() > MOST_SHOWN { p { "The latest " (MOST_SHOWN) " of " (number(grants.len() as u64)) " are shown." } }
     }
 }

@@ -1,10 +1,10 @@
-//! What a draft of a policy would do: its faults, its tests, who gains and who loses what, which grants would end, and what it
-//! says about what was asked for of late. By the same functions as the commands.
+//! Evaluation of a policy draft: its errors, the results of its tests, who gains and who loses access, which grants
+//! would end, and how it would decide recent requests. It calls the same functions as the commands.
 
 use super::{LOOKS, Turn};
-use crate::policies::candidate::MOST_TOLD;
-use crate::problem::Problem;
-use crate::replay::{Case, Replay};
+use crate::http::problems::Problem;
+use crate::policy::candidate::MOST_TOLD;
+use crate::policy::replay::{Case, Replay};
 use crate::state::Authority;
 use crate::{admin, now};
 use engine::document::Fault;
@@ -13,17 +13,19 @@ use engine::policy::{Compiled, Policy};
 use maud::{Markup, html};
 use std::sync::Arc;
 
-use crate::console::page::{table, time};
+use crate::console::form;
+use crate::console::page::time;
+use crate::console::table::{figures, table, text};
 use crate::console::words::{count, number, sentence};
 
-/// How far back requests are judged anew, in hours.
+/// Period of past requests that the draft decides again, in hours.
 const HOURS: u64 = 24;
 
-/// What a draft comes to.
+/// Result of evaluating a draft.
 pub struct Judgement {
-    /// The version in force that it is compared with.
+    /// The version in force with which the draft was compared.
     pub in_force: i64,
-    /// What is wrong with it, by line; or what it would do.
+    /// The effects of the draft, or its errors by line.
     found: Result<Effects, Vec<Fault>>,
 }
 
@@ -31,11 +33,11 @@ struct Effects {
     receivers: usize,
     rules: usize,
     tests: usize,
-    /// The first tests that fail, as faults of their line.
+    /// The first tests that fail, as faults at their lines.
     failures: Vec<Fault>,
-    /// How many fail.
+    /// Number of tests that fail.
     failing: usize,
-    /// Names that nobody has.
+    /// Names in the draft that do not exist.
     unknown: Vec<String>,
     changes: Result<Vec<Change>, TooLarge>,
     replay: Replay,
@@ -44,9 +46,9 @@ struct Effects {
 }
 
 impl Judgement {
-    /// Judges a text.
+    /// Evaluates a draft.
     pub async fn of(authority: &Arc<Authority>, text: &str) -> Result<Self, Problem> {
-        // First: those who wait hold no copy of the policy.
+        // Wait first, so that a waiting request holds no copy of the policy.
         let turn = Turn::wait(&LOOKS).await?;
         let (in_force, _) = authority.storage.call(|database| database.policy_in_force()).await?;
         let old = authority.with_policy(Policy::clone).await;
@@ -91,17 +93,27 @@ impl Judgement {
         Ok(Self { in_force, found })
     }
 
-    /// Whether it may be put in force.
+    /// Reports whether the draft may be put in force.
     pub fn is_good(&self) -> bool {
         self.found.as_ref().is_ok_and(|effects| effects.failing == 0)
     }
 
-    /// All of it, for people.
+    /// Returns the first error of the draft, as one of the field with this id.
+    pub fn faults(&self, field: &str) -> Vec<form::Fault> {
+        let faults = match &self.found {
+            Err(faults) => faults,
+            Ok(effects) => &effects.failures,
+        };
+        let text = |fault: &Fault| format!("line {}: {}", fault.line, fault.message);
+        faults.first().map(|fault| form::Fault::at(field, &text(fault))).into_iter().collect()
+    }
+
+    /// Renders the result.
     pub fn show(&self) -> Markup {
         let effects = match &self.found {
             Err(faults) => {
                 return html! {
-                    p.wrong role="alert" { "This is no valid policy; nothing was changed." }
+                    p.wrong role="alert" { "This is not a valid policy; nothing was changed." }
                     (places("What is wrong", faults))
                 };
             }
@@ -119,30 +131,29 @@ impl Judgement {
                 }
             }
             @if !unknown.is_empty() {
-                h2 { "Names that nobody has" }
+                h2 { "Unknown names" }
                 ul { @for name in unknown { li { (name) } } }
             }
             h2 { "Who gains and who loses what" }
             @match changes {
                 Err(error) => p.wrong { (error) },
-                Ok(changes) if changes.is_empty() => p { "Nobody gains or loses anything." },
+                Ok(changes) if changes.is_empty() => p { "Access does not change for anyone." },
                 Ok(changes) => (differences(changes)),
             }
             h2 { "At once" }
             p { (sentence(&count(*ending, "live grant"))) " would end" @if *ending > 0 { ", and the verifiers would cut the flows" } "." }
-            h2 { "What was asked for in the last " (HOURS) " hours" }
+            h2 { "Requests of the last " (HOURS) " hours" }
             p { "The draft decided " (count(replay.grants, "grant")) " and " (count(replay.refusals, "refusal")) " again." }
-            @if replay.refused.is_empty() && replay.allowed.is_empty() { p { "All would be answered the same." } }
-            @if !replay.refused.is_empty() { (cases("Was given and would be refused", &replay.refused)) }
-            @if !replay.allowed.is_empty() { (cases("Was refused and would be given", &replay.allowed)) }
+            @if replay.refused.is_empty() && replay.allowed.is_empty() { p { "It would answer all of them as before." } }
+            @if !replay.refused.is_empty() { (cases("Granted, but would be refused", &replay.refused)) }
+            @if !replay.allowed.is_empty() { (cases("Refused, but would be granted", &replay.allowed)) }
         }
     }
 }
 
 fn places(caption: &str, faults: &[Fault]) -> Markup {
-    let row =
-        |fault: &Fault| html! { th scope="row" { "Line " (fault.line) ":" (fault.column) } td { (fault.message) } };
-    table(caption, &["Where", "What"], &faults.iter().map(row).collect::<Vec<_>>())
+    let row = |fault: &Fault| vec![html! { "Line " (fault.line) ":" (fault.column) }, html! { (fault.message) }];
+    table(caption, &[text("Where"), text("What")], faults.iter().map(row))
 }
 
 fn differences(changes: &[Change]) -> Markup {
@@ -153,30 +164,31 @@ fn differences(changes: &[Change]) -> Markup {
         Kind::Stays => "as before",
     };
     let row = |change: &Change| {
-        html! {
-            th scope="row" { (kind(change.kind)) }
-            td { (change.who.join("; ")) }
-            td { ul.plain { @for place in &change.to { li {
+        vec![
+            html! { (kind(change.kind)) },
+            html! { (change.who.join("; ")) },
+            html! { ul.plain { @for place in &change.to { li {
                 (place.receivers.join(", ")) ": " (place.prefixes.join(", ")) ": " (place.services.join(", "))
-            } } } }
-            td { @if change.at.is_empty() { "always" } @else { "times like " (change.at.join(", ")) } }
-            td { (change.old) }
-            td { (change.new) }
-        }
+            } } } },
+            html! { @if change.at.is_empty() { "always" } @else { "times like " (change.at.join(", ")) } },
+            html! { (change.old) },
+            html! { (change.new) },
+        ]
     };
-    let rows: Vec<_> = changes.iter().map(row).collect();
-    table("Differences", &["They", "Who", "Where", "When", "Policy in force", "This one"], &rows)
+    let columns = ["They", "Who", "Where", "When", "Policy in force", "This one"].map(text);
+    table("Differences", &columns, changes.iter().map(row))
 }
 
 fn cases(caption: &str, cases: &[Case]) -> Markup {
     let row = |case: &Case| {
-        html! {
-            th scope="row" { (case.person) " · " (case.device) }
-            td { (case.to) }
-            td.number { (number(case.times as u64)) }
-            td { (time(case.last)) }
-            td { (case.why) }
-        }
+        vec![
+            html! { (case.person) " · " (case.device) },
+            html! { (case.to) },
+            html! { (number(case.times as u64)) },
+            time(case.last),
+            html! { (case.why) },
+        ]
     };
-    table(caption, &["Who", "Where to", "Times", "Last", "Why"], &cases.iter().map(row).collect::<Vec<_>>())
+    let columns = [text("Who"), text("Where to"), figures("Times"), text("Last"), text("Why")];
+    table(caption, &columns, cases.iter().map(row))
 }

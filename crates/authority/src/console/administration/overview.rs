@@ -1,91 +1,91 @@
-//! What goes on, at a glance: verifiers and how they stand, who is logged in, what is admitted and dropped.
+//! The front page for administrators: who reaches what, the packets dropped over time, and the health of the verifiers.
 
+use super::health::Verifiers;
+use super::traffic::Traffic;
 use super::{Said, picture};
 use crate::console::ROOT;
-use crate::console::page::{Page, encoded, exact_time, table, time};
+use crate::console::page::{Page, exact_time};
 use crate::console::visitor::Administrator;
-use crate::console::words::{count, number};
+use crate::console::words::{count, count_of, number, sentence};
+use crate::http::problems::Problem;
 use crate::now;
-use crate::problem::Problem;
-use crate::reports::Latest;
+use crate::push::activity::Span;
 use crate::state::Authority;
-use crate::storage::VerifierEntry;
 use axum::extract::{Query, State};
-use engine::activity::Span;
-use engine::api::VerifierState;
 use maud::{Markup, html};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Shows it.
+/// Shows the front page.
 pub async fn show(
     State(authority): State<Arc<Authority>>,
     Administrator(visitor): Administrator,
     Query(said): Query<Said>,
 ) -> Result<Markup, Problem> {
-    let verifiers = authority.storage.call(|database| database.verifiers()).await?;
+    let entries = authority.storage.call(|database| database.verifiers()).await?;
+    let receivers = authority.with_policy(|policy| policy.receivers().len()).await;
     let now = now();
     let reports = authority.reports.latest(now);
-    let latest: BTreeMap<&str, &Latest> = reports.iter().map(|latest| (&*latest.verifier, latest)).collect();
-    let rows: Vec<_> =
-        verifiers.iter().map(|entry| row(&authority, entry, latest.get(&*entry.verifier).copied(), now)).collect();
+    let verifiers = Verifiers::new(&entries, &reports);
+    let traffic = Traffic::read(&authority, &reports).await?;
     let live: u64 = reports.iter().filter(|latest| latest.fresh).map(|latest| latest.report.live).sum();
-    let columns = authority.reports.columns(None, Span::Quarter, now);
+    let columns = authority.reports.columns(None, Span::Hour, now);
     let (admitted, dropped) = picture::totals(&columns);
+    let hour = picture::span_name(Span::Hour);
+    let (protecting, all) = verifiers.protecting();
     let snapshot = authority.snapshot();
     let (proven, strangers) = snapshot.connections;
     Ok(Page::new("Overview").of(Some(&visitor)).at("/admin").done(said.done.as_deref()).show(&html! {
-        p { "You are an administrator: what you do here is in the audit trail, with your name." }
+        p.quiet { "You are an administrator: what you do here is in the audit trail, with your name." }
+        (first_steps(all, receivers))
         section data-live {
-            dl {
-                dt { "Live flows" }
-                dd { a href={ (ROOT) "/admin/flows" } { (number(live)) } }
-                dt { "In the last " (picture::span_name(Span::Quarter)) }
-                dd { (count(admitted, "flow")) " admitted, " a href={ (ROOT) "/admin/drops" } { (count(dropped, "packet")) " dropped" } }
-                dt { "Sessions" }
-                dd { a href={ (ROOT) "/admin/people" } { (number(snapshot.sessions as u64)) } }
-                dt { "Connections to the authority" }
-                dd { (count(proven, "connection")) " with and " (count(strangers, "connection")) " without a credential; " (count(snapshot.turned_away, "connection")) " turned away" }
+            dl.tiles {
+                (tile("/admin/flows", &number(live), if live == 1 { "live flow" } else { "live flows" }))
+                (tile("#verifiers", &format!("{protecting} of {all}"), if all == 1 { "verifier protecting" } else { "verifiers protecting" }))
+                (tile("/admin/drops", &number(dropped), &format!("{} dropped in an hour", if dropped == 1 { "packet" } else { "packets" })))
+                (tile("/admin/people", &number(snapshot.sessions as u64), if snapshot.sessions == 1 { "session" } else { "sessions" }))
             }
-            @if rows.is_empty() {
-                p { "There is no verifier yet: " code { "vouchsafe authority verifier add ID" } " makes one." }
-            } @else {
-                (table("Verifiers", &["Verifier", "State", "Last report", "Keys until", "Live flows", "Dropped in an hour"], &rows))
+            h2 { "Who reaches what" }
+            @if live > 0 { (traffic.show(live)) }
+            @else {
+                p { "There is no live flow. Once somebody logs in with " code { "vouchsafe login" } " and connects to a receiver, the \
+                    flow appears here within seconds. If it does not, look for the reason among the "
+                    a href={ (ROOT) "/admin/drops" } { "drops" } " and the refusals of the " a href={ (ROOT) "/admin/audit" } { "audit trail" } "." }
             }
-            p.quiet { "At " (exact_time(now)) ". " a href={ (ROOT) "/admin" } { "Look again" } }
+            h2 { "Drops over time" }
+            p { (sentence(&count(dropped, "packet"))) " dropped and " (count(admitted, "flow")) " admitted in the last " (hour) ". "
+                a href={ (ROOT) "/admin/drops" } { "Reasons and other spans" } }
+            (picture::chart(&columns, Span::Hour))
+            h2 #verifiers { "Verifiers" }
+            @if entries.is_empty() { p { "There is none yet." } } @else { (verifiers.show(&authority, now)) }
+            h2 { "Connections to the authority" }
+            p { (sentence(&count(proven, "connection"))) " with and " (count(strangers, "connection")) " without a credential; "
+                (count_of(snapshot.turned_away, "connection was", "connections were")) " turned away." }
+            p.quiet { "At " (exact_time(now)) ". " a href={ (ROOT) "/admin" } { "Refresh" } }
         }
     }))
 }
 
-fn row(authority: &Authority, entry: &VerifierEntry, latest: Option<&Latest>, now: u64) -> Markup {
-    let id = &entry.verifier;
-    let (_, dropped) = picture::totals(&authority.reports.columns(Some(id), Span::Hour, now));
-    let fresh = latest.filter(|latest| latest.fresh);
-    html! {
-        th scope="row" { (id) }
-        td { (state(entry, latest)) }
-        td { @match latest { Some(latest) => (time(latest.time)), None => "never" } }
-        td { @match fresh.and_then(|latest| latest.report.keys_until) { Some(until) => (time(until)), None => "not known" } }
-        td.number { a href={ (ROOT) "/admin/flows?verifier=" (encoded(id)) } {
-            (number(fresh.map_or(0, |latest| latest.report.live))) span.unseen { " live flows at " (id) } } }
-        td.number { a href={ (ROOT) "/admin/drops?verifier=" (encoded(id)) } {
-            (number(dropped)) span.unseen { " packets dropped at " (id) } } }
-    }
+/// Renders a figure with its name, as a link.
+fn tile(path: &str, figure: &str, name: &str) -> Markup {
+    let address = if path.starts_with('#') { path.to_owned() } else { format!("{ROOT}{path}") };
+    html! { div { dt { (name) } dd { a href=(address) { (figure) span.unseen { " " (name) } } } } }
 }
 
-/// How a verifier stands, in words: nothing is told by colour alone.
-fn state(entry: &VerifierEntry, latest: Option<&Latest>) -> Markup {
-    let (class, words) = match latest {
-        _ if entry.enrolled.is_none() => ("quiet", "not enrolled yet"),
-        None => ("bad", "has not reported since the authority started"),
-        Some(latest) if !latest.fresh => ("bad", "silent"),
-        Some(Latest { report, .. }) => match report.state {
-            VerifierState::Protecting if report.keys_until.is_none() => ("bad", "without keys: admits nothing new"),
-            VerifierState::Protecting => ("good", "protecting"),
-            VerifierState::Observing => ("quiet", "observing: drops nothing"),
-            VerifierState::Trying => ("quiet", "trying: ends unless confirmed"),
-            VerifierState::Closed => ("bad", "closed: admits nothing new, a table is full"),
-        },
-    };
-    html! { span.state.(class) { (words) } }
+/// Renders what is left to do before anything is protected.
+fn first_steps(verifiers: usize, receivers: usize) -> Markup {
+    html! {
+        @if verifiers == 0 || receivers == 0 {
+            section.next aria-label="Next steps" {
+                h2 { "Next steps" }
+                ol.steps {
+                    @if verifiers == 0 {
+                        li { "Add a verifier: " code { "vouchsafe authority verifier add ID" } " prints the code with which it enrols." }
+                    }
+                    @if receivers == 0 {
+                        li { "Say what is protected and who may reach it: " a href={ (ROOT) "/admin/policy/draft" } { "write a draft of the policy" } "." }
+                    }
+                }
+            }
+        }
+    }
 }

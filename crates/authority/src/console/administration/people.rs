@@ -1,32 +1,33 @@
-//! People, services and their devices: who there is, who is logged in, and where each may go.
+//! People, services and their devices: who exists, who is logged in, and where each may send.
 
 use super::{Said, flows, grants};
 use crate::console::ROOT;
-use crate::console::page::{Page, encoded, table, time};
+use crate::console::page::{Page, encoded, time};
+use crate::console::table::{actions, figures, table, text};
 use crate::console::visitor::Administrator;
 use crate::console::words::{count_of, number, sentence};
+use crate::http::problems::Problem;
 use crate::now;
-use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{Database, DeviceEntry, OwnSession};
 use axum::extract::{Path, Query, State};
-use engine::api::Receiver;
+use engine::model::Receiver;
 use engine::policy::Subject;
 use maud::{Markup, html};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// People on a page.
+/// Maximum number of people on a page.
 const MOST_SHOWN: usize = 100;
 
-/// Somebody who may log in.
+/// A person or service that may log in.
 struct Person {
     name: String,
-    /// Who vouches for them.
+    /// Keeper of the account, in words: this authority, a service account, or the issuer of the identity provider.
     kind: String,
     groups: Vec<String>,
-    /// Whether the account has a second factor; none where that is not the authority's to know.
+    /// Whether the account has a second factor. `None` for services and for people of the identity provider.
     totp: Option<bool>,
     created: u64,
     devices: Vec<DeviceEntry>,
@@ -34,7 +35,7 @@ struct Person {
 }
 
 impl Person {
-    /// Everybody, by name.
+    /// Returns all people and services, sorted by name.
     fn all(database: &Database) -> anyhow::Result<Vec<Self>> {
         let mut devices: BTreeMap<String, Vec<DeviceEntry>> = BTreeMap::new();
         for device in database.devices(None)? {
@@ -67,7 +68,7 @@ impl Person {
         Ok(all)
     }
 
-    /// Whether a word is a part of the name, of a group's, a device's or a tag's.
+    /// Reports whether `word` is a part of the person's name, or of the name of a group, device or tag.
     fn is_meant(&self, word: &str) -> bool {
         let has = |text: &String| text.to_lowercase().contains(word);
         has(&self.name)
@@ -75,16 +76,16 @@ impl Person {
             || self.devices.iter().any(|device| has(&device.device) || device.tags.iter().any(has))
     }
 
-    fn row(&self) -> Markup {
+    fn row(&self) -> Vec<Markup> {
         let devices: Vec<_> = self.devices.iter().map(|device| device.device.as_str()).collect();
-        html! {
-            th scope="row" { a href={ (ROOT) "/admin/people/" (encoded(&self.name)) } { (self.name) } }
-            td { (self.kind) }
-            td { (self.groups.join(", ")) }
-            td { (second_factor(self.totp)) }
-            td { (devices.join(", ")) }
-            td.number { (number(self.sessions as u64)) }
-        }
+        vec![
+            html! { a href={ (ROOT) "/admin/people/" (encoded(&self.name)) } { (self.name) } },
+            html! { (self.kind) },
+            html! { (self.groups.join(", ")) },
+            html! { (second_factor(self.totp)) },
+            html! { (devices.join(", ")) },
+            html! { (number(self.sessions as u64)) },
+        ]
     }
 }
 
@@ -96,7 +97,7 @@ fn second_factor(totp: Option<bool>) -> &'static str {
     }
 }
 
-/// What the address of the list says.
+/// Query parameters of the list.
 #[derive(Deserialize)]
 pub struct Asked {
     q: Option<String>,
@@ -105,7 +106,7 @@ pub struct Asked {
     said: Said,
 }
 
-/// Shows everybody, or those that a word is about.
+/// Lists all people, or those that match a search word.
 pub async fn list(
     State(authority): State<Arc<Authority>>,
     Administrator(visitor): Administrator,
@@ -118,7 +119,14 @@ pub async fn list(
     if let Some(after) = &asked.after {
         found.retain(|person| person.name > *after);
     }
-    let rows: Vec<_> = found.iter().take(MOST_SHOWN).map(Person::row).collect();
+    let columns = [
+        text("Name"),
+        text("Kept by"),
+        text("Groups of the login"),
+        text("Second factor"),
+        text("Devices"),
+        figures("Sessions"),
+    ];
     let next = found.get(MOST_SHOWN).and_then(|_| found.get(MOST_SHOWN - 1));
     let said = asked.said.done.as_deref();
     Ok(Page::new("People").of(Some(&visitor)).at("/admin/people").done(said).show(&html! {
@@ -130,8 +138,8 @@ pub async fn list(
             button type="submit" { "Search" }
         }
         p { (sentence(&count_of(count, "person or service", "people and services"))) @if !word.is_empty() { " found" } "." }
-        @if !rows.is_empty() {
-            (table("People and services", &["Name", "Kept by", "Groups of the login", "Second factor", "Devices", "Sessions"], &rows))
+        @if !found.is_empty() {
+            (table("People and services", &columns, found.iter().take(MOST_SHOWN).map(Person::row)))
         }
         @if let Some(last) = next {
             p { a href={ (ROOT) "/admin/people?q=" (encoded(&word)) "&after=" (encoded(&last.name)) } { "Next page" } }
@@ -139,7 +147,7 @@ pub async fn list(
     }))
 }
 
-/// Shows one.
+/// Shows one person.
 pub async fn one(
     State(authority): State<Arc<Authority>>,
     Administrator(visitor): Administrator,
@@ -182,7 +190,7 @@ pub async fn one(
         h2 { "Devices" }
         @if person.devices.is_empty() { p { "No device has logged in." } } @else { (devices_table(&person.devices)) }
         h2 { "Live flows" }
-        @if live.flows.is_empty() { p { "None that verifiers told of." } } @else { (live.table()) }
+        @if live.flows.is_empty() { p { "The verifiers report none." } } @else { (live.table()) }
         h2 { "Live grants" }
         @if live_grants.is_empty() { p { "None." } } @else { (grants::table(&live_grants, true)) }
         h2 { "May go to" }
@@ -192,52 +200,41 @@ pub async fn one(
 }
 
 fn sessions_table(sessions: &[OwnSession]) -> Markup {
-    let rows: Vec<_> = sessions
-        .iter()
-        .map(|session| {
-            html! {
-                th scope="row" { (session.device) @if session.console { " " span.quiet { "at the console" } } }
-                td { (session.source) }
-                td { (time(session.created)) }
-                td { (time(session.expires)) }
-                td { a href={ (ROOT) "/admin/revoke?session=" (hex::encode(session.token)) } {
-                    "End…" span.unseen { " the session on " (session.device) " from " (session.source) }
-                } }
-            }
-        })
-        .collect();
-    table("Sessions", &["Device", "From", "Since", "Ends", "Act"], &rows)
+    let row = |session: &OwnSession| {
+        vec![
+            html! { (session.device) @if session.console { " " span.quiet { "at the console" } } },
+            html! { (session.source) },
+            time(session.created),
+            time(session.expires),
+            html! { a href={ (ROOT) "/admin/revoke?session=" (hex::encode(session.token)) } {
+                "End…" span.unseen { " the session on " (session.device) " from " (session.source) }
+            } },
+        ]
+    };
+    let columns = [text("Device"), text("From"), text("Since"), text("Ends"), actions()];
+    table("Sessions", &columns, sessions.iter().map(row))
 }
 
 fn devices_table(devices: &[DeviceEntry]) -> Markup {
-    let rows: Vec<_> = devices
-        .iter()
-        .map(|device| {
+    let row = |device: &DeviceEntry| {
+        let (person, name) = (encoded(&device.person), encoded(&device.device));
+        vec![
+            html! { (device.device) },
+            html! { (device.tags.join(", ")) },
+            time(device.last_login),
             html! {
-                th scope="row" { (device.device) }
-                td { (device.tags.join(", ")) }
-                td { (time(device.last_login)) }
-                td {
-                    a href={ (ROOT) "/admin/revoke?person=" (encoded(&device.person)) "&device=" (encoded(&device.device)) } {
-                        "Revoke…" span.unseen { " the device " (device.device) }
-                    }
+                a href={ (ROOT) "/admin/revoke?person=" (person) "&device=" (name) } {
+                    "Revoke…" span.unseen { " the device " (device.device) }
                 }
-            }
-        })
-        .collect();
-    table("Devices", &["Device", "Tags", "Last login", "Act"], &rows)
+            },
+        ]
+    };
+    table("Devices", &[text("Device"), text("Tags"), text("Last login"), actions()], devices.iter().map(row))
 }
 
 fn reach_table(reach: &[Receiver]) -> Markup {
-    let rows: Vec<_> = reach
-        .iter()
-        .map(|receiver| {
-            html! {
-                th scope="row" { (receiver.name) }
-                td { (receiver.prefix) }
-                td { (super::services(&receiver.services)) }
-            }
-        })
-        .collect();
-    table("Receivers", &["Receiver", "Address", "Services"], &rows)
+    let row = |receiver: &Receiver| {
+        vec![html! { (receiver.name) }, html! { (receiver.prefix) }, html! { (super::services(&receiver.services)) }]
+    };
+    table("Receivers", &[text("Receiver"), text("Address"), text("Services")], reach.iter().map(row))
 }

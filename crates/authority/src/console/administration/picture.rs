@@ -1,19 +1,21 @@
-//! The picture of what was dropped over time: an SVG made here, which needs no script, and its figures as tables.
+//! The chart of dropped packets over time: an SVG drawn on the server, which needs no script, and its figures as
+//! tables.
 
+use crate::console::table::{figures, table, text};
 use crate::console::words::{count, number, sentence};
-use engine::activity::{Column, Span};
+use crate::push::activity::{Column, Span};
 use maud::{Markup, html};
 use shell::table::utc;
 use wire::DropReason;
 
-/// Reasons that have a colour of their own; the others share one.
+/// Number of reasons with their own colour; all others share one.
 const COLOURS: usize = 6;
-/// The room for the bars.
-const ROOM: (f64, f64) = (660.0, 200.0);
-/// Where it begins: left of it stand figures, below it times.
-const CORNER: (f64, f64) = (64.0, 12.0);
+/// Height of the area for the bars, in pixels.
+const HEIGHT: f64 = 200.0;
+/// Height of the line above the bars for the figure of the scale, in pixels.
+const TOP: f64 = 20.0;
 
-/// What a bar is made of.
+/// A series of the stacked bars: one drop reason, or all further reasons together.
 struct Part {
     name: String,
     /// Packets, by column.
@@ -30,7 +32,7 @@ impl Part {
     }
 }
 
-/// How long a column lasts, in words.
+/// Returns the duration of a column in words.
 pub fn step(span: Span) -> &'static str {
     match span {
         Span::Quarter => "10 seconds",
@@ -39,7 +41,7 @@ pub fn step(span: Span) -> &'static str {
     }
 }
 
-/// A span in words.
+/// Returns a span in words.
 pub fn span_name(span: Span) -> &'static str {
     match span {
         Span::Quarter => "15 minutes",
@@ -48,7 +50,7 @@ pub fn span_name(span: Span) -> &'static str {
     }
 }
 
-/// How many were admitted and dropped in all.
+/// Returns the numbers of admitted and dropped packets over all columns.
 pub fn totals(columns: &[Column]) -> (u64, u64) {
     let amounts = columns.iter().filter_map(|column| column.amount);
     amounts.fold((0, 0), |(admitted, dropped): (u64, u64), amount| {
@@ -56,19 +58,38 @@ pub fn totals(columns: &[Column]) -> (u64, u64) {
     })
 }
 
-/// The picture with its legend, and tables that say the same.
+/// Renders the chart with its legend, and tables with the same figures.
 pub fn drops(columns: &[Column], span: Span) -> Markup {
     let parts = parts(columns);
+    let dropped = total(&parts);
+    html! {
+        (figure(columns, span, &parts, dropped))
+        (by_reason(&parts, span, dropped))
+        (by_time(columns, span, &parts))
+    }
+}
+
+/// Renders the chart with its legend, and a table of the same figures that opens on demand.
+pub fn chart(columns: &[Column], span: Span) -> Markup {
+    let parts = parts(columns);
+    html! {
+        (figure(columns, span, &parts, total(&parts)))
+        @if !parts.is_empty() { (by_time(columns, span, &parts)) }
+    }
+}
+
+fn total(parts: &[Part]) -> u64 {
+    parts.iter().fold(0, |sum, part| sum.saturating_add(part.total()))
+}
+
+fn figure(columns: &[Column], span: Span, parts: &[Part], dropped: u64) -> Markup {
     let (drawn, rest) = parts.split_at(parts.len().min(COLOURS));
     let mut drawn: Vec<_> = drawn.iter().collect();
     let rest = (!rest.is_empty()).then(|| joined(rest, columns.len()));
     drawn.extend(&rest);
-    let dropped = parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.total()));
     html! {
         figure.picture {
-            div.table tabindex="0" role="region" aria-label="Picture of what was dropped" {
-                (bars(columns, span, &drawn, dropped))
-            }
+            (bars(columns, span, &drawn, dropped))
             @if !drawn.is_empty() {
                 figcaption {
                     ul.legend {
@@ -79,12 +100,10 @@ pub fn drops(columns: &[Column], span: Span) -> Markup {
                 }
             }
         }
-        (by_reason(&parts, span, dropped))
-        (by_time(columns, span, &parts))
     }
 }
 
-/// The reasons that occurred, the most frequent first.
+/// Returns the reasons that occurred, the most frequent first.
 fn parts(columns: &[Column]) -> Vec<Part> {
     let by = |name: &str, count: &dyn Fn(&Column) -> u64| Part {
         name: name.into(),
@@ -93,9 +112,9 @@ fn parts(columns: &[Column]) -> Vec<Part> {
     let amount = |column: &Column| column.amount.unwrap_or_default();
     let mut parts: Vec<_> =
         DropReason::ALL.iter().map(|reason| by(reason.name(), &|column| amount(column).drops.of(*reason))).collect();
-    parts.push(by("a reason that this version has no name for", &|column| amount(column).drops.others));
+    parts.push(by("a reason unknown to this version", &|column| amount(column).drops.others));
     parts.retain(|part| part.total() > 0);
-    // The sort keeps the order of the drop reasons' numbers where they are equally frequent.
+    // The sort is stable: equally frequent reasons stay in the order of their numbers.
     parts.sort_by_key(|part| std::cmp::Reverse(part.total()));
     parts
 }
@@ -110,102 +129,83 @@ fn colour(nth: usize) -> String {
 }
 
 fn bars(columns: &[Column], span: Span, parts: &[&Part], dropped: u64) -> Markup {
-    let ((width, height), (left, top)) = (ROOM, CORNER);
     let sums =
         (0..columns.len()).map(|nth| parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.packets[nth])));
     let scale = above(sums.max().unwrap_or(0));
-    let step_width = width / columns.len().max(1) as f64;
     let mut rectangles = Vec::new();
     for nth in 0..columns.len() {
-        let (x, mut y) = (left + nth as f64 * step_width, top + height);
+        let mut y = HEIGHT;
         for (place, part) in parts.iter().enumerate().filter(|(_, part)| part.packets[nth] > 0) {
-            let rise = height * part.packets[nth] as f64 / scale as f64;
+            let rise = HEIGHT * part.packets[nth] as f64 / scale as f64;
             y -= rise;
-            rectangles.push((colour(place), short(x), short(y), short(rise)));
+            rectangles.push((colour(place), nth, short(y), short(rise)));
         }
     }
     let title = format!("Packets dropped in the last {}, by reason", span_name(span));
     let text = match dropped {
         0 => "No packet was dropped.".to_owned(),
         _ => format!(
-            "{} in all, at most {} in one column. The tables say the same in figures.",
+            "{} in all, at most {} in one column. A table has the same figures.",
             sentence(&count(dropped, "packet")),
             number(scale)
         ),
     };
     let silent = columns.iter().enumerate().filter(|(_, column)| column.amount.is_none());
+    let bottom = TOP + HEIGHT;
     html! {
-        svg viewBox={ "0 0 " (left + width + 12.0) " " (top + height + 28.0) } role="img"
-            aria-labelledby="picture-title picture-text" {
+        svg width="100%" height=(bottom + 24.0) role="img" aria-labelledby="picture-title picture-text" {
             title id="picture-title" { (title) }
             desc id="picture-text" { (text) }
-            @for (nth, _) in silent {
-                rect.silent x=(short(left + nth as f64 * step_width)) y=(top) width=(short(step_width)) height=(height) {}
+            // The bars stretch with the page, the letters don't.
+            svg y=(TOP) width="100%" height=(HEIGHT) viewBox={ "0 0 " (columns.len().max(1)) " " (HEIGHT) } preserveAspectRatio="none" {
+                @for (nth, _) in silent { rect.silent x=(nth) y="0" width="1" height=(HEIGHT) {} }
+                @for (colour, nth, y, rise) in rectangles { rect class=(colour) x=(nth) y=(y) width="0.9" height=(rise) {} }
             }
-            @for (y, figure) in [(top + height, Some(0)), (top + height / 2.0, None), (top, Some(scale))] {
-                line.rule x1=(left) x2=(left + width) y1=(short(y)) y2=(short(y)) {}
-                @if let Some(packets) = figure {
-                    text.figure x=(left - 6.0) y=(short(y + 4.0)) text-anchor="end" { (brief(packets)) }
-                }
-            }
-            @for (colour, x, y, rise) in rectangles {
-                rect class=(colour) x=(x) y=(y) width=(short(step_width * 0.9)) height=(rise) {}
-            }
+            @for y in [TOP, TOP + HEIGHT / 2.0, bottom] { line.rule x1="0" x2="100%" y1=(y) y2=(y) {} }
+            text.figure x="0" y=(TOP - 6.0) { (brief(scale)) }
             @if let (Some(first), Some(last)) = (columns.first(), columns.last()) {
-                text.figure x=(left) y=(top + height + 20.0) { (clock(first.start)) }
-                text.figure x=(left + width) y=(top + height + 20.0) text-anchor="end" {
-                    (clock(last.start + span.step())) " UTC"
-                }
+                text.figure x="0" y=(bottom + 18.0) { (clock(first.start)) }
+                text.figure x="100%" y=(bottom + 18.0) text-anchor="end" { (clock(last.start + span.step())) " UTC" }
             }
         }
     }
 }
 
 fn by_reason(parts: &[Part], span: Span, dropped: u64) -> Markup {
+    let most = format!("Most in {}", step(span));
+    let columns = [text("Reason"), figures("Packets"), figures("Share"), figures(&most)];
+    let row = |part: &Part| {
+        let total = part.total();
+        let values = [number(total), share(total, dropped), number(part.most())];
+        [&part.name].into_iter().chain(&values).map(|text| html! { (text) }).collect()
+    };
     html! {
         @if parts.is_empty() {
             p { "No packet was dropped in the last " (span_name(span)) "." }
         } @else {
-            div.table tabindex="0" role="region" aria-label="Dropped packets by reason" {
-                table {
-                    caption { "Dropped packets by reason" }
-                    thead { tr { th scope="col" { "Reason" } th.number scope="col" { "Packets" }
-                        th.number scope="col" { "Share" } th.number scope="col" { "Most in " (step(span)) } } }
-                    tbody {
-                        @for part in parts {
-                            tr { th scope="row" { (part.name) } td.number { (number(part.total())) }
-                                td.number { (share(part.total(), dropped)) } td.number { (number(part.most())) } }
-                        }
-                    }
-                }
-            }
+            (table("Dropped packets by reason", &columns, parts.iter().map(row)))
         }
     }
 }
 
 fn by_time(columns: &[Column], span: Span, parts: &[Part]) -> Markup {
-    let told = columns.iter().enumerate().rev().filter_map(|(nth, column)| Some((nth, column, column.amount?)));
+    let reported = columns.iter().enumerate().rev().filter_map(|(nth, column)| Some((nth, column, column.amount?)));
+    let rows = reported.map(|(nth, column, amount)| {
+        let packets = parts.iter().map(|part| part.packets[nth]);
+        let values = [amount.admitted].into_iter().chain(packets).map(number);
+        [utc(column.start)].into_iter().chain(values).map(|text| html! { (text) }).collect()
+    });
+    let mut columns = vec![text("From"), figures("Admitted")];
+    columns.extend(parts.iter().map(|part| figures(&part.name)));
     html! {
         details {
             summary { "Every " (step(span)) " as a table" }
-            div.table tabindex="0" role="region" aria-label="Packets by time" {
-                table {
-                    caption { "Packets by time, latest first; where nobody reported there is no row" }
-                    thead { tr { th scope="col" { "From" } th.number scope="col" { "Admitted" }
-                        @for part in parts { th.number scope="col" { (part.name) } } } }
-                    tbody {
-                        @for (nth, column, amount) in told {
-                            tr { th scope="row" { (utc(column.start)) } td.number { (number(amount.admitted)) }
-                                @for part in parts { td.number { (number(part.packets[nth])) } } }
-                        }
-                    }
-                }
-            }
+            (table("Packets by time, latest first; periods without a report are omitted", &columns, rows))
         }
     }
 }
 
-/// The next of 1, 2, 5, 10, 20, … that is no less.
+/// Returns the smallest of 1, 2, 5, 10, 20, … that is not less than `most`.
 fn above(most: u64) -> u64 {
     let mut power = 1_u64;
     loop {
@@ -223,7 +223,7 @@ fn share(part: u64, of: u64) -> String {
     format!("{:.0} %", 100.0 * part as f64 / of.max(1) as f64)
 }
 
-/// A number that fits beside the picture.
+/// Formats a number so that it fits beside the chart.
 fn brief(number: u64) -> String {
     match number {
         0..10_000 => number.to_string(),
@@ -233,12 +233,12 @@ fn brief(number: u64) -> String {
     }
 }
 
-/// Hours and minutes of a time.
+/// Formats a time as hours and minutes.
 fn clock(time: u64) -> String {
     format!("{:02}:{:02}", time / 3600 % 24, time / 60 % 60)
 }
 
-/// A length with one decimal: more make the page longer and nothing sharper.
+/// Formats a length with one decimal. More would lengthen the page without making the chart sharper.
 fn short(length: f64) -> String {
     format!("{length:.1}")
 }
@@ -246,12 +246,13 @@ fn short(length: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::activity::{Activity, columns};
-    use engine::api::{DropCount, Report, VerifierState};
+    use crate::push::activity::{Activity, columns};
+    use api::{DropCount, Report, VerifierState};
 
     const NOON: u64 = 1_772_452_800;
 
-    /// What a verifier dropped of each reason from 1 on, a minute ago; it has been silent before.
+    /// Returns the columns after a verifier reported drops a minute ago, for each reason from 1 on, and had not
+    /// reported before.
     fn seen(packets: &[u64]) -> Vec<Column> {
         let report = |times: u64| {
             let drops = packets.iter().zip(1..).map(|(packets, reason)| DropCount { reason, packets: packets * times });
@@ -271,7 +272,7 @@ mod tests {
     #[test]
     fn bars_are_as_tall_as_what_they_stand_for() {
         let page = drops(&seen(&[10, 0, 0, 30]), Span::Hour).into_string();
-        // 50 is the top: three fifths and one fifth of 200.
+        // The top of the axis is 50: three fifths and one fifth of 200.
         assert!(page.contains("class=\"colour-1\"") && page.contains("height=\"120.0\""), "{page}");
         assert!(page.contains("class=\"colour-2\"") && page.contains("height=\"40.0\""), "{page}");
         assert_eq!(count(&page, "class=\"silent\""), 59);
@@ -283,7 +284,7 @@ mod tests {
         let page = drops(&seen(&[1; DropReason::ALL.len()]), Span::Hour).into_string();
         assert_eq!(count(&page, "<rect class=\"colour-"), COLOURS + 1);
         assert!(page.contains("other reasons"), "{page}");
-        // By reason, and at the head of the table by time.
+        // Once by reason, and once in the head of the table by time.
         assert!(DropReason::ALL.iter().all(|reason| count(&page, reason.name()) >= 2), "{page}");
     }
 

@@ -1,15 +1,17 @@
-//! The policy: what is in force, drafts with what they would do, and the versions before.
+//! The policy: the version in force, drafts and their effects, and earlier versions.
 //!
-//! What is applied is the text that was looked at, over the version that it was compared with; if another is in force by then,
-//! nothing happens and the comparison is made anew.
+//! The text that is applied is the text that was shown, on top of the version with which it was compared. If another
+//! version has come into force in the meantime, nothing changes and the comparison is made again.
 
 use super::Said;
 use super::judgement::Judgement;
 use crate::console::ROOT;
-use crate::console::page::{Page, done, exact_time, table};
+use crate::console::form::{Fault, State as FieldState, fault};
+use crate::console::page::{Page, done, exact_time};
+use crate::console::table::{table, text as column};
 use crate::console::visitor::{Administrator, Fields, Form, Visitor};
 use crate::console::words::count;
-use crate::problem::Problem;
+use crate::http::problems::Problem;
 use crate::state::Authority;
 use crate::storage::{Outdated, PolicyVersion};
 use axum::extract::{Path, Query, State};
@@ -20,14 +22,14 @@ use maud::{Markup, html};
 use serde::Deserialize;
 use std::sync::Arc;
 
-/// Receivers and versions in a table at most.
+/// Maximum number of receivers and versions in a table.
 const MOST_SHOWN: usize = 500;
-/// A text is shown up to this many bytes; all of it can be downloaded.
+/// Number of bytes of a text that are shown; the download has all of it.
 const MOST_TEXT_SHOWN: usize = 256 << 10;
 
 type Shared = State<Arc<Authority>>;
 
-/// Shows what is in force.
+/// Shows the policy in force.
 pub async fn show(
     State(authority): Shared,
     Administrator(visitor): Administrator,
@@ -36,18 +38,18 @@ pub async fn show(
     let (versions, (version, text)) =
         authority.storage.call(|database| Ok((database.policies()?, database.policy_in_force()?))).await?;
     let file = authority.directory.policy();
-    let on_disk = tokio::task::spawn_blocking(move || crate::policies::candidate::read_text(&file)).await;
+    let on_disk = tokio::task::spawn_blocking(move || crate::policy::candidate::read_text(&file)).await;
     let is_edited = on_disk.map_err(anyhow::Error::from)?.is_ok_and(|on_disk| on_disk != text);
     let (receivers, tests) = authority
         .with_policy(|policy| {
             let receivers = policy.receivers().iter().map(|receiver| {
                 let addresses: Vec<_> = receiver.prefixes.iter().map(ToString::to_string).collect();
-                html! {
-                    th scope="row" { (receiver.name) }
-                    td { (addresses.join(", ")) }
-                    td { (super::services(&receiver.services)) }
-                    td { (receiver.verifier) }
-                }
+                vec![
+                    html! { (receiver.name) },
+                    html! { (addresses.join(", ")) },
+                    html! { (super::services(&receiver.services)) },
+                    html! { (receiver.verifier) },
+                ]
             });
             (receivers.take(MOST_SHOWN).collect::<Vec<_>>(), policy.expectations().len())
         })
@@ -56,7 +58,7 @@ pub async fn show(
     Ok(Page::new("Policy").of(Some(&visitor)).at("/admin/policy").done(said).show(&html! {
         @if let Some(entry) = versions.first() {
             p { "Version " (version) " has been in force since " (exact_time(entry.time)) ", by "
-                (entry.operator.as_deref().unwrap_or("nobody known")) " (" (entry.note) "). It has " (count(tests, "test")) " of its own." }
+                (entry.operator.as_deref().unwrap_or("an unknown operator")) " (" (entry.note) "). It has " (count(tests, "test")) " of its own." }
         }
         @if is_edited {
             p.wrong { "The file " code { "policy.toml" } " was edited since and is not in force. What is applied here takes its place." }
@@ -67,15 +69,15 @@ pub async fn show(
             a href={ (ROOT) "/admin/policy/versions/" (version) "/policy.toml" } { "Download" }
         }
         h2 { "Receivers" }
-        @if receivers.is_empty() { p { "None: nothing is protected." } } @else {
-            (table("What is protected", &["Receiver", "Addresses", "Services", "Verifier"], &receivers))
+        @if receivers.is_empty() { p { "There are none: nothing is protected." } } @else {
+            (table("Protected receivers", &["Receiver", "Addresses", "Services", "Verifier"].map(column), receivers))
         }
         h2 { "Text" }
         (listing(&text))
     }))
 }
 
-/// A text with the numbers of its lines.
+/// Renders a text with line numbers.
 fn listing(text: &str) -> Markup {
     let shown = &text[..text.floor_char_boundary(MOST_TEXT_SHOWN)];
     html! {
@@ -88,7 +90,7 @@ fn listing(text: &str) -> Markup {
 
 #[derive(Deserialize)]
 pub struct From {
-    /// The version that a draft begins with.
+    /// The version from which the draft starts.
     from: Option<i64>,
 }
 
@@ -107,26 +109,29 @@ pub async fn draft(
     let begun = from.unwrap_or(in_force);
     Ok(Page::new("Draft of a policy").of(Some(&visitor)).at("/admin/policy").show(&html! {
         p { "It begins with version " (begun) ". Nothing changes before you have seen what it would do." }
-        (editor(&visitor, &text, in_force))
+        (editor(&visitor, &text, in_force, &[]))
     }))
 }
 
-fn editor(visitor: &Visitor, text: &str, in_force: i64) -> Markup {
+fn editor(visitor: &Visitor, text: &str, in_force: i64, faults: &[Fault]) -> Markup {
+    let state = FieldState::of("text", faults);
     html! {
         form method="post" action={ (ROOT) "/admin/policy/draft" } {
             (visitor.token())
             input type="hidden" name="seen" value=(in_force);
             label for="text" { "Text" }
-            // Browsers take one line feed at the beginning away.
-            textarea #text name="text" rows="24" spellcheck="false" autocapitalize="none" data-file="Take it from a file" {
+            (fault("text", faults))
+            // Browsers remove one line feed at the beginning.
+            textarea #text name="text" rows="24" spellcheck="false" autocapitalize="none" data-file="Load from a file"
+                aria-describedby=[state.described] aria-invalid=[state.invalid] autofocus[state.is_first] {
                 "\n" (text)
             }
-            p.acts { button type="submit" { "See what it would do" } }
+            p.acts { button type="submit" { "Show its effects" } }
         }
     }
 }
 
-/// Shows what a draft would do, and the form that puts it in force.
+/// Shows the effects of a draft, and the form that puts it in force.
 pub async fn preview(
     State(authority): Shared,
     Administrator(visitor): Administrator,
@@ -140,7 +145,7 @@ pub async fn preview(
 }
 
 fn judged(visitor: &Visitor, text: &str, judgement: &Judgement, newer: Option<i64>) -> Markup {
-    Page::new("What the draft would do").of(Some(visitor)).at("/admin/policy").show(&html! {
+    Page::new("Effects of the draft").of(Some(visitor)).at("/admin/policy").show(&html! {
         @if let Some(version) = newer {
             p.wrong role="alert" { "Version " (version) " was put in force meanwhile; nothing was changed. This is the comparison with it." }
         }
@@ -153,8 +158,8 @@ fn judged(visitor: &Visitor, text: &str, judgement: &Judgement, newer: Option<i6
                 p.acts { button type="submit" { "Put it in force in the place of version " (judgement.in_force) } }
             }
         }
-        h2 { "Go on writing" }
-        (editor(visitor, text, judgement.in_force))
+        h2 { "Continue editing" }
+        (editor(visitor, text, judgement.in_force, &judgement.faults("text")))
     })
 }
 
@@ -177,7 +182,7 @@ pub async fn apply(
     Ok((StatusCode::CONFLICT, judged(&visitor, &text, &judgement, newer)).into_response())
 }
 
-/// Whether it is in force; not if it was to follow another version.
+/// Puts a text in force. Returns false if a version other than `seen` is in force by now.
 async fn put_in_force(
     authority: &Arc<Authority>,
     visitor: &Visitor,
@@ -186,7 +191,7 @@ async fn put_in_force(
     seen: i64,
 ) -> Result<bool, Problem> {
     let (authority, by) = (authority.clone(), visitor.operator());
-    // A task of its own: what was begun is done to its end, also where the browser goes away.
+    // In a task of its own, so that the change completes even if the browser disconnects.
     let apply = async move { authority.apply_policy(Some(text), note, Some(by), Some(seen)).await };
     match tokio::spawn(apply).await.map_err(anyhow::Error::from)? {
         Ok(_) => Ok(true),
@@ -199,21 +204,21 @@ async fn put_in_force(
 pub async fn versions(State(authority): Shared, Administrator(visitor): Administrator) -> Result<Markup, Problem> {
     let versions = authority.storage.call(|database| database.policies()).await?;
     let row = |entry: &PolicyVersion| {
-        html! {
-            th scope="row" { a href={ (ROOT) "/admin/policy/versions/" (entry.version) } { "Version " (entry.version) } }
-            td { (exact_time(entry.time)) }
-            td { (entry.operator.as_deref().unwrap_or("")) }
-            td { (entry.note) }
-            td { code { (entry.sha256[..16]) } }
-        }
+        vec![
+            html! { a href={ (ROOT) "/admin/policy/versions/" (entry.version) } { "Version " (entry.version) } },
+            exact_time(entry.time),
+            html! { (entry.operator.as_deref().unwrap_or("")) },
+            html! { (entry.note) },
+            html! { code { (entry.sha256[..16]) } },
+        ]
     };
-    let rows: Vec<_> = versions.iter().take(MOST_SHOWN).map(row).collect();
+    let columns = ["Version", "In force from", "By", "How", "SHA-256"].map(column);
     Ok(Page::new("Versions of the policy").of(Some(&visitor)).at("/admin/policy").show(&html! {
-        (table("Latest first", &["Version", "In force from", "By", "How", "SHA-256"], &rows))
+        (table("Latest first", &columns, versions.iter().take(MOST_SHOWN).map(row)))
     }))
 }
 
-/// Shows a version, and what it would do if it came back.
+/// Shows a version, and the effects of putting it in force again.
 pub async fn one_version(
     State(authority): Shared,
     Administrator(visitor): Administrator,
@@ -221,12 +226,12 @@ pub async fn one_version(
 ) -> Result<Markup, Problem> {
     let text = text_of(&authority, number).await?;
     let (in_force, _) = authority.storage.call(|database| database.policy_in_force()).await?;
-    // Against itself, there is nothing to judge.
+    // A comparison of the version in force with itself would show nothing.
     let judgement = if number == in_force { None } else { Some(Judgement::of(&authority, &text).await?) };
     Ok(version_page(&visitor, number, &text, judgement.as_ref(), false))
 }
 
-/// The page of a version: in force if it has no judgement.
+/// Renders the page of a version. A version without a judgement is the one in force.
 fn version_page(
     visitor: &Visitor,
     number: i64,
@@ -262,7 +267,7 @@ fn version_page(
     })
 }
 
-/// Puts an earlier version in force again, as a new one.
+/// Puts an earlier version in force again, as a new version.
 pub async fn roll_back(
     State(authority): Shared,
     Administrator(visitor): Administrator,
@@ -282,7 +287,7 @@ pub async fn roll_back(
     Ok((StatusCode::CONFLICT, version_page(&visitor, number, &text, Some(&judgement), true)).into_response())
 }
 
-/// Hands out the text of a version.
+/// Serves the text of a version as a file.
 pub async fn download(
     State(authority): Shared,
     _: Administrator,
@@ -307,7 +312,7 @@ fn known(versions: &[PolicyVersion], version: i64) -> Result<(), Problem> {
     if is_there { Ok(()) } else { Err(Problem::NotFound("version of the policy")) }
 }
 
-/// The text of a form, with the line ends that files have: browsers send others.
+/// Returns the text of a form with the line ends of files: browsers send CRLF.
 fn text(fields: &Fields) -> Result<String, Problem> {
     Ok(fields.text("text")?.replace("\r\n", "\n"))
 }

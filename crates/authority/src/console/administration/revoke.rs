@@ -1,4 +1,4 @@
-//! Ending grants and sessions early: a page that says what would end, and the act.
+//! Ending grants and sessions early: a confirmation page that shows what would end, and the action.
 
 use super::flows;
 use super::grants::table;
@@ -7,8 +7,8 @@ use crate::console::ending::end;
 use crate::console::page::{Page, done, encoded};
 use crate::console::visitor::{Administrator, Fields, Form};
 use crate::console::words::{count, sentence};
+use crate::http::problems::Problem;
 use crate::now;
-use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::{Database, GrantEntry, TokenHash, Which};
 use axum::extract::{Query, State};
@@ -17,7 +17,7 @@ use maud::{Markup, html};
 use serde::Deserialize;
 use std::sync::Arc;
 
-/// What is to end: one of these, or a device with its person.
+/// The target of the revocation: exactly one of these fields, or a device with its person.
 #[derive(Deserialize)]
 pub struct Asked {
     grant: Option<String>,
@@ -53,19 +53,19 @@ impl Asked {
     }
 }
 
-/// What there is of something that is to end.
+/// The target of a revocation, as it was found in the database.
 struct Found {
-    /// Whose it is.
+    /// The person to whom the target belongs.
     person: String,
-    /// In words.
+    /// The target in words.
     what: String,
-    /// What that means.
+    /// The consequences for the user.
     means: &'static str,
-    /// What the form sends.
+    /// The fields of the form.
     fields: Vec<(&'static str, String)>,
 }
 
-/// Looks for it; `None` if there is no such thing.
+/// Finds the target in the database; returns `None` if it does not exist.
 fn find(database: &Database, which: &Which, now: u64) -> anyhow::Result<Option<Found>> {
     Ok(match which {
         Which::Grant(handle) | Which::OwnGrant(_, handle) => {
@@ -104,7 +104,8 @@ fn find(database: &Database, which: &Which, now: u64) -> anyhow::Result<Option<F
     })
 }
 
-/// The live grants that would end with it. It reads all there are: not for an act, on which others' grants wait.
+/// Returns the live grants that would end. It reads all live grants, so do not call it in the action, which other
+/// writes wait for.
 fn ending(database: &Database, which: &Which, now: u64) -> anyhow::Result<Vec<GrantEntry>> {
     let mut grants = database.grants(now, false)?;
     match which {
@@ -122,7 +123,7 @@ fn ending(database: &Database, which: &Which, now: u64) -> anyhow::Result<Vec<Gr
     Ok(grants)
 }
 
-/// Says what would end.
+/// Shows what would end and asks for confirmation.
 pub async fn ask(
     State(authority): State<Arc<Authority>>,
     Administrator(visitor): Administrator,
@@ -153,7 +154,7 @@ pub async fn ask(
     }))
 }
 
-/// Ends it.
+/// Ends the target.
 pub async fn act(
     State(authority): State<Arc<Authority>>,
     Administrator(visitor): Administrator,

@@ -1,25 +1,30 @@
-//! Logging an agent in: the page that says who asks, and takes the person's answer. Somebody else may have begun the login
-//! and led the person's browser here, so nothing that they could send along is an answer.
+//! Approval of an agent's login: the page that describes the request and takes the person's answer. An attacker may
+//! have started the login and sent the person's browser here, so no link or form from another site counts as an answer.
 
 use super::super::ROOT;
+use super::super::form::{Fault, State, fault, summary};
 use super::super::page::{Page, exact_time};
 use super::super::visitor::{Form, Visit};
 use super::{CALLBACK, NOT_LOGGED_IN, host, to_provider};
+use crate::http::peer::Peer;
+use crate::http::problems::Problem;
 use crate::login::{Answered, Brought, Ending, PAGE, Question, handlers, shown};
-use crate::peer::Peer;
-use crate::problem::Problem;
 use crate::state::Authority;
 use crate::storage::AuditEvent;
 use axum::Router;
-use axum::extract::{Path, State};
+use axum::extract::{self, Path};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use maud::{Markup, html};
 use std::sync::Arc;
 
-type Shared = State<Arc<Authority>>;
+type Shared = extract::State<Arc<Authority>>;
 
-/// The pages.
+/// The box that a person ticks to approve.
+const CONFIRMED: &str = "confirmed";
+
+/// Returns the routes of the approval pages.
 pub fn routes() -> Router<Arc<Authority>> {
     let below = PAGE.strip_prefix(ROOT).unwrap_or(PAGE);
     Router::new()
@@ -27,8 +32,8 @@ pub fn routes() -> Router<Arc<Authority>> {
         .route(&format!("{below}/{{login}}/answer"), get(ask).post(answer))
 }
 
-/// Sends the browser that opens an agent's login to the provider.
-async fn open(State(authority): Shared, visit: Visit, Path(login): Path<String>) -> Result<Markup, Problem> {
+/// Sends the browser that opens an agent's login to the identity provider.
+async fn open(extract::State(authority): Shared, visit: Visit, Path(login): Path<String>) -> Result<Markup, Problem> {
     let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
     let url = authority.config.console.url.as_ref().ok_or(Problem::NoBrowserLogin)?;
     authority.logins.may_open(&login, &visit.secret)?;
@@ -38,7 +43,8 @@ async fn open(State(authority): Shared, visit: Visit, Path(login): Path<String>)
     Ok(to_provider(&authority, &address))
 }
 
-/// Takes what the browser brings back from the provider, and goes on to the question: its address holds no code.
+/// Processes the browser's return from the provider, then redirects to the question, whose URL does not contain the
+/// authorization code.
 pub async fn arrive(
     authority: &Authority,
     visit: &Visit,
@@ -58,7 +64,7 @@ pub async fn arrive(
             Ok(Redirect::to(&format!("{PAGE}/{login}/answer")).into_response())
         }
         Err(problem) => {
-            // The agent hears of it, too.
+            // The agent is notified as well.
             let ending = Ending::Refused(problem.said().title);
             authority.logins.verified(login, &visit.secret, Err(ending))?;
             Err(problem)
@@ -66,13 +72,22 @@ pub async fn arrive(
     }
 }
 
-/// Asks the person.
-async fn ask(State(authority): Shared, visit: Visit, Path(login): Path<String>) -> Result<Markup, Problem> {
-    let Question { requester, person, comparison } = authority.logins.question(&login, &visit.secret)?;
+/// Asks the person to approve or deny the agent's login.
+async fn ask(extract::State(authority): Shared, visit: Visit, Path(login): Path<String>) -> Result<Markup, Problem> {
+    question(&authority, &visit, &login, &[])
+}
+
+/// Renders the question. An attacker may show this page under a button of their own, so that the second click of a
+/// double click falls on it. So an approval takes two controls at different places, the box and the button, and the
+/// script also ignores clicks within a second after the page came to the front.
+fn question(authority: &Authority, visit: &Visit, login: &str, faults: &[Fault]) -> Result<Markup, Problem> {
+    let Question { requester, person, comparison } = authority.logins.question(login, &visit.secret)?;
+    let state = State::of(CONFIRMED, faults);
     let issuer = authority.provider.as_ref().map_or("", |provider| &provider.config.issuer);
     Ok(Page::new("Let a command log in as you?").of(visit.visitor.as_ref()).show(&html! {
+        (summary(faults))
         p {
-            "Somebody ran " code { "vouchsafe login" } " to be logged in as " strong { bdi { (person) } }
+            "Someone ran " code { "vouchsafe login" } " to be logged in as " strong { bdi { (person) } }
             ", who " (host(issuer)) " says you are. If you approve, that user can reach what you may reach."
         }
         p.wrong {
@@ -87,28 +102,41 @@ async fn ask(State(authority): Shared, visit: Visit, Path(login): Path<String>) 
             dt { "Address" } dd { (requester.source) }
             dt { "Started" } dd { (exact_time(requester.since)) }
         }
-        form.answer method="post" action={ (PAGE) "/" (login) "/answer" } {
+        form.answer method="post" action={ (PAGE) "/" (login) "/answer" } data-patient {
             (visit.token())
-            button type="submit" name="answer" value="deny" { "Deny" }
-            button type="submit" name="answer" value="approve" { "Approve" }
+            (fault(CONFIRMED, faults))
+            label.check for=(CONFIRMED) {
+                input id=(CONFIRMED) name=(CONFIRMED) type="checkbox" value="yes" required
+                    aria-describedby=[state.described] aria-invalid=[state.invalid] autofocus[state.is_first];
+                " I started this login, and the command shows the code " code { (comparison) }
+            }
+            div.buttons {
+                button type="submit" name="answer" value="deny" formnovalidate { "Deny" }
+                button type="submit" name="answer" value="approve" { "Approve" }
+            }
         }
     }))
 }
 
-/// Takes the answer. Where it is yes, the browser brings a code to the agent; it is led nowhere else, as the port may be that
-/// of the user who was denied.
+/// Records the person's answer. After an approval, the browser carries a code to the agent. After a denial, the browser
+/// is redirected nowhere, because the port may belong to the user who was denied.
 async fn answer(
-    State(authority): Shared,
+    extract::State(authority): Shared,
     visit: Visit,
     peer: Peer,
     Path(login): Path<String>,
     Form(fields): Form,
-) -> Result<Markup, Problem> {
+) -> Result<Response, Problem> {
     let approved = match fields.text("answer")? {
         "approve" => true,
         "deny" => false,
         _ => return Err(Problem::Malformed("the answer is `approve` or `deny`".into())),
     };
+    if approved && fields.filled(CONFIRMED).is_none() {
+        let faults = [Fault::at(CONFIRMED, "tick the box if you started this login and the codes are the same")];
+        let page = question(&authority, &visit, &login, &faults)?;
+        return Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response());
+    }
     let answered = authority.logins.answer_for_agent(&login, &visit.secret, approved)?;
     let Answered { requester, person, onward, refresh_token } = answered;
     let event = AuditEvent::new(if approved { "login_approved" } else { "login_denied" });
@@ -119,17 +147,18 @@ async fn answer(
         handlers::forget(authority.clone(), refresh_token);
     }
     let page = Page::new("Log in");
-    Ok(match &onward {
-        // A page, not a redirect: our own policy lets forms lead to nowhere but here.
+    let page = match &onward {
+        // A page, not a redirect: our own content security policy restricts form targets to this origin.
         Some(address) => page.onward(address).show(&html! {
             p { a href=(address.as_str()) { "Go on to the command that asked" } }
         }),
         None => page.show(&html! {
             p.done role="status" { "Denied. Nobody was logged in." }
             p {
-                "If you did not start this, somebody led your browser here: tell your administrator. The audit trail has "
-                "the address that it was asked from."
+                "If you did not start this login, an attacker may have sent you to this page: tell your administrator. The "
+                "audit trail contains the address that the request came from."
             }
         }),
-    })
+    };
+    Ok(page.into_response())
 }

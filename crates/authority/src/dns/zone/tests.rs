@@ -136,7 +136,7 @@ fn a_long_answer_loses_the_record_first_and_is_then_cut() {
     assert!(length <= 512 && answer.answers.len() == 24 && answer.additionals.is_empty(), "{length}");
     let (length, answer) = ask("many.example.org.", None, Transport::Udp);
     assert!(length <= 512 && answer.metadata.truncation && answer.answers.is_empty(), "{length}");
-    // Whoever says that more fits gets more, and never more than goes through in one packet.
+    // A client that advertises a larger size gets more, but never more than fits in one packet.
     let (length, answer) = ask("many.example.org.", Some(65_535), Transport::Udp);
     assert!(length <= 1232 && answer.answers.len() == 40, "{length}");
     let (_, answer) = ask("many.example.org.", None, Transport::Tcp);

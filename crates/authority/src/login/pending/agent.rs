@@ -1,48 +1,49 @@
-//! A login that an agent began, from its start until the person in front of a browser has answered.
+//! The stages of a login that an agent started, until the person has answered in a browser.
 //!
-//! Somebody else may have begun it and brought the person's browser here, and a provider that knows the person asks nothing.
-//! So the person is asked on a page that says who asks, and there is no code before the person has approved. The browser
-//! that opened the address has the login for itself: another one finds nothing.
+//! An attacker may have started the login and led the person's browser here, and a provider that remembers the person
+//! asks nothing. So a page describes the request and asks the person, and no code exists before the person has
+//! approved. The first browser that opens the address owns the login: other browsers cannot see it.
 
 use super::super::provider::Departure;
 use super::{Brought, Logins, Started, Way};
-use crate::credentials::{self, token_hash};
-use crate::problem::Problem;
+use crate::http::problems::Problem;
+use crate::login::credentials::{self, token_hash};
 use crate::storage::{Proof, TokenHash};
-use engine::api::{Callback, comparison};
+use api::{Callback, comparison};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// Where a browser opens an agent's login by its name, below the console's address.
+/// Path of an agent's login in the console, to which its name is appended.
 pub const PAGE: &str = "/console/login/agent";
-/// How long a browser has to bring the code to the agent's port.
+/// Time limit for a browser to bring the code to the agent's port.
 const CODE_TIME: Duration = Duration::from_secs(60);
 
-/// Who asks. The authority saw source and time by itself; somebody unknown gave the names.
+/// The origin of an agent's login. The authority observed source and time itself; the names are unverified claims of
+/// the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requester {
-    /// What it calls the device.
+    /// The name that the agent gives the device.
     pub device: String,
-    /// The local user that it says it is.
+    /// The local user that the agent claims to run as.
     pub user: String,
-    /// The machine that it says it is on.
+    /// The machine that the agent claims to run on.
     pub host: String,
-    /// Where it called from.
+    /// The source address of the agent's request.
     pub source: IpAddr,
-    /// When, Unix seconds.
+    /// Time of the request, in Unix seconds.
     pub since: u64,
 }
 
 impl Requester {
-    /// What it says of itself, on one line, for the audit trail.
+    /// Describes the agent's claims on one line, for the audit trail.
     pub fn claims(&self) -> String {
         format!("says it is {} on {}", shown(&self.user), shown(&self.host))
     }
 }
 
-/// A text of somebody unknown: what can't be seen, or turns the order of letters round, is spelled out.
+/// Escapes untrusted text: invisible characters and those that change the text direction are spelled out.
 pub fn shown(text: &str) -> String {
     let spelled = |letter: char| match letter {
         '\'' | '"' | '\\' => letter.to_string(),
@@ -51,26 +52,27 @@ pub fn shown(text: &str) -> String {
     text.chars().map(spelled).collect()
 }
 
-/// Who logged in at the provider. No `Debug`: it holds a secret.
+/// A person who has authenticated at the provider. No `Debug`: it holds a secret.
 pub struct Proven {
     /// The person's name.
     pub person: String,
-    /// What a session rests on.
+    /// The proof on which a session is based.
     pub proof: Proof,
 }
 
-/// How a login came to nothing.
+/// Reason why a login ended without a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The person denied it.
     Denied,
-    /// The provider, or what it said, did not let the person in; one line for them.
+    /// The provider refused the person, or its answer did not pass verification; with a one-line message for the
+    /// person.
     Refused(String),
 }
 
-/// The login. No `Debug`: it holds secrets.
+/// An agent's login in a browser. No `Debug`: it holds secrets.
 pub struct AgentLogin {
-    /// Who asks.
+    /// The origin of the login.
     pub requester: Requester,
     port: u16,
     state: String,
@@ -83,45 +85,45 @@ enum Stage {
     Begun,
     /// The browser is at the provider.
     Away(Departure),
-    /// The browser is back, and the provider is asked who it is.
+    /// The browser is back, and the authority is exchanging the code at the provider.
     Back,
-    /// The person is asked.
+    /// The person is being asked.
     Asked(Proven),
-    /// The person has approved; the code's hash.
+    /// The person has approved; with the hash of the code.
     Approved(TokenHash, Proven),
-    /// It has come to nothing.
+    /// The login was denied or refused.
     Over(Ending),
 }
 
-/// What a person is asked.
+/// Contents of the page that asks for approval.
 pub struct Question {
-    /// Who asks.
+    /// The origin of the login.
     pub requester: Requester,
-    /// As whom.
+    /// The person as whom the agent would be logged in.
     pub person: String,
-    /// What the command has to show, too.
+    /// The code that the command has to show as well.
     pub comparison: String,
 }
 
-/// What a person has answered. No `Debug`: it holds secrets.
+/// Result of a person's answer. No `Debug`: it holds secrets.
 pub struct Answered {
-    /// Who asked.
+    /// The origin of the login.
     pub requester: Requester,
-    /// As whom.
+    /// The person as whom the agent would be logged in.
     pub person: String,
-    /// Where the browser goes on to, if the person approved. Secret.
+    /// The address to which the browser continues, if the person approved. Secret.
     pub onward: Option<Zeroizing<String>>,
-    /// What has to be told to the provider that it is not needed any more.
+    /// The refresh token to revoke at the provider, if the person denied.
     pub refresh_token: Option<Zeroizing<String>>,
 }
 
 impl AgentLogin {
-    /// A login that nobody's browser has opened yet. The browser must bring `state` to `port` at the end.
+    /// Creates a login that no browser has opened yet. At the end, the browser must bring `state` to `port`.
     pub fn new(requester: Requester, port: u16, state: String) -> Self {
         Self { requester, port, state, browser: None, stage: Stage::Begun }
     }
 
-    /// Why it came to nothing, if it did.
+    /// Returns why the login was denied or refused, if it was.
     pub fn ending(&self) -> Option<Problem> {
         match &self.stage {
             Stage::Over(Ending::Denied) => Some(Problem::LoginDenied),
@@ -130,10 +132,10 @@ impl AgentLogin {
         }
     }
 
-    /// Takes the code that the browser brought to the agent. Nothing is left afterwards.
+    /// Redeems the code that the browser brought to the agent. An attempt uses the code up, whatever the result.
     ///
     /// # Errors
-    /// Nobody has approved, or the browser brought something else.
+    /// The person has not approved, or the code or the state is wrong.
     pub fn redeem(&mut self, callback: &Callback) -> Result<Proven, Problem> {
         match std::mem::replace(&mut self.stage, Stage::Begun) {
             Stage::Approved(code, proven)
@@ -166,18 +168,20 @@ impl AgentLogin {
 }
 
 impl Logins {
-    /// Whether the browser of this secret may open an agent's login: the first one may, and that one again.
+    /// Checks whether the browser with this secret may open an agent's login: only the first browser may, and it may do
+    /// so again.
     ///
     /// # Errors
-    /// There is no such login under way, or not in this browser.
+    /// There is no such login in progress, or it belongs to another browser.
     pub fn may_open(&self, name: &str, secret: &str) -> Result<(), Problem> {
         self.of_agent(name, |UnderWay { agent, .. }| agent.may_open(&token_hash(secret)).then_some(()))
     }
 
-    /// Notes that this browser was sent away for an agent's login, which is its own from now on.
+    /// Records that this browser was sent to the provider for an agent's login. From now on, the login belongs to this
+    /// browser.
     ///
     /// # Errors
-    /// There is no such login under way, or not in this browser.
+    /// There is no such login in progress, or it belongs to another browser.
     pub fn open(&self, name: &str, secret: &str, departure: Departure) -> Result<(), Problem> {
         self.of_agent(name, |UnderWay { agent, .. }| {
             let browser = token_hash(secret);
@@ -188,10 +192,11 @@ impl Logins {
         })
     }
 
-    /// Takes what the browser was sent away with, for the one that comes back with the same state; once.
+    /// Takes the departure of the browser that comes back with the same state. Succeeds only once.
     ///
     /// # Errors
-    /// There is no such login under way, or not in this browser, or it was not sent away with this.
+    /// There is no such login in progress, or it belongs to another browser, or the parameters do not match its
+    /// departure.
     pub fn arrive(&self, name: &str, secret: &str, brought: &Brought, issuer: &str) -> Result<Departure, Problem> {
         self.of_browser(name, secret, |UnderWay { agent, .. }| match std::mem::replace(&mut agent.stage, Stage::Back) {
             Stage::Away(departure) if brought.belongs_to(&departure, issuer) => Some(departure),
@@ -202,10 +207,10 @@ impl Logins {
         })
     }
 
-    /// Notes what the provider said to the browser that is back.
+    /// Records the provider's answer for the browser that came back.
     ///
     /// # Errors
-    /// There is no such login under way, or not in this browser.
+    /// There is no such login in progress, or it belongs to another browser.
     pub fn verified(&self, name: &str, secret: &str, said: Result<Proven, Ending>) -> Result<(), Problem> {
         self.of_browser(name, secret, |UnderWay { agent, .. }| {
             matches!(agent.stage, Stage::Back).then(|| {
@@ -217,10 +222,10 @@ impl Logins {
         })
     }
 
-    /// What the person in front of this browser is asked.
+    /// Returns the question for the person in front of this browser.
     ///
     /// # Errors
-    /// There is no such login under way, or not in this browser.
+    /// There is no such login in progress, or it belongs to another browser.
     pub fn question(&self, name: &str, secret: &str) -> Result<Question, Problem> {
         self.of_browser(name, secret, |UnderWay { agent, challenge, .. }| match &agent.stage {
             Stage::Asked(proven) => Some(Question {
@@ -232,10 +237,10 @@ impl Logins {
         })
     }
 
-    /// Takes the person's answer, once. If it is yes, the browser has a code to bring to the agent.
+    /// Records the person's answer, once. After an approval, the browser gets a code to bring to the agent.
     ///
     /// # Errors
-    /// The person was not asked in this browser, or has answered; or the system gives no randomness.
+    /// The person was not asked in this browser, or has already answered; or the system provides no randomness.
     pub fn answer_for_agent(&self, name: &str, secret: &str, approved: bool) -> Result<Answered, Problem> {
         let (code, hash) = credentials::new_token::<32>()?;
         self.of_browser(name, secret, |UnderWay { agent, until, .. }| {
@@ -262,7 +267,7 @@ impl Logins {
         })
     }
 
-    /// Forgets the agents' logins of somebody whom the provider logs out.
+    /// Removes agents' logins of a person whom the provider logs out.
     pub fn forget_subject(&self, subject: &str) {
         self.lock().retain(|_, login| !matches!(&login.way, Way::Agent(agent) if agent.rests_on(subject)));
     }
@@ -287,7 +292,7 @@ impl Logins {
     }
 }
 
-/// An agent's login that is under way.
+/// A view of an agent's login in progress.
 struct UnderWay<'l> {
     agent: &'l mut AgentLogin,
     challenge: &'l [u8; 32],
@@ -302,7 +307,7 @@ mod tests {
 
     const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-    /// A login whose person is asked in the browser with the secret `browser`.
+    /// Adds a login whose person is being asked in the browser with the secret `browser`.
     fn asked(logins: &Logins) -> String {
         let text = || "x".to_owned();
         let requester = Requester { device: text(), user: text(), host: text(), source: SOURCE, since: 0 };

@@ -1,7 +1,7 @@
 use super::*;
 use wire::Holder;
 
-/// The holder of a new session of robot's.
+/// Logs in the service account `robot` and returns the result.
 fn log_in(database: &mut Database, token: TokenHash, now: u64) -> Login {
     let (tags, groups, holder) = (Vec::new(), Vec::new(), Holder::default());
     let (person, device) = ("robot".into(), "rack".into());
@@ -35,8 +35,8 @@ fn a_database_of_format_9_is_brought_to_this_one() {
     let mut database = Database::open(&file).unwrap();
     let recorded = database.add_grants(&[Issuance { session: [2; 32], ..grant(7, [2; 32]) }]).unwrap();
     assert_eq!(recorded, [Recorded::Done]);
-    // Of alice's grants one ended with its session, which nobody noted then. The other is of a session that verifiers can't
-    // know by its handle: its end revokes that, too.
+    // One of alice's grants belongs to a session that ended before the migration, when this was not recorded. The other
+    // belongs to a session that verifiers can't identify by the handle: the end of the session revokes this grant too.
     let held = |database: &Database| database.grants(100, false).unwrap().into_iter().map(|grant| grant.handle);
     assert_eq!(held(&database).collect::<Vec<_>>(), ["0000000000000007", "0000000000000101"]);
     database.end_expired_sessions(10_000).unwrap();
@@ -71,14 +71,15 @@ fn an_account_keeps_its_number_and_another_of_its_name_gets_another() {
 fn a_slot_is_not_used_again_while_a_grant_of_its_session_may_be_in_use() {
     let room = tempfile::tempdir().unwrap();
     let mut database = database(&room);
-    // The first session has slot 0. It ends with a grant that lasts until 400; 30 seconds later no clock takes it.
+    // The first session has slot 0. It ends with a grant that lasts until 400; 30 seconds later no verifier's clock
+    // accepts the grant.
     assert_eq!(database.add_grants(&[grant(1, SESSION)]).unwrap(), [Recorded::Done]);
     log_out(&mut database, SESSION, 110);
     let token = |nth: u16| -> TokenHash { std::array::from_fn(|at| nth.to_be_bytes()[at % 2]) };
     let mut last = None;
     for nth in 1..600_u16 {
         let slot = holder(log_in(&mut database, token(nth), 111)).session();
-        // Those without grants are free at once; round and round.
+        // Slots of sessions without grants are free at once and are assigned in rotation.
         assert_eq!(u16::from(slot), (nth - 1) % 255 + 1);
         log_out(&mut database, token(nth), 111);
         last = Some(slot);
@@ -102,7 +103,7 @@ fn an_account_whose_slots_are_all_in_use_waits_for_the_first() {
         assert_eq!(database.add_grants(&[grant(nth.into(), token(nth))]).unwrap(), [Recorded::Done]);
         log_out(&mut database, token(nth), 101);
     }
-    // The one of before still lives.
+    // The session from the setup is still live.
     assert_eq!(log_in(&mut database, token(256), 102), Login::TooMany { seconds: 430 - 102 });
     assert!(matches!(log_in(&mut database, token(257), 430), Login::Done { .. }));
 }
@@ -117,7 +118,7 @@ fn pairs_say_who_holds_them() {
     assert_eq!(database.pairs("edge", 100, 3600).unwrap()[0].holder, held.0);
 }
 
-/// So many grants of a session, each with a handle of its own.
+/// Requests this many grants for a session, each with a different handle.
 fn ask(database: &mut Database, session: TokenHash, count: u64, now: u64) -> Vec<Recorded> {
     let asked: Vec<_> = (0..count)
         .map(|nth| {
@@ -152,10 +153,10 @@ fn a_session_ends_by_one_note_however_many_grants_it_had() {
     ask(&mut database, [1; 32], 1000, 100);
     let before = database.connection.total_changes();
     log_out(&mut database, [1; 32], 200);
-    // The session, its slot, the entry in the audit trail and the trail's head.
+    // The four rows are the session, its slot, the audit entry and the trail's head.
     assert_eq!(database.connection.total_changes() - before, 4);
     let told = database.take_ended_sessions().unwrap();
-    let expected = ("edge".to_owned(), engine::api::RevokedSession { holder: held.0, expires: 430 });
+    let expected = ("edge".to_owned(), api::RevokedSession { holder: held.0, expires: 430 });
     assert_eq!(told, std::slice::from_ref(&expected));
     assert!(database.take_ended_sessions().unwrap().is_empty());
     assert!(database.revoked("edge", 200).unwrap().is_empty());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const HOSTILE: &str = "hostile";
 const HOSTILES_SESSION: TokenHash = [8; 32];
 
-/// The database with two accounts, each with a session.
+/// Creates the database with two accounts, each with a session.
 fn two_accounts(room: &tempfile::TempDir) -> Storage {
     let mut database = database(room);
     let service = NewService { name: HOSTILE, key: "01", groups: &[], tags: &[] };
@@ -20,7 +20,8 @@ fn two_accounts(room: &tempfile::TempDir) -> Storage {
     Storage::start(database).unwrap()
 }
 
-/// A grant of the hostile account's, which has ended when the next but some is asked for: it is never told that it has too many.
+/// Returns a grant of the hostile account that expires at most 256 grants later, so that the account never reaches its
+/// limit.
 fn hostile(nth: u64) -> Issuance {
     let mut asked = grant(1 << 40 | nth, HOSTILES_SESSION);
     asked.owner.person = HOSTILE.into();
@@ -28,7 +29,7 @@ fn hostile(nth: u64) -> Issuance {
     asked
 }
 
-/// All of them wait before the thread comes to the first.
+/// All requests are queued before the thread takes the first.
 #[tokio::test]
 async fn one_grant_of_another_account_waits_for_few_of_an_account_that_asks_for_many() {
     let room = tempfile::tempdir().unwrap();
@@ -46,7 +47,7 @@ async fn one_grant_of_another_account_waits_for_few_of_an_account_that_asks_for_
     storage.close().await;
 }
 
-/// How long some grants of the other account take.
+/// Measures how long some grants of the other account take.
 async fn times(storage: &Storage, made: &mut u64) -> Vec<Duration> {
     let mut times = Vec::new();
     for _ in 0..30 {
@@ -58,16 +59,17 @@ async fn times(storage: &Storage, made: &mut u64) -> Vec<Duration> {
     times
 }
 
-/// The time that 99 of 100 take at most.
+/// Returns the 99th percentile.
 fn p99(times: &mut [Duration]) -> Duration {
     times.sort_unstable();
     times[times.len() * 99 / 100]
 }
 
-/// How much longer the other account's grants take at p99 while the hostile account asks at full rate.
+/// Returns how much longer the other account's grants take at p99 while the hostile account sends requests at full
+/// rate.
 async fn slowed(storage: &Storage, made: &mut u64, asked: &Arc<AtomicU64>) -> f64 {
     let (mut quiet, mut attacked) = (Vec::new(), Vec::new());
-    // In turn: what else the machine does falls on both.
+    // Alternating, so that other load on the machine affects both measurements.
     for _ in 0..5 {
         quiet.extend(times(storage, made).await);
         let ends = Arc::new(AtomicBool::new(false));
@@ -89,7 +91,7 @@ async fn slowed(storage: &Storage, made: &mut u64, asked: &Arc<AtomicU64>) -> f6
     attacked.as_secs_f64() / quiet.as_secs_f64()
 }
 
-/// Other tests have the same processors: one quiet moment in three will do.
+/// Other tests share the processors, so one quiet measurement in three is enough.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_account_that_asks_at_full_rate_does_not_slow_the_others() {
     let room = tempfile::tempdir().unwrap();

@@ -1,14 +1,14 @@
-//! The pages for administrators: for nobody else, and acts that do what commands do.
+//! The pages for administrators: closed to all other users, with actions that have the same effect as the commands.
 
 use super::pages::hidden;
 use super::{Answer, Browser, stage};
 use crate::stage::{PASSWORD, POLICY, Stage, ended, events, git, handle, holder_of, login, revoked};
+use api::{DropCount, Login, Report, ReportedFlow, VerifierState};
 use authority::storage::AuditEvent;
-use engine::api::{DropCount, Login, Report, ReportedFlow, VerifierState};
 use reqwest::StatusCode;
 use std::time::{Duration, Instant};
 
-/// Every page, with what has to be on it.
+/// Every page, with text that it must contain.
 const PAGES: [(&str, &str); 9] = [
     ("/console/admin", "Overview"),
     ("/console/admin/drops?span=day", "Drops"),
@@ -20,9 +20,9 @@ const PAGES: [(&str, &str); 9] = [
     ("/console/admin/policy/draft", "Draft of a policy"),
     ("/console/admin/policy/versions/1", "Version 1 of the policy"),
 ];
-/// Downloads.
+/// The pages that are downloads.
 const FILES: [&str; 2] = ["/console/admin/audit.jsonl", "/console/admin/policy/versions/1/policy.toml"];
-/// Every act, with what its form sends.
+/// Every action, with the fields of its form.
 const ACTS: [(&str, &[(&str, &str)]); 5] = [
     ("/console/admin/revoke", &[("person", "bob")]),
     ("/console/admin/audit/verify", &[]),
@@ -128,7 +128,9 @@ async fn what_verifiers_report_is_shown() {
     shows(&alice.get("/console/admin").await, &["edge-1", "has not reported since"]);
     verifier.report(&report(1, 10, Vec::new())).await.unwrap();
     verifier.report(&report(4, 17, vec![flow(7, 4711), flow(8, 4712)])).await.unwrap();
-    shows(&alice.get("/console/admin").await, &["protecting", "has not reported since", ">2<", "28 packets dropped"]);
+    let overview = alice.get("/console/admin").await;
+    shows(&overview, &["protecting", "1 of 2 verifiers needs attention", ">2<", "28 packets dropped"]);
+    shows(&overview, &["has not reported since", "an unknown grant", "behind edge-1", "2 flows"]);
     for span in ["quarter", "hour", "day"] {
         let page = alice.get(&format!("/console/admin/drops?span={span}")).await;
         shows(&page, &["<svg", "role=\"img\"", "28 packets dropped and 3 flows admitted"]);
@@ -143,19 +145,48 @@ async fn what_verifiers_report_is_shown() {
 }
 
 #[tokio::test]
+async fn the_front_page_says_what_to_do_while_there_is_nothing_to_see() {
+    let stage = stage().await;
+    let mut alice = administrator(&stage).await;
+    shows(&alice.get("/console/admin").await, &["vouchsafe authority verifier add ID", "There is no live flow"]);
+    stage.verifier("edge-1").await;
+    let page = alice.get("/console/admin").await;
+    assert!(
+        !page.text.contains("Next steps") && page.text.contains("1 of 1 verifier needs attention"),
+        "{}",
+        page.text
+    );
+}
+
+#[tokio::test]
+async fn the_front_page_stays_small_and_quick_with_10_000_flows() {
+    let stage = stage().await;
+    let verifier = stage.verifier("edge-1").await;
+    let mut alice = administrator(&stage).await;
+    let flows = (0..256).map(|nth| flow(nth, 4000 + nth as u16)).collect();
+    verifier.report(&Report { live: 10_000, ..report(0, 0, flows) }).await.unwrap();
+    let began = Instant::now();
+    let page = alice.get("/console/admin").await;
+    shows(&page, &["10\u{202f}000", "shows the latest 256 of 10\u{202f}000 live flows", "256 flows"]);
+    println!("{} bytes after {:?}", page.text.len(), began.elapsed());
+    assert!(page.text.len() < 100_000, "{}", page.text.len());
+}
+
+#[tokio::test]
 async fn a_flow_is_named_by_the_grant_that_was_given_for_its_verifier() {
     let stage = stage().await;
     let (one, other) = (stage.verifier("edge-1").await, stage.verifier("edge-2").await);
     let grant = stage.login("bob").await;
     let grant = grant.grant(&crate::stage::to("203.0.113.70", 17, 53)).await.unwrap();
     let mut alice = administrator(&stage).await;
-    // The grant is for edge-2: what edge-1 tells of it is not believed.
+    // The grant is for edge-2: the authority does not trust edge-1's statements about it.
     one.report(&report(0, 0, vec![flow(handle(&grant), 4711)])).await.unwrap();
     let page = alice.get("/console/admin/flows").await;
     shows(&page, &["198.51.100.7:4711", "a grant that the authority doesn"]);
     assert!(!page.text.contains("/console/admin/people/bob"), "{}", page.text);
     other.report(&report(0, 0, vec![flow(handle(&grant), 4712)])).await.unwrap();
     shows(&alice.get("/console/admin/flows").await, &["198.51.100.7:4712", "/console/admin/people/bob", "lab"]);
+    shows(&alice.get("/console/admin").await, &["Live flows from people and services", "1 from bob to lab", "1 flow<"]);
     let of_bob = alice.get("/console/admin/flows?person=bob").await;
     assert!(of_bob.text.contains(":4712") && !of_bob.text.contains(":4711"), "{}", of_bob.text);
     let of_one = alice.get("/console/admin/flows?verifier=edge-1").await;
@@ -220,6 +251,7 @@ async fn a_draft_is_judged_before_it_is_applied_and_only_over_what_was_seen() {
     let wrong = judged(&mut alice, &POLICY.replace("action = \"allow\"", "action = \"alow\""), "1").await;
     assert_eq!(wrong.status, StatusCode::UNPROCESSABLE_ENTITY);
     assert!(wrong.text.contains("Line 19:") && !wrong.text.contains("/policy/apply"), "{}", wrong.text);
+    assert!(wrong.text.contains("id=\"text-fault\">Line 19: ") && wrong.text.contains("alow"), "{}", wrong.text);
     let test = "\n[[tests]]\nwho = \"person:eve\"\nto = \"203.0.113.10 tcp/22\"\nexpect = \"allow\"\n";
     let failing = judged(&mut alice, &format!("{POLICY}{test}"), "1").await;
     assert_eq!(failing.status, StatusCode::UNPROCESSABLE_ENTITY);
@@ -230,7 +262,7 @@ async fn a_draft_is_judged_before_it_is_applied_and_only_over_what_was_seen() {
         "{}",
         many.text
     );
-    assert_eq!(many.text.matches("expected allow").count(), 20, "{}", many.text);
+    assert_eq!(many.text.matches("expected allow").count(), 21, "{}", many.text);
 
     let draft = POLICY.replace("[\"alice\", \"bob\"]", "[\"alice\", \"bob\", \"eve\"]") + test;
     let carriage_returns = draft.replace('\n', "\r\n");
@@ -245,7 +277,7 @@ async fn a_draft_is_judged_before_it_is_applied_and_only_over_what_was_seen() {
     let versions = stage.database().policies().unwrap();
     assert_eq!((versions[0].version, versions[0].operator.as_deref()), (2, Some("alice (console)")));
 
-    // Somebody else was faster: what was seen is no longer what is there.
+    // Another administrator was faster: the policy is no longer the one that was reviewed.
     let other = POLICY.replace("staff may use git", "they may");
     let late = alice.submit(editor, "/console/admin/policy/apply", &[("text", &other), ("seen", "1")]).await;
     assert_eq!(late.status, StatusCode::CONFLICT);
@@ -283,13 +315,17 @@ async fn the_trail_is_searched_by_person_act_and_day_and_handed_out() {
     };
     assert_eq!(lines(&mut alice, "person=bob").await, ["logout", "login", "account_added"]);
     assert_eq!(lines(&mut alice, "person=bob&event=login").await, ["login"]);
-    // What somebody did counts as theirs, too.
+    // Events caused by a person also match the person.
     assert_eq!(lines(&mut alice, "person=alice").await, ["revoked", "console_login", "account_added"]);
     assert!(lines(&mut alice, "to=2020-01-01").await.is_empty());
     let all = lines(&mut alice, "from=2020-01-01&to=&event=").await;
     assert_eq!(all.len() as u64, entries(&stage));
-    shows(&alice.get("/console/admin/audit?person=bob&event=login").await, &["<td>login</td>", "acts:"]);
-    assert_eq!(alice.get("/console/admin/audit?from=yesterday").await.status, StatusCode::BAD_REQUEST);
+    shows(&alice.get("/console/admin/audit?person=bob&event=login").await, &[">login</td>", "acts:"]);
+    let wrong = alice.get("/console/admin/audit?person=bob&from=yesterday").await;
+    assert_eq!(wrong.status, StatusCode::BAD_REQUEST);
+    for kept in ["id=\"from-fault\"", "value=\"yesterday\"", "value=\"bob\""] {
+        assert!(wrong.text.contains(kept), "{kept}: {}", wrong.text);
+    }
     let whole = alice.submit("/console/admin/audit", "/console/admin/audit/verify", &[]).await;
     shows(&whole, &["Whole: "]);
 }
@@ -313,12 +349,12 @@ async fn the_trail_is_read_page_by_page() {
     }
     let mut alice = administrator(&stage).await;
     let first = alice.get("/console/admin/audit?event=granted").await;
-    assert_eq!(first.text.matches("<td>granted</td>").count(), 100);
+    assert_eq!(first.text.matches(">granted</td>").count(), 100);
     let (_, rest) = first.text.split_once("/console/admin/audit?event=granted&amp;before=").expect("a page before");
     let (before, _) = rest.split_once('"').unwrap();
     let second = alice.get(&format!("/console/admin/audit?event=granted&before={before}")).await;
-    assert_eq!(second.text.matches("<td>granted</td>").count(), 20);
-    assert!(!second.text.contains("Before these"));
+    assert_eq!(second.text.matches(">granted</td>").count(), 20);
+    assert!(!second.text.contains("Older entries"));
 }
 
 #[tokio::test]
@@ -342,7 +378,7 @@ async fn two_downloads_of_the_trail_go_on_at_a_time() {
     let stage = stage().await;
     let alice = administrator(&stage).await;
     let mut database = stage.database();
-    // More than all buffers on the way hold: a download that nobody reads stays.
+    // More than all buffers on the way hold, so that a download that is not read remains open.
     for _ in 0..600 {
         database.audit(&AuditEvent::new("login").detail("x".repeat(1 << 16)), authority::now()).unwrap();
     }
@@ -350,7 +386,7 @@ async fn two_downloads_of_the_trail_go_on_at_a_time() {
     assert_eq!([first.status(), second.status()], [StatusCode::OK; 2]);
     let refused = alice.begin(TRAIL).await;
     assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE, "{}", refused.text().await.unwrap());
-    // Whoever goes away makes room, and whoever stays gets all of it.
+    // A client that disconnects makes room, and one that stays gets the whole file.
     drop(first);
     let deadline = Instant::now() + Duration::from_secs(10);
     let third = loop {

@@ -1,14 +1,26 @@
-//! Where a person's identity may go: what is chosen at the console counts at once, and for that person alone.
+//! Where a person's identity may go: a choice made at the console applies at once, and to this person alone.
 
 use super::{Browser, stage};
 use crate::stage::{events, git, handle, problem, revoked, to};
-use engine::api::{Event, GrantRequest};
+use api::{Event, GrantRequest};
 use reqwest::StatusCode;
 
 async fn choose(browser: &mut Browser, target: &str, choice: &str) {
     let fields = [("target", target), ("choice", choice)];
     let answer = browser.submit("/console/identity", "/console/identity", &fields).await;
     assert_eq!(answer.leads_to(), "/console/identity?done=chosen");
+}
+
+#[tokio::test]
+async fn a_wrong_address_is_kept_with_the_error_beside_it() {
+    let stage = stage().await;
+    let mut browser = Browser::logged_in(&stage, "alice").await;
+    let fields = [("target", "203.0.113"), ("choice", "never")];
+    let answer = browser.submit("/console/identity", "/console/identity", &fields).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    for kept in ["id=\"target-fault\"", "value=\"203.0.113\"", "<option value=\"never\" selected>"] {
+        assert!(answer.text.contains(kept), "{kept}: {}", answer.text);
+    }
 }
 
 #[tokio::test]
@@ -29,7 +41,7 @@ async fn never_ends_grants_at_once_and_gives_no_more() {
         live.iter().map(|grant| grant.handle.clone()).collect::<Vec<_>>(),
         [format!("{:016x}", handle(&elsewhere))]
     );
-    // Whoever is told of a change asks anew.
+    // An agent that is notified of a change requests again.
     let told = crate::stage::next(&mut heard).await;
     assert_eq!(told, Event::Policy);
     let forget = [("target", "203.0.113.10:22"), ("choice", "never"), ("forget", "yes")];
@@ -94,7 +106,7 @@ async fn a_choice_is_of_one_person_and_of_a_destination() {
     let answer = eve.submit("/console/identity", "/console/identity", &fields).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
     assert!(!answer.text.contains("<b>"));
-    // And it stays.
+    // The choice survives a restart.
     stage.restart().await;
     assert!(eve.get("/console/identity").await.text.contains("203.0.113.10"));
 }

@@ -1,4 +1,4 @@
-//! The console as a browser meets it, and what must not become a login or an act.
+//! The console as a browser sees it, and requests that must not become a login or an action.
 
 mod administration;
 mod identity;
@@ -13,14 +13,14 @@ use std::collections::BTreeMap;
 
 pub const URL: &str = "https://authority.example.org:8443";
 
-/// A browser without script that keeps cookies and follows nothing by itself.
+/// A browser without scripting that keeps cookies and does not follow redirects.
 pub struct Browser {
     client: reqwest::Client,
     pub base: String,
     pub cookies: BTreeMap<String, String>,
 }
 
-/// What came back.
+/// The answer to a request.
 pub struct Answer {
     pub status: StatusCode,
     pub headers: HeaderMap,
@@ -28,25 +28,25 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Where it leads.
+    /// Returns the target of the redirect.
     pub fn leads_to(&self) -> &str {
         assert_eq!(self.status, StatusCode::SEE_OTHER, "{}", self.text);
         self.headers[LOCATION].to_str().unwrap()
     }
 
-    /// Where the page leads by itself.
+    /// Returns the target of the page's automatic refresh.
     pub fn onward(&self) -> String {
         assert!(self.status.is_success(), "{}", self.text);
         let (_, rest) = self.text.split_once("0;url=").expect("a way on");
         rest.split('"').next().unwrap().replace("&amp;", "&")
     }
 
-    /// What browsers have to know of its cookies.
+    /// Returns the `Set-Cookie` headers.
     fn set_cookies(&self) -> Vec<&str> {
         self.headers.get_all(SET_COOKIE).iter().map(|value| value.to_str().unwrap()).collect()
     }
 
-    /// The token of its forms.
+    /// Returns the token of the page's forms.
     pub fn token(&self) -> String {
         let (_, rest) = self.text.split_once("name=\"form\" value=\"").expect("a page with a form");
         rest.split('"').next().unwrap().to_owned()
@@ -107,7 +107,7 @@ impl Browser {
         self.ask(Method::POST, path, &[from, &kind].concat(), body.finish()).await
     }
 
-    /// Fills a form of the page at `page` and sends it to `path`.
+    /// Fills in a form of the page at `page` and sends it to `path`.
     pub async fn submit(&mut self, page: &str, path: &str, fields: &[(&str, &str)]) -> Answer {
         let token = self.get(page).await.token();
         self.post(path, &[&[("form", token.as_str())], fields].concat()).await
@@ -129,7 +129,7 @@ fn session(browser: &Browser) -> Option<&str> {
     browser.cookies.get("__Host-vouchsafe").map(String::as_str)
 }
 
-/// An authority whose administrator is alice.
+/// Starts an authority whose administrator is alice.
 pub async fn stage() -> Stage {
     Stage::start_with(&format!("console = {{ url = \"{URL}\", administrators = [\"person:alice\"] }}\n")).await
 }
@@ -142,7 +142,17 @@ async fn a_person_logs_in_and_out() {
     assert_eq!(browser.get("/console").await.leads_to(), "/console/login?to=%2Fconsole");
     let answer = browser.try_to_log_in("bob", "wrong password", "").await;
     assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
-    assert!(answer.text.contains("wrong name or password") && session(&browser).is_none());
+    assert!(session(&browser).is_none());
+    // The error stands beside the field, which has the focus; the name is kept, the password is not.
+    for said in ["id=\"password-fault\">Wrong name or password", "aria-describedby=\"password-fault\"", "value=\"bob\""]
+    {
+        assert!(answer.text.contains(said), "{said}: {}", answer.text);
+    }
+    assert!(
+        answer.text.matches("autofocus").count() == 1 && !answer.text.contains("wrong password"),
+        "{}",
+        answer.text
+    );
     assert_eq!(browser.try_to_log_in("bob", PASSWORD, "/console?x=1").await.leads_to(), "/console?x=1");
     let page = browser.get("/console").await;
     assert!(page.status.is_success() && page.text.contains("bob"), "{}", page.text);
@@ -160,14 +170,14 @@ async fn a_person_logs_in_and_out() {
 async fn a_login_begins_a_session_of_a_new_name() {
     let stage = stage().await;
     let mut victim = Browser::of(&stage);
-    // What somebody else had, or made up, and got into the victim's browser.
+    // A cookie of another user, or an invented one, that an attacker planted in the victim's browser.
     let foreign = Browser::logged_in(&stage, "eve").await.cookies["__Host-vouchsafe"].clone();
     for planted in [foreign.as_str(), &"ab".repeat(32)] {
         victim.cookies = BTreeMap::from([("__Host-vouchsafe".to_owned(), planted.to_owned())]);
         victim.get("/console/logout").await;
         let page = victim.get("/console").await;
         let answer = match page.status.is_success() {
-            // A login over a live session ends that one.
+            // A login over a live session ends this session.
             true => {
                 let fields = [("form", page.token()), ("person", "bob".into()), ("password", PASSWORD.into())];
                 let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -244,7 +254,7 @@ async fn a_form_of_another_origin_or_without_the_token_does_nothing() {
         assert!(answer.status.is_client_error(), "{from:?} {fields:?}: {}", answer.status);
         assert!(browser.get("/console").await.status.is_success(), "{from:?} {fields:?}");
     }
-    // A script elsewhere can post text; it has the form's shape and not its kind.
+    // A script on another site can post text with the content of the form, but not with its content type.
     let text = [&ours[..], &[("content-type", "text/plain")]].concat();
     let answer = browser.ask(Method::POST, "/console/logout", &text, format!("form={token}")).await;
     assert_eq!(answer.status, StatusCode::FORBIDDEN);
@@ -260,7 +270,7 @@ async fn a_form_of_another_origin_or_without_the_token_does_nothing() {
 async fn nobody_is_logged_in_by_a_form_that_is_not_the_login_pages() {
     let stage = stage().await;
     let fields = [("person", "eve"), ("password", PASSWORD), ("to", "")];
-    // A page elsewhere that logs a victim in as somebody else knows neither cookie nor token.
+    // A page of another site that tries to log the victim in as another user knows neither cookie nor token.
     let mut victim = Browser::of(&stage);
     assert_eq!(victim.post("/console/login", &fields).await.status, StatusCode::FORBIDDEN);
     let token = Browser::of(&stage).get("/console/login").await.token();
@@ -345,13 +355,13 @@ async fn a_session_ends_unused_and_in_any_case() {
         stage.server.take().unwrap().stop().await;
         let database = rusqlite::Connection::open(stage.directory.database()).unwrap();
         database.execute(&format!("UPDATE sessions SET {column} = ?1"), [authority::now() as i64]).unwrap();
-        // A session's own end is never passed by using it.
+        // Use never extends a session beyond its latest end.
         database.execute("UPDATE sessions SET expires = min(expires, ends)", []).unwrap();
         drop(database);
         stage.restart_stopped().await;
         assert_eq!(browser.get("/console").await.status, StatusCode::SEE_OTHER, "{what}");
     }
-    // Half used up, and used again: it lasts as long as at first, and not beyond its end.
+    // Used again after half its time: the session lasts as long as at first, but not beyond its latest end.
     let mut browser = Browser::logged_in(&stage, "bob").await;
     let times = |stage: &Stage| stage.database().sessions(authority::now()).unwrap().pop().unwrap().1;
     let first = times(&stage);
@@ -387,10 +397,10 @@ async fn guessing_at_the_console_is_guessing() {
     }
     let last = answers.pop().unwrap();
     assert_eq!(last.status, StatusCode::TOO_MANY_REQUESTS, "{}", last.text);
-    assert!(last.headers.contains_key("retry-after") && last.text.contains("too many attempts"));
+    assert!(last.headers.contains_key("retry-after") && last.text.contains("Too many attempts"));
 }
 
-/// A stage with an identity provider that knows carol.
+/// Starts an authority with an identity provider that knows carol.
 async fn with_provider() -> (Stage, Provider, Key) {
     let key = Key::new();
     let provider = Provider::start(&key).await;
@@ -399,7 +409,7 @@ async fn with_provider() -> (Stage, Provider, Key) {
     (stage, provider, key)
 }
 
-/// Starts a login with the provider; gives what the browser was sent away with.
+/// Starts a login with the provider, and returns the parameters with which the browser was sent there.
 pub async fn depart(browser: &mut Browser, to: &str) -> BTreeMap<String, String> {
     let page = browser.submit("/console/login", "/console/login/provider", &[("to", to)]).await;
     reqwest::Url::parse(&page.onward()).unwrap().query_pairs().into_owned().collect()
@@ -431,7 +441,7 @@ async fn what_another_browser_brought_back_logs_nobody_in() {
     let asked = depart(&mut attacker, "").await;
     provider.gives(key.token(&provider.claims(Some(&asked["nonce"]), &[])));
     let back = format!("/console/login/callback?code=c&state={}", asked["state"]);
-    // The attacker's address, opened in a browser that started no login, or another one.
+    // The attacker's address, opened in a browser that started no login, or a different one.
     assert_eq!(victim.get(&back).await.status, StatusCode::UNAUTHORIZED);
     depart(&mut victim, "").await;
     assert_eq!(victim.get(&back).await.status, StatusCode::UNAUTHORIZED);
@@ -452,10 +462,10 @@ async fn a_login_that_began_at_the_console_is_no_agents() {
     let mut browser = Browser::of(&stage);
     let asked = depart(&mut browser, "").await;
     provider.gives(key.token(&provider.claims(Some(&asked["nonce"]), &[])));
-    let finish = engine::api::FinishLogin {
+    let finish = api::FinishLogin {
         login: browser.cookies["__Host-vouchsafe-away"].clone(),
         verifier: browser.cookies["__Host-vouchsafe-visit"].clone(),
-        callback: Some(engine::api::Callback { code: "c".into(), state: asked["state"].clone() }),
+        callback: Some(api::Callback { code: "c".into(), state: asked["state"].clone() }),
     };
     assert_eq!(problem(stage.client().finish_login(&finish).await).r#type, "wrong_login");
 }

@@ -1,11 +1,11 @@
-//! A person's pages: what they show, and that they act for nobody else.
+//! A person's own pages: their contents, and that they act for this person only.
 
 use super::{Answer, Browser, stage};
 use crate::stage::{PASSWORD, Stage, events, git, handle, login, next, revoked};
-use engine::api::Login;
+use api::Login;
 use reqwest::StatusCode;
 
-/// A device's name that wants to be more than text.
+/// A device name that tries to inject markup.
 const HOSTILE: &str = "\"><script>alert(1)</script><b onmouseover='x'>&amp;";
 
 async fn log_in_device(stage: &Stage, person: &str, device: &str) -> client::Authority {
@@ -15,7 +15,7 @@ async fn log_in_device(stage: &Stage, person: &str, device: &str) -> client::Aut
     client.with_token(&session.token)
 }
 
-/// The value of the first hidden field of this name.
+/// Returns the value of the first hidden field of this name.
 pub fn hidden<'a>(page: &'a Answer, name: &str) -> &'a str {
     let (_, rest) = page.text.split_once(&format!("name=\"{name}\" value=\"")).expect("such a field");
     rest.split('"').next().unwrap()
@@ -32,7 +32,7 @@ async fn a_device_is_revoked_with_its_grants() {
     assert!(page.text.contains("phone") && page.text.contains("logged in"), "{}", page.text);
     let answer = browser.submit("/console/devices", "/console/devices/revoke", &[("device", "phone")]).await;
     assert_eq!(answer.leads_to(), "/console/devices?done=device-revoked");
-    assert_eq!(next(&mut heard).await, engine::api::Event::LoggedOut);
+    assert_eq!(next(&mut heard).await, api::Event::LoggedOut);
     assert!(stage.database().grants(authority::now(), false).unwrap().is_empty(), "{}", grant.header);
     let page = browser.get(answer.leads_to()).await;
     assert!(page.text.contains("logged out, and its grants are over"), "{}", page.text);
@@ -103,7 +103,7 @@ async fn sessions_elsewhere_are_ended_and_this_one_is_not() {
     let mut browser = Browser::logged_in(&stage, "bob").await;
     let page = browser.get("/console/sessions").await;
     assert!(page.text.contains("this session") && page.text.contains("laptop"), "{}", page.text);
-    // Newest first, and this session has no button.
+    // Newest first, and the current session has no button.
     let number = hidden(&page, "session").to_owned();
     browser.submit("/console/sessions", "/console/sessions/end", &[("session", &number)]).await.leads_to();
     assert_eq!(third.get("/console").await.status, StatusCode::SEE_OTHER);
@@ -148,7 +148,7 @@ async fn names_are_text_and_nothing_else() {
         assert!(page.text.contains("&lt;script&gt;alert(1)"), "{path}");
         assert!(!page.text.contains("<script>") && !page.text.contains("<b onmouse"), "{path}");
     }
-    // And act on what they name.
+    // Forms act on the device that they name, even this one.
     let answer = browser.submit("/console/devices", "/console/devices/revoke", &[("device", HOSTILE)]).await;
     assert_eq!(answer.leads_to(), "/console/devices?done=device-revoked");
     let page = browser.get("/console/devices?done=%3Cscript%3E").await;

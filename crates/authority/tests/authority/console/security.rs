@@ -1,5 +1,5 @@
-//! Second factors and passkeys at the console: whose they are, and what does not become one. (That a real browser's passkeys
-//! work is the scenarios' to show.)
+//! Second factors and passkeys at the console: their owners, and data that must not be accepted as either. (The
+//! scenarios test that passkeys of a real browser work.)
 
 use super::{Browser, stage};
 use crate::stage::{PASSWORD, Stage, login};
@@ -13,7 +13,7 @@ fn code(secret: &str, ahead: u64) -> String {
     totp.generate(authority::now() + ahead).to_string()
 }
 
-/// The secret that a page offers.
+/// Returns the secret that a page offers.
 fn offered(page: &str) -> String {
     let (_, rest) = page.split_once("name=\"secret\" value=\"").expect("a secret");
     rest.split('"').next().unwrap().to_owned()
@@ -36,23 +36,29 @@ async fn a_second_factor_is_asked_for_once_its_code_and_the_password_were_shown(
     for (code, password) in [("000000", PASSWORD), (code(&secret, 0).as_str(), "a wrong password"), ("", PASSWORD)] {
         let answer = set_up(&mut browser, &secret, code, password).await;
         assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
-        // Whoever mistyped goes on with the same secret.
+        // After a typing error, the page offers the same secret again.
         assert_eq!(offered(&answer.text), secret);
     }
     assert!(!has_factor(&stage, "bob").await);
     set_up(&mut browser, &secret, &code(&secret, 0), PASSWORD).await.leads_to();
     assert!(has_factor(&stage, "bob").await);
-    // A code that was shown is used up; the agents' login wants one, too.
+    // A code that was used is consumed; agents' logins require one too.
     let refused = stage.client().login(&login("bob", PASSWORD, Some(&code(&secret, 0)))).await;
     assert_eq!(crate::stage::problem(refused).r#type, "wrong_second_factor");
     stage.client().login(&login("bob", PASSWORD, Some(&code(&secret, 30)))).await.unwrap();
-    // Nobody replaces it who can't give its code.
+    // Replacing the second factor requires its code.
     let other = "00".repeat(20);
     let answer = set_up(&mut browser, &other, &code(&other, 0), PASSWORD).await;
     assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
     let fields = [("password", PASSWORD), ("code", "000000")];
     let answer = browser.submit("/console/security", "/console/security/factor/remove", &fields).await;
     assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
+    // The form is open, and the error stands beside the code.
+    assert!(
+        answer.text.contains("<details open>") && answer.text.contains("id=\"factor-code-fault\""),
+        "{}",
+        answer.text
+    );
     assert!(has_factor(&stage, "bob").await);
 }
 

@@ -1,4 +1,4 @@
-//! What records of discovery make the agent do, and what they never do.
+//! Tests of what discovery records make the agent do, and what they never do.
 
 use super::*;
 
@@ -36,7 +36,7 @@ fn a_hint_protects_nothing_and_asks_for_no_grant() {
     stage.settle();
     assert_eq!((&stage.protected, &stage.owners), (&protected, &owners));
     assert!(stage.asked.is_empty() && stage.entries.is_empty() && !stage.reloads.contains(&BOB));
-    // Only the authority's own word does.
+    // Only the authority's own answer protects a network.
     stage.agent.destinations(stage.now, ALICE, Some(vec![receiver("198.51.100.0/24")])).expect("a few");
     stage.settle();
     assert_eq!(stage.protected, ["198.51.100.0/24"]);

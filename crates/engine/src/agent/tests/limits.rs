@@ -1,6 +1,7 @@
-//! Nobody's packets, receivers or messages take more than their share.
+//! Tests of limits: no session's packets, receivers or messages take more than their share.
 
 use super::*;
+use std::net::IpAddr;
 
 #[test]
 fn a_scan_does_not_flood_the_authority() {
@@ -9,10 +10,10 @@ fn a_scan_does_not_flood_the_authority() {
         stage.held(udp(1, port), port);
     }
     assert_eq!(stage.asked.len(), 64);
-    // Answers make room for the questions of those that still wait.
+    // Each answer makes room for a request that still waits.
     stage.answer(denied());
     assert_eq!(stage.asked.len(), 64);
-    assert_eq!(stage.asked[63].2.port, 436);
+    assert_eq!(stage.asked[63].2.to.port, 436);
 }
 
 #[test]

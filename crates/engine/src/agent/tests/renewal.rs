@@ -1,4 +1,4 @@
-//! How grants are renewed, and how they end.
+//! Tests of how grants are renewed and how they end.
 
 use super::*;
 
@@ -57,7 +57,7 @@ fn a_pair_that_wants_another_carrier_than_a_shim_is_of_no_use() {
     let mut stage = Stage::alice();
     stage.held(tcp(1, 22), 1);
     let (id, subject, _) = stage.asked.remove(0);
-    let pair = stage.pair(tcp(1, 22), 5).map(|pair| api::Grant { carrier: "tail".into(), ..pair });
+    let pair = stage.pair(tcp(1, 22), 5).map(|pair| Grant { carrier: Carrier::Tail, ..pair });
     assert!(stage.agent.answered(stage.now, subject, id, &pair).is_err());
 }
 

@@ -1,4 +1,4 @@
-//! What a policy says, as far as it matters for a comparison.
+//! Outcomes of a policy, reduced to the parts that matter for a comparison.
 
 use super::Kind;
 use crate::document::duration;
@@ -22,7 +22,7 @@ impl<'p> Outcome<'p> {
         }
     }
 
-    /// What the step from the one to the other is.
+    /// Returns the kind of change between the two outcomes.
     pub(super) fn kind([old, new]: &[Self; 2]) -> Option<Kind> {
         match (old.is_open(), new.is_open()) {
             (false, false) => None,
@@ -45,7 +45,7 @@ impl<'p> Outcome<'p> {
     }
 }
 
-/// The same if it comes to the same for whom it is about, by whatever rule.
+/// Outcomes are equal if they have the same effect for the subject, even by different rules.
 impl PartialEq for Outcome<'_> {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
@@ -56,7 +56,7 @@ impl PartialEq for Outcome<'_> {
     }
 }
 
-/// An outcome by the number of its rule.
+/// An outcome, with its rule by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Said {
     Unprotected,

@@ -1,5 +1,5 @@
-//! Everybody whom the rules of two policies tell apart: persons in classes, and what else may be known of somebody. Holds
-//! names once and rules by number, however many askers are made of them.
+//! All subjects that the rules of two policies distinguish: persons in classes, and further attributes. Names are
+//! stored once and rules by number, regardless of the number of askers made from them.
 
 use super::outcome::Outcome;
 use super::{Here, Kind, TooLarge, Verdict, places};
@@ -8,55 +8,56 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-/// Different people at most.
+/// Maximum number of different subjects.
 const MOST_ASKERS: usize = 50_000;
-/// Rules about each kind of person, in all.
+/// Maximum number of rules that apply to all classes of persons together.
 const MOST_MATCHES: usize = 4_000_000;
-/// Prefixes that people ask from, at most.
+/// Maximum number of prefixes for subjects' addresses.
 const MOST_SOURCES: usize = 300;
-/// Going through a rule of a class costs this part of asking about somebody.
+/// Number of a class's rules whose visit costs as much as one question about a subject.
 const MATCH: usize = 8;
 
-/// Everybody whom rules tell apart.
+/// All subjects that rules distinguish.
 pub(super) struct People<'p> {
     sides: [Side<'p>; 2],
-    /// The persons whom the same rules are about.
+    /// Classes of persons to whom the same rules apply.
     classes: Vec<Vec<&'p str>>,
-    /// What may be known besides, in words.
+    /// Descriptions of the further attributes.
     qualities: Vec<String>,
-    /// Of each class, then of each quality: the rules that are about it but not about everyone, by rank, in each policy.
+    /// For each class, then for each quality: the rules that apply to it (those for everyone left out), by rank, in
+    /// each policy.
     traits: Vec<[Vec<usize>; 2]>,
     askers: Vec<Asking>,
 }
 
 /// The rules of one policy.
 struct Side<'p> {
-    /// The strongest first.
+    /// The rules, the strongest first.
     ranked: Vec<&'p Rule>,
-    /// The place in that of each rule, by its number less one.
+    /// The position in `ranked` of each rule, by the rule's number less one.
     rank: Vec<usize>,
 }
 
-/// Somebody: a class of persons, or a stranger, and what else is known of them.
+/// A subject: a class of persons, or an unauthenticated one, with further attributes.
 struct Asking {
     class: Option<usize>,
     /// Indices into the qualities.
     more: Vec<usize>,
-    /// Those who are the same but for one thing less, and the one who is just the person, last.
+    /// The subjects with one attribute less, then the mere person, last.
     parents: Vec<usize>,
 }
 
-/// Those of whom somebody is a part are told different things: what holds has to be told.
+/// The outcomes of an asker's parents differ, so the asker's own outcome must be reported.
 struct Ambiguous;
 
-/// What may be known of somebody besides the name.
+/// An attribute of a subject in addition to the name.
 enum Quality<'p> {
     Group(&'p str),
     Tag(&'p str),
     Source(IpAddr),
 }
 
-/// What rules in either policy may match a person by: groups of the file, by their number, and the name.
+/// Attributes by which rules in each policy may match a person: groups of the file, by number, and the name.
 type Membership<'p> = [(Vec<usize>, Option<&'p str>); 2];
 
 impl<'p> People<'p> {
@@ -86,23 +87,23 @@ impl<'p> People<'p> {
             askers.extend((0..known.len()).map(|quality| with(vec![quality], vec![class])));
             let is_source = |quality: usize| matches!(known[quality].0, Quality::Source(_));
             for one in 0..known.len() {
-                // Nobody asks from two addresses at a time.
+                // A subject has only one address at a time.
                 for two in (one + 1..known.len()).filter(|two| !(is_source(one) && is_source(*two))) {
                     askers.push(with(vec![one, two], vec![first + one, first + two, class]));
                 }
             }
         }
-        // Strangers, whom no rule is about.
+        // Unauthenticated subjects, to which no rule applies.
         askers.push(Asking { class: None, more: vec![], parents: vec![] });
         Ok(Self { sides, classes, qualities, traits, askers })
     }
 
-    /// What it costs to ask about all of them, in questions.
+    /// Returns the cost of evaluating all subjects, in questions.
     pub(super) fn cost(&self) -> usize {
         self.askers.len() + self.traits.iter().flatten().map(Vec::len).sum::<usize>() / MATCH
     }
 
-    /// What changes for whom at a time, but for what is the same as for those of whom they are a part.
+    /// Returns the changes at a time for each asker, except those that follow from the changes for its parents.
     pub(super) fn verdicts(&self, rules: &[Here<'p>; 2], time: u64) -> Vec<(usize, Verdict)> {
         let strongest = [0, 1].map(|side| self.strongest(side, rules[side].as_deref()?, time).into());
         let outcomes: Vec<_> = self
@@ -138,7 +139,7 @@ impl<'p> People<'p> {
         told
     }
 
-    /// How many names it takes to tell of these.
+    /// Returns the number of names needed to list these askers.
     pub(super) fn count(&self, who: &BTreeSet<usize>) -> usize {
         who.iter().map(|asker| self.askers[*asker].class.map_or(1, |class| self.classes[class].len())).sum()
     }
@@ -157,7 +158,7 @@ impl<'p> People<'p> {
         names.into_iter().collect()
     }
 
-    /// For each trait, the strongest rule that is about it and holds at a place and a time.
+    /// For each trait, returns the strongest rule that applies to it and holds at a place and a time.
     fn strongest(&self, side: usize, here: &[&'p Rule], time: u64) -> Vec<Option<&'p Rule>> {
         let Side { ranked, rank } = &self.sides[side];
         let mut holds = vec![false; ranked.len()];
@@ -191,7 +192,7 @@ impl<'p> Side<'p> {
         Self { ranked, rank }
     }
 
-    /// The rules, by rank, that name each person, and those that name each group.
+    /// Returns the rules, by rank, that name each person, and those that name each group.
     fn named(&self) -> [BTreeMap<&'p str, Vec<usize>>; 2] {
         let (mut persons, mut groups) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::<_, Vec<_>>::new());
         for (place, rule) in self.ranked.iter().enumerate() {
@@ -207,13 +208,13 @@ impl<'p> Side<'p> {
     }
 }
 
-/// The persons in classes by which rules are about them, those about everyone left out.
+/// Groups persons into classes by the rules that apply to them, rules for everyone left out.
 fn classes<'p>(
     policies: [&'p Policy; 2],
     sides: &[Side<'p>; 2],
 ) -> Result<BTreeMap<[Vec<usize>; 2], Vec<&'p str>>, TooLarge> {
     let named = sides.each_ref().map(Side::named);
-    // First by groups and names, of which there are far fewer than of rules about them.
+    // First by groups and names, which are far fewer than the rules about them.
     let mut by_person: BTreeMap<&str, Membership<'p>> = BTreeMap::new();
     for side in [0, 1] {
         let [persons, groups] = &named[side];
@@ -257,8 +258,8 @@ fn classes<'p>(
 }
 
 impl Asking {
-    /// What a reader takes to hold for somebody of whom nothing is told: what is told of the part of them that makes a
-    /// difference.
+    /// Returns the outcome that a reader assumes for an asker without an entry of its own: that of the parent whose
+    /// outcome differs from the mere person's, else the mere person's.
     fn implied<'o, 'p>(&self, outcomes: &'o [[Outcome<'p>; 2]]) -> Result<Option<&'o [Outcome<'p>; 2]>, Ambiguous> {
         let Some((person, parts)) = self.parents.split_last() else { return Ok(None) };
         let person = &outcomes[*person];
@@ -278,7 +279,7 @@ impl Quality<'_> {
     }
 }
 
-/// The groups by login, tags and classes of addresses that rules name.
+/// Returns the groups by login, tags and classes of addresses that rules name.
 fn qualities<'p>(policies: [&'p Policy; 2]) -> Result<Vec<(Quality<'p>, String)>, TooLarge> {
     let who = || policies.into_iter().flat_map(|policy| &policy.rules).flat_map(|rule| &rule.who);
     let groups: BTreeSet<_> =
@@ -289,7 +290,7 @@ fn qualities<'p>(policies: [&'p Policy; 2]) -> Result<Vec<(Quality<'p>, String)>
     if prefixes.len() > MOST_SOURCES {
         return Err(TooLarge("too many prefixes that people ask from"));
     }
-    // Each of these with each is somebody.
+    // Each pair of them makes a subject.
     if groups.len() + tags.len() > MOST_ASKERS {
         return Err(TooLarge("too many groups and tags"));
     }

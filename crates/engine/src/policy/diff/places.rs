@@ -1,5 +1,5 @@
-//! Destinations in classes: addresses around which the same receivers lie in both policies, and spans of services that the
-//! same of them have.
+//! Destinations in classes: addresses that lie in the same receivers in both policies, and spans of services that the
+//! same of these receivers have.
 
 use super::Place;
 use crate::policy::explain::service_words;
@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use wire::Destination;
 
-/// First and last address, as numbers of one family.
+/// Address family (whether IPv6), first and last address as numbers.
 type Range = (bool, u128, u128);
 
-/// One past the last number of a span of services.
+/// One more than the last number of a span of services.
 const END: u32 = 1 << 24;
 
 pub(super) struct Places<'p> {
@@ -24,7 +24,7 @@ struct Class<'p> {
     receivers: Vec<&'p Receiver>,
 }
 
-/// Of classes of addresses, the spans of services.
+/// For each class of addresses, the spans of services.
 #[derive(Default)]
 pub(super) struct Spans(BTreeMap<usize, Vec<(u32, u32)>>);
 
@@ -57,10 +57,10 @@ impl<'p> Places<'p> {
         Self { classes: classes.collect() }
     }
 
-    /// Every class of addresses with every span of services, and one destination of it.
+    /// Returns every class of addresses with every span of services, and one destination in each.
     pub(super) fn cells(&self) -> impl Iterator<Item = (usize, (u32, u32), Destination)> + '_ {
         self.classes.iter().enumerate().flat_map(|(number, class)| {
-            // Protocol 0 is none.
+            // Protocol 0 stands for none.
             let bounds: BTreeSet<_> = class.receivers.iter().flat_map(|receiver| receiver.spans.bounds()).collect();
             let bounds: BTreeSet<_> = bounds.into_iter().map(|bound| bound.clamp(1 << 16, END)).collect();
             let bounds: Vec<_> = bounds.into_iter().collect();
@@ -95,7 +95,8 @@ impl<'p> Places<'p> {
     }
 }
 
-/// Addresses in classes by which of the prefixes contain them: one of each that any contains, and how it is written.
+/// Divides addresses into classes by the prefixes that contain them. Returns an address of each class inside some
+/// prefix, and the class in text form.
 pub(super) fn classes(prefixes: &[IpNet]) -> Vec<(IpAddr, Vec<String>)> {
     let mut classes: BTreeMap<Vec<bool>, Vec<Range>> = BTreeMap::new();
     for range in ranges(prefixes) {
@@ -110,7 +111,7 @@ pub(super) fn classes(prefixes: &[IpNet]) -> Vec<(IpAddr, Vec<String>)> {
     classes.into_values().map(written).collect()
 }
 
-/// The ranges between the ends of prefixes, of both families.
+/// Returns the ranges between the ends of prefixes, of both families.
 fn ranges(prefixes: &[IpNet]) -> Vec<Range> {
     let mut bounds: BTreeSet<(bool, u128)> = BTreeSet::new();
     for prefix in prefixes {
@@ -141,7 +142,7 @@ fn address(v6: bool, number: u128) -> IpAddr {
     if v6 { Ipv6Addr::from(number).into() } else { Ipv4Addr::from(number as u32).into() }
 }
 
-/// A range as prefixes.
+/// Writes a range as prefixes.
 fn subnets((v6, first, last): Range) -> Vec<String> {
     let (mut first, most) = (first, if v6 { 128 } else { 32 });
     let mut written = Vec::new();

@@ -59,7 +59,7 @@ fn a_new_member_gains_and_a_removed_one_loses() {
         [
             format!("Gains: carol: {to}: no rule allows it -> {allowed}"),
             format!("Loses: bob: {to}: {allowed} -> no rule allows it"),
-            // Who is staff by login is so under both.
+            // A person who is in staff by login is so under both policies.
             format!("Stays: bob, in staff by login; carol, in staff by login: {to}: {allowed} -> {allowed}")
         ]
     );
@@ -88,7 +88,7 @@ fn groups_by_login_tags_and_addresses_are_told_where_they_matter() {
     let sorted = |with: &str| ["alice", "anybody else", "bob"].map(|name| format!("{name}, {with}")).join("; ");
     assert_eq!(told(BEFORE, &lab("\"tag:laptops\"")), [gains(&sorted("on laptops"))]);
     assert_eq!(told(BEFORE, &lab("\"address:192.0.2.0/24\"")), [gains(&sorted("from 192.0.2.0/24"))]);
-    // Staff by login is staff: it is not told of those who are staff by the file.
+    // Staff by login counts as staff: the result does not repeat it for persons who are staff by the file.
     let staff = told(BEFORE, &lab("\"group:staff\""));
     assert_eq!(staff, [gains("alice; anybody else, in staff by login; bob")]);
 }
@@ -138,7 +138,7 @@ fn a_window_changes_only_the_times_outside_of_it() {
     let told = told(BEFORE, &changed);
     assert_eq!(told.len(), 1, "{told:?}");
     assert!(told[0].contains(" at 2026-03-02T18:00:00Z: "), "{told:?}");
-    // One that lies in the future is found, too.
+    // A change that lies in the future is found, too.
     let told = super::tests::told(BEFORE, &format!("{BEFORE}when = {{ until = 2027-05-01 }}\n"));
     assert!(told.len() == 1 && told[0].contains(" at 2027-05-02T00:00:00Z: "), "{told:?}");
 }

@@ -4,12 +4,13 @@ use super::{Here, TooLarge};
 use crate::policy::{Policy, When};
 use std::collections::BTreeSet;
 
-/// Windows turn round in a week.
+/// A day more than a week, after which weekly windows repeat.
 const WEEK: u64 = 8 * 86_400;
-/// Windows asked for their next change, at most.
+/// Maximum number of queries for a window's next change.
 const MOST_STEPS: usize = 200_000;
 
-/// Times from `now` on: in every week in which the rhythm is another, one in each stretch in which the same rules hold.
+/// Returns times from `now` on: for every weekly pattern that occurs, one time for each set of rules that hold
+/// together.
 pub(super) fn of(policies: [&Policy; 2], now: u64) -> Result<Vec<u64>, TooLarge> {
     let mut windows: Vec<&When> = Vec::new();
     for rule in policies.into_iter().flat_map(|policy| &policy.rules) {
@@ -40,7 +41,7 @@ pub(super) fn of(policies: [&Policy; 2], now: u64) -> Result<Vec<u64>, TooLarge>
     Ok(times.into_iter().filter(|at| seen.insert(holding(at))).collect())
 }
 
-/// Of these, the first of each kind at which other rules of a place hold.
+/// Returns the first of these times for each set of a place's rules that hold together.
 pub(super) fn distinct(times: &[u64], rules: &[Here<'_>; 2]) -> Vec<u64> {
     let timed: Vec<_> = rules.iter().flatten().flatten().filter(|rule| !rule.when.is_always()).collect();
     if timed.is_empty() {

@@ -1,5 +1,5 @@
-//! Named cases: who wins, how wide the grant is, and until when. Rules are written in one line, `ACTION WHO TO KEY=VALUE…`,
-//! and numbered from 1; requests as `WHO ADDRESS SERVICE KEY=VALUE…`.
+//! Named cases: the deciding rule, the grant's width, and its end. Rules are written on one line, `ACTION WHO TO
+//! KEY=VALUE…`, and numbered from 1; requests as `WHO ADDRESS SERVICE KEY=VALUE…`.
 
 use crate::policy::*;
 use std::fmt::Write;
@@ -24,7 +24,7 @@ const RECEIVERS: &[(&str, &str, &str)] = &[
 type Case = (&'static str, &'static [&'static str], &'static str, &'static str);
 
 const CASES: &[Case] = &[
-    // Default deny and what is not protected.
+    // Default deny, and destinations that are not protected.
     ("no rule", &[], "alice 10.0.0.7 tcp/22", "no rule"),
     ("no receiver", &["allow everyone net"], "alice 192.0.2.1 tcp/22", "no receiver"),
     ("no receiver for this service", &["allow everyone dns"], "alice 10.1.0.53 udp/53", "no receiver"),
@@ -134,7 +134,7 @@ const CASES: &[Case] = &[
         "alice 10.0.0.7 tcp/444",
         "denied by 1",
     ),
-    // Freshness: of equal priority, the later.
+    // Freshness: of equal priority, the later rule decides.
     (
         "later allow over deny of its priority",
         &["deny everyone net priority=50", "allow everyone net priority=50"],
@@ -235,7 +235,7 @@ const CASES: &[Case] = &[
         "alice 10.0.0.7 tcp/443",
         "allowed by 1: 10.0.0.7 tcp/443 once",
     ),
-    // Overlaps: wide grants never open what is decided otherwise inside them.
+    // Overlaps: wide grants never open anything inside them that another rule decides otherwise.
     (
         "a network grant shrinks before a denied host",
         &["allow everyone net granularity=network", "deny person:alice host"],
@@ -320,7 +320,7 @@ const CASES: &[Case] = &[
         "alice 2001:db8::8 tcp/22",
         "allowed by 1: 2001:db8::8 tcp/22",
     ),
-    // Who.
+    // Subjects.
     (
         "a member of the policy's group",
         &["allow group:staff net"],

@@ -1,4 +1,4 @@
-//! What `diff` tells about random policies is what asking both of them gives.
+//! `diff` reports the same differences between random policies as decisions of both policies show.
 
 use super::reference::{Chance, Question, World, address};
 use crate::policy::diff::{Change, Kind, Place, compare};
@@ -6,10 +6,10 @@ use crate::policy::*;
 use std::net::IpAddr;
 use wire::Destination;
 
-/// Protocol and port as one number, from and to.
+/// First and last protocol and port, each pair as one number.
 type Span = (u32, u32);
 
-/// A change with its places as they are compared.
+/// A change, with its places parsed for comparison.
 struct Told<'c> {
     change: &'c Change,
     places: Vec<(Vec<IpNet>, Vec<Span>)>,
@@ -33,7 +33,7 @@ impl<'c> Told<'c> {
     }
 }
 
-/// The span of a word such as `all`, `protocols 2-5`, `udp`, `tcp/22`, `tcp/20-30`.
+/// Parses a span of services such as `all`, `protocols 2-5`, `udp`, `tcp/22`, `tcp/20-30`.
 fn span(word: &str) -> Span {
     let numbers = |text: &str| {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
@@ -66,7 +66,8 @@ fn span(word: &str) -> Span {
     }
 }
 
-/// What the changes say of somebody: their own entry, or what is said of those whom they are a part of.
+/// Returns the change for a subject: by its own entry, or else by the entries for the same person with fewer
+/// attributes.
 fn said(changes: &[&Change], name: &str, more: &[String]) -> Option<Kind> {
     let full: String = more.iter().fold(name.to_owned(), |text, word| format!("{text}, {word}"));
     let own: Vec<_> = changes.iter().filter(|change| change.who.contains(&full)).collect();
@@ -98,7 +99,7 @@ fn differences_are_those_that_asking_both_policies_shows() {
         let told: Vec<_> = changes.iter().map(Told::new).collect();
         for _ in 0..250 {
             let mut question = Question::random(&mut chance);
-            // Two things besides the name, as the comparison has them.
+            // At most two attributes besides the name, as in the comparison: one group or tag, and the source.
             question.groups.sort_unstable();
             question.groups.dedup();
             question.tags.sort_unstable();
@@ -133,7 +134,7 @@ fn differences_are_those_that_asking_both_policies_shows() {
             let here: Vec<_> = here.filter(|change| change.at.is_empty() || change.at.contains(&at)).collect();
             let named = old.persons().contains(question.person) || new.persons().contains(question.person);
             let name = if named { question.person } else { "anybody else" };
-            // A group, tag or address that no rule names tells nobody apart.
+            // Groups, tags and addresses that no rule names make no difference.
             let words = [&old, &new]
                 .map(|policy| policy.rules().iter().flat_map(|rule| rule.who.clone()).collect::<Vec<_>>())
                 .concat();

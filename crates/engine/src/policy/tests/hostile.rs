@@ -1,11 +1,11 @@
-//! Policy files made to be slow or large: refused with words, or read and answered within bounds.
+//! Policy files that are made to be slow or large are refused with a message, or handled within bounds.
 
 use crate::policy::diff::compare;
 use crate::policy::*;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
-/// What a file of the largest size may take on a busy machine. Quadratic work on one takes minutes and more.
+/// Maximum time for a file of the largest size on a busy machine. Quadratic work on such a file takes minutes or more.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn read(text: &str) -> Result<Policy, Faults> {
@@ -15,7 +15,7 @@ fn read(text: &str) -> Result<Policy, Faults> {
     read
 }
 
-/// The faults: few, each of bounded length.
+/// Reads a policy that must be refused. Returns the messages of its faults, and checks that they are few.
 fn refused(text: &str) -> Vec<String> {
     let faults = read(text).unwrap_err();
     let messages: Vec<_> = faults.all().iter().map(|fault| fault.message.clone()).collect();
@@ -23,7 +23,7 @@ fn refused(text: &str) -> Vec<String> {
     messages
 }
 
-/// As many of these as fit a policy.
+/// Appends as many parts to `head` as fit in a policy.
 fn filled(head: &str, part: impl Fn(usize) -> String) -> String {
     let mut text = head.to_owned();
     for index in 0.. {
@@ -122,7 +122,7 @@ fn receivers_inside_each_other_are_bounded() {
     let same = filled("", |index| receiver(index, "10.0.0.0/8", &format!("\"tcp/{}\"", 1 + index % 65535)));
     let messages = refused(&same);
     assert!(messages[0].contains("more than 256 receivers lie around 10.0.0.0/8"), "{messages:?}");
-    // As deep as may be, and as wide.
+    // The deepest nesting allowed, with many receivers inside.
     let nested: String = (0..256).map(|index| receiver(index, "10.0.0.0/8", "\"tcp\"")).collect();
     let head = nested + RULE;
     let policy = read(&filled(&head, |index| receiver(1000 + index, &v4(index), "\"udp\""))).unwrap_err();
@@ -206,7 +206,8 @@ fn a_comparison_that_would_take_too_long_is_refused() {
     assert!(begun.elapsed() < PATIENCE, "took {:?}", begun.elapsed());
 }
 
-/// Compares a policy with the same that denies, within bounds; what it says if it does not.
+/// Compares a policy with a copy that denies, within bounds. Returns the number of subjects with a change, or the
+/// error.
 fn compared(text: &str) -> Result<usize, String> {
     let (old, new) = (read(text).unwrap(), read(&text.replace("\"allow\"", "\"deny\"")).unwrap());
     let begun = Instant::now();
@@ -224,7 +225,7 @@ fn rules_about_one_person_each_are_compared_or_refused_within_bounds() {
             text + &rule.replace("\"r0\"", &format!("\"r{}\"", index % receivers))
         })
     };
-    // A policy of a large organisation, and the largest that a file holds.
+    // The policy of a large organisation, and the largest policy that a file can contain.
     assert_eq!(compared(&persons(2000, 100)), Ok(2000));
     assert_eq!(compared(&persons(30_000, 1)), Ok(30_000));
     let refused = compared(&persons(30_000, 5_000)).unwrap_err();
@@ -242,7 +243,7 @@ fn many_names_are_told_within_bounds() {
     let rule = |who: &str| RULE.replace("everyone", who);
     assert_eq!(compared(&(head.clone() + &rule("group:all"))), Ok(100_001), "and whoever is in it by login");
 
-    // Rules that all of them match; and tags that make others of each of them.
+    // Rules that match all members; and tags, each of which makes further subjects of all members.
     assert_eq!(compared(&filled(&head, |_| rule("group:all"))), Ok(100_001));
     let tags: String =
         (0..60).map(|index| rule(&format!("tag:t{index}")).replace("\"r0\"", &format!("\"r{}\"", index + 1))).collect();
@@ -250,7 +251,7 @@ fn many_names_are_told_within_bounds() {
     let refused = compared(&(head + &places + &tags + &rule("group:all"))).unwrap_err();
     assert!(refused.contains("too many people gain or lose something"), "{refused}");
 
-    // Every person in groups of their own, which many rules name.
+    // Each person is in a different set of groups, named by many rules.
     let mut text = "[groups]\n".to_owned();
     for group in 0..17 {
         let own: Vec<_> =

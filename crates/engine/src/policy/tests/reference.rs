@@ -1,5 +1,6 @@
-//! A second evaluator, written from the semantics in plain words and sharing nothing with the engine: no index, no
-//! calendar but counting minutes in UTC, addresses as numbers. Both must say the same about random policies.
+//! A second evaluator, written directly from the semantics and sharing nothing with the engine: it has no index, counts
+//! minutes in UTC in place of a calendar, and represents addresses as numbers. Engine and reference must agree on
+//! random policies.
 
 use crate::policy::*;
 use std::fmt::Write;
@@ -11,7 +12,7 @@ const MONDAY: u64 = 1_772_409_600 / 60;
 const PAIRS: usize = 1_000_000;
 const REQUESTS_PER_POLICY: usize = 200;
 
-/// A source of chance that is the same in every run (splitmix64).
+/// Pseudo-random numbers, the same in every run (splitmix64).
 pub(super) struct Chance(pub(super) u64);
 
 impl Chance {
@@ -31,7 +32,7 @@ impl Chance {
     }
 }
 
-/// First address, last address, whether IPv6, and how it is written.
+/// First address, last address, whether IPv6, and text form.
 type Block = (u128, u128, bool, &'static str);
 const BLOCKS: [Block; 11] = [
     (V4, V4 + 7, false, "10.0.0.0/29"),
@@ -48,7 +49,7 @@ const BLOCKS: [Block; 11] = [
 ];
 const V4: u128 = 0x0a00_0000;
 const V6: u128 = 0x2001_0db8 << 96;
-/// Protocol (0: all), first and last port, and how it is written.
+/// Protocol (0: all), first and last port, and text form.
 type Span = (u8, u16, u16, &'static str);
 const SPANS: [Span; 6] = [
     (0, 0, 0, "all"),
@@ -61,7 +62,7 @@ const SPANS: [Span; 6] = [
 const PERSONS: [&str; 3] = ["alice", "bob", "eve"];
 const GROUPS: [(&str, &[&str]); 3] = [("staff", &["alice", "bob"]), ("ops", &["bob"]), ("outside", &[])];
 const TAGS: [&str; 2] = ["laptops", "byod"];
-/// Sources: number, whether IPv6.
+/// Sources: address as a number, and whether IPv6.
 const SOURCES: [(u128, bool); 3] = [(0xc000_0201, false), (0xc633_6407, false), (V6 + 0x900, true)];
 const SOURCE_BLOCKS: [Block; 3] = [
     (0xc000_0200, 0xc000_02ff, false, "192.0.2.0/24"),
@@ -86,8 +87,8 @@ struct Entry {
     who: Vec<&'static str>,
     sources: Vec<Block>,
     to: Vec<usize>,
-    /// Weekdays as bits from Monday, first and last minute (into the next day where they are turned round), minutes that the
-    /// zone is ahead of UTC, first minute and last minute of all.
+    /// Windows: weekdays as bits from Monday; first and last minute of the day (into the next day if the last is not
+    /// after the first); minutes by which the zone is ahead of UTC; first minute and last minute overall.
     windows: Vec<(u8, u16, u16, i64, u64, u64)>,
     width: &'static str,
     lifetime: u32,
@@ -114,7 +115,7 @@ enum Answer {
     Nothing,
     NoRule,
     Denied(usize),
-    /// The rule, the prefix it opens, the one protocol and port or all.
+    /// The rule's number, the prefix that the grant opens, and its one protocol and port (`None` for all).
     Allowed(usize, String, Option<(u8, u16)>),
 }
 
@@ -157,7 +158,7 @@ impl World {
         text
     }
 
-    /// The answer, straight from the semantics.
+    /// Computes the answer directly from the semantics.
     fn answer(&self, question: &Question) -> Answer {
         if !self.receivers.iter().any(|receiver| covers(receiver, question)) {
             return Answer::Nothing;
@@ -167,7 +168,7 @@ impl World {
             let matches = entry.to.iter().any(|receiver| covers(&self.receivers[*receiver], question))
                 && entry.is_about(question)
                 && entry.holds(question.minute);
-            // Highest priority; of equals the later.
+            // The highest priority decides; of equals, the later rule.
             if matches && deciding.is_none_or(|other| entry.order() >= self.entries[other].order()) {
                 deciding = Some(index);
             }
@@ -182,7 +183,7 @@ impl World {
         if entry.width == "application" || entry.width == "flow" {
             return Answer::Allowed(deciding + 1, one, Some((question.protocol, question.port)));
         }
-        // A wide grant is narrowed where another rule would decide otherwise in any part of it.
+        // A wide grant is narrowed if another rule would decide otherwise in any part of it.
         let narrowed = self.entries.iter().enumerate().any(|(index, other)| {
             let stronger = (other.order(), index) > (entry.order(), deciding);
             let differs = !other.allow || (other.width, other.lifetime) != (entry.width, entry.lifetime);
@@ -199,7 +200,8 @@ impl World {
         }
     }
 
-    /// What a wide grant of the entry covers: of all the blocks of its receivers around the destination, the smallest.
+    /// Returns the range that a wide grant of the entry covers: the smallest block around the destination of all its
+    /// receivers' blocks.
     fn opened(&self, entry: &Entry, question: &Question) -> (u128, u128, String) {
         if entry.width != "network" {
             return (question.to.0, question.to.0, host(question.to));
@@ -352,7 +354,7 @@ fn window_text((days, begin, end, ahead, from, until): &(u8, u16, u16, i64, u64,
     text + " }"
 }
 
-/// The question as the engine takes it.
+/// Calls `ask` with the question in the engine's form.
 fn asked<T>(question: &Question, second: u64, ask: impl FnOnce(&Request<'_>) -> T) -> T {
     let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
     let (groups, tags) = (owned(&question.groups), owned(&question.tags));
@@ -362,7 +364,7 @@ fn asked<T>(question: &Question, second: u64, ask: impl FnOnce(&Request<'_>) -> 
     ask(&Request { subject, to, now: question.minute * 60 + second })
 }
 
-/// Asks the engine; gives until when a grant may last, too.
+/// Returns the engine's answer, and the time by which a grant must end.
 fn engine(policy: &Policy, question: &Question, second: u64) -> (Answer, Option<u64>) {
     asked(question, second, |request| match policy.decide(request) {
         Decision::NoReceiver => (Answer::Nothing, None),
@@ -408,7 +410,7 @@ fn engine_and_reference_agree_on_a_million_random_pairs() {
                 question.port,
                 question.minute
             );
-            // The rulebook says the same to the last detail, receiver and end included.
+            // The rulebook's decision is identical, including receiver and end.
             asked(&question, second, |request| {
                 let plain = policy.decide(request);
                 assert_eq!(compiled.decide(request), plain, "the rulebook\n{text}");
@@ -417,11 +419,11 @@ fn engine_and_reference_agree_on_a_million_random_pairs() {
             });
         }
     }
-    // Every kind of answer is well represented.
+    // Every kind of answer occurs often.
     assert!(seen.iter().all(|count| *count > PAIRS / 50), "{seen:?}");
 }
 
-/// Until a grant ends, the reference, asked minute by minute, says of everything in it what it said at its begin.
+/// The reference, evaluated minute by minute, gives the same answer for everything inside a grant until the grant ends.
 #[test]
 fn a_grant_ends_before_anything_in_it_is_decided_otherwise() {
     let mut chance = Chance(11);

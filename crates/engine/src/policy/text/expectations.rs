@@ -1,4 +1,4 @@
-//! The tests in a policy file.
+//! Parsing of the tests in a policy file.
 
 use super::choice;
 use crate::document::{Fields, Reader, hint, text};

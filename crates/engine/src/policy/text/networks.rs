@@ -1,11 +1,11 @@
-//! Receivers of virtual networks: each network is a policy of its own, as their addresses may be the same.
+//! Receivers of virtual networks: each network is a policy of its own, because networks may use the same addresses.
 
 use crate::policy::index::Index;
 use crate::policy::{Policy, Receiver, Rule};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Shows the receivers of each network, and those of none, with what stands beside them.
+/// Calls `show` for each network and for the receivers outside of networks, with the receivers and their spans.
 pub(super) fn each(
     receivers: &[Receiver],
     spans: &[Range<usize>],
@@ -20,8 +20,8 @@ pub(super) fn each(
     parts.values().for_each(|(receivers, spans)| show(receivers, spans));
 }
 
-/// Takes the receivers of networks out of a policy, each network's into one with the rules that name them. Every rule stays,
-/// so that its place among them is its number.
+/// Moves the receivers of networks out of a policy, into one policy per network that contains the rules naming them.
+/// The original policy keeps all rules, so that a rule's position is still its number.
 pub(super) fn divide(mut policy: Policy) -> Policy {
     let mut parts: BTreeMap<String, Policy> = BTreeMap::new();
     let mut places: Vec<(Option<String>, usize)> = Vec::new();

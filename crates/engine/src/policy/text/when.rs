@@ -1,4 +1,4 @@
-//! The key `when`: from weekdays, hours and dates as people write them to windows.
+//! Parsing of the key `when`: weekdays, hours and dates into windows.
 
 use crate::document::{Fields, Reader, hint};
 use crate::policy::window::{self, DAY, When, Window};
@@ -9,7 +9,7 @@ use toml::de::DeValue;
 
 const KEYS: &[&str] = &["days", "hours", "zone", "from", "until"];
 const WEEK: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
-/// Windows of one rule, and spans of hours of one window.
+/// Maximum number of windows per rule, and of spans of hours per window.
 const MOST: usize = 32;
 
 pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> When {
@@ -54,7 +54,7 @@ fn read_window(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Window {
     let from = fields.value("from").and_then(|value| date(reader, value, &read.zone));
     let until = fields.value("until").and_then(|value| {
         let (at, is_day) = date(reader, value, &read.zone)?;
-        // The last day counts whole.
+        // The last day is included.
         let until = if is_day { window::day_after(at, &read.zone).unwrap_or(at) } else { at };
         if from.is_some_and(|(from, _)| until <= from) {
             reader.fault(value.span(), "`until` is not after `from`");
@@ -66,7 +66,7 @@ fn read_window(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Window {
     read
 }
 
-/// `mon`, `mon-fri`, `sat-mon`.
+/// Parses `mon`, `mon-fri`, `sat-mon`.
 fn days(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<u8> {
     let day = |word: &str| WEEK.iter().position(|day| *day == word);
     let (first, last) = text.get_ref().split_once('-').unwrap_or((text.get_ref(), text.get_ref()));
@@ -82,7 +82,7 @@ fn days(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<u8> {
     Some((first..=first + length).fold(0, |days, day| days | 1 << (day % 7)))
 }
 
-/// `08:00-18:00`, `22:00-06:00`.
+/// Parses `08:00-18:00`, `22:00-06:00`.
 fn hours(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<(u16, u16)> {
     let minute = |word: &str| {
         let (hour, minute) = word.split_once(':').filter(|(hour, minute)| (hour.len(), minute.len()) == (2, 2))?;
@@ -98,7 +98,7 @@ fn hours(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<(u16, u16)> {
     span
 }
 
-/// A day, a local time or a time with its offset; with or without quotes.
+/// Parses a day, a local time or a time with its offset; with or without quotes.
 fn date(reader: &mut Reader<'_>, value: &Spanned<DeValue<'_>>, zone: &TimeZone) -> Option<(Timestamp, bool)> {
     let text = match value.get_ref() {
         DeValue::Datetime(date) => Some(date.to_string()),

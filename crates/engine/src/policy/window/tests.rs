@@ -1,7 +1,7 @@
 use super::*;
 use crate::policy::Policy;
 
-/// A `when`, as the policy file writes it.
+/// Parses a `when` in the notation of the policy file.
 fn when(text: &str) -> When {
     let receiver = "[[receivers]]\nname = \"a\"\naddress = \"192.0.2.1\"\nservices = \"all\"\nverifier = \"v\"\n";
     let rule = format!("{receiver}[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"a\"\nwhen = {text}\n");
@@ -51,7 +51,7 @@ fn a_zone_keeps_its_hours_when_its_clock_changes() {
     assert!(office.covers(at("2026-03-28T07:00:00Z")) && !office.covers(at("2026-03-28T06:59:59Z")));
     assert!(office.covers(at("2026-03-29T06:00:00Z")) && !office.covers(at("2026-03-29T16:00:00Z")));
     assert_eq!(office.next_change(at("2026-03-28T17:00:00Z")), Some(at("2026-03-29T06:00:00Z")));
-    // An hour that the clock leaves out, and one that it shows twice.
+    // An hour that the clock skips, and one that the clock shows twice.
     let early = when("{ hours = \"02:10-02:50\", zone = \"Europe/Zurich\" }");
     assert_eq!(early.next_change(at("2026-03-28T02:00:00Z")), Some(at("2026-03-30T00:10:00Z")));
     let twice: Vec<_> = std::iter::successors(early.next_change(at("2026-10-24T12:00:00Z")), |t| early.next_change(*t))
@@ -101,7 +101,8 @@ fn the_ends_of_time_are_no_trouble() {
     }
 }
 
-/// Minute by minute through days around changes of the clock: nothing changes between what `next_change` names.
+/// Checks minute by minute, for days around changes of the clock, that nothing changes between the times of
+/// `next_change`.
 #[test]
 fn no_change_is_missed_and_none_is_made_up() {
     for (text, begin) in [

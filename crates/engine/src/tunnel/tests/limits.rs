@@ -1,4 +1,4 @@
-//! What ends a tunnel, and what it and its owner may use.
+//! Tests of the events that end a tunnel, and of the limits on a tunnel and its account.
 
 use super::*;
 

@@ -1,0 +1,46 @@
+//! Notations of numbers in JSON.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
+/// Reads a whole number in either notation: JSON does not distinguish 6 and 6.0 (RFC 8259 §6), nor does JSON Schema.
+pub(crate) fn whole<'de, D: Deserializer<'de>, T: TryFrom<u32>>(from: D) -> Result<T, D::Error> {
+    let number = f64::deserialize(from)?;
+    let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
+    let whole = is_whole.then_some(number as u32).and_then(|whole| T::try_from(whole).ok());
+    whole.ok_or_else(|| D::Error::custom(format_args!("{number} is no whole number of this range")))
+}
+
+pub(crate) mod handles_hex {
+    //! A list of handles, each written by [`super::handle_hex`].
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(transparent)]
+    struct Handle(#[serde(with = "super::handle_hex")] u64);
+
+    pub fn serialize<S: Serializer>(handles: &[u64], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(handles.iter().copied().map(Handle))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
+        let handles = Vec::<Handle>::deserialize(from)?;
+        Ok(handles.into_iter().map(|Handle(handle)| handle).collect())
+    }
+}
+
+pub(crate) mod handle_hex {
+    //! A 64-bit handle as 16 hex digits, because many JSON readers lose bits of numbers beyond 2^53.
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(handle: &u64, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&format!("{handle:016x}"))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+        let text = String::deserialize(from)?;
+        let wrong = || D::Error::custom("a handle is 16 hex digits");
+        let is_handle = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if is_handle { u64::from_str_radix(&text, 16).map_err(|_| wrong()) } else { Err(wrong()) }
+    }
+}

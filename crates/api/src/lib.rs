@@ -1,0 +1,36 @@
+//! JSON messages between the authority, its callers and its helper `transfer`: one definition for both ends.
+//!
+//! The authority's HTTPS API is JSON under `/v1`; errors are [`Problem`] bodies (RFC 9457). Byte strings are lower-case
+//! hex. Times are Unix seconds. The feature `schema` describes the types for OpenAPI.
+//!
+//! These types decide nothing. `client` and `authority` convert between them and the types that `engine` decides with.
+#![forbid(unsafe_code)]
+
+mod event;
+mod explain;
+mod form;
+mod grant;
+pub mod key_transfer;
+mod keys;
+mod line;
+mod login;
+mod problem;
+mod report;
+#[cfg(feature = "schema")]
+mod schema;
+mod segment;
+mod verifier;
+
+pub use event::{Confirm, Event, FlowsToCut, Heard, LIVE_FLOWS_MAX, LiveFlows};
+pub use explain::{ExplainRequest, Explanation, PersonExplanation};
+pub use grant::{Destinations, Grant, GrantRequest, Receiver, Service};
+pub use keys::{EpochKey, EpochKeys, ProofKeys};
+pub use line::Line;
+pub use login::{
+    BrowserLogin, BrowserLoginStarted, Callback, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin,
+    IdentityProvider, LoggedOut, Login, LoginMethods, LoginOutcome, ServiceKey, ServiceLogin, Session, comparison,
+};
+pub use problem::Problem;
+pub use report::{DropCount, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, ReportedFlow, VerifierState};
+pub use segment::{AnswerRequest, PathSegment, SegmentRequest, SegmentTo, Withdrawal};
+pub use verifier::{Enrolled, Enrolment, GrantOwner, LivePair, RevokedGrant, RevokedSession, VerifierConfig};

@@ -1,0 +1,31 @@
+//! Lines, on which sessions request path segments by UDP (wire.md §8.13).
+
+use serde::{Deserialize, Serialize};
+use wire::ask::{LineKey, LineNumber};
+
+/// The answer to `POST /v1/segments/line` of a session, which issues a line that replaces the session's earlier one.
+#[derive(Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Line {
+    /// The authority's UDP port.
+    pub port: u16,
+    /// The line's number: 16 hex digits.
+    #[serde(with = "crate::form::handle_hex")]
+    #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::handle))]
+    pub line: u64,
+    /// The line's key, 32 bytes, hex. Secret.
+    pub key: String,
+    /// The latest end of the line: the end of its session.
+    pub expires: u64,
+    /// The authority's clock.
+    pub now: u64,
+}
+
+impl Line {
+    /// Returns the line's number and key, or `None` if the key is malformed.
+    pub fn read(&self) -> Option<(LineNumber, LineKey)> {
+        let mut key = [0; 32];
+        hex::decode_to_slice(&self.key, &mut key).ok()?;
+        Some((LineNumber(self.line), LineKey::new(key)))
+    }
+}

@@ -1,0 +1,236 @@
+//! A verifier's reports about itself: its state, its counters, and a sample of its live flows. It names grants only by
+//! their handles; the authority knows their owners.
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::net::IpAddr;
+
+/// Maximum number of flows in one [`Report`].
+pub const REPORTED_FLOWS_MAX: usize = 256;
+/// Maximum number of drop reasons in one [`Report`].
+pub const REPORTED_REASONS_MAX: usize = 64;
+/// The largest number that every JSON reader represents exactly.
+const MOST: u64 = (1 << 53) - 1;
+
+/// `POST /v1/verifier/report` of a verifier, every few seconds. Counters start when protection begins; the authority
+/// uses the increase since the previous report.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Report {
+    /// State of the verifier.
+    pub state: VerifierState,
+    /// Time until which it has keys; absent if it has none for the current epoch.
+    #[cfg_attr(feature = "schema", schema(nullable = false, maximum = 9007199254740991_i64))]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some_whole")]
+    pub keys_until: Option<u64>,
+    /// First packets that were admitted by a token.
+    #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
+    #[serde(deserialize_with = "whole")]
+    pub admitted: u64,
+    /// Packets that passed as part of their flow.
+    #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
+    #[serde(deserialize_with = "whole")]
+    pub passed: u64,
+    /// Packets that were dropped (or would have been, if the verifier only observes), by drop reason; at most
+    /// [`REPORTED_REASONS_MAX`].
+    #[cfg_attr(feature = "schema", schema(max_items = 64))]
+    pub drops: Vec<DropCount>,
+    /// Number of live flows.
+    #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
+    #[serde(deserialize_with = "whole")]
+    pub live: u64,
+    /// The latest live flows; at most [`REPORTED_FLOWS_MAX`].
+    #[cfg_attr(feature = "schema", schema(max_items = 256))]
+    pub flows: Vec<ReportedFlow>,
+}
+
+/// State of a verifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum VerifierState {
+    /// It drops packets without a valid proof.
+    Protecting,
+    /// It counts the packets that it would drop, and drops none.
+    Observing,
+    /// It protects, but stops unless an administrator confirms.
+    Trying,
+    /// It admits nothing new, because it had no room to store a revocation.
+    Closed,
+}
+
+impl VerifierState {
+    /// Every state.
+    pub const ALL: [Self; 4] = [Self::Protecting, Self::Observing, Self::Trying, Self::Closed];
+
+    /// Returns the name of the state.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Protecting => "protecting",
+            Self::Observing => "observing",
+            Self::Trying => "trying",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+/// Number of packets dropped for one reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct DropCount {
+    /// The drop reason's number (wire.md §6.7).
+    #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 255))]
+    #[serde(deserialize_with = "reason")]
+    pub reason: u8,
+    /// Number of packets.
+    #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
+    #[serde(deserialize_with = "whole")]
+    pub packets: u64,
+}
+
+/// A live flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ReportedFlow {
+    /// The client's address, as the server sees it.
+    #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address))]
+    pub client: IpAddr,
+    /// The client's port.
+    #[cfg_attr(feature = "schema", schema(maximum = 65535))]
+    #[serde(deserialize_with = "crate::form::whole")]
+    pub client_port: u16,
+    /// The server's address.
+    #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address))]
+    pub server: IpAddr,
+    /// The server's port.
+    #[cfg_attr(feature = "schema", schema(maximum = 65535))]
+    #[serde(deserialize_with = "crate::form::whole")]
+    pub server_port: u16,
+    /// The IP protocol number.
+    #[cfg_attr(feature = "schema", schema(maximum = 255))]
+    #[serde(deserialize_with = "crate::form::whole")]
+    pub protocol: u8,
+    /// The grant that admitted the flow; absent if the flow was established before protection began.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "some_handle_hex",
+        deserialize_with = "some_handle"
+    )]
+    #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::handle))]
+    pub handle: Option<u64>,
+    /// Time of admission.
+    #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
+    #[serde(deserialize_with = "whole")]
+    pub since: u64,
+    /// Time of the latest packet.
+    #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
+    #[serde(deserialize_with = "whole")]
+    pub seen: u64,
+    /// Packets towards the server.
+    #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
+    #[serde(deserialize_with = "whole")]
+    pub packets: u64,
+    /// IP bytes towards the server.
+    #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
+    #[serde(deserialize_with = "whole")]
+    pub bytes: u64,
+}
+
+/// The answer to [`Report`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Reported {
+    /// Seconds until the authority expects the next report.
+    pub pause: u32,
+    /// The authority's clock.
+    pub now: u64,
+}
+
+/// Reads a whole number up to [`MOST`] in either notation (6 or 6.0).
+fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let number = f64::deserialize(from)?;
+    let is_whole = number.fract() == 0.0 && (0.0..=MOST as f64).contains(&number);
+    let wrong = || D::Error::custom(format_args!("{number} is no whole number of this range"));
+    is_whole.then_some(number as u64).ok_or_else(wrong)
+}
+
+fn reason<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+    match crate::form::whole(from)? {
+        0 => Err(D::Error::custom("0 is no drop reason")),
+        reason => Ok(reason),
+    }
+}
+
+fn some_whole<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    whole(from).map(Some)
+}
+
+fn some_handle<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    crate::form::handle_hex::deserialize(from).map(Some)
+}
+
+fn some_handle_hex<S: Serializer>(handle: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
+    match handle {
+        Some(handle) => crate::form::handle_hex::serialize(handle, to),
+        None => to.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(handle: Option<u64>) -> ReportedFlow {
+        let [client, server] = ["203.0.113.5", "2001:db8::1"].map(|text| text.parse().unwrap());
+        let ports = (4711, 22);
+        ReportedFlow {
+            client,
+            client_port: ports.0,
+            server,
+            server_port: ports.1,
+            protocol: 6,
+            handle,
+            since: 1,
+            seen: 2,
+            packets: 3,
+            bytes: MOST,
+        }
+    }
+
+    #[test]
+    fn a_report_is_written_and_read_the_same() {
+        let report = Report {
+            state: VerifierState::Trying,
+            keys_until: Some(7),
+            admitted: 1,
+            passed: 2,
+            drops: vec![DropCount { reason: 1, packets: MOST }],
+            live: 2,
+            flows: vec![flow(Some(0x0123_4567_89ab_cdef)), flow(None)],
+        };
+        let text = serde_json::to_string(&report).unwrap();
+        assert!(text.contains(r#""handle":"0123456789abcdef""#) && text.matches("handle").count() == 1, "{text}");
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+        for (right, wrong) in [
+            ("\"trying\"", "\"idle\""),
+            ("\"keys_until\":7", "\"keys_until\":null"),
+            ("\"live\":2", "\"live\":9007199254740992"),
+            ("\"reason\":1", "\"reason\":0"),
+            ("\"live\":2", "\"live\":2.5"),
+            ("\"live\":2", "\"live\":2,\"person\":\"alice\""),
+        ] {
+            assert!(serde_json::from_str::<Report>(&text.replace(right, wrong)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn states_have_the_names_that_are_sent() {
+        for state in VerifierState::ALL {
+            assert_eq!(serde_json::to_string(&state).unwrap(), format!("{:?}", state.name()));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Backup and restore: the directory as one tar file. SQLite copies the database while the server runs. A restore is
+//! validated first and never replaces an existing directory.
+//!
+//! A backup contains every secret of the authority. It is not encrypted, because the encryption key would need the same
+//! protection as the backup itself. It is written with mode 0600, or to standard output for a program that encrypts it.
+
+use crate::admin::verify_audit;
+use crate::storage::{AuditEvent, Database, Head, Operator, Verdict};
+use crate::{Directory, now, tls};
+use anyhow::{Context, Result, bail, ensure};
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Files that the server creates for itself.
+const LEFT_OUT: &[&str] =
+    &["lock", "rotate.lock", "control.sock", "authority.db", "authority.db-wal", "authority.db-shm"];
+
+/// Writes a backup to `out`. The server may run meanwhile.
+pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> {
+    let mut database = Database::open(&directory.database())?;
+    database.audit(&AuditEvent::new("backup").detail(named).by(&Operator::current()), now())?;
+    let room = tempfile::Builder::new().prefix(".backup-").tempdir_in(directory.path())?;
+    let copy = room.path().join("authority.db");
+    database.copy_to(&copy).context("can't copy the database")?;
+    let mut archive = tar::Builder::new(out);
+    archive.append_path_with_name(&copy, "authority.db")?;
+    let entries =
+        fs::read_dir(directory.path()).with_context(|| format!("can't read {}", directory.path().display()))?;
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let hidden = name.as_encoded_bytes().starts_with(b".");
+        if hidden || LEFT_OUT.iter().any(|left_out| name == *left_out) {
+            continue;
+        }
+        ensure!(entry.file_type()?.is_file(), "{} is no file: it can't be backed up", entry.path().display());
+        archive.append_path_with_name(entry.path(), &name)?;
+    }
+    archive.into_inner()?.flush()?;
+    Ok(())
+}
+
+/// Writes a backup to a new file of mode 0600, completely or not at all.
+pub fn write_file(directory: &Directory, path: &Path) -> Result<()> {
+    let path = std::path::absolute(path)?;
+    ensure!(!path.exists(), "{} is there already", path.display());
+    let parent = path.parent().context("a backup is a file")?;
+    let aside = tempfile::NamedTempFile::new_in(parent);
+    let aside = aside.with_context(|| format!("can't write in {}", parent.display()))?;
+    write(directory, aside.as_file(), &path.display().to_string())?;
+    aside.as_file().sync_all()?;
+    aside.persist_noclobber(&path).with_context(|| format!("can't make {}", path.display()))?;
+    Ok(())
+}
+
+/// Restores `directory` from a backup and returns the heads of its audit trails. Ends all sessions unless
+/// `keep_sessions` is set, because some may have been ended after the backup was made. Refuses a directory that is not
+/// empty, and an incomplete backup.
+pub fn restore(directory: &Directory, backup: impl Read, named: &str, keep_sessions: bool) -> Result<Vec<Head>> {
+    directory.make(|aside| {
+        let mut archive = tar::Archive::new(backup);
+        for entry in archive.entries().with_context(|| format!("{named} is no backup"))? {
+            // The underlying error would quote the beginning of the file, which may be a secret.
+            let mut entry = entry.ok().with_context(|| format!("{named} is no backup, or is broken"))?;
+            let name = entry.path()?.into_owned();
+            let is_plain = name.file_name() == Some(name.as_os_str()) && entry.header().entry_type().is_file();
+            ensure!(is_plain, "{named} is no backup: it holds {}", name.display());
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(aside.path().join(name))?;
+            std::io::copy(&mut entry, &mut file).with_context(|| format!("{named} is broken"))?;
+            file.sync_all()?;
+        }
+        judge(aside).with_context(|| format!("{named} is not whole; nothing was restored"))?;
+        let mut database = Database::open(&aside.database())?;
+        let sessions = if keep_sessions { "sessions are kept" } else { "all sessions ended" };
+        let event = AuditEvent::new("restored").detail(format!("from {named}; {sessions}")).by(&Operator::current());
+        database.restored(&event, keep_sessions, now())?;
+        database.audit_heads()
+    })
+}
+
+/// Checks that a server could run in this directory.
+fn judge(directory: &Directory) -> Result<()> {
+    directory.config()?;
+    directory.read_policy(None)?;
+    directory.read_master_keys()?;
+    tls::server_config(&directory.certificate(), &directory.certificate_key())?;
+    Database::open(&directory.database())?.is_sound()?;
+    match verify_audit(directory, &[])? {
+        Verdict::Whole(_) => Ok(()),
+        Verdict::Broken(what) => bail!("its audit trail is broken: {what}"),
+    }
+}
+
+/// Opens a backup file.
+pub fn open(path: &Path) -> Result<File> {
+    File::open(path).with_context(|| format!("can't read {}", path.display()))
+}

@@ -1,0 +1,136 @@
+//! The control socket: commands notify the running server that the database or the policy file changed. Only root and
+//! the directory's owner may use it.
+
+use crate::Directory;
+use crate::state::Authority;
+use crate::storage::Operator;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use shell::lines;
+use shell::table::count;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+
+/// Time limit for each side to wait for the other.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Pause after a failure to accept a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum length of a message, in bytes.
+const MOST: u64 = 8 * engine::policy::MOST_TEXT as u64;
+
+/// A command to the server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Command {
+    /// The database changed.
+    Sync,
+    /// An input of the policy changed in the database: a device's tags, or groups.
+    Judge,
+    /// The master keys changed.
+    ReloadKeys {
+        /// Whether the keys in use changed too, not only future ones.
+        anew: bool,
+    },
+    /// Put another policy in force.
+    ApplyPolicy {
+        /// The policy's text; without it the server reads the policy file.
+        text: Option<String>,
+        /// The note that is recorded with the version.
+        note: String,
+        /// The operator who makes the change, if known.
+        by: Option<Operator>,
+    },
+    /// Check sessions with the identity provider now, all of them or those of one person.
+    RenewSessions {
+        /// The person whose sessions to check.
+        person: Option<String>,
+    },
+}
+
+/// The server's reply to a command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// Done, with one line for the operator.
+    Done(String),
+    /// Refused, with the reason.
+    Refused(String),
+}
+
+/// Sends a command to the server of `directory`. Returns `None` if no server runs.
+pub async fn tell(directory: &Directory, command: Command) -> Result<Option<Reply>> {
+    let path = directory.control_socket();
+    let stream = match UnixStream::connect(&path).await {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("can't reach the server at {}", path.display())),
+    };
+    let (reader, mut writer) = stream.into_split();
+    let exchange = async {
+        writer.write_all(&lines::encode(&command)?).await?;
+        read(reader).await
+    };
+    tokio::time::timeout(PATIENCE, exchange).await.context("the server does not answer")?.map(Some)
+}
+
+/// Listens on the control socket of the directory. The caller must hold the directory's lock.
+pub fn listen(directory: &Directory) -> Result<UnixListener> {
+    let path = directory.control_socket();
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context("can't remove the old socket"),
+        _ => UnixListener::bind(&path).with_context(|| format!("can't listen on {}", path.display())),
+    }
+}
+
+/// Serves commands until the future is dropped.
+pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> Result<()> {
+    let owner = authority.directory.owner()?;
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // Usually out of file descriptors; connections that end will free some.
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let Ok(caller) = stream.peer_cred().map(|caller| caller.uid()) else { continue };
+        if caller != 0 && caller != owner {
+            tracing::warn!(uid = caller, "control socket: refused");
+            continue;
+        }
+        match tokio::time::timeout(PATIENCE, answer(stream, &authority)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!("control socket: {error:#}"),
+            Err(_) => tracing::warn!("control socket: a command took too long"),
+        }
+    }
+}
+
+async fn answer(stream: UnixStream, authority: &Arc<Authority>) -> Result<()> {
+    let (reader, mut writer) = stream.into_split();
+    let command = read(reader).await?;
+    let authority = authority.clone();
+    // Run as a separate task, so that a command completes even if its caller's time limit expires.
+    let done = tokio::spawn(async move { act(&authority, command).await }).await?;
+    let reply = done.map_or_else(|error| Reply::Refused(format!("{error:#}")), Reply::Done);
+    Ok(writer.write_all(&lines::encode(&reply)?).await?)
+}
+
+async fn act(authority: &Authority, command: Command) -> Result<String> {
+    match command {
+        Command::Sync => authority.sync().await.map(|()| "told the server".to_owned()),
+        Command::Judge => {
+            let revoked = authority.judge_anew("tags or groups changed").await?;
+            Ok(format!("{} revoked", count(revoked, "grant")))
+        }
+        Command::ReloadKeys { anew } => authority.reload_keys(anew).await,
+        Command::RenewSessions { person } => authority.renew_now(person).await.map(|done| done.to_string()),
+        Command::ApplyPolicy { text, note, by } => authority.apply_policy(text, note, by, None).await,
+    }
+}
+
+async fn read<T: for<'de> Deserialize<'de>>(reader: tokio::net::unix::OwnedReadHalf) -> Result<T> {
+    let line = lines::read(&mut BufReader::new(reader), MOST).await?;
+    Ok(serde_json::from_slice(&line.context("the other side hung up")?)?)
+}

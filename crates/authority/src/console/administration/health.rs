@@ -1,0 +1,124 @@
+//! The health of the verifiers: what each does, when it reported, and until when it has keys.
+
+use super::picture;
+use crate::console::ROOT;
+use crate::console::page::{encoded, time};
+use crate::console::table::{figures, table, text};
+use crate::console::words::{count, number};
+use crate::push::activity::Span;
+use crate::push::reports::Latest;
+use crate::state::Authority;
+use crate::storage::VerifierEntry;
+use api::VerifierState;
+use maud::{Markup, html};
+use std::collections::BTreeMap;
+
+/// Maximum number of verifiers in the table, those that need attention first.
+const MOST_SHOWN: usize = 50;
+
+/// The state of a verifier; the order is that of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Health {
+    /// It does not do its work.
+    Bad,
+    /// It does not protect, as an administrator chose.
+    Idle,
+    /// It protects.
+    Good,
+}
+
+impl Health {
+    const fn class(self) -> &'static str {
+        match self {
+            Self::Bad => "bad",
+            Self::Idle => "quiet",
+            Self::Good => "good",
+        }
+    }
+}
+
+/// The verifiers with their latest reports.
+pub struct Verifiers<'a> {
+    all: Vec<(Health, &'static str, &'a VerifierEntry, Option<&'a Latest>)>,
+}
+
+impl<'a> Verifiers<'a> {
+    /// Assesses each verifier by its latest report.
+    pub fn new(entries: &'a [VerifierEntry], reports: &'a [Latest]) -> Self {
+        let latest: BTreeMap<&str, &Latest> = reports.iter().map(|latest| (&*latest.verifier, latest)).collect();
+        let assessed = entries.iter().map(|entry| {
+            let latest = latest.get(&*entry.verifier).copied();
+            let (health, words) = health(entry, latest);
+            (health, words, entry, latest)
+        });
+        let mut all: Vec<_> = assessed.collect();
+        // The sort is stable: verifiers of equal health stay in the order of their ids.
+        all.sort_by_key(|(health, ..)| *health);
+        Self { all }
+    }
+
+    /// Returns the number of verifiers that protect, and of all.
+    pub fn protecting(&self) -> (usize, usize) {
+        (self.number(Health::Good), self.all.len())
+    }
+
+    fn number(&self, wanted: Health) -> usize {
+        self.all.iter().filter(|(health, ..)| *health == wanted).count()
+    }
+
+    /// Renders the table, and above it a warning if a verifier needs attention.
+    pub fn show(&self, authority: &Authority, now: u64) -> Markup {
+        let (bad, all) = (self.number(Health::Bad), self.all.len());
+        let columns = [
+            text("Verifier"),
+            text("State"),
+            text("Last report"),
+            text("Keys until"),
+            figures("Live flows"),
+            figures("Dropped in an hour"),
+        ];
+        let rows = self.all.iter().take(MOST_SHOWN).map(|(health, words, entry, latest)| {
+            let id = &entry.verifier;
+            let (_, dropped) = picture::totals(&authority.reports.columns(Some(id), Span::Hour, now));
+            let fresh = latest.filter(|latest| latest.fresh);
+            vec![
+                html! { (id) },
+                // In words, because colour alone must not convey it.
+                html! { span.state.(health.class()) { (words) } },
+                html! { @match latest { Some(latest) => (time(latest.time)), None => "never" } },
+                html! { @match fresh.and_then(|latest| latest.report.keys_until) { Some(until) => (time(until)), None => "not known" } },
+                html! { a href={ (ROOT) "/admin/flows?verifier=" (encoded(id)) } {
+                    (number(fresh.map_or(0, |latest| latest.report.live))) span.unseen { " live flows at " (id) } } },
+                html! { a href={ (ROOT) "/admin/drops?verifier=" (encoded(id)) } {
+                    (number(dropped)) span.unseen { " packets dropped at " (id) } } },
+            ]
+        });
+        html! {
+            @if bad > 0 {
+                p.wrong { (number(bad as u64)) " of " (count(all, "verifier")) (if bad == 1 { " needs" } else { " need" }) " attention." }
+            }
+            (table("Verifiers", &columns, rows))
+            @if all > MOST_SHOWN {
+                p { "And " (number((all - MOST_SHOWN) as u64)) " more: " code { "vouchsafe authority verifier list" } " shows all." }
+            }
+        }
+    }
+}
+
+/// Returns the state of a verifier, in words as well.
+fn health(entry: &VerifierEntry, latest: Option<&Latest>) -> (Health, &'static str) {
+    match latest {
+        _ if entry.enrolled.is_none() => (Health::Idle, "not enrolled yet"),
+        None => (Health::Bad, "has not reported since the authority started"),
+        Some(latest) if !latest.fresh => (Health::Bad, "silent"),
+        Some(Latest { report, .. }) => match report.state {
+            VerifierState::Protecting if report.keys_until.is_none() => {
+                (Health::Bad, "without keys: admits nothing new")
+            }
+            VerifierState::Protecting => (Health::Good, "protecting"),
+            VerifierState::Observing => (Health::Idle, "observing: drops nothing"),
+            VerifierState::Trying => (Health::Idle, "trying: ends unless confirmed"),
+            VerifierState::Closed => (Health::Bad, "closed: admits nothing new, a table is full"),
+        },
+    }
+}

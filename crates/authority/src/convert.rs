@@ -1,0 +1,104 @@
+//! Converts between the messages of the API and the types that `engine` decides with.
+
+use engine::issuing::grant::Issued;
+use engine::model::{Given, Receiver, Secret, Service};
+use engine::policy::{Explanation, Permit};
+use wire::{DropReason, Ends, SegmentFlags, Vni};
+
+/// Converts protected receivers.
+pub fn receivers(receivers: impl IntoIterator<Item = Receiver>) -> Vec<api::Receiver> {
+    let service = |service: &Service| {
+        let Service { protocol, first_port, last_port } = *service;
+        api::Service { protocol, first_port, last_port }
+    };
+    let receiver = |Receiver { name, prefix, services }: Receiver| {
+        let services = services.iter().map(service).collect();
+        api::Receiver { name, prefix, services }
+    };
+    receivers.into_iter().map(receiver).collect()
+}
+
+/// Returns an issued grant in the form in which its holder receives it.
+pub fn grant(issued: &Issued, permit: &Permit<'_>, now: u64) -> api::Grant {
+    let (header, key) = match issued.secret() {
+        Secret::Grant(header, key) => (hex::encode(header.encode()), hex::encode(key.bytes())),
+        Secret::Pair(pair, key) => (hex::encode(pair.bytes()), hex::encode(key.bytes())),
+    };
+    api::Grant {
+        header,
+        key,
+        prefix: issued.scope.prefix,
+        receiver: permit.receiver.name.clone(),
+        rule: permit.rule.label().to_string(),
+        carrier: issued.carrier.name().into(),
+        expires: issued.expires.into(),
+        now,
+    }
+}
+
+/// Returns a grant's owner in the form in which the verifier receives it.
+pub fn owner(issued: &Issued, permit: &Permit<'_>, person: &str, device: &str, now: u64) -> api::GrantOwner {
+    api::GrantOwner {
+        handle: issued.handle().0,
+        person: person.into(),
+        device: device.into(),
+        receiver: permit.receiver.name.clone(),
+        rule: permit.rule.label().to_string(),
+        issued: now,
+        expires: issued.expires.into(),
+        class: permit.terms.class,
+    }
+}
+
+/// Returns the announcement of a pair to the verifier; `None` for a grant that is no pair.
+pub fn pair(issued: &Issued, now: u64) -> Option<api::LivePair> {
+    let (handle, epoch, holder) = (issued.pair()?.handle().0, issued.epoch.0, issued.holder.0);
+    Some(api::LivePair { handle, epoch, issued: now, expires: issued.expires, holder })
+}
+
+/// Converts an explanation.
+pub fn explanation(explanation: Explanation) -> api::Explanation {
+    let Explanation { allowed, receiver, rule, text } = explanation;
+    api::Explanation { allowed, receiver, rule, text }
+}
+
+/// Returns an issued segment in the form in which its holder receives it.
+pub fn segment(given: &Given, now: u64) -> api::PathSegment {
+    api::PathSegment {
+        vni: given.vni.number(),
+        receiving: given.ends.receiving,
+        expires: given.segment.expires.into(),
+        reply: given.segment.flags.has(SegmentFlags::REPLY),
+        option: hex::encode(given.option()),
+        hops: given.hops.clone(),
+        now,
+    }
+}
+
+/// Reads the segment that a request for the way back shows.
+///
+/// # Errors
+///
+/// Fails if the request shows no segment for its addresses.
+pub fn shown(request: &api::AnswerRequest) -> Result<Given, DropReason> {
+    let [sending, receiving, sender, receiver] =
+        [request.sending, request.receiving, request.sender, request.receiver].map(|address| address.to_canonical());
+    let vni = Vni::new(request.vni).ok_or(DropReason::Malformed)?;
+    let option = hex::decode(&request.option).map_err(|_| DropReason::Malformed)?;
+    Given::from_option(&option, vni, Ends { sending, receiving, sender, receiver }, request.hops.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_that_is_none_is_told() {
+        let text = r#"{"vni":1,"sending":"::1","receiving":"::1","sender":"::1","receiver":"::1","option":"ff"}"#;
+        let request: api::AnswerRequest = serde_json::from_str(text).unwrap();
+        for (vni, option) in [(1, "ff"), (1, "x"), (1 << 24, ""), (1, "")] {
+            let request = api::AnswerRequest { vni, option: option.into(), ..request.clone() };
+            assert!(shown(&request).is_err(), "{vni} {option}");
+        }
+    }
+}

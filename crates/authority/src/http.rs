@@ -1,0 +1,14 @@
+//! The HTTPS API: accepting connections within limits, authenticating requests, and answering them.
+
+pub(crate) mod connection_limit;
+pub(crate) mod descriptors;
+pub(crate) mod extractors;
+pub(crate) mod handlers;
+pub(crate) mod key_transfer;
+mod listener;
+pub(crate) mod openapi;
+pub(crate) mod peer;
+pub(crate) mod problems;
+pub(crate) mod server;
+pub(crate) mod throttle;
+pub(crate) mod turns;

@@ -1,0 +1,242 @@
+//! Limits the number of connections by seats, such that neither one source nor its network can take all of them.
+//!
+//! When no seat is free, the oldest unauthenticated connection of the network with the most unauthenticated connections
+//! gives way: strangers displace each other, not a newcomer from elsewhere. An authenticated connection keeps its seat,
+//! unless one person or verifier has many: a single credential must not lock out all others.
+
+use crate::http::peer::{Member, Peer};
+use crate::http::throttle::Key;
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tokio::sync::Notify;
+
+/// Seats that a member keeps even when none is free: enough for agents on several machines, and browsers.
+const KEPT_BY_MEMBER: usize = 8;
+
+/// The seats for connections.
+pub struct Seats {
+    most: u32,
+    most_of_source: u32,
+    most_of_network: u32,
+    taken: Mutex<Taken>,
+    turned_away: AtomicU64,
+}
+
+#[derive(Default)]
+struct Taken {
+    next: u64,
+    /// By number, so that the oldest connection comes first.
+    holders: BTreeMap<u64, Holder>,
+    by_source: HashMap<IpAddr, u32>,
+    by_network: HashMap<IpAddr, u32>,
+}
+
+struct Holder {
+    source: IpAddr,
+    network: IpAddr,
+    member: Arc<OnceLock<Member>>,
+    leave: Arc<Notify>,
+}
+
+/// A seat that a connection occupies until this is dropped.
+pub struct Seat {
+    seats: Arc<Seats>,
+    number: u64,
+    leave: Arc<Notify>,
+}
+
+impl Seat {
+    /// Waits until the seat is given to another connection.
+    pub async fn given_away(&self) {
+        self.leave.notified().await;
+    }
+}
+
+impl Seats {
+    /// Creates this many seats. One source gets at most a quarter, its network (see [`Key::network`]) at most half.
+    pub fn new(most: u32) -> Self {
+        let taken = Mutex::default();
+        let (most_of_source, most_of_network) = (most.div_ceil(4), most.div_ceil(2));
+        Self { most, most_of_source, most_of_network, taken, turned_away: AtomicU64::default() }
+    }
+
+    /// Takes a seat for a peer, if necessary that of an unauthenticated connection, or else of a member with many
+    /// seats.
+    pub fn take(self: &Arc<Self>, peer: &Peer) -> Option<Seat> {
+        let (source, network) = (Key::source(peer.address), Key::network(peer.address));
+        let mut taken = self.lock();
+        let own = |counts: &HashMap<IpAddr, u32>, key| counts.get(&key).copied().unwrap_or(0);
+        let gives_way = if own(&taken.by_source, source) >= self.most_of_source {
+            Some(taken.longest(|holder| holder.source == source, |holder| holder.source == source))
+        } else if own(&taken.by_network, network) >= self.most_of_network {
+            Some(taken.longest(|holder| holder.network == network, |holder| holder.network == network))
+        } else if taken.holders.len() as u64 >= u64::from(self.most) {
+            let crowd = taken.crowd();
+            Some(taken.longest(|holder| Some(holder.network) == crowd, |_| true))
+        } else {
+            None
+        };
+        if let Some(gives_way) = gives_way {
+            self.turn_away();
+            taken.remove(gives_way?)?.leave.notify_one();
+        }
+        let (number, leave) = (taken.next, Arc::new(Notify::new()));
+        taken.next += 1;
+        *taken.by_source.entry(source).or_default() += 1;
+        *taken.by_network.entry(network).or_default() += 1;
+        let holder = Holder { source, network, member: peer.member.clone(), leave: leave.clone() };
+        taken.holders.insert(number, holder);
+        Some(Seat { seats: self.clone(), number, leave })
+    }
+
+    /// Returns the number of authenticated and of unauthenticated connections.
+    pub fn count(&self) -> (u32, u32) {
+        let taken = self.lock();
+        let proven = taken.holders.values().filter(|holder| holder.is_proven()).count() as u32;
+        (proven, taken.holders.len() as u32 - proven)
+    }
+
+    /// Returns the number of connections that got no seat or lost theirs.
+    pub fn turned_away(&self) -> u64 {
+        self.turned_away.load(Ordering::Relaxed)
+    }
+
+    /// Counts a connection that was closed before it requested a seat.
+    pub fn turn_away(&self) {
+        self.turned_away.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Holder {
+    fn is_proven(&self) -> bool {
+        self.member.get().is_some()
+    }
+}
+
+impl Taken {
+    /// Chooses the holder that gives way: the oldest unauthenticated one that matches `strangers`; if there is none,
+    /// the oldest one of the member with the most seats among those that match `members`, provided that it has more
+    /// than a member keeps.
+    fn longest(&self, strangers: impl Fn(&Holder) -> bool, members: impl Fn(&Holder) -> bool) -> Option<u64> {
+        let mut unproven = self.holders.iter().filter(|(_, holder)| !holder.is_proven() && strangers(holder));
+        if let Some((number, _)) = unproven.next() {
+            return Some(*number);
+        }
+        let mut held: HashMap<&Member, (usize, u64)> = HashMap::new();
+        for (number, holder) in self.holders.iter().filter(|(_, holder)| members(holder)) {
+            // Numbers rise, so the first is the oldest seat.
+            if let Some(member) = holder.member.get() {
+                held.entry(member).or_insert((0, *number)).0 += 1;
+            }
+        }
+        let most = held.into_values().max()?;
+        (most.0 > KEPT_BY_MEMBER).then_some(most.1)
+    }
+
+    /// Returns the network with the most unauthenticated connections.
+    fn crowd(&self) -> Option<IpAddr> {
+        let mut counts: BTreeMap<IpAddr, u32> = BTreeMap::new();
+        for holder in self.holders.values().filter(|holder| !holder.is_proven()) {
+            *counts.entry(holder.network).or_default() += 1;
+        }
+        counts.into_iter().max_by_key(|(_, count)| *count).map(|(network, _)| network)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Holder> {
+        let holder = self.holders.remove(&number)?;
+        for (counts, key) in [(&mut self.by_source, holder.source), (&mut self.by_network, holder.network)] {
+            if let Some(count) = counts.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    counts.remove(&key);
+                }
+            }
+        }
+        Some(holder)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.seats.lock().remove(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(address: [u8; 4]) -> Peer {
+        Peer::new((address, 40_000).into(), None)
+    }
+
+    fn member(address: [u8; 4], person: &str) -> Peer {
+        let peer = peer(address);
+        peer.prove(|| Member::Person(person.into()));
+        peer
+    }
+
+    async fn has_to_leave(seat: &Seat) -> bool {
+        tokio::time::timeout(std::time::Duration::ZERO, seat.given_away()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn strangers_push_out_their_own_kind() {
+        let seats = Arc::new(Seats::new(8));
+        let crowd: Vec<_> = (0..4).map(|n| seats.take(&peer([192, 0, 2, n])).expect("a seat")).collect();
+        let others: Vec<_> = (0..4).map(|n| seats.take(&peer([198, 51, n, 1])).expect("a seat")).collect();
+        let newcomer = seats.take(&peer([203, 0, 113, 1])).expect("the crowd makes room");
+        assert!(has_to_leave(&crowd[0]).await);
+        assert!(!has_to_leave(&crowd[1]).await && !has_to_leave(&others[0]).await && !has_to_leave(&newcomer).await);
+        assert_eq!((seats.count(), seats.turned_away()), ((0, 8), 1));
+        drop(crowd);
+        assert_eq!(seats.count(), (0, 5), "whoever had to leave gives no second seat free");
+    }
+
+    #[tokio::test]
+    async fn a_credential_keeps_the_seat() {
+        let seats = Arc::new(Seats::new(4));
+        let members: Vec<_> = (0..4).map(|n| seats.take(&member([198, 51, n, 1], "alice")).expect("a seat")).collect();
+        assert!(seats.take(&peer([203, 0, 113, 1])).is_none(), "nobody has to leave");
+        drop(members);
+        assert!(seats.take(&peer([203, 0, 113, 1])).is_some());
+    }
+
+    #[tokio::test]
+    async fn one_member_does_not_keep_everybody_else_out() {
+        let seats = Arc::new(Seats::new(32));
+        let bob = seats.take(&member([203, 0, 113, 1], "bob")).expect("a seat");
+        let eve: Vec<_> = (0..31).map(|n| seats.take(&member([198, 51, n, 1], "eve")).expect("a seat")).collect();
+        let newcomer = |n: usize| seats.take(&member([203, 0, n as u8, 2], &format!("newcomer {n}")));
+        let more = 31 - KEPT_BY_MEMBER;
+        let newcomers: Vec<_> = (0..more).map(|n| newcomer(n).expect("eve makes room")).collect();
+        assert!(has_to_leave(&eve[more - 1]).await && !has_to_leave(&eve[more]).await && !has_to_leave(&bob).await);
+        assert!(newcomer(more).is_none(), "nobody holds many");
+        drop(newcomers);
+    }
+
+    #[tokio::test]
+    async fn one_member_does_not_keep_out_those_behind_the_same_address() {
+        let seats = Arc::new(Seats::new(64));
+        let eve: Vec<_> = (0..15).map(|_| seats.take(&member([192, 0, 2, 1], "eve")).expect("a seat")).collect();
+        let bob = seats.take(&member([192, 0, 2, 1], "bob")).expect("a seat");
+        let _newcomer = seats.take(&peer([192, 0, 2, 1])).expect("eve makes room");
+        assert!(has_to_leave(&eve[0]).await && !has_to_leave(&bob).await);
+    }
+
+    #[tokio::test]
+    async fn neither_a_source_nor_its_network_takes_all() {
+        let seats = Arc::new(Seats::new(16));
+        let own: Vec<_> = (0..5).map(|_| seats.take(&peer([192, 0, 2, 1])).expect("a seat")).collect();
+        assert!(has_to_leave(&own[0]).await && !has_to_leave(&own[1]).await);
+        let network: Vec<_> = (2..8).map(|n| seats.take(&peer([192, 0, 2, n])).expect("a seat")).collect();
+        assert_eq!(seats.count(), (0, 8));
+        assert!(has_to_leave(&own[2]).await && !has_to_leave(&network[0]).await);
+    }
+}

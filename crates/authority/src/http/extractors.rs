@@ -1,0 +1,150 @@
+//! Extractors for handlers: the caller, its address and the request body. They reject unreadable or unauthenticated
+//! requests.
+
+use crate::http::peer::{Member, Peer};
+use crate::http::problems::Problem;
+use crate::http::throttle::Key;
+use crate::login::credentials::token_hash;
+use crate::push::events::Listener;
+use crate::state::Authority;
+use crate::storage::{Session, TokenHash};
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time limit for receiving a body.
+const BODY_TIME: Duration = Duration::from_secs(10);
+
+/// Throttles calls on a connection that has not shown a credential, whichever call it is.
+pub async fn slow_strangers(
+    State(authority): State<Arc<Authority>>,
+    peer: Peer,
+    request: Request,
+    next: Next,
+) -> Result<Response, Problem> {
+    if !peer.is_proven() {
+        let calls = [Key::Stranger(Key::source(peer.address))];
+        authority.throttle.charge(&calls, Instant::now()).map_err(Problem::TooMany)?;
+    }
+    Ok(next.run(request).await)
+}
+
+impl<S: Sync> FromRequestParts<S> for Peer {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
+        parts.extensions.get().cloned().ok_or_else(|| anyhow::anyhow!("a connection without peer").into())
+    }
+}
+
+/// A JSON body.
+pub struct Body<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
+        let bytes = tokio::time::timeout(BODY_TIME, Bytes::from_request(request, state)).await;
+        let bytes = bytes.map_err(|_| Problem::TooSlow)?.map_err(|rejection| match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => Problem::TooLarge,
+            _ => Problem::Malformed("the body can't be read".into()),
+        })?;
+        let read = serde_json::from_slice(&bytes);
+        read.map(Self).map_err(|error| Problem::Malformed(format!("the body is not what this call takes: {error}")))
+    }
+}
+
+/// The holder of a valid bearer token.
+pub enum Caller {
+    /// A logged-in person.
+    Session(SessionCaller),
+    /// A verifier.
+    Verifier(VerifierCaller),
+}
+
+impl Caller {
+    /// Returns the identity of the caller in the push channel.
+    pub fn listener(&self) -> Listener {
+        match self {
+            Self::Session(caller) => Listener::Session(caller.token),
+            Self::Verifier(caller) => Listener::Verifier(caller.id.to_string()),
+        }
+    }
+
+    /// Reports whether the caller's token is still valid.
+    pub fn is_known(&self, authority: &Authority) -> bool {
+        match self {
+            Self::Session(caller) => authority.session(&caller.token).is_some(),
+            Self::Verifier(caller) => authority.verifier(&caller.token).is_some(),
+        }
+    }
+}
+
+impl FromRequestParts<Arc<Authority>> for Caller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, authority: &Arc<Authority>) -> Result<Self, Problem> {
+        let peer = Peer::from_request_parts(parts, authority).await?;
+        let header = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let token = header.and_then(|value| value.strip_prefix("Bearer ")).ok_or(Problem::NotLoggedIn)?;
+        let token = token_hash(token);
+        let caller = if let Some(session) = authority.session(&token) {
+            Self::Session(SessionCaller { token, session, peer: peer.clone() })
+        } else if let Some(id) = authority.verifier(&token) {
+            Self::Verifier(VerifierCaller { token, id })
+        } else {
+            return Err(Problem::NotLoggedIn);
+        };
+        peer.prove(|| match &caller {
+            Self::Session(caller) => Member::Person(caller.session.person.clone()),
+            Self::Verifier(caller) => Member::Verifier(caller.id.to_string()),
+        });
+        Ok(caller)
+    }
+}
+
+/// A logged-in person.
+pub struct SessionCaller {
+    /// The hash of the token.
+    pub token: TokenHash,
+    /// The session.
+    pub session: Arc<Session>,
+    /// The connection that the call came on.
+    pub peer: Peer,
+}
+
+impl FromRequestParts<Arc<Authority>> for SessionCaller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, authority: &Arc<Authority>) -> Result<Self, Problem> {
+        match Caller::from_request_parts(parts, authority).await? {
+            Caller::Session(caller) => Ok(caller),
+            Caller::Verifier(_) => Err(Problem::WrongCaller),
+        }
+    }
+}
+
+/// An enrolled verifier.
+pub struct VerifierCaller {
+    /// The hash of the bearer token.
+    pub token: TokenHash,
+    /// The verifier's id.
+    pub id: Arc<str>,
+}
+
+impl FromRequestParts<Arc<Authority>> for VerifierCaller {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, authority: &Arc<Authority>) -> Result<Self, Problem> {
+        match Caller::from_request_parts(parts, authority).await? {
+            Caller::Verifier(caller) => Ok(caller),
+            Caller::Session(_) => Err(Problem::WrongCaller),
+        }
+    }
+}

@@ -1,0 +1,484 @@
+//! The handlers of the HTTPS API (`api`), and the router that serves the API together with the console.
+
+use crate::convert;
+use crate::http::extractors::{Body, Caller, SessionCaller, VerifierCaller, slow_strangers};
+use crate::http::openapi::parts::{self, HandleText};
+use crate::http::peer::{Member, Peer};
+use crate::http::problems::Problem;
+use crate::http::throttle::Key;
+use crate::login::credentials;
+use crate::login::{self, Attempt};
+use crate::state::Authority;
+use crate::storage::{Database, Known};
+use crate::{console, metrics, now};
+use api::{
+    AnswerRequest, Confirm, Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, FlowsToCut, Grant,
+    GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login, PathSegment, PersonExplanation,
+    REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest, VerifierConfig,
+};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::middleware::from_fn_with_state;
+use axum::response::sse::{self, Sse};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use engine::policy::{Compiled, Policy, Receiver, Request, Subject};
+use futures_util::{Stream, StreamExt};
+use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio_stream::wrappers::ReceiverStream;
+use utoipa::{OpenApi, ToSchema};
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
+use utoipa_axum::routes;
+use wire::{Destination, Epoch};
+use zeroize::Zeroizing;
+
+/// Maximum length of a body, in bytes.
+const BODY_LIMIT: usize = 16 * 1024;
+/// Maximum length of a body that lists handles, in bytes: each handle takes 19, and a JSON writer may add spaces.
+const HANDLES_LIMIT: usize = 128 * 1024;
+/// Maximum length of a report, in bytes: each flow takes about 300.
+const REPORT_LIMIT: usize = 128 * 1024;
+/// Maximum number of epochs ahead for which a verifier may request keys.
+const MOST_AHEAD: u64 = 48;
+/// Number of epochs ahead for which a verifier gets keys by default.
+const DEFAULT_AHEAD: u64 = 2;
+
+type Authorized<T> = Result<Json<T>, Problem>;
+type Shared = State<Arc<Authority>>;
+
+/// Returns the routes of every call, with their descriptions.
+pub fn routes() -> OpenApiRouter<Arc<Authority>> {
+    OpenApiRouter::with_openapi(parts::Head::openapi())
+        .routes(routes!(login_by_password))
+        .merge(login::handlers::routes())
+        .routes(routes!(logout))
+        .routes(routes!(destinations))
+        .routes(routes!(grant))
+        .routes(routes!(segment))
+        .routes(routes!(answer_segment))
+        .routes(routes!(line))
+        .routes(routes!(events))
+        .routes(routes!(enrol))
+        .routes(routes!(config))
+        .routes(routes!(keys))
+        .routes(routes!(grant_owner))
+        .routes(routes!(flows).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
+        .routes(routes!(heard).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
+        .routes(routes!(report).layer(DefaultBodyLimit::max(REPORT_LIMIT)))
+        .routes(routes!(explain))
+        .routes(routes!(health))
+}
+
+/// Returns the router of the API, the OpenAPI description and the console.
+pub fn router(authority: Arc<Authority>, description: &str) -> Router {
+    let (router, _) = routes().split_for_parts();
+    let description: Arc<str> = description.into();
+    let described = async move || ([(CONTENT_TYPE, "application/json")], description.to_string());
+    router
+        .route("/v1/openapi.json", get(described))
+        .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .merge(console::router(authority.clone()))
+        .fallback(async || Problem::NotFound("call"))
+        .method_not_allowed_fallback(async || Problem::WrongMethod)
+        .layer(from_fn_with_state(authority.clone(), slow_strangers))
+        .layer(from_fn_with_state(authority.clone(), metrics::count))
+        .with_state(authority)
+}
+
+/// The state of the authority and the time of its clock
+#[derive(Serialize, ToSchema)]
+struct Health {
+    /// `ok`.
+    status: &'static str,
+    /// The time of the authority's clock, in Unix seconds.
+    now: u64,
+}
+
+/// Check that the authority answers
+#[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health), Problem))]
+async fn health() -> Json<Health> {
+    Json(Health { status: "ok", now: now() })
+}
+
+/// Log in with name, password and second factor
+#[utoipa::path(
+    post, path = "/v1/login", request_body = Login, responses((status = 200, body = api::Session), Problem)
+)]
+async fn login_by_password(State(authority): Shared, peer: Peer, Body(asked): Body<Login>) -> Authorized<api::Session> {
+    let Login { person, password, totp, device } = asked;
+    check_device(&device)?;
+    let attempt = Attempt { person, password: Zeroizing::new(password), code: totp };
+    let (person, proof) = authority.check_password(attempt, &peer).await?;
+    let session = authority.add_session(person, device, proof, peer.address).await?;
+    peer.prove(|| Member::Person(session.person.clone()));
+    Ok(Json(session))
+}
+
+/// Checks a name that a person gives a device.
+pub(crate) fn check_device(device: &str) -> Result<(), Problem> {
+    if device.is_empty() || device.chars().count() > 64 || device.contains(char::is_control) {
+        return Err(Problem::Malformed("a device's name is 1 to 64 printable characters".into()));
+    }
+    Ok(())
+}
+
+/// End the session and its grants
+#[utoipa::path(
+    post, path = "/v1/logout", security(("session" = [])),
+    responses(
+        (status = 200, body = LoggedOut, description = "Ended; the identity provider's own session is not"),
+        (status = 204, description = "Ended"),
+        Problem,
+    )
+)]
+async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<Response, Problem> {
+    let SessionCaller { token, session, peer } = caller;
+    let person = session.person.clone();
+    let end = move |database: &mut Database| {
+        let at_provider = database.provider_session(&token)?;
+        database.end_session(token, &session, peer.address, now())?;
+        Ok(at_provider)
+    };
+    let at_provider = authority.storage.call_for(&person, end).await?;
+    authority.sync().await?;
+    let (Some(provider), Some(at_provider)) = (&authority.provider, at_provider) else {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    };
+    let farewell = provider.farewell().await;
+    if let Some(refresh_token) = at_provider.refresh_token {
+        login::handlers::forget(authority, refresh_token);
+    }
+    Ok(match farewell {
+        Some(provider) => Json(LoggedOut { provider }).into_response(),
+        None => StatusCode::NO_CONTENT.into_response(),
+    })
+}
+
+/// List the destinations that the caller may reach
+#[utoipa::path(
+    get, path = "/v1/destinations", security(("session" = [])), responses((status = 200, body = Destinations), Problem)
+)]
+async fn destinations(State(authority): Shared, caller: SessionCaller) -> Authorized<Destinations> {
+    let _turn = authority.turn_to_ask(&caller.session.person).await;
+    let (subject, now) = (caller.session.subject(caller.peer.address), now());
+    let reachable = |policy: &Policy| {
+        convert::receivers(policy.destinations(&subject, now).iter().flat_map(|receiver| receiver.entries()))
+    };
+    Ok(Json(Destinations { destinations: authority.with_policy(reachable).await, now }))
+}
+
+/// Request a grant for a destination
+#[utoipa::path(
+    post, path = "/v1/grants", security(("session" = [])), request_body = GrantRequest,
+    responses((status = 200, body = Grant), Problem)
+)]
+async fn grant(
+    State(authority): Shared,
+    caller: SessionCaller,
+    Body(request): Body<GrantRequest>,
+) -> Authorized<Grant> {
+    if request.protocol == 0 {
+        return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
+    }
+    let _turn = authority.turn_to_ask(&caller.session.person).await;
+    let mut grant = authority.grant(caller.token, &caller.session, &request, caller.peer.address).await?;
+    if request.in_band && authority.key_transfer.take_over(&caller.peer, &mut grant).await {
+        tracing::debug!(person = caller.session.person, "the key goes in band");
+    }
+    Ok(Json(grant))
+}
+
+/// Request a path segment for a sender in a virtual network
+#[utoipa::path(
+    post, path = "/v1/segments", security(("session" = [])), request_body = SegmentRequest,
+    responses((status = 200, body = PathSegment), Problem)
+)]
+async fn segment(
+    State(authority): Shared,
+    caller: SessionCaller,
+    Body(request): Body<SegmentRequest>,
+) -> Authorized<PathSegment> {
+    if request.to.protocol == 0 {
+        return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
+    }
+    let _turn = authority.turn_to_ask(&caller.session.person).await;
+    authority.segment(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
+}
+
+/// Request the return path segment for a segment that arrived with a packet
+#[utoipa::path(
+    post, path = "/v1/segments/answer", security(("session" = [])), request_body = AnswerRequest,
+    responses((status = 200, body = PathSegment), Problem)
+)]
+async fn answer_segment(
+    State(authority): Shared,
+    caller: SessionCaller,
+    Body(request): Body<AnswerRequest>,
+) -> Authorized<PathSegment> {
+    let _turn = authority.turn_to_ask(&caller.session.person).await;
+    authority.answer_segment(caller.token, &request, caller.peer.address).await.map(Json)
+}
+
+/// Open a line for segment requests by UDP; it replaces the session's previous line
+#[utoipa::path(
+    post, path = "/v1/segments/line", security(("session" = [])), responses((status = 200, body = Line), Problem)
+)]
+async fn line(State(authority): Shared, caller: SessionCaller) -> Authorized<Line> {
+    let _turn = authority.turn_to_ask(&caller.session.person).await;
+    authority.line(caller.token, caller.session.expires).map(Json)
+}
+
+#[derive(Deserialize)]
+struct EventsQuery {
+    confirm: Option<Confirm>,
+}
+
+/// Subscribe to server-sent events about changes
+#[utoipa::path(
+    get, path = "/v1/events", security(("session" = []), ("verifier" = [])),
+    params(("confirm" = Option<Confirm>, Query, description = "What this verifier confirms; nothing where absent")),
+    responses((status = 200, body = api::Event, content_type = "text/event-stream"), Problem)
+)]
+async fn events(
+    State(authority): Shared,
+    caller: Caller,
+    query: Result<Query<EventsQuery>, QueryRejection>,
+) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
+    let malformed = |_| Problem::Malformed("`confirm` is nothing, pairs or grants".into());
+    let Query(EventsQuery { confirm }) = query.map_err(malformed)?;
+    if let Caller::Session(caller) = &caller {
+        drop(authority.turn_to_ask(&caller.session.person).await);
+    }
+    let stream = ReceiverStream::new(authority.push.open(caller.listener(), confirm.unwrap_or_default()));
+    // The token may have ended between the look-up and the opening of the stream, when no stream existed to be closed.
+    if !caller.is_known(&authority) {
+        return Err(Problem::NotLoggedIn);
+    }
+    Ok(Sse::new(stream.map(|text| Ok(sse::Event::default().data(text)))))
+}
+
+/// Enrol a verifier with its one-time code
+#[utoipa::path(
+    post, path = "/v1/verifiers/enrol", request_body = Enrolment, responses((status = 200, body = Enrolled), Problem)
+)]
+async fn enrol(State(authority): Shared, peer: Peer, Body(enrolment): Body<Enrolment>) -> Authorized<Enrolled> {
+    let keys = [Key::Enrolments, Key::Enrolment(Key::source(peer.address))];
+    authority.throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
+    let (token, hash) = credentials::new_token::<32>()?;
+    let code = credentials::token_hash(enrolment.code.trim());
+    let verifier = authority.enrol(code, hash, peer.address).await?.ok_or(Problem::WrongCode)?;
+    authority.throttle.refund(&keys);
+    peer.prove(|| Member::Verifier(verifier.clone()));
+    Ok(Json(Enrolled { verifier, token: token.to_string() }))
+}
+
+/// Get the configuration of the calling verifier
+#[utoipa::path(
+    get, path = "/v1/verifier/config", security(("verifier" = [])),
+    responses((status = 200, body = VerifierConfig), Problem)
+)]
+async fn config(State(authority): Shared, caller: VerifierCaller) -> Authorized<VerifierConfig> {
+    let verifier = caller.id.to_string();
+    let id = verifier.clone();
+    let receivers = authority.receivers(&verifier).await;
+    let now = now();
+    let (epoch_length, max_lifetime) = (authority.config.epoch_length, authority.config.max_lifetime);
+    let read = move |database: &mut Database| {
+        let (revoked, revoked_sessions) = (database.revoked(&id, now)?, database.revoked_sessions(&id, now)?);
+        Ok((revoked, revoked_sessions, database.pairs(&id, now, epoch_length)?))
+    };
+    let (revoked, revoked_sessions, pairs) = authority.storage.call(read).await?;
+    let withdrawn = authority.withdrawn(&verifier);
+    Ok(Json(VerifierConfig {
+        verifier,
+        epoch_length,
+        max_lifetime,
+        receivers,
+        revoked,
+        revoked_sessions,
+        pairs,
+        withdrawn,
+        now,
+    }))
+}
+
+#[derive(Deserialize)]
+struct KeysQuery {
+    ahead: Option<u64>,
+}
+
+/// Get the verifier's keys: those of the previous and the current epoch and of some epochs ahead
+#[utoipa::path(
+    get, path = "/v1/verifier/keys", security(("verifier" = [])),
+    params(("ahead" = Option<u64>, Query, maximum = 48, description = "Epochs ahead; 2 where absent")),
+    responses((status = 200, body = EpochKeys), Problem)
+)]
+async fn keys(
+    State(authority): Shared,
+    caller: VerifierCaller,
+    query: Result<Query<KeysQuery>, QueryRejection>,
+) -> Authorized<EpochKeys> {
+    let malformed = || Problem::Malformed(format!("`ahead` is a whole number, at most {MOST_AHEAD}"));
+    let Query(query) = query.map_err(|_| malformed())?;
+    let ahead = query.ahead.unwrap_or(DEFAULT_AHEAD);
+    if ahead > MOST_AHEAD {
+        return Err(malformed());
+    }
+    let now = now();
+    let Epoch(current) = Epoch::at(now, authority.config.epoch_length);
+    let key = |epoch| {
+        let key = authority.verifier_key(&caller.id, Epoch(epoch))?;
+        Ok(EpochKey { epoch, key: hex::encode(key.bytes()) })
+    };
+    let epochs = current.saturating_sub(1)..=current + ahead;
+    let keys = epochs.clone().map(key).collect::<anyhow::Result<_>>()?;
+    let proofs = authority.proof_keys(&caller.id, epochs)?;
+    Ok(Json(EpochKeys { keys, proofs, now }))
+}
+
+/// Get the owner of a grant
+#[utoipa::path(
+    get, path = "/v1/verifier/grants/{handle}", security(("verifier" = [])),
+    params(("handle" = inline(HandleText), Path, description = "The grant's handle, 16 hex digits")),
+    responses((status = 200, body = GrantOwner), Problem)
+)]
+async fn grant_owner(
+    State(authority): Shared,
+    caller: VerifierCaller,
+    Path(handle): Path<String>,
+) -> Authorized<GrantOwner> {
+    let is_handle = handle.len() == 16 && handle.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let handle = u64::from_str_radix(&handle, 16).ok().filter(|_| is_handle);
+    let handle = handle.ok_or_else(|| Problem::Malformed("a handle is 16 hex digits".into()))?;
+    let mut owner = authority.storage.call(move |database| database.grant_owner(&caller.id, handle)).await?;
+    if let Some(owner) = &mut owner {
+        owner.class = authority.with_policy(|policy| policy.class_of(&owner.rule)).await;
+    }
+    owner.map(Json).ok_or(Problem::NotFound("grant of this verifier"))
+}
+
+/// Returns the number of handles, or an error if there are too many.
+fn check_count(handles: &[u64]) -> Result<usize, Problem> {
+    let asked = handles.len();
+    if asked > LIVE_FLOWS_MAX {
+        return Err(Problem::Malformed(format!("{asked} handles at a time are too many: at most {LIVE_FLOWS_MAX}")));
+    }
+    Ok(asked)
+}
+
+/// Ask which of these flows must be cut
+#[utoipa::path(
+    post, path = "/v1/verifier/flows", security(("verifier" = [])), request_body = LiveFlows,
+    responses((status = 200, body = FlowsToCut), Problem)
+)]
+async fn flows(
+    State(authority): Shared,
+    caller: VerifierCaller,
+    Body(LiveFlows { handles }): Body<LiveFlows>,
+) -> Authorized<FlowsToCut> {
+    let asked = check_count(&handles)?;
+    let verifier = caller.id.clone();
+    let cut = authority.to_cut(caller.id, handles).await?;
+    tracing::debug!(%verifier, asked, cut = cut.len(), "rechecked flows");
+    Ok(Json(FlowsToCut { cut }))
+}
+
+/// Confirm that the verifier has received these grants
+#[utoipa::path(
+    post, path = "/v1/verifier/heard", security(("verifier" = [])), request_body = Heard,
+    responses((status = 204, description = "Noted"), Problem)
+)]
+async fn heard(
+    State(authority): Shared,
+    caller: VerifierCaller,
+    Body(Heard { handles }): Body<Heard>,
+) -> Result<StatusCode, Problem> {
+    check_count(&handles)?;
+    authority.confirmations.note(&caller.id, &handles);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Report the verifier's state, counters and latest flows
+#[utoipa::path(
+    post, path = "/v1/verifier/report", security(("verifier" = [])), request_body = Report,
+    responses((status = 200, body = Reported), Problem)
+)]
+async fn report(State(authority): Shared, caller: VerifierCaller, Body(report): Body<Report>) -> Authorized<Reported> {
+    let (flows, reasons) = (report.flows.len(), report.drops.len());
+    if flows > REPORTED_FLOWS_MAX || reasons > REPORTED_REASONS_MAX {
+        let most = format!("at most {REPORTED_FLOWS_MAX} flows and {REPORTED_REASONS_MAX} drop reasons");
+        return Err(Problem::Malformed(format!("{flows} flows, {reasons} drop reasons: a report has {most}")));
+    }
+    let now = now();
+    let pause = authority.reports.note(caller.id, report, now);
+    Ok(Json(Reported { pause, now }))
+}
+
+/// Explain whether the policy lets a person in at a receiver of the calling verifier
+#[utoipa::path(
+    post, path = "/v1/verifier/explain", security(("verifier" = [])), request_body = ExplainRequest,
+    responses((status = 200, body = PersonExplanation), Problem)
+)]
+async fn explain(
+    State(authority): Shared,
+    caller: VerifierCaller,
+    Body(request): Body<ExplainRequest>,
+) -> Authorized<PersonExplanation> {
+    let ExplainRequest { person, device, mut groups, mut tags, source, address, protocol, port } = request;
+    let to = Destination { address: address.to_canonical(), protocol, port };
+    tracing::debug!(verifier = %caller.id, person, "explains");
+    let (of, on) = (person.clone(), device.clone());
+    let known = authority.storage.call(move |database| database.known_of(&of, on.as_deref())).await?;
+    let taken = taken(&known, device.as_deref(), &groups, &tags, source);
+    groups.extend(known.groups);
+    tags.extend(known.tags);
+    let source = source.map(|source| source.to_canonical());
+    let request =
+        Request { subject: Subject { person: &person, groups: &groups, tags: &tags, source }, to, now: now() };
+    let explain = |policy: &Compiled| {
+        // A verifier may ask about its own receivers only.
+        let is_own = |receiver: &Receiver| receiver.verifier == *caller.id && receiver.covers(&to);
+        policy.policy().receivers().iter().any(is_own).then(|| policy.decide(&request).explain(&request))
+    };
+    let explanation = authority.with_compiled(explain).await.ok_or(Problem::NotFound("receiver of this verifier"))?;
+    Ok(Json(PersonExplanation { explanation: convert::explanation(explanation), taken }))
+}
+
+/// Lists the facts that an explanation is based on, and those that are unknown.
+fn taken(
+    known: &Known,
+    device: Option<&str>,
+    groups: &[String],
+    tags: &[String],
+    source: Option<IpAddr>,
+) -> Vec<String> {
+    let list = |known: &[String], given: &[String], none: &str| {
+        let parts = [(known, "known here"), (given, "as asked")];
+        let parts = parts.iter().filter(|(names, _)| !names.is_empty());
+        let words: Vec<_> = parts.map(|(names, whence)| format!("{} ({whence})", names.join(", "))).collect();
+        if words.is_empty() { none.to_owned() } else { words.join("; ") }
+    };
+    let no_tags = match (device, known.has_device) {
+        (Some(device), Some(false)) => format!("none: no device {} has logged in", device.escape_debug()),
+        (Some(_), _) => "none".to_owned(),
+        (None, _) if known.is_service => "none".to_owned(),
+        (None, _) => "not known without a device; rules about tags were taken not to match".to_owned(),
+    };
+    let from = match source {
+        Some(source) => source.to_string(),
+        None => "not known; rules about addresses were taken not to match".to_owned(),
+    };
+    let no_groups = "none but the policy's own";
+    vec![
+        format!("groups by login: {}", list(&known.groups, groups, no_groups)),
+        format!("tags: {}", list(&known.tags, tags, &no_tags)),
+        format!("from: {from}"),
+    ]
+}

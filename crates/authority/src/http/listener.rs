@@ -1,0 +1,98 @@
+//! Accepts connections and applies TLS, time limits and seats.
+
+use crate::http::peer::Peer;
+use crate::http::throttle::Key;
+use crate::state::Authority;
+use axum::{Extension, Router};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use rustls::ServerConfig;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+/// Time limit for a TLS handshake.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
+/// Time limit for receiving the head of an HTTP/1 request.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+/// How long a connection may stay without a valid credential.
+const UNPROVEN_TIME: Duration = Duration::from_secs(30);
+/// Silence after which an HTTP/2 client is pinged, and the time limit for its answer.
+const PING: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
+
+/// Maximum number of concurrent calls on one HTTP/2 connection; with [`WINDOW`], this bounds the memory that an
+/// unauthenticated sender can occupy.
+const STREAMS: u32 = 32;
+/// Flow-control window in bytes, per HTTP/2 stream and per connection.
+const WINDOW: u32 = 64 * 1024;
+
+/// Serves `router` until the future is dropped, which closes all connections.
+pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router, authority: Arc<Authority>) {
+    let (seats, throttle) = (&authority.seats, &authority.throttle);
+    let acceptor = TlsAcceptor::from(tls);
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+        };
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Usually out of file descriptors; connections that end will free some.
+                tracing::warn!("can't accept connections: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let peer = Peer::new(address, stream.local_addr().ok());
+        let opens = [Key::Connection(Key::source(peer.address))];
+        if throttle.charge(&opens, std::time::Instant::now()).is_err() {
+            seats.turn_away();
+            tracing::debug!(%address, "too many connections from there");
+            continue;
+        }
+        let Some(seat) = seats.take(&peer) else {
+            tracing::debug!(%address, "no seat for another connection");
+            continue;
+        };
+        let (acceptor, router) = (acceptor.clone(), router.clone());
+        connections.spawn(async move {
+            tokio::select! {
+                served = connection(stream, acceptor, router, peer) => if let Err(error) = served {
+                    tracing::debug!(%address, "connection: {error}");
+                },
+                () = seat.given_away() => tracing::debug!(%address, "its seat went to another connection"),
+            }
+        });
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    acceptor: TlsAcceptor,
+    router: Router,
+    peer: Peer,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    stream.set_nodelay(true)?;
+    let stream = tokio::time::timeout(HANDSHAKE_TIME, acceptor.accept(stream)).await??;
+    let service = TowerToHyperService::new(router.layer(Extension(peer.clone())));
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
+    let mut http2 = builder.http2();
+    http2.timer(TokioTimer::new()).keep_alive_interval(PING.0).keep_alive_timeout(PING.1);
+    http2.max_concurrent_streams(STREAMS).initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
+    let builder = match stream.get_ref().1.alpn_protocol() {
+        Some(b"h2") => builder.http2_only(),
+        _ => builder.http1_only(),
+    };
+    let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    tokio::select! {
+        served = &mut served => return served,
+        () = tokio::time::sleep(UNPROVEN_TIME) => {}
+    }
+    if peer.is_proven() { served.await } else { Err("no credential in time".into()) }
+}

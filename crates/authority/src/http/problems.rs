@@ -1,0 +1,214 @@
+//! Converts every error into an HTTP answer (RFC 9457), which the console renders as a page. Internal errors are logged
+//! and their details are not disclosed.
+
+use crate::metrics::counters::Outcome;
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use engine::policy::preference::{Choice, Preference};
+use engine::policy::{Decision, Explanation, Request};
+use std::time::Duration;
+
+/// Reason why a call fails.
+pub enum Problem {
+    /// The body, the query or the path can't be parsed.
+    Malformed(String),
+    /// The body exceeds the API's limit.
+    TooLarge,
+    /// The body did not arrive in time.
+    TooSlow,
+    /// The bearer token is missing or no longer valid.
+    NotLoggedIn,
+    /// A verifier's call came with a session's token, or a session's call with a verifier's.
+    WrongCaller,
+    /// The name or the password is wrong; the answer does not distinguish the two.
+    WrongPassword,
+    /// The password is right, but the account has a second factor.
+    SecondFactorRequired,
+    /// The second factor is wrong or already used.
+    WrongSecondFactor,
+    /// A passkey, or the browser's statement about one, failed verification.
+    WrongPasskey,
+    /// No such login is pending, or it belongs to another caller.
+    WrongLogin,
+    /// The name belongs to another account.
+    NameTaken(String),
+    /// No identity provider is configured.
+    NoProvider,
+    /// There is no page on which a person who logs in with a browser could confirm.
+    NoBrowserLogin,
+    /// The person declined the login.
+    LoginDenied,
+    /// The identity provider refused the person, or the authority does not accept its statement.
+    ProviderRefused(String),
+    /// The identity provider can't be reached or does not work.
+    ProviderUnavailable(anyhow::Error),
+    /// The assertion failed verification.
+    WrongAssertion,
+    /// The enrolment code is wrong, used or expired.
+    WrongCode,
+    /// The policy denies the request.
+    Denied(Explanation, &'static str),
+    /// The policy allows the request, but the person withholds their identity from the destination.
+    Withheld(Preference),
+    /// The policy allows the request, but no grant can be issued.
+    CantIssue(engine::issuing::grant::IssueError),
+    /// The policy may allow the request, but no path segment can be issued.
+    NoSegment(String),
+    /// The named item does not exist.
+    NotFound(&'static str),
+    /// The path exists, but not with this method.
+    WrongMethod,
+    /// Too many attempts; the time to wait.
+    TooMany(Duration),
+    /// Too many live grants; the time until one ends.
+    TooManyGrants(Duration),
+    /// The form did not come from a page of the console in the same browser session.
+    WrongForm,
+    /// The page is for administrators only.
+    NotAdministrator,
+    /// The limit on concurrent operations of this kind is reached.
+    Busy(&'static str),
+    /// An internal error of the authority.
+    Internal(anyhow::Error),
+}
+
+impl Problem {
+    /// Returns the problem for a request that the policy denies.
+    pub fn denied(decision: &Decision<'_>, request: &Request<'_>) -> Self {
+        let kind = match decision {
+            Decision::NoReceiver => "no_receiver",
+            Decision::DefaultDeny { .. } => "no_rule",
+            Decision::Denied { .. } | Decision::Allowed(_) => "denied",
+        };
+        Self::Denied(decision.explain(request), kind)
+    }
+
+    /// Returns the RFC 9457 body of the problem.
+    pub fn said(&self) -> api::Problem {
+        let (status, kind, title) = self.parts();
+        let detail = match self {
+            Self::Denied(explanation, _) => explanation.rule.clone(),
+            _ => None,
+        };
+        api::Problem { r#type: kind.into(), title, status: status.as_u16(), detail }
+    }
+
+    fn parts(&self) -> (StatusCode, &'static str, String) {
+        use StatusCode as S;
+        let (status, kind, title) = match self {
+            Self::Malformed(what) => return (S::BAD_REQUEST, "malformed", what.clone()),
+            Self::Denied(explanation, kind) => return (S::FORBIDDEN, kind, explanation.text.clone()),
+            Self::Withheld(Preference { target, choice: Choice::Ask }) => {
+                let title = format!(
+                    "you want to be asked about {target}: `vouchsafe grants allow {target}` says yes on this device"
+                );
+                return (S::FORBIDDEN, "withheld", title);
+            }
+            Self::Withheld(Preference { target, .. }) => {
+                let title = format!("you said at the console that your identity never goes to {target}");
+                return (S::FORBIDDEN, "withheld", title);
+            }
+            Self::CantIssue(error) => return (S::FORBIDDEN, "cant_issue", error.to_string()),
+            Self::NoSegment(why) => return (S::FORBIDDEN, "no_segment", why.clone()),
+            Self::NotFound(what) => return (S::NOT_FOUND, "not_found", format!("there is no such {what}")),
+            Self::NameTaken(person) => {
+                let title =
+                    format!("the name {person} belongs to somebody else here; ask the authority's administrator");
+                return (S::FORBIDDEN, "name_taken", title);
+            }
+            Self::ProviderRefused(why) => return (S::UNAUTHORIZED, "provider_refused", why.clone()),
+            Self::TooMany(wait) => {
+                let title = format!("too many attempts; wait {} s", wait.as_secs() + 1);
+                return (S::TOO_MANY_REQUESTS, "too_many", title);
+            }
+            Self::Busy(what) => {
+                return (S::SERVICE_UNAVAILABLE, "busy", format!("too many {what} at a time; try again"));
+            }
+            Self::TooManyGrants(wait) => {
+                let title = format!("too many grants at a time; one ends in {} s", wait.as_secs());
+                return (S::TOO_MANY_REQUESTS, "too_many", title);
+            }
+            Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too_large", "the body is longer than this call takes"),
+            Self::TooSlow => (S::REQUEST_TIMEOUT, "too_slow", "the body did not come in time"),
+            Self::NotLoggedIn => (S::UNAUTHORIZED, "not_logged_in", "not logged in, or no longer: log in again"),
+            Self::WrongCaller => (S::FORBIDDEN, "wrong_caller", "this call is not for a token of this kind"),
+            Self::WrongPassword => (S::UNAUTHORIZED, "wrong_password", "wrong name or password"),
+            Self::SecondFactorRequired => {
+                (S::UNAUTHORIZED, "second_factor_required", "this account needs the six digits of its second factor")
+            }
+            Self::WrongSecondFactor => {
+                (S::UNAUTHORIZED, "wrong_second_factor", "wrong or used code: wait for the next one")
+            }
+            Self::WrongPasskey => (
+                S::UNAUTHORIZED,
+                "wrong_passkey",
+                "this passkey is not known here, or what the browser says of it is not believed",
+            ),
+            Self::WrongLogin => {
+                (S::UNAUTHORIZED, "wrong_login", "no such login is under way, or not here, or no longer: begin anew")
+            }
+            Self::NoProvider => (S::NOT_FOUND, "no_provider", "this authority has no identity provider"),
+            Self::NoBrowserLogin => (
+                S::NOT_FOUND,
+                "no_browser_login",
+                "this authority takes no logins in a browser on the same machine, because [console] in its configuration has \
+                 no `url`: log in with `--device-code`",
+            ),
+            Self::LoginDenied => (S::FORBIDDEN, "login_denied", "the login was denied in the browser"),
+            Self::ProviderUnavailable(_) => (
+                S::BAD_GATEWAY,
+                "provider_unavailable",
+                "the identity provider does not answer as it should; try later",
+            ),
+            Self::WrongAssertion => (
+                S::UNAUTHORIZED,
+                "wrong_assertion",
+                "the service account's key is not known, or its assertion is wrong",
+            ),
+            Self::WrongCode => (
+                S::UNAUTHORIZED,
+                "wrong_code",
+                "wrong, used or ended code: `vouchsafe authority verifier add ID --renew` prints another",
+            ),
+            Self::WrongForm => (
+                S::FORBIDDEN,
+                "wrong_form",
+                "this form is out of date or came from elsewhere: open the page again and repeat what you did",
+            ),
+            Self::NotAdministrator => (S::FORBIDDEN, "not_administrator", "this page is for administrators"),
+            Self::WrongMethod => (S::METHOD_NOT_ALLOWED, "wrong_method", "not with this method"),
+            Self::Internal(_) => (S::INTERNAL_SERVER_ERROR, "internal", "the authority failed; its log says why"),
+        };
+        (status, kind, title.to_owned())
+    }
+}
+
+impl From<anyhow::Error> for Problem {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Internal(error)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let (status, kind, _) = self.parts();
+        match &self {
+            Self::Internal(error) => tracing::error!("a call failed: {error:#}"),
+            Self::ProviderUnavailable(error) => tracing::warn!("the identity provider: {error:#}"),
+            _ => {}
+        }
+        let body = self.said();
+        let mut response = (status, Json(&body)).into_response();
+        response.extensions_mut().insert(Outcome(kind));
+        // The console renders the same text on a page.
+        response.extensions_mut().insert(body);
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if let Self::TooMany(wait) | Self::TooManyGrants(wait) = self {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs() + 1));
+        }
+        response
+    }
+}

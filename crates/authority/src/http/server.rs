@@ -1,0 +1,228 @@
+//! The running server: API, control socket and periodic work, from start to stop.
+
+use crate::admin::control;
+use crate::http::{handlers, listener, openapi};
+use crate::segments::Answering;
+use crate::state::Authority;
+use crate::storage::AuditEvent;
+use crate::{Directory, login, now, tls};
+use anyhow::{Context, Result};
+use api::{Event, Report};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+/// Interval between the events that show listeners that the stream is alive.
+const ALIVE: Duration = Duration::from_secs(10);
+/// Interval at which the database is checked for changes that no command announced.
+const LOOK: Duration = Duration::from_secs(1);
+/// Minimum pause between two checks for expired sessions.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
+/// Interval at which segments issued by UDP are written to the database.
+const SETTLE: Duration = Duration::from_millis(250);
+/// Interval at which expired records are deleted.
+const PRUNE: Duration = Duration::from_secs(3600);
+
+/// A running authority. Dropping this value stops the server.
+pub struct Server {
+    address: SocketAddr,
+    authority: Arc<Authority>,
+    metrics: Option<SocketAddr>,
+    segments: Option<(Answering, SocketAddr)>,
+    tasks: JoinSet<Result<()>>,
+    _lock: std::fs::File,
+}
+
+impl Server {
+    /// Starts the authority of `directory`; `listen` overrides the configured address.
+    pub async fn start(directory: Directory, listen: Option<SocketAddr>) -> Result<Self> {
+        let lock = directory.lock()?;
+        let tls = tls::server_config(&directory.certificate(), &directory.certificate_key())?;
+        let authority = Arc::new(Authority::load(directory.clone()).await?);
+        let listener = bind(listen.unwrap_or(authority.config.listen)).await?;
+        let address = listener.local_addr()?;
+        let socket = control::listen(&directory)?;
+        let router = handlers::router(authority.clone(), &openapi::text());
+        let serving = authority.clone();
+        let readers = match authority.config.metrics {
+            Some(address) => Some(shell::metrics::listen(address).await?),
+            None => None,
+        };
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            listener::serve(listener, tls, router, serving).await;
+            Ok(())
+        });
+        tasks.spawn(control::serve(socket, authority.clone()));
+        tasks.spawn(keep_alive(authority.clone()));
+        tasks.spawn(keep_sessions(authority.clone()));
+        tasks.spawn(keep_time(authority.clone()));
+        tasks.spawn(keep_house(authority.clone()));
+        let metrics = readers.as_ref().map(TcpListener::local_addr).transpose()?;
+        if let Some(readers) = readers {
+            let authority = authority.clone();
+            let page = move || {
+                let authority = authority.clone();
+                async move { authority.metrics_page().await }
+            };
+            tasks.spawn(async move {
+                shell::metrics::serve(readers, page).await;
+                Ok(())
+            });
+        }
+        let segments = match authority.config.segments {
+            Some(address) => {
+                let (answering, address, failure) = Answering::start(address, authority.clone())?;
+                tasks.spawn(async move {
+                    match failure.await {
+                        Ok(error) => Err(error),
+                        Err(_) => std::future::pending().await,
+                    }
+                });
+                tasks.spawn(keep_account(authority.clone()));
+                tracing::info!(%address, "segments are asked for by UDP");
+                Some((answering, address))
+            }
+            None => None,
+        };
+        let version = env!("CARGO_PKG_VERSION");
+        authority.audit(AuditEvent::new("started").detail(format!("version {version} at {address}"))).await?;
+        authority.log_audit_heads().await?;
+        tracing::info!(%address, directory = %directory.path().display(), "the authority runs");
+        Ok(Self { address, authority, metrics, segments, tasks, _lock: lock })
+    }
+
+    /// Returns the listen address of the API.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the address where metrics are served, if they are.
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics
+    }
+
+    /// Returns the address for segment requests by UDP, if they are served.
+    pub fn segments(&self) -> Option<SocketAddr> {
+        self.segments.as_ref().map(|(_, address)| *address)
+    }
+
+    /// Returns the latest report of each verifier and its time of arrival, by id.
+    pub fn reports(&self) -> Vec<(Arc<str>, u64, Report)> {
+        let latest = self.authority.reports.latest(now()).into_iter();
+        latest.map(|latest| (latest.verifier, latest.time, latest.report)).collect()
+    }
+
+    /// Waits until the server fails. It never ends without an error.
+    pub async fn failed(&mut self) -> anyhow::Error {
+        match self.tasks.join_next().await {
+            Some(Ok(Err(error))) => error,
+            Some(Err(error)) => error.into(),
+            Some(Ok(Ok(()))) | None => anyhow::anyhow!("a task ended"),
+        }
+    }
+
+    /// Stops the server: closes all connections and releases the directory.
+    pub async fn stop(mut self) {
+        self.tasks.shutdown().await;
+        if let Some((answering, _)) = self.segments.take() {
+            answering.end().await;
+        }
+        let written = async {
+            self.authority.settle_account().await?;
+            self.authority.settle_refusals(u64::MAX).await?;
+            self.authority.audit(AuditEvent::new("stopped")).await?;
+            self.authority.log_audit_heads().await
+        };
+        if let Err(error) = written.await {
+            tracing::error!("the audit trail misses the end: {error:#}");
+        }
+        self.authority.storage.close().await;
+    }
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener> {
+    match TcpListener::bind(address).await {
+        // `[::]` includes IPv4; on a host without IPv6, listen on `0.0.0.0` instead.
+        Err(error) if error.raw_os_error() == Some(EAFNOSUPPORT) && address.ip().is_unspecified() => {
+            Ok(TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), address.port())).await?)
+        }
+        bound => bound.with_context(|| format!("can't listen on {address}")),
+    }
+}
+
+/// Linux's error number for "address family not supported".
+const EAFNOSUPPORT: i32 = 97;
+
+async fn keep_alive(authority: Arc<Authority>) -> Result<()> {
+    let mut ticks = tokio::time::interval(ALIVE);
+    loop {
+        ticks.tick().await;
+        authority.close_streams();
+        authority.push.tell_all(&Event::Alive);
+    }
+}
+
+async fn keep_account(authority: Arc<Authority>) -> Result<()> {
+    let mut ticks = tokio::time::interval(SETTLE);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = authority.settle_account().await {
+            tracing::error!("segments that were given by UDP are not written down yet: {error:#}");
+        }
+    }
+}
+
+async fn keep_sessions(authority: Arc<Authority>) -> Result<()> {
+    let mut ticks = tokio::time::interval(login::LOOK);
+    loop {
+        ticks.tick().await;
+        if let Err(error) = authority.renew_due().await {
+            tracing::error!("renewal: {error:#}");
+        }
+    }
+}
+
+/// Ends sessions when they expire.
+async fn keep_time(authority: Arc<Authority>) -> Result<()> {
+    loop {
+        let next = match authority.end_expired().await {
+            Ok(next) => next.map(|next| UNIX_EPOCH + Duration::from_secs(next)),
+            Err(error) => {
+                tracing::error!("sessions that have expired are not ended yet: {error:#}");
+                None
+            }
+        };
+        // A session that begins during the sleep lasts longer than one interval.
+        let next = next.and_then(|next| next.duration_since(SystemTime::now()).ok());
+        tokio::time::sleep(next.unwrap_or(LOOK).clamp(LEAST_PAUSE, LOOK)).await;
+    }
+}
+
+async fn keep_house(authority: Arc<Authority>) -> Result<()> {
+    let mut ticks = tokio::time::interval(LOOK);
+    let mut version = None;
+    let mut pruned = tokio::time::Instant::now();
+    loop {
+        ticks.tick().await;
+        let done = async {
+            let seen = authority.storage.call(|database| database.version()).await?;
+            if version.replace(seen) != Some(seen) {
+                authority.sync().await?;
+            }
+            authority.settle_refusals(now() / 60).await?;
+            authority.follow_time().await?;
+            if pruned.elapsed() >= PRUNE {
+                pruned = tokio::time::Instant::now();
+                authority.prune().await?;
+                authority.log_audit_heads().await?;
+            }
+            anyhow::Ok(())
+        };
+        if let Err(error) = done.await {
+            tracing::error!("database: {error:#}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! A policy that may be put in force, and the handling of its text and memory.
+
+use crate::Directory;
+use anyhow::{Context, Result, bail};
+use engine::policy::{Compiled, MOST_TEXT, Policy};
+use shell::table::count;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// Maximum number of failing tests that an error message lists.
+pub const MOST_TOLD: usize = 20;
+
+/// A policy that may be put in force: it is valid and not too large, and its own tests pass.
+pub struct Candidate {
+    /// The policy, in compiled form.
+    pub policy: Compiled,
+    /// The text of the policy.
+    pub text: String,
+}
+
+impl Candidate {
+    /// Reads and checks a policy file: `file`, or the directory's own.
+    pub fn read(directory: &Directory, file: Option<&Path>) -> Result<Self> {
+        let (policy, text) = directory.read_policy(file)?;
+        let path = file.map_or_else(|| directory.policy(), Path::to_owned);
+        Self::tested(policy, text, &path.display().to_string())
+    }
+
+    /// Checks a policy text. Errors refer to it as `name`.
+    pub fn new(text: String, name: &str, max_lifetime: u32) -> Result<Self> {
+        match Policy::parse(&text, max_lifetime) {
+            Ok(policy) => Self::tested(policy, text, name),
+            Err(faults) => bail!(faults.in_file(name)),
+        }
+    }
+
+    /// Returns the numbers of receivers and rules in words.
+    pub fn summary(&self) -> String {
+        let policy = self.policy.policy();
+        format!("{} and {}", count(policy.receiver_count(), "receiver"), count(policy.rules().len(), "rule"))
+    }
+
+    fn tested(policy: Policy, text: String, name: &str) -> Result<Self> {
+        let policy = Compiled::new(policy).with_context(|| name.to_owned())?;
+        let failures = policy.failures();
+        if failures.is_empty() {
+            return Ok(Self { policy, text });
+        }
+        let told = failures.iter().take(MOST_TOLD);
+        let mut lines: Vec<_> = told.map(|failure| format!("{name}:{}: {}", failure.line, failure.message)).collect();
+        if failures.len() > MOST_TOLD {
+            lines.push(format!("… and {} more: `policy test` shows them", failures.len() - MOST_TOLD));
+        }
+        bail!("{}\n{} of the policy's own tests fail; nothing was changed", lines.join("\n"), failures.len());
+    }
+}
+
+/// Moves a large policy into huge pages, in the background: the policy is accessed at random.
+pub(crate) fn into_huge_pages() {
+    tokio::task::spawn_blocking(|| match shell::memory::into_huge_pages() {
+        Ok(0) => {}
+        Ok(bytes) => tracing::info!(bytes, "memory was put into huge pages"),
+        Err(error) => tracing::warn!("memory stays in small pages: {error}"),
+    });
+}
+
+/// Reads the text of a policy. A file that is longer than a policy may be is not read to its end.
+pub(crate) fn read_text(path: &Path) -> Result<String> {
+    let shown = path.display();
+    let file = File::open(path).with_context(|| format!("can't read {shown}"))?;
+    let mut text = Vec::new();
+    file.take(MOST_TEXT as u64 + 1).read_to_end(&mut text).with_context(|| format!("can't read {shown}"))?;
+    if text.len() > MOST_TEXT {
+        bail!("{shown}:1:1: a policy has at most {MOST_TEXT} bytes; this is longer");
+    }
+    String::from_utf8(text).map_err(|error| {
+        let line =
+            1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
+        anyhow::anyhow!("{shown}:{line}: no UTF-8 text from here on")
+    })
+}

@@ -1,0 +1,88 @@
+//! Replay of recent requests, issued and refused, against a draft of a policy. Persons' devices are taken with their
+//! current tags.
+
+use crate::storage::Database;
+use anyhow::Result;
+use engine::policy::{Compiled, Outcome, Request, Subject, place};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use wire::Destination;
+
+/// Requests that the draft would have decided differently.
+#[derive(Debug, Serialize)]
+pub struct Replay {
+    /// Number of grants evaluated.
+    pub grants: usize,
+    /// Number of refusals evaluated.
+    pub refusals: usize,
+    /// Requests that were granted and would be refused.
+    pub refused: Vec<Case>,
+    /// Requests that were refused and would be allowed.
+    pub allowed: Vec<Case>,
+}
+
+/// Identical requests, with their number.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Case {
+    /// The person who made the requests.
+    pub person: String,
+    /// The device that the requests came from.
+    pub device: String,
+    /// The destination requested.
+    pub to: String,
+    /// Number of requests.
+    pub times: usize,
+    /// Time of the last request, in Unix seconds.
+    pub last: u64,
+    /// The draft's explanation of its decision.
+    pub why: String,
+}
+
+type Cases = BTreeMap<(String, String, String, String), (usize, u64)>;
+
+impl Replay {
+    /// Evaluates the requests since a time.
+    pub fn of(draft: &Compiled, database: &Database, since: u64) -> Result<Self> {
+        let (grants, refusals) = (database.grants_since(since)?, database.refusals(since)?);
+        let (mut refused, mut allowed) = (Cases::new(), Cases::new());
+        for grant in &grants {
+            let to = Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
+            note(draft, grant.subject(), &grant.device, to, grant.issued, Outcome::Deny, &mut refused);
+        }
+        for refusal in &refusals {
+            note(draft, refusal.subject(), &refusal.device, refusal.to, refusal.time, Outcome::Allow, &mut allowed);
+        }
+        let (refused, allowed) = (listed(refused), listed(allowed));
+        Ok(Self { grants: grants.len(), refusals: refusals.len(), refused, allowed })
+    }
+}
+
+/// Counts a request if the draft decides it as `wanted`. A destination that the draft does not protect counts as
+/// allowed.
+fn note(
+    draft: &Compiled,
+    subject: Subject<'_>,
+    device: &str,
+    to: Destination,
+    now: u64,
+    wanted: Outcome,
+    cases: &mut Cases,
+) {
+    let request = Request { subject, to, now };
+    let decision = draft.decide(&request);
+    let outcome = match Outcome::of(&decision) {
+        Outcome::Unprotected => Outcome::Allow,
+        other => other,
+    };
+    if outcome == wanted {
+        let key = (subject.person.to_owned(), device.to_owned(), place(&to), decision.explain(&request).text);
+        let (times, last) = cases.entry(key).or_default();
+        *times += 1;
+        *last = now.max(*last);
+    }
+}
+
+fn listed(cases: Cases) -> Vec<Case> {
+    let case = |((person, device, to, why), (times, last))| Case { person, device, to, times, last, why };
+    cases.into_iter().map(case).collect()
+}

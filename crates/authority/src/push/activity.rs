@@ -1,0 +1,213 @@
+//! History of verifiers' reports: admitted and dropped packets, at fine resolution for an hour and at coarse resolution
+//! for a day. Bounded per verifier. Times are the authority's; the increase of a counter is assigned to the time of the
+//! report.
+
+use api::Report;
+use std::collections::VecDeque;
+use wire::DropReason;
+
+/// Packets dropped, by drop reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drops {
+    by_reason: [u64; DropReason::ALL.len()],
+    /// Packets dropped for reasons that this program does not know.
+    pub others: u64,
+}
+
+impl Drops {
+    /// Returns the number dropped for one reason.
+    pub fn of(&self, reason: DropReason) -> u64 {
+        self.by_reason[reason as usize - 1]
+    }
+
+    /// Returns the number dropped for all reasons.
+    pub fn total(&self) -> u64 {
+        self.by_reason.iter().fold(self.others, |sum, packets| sum.saturating_add(*packets))
+    }
+
+    fn reported(report: &Report) -> Self {
+        let mut drops = Self::default();
+        for count in &report.drops {
+            let place = match DropReason::from_number(count.reason) {
+                Some(reason) => &mut drops.by_reason[reason as usize - 1],
+                None => &mut drops.others,
+            };
+            *place = place.saturating_add(count.packets);
+        }
+        drops
+    }
+
+    fn add(&mut self, more: &Self) {
+        for (sum, packets) in self.by_reason.iter_mut().zip(more.by_reason) {
+            *sum = sum.saturating_add(packets);
+        }
+        self.others = self.others.saturating_add(more.others);
+    }
+
+    /// Returns the increase of each counter; `None` if one has decreased.
+    fn since(&self, before: &Self) -> Option<Self> {
+        let mut rise = Self { others: self.others.checked_sub(before.others)?, ..Self::default() };
+        for (index, packets) in rise.by_reason.iter_mut().enumerate() {
+            *packets = self.by_reason[index].checked_sub(before.by_reason[index])?;
+        }
+        Some(rise)
+    }
+}
+
+/// Packets admitted and dropped within some time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// First packets that were admitted by a token.
+    pub admitted: u64,
+    /// Packets dropped.
+    pub drops: Drops,
+}
+
+impl Amount {
+    fn reported(report: &Report) -> Self {
+        Self { admitted: report.admitted, drops: Drops::reported(report) }
+    }
+
+    fn add(&mut self, more: &Self) {
+        self.admitted = self.admitted.saturating_add(more.admitted);
+        self.drops.add(&more.drops);
+    }
+
+    /// Returns the increase of the counters. If one has decreased, all have started again from 0.
+    fn since(self, before: &Self) -> Self {
+        match (self.admitted.checked_sub(before.admitted), self.drops.since(&before.drops)) {
+            (Some(admitted), Some(drops)) => Self { admitted, drops },
+            _ => self,
+        }
+    }
+}
+
+/// Length of the history to show.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Span {
+    /// A quarter of an hour, in columns of ten seconds.
+    Quarter,
+    /// An hour, in columns of a minute.
+    Hour,
+    /// A day, in columns of a quarter of an hour.
+    Day,
+}
+
+impl Span {
+    /// Every span, shortest first.
+    #[cfg(test)]
+    pub const ALL: [Self; 3] = [Self::Quarter, Self::Hour, Self::Day];
+
+    /// Returns the seconds per column.
+    pub const fn step(self) -> u64 {
+        match self {
+            Self::Quarter => FINE.step,
+            Self::Hour => 60,
+            Self::Day => 900,
+        }
+    }
+
+    /// Returns the number of columns.
+    pub const fn columns(self) -> usize {
+        match self {
+            Self::Quarter => 90,
+            Self::Hour => 60,
+            Self::Day => 96,
+        }
+    }
+}
+
+/// One column of a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// Start of the column.
+    pub start: u64,
+    /// Packets counted in the column; `None` if no report arrived.
+    pub amount: Option<Amount>,
+}
+
+/// Reports of one verifier.
+#[derive(Clone, Debug, Default)]
+pub struct Activity {
+    latest: Option<(u64, Report)>,
+    fine: Ring,
+    coarse: Ring,
+}
+
+impl Activity {
+    /// Records a report. The first one only sets the start values of the counters.
+    pub fn note(&mut self, report: Report, now: u64) {
+        let counted = Amount::reported(&report);
+        let before = self.latest.as_ref().map_or(counted, |(_, before)| Amount::reported(before));
+        let rise = counted.since(&before);
+        self.fine.add(&rise, now, FINE);
+        self.coarse.add(&rise, now, COARSE);
+        self.latest = Some((now, report));
+    }
+
+    /// Returns the latest report and the time at which it arrived.
+    pub fn latest(&self) -> Option<(u64, &Report)> {
+        self.latest.as_ref().map(|(time, report)| (*time, report))
+    }
+}
+
+/// Returns the totals of several verifiers within a span that ends `now`, oldest column first.
+pub fn columns<'a>(of: impl IntoIterator<Item = &'a Activity>, span: Span, now: u64) -> Vec<Column> {
+    let (step, count) = (span.step(), span.columns());
+    let first = (now / step).saturating_sub(count as u64 - 1);
+    let mut columns: Vec<_> = (first..).take(count).map(|nth| Column { start: nth * step, amount: None }).collect();
+    for activity in of {
+        let ring = if span == Span::Day { &activity.coarse } else { &activity.fine };
+        for slot in &ring.0 {
+            let column = (slot.start / step).checked_sub(first).and_then(|nth| columns.get_mut(nth as usize));
+            if let Some(column) = column {
+                column.amount.get_or_insert_default().add(&slot.amount);
+            }
+        }
+    }
+    columns
+}
+
+/// Resolution of a ring and the number of its slots.
+#[derive(Clone, Copy)]
+struct Grain {
+    step: u64,
+    slots: usize,
+}
+
+/// Slots of ten seconds for an hour.
+const FINE: Grain = Grain { step: 10, slots: 361 };
+/// Slots of a minute for a day. The first and the last slot cover only part of their minute.
+const COARSE: Grain = Grain { step: 60, slots: 1441 };
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    start: u64,
+    amount: Amount,
+}
+
+/// The latest slots, oldest first; slots without a report are left out.
+#[derive(Clone, Debug, Default)]
+struct Ring(VecDeque<Slot>);
+
+impl Ring {
+    fn add(&mut self, amount: &Amount, now: u64, grain: Grain) {
+        let start = now - now % grain.step;
+        // After the clock was set back, slots that now lie in the future are meaningless.
+        while self.0.back().is_some_and(|last| last.start > start) {
+            self.0.pop_back();
+        }
+        if self.0.back().is_none_or(|last| last.start < start) {
+            if self.0.len() == grain.slots {
+                self.0.pop_front();
+            }
+            self.0.push_back(Slot { start, amount: Amount::default() });
+        }
+        if let Some(last) = self.0.back_mut() {
+            last.amount.add(amount);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

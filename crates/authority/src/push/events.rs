@@ -1,0 +1,148 @@
+//! The push channel: its listeners, and the events that they receive. A listener that doesn't keep up is disconnected;
+//! it fetches the full state when it reconnects, so it misses nothing.
+
+use crate::storage::TokenHash;
+use api::{Confirm, Event};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+
+/// Maximum number of events that wait for a listener.
+const QUEUE: usize = 256;
+/// Maximum number of streams per listener; a new stream closes the oldest.
+const MOST_STREAMS: usize = 4;
+
+/// A listener on the push channel.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Listener {
+    /// A session.
+    Session(TokenHash),
+    /// A verifier, by id.
+    Verifier(String),
+}
+
+/// An open stream, and the events that its listener confirms.
+struct Stream {
+    sender: Sender<Arc<str>>,
+    confirms: Confirm,
+}
+
+impl Stream {
+    fn tell(&self, text: &Arc<str>) -> bool {
+        self.sender.try_send(text.clone()).is_ok()
+    }
+}
+
+type Streams = HashMap<Listener, Vec<Stream>>;
+
+/// The open streams of all listeners.
+#[derive(Default)]
+pub struct Push {
+    streams: Mutex<Streams>,
+}
+
+impl Push {
+    /// Opens a stream of JSON events that begins with `Hello`.
+    pub fn open(&self, listener: Listener, confirms: Confirm) -> Receiver<Arc<str>> {
+        let (sender, receiver) = channel(QUEUE);
+        let _ = sender.try_send(text(&Event::Hello));
+        let mut streams = self.lock();
+        let held = streams.entry(listener).or_default();
+        held.retain(|stream| !stream.sender.is_closed());
+        if held.len() >= MOST_STREAMS {
+            held.remove(0);
+        }
+        held.push(Stream { sender, confirms });
+        receiver
+    }
+
+    /// Sends an event to one listener and returns the number of confirmations to expect.
+    pub fn tell(&self, listener: &Listener, event: &Event) -> usize {
+        let mut streams = self.lock();
+        let Some(held) = streams.get_mut(listener) else { return 0 };
+        let text = text(event);
+        held.retain(|stream| stream.tell(&text));
+        let wanted = event.confirm();
+        let confirming = held.iter().filter(|stream| wanted != Confirm::Nothing && stream.confirms >= wanted).count();
+        if held.is_empty() {
+            streams.remove(listener);
+        }
+        confirming
+    }
+
+    /// Sends an event to all listeners.
+    pub fn tell_all(&self, event: &Event) {
+        let text = text(event);
+        self.lock().retain(|_, held| {
+            held.retain(|stream| stream.tell(&text));
+            !held.is_empty()
+        });
+    }
+
+    /// Closes the streams of listeners that are no longer known; sessions among them receive a final `LoggedOut`.
+    pub fn close_unless(&self, known: impl Fn(&Listener) -> bool) {
+        self.lock().retain(|listener, held| {
+            let stays = known(listener);
+            if !stays && matches!(listener, Listener::Session(_)) {
+                let text = text(&Event::LoggedOut);
+                for stream in held.iter() {
+                    stream.tell(&text);
+                }
+            }
+            stays
+        });
+    }
+
+    /// Returns the number of open streams of sessions and of verifiers.
+    pub fn count(&self) -> (usize, usize) {
+        self.lock().iter().fold((0, 0), |(sessions, verifiers), (listener, held)| {
+            let open = held.iter().filter(|stream| !stream.sender.is_closed()).count();
+            match listener {
+                Listener::Session(_) => (sessions + open, verifiers),
+                Listener::Verifier(_) => (sessions, verifiers + open),
+            }
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn text(event: &Event) -> Arc<str> {
+    serde_json::to_string(event).expect("INVARIANT: events are plain data, which always has a JSON form").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_that_lags_is_disconnected() {
+        let push = Push::default();
+        let listener = Listener::Verifier("edge".into());
+        let mut stream = push.open(listener.clone(), Confirm::Nothing);
+        for _ in 0..QUEUE + 1 {
+            push.tell(&listener, &Event::Policy);
+        }
+        let mut received = 0;
+        while let Ok(text) = stream.try_recv() {
+            assert_eq!(text.contains("hello"), received == 0);
+            received += 1;
+        }
+        assert_eq!(received, QUEUE);
+        assert!(stream.is_closed());
+    }
+
+    #[test]
+    fn a_session_that_is_gone_hears_so_and_its_stream_ends() {
+        let push = Push::default();
+        let mut stream = push.open(Listener::Session([1; 32]), Confirm::Nothing);
+        let mut other = push.open(Listener::Session([2; 32]), Confirm::Nothing);
+        push.close_unless(|listener| *listener == Listener::Session([2; 32]));
+        let texts: Vec<_> = std::iter::from_fn(|| stream.try_recv().ok()).collect();
+        assert!(texts[1].contains("logged_out"));
+        assert!(stream.is_closed());
+        assert!(other.try_recv().is_ok() && !other.is_closed());
+    }
+}

@@ -1,0 +1,65 @@
+//! Work that many callers request and that, done once, serves all who requested it before it began: however many
+//! request it concurrently, the last of them waits for at most two runs.
+
+use anyhow::Result;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// The runs of one kind of work.
+#[derive(Default)]
+pub struct Together {
+    begun: AtomicU64,
+    /// The number of the last run that succeeded.
+    succeeded: Mutex<u64>,
+}
+
+impl Together {
+    /// Ensures that a run that begins after this call does the work: the caller's own, or another's.
+    pub async fn run(&self, work: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
+        let asked = self.begun.load(Ordering::SeqCst);
+        let mut succeeded = self.succeeded.lock().await;
+        if *succeeded > asked {
+            return Ok(());
+        }
+        let turn = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        work().await?;
+        *succeeded = turn;
+        Ok(())
+    }
+
+    /// Prevents runs while the guard is held.
+    pub async fn pause(&self) -> MutexGuard<'_, u64> {
+        self.succeeded.lock().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::future::join_all;
+
+    /// Returns how often the work was done for ten callers, of which nine arrive during the first run, and how many of
+    /// them succeeded. `first` gives the result of the first run.
+    async fn turns(first: fn() -> Result<()>) -> (u32, usize) {
+        let (together, done) = (Together::default(), std::cell::Cell::new(0));
+        let work = async || {
+            done.set(done.get() + 1);
+            let nth = done.get();
+            tokio::task::yield_now().await;
+            if nth == 1 { first() } else { Ok(()) }
+        };
+        let answers = join_all((0..10).map(|_| together.run(&work))).await;
+        (done.get(), answers.iter().filter(|answer| answer.is_ok()).count())
+    }
+
+    #[tokio::test]
+    async fn ten_who_ask_while_work_is_done_share_the_next_turn() {
+        // All have called before the second run begins.
+        assert_eq!(turns(|| Ok(())).await, (2, 10));
+    }
+
+    #[tokio::test]
+    async fn work_that_failed_is_done_for_nobody_else() {
+        assert_eq!(turns(|| anyhow::bail!("no")).await, (2, 9));
+    }
+}

@@ -1,0 +1,99 @@
+//! Counts repeated events, so that an attacker can't fill the disk with audit entries.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::Hash;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Maximum number of events that are written per subject and minute.
+const WRITTEN: u64 = 10;
+/// Maximum number of counters.
+const MOST: usize = 16_384;
+
+/// Number of events by subject and minute.
+pub struct Repeats<S>(Mutex<Counts<S>>);
+
+struct Counts<S> {
+    by_subject: HashMap<(S, u64), u64>,
+    /// Events of subjects for which there was no room.
+    others: u64,
+}
+
+/// Events that were counted but not written.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LeftOut<S> {
+    /// The subject, the minute and the number of events.
+    pub by_subject: Vec<(S, u64, u64)>,
+    /// Number of events of subjects for which there was no room.
+    pub others: u64,
+}
+
+impl<S> Default for Repeats<S> {
+    fn default() -> Self {
+        Self(Mutex::new(Counts { by_subject: HashMap::new(), others: 0 }))
+    }
+}
+
+impl<S: Eq + Hash> Repeats<S> {
+    /// Counts an event. Returns true if the caller must write it.
+    pub fn note(&self, subject: S, minute: u64) -> bool {
+        let mut counts = self.lock();
+        let Counts { by_subject, others } = &mut *counts;
+        if by_subject.len() >= MOST {
+            by_subject.retain(|(_, at), count| *at == minute || *count > WRITTEN);
+        }
+        let full = by_subject.len() >= MOST;
+        let count = match by_subject.entry((subject, minute)) {
+            Entry::Vacant(_) if full => {
+                *others += 1;
+                return false;
+            }
+            entry => entry.or_default(),
+        };
+        *count += 1;
+        *count <= WRITTEN
+    }
+
+    /// Returns the events left out before `minute`; each is reported once.
+    pub fn settle(&self, minute: u64) -> LeftOut<S> {
+        let mut counts = self.lock();
+        let past: Vec<_> = counts.by_subject.extract_if(|(_, at), _| *at < minute).collect();
+        let past = past.into_iter().filter(|(_, count)| *count > WRITTEN);
+        let by_subject = past.map(|((subject, at), count)| (subject, at, count - WRITTEN)).collect();
+        LeftOut { by_subject, others: std::mem::take(&mut counts.others) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counts<S>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_written_down_is_told_when_its_minute_is_over() {
+        let repeats = Repeats::default();
+        for nth in 0..WRITTEN + 5 {
+            assert_eq!(repeats.note("alice", 1), nth < WRITTEN);
+        }
+        assert!(repeats.note("bob", 1));
+        assert_eq!(repeats.settle(1).by_subject, []);
+        assert!(repeats.note("alice", 2), "another minute");
+        assert_eq!(repeats.settle(2), LeftOut { by_subject: vec![("alice", 1, 5)], others: 0 });
+        assert_eq!(repeats.settle(u64::MAX), LeftOut { by_subject: vec![], others: 0 }, "told once");
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let repeats = Repeats::default();
+        for subject in 0..MOST + 10 {
+            repeats.note(subject, 1);
+        }
+        assert!(!repeats.note(MOST + 10, 1));
+        assert!(repeats.lock().by_subject.len() <= MOST);
+        assert_eq!(repeats.settle(1).others, 11, "counted all the same");
+        assert!(repeats.note(MOST + 10, 2));
+    }
+}

@@ -1,0 +1,160 @@
+//! Converts between the messages of the API and the types that `engine` decides with.
+
+use engine::agent::{Event, Unusable};
+use engine::model::{Given, Grant, GrantRequest, Receiver, Secret, SegmentRequest, Service};
+use std::net::{IpAddr, Ipv6Addr};
+use wire::ask::GivenReply;
+use wire::{Carrier, ClientKey, DropReason, Ends, GrantHeader, GrantKey, Handle, Pair, Vni};
+
+/// Converts the protected receivers of an answer.
+pub fn receivers(receivers: &[api::Receiver]) -> Vec<Receiver> {
+    let service = |service: &api::Service| {
+        let api::Service { protocol, first_port, last_port } = *service;
+        Service { protocol, first_port, last_port }
+    };
+    let receiver = |receiver: &api::Receiver| Receiver {
+        name: receiver.name.clone(),
+        prefix: receiver.prefix,
+        services: receiver.services.iter().map(service).collect(),
+    };
+    receivers.iter().map(receiver).collect()
+}
+
+/// Converts a request for a grant whose key comes with the answer.
+pub fn grant_request(request: &GrantRequest) -> api::GrantRequest {
+    let GrantRequest { to, consented } = request;
+    let (address, protocol, port) = (to.address, to.protocol, to.port);
+    api::GrantRequest { address, protocol, port, consented: *consented, in_band: false }
+}
+
+/// Reads the grant of an answer. A pair has a shorter header and a longer key than a grant of wire.md §3.
+///
+/// # Errors
+///
+/// Fails with the reason why no token can be made from the grant.
+pub fn grant(answer: &api::Grant) -> Result<Grant, Unusable> {
+    let expires = u32::try_from(answer.expires).map_err(|_| Unusable::Malformed("it would never end"))?;
+    let secret = match bytes(&answer.header).map(Pair::from_bytes) {
+        Some(pair) => {
+            let key = bytes(&answer.key).ok_or(Unusable::Malformed("its client key can't be read"))?;
+            Secret::Pair(pair, ClientKey::new(key))
+        }
+        None => {
+            let header = bytes(&answer.header).and_then(|bytes| GrantHeader::decode(&bytes).ok());
+            let header = header.ok_or(Unusable::Malformed("its header can't be read"))?;
+            let key = bytes(&answer.key).ok_or(Unusable::Malformed("its key can't be read"))?;
+            Secret::Grant(header, GrantKey::new(key))
+        }
+    };
+    let carrier = Carrier::from_name(&answer.carrier);
+    let carrier = carrier.ok_or(Unusable::Malformed("it wants a carrier that this agent doesn't have"))?;
+    let (receiver, rule) = (answer.receiver.clone(), answer.rule.clone());
+    Ok(Grant { secret, prefix: answer.prefix, receiver, rule, carrier, expires })
+}
+
+fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
+    hex::decode(text).ok()?.try_into().ok()
+}
+
+/// Converts an event; `None` if it does not concern agents.
+pub fn event(event: &api::Event) -> Option<Event> {
+    match event {
+        api::Event::Hello => Some(Event::Hello),
+        api::Event::Policy => Some(Event::Policy),
+        api::Event::Revoked { grants } => {
+            Some(Event::Revoked(grants.iter().map(|grant| Handle(grant.handle)).collect()))
+        }
+        api::Event::LoggedOut => Some(Event::LoggedOut),
+        api::Event::Alive
+        | api::Event::Granted { .. }
+        | api::Event::Pair { .. }
+        | api::Event::Recheck
+        | api::Event::SessionsRevoked { .. }
+        | api::Event::Withdrawn { .. } => None,
+    }
+}
+
+/// Converts a request for a path segment.
+pub fn segment_request(request: &SegmentRequest) -> api::SegmentRequest {
+    let SegmentRequest { network, sender, sending, to, sender_port } = request;
+    let (address, protocol, port) = (to.address, to.protocol, to.port);
+    let (sender, sending, sender_port) = (*sender, *sending, *sender_port);
+    let to = api::SegmentTo { address, protocol, port };
+    api::SegmentRequest { network: network.clone(), sender, sending, to, sender_port }
+}
+
+/// Creates the request for the way back of a segment.
+pub fn answer_request(shown: &Given) -> api::AnswerRequest {
+    let Ends { sending, receiving, sender, receiver } = shown.ends;
+    let (option, hops) = (hex::encode(shown.option()), shown.hops.clone());
+    api::AnswerRequest { vni: shown.vni.number(), sending, receiving, sender, receiver, option, hops }
+}
+
+/// Reads the segment of an answer, for packets from `sender` to `receiver` that the endpoint `sending` sends.
+///
+/// # Errors
+///
+/// Fails if the answer contains no segment for these addresses.
+pub fn segment(
+    answer: &api::PathSegment,
+    sending: IpAddr,
+    sender: IpAddr,
+    receiver: IpAddr,
+) -> Result<Given, DropReason> {
+    let vni = Vni::new(answer.vni).ok_or(DropReason::Malformed)?;
+    let option = hex::decode(&answer.option).map_err(|_| DropReason::Malformed)?;
+    let ends = Ends { sending, receiving: answer.receiving, sender, receiver };
+    Given::from_option(&option, vni, ends, answer.hops.clone())
+}
+
+/// Reads the segment of an answer by UDP (wire.md §8.13.4) to `request`.
+pub(crate) fn segment_by_udp(reply: &GivenReply<'_>, request: &SegmentRequest) -> Result<Given, DropReason> {
+    let (sending, sender, receiver) = (request.sending, request.sender, request.to.address);
+    let ends = Ends { sending, receiving: reply.receiving, sender, receiver };
+    let hops = reply.hops.iter().map(|hop| Ipv6Addr::from(*hop)).collect();
+    Given::from_option(reply.option, reply.vni, ends, hops)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::{Flags, Suite};
+
+    fn answer() -> api::Grant {
+        let (suite, handle) = (Suite::Siphash, Handle(5));
+        let header = GrantHeader { suite, flags: Flags::PORT, epoch: 0, prefix_length: 32, expires: 7, handle };
+        api::Grant {
+            header: hex::encode(header.encode()),
+            key: "07".repeat(16),
+            prefix: "192.0.2.1/32".parse().unwrap(),
+            receiver: "lab".into(),
+            rule: "policy.toml:1 lab".into(),
+            carrier: "tail".into(),
+            expires: 7,
+            now: 1,
+        }
+    }
+
+    #[test]
+    fn a_grant_and_a_pair_are_read() {
+        let read = grant(&answer()).unwrap_or_else(|why| panic!("{why}"));
+        assert!(matches!(&read.secret, Secret::Grant(header, key) if header.handle.0 == 5 && key.bytes() == &[7; 16]));
+        assert_eq!((read.carrier, read.expires), (Carrier::Tail, 7));
+        let pair = api::Grant { header: "06".repeat(7), key: "08".repeat(28), carrier: "shim".into(), ..answer() };
+        let read = grant(&pair).unwrap_or_else(|why| panic!("{why}"));
+        assert!(matches!(&read.secret, Secret::Pair(pair, key) if pair.bytes() == [6; 7] && key.bytes() == &[8; 28]));
+    }
+
+    #[test]
+    fn a_grant_that_makes_no_sense_cant_be_used() {
+        for broken in [
+            api::Grant { header: "00".into(), ..answer() },
+            api::Grant { key: "zz".into(), ..answer() },
+            api::Grant { carrier: "pigeon".into(), ..answer() },
+            api::Grant { expires: 1 << 32, ..answer() },
+            api::Grant { header: "06".repeat(7), ..answer() },
+        ] {
+            assert!(matches!(grant(&broken), Err(Unusable::Malformed(_))));
+        }
+    }
+}

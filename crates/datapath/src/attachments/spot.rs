@@ -1,0 +1,117 @@
+//! The programs that are attached to interfaces: where, under which pin, and in which order with other programs.
+
+use super::link::Place;
+use crate::hook::Hook;
+
+/// Program and attachment point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spot {
+    /// Admission.
+    Admission(Hook),
+    /// A gateway's program at tc ingress of an inside interface.
+    Outward,
+    /// A gateway's program at tc egress of an outside interface.
+    Own,
+    /// A gateway's program with a pool, at tc ingress of an outside interface, after admission.
+    Inward,
+    /// A verifier of proofs, at XDP.
+    Proving,
+    /// An authority's program at tc ingress: records flows that take keys in band.
+    Greeting,
+    /// An authority's program at tc egress: sends keys.
+    HandingOver,
+    /// A tunnel endpoint's program at tc ingress of a tenant's interface.
+    Tenant,
+    /// A tunnel endpoint's program at tc ingress of the underlay's interface.
+    Underlay,
+    /// An agent's program at tc egress: inserts tokens.
+    Insertion,
+    /// An agent's program at tc ingress: records answers.
+    Notice,
+}
+
+impl Spot {
+    /// Returns the name of the program at this spot.
+    pub(crate) const fn program(self) -> &'static str {
+        match self {
+            Self::Admission(_) => "admit",
+            Self::Outward => "outward",
+            Self::Own => "own",
+            Self::Inward => "inward",
+            Self::Proving => "prove",
+            Self::Greeting => "greet",
+            Self::HandingOver => "hand_over",
+            Self::Tenant => "encapsulate",
+            Self::Underlay => "decapsulate",
+            Self::Insertion => "insert",
+            Self::Notice => "notice",
+        }
+    }
+
+    /// Returns the name under which the attachment to an interface is pinned. No interface has a blank in its name.
+    pub(crate) fn pin(self, interface: &str) -> String {
+        match self {
+            Self::Admission(_) | Self::Proving => interface.to_owned(),
+            Self::Insertion => format!("{interface}-egress"),
+            Self::Notice => format!("{interface}-ingress"),
+            _ => format!("{interface} {}", self.program()),
+        }
+    }
+
+    /// Reports whether a filter's program is pinned, so that a later process finds the filter. The agent's is not: a
+    /// later agent replaces the filter without looking for it.
+    pub(super) const fn pins_filter(self) -> bool {
+        !matches!(self, Self::Insertion | Self::Notice)
+    }
+
+    /// Returns the interface that a pin refers to and, if the pin is of a filter, its spot.
+    pub(super) fn of_pin(pin: &str) -> (&str, Self) {
+        let spots = [Self::Outward, Self::Own, Self::Inward, Self::Tenant, Self::Underlay].into_iter();
+        let named = |spot: Self| Some((pin.strip_suffix(spot.program())?.strip_suffix(' ')?, spot));
+        spots.filter_map(named).next().unwrap_or((pin, Self::Admission(Hook::Tc)))
+    }
+
+    /// Returns the hook of the program.
+    pub(super) fn hook(self) -> Hook {
+        if self.place() == Place::Xdp { Hook::Xdp } else { Hook::Tc }
+    }
+
+    pub(super) fn place(self) -> Place {
+        match self {
+            Self::Admission(Hook::Xdp) | Self::Proving => Place::Xdp,
+            Self::Admission(Hook::Tc)
+            | Self::Outward
+            | Self::Inward
+            | Self::Greeting
+            | Self::Tenant
+            | Self::Underlay
+            | Self::Notice => Place::TcxIngress,
+            Self::Own | Self::HandingOver | Self::Insertion => Place::TcxEgress,
+        }
+    }
+
+    /// Returns a filter's handle.
+    pub(super) const fn handle(self) -> u32 {
+        match self {
+            Self::Insertion | Self::Notice => 1,
+            _ => 0x5653,
+        }
+    }
+
+    /// Returns a filter's priority: ahead of other programs' filters, whose verdict could keep the packet from ours. An
+    /// agent's filters run after those of other programs.
+    pub(super) const fn priority(self) -> u32 {
+        match self {
+            Self::Insertion | Self::Notice => 0x5653,
+            Self::Inward => 2,
+            Self::Greeting | Self::HandingOver => 3,
+            Self::Tenant | Self::Underlay => 4,
+            _ => 1,
+        }
+    }
+
+    /// Returns the attachment flags: admission runs before other programs, whose verdict could keep the packet from it.
+    pub(super) const fn flags(self) -> u32 {
+        if matches!(self, Self::Admission(Hook::Tc)) { libbpf_sys::BPF_F_BEFORE } else { 0 }
+    }
+}

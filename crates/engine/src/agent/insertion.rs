@@ -1,0 +1,251 @@
+//! The agent's decision about an outgoing packet (wire.md §4.1, §4.2), as a function of the packet, the agent's tables
+//! and the time.
+//!
+//! The kernel program (`bpf/agent.bpf.c`) decides in the same way; the case table and the differential fuzzer of
+//! `datapath` keep the two consistent.
+
+use crate::model::Secret;
+use crate::model::protected::Protected;
+use ipnet::IpNet;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use wire::map::{Conversation, FlowKey, GrantSlot, Services};
+use wire::packet::{Form, Fragment, Packet, TCP, UDP};
+use wire::shim::{self, Content, SHIM_LEN};
+use wire::tail::{self, BLOCK_LEN, MAGIC};
+use wire::{Carrier, Destination, Handle, LsToken, Token, ls};
+
+/// Maximum interval between tokens of a UDP flow in use, in seconds (wire.md §4.1).
+pub const UDP_TOKEN_EVERY: u32 = 15;
+/// Time for which a verifier may keep a flow after its last datagram, in seconds: until then no other subject may use
+/// its ports.
+pub const UDP_OWNED: u32 = 90;
+const ETHERNET_LEN: usize = 14;
+const IPV4_LEN: usize = 20;
+
+/// Packet size that every IPv6 path carries (RFC 8200), and in practice every IPv4 path. If a token would make a
+/// datagram longer, a datagram with the token is sent ahead of it.
+pub const SAFE_MTU: usize = 1280;
+
+/// Outcome of the decision about a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The packet is no first packet to a protected destination.
+    Other,
+    /// The packet is a first packet, but goes without identity: nobody is logged in, or the person wants it so.
+    Plain,
+    /// A token was put into the packet.
+    Token,
+    /// A datagram with only a token is sent ahead of the packet: this block, or an empty one in a shim with this
+    /// content.
+    Ahead(Alone),
+    /// The packet's flow needs no token.
+    Conversation,
+    /// The packet would ride on another subject's flow, and is dropped.
+    Rider,
+    /// The packet waits for a grant.
+    Held,
+    /// The packet could not be changed, and is dropped.
+    Failed,
+}
+
+/// Content of a datagram that is sent ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alone {
+    /// A block as the payload.
+    Block([u8; BLOCK_LEN]),
+    /// An empty payload, in a shim with this content.
+    Shim(Content),
+}
+
+/// Record of the tokens made from an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    /// When a token was last made, in Unix seconds by the authority's clock; 0 if never.
+    pub last: u32,
+    /// Number of nonces of the entry's pair used by then.
+    pub spent: u32,
+}
+
+/// An agent's treatment of first packets to one destination.
+#[derive(Clone)]
+pub struct Grant {
+    /// End of its use, in Unix seconds by this machine's clock.
+    pub until: u32,
+    /// Offset from this machine's clock to the authority's, in seconds.
+    pub skew: i32,
+    /// Secret that tokens are made with; `None` to send packets without identity.
+    pub secret: Option<Secret>,
+    /// Carrier of the tokens.
+    pub carrier: Carrier,
+}
+
+impl Grant {
+    /// Returns the handle of the pair, if the grant is a pair.
+    pub fn pair(&self) -> Option<Handle> {
+        match &self.secret {
+            Some(Secret::Pair(pair, _)) => Some(pair.handle()),
+            _ => None,
+        }
+    }
+}
+
+/// An agent's tables for the sockets of one subject.
+#[derive(Clone, Default)]
+pub struct Inserter {
+    /// The subject; 0 if nobody is logged in.
+    pub subject: u32,
+    /// Protected destinations.
+    pub protected: Vec<Protected>,
+    /// Grants ready for use.
+    pub grants: BTreeMap<GrantSlot, Grant>,
+    /// UDP flows that the agent remembers.
+    pub conversations: BTreeMap<FlowKey, Conversation>,
+    /// The next nonce.
+    pub nonce: u32,
+    /// Number of used nonces of each pair.
+    pub spent: BTreeMap<Handle, u32>,
+    /// The first of a pair's nonces that this sender may use.
+    pub first_nonce2: u16,
+    /// Record of the tokens made from each grant.
+    pub used: BTreeMap<GrantSlot, Used>,
+}
+
+impl Inserter {
+    /// Decides on an Ethernet frame at `now` (Unix seconds, this machine's clock), and modifies it accordingly.
+    pub fn insert(&mut self, frame: &mut Vec<u8>, now: u32) -> Action {
+        let packet = Packet::parse(frame);
+        let first = match packet.fragment {
+            Fragment::Whole => packet.protocol == UDP || packet.opens(),
+            Fragment::First(_) => packet.protocol == UDP,
+            Fragment::Later(_) => false,
+        };
+        let Some(address) = packet.destination.filter(|_| packet.form == Form::Whole && first) else {
+            return Action::Other;
+        };
+        let to = Destination { address, protocol: packet.protocol, port: packet.destination_port };
+        if !self.services(address).is_some_and(|services| services.covers(to.protocol, to.port)) {
+            return Action::Other;
+        }
+        // Checked first: a payload that only looks like a block passes the verifier on an admitted flow.
+        if packet.protocol == UDP && self.is_rider(&packet, now) {
+            return Action::Rider;
+        }
+        if has_block(frame, &packet) {
+            return Action::Other;
+        }
+        if self.subject == 0 {
+            return Action::Plain;
+        }
+        let slot = GrantSlot::new(self.subject, &to);
+        let Some(grant) = self.grants.get(&slot).filter(|grant| grant.until > now).cloned() else {
+            return Action::Held;
+        };
+        let Some(secret) = grant.secret else { return Action::Plain };
+        if let Secret::Pair(pair, _) = &secret
+            && self.spent.get(&pair.handle()).is_some_and(|spent| *spent >= ls::SENDERS_NONCES)
+        {
+            return Action::Held;
+        }
+        if packet.protocol == UDP && !self.udp_needs_token(&packet, now) {
+            return Action::Conversation;
+        }
+        if grant.carrier == Carrier::Shim && !is_plain(&packet) {
+            return Action::Failed;
+        }
+        let time = now.wrapping_add_signed(grant.skew);
+        let used = self.used.entry(slot).or_default();
+        used.last = time;
+        let (header, key) = match secret {
+            Secret::Grant(header, key) => (header, key),
+            Secret::Pair(pair, key) => {
+                let spent = self.spent.entry(pair.handle()).or_default();
+                let token = LsToken::new(pair, self.first_nonce2.wrapping_add(*spent as u16), &key);
+                *spent += 1;
+                used.spent = *spent;
+                return wrap(frame, &packet, Content::Ls(token.encode()));
+            }
+        };
+        let nonce = self.nonce;
+        self.nonce = nonce.wrapping_add(1);
+        let token = Token::new(header, &key, time, nonce, &to).encode();
+        if grant.carrier == Carrier::Shim {
+            return wrap(frame, &packet, Content::Token(token));
+        }
+        let block = tail::block(&token);
+        if packet.protocol != TCP && has_no_room(frame, &packet, BLOCK_LEN) {
+            return Action::Ahead(Alone::Block(block));
+        }
+        frame.truncate(packet.end);
+        frame.extend([0; BLOCK_LEN]);
+        match tail::append(frame, &packet, &block) {
+            Some(_) => Action::Token,
+            None => Action::Failed,
+        }
+    }
+
+    fn services(&self, address: IpAddr) -> Option<&Services> {
+        let around = self.protected.iter().filter(|entry| entry.prefix.contains(&IpNet::from(address)));
+        around.max_by_key(|entry| entry.prefix.prefix_len()).map(|entry| &entry.services)
+    }
+
+    /// Reports whether the datagram's port was bound shortly after another subject left it.
+    fn is_rider(&mut self, packet: &Packet, now: u32) -> bool {
+        let known = FlowKey::to_server(packet).and_then(|key| self.conversations.get_mut(&key));
+        let Some(known) = known else { return false };
+        if known.subject == self.subject {
+            known.seen = now;
+            return false;
+        }
+        now.wrapping_sub(known.seen).wrapping_add(1) <= UDP_OWNED
+    }
+
+    fn udp_needs_token(&mut self, packet: &Packet, now: u32) -> bool {
+        let Some(key) = FlowKey::to_server(packet) else { return true };
+        let fresh = Conversation { token: now, answered: 0, subject: self.subject, seen: now };
+        let known = self.conversations.entry(key).or_insert(fresh);
+        if known.subject != self.subject {
+            *known = fresh;
+        }
+        if known.answered != 0 && (now.wrapping_sub(known.token) as i32) < UDP_TOKEN_EVERY as i32 {
+            return false;
+        }
+        known.token = now;
+        true
+    }
+}
+
+/// Reports whether the packet can go into a shim. The kernel does not see behind a VLAN tag in the frame.
+fn is_plain(packet: &Packet) -> bool {
+    !packet.ipv6() && packet.network == ETHERNET_LEN && packet.transport == ETHERNET_LEN + IPV4_LEN
+}
+
+/// Wraps the packet in a shim (wire.md §4.3).
+fn wrap(frame: &mut Vec<u8>, packet: &Packet, content: Content) -> Action {
+    if packet.protocol != TCP && has_no_room(frame, packet, SHIM_LEN) {
+        return Action::Ahead(Alone::Shim(content));
+    }
+    frame.truncate(packet.end);
+    frame.extend([0; SHIM_LEN]);
+    match shim::insert(frame, packet, &content) {
+        Some(_) => Action::Token,
+        None => Action::Failed,
+    }
+}
+
+/// Reports whether the packet carries a block already: VLANs, bonds and bridges pass it to the program again on the
+/// interface below.
+fn has_block(frame: &[u8], packet: &Packet) -> bool {
+    let payload = frame.get(packet.payload..packet.end).unwrap_or_default();
+    payload.last_chunk::<BLOCK_LEN>().is_some_and(|block| block.starts_with(&MAGIC))
+}
+
+/// Reports whether the token has to be sent ahead. That includes an empty datagram, which with a token appended would
+/// look like a token alone.
+fn has_no_room(frame: &[u8], packet: &Packet, more: usize) -> bool {
+    let udp_len = frame.get(packet.transport + 4..).and_then(|bytes| bytes.first_chunk().copied());
+    packet.fragment != Fragment::Whole
+        || packet.payload == packet.end
+        || udp_len.is_none_or(|len| usize::from(u16::from_be_bytes(len)) != packet.end - packet.transport)
+        || packet.end - packet.network + more > SAFE_MTU
+}

@@ -1,0 +1,313 @@
+//! Issues grants on a rule's terms: header and key (wire.md §3), or pair and client key (§5). Randomness, time and key
+//! are passed in.
+
+use crate::model::Secret;
+use crate::policy::{GrantSuite, Scope, Terms};
+use std::fmt;
+use std::net::IpAddr;
+use wire::{
+    Carrier, ClientKey, Destination, Epoch, Flags, GrantHeader, Handle, Holder, Pair, ServerSecret, VerifierKey,
+};
+
+/// Seconds by which a grant's lifetime stays below the maximum, or half of the maximum if that is less: a verifier
+/// checks lifetimes by its own clock (wire.md §6.4).
+pub const CLOCK_MARGIN: u32 = 30;
+
+/// A request for a grant, with the data to issue it from.
+pub struct Issue<'a> {
+    /// The terms on which the grant may be issued.
+    pub terms: Terms,
+    /// Destinations that the grant may cover.
+    pub scope: Scope,
+    /// Time at which the grant has to end, if its terms alone don't say so.
+    pub until: Option<u64>,
+    /// Requested destination.
+    pub to: Destination,
+    /// The requester's address as the authority sees it.
+    pub source: IpAddr,
+    /// Account and session that the grant is for; only the verifier can read them from the handle.
+    pub holder: Holder,
+    /// Fresh random bits, for the handle.
+    pub chance: u64,
+    /// The current time, in Unix seconds.
+    pub now: u64,
+    /// Length of an epoch, in seconds.
+    pub epoch_length: u32,
+    /// The longest lifetime that verifiers accept, in seconds.
+    pub max_lifetime: u32,
+    /// The key of the receiver's verifier for the epoch of `now`.
+    pub verifier_key: &'a VerifierKey,
+}
+
+/// A grant. Has no `Debug`: it holds the key.
+pub struct Issued {
+    secret: Secret,
+    /// When the grant expires, in Unix seconds.
+    pub expires: u32,
+    /// Epoch whose verifier key the grant is made with.
+    pub epoch: Epoch,
+    /// Account and session that the grant is for.
+    pub holder: Holder,
+    /// Destinations that the grant covers.
+    pub scope: Scope,
+    /// Carrier of the grant's tokens.
+    pub carrier: Carrier,
+}
+
+/// Reason why a permitted grant can't be issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IssueError {
+    /// The rule binds grants to the source address, and the requester used the other address family.
+    SourceFamily,
+    /// The time doesn't fit the format's 32 bits.
+    Time,
+}
+
+impl fmt::Display for IssueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SourceFamily => {
+                "the rule binds grants to your address: reach the authority over the receiver's address family"
+            }
+            Self::Time => "the authority's clock is beyond what grants can express",
+        })
+    }
+}
+
+impl std::error::Error for IssueError {}
+
+impl Issue<'_> {
+    /// Issues the grant.
+    pub fn issue(&self) -> Result<Issued, IssueError> {
+        let (terms, scope) = (self.terms, self.scope);
+        if terms.bind_source && self.source.is_ipv4() != self.to.address.is_ipv4() {
+            return Err(IssueError::SourceFamily);
+        }
+        let lifetime = terms.lifetime.min(self.max_lifetime - CLOCK_MARGIN.min(self.max_lifetime / 2));
+        let expires = self.now.saturating_add(lifetime.into());
+        let expires = self.until.map_or(expires, |until| until.min(expires));
+        let expires = u32::try_from(expires).map_err(|_| IssueError::Time)?;
+        let flags = [
+            (scope.service.is_some(), Flags::PORT),
+            (terms.bind_source, Flags::SOURCE),
+            (terms.reply, Flags::REPLY),
+            (terms.single, Flags::SINGLE),
+            (self.to.address.is_ipv6(), Flags::IPV6),
+        ];
+        let epoch = Epoch::at(self.now, self.epoch_length);
+        let suite = match terms.suite {
+            GrantSuite::Mac(suite) => suite,
+            GrantSuite::Sha224 => {
+                let pair = Pair::from_random(self.chance);
+                let secret = ServerSecret::of(self.verifier_key).ok_or(IssueError::Time)?;
+                let secret = Secret::Pair(pair, ClientKey::of(pair, secret.bytes()));
+                return Ok(Issued { secret, expires, epoch, holder: self.holder, scope, carrier: Carrier::Shim });
+            }
+        };
+        let header = GrantHeader {
+            suite,
+            flags: flags.iter().filter(|(set, _)| *set).fold(Flags::default(), |all, (_, flag)| all.with(*flag)),
+            epoch: epoch.on_wire(),
+            prefix_length: scope.prefix.prefix_len(),
+            expires,
+            handle: self.holder.handle(self.verifier_key, self.chance as u32),
+        };
+        // For a protocol without ports, every packet's destination block has port 0.
+        let port = scope.service.map_or(self.to.port, |(_, port)| port);
+        let key = header.key(self.verifier_key, &Destination { port, ..self.to }, self.source);
+        // A shim works over IPv4 only.
+        let carrier = if self.to.address.is_ipv4() { terms.carrier } else { Carrier::Tail };
+        Ok(Issued { secret: Secret::Grant(header, key), expires, epoch, holder: self.holder, scope, carrier })
+    }
+}
+
+impl Issued {
+    /// Returns the grant's handle.
+    pub fn handle(&self) -> Handle {
+        match &self.secret {
+            Secret::Grant(header, _) => header.handle,
+            Secret::Pair(pair, _) => pair.handle(),
+        }
+    }
+
+    /// Returns the grant's flags; a pair has none.
+    pub fn flags(&self) -> Flags {
+        match &self.secret {
+            Secret::Grant(header, _) => header.flags,
+            Secret::Pair(..) => Flags::default(),
+        }
+    }
+
+    /// Returns the secret that the grant's holder makes tokens with.
+    pub const fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    /// Returns the pair whose tokens the verifier has to be told to accept; `None` for a grant, which needs no
+    /// announcement.
+    pub const fn pair(&self) -> Option<Pair> {
+        match self.secret {
+            Secret::Pair(pair, _) => Some(pair),
+            Secret::Grant(..) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::{Decision, Policy, Request, Subject};
+    use wire::{LsToken, MasterKey, Suite, Token};
+
+    const NOW: u64 = 1_800_000_000;
+    const HOLDER: Holder = Holder(0x0000_0503);
+
+    fn policy(terms: &str) -> Policy {
+        let text = format!(
+            "[[receivers]]\nname = \"lab\"\naddress = [\"203.0.113.0/28\", \"2001:db8::/64\"]\nservices = \"all\"\n\
+             verifier = \"edge\"\n[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"lab\"\n{terms}"
+        );
+        Policy::parse(&text, 3600).unwrap()
+    }
+
+    fn issue(terms: &str, to: &str, source: &str) -> Result<(Issued, VerifierKey, Destination), IssueError> {
+        issue_within(3600, terms, to, source)
+    }
+
+    fn issue_within(
+        max_lifetime: u32,
+        terms: &str,
+        to: &str,
+        source: &str,
+    ) -> Result<(Issued, VerifierKey, Destination), IssueError> {
+        let policy = policy(terms);
+        let to = Destination { address: to.parse().unwrap(), protocol: 6, port: 22 };
+        let request = Request { subject: Subject::person("alice"), to, now: NOW };
+        let Decision::Allowed(permit) = policy.decide(&request) else { panic!() };
+        let verifier_key = MasterKey::new([7; 32]).verifier_key("edge", Epoch::at(NOW, 3600)).unwrap();
+        let issue = Issue {
+            terms: permit.terms,
+            scope: permit.scope,
+            until: permit.until,
+            to,
+            source: source.parse().unwrap(),
+            holder: HOLDER,
+            chance: 0x1234,
+            now: NOW,
+            epoch_length: 3600,
+            max_lifetime,
+            verifier_key: &verifier_key,
+        };
+        Ok((issue.issue()?, verifier_key, to))
+    }
+
+    #[test]
+    fn a_verifier_recomputes_the_grants_key_from_its_header() {
+        for (terms, address, source) in [
+            ("", "203.0.113.3", "192.0.2.1"),
+            ("granularity = \"host\"\nbind_source = true", "2001:db8::5", "2001:db8:9::1"),
+            ("granularity = \"network\"\nsuite = \"aes-cmac\"\nsingle = true", "203.0.113.3", "192.0.2.1"),
+            ("granularity = \"flow\"\nreply = true", "203.0.113.3", "192.0.2.1"),
+        ] {
+            let (issued, verifier_key, to) = issue(terms, address, source).unwrap();
+            let Secret::Grant(header, key) = &issued.secret else { panic!() };
+            let token = Token::new(*header, key, NOW as u32, 1, &to);
+            let read = Token::decode(&token.encode(), to.address.is_ipv6()).unwrap();
+            assert!(read.proves(&read.header.key(&verifier_key, &to, source.parse().unwrap()), &to), "{terms}");
+        }
+    }
+
+    impl Issued {
+        fn prefix_length(&self) -> u8 {
+            let Secret::Grant(header, _) = &self.secret else { panic!() };
+            header.prefix_length
+        }
+    }
+
+    #[test]
+    fn flags_and_prefix_follow_the_terms() {
+        let (plain, ..) = issue("", "203.0.113.3", "192.0.2.1").unwrap();
+        assert_eq!((plain.flags(), plain.prefix_length()), (Flags::PORT, 32));
+        let Secret::Grant(header, _) = &plain.secret else { panic!() };
+        assert_eq!((header.suite, header.expires), (Suite::Siphash, NOW as u32 + 300));
+        let (wide, ..) = issue("granularity = \"network\"\nsingle = true", "2001:db8::5", "192.0.2.1").unwrap();
+        assert_eq!((wide.flags(), wide.prefix_length()), (Flags::SINGLE.with(Flags::IPV6), 64));
+        let (flow, ..) = issue("granularity = \"flow\"\nreply = true", "203.0.113.3", "192.0.2.1").unwrap();
+        let expected = Flags::PORT.with(Flags::SINGLE).with(Flags::REPLY);
+        assert_eq!((flow.flags(), flow.prefix_length()), (expected, 32));
+    }
+
+    #[test]
+    fn tokens_travel_as_the_rule_says_and_to_ipv6_by_tail() {
+        for (terms, address, carrier) in [
+            ("", "203.0.113.3", Carrier::Tail),
+            ("carrier = \"tail\"", "203.0.113.3", Carrier::Tail),
+            ("carrier = \"shim\"", "203.0.113.3", Carrier::Shim),
+            ("carrier = \"shim\"", "2001:db8::5", Carrier::Tail),
+        ] {
+            let (issued, ..) = issue(terms, address, "192.0.2.1").unwrap();
+            assert_eq!(issued.carrier, carrier, "{terms} {address}");
+        }
+    }
+
+    #[test]
+    fn a_verifier_recomputes_a_pairs_key_from_what_it_is_told() {
+        let (issued, verifier_key, _) = issue("suite = \"sha224\"", "203.0.113.3", "192.0.2.1").unwrap();
+        let Secret::Pair(pair, key) = &issued.secret else { panic!() };
+        assert_eq!(
+            (issued.handle(), issued.epoch, issued.expires),
+            (Handle(0x1234), Epoch(NOW / 3600), NOW as u32 + 300)
+        );
+        assert_eq!((issued.pair(), Pair::of(issued.handle())), (Some(*pair), Some(*pair)));
+        let secret = ServerSecret::of(&verifier_key).unwrap();
+        assert!(LsToken::new(*pair, 7, key).proves(&ClientKey::of(*pair, secret.bytes())));
+        assert_eq!((issued.carrier, issued.flags()), (Carrier::Shim, Flags::default()));
+        assert_eq!(issued.holder, HOLDER);
+    }
+
+    #[test]
+    fn the_verifier_alone_reads_in_a_handle_whose_the_grant_is() {
+        let (issued, verifier_key, _) = issue("suite = \"aes-cmac\"", "203.0.113.3", "192.0.2.1").unwrap();
+        assert_eq!(Holder::of(issued.handle(), &verifier_key), HOLDER);
+        assert_ne!(Holder::of(issued.handle(), &VerifierKey::new([8; 32])), HOLDER);
+    }
+
+    #[test]
+    fn no_other_grant_has_the_handle_of_a_pair() {
+        let (issued, ..) = issue("", "203.0.113.3", "192.0.2.1").unwrap();
+        assert_eq!((Pair::of(issued.handle()), issued.pair()), (None, None));
+        assert_eq!(Pair::from_random(u64::MAX).handle(), Handle(u64::MAX >> 8));
+    }
+
+    #[test]
+    fn to_ipv6_a_pair_gives_way_to_a_grant() {
+        let (issued, ..) = issue("suite = \"sha224\"", "2001:db8::5", "192.0.2.1").unwrap();
+        assert_eq!((issued.pair(), issued.carrier), (None, Carrier::Tail));
+    }
+
+    #[test]
+    fn a_grant_stays_below_the_verifiers_maximum() {
+        let (issued, ..) = issue("lifetime = \"1h\"", "203.0.113.3", "192.0.2.1").unwrap();
+        assert_eq!(u64::from(issued.expires), NOW + 3570);
+        for (maximum, lifetime) in [(20, 10), (60, 30), (90, 60)] {
+            let (issued, ..) = issue_within(maximum, "lifetime = \"1h\"", "203.0.113.3", "192.0.2.1").unwrap();
+            assert_eq!(u64::from(issued.expires), NOW + lifetime, "of {maximum}");
+        }
+    }
+
+    #[test]
+    fn a_grant_ends_with_the_window_of_its_rule() {
+        // NOW is 08:00:00 UTC on a Friday.
+        for (hours, lifetime) in [("08:00-08:02", 120), ("07:00-09:00", 300), ("08:00-08:05", 300)] {
+            let terms = format!("when = {{ hours = \"{hours}\" }}");
+            let (issued, ..) = issue(&terms, "203.0.113.3", "192.0.2.1").unwrap();
+            assert_eq!(u64::from(issued.expires), NOW + lifetime, "{hours}");
+        }
+    }
+
+    #[test]
+    fn a_source_of_the_other_family_cant_be_bound() {
+        let bound = issue("bind_source = true", "203.0.113.3", "2001:db8:9::1");
+        assert_eq!(bound.err(), Some(IssueError::SourceFamily));
+    }
+}

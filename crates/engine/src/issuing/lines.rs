@@ -1,0 +1,169 @@
+//! Lines for requests by datagram: their holders, replay protection and rate limits (wire.md §8.13).
+//!
+//! Only a request with a valid seal changes any state. An unauthenticated sender costs one look-up; an attacker who
+//! repeats or alters others' requests costs at most the opening of one seal. So a sender who forges a source address
+//! can't use up the share of that address.
+
+mod window;
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use window::Window;
+use wire::ask::{LineKey, LineNumber, Question, envelope};
+use wire::grant::mask;
+
+/// Number of requests that a line may make at once, and the microseconds until it may make one more.
+const OF_LINE: (u64, u64) = (4096, 1000);
+/// Limits for all lines from one source (an IPv4 address or an IPv6 /64): requests at once, and microseconds per
+/// request.
+const OF_SOURCE: (u64, u64) = (32_768, 25);
+/// Maximum number of sources counted at a time: some 5 MB.
+const MOST_SOURCES: usize = 65_536;
+
+/// The lines. Each holder `H` has one at a time.
+pub struct Lines<H> {
+    lines: HashMap<LineNumber, Line<H>>,
+    numbers: BTreeMap<H, LineNumber>,
+    sources: BTreeMap<IpAddr, Pace>,
+}
+
+struct Line<H> {
+    holder: H,
+    key: LineKey,
+    seen: Window,
+    pace: Pace,
+}
+
+/// A request that the authority may answer.
+pub struct Asked<'d, H> {
+    /// The holder of the line.
+    pub holder: H,
+    /// The line's key, for the answer.
+    pub key: LineKey,
+    /// The request's counter, for the answer.
+    pub counter: u64,
+    /// The content of the request.
+    pub question: Question<'d>,
+}
+
+/// Reason why a datagram gets no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Unanswered {
+    /// It is no request.
+    NotOurs,
+    /// No holder has this line, or no longer.
+    NoLine,
+    /// Its counter was already used, or is too old to tell.
+    Repeated,
+    /// It was not sealed with the line's key.
+    Forged,
+    /// The line, or its source, exceeded its rate.
+    TooMany,
+    /// It was sealed by the line's holder, but contains no valid question.
+    Malformed,
+}
+
+impl Unanswered {
+    /// All reasons.
+    pub const ALL: [Self; 6] =
+        [Self::NotOurs, Self::NoLine, Self::Repeated, Self::Forged, Self::TooMany, Self::Malformed];
+
+    /// Returns the name used in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NotOurs => "not_ours",
+            Self::NoLine => "no_line",
+            Self::Repeated => "repeated",
+            Self::Forged => "forged",
+            Self::TooMany => "too_many",
+            Self::Malformed => "malformed",
+        }
+    }
+}
+
+impl<H> Default for Lines<H> {
+    fn default() -> Self {
+        Self { lines: HashMap::new(), numbers: BTreeMap::new(), sources: BTreeMap::new() }
+    }
+}
+
+impl<H: Copy + Ord> Lines<H> {
+    /// Issues a line to a holder, replacing its earlier one. Returns `false` if the number is already in use.
+    pub fn give(&mut self, holder: H, number: LineNumber, key: LineKey) -> bool {
+        if self.lines.contains_key(&number) {
+            return false;
+        }
+        if let Some(before) = self.numbers.insert(holder, number) {
+            self.lines.remove(&before);
+        }
+        self.lines.insert(number, Line { holder, key, seen: Window::default(), pace: Pace::default() });
+        true
+    }
+
+    /// Removes the lines of all holders except those that `is_kept` accepts.
+    pub fn keep(&mut self, is_kept: impl Fn(&H) -> bool) {
+        self.lines.retain(|_, line| is_kept(&line.holder));
+        self.numbers.retain(|holder, _| is_kept(holder));
+    }
+
+    /// Returns the number of lines.
+    pub fn len(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Reports whether there are no lines.
+    pub fn is_empty(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    /// Reads a datagram in place (wire.md §8.13.6); `now` is in microseconds of a clock that is never set back.
+    pub fn read<'d>(&mut self, datagram: &'d mut [u8], source: IpAddr, now: u64) -> Result<Asked<'d, H>, Unanswered> {
+        let envelope = envelope(datagram).ok_or(Unanswered::NotOurs)?;
+        let line = self.lines.get_mut(&envelope.line).ok_or(Unanswered::NoLine)?;
+        if !line.seen.is_new(envelope.counter) {
+            return Err(Unanswered::Repeated);
+        }
+        let question = line.key.open_request(envelope, datagram).ok_or(Unanswered::Forged)?;
+        line.seen.note(envelope.counter);
+        let source = mask(source, if source.is_ipv4() { 32 } else { 64 });
+        if !line.pace.allows(OF_LINE, now) || !paced(&mut self.sources, source, now) {
+            return Err(Unanswered::TooMany);
+        }
+        line.pace.charge(OF_LINE, now);
+        let question = Question::decode(question).ok_or(Unanswered::Malformed)?;
+        Ok(Asked { holder: line.holder, key: line.key.clone(), counter: envelope.counter, question })
+    }
+}
+
+/// Charges a source for a request if its rate allows the request. Returns whether it does.
+fn paced(sources: &mut BTreeMap<IpAddr, Pace>, source: IpAddr, now: u64) -> bool {
+    if sources.len() >= MOST_SOURCES && !sources.contains_key(&source) {
+        sources.retain(|_, pace| pace.0 > now);
+        if sources.len() >= MOST_SOURCES {
+            return false;
+        }
+    }
+    let pace = sources.entry(source).or_default();
+    let allowed = pace.allows(OF_SOURCE, now);
+    if allowed {
+        pace.charge(OF_SOURCE, now);
+    }
+    allowed
+}
+
+/// The time at which all requests so far would have been made if they came at an even pace.
+#[derive(Clone, Copy, Default)]
+struct Pace(u64);
+
+impl Pace {
+    fn allows(self, (most, each): (u64, u64), now: u64) -> bool {
+        self.0.saturating_sub(now) <= (most - 1) * each
+    }
+
+    fn charge(&mut self, (_, each): (u64, u64), now: u64) {
+        self.0 = self.0.max(now).saturating_add(each);
+    }
+}
+
+#[cfg(test)]
+mod tests;

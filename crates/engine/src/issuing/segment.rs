@@ -1,0 +1,195 @@
+//! Issues path segments on a rule's terms, with a proof for each verifier on the path (wire.md §8), and segments for
+//! answers to segments whose senders consented to them. Keys and time are passed in.
+
+mod route;
+
+use super::grant::CLOCK_MARGIN;
+use crate::model::{Given, Place};
+use crate::policy::{Scope, Terms};
+use std::fmt;
+use std::net::IpAddr;
+use wire::segment::PROOFS_MAX;
+use wire::{Destination, Ends, Epoch, Proof, ProofKey, Segment, SegmentFlags, Suite, Vni};
+
+/// The authority's state that every segment is issued from.
+#[derive(Clone, Copy)]
+pub struct Giver<'a> {
+    /// Address of the authority, as segments name it.
+    pub authority: IpAddr,
+    /// The suite of the proofs.
+    pub suite: Suite,
+    /// Keys of the verifiers on the path for the epoch of `now`, in the order in which packets meet them.
+    pub path: &'a [ProofKey],
+    /// The current time, in Unix seconds.
+    pub now: u64,
+    /// Length of an epoch, in seconds.
+    pub epoch_length: u32,
+    /// The longest lifetime that verifiers accept, in seconds.
+    pub max_lifetime: u32,
+}
+
+/// A request for a segment, with the data to issue it from.
+pub struct Give<'a> {
+    /// State of the authority that issues the segment.
+    pub giver: Giver<'a>,
+    /// The terms on which the segment may be issued.
+    pub terms: Terms,
+    /// Services that the segment may cover: all, or one. It is for one receiver, however wide the scope.
+    pub scope: Scope,
+    /// Time at which the segment has to end, if its terms alone don't say so.
+    pub until: Option<u64>,
+    /// Time up to which a withdrawal of consent voids segments: one that expires then or before is void (wire.md
+    /// §8.10).
+    pub withdrawn: Option<u32>,
+    /// The number of the virtual network.
+    pub vni: Vni,
+    /// Address of the sender.
+    pub sender: IpAddr,
+    /// The endpoint through which the sender sends.
+    pub sending: IpAddr,
+    /// The port that the sender sends from; used only if the terms allow single flows.
+    pub sender_port: u16,
+    /// Requested destination.
+    pub to: Destination,
+    /// Location of the receiver.
+    pub receiving: Place,
+}
+
+/// Reason why a segment can't be issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GiveError {
+    /// No verifier is on the path, or more than an option has room for; or the hops of a fixed path don't match its
+    /// verifiers.
+    Path,
+    /// The addresses of one pair belong to different families.
+    Family,
+    /// The time doesn't fit the format's 32 bits.
+    Time,
+    /// Consent was withdrawn, and the new segment could not outlive the segments that this voided.
+    Withdrawn,
+    /// The sender of the segment to be answered did not consent to answers.
+    NoConsent,
+    /// The segment to be answered has expired.
+    Expired,
+    /// The segment to be answered was not issued by this authority, or its sender is elsewhere.
+    Forged,
+}
+
+impl fmt::Display for GiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path => write!(
+                f,
+                "a path has 1 to {PROOFS_MAX} verifiers; a fixed one leads through an IPv6 address of each, the last one \
+                 the receiving endpoint's"
+            ),
+            Self::Family => f.write_str("sender and receiver, or their endpoints, are of different address families"),
+            Self::Time => f.write_str("the authority's clock is beyond what segments can express"),
+            Self::Withdrawn => f.write_str("consent was withdrawn; ask again when what was given before has ended"),
+            Self::NoConsent => f.write_str("the sender did not consent to answers"),
+            Self::Expired => f.write_str("the segment to be answered has ended"),
+            Self::Forged => f.write_str("the segment to be answered is not one of this authority's"),
+        }
+    }
+}
+
+impl std::error::Error for GiveError {}
+
+impl Giver<'_> {
+    fn give(&self, segment: Segment, vni: Vni, ends: Ends) -> Result<Given, GiveError> {
+        let count = u8::try_from(self.path.len()).ok().filter(|count| (1..=PROOFS_MAX).contains(count));
+        if ends.sending.is_ipv6() != ends.receiving.is_ipv6() || ends.sender.is_ipv6() != ends.receiver.is_ipv6() {
+            return Err(GiveError::Family);
+        }
+        let flags = segment.flags.with(ends.flags(), true).with(SegmentFlags::AUTHORITY6, self.authority.is_ipv6());
+        let segment = Segment { count: count.ok_or(GiveError::Path)?, pointer: 0, flags, ..segment };
+        let proof = |(place, key)| Proof::new(key, &Segment { pointer: place, ..segment }, vni, &ends).0;
+        let proofs = (0..).zip(self.path).map(proof).collect();
+        Ok(Given { segment, vni, ends, proofs, hops: Vec::new() })
+    }
+}
+
+impl Give<'_> {
+    /// Issues the segment.
+    pub fn give(&self) -> Result<Given, GiveError> {
+        let Self { giver, terms, scope, .. } = self;
+        let lifetime = terms.lifetime.min(giver.max_lifetime - CLOCK_MARGIN.min(giver.max_lifetime / 2));
+        let expires = giver.now.saturating_add(lifetime.into());
+        // Segments that a withdrawal voids may end as late as the new one would: the new one has to end after them.
+        let expires = self.withdrawn.map_or(expires, |until| expires.max(u64::from(until) + 1));
+        let expires = self.until.map_or(expires, |until| until.min(expires));
+        if expires > giver.now.saturating_add(giver.max_lifetime.into()) || self.withdraws(expires) {
+            return Err(GiveError::Withdrawn);
+        }
+        // A single flow belongs to one service.
+        let service = scope.service.or(terms.single.then_some((self.to.protocol, self.to.port)));
+        let (protocol, port) = service.unwrap_or_default();
+        let flags = SegmentFlags::default()
+            .with(SegmentFlags::PORT, service.is_some())
+            .with(SegmentFlags::SINGLE, terms.single)
+            .with(SegmentFlags::REPLY, terms.reply);
+        let segment = Segment {
+            suite: giver.suite,
+            count: 0,
+            pointer: 0,
+            flags,
+            protocol,
+            epoch: Epoch::at(giver.now, giver.epoch_length).on_wire(),
+            expires: u32::try_from(expires).map_err(|_| GiveError::Time)?,
+            interface: self.receiving.interface,
+            port,
+            sender_port: if terms.single { self.sender_port } else { 0 },
+            authority: giver.authority,
+        };
+        let receiving = self.receiving.endpoint;
+        giver.give(
+            segment,
+            self.vni,
+            Ends { sending: self.sending, receiving, sender: self.sender, receiver: self.to.address },
+        )
+    }
+
+    fn withdraws(&self, expires: u64) -> bool {
+        self.withdrawn.is_some_and(|until| expires <= until.into())
+    }
+}
+
+impl Given {
+    /// Issues the segment for answers to this one, which its receiver presents (wire.md §8.11). `first` is the key of
+    /// this segment's first verifier for its epoch, and `back` the location of its sender. The caller has to check
+    /// whether a withdrawal voids this segment. The answer's segment ends by `until`; its path is not fixed.
+    pub fn answer(&self, giver: &Giver<'_>, first: &ProofKey, back: Place, until: u64) -> Result<Self, GiveError> {
+        let shown = Segment { pointer: 0, ..self.segment };
+        let proof = self.proofs.first().map(|bytes| Proof(*bytes));
+        let is_ours = shown.authority == giver.authority
+            && back.endpoint == self.ends.sending
+            && proof.is_some_and(|proof| self.is_proved(&proof, &shown, first));
+        if !is_ours {
+            return Err(GiveError::Forged);
+        }
+        if !shown.flags.has(SegmentFlags::REPLY) {
+            return Err(GiveError::NoConsent);
+        }
+        if u64::from(shown.expires) <= giver.now {
+            return Err(GiveError::Expired);
+        }
+        let kept = SegmentFlags(shown.flags.0 & (SegmentFlags::PORT.0 | SegmentFlags::SINGLE.0));
+        let segment = Segment {
+            suite: giver.suite,
+            expires: u32::try_from(until).map_or(shown.expires, |until| until.min(shown.expires)),
+            flags: kept.with(SegmentFlags::RETURN, true),
+            epoch: Epoch::at(giver.now, giver.epoch_length).on_wire(),
+            interface: back.interface,
+            ..shown
+        };
+        let Ends { sending, receiving, sender, receiver } = self.ends;
+        giver.give(
+            segment,
+            self.vni,
+            Ends { sending: receiving, receiving: sending, sender: receiver, receiver: sender },
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

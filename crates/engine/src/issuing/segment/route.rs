@@ -1,0 +1,47 @@
+//! Segments with a fixed path (wire.md §8.12): each verifier's proof is locked by the verifier before it.
+
+use super::{GiveError, Giver};
+use crate::model::Given;
+use std::net::{IpAddr, Ipv6Addr};
+use wire::{Hops, Proof, ProofKey, Routed, Segment, SegmentFlags};
+
+impl Given {
+    /// Returns the segment with a path fixed along these hops: one per verifier, the last one the receiving endpoint.
+    /// `giver` is the state that the segment was issued from.
+    pub fn along(&self, giver: &Giver<'_>, path: &[Ipv6Addr]) -> Result<Self, GiveError> {
+        let leads = path.last().is_some_and(|last| IpAddr::V6(*last) == self.ends.receiving);
+        if !leads || path.len() != giver.path.len() || path.len() != usize::from(self.segment.count) {
+            return Err(GiveError::Path);
+        }
+        let hops = Hops::new(path).ok_or(GiveError::Path)?;
+        let segment = Segment { flags: self.segment.flags.with(SegmentFlags::ROUTED, true), ..self.segment };
+        let at = |pointer| Segment { pointer, ..segment };
+        let mut proofs = Vec::new();
+        let mut lock = None;
+        for (place, key) in (0..).zip(giver.path) {
+            let segment = at(place);
+            let routed = Routed { segment: &segment, vni: self.vni, ends: &self.ends, hops: &hops };
+            let mut proof = routed.proof(key).0;
+            if let Some(lock) = lock.replace(routed.lock(key)) {
+                lock.turn(&mut proof);
+            }
+            proofs.push(proof);
+        }
+        Ok(Self { segment, proofs, hops: path.to_vec(), ..self.clone() })
+    }
+
+    /// Reports whether the first verifier's key yields this proof for the segment `shown`, including its hops if it has
+    /// some.
+    pub(super) fn is_proved(&self, proof: &Proof, shown: &Segment, first: &ProofKey) -> bool {
+        if !shown.flags.has(SegmentFlags::ROUTED) {
+            return self.hops.is_empty() && proof.proves(first, shown, self.vni, &self.ends);
+        }
+        Hops::new(&self.hops).is_some_and(|hops| {
+            let routed = Routed { segment: shown, vni: self.vni, ends: &self.ends, hops: &hops };
+            routed.is_proved(proof, first)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,14 @@
+//! Values that several roles share: what is protected, grants and path segments as their holders have them, and names of
+//! destinations and protocols.
+
+mod grant;
+pub mod protected;
+pub mod protocol;
+mod segment;
+mod service;
+pub mod target;
+
+pub use grant::{Grant, GrantRequest, Secret};
+pub use segment::{Given, Place, SegmentRequest};
+pub use service::{Receiver, Service};
+pub use target::Target;

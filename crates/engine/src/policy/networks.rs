@@ -1,0 +1,472 @@
+//! Virtual networks as `networks.toml` describes them: their numbers, the places of their addresses, and the verifiers
+//! on the path from one endpoint to another (wire.md §8.1). The policy, not this module, decides which senders are
+//! allowed.
+
+use crate::document::{Faults, Fields, Reader, hint, texts};
+use crate::model::Place;
+use crate::policy::{Who, name_is_valid};
+use ipnet::IpNet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv6Addr};
+use std::ops::Range;
+use toml::Spanned;
+use wire::grant::mask;
+use wire::key::VERIFIER_ID_MAX;
+use wire::segment::PROOFS_MAX;
+use wire::{InterfaceId, Suite, Vni};
+
+/// Maximum length of the text, in bytes.
+pub const MOST_TEXT: usize = 16 << 20;
+
+/// The virtual networks, places and paths.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Networks {
+    authority: Option<IpAddr>,
+    vnis: BTreeMap<String, Vni>,
+    names: BTreeMap<Vni, String>,
+    /// Places of each network's addresses.
+    places: BTreeMap<Vni, Prefixes<Located>>,
+    /// Paths to each receiving endpoint, by the sending endpoint's address.
+    paths: BTreeMap<IpAddr, Prefixes<Path>>,
+}
+
+/// The place of an address, and the accounts that may request segments on behalf of it as the sender.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Endpoint and interface of the address.
+    pub place: Place,
+    /// Persons, groups and tags; `None` for every logged-in person.
+    pub asked_by: Option<Vec<Who>>,
+}
+
+/// The path to a receiving endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Ids of the verifiers, in the order in which packets meet them; the last one stands before the endpoint itself.
+    pub verifiers: Vec<String>,
+    /// Suite of the verifiers' proofs.
+    pub suite: Suite,
+    /// If the path is fixed, an address of each verifier, the last one the receiving endpoint; otherwise empty.
+    pub hops: Vec<Ipv6Addr>,
+}
+
+/// Values of prefixes; the longest matching prefix counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Prefixes<T> {
+    lengths: BTreeSet<u8>,
+    values: BTreeMap<IpNet, T>,
+}
+
+impl<T> Default for Prefixes<T> {
+    fn default() -> Self {
+        Self { lengths: BTreeSet::new(), values: BTreeMap::new() }
+    }
+}
+
+impl<T> Prefixes<T> {
+    /// Adds a value; reports whether the prefix was new.
+    fn add(&mut self, prefix: IpNet, value: T) -> bool {
+        self.lengths.insert(prefix.prefix_len());
+        self.values.insert(prefix, value).is_none()
+    }
+
+    fn around(&self, address: IpAddr) -> Option<&T> {
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let lengths = self.lengths.range(..=most).rev();
+        lengths.into_iter().find_map(|length| self.values.get(&IpNet::new(mask(address, *length), *length).ok()?))
+    }
+}
+
+impl Networks {
+    /// Reads the text of `networks.toml`. All faults are reported together.
+    pub fn parse(text: &str) -> Result<Self, Faults> {
+        if text.len() > MOST_TEXT {
+            return Err(Faults::whole(format!("a text of {} bytes is too long: at most {MOST_TEXT}", text.len())));
+        }
+        Reader::read(text, &["authority", "networks", "places", "paths"], |reader, root| {
+            let mut networks = Self::default();
+            networks.read_networks(reader, root);
+            networks.authority = root.text(reader, "authority").and_then(|text| address(reader, &text));
+            if networks.authority.is_none() && !networks.vnis.is_empty() {
+                root.required(reader, "authority");
+            }
+            networks.read_places(reader, root);
+            networks.read_paths(reader, root);
+            Some(networks)
+        })
+    }
+
+    /// Returns the authority's address, as segments name it; `None` if there is no network.
+    pub fn authority(&self) -> Option<IpAddr> {
+        self.authority
+    }
+
+    /// Returns the number of a network.
+    pub fn vni(&self, name: &str) -> Option<Vni> {
+        self.vnis.get(name).copied()
+    }
+
+    /// Returns the name of a network.
+    pub fn name(&self, vni: Vni) -> Option<&str> {
+        self.names.get(&vni).map(String::as_str)
+    }
+
+    /// Returns the place of an address in a network.
+    pub fn place(&self, vni: Vni, address: IpAddr) -> Option<Place> {
+        self.located(vni, address).map(|located| located.place)
+    }
+
+    /// Returns the place of an address in a network, and the accounts that may request segments on behalf of it.
+    pub fn located(&self, vni: Vni, address: IpAddr) -> Option<&Located> {
+        self.places.get(&vni)?.around(address)
+    }
+
+    /// Returns the path from one endpoint to another.
+    pub fn path(&self, sending: IpAddr, receiving: IpAddr) -> Option<&Path> {
+        self.paths.get(&receiving)?.around(sending)
+    }
+
+    /// Returns the numbers of networks, places and paths.
+    pub fn counts(&self) -> [(usize, &'static str); 3] {
+        let places = self.places.values().map(|places| places.values.len()).sum();
+        let paths = self.paths.values().map(|paths| paths.values.len()).sum();
+        [(self.vnis.len(), "network"), (places, "place"), (paths, "path")]
+    }
+
+    /// Returns the groups that may request segments on behalf of any sender.
+    pub fn groups(&self) -> BTreeSet<&str> {
+        let places = self.places.values().flat_map(|places| places.values.values());
+        let named = places.flat_map(|located| located.asked_by.iter().flatten()).filter_map(|who| match who {
+            Who::Group(group) => Some(group.as_str()),
+            _ => None,
+        });
+        named.collect()
+    }
+
+    /// Returns the verifiers on all paths.
+    pub fn verifiers(&self) -> BTreeSet<&str> {
+        let paths = self.paths.values().flat_map(|paths| paths.values.values());
+        paths.flat_map(|path| &path.verifiers).map(String::as_str).collect()
+    }
+
+    fn read_networks(&mut self, reader: &mut Reader<'_>, root: &Fields<'_, '_>) {
+        for fields in root.tables(reader, "networks", "a network", &["name", "vni"]) {
+            let name = fields.required_text(reader, "name");
+            fields.required(reader, "vni");
+            let vni = Vni::new(fields.number(reader, "vni", 0, 0, (1 << 24) - 1));
+            let (Some(name), Some(vni)) = (name, vni) else { continue };
+            if !name_is_valid(name.get_ref()) {
+                reader.fault(name.span(), format!("`{}` can't be a name", name.get_ref().escape_debug()));
+            }
+            if self.vnis.insert(name.get_ref().to_string(), vni).is_some() {
+                reader.fault(name.span(), format!("there is already a network `{}`", name.get_ref().escape_debug()));
+            } else if let Some(other) = self.names.insert(vni, name.get_ref().to_string()) {
+                reader.fault(fields.span(), format!("network `{}` has this number, too", other.escape_debug()));
+            }
+        }
+    }
+
+    fn read_places(&mut self, reader: &mut Reader<'_>, root: &Fields<'_, '_>) {
+        let keys = ["network", "address", "endpoint", "interface", "asked_by"];
+        for fields in root.tables(reader, "places", "a place", &keys) {
+            if reader.is_full() {
+                return;
+            }
+            let network = fields.required_text(reader, "network").and_then(|name| self.known(reader, &name));
+            let addresses = fields.required_texts(reader, "address");
+            let endpoint = fields.required_text(reader, "endpoint").and_then(|text| address(reader, &text));
+            fields.required(reader, "interface");
+            let interface = fields.number(reader, "interface", 0, 0, u16::MAX.into());
+            let asked_by = fields.value("asked_by").map(|_| read_askers(reader, &fields));
+            for text in addresses {
+                let Some(prefix) = prefix(reader, &text) else { continue };
+                let (Some(vni), Some(endpoint)) = (network, endpoint) else { continue };
+                let place = Place { endpoint, interface: InterfaceId(interface as u16) };
+                if !self.places.entry(vni).or_default().add(prefix, Located { place, asked_by: asked_by.clone() }) {
+                    reader.fault(text.span(), format!("{prefix} of this network has a place already"));
+                }
+            }
+        }
+    }
+
+    fn read_paths(&mut self, reader: &mut Reader<'_>, root: &Fields<'_, '_>) {
+        for fields in root.tables(reader, "paths", "a path", &["to", "from", "verifiers", "suite", "fixed", "hops"]) {
+            if reader.is_full() {
+                return;
+            }
+            let to = fields.required_texts(reader, "to");
+            let to: Vec<_> = to.iter().filter_map(|text| Some((address(reader, text)?, text.span()))).collect();
+            let from = fields.value("from").map(|_| fields.required_texts(reader, "from"));
+            let from = from.map(|from| from.iter().filter_map(|text| prefix(reader, text)).collect::<Vec<_>>());
+            let verifiers = read_verifiers(reader, &fields);
+            let suites = [Suite::AesCmac, Suite::Siphash];
+            let suite = fields.text(reader, "suite").and_then(|word| {
+                let suite = suites.into_iter().find(|suite| suite.name() == *word.get_ref());
+                if suite.is_none() {
+                    let names = suites.map(Suite::name).join(" or ");
+                    reader.fault(word.span(), format!("`suite` of a path is {names}"));
+                }
+                suite
+            });
+            let hops = read_hops(reader, &fields, verifiers.len());
+            for (to, span) in to {
+                let hops = hops.as_ref().and_then(|hops| lead(reader, hops, to, &span)).unwrap_or_default();
+                let path = Path { verifiers: verifiers.clone(), suite: suite.unwrap_or(Suite::AesCmac), hops };
+                let everywhere = IpNet::new(mask(to, 0), 0).into_iter().collect();
+                for from in from.clone().unwrap_or(everywhere) {
+                    if from.addr().is_ipv4() != to.is_ipv4() {
+                        reader.fault(span.clone(), format!("a path from {from} to {to} has two address families"));
+                    } else if !self.paths.entry(to).or_default().add(from, path.clone()) {
+                        reader.fault(span.clone(), format!("there is a path from {from} to {to} already"));
+                    }
+                }
+            }
+        }
+    }
+
+    fn known(&self, reader: &mut Reader<'_>, name: &Spanned<&str>) -> Option<Vni> {
+        let found = self.vni(name.get_ref());
+        if found.is_none() {
+            let hint = hint(name.get_ref(), self.vnis.keys().map(String::as_str));
+            reader.fault(name.span(), format!("no network `{}`{hint}", name.get_ref().escape_debug()));
+        }
+        found
+    }
+}
+
+fn read_askers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Who> {
+    let words = fields.required_texts(reader, "asked_by");
+    let who = words.iter().filter_map(|word| {
+        let who = word.get_ref().split_once(':').filter(|(_, name)| name_is_valid(name));
+        let who = who.and_then(|(kind, name)| match kind {
+            "person" => Some(Who::Person(name.to_string())),
+            "group" => Some(Who::Group(name.to_string())),
+            "tag" => Some(Who::Tag(name.to_string())),
+            _ => None,
+        });
+        if who.is_none() {
+            let kinds = "\"person:NAME\", \"group:NAME\", \"tag:NAME\"";
+            reader.fault(word.span(), format!("`{}` is none of {kinds}", word.get_ref().escape_debug()));
+        }
+        who
+    });
+    who.collect()
+}
+
+fn read_verifiers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<String> {
+    let names = fields.required_texts(reader, "verifiers");
+    let most = usize::from(PROOFS_MAX);
+    if let Some(fault) = [names.is_empty(), names.len() > most].iter().position(|wrong| *wrong) {
+        let span: Range<usize> = fields.span();
+        let why = ["none would check a proof", "an option has no room for more proofs"][fault];
+        reader.fault(span, format!("a path has 1 to {most} verifiers: {why}"));
+    }
+    let mut seen = BTreeSet::new();
+    for name in &names {
+        if !name_is_valid(name.get_ref()) || name.get_ref().len() > VERIFIER_ID_MAX {
+            reader.fault(name.span(), format!("`{}` can't be a verifier's id", name.get_ref().escape_debug()));
+        } else if !seen.insert(*name.get_ref()) {
+            reader.fault(name.span(), format!("`{}` is on this path already", name.get_ref()));
+        }
+    }
+    names.iter().map(|name| name.get_ref().to_string()).collect()
+}
+
+/// Returns the hops of a fixed path except the last, which is the receiving endpoint.
+fn read_hops(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, verifiers: usize) -> Option<Vec<Ipv6Addr>> {
+    let value = fields.value("hops");
+    let listed = value.map(|value| texts(reader, value)).unwrap_or_default();
+    let is_fixed = fields.yes(reader, "fixed");
+    if !is_fixed {
+        if let Some(value) = value {
+            reader.fault(value.span(), "`hops` are of a path with `fixed = true`");
+        }
+        return None;
+    }
+    let mut hops = Vec::new();
+    for text in &listed {
+        match text.get_ref().parse::<Ipv6Addr>() {
+            Ok(hop) if hops.contains(&hop) => {
+                reader.fault(text.span(), format!("`{hop}` is a hop of this path already"));
+            }
+            Ok(hop) => hops.push(hop),
+            Err(_) => {
+                reader.fault(text.span(), format!("the hop `{}` is no IPv6 address", text.get_ref().escape_debug()));
+            }
+        }
+    }
+    if listed.len() + 1 != verifiers {
+        let span: Range<usize> = value.map_or_else(|| fields.span(), Spanned::span);
+        let why = "a fixed path has a hop for each verifier but the last, whose hop is the receiving endpoint";
+        reader.fault(span, format!("{why}: {} for {verifiers} verifiers", listed.len()));
+    }
+    Some(hops)
+}
+
+/// Returns the hops, extended by this endpoint.
+fn lead(reader: &mut Reader<'_>, hops: &[Ipv6Addr], to: IpAddr, span: &Range<usize>) -> Option<Vec<Ipv6Addr>> {
+    match to {
+        IpAddr::V6(to) if !hops.contains(&to) => Some(hops.iter().copied().chain([to]).collect()),
+        IpAddr::V6(_) => {
+            reader.fault(span.clone(), format!("{to} is a hop before the end of its path"));
+            None
+        }
+        IpAddr::V4(_) => {
+            reader.fault(span.clone(), format!("a fixed path leads to IPv6 endpoints only, and {to} is none"));
+            None
+        }
+    }
+}
+
+fn address(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<IpAddr> {
+    let read = text.get_ref().parse::<IpAddr>().ok().map(|address| address.to_canonical());
+    if read.is_none() {
+        reader.fault(text.span(), format!("`{}` is no address", text.get_ref().escape_debug()));
+    }
+    read
+}
+
+fn prefix(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<IpNet> {
+    let read = text.get_ref().parse::<IpNet>().ok().or_else(|| text.get_ref().parse::<IpAddr>().ok().map(IpNet::from));
+    if read.is_none() {
+        reader.fault(text.span(), format!("`{}` is no address or network", text.get_ref().escape_debug()));
+    }
+    read.map(|prefix| prefix.trunc())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+authority = "198.51.100.1"
+
+[[networks]]
+name = "blue"
+vni = 100
+
+[[networks]]
+name = "red"
+vni = 101
+
+[[places]]
+network = "blue"
+address = "10.0.0.0/24"
+endpoint = "192.0.2.1"
+interface = 1
+
+[[places]]
+network = "blue"
+address = ["10.0.0.7", "fd00::7"]
+endpoint = "192.0.2.2"
+interface = 2
+
+[[places]]
+network = "red"
+address = "10.0.0.7"
+endpoint = "192.0.2.1"
+interface = 3
+
+[[paths]]
+to = "192.0.2.1"
+verifiers = "tep-1"
+
+[[paths]]
+to = "192.0.2.1"
+from = "192.0.2.128/25"
+verifiers = ["edge", "tep-1"]
+suite = "siphash"
+"#;
+
+    fn faults(text: &str) -> String {
+        Networks::parse(text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_address_is_where_its_longest_prefix_is_in_each_network() {
+        let networks = Networks::parse(TEXT).unwrap();
+        let [blue, red] = ["blue", "red"].map(|name| networks.vni(name).unwrap());
+        let at = |vni, address: &str| networks.place(vni, address.parse().unwrap()).map(|place| place.interface.0);
+        assert_eq!(at(blue, "10.0.0.1"), Some(1));
+        assert_eq!((at(blue, "10.0.0.7"), at(red, "10.0.0.7")), (Some(2), Some(3)));
+        assert_eq!((at(blue, "fd00::7"), at(red, "fd00::7"), at(red, "10.0.0.1")), (Some(2), None, None));
+        assert_eq!((networks.name(blue), networks.name(Vni::new(7).unwrap())), (Some("blue"), None));
+    }
+
+    #[test]
+    fn a_place_says_who_may_ask_for_it() {
+        let asked_by = |names: &str| TEXT.replacen("interface = 2", &format!("interface = 2\nasked_by = {names}"), 1);
+        let networks = Networks::parse(&asked_by(r#"["group:hosts", "person:tep-2", "tag:rack"]"#)).unwrap();
+        let blue = networks.vni("blue").unwrap();
+        let who = |address: &str| networks.located(blue, address.parse().unwrap()).unwrap().asked_by.clone();
+        let [group, person, tag] = ["hosts", "tep-2", "rack"].map(str::to_owned);
+        assert_eq!(who("10.0.0.7"), Some(vec![Who::Group(group), Who::Person(person), Who::Tag(tag)]));
+        assert_eq!((who("10.0.0.1"), networks.groups().len()), (None, 1));
+        for wrong in ["\"everyone\"", "\"hosts\"", "\"group:a b\"", "[\"address:10.0.0.7\"]"] {
+            assert!(faults(&asked_by(wrong)).contains("is none of \"person:NAME\""), "{wrong}");
+        }
+        assert!(["7", "[]"].iter().all(|wrong| Networks::parse(&asked_by(wrong)).is_err()));
+    }
+
+    #[test]
+    fn a_path_depends_on_both_endpoints() {
+        let networks = Networks::parse(TEXT).unwrap();
+        let path = |from: &str, to: &str| networks.path(from.parse().unwrap(), to.parse().unwrap());
+        let near = path("192.0.2.2", "192.0.2.1").unwrap();
+        assert_eq!((near.verifiers.join(" "), near.suite), ("tep-1".into(), Suite::AesCmac));
+        let far = path("192.0.2.200", "192.0.2.1").unwrap();
+        assert_eq!((far.verifiers.join(" "), far.suite), ("edge tep-1".into(), Suite::Siphash));
+        assert_eq!((path("192.0.2.1", "192.0.2.2"), path("2001:db8::1", "192.0.2.1")), (None, None));
+        assert_eq!(networks.verifiers().into_iter().collect::<Vec<_>>(), ["edge", "tep-1"]);
+    }
+
+    const FIXED: &str = r#"
+[[paths]]
+to = ["2001:db8:3::1", "2001:db8:4::1"]
+verifiers = ["edge", "aside", "tep-1"]
+fixed = true
+hops = ["2001:db8:a::1", "2001:db8:b::1"]
+"#;
+
+    #[test]
+    fn a_fixed_path_leads_through_its_hops_to_each_endpoint() {
+        let networks = Networks::parse(&format!("{TEXT}{FIXED}")).unwrap();
+        let hops = |to: &str| &networks.path("2001:db8::1".parse().unwrap(), to.parse().unwrap()).unwrap().hops;
+        let expected =
+            |last: &str| ["2001:db8:a::1", "2001:db8:b::1", last].map(|hop| hop.parse::<Ipv6Addr>().unwrap());
+        assert_eq!(hops("2001:db8:3::1"), &expected("2001:db8:3::1"));
+        assert_eq!(hops("2001:db8:4::1"), &expected("2001:db8:4::1"));
+        let plain = networks.path("192.0.2.2".parse().unwrap(), "192.0.2.1".parse().unwrap()).unwrap();
+        assert!(plain.hops.is_empty());
+    }
+
+    #[test]
+    fn hops_that_lead_nowhere_are_told() {
+        let wrong = |from: &str, to: &str| faults(&format!("{TEXT}{}", FIXED.replace(from, to)));
+        assert!(wrong(", \"2001:db8:b::1\"]", "]").contains("1 for 3 verifiers"));
+        assert!(wrong("db8:b::1", "db8:a::1").contains("a hop of this path already"));
+        assert!(wrong("db8:b::1", "db8:3::1").contains("a hop before the end"));
+        assert!(wrong("2001:db8:b::1", "192.0.2.1").contains("no IPv6 address"));
+        assert!(wrong("\"2001:db8:4::1\"", "\"192.0.2.9\"").contains("IPv6 endpoints only"));
+        assert!(wrong("fixed = true", "").contains("of a path with `fixed = true`"));
+    }
+
+    #[test]
+    fn no_file_is_no_network() {
+        assert_eq!(Networks::parse("").unwrap(), Networks::default());
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_the_way_out() {
+        assert!(faults(&TEXT.replace("authority = \"198.51.100.1\"", "")).contains("lacks the key `authority`"));
+        assert!(faults(&TEXT.replace("network = \"red\"", "network = \"rad\"")).contains("did you mean `red`?"));
+        assert!(faults(&TEXT.replace("vni = 101", "vni = 100")).contains("has this number, too"));
+        assert!(faults(&TEXT.replace("vni = 101", "vni = 16777216")).contains("vni"));
+        assert!(faults(&TEXT.replace("10.0.0.0/24", "10.0.0.7")).contains("has a place already"));
+        assert!(faults(&TEXT.replace("from = \"192.0.2.128/25\"", "")).contains("already"));
+        assert!(faults(&TEXT.replace("192.0.2.128/25", "2001:db8::/32")).contains("two address families"));
+        assert!(faults(&TEXT.replace("\"edge\", ", "\"tep-1\", ")).contains("on this path already"));
+        assert!(faults(&TEXT.replace("[\"edge\", \"tep-1\"]", "[]")).contains("1 to 5 verifiers"));
+        assert!(faults(&TEXT.replace("\"siphash\"", "\"sha224\"")).contains("aes-cmac or siphash"));
+    }
+}

@@ -1,0 +1,502 @@
+//! The rules of all receivers, in the form that decisions are made from: a million receivers with a thousand entries
+//! each.
+//!
+//! A receiver has a list of entries, each about one sender. Among the entries that match, the one with the highest
+//! priority decides; among equal priorities the freshest; if the freshness is equal too, an entry that denies. How
+//! specific entries and receivers are plays no part: receivers express precedence by priorities.
+//!
+//! A clone is a snapshot and costs nothing: readers keep one while the writer changes its own and publishes it whole.
+
+mod fetch;
+mod few;
+mod index;
+mod list;
+
+use crate::model::Service;
+use crate::policy::{Action, Granularity, Scope, normal};
+use few::Few;
+use index::{Index, Seek};
+use ipnet::IpNet;
+use list::{List, Scattered};
+use std::cmp::Reverse;
+use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroU16;
+use wire::Destination;
+use wire::grant::mask;
+
+/// Number of steps of a decision after the first.
+const LATER_STEPS: usize = 3;
+
+/// The sender that an entry is about: everyone, a subject (person, group or device tag), or an address or network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Sender(u32);
+
+/// One line of a receiver's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    /// Sender that the entry is about.
+    pub sender: Sender,
+    /// Action that the entry prescribes.
+    pub action: Action,
+    /// Priority of the entry; the highest decides.
+    pub priority: u16,
+    /// Number of the entry's rule, or of the change that made it: among equal priorities the highest decides.
+    pub fresh: u64,
+    /// Index, in the caller's table, of the terms of grants that the entry allows.
+    pub terms: u16,
+    /// Index, in the caller's table, of the time windows in which the entry holds; `None` if it always holds.
+    pub window: Option<NonZeroU16>,
+}
+
+/// A protected prefix and span of services. Its number distinguishes receivers that share both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Receiver {
+    /// Protected addresses, host bits cleared.
+    pub prefix: IpNet,
+    /// Services of these addresses that are protected.
+    pub service: Service,
+    /// Number that the caller gave the receiver.
+    pub number: u32,
+    /// Number that the caller gave the verifier in front of the receiver.
+    pub verifier: u32,
+}
+
+/// A sender and the destination it wants to send to.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The person, the person's groups, and the tags of the device.
+    pub subjects: &'a [Sender],
+    /// Address that the request comes from. If it is unknown, no entry about addresses and networks matches.
+    pub source: Option<IpAddr>,
+    /// Requested destination.
+    pub to: Destination,
+}
+
+/// The answer to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// No receiver covers the destination.
+    NoReceiver,
+    /// A receiver covers the destination, but no entry matches.
+    DefaultDeny {
+        /// The most specific receiver that covers the destination.
+        receiver: Receiver,
+    },
+    /// A matching entry decides.
+    Decided(Ruling),
+}
+
+/// The entry that decides, and the receivers involved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ruling {
+    /// The most specific receiver that covers the destination: its verifier's key makes the grant.
+    pub receiver: Receiver,
+    /// The receiver whose list contains the entry.
+    pub of: Receiver,
+    /// The deciding entry.
+    pub entry: Entry,
+}
+
+/// A decision, with the data it was made from.
+pub struct Judgement<'b> {
+    /// The decision.
+    pub decision: Decision,
+    windows: Few<NonZeroU16, 8>,
+    /// Whether an entry would have decided if its window were open.
+    closed: bool,
+    to: Destination,
+    /// All senders by which an entry may refer to the requester.
+    senders: Few<Scattered, 16>,
+    /// The receivers whose prefixes contain the destination.
+    here: Few<Option<Here<'b>>, 4>,
+}
+
+/// A receiver whose prefix contains the destination.
+#[derive(Clone, Copy)]
+struct Here<'b> {
+    /// Length of the receiver's prefix.
+    length: u8,
+    /// Whether the receiver covers the requested service.
+    covers: bool,
+    /// Bit set that [`List::look`] returned for the receiver's list.
+    seen: u64,
+    listed: &'b Listed,
+}
+
+/// Positions in the indexes at which the searches for a request begin.
+struct Sought<'b> {
+    receivers: Seek<'b, Listed>,
+    networks: Seek<'b, Sender>,
+}
+
+/// The rules of all receivers.
+#[derive(Clone, Default)]
+pub struct Rulebook {
+    receivers: Index<Listed>,
+    networks: Index<Sender>,
+}
+
+/// A receiver's entries in the form that a rulebook stores. Packing is most of the work of loading and needs no
+/// rulebook, so several threads can do it. A clone costs nothing.
+#[derive(Clone)]
+pub struct Packed(List);
+
+/// A receiver with its list, as the index holds it.
+#[derive(Clone)]
+struct Listed {
+    service: Service,
+    /// Whether another receiver's prefix may lie inside this one's.
+    around_others: bool,
+    number: u32,
+    verifier: u32,
+    list: List,
+}
+
+impl Sender {
+    /// Every sender.
+    pub const EVERYONE: Self = Self(0);
+    /// The highest number that a subject may have.
+    pub const SUBJECT_MAX: u32 = Self::NETWORK - 1;
+    const NETWORK: u32 = 1 << 31;
+
+    /// Returns the subject with this number, which the caller assigned, from 1 to [`Self::SUBJECT_MAX`].
+    pub const fn subject(number: u32) -> Option<Self> {
+        if 0 < number && number <= Self::SUBJECT_MAX { Some(Self(number)) } else { None }
+    }
+}
+
+impl Entry {
+    /// Returns a key that orders entries by precedence; the last one decides.
+    fn rank(&self) -> impl Ord {
+        (self.priority, self.fresh, self.action == Action::Deny, self.terms, self.window)
+    }
+}
+
+impl Packed {
+    /// Packs entries; their order doesn't matter.
+    pub fn new(entries: &[Entry]) -> Self {
+        Self(List::pack(entries))
+    }
+}
+
+impl Rulebook {
+    /// Returns the sender that stands for an address or network. Numbers are never reused: a reader that has a number
+    /// from an older snapshot must not find another network under it.
+    ///
+    /// # Panics
+    /// If there are more than 2³¹ - 1 networks.
+    pub fn network(&mut self, prefix: IpNet) -> Sender {
+        let prefix = prefix.trunc();
+        if let Some(sender) = self.networks.find(prefix, |_| true) {
+            return *sender;
+        }
+        let number = u32::try_from(self.networks.len()).ok().filter(|number| *number < Sender::NETWORK - 1);
+        let sender = Sender(Sender::NETWORK | number.expect("memory ends long before 2^31 networks"));
+        self.networks.add(prefix, sender);
+        sender
+    }
+
+    /// Sets a receiver's list, replacing the one it had, if any. Load wider receivers before those inside them: see
+    /// [`Judgement::scope`].
+    pub fn set(&mut self, receiver: Receiver, entries: &[Entry]) {
+        self.set_packed(receiver, Packed::new(entries));
+    }
+
+    /// Sets a receiver's list as [`Self::set`] does, from entries that are packed already.
+    pub fn set_packed(&mut self, receiver: Receiver, entries: Packed) {
+        let Receiver { service, number, verifier, .. } = receiver;
+        let prefix = receiver.prefix.trunc();
+        let listed = Listed { service, number, verifier, around_others: false, list: entries.0 };
+        if self.listed(&receiver).is_some() {
+            let again = |known: &Listed| Some(Listed { around_others: known.around_others, ..listed });
+            self.receivers.change(prefix, |known| known.is(&receiver), again);
+            return;
+        }
+        let mut unmarked = Vec::new();
+        let mut seek = Seek::NOTHING;
+        self.receivers.seek(prefix.network(), &mut seek);
+        self.receivers.around(&seek, |length, wider| {
+            if length < prefix.prefix_len() && !wider.around_others {
+                unmarked.push(wider.receiver(around(prefix.network(), length)));
+            }
+        });
+        for wider in unmarked {
+            let mark = |known: &Listed| Some(Listed { around_others: true, ..known.clone() });
+            self.receivers.change(wider.prefix, |known| known.is(&wider), mark);
+        }
+        let around_others = self.receivers.has_longer(prefix);
+        self.receivers.add(prefix, Listed { around_others, ..listed });
+    }
+
+    /// Removes a receiver; reports whether it existed.
+    pub fn withdraw(&mut self, receiver: &Receiver) -> bool {
+        self.receivers.change(receiver.prefix.trunc(), |listed| listed.is(receiver), |_| None)
+    }
+
+    /// Adds an entry to a receiver's list; reports whether the receiver exists.
+    pub fn insert(&mut self, receiver: &Receiver, entry: Entry) -> bool {
+        self.edit(receiver, |entries| {
+            entries.push(entry);
+            true
+        })
+    }
+
+    /// Removes an entry from a receiver's list; reports whether it was present. Entries that it overrode are in force
+    /// again.
+    pub fn remove(&mut self, receiver: &Receiver, entry: &Entry) -> bool {
+        self.edit(receiver, |entries| match entries.iter().position(|known| known == entry) {
+            Some(place) => {
+                entries.swap_remove(place);
+                true
+            }
+            None => false,
+        })
+    }
+
+    /// Replaces one entry by another in one step; reports whether the old one was present.
+    pub fn replace(&mut self, receiver: &Receiver, old: &Entry, new: Entry) -> bool {
+        self.edit(receiver, |entries| match entries.iter_mut().find(|known| *known == old) {
+            Some(known) => {
+                *known = new;
+                true
+            }
+            None => false,
+        })
+    }
+
+    /// Returns the number of receivers.
+    pub fn len(&self) -> usize {
+        self.receivers.len()
+    }
+
+    /// Reports whether there are no receivers.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Iterates over every receiver, in no particular order.
+    pub fn receivers(&self) -> impl Iterator<Item = Receiver> + '_ {
+        self.receivers.all().map(|(prefix, listed)| listed.receiver(prefix))
+    }
+
+    /// Iterates over a receiver's entries, in no particular order.
+    pub fn entries(&self, receiver: &Receiver) -> impl Iterator<Item = Entry> + '_ {
+        self.listed(receiver).into_iter().flat_map(|listed| listed.list.entries())
+    }
+
+    /// Decides a request; `open` reports whether a time window is open.
+    pub fn decide(&self, request: &Request<'_>, open: impl Fn(NonZeroU16) -> bool) -> Judgement<'_> {
+        let mut judgement = Judgement::NOTHING;
+        let mut sought = Sought::NOTHING;
+        self.seek(request, &mut sought);
+        self.find(request, &sought, &mut judgement);
+        judgement.look();
+        judgement.judge(open);
+        judgement
+    }
+
+    /// Decides several requests as [`Self::decide`] does, in their order, and calls `each` with each one's position and
+    /// judgement; `open` receives the position of the request, too. The steps of different requests are interleaved, so
+    /// that memory fetches for one overlap with work on the others.
+    pub fn decide_all<'b>(
+        &'b self,
+        requests: &[Request<'_>],
+        open: impl Fn(usize, NonZeroU16) -> bool,
+        mut each: impl FnMut(usize, &Judgement<'b>),
+    ) {
+        let mut sought = Sought::NOTHING;
+        let mut judgements = [const { Judgement::NOTHING }; LATER_STEPS];
+        for turn in 0..requests.len() + LATER_STEPS {
+            // The request that is at this step in this turn.
+            let at = |step| turn.checked_sub(step).filter(|place| *place < requests.len());
+            if let Some(place) = at(3) {
+                let judgement = &mut judgements[place % LATER_STEPS];
+                judgement.judge(|window| open(place, window));
+                each(place, judgement);
+            }
+            if let Some(place) = at(2) {
+                judgements[place % LATER_STEPS].look();
+            }
+            if let Some(place) = at(1) {
+                self.find(&requests[place], &sought, &mut judgements[place % LATER_STEPS]);
+            }
+            if let Some(place) = at(0) {
+                self.seek(&requests[place], &mut sought);
+            }
+        }
+    }
+
+    /// Performs the first step: prefetches the index entries that the request leads to.
+    #[inline]
+    fn seek<'b>(&'b self, request: &Request<'_>, sought: &mut Sought<'b>) {
+        self.receivers.seek(request.to.address, &mut sought.receivers);
+        if let Some(source) = request.source {
+            self.networks.seek(source, &mut sought.networks);
+        }
+    }
+
+    /// Performs the second step: finds the senders that match the requester and the lists that cover the destination,
+    /// and prefetches the lines of those lists.
+    #[inline]
+    fn find<'b>(&'b self, request: &Request<'_>, sought: &Sought<'b>, judgement: &mut Judgement<'b>) {
+        let Judgement { to, senders, here, .. } = judgement;
+        *to = normal(&request.to);
+        senders.clear();
+        here.clear();
+        if request.source.is_some() {
+            self.networks.around(&sought.networks, |_, sender| senders.push((*sender).into()));
+        }
+        request.subjects.iter().for_each(|subject| senders.push((*subject).into()));
+        senders.push(Scattered::EVERYONE);
+        self.receivers.around(&sought.receivers, |length, listed| {
+            let covers = listed.service.covers(to.protocol, to.port);
+            if covers {
+                listed.list.fetch(senders);
+            }
+            here.push(Some(Here { length, covers, seen: 0, listed }));
+        });
+    }
+
+    fn listed(&self, receiver: &Receiver) -> Option<&Listed> {
+        self.receivers.find(receiver.prefix.trunc(), |listed| listed.is(receiver))
+    }
+
+    fn edit(&mut self, receiver: &Receiver, change: impl FnOnce(&mut Vec<Entry>) -> bool) -> bool {
+        let mut changed = false;
+        let edit = |listed: &Listed| {
+            let mut entries: Vec<_> = listed.list.entries().collect();
+            changed = change(&mut entries);
+            let list = if changed { List::pack(&entries) } else { listed.list.clone() };
+            Some(Listed { list, ..listed.clone() })
+        };
+        self.receivers.change(receiver.prefix.trunc(), |known| known.is(receiver), edit) && changed
+    }
+}
+
+impl Sought<'_> {
+    /// The search of no request.
+    const NOTHING: Self = Self { receivers: Seek::NOTHING, networks: Seek::NOTHING };
+}
+
+impl<'b> Judgement<'b> {
+    /// The judgement of no request.
+    const NOTHING: Self = Self {
+        decision: Decision::NoReceiver,
+        windows: Few::new(NonZeroU16::MIN),
+        closed: false,
+        to: Destination { address: IpAddr::V4(Ipv4Addr::UNSPECIFIED), protocol: 0, port: 0 },
+        senders: Few::new(Scattered::EVERYONE),
+        here: Few::new(None),
+    };
+
+    /// Performs the third step: determines which senders the lists have entries about.
+    #[inline]
+    fn look(&mut self) {
+        let covering = self.here.iter_mut().flatten().filter(|here| here.covers);
+        covering.for_each(|here| here.seen = here.listed.list.look(&self.senders));
+    }
+
+    /// Performs the last step: finds the deciding entry.
+    #[inline]
+    fn judge(&mut self, open: impl Fn(NonZeroU16) -> bool) {
+        let covering = || self.here.iter().flatten().filter(|here| here.covers);
+        self.windows.clear();
+        let Some(specific) = covering().max_by_key(|here| here.specific()) else {
+            self.decision = Decision::NoReceiver;
+            return;
+        };
+        let mut deciding: Option<(Entry, &Here<'b>)> = None;
+        for here in covering() {
+            let opened = |window| {
+                let open = open(window);
+                if !open {
+                    self.windows.push(window);
+                }
+                open
+            };
+            let Some(entry) = here.listed.list.deciding(&self.senders, here.seen, opened) else { continue };
+            // An entry that is in the lists of several receivers counts as the most specific one's.
+            let more = |(other, wider): &(Entry, &Here<'b>)| {
+                (entry.rank(), here.specific()) > (other.rank(), wider.specific())
+            };
+            if deciding.as_ref().is_none_or(more) {
+                deciding = Some((entry, here));
+            }
+        }
+        self.closed = !self.windows.is_empty();
+        let receiver = specific.receiver(self.to.address);
+        self.decision = match deciding {
+            None => Decision::DefaultDeny { receiver },
+            Some((entry, of)) => {
+                entry.window.iter().for_each(|window| self.windows.push(*window));
+                let of = if std::ptr::eq(of.listed, specific.listed) { receiver } else { of.receiver(self.to.address) };
+                Decision::Decided(Ruling { receiver, of, entry })
+            }
+        };
+    }
+
+    /// Returns the windows that the decision depends on: the deciding entry's, and those of entries that would
+    /// decide if their window were open. A grant has to end when the first of them opens or closes.
+    pub fn windows(&self) -> &[NonZeroU16] {
+        &self.windows
+    }
+
+    /// Returns the scope that a grant under the ruling may cover. A wide scope is narrowed to the one application if an
+    /// entry that overrides the deciding one may decide otherwise inside the scope or at some time, or if another
+    /// verifier protects part of it. A network-wide scope is also narrowed if other receivers may lie inside it,
+    /// whatever their lists say.
+    pub fn scope(&self, ruling: &Ruling, granularity: Granularity) -> Scope {
+        let host = IpNet::from(self.to.address);
+        let narrow = Scope { prefix: host, service: Some((self.to.protocol, self.to.port)) };
+        let prefix = match granularity {
+            Granularity::Application => return narrow,
+            Granularity::Host => host,
+            Granularity::Network => ruling.of.prefix,
+        };
+        let Ruling { receiver, of, entry } = ruling;
+        let beats =
+            |other: &Entry| other.rank() > entry.rank() && (other.action == Action::Deny || other.terms != entry.terms);
+        let interferes = |here: &Here<'_>| {
+            let Here { length, covers, listed, .. } = *here;
+            let wide = granularity == Granularity::Network;
+            let inside = length > prefix.prefix_len() || wide && length == prefix.prefix_len() && listed.around_others;
+            let behind_another = length >= of.prefix.prefix_len() && listed.verifier != receiver.verifier;
+            // The strongest entry of a list that was searched is known, except for those whose window is closed.
+            let may_beat = !covers || self.closed;
+            inside || behind_another || may_beat && listed.list.any_about(&self.senders, beats)
+        };
+        let narrowed = of.service != Service::ALL
+            || of.verifier != receiver.verifier
+            || self.here.iter().flatten().any(interferes);
+        if narrowed { narrow } else { Scope { prefix, service: None } }
+    }
+}
+
+impl Here<'_> {
+    /// Returns a key that orders receivers by how specific they are.
+    fn specific(&self) -> impl Ord {
+        (self.length, Reverse(self.listed.number))
+    }
+
+    fn receiver(&self, address: IpAddr) -> Receiver {
+        self.listed.receiver(around(address, self.length))
+    }
+}
+
+impl Listed {
+    fn is(&self, receiver: &Receiver) -> bool {
+        (self.service, self.number) == (receiver.service, receiver.number)
+    }
+
+    fn receiver(&self, prefix: IpNet) -> Receiver {
+        Receiver { prefix, service: self.service, number: self.number, verifier: self.verifier }
+    }
+}
+
+/// Returns the prefix of this length around an address.
+fn around(address: IpAddr, length: u8) -> IpNet {
+    IpNet::new(mask(address, length), length).unwrap_or(address.into())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,24 @@
+//! The clocks that daemons read.
+
+use nix::time::{ClockId, clock_gettime};
+use std::time::Duration;
+
+/// Returns Unix time in whole seconds.
+pub fn now() -> u64 {
+    unix().as_secs()
+}
+
+/// Returns Unix time.
+pub fn unix() -> Duration {
+    read(ClockId::CLOCK_REALTIME)
+}
+
+/// Returns the time since boot, including the time that the machine was suspended.
+pub fn since_boot() -> Duration {
+    read(ClockId::CLOCK_BOOTTIME)
+}
+
+fn read(clock: ClockId) -> Duration {
+    // Every supported kernel has these clocks, so reading them does not fail.
+    clock_gettime(clock).map(Duration::from).unwrap_or_default()
+}

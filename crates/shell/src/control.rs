@@ -1,0 +1,187 @@
+//! A daemon's control socket: one JSON object per line in each direction. The kernel reports the user behind each
+//! connection; a [`Service`] decides which users it answers, and how many of their connections.
+//!
+//! Most daemons answer by an [`Answer`] and let root and their own user in: [`Requests`] is the service for them.
+
+mod requests;
+
+pub use requests::{Access, Requests};
+
+use crate::lines;
+use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::{sleep, timeout};
+
+/// How long the daemon serves a connection whose user it refuses.
+const REFUSAL: Duration = Duration::from_secs(1);
+/// Pause after a failure to accept a connection.
+const PAUSE: Duration = Duration::from_millis(100);
+/// How long a client waits for an answer by [`ask`].
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// The texts in which daemon and clients name the daemon.
+#[derive(Clone, Copy, Debug)]
+pub struct Role {
+    /// The daemon's name.
+    pub name: &'static str,
+    /// Users who may send requests.
+    pub allowed: &'static str,
+    /// Advice if another daemon listens already.
+    pub way_out: &'static str,
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer<T> {
+    /// The result.
+    Ok(T),
+    /// The reason for refusal or failure.
+    Error(String),
+}
+
+/// A daemon's decision about a new connection.
+pub enum Admission<P> {
+    /// The daemon answers requests; the connection occupies a place until it ends.
+    Serve(P),
+    /// The daemon sends this line in place of an answer.
+    Refuse(P, Vec<u8>),
+    /// There is no room: the daemon sends this line, which may be empty, and closes the connection at once.
+    Full(Vec<u8>),
+}
+
+/// The limits of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Maximum length of a request, in bytes.
+    pub request: u64,
+    /// Time for a client to send a request, and to take its answer.
+    pub patience: Duration,
+}
+
+/// The daemon's side of a control socket.
+pub trait Service: Send + Sync + 'static {
+    /// The place that a connection occupies, released on drop.
+    type Place: Send + 'static;
+
+    /// Returns the limits of each connection.
+    fn limits(&self) -> Limits;
+
+    /// Decides about a new connection of this user.
+    fn admit(&self, user: u32) -> Admission<Self::Place>;
+
+    /// Answers a request of this user; the answer is a line by [`lines::encode`].
+    fn answer(&self, user: u32, request: &[u8]) -> impl Future<Output = Result<Vec<u8>>> + Send;
+}
+
+/// Listens at `path`. Every user may connect; the [`Service`] decides whom it answers.
+///
+/// # Errors
+///
+/// Fails if another daemon listens there, or if the socket cannot be made.
+pub fn listen(path: &Path, role: &Role) -> Result<UnixListener> {
+    lines::listen(path, role.name, role.way_out)
+}
+
+/// Serves connections until the future is dropped.
+pub async fn serve(listener: UnixListener, service: impl Service) {
+    let service = Arc::new(service);
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Usually the process is out of file descriptors: connections that end will free some.
+                tracing::warn!("control socket: {error}");
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(user) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
+        match service.admit(user) {
+            Admission::Serve(place) => {
+                let service = service.clone();
+                tokio::spawn(async move {
+                    let _place = place;
+                    if let Err(error) = converse(stream, user, &*service).await {
+                        tracing::debug!(user, "control socket: {error:#}");
+                    }
+                });
+            }
+            Admission::Refuse(place, line) => {
+                tracing::debug!(user, "control socket: refused");
+                let most = service.limits().request;
+                tokio::spawn(async move {
+                    let _place = place;
+                    let _ = timeout(REFUSAL, refuse(stream, most, &line)).await;
+                });
+            }
+            Admission::Full(line) => {
+                let _ = stream.try_write(&line);
+            }
+        }
+    }
+}
+
+/// Reads the request before refusing it: if the socket is closed with unread bytes, the kernel discards the answer.
+async fn refuse(mut stream: UnixStream, most: u64, line: &[u8]) -> Result<()> {
+    lines::read(&mut BufReader::new(&mut stream), most).await?;
+    Ok(stream.write_all(line).await?)
+}
+
+async fn converse(stream: UnixStream, user: u32, service: &impl Service) -> Result<()> {
+    let Limits { request, patience } = service.limits();
+    let (reader, mut writer) = stream.into_split();
+    let mut reader = BufReader::new(reader);
+    while let Some(line) = timeout(patience, lines::read(&mut reader, request)).await?? {
+        let answer = service.answer(user, &line).await?;
+        timeout(patience, writer.write_all(&answer)).await??;
+    }
+    Ok(())
+}
+
+/// Sends a request to the daemon that listens at `path`, and returns the line of its answer; `None` if no daemon
+/// listens.
+///
+/// # Errors
+///
+/// Fails if the caller may not connect, or if the daemon does not answer within `patience`.
+pub async fn call(path: &Path, role: &Role, request: &impl Serialize, patience: Duration) -> Result<Option<Vec<u8>>> {
+    let name = role.name;
+    let mut stream = match UnixStream::connect(path).await {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return Ok(None),
+        Err(error) => {
+            let is_denied = error.kind() == ErrorKind::PermissionDenied;
+            let allowed = if is_denied { format!("; {}", role.allowed) } else { String::new() };
+            return Err(error).with_context(|| format!("can't reach the {name} at {}{allowed}", path.display()));
+        }
+    };
+    let exchange = async {
+        // A daemon that refuses may close the connection before it has read the request.
+        let _ = stream.write_all(&lines::encode(request)?).await;
+        let line = lines::read(&mut BufReader::new(&mut stream), u64::MAX).await?;
+        line.with_context(|| format!("the {name} hung up"))
+    };
+    timeout(patience, exchange).await.with_context(|| format!("the {name} does not answer"))?.map(Some)
+}
+
+/// Sends a request to the daemon that listens at `path`, and returns the result in its [`Answer`]; `None` if no daemon
+/// listens.
+///
+/// # Errors
+///
+/// Fails if [`call`] does, and with the daemon's own words if its answer is an error.
+pub async fn ask<T: DeserializeOwned>(path: &Path, role: &Role, request: &impl Serialize) -> Result<Option<T>> {
+    let Some(line) = call(path, role, request, ANSWER).await? else { return Ok(None) };
+    match serde_json::from_slice(&line).with_context(|| format!("the {}'s answer is broken", role.name))? {
+        Answer::Ok(answer) => Ok(Some(answer)),
+        Answer::Error(why) => bail!(why),
+    }
+}
