@@ -133,6 +133,7 @@ __noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
 {
 	__u32 zero = 0;
 	struct token *token = bpf_map_lookup_elem(&tokens, &zero);
+	enum carrier carrier;
 	int outcome, several;
 
 	if (!p || !token)
@@ -143,12 +144,16 @@ __noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
 		return answers_echo(ctx, p) ? PASS_FLOW : DROP_NO_TOKEN;
 	}
 	several = keep_first_datagram(ctx, p);
-	if (!(config.carriers & CARRIER_TAIL) || find_token(ctx, p, token))
+	carrier = find_token(ctx, p, token);
+	p->in_stream = carrier == CARRIER_STREAM;
+	if (!(config.carriers & carrier))
 		return admitted ? PASS_FLOW : DROP_NO_TOKEN;
 	outcome = judge_token(p, token);
 	/* On an admitted flow, data that fails a token's format checks is payload that happens to look like one. */
 	if (admitted && outcome <= DROP_UNKNOWN_SUITE && outcome != CONTINUE)
 		return PASS_FLOW;
+	if (p->in_stream)
+		p->sequence += TAIL_LEN;
 	if (outcome == CONTINUE)
 		outcome = admit_flow(p, token);
 	if (outcome != CONTINUE)
@@ -397,5 +402,5 @@ static __always_inline int decide(context *ctx)
 	outcome = judge_whole(ctx, &p);
 	if (outcome == CONSUMED)
 		return 0;
-	return outcome >= PASS_NOT_OURS || config.observe;
+	return outcome >= PASS_NOT_OURS || (config.observe && !p.in_stream);
 }

@@ -8,6 +8,8 @@
 
 /* The block of the tail carrier (wire.md §4.1). */
 enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" in memory order */ };
+/* The same as the whole payload of a SYN: the stream carrier (§4.6). */
+enum { STREAM_MAGIC = 0x31535356 /* "VSS1" in memory order */ };
 
 /* The shim (wire.md §4.3, §4.4): the inner IPv4 header, its option. */
 enum { IP_IPIP = 4, SHIM_OPTION_LEN = 40, SHIM_LEN = 20 + SHIM_OPTION_LEN, SHIM_OPTION = 0x9e };
@@ -41,7 +43,7 @@ enum tells_flows { TELLS_NOTHING = 0, TELLS_ADMITTED = 1, TELLS_BOUND = 2 /* onc
 /* How a flow was opened. */
 enum origin { BY_TOKEN = 0, ADOPTED = 1, FROM_INSIDE = 2, ENDED = 3 /* on a gateway: by a token, and over */ };
 
-enum carrier { CARRIER_TAIL = 1, CARRIER_SHIM = 2 };
+enum carrier { CARRIER_TAIL = 1, CARRIER_SHIM = 2, CARRIER_STREAM = 4 };
 
 struct agent_config {
 	__u32 link_header; /* bytes: 14, or 0 on links without one */

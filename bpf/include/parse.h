@@ -44,7 +44,8 @@ struct packet {
 	__u8 from_pair; /* its token is of the LS scheme: the nonce2 is valid once, not the tag */
 	__u8 opens_flow; /* the token's grant is charged one more flow */
 	__u16 nonce2;
-	__u16 reserved2;
+	__u8 in_stream; /* its token is in the bytes of its stream: if it passed unchanged, the application would read them */
+	__u8 reserved2;
 };
 
 static __always_inline int icmp_error(const struct packet *p)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Removal of the `tail` carrier (wire.md §4.5): restores the lengths and checksums that the packet was sent with.
+/* Removal of the carriers `tail` and `stream` (wire.md §4.5, §4.6): restores the lengths and checksums that the packet was
+ * sent with, and moves the sequence number of a stream behind the block.
  *
  * crates/wire/src/tail.rs has the same rules. A packet from a local sender may carry only the pseudo-header's sum in
  * its checksum field, for the network card to complete; then only the length in that sum changes. */
@@ -41,10 +42,26 @@ static __always_inline __u16 block_sum(const struct token *token)
 	return fold((sum & 0xffff) + (sum >> 16));
 }
 
+/* Moves a SYN's sequence number behind the block, and updates its checksum if that covers the number. */
+static __always_inline int skip_block(context *ctx, const struct packet *p, __u16 *checksum, int covered)
+{
+	__be32 before, after;
+
+	if (load(ctx, p->transport + 4, &before, sizeof(before)))
+		return -1;
+	after = bpf_htonl(bpf_ntohl(before) + TAIL_LEN);
+	if (covered) {
+		*checksum = replace(*checksum, (__u16)before, (__u16)after);
+		*checksum = replace(*checksum, before >> 16, after >> 16);
+	}
+	return store(ctx, p->transport + 4, &after, sizeof(after)) ? -1 : 0;
+}
+
 __noinline int strip_tail(context *ctx, const struct packet *p, const struct token *token)
 {
 	__u32 end, field;
 	__u16 old_len, new_len, old, new, ip_len;
+	int covered;
 
 	if (!p || !token)
 		return -1;
@@ -55,7 +72,8 @@ __noinline int strip_tail(context *ctx, const struct packet *p, const struct tok
 	if (load_field(ctx, field, &old))
 		return -1;
 	if (p->flow.protocol == IP_TCP || old) {
-		if (old == fold(pseudo_header(p, old_len)) && !checksum_is_whole(ctx, p)) {
+		covered = old != fold(pseudo_header(p, old_len)) || checksum_is_whole(ctx, p);
+		if (!covered) {
 			new = fold(pseudo_header(p, new_len));
 		} else {
 			new = replace(old, bpf_htons(old_len), bpf_htons(new_len));
@@ -65,6 +83,8 @@ __noinline int strip_tail(context *ctx, const struct packet *p, const struct tok
 			if (p->flow.protocol == IP_UDP && !new)
 				new = 0xffff;
 		}
+		if (token->block.magic == STREAM_MAGIC && skip_block(ctx, p, &new, covered))
+			return -1;
 		if (store_field(ctx, field, new))
 			return -1;
 	}

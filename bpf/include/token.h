@@ -71,22 +71,34 @@ struct {
 	__type(value, struct token);
 } tokens SEC(".maps");
 
-/* Returns 0 if the packet's payload ends in a block, and reads the block. */
-static __always_inline int find_token(context *ctx, const struct packet *p, struct token *token)
+/* Returns the carrier of a block that begins with this word, 0 if there is no block. The packet is known to have the
+ * block's room at its end. */
+static __always_inline enum carrier carrier_of(const struct packet *p, __u32 magic)
 {
+	if (magic == MAGIC)
+		return CARRIER_TAIL;
+	return magic == STREAM_MAGIC && p->flow.protocol == IP_TCP && p->payload + TAIL_LEN == p->end ? CARRIER_STREAM : 0;
+}
+
+/* Returns the carrier of the block in which the packet's payload ends, and reads the block; 0 if there is none. Of TCP,
+ * the caller passes only segments that open a connection. */
+static __always_inline enum carrier find_token(context *ctx, const struct packet *p, struct token *token)
+{
+	enum carrier carrier;
 	const __u64 *block;
 
 	if (!p->fills_ip || p->payload + TAIL_LEN > p->end)
-		return -1;
+		return 0;
 	block = near(ctx, p->end - TAIL_LEN, TAIL_LEN);
 	if (!block)
-		return load(ctx, p->end - TAIL_LEN, &token->block, TAIL_LEN) || token->block.magic != MAGIC ? -1 : 0;
-	if (*(__u32 *)block != MAGIC)
-		return -1;
+		return load(ctx, p->end - TAIL_LEN, &token->block, TAIL_LEN) ? 0 : carrier_of(p, token->block.magic);
+	carrier = carrier_of(p, *(__u32 *)block);
+	if (!carrier)
+		return 0;
 #pragma unroll
 	for (int i = 0; i < TAIL_LEN / 8; i++)
 		token->words[i] = block[i];
-	return 0;
+	return carrier;
 }
 
 /* Clears the bits of an address beyond the prefix. */

@@ -82,6 +82,7 @@ fn kernel_and_rust_agree_on_every_row() {
     cases.extend(table::admission::cases());
     cases.extend(table::forms::cases());
     cases.extend(table::attacks::cases());
+    cases.extend(table::streams::cases());
     cases.extend(table::accounts::cases());
     cases.extend(table::clocks::cases());
     let mut failures = Vec::new();
@@ -199,11 +200,12 @@ fn kernel_takes_the_published_tokens_of_ls() {
 }
 
 #[test]
-fn kernel_that_observes_drops_nothing_and_counts_the_same() {
+fn kernel_that_observes_drops_nothing_but_tokens_in_streams_and_counts_the_same() {
     let mut cases = table::tokens::cases();
     cases.extend(table::admission::cases());
     cases.extend(table::forms::cases());
     cases.extend(table::attacks::cases());
+    cases.extend(table::streams::cases());
     cases.extend(table::accounts::cases());
     let observing = wire::map::VerifierConfig { observe: 1, ..world::config() };
     let mut failures = Vec::new();

@@ -56,9 +56,9 @@ pub fn find(frame: &[u8], packet: &Packet) -> Option<Found> {
         };
         return Some(Found { carrier: Some(Carrier::Shim), added: SHIM_LEN, content, packet });
     }
-    if let Some(bytes) = tail::find(frame, packet) {
+    if let Some((bytes, carrier)) = tail::find(frame, packet) {
         let content = Token::decode(bytes, packet.ipv6()).map_or_else(malformed, |token| token_content(&token));
-        return Some(Found { carrier: Some(Carrier::Tail), added: BLOCK_LEN, content, packet: *packet });
+        return Some(Found { carrier: Some(carrier), added: BLOCK_LEN, content, packet: *packet });
     }
     let record = record(frame, packet)?;
     Some(Found { carrier: None, added: 0, content: Content::Discovery { record }, packet: *packet })

@@ -332,10 +332,10 @@ mod tests {
     #[test]
     fn carriers_are_those_that_are_named() {
         let carriers = |text: &str| parse(text).expect("valid").1.settings().kernel.carriers;
-        assert_eq!(carriers(""), Carrier::Tail as u16);
+        assert_eq!(carriers(""), Carrier::Tail as u16 | Carrier::Stream as u16);
         assert_eq!(carriers("carriers = \"shim\""), Carrier::Shim as u16);
         assert_eq!(carriers("carriers = [\"shim\", \"tail\"]"), 3);
-        assert!(faults("carriers = [\"pigeon\"]").contains("`carriers` takes tail or shim"));
+        assert!(faults("carriers = [\"pigeon\"]").contains("`carriers` takes tail, shim or stream"));
     }
 
     #[test]

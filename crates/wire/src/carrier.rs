@@ -9,17 +9,20 @@ pub enum Carrier {
     Tail = 1,
     /// In an option of an IPv4 header inside another one.
     Shim = 2,
+    /// As the first bytes of a TCP stream: the whole payload of the SYN. A process without privileges can send it.
+    Stream = 4,
 }
 
 impl Carrier {
     /// Every carrier.
-    pub const ALL: [Self; 2] = [Self::Tail, Self::Shim];
+    pub const ALL: [Self; 3] = [Self::Tail, Self::Shim, Self::Stream];
 
     /// Returns the name used in configuration and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Tail => "tail",
             Self::Shim => "shim",
+            Self::Stream => "stream",
         }
     }
 

@@ -1,32 +1,49 @@
-//! The `tail` carrier: a token behind the payload of a first packet (wire.md §4.1, §4.2, §4.5).
+//! The carriers `tail`, a token behind the payload of a first packet (wire.md §4.1, §4.2, §4.5), and `stream`, a token
+//! as the first bytes of a TCP stream (§4.6).
 //!
 //! Frames arrive in two forms: with a complete transport checksum, or (from a local sender that leaves the checksum to
 //! its network card) with only the pseudo-header's sum in the field. This module keeps both correct.
 
+use crate::carrier::Carrier;
 use crate::packet::{Form, Fragment, Packet, TCP, UDP};
 use crate::token::TOKEN_LEN;
 
 /// The first bytes of the block.
 pub const MAGIC: [u8; 4] = *b"VSF1";
+/// The first bytes of the block in a stream.
+pub const STREAM_MAGIC: [u8; 4] = *b"VSS1";
 /// Bytes of the block: magic and token.
 pub const BLOCK_LEN: usize = MAGIC.len() + TOKEN_LEN;
 
-/// Returns the block that carries a token.
+/// Returns the block that carries a token behind a payload.
 pub fn block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
+    with_magic(MAGIC, token)
+}
+
+/// Returns the block that carries a token in a stream.
+pub fn stream_block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
+    with_magic(STREAM_MAGIC, token)
+}
+
+fn with_magic(magic: [u8; 4], token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
     let mut block = [0; BLOCK_LEN];
-    block[..4].copy_from_slice(&MAGIC);
+    block[..4].copy_from_slice(&magic);
     block[4..].copy_from_slice(token);
     block
 }
 
-/// Returns the token at the end of a packet's payload, if there is one.
-pub fn find<'a>(frame: &'a [u8], packet: &Packet) -> Option<&'a [u8; TOKEN_LEN]> {
+/// Returns the token at the end of a packet's payload, and its carrier, if there is one.
+pub fn find<'a>(frame: &'a [u8], packet: &Packet) -> Option<(&'a [u8; TOKEN_LEN], Carrier)> {
     if packet.form != Form::Whole || packet.fragment != Fragment::Whole || !fills_ip(frame, packet) {
         return None;
     }
     let payload = frame.get(packet.payload..packet.end)?;
     let (rest, token) = payload.split_last_chunk::<TOKEN_LEN>()?;
-    (rest.last_chunk() == Some(&MAGIC)).then_some(token)
+    match rest.last_chunk() {
+        Some(&MAGIC) => Some((token, Carrier::Tail)),
+        Some(&STREAM_MAGIC) if rest.len() == STREAM_MAGIC.len() && packet.opens() => Some((token, Carrier::Stream)),
+        _ => None,
+    }
 }
 
 /// Reports whether the transport reaches to the end of the IP packet; UDP may be shorter (RFC 9868).
@@ -39,9 +56,13 @@ fn fills_ip(frame: &[u8], packet: &Packet) -> bool {
 }
 
 /// Removes the block: restores the lengths and checksums of the original packet in `frame` and returns the frame's new
-/// length (link padding is removed too). Returns `None` if there is no block.
+/// length (link padding is removed too). Of a stream, the sequence number then counts the block as sent. Returns `None`
+/// if there is no block.
 pub fn strip(frame: &mut [u8], packet: &Packet) -> Option<usize> {
-    find(frame, packet)?;
+    let (_, carrier) = find(frame, packet)?;
+    if carrier == Carrier::Stream {
+        skip_block(frame, packet)?;
+    }
     let start = packet.end.checked_sub(BLOCK_LEN)?;
     let mut block = [0; BLOCK_LEN];
     block.copy_from_slice(frame.get(start..packet.end)?);
@@ -59,6 +80,19 @@ pub fn append(frame: &mut [u8], packet: &Packet, block: &[u8; BLOCK_LEN]) -> Opt
     frame.get_mut(packet.end..end)?.copy_from_slice(block);
     resize(frame, packet, end, Change::Add(block))?;
     Some(end)
+}
+
+/// Moves the sequence number behind the block.
+fn skip_block(frame: &mut [u8], packet: &Packet) -> Option<()> {
+    let partial = checksum_is_partial(frame, packet)?;
+    let (at, field) = (packet.transport + 4, packet.transport + 16);
+    let moved = packet.sequence.wrapping_add(BLOCK_LEN as u32).to_be_bytes();
+    let mut checksum = be16(frame, field)?;
+    for (half, new) in [[moved[0], moved[1]], [moved[2], moved[3]]].into_iter().map(u16::from_be_bytes).enumerate() {
+        checksum = replace(checksum, be16(frame, at + 2 * half)?, new);
+    }
+    *frame.get_mut(at..)?.first_chunk_mut()? = moved;
+    if partial { Some(()) } else { put16(frame, field, checksum) }
 }
 
 enum Change<'a> {

@@ -13,8 +13,8 @@ use wire::shim::{self, Content, OPTION_LEN, SHIM_LEN};
 use wire::tail::{self, BLOCK_LEN};
 use wire::token::TOKEN_LEN;
 use wire::{
-    ClientKey, Destination, DropReason, Epoch, Flags, GrantHeader, GrantKey, Handle, LsToken, Pair, Suite, Token,
-    VerifierKey,
+    Carrier, ClientKey, Destination, DropReason, Epoch, Flags, GrantHeader, GrantKey, Handle, LsToken, Pair, Suite,
+    Token, VerifierKey,
 };
 
 fn headers() -> impl Strategy<Value = GrantHeader> {
@@ -183,7 +183,7 @@ proptest! {
         let longer = Packet::parse(&carrying);
         prop_assert_eq!(longer.form, Form::Whole);
         prop_assert_eq!(longer.end, carrying.len());
-        prop_assert_eq!(tail::find(&carrying, &longer), Some(&token));
+        prop_assert_eq!(tail::find(&carrying, &longer), Some((&token, Carrier::Tail)));
         check_sums(&carrying, &longer, plan.checksum)?;
 
         // A checksum field that is right in both readings counts as complete; this happens with one partial sum in
@@ -193,6 +193,27 @@ proptest! {
         prop_assert_eq!(length, Some(packet.end));
         carrying.truncate(packet.end);
         prop_assert_eq!(&carrying[..], &original[..packet.end]);
+    }
+
+    #[test]
+    fn a_stream_goes_on_behind_its_token(mut plan in frames(), token: [u8; TOKEN_LEN]) {
+        plan.payload = tail::stream_block(&token).to_vec();
+        let mut carrying = frame(&plan);
+        let packet = Packet::parse(&carrying);
+        prop_assume!(plan.checksum != Checksum::Partial || transport_sum(&carrying, &packet) != 0xffff);
+        let found = tail::find(&carrying, &packet);
+        prop_assert_eq!(found.is_some(), packet.opens());
+        if !packet.opens() {
+            return Ok(());
+        }
+        prop_assert_eq!(found, Some((&token, Carrier::Stream)));
+        prop_assert_eq!(tail::strip(&mut carrying, &packet), Some(packet.payload));
+        carrying.truncate(packet.payload);
+        let stripped = Packet::parse(&carrying);
+        prop_assert_eq!(stripped.form, Form::Whole);
+        prop_assert_eq!(stripped.payload, stripped.end);
+        prop_assert_eq!(stripped.sequence, packet.sequence.wrapping_add(BLOCK_LEN as u32));
+        check_sums(&carrying, &stripped, plan.checksum)?;
     }
 
     #[test]

@@ -66,7 +66,10 @@ pub fn packet(chance: &mut Chance, now: u32, given: &mut Given) -> Vec<u8> {
         };
         given.last = Some(token);
         made = Some(token);
-        if !shimmed {
+        if !shimmed && protocol == 6 && chance.one_in(4) {
+            payload.truncate(chance.pick(&[0, 0, 0, 1]));
+            payload.extend(tail::stream_block(&token));
+        } else if !shimmed {
             payload.extend(tail::block(&token));
         }
     }

@@ -118,7 +118,7 @@ impl Promises {
                 }
                 _ => return None,
             },
-            None => (*tail::find(frame, packet)?, *packet),
+            None => (*tail::find(frame, packet)?.0, *packet),
         };
         let token = Token::decode(&bytes, about.ipv6()).ok()?;
         let epoch = Epoch::at(now.into(), world::EPOCH_LENGTH).from_wire(token.header.epoch)?;

@@ -7,6 +7,7 @@ pub mod attacks;
 pub mod clocks;
 pub mod forms;
 pub mod shims;
+pub mod streams;
 pub mod tokens;
 
 use crate::world::{Family, Grant, LsPair, NOW};

@@ -326,7 +326,8 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
     ];
     let suites = GrantSuite::ALL.map(|suite| (suite.name(), suite));
     let granularity = fields.text(reader, "granularity").and_then(|word| choice(reader, &word, &widths));
-    let carriers = Carrier::ALL.map(|carrier| (carrier.name(), carrier));
+    // Clients without privileges choose `stream` themselves.
+    let carriers = [Carrier::Tail, Carrier::Shim].map(|carrier| (carrier.name(), carrier));
     let carrier = fields.text(reader, "carrier").and_then(|word| choice(reader, &word, &carriers));
     let suite = fields.text(reader, "suite").and_then(|word| choice(reader, &word, &suites));
     let suite = suite.unwrap_or(GrantSuite::Mac(Suite::Siphash));

@@ -108,12 +108,12 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if packet.protocol != UDP && !packet.opens() {
             return self.later(frame, &packet, key);
         }
-        let takes_tail = self.tables.config().takes(Carrier::Tail);
-        let found = if takes_tail { tail::find(frame, &packet).copied() } else { None };
-        let Some(bytes) = found else {
-            self.note("token", false, || match takes_tail {
-                true => "the payload ends without a token".into(),
-                false => "this verifier does not take tokens at the end of the payload".into(),
+        let found = tail::find(frame, &packet);
+        let taken = found.filter(|(_, carrier)| self.tables.config().takes(*carrier));
+        let Some((bytes, carrier)) = taken.map(|(bytes, carrier)| (*bytes, carrier)) else {
+            self.note("token", false, || match found {
+                None => "the payload ends without a token".into(),
+                Some((_, carrier)) => format!("this verifier takes no tokens by the carrier `{}`", carrier.name()),
             });
             return if admitted { Ok(Outcome::Flow) } else { Err(DropReason::NoToken) };
         };
@@ -121,7 +121,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             // On an admitted flow, a tail without a token's form is payload that happens to look like one.
             Err(DropReason::Malformed | DropReason::UnknownSuite) if admitted => return Ok(Outcome::Flow),
             Err(reason) => return Err(reason),
-            Ok(claim) => self.admit(&claim, key, &packet)?,
+            Ok(claim) => self.admit(&claim, key, &without_block(&packet, carrier))?,
         }
         if packet.protocol == UDP && packet.payload + BLOCK_LEN == packet.end {
             return Ok(Outcome::Consumed);
@@ -334,6 +334,12 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         }
         self.tables.put_flow(key, flow);
     }
+}
+
+/// Returns the packet with the sequence number that the server will see.
+fn without_block(packet: &Packet, carrier: Carrier) -> Packet {
+    let skipped = if carrier == Carrier::Stream { BLOCK_LEN as u32 } else { 0 };
+    Packet { sequence: packet.sequence.wrapping_add(skipped), ..*packet }
 }
 
 fn summary(packet: &Packet) -> String {

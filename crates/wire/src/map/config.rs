@@ -61,7 +61,7 @@ impl Default for VerifierConfig {
             closing_idle: 30,
             samples_per_second: 100,
             observe: 0,
-            carriers: Carrier::Tail as u16,
+            carriers: Carrier::Tail as u16 | Carrier::Stream as u16,
             suites: 1 << Suite::AesCmac as u16 | 1 << Suite::Siphash as u16,
             max_outbound: 0,
             tells_flows: tells_flows::NOTHING,
