@@ -158,6 +158,12 @@ impl Kind {
     }
 }
 
+/// A bench sends more tokens in a second than any grant or account may use.
+fn without_limits(config: VerifierConfig) -> VerifierConfig {
+    let most = i32::MAX as u32 / 8;
+    VerifierConfig { flows_per_grant: most, flows_per_account: most, ..config }
+}
+
 /// A verifier that has admitted a flow, and a frame of each kind.
 struct Judged {
     deciders: Deciders,
@@ -166,8 +172,7 @@ struct Judged {
 
 impl Judged {
     fn new(hook: Hook, family: &Family) -> Self {
-        let most = i32::MAX as u32 / 8;
-        let config = VerifierConfig { flows_per_grant: most, flows_per_account: most, ..world::config() };
+        let config = without_limits(world::config());
         let mut deciders = Deciders::with_sizes(hook, config, &world::receivers(), Sizes::default());
         deciders.set_clock(NOW);
         let grant = Grant { expires: NOW + 3000, ..Grant::new(family, 1) };
@@ -211,7 +216,7 @@ impl Judged {
 /// figures do. With many grants, the entries of each are elsewhere: beyond the nearest caches, though not always beyond
 /// the last one. The bound is stated for cached memory.
 fn first_packets(probe: &Probe, family: &Family, figures: &mut Figures) {
-    let fed = Fed::new(world::config());
+    let fed = Fed::new(without_limits(world::config()));
     let first = |number: u32| {
         let grant = Grant { expires: NOW + 3000, ..Grant::new(family, 1_000_000 + u64::from(number)) };
         Transport::Tcp.first(family, &grant, 1024 + number as u16, number).frame()
@@ -230,7 +235,7 @@ fn first_packets(probe: &Probe, family: &Family, figures: &mut Figures) {
 
 /// Measures first packets with tokens of the LS scheme, each with another nonce2 of one pair.
 fn first_packets_of_a_pair(probe: &Probe, family: &Family, figures: &mut Figures) {
-    let mut fed = Fed::new(world::config_with_shims());
+    let mut fed = Fed::new(without_limits(world::config_with_shims()));
     let pair = LsPair { expires: NOW + 3000, ..LsPair::new(1) };
     fed.deciders.tell(&pair);
     let to = Transport::Tcp.destination(family);

@@ -88,16 +88,44 @@ impl Figures {
     /// Adds a figure: {value, unit, yardstick, ratio, noise, bound, verdict}. It also prints a progress line to
     /// standard error.
     pub fn add(&mut self, name: &str, unit: &str, value: f64, yardstick: &Yardstick, bound: Bound) {
-        let ratio = value / yardstick.middle;
-        let (limit, holds) = match bound {
-            Bound::AtMost(limit) => (format!("<= {limit}"), ratio <= limit),
-            Bound::AtLeast(limit) => (format!(">= {limit}"), ratio >= limit),
-            Bound::None => (String::new(), true),
+        self.judge(name, unit, value, yardstick, value / yardstick.middle, 0.0, bound);
+    }
+
+    /// Adds a figure that was sampled in pairs, each sample next to one of its yardstick. What disturbs a pair disturbs
+    /// both its samples, so the pairs' ratios vary less than the yardstick does. A ratio that misses its bound by no more
+    /// than the error of their mean is too noisy for a verdict.
+    ///
+    /// # Panics
+    ///
+    /// If there is no pair.
+    pub fn add_pairs(&mut self, name: &str, unit: &str, pairs: &[(f64, f64)], bound: Bound) {
+        let (values, beside): (Vec<_>, Vec<_>) = pairs.iter().copied().unzip();
+        let ratios: Vec<_> = pairs.iter().map(|(value, beside)| value / beside).collect();
+        let (ratio, error) = (mean_of_middle(&ratios), error_of_mean(&ratios));
+        self.judge(name, unit, mean_of_middle(&values), &Yardstick::new(beside), ratio, error, bound);
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "private; the two callers name each")]
+    fn judge(
+        &mut self,
+        name: &str,
+        unit: &str,
+        value: f64,
+        yardstick: &Yardstick,
+        ratio: f64,
+        error: f64,
+        bound: Bound,
+    ) {
+        let (limit, missed_by) = match bound {
+            Bound::AtMost(limit) => (format!("<= {limit}"), ratio - limit),
+            Bound::AtLeast(limit) => (format!(">= {limit}"), limit - ratio),
+            Bound::None => (String::new(), 0.0),
         };
         let verdict = match bound {
             Bound::None => None,
             _ if yardstick.noise > NOISE_MAX => Some("too noisy"),
-            _ if holds => Some("holds"),
+            _ if missed_by <= 0.0 => Some("holds"),
+            _ if missed_by <= error => Some("too noisy"),
             _ => Some("missed"),
         };
         eprintln!(
@@ -143,6 +171,14 @@ impl Figures {
     }
 }
 
+/// Returns twice the standard error of the samples' mean: the mean lies within it in 19 of 20 runs.
+fn error_of_mean(samples: &[f64]) -> f64 {
+    let count = samples.len() as f64;
+    let mean = samples.iter().sum::<f64>() / count;
+    let squares: f64 = samples.iter().map(|sample| (sample - mean).powi(2)).sum();
+    2.0 * (squares / (count - 1.0).max(1.0) / count).sqrt()
+}
+
 /// Rounds to four significant digits.
 fn rounded(value: f64) -> f64 {
     if value == 0.0 || !value.is_finite() {
@@ -160,6 +196,20 @@ mod tests {
         let mut figures = Figures::default();
         figures.add("figure", "ns", value, &Yardstick::new(samples.to_vec()), bound);
         figures.get("figure").expect("it was added")["verdict"].clone()
+    }
+
+    #[test]
+    fn pairs_that_miss_by_less_than_their_error_are_too_noisy() {
+        let verdict = |ratios: &[f64]| {
+            let pairs: Vec<_> = ratios.iter().map(|ratio| (100.0 * ratio, 100.0)).collect();
+            let mut figures = Figures::default();
+            figures.add_pairs("figure", "Mbit/s", &pairs, Bound::AtLeast(0.97));
+            figures.get("figure").expect("it was added")["verdict"].clone()
+        };
+        assert_eq!(verdict(&[0.98, 0.99, 0.98, 0.97]), "holds");
+        assert_eq!(verdict(&[0.95, 0.98, 0.92, 0.97]), "too noisy");
+        assert_eq!(verdict(&[0.95, 0.95, 0.94, 0.95]), "missed");
+        assert_eq!(verdict(&[0.95]), "missed", "one pair has no error");
     }
 
     #[test]

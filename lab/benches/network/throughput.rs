@@ -67,7 +67,8 @@ impl Rates {
 
     /// Adds the rate of our path to the figures, with the baseline as yardstick.
     pub fn add(&self, figures: &mut Figures, name: &str, bound: Bound) {
-        figures.add(name, "Mbit/s", self.rate(), &self.yardstick(), bound);
+        let pairs: Vec<_> = self.ours.iter().copied().zip(self.beside.iter().copied()).collect();
+        figures.add_pairs(name, "Mbit/s", &pairs, bound);
     }
 }
 
