@@ -34,10 +34,11 @@ SEC("tc")
 int decapsulate(struct __sk_buff *ctx)
 {
 	/* Length of the longest headers of the plain form. */
-	enum { HEADERS_MAX = 42 + GENEVE_LEN + OPTION_LEN + SEGMENT_LEN + 4 + PROOFS_MAX * PROOF_LEN + IPV4_LEN + 4 };
+	enum { HEADERS_MAX = 62 + GENEVE_LEN + OPTION_LEN + SEGMENT_LEN + 16 + PROOFS_MAX * PROOF_LEN + IPV6_LEN + 4 };
 	__u32 zero = 0, near_len = HEADERS_MAX;
 	struct proving *v = bpf_map_lookup_elem(&provings, &zero);
-	int outcome, plain;
+	__u32 plain;
+	int outcome;
 
 	if (!v)
 		return TC_ACT_SHOT;
@@ -55,7 +56,7 @@ int decapsulate(struct __sk_buff *ctx)
 		return TC_ACT_SHOT;
 	if (!plain && v->packet.network != ETHER_LEN)
 		return leave(SVTEP_UNDELIVERED, TC_ACT_SHOT);
-	return deliver(ctx, plain ? ETHER_LEN + IPV4_LEN + sizeof(struct udp) : v->packet.payload, outcome == PASS_TOKEN);
+	return deliver(ctx, plain ?: v->packet.payload, outcome == PASS_TOKEN);
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -269,38 +269,73 @@ static __always_inline int judge(context *ctx, struct packet *p, int form)
 	return judge_rest(ctx, p, !!flow);
 }
 
-/* Fast path for most IPv4 traffic: packets to addresses that are certainly unprotected, and segments of open TCP flows.
- * Returns the outcome of the full path, or CONTINUE if the full path has to decide. */
-static __always_inline int settle_fast(context *ctx)
+/* Settles a segment of an open TCP connection, whose IP packet is `total_len` bytes long: the fast path's outcome. */
+static __always_inline int settle_segment(struct flow *flow, const struct tcp *tcp, __u32 ip_len, __u32 total_len)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	__u32 header_len = (tcp->offset >> 4) * 4, time = now();
+
+	if (!flow || header_len < sizeof(*tcp) || ip_len + header_len > total_len ||
+	    !flow_is_live(IP_TCP, flow, time) ||
+	    !goes_on(flow, tcp->flags, bpf_ntohl(tcp->sequence), total_len - ip_len - header_len))
+		return CONTINUE;
+	count_packet(flow, time, total_len);
+	return PASS_FLOW;
+}
+
+static __always_inline int settle_fast4(context *ctx, void *data, void *end)
+{
 	struct ipv4 *ip = data + ETHER_LEN;
 	struct tcp *tcp = (void *)(ip + 1);
 	struct flow_key4 key = { .protocol = IP_TCP };
-	__u32 total_len, header_len, time;
-	struct flow *flow;
+	__u32 total_len;
 
-	if ((void *)(tcp + 1) > end || *(__be16 *)(data + 12) != bpf_htons(0x0800) || ip->version_ihl != 0x45)
+	if ((void *)(tcp + 1) > end || ip->version_ihl != 0x45)
 		return CONTINUE;
 	if (is_open4(*(__be32 *)ip->destination))
 		return PASS_NOT_OURS;
 	total_len = bpf_ntohs(ip->total_len);
-	header_len = (tcp->offset >> 4) * 4;
 	if (ip->protocol != IP_TCP || ip->fragment & bpf_htons(0x3fff) ||
-	    (tcp->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN || !reaches(ctx, ETHER_LEN + total_len) ||
-	    header_len < sizeof(*tcp) || IPV4_LEN + header_len > total_len)
+	    (tcp->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN || !reaches(ctx, ETHER_LEN + total_len))
 		return CONTINUE;
 	key.client = *(__be32 *)ip->source;
 	key.server = *(__be32 *)ip->destination;
 	key.client_port = tcp->source;
 	key.server_port = tcp->destination;
-	flow = bpf_map_lookup_elem(&flows4, &key);
-	time = now();
-	if (!flow || !flow_is_live(IP_TCP, flow, time) ||
-	    !goes_on(flow, tcp->flags, bpf_ntohl(tcp->sequence), total_len - IPV4_LEN - header_len))
+	return settle_segment(bpf_map_lookup_elem(&flows4, &key), tcp, IPV4_LEN, total_len);
+}
+
+/* Only without extension headers: one could be a source route to a protected address. */
+static __always_inline int settle_fast6(context *ctx, void *data, void *end)
+{
+	struct ipv6 *ip = data + ETHER_LEN;
+	struct tcp *tcp = (void *)(ip + 1);
+	struct flow_key key;
+	__u32 total_len;
+
+	if ((void *)(tcp + 1) > end || ip->version_class >> 4 != 6)
 		return CONTINUE;
-	count_packet(flow, time, total_len);
-	return PASS_FLOW;
+	if (is_open6(*(__be64 *)ip->destination, *(__be64 *)(ip->destination + 8)))
+		return ip->next == IP_TCP || ip->next == IP_UDP ? PASS_NOT_OURS : CONTINUE;
+	total_len = IPV6_LEN + bpf_ntohs(ip->payload_len);
+	if (ip->next != IP_TCP || (tcp->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN || !reaches(ctx, ETHER_LEN + total_len))
+		return CONTINUE;
+	__builtin_memcpy(&key, ip->source, 32); /* both addresses */
+	*(__u32 *)&key.client_port = *(__u32 *)tcp;
+	*(__u32 *)&key.protocol = IP_TCP | 6 << 8;
+	return settle_segment(bpf_map_lookup_elem(&flows6, &key), tcp, IPV6_LEN, total_len);
+}
+
+/* Fast path for most traffic: packets to addresses that are certainly unprotected, and segments of open TCP flows.
+ * Returns the outcome of the full path, or CONTINUE if the full path has to decide. */
+static __always_inline int settle_fast(context *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+
+	if (data + ETHER_LEN > end)
+		return CONTINUE;
+	if (*(__be16 *)(data + 12) == bpf_htons(0x0800))
+		return settle_fast4(ctx, data, end);
+	return *(__be16 *)(data + 12) == bpf_htons(0x86dd) ? settle_fast6(ctx, data, end) : CONTINUE;
 }
 
 /* Parses the common case without a copy: Ethernet, IP without options, TCP or UDP. Returns -1 for everything else. */

@@ -3,59 +3,12 @@
  * keeps the two in agreement.
  *
  * A steady flow's proof is computed once: a valid proof is remembered until it ends, unless another takes its slot,
- * consent is withdrawn or a key changes. Forgetting a proof costs only time. The most common form, IPv4 directly in
- * IPv4 with suite siphash, has a fast path without the work that other forms need. */
+ * consent is withdrawn or a key changes. Forgetting a proof costs only time. The most common forms have a
+ * fast path (plain_proofs.h). */
 #pragma once
+#include "plain_proofs.h"
 #include "proving.h"
 #include "withdrawn.h"
-
-/* The segment's bytes as the proof covers them: the VNI replaces the epoch and the two zero bytes. */
-static __always_inline __u64 head_word(__u64 word, __u8 vni)
-{
-	return (word & ~0xff000000ULL) | (__u64)vni << 24;
-}
-
-static __always_inline __u64 tail_word(__u64 word, __u8 vni, __u8 last)
-{
-	return (word & 0x0000ffffffffffffULL) | (__u64)vni << 48 | (__u64)last << 56;
-}
-
-/* Returns this core's slot for a proof. A MAC's bits are as good as a hash. */
-static __always_inline struct remembered *place_of(__u64 proof)
-{
-	__u32 index = bpf_get_smp_processor_id() * places_per_core + ((__u32)proof & (places_per_core - 1));
-
-	return bpf_map_lookup_elem(&remembered, &index);
-}
-
-/* Reports whether this is a key to check with at that time (wire.md §2.3), as in judge_token. */
-static __always_inline int counts_at(const struct epoch_key *key, __u32 time)
-{
-	__u64 length = proofs_config.epoch_length ?: 1;
-
-	return key && key->epoch && (key->epoch + 2) * length > time && (key->epoch - 1) * length <= time;
-}
-
-/* Returns when to forget a proof that was checked with this key. */
-static __always_inline __u32 remembered_until(const struct epoch_key *key, __u32 expires)
-{
-	__u64 ends = (key->epoch + 2) * (proofs_config.epoch_length ?: 1);
-
-	return ends < expires ? ends : expires;
-}
-
-/* Reports whether protocol and ports are the segment's. */
-static __always_inline int serves(__u8 flags, __u8 protocol, __be16 port, __be16 sender_port, __u8 inner_protocol,
-				  const __be16 *ports)
-{
-	__be16 service, sender;
-
-	if (!(flags & SEGMENT_PORT))
-		return 1;
-	service = flags & SEGMENT_RETURN ? ports[0] : ports[1];
-	sender = flags & SEGMENT_RETURN ? ports[1] : ports[0];
-	return protocol == inner_protocol && port == service && (!(flags & SEGMENT_SINGLE) || sender_port == sender);
-}
 
 /* Reads the ports of an inner packet that ends at `end`, from its transport header at `at`. */
 static __always_inline int read_ports(context *ctx, struct proving *v, __u32 at, __u32 end, int later)
@@ -403,148 +356,17 @@ __noinline int move_pointer(context *ctx, const struct packet *p)
 	return store(ctx, at, &new, 2) ? -1 : 0;
 }
 
-/* Decides on a packet of the plain form, IPv4 in IPv4 without a checksum, if its proof is remembered or of suite
- * siphash. Returns CONTINUE for any other packet, whatever is wrong with it. Not inlined, so that it has its own stack
- * frame. */
-__noinline int judge_plain(context *ctx)
-{
-	enum { HEAD = 54, PROOFS = HEAD + SEGMENT_LEN + 4 };
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *at;
-	struct ipv4 *ip = data + ETHER_LEN, *inner;
-	struct udp *udp = (void *)(ip + 1);
-	__u32 *geneve = (void *)(udp + 1), *segment = data + HEAD, total, inner_total, count, pointer, words, zero = 0, *current;
-	__u32 time, expires, now_counts;
-	__u8 place, flags, *vni = (void *)(geneve + 1);
-	__u64 message[4], proof[2], computed[2];
-	struct proof_key_slot slot = {};
-	struct remembered *fact;
-	struct epoch_key *key;
-	__be16 ports[2] = {};
-
-	if (data + PROOFS > end || *(__be16 *)(data + 12) != bpf_htons(0x0800) || ip->version_ihl != 0x45)
-		return CONTINUE;
-	total = bpf_ntohs(ip->total_len);
-	place = *(__u8 *)segment;
-	flags = *((__u8 *)segment + 1);
-	count = place >> 3 & 7;
-	pointer = place & 7;
-	words = 5 + 4 * count;
-	if (ip->fragment & bpf_htons(0x3fff) || ip->protocol != IP_UDP || udp->destination != bpf_htons(GENEVE_PORT) ||
-	    bpf_ntohs(udp->len) + IPV4_LEN != total || udp->checksum || !reaches(ctx, ETHER_LEN + total) ||
-	    geneve[0] != (words + 1) + (GENEVE_CRITICAL << 8) + 0x00080000 || vni[3] || pointer >= count ||
-	    geneve[2] != (words << 24 | PROOF_OPTION) ||
-	    flags & (SEGMENT_UNDERLAY6 | SEGMENT_IPV6 | SEGMENT_AUTHORITY6 | SEGMENT_ROUTED) || segment[3] >> 16)
-		return CONTINUE;
-	asm volatile("%0 &= 7" : "+r"(pointer));
-	at = data + PROOFS + PROOF_LEN * pointer;
-	if (at + PROOF_LEN > end)
-		return CONTINUE;
-	proof[0] = *(__u64 *)at;
-	proof[1] = *(__u64 *)(at + 8);
-	asm volatile("%0 &= 7" : "+r"(count));
-	inner = data + PROOFS + PROOF_LEN * count;
-	if ((void *)(inner + 1) + 4 > end)
-		return CONTINUE;
-	inner_total = bpf_ntohs(inner->total_len);
-	if (inner->version_ihl != 0x45 || inner->fragment & bpf_htons(0x1fff) || inner_total < IPV4_LEN + 4 ||
-	    PROOFS + PROOF_LEN * count + inner_total > ETHER_LEN + total)
-		return CONTINUE;
-	if (inner->protocol == IP_TCP || inner->protocol == IP_UDP)
-		__builtin_memcpy(ports, inner + 1, 4);
-	/* Builds the same message as write_message. */
-	message[0] = head_word(segment[0] | (__u64)segment[1] << 32, vni[0]);
-	message[1] = tail_word(segment[2] | (__u64)segment[3] << 32, vni[1], vni[2]);
-	message[2] = *(__u32 *)ip->source | (__u64) * (__u32 *)ip->destination << 32;
-	message[3] = *(__u32 *)inner->source | (__u64) * (__u32 *)inner->destination << 32;
-	fact = place_of(proof[0]);
-	current = bpf_map_lookup_elem(&generation, &zero);
-	time = now();
-	if (!fact || !current)
-		return CONTINUE;
-	now_counts = *current;
-	/* Equal messages imply a form that was already checked, except for the bytes that the VNI replaces: epoch and
-	 * zero are compared here. */
-	if (fact->proof[0] == proof[0] && fact->proof[1] == proof[1] && fact->generation == now_counts && fact->words == 4 &&
-	    fact->until > time && fact->message[0] == message[0] && fact->message[1] == message[1] &&
-	    fact->message[2] == message[2] && fact->message[3] == message[3] && fact->authority.words[0] == segment[4] &&
-	    !fact->authority.words[1] && fact->epoch == segment[0] >> 24) {
-		if (!serves(flags, segment[0] >> 16, segment[2] >> 16, segment[3], inner->protocol, ports))
-			return DROP_BAD_TAG;
-		*(__u8 *)segment = place + 1;
-		return PASS_FLOW;
-	}
-	if (place >> 6 != SUITE_SIPHASH || count > PROOFS_MAX || (flags & SEGMENT_RETURN && flags & SEGMENT_REPLY) ||
-	    (!(flags & SEGMENT_PORT) && (segment[0] & 0xff0000 || segment[2] >> 16 || flags & SEGMENT_SINGLE)) ||
-	    (!(flags & SEGMENT_SINGLE) && segment[3]))
-		return CONTINUE;
-	if (!services_of(4, ip->destination))
-		return PASS_NOT_OURS;
-	slot.authority.words[0] = segment[4];
-	slot.family = 4;
-	slot.epoch = segment[0] >> 24;
-	key = bpf_map_lookup_elem(&proof_keys, &slot);
-	if (!key || !counts_at(key, time))
-		return DROP_UNKNOWN_EPOCH;
-	expires = bpf_ntohl(segment[1]);
-	if (expires <= time)
-		return DROP_EXPIRED;
-	if (expires - time > proofs_config.max_lifetime)
-		return DROP_LIFETIME_TOO_LONG;
-	if (!serves(flags, segment[0] >> 16, segment[2] >> 16, segment[3], inner->protocol, ports))
-		return DROP_BAD_TAG;
-	siphash128(key->siphash, message, 4, &proof[0], computed);
-	if (computed[0] != proof[0] || computed[1] != proof[1])
-		return DROP_BAD_TAG;
-	if (in_class_set(bpf_map_lookup_elem(&withdrawn4, &zero), (*(__u32 *)inner->destination * 0x9e3779b1U) >> 16))
-		return CONTINUE;
-	fact->proof[0] = proof[0];
-	fact->proof[1] = proof[1];
-	fact->message[0] = message[0];
-	fact->message[1] = message[1];
-	fact->message[2] = message[2];
-	fact->message[3] = message[3];
-	fact->authority = slot.authority;
-	fact->words = 4;
-	fact->epoch = slot.epoch;
-	fact->until = remembered_until(key, expires);
-	fact->generation = now_counts;
-	*(__u8 *)segment = place + 1;
-	return PASS_TOKEN;
-}
-
-/* Fills in `v`, for a packet of the plain form, as read_proof and parse would. */
-static __always_inline int note_plain(context *ctx, struct proving *v)
-{
-	struct packet *p = &v->packet;
-	__u32 at = ETHER_LEN + IPV4_LEN + sizeof(struct udp) + GENEVE_LEN + OPTION_LEN;
-	__be32 ends[2];
-
-	__builtin_memset(p, 0, sizeof(*p));
-	p->flow.family = 4;
-	p->network = ETHER_LEN;
-	p->payload = ETHER_LEN + IPV4_LEN + sizeof(struct udp);
-	if (load(ctx, ETHER_LEN + 12, p->flow.client, 4) || load(ctx, ETHER_LEN + 16, p->flow.server, 4) ||
-	    load(ctx, at, &v->segment, SEGMENT_LEN) ||
-	    load(ctx, at + SEGMENT_LEN + 4 + PROOF_LEN * (v->segment.place >> 3 & 7) + 12, ends, 8))
-		return -1;
-	v->inner_family = 4;
-	v->sender.words[0] = ends[0];
-	v->receiver.words[0] = ends[1];
-	v->sender.words[1] = v->receiver.words[1] = 0;
-	return 0;
-}
-
-/* Decides on any packet. Leaves `provings` alone if the packet has the plain form. */
-static __always_inline int judge_and_tell(context *ctx, int *plain)
+/* Decides on any packet. If the packet has a plain form, leaves `provings` alone and tells the offset of its payload,
+ * else 0. */
+static __always_inline int judge_and_tell(context *ctx, __u32 *plain)
 {
 	struct proving *v;
 	struct packet *p;
 	__u32 zero = 0;
 	int form, outcome, ours;
 
-	outcome = judge_plain(ctx);
-	*plain = outcome != CONTINUE;
-	if (*plain)
+	outcome = judge_plain_form(ctx, plain);
+	if (outcome != CONTINUE)
 		return outcome;
 	v = bpf_map_lookup_elem(&provings, &zero);
 	if (!v)
@@ -587,7 +409,7 @@ static __always_inline int judge_and_tell(context *ctx, int *plain)
 
 static __always_inline int judge_proof(context *ctx)
 {
-	int plain;
+	__u32 plain;
 
 	return judge_and_tell(ctx, &plain);
 }

@@ -94,3 +94,51 @@ struct {
 	__type(key, __u32);
 	__type(value, struct proving);
 } provings SEC(".maps");
+
+/* The segment's bytes as the proof covers them: the VNI replaces the epoch and the two zero bytes. */
+static __always_inline __u64 head_word(__u64 word, __u8 vni)
+{
+	return (word & ~0xff000000ULL) | (__u64)vni << 24;
+}
+
+static __always_inline __u64 tail_word(__u64 word, __u8 vni, __u8 last)
+{
+	return (word & 0x0000ffffffffffffULL) | (__u64)vni << 48 | (__u64)last << 56;
+}
+
+/* Returns this core's slot for a proof. A MAC's bits are as good as a hash. */
+static __always_inline struct remembered *place_of(__u64 proof)
+{
+	__u32 index = bpf_get_smp_processor_id() * places_per_core + ((__u32)proof & (places_per_core - 1));
+
+	return bpf_map_lookup_elem(&remembered, &index);
+}
+
+/* Reports whether this is a key to check with at that time (wire.md §2.3), as in judge_token. */
+static __always_inline int counts_at(const struct epoch_key *key, __u32 time)
+{
+	__u64 length = proofs_config.epoch_length ?: 1;
+
+	return key && key->epoch && (key->epoch + 2) * length > time && (key->epoch - 1) * length <= time;
+}
+
+/* Returns when to forget a proof that was checked with this key. */
+static __always_inline __u32 remembered_until(const struct epoch_key *key, __u32 expires)
+{
+	__u64 ends = (key->epoch + 2) * (proofs_config.epoch_length ?: 1);
+
+	return ends < expires ? ends : expires;
+}
+
+/* Reports whether protocol and ports are the segment's. */
+static __always_inline int serves(__u8 flags, __u8 protocol, __be16 port, __be16 sender_port, __u8 inner_protocol,
+				  const __be16 *ports)
+{
+	__be16 service, sender;
+
+	if (!(flags & SEGMENT_PORT))
+		return 1;
+	service = flags & SEGMENT_RETURN ? ports[0] : ports[1];
+	sender = flags & SEGMENT_RETURN ? ports[1] : ports[0];
+	return protocol == inner_protocol && port == service && (!(flags & SEGMENT_SINGLE) || sender_port == sender);
+}

@@ -32,13 +32,23 @@ struct {
 	__type(value, struct class_set);
 } open4 SEC(".maps");
 
-/* One bit for each of 65 536 classes of the first half of IPv6 addresses, with the meaning of open4. */
+/* One bit for each of 65 536 classes of the first half of IPv6 addresses, set if no protected network touches the
+ * class. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct class_set);
-} open6 SEC(".maps");
+} open6_networks SEC(".maps");
+
+/* One bit for each of 65 536 classes of whole IPv6 addresses, set if no single protected address, or short range of
+ * them, is in the class. An IPv6 address is certainly unprotected if both bits are set. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct class_set);
+} open6_addresses SEC(".maps");
 
 /* Loopback, link-local, multicast and broadcast addresses have classes of their own, by first byte: a host protects
  * such wide prefixes of them that no other class would be left. crates/wire/src/map/class_set.rs does the same. */
@@ -58,6 +68,13 @@ static __always_inline __u32 class_of6(__be64 half)
 	return first >= 0xfe ? first : (half * 0x9e3779b97f4a7c15ULL) >> 48;
 }
 
+static __always_inline __u32 class_of_address6(__be64 half, __be64 rest)
+{
+	__u32 first = bpf_be64_to_cpu(half) >> 56;
+
+	return first >= 0xfe ? first : ((half ^ (rest << 32 | rest >> 32)) * 0x9e3779b97f4a7c15ULL) >> 48;
+}
+
 static __always_inline int is_open4(__be32 address)
 {
 	__u32 zero = 0;
@@ -65,11 +82,12 @@ static __always_inline int is_open4(__be32 address)
 	return in_class_set(bpf_map_lookup_elem(&open4, &zero), class_of4(address));
 }
 
-static __always_inline int is_open6(__be64 half)
+static __always_inline int is_open6(__be64 half, __be64 rest)
 {
 	__u32 zero = 0;
 
-	return in_class_set(bpf_map_lookup_elem(&open6, &zero), class_of6(half));
+	return in_class_set(bpf_map_lookup_elem(&open6_networks, &zero), class_of6(half)) &&
+	       in_class_set(bpf_map_lookup_elem(&open6_addresses, &zero), class_of_address6(half, rest));
 }
 
 static __always_inline struct services *services_of(__u8 family, const __u8 *address)
@@ -85,12 +103,11 @@ static __always_inline struct services *services_of(__u8 family, const __u8 *add
 		return bpf_map_lookup_elem(&protected4, &key);
 	}
 	struct prefix6 key = { .length = 128 };
-	__be64 half;
+	__be64 halves[2];
 
-	__builtin_memcpy(&half, address, 8);
-	if (is_open6(half))
+	__builtin_memcpy(halves, address, 16);
+	if (is_open6(halves[0], halves[1]))
 		return 0;
-
 	__builtin_memcpy(key.address, address, 16);
 	return bpf_map_lookup_elem(&protected6, &key);
 }

@@ -18,11 +18,12 @@ use wire::map::{
 };
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.bpf.o"));
-const PINNED: [&str; 15] = [
+const PINNED: [&str; 16] = [
     "protected4",
     "protected6",
     "open4",
-    "open6",
+    "open6_networks",
+    "open6_addresses",
     "clock",
     "nonces",
     "ls_nonces",

@@ -15,11 +15,12 @@ use wire::map::{ToldAddress, VerifierConfig};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gateway.bpf.o"));
 /// Tables shared with admission.
-const SHARED: [&str; 12] = [
+const SHARED: [&str; 13] = [
     "protected4",
     "protected6",
     "open4",
-    "open6",
+    "open6_networks",
+    "open6_addresses",
     "clock",
     "flows4",
     "flows6",

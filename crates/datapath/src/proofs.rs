@@ -21,11 +21,12 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/proofs.bpf.o"))
 pub const REMEMBERED: u32 = 65_536;
 
 /// The tables that outlive a process. Remembered proofs do not: each proof is verified again when it arrives.
-const PINNED: [&str; 10] = [
+const PINNED: [&str; 11] = [
     "protected4",
     "protected6",
     "open4",
-    "open6",
+    "open6_networks",
+    "open6_addresses",
     "proof_keys",
     "withdrawn",
     "withdrawn4",

@@ -18,7 +18,8 @@ pub struct Protected {
     /// IPv6 prefixes.
     pub six: Table<Prefix6, Services>,
     open4: Table<u32, ClassSet>,
-    open6: Table<u32, ClassSet>,
+    open6_networks: Table<u32, ClassSet>,
+    open6_addresses: Table<u32, ClassSet>,
 }
 
 /// A prefix that covers more classes of addresses than this leaves no class open.
@@ -33,7 +34,8 @@ impl Protected {
             four: object.table("protected4")?,
             six: object.table("protected6")?,
             open4: object.table("open4")?,
-            open6: object.table("open6")?,
+            open6_networks: object.table("open6_networks")?,
+            open6_addresses: object.table("open6_addresses")?,
         })
     }
 
@@ -46,7 +48,8 @@ impl Protected {
             four: Table::new(map("protected4")?)?,
             six: Table::new(map("protected6")?)?,
             open4: Table::new(map("open4")?)?,
-            open6: Table::new(map("open6")?)?,
+            open6_networks: Table::new(map("open6")?)?,
+            open6_addresses: Table::new(map("open6_addresses")?)?,
         })
     }
 
@@ -63,8 +66,9 @@ impl Protected {
     /// others from being updated.
     pub(crate) fn replace(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
         // While prefixes change, every packet is looked up.
-        self.open4.set(&0, &ClassSet::NOTHING)?;
-        self.open6.set(&0, &ClassSet::NOTHING)?;
+        for open in [&self.open4, &self.open6_networks, &self.open6_addresses] {
+            open.set(&0, &ClassSet::NOTHING)?;
+        }
         let (mut four, mut six) = (HashMap::new(), HashMap::new());
         for (address, length, services) in entries {
             let length = u32::from(*length);
@@ -74,9 +78,10 @@ impl Protected {
             }
         }
         let outcome = renew(&self.four, &four).and(renew(&self.six, &six));
-        let (open4, open6) = open_sets(entries);
-        self.open4.set(&0, &open4)?;
-        self.open6.set(&0, &open6)?;
+        let open = open_sets(entries);
+        self.open4.set(&0, &open.four)?;
+        self.open6_networks.set(&0, &open.six_networks)?;
+        self.open6_addresses.set(&0, &open.six_addresses)?;
         outcome
     }
 }
@@ -101,34 +106,53 @@ where
     }
 }
 
-/// Returns the classes of addresses that none of these prefixes touches.
-fn open_sets(entries: &[(IpAddr, u8, Services)]) -> (ClassSet, ClassSet) {
-    let (mut open4, mut open6) = (ClassSet::EVERYTHING, ClassSet::EVERYTHING);
-    let (mut work4, mut work6) = (0, 0);
-    for (address, length, _) in entries {
-        let (set, work) = if address.is_ipv4() { (&mut open4, &mut work4) } else { (&mut open6, &mut work6) };
-        // Number of leading bits that distinguish classes.
-        let telling = match (ClassSet::one_class(*address), address) {
-            (Some(range), _) if *length >= range => 8u32,
-            (_, IpAddr::V4(_)) => 32,
-            (_, IpAddr::V6(_)) => 64,
+/// The classes of addresses that no protected prefix touches. An IPv6 address is open if both of its classes are.
+struct OpenSets {
+    four: ClassSet,
+    six_networks: ClassSet,
+    six_addresses: ClassSet,
+}
+
+fn open_sets(entries: &[(IpAddr, u8, Services)]) -> OpenSets {
+    let (four, six): (Vec<_>, Vec<_>) =
+        entries.iter().map(|(address, length, _)| (*address, *length)).partition(|(address, _)| address.is_ipv4());
+    let (single, wide): (Vec<_>, Vec<_>) = six.into_iter().partition(|(address, length)| {
+        ClassSet::one_class(*address).is_none() && 128 - u32::from(*length) <= CLASSES_MAX.ilog2()
+    });
+    OpenSets {
+        four: open_set(&four, 32, ClassSet::class_of_destination),
+        six_networks: open_set(&wide, 64, ClassSet::class_of_destination),
+        six_addresses: open_set(&single, 128, |address| match address {
+            IpAddr::V4(_) => ClassSet::class_of_destination(address),
+            IpAddr::V6(address) => ClassSet::class_of_address6(address),
+        }),
+    }
+}
+
+/// Returns the classes that none of these prefixes of one family touches, if the first `telling` bits of an address
+/// distinguish classes.
+fn open_set(prefixes: &[(IpAddr, u8)], telling: u32, class_of: impl Fn(IpAddr) -> u16) -> ClassSet {
+    let mut set = ClassSet::EVERYTHING;
+    let mut work = 0;
+    for (address, length) in prefixes {
+        let telling = match ClassSet::one_class(*address) {
+            Some(range) if *length >= range => 8,
+            _ => telling,
         };
         let free_bits = telling - u32::from(*length).min(telling);
         let classes = 1u64 << free_bits.min(63);
-        *work += classes.min(WORK_MAX);
-        if classes > u64::from(CLASSES_MAX) || *work > WORK_MAX {
-            *set = ClassSet::NOTHING;
-            continue;
+        work += classes.min(WORK_MAX);
+        if classes > u64::from(CLASSES_MAX) || work > WORK_MAX {
+            return ClassSet::NOTHING;
         }
         for index in 0..1u32 << free_bits {
-            let member = match address {
+            set.remove(class_of(match address {
                 IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits() | index << (32 - telling))),
                 IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits() | u128::from(index) << (128 - telling))),
-            };
-            set.remove(ClassSet::class_of_destination(member));
+            }));
         }
     }
-    (open4, open6)
+    set
 }
 
 #[cfg(test)]
@@ -140,55 +164,78 @@ mod tests {
         spans: [wire::map::Service { protocol: 0, reserved: 0, first_port: 0, last_port: 0 }; wire::map::SERVICES_MAX],
     };
 
-    fn is_open(set: &ClassSet, address: &str) -> bool {
-        set.contains(ClassSet::class_of_destination(address.parse().expect("an address")))
+    fn is_open(open: &OpenSets, address: &str) -> bool {
+        let address = address.parse().expect("an address");
+        let class = ClassSet::class_of_destination(address);
+        match address {
+            IpAddr::V4(_) => open.four.contains(class),
+            IpAddr::V6(six) => {
+                open.six_networks.contains(class) && open.six_addresses.contains(ClassSet::class_of_address6(six))
+            }
+        }
+    }
+
+    fn open_beside(prefixes: &[(&str, u8)]) -> OpenSets {
+        let entries: Vec<_> =
+            prefixes.iter().map(|(text, length)| (text.parse().expect("an address"), *length, NONE)).collect();
+        open_sets(&entries)
     }
 
     #[test]
     fn no_address_of_a_protected_prefix_is_open() {
-        let prefix = |text: &str, length| (text.parse().expect("an address"), length, NONE);
-        let (open4, open6) = open_sets(&[
-            prefix("203.0.113.128", 25),
-            prefix("192.0.2.1", 32),
-            prefix("2001:db8::", 62),
-            prefix("2001:db8:1::7", 128),
+        let open = open_beside(&[
+            ("203.0.113.128", 25),
+            ("192.0.2.1", 32),
+            ("2001:db8::", 62),
+            ("2001:db8:1::7", 128),
+            ("2001:db8:1::100", 120),
         ]);
         for host in 128..=255 {
-            assert!(!is_open(&open4, &format!("203.0.113.{host}")));
+            assert!(!is_open(&open, &format!("203.0.113.{host}")));
         }
-        assert!(!is_open(&open4, "192.0.2.1"));
-        assert!(is_open(&open4, "198.51.100.1"));
+        assert!(!is_open(&open, "192.0.2.1"));
+        assert!(is_open(&open, "198.51.100.1"));
         for net in 0..4 {
-            assert!(!is_open(&open6, &format!("2001:db8:0:{net}::99")));
+            assert!(!is_open(&open, &format!("2001:db8:0:{net}::99")));
         }
-        assert!(!is_open(&open6, "2001:db8:1::8"), "the second half does not count");
-        assert!(is_open(&open6, "2001:db8:2::1"));
+        assert!(!is_open(&open, "2001:db8:1::7"));
+        for host in 0..=255 {
+            assert!(!is_open(&open, &format!("2001:db8:1::1{host:02x}")));
+        }
+        assert!(is_open(&open, "2001:db8:1::8"), "the neighbour of a protected address");
+        assert!(is_open(&open, "2001:db8:2::1"));
+    }
+
+    #[test]
+    fn a_prefix_between_a_network_and_a_short_range_counts_as_its_network() {
+        let open = open_beside(&[("2001:db8::", 96)]);
+        assert!(!is_open(&open, "2001:db8::1") && !is_open(&open, "2001:db8::8:0:0:1"));
+        assert!(is_open(&open, "2001:db8:1::1"));
     }
 
     #[test]
     fn a_wide_prefix_makes_nothing_open() {
-        let (open4, open6) =
-            open_sets(&[(Ipv4Addr::UNSPECIFIED.into(), 0, NONE), (Ipv6Addr::UNSPECIFIED.into(), 0, NONE)]);
-        assert!(open4 == ClassSet::NOTHING && open6 == ClassSet::NOTHING);
+        let open = open_beside(&[("0.0.0.0", 0), ("::", 0)]);
+        assert!(open.four == ClassSet::NOTHING && open.six_networks == ClassSet::NOTHING);
     }
 
     #[test]
     fn what_a_host_protects_in_wide_prefixes_leaves_the_rest_open() {
-        let prefix = |text: &str, length| (text.parse().expect("an address"), length, NONE);
-        let (open4, open6) = open_sets(&[
-            prefix("127.0.0.0", 8),
-            prefix("169.254.0.0", 16),
-            prefix("224.0.0.0", 4),
-            prefix("255.255.255.255", 32),
-            prefix("fe80::", 10),
-            prefix("ff00::", 8),
+        let open = open_beside(&[
+            ("127.0.0.0", 8),
+            ("169.254.0.0", 16),
+            ("224.0.0.0", 4),
+            ("255.255.255.255", 32),
+            ("fe80::", 10),
+            ("ff00::", 8),
         ]);
         for address in ["127.0.0.1", "169.254.169.254", "224.0.0.251", "239.255.255.250", "255.255.255.255"] {
-            assert!(!is_open(&open4, address), "{address}");
+            assert!(!is_open(&open, address), "{address}");
         }
-        assert!(!is_open(&open6, "fe80::1") && !is_open(&open6, "febf::1") && !is_open(&open6, "ff02::fb"));
-        assert!(open4.len() >= (1 << 16) - 19 && open6.len() == (1 << 16) - 2);
+        assert!(!is_open(&open, "fe80::1") && !is_open(&open, "febf::1") && !is_open(&open, "ff02::fb"));
+        assert!(open.four.len() >= (1 << 16) - 19 && open.six_networks.len() == (1 << 16) - 2);
+        assert!(open.six_addresses == ClassSet::EVERYTHING);
         // A prefix wider than the link-local range also covers other classes.
-        assert!(open_sets(&[prefix("169.254.0.0", 15)]).0 == ClassSet::NOTHING);
+        assert!(open_beside(&[("169.254.0.0", 15)]).four == ClassSet::NOTHING);
     }
 }

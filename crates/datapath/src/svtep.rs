@@ -20,11 +20,12 @@ use wire::map::{
 use wire::{InterfaceId, Vni};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/svtep.bpf.o"));
-const PINNED: [&str; 15] = [
+const PINNED: [&str; 16] = [
     "protected4",
     "protected6",
     "open4",
-    "open6",
+    "open6_networks",
+    "open6_addresses",
     "clock",
     "counters",
     "proof_keys",

@@ -1,6 +1,6 @@
 //! Sets of classes: one bit per class spares most packets a map look-up.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A set of classes: those of addresses without any protected address, of handles with some revoked handle, or of
@@ -26,6 +26,17 @@ impl ClassSet {
                 let [b0, b1, b2, b3, b4, b5, b6, b7, ..] = a.octets();
                 (u64::from_ne_bytes([b0, b1, b2, b3, b4, b5, b6, b7]).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16
             }
+        }
+    }
+
+    /// Returns the class of a whole IPv6 address: the first byte for the ranges of [`Self::one_class`], else a hash.
+    pub fn class_of_address6(address: Ipv6Addr) -> u16 {
+        let octets = address.octets();
+        let (half, rest) = octets.split_at(8);
+        let word = |bytes: &[u8]| bytes.first_chunk().map_or(0, |word| u64::from_ne_bytes(*word));
+        match Self::one_class(address.into()) {
+            Some(_) => u16::from(octets[0]),
+            None => ((word(half) ^ word(rest).rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u16,
         }
     }
 
