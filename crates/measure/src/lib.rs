@@ -91,8 +91,8 @@ impl Figures {
         self.judge(name, unit, value, yardstick, value / yardstick.middle, 0.0, bound);
     }
 
-    /// Adds a figure that was sampled in pairs, each sample next to one of its yardstick. What disturbs a pair disturbs
-    /// both its samples, so the pairs' ratios vary less than the yardstick does. A ratio that misses its bound by no more
+    /// Adds a figure that was sampled in pairs, each sample next to one of its yardstick. A disturbance
+    /// changes both samples of a pair, so the pairs' ratios vary less than the yardstick does. A ratio that misses its bound by no more
     /// than the error of their mean is too noisy for a verdict.
     ///
     /// # Panics
