@@ -36,6 +36,8 @@ impl Authority {
         let (candidate, networks) = tokio::task::spawn_blocking(read).await??;
         let (summary, Candidate { policy, text }) = (candidate.summary(), candidate);
         let mut in_force = self.policy.write().await;
+        // Whoever decides from here on waits for the lock, and then decides by the new policy.
+        self.storage.end_basis();
         let time = now();
         let forbidden = self.forbidden(&policy, time).await?;
         let revoked = forbidden.len();

@@ -136,7 +136,7 @@ impl Authority {
         };
         match given {
             Ok((given, event)) => {
-                self.audit(event).await?;
+                self.audit_in_turn(event).await?;
                 Ok(convert::segment(&given, now))
             }
             Err(refusal) => {
@@ -171,7 +171,7 @@ impl Authority {
             let event = AuditEvent::new("segment").person(&session.person).device(&session.device).source(source);
             (given, event.detail(detail))
         };
-        self.audit(event).await?;
+        self.audit_in_turn(event).await?;
         Ok(convert::segment(&given, now))
     }
 

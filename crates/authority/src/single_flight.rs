@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::Mutex;
 
 /// The runs of one kind of work.
 #[derive(Default)]
@@ -25,11 +25,6 @@ impl Together {
         work().await?;
         *succeeded = turn;
         Ok(())
-    }
-
-    /// Prevents runs while the guard is held.
-    pub async fn pause(&self) -> MutexGuard<'_, u64> {
-        self.succeeded.lock().await
     }
 }
 

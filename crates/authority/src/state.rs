@@ -1,7 +1,8 @@
 //! The running authority: the policy in force, the live sessions, and the work that follows when either changes.
 //!
 //! The database is authoritative; sessions and verifiers are also held in memory, so that a call costs no look-up. Code
-//! that changes them writes the database first and then calls [`Authority::sync`], which is in `sessions.rs`.
+//! that changes them writes the database first and then calls [`Authority::sync`], which is in `sessions.rs`. Only the
+//! storage's thread changes them in memory, in the order of its writes (`storage/thread.rs` says why).
 
 use crate::convert;
 use crate::http::connection_limit::Seats;
@@ -24,13 +25,14 @@ use crate::single_flight::Together;
 use crate::storage::audit_dedup::Repeats;
 use crate::storage::{
     AuditEvent, Database, GrantEntry, Issuance, PolicyChange, Recorded, Refusal, Session, Storage, Subject, TokenHash,
+    verifiers_line,
 };
 use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
-use api::{Event, Grant, GrantRequest, Receiver, RevokedGrant};
+use api::{Event, Grant, GrantRequest, LivePair, Receiver, RevokedGrant};
 use engine::issuing::grant::Issue;
 use engine::policy::preference::Preferences;
-use engine::policy::{Compiled, Decision, GrantSuite, Policy, Request};
+use engine::policy::{Compiled, Decision, Explanation, GrantSuite, Policy, Request};
 use engine::verifier::CLOCK_SKEW_MAX;
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -45,6 +47,13 @@ const PASSWORD_SLOTS: usize = 2;
 /// Maximum number of audit trails exported concurrently.
 const MOST_EXPORTS: usize = 2;
 
+/// A grant that is not recorded yet.
+struct Decided {
+    grant: Grant,
+    issuance: Issuance,
+    pair: Option<LivePair>,
+}
+
 /// A recorded grant, and the confirmations expected from its verifier.
 struct Told<'a> {
     grant: Grant,
@@ -58,7 +67,7 @@ pub struct Authority {
     pub(crate) config: Config,
     pub(crate) directory: Directory,
     pub(crate) storage: Storage,
-    pub(crate) push: Push,
+    pub(crate) push: Arc<Push>,
     pub(crate) confirmations: Confirmations,
     pub(crate) throttle: Throttle,
     pub(crate) metrics: Metrics,
@@ -87,14 +96,15 @@ pub struct Authority {
     /// Audience of service accounts' assertions: the fingerprint of the authority's CA.
     pub(crate) audience: String,
     master: RwLock<MasterKeys>,
-    /// Read-locked from a decision until its grant is recorded, so that no grant escapes a change of policy.
+    /// Never locked while waiting for an account's queue (see `storage/thread.rs`). A grant that was decided before a
+    /// change is not recorded after it ([`Storage::end_basis`]); a segment is recorded under the read lock.
     pub(crate) policy: tokio::sync::RwLock<Compiled>,
     /// When grants were last re-evaluated, and when the policy in force next changes its decisions with time.
     judged: std::sync::Mutex<(u64, Option<u64>)>,
     /// Persons' choices about where their identity may go, for those who have made any.
-    pub(crate) preferences: RwLock<HashMap<String, Arc<Preferences>>>,
-    pub(crate) sessions: RwLock<HashMap<TokenHash, Arc<Session>>>,
-    pub(crate) verifiers: RwLock<HashMap<TokenHash, Arc<str>>>,
+    pub(crate) preferences: Arc<RwLock<HashMap<String, Arc<Preferences>>>>,
+    pub(crate) sessions: Arc<RwLock<HashMap<TokenHash, Arc<Session>>>>,
+    pub(crate) verifiers: Arc<RwLock<HashMap<TokenHash, Arc<str>>>>,
     /// Limits concurrent exports of audit trails.
     pub(crate) exports: Arc<Semaphore>,
     /// Serialises synchronisation of memory with the database.
@@ -120,7 +130,7 @@ impl Authority {
             renewing: Mutex::new(()),
             master: RwLock::new(directory.read_master_keys()?),
             storage: Storage::start(Database::open(&directory.database())?)?,
-            push: Push::default(),
+            push: Arc::default(),
             confirmations: Confirmations::default(),
             throttle: Throttle::default(),
             metrics: Metrics::default(),
@@ -134,9 +144,9 @@ impl Authority {
             nobodys_password: credentials::hash_password(&hex::encode(credentials::random::<16>()?))?,
             judged: std::sync::Mutex::default(),
             policy: tokio::sync::RwLock::new(policy),
-            preferences: RwLock::default(),
-            sessions: RwLock::default(),
-            verifiers: RwLock::default(),
+            preferences: Arc::default(),
+            sessions: Arc::default(),
+            verifiers: Arc::default(),
             exports: Arc::new(Semaphore::new(MOST_EXPORTS)),
             syncing: Together::default(),
             turns: Turns::default(),
@@ -205,57 +215,80 @@ impl Authority {
         turn
     }
 
+    /// Like [`Self::turn_to_ask`], for the requests of a verifier that read the database.
+    pub(crate) async fn verifiers_turn(&self, verifier: &str) -> Turn<'_> {
+        self.turn_to_ask(&verifiers_line(verifier)).await
+    }
+
+    /// Waits until all requests of an account that have their [turn](Self::turn_to_ask) now are done.
+    pub(crate) async fn requests_done(&self, person: &str) {
+        self.turns.wait_for_all(person).await;
+    }
+
     /// Issues a grant or returns why not. The verifier is notified before the holder gets the grant. If the verifier
-    /// would otherwise drop the first packet, this waits for its confirmation.
+    /// would otherwise drop the first packet, this waits for its confirmation. The caller has its turn, because a
+    /// change of the person's choices waits for those who have.
     pub async fn grant(
         &self,
+        _turn: &Turn<'_>,
         token: TokenHash,
-        session: &Session,
         request: &GrantRequest,
         source: IpAddr,
     ) -> Result<Grant, Problem> {
-        let Told { grant, handle, expected, confirmations } = self.record(token, session, request, source).await?;
+        let Told { grant, handle, expected, confirmations } = self.record(token, request, source).await?;
         if !expected.wait(confirmations).await {
             tracing::warn!(%handle, "a verifier has not confirmed this grant in time; a first packet may be lost");
         }
         Ok(grant)
     }
 
-    async fn record(
+    async fn record(&self, token: TokenHash, request: &GrantRequest, source: IpAddr) -> Result<Told<'_>, Problem> {
+        loop {
+            let basis = self.storage.basis();
+            let session = self.session(&token).ok_or(Problem::NotLoggedIn)?;
+            let Decided { grant, issuance, pair } = match self.decide(token, &session, request, source).await {
+                Err(Problem::Denied(explanation, kind)) => {
+                    self.note_denied(&session, &explanation, request, source).await?;
+                    return Err(Problem::Denied(explanation, kind));
+                }
+                decided => decided?,
+            };
+            let (owner, verifier) = (issuance.owner.clone(), issuance.verifier.clone());
+            let (handle, to) = (Handle(owner.handle), issuance.to);
+            let expected = self.confirmations.expect(&verifier, handle.0);
+            let (listener, mut confirmations) = (Listener::Verifier(verifier), 0);
+            if let Some(pair) = pair {
+                // Sent while the grant is being recorded. If recording fails, the holder never gets the key.
+                confirmations += self.push.tell(&listener, &Event::Pair { pair });
+            }
+            match self.storage.add_grant(issuance, basis).await? {
+                Recorded::Done => {}
+                Recorded::SessionEnded => return Err(Problem::NotLoggedIn),
+                Recorded::Outdated => continue,
+                Recorded::TooMany { seconds } => return Err(Problem::TooManyGrants(Duration::from_secs(seconds))),
+            }
+            tracing::debug!(person = owner.person, device = owner.device, %handle, to = %to.address, "granted");
+            confirmations += self.push.tell(&listener, &Event::Granted { owner });
+            return Ok(Told { grant, handle, expected, confirmations });
+        }
+    }
+
+    /// Decides a request by the policy in force and the person's choices.
+    async fn decide(
         &self,
         token: TokenHash,
         session: &Session,
         request: &GrantRequest,
         source: IpAddr,
-    ) -> Result<Told<'_>, Problem> {
-        let to =
-            Destination { address: request.address.to_canonical(), protocol: request.protocol, port: request.port };
+    ) -> Result<Decided, Problem> {
+        let to = destination(request);
         let (person, device, now) = (&session.person, &session.device, now());
-        let consented = request.consented;
         let policy = self.policy.read().await;
-        let request = Request { subject: session.subject(source), to, now };
-        let decision = policy.decide(&request);
-        let Decision::Allowed(permit) = &decision else {
-            let problem = Problem::denied(&decision, &request);
-            if let Problem::Denied(explanation, _) = &problem {
-                tracing::info!("denied: {}", explanation.text);
-                let mut event = AuditEvent::new("denied").person(person).device(device).source(source);
-                if let Some(receiver) = &explanation.receiver {
-                    event = event.receiver(receiver);
-                }
-                if let Some(rule) = &explanation.rule {
-                    event = event.rule(rule);
-                }
-                if self.audit_refusal(event.detail(&explanation.text)).await? {
-                    let (person, device, tags) = (person.clone(), device.clone(), Vec::new());
-                    let refusal = Refusal { time: now, person, device, source, to, tags };
-                    self.storage.call_for(&session.person, move |database| database.add_refusal(&refusal)).await?;
-                }
-            }
-            return Err(problem);
-        };
+        let asked = Request { subject: session.subject(source), to, now };
+        let decision = policy.decide(&asked);
+        let Decision::Allowed(permit) = &decision else { return Err(Problem::denied(&decision, &asked)) };
         let preferences = self.preferences_of(person);
-        if let Some(withholding) = preferences.withholding(&to, consented) {
+        if let Some(withholding) = preferences.withholding(&to, request.consented) {
             return Err(Problem::Withheld(*withholding));
         }
         let verifier = &permit.receiver.verifier;
@@ -274,42 +307,56 @@ impl Authority {
             verifier_key: &self.verifier_key(verifier, epoch)?,
         };
         let issued = issued.issue().map_err(Problem::CantIssue)?;
-        let owner = convert::owner(&issued, permit, person, device, now);
         let issuance = Issuance {
             session: token,
-            owner: owner.clone(),
+            owner: convert::owner(&issued, permit, person, device, now),
             verifier: verifier.clone(),
             source,
             to,
             scope: issued.scope,
             flags: issued.flags(),
         };
-        let (listener, handle) = (Listener::Verifier(verifier.clone()), issued.handle());
-        let expected = self.confirmations.expect(verifier, handle.0);
-        let mut confirmations = 0;
-        if let Some(pair) = convert::pair(&issued, now) {
-            // Sent while the grant is being recorded. If recording fails, the holder never gets the key.
-            confirmations += self.push.tell(&listener, &Event::Pair { pair });
+        Ok(Decided { grant: convert::grant(&issued, permit, now), issuance, pair: convert::pair(&issued, now) })
+    }
+
+    /// Records that the policy denied a request.
+    async fn note_denied(
+        &self,
+        session: &Session,
+        explanation: &Explanation,
+        request: &GrantRequest,
+        source: IpAddr,
+    ) -> Result<()> {
+        tracing::info!("denied: {}", explanation.text);
+        let (person, device) = (&session.person, &session.device);
+        let mut event = AuditEvent::new("denied").person(person).device(device).source(source);
+        if let Some(receiver) = &explanation.receiver {
+            event = event.receiver(receiver);
         }
-        match self.storage.add_grant(issuance).await? {
-            Recorded::Done => {}
-            Recorded::SessionEnded => return Err(Problem::NotLoggedIn),
-            Recorded::TooMany { seconds } => return Err(Problem::TooManyGrants(Duration::from_secs(seconds))),
+        if let Some(rule) = &explanation.rule {
+            event = event.rule(rule);
         }
-        tracing::debug!(person, device, %handle, to = %to.address, "granted");
-        confirmations += self.push.tell(&listener, &Event::Granted { owner });
-        Ok(Told { grant: convert::grant(&issued, permit, now), handle, expected, confirmations })
+        if self.audit_refusal(event.detail(&explanation.text)).await? {
+            let (person, device, to) = (person.clone(), device.clone(), destination(request));
+            let refusal = Refusal { time: now(), person, device, source, to, tags: Vec::new() };
+            self.storage.call_for(&session.person, move |database| database.add_refusal(&refusal)).await?;
+        }
+        Ok(())
     }
 
     /// Returns which of these grants of a verifier, live or ended, may have no flows: revoked, unknown, of a person or
-    /// device that no longer exists, or denied by the policy in force.
+    /// device that no longer exists, or denied by the policy in force or by the person's choices.
     pub async fn to_cut(&self, verifier: Arc<str>, handles: Vec<u64>) -> Result<Vec<RevokedGrant>> {
         let asker = verifier.clone();
-        let grants = self.storage.read_for(&asker, move |database| database.grants_of(&verifier, &handles)).await?;
+        let read = move |database: &mut Database| database.grants_of(&verifier, &handles);
+        let grants = self.storage.read_for_verifier(&asker, read).await?;
         let policy = self.policy.read().await;
         let now = now();
         let may_live = |entry: &Option<GrantEntry>| {
-            entry.as_ref().is_some_and(|entry| permits(&policy.decide(&asked(entry, now)), entry))
+            entry.as_ref().is_some_and(|entry| {
+                permits(&policy.decide(&asked(entry, now)), entry)
+                    && !self.preferences_of(&entry.person).ends_flows(&entry.scope(), &entry.to())
+            })
         };
         Ok(grants.into_iter().filter(|(_, entry)| !may_live(entry)).map(|(grant, _)| grant).collect())
     }
@@ -333,10 +380,15 @@ impl Authority {
     pub async fn audit_refusal(&self, event: AuditEvent) -> Result<bool> {
         let written = self.is_to_be_written(&event);
         if written {
-            let person = event.about().to_owned();
-            self.storage.call_for(&person, move |database| database.audit(&event, now())).await?;
+            self.audit_in_turn(event).await?;
         }
         Ok(written)
+    }
+
+    /// Writes an event to the audit trail, in the queue of the person that it is about.
+    pub(crate) async fn audit_in_turn(&self, event: AuditEvent) -> Result<()> {
+        let person = event.about().to_owned();
+        self.storage.call_for(&person, move |database| database.audit(&event, now())).await
     }
 
     /// Counts a refusal and reports whether it must be written individually.
@@ -383,8 +435,9 @@ impl Authority {
     /// Returns how many grants were revoked.
     pub async fn judge_anew(&self, why: &'static str) -> Result<usize> {
         self.sync().await?;
-        // With the write lock, no grant that was decided under the earlier state can be recorded afterwards.
+        // With the write lock, no segment that was decided under the earlier state can be recorded afterwards.
         let policy = self.policy.write().await;
+        self.storage.end_basis();
         let revoked = self.revoke_forbidden(&policy, why).await?;
         drop(policy);
         tracing::info!(revoked, "{why}: grants judged anew");
@@ -397,20 +450,17 @@ impl Authority {
     /// are then notified that their grants ended, so that agents request new ones. Admitted flows continue.
     pub async fn reload_keys(&self, anew: bool) -> Result<String> {
         let keys = self.directory.read_master_keys()?;
-        // With the write lock, no grant that was made with the previous key can be recorded afterwards.
+        // With the write lock, no segment that was made with the previous key can be recorded afterwards.
         let policy = self.policy.write().await;
         *self.master.write().unwrap_or_else(PoisonError::into_inner) = keys;
+        self.storage.end_basis();
         self.segments.forget_keys();
         let time = now();
         let live =
             if anew { self.storage.call(move |database| database.live_of_sessions(time)).await? } else { Vec::new() };
         drop(policy);
         self.push.tell_all(&Event::Policy);
-        let mut told: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
-        for (session, grant) in live {
-            told.entry(Listener::Session(session)).or_default().push(grant);
-        }
-        self.tell_revoked(told);
+        self.push.tell_revoked(live.into_iter().map(|(session, grant)| (Listener::Session(session), grant)));
         tracing::info!(anew, "the master key was rotated");
         Ok("the server has told the verifiers".into())
     }
@@ -469,6 +519,11 @@ impl Authority {
     }
 }
 
+/// Returns the destination that a request names.
+fn destination(request: &GrantRequest) -> Destination {
+    Destination { address: request.address.to_canonical(), protocol: request.protocol, port: request.port }
+}
+
 /// Reconstructs the request for which a grant was issued.
 fn asked(grant: &GrantEntry, now: u64) -> Request<'_> {
     let to = Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
@@ -487,3 +542,8 @@ fn permits(decision: &Decision<'_>, grant: &GrantEntry) -> bool {
         && (terms.reply || !flags.has(Flags::REPLY))
         && (!terms.bind_source || flags.has(Flags::SOURCE))
 }
+
+#[cfg(test)]
+pub(crate) mod stage;
+#[cfg(test)]
+mod tests;

@@ -27,14 +27,16 @@ mod verifiers;
 pub use accounts::{Account, AccountEntry, SecondFactor};
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
 pub use devices::DeviceEntry;
-pub use grants::{Ended, GrantEntry, Issuance, Which};
+pub use grants::{Ended, GrantEntry, Issuance, Walk, Which};
 pub use holders::Recorded;
 pub use identities::{Known, NewService, ProviderSession, Renewable, Renewed, ServiceEntry};
 pub use logins::{Login, Proof};
 pub use passkeys::{Passkey, PasskeyHandle};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};
 pub use sessions::{Holder, OwnSession, Session, SessionEntry, session_number};
-pub use thread::Storage;
+#[cfg(test)]
+pub(crate) use thread::Held;
+pub use thread::{Basis, Storage, verifiers_line};
 pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use verifiers::VerifierEntry;
 
@@ -167,6 +169,12 @@ impl Database {
             policies::prune(transaction, now)?;
             trail::cut(transaction, now - i64::from(audit_lifetime), time)
         })
+    }
+
+    /// Reads from one state of the database, whatever is written meanwhile.
+    pub fn snapshot<T>(&self, read: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let _unchanged = self.connection.unchecked_transaction()?;
+        read(self)
     }
 
     fn write<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {

@@ -58,7 +58,7 @@ async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) 
     let (person, device) = (visitor.person().to_owned(), fields.text("device")?.to_owned());
     let by = visitor.operator();
     let (owner, name) = (person.clone(), device.clone());
-    let devices = authority.storage.call(move |database| database.devices(Some(&owner))).await?;
+    let devices = authority.storage.read_for(visitor.person(), move |database| database.devices(Some(&owner))).await?;
     if !devices.iter().any(|entry| entry.device == name) {
         return Err(Problem::NotFound("device of yours"));
     }

@@ -66,7 +66,7 @@ async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) 
     let Ok(handle) = u64::from_str_radix(fields.text("grant")?, 16) else { return Err(not_yours) };
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
     let revoke = move |database: &mut Database| {
-        if !database.live_grants_of(&person, now())?.iter().any(|own| own.handle == format!("{handle:016x}")) {
+        if database.live_grant_of(&person, handle, now())?.is_none() {
             return Ok(None);
         }
         database.revoke(&Which::OwnGrant(person, handle), &by, now())

@@ -89,7 +89,7 @@ async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap) -> anyho
             if session.ends.is_some_and(|ends| ends > session.expires)
                 && now() + u64::from(idle) >= session.expires + NOTE.min(u64::from(idle) / 2)
             {
-                authority.prolong_session(token, idle).await?;
+                authority.prolong_session(token, &session.person, idle).await?;
             }
             let is_administrator =
                 authority.with_policy(|policy| authority.config.console.is_administrator(policy, &session)).await;

@@ -82,7 +82,9 @@ async fn overview(
 ) -> Result<Markup, Problem> {
     let faults = &attempted.faults;
     let person = visitor.person().to_owned();
-    let found = authority.storage.call(move |database| Ok((database.account(&person)?, database.passkeys(&person)?)));
+    let found = authority
+        .storage
+        .call_for(visitor.person(), move |database| Ok((database.account(&person)?, database.passkeys(&person)?)));
     let (account, passkeys) = found.await?;
     let page = Page::new("Security").of(Some(visitor)).at("/security").done(done);
     let Some(account) = account else {
@@ -221,7 +223,7 @@ async fn check(authority: &Authority, visitor: &Visitor, peer: &Peer, fields: &F
 
 async fn offer_factor(State(authority): Shared, visitor: Visitor) -> Result<Response, Problem> {
     let person = visitor.person().to_owned();
-    let account = authority.storage.call(move |database| database.account(&person)).await?;
+    let account = authority.storage.call_for(visitor.person(), move |database| database.account(&person)).await?;
     match account {
         None => Err(Problem::NotFound("account: your identity provider manages yours")),
         Some(account) if account.totp.is_some() => Ok(Redirect::to(&format!("{ROOT}/security")).into_response()),
@@ -285,7 +287,10 @@ async fn add_factor(
         return again("new-code", Problem::WrongSecondFactor);
     };
     let (person, by, kept) = (visitor.person().to_owned(), visitor.operator(), secret.clone());
-    let added = authority.storage.call(move |database| database.add_totp(&person, &kept, step, &by, now())).await?;
+    let added = authority
+        .storage
+        .call_for(visitor.person(), move |database| database.add_totp(&person, &kept, step, &by, now()))
+        .await?;
     if !added {
         return Err(Problem::Malformed("there is a second factor already".into()));
     }
@@ -303,7 +308,7 @@ async fn remove_factor(
         return attempted.again(&authority, &visitor, StatusCode::UNAUTHORIZED).await;
     }
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
-    authority.storage.call(move |database| database.remove_totp(&person, &by, now())).await?;
+    authority.storage.call_for(visitor.person(), move |database| database.remove_totp(&person, &by, now())).await?;
     Ok(page::done("/security", "factor-removed").into_response())
 }
 
@@ -316,9 +321,9 @@ async fn begin_passkey(
     let ceremonies = authority.passkeys.as_ref().ok_or(Problem::NotFound("passkey here"))?;
     check(&authority, &visitor, &peer, &fields).await?;
     let (person, fresh) = (visitor.person().to_owned(), credentials::random::<64>()?);
-    let known = authority
-        .storage
-        .call(move |database| Ok((database.passkey_handle(&person, fresh)?, database.passkeys(&person)?)));
+    let known = authority.storage.call_for(visitor.person(), move |database| {
+        Ok((database.passkey_handle(&person, fresh)?, database.passkeys(&person)?))
+    });
     let (handle, known) = known.await?;
     Ok(Json(ceremonies.begin_registration(visitor.person(), handle, &known)?))
 }
@@ -333,10 +338,14 @@ async fn add_passkey(State(authority): Shared, visitor: Visitor, Form(fields): F
         return attempted.again(&authority, &visitor, StatusCode::BAD_REQUEST).await;
     }
     let (person, fresh) = (visitor.person().to_owned(), credentials::random::<64>()?);
-    let handle = authority.storage.call(move |database| database.passkey_handle(&person, fresh)).await?;
+    let handle =
+        authority.storage.call_for(visitor.person(), move |database| database.passkey_handle(&person, fresh)).await?;
     let passkey = ceremonies.finish_registration(fields.text("answer")?, handle, name, now())?;
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
-    let added = authority.storage.call(move |database| database.add_passkey(&person, &passkey, &by, now())).await?;
+    let added = authority
+        .storage
+        .call_for(visitor.person(), move |database| database.add_passkey(&person, &passkey, &by, now()))
+        .await?;
     if !added {
         return Err(Problem::Malformed(
             "this passkey is registered already, or there are too many: remove one first".into(),
@@ -358,6 +367,9 @@ async fn remove_passkey(
         return attempted.again(&authority, &visitor, StatusCode::UNAUTHORIZED).await;
     }
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
-    let removed = authority.storage.call(move |database| database.remove_passkey(&person, &id, &by, now())).await?;
+    let removed = authority
+        .storage
+        .call_for(visitor.person(), move |database| database.remove_passkey(&person, &id, &by, now()))
+        .await?;
     if removed { Ok(page::done("/security", "passkey-removed").into_response()) } else { Err(not_yours) }
 }

@@ -187,8 +187,8 @@ async fn grant(
     if request.protocol == 0 {
         return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
     }
-    let _turn = authority.turn_to_ask(&caller.session.person).await;
-    let mut grant = authority.grant(caller.token, &caller.session, &request, caller.peer.address).await?;
+    let turn = authority.turn_to_ask(&caller.session.person).await;
+    let mut grant = authority.grant(&turn, caller.token, &request, caller.peer.address).await?;
     if request.in_band && authority.key_transfer.take_over(&caller.peer, &mut grant).await {
         tracing::debug!(person = caller.session.person, "the key goes in band");
     }
@@ -285,16 +285,19 @@ async fn enrol(State(authority): Shared, peer: Peer, Body(enrolment): Body<Enrol
     responses((status = 200, body = VerifierConfig), Problem)
 )]
 async fn config(State(authority): Shared, caller: VerifierCaller) -> Authorized<VerifierConfig> {
+    let _turn = authority.verifiers_turn(&caller.id).await;
     let verifier = caller.id.to_string();
     let id = verifier.clone();
     let receivers = authority.receivers(&verifier).await;
     let now = now();
     let (epoch_length, max_lifetime) = (authority.config.epoch_length, authority.config.max_lifetime);
     let read = move |database: &mut Database| {
-        let (revoked, revoked_sessions) = (database.revoked(&id, now)?, database.revoked_sessions(&id, now)?);
-        Ok((revoked, revoked_sessions, database.pairs(&id, now, epoch_length)?))
+        database.snapshot(|database| {
+            let (revoked, revoked_sessions) = (database.revoked(&id, now)?, database.revoked_sessions(&id, now)?);
+            Ok((revoked, revoked_sessions, database.pairs(&id, now, epoch_length)?))
+        })
     };
-    let (revoked, revoked_sessions, pairs) = authority.storage.call(read).await?;
+    let (revoked, revoked_sessions, pairs) = authority.storage.read_for_verifier(&verifier, read).await?;
     let withdrawn = authority.withdrawn(&verifier);
     Ok(Json(VerifierConfig {
         verifier,
@@ -357,7 +360,10 @@ async fn grant_owner(
     let is_handle = handle.len() == 16 && handle.bytes().all(|byte| byte.is_ascii_hexdigit());
     let handle = u64::from_str_radix(&handle, 16).ok().filter(|_| is_handle);
     let handle = handle.ok_or_else(|| Problem::Malformed("a handle is 16 hex digits".into()))?;
-    let mut owner = authority.storage.call(move |database| database.grant_owner(&caller.id, handle)).await?;
+    let _turn = authority.verifiers_turn(&caller.id).await;
+    let id = caller.id.clone();
+    let read = move |database: &mut Database| database.grant_owner(&id, handle);
+    let mut owner = authority.storage.read_for_verifier(&caller.id, read).await?;
     if let Some(owner) = &mut owner {
         owner.class = authority.with_policy(|policy| policy.class_of(&owner.rule)).await;
     }
@@ -385,6 +391,7 @@ async fn flows(
 ) -> Authorized<FlowsToCut> {
     let asked = check_count(&handles)?;
     let verifier = caller.id.clone();
+    let _turn = authority.verifiers_turn(&verifier).await;
     let cut = authority.to_cut(caller.id, handles).await?;
     tracing::debug!(%verifier, asked, cut = cut.len(), "rechecked flows");
     Ok(Json(FlowsToCut { cut }))
@@ -433,9 +440,11 @@ async fn explain(
 ) -> Authorized<PersonExplanation> {
     let ExplainRequest { person, device, mut groups, mut tags, source, address, protocol, port } = request;
     let to = Destination { address: address.to_canonical(), protocol, port };
+    let _turn = authority.verifiers_turn(&caller.id).await;
     tracing::debug!(verifier = %caller.id, person, "explains");
     let (of, on) = (person.clone(), device.clone());
-    let known = authority.storage.call(move |database| database.known_of(&of, on.as_deref())).await?;
+    let read = move |database: &mut Database| database.known_of(&of, on.as_deref());
+    let known = authority.storage.read_for_verifier(&caller.id, read).await?;
     let taken = taken(&known, device.as_deref(), &groups, &tags, source);
     groups.extend(known.groups);
     tags.extend(known.tags);
@@ -482,3 +491,6 @@ fn taken(
         format!("from: {from}"),
     ]
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,11 +24,20 @@ pub struct Turn<'t> {
 impl Turns {
     /// Waits until one of the account's places is free, in order of arrival.
     pub async fn wait(&self, person: &str) -> Turn<'_> {
+        self.wait_for(person, 1).await
+    }
+
+    /// Waits until all the account's requests that have a place now are done. Its later requests wait meanwhile.
+    pub async fn wait_for_all(&self, person: &str) {
+        drop(self.wait_for(person, AT_WORK as u32).await);
+    }
+
+    async fn wait_for(&self, person: &str, count: u32) -> Turn<'_> {
         let places = self.lock().entry(person.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(AT_WORK))).clone();
         // Created before waiting, so that a request that is cancelled meanwhile is cleaned up too.
         let mut turn = Turn { turns: self, person: person.to_owned(), places: Some(places.clone()), place: None };
         // Fails only if the semaphore is closed, which never happens.
-        turn.place = places.acquire_owned().await.ok();
+        turn.place = places.acquire_many_owned(count).await.ok();
         turn
     }
 

@@ -1,7 +1,7 @@
 //! The API calls for logins with the identity provider and of machines (`api`).
 
 use super::pending::agent::{AgentLogin, PAGE, Proven, Requester};
-use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, Finish, Rest, Started, Way};
+use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, CodeLogin, Finish, Rest, Started, Way};
 use super::provider::{Refusal, Verified};
 use super::{Provider, service};
 use crate::http::extractors::Body;
@@ -25,7 +25,7 @@ use axum::{Form, Json};
 use serde::Deserialize;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -133,13 +133,14 @@ async fn device(
         interval: details.interval().as_secs().max(1),
         expires_in: expires_in.as_secs(),
     };
-    let (outcome, comes) = oneshot::channel();
-    let waiting = authority.clone();
+    let (answer, outcome) = oneshot::channel();
+    let wanted = Arc::new(Notify::new());
+    let (waiting, polls) = (authority.clone(), wanted.clone());
     let task = tokio::spawn(async move {
         let Some(provider) = &waiting.provider else { return };
-        let _ = outcome.send(provider.await_device(&details).await);
+        let _ = answer.send(provider.await_device(&details, &polls).await);
     });
-    let way = Way::Code(device, comes, Abort(task.abort_handle()));
+    let way = Way::Code(CodeLogin { device, outcome, wanted, task: Abort(task.abort_handle()) });
     let (source, until) = (Key::source(peer.address), Instant::now() + expires_in);
     started.login = authority.logins.begin(Started { challenge, source, until, charged, way })?;
     Ok(Json(started))

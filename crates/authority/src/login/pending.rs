@@ -13,10 +13,10 @@ use api::Callback;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::task::AbortHandle;
 
 /// Time limit for a person to log in at the provider in a browser.
@@ -26,8 +26,12 @@ const MOST_BROWSER: usize = 4096;
 /// Maximum number of concurrent logins in browsers from one source. The throttle lets a source start 230 within
 /// [`BROWSER_TIME`], so an attacker cannot push out the login of a person behind the same address.
 const MOST_OF_SOURCE: usize = 256;
-/// Maximum number of concurrent logins by device code. For each, the authority polls the provider every few seconds.
-const MOST_DEVICE: usize = 128;
+/// Maximum number of concurrent logins by device code. For each, the authority polls the provider, but only as often as
+/// its agent asks for the result. The throttle lets all networks together start ten a second, so that an attacker with
+/// a network for each needs minutes to fill this.
+const MOST_DEVICE: usize = 4096;
+/// Maximum number of concurrent logins by device code from one network.
+const MOST_DEVICE_OF_NETWORK: usize = 512;
 /// Maximum number of outstanding challenges for machines.
 const MOST_CHALLENGES: usize = 4096;
 /// Lifetime of a challenge.
@@ -39,14 +43,23 @@ pub enum Way {
     Console(Departure, String),
     /// A person is asked in a browser to approve an agent's login.
     Agent(Box<AgentLogin>),
-    /// A person has to enter a code at the provider; with the name of the device.
-    Code(
-        String,
-        oneshot::Receiver<Result<Verified, Refusal>>,
-        #[expect(dead_code, reason = "dropped with the login")] Abort,
-    ),
+    /// A person has to enter a code at the provider.
+    Code(CodeLogin),
     /// A machine has to sign a challenge.
     Challenge,
+}
+
+/// An agent's login by device code.
+pub struct CodeLogin {
+    /// The device name that the agent gave.
+    pub device: String,
+    /// The provider's answer.
+    pub outcome: oneshot::Receiver<Result<Verified, Refusal>>,
+    /// Notified when the agent asks for the result: the provider is polled only then.
+    pub wanted: Arc<Notify>,
+    /// The task that polls the provider.
+    #[expect(dead_code, reason = "dropped with the login")]
+    pub task: Abort,
 }
 
 /// Ends a task when dropped.
@@ -114,8 +127,9 @@ pub struct Rest {
 pub struct Logins(Mutex<HashMap<String, Started>>);
 
 impl Logins {
-    /// Records a login and returns its name. If the source has its full share, its oldest login is removed; else, if
-    /// there is no room, the oldest login of the network that has most.
+    /// Records a login and returns its name. If there is no room, another login gives way: the oldest of the same
+    /// source or network if that has its full share, else one of the network that has most. A login that was answered
+    /// gives way only if its network has no other.
     ///
     /// # Errors
     /// The system provides no randomness.
@@ -124,13 +138,19 @@ impl Logins {
         let mut all = self.lock();
         let now = Instant::now();
         all.retain(|_, login| login.until > now);
-        let (kind, (most, share)) = (std::mem::discriminant(&started.way), started.way.most());
+        let (kind, room) = (std::mem::discriminant(&started.way), started.way.room());
+        let network = Key::origin(started.source);
         let same = || all.iter().filter(|(_, login)| std::mem::discriminant(&login.way) == kind);
-        let own = || same().filter(|(_, login)| login.source == started.source);
-        let gives_way = match (own().count() >= share, same().count() >= most) {
-            (true, _) => own().min_by_key(|(_, login)| login.until).map(|(name, _)| name.clone()),
-            (false, true) => greediest(same),
-            (false, false) => None,
+        let of_network = || same().filter(|(_, login)| Key::origin(login.source) == network);
+        let of_source = || same().filter(|(_, login)| login.source == started.source);
+        let gives_way = if of_source().count() >= room.of_source {
+            greediest(of_source)
+        } else if of_network().count() >= room.of_network {
+            greediest(of_network)
+        } else if same().count() >= room.all {
+            greediest(same)
+        } else {
+            None
         };
         gives_way.and_then(|name| all.remove(&name));
         all.insert(name.clone(), started);
@@ -154,8 +174,11 @@ impl Logins {
                 Some(why) => Err(why),
             },
             (Way::Agent(agent), Some(callback)) => agent.redeem(callback).map(Ended::Approved),
-            (Way::Code(_, outcome, _), None) => match outcome.try_recv() {
-                Err(oneshot::error::TryRecvError::Empty) => return Ok(Finish::Pending),
+            (Way::Code(code), None) => match code.outcome.try_recv() {
+                Err(oneshot::error::TryRecvError::Empty) => {
+                    code.wanted.notify_one();
+                    return Ok(Finish::Pending);
+                }
                 Err(oneshot::error::TryRecvError::Closed) => Err(Problem::WrongLogin),
                 Ok(outcome) => Ok(Ended::Verified(outcome)),
             },
@@ -165,7 +188,7 @@ impl Logins {
         let Some(Started { way, charged, .. }) = all.remove(name) else { return Err(Problem::WrongLogin) };
         let device = match way {
             Way::Agent(agent) => agent.requester.device,
-            Way::Code(device, ..) => device,
+            Way::Code(code) => code.device,
             Way::Console(..) | Way::Challenge => return Err(Problem::WrongLogin),
         };
         let rest = Rest { device, charged };
@@ -229,26 +252,43 @@ enum Ended {
     Verified(Result<Verified, Refusal>),
 }
 
-/// Returns the oldest login of the source with most logins in the network with most logins: a source is not pushed out
-/// while others have more.
+/// Returns the login that gives way: of the network with most logins one that is not answered, of these one of the
+/// source with most logins, of these the oldest. So nobody is pushed out while others have more.
 fn greediest<'l, I: Iterator<Item = (&'l String, &'l Started)>>(logins: impl Fn() -> I) -> Option<String> {
     let (mut networks, mut sources) = (HashMap::<_, usize>::new(), HashMap::<_, usize>::new());
     for (_, login) in logins() {
         *networks.entry(Key::origin(login.source)).or_default() += 1;
         *sources.entry(login.source).or_default() += 1;
     }
-    let weight = |login: &Started| (networks[&Key::origin(login.source)], sources[&login.source]);
-    let greediest = logins().max_by_key(|(_, login)| (weight(login), Reverse(login.until)));
-    greediest.map(|(name, _)| name.clone())
+    let weight = |login: &Started| {
+        (networks[&Key::origin(login.source)], !login.way.is_answered(), sources[&login.source], Reverse(login.until))
+    };
+    logins().max_by_key(|(_, login)| weight(login)).map(|(name, _)| name.clone())
+}
+
+/// Maximum numbers of logins of one kind.
+struct Room {
+    all: usize,
+    of_network: usize,
+    of_source: usize,
 }
 
 impl Way {
-    /// Returns the maximum number of logins of this kind, in total and from one source.
-    fn most(&self) -> (usize, usize) {
+    fn room(&self) -> Room {
+        let (all, of_network, of_source) = match self {
+            Self::Console(..) | Self::Agent(_) => (MOST_BROWSER, MOST_BROWSER, MOST_OF_SOURCE),
+            Self::Code(_) => (MOST_DEVICE, MOST_DEVICE_OF_NETWORK, MOST_OF_SOURCE),
+            Self::Challenge => (MOST_CHALLENGES, MOST_CHALLENGES, MOST_CHALLENGES),
+        };
+        Room { all, of_network, of_source }
+    }
+
+    /// Reports whether the person has approved the login, or the provider has answered, so that it can be finished.
+    fn is_answered(&self) -> bool {
         match self {
-            Self::Console(..) | Self::Agent(_) => (MOST_BROWSER, MOST_OF_SOURCE),
-            Self::Code(..) => (MOST_DEVICE, MOST_DEVICE),
-            Self::Challenge => (MOST_CHALLENGES, MOST_CHALLENGES),
+            Self::Agent(agent) => agent.is_approved(),
+            Self::Code(code) => !code.outcome.is_empty(),
+            Self::Console(..) | Self::Challenge => false,
         }
     }
 }
@@ -317,6 +357,54 @@ mod tests {
         }
         assert_eq!(logins.lock().len(), MOST_BROWSER);
         assert!(is_pending(&logins, &honest));
+    }
+
+    fn by_code(source: u32) -> (Started, oneshot::Sender<Result<Verified, Refusal>>) {
+        let (answer, outcome) = oneshot::channel();
+        let task = tokio::spawn(std::future::pending::<()>());
+        let (device, wanted, task) = ("x".into(), Arc::default(), Abort(task.abort_handle()));
+        let way = Way::Code(CodeLogin { device, outcome, wanted, task });
+        (Started { way, until: Instant::now() + BROWSER_TIME, ..challenge(source) }, answer)
+    }
+
+    /// The address of the nth of many networks.
+    fn elsewhere(nth: u32) -> u32 {
+        0x0a00_0001 + nth * 256
+    }
+
+    #[tokio::test]
+    async fn logins_from_a_thousand_networks_push_out_no_login_by_device_code() {
+        let logins = Logins::default();
+        let honest = logins.begin(by_code(0xc000_0201).0).unwrap();
+        for nth in 0..1000 {
+            logins.begin(by_code(elsewhere(nth)).0).unwrap();
+        }
+        assert!(is_pending(&logins, &honest));
+    }
+
+    #[tokio::test]
+    async fn a_lone_login_by_device_code_stays_while_a_network_is_crowded() {
+        let logins = Logins::default();
+        let honest = logins.begin(by_code(0xc000_0201).0).unwrap();
+        // Two from each network: more than there is room for.
+        for nth in 0..MOST_DEVICE as u32 + 100 {
+            logins.begin(by_code(elsewhere(nth / 2)).0).unwrap();
+        }
+        assert_eq!(logins.lock().len(), MOST_DEVICE);
+        assert!(is_pending(&logins, &honest));
+    }
+
+    #[tokio::test]
+    async fn a_login_by_device_code_that_the_provider_has_answered_stays_while_its_network_has_another() {
+        let logins = Logins::default();
+        let (login, answer) = by_code(0xc000_0201);
+        let approved = logins.begin(login).unwrap();
+        assert!(answer.send(Err(Refusal::No("x".into()))).is_ok());
+        // From the same source, and from other sources of its network.
+        for nth in 0..2 * MOST_DEVICE_OF_NETWORK as u32 {
+            logins.begin(by_code(0xc000_0201 + nth % 200).0).unwrap();
+        }
+        assert!(is_pending(&logins, &approved));
     }
 
     #[test]

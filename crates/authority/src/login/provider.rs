@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 
 /// Age at which the provider's cached metadata, including its keys, is fetched again.
 const METADATA_TIME: Duration = Duration::from_secs(600);
@@ -227,12 +227,21 @@ impl Provider {
         request.request_async(&self.http).await.map_err(refused)
     }
 
-    /// Polls until the person has entered the code or the code has expired, no more often than the provider allows.
-    pub async fn await_device(&self, details: &CoreDeviceAuthorizationResponse) -> Result<Verified, Refusal> {
+    /// Polls until the person has entered the code or the code has expired, no more often than the provider allows, and
+    /// no more often than `wanted` is notified: logins that nobody waits for cost the provider nothing.
+    pub async fn await_device(
+        &self,
+        details: &CoreDeviceAuthorizationResponse,
+        wanted: &Notify,
+    ) -> Result<Verified, Refusal> {
         let metadata = self.metadata(false).await?;
         let client = self.client(&metadata);
         let request = client.exchange_device_access_token(details).map_err(broken)?;
-        let tokens = request.request_async(&self.http, tokio::time::sleep, None).await.map_err(refused)?;
+        let pause = |time| async move {
+            tokio::time::sleep(time).await;
+            wanted.notified().await;
+        };
+        let tokens = request.request_async(&self.http, pause, None).await.map_err(refused)?;
         // No nonce: the authority received the token over its own connection, for its own code.
         self.verified(&tokens, |_: Option<&Nonce>| Ok(()), None).await
     }

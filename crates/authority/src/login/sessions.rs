@@ -5,17 +5,14 @@ use crate::login::credentials;
 use crate::now;
 use crate::push::events::Listener;
 use crate::state::Authority;
-use crate::storage::{AuditEvent, Database, Login, Proof, Session, TokenHash};
+use crate::storage::{AuditEvent, Database, Ended, Login, Proof, Session, TokenHash};
 use anyhow::Result;
-use api::{Event, RevokedGrant, RevokedSession};
+use api::Event;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 use zeroize::Zeroizing;
-
-/// Maximum number of revoked grants or sessions in one event: about 32 KiB.
-const REVOKED_PER_EVENT: usize = 512;
 
 impl Authority {
     /// Returns the session of a bearer token, if it has not ended. A browser's console session is not one.
@@ -47,15 +44,18 @@ impl Authority {
     }
 
     /// Extends a console session after use.
-    pub async fn prolong_session(&self, token: TokenHash, idle: u32) -> Result<()> {
-        let expires = now() + u64::from(idle);
-        self.storage.call(move |database| database.prolong_session(token, expires)).await?;
-        let mut sessions = self.sessions.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(session) = sessions.get_mut(&token) {
-            let ends = session.ends.unwrap_or(expires);
-            Arc::make_mut(session).expires = expires.min(ends);
-        }
-        Ok(())
+    pub async fn prolong_session(&self, token: TokenHash, person: &str, idle: u32) -> Result<()> {
+        let (expires, live) = (now() + u64::from(idle), self.sessions.clone());
+        let prolong = move |database: &mut Database| {
+            database.prolong_session(token, expires)?;
+            let mut live = live.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(session) = live.get_mut(&token) {
+                let ends = session.ends.unwrap_or(expires);
+                Arc::make_mut(session).expires = expires.min(ends);
+            }
+            Ok(())
+        };
+        self.storage.call_for(person, prolong).await
     }
 
     /// Records a login whose proof was verified, and returns the session for its holder.
@@ -78,32 +78,33 @@ impl Authority {
     /// Records a login whose proof was verified, and returns a new token for its holder.
     pub async fn begin_session(
         &self,
-        mut kept: Session,
+        mut session: Session,
         proof: Proof,
         source: IpAddr,
     ) -> Result<Zeroizing<String>, Problem> {
         let (token, hash) = credentials::new_token::<32>()?;
-        let syncing = self.syncing.pause().await;
-        let session = kept.clone();
-        let add = move |database: &mut Database| database.add_session(hash, &session, &proof, source, now());
-        let displaced = match self.storage.call_for(&kept.person, add).await? {
-            Login::Done { displaced, tags, groups, holder } => {
-                (kept.tags, kept.groups, kept.holder) = (tags, groups, holder);
-                displaced
+        let (person, device, live) = (session.person.clone(), session.device.clone(), self.sessions.clone());
+        let add = move |database: &mut Database| {
+            let login = database.add_session(hash, &session, &proof, source, now())?;
+            if let Login::Done { tags, groups, holder, .. } = &login {
+                (session.tags, session.groups, session.holder) = (tags.clone(), groups.clone(), *holder);
+                // By this thread, which also replaces all sessions when it synchronises them: it then misses none.
+                live.write().unwrap_or_else(PoisonError::into_inner).insert(hash, Arc::new(session));
             }
+            Ok(login)
+        };
+        let displaced = match self.storage.call_for(&person, add).await? {
+            Login::Done { displaced, .. } => displaced,
             Login::Outdated => return Err(Problem::WrongPassword),
             Login::TooMany { seconds } => return Err(Problem::TooMany(Duration::from_secs(seconds))),
             Login::NameTaken => {
-                let event = AuditEvent::new("login_failed").person(&kept.person).source(source);
+                let event = AuditEvent::new("login_failed").person(&person).source(source);
                 self.audit_refusal(event.detail("the name belongs to somebody else here")).await?;
-                return Err(Problem::NameTaken(kept.person));
+                return Err(Problem::NameTaken(person));
             }
         };
-        let Session { person, device, .. } = kept.clone();
         tracing::info!(person, device, %source, "logged in");
         self.throttle.remember(person.clone(), source);
-        self.sessions.write().unwrap_or_else(PoisonError::into_inner).insert(hash, Arc::new(kept));
-        drop(syncing);
         if self.groups_differ(&person) {
             self.judge_anew("a login brought news of groups").await?;
         } else if displaced {
@@ -140,65 +141,38 @@ impl Authority {
     }
 
     async fn sync_alone(&self) -> Result<()> {
-        let (sessions, verifiers, gone, ended, rechecks, preferences) = self
-            .storage
-            .call(|database| {
-                let gone = database.take_ended_sessions()?;
-                let (ended, rechecks) = (database.take_unannounced()?, database.take_rechecks()?);
-                let preferences = database.preferences()?;
-                Ok((database.sessions(now())?, database.verifier_tokens()?, gone, ended, rechecks, preferences))
-            })
-            .await?;
-        let sessions: HashMap<_, _> = sessions.into_iter().map(|(token, session)| (token, Arc::new(session))).collect();
-        let live: HashSet<_> = sessions.keys().copied().collect();
-        let verifiers = verifiers.into_iter().map(|(token, id)| (token, Arc::from(id))).collect();
-        let preferences = preferences.into_iter().map(|(person, own)| (person, Arc::new(own))).collect();
-        *self.preferences.write().unwrap_or_else(PoisonError::into_inner) = preferences;
-        *self.sessions.write().unwrap_or_else(PoisonError::into_inner) = sessions;
+        let (kept_sessions, kept_verifiers) = (self.sessions.clone(), self.verifiers.clone());
+        let (kept_preferences, push) = (self.preferences.clone(), self.push.clone());
+        // All by the storage's thread, which completes even if the caller is cancelled: each announcement is taken from
+        // the database once.
+        let synchronise = move |database: &mut Database| {
+            let gone = database.take_ended_sessions()?;
+            let (ended, rechecks) = (database.take_unannounced()?, database.take_rechecks()?);
+            let preferences =
+                database.preferences()?.into_iter().map(|(person, own)| (person, Arc::new(own))).collect();
+            let sessions = database.sessions(now())?.into_iter();
+            let sessions: HashMap<_, _> = sessions.map(|(token, session)| (token, Arc::new(session))).collect();
+            let verifiers = database.verifier_tokens()?.into_iter().map(|(token, id)| (token, Arc::from(id))).collect();
+            let live: HashSet<_> = sessions.keys().copied().collect();
+            *kept_sessions.write().unwrap_or_else(PoisonError::into_inner) = sessions;
+            *kept_verifiers.write().unwrap_or_else(PoisonError::into_inner) = verifiers;
+            *kept_preferences.write().unwrap_or_else(PoisonError::into_inner) = preferences;
+            push.tell_ended(gone);
+            push.tell_revoked(ended.into_iter().flat_map(|Ended { grant, verifier, session }| {
+                [(Listener::Verifier(verifier), grant), (Listener::Session(session), grant)]
+            }));
+            for verifier in rechecks {
+                push.tell(&Listener::Verifier(verifier), &Event::Recheck);
+            }
+            Ok(live)
+        };
+        let live = self.storage.call(synchronise).await?;
         self.datagrams.keep(|token| live.contains(token));
-        *self.verifiers.write().unwrap_or_else(PoisonError::into_inner) = verifiers;
-        self.tell_ended(gone);
-        let mut told: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
-        for ended in ended {
-            told.entry(Listener::Verifier(ended.verifier)).or_default().push(ended.grant);
-            told.entry(Listener::Session(ended.session)).or_default().push(ended.grant);
-        }
-        if !told.is_empty() {
-            tracing::info!(listeners = told.len(), "announcing revoked grants");
-        }
-        self.tell_revoked(told);
         if self.has_segments() {
             self.withdraw_forbidden(&*self.policy.read().await);
         }
-        for verifier in rechecks {
-            self.push.tell(&Listener::Verifier(verifier), &Event::Recheck);
-        }
         self.close_streams();
         Ok(())
-    }
-
-    /// Notifies verifiers of ended sessions: one statement per session, however many grants it had.
-    fn tell_ended(&self, gone: Vec<(String, RevokedSession)>) {
-        let mut told: HashMap<String, Vec<RevokedSession>> = HashMap::new();
-        for (verifier, session) in gone {
-            told.entry(verifier).or_default().push(session);
-        }
-        for (verifier, sessions) in told {
-            tracing::info!(verifier, sessions = sessions.len(), "announcing ended sessions");
-            let listener = Listener::Verifier(verifier);
-            for sessions in sessions.chunks(REVOKED_PER_EVENT) {
-                self.push.tell(&listener, &Event::SessionsRevoked { sessions: sessions.to_vec() });
-            }
-        }
-    }
-
-    /// Notifies listeners of revoked grants.
-    pub(crate) fn tell_revoked(&self, told: HashMap<Listener, Vec<RevokedGrant>>) {
-        for (listener, grants) in told {
-            for grants in grants.chunks(REVOKED_PER_EVENT) {
-                self.push.tell(&listener, &Event::Revoked { grants: grants.to_vec() });
-            }
-        }
     }
 
     /// Closes the streams of listeners that are no longer authorised.

@@ -5,7 +5,7 @@ use crate::http::problems::Problem;
 use crate::now;
 use crate::push::events::Listener;
 use crate::state::Authority;
-use crate::storage::Operator;
+use crate::storage::{Database, Operator, Walk};
 use api::Event;
 use engine::model::Target;
 use engine::policy::preference::{Choice, Preferences};
@@ -27,19 +27,22 @@ impl Authority {
         by: Operator,
     ) -> Result<(), Problem> {
         let whose = person.to_owned();
-        let set =
-            move |database: &mut crate::storage::Database| database.set_preference(&whose, &target, choice, &by, now());
+        let set = move |database: &mut Database| database.set_preference(&whose, &target, choice, &by, now());
         if !self.storage.call_for(person, set).await? {
             return Err(Problem::Malformed("these are too many destinations: forget some first".into()));
         }
+        // From here on, requests are decided by the new choice. Those that were decided before are recorded when the
+        // person's requests under way are done, or are queued before the revocation.
         self.sync().await?;
-        // With the write lock, no grant that was decided under the earlier choice can be recorded afterwards.
-        let policy = self.policy.write().await;
-        let (whose, preferences) = (person.to_owned(), self.preferences_of(person));
-        let revoke =
-            move |database: &mut crate::storage::Database| database.revoke_withheld(&whose, &preferences, now());
-        let revoked = self.storage.call_for(person, revoke).await?;
-        drop(policy);
+        self.requests_done(person).await;
+        let (preferences, time) = (self.preferences_of(person), now());
+        let (mut revoked, mut from) = (0, Some(Walk::from_unexpired(time)));
+        while let Some(at) = from {
+            let (whose, preferences) = (person.to_owned(), preferences.clone());
+            let revoke = move |database: &mut Database| database.revoke_some_withheld(&whose, &preferences, at, time);
+            let (some, next) = self.storage.call_for(person, revoke).await?;
+            (revoked, from) = (revoked + some, next);
+        }
         tracing::info!(person, revoked, %target, "another choice of where an identity may go");
         self.sync().await?;
         for token in self.tokens_of(person) {

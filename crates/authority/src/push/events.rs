@@ -2,7 +2,7 @@
 //! it fetches the full state when it reconnects, so it misses nothing.
 
 use crate::storage::TokenHash;
-use api::{Confirm, Event};
+use api::{Confirm, Event, RevokedGrant, RevokedSession};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -11,6 +11,9 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 const QUEUE: usize = 256;
 /// Maximum number of streams per listener; a new stream closes the oldest.
 const MOST_STREAMS: usize = 4;
+
+/// Maximum number of revoked grants or sessions in one event: about 32 KiB.
+const REVOKED_PER_EVENT: usize = 512;
 
 /// A listener on the push channel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -77,6 +80,37 @@ impl Push {
             held.retain(|stream| stream.tell(&text));
             !held.is_empty()
         });
+    }
+
+    /// Notifies verifiers of ended sessions: one statement per session, however many grants it had.
+    pub fn tell_ended(&self, ended: Vec<(String, RevokedSession)>) {
+        let mut told: HashMap<String, Vec<RevokedSession>> = HashMap::new();
+        for (verifier, session) in ended {
+            told.entry(verifier).or_default().push(session);
+        }
+        for (verifier, sessions) in told {
+            tracing::info!(verifier, sessions = sessions.len(), "announcing ended sessions");
+            let listener = Listener::Verifier(verifier);
+            for sessions in sessions.chunks(REVOKED_PER_EVENT) {
+                self.tell(&listener, &Event::SessionsRevoked { sessions: sessions.to_vec() });
+            }
+        }
+    }
+
+    /// Notifies listeners of revoked grants.
+    pub fn tell_revoked(&self, revoked: impl IntoIterator<Item = (Listener, RevokedGrant)>) {
+        let mut told: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
+        for (listener, grant) in revoked {
+            told.entry(listener).or_default().push(grant);
+        }
+        if !told.is_empty() {
+            tracing::info!(listeners = told.len(), "announcing revoked grants");
+        }
+        for (listener, grants) in told {
+            for grants in grants.chunks(REVOKED_PER_EVENT) {
+                self.tell(&listener, &Event::Revoked { grants: grants.to_vec() });
+            }
+        }
     }
 
     /// Closes the streams of listeners that are no longer known; sessions among them receive a final `LoggedOut`.

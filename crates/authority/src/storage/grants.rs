@@ -22,6 +22,9 @@ const ENTRIES: &str = "grants LEFT JOIN session_slots USING (session)";
 /// Condition for grants that neither were revoked nor ended with their session.
 const HELD: &str = "revoked IS NULL AND ended IS NULL";
 
+/// Maximum number of grants that are examined, and perhaps revoked, before other accounts have their turn.
+const EXAMINED: usize = 64;
+
 /// A grant at the time of issue.
 pub struct Issuance {
     /// The session that the grant is issued to.
@@ -174,12 +177,10 @@ impl Database {
         rows.collect()
     }
 
-    /// Returns a person's grants that have not been revoked, including expired ones, whose flows may be live.
-    pub(super) fn grants_to_judge(&self, person: &str) -> Result<Vec<GrantEntry>> {
-        let mut statement =
-            self.connection.prepare_cached(&format!("SELECT {ENTRY} FROM {ENTRIES} WHERE person = ?1 AND {HELD}"))?;
-        let rows = statement.query_and_then([person], |row| entry(&self.connection, row))?;
-        rows.collect()
+    /// Returns a grant if it is live and this person's.
+    pub fn live_grant_of(&self, person: &str, handle: u64, now: u64) -> Result<Option<GrantEntry>> {
+        let live = |grant: &GrantEntry| grant.person == person && grant.revoked.is_none() && grant.expires > now;
+        Ok(self.grant(handle)?.filter(live))
     }
 
     /// Returns the owner of a grant of `verifier`. The class is left at 0, because the policy determines it.
@@ -408,6 +409,49 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
     let event = event.receiver(&owner.receiver).rule(&owner.rule).detail(detail);
     event.write(transaction, owner.issued)?;
     Ok(Recorded::Done)
+}
+
+/// A position among a person's grants, in the order of their expiry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Walk {
+    expires: i64,
+    handle: i64,
+}
+
+impl Walk {
+    /// Returns the position of the first grant that is unexpired at a verifier whose clock may be behind.
+    pub fn from_unexpired(now: u64) -> Self {
+        Self { expires: ended_by(now), handle: i64::MAX }
+    }
+}
+
+/// The parts of a grant that a person's choices are about.
+pub(super) struct Reach {
+    pub handle: u64,
+    pub scope: Scope,
+    pub to: Destination,
+}
+
+/// Returns some of a person's held grants after `from`, and where to go on.
+pub(super) fn held_from(transaction: &Transaction<'_>, person: &str, from: Walk) -> Result<(Vec<Reach>, Option<Walk>)> {
+    let mut statement = transaction.prepare_cached(&format!(
+        "SELECT handle, address, protocol, port, prefix, flags, expires
+         FROM grants INDEXED BY grants_of_person_by_expiry LEFT JOIN session_slots USING (session)
+         WHERE person = ?1 AND (expires, handle) > (?2, ?3) AND {HELD} ORDER BY expires, handle LIMIT {EXAMINED}"
+    ))?;
+    let mut rows = statement.query(params![person, from.expires, from.handle])?;
+    let (mut held, mut last) = (Vec::new(), from);
+    while let Some(row) = rows.next()? {
+        let (address, prefix): (String, String) = (row.get(1)?, row.get(4)?);
+        let address = address.parse().context("the grants table holds a broken address")?;
+        let prefix = prefix.parse().context("the grants table holds a broken prefix")?;
+        let to = Destination { address, protocol: row.get(2)?, port: row.get(3)? };
+        let application = Flags(row.get(5)?).has(Flags::PORT).then_some((to.protocol, to.port));
+        last = Walk { expires: row.get(6)?, handle: row.get(0)? };
+        held.push(Reach { handle: last.handle.cast_unsigned(), scope: Scope { prefix, service: application }, to });
+    }
+    let next = (held.len() == EXAMINED).then_some(last);
+    Ok((held, next))
 }
 
 /// Returns the number of live grants that a command would revoke.

@@ -52,6 +52,8 @@ pub enum Recorded {
     Done,
     /// The grant's session has ended.
     SessionEnded,
+    /// What the grant was decided on has changed meanwhile: decide again.
+    Outdated,
     /// The session or the account has reached its limit.
     TooMany {
         /// Seconds until one of these grants ends.

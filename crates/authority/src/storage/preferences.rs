@@ -1,6 +1,6 @@
 //! Persons' choices, made at the console, about where their identity may go.
 
-use super::{AuditEvent, Database, Operator, revocation};
+use super::{AuditEvent, Database, Operator, Walk, grants, revocation};
 use anyhow::Result;
 use engine::model::Target;
 use engine::policy::preference::{Choice, Preference, Preferences};
@@ -63,23 +63,31 @@ impl Database {
         Ok(all.into_iter().map(|(person, all)| (person, Preferences::new(all))).collect())
     }
 
-    /// Revokes a person's grants that these choices forbid, and returns their number.
-    pub fn revoke_withheld(&mut self, person: &str, preferences: &Preferences, now: u64) -> Result<usize> {
-        let held = self.grants_to_judge(person)?;
-        let forbidden: Vec<_> = held
-            .iter()
-            .filter(|grant| preferences.forbids(&grant.scope(), &grant.to()))
-            .map(|grant| Ok((u64::from_str_radix(&grant.handle, 16)?, grant.person.clone())))
-            .collect::<Result<_>>()?;
+    /// Examines the next of a person's unexpired grants, revokes those that these choices forbid, and returns their
+    /// number and where to go on. The first call also makes verifiers recheck the flows that outlived their grants:
+    /// the authority does not read expired grants, of which there may be any number, unless a verifier has flows of
+    /// them.
+    pub fn revoke_some_withheld(
+        &mut self,
+        person: &str,
+        preferences: &Preferences,
+        from: Walk,
+        now: u64,
+    ) -> Result<(usize, Option<Walk>)> {
+        if preferences.all().iter().all(|one| one.choice == Choice::Allow) {
+            return Ok((0, None));
+        }
         self.write(|transaction| {
-            revocation::revoke_forbidden(
-                transaction,
-                &forbidden,
-                "the person wants their identity not to go there",
-                now,
-            )
-        })?;
-        Ok(forbidden.len())
+            if from == Walk::from_unexpired(now) {
+                revocation::recheck_of_person(transaction, person)?;
+            }
+            let (held, next) = grants::held_from(transaction, person, from)?;
+            let forbidden = held.iter().filter(|grant| preferences.forbids(&grant.scope, &grant.to));
+            let forbidden: Vec<_> = forbidden.map(|grant| (grant.handle, person.to_owned())).collect();
+            let why = "the person wants their identity not to go there";
+            revocation::revoke_forbidden(transaction, &forbidden, why, now)?;
+            Ok((forbidden.len(), next))
+        })
     }
 }
 

@@ -38,6 +38,17 @@ pub(super) fn revoke_of_verifier(transaction: &Transaction<'_>, verifier: &str, 
     mark(transaction, "verifier = ?3", now, &[&verifier])
 }
 
+/// Makes the verifiers for which a person's live sessions had grants recheck their flows.
+pub(super) fn recheck_of_person(transaction: &Transaction<'_>, person: &str) -> Result<()> {
+    let mut recheck = transaction.prepare_cached(
+        "INSERT OR IGNORE INTO rechecks (verifier) SELECT verifier FROM account_numbers
+         JOIN session_slots USING (account) JOIN session_verifiers USING (session)
+         WHERE person = ?1 AND slot IS NOT NULL AND ended IS NULL",
+    )?;
+    recheck.execute([person])?;
+    Ok(())
+}
+
 /// Revokes the grants that `condition` selects (constant text, values from `?3` on), including expired ones, whose
 /// flows may be live. Unexpired grants are queued for announcement; for the others, the verifiers are queued for a
 /// recheck of their flows.

@@ -1,3 +1,4 @@
+mod choices;
 mod holders;
 mod turns;
 
@@ -65,7 +66,7 @@ async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_al
     // Grants in separate queues are recorded together.
     let own_line = |(mut grant, person): (Issuance, &str)| {
         grant.owner.person = person.into();
-        storage.add_grant(grant)
+        storage.add_grant(grant, storage.basis())
     };
     let asked = asked.into_iter().zip(["robot", "second", "third", "fourth"]);
     let asked = futures_util::future::join_all(asked.map(own_line));

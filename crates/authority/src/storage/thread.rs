@@ -1,9 +1,15 @@
 //! Asynchronous access to the database: one thread writes, another only reads. Work is queued per account, and the
 //! queues are served round-robin, so that an account with many requests delays only itself.
+//!
+//! Nobody may hold a lock that accounts share while waiting for an account's queue ([`Storage::call_for`],
+//! [`Storage::read_for`], [`Storage::add_grant`]): an account that fills its queue would delay everybody. Two things
+//! take the place of such a lock. A grant is recorded only on the [`Basis`] that it was decided on, and what is in
+//! memory of the database is changed by the thread that writes, in the order of its writes.
 
 use super::{Database, Issuance, Recorded};
 use anyhow::{Context, Result, anyhow};
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
@@ -14,15 +20,25 @@ const LINE: usize = 64;
 /// The queue of the authority itself.
 const OWN: &str = "";
 
+/// Returns the name of a verifier's queue. It is no person's: their names contain no space.
+pub fn verifiers_line(verifier: &str) -> String {
+    format!("verifier {verifier}")
+}
+
 /// A job for a thread.
 enum Job {
     Work(Box<dyn FnOnce(&mut Database) + Send>),
     Grant(Box<Waiting>),
 }
 
+/// Identifies the state of policy, sessions and keys that a grant was decided on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Basis(u64);
+
 /// A grant waiting to be recorded.
 struct Waiting {
     grant: Issuance,
+    basis: Basis,
     answer: oneshot::Sender<Result<Recorded>>,
 }
 
@@ -31,20 +47,36 @@ struct Waiting {
 pub struct Storage {
     writer: Arc<Worker>,
     reader: Arc<Worker>,
+    basis: Arc<AtomicU64>,
 }
 
 impl Storage {
     /// Starts the threads. They end when the last clone is dropped, or with [`Self::close`].
     pub fn start(database: Database) -> Result<Self> {
-        let reader = Arc::new(Worker::start("storage-reads", database.reader()?)?);
-        Ok(Self { writer: Arc::new(Worker::start("storage", database)?), reader })
+        let basis = Arc::new(AtomicU64::new(0));
+        let reader = Arc::new(Worker::start("storage-reads", database.reader()?, basis.clone())?);
+        let writer = Arc::new(Worker::start("storage", database, basis.clone())?);
+        Ok(Self { writer, reader, basis })
     }
 
-    /// Records a grant, together with others that are waiting. Completes even if the caller is cancelled.
-    pub async fn add_grant(&self, grant: Issuance) -> Result<Recorded> {
+    /// Returns the basis of a decision that begins now. To be called before anything is read that the decision depends
+    /// on.
+    pub fn basis(&self) -> Basis {
+        Basis(self.basis.load(Ordering::SeqCst))
+    }
+
+    /// Ends the current basis: grants that were decided on it are no longer recorded. To be called when a change has
+    /// taken effect, before the grants are read that it may forbid: these are then all that were decided before.
+    pub fn end_basis(&self) {
+        self.basis.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Records a grant, together with others that are waiting, if the basis that it was decided on has not ended.
+    /// Completes even if the caller is cancelled.
+    pub async fn add_grant(&self, grant: Issuance, basis: Basis) -> Result<Recorded> {
         let (answer, answered) = oneshot::channel();
         let person: Arc<str> = grant.owner.person.as_str().into();
-        self.writer.send(person, Job::Grant(Box::new(Waiting { grant, answer }))).await?;
+        self.writer.send(person, Job::Grant(Box::new(Waiting { grant, basis, answer }))).await?;
         answered.await.map_err(|_| gone())?
     }
 
@@ -79,6 +111,15 @@ impl Storage {
     ) -> Result<T> {
         self.reader.call(person, work).await
     }
+
+    /// Like [`Self::read_for`], for a verifier.
+    pub async fn read_for_verifier<T: Send + 'static>(
+        &self,
+        verifier: &str,
+        work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.reader.call(&verifiers_line(verifier), work).await
+    }
 }
 
 /// A thread with a database, and the work queued for it.
@@ -95,7 +136,7 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    fn start(name: &str, mut database: Database) -> Result<Self> {
+    fn start(name: &str, mut database: Database, basis: Arc<AtomicU64>) -> Result<Self> {
         let lines = Arc::new(Lines::default());
         let (open, closed) = watch::channel(());
         let taken = lines.clone();
@@ -103,7 +144,9 @@ impl Worker {
             while let Some(turn) = taken.take() {
                 match turn {
                     Turn::Work(work, _room) => work(&mut database),
-                    Turn::Grants(waiting) => record(&mut database, waiting),
+                    Turn::Grants(waiting) => {
+                        record(&mut database, decided_on(Basis(basis.load(Ordering::SeqCst)), waiting));
+                    }
                 }
             }
             // Before `open`: a caller that waits for the end must find the file closed.
@@ -240,8 +283,23 @@ impl Queue {
     }
 }
 
+/// Returns the grants that were decided on this basis, and refuses the others.
+fn decided_on(
+    basis: Basis,
+    waiting: Vec<(Box<Waiting>, OwnedSemaphorePermit)>,
+) -> Vec<(Box<Waiting>, OwnedSemaphorePermit)> {
+    let (current, outdated): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(waiting, _)| waiting.basis == basis);
+    for (waiting, _) in outdated {
+        drop(waiting.answer.send(Ok(Recorded::Outdated)));
+    }
+    current
+}
+
 /// Records grants in one transaction.
 fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePermit)>) {
+    if waiting.is_empty() {
+        return;
+    }
     match database.add_grants(waiting.iter().map(|(waiting, _)| &waiting.grant)) {
         Ok(recorded) => {
             for ((waiting, _), recorded) in waiting.into_iter().zip(recorded) {
@@ -271,6 +329,30 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
 fn is_about_one(error: &anyhow::Error) -> bool {
     let code = error.downcast_ref().and_then(rusqlite::Error::sqlite_error_code);
     code == Some(rusqlite::ErrorCode::ConstraintViolation)
+}
+
+/// Keeps an account's work from being queued until this is dropped.
+#[cfg(test)]
+pub(crate) struct Held([Arc<Semaphore>; 2]);
+
+#[cfg(test)]
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|room| room.add_permits(LINE));
+    }
+}
+
+#[cfg(test)]
+impl Storage {
+    /// Leaves no room in an account's queues, which must be empty: further work of the account waits.
+    pub(crate) fn hold(&self, whose: &str) -> Held {
+        Held([&self.writer, &self.reader].map(|worker| {
+            let room = Arc::new(Semaphore::new(0));
+            let line = Line { jobs: VecDeque::new(), room: room.clone() };
+            assert!(worker.lines.lock().lines.insert(whose.into(), line).is_none(), "{whose} has work queued");
+            room
+        }))
+    }
 }
 
 fn gone() -> anyhow::Error {

@@ -109,6 +109,12 @@ impl Preferences {
     pub fn forbids(&self, scope: &Scope, to: &Destination) -> bool {
         self.withholding(to, false).is_some() || !self.narrowed(*scope, to).covers(scope)
     }
+
+    /// Reports whether flows of a grant of this scope, which was issued for `to`, have to end even if the person
+    /// consented to the destination on the agent, as the grant does not say.
+    pub fn ends_flows(&self, scope: &Scope, to: &Destination) -> bool {
+        self.withholding(to, true).is_some() || !self.narrowed(*scope, to).covers(scope)
+    }
 }
 
 /// Reports whether `scope` and `target` have a destination in common.

@@ -157,6 +157,10 @@ impl AgentLogin {
         self.browser.is_some_and(|own| own.ct_eq(browser).into())
     }
 
+    pub(super) fn is_approved(&self) -> bool {
+        matches!(self.stage, Stage::Approved(..))
+    }
+
     fn rests_on(&self, subject: &str) -> bool {
         match &self.stage {
             Stage::Asked(proven) | Stage::Approved(_, proven) => {

@@ -1,0 +1,53 @@
+use super::*;
+use crate::state::stage::{Stage, git, soon};
+use crate::storage::verifiers_line;
+use futures_util::FutureExt;
+
+fn caller(id: &str) -> VerifierCaller {
+    VerifierCaller { token: [0; 32], id: id.into() }
+}
+
+/// Makes every call of a verifier that reads the database.
+async fn calls(authority: &Arc<Authority>, id: &str) {
+    let shared = || State(authority.clone());
+    assert!(config(shared(), caller(id)).await.is_ok());
+    let unknown = grant_owner(shared(), caller(id), Path("0000000000000001".into())).await;
+    assert!(matches!(unknown, Err(Problem::NotFound(_))));
+    assert!(flows(shared(), caller(id), Body(LiveFlows { handles: vec![1] })).await.is_ok());
+    let api::GrantRequest { address, protocol, port, .. } = git();
+    let (groups, tags) = (Vec::new(), Vec::new());
+    let person = "alice".into();
+    let asked = ExplainRequest { person, device: None, groups, tags, source: None, address, protocol, port };
+    drop(explain(shared(), caller(id), Body(asked)).await);
+}
+
+/// With a verifier's credentials that somebody stole they delay neither the authority's own work, such as announcements
+/// of revocations, nor other verifiers.
+#[tokio::test]
+async fn what_a_verifier_asks_waits_in_its_own_queue() {
+    let stage = Stage::new().await;
+    let authority = &stage.authority;
+    let own = authority.storage.hold("");
+    soon(calls(authority, "edge-1")).await;
+    drop(own);
+    let _held = authority.storage.hold(&verifiers_line("edge-1"));
+    let stolen = tokio::spawn({
+        let authority = authority.clone();
+        async move { calls(&authority, "edge-1").await }
+    });
+    soon(calls(authority, "edge-2")).await;
+    assert!(soon(authority.sync()).await.is_ok());
+    assert!(!stolen.is_finished());
+    stolen.abort();
+}
+
+#[tokio::test]
+async fn a_verifier_waits_for_its_turn_as_accounts_do() {
+    let stage = Stage::new().await;
+    let authority = &stage.authority;
+    let _turns = futures_util::future::join_all((0..4).map(|_| authority.verifiers_turn("edge-1"))).await;
+    let mut call = Box::pin(config(State(authority.clone()), caller("edge-1")));
+    assert!(call.as_mut().now_or_never().is_none());
+    soon(calls(authority, "edge-2")).await;
+    assert!(call.as_mut().now_or_never().is_none());
+}

@@ -1,0 +1,81 @@
+//! An authority for unit tests, without a server.
+
+use super::Authority;
+use crate::login::credentials::token_hash;
+use crate::storage::{Held, Proof, Session, TokenHash};
+use crate::{Directory, admin, now};
+use api::GrantRequest;
+use std::future::Future;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+pub const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+/// Lets alice and mallory use git.
+pub const POLICY: &str = r#"
+[[receivers]]
+name = "git"
+address = "203.0.113.10"
+services = ["tcp/22"]
+verifier = "edge-1"
+
+[[rules]]
+action = "allow"
+who = ["person:alice", "person:mallory"]
+to = "git"
+"#;
+
+/// An authority with the accounts alice, mallory and eve.
+pub struct Stage {
+    pub authority: Arc<Authority>,
+    _room: TempDir,
+}
+
+impl Stage {
+    pub async fn new() -> Self {
+        let room = tempfile::tempdir().unwrap();
+        let directory = Directory::at(room.path().join("authority"));
+        directory.init(&["localhost".into()], "127.0.0.1:0".parse().unwrap()).unwrap();
+        std::fs::write(directory.policy(), POLICY).unwrap();
+        for person in ["alice", "mallory", "eve"] {
+            admin::add_account(&directory, person, "correct horse", false).await.unwrap();
+        }
+        Self { authority: Arc::new(Authority::load(directory).await.unwrap()), _room: room }
+    }
+
+    /// Logs a person in.
+    pub async fn login(&self, person: &str) -> TokenHash {
+        let of = person.to_owned();
+        let account = self.authority.storage.call(move |database| database.account(&of)).await.unwrap().unwrap();
+        let session = Session {
+            person: person.into(),
+            device: "laptop".into(),
+            expires: now() + 3600,
+            tags: Vec::new(),
+            groups: Vec::new(),
+            ends: None,
+            holder: wire::Holder::default(),
+        };
+        let begun = self.authority.begin_session(session, Proof::Password(account.password), SOURCE).await;
+        token_hash(&begun.unwrap_or_else(|problem| panic!("{:?}", problem.said())))
+    }
+
+    /// Returns what keeps further work of an account out of its queues, once the work that the account has queued when
+    /// this is first polled is done.
+    pub async fn hold_next(&self, whose: &'static str) -> Held {
+        let storage = self.authority.storage.clone();
+        self.authority.storage.call(move |_| Ok(storage.hold(whose))).await.unwrap()
+    }
+}
+
+/// A request for a grant for git.
+pub fn git() -> GrantRequest {
+    let address = "203.0.113.10".parse().unwrap();
+    GrantRequest { address, protocol: 6, port: 22, consented: false, in_band: false }
+}
+
+/// Waits for something that nothing may delay for long.
+pub async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(5), what).await.expect("it does not wait for another account")
+}

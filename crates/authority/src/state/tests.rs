@@ -1,0 +1,153 @@
+//! Nobody waits for another account's queue: each test leaves no room in mallory's, and others go on.
+
+use super::Authority;
+use super::stage::{POLICY, SOURCE, Stage, git, soon};
+use crate::http::problems::Problem;
+use crate::push::events::Listener;
+use crate::storage::{Database, Operator, TokenHash, Which};
+use api::{Confirm, Grant};
+use engine::policy::preference::Choice;
+use futures_util::FutureExt;
+use std::sync::Arc;
+use tokio::task::{JoinHandle, yield_now};
+
+async fn ask(authority: &Authority, token: TokenHash) -> Result<Grant, Problem> {
+    let session = authority.session(&token).ok_or(Problem::NotLoggedIn)?;
+    let turn = authority.turn_to_ask(&session.person).await;
+    authority.grant(&turn, token, &git(), SOURCE).await
+}
+
+/// Begins work in another task, and runs it until it waits.
+async fn begin<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
+    let task = tokio::spawn(work);
+    // One thread runs both tasks.
+    for _ in 0..100 {
+        yield_now().await;
+    }
+    assert!(!task.is_finished(), "it was to wait");
+    task
+}
+
+fn never(authority: &Arc<Authority>) -> impl Future<Output = Result<(), Problem>> + 'static {
+    let (authority, target) = (authority.clone(), "203.0.113.10".parse().unwrap());
+    async move { authority.prefer("mallory", target, Some(Choice::Never), Operator::current()).await }
+}
+
+async fn live_of(authority: &Authority, person: &'static str) -> usize {
+    let count = move |database: &mut Database| database.live_grants_of(person, crate::now());
+    authority.storage.call(count).await.unwrap().len()
+}
+
+#[tokio::test]
+async fn a_choice_that_waits_in_its_accounts_queue_delays_nobody() {
+    let stage = Stage::new().await;
+    let (authority, alice) = (&stage.authority, stage.login("alice").await);
+    let mut choice = Box::pin(never(authority));
+    // The choice itself is stored; the revocation that follows finds no room.
+    let stored = std::future::poll_fn(|context| std::task::Poll::Ready(choice.as_mut().poll(context).is_ready()));
+    let (done, held) = tokio::join!(biased; stored, stage.hold_next("mallory"));
+    assert!(!done);
+    let choice = begin(choice).await;
+    while authority.preferences_of("mallory").all().is_empty() {
+        yield_now().await;
+    }
+    assert!(soon(ask(authority, alice)).await.is_ok());
+    assert!(soon(authority.sync()).await.is_ok());
+    drop(held);
+    assert!(choice.await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn no_grant_that_was_decided_before_a_choice_outlives_it() {
+    let stage = Stage::new().await;
+    let (authority, mallory) = (&stage.authority, stage.login("mallory").await);
+    // A request is under way while the choice is made.
+    let turn = authority.turn_to_ask("mallory").await;
+    let choice = begin(never(authority)).await;
+    while authority.preferences_of("mallory").all().is_empty() {
+        yield_now().await;
+    }
+    // The request was decided by what held before.
+    let chosen = std::mem::take(&mut *authority.preferences.write().unwrap());
+    assert!(authority.grant(&turn, mallory, &git(), SOURCE).await.is_ok());
+    *authority.preferences.write().unwrap() = chosen;
+    drop(turn);
+    assert!(choice.await.unwrap().is_ok());
+    assert_eq!(live_of(authority, "mallory").await, 0);
+    assert!(matches!(ask(authority, mallory).await, Err(Problem::Withheld(_))));
+}
+
+#[tokio::test]
+async fn a_login_that_waits_in_its_accounts_queue_delays_no_announcement() {
+    let stage = Stage::new().await;
+    let held = stage.authority.storage.hold("mallory");
+    let stage = Arc::new(stage);
+    let login = begin({
+        let stage = stage.clone();
+        async move { stage.login("mallory").await }
+    })
+    .await;
+    assert!(soon(stage.authority.sync()).await.is_ok());
+    drop(held);
+    let mallory = login.await.unwrap();
+    assert!(stage.authority.session(&mallory).is_some());
+}
+
+#[tokio::test]
+async fn a_grant_that_waits_in_its_accounts_queue_delays_no_policy_and_escapes_none() {
+    let stage = Stage::new().await;
+    let authority = &stage.authority;
+    let (alice, mallory) = (stage.login("alice").await, stage.login("mallory").await);
+    let held = authority.storage.hold("mallory");
+    let asking = begin({
+        let authority = authority.clone();
+        async move { ask(&authority, mallory).await }
+    })
+    .await;
+    let without_mallory = POLICY.replace(", \"person:mallory\"", "");
+    assert!(soon(authority.apply_policy(Some(without_mallory), String::new(), None, None)).await.is_ok());
+    assert!(soon(ask(authority, alice)).await.is_ok());
+    drop(held);
+    // The policy that would have allowed it is no longer in force.
+    assert!(matches!(asking.await.unwrap(), Err(Problem::Denied(..))));
+    assert_eq!(live_of(authority, "mallory").await, 0);
+}
+
+#[tokio::test]
+async fn a_refusal_that_waits_in_its_accounts_queue_delays_no_policy() {
+    let stage = Stage::new().await;
+    let authority = &stage.authority;
+    let (alice, eve) = (stage.login("alice").await, stage.login("eve").await);
+    let held = authority.storage.hold("eve");
+    let asking = begin({
+        let authority = authority.clone();
+        async move { ask(&authority, eve).await }
+    })
+    .await;
+    assert!(soon(authority.judge_anew("a test")).await.is_ok());
+    assert!(soon(ask(authority, alice)).await.is_ok());
+    drop(held);
+    assert!(matches!(asking.await.unwrap(), Err(Problem::Denied(..))));
+}
+
+/// A client can end its request at any moment: by hanging up.
+#[tokio::test]
+async fn a_revocation_is_announced_though_the_request_that_synchronises_ends() {
+    let stage = Stage::new().await;
+    let authority = &stage.authority;
+    let alice = stage.login("alice").await;
+    assert!(ask(authority, alice).await.is_ok());
+    let mut heard = authority.push.open(Listener::Verifier("edge-1".into()), Confirm::Nothing);
+    let which = Which::Person("alice".into());
+    let revoke = move |database: &mut Database| database.revoke(&which, &Operator::current(), crate::now());
+    authority.storage.call(revoke).await.unwrap();
+    let (begin, begun) = std::sync::mpsc::channel::<()>();
+    let mut busy = Box::pin(authority.storage.call(move |_| Ok(begun.recv()?)));
+    assert!(busy.as_mut().now_or_never().is_none());
+    let mut sync = Box::pin(authority.sync());
+    assert!(sync.as_mut().now_or_never().is_none());
+    drop(sync);
+    begin.send(()).unwrap();
+    let announced = async { while !heard.recv().await.is_some_and(|event| event.contains("sessions_revoked")) {} };
+    soon(announced).await;
+}
