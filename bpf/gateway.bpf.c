@@ -10,7 +10,7 @@
 #include "nat.h"
 #include "outbound.h"
 #include "samples.h"
-#include "told.h"
+#include "received.h"
 
 /* Returns the flow from the answers' point of view: the outside peer is the client. */
 static __always_inline struct flow_key flow_of_answers(const struct packet *p)

@@ -10,7 +10,7 @@
 #include "flows.h"
 #include "ls.h"
 #include "revoked.h"
-#include "told.h"
+#include "received.h"
 #include "token.h"
 
 struct {

@@ -108,7 +108,7 @@ struct flow_news {
 };
 
 /* A flow that a peer gateway reported, converted to this gateway's time. */
-struct told_flow {
+struct received_flow {
 	struct flow_key key;
 	struct flow flow;
 	__u32 expires; /* when the flow's grant ends, Unix seconds */
@@ -174,7 +174,7 @@ struct member {
 };
 
 /* The inside address of a flow that a peer gateway reported. */
-struct told_address {
+struct received_address {
 	struct flow_key key;
 	struct address inside;
 	__u32 person;

@@ -8,7 +8,7 @@
 #include "flows.h"
 #include "outbound.h"
 #include "rewrite.h"
-#include "told.h"
+#include "received.h"
 
 /* Persons by grant handle. */
 struct {
@@ -246,15 +246,15 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
  * address to different persons before either learned of the other's, each person keeps it on the gateway that assigned
  * it. */
 SEC("syscall")
-int bind_told(struct told_address *told)
+int bind_received(struct received_address *received)
 {
-	struct told_address own = *told;
+	struct received_address own = *received;
 	struct member member = { .address = own.inside, .family = own.key.family };
 	struct way_back back = { .client_port = own.key.client_port, .since = own.now };
 	struct pool_slot *slot;
 	__u32 index, *found = bpf_map_lookup_elem(&members, &member);
 
-	told->slot = 0;
+	received->slot = 0;
 	if (!found)
 		return 0;
 	index = *found;
@@ -269,7 +269,7 @@ int bind_told(struct told_address *told)
 	__builtin_memcpy(own.key.client, &own.inside, 16);
 	own.key.client_port = own.port;
 	if (note_way_back(slot, &own.key, &back))
-		told->slot = index + 1;
+		received->slot = index + 1;
 	else
 		__sync_fetch_and_sub(&slot->flows, 1);
 	return 0;

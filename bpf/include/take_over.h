@@ -8,21 +8,21 @@
 
 /* Updates a flow here from the peer's report of the same flow: the later packet wins. A packet of the same second does
  * not reopen a flow that is closing here, because the order of the two is unknown. */
-static __always_inline void note_told(const struct flow_key *key, struct flow *flow, const struct flow *told)
+static __always_inline void note_received(const struct flow_key *key, struct flow *flow, const struct flow *received)
 {
-	__s32 later = told->seen - flow->seen;
+	__s32 later = received->seen - flow->seen;
 	__u32 state = read_state(flow);
 
-	if (key->protocol != IP_TCP && (__s32)(told->proved - flow->proved) > 0)
-		flow->proved = told->proved;
+	if (key->protocol != IP_TCP && (__s32)(received->proved - flow->proved) > 0)
+		flow->proved = received->proved;
 	if (later < 0 || (later == 0 && (__u8)state >= STAGE_CLOSING))
 		return;
-	flow->seen = told->seen;
-	set_stage(flow, told->stage);
+	flow->seen = received->seen;
+	set_stage(flow, received->stage);
 	if (key->protocol != IP_TCP)
 		return;
-	flow->next = told->next ?: flow->next;
-	flow->answer = told->answer ?: flow->answer;
+	flow->next = received->next ?: flow->next;
+	flow->answer = received->answer ?: flow->answer;
 }
 
 /* Reports whether a flow here is open and keeps its owner (wire.md §6.4.5): the peer gateway had not learned of it in
@@ -35,7 +35,7 @@ static __always_inline int keeps_owner(const struct flow_key *key, const struct 
 
 /* Counts one more flow of the grant, without a limit: the peer gateway admitted it, and refusing it here would cut the
  * flow when routing changes. */
-static __always_inline int count_told(const struct flow_key *key, __u64 handle, __u32 expires)
+static __always_inline int count_received(const struct flow_key *key, __u64 handle, __u32 expires)
 {
 	struct grant_use first = { .flows = 1, .expires = expires, .first = *key }, *use;
 
@@ -48,12 +48,12 @@ static __always_inline int count_told(const struct flow_key *key, __u64 handle, 
 	return 0;
 }
 
-static __always_inline int take_room(const struct flow_key *key, const struct told_flow *told, __u32 *outbound)
+static __always_inline int take_room(const struct flow_key *key, const struct received_flow *received, __u32 *outbound)
 {
-	if (told->flow.origin != FROM_INSIDE) {
-		if (count_told(key, told->flow.handle, told->expires))
+	if (received->flow.origin != FROM_INSIDE) {
+		if (count_received(key, received->flow.handle, received->expires))
 			return -1;
-		note_account(told->flow.holder);
+		note_account(received->flow.holder);
 		return 0;
 	}
 	if (__sync_fetch_and_add(outbound, 1) < config.max_outbound)
@@ -87,9 +87,9 @@ static __always_inline int was_the_clients(const struct flow_key *key, const str
 }
 
 SEC("syscall")
-int take_over(struct told_flow *told)
+int take_over(struct received_flow *received)
 {
-	struct told_flow own = *told;
+	struct received_flow own = *received;
 	struct flow_key key = own.key;
 	__u32 zero = 0, *used = bpf_map_lookup_elem(&outbound, &zero);
 	struct flow *flow;
@@ -106,7 +106,7 @@ int take_over(struct told_flow *told)
 		return REFUSED_REVOKED;
 	flow = find_flow(&key);
 	if (flow && flow->handle == own.flow.handle && flow->origin == own.flow.origin) {
-		note_told(&key, flow, &own.flow);
+		note_received(&key, flow, &own.flow);
 		return TAKEN_KNOWN;
 	}
 	if (!own.begins)

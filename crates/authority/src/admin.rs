@@ -91,14 +91,14 @@ pub async fn add_service(directory: &Directory, name: &str, groups: &[String], t
 pub async fn set_service_groups(directory: &Directory, name: &str, groups: &[String]) -> Result<()> {
     groups.iter().try_for_each(|group| check_name(group))?;
     Database::open(&directory.database())?.set_service_groups(name, groups, &Operator::current(), now())?;
-    judge(directory).await
+    reevaluate(directory).await
 }
 
 /// Replaces the tags of a service account and re-evaluates live grants.
 pub async fn set_service_tags(directory: &Directory, name: &str, tags: &[String]) -> Result<()> {
     tags.iter().try_for_each(|tag| check_name(tag))?;
     Database::open(&directory.database())?.set_service_tags(name, tags, &Operator::current(), now())?;
-    judge(directory).await
+    reevaluate(directory).await
 }
 
 /// Removes a service account and ends its sessions and grants.
@@ -137,21 +137,21 @@ pub struct Revoked {
     /// Number of grants that the revocation ended.
     pub grants: usize,
     /// Whether a server runs and has notified the verifiers.
-    pub told: bool,
+    pub announced: bool,
 }
 
 /// Revokes grants.
 pub async fn revoke(directory: &Directory, which: &Which) -> Result<Revoked> {
     let grants = Database::open(&directory.database())?.revoke(which, &Operator::current(), now())?;
-    let told = act_on(directory, Command::Sync).await?.is_some();
-    Ok(Revoked { grants: grants.unwrap_or(0), told })
+    let announced = act_on(directory, Command::Sync).await?.is_some();
+    Ok(Revoked { grants: grants.unwrap_or(0), announced })
 }
 
 /// Replaces the tags of a device and returns the server's reply.
 pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags: &[String]) -> Result<String> {
     tags.iter().try_for_each(|tag| check_name(tag))?;
     Database::open(&directory.database())?.tag_device(person, device, tags, &Operator::current(), now())?;
-    let done = act_on(directory, Command::Judge).await?;
+    let done = act_on(directory, Command::Reevaluate).await?;
     Ok(done.unwrap_or_else(|| "no server runs; the next one judges grants by it".into()))
 }
 
@@ -202,7 +202,7 @@ pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Resu
     let event = AuditEvent::new("master_key_rotated").detail(&done).by(&Operator::current());
     Database::open(&directory.database())?.audit(&event, now())?;
     match control::tell(directory, Command::ReloadKeys { anew: compromised }).await? {
-        Some(Reply::Done(told)) => Ok(format!("{done}; {told}")),
+        Some(Reply::Done(text)) => Ok(format!("{done}; {text}")),
         Some(Reply::Refused(why)) => bail!("the key is rotated, but the server goes on with the one before: {why}"),
         None => Ok(format!("{done}; no server runs, the next one takes it")),
     }
@@ -235,8 +235,8 @@ pub(crate) fn no_account(person: &str) -> String {
     format!("no account {person}: `vouchsafe authority user add {person}`")
 }
 
-async fn judge(directory: &Directory) -> Result<()> {
-    act_on(directory, Command::Judge).await.map(drop)
+async fn reevaluate(directory: &Directory) -> Result<()> {
+    act_on(directory, Command::Reevaluate).await.map(drop)
 }
 
 async fn sync(directory: &Directory) -> Result<()> {

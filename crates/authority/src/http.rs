@@ -2,6 +2,7 @@
 
 pub(crate) mod connection_limit;
 pub(crate) mod descriptors;
+pub(crate) mod downloads;
 pub(crate) mod extractors;
 pub(crate) mod handlers;
 pub(crate) mod key_transfer;

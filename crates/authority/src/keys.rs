@@ -4,6 +4,7 @@
 use crate::login::credentials;
 use anyhow::{Context, Result, bail};
 use std::net::IpAddr;
+use std::sync::{PoisonError, RwLock};
 use wire::{Epoch, MasterKey, ProofKey, VerifierKey};
 use zeroize::Zeroizing;
 
@@ -82,6 +83,37 @@ impl MasterKeys {
     pub fn replace(&mut self) -> Result<()> {
         self.0 = vec![(0, Zeroizing::new(credentials::random()?))];
         Ok(())
+    }
+}
+
+/// The master keys in use, and the keys derived from them. Has no `Debug`.
+pub struct Keyring {
+    master: RwLock<MasterKeys>,
+    epoch_length: u32,
+}
+
+impl Keyring {
+    /// Creates a keyring for epochs of this length in seconds.
+    pub fn new(master: MasterKeys, epoch_length: u32) -> Self {
+        Self { master: RwLock::new(master), epoch_length }
+    }
+
+    /// Derives the key of a verifier for an epoch.
+    pub fn verifier_key(&self, verifier: &str, epoch: Epoch) -> Result<VerifierKey> {
+        let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
+        master.verifier_key(verifier, epoch, self.epoch_length)
+    }
+
+    /// Derives the key of a verifier for the proofs that are issued in an epoch on behalf of this authority address.
+    pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch) -> Result<ProofKey> {
+        let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
+        master.proof_key(verifier, authority, epoch, self.epoch_length)
+    }
+
+    /// Replaces the master keys. The caller must hold the write lock of the policy, and end the basis of grants, so that
+    /// nothing that was made with the previous key can be recorded afterwards.
+    pub fn replace(&self, master: MasterKeys) {
+        *self.master.write().unwrap_or_else(PoisonError::into_inner) = master;
     }
 }
 

@@ -10,6 +10,7 @@ pub mod console;
 mod convert;
 pub mod directory;
 pub mod dns;
+mod grants;
 mod http;
 mod keys;
 pub mod login;
@@ -20,6 +21,7 @@ mod segments;
 mod single_flight;
 mod state;
 pub mod storage;
+mod sync;
 pub mod tls;
 
 pub use config::Config;

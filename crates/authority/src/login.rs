@@ -15,13 +15,16 @@ mod pending;
 mod provider;
 mod renewal;
 pub(crate) mod service;
+mod session_manager;
 mod sessions;
 
 pub use claims::Identity;
 pub use config::ProviderConfig;
 pub(crate) use passkey::Passkeys;
-pub(crate) use password::{Attempt, PasswordSlots};
+pub(crate) use password::{Attempt, PasswordCheck};
 pub(crate) use pending::agent::{Answered, Ending, PAGE, Proven, Question, shown};
 pub(crate) use pending::{BROWSER_TIME, Brought, Logins, Started, Way};
 pub(crate) use provider::Provider;
-pub(crate) use renewal::LOOK;
+pub(crate) use renewal::{LOOK, Renewal};
+pub(crate) use session_manager::SessionManager;
+pub(crate) use sessions::Sessions;

@@ -3,18 +3,23 @@
 
 pub mod counters;
 
-use crate::state::Authority;
+use crate::http::connection_limit::ConnectionLimit;
+use crate::login::Sessions;
+use crate::push::events::Push;
+use crate::push::verifiers::Verifiers;
+use crate::segments::DatagramService;
+use crate::storage::Storage;
 use anyhow::Result;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use counters::{Outcome, Snapshot, page};
+use counters::{Metrics, Outcome, Snapshot, page};
 use shell::metrics::Page;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Counts a call.
-pub async fn count(State(authority): State<Arc<Authority>>, request: Request, next: Next) -> Response {
+pub async fn count(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
     let began = Instant::now();
     // The route's path, not the request's: an unauthenticated sender must not be able to create metrics.
     let path = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
@@ -23,13 +28,37 @@ pub async fn count(State(authority): State<Arc<Authority>>, request: Request, ne
         .extensions()
         .get()
         .map_or(if response.status().is_success() { "ok" } else { "other" }, |o: &Outcome| o.0);
-    authority.metrics.note(&path, result, began.elapsed().as_secs_f64());
+    metrics.note(&path, result, began.elapsed().as_secs_f64());
     response
 }
 
-impl Authority {
-    /// Collects the current values and returns the metrics page.
-    pub async fn metrics_page(&self) -> Result<Page> {
+/// Collects the values of the metrics that are not counted continuously.
+pub struct Collector {
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) storage: Arc<Storage>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) verifiers: Arc<Verifiers>,
+    pub(crate) push: Arc<Push>,
+    pub(crate) connection_limit: Arc<ConnectionLimit>,
+    pub(crate) datagrams: Arc<DatagramService>,
+}
+
+impl Collector {
+    /// Returns the current values, except those from the database.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            sessions: self.sessions.count(),
+            verifiers: self.verifiers.count(),
+            listeners: self.push.count(),
+            connections: self.connection_limit.count(),
+            turned_away: self.connection_limit.turned_away(),
+            datagrams: self.datagrams.counts(),
+            heads: Vec::new(),
+        }
+    }
+
+    /// Returns the metrics page.
+    pub async fn page(&self) -> Result<Page> {
         let heads = self.storage.call(|database| database.audit_heads()).await?;
         Ok(page(&self.metrics, &Snapshot { heads, ..self.snapshot() }))
     }

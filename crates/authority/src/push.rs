@@ -5,3 +5,4 @@ pub(crate) mod acknowledgements;
 pub(crate) mod activity;
 pub(crate) mod events;
 pub(crate) mod reports;
+pub(crate) mod verifiers;

@@ -2,38 +2,38 @@
 //! addresses are and which verifiers are on the path, and `engine::issuing::segment` defines the format.
 
 mod account;
-mod asked;
 pub mod batch;
 mod book;
-pub(crate) mod datagrams;
+mod datagrams;
 mod keys;
-pub(crate) mod known;
+mod lines;
 
-pub use asked::Answering;
+pub use datagrams::Answering;
+pub(crate) use datagrams::DatagramService;
+pub(crate) use lines::RequestLines;
 
 use crate::convert;
 use crate::http::problems::Problem;
-use crate::push::events::Listener;
-use crate::state::Authority;
-use crate::storage::{AuditEvent, Session, TokenHash};
-use crate::{Directory, now};
+use crate::keys::Keyring;
+use crate::login::Sessions;
+use crate::policy::PolicyInForce;
+use crate::push::events::{Listener, Push};
+use crate::storage::{AuditEvent, AuditLog, Session, TokenHash};
+use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
-use api::{AnswerRequest, Event, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
-use book::Entry;
+use api::{AnswerRequest, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
+use book::{Book, Entry, Withdrawn};
 use engine::issuing::segment::{Give, GiveError, Giver};
 use engine::model::Given;
 use engine::policy::networks::{Located, MOST_TEXT, Networks, Path};
 use engine::policy::{Compiled, Decision, Explanation, Permit, Policy, Request, Subject, place};
+use keys::Keys;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use wire::ask::Question;
 use wire::{Destination, Epoch, ProofKey, SegmentFlags, Vni};
-
-/// Maximum number of withdrawals in one event: some 32 KiB.
-const WITHDRAWN_PER_EVENT: usize = 256;
 
 impl Directory {
     /// Reads `networks.toml`. Without the file, there are no networks.
@@ -95,15 +95,64 @@ impl From<GiveError> for Refusal {
 
 /// The session that requests a segment, and the time of the request.
 #[derive(Clone, Copy)]
-pub(crate) struct Asking<'a> {
+pub(crate) struct Requester<'a> {
     pub token: TokenHash,
     pub session: &'a Arc<Session>,
     pub now: u64,
 }
 
-impl Authority {
+/// Issues path segments, and withdraws the consent to those that are no longer allowed.
+///
+/// The lock of the book is taken after that of the policy, and before that of the sessions.
+pub struct SegmentIssuer {
+    pub(crate) config: Arc<Config>,
+    pub(crate) keyring: Arc<Keyring>,
+    pub(crate) policy: Arc<PolicyInForce>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) audit: Arc<AuditLog>,
+    pub(crate) push: Arc<Push>,
+    networks: RwLock<Arc<Networks>>,
+    keys: Keys,
+    book: Mutex<Book>,
+}
+
+impl SegmentIssuer {
+    /// Creates an issuer without networks.
+    pub fn new(
+        config: Arc<Config>,
+        keyring: Arc<Keyring>,
+        policy: Arc<PolicyInForce>,
+        sessions: Arc<Sessions>,
+        audit: Arc<AuditLog>,
+        push: Arc<Push>,
+    ) -> Self {
+        let (networks, keys, book) = Default::default();
+        Self { config, keyring, policy, sessions, audit, push, networks, keys, book }
+    }
+
+    /// Returns the networks of the current configuration.
+    pub fn networks(&self) -> Arc<Networks> {
+        self.networks.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Replaces the networks.
+    pub fn replace_networks(&self, networks: Networks, policy: &Compiled) {
+        unknown_names(&networks, policy.policy()).iter().for_each(|slip| tracing::warn!("{slip}"));
+        *self.networks.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(networks);
+        self.keys.forget();
+    }
+
+    /// Empties the key cache after the master keys changed.
+    pub fn forget_keys(&self) {
+        self.keys.forget();
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Issues a segment, or returns why it is refused.
-    pub async fn segment(
+    pub async fn issue(
         &self,
         token: TokenHash,
         session: &Arc<Session>,
@@ -125,10 +174,10 @@ impl Authority {
         let given = {
             let policy = self.policy.read().await;
             // Read the session again: its groups or tags may have been removed since the request began to arrive.
-            let session = &self.session(&token).ok_or(Problem::NotLoggedIn)?;
-            let given = self.give(&policy, &self.segments.networks(), Asking { token, session, now }, &question);
+            let session = &self.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
+            let given = self.give(&policy, &self.networks(), Requester { token, session, now }, &question);
             given.and_then(|(given, permit)| {
-                self.session(&token).filter(|now| now.allows_as(session)).ok_or(Refusal::NotLoggedIn)?;
+                self.sessions.get(&token).filter(|now| now.allows_as(session)).ok_or(Refusal::NotLoggedIn)?;
                 let detail = format!("network {network}: {sender} to {}", place(&to_of(&question)));
                 let event = event("segment").receiver(&permit.receiver.name).rule(permit.rule.label()).detail(detail);
                 Ok((given, event))
@@ -136,13 +185,13 @@ impl Authority {
         };
         match given {
             Ok((given, event)) => {
-                self.audit_in_turn(event).await?;
+                self.audit.write_in_turn(event).await?;
                 Ok(convert::segment(&given, now))
             }
             Err(refusal) => {
                 if let Refusal::Denied(explanation, _) = &refusal {
                     tracing::info!("denied: {}", explanation.text);
-                    self.audit_refusal(event("denied").detail(&explanation.text)).await?;
+                    self.audit.write_refusal(event("denied").detail(&explanation.text)).await?;
                 }
                 Err(refusal.into())
             }
@@ -150,7 +199,7 @@ impl Authority {
     }
 
     /// Issues the segment for answers to the segment that the caller presents, or returns why it is refused.
-    pub async fn answer_segment(
+    pub async fn issue_answer(
         &self,
         token: TokenHash,
         request: &AnswerRequest,
@@ -158,34 +207,34 @@ impl Authority {
     ) -> Result<PathSegment, Problem> {
         let none = |_| Problem::NoSegment("`option` is no segment of these addresses".into());
         let shown = convert::shown(request).map_err(none)?;
-        let networks = self.segments.networks();
+        let networks = self.networks();
         let now = now();
         let (given, event) = {
             // The lock is held until the segment is recorded, so that a change of policy finds every segment issued
             // before it.
             let policy = self.policy.read().await;
-            let session = &self.session(&token).ok_or(Problem::NotLoggedIn)?;
-            let given = self.give_answer(&policy, &networks, Asking { token, session, now }, &shown)?;
-            self.session(&token).filter(|now| now.allows_as(session)).ok_or(Problem::NotLoggedIn)?;
+            let session = &self.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
+            let given = self.give_answer(&policy, &networks, Requester { token, session, now }, &shown)?;
+            self.sessions.get(&token).filter(|now| now.allows_as(session)).ok_or(Problem::NotLoggedIn)?;
             let detail = answers_in_words(&networks, &shown);
             let event = AuditEvent::new("segment").person(&session.person).device(&session.device).source(source);
             (given, event.detail(detail))
         };
-        self.audit_in_turn(event).await?;
+        self.audit.write_in_turn(event).await?;
         Ok(convert::segment(&given, now))
     }
 
     /// Decides, and records the issued segment; returns it with the permit. Before the caller passes the segment on, it
     /// must check that the session still [allows as much](Session::allows_as): ending or changing a session after that
     /// check re-evaluates the book, which contains the segment by then.
-    pub(crate) fn give<'p>(
+    fn give<'p>(
         &self,
         policy: &'p Compiled,
         networks: &Networks,
-        asking: Asking<'_>,
+        requester: Requester<'_>,
         question: &Question<'_>,
     ) -> Result<(Given, Permit<'p>), Refusal> {
-        let Asking { token, session, now } = asking;
+        let Requester { token, session, now } = requester;
         let [sender, sending, receiver] =
             [question.sender, question.sending, question.receiver].map(|address| address.to_canonical());
         let to = Destination { address: receiver, ..to_of(question) };
@@ -209,7 +258,7 @@ impl Authority {
         };
         let path = path(networks, sending, receiving.endpoint)?;
         let keys = self.path_keys(path, authority, Epoch::at(now, self.config.epoch_length))?;
-        let mut book = self.segments.book();
+        let mut book = self.book();
         let given = Give {
             giver: self.giver(authority, path, &keys, now),
             terms: permit.terms,
@@ -242,7 +291,7 @@ impl Authority {
         &self,
         policy: &Compiled,
         networks: &Networks,
-        Asking { token, session, now }: Asking<'_>,
+        Requester { token, session, now }: Requester<'_>,
         shown: &Given,
     ) -> Result<Given, Refusal> {
         let wire::Ends { sending, receiving, sender, receiver } = shown.ends;
@@ -261,7 +310,7 @@ impl Authority {
         let keys = self.path_keys(path, authority, current)?;
         let giver = self.giver(authority, path, &keys, now);
         let given = along(shown.answer(&giver, first, back, session.expires)?, &giver, path)?;
-        let mut book = self.segments.book();
+        let mut book = self.book();
         let is_void = |segment: &wire::Segment, sender, receiver| {
             book.withdrawn(shown.vni, sender, receiver).is_some_and(|until| segment.expires <= until)
         };
@@ -283,18 +332,14 @@ impl Authority {
         Ok(given)
     }
 
-    /// Returns the number of withdrawal statements issued so far.
-    pub(crate) fn withdrawn_so_far(&self) -> u64 {
-        self.segments.withdrawn.load(Ordering::Relaxed)
-    }
-
     /// Withdraws consent to the segments of ended sessions, and to those that the policy or the networks no longer
-    /// allow.
-    pub(crate) fn withdraw_forbidden(&self, policy: &Compiled) {
-        let networks = self.segments.networks();
+    /// allow. The caller then announces the withdrawals.
+    #[must_use]
+    pub fn withdraw_forbidden(&self, policy: &Compiled) -> Withdrawn {
+        let networks = self.networks();
         let now = now();
         let may_live = |token: &TokenHash, vni: Vni, given: &book::Key, entry: &Entry| {
-            let Some(session) = self.session(token) else { return false };
+            let Some(session) = self.sessions.get(token) else { return false };
             let subject = session.subject(given.sender);
             let is_right = |from: &Located| from.place.endpoint == entry.sending && may_ask(policy, &subject, from);
             let request = Request { subject, to: entry.to, now };
@@ -305,47 +350,44 @@ impl Authority {
                 && (given.flags.has(SegmentFlags::RETURN)
                     || permitted(policy, &entry.network, &request).is_ok_and(|permit| given.is_within(&permit)))
         };
-        let (withdrawn, sessions) = self.segments.book().judge(now, may_live);
-        if withdrawn.is_empty() {
+        self.book().reevaluate(now, may_live)
+    }
+
+    /// Announces withdrawals to all verifiers that are on a path, and to the sessions whose segments they void.
+    pub fn announce(&self, Withdrawn { statements, by_session }: &Withdrawn) {
+        if statements.is_empty() {
             return;
         }
-        self.segments.withdrawn.fetch_add(withdrawn.len() as u64, Ordering::Relaxed);
-        tracing::info!(statements = withdrawn.len(), "consent to segments was withdrawn");
-        let verifiers = networks.verifiers().into_iter().map(|id| Listener::Verifier(id.to_owned()));
-        let tell = |listener: Listener, withdrawn: &[Withdrawal]| {
-            for withdrawn in withdrawn.chunks(WITHDRAWN_PER_EVENT) {
-                self.push.tell(&listener, &Event::Withdrawn { withdrawn: withdrawn.to_vec() });
-            }
-        };
-        verifiers.for_each(|verifier| tell(verifier, &withdrawn));
-        sessions.into_iter().for_each(|(token, own)| tell(Listener::Session(token), &own));
+        tracing::info!(statements = statements.len(), "consent to segments was withdrawn");
+        for id in self.networks().verifiers() {
+            self.push.announce_withdrawn(&Listener::Verifier(id.to_owned()), statements);
+        }
+        for (token, own) in by_session {
+            self.push.announce_withdrawn(&Listener::Session(*token), own);
+        }
     }
 
     /// Returns the withdrawals that have not expired, for a verifier that is on a path.
-    pub(crate) fn withdrawn(&self, verifier: &str) -> Vec<Withdrawal> {
-        if !self.segments.networks().verifiers().contains(verifier) {
+    pub fn withdrawn(&self, verifier: &str) -> Vec<Withdrawal> {
+        if !self.networks().verifiers().contains(verifier) {
             return Vec::new();
         }
-        self.segments.book().all_withdrawn(now())
+        self.book().all_withdrawn(now())
     }
 
-    /// Reports whether the book contains any segments.
-    pub(crate) fn has_segments(&self) -> bool {
-        !self.segments.book().is_empty()
+    /// Reports whether any segments were issued that may not have expired.
+    pub fn any(&self) -> bool {
+        !self.book().is_empty()
     }
 
     /// Returns the keys of a verifier that is on a path, for proofs of these epochs.
-    pub(crate) fn proof_keys(
-        &self,
-        verifier: &str,
-        epochs: impl Iterator<Item = u64>,
-    ) -> Result<Option<ProofKeys>, Problem> {
-        let networks = self.segments.networks();
+    pub fn proof_keys(&self, verifier: &str, epochs: impl Iterator<Item = u64>) -> Result<Option<ProofKeys>, Problem> {
+        let networks = self.networks();
         let Some(authority) = networks.authority().filter(|_| networks.verifiers().contains(verifier)) else {
             return Ok(None);
         };
         let key = |epoch| {
-            let key = self.proof_key(verifier, authority, Epoch(epoch))?;
+            let key = self.keyring.proof_key(verifier, authority, Epoch(epoch))?;
             Ok(api::EpochKey { epoch, key: hex::encode(key.bytes()) })
         };
         let keys = epochs.map(key).collect::<Result<_>>()?;
@@ -353,8 +395,8 @@ impl Authority {
     }
 
     fn path_keys(&self, path: &Path, authority: IpAddr, epoch: Epoch) -> Result<Arc<[ProofKey]>, Refusal> {
-        let make = |verifier: &str| self.proof_key(verifier, authority, epoch);
-        self.segments.keys.of(&path.verifiers, authority, epoch, make).map_err(Refusal::Internal)
+        let make = |verifier: &str| self.keyring.proof_key(verifier, authority, epoch);
+        self.keys.of(&path.verifiers, authority, epoch, make).map_err(Refusal::Internal)
     }
 
     fn giver<'k>(&self, authority: IpAddr, path: &Path, keys: &'k [ProofKey], now: u64) -> Giver<'k> {

@@ -7,18 +7,18 @@ use tokio::sync::Mutex;
 
 /// The runs of one kind of work.
 #[derive(Default)]
-pub struct Together {
+pub struct SingleFlight {
     begun: AtomicU64,
     /// The number of the last run that succeeded.
     succeeded: Mutex<u64>,
 }
 
-impl Together {
+impl SingleFlight {
     /// Ensures that a run that begins after this call does the work: the caller's own, or another's.
     pub async fn run(&self, work: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
-        let asked = self.begun.load(Ordering::SeqCst);
+        let requested = self.begun.load(Ordering::SeqCst);
         let mut succeeded = self.succeeded.lock().await;
-        if *succeeded > asked {
+        if *succeeded > requested {
             return Ok(());
         }
         let turn = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
@@ -36,14 +36,14 @@ mod tests {
     /// Returns how often the work was done for ten callers, of which nine arrive during the first run, and how many of
     /// them succeeded. `first` gives the result of the first run.
     async fn turns(first: fn() -> Result<()>) -> (u32, usize) {
-        let (together, done) = (Together::default(), std::cell::Cell::new(0));
+        let (flight, done) = (SingleFlight::default(), std::cell::Cell::new(0));
         let work = async || {
             done.set(done.get() + 1);
             let nth = done.get();
             tokio::task::yield_now().await;
             if nth == 1 { first() } else { Ok(()) }
         };
-        let answers = join_all((0..10).map(|_| together.run(&work))).await;
+        let answers = join_all((0..10).map(|_| flight.run(&work))).await;
         (done.get(), answers.iter().filter(|answer| answer.is_ok()).count())
     }
 

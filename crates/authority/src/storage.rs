@@ -6,7 +6,8 @@
 
 mod accounts;
 mod audit;
-pub(crate) mod audit_dedup;
+mod audit_dedup;
+mod audit_log;
 mod copies;
 mod devices;
 mod grants;
@@ -26,10 +27,11 @@ mod verifiers;
 
 pub use accounts::{Account, AccountEntry, SecondFactor};
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
+pub use audit_log::AuditLog;
 pub use devices::DeviceEntry;
 pub use grants::{Ended, GrantEntry, Issuance, Walk, Which};
 pub use holders::Recorded;
-pub use identities::{Known, NewService, ProviderSession, Renewable, Renewed, ServiceEntry};
+pub use identities::{NewService, PersonFacts, ProviderSession, Renewable, Renewed, ServiceEntry};
 pub use logins::{Login, Proof};
 pub use passkeys::{Passkey, PasskeyHandle};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};

@@ -163,7 +163,7 @@ fn main() {
         let mut verify = |frames: &mut [&mut [u8]]| {
             let mut outcomes = [Outcome::NotOurs; BATCH];
             proofs::fetch(frames);
-            batch.judge(frames, table.now, &mut outcomes);
+            batch.verify(frames, table.now, &mut outcomes);
             let passes = outcomes.iter().enumerate().filter(|(_, outcome)| **outcome == Outcome::Proved);
             passes.fold(0, |passes, (place, _)| passes | 1 << place)
         };

@@ -177,7 +177,7 @@ impl Judged {
         deciders.set_clock(NOW);
         let grant = Grant { expires: NOW + 3000, ..Grant::new(family, 1) };
         let first = |grant: &Grant| Transport::Tcp.first(family, grant, CLIENT_PORT, 1);
-        let [_, (outcome, _)] = deciders.judge(&first(&grant).frame(), NOW);
+        let [_, (outcome, _)] = deciders.verify(&first(&grant).frame(), NOW);
         assert_eq!(outcome, Outcome::Token);
         let to_open = Packet::new(family.client, family.open).tcp(Tcp::new(CLIENT_PORT, 22, flag::ACK));
         let forged = |grant: &Grant| {
@@ -192,7 +192,7 @@ impl Judged {
             Kind::ForgedAesCmac => forged(&Grant { suite: wire::Suite::AesCmac, ..grant }),
         });
         for (kind, frame) in Kind::ALL.into_iter().zip(&frames) {
-            let [_, (outcome, _)] = deciders.judge(frame, NOW);
+            let [_, (outcome, _)] = deciders.verify(frame, NOW);
             assert_eq!(outcome, kind.outcome(), "{} measures what it says", kind.name());
         }
         Self { deciders, frames }

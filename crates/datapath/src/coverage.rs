@@ -16,7 +16,7 @@ const OPEN_VSWITCH: &str = "openvswitch";
 /// one.
 pub fn covered(layers: &[Layer], candidates: &BTreeSet<u32>) -> BTreeMap<u32, u32> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
-    let first = |index: &u32| first_judge(&by_index, candidates, *index, &mut BTreeSet::from([*index]));
+    let first = |index: &u32| first_checkpoint(&by_index, candidates, *index, &mut BTreeSet::from([*index]));
     candidates.iter().filter_map(|index| Some((*index, first(index)?))).collect()
 }
 
@@ -31,10 +31,11 @@ pub struct OpenWay {
 
 /// Returns the ways in that an operator may think closed while these interfaces (indexes) have a verifier: ports of a
 /// bridge whose other ports have one, and interfaces that their siblings on the same lower interface reach directly.
-pub fn open_ways(layers: &[Layer], judges: &BTreeSet<u32>) -> Vec<OpenWay> {
+pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
-    let is_judged = |index: u32| {
-        judges.contains(&index) || first_judge(&by_index, judges, index, &mut BTreeSet::from([index])).is_some()
+    let is_checked = |index: u32| {
+        checkpoints.contains(&index)
+            || first_checkpoint(&by_index, checkpoints, index, &mut BTreeSet::from([index])).is_some()
     };
     let open = |layer: &Layer| {
         let name = layer.name.clone();
@@ -46,19 +47,20 @@ pub fn open_ways(layers: &[Layer], judges: &BTreeSet<u32>) -> Vec<OpenWay> {
                 "unprotected: what other interfaces on {lower} send does not all come through {lower}; name {name} as \
                  `interface` instead of {lower}, or give it the mode private"
             );
-            return layer.link.is_some_and(is_judged).then_some(OpenWay { name, why });
+            return layer.link.is_some_and(is_checked).then_some(OpenWay { name, why });
         }
         let master = by_index.get(&layer.master?)?;
         let others = below(&by_index, master.index);
-        let is_open = !judges.contains(&master.index) && !is_judged(layer.index) && others.into_iter().any(is_judged);
-        let why = format!("unprotected: its frames reach {}, only other ports of which are judged", master.name);
+        let is_open =
+            !checkpoints.contains(&master.index) && !is_checked(layer.index) && others.into_iter().any(is_checked);
+        let why = format!("unprotected: its frames reach {}, only other ports of which are checked", master.name);
         is_open.then_some(OpenWay { name, why })
     };
-    layers.iter().filter(|layer| layer.up && !judges.contains(&layer.index)).filter_map(open).collect()
+    layers.iter().filter(|layer| layer.up && !checkpoints.contains(&layer.index)).filter_map(open).collect()
 }
 
 /// Returns the candidate below `index` that is closest to the wire.
-fn first_judge(
+fn first_checkpoint(
     layers: &BTreeMap<u32, &Layer>,
     candidates: &BTreeSet<u32>,
     index: u32,
@@ -66,9 +68,9 @@ fn first_judge(
 ) -> Option<u32> {
     for below in below(layers, index) {
         if seen.insert(below) {
-            let deeper = first_judge(layers, candidates, below, seen);
-            if let Some(judge) = deeper.or_else(|| candidates.contains(&below).then_some(below)) {
-                return Some(judge);
+            let deeper = first_checkpoint(layers, candidates, below, seen);
+            if let Some(checkpoint) = deeper.or_else(|| candidates.contains(&below).then_some(below)) {
+                return Some(checkpoint);
             }
         }
     }
@@ -122,22 +124,22 @@ mod tests {
         assert_eq!(covered(&layers, &BTreeSet::from([2])), BTreeMap::new());
     }
 
-    fn open(layers: &[Layer], judges: &[u32]) -> Vec<u32> {
+    fn open(layers: &[Layer], checkpoints: &[u32]) -> Vec<u32> {
         let up: Vec<_> =
             layers.iter().map(|layer| Layer { up: true, name: layer.index.to_string(), ..layer.clone() }).collect();
-        let ways = open_ways(&up, &judges.iter().copied().collect());
+        let ways = open_ways(&up, &checkpoints.iter().copied().collect());
         ways.iter().filter_map(|way| way.name.parse().ok()).collect()
     }
 
     #[test]
-    fn a_bridge_is_closed_only_if_every_port_is_judged() {
+    fn a_bridge_is_closed_only_if_every_port_is_checked() {
         let bridge = [layer(1, "", 0, 3), layer(2, "veth", 9, 3), layer(3, "bridge", 0, 0), layer(4, "", 0, 0)];
         assert_eq!(open(&bridge, &[1]), [2]);
         assert_eq!(open(&bridge, &[1, 2]), [0; 0]);
-        assert_eq!(open(&bridge, &[3]), [0; 0], "judged at the bridge itself");
+        assert_eq!(open(&bridge, &[3]), [0; 0], "checked at the bridge itself");
         assert_eq!(open(&bridge, &[4]), [0; 0], "nobody counts on it");
         let bond = [layer(1, "", 0, 2), layer(2, "bond", 0, 3), layer(3, "bridge", 0, 0), layer(4, "tun", 0, 3)];
-        assert_eq!(open(&bond, &[1]), [4], "the bond is judged at its member");
+        assert_eq!(open(&bond, &[1]), [4], "the bond is checked at its member");
     }
 
     #[test]
@@ -148,7 +150,7 @@ mod tests {
         };
         assert_eq!(open(&macvlan(true), &[1]), [2]);
         assert_eq!(open(&macvlan(false), &[1]), [0; 0]);
-        assert_eq!(open(&macvlan(true), &[2]), [0; 0], "judged at the child");
+        assert_eq!(open(&macvlan(true), &[2]), [0; 0], "checked at the child");
     }
 
     #[test]

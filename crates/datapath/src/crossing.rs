@@ -1,6 +1,6 @@
 //! Frames that cross from one interface to another through a process that judges them (AF_XDP).
 //!
-//! The judge sees every frame that arrives at either interface, in batches and in place; frames that pass leave at the
+//! The verify sees every frame that arrives at either interface, in batches and in place; frames that pass leave at the
 //! other interface. Memory is allocated once. The crossing itself decides nothing, and the host's own stack sees none
 //! of these frames.
 
@@ -30,11 +30,11 @@ const WAITING: u32 = 1024;
 /// Counters of frames. Each received frame is counted in one other field as well, or is still under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Frames shown to the judge.
+    /// Frames shown to the verify.
     pub received: u64,
     /// Frames that left, or will leave, at the other interface.
     pub passed: u64,
-    /// Frames that the judge refused.
+    /// Frames that the verify refused.
     pub refused: u64,
     /// Frames that passed but were dropped, because too many were still on their way out.
     pub no_room: u64,
@@ -71,13 +71,13 @@ impl Crossing {
         Ok(Self { sides: [first, second], frames, counts: Counts::default() })
     }
 
-    /// Shows the judge up to [`BATCH`] frames that arrived at each interface, and forwards those whose bit it sets; the
+    /// Shows the verify up to [`BATCH`] frames that arrived at each interface, and forwards those whose bit it sets; the
     /// first frame has the lowest bit. Returns the number of frames.
-    pub fn turn(&mut self, mut judge: impl FnMut(&mut [&mut [u8]]) -> u32) -> Result<usize> {
+    pub fn turn(&mut self, mut verify: impl FnMut(&mut [&mut [u8]]) -> u32) -> Result<usize> {
         let [one, other] = &mut self.sides;
         let (counts, frames) = (&mut self.counts, &mut self.frames);
-        let there = cross(&mut one.socket, &mut other.socket, frames, counts, &mut judge)?;
-        let back = cross(&mut other.socket, &mut one.socket, frames, counts, &mut judge)?;
+        let there = cross(&mut one.socket, &mut other.socket, frames, counts, &mut verify)?;
+        let back = cross(&mut other.socket, &mut one.socket, frames, counts, &mut verify)?;
         Ok(there + back)
     }
 
@@ -132,13 +132,13 @@ fn cross(
     to: &mut Socket,
     frames: &mut Frames,
     counts: &mut Counts,
-    judge: &mut impl FnMut(&mut [&mut [u8]]) -> u32,
+    verify: &mut impl FnMut(&mut [&mut [u8]]) -> u32,
 ) -> Result<usize> {
     let mut came = Vec::with_capacity(BATCH);
     from.received.take(BATCH as u32, |frame| came.push(frame));
     if !came.is_empty() {
         let mut bytes = frames.bytes(&came).context("the kernel named a frame that is none")?;
-        let passes = judge(&mut bytes);
+        let passes = verify(&mut bytes);
         let (mut passing, mut refused) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
         for (place, frame) in came.iter().enumerate() {
             if passes >> place & 1 != 0 { passing.push(*frame) } else { refused.push(frame.addr) }

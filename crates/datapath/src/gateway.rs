@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use wire::map::{ToldAddress, VerifierConfig};
+use wire::map::{ReceivedAddress, VerifierConfig};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gateway.bpf.o"));
 /// Tables shared with admission.
@@ -75,8 +75,8 @@ impl Gateway {
     }
 
     /// Assigns a flow that a peer gateway reported the inside address that it has there. The slot is filled in.
-    pub fn bind_told(&self, told: ToldAddress) -> Result<ToldAddress> {
-        nat::bind_told(&self.object, told)
+    pub fn bind_received(&self, received: ReceivedAddress) -> Result<ReceivedAddress> {
+        nat::bind_received(&self.object, received)
     }
 
     /// Attaches one of the programs, or takes over an earlier process's pinned attachment.

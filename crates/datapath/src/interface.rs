@@ -77,10 +77,10 @@ impl Interface {
     pub fn offloads(&self) -> Vec<&'static str> {
         let is_on = |&(_, command, bits): &(&str, u32, u32)| {
             let mut value = Value { command, data: 0 };
-            let asked = ask(&self.name, libc::SIOCETHTOOL as _, |request| {
+            let answer = ask(&self.name, libc::SIOCETHTOOL as _, |request| {
                 request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut value).cast();
             });
-            asked.is_some() && value.data & bits != 0
+            answer.is_some() && value.data & bits != 0
         };
         OFFLOADS.iter().filter(|offload| is_on(offload)).map(|(name, ..)| *name).collect()
     }

@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, ProgramInput, RingBuffer};
 use std::net::IpAddr;
 use wire::map::{
-    Bearer, FlowKey, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, ToldAddress, WayBack, address_bytes,
+    Bearer, FlowKey, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, ReceivedAddress, WayBack,
+    address_bytes,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -108,10 +109,14 @@ pub(crate) fn reclaim(object: &Loaded, now: u32) -> Result<u32> {
 }
 
 /// Runs the program that assigns the inside address of a flow that a peer gateway reported.
-pub(crate) fn bind_told(object: &Loaded, mut told: ToldAddress) -> Result<ToldAddress> {
-    let program = object.runnable("bind_told")?;
-    let input = ProgramInput { context_in: Some(told.as_mut_bytes()), ..ProgramInput::default() };
-    let result = program.test_run(input).context("cannot run the program that gives told addresses")?;
-    anyhow::ensure!(result.return_value == 0, "the program that gives told addresses failed: {}", result.return_value);
-    Ok(told)
+pub(crate) fn bind_received(object: &Loaded, mut received: ReceivedAddress) -> Result<ReceivedAddress> {
+    let program = object.runnable("bind_received")?;
+    let input = ProgramInput { context_in: Some(received.as_mut_bytes()), ..ProgramInput::default() };
+    let result = program.test_run(input).context("cannot run the program that gives received flows their addresses")?;
+    anyhow::ensure!(
+        result.return_value == 0,
+        "the program that gives received flows their addresses failed: {}",
+        result.return_value
+    );
+    Ok(received)
 }

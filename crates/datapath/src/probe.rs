@@ -1,7 +1,7 @@
 //! Programs that do nothing: they probe what this kernel and its interfaces support, and serve as a baseline for
 //! benches.
 
-use crate::attachments::link::{Link, Place};
+use crate::attachments::link::{AttachPoint, Link};
 use crate::hook::{self, Mode};
 use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened};
@@ -96,14 +96,14 @@ impl Probe {
 
     fn attach(&self, interface: &Interface, program: &str) -> Result<Link> {
         let program = self.0.program(program)?;
-        Link::attach(program.as_fd(), interface.index, Place::Xdp, 0)
+        Link::attach(program.as_fd(), interface.index, AttachPoint::Xdp, 0)
             .with_context(|| format!("interface {} takes no XDP program", interface.name))
     }
 
     /// Finds out which tc hook this kernel has for the agent, by briefly attaching to `interface` through TCX.
     pub fn tc(&self, interface: &Interface) -> Result<Attachment> {
         let program = self.0.program("next")?;
-        Ok(match Link::attach(program.as_fd(), interface.index, Place::TcxEgress, 0) {
+        Ok(match Link::attach(program.as_fd(), interface.index, AttachPoint::TcxEgress, 0) {
             Ok(_) => Attachment::Tcx,
             Err(_) => Attachment::Clsact,
         })

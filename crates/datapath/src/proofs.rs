@@ -141,9 +141,9 @@ impl Proofs {
     /// Removes withdrawals that void only segments already expired at `now`, and keys whose epoch is over.
     pub fn sweep(&self, now: u32) -> Result<()> {
         let _alone = self.withdrawing.lock().unwrap_or_else(PoisonError::into_inner);
-        let (over, held): (Vec<_>, Vec<_>) = self.withdrawn.entries().into_iter().partition(|(_, until)| *until <= now);
+        let (over, live): (Vec<_>, Vec<_>) = self.withdrawn.entries().into_iter().partition(|(_, until)| *until <= now);
         over.iter().try_for_each(|(key, _)| self.withdrawn.remove(key))?;
-        self.classify(held)?;
+        self.classify(live)?;
         let ends = |epoch: u64| epoch.saturating_add(2).saturating_mul(self.epoch_length.into());
         let keys = self.keys.entries().into_iter().filter(|(_, key)| ends(key.epoch) <= u64::from(now));
         keys.into_iter().try_for_each(|(slot, _)| self.keys.remove(&slot))

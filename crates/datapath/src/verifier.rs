@@ -22,8 +22,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use wire::Holder;
 use wire::map::{
-    AccountUse, DropSample, EpochKey, FlowKey, FlowNews, Forgotten, GrantClass, GrantUse, LsGrant, ReplayBucket,
-    SecretEntry, Services, ToldFlow, VerifierConfig, counter,
+    AccountUse, DropSample, EpochKey, FlowKey, FlowNews, Forgotten, GrantClass, GrantUse, LsGrant, ReceivedFlow,
+    ReplayBucket, SecretEntry, Services, VerifierConfig, counter,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -397,9 +397,9 @@ impl Verifier {
     }
 
     /// Takes over a flow that a peer gateway reported; returns one of [`wire::map::taken`].
-    pub fn take_over(&self, mut told: ToldFlow) -> Result<u32> {
+    pub fn take_over(&self, mut received: ReceivedFlow) -> Result<u32> {
         let program = self.object.runnable("take_over")?;
-        let input = ProgramInput { context_in: Some(told.as_mut_bytes()), ..ProgramInput::default() };
+        let input = ProgramInput { context_in: Some(received.as_mut_bytes()), ..ProgramInput::default() };
         Ok(program.test_run(input).context("cannot run the program that takes flows over")?.return_value)
     }
 

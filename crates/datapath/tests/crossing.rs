@@ -75,10 +75,10 @@ impl Line {
 }
 
 /// Returns a judge that passes the frames that a batch passes, and records the outcomes.
-fn judge<'a>(batch: &'a mut Batch, now: u32, said: &'a mut Vec<Outcome>) -> impl FnMut(&mut [&mut [u8]]) -> u32 + 'a {
+fn verify<'a>(batch: &'a mut Batch, now: u32, said: &'a mut Vec<Outcome>) -> impl FnMut(&mut [&mut [u8]]) -> u32 + 'a {
     move |frames| {
         let mut outcomes = [Outcome::NotOurs; BATCH];
-        batch.judge(frames, now, &mut outcomes);
+        batch.verify(frames, now, &mut outcomes);
         said.extend(&outcomes[..frames.len()]);
         let passes = outcomes.iter().enumerate().filter(|(_, outcome)| !matches!(outcome, Outcome::Drop(_)));
         passes.fold(0, |passes, (place, _)| passes | 1 << place)

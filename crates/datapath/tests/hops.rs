@@ -270,7 +270,7 @@ fn a_fixed_path_leads_through_its_verifiers_and_no_other_way() {
         })?;
         // An attacker behind the edge takes a packet that the edge has passed around the verifier off the direct path.
         let mut passed = stage.by_hand(&given(), &hops(), 0)?;
-        assert_eq!(verifier(0).judge(&mut passed, NOW), Outcome::Proved);
+        assert_eq!(verifier(0).verify(&mut passed, NOW), Outcome::Proved);
         let opened = given_in(&passed);
         stage.stops("taken around the verifier aside", 2, DropReason::Malformed, |stage| {
             stage.port.send(&stage.by_hand(&at(&opened, 1), &hops(), 2)?)

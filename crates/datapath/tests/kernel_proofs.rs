@@ -36,7 +36,7 @@ fn kernel_and_table_agree_on_every_case() {
                     Step::Frame { frame, outcome, out } => {
                         // A remembered proof does not change the outcome.
                         for time in ["first", "second"] {
-                            let (got, _, left) = prover.judge(frame, now);
+                            let (got, _, left) = prover.verify(frame, now);
                             if got != *outcome || left != *out {
                                 let place = format!("{}, step {index}, {time} time", case.name);
                                 failures.push(format!("{place}: {got:?}, not {outcome:?}\n  {}", hex::encode(frame)));
@@ -67,7 +67,7 @@ fn kernel_computes_a_steady_flows_proof_once_and_again_when_something_changed() 
     for text in ["ipv4: siphash", "ipv4: aes-cmac", "ipv6: siphash", "ipv6: aes-cmac"] {
         let frame = named(text);
         for way in [Way::Computed, Way::Remembered, Way::Remembered] {
-            assert_eq!(prover.judge(&frame, table.now).1, Some(way), "{text}");
+            assert_eq!(prover.verify(&frame, table.now).1, Some(way), "{text}");
         }
         let elsewhere = engine::verifier::proofs::Withdrawal {
             vni: wire::Vni::from([0, 0, 1]),
@@ -75,10 +75,10 @@ fn kernel_computes_a_steady_flows_proof_once_and_again_when_something_changed() 
             sender: None,
         };
         prover.withdraw(&elsewhere, table.now + 1);
-        assert_eq!(prover.judge(&frame, table.now).1, Some(Way::Computed), "{text}: somebody withdrew");
+        assert_eq!(prover.verify(&frame, table.now).1, Some(Way::Computed), "{text}: somebody withdrew");
         prover.learn(&table.verifiers[0]);
-        assert_eq!(prover.judge(&frame, table.now).1, Some(Way::Computed), "{text}: keys changed");
-        assert_eq!(prover.judge(&frame, table.now).1, Some(Way::Remembered), "{text}");
+        assert_eq!(prover.verify(&frame, table.now).1, Some(Way::Computed), "{text}: keys changed");
+        assert_eq!(prover.verify(&frame, table.now).1, Some(Way::Remembered), "{text}");
     }
     assert_eq!(prover.program.withdrawals(), 1);
     prover.program.sweep(table.now + 1).expect("sweep");
@@ -101,13 +101,13 @@ fn kernel_asks_whether_a_receiver_withdrew_while_any_of_its_class_has() {
     let revoked = Outcome::Drop(DropReason::Revoked);
     // A receiver with that address in another network is of the same class, but not the same receiver.
     prover.withdraw(&of(wire::Vni::from([9, 9, 9]), receiver), table.now + 100_000);
-    assert_eq!(prover.judge(frame, table.now).0, Outcome::Proved);
+    assert_eq!(prover.verify(frame, table.now).0, Outcome::Proved);
     prover.withdraw(&of(vni, receiver), table.now + 100_000);
-    assert_eq!(prover.judge(frame, table.now).0, revoked);
+    assert_eq!(prover.verify(frame, table.now).0, revoked);
     prover.withdraw(&of(vni, receiver ^ 1), table.now + 1);
     prover.program.sweep(table.now + 2).expect("sweep");
     assert_eq!(prover.program.withdrawals(), 2);
-    assert_eq!(prover.judge(frame, table.now).0, revoked, "what is swept takes no other's class along");
+    assert_eq!(prover.verify(frame, table.now).0, revoked, "what is swept takes no other's class along");
 }
 
 /// Returns the length of the inner packet, which fills the outer one.
@@ -128,7 +128,7 @@ fn kernel_keys_are_swept_when_their_epoch_is_over() {
     assert!(0 < held && held < verifier.keys.len());
     assert_eq!(prover.program.keys(), held);
     let (_, frame, ..) = table.first_frames().find(|(name, ..)| name.starts_with("ipv4: siphash")).expect("a row");
-    assert_eq!(prover.judge(frame, table.now).0, Outcome::Proved);
+    assert_eq!(prover.verify(frame, table.now).0, Outcome::Proved);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn kernel_remembers_no_more_than_it_has_room_for_and_what_is_forgotten_is_comput
     let mut computed = 0;
     for _ in 0..4 {
         for (name, frame, ..) in &valid {
-            let (outcome, way, _) = prover.judge(frame, table.now);
+            let (outcome, way, _) = prover.verify(frame, table.now);
             assert_eq!(outcome, Outcome::Proved, "{name}");
             computed += usize::from(way == Some(Way::Computed));
         }
@@ -155,17 +155,17 @@ fn kernel_verifier_flooding_leaves_nothing_and_forgets_nobody() {
     let table = Table::read();
     let prover = Prover::new(&table.verifiers[0], 16);
     let (_, steady, ..) = table.first_frames().find(|(name, ..)| name.starts_with("ipv4: siphash")).expect("a row");
-    assert_eq!(prover.judge(steady, table.now).1, Some(Way::Computed));
+    assert_eq!(prover.verify(steady, table.now).1, Some(Way::Computed));
     let (keys, withdrawals) = (prover.program.keys(), prover.program.withdrawals());
     // Proofs that would occupy every slot.
     for guess in 0..4096_u32 {
         let mut flood = steady.clone();
         let proof = 42 + 12 + 20;
         flood[proof..proof + 4].copy_from_slice(&guess.to_le_bytes());
-        let (outcome, ..) = prover.judge(&flood, table.now);
+        let (outcome, ..) = prover.verify(&flood, table.now);
         assert_eq!(outcome, Outcome::Drop(DropReason::BadTag));
     }
-    assert_eq!(prover.judge(steady, table.now).1, Some(Way::Remembered));
+    assert_eq!(prover.verify(steady, table.now).1, Some(Way::Remembered));
     assert_eq!((prover.program.keys(), prover.program.withdrawals()), (keys, withdrawals));
 }
 
@@ -192,8 +192,8 @@ fn kernel_takes_no_changed_frame_that_the_decision_in_rust_refuses() {
             frame.truncate(14 + next(frame.len() - 14));
         }
         let mut modelled = frame.clone();
-        let expected = verifier.judge(&mut modelled, table.now);
-        let (got, _, left) = prover.judge(&frame, table.now);
+        let expected = verifier.verify(&mut modelled, table.now);
+        let (got, _, left) = prover.verify(&frame, table.now);
         assert_eq!((got, &left), (expected, &modelled), "round {round}: {}", hex::encode(&frame));
         proved += usize::from(got == Outcome::Proved);
     }

@@ -52,9 +52,9 @@ fn kernel_admits_fresh_tokens_for_a_day_after_the_table_was_full() {
     for now in (NOW + 61..NOW + 86_400).step_by(step()) {
         deciders.learn(Epoch::at(now.into(), world::EPOCH_LENGTH));
         deciders.set_clock(now);
-        let [_, (outcome, _)] = deciders.judge(&first(now, now), now);
+        let [_, (outcome, _)] = deciders.verify(&first(now, now), now);
         assert_eq!(outcome, Outcome::Token, "a fresh token {} s later", now - NOW);
-        let [_, (outcome, _)] = deciders.judge(&first(now, now), now);
+        let [_, (outcome, _)] = deciders.verify(&first(now, now), now);
         assert_eq!(outcome, Outcome::Drop(DropReason::Replayed), "its copy {} s later", now - NOW);
         deciders.sweep(now);
     }

@@ -93,7 +93,7 @@ fn kernel_leads_packets_along_a_fixed_path_and_takes_them_out_at_its_end() {
         let malformed = || endpoint.program.proofs.counts().unwrap()[DropReason::Malformed as usize];
         let before = malformed();
         assert_eq!((endpoint.program.run_in(&around).unwrap().code, malformed()), (SHOT, before + 1));
-        assert_eq!(verifier.judge(&mut led, now()), Outcome::Proved, "{ends:?}");
+        assert_eq!(verifier.verify(&mut led, now()), Outcome::Proved, "{ends:?}");
         route_on(&mut led);
         let (back, counted) = endpoint.counted(|| endpoint.program.run_in(&led).unwrap());
         assert_eq!((back.code, counted), (REDIRECT, tunnel::DELIVERED), "{ends:?}");

@@ -46,7 +46,7 @@ fn check(deciders: &mut Deciders, cases: &[Case], failures: &mut Vec<String>) {
                 Step::Frame { frame, .. } if !world::runs(deciders.kernel.hook(), frame) => {}
                 Step::Frame { frame, outcome, out } => {
                     deciders.set_clock(now);
-                    for (who, (got, left)) in ["rust", "kernel"].into_iter().zip(deciders.judge(frame, now)) {
+                    for (who, (got, left)) in ["rust", "kernel"].into_iter().zip(deciders.verify(frame, now)) {
                         let hook = deciders.kernel.hook().name();
                         let place = format!("{} ({}), step {index}, {who}, {hook}", case.name, case.clause);
                         if got != *outcome {
@@ -161,7 +161,7 @@ fn kernel_and_rust_take_no_carrier_and_no_suite_that_is_off() {
             deciders.tell(&pair);
             deciders.set_clock(NOW);
             for (frame, outcome) in &frames {
-                for (got, _) in deciders.judge(frame, NOW) {
+                for (got, _) in deciders.verify(frame, NOW) {
                     assert_eq!(got, *outcome, "{} {config:?}", hook.name());
                 }
             }
@@ -231,7 +231,7 @@ fn kernel_forgets_no_revocation_when_thousands_of_others_end() {
         deciders.set_clock(NOW);
         let grant = Grant::new(&family, 7);
         let first = Transport::Tcp.first(&family, &grant, table::CLIENT_PORT, 1).frame();
-        for (outcome, _) in deciders.judge(&first, NOW) {
+        for (outcome, _) in deciders.verify(&first, NOW) {
             assert_eq!(outcome, Outcome::Drop(wire::DropReason::Revoked));
         }
     }
@@ -262,7 +262,7 @@ fn kernel_and_rust_insert_the_same_and_the_verifier_restores_it() {
             }
             deciders.set_clock(NOW);
             let end = wire::packet::Packet::parse(&row.frame).end;
-            for (outcome, restored) in deciders.judge(&emitted, NOW) {
+            for (outcome, restored) in deciders.verify(&emitted, NOW) {
                 if outcome != Outcome::Token || restored != row.frame[..end] {
                     failures.push(format!("{place}: {outcome:?} restores\n {}", hex::encode(restored)));
                 }

@@ -142,7 +142,7 @@ pub struct Verifier {
 
 impl Verifier {
     /// Decides on an Ethernet frame at `now` (Unix seconds). If a token admits the frame, the token is removed.
-    pub fn judge(&mut self, frame: &mut Vec<u8>, now: u32) -> Outcome {
+    pub fn verify(&mut self, frame: &mut Vec<u8>, now: u32) -> Outcome {
         decide(self, &mut (), frame, now)
     }
 

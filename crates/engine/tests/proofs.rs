@@ -20,7 +20,7 @@ fn every_case_of_the_table_has_its_outcome() {
                 Step::Withdraw(what, until) => verifier.withdraw(*what, *until),
                 Step::Frame { frame, outcome, out } => {
                     let mut left = frame.clone();
-                    let got = verifier.judge(&mut left, now);
+                    let got = verifier.verify(&mut left, now);
                     if got != *outcome || left != *out {
                         failures.push(format!("{}, step {index}: {got:?}, not {outcome:?}", case.name));
                     }
@@ -56,7 +56,7 @@ fn what_a_compromised_verifier_lets_through_the_others_stop() {
             let mut packet = frame.clone();
             let passes = table.verifiers.iter().enumerate().all(|(place, verifier)| {
                 if place != compromised {
-                    return verifier.judge(&mut packet, table.now) == Outcome::Proved;
+                    return verifier.verify(&mut packet, table.now) == Outcome::Proved;
                 }
                 // The compromised verifier lets every packet through, as if it had checked.
                 let parsed = Packet::parse(&packet);

@@ -41,7 +41,7 @@ impl Flows {
         if let Some(found) = found {
             explained.carrier = found.carrier.map(|carrier| carrier.name());
             explained.added = found.added;
-            explained.remarks.extend(self.judge(&found.content, frame));
+            explained.remarks.extend(self.verify(&found.content, frame));
             let opens = matches!(found.content, Content::Token { .. } | Content::LsToken { .. });
             if let Some((protocol, from, to)) = flow.filter(|_| opens) {
                 self.opened.entry((protocol, from, to)).or_insert(frame.number);
@@ -61,7 +61,7 @@ impl Flows {
     }
 
     /// Returns the objections that a verifier without keys would have, by the capture's clock.
-    fn judge(&mut self, content: &Content, frame: &Frame) -> Vec<String> {
+    fn verify(&mut self, content: &Content, frame: &Frame) -> Vec<String> {
         let (number, now) = (frame.number, frame.time.0);
         let mut remarks = Vec::new();
         let once = match content {

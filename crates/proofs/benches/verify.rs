@@ -33,7 +33,7 @@ fn main() {
         assert!(all_pass(&mut batch, &frames), "every proof is right");
         let mut check = |frames: &mut [&mut [u8]]| {
             let mut outcomes = [Outcome::NotOurs; BATCH];
-            batch.judge(frames, black_box(NOW), &mut outcomes);
+            batch.verify(frames, black_box(NOW), &mut outcomes);
             black_box(&mut outcomes);
         };
         figure(&mut figures, format!("verify.batch{suffix}_ns"), &frames, BATCH, &mut check, Bound::AtMost(BOUND));
@@ -46,7 +46,7 @@ fn all_pass(batch: &mut Batch, frames: &[Vec<u8>]) -> bool {
     frames.to_vec().chunks_mut(BATCH).all(|chunk| {
         let mut outcomes = [Outcome::NotOurs; BATCH];
         let mut borrowed: Vec<_> = chunk.iter_mut().map(Vec::as_mut_slice).collect();
-        batch.judge(&mut borrowed, NOW, &mut outcomes);
+        batch.verify(&mut borrowed, NOW, &mut outcomes);
         outcomes == [Outcome::Proved; BATCH]
     })
 }

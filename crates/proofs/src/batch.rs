@@ -123,7 +123,7 @@ impl Batch {
 
     /// Verifies Ethernet frames at `now` (Unix seconds), advances the pointers of those that pass, and stores the
     /// outcome of each. Frames beyond [`BATCH`] are ignored.
-    pub fn judge(&mut self, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
+    pub fn verify(&mut self, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
         let epoch = Epoch::at(now.into(), self.verifier.epoch_length.max(1));
         if self.epoch != Some(epoch) {
             self.learn(epoch);
@@ -137,21 +137,21 @@ impl Batch {
         if let KeySet::Wide(wide, keys) = &self.keys
             && let Some(limits) = self.rules.limits(now)
         {
-            let (fit, right) = wide.judge(keys, frames, limits);
+            let (fit, right) = wide.verify(keys, frames, limits);
             let passes = right & !self.rules.perhaps_withdrawn(right, frames);
             let left = settle(frames, passes, fit & !right, outcomes);
             if left != 0 {
-                self.judge_rest(left, frames, now, outcomes);
+                self.verify_rest(left, frames, now, outcomes);
             }
             return;
         }
-        self.judge_narrowly(frames, now, outcomes);
+        self.verify_narrowly(frames, now, outcomes);
     }
 
     /// Verifies the frames whose bits are set.
     #[cfg(target_arch = "x86_64")]
     #[cold]
-    fn judge_rest(&self, bits: u32, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
+    fn verify_rest(&self, bits: u32, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
         let mut rest: [&mut [u8]; BATCH] = Default::default();
         let mut count = 0;
         for (_, frame) in frames.iter_mut().enumerate().filter(|(place, _)| bits >> place & 1 != 0) {
@@ -159,23 +159,23 @@ impl Batch {
             count += 1;
         }
         let mut own = [Outcome::NotOurs; BATCH];
-        self.judge_narrowly(&mut rest[..count], now, &mut own);
+        self.verify_narrowly(&mut rest[..count], now, &mut own);
         let places = (0..BATCH).filter(|place| bits >> place & 1 != 0);
         places.zip(own).for_each(|(place, outcome)| outcomes[place] = outcome);
     }
 
-    fn judge_narrowly(&self, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
+    fn verify_narrowly(&self, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
         let mut others = match &self.keys {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: expanded keys exist only if the processor has the features.
             KeySet::Wide(_, keys) | KeySet::Native(keys) => unsafe {
-                self.rules.judge_natively(keys, frames, now, outcomes)
+                self.rules.verify_natively(keys, frames, now, outcomes)
             },
-            KeySet::Library(keys) => self.rules.judge(keys, aes::right, frames, now, outcomes),
+            KeySet::Library(keys) => self.rules.verify(keys, aes::right, frames, now, outcomes),
         };
         while others != 0 {
             let place = others.trailing_zeros() as usize;
-            outcomes[place] = self.verifier.judge(frames[place], now);
+            outcomes[place] = self.verifier.verify(frames[place], now);
             others &= others - 1;
         }
     }
@@ -241,23 +241,23 @@ impl Rules {
         if self.any_withdrawn { bits & frames.iter().enumerate().filter_map(perhaps).sum::<u32>() } else { 0 }
     }
 
-    /// Instantiates [`Self::judge`] with the processor's features, so that all of it is compiled for them.
+    /// Instantiates [`Self::verify`] with the processor's features, so that all of it is compiled for them.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "aes,avx2,bmi1,bmi2,movbe")]
-    fn judge_natively(
+    fn verify_natively(
         &self,
         keys: &Keys<Expanded>,
         frames: &mut [&mut [u8]],
         now: u32,
         outcomes: &mut [Outcome; BATCH],
     ) -> u32 {
-        self.judge(keys, |lanes| native::right(lanes), frames, now, outcomes)
+        self.verify(keys, |lanes| native::right(lanes), frames, now, outcomes)
     }
 
     /// Verifies frames and stores their outcomes; returns one bit for each frame that is not of the plain form or whose
     /// receiver may have withdrawn consent. These frames get no outcome.
     #[inline(always)]
-    fn judge<K>(
+    fn verify<K>(
         &self,
         keys: &Keys<K>,
         right: impl Fn(&[Lane<'_, K>; LANES]) -> u8,

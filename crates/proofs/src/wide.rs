@@ -281,14 +281,14 @@ impl Wide {
 
     /// Checks up to 32 packets; returns one bit for each packet of the plain form with valid fields, and one bit for
     /// each of these with a right proof.
-    pub fn judge(self, keys: &Keys<Expanded>, frames: &[&mut [u8]], limits: Limits<'_>) -> (u32, u32) {
+    pub fn verify(self, keys: &Keys<Expanded>, frames: &[&mut [u8]], limits: Limits<'_>) -> (u32, u32) {
         // SAFETY: a `Wide` exists only if the processor has the features.
-        unsafe { judge(keys, frames, limits) }
+        unsafe { verify(keys, frames, limits) }
     }
 }
 
 with_features! {
-    fn judge(keys: &Keys<Expanded>, frames: &[&mut [u8]], limits: Limits<'_>) -> (u32, u32) {
+    fn verify(keys: &Keys<Expanded>, frames: &[&mut [u8]], limits: Limits<'_>) -> (u32, u32) {
         let mut lanes = [const { MaybeUninit::uninit() }; BATCH / FOUR];
         let (whole, rest) = frames.as_chunks::<FOUR>();
         let (mut fit, mut one, mut only) = (0, u8::MAX, _mm256_setzero_si256());

@@ -13,9 +13,9 @@ use wire::geneve::Encapsulation;
 use wire::packet::Packet;
 use wire::{DropReason, Ends, Epoch, Inner, MasterKey, Proof, ProofKey};
 
-fn judge(batch: &mut Batch, frames: &mut [&mut [u8]], now: u32) -> [Outcome; BATCH] {
+fn verify(batch: &mut Batch, frames: &mut [&mut [u8]], now: u32) -> [Outcome; BATCH] {
     let mut outcomes = [Outcome::NotOurs; BATCH];
-    batch.judge(frames, now, &mut outcomes);
+    batch.verify(frames, now, &mut outcomes);
     outcomes
 }
 
@@ -36,7 +36,7 @@ fn every_case_of_the_table_has_its_outcome_alone() {
                 Step::Withdraw(what, until) => batch.change(|verifier| verifier.withdraw(*what, *until)),
                 Step::Frame { frame, outcome, out } => {
                     let mut left = frame.clone();
-                    let got = judge(&mut batch, &mut [&mut left], now)[0];
+                    let got = verify(&mut batch, &mut [&mut left], now)[0];
                     if got != *outcome || left != *out {
                         failures.push(format!(
                             "{means:?}, {}: {got:?}, not {outcome:?}: {}",
@@ -61,7 +61,7 @@ fn every_case_of_the_table_has_its_outcome_among_others() {
         for chunk in cases.chunks(*length) {
             let mut frames: Vec<_> = chunk.iter().map(|(_, frame, ..)| frame.to_vec()).collect();
             let mut borrowed: Vec<_> = frames.iter_mut().map(Vec::as_mut_slice).collect();
-            let outcomes = judge(&mut batch, &mut borrowed, table.now);
+            let outcomes = verify(&mut batch, &mut borrowed, table.now);
             for (index, ((name, before, outcome, after), left)) in chunk.iter().zip(&frames).enumerate() {
                 if index < BATCH {
                     assert_eq!((outcomes[index], left), (*outcome, *after), "{means:?}: {name}");
@@ -96,17 +96,17 @@ fn frames_with_changed_bytes_are_judged_as_the_decision_in_rust_judges_them() {
             one.truncate(at.index(one.len()));
         }
         let mut other = one.clone();
-        let expected = verifier.judge(&mut other, table.now);
+        let expected = verifier.verify(&mut other, table.now);
         for batch in &batches {
             // The changed frame shares a batch with one that passes.
             let (mut changed, mut beside) = (one.clone(), plain[case].1.clone());
-            let outcomes = judge(&mut batch.borrow_mut(), &mut [&mut changed, &mut beside], table.now);
+            let outcomes = verify(&mut batch.borrow_mut(), &mut [&mut changed, &mut beside], table.now);
             prop_assert_eq!(&outcomes[..2], &[expected, Outcome::Proved][..]);
             prop_assert_eq!(&changed, &other);
         }
         Ok(())
     });
-    checked.expect("both judge alike");
+    checked.expect("both verify alike");
 }
 
 /// Returns the frame as this authority, with this key, would have issued it.
@@ -146,7 +146,7 @@ fn each_packet_is_judged_by_the_key_of_its_authority() {
         for chunk in frames.chunks(BATCH - 1) {
             let (mut left, expected): (Vec<_>, Vec<_>) = chunk.iter().cloned().unzip();
             let mut borrowed: Vec<_> = left.iter_mut().map(Vec::as_mut_slice).collect();
-            let outcomes = judge(&mut batch, &mut borrowed, table.now);
+            let outcomes = verify(&mut batch, &mut borrowed, table.now);
             assert_eq!(outcomes[..chunk.len()], expected, "{means:?}");
         }
     }
@@ -161,10 +161,10 @@ fn frames_of_every_length_are_judged_alike() {
         let mut frames: Vec<_> = (0..frame.len()).map(|length| frame[..length].to_vec()).collect();
         for chunk in frames.chunks_mut(5) {
             let mut expected = chunk.to_vec();
-            let expected = expected.iter_mut().map(|frame| table.verifiers[0].judge(frame, table.now));
+            let expected = expected.iter_mut().map(|frame| table.verifiers[0].verify(frame, table.now));
             let expected: Vec<_> = expected.collect();
             let mut borrowed: Vec<_> = chunk.iter_mut().map(Vec::as_mut_slice).collect();
-            assert_eq!(judge(&mut batch, &mut borrowed, table.now)[..expected.len()], expected, "{means:?}");
+            assert_eq!(verify(&mut batch, &mut borrowed, table.now)[..expected.len()], expected, "{means:?}");
         }
     }
 }
@@ -187,10 +187,10 @@ fn at_the_ends_of_time_all_means_agree() {
                 if let Some((epoch, key)) = epoch.zip(verifier.keys.values().next().cloned()) {
                     verifier.keys.insert((authority, epoch), key);
                 }
-                let expected = verifier.judge(&mut frame.clone(), now);
+                let expected = verifier.verify(&mut frame.clone(), now);
                 for means in Means::here() {
                     let mut batch = Batch::with(verifier.clone(), means);
-                    let outcome = judge(&mut batch, &mut [&mut frame.clone()], now)[0];
+                    let outcome = verify(&mut batch, &mut [&mut frame.clone()], now)[0];
                     assert_eq!(outcome, expected, "{means:?}: {lifetime} {now} {expires}");
                 }
             }
@@ -207,8 +207,12 @@ fn keys_come_and_go_with_their_epochs() {
         let mut batch = Batch::with(table.verifiers[0].clone(), means);
         for epochs in [0i64, 1, 2, 3, -1, -2, -3, 0, 256, -256] {
             let now = (i64::from(table.now) + epochs * i64::from(length)) as u32;
-            let expected = table.verifiers[0].judge(&mut frame.clone(), now);
-            assert_eq!(judge(&mut batch, &mut [&mut frame.clone()], now)[0], expected, "{means:?}: {epochs} epochs on");
+            let expected = table.verifiers[0].verify(&mut frame.clone(), now);
+            assert_eq!(
+                verify(&mut batch, &mut [&mut frame.clone()], now)[0],
+                expected,
+                "{means:?}: {epochs} epochs on"
+            );
         }
     }
 }

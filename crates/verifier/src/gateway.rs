@@ -13,7 +13,7 @@ use datapath::verifier::Verifier;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use tokio::sync::mpsc;
-use wire::map::{ToldAddress, VerifierConfig};
+use wire::map::{ReceivedAddress, VerifierConfig};
 
 /// The programs of a gateway, attached or not.
 pub struct Gateway {
@@ -69,8 +69,8 @@ impl Gateway {
     }
 
     /// Binds the flow of another gateway to the inside address that it has there. The result has the slot filled in.
-    pub fn bind_told(&self, told: ToldAddress) -> Result<ToldAddress> {
-        self.programs.bind_told(told)
+    pub fn bind_received(&self, told: ReceivedAddress) -> Result<ReceivedAddress> {
+        self.programs.bind_received(told)
     }
 
     /// Attaches to all inside interfaces; every one must exist.

@@ -194,7 +194,7 @@ fn a_revoked_grant_loses_its_flows_within_a_second() {
 
         let handle = u64::from_str_radix(&grants[0].header[16..], 16).unwrap();
         let asked = Stopwatch::start();
-        admin::revoke(&stage.authority, &Which::Grant(handle)).await.unwrap();
+        admin::revoke(&stage.authority, &Which::Grant(wire::Handle(handle))).await.unwrap();
         until("the cut of one grant", || (kernel.flows.keys().len() == 1).then_some(())).await;
         assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
         assert_eq!(kernel.run(&syn(&grants[0], "10.77.0.2:4711", 2), 1).unwrap().code, XDP_DROP);
@@ -367,7 +367,7 @@ fn without_room_for_revocations_nothing_new_is_admitted() {
         assert_eq!(kernel.run(&syn(&kept, "10.77.0.2:5000", 1), 1).unwrap().code, XDP_PASS);
         for grant in &revoked {
             let handle = u64::from_str_radix(&grant.header[16..], 16).unwrap();
-            admin::revoke(&stage.authority, &Which::Grant(handle)).await.unwrap();
+            admin::revoke(&stage.authority, &Which::Grant(wire::Handle(handle))).await.unwrap();
         }
         until("the cut", || (kernel.flows.keys().len() == 1).then_some(())).await;
         until("the closing", || {

@@ -20,6 +20,28 @@ impl core::fmt::Display for Handle {
     }
 }
 
+/// Error: a text is not 16 hex digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoHandle;
+
+impl core::fmt::Display for NoHandle {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("a handle is 16 hex digits")
+    }
+}
+
+impl core::error::Error for NoHandle {}
+
+impl core::str::FromStr for Handle {
+    type Err = NoHandle;
+
+    /// Reads the form that `Display` writes.
+    fn from_str(text: &str) -> Result<Self, NoHandle> {
+        let is_handle = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        u64::from_str_radix(text, 16).ok().filter(|_| is_handle).map(Self).ok_or(NoHandle)
+    }
+}
+
 /// The flags of a grant (wire.md §3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Flags(pub u8);
@@ -190,5 +212,21 @@ impl GrantHeader {
             push(Block::source(source).bytes());
         }
         GrantKey::new(self.suite.mac(verifier_key.of(self.suite), &[&message[..len]]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use super::*;
+
+    #[test]
+    fn a_handle_is_read_as_it_is_written_and_in_no_other_form() {
+        let text = std::format!("{}", Handle(0xabc));
+        assert_eq!((&*text, text.parse()), ("0000000000000abc", Ok(Handle(0xabc))));
+        for text in ["", "abc", "+000000000000abc", "0000000000000abg", "00000000000000abc"] {
+            assert_eq!(text.parse::<Handle>(), Err(NoHandle), "{text}");
+        }
     }
 }

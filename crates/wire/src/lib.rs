@@ -29,7 +29,7 @@ pub mod token;
 
 pub use carrier::Carrier;
 pub use drop_reason::DropReason;
-pub use grant::{Destination, Flags, GrantHeader, Handle};
+pub use grant::{Destination, Flags, GrantHeader, Handle, NoHandle};
 pub use holder::Holder;
 pub use inner::Inner;
 pub use key::{Epoch, GrantKey, MasterKey, ProofKey, VerifierKey};

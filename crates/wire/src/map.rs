@@ -13,12 +13,12 @@ mod inside;
 mod keys;
 mod pair;
 mod proofs;
+mod received;
 mod replay;
 mod revoked;
 mod service;
 mod stack;
 mod svtep;
-mod told;
 mod transfer;
 
 pub use agent::{AgentConfig, Conversation, GrantEntry, GrantSlot, HeldHeader, Owner, agent_counter, owner};
@@ -33,6 +33,7 @@ pub use inside::{Bearer, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolS
 pub use keys::{EpochKey, SecretEntry};
 pub use pair::LsGrant;
 pub use proofs::{ProofKeySlot, ProofsConfig, WithdrawalKey};
+pub use received::{FlowNews, ReceivedAddress, ReceivedFlow, taken, tells_flows};
 pub use replay::{REPLAY_ENTRIES, ReplayBucket, ReplayLook};
 pub use revoked::{CLASSES_OF_ACCOUNTS, RevokedKey};
 pub use service::{Prefix4, Prefix6, SERVICES_MAX, Service, Services};
@@ -40,7 +41,6 @@ pub use stack::StackLayout;
 pub use svtep::{
     Consent, Delivery, SegmentEntry, SegmentKey, SvtepConfig, Tenant, UnsentHeader, segment_state, svtep_counter,
 };
-pub use told::{FlowNews, ToldAddress, ToldFlow, taken, tells_flows};
 pub use transfer::{AuthorityEnd, TakenKey, Transfer, TransferConfig, transfer_counter};
 
 /// Returns an address in the form that the maps use: IPv4 in the first four bytes, the rest zero.

@@ -144,7 +144,7 @@ pub fn journey(input: &[u8]) {
         Carrier::Shim => (SHIM_LEN, header_sum_is_clear(frame, &packet)),
     };
     assert_eq!(sent.len(), packet.end + added);
-    let outcome = world::verifier().judge(&mut sent, NOW);
+    let outcome = world::verifier().verify(&mut sent, NOW);
     if packet.route.unknown || !packet.route.addresses().is_empty() {
         return;
     }

@@ -40,7 +40,7 @@ pub fn judged(input: &[u8]) -> Outcome {
         let _ = Inner::parse(read.payload, inner);
     }
     let mut frame = input.to_vec();
-    let outcome = verifier().judge(&mut frame, NOW);
+    let outcome = verifier().verify(&mut frame, NOW);
     if outcome != Outcome::Proved {
         assert_eq!(frame, input, "what does not pass, or is not ours, is not touched");
         return outcome;

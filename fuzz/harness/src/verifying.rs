@@ -124,7 +124,7 @@ fn play(input: &[u8]) -> World {
                 if mending > 4 {
                     mend(&mut frame, mending, world.now);
                 }
-                world.judge(&frame);
+                world.verify(&frame);
             }
         }
     }
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    fn judge(&mut self, frame: &[u8]) {
+    fn verify(&mut self, frame: &[u8]) {
         let outcome = judge(&mut self.verifier, frame, self.now);
         self.outcomes.push(outcome);
         if !matches!(outcome, Outcome::Token | Outcome::Consumed) {
@@ -312,11 +312,11 @@ fn mend(frame: &mut [u8], mending: u8, now: u32) {
     frame[at..at + TOKEN_LEN].copy_from_slice(&token);
 }
 
-fn judge(verifier: &mut Verifier, frame: &[u8], now: u32) -> Outcome {
+fn verify(verifier: &mut Verifier, frame: &[u8], now: u32) -> Outcome {
     let before = verifier.clone();
     let packet = Packet::parse(frame);
     let mut after = frame.to_vec();
-    let outcome = verifier.judge(&mut after, now);
+    let outcome = verifier.verify(&mut after, now);
     assert!(verifier.flows.len() <= before.flows.len() + 1 && spent(verifier) <= spent(&before) + 1);
     let (length, about) = match carried(frame, &packet) {
         Some((Carried::Shim(_), opened)) => (SHIM_LEN, opened),

@@ -71,7 +71,7 @@ pub fn restore(directory: &Directory, backup: impl Read, named: &str, keep_sessi
             std::io::copy(&mut entry, &mut file).with_context(|| format!("{named} is broken"))?;
             file.sync_all()?;
         }
-        judge(aside).with_context(|| format!("{named} is not whole; nothing was restored"))?;
+        check(aside).with_context(|| format!("{named} is not whole; nothing was restored"))?;
         let mut database = Database::open(&aside.database())?;
         let sessions = if keep_sessions { "sessions are kept" } else { "all sessions ended" };
         let event = AuditEvent::new("restored").detail(format!("from {named}; {sessions}")).by(&Operator::current());
@@ -81,7 +81,7 @@ pub fn restore(directory: &Directory, backup: impl Read, named: &str, keep_sessi
 }
 
 /// Checks that a server could run in this directory.
-fn judge(directory: &Directory) -> Result<()> {
+fn check(directory: &Directory) -> Result<()> {
     directory.config()?;
     directory.read_policy(None)?;
     directory.read_master_keys()?;

@@ -270,7 +270,7 @@ pub struct Revocation {
 impl Revocation {
     fn which(self) -> Result<Which> {
         if let Some(handle) = self.grant {
-            let handle = u64::from_str_radix(&handle, 16).context("a handle is 16 hex digits, as `grants` lists it")?;
+            let handle = handle.parse().ok().context("a handle is 16 hex digits, as `grants` lists it")?;
             return Ok(Which::Grant(handle));
         }
         match (self.person, self.device.as_deref().and_then(|device| device.split_once('/'))) {
@@ -324,7 +324,8 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
                 };
                 let service = Service { protocol: grant.protocol, first_port: grant.port, last_port: grant.port };
                 let to = format!("{} {}", grant.prefix, engine::policy::service(&service));
-                let texts = [&grant.handle, &grant.person, &grant.device, &to, &grant.receiver, &grant.rule, &until];
+                let handle = grant.handle.to_string();
+                let texts = [&handle, &grant.person, &grant.device, &to, &grant.receiver, &grant.rule, &until];
                 texts.map(Clone::clone).to_vec()
             })?;
         }
@@ -392,7 +393,7 @@ async fn serve(at: &At, listen: Option<SocketAddr>) -> Result<()> {
 async fn revoke(at: &At, which: &Which) -> Result<ExitCode> {
     if !at.database()?.has(which)? {
         match which {
-            Which::Grant(handle) => println!("there is no grant {handle:016x}: `grants --all` lists them"),
+            Which::Grant(handle) => println!("there is no grant {handle}: `grants --all` lists them"),
             Which::Device(person, device) => println!("no device {person}/{device} is known: `device list` shows them"),
             Which::Person(person) | Which::OwnGrant(person, _) => {
                 println!("no person or service is called {person}: `user list` and `service list` show them");
@@ -401,9 +402,9 @@ async fn revoke(at: &At, which: &Which) -> Result<ExitCode> {
         }
         return Ok(ExitCode::FAILURE);
     }
-    let Revoked { grants, told } = admin::revoke(&at.directory(), which).await?;
+    let Revoked { grants, announced } = admin::revoke(&at.directory(), which).await?;
     let grants = count(grants, "grant");
-    if told {
+    if announced {
         println!("{grants} revoked; flows of theirs and of those that had ended are cut");
     } else {
         println!(

@@ -7,7 +7,6 @@ use crate::storage::Operator;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use shell::lines;
-use shell::table::count;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +27,8 @@ pub enum Command {
     /// The database changed.
     Sync,
     /// An input of the policy changed in the database: a device's tags, or groups.
-    Judge,
+    #[serde(rename = "judge")]
+    Reevaluate,
     /// The master keys changed.
     ReloadKeys {
         /// Whether the keys in use changed too, not only future ones.
@@ -119,14 +119,19 @@ async fn answer(stream: UnixStream, authority: &Arc<Authority>) -> Result<()> {
 
 async fn act(authority: &Authority, command: Command) -> Result<String> {
     match command {
-        Command::Sync => authority.sync().await.map(|()| "told the server".to_owned()),
-        Command::Judge => {
-            let revoked = authority.judge_anew("tags or groups changed").await?;
-            Ok(format!("{} revoked", count(revoked, "grant")))
+        Command::Sync => authority.sync.run().await.map(|()| "told the server".to_owned()),
+        Command::Reevaluate => {
+            authority.enforcer.reevaluate("tags or groups changed").await.map(|done| done.to_string())
         }
-        Command::ReloadKeys { anew } => authority.reload_keys(anew).await,
-        Command::RenewSessions { person } => authority.renew_now(person).await.map(|done| done.to_string()),
-        Command::ApplyPolicy { text, note, by } => authority.apply_policy(text, note, by, None).await,
+        Command::ReloadKeys { anew } => {
+            let keys = authority.directory.read_master_keys()?;
+            authority.enforcer.replace_keys(keys, anew).await?;
+            Ok("the server has told the verifiers".into())
+        }
+        Command::RenewSessions { person } => authority.renewal.renew_now(person).await.map(|done| done.to_string()),
+        Command::ApplyPolicy { text, note, by } => {
+            authority.enforcer.apply(text, note, by, None).await.map(|done| done.to_string())
+        }
     }
 }
 

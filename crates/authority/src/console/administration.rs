@@ -3,10 +3,10 @@
 
 mod audit;
 mod drops;
+mod evaluation;
 mod flows;
 mod grants;
 mod health;
-mod judgement;
 mod overview;
 mod people;
 mod picture;
@@ -15,6 +15,7 @@ mod revoke;
 mod traffic;
 
 use super::overview::Said;
+use crate::Directory;
 use crate::http::problems::Problem;
 use crate::state::Authority;
 use crate::storage::Database;
@@ -52,10 +53,10 @@ pub fn routes() -> Router<Arc<Authority>> {
 /// Reads the database in a separate thread over a separate connection, so that searches do not delay the issuing of
 /// grants.
 async fn read<T: Send + 'static>(
-    authority: &Authority,
+    directory: &Directory,
     look: impl FnOnce(&mut Database) -> anyhow::Result<T> + Send + 'static,
 ) -> Result<T, Problem> {
-    Ok(Turn::wait(&LOOKS).await?.read(authority, look).await?)
+    Ok(Turn::wait(&LOOKS).await?.read(directory, look).await?)
 }
 
 /// A permit for one long database read.
@@ -69,10 +70,10 @@ impl Turn {
     /// Runs `look` on a new database connection; see [`read`].
     async fn read<T: Send + 'static>(
         self,
-        authority: &Authority,
+        directory: &Directory,
         look: impl FnOnce(&mut Database) -> anyhow::Result<T> + Send + 'static,
     ) -> anyhow::Result<T> {
-        let path = authority.directory.database();
+        let path = directory.database();
         self.take(move || look(&mut Database::open(&path)?)).await
     }
 
@@ -109,8 +110,8 @@ mod tests {
         let (finish, finished) = mpsc::channel::<()>();
         {
             let turn = Turn::wait(&TURNS).await.unwrap();
-            let mut asked = pin!(turn.take(move || Ok(finished.recv()?)));
-            assert!(asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            let mut waiting = pin!(turn.take(move || Ok(finished.recv()?)));
+            assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         }
         assert_eq!(TURNS.available_permits(), 0, "the work goes on");
         finish.send(()).unwrap();

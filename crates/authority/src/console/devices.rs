@@ -5,28 +5,27 @@ use super::overview::Said;
 use super::page::{self, Page, act, time};
 use super::table::{actions, table, text};
 use super::visitor::{Form, Visitor};
+use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::now;
 use crate::state::Authority;
-use crate::storage::Which;
+use crate::storage::{Storage, Which};
+use crate::sync::Synchroniser;
 use axum::Router;
-use axum::extract::{Query, State};
+use axum::extract::Query;
 use axum::response::Redirect;
 use axum::routing::{get, post};
 use maud::{Markup, html};
 use std::sync::Arc;
-
-type Shared = State<Arc<Authority>>;
 
 /// Returns the routes of the devices page.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new().route("/devices", get(show)).route("/devices/revoke", post(revoke))
 }
 
-async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
+async fn show(Part(storage): Part<Storage>, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
     let person = visitor.person().to_owned();
-    let (devices, sessions) = authority
-        .storage
+    let (devices, sessions) = storage
         .read_for(visitor.person(), move |database| {
             Ok((database.devices(Some(&person))?, database.sessions_of(&person, now())?))
         })
@@ -54,15 +53,20 @@ async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Sai
     }))
 }
 
-async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Redirect, Problem> {
+async fn revoke(
+    Part(storage): Part<Storage>,
+    Part(sync): Part<Synchroniser>,
+    visitor: Visitor,
+    Form(fields): Form,
+) -> Result<Redirect, Problem> {
     let (person, device) = (visitor.person().to_owned(), fields.text("device")?.to_owned());
     let by = visitor.operator();
     let (owner, name) = (person.clone(), device.clone());
-    let devices = authority.storage.read_for(visitor.person(), move |database| database.devices(Some(&owner))).await?;
+    let devices = storage.read_for(visitor.person(), move |database| database.devices(Some(&owner))).await?;
     if !devices.iter().any(|entry| entry.device == name) {
         return Err(Problem::NotFound("device of yours"));
     }
     let which = Which::Device(person, device);
-    end(&authority, visitor.person(), move |database| database.revoke(&which, &by, now())).await?;
+    end(&storage, &sync, visitor.person(), move |database| database.revoke(&which, &by, now())).await?;
     Ok(page::done("/devices", "device-revoked"))
 }

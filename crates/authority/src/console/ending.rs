@@ -2,22 +2,23 @@
 //! even if the browser disconnects. If it ended nothing, no notification is sent.
 
 use crate::http::problems::Problem;
-use crate::state::Authority;
-use crate::storage::Database;
+use crate::storage::{Database, Storage};
+use crate::sync::Synchroniser;
 use std::sync::Arc;
 
 /// Runs `work` in this person's queue. If `work` returns a value, something has ended, and the authority sends
 /// notifications.
 pub async fn end<T: Send + 'static>(
-    authority: &Arc<Authority>,
+    storage: &Arc<Storage>,
+    sync: &Arc<Synchroniser>,
     person: &str,
     work: impl FnOnce(&mut Database) -> anyhow::Result<Option<T>> + Send + 'static,
 ) -> Result<Option<T>, Problem> {
-    let (authority, person) = (authority.clone(), person.to_owned());
+    let (storage, sync, person) = (storage.clone(), sync.clone(), person.to_owned());
     let act = async move {
-        let ended = authority.storage.call_for(&person, work).await?;
+        let ended = storage.call_for(&person, work).await?;
         if ended.is_some() {
-            authority.sync().await?;
+            sync.run().await?;
         }
         Ok::<_, anyhow::Error>(ended)
     };

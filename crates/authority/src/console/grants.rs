@@ -5,30 +5,29 @@ use super::overview::Said;
 use super::page::{self, Page, act, time};
 use super::table::{actions, table, text};
 use super::visitor::{Form, Visitor};
+use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::now;
 use crate::state::Authority;
-use crate::storage::{Database, GrantEntry, Which};
+use crate::storage::{Database, GrantEntry, Storage, Which};
+use crate::sync::Synchroniser;
 use axum::Router;
-use axum::extract::{Query, State};
+use axum::extract::Query;
 use axum::response::Redirect;
 use axum::routing::{get, post};
 use engine::policy::place;
 use maud::{Markup, html};
 use std::sync::Arc;
-use wire::Destination;
-
-type Shared = State<Arc<Authority>>;
+use wire::{Destination, Handle};
 
 /// Returns the routes of the grants page.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new().route("/grants", get(show)).route("/grants/revoke", post(revoke))
 }
 
-async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
+async fn show(Part(storage): Part<Storage>, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
     let person = visitor.person().to_owned();
-    let grants =
-        authority.storage.read_for(visitor.person(), move |database| database.live_grants_of(&person, now())).await?;
+    let grants = storage.read_for(visitor.person(), move |database| database.live_grants_of(&person, now())).await?;
     let rows: Vec<_> = grants
         .iter()
         .map(|grant| {
@@ -40,7 +39,7 @@ async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Sai
                 html! { (grant.device) ", from " (grant.source) },
                 time(grant.expires),
                 html! { (grant.rule) },
-                act(&visitor, "/grants/revoke", &[("grant", &grant.handle)], "Revoke", &what),
+                act(&visitor, "/grants/revoke", &[("grant", &grant.handle.to_string())], "Revoke", &what),
             ]
         })
         .collect();
@@ -61,9 +60,14 @@ pub fn covers(grant: &GrantEntry) -> String {
     }
 }
 
-async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Redirect, Problem> {
+async fn revoke(
+    Part(storage): Part<Storage>,
+    Part(sync): Part<Synchroniser>,
+    visitor: Visitor,
+    Form(fields): Form,
+) -> Result<Redirect, Problem> {
     let not_yours = Problem::NotFound("grant of yours");
-    let Ok(handle) = u64::from_str_radix(fields.text("grant")?, 16) else { return Err(not_yours) };
+    let Ok(handle) = fields.text("grant")?.parse::<Handle>() else { return Err(not_yours) };
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
     let revoke = move |database: &mut Database| {
         if database.live_grant_of(&person, handle, now())?.is_none() {
@@ -71,6 +75,6 @@ async fn revoke(State(authority): Shared, visitor: Visitor, Form(fields): Form) 
         }
         database.revoke(&Which::OwnGrant(person, handle), &by, now())
     };
-    end(&authority, visitor.person(), revoke).await?.ok_or(not_yours)?;
+    end(&storage, &sync, visitor.person(), revoke).await?.ok_or(not_yours)?;
     Ok(page::done("/grants", "grant-revoked"))
 }

@@ -10,7 +10,7 @@ use super::page::{self, Page};
 use super::visitor::{Fields, Visit, Visitor};
 use crate::http::peer::{Member, Peer};
 use crate::http::problems::Problem;
-use crate::http::throttle::Key;
+use crate::http::throttle::{Key, Throttle};
 use crate::login::credentials::{self, token_hash};
 use crate::metrics::counters::Outcome;
 use crate::now;
@@ -56,14 +56,14 @@ const HEADERS: [(HeaderName, HeaderValue); 8] = [
 /// Checks a request, passes it on, and completes the response.
 pub async fn guard(State(authority): State<Arc<Authority>>, peer: Peer, request: Request, next: Next) -> Response {
     // The URI that the browser requested; the nested router's paths begin below the console's root.
-    let asked = request.extensions().get().map_or_else(|| request.uri(), |OriginalUri(uri)| uri);
-    let path = asked.path_and_query().map_or("", |path| path.as_str()).to_owned();
+    let requested = request.extensions().get().map_or_else(|| request.uri(), |OriginalUri(uri)| uri);
+    let path = requested.path_and_query().map_or("", |path| path.as_str()).to_owned();
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
     let visit = match visit(&authority, &peer, request.headers()).await {
         Ok(visit) => visit,
         Err(error) => return finish(Problem::Internal(error).into_response(), None, &path, reads),
     };
-    let passed = match charge(&authority, visit.visitor.as_ref(), reads) {
+    let passed = match charge(&authority.throttle, visit.visitor.as_ref(), reads) {
         Ok(()) => pass(&visit, request, reads).await,
         Err(problem) => Err(problem),
     };
@@ -83,16 +83,16 @@ pub async fn guard(State(authority): State<Arc<Authority>>, peer: Peer, request:
 async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap) -> anyhow::Result<Visit> {
     if let Some(secret) = Cookie::Session.read(headers) {
         let token = token_hash(&secret);
-        if let Some(session) = authority.console_session(&token) {
+        if let Some(session) = authority.sessions.at_console(&token) {
             peer.prove(|| Member::Person(session.person.clone()));
             let idle = authority.config.console.idle;
             if session.ends.is_some_and(|ends| ends > session.expires)
                 && now() + u64::from(idle) >= session.expires + NOTE.min(u64::from(idle) / 2)
             {
-                authority.prolong_session(token, &session.person, idle).await?;
+                authority.sessions.prolong(&authority.storage, token, &session.person, idle).await?;
             }
             let is_administrator =
-                authority.with_policy(|policy| authority.config.console.is_administrator(policy, &session)).await;
+                authority.policy.with(|policy| authority.config.console.is_administrator(policy, &session)).await;
             let source = peer.address;
             let form = form_token(&secret);
             let visitor = Visitor { session, token, source, is_administrator, form: form.clone() };
@@ -107,11 +107,11 @@ async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap) -> anyho
 }
 
 /// Rate-limits logged-in visitors. Requests of unauthenticated senders are charged where they are processed.
-fn charge(authority: &Authority, visitor: Option<&Visitor>, reads: bool) -> Result<(), Problem> {
+fn charge(throttle: &Throttle, visitor: Option<&Visitor>, reads: bool) -> Result<(), Problem> {
     let Some(visitor) = visitor else { return Ok(()) };
     let person = visitor.person().to_owned();
     let key = if reads { Key::Console(person) } else { Key::Forms(person) };
-    authority.throttle.charge(&[key], Instant::now()).map_err(Problem::TooMany)
+    throttle.charge(&[key], Instant::now()).map_err(Problem::TooMany)
 }
 
 /// Checks and reads the form, and attaches the visit and the form to the request.
@@ -187,7 +187,7 @@ fn finish(mut response: Response, visitor: Option<&Visitor>, path: &str, reads: 
 mod tests {
     use super::*;
 
-    fn judged(headers: &[(&'static str, &'static str)]) -> bool {
+    fn accepted(headers: &[(&'static str, &'static str)]) -> bool {
         let headers =
             headers.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
         is_from_here(&headers.collect(), &Uri::from_static("/console/login"))
@@ -196,14 +196,14 @@ mod tests {
     #[test]
     fn a_form_comes_from_this_origin_or_is_none() {
         let (host, origin) = (("host", "a.example.org:8443"), ("origin", "https://a.example.org:8443"));
-        assert!(judged(&[host, origin]));
-        assert!(judged(&[host, origin, ("sec-fetch-site", "same-origin")]));
+        assert!(accepted(&[host, origin]));
+        assert!(accepted(&[host, origin, ("sec-fetch-site", "same-origin")]));
         for site in ["cross-site", "same-site", "none"] {
-            assert!(!judged(&[host, origin, ("sec-fetch-site", site)]), "{site}");
+            assert!(!accepted(&[host, origin, ("sec-fetch-site", site)]), "{site}");
         }
         for origin in ["null", "https://a.example.org", "http://a.example.org:8443", "https://evil.example.org:8443"] {
-            assert!(!judged(&[host, ("origin", origin)]), "{origin}");
+            assert!(!accepted(&[host, ("origin", origin)]), "{origin}");
         }
-        assert!(!judged(&[host]) && !judged(&[host, ("sec-fetch-site", "same-origin")]) && !judged(&[]));
+        assert!(!accepted(&[host]) && !accepted(&[host, ("sec-fetch-site", "same-origin")]) && !accepted(&[]));
     }
 }

@@ -7,11 +7,13 @@ use super::overview::Said;
 use super::page::{self, Page};
 use super::table::{table, text};
 use super::visitor::{Form, Visitor};
+use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::now;
+use crate::policy::{Choices, PolicyInForce, PreferenceTable};
 use crate::state::Authority;
 use axum::Router;
-use axum::extract::{Query, State};
+use axum::extract::Query;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -21,15 +23,18 @@ use engine::policy::preference::{Choice, Preferences};
 use maud::{Markup, html};
 use std::sync::Arc;
 
-type Shared = State<Arc<Authority>>;
-
 /// Returns the routes of the identity page.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new().route("/identity", get(show).post(choose))
 }
 
-async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Markup {
-    overview(&authority, &visitor, said.done.as_deref(), &Attempted::default()).await
+async fn show(
+    Part(policy): Part<PolicyInForce>,
+    Part(preferences): Part<PreferenceTable>,
+    visitor: Visitor,
+    Query(said): Query<Said>,
+) -> Markup {
+    overview(&policy, &preferences, &visitor, said.done.as_deref(), &Attempted::default()).await
 }
 
 /// A choice that was sent in vain.
@@ -40,7 +45,13 @@ struct Attempted<'a> {
     faults: Vec<Fault>,
 }
 
-async fn overview(authority: &Authority, visitor: &Visitor, done: Option<&str>, attempted: &Attempted<'_>) -> Markup {
+async fn overview(
+    policy: &PolicyInForce,
+    choices: &PreferenceTable,
+    visitor: &Visitor,
+    done: Option<&str>,
+    attempted: &Attempted<'_>,
+) -> Markup {
     let target = Input {
         id: "target",
         name: "target",
@@ -52,14 +63,14 @@ async fn overview(authority: &Authority, visitor: &Visitor, done: Option<&str>, 
         verbatim: true,
         ..Input::default()
     };
-    let preferences = authority.preferences_of(visitor.person());
+    let preferences = choices.of(visitor.person());
     let subject = visitor.session.subject(visitor.source);
     let reachable = |policy: &Policy| -> Vec<(Target, String)> {
         let receivers = policy.destinations(&subject, now()).into_iter();
         let prefixes = receivers.flat_map(|receiver| receiver.prefixes.iter().map(|prefix| (*prefix, &receiver.name)));
         prefixes.map(|(prefix, name)| (Target { prefix, port: None }, name.clone())).collect()
     };
-    let mut targets = authority.with_policy(reachable).await;
+    let mut targets = policy.with(reachable).await;
     for own in preferences.all() {
         if !targets.iter().any(|(target, _)| *target == own.target) {
             targets.push((own.target, String::new()));
@@ -118,7 +129,13 @@ fn select(id: &str, chosen: Option<Choice>) -> Markup {
     }
 }
 
-async fn choose(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Response, Problem> {
+async fn choose(
+    Part(choices): Part<Choices>,
+    Part(policy): Part<PolicyInForce>,
+    Part(preferences): Part<PreferenceTable>,
+    visitor: Visitor,
+    Form(fields): Form,
+) -> Result<Response, Problem> {
     let text = fields.text("target")?.trim();
     let target = match text.parse::<Target>() {
         Ok(target) => target,
@@ -126,7 +143,7 @@ async fn choose(State(authority): Shared, visitor: Visitor, Form(fields): Form) 
             let choice = fields.filled("choice").and_then(|choice| choice.parse().ok());
             let faults = vec![Fault::at("target", &error.to_string())];
             let attempted = Attempted { target: Some(text), choice, faults };
-            let page = overview(&authority, &visitor, None, &attempted).await;
+            let page = overview(&policy, &preferences, &visitor, None, &attempted).await;
             return Ok((StatusCode::BAD_REQUEST, page).into_response());
         }
     };
@@ -136,7 +153,7 @@ async fn choose(State(authority): Shared, visitor: Visitor, Form(fields): Form) 
     };
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
     // In a task of its own, so that grants which the choice no longer allows end even if the browser disconnects.
-    let prefer = async move { authority.prefer(&person, target, choice, by).await };
+    let prefer = async move { choices.choose(&person, target, choice, by).await };
     tokio::spawn(prefer).await.map_err(anyhow::Error::from)??;
     Ok(page::done("/identity", "chosen").into_response())
 }

@@ -9,13 +9,15 @@ use super::ending;
 use super::form::{Fault, Input, summary};
 use super::page::{self, Page};
 use super::visitor::{Form, Visit, Visitor};
+use crate::http::extractors::Part;
 use crate::http::peer::{Member, Peer};
 use crate::http::problems::Problem;
-use crate::http::throttle::Key;
-use crate::login::{Attempt, BROWSER_TIME, Brought, Proven, Started, Way, handlers};
+use crate::http::throttle::{Key, Throttle};
+use crate::login::{Attempt, BROWSER_TIME, Brought, Passkeys, Proven, Provider, Started, Way, handlers};
 use crate::now;
 use crate::state::Authority;
-use crate::storage::{AuditEvent, Database, Proof, Session};
+use crate::storage::{AuditEvent, Database, Proof, Session, Storage};
+use crate::sync::Synchroniser;
 use axum::extract::{Query, State};
 use axum::http::header::{HeaderMap, USER_AGENT};
 use axum::http::{StatusCode, Uri};
@@ -53,17 +55,17 @@ pub fn routes() -> Router<Arc<Authority>> {
 }
 
 #[derive(Deserialize)]
-struct Asked {
+struct Parameters {
     to: Option<String>,
     done: Option<String>,
 }
 
-async fn show(State(authority): Shared, visit: Visit, Query(asked): Query<Asked>) -> Response {
-    let to = local(asked.to.as_deref());
+async fn show(State(authority): Shared, visit: Visit, Query(parameters): Query<Parameters>) -> Response {
+    let to = local(parameters.to.as_deref());
     if visit.visitor.is_some() {
         return Redirect::to(&to).into_response();
     }
-    form(&authority, &visit, &to, asked.done.as_deref(), &Attempted::default()).into_response()
+    form(&authority, &visit, &to, parameters.done.as_deref(), &Attempted::default()).into_response()
 }
 
 /// The previous attempt to log in.
@@ -106,7 +108,7 @@ fn form(authority: &Authority, visit: &Visit, to: &str, done: Option<&str>, atte
         pattern: Some("[0-9]{6}"),
         ..Input::default()
     };
-    let provider = authority.provider.as_ref().filter(|_| authority.config.console.url.is_some());
+    let provider = Option::as_ref(&authority.provider).filter(|_| authority.config.console.url.is_some());
     Page::new("Log in").done(done).show(&html! {
         (summary(faults))
         @if let Some(provider) = provider {
@@ -139,10 +141,15 @@ fn form(authority: &Authority, visit: &Visit, to: &str, done: Option<&str>, atte
 }
 
 /// Returns the challenge for a login with a passkey.
-async fn begin_passkey(State(authority): Shared, peer: Peer, Form(_): Form) -> Result<Json<Value>, Problem> {
-    let passkeys = authority.passkeys.as_ref().ok_or(Problem::NotFound("passkey here"))?;
-    authority.throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
-    Ok(Json(passkeys.begin_login()?))
+async fn begin_passkey(
+    Part(passkeys): Part<Option<Passkeys>>,
+    Part(throttle): Part<Throttle>,
+    peer: Peer,
+    Form(_): Form,
+) -> Result<Json<Value>, Problem> {
+    let ceremonies = Option::as_ref(&passkeys).ok_or(Problem::NotFound("passkey here"))?;
+    throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
+    Ok(Json(ceremonies.begin_login()?))
 }
 
 async fn by_passkey(
@@ -152,13 +159,13 @@ async fn by_passkey(
     headers: HeaderMap,
     Form(fields): Form,
 ) -> Result<Response, Problem> {
-    let passkeys = authority.passkeys.as_ref().ok_or(Problem::NotFound("passkey here"))?;
+    let passkeys = Option::as_ref(&authority.passkeys).ok_or(Problem::NotFound("passkey here"))?;
     // Nothing is charged here: the start was charged, and only an answer that uses up a start is examined. Passkeys
     // cannot be guessed, so an attacker who guesses passwords must not lock out the holders of passkeys.
     let failed = async |person: Option<&str>| {
         let event = AuditEvent::new("login_failed").source(peer.address).detail("passkey");
         let event = if let Some(person) = person { event.person(person) } else { event };
-        authority.audit_refusal(event).await
+        authority.audit.write_refusal(event).await
     };
     let answer = passkeys.read_login(fields.text("answer")?)?;
     let id = answer.id();
@@ -167,7 +174,7 @@ async fn by_passkey(
         failed(None).await?;
         return Err(Problem::WrongPasskey);
     };
-    let after = match passkeys.judge(answer, handle, &passkey) {
+    let after = match passkeys.verify(answer, handle, &passkey) {
         Ok(after) => after,
         Err(problem) => {
             failed(Some(&person)).await?;
@@ -196,7 +203,7 @@ async fn by_password(
     let code = fields.filled("code").map(|code| code.replace(' ', ""));
     let person = fields.text("person")?.trim().to_owned();
     let attempt = Attempt { person: person.clone(), password, code };
-    match authority.check_password(attempt, &peer).await {
+    match authority.password_check.check(attempt, &peer).await {
         Ok((person, proof)) => begin(&authority, &visit, &peer, &headers, person, proof, &to).await,
         Err(problem @ (Problem::WrongPassword | Problem::WrongSecondFactor | Problem::SecondFactorRequired)) => {
             let field = if matches!(problem, Problem::WrongPassword) { "password" } else { "code" };
@@ -220,7 +227,7 @@ async fn begin(
     to: &str,
 ) -> Result<Response, Problem> {
     if let Some(before) = &visit.visitor {
-        end(authority, before).await?;
+        end(&authority.storage, &authority.sync, before).await?;
     }
     let config = &authority.config.console;
     let (ends, idle) = (now() + u64::from(config.lifetime), now() + u64::from(config.idle));
@@ -234,7 +241,7 @@ async fn begin(
         holder: wire::Holder::default(),
     };
     let member = Member::Person(session.person.clone());
-    let secret = authority.begin_session(session, proof, peer.address).await?;
+    let secret = authority.session_manager.begin(session, proof, peer.address).await?;
     peer.prove(|| member);
     let mut response = Redirect::to(to).into_response();
     Cookie::Session.set(response.headers_mut(), &secret, config.lifetime);
@@ -244,7 +251,7 @@ async fn begin(
 }
 
 async fn depart(State(authority): Shared, visit: Visit, peer: Peer, Form(fields): Form) -> Result<Response, Problem> {
-    let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
+    let provider = Option::as_ref(&authority.provider).ok_or(Problem::NoProvider)?;
     let url = authority.config.console.url.as_ref().ok_or(Problem::NoProvider)?;
     let charged = authority.throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
     let departure = provider.depart(format!("{url}{CALLBACK}"), None).await?;
@@ -256,15 +263,15 @@ async fn depart(State(authority): Shared, visit: Visit, peer: Peer, Form(fields)
         charged,
         way: Way::Console(departure, local(fields.filled("to"))),
     })?;
-    let mut response = to_provider(&authority, &address).into_response();
+    let mut response = to_provider(&authority.provider, &address).into_response();
     Cookie::Away.set(response.headers_mut(), &login, BROWSER_TIME.as_secs() as u32);
     Ok(response)
 }
 
 /// Renders the page that sends a browser to the identity provider. It is a page, not a redirect, because our own
 /// content security policy restricts form targets to this origin.
-fn to_provider(authority: &Authority, address: &str) -> Markup {
-    let issuer = authority.provider.as_ref().map_or("the identity provider", |provider| &provider.config.issuer);
+fn to_provider(provider: &Option<Provider>, address: &str) -> Markup {
+    let issuer = provider.as_ref().map_or("the identity provider", |provider| &provider.config.issuer);
     Page::new("Log in").onward(address).show(&html! { p { a href=(address) { "Go on to " (host(issuer)) } } })
 }
 
@@ -282,11 +289,20 @@ async fn arrive(
     headers: HeaderMap,
     Query(Returned { code, state, iss }): Query<Returned>,
 ) -> Result<Response, Problem> {
-    let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
+    let provider = Option::as_ref(&authority.provider).ok_or(Problem::NoProvider)?;
     let brought = Brought { code, state: state.unwrap_or_default(), iss };
     // The states of the console's own logins contain no login name.
     if let Some((login, _)) = brought.state.clone().split_once('.') {
-        return approval::arrive(&authority, &visit, &peer, login, brought).await;
+        return approval::arrive(
+            &authority.provider,
+            &authority.logins,
+            &authority.audit,
+            &visit,
+            &peer,
+            login,
+            brought,
+        )
+        .await;
     }
     let login = Cookie::Away.read(&headers).ok_or(Problem::WrongLogin)?;
     if brought.code.is_none() || brought.state.is_empty() {
@@ -295,16 +311,21 @@ async fn arrive(
     let issuer = &provider.config.issuer;
     let (departure, to, charged) = authority.logins.come_back(&login, &visit.secret, &brought, issuer)?;
     let verified = provider.arrive(departure, brought.code.unwrap_or_default()).await;
-    let Proven { person, proof } = handlers::proved(&authority, &peer, verified).await?;
+    let Proven { person, proof } = handlers::proved(&authority.audit, &peer, verified).await?;
     let response = begin(&authority, &visit, &peer, &headers, person, proof, &to).await?;
     authority.throttle.refund(&charged);
     Ok(response)
 }
 
-async fn logout(State(authority): Shared, visitor: Visitor) -> Result<Response, Problem> {
-    let refresh_token = end(&authority, &visitor).await?;
+async fn logout(
+    Part(storage): Part<Storage>,
+    Part(sync): Part<Synchroniser>,
+    Part(provider): Part<Option<Provider>>,
+    visitor: Visitor,
+) -> Result<Response, Problem> {
+    let refresh_token = end(&storage, &sync, &visitor).await?;
     if let Some(refresh_token) = refresh_token {
-        handlers::forget(authority, refresh_token);
+        handlers::forget(provider, refresh_token);
     }
     let mut response = page::done("/login", "logged-out").into_response();
     Cookie::Session.forget(response.headers_mut());
@@ -312,14 +333,18 @@ async fn logout(State(authority): Shared, visitor: Visitor) -> Result<Response, 
 }
 
 /// Ends the visitor's session. Returns the refresh token, so that the caller can revoke it at the identity provider.
-async fn end(authority: &Arc<Authority>, visitor: &Visitor) -> Result<Option<Zeroizing<String>>, Problem> {
+async fn end(
+    storage: &Arc<Storage>,
+    sync: &Arc<Synchroniser>,
+    visitor: &Visitor,
+) -> Result<Option<Zeroizing<String>>, Problem> {
     let Visitor { token, session, source, .. } = visitor.clone();
     let end = move |database: &mut Database| {
         let refresh_token = database.provider_session(&token)?.and_then(|session| session.refresh_token);
         database.end_session(token, &session, source, now())?;
         Ok(Some(refresh_token))
     };
-    Ok(ending::end(authority, visitor.person(), end).await?.flatten())
+    Ok(ending::end(storage, sync, visitor.person(), end).await?.flatten())
 }
 
 /// Returns the address that follows a login: `to` if it is a page of the console, else the console's root.

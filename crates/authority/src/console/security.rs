@@ -8,14 +8,14 @@ use super::page::{self, Page, time};
 use super::qr;
 use super::table::{actions, table, text};
 use super::visitor::{Fields, Form, Visitor};
+use crate::http::extractors::Part;
 use crate::http::peer::Peer;
 use crate::http::problems::Problem;
-use crate::login::Attempt;
-use crate::login::credentials;
+use crate::login::{Attempt, Passkeys, PasswordCheck, credentials};
 use crate::now;
 use crate::state::Authority;
-use crate::storage::Passkey;
-use axum::extract::{Query, State};
+use crate::storage::{Passkey, Storage};
+use axum::extract::Query;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
@@ -24,8 +24,6 @@ use maud::{Markup, html};
 use serde_json::Value;
 use std::sync::Arc;
 use zeroize::Zeroizing;
-
-type Shared = State<Arc<Authority>>;
 
 /// Returns the routes of the security pages.
 pub fn routes() -> Router<Arc<Authority>> {
@@ -38,8 +36,13 @@ pub fn routes() -> Router<Arc<Authority>> {
         .route("/security/passkeys/remove", post(remove_passkey))
 }
 
-async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
-    overview(&authority, &visitor, said.done.as_deref(), &Attempted::default()).await
+async fn show(
+    Part(storage): Part<Storage>,
+    Part(passkeys): Part<Option<Passkeys>>,
+    visitor: Visitor,
+    Query(said): Query<Said>,
+) -> Result<Markup, Problem> {
+    overview(&storage, &passkeys, &visitor, said.done.as_deref(), &Attempted::default()).await
 }
 
 /// A form of the page that was sent in vain.
@@ -64,8 +67,14 @@ impl<'a> Attempted<'a> {
     }
 
     /// Renders the page again, with the errors.
-    async fn again(self, authority: &Authority, visitor: &'a Visitor, status: StatusCode) -> Result<Response, Problem> {
-        Ok((status, overview(authority, visitor, None, &self).await?).into_response())
+    async fn again(
+        self,
+        storage: &Storage,
+        passkeys: &Option<Passkeys>,
+        visitor: &'a Visitor,
+        status: StatusCode,
+    ) -> Result<Response, Problem> {
+        Ok((status, overview(storage, passkeys, visitor, None, &self).await?).into_response())
     }
 
     /// Reports whether this form, of [`proof`] with this `name`, has an error.
@@ -75,15 +84,15 @@ impl<'a> Attempted<'a> {
 }
 
 async fn overview(
-    authority: &Authority,
+    storage: &Storage,
+    ceremonies: &Option<Passkeys>,
     visitor: &Visitor,
     done: Option<&str>,
     attempted: &Attempted<'_>,
 ) -> Result<Markup, Problem> {
     let faults = &attempted.faults;
     let person = visitor.person().to_owned();
-    let found = authority
-        .storage
+    let found = storage
         .call_for(visitor.person(), move |database| Ok((database.account(&person)?, database.passkeys(&person)?)));
     let (account, passkeys) = found.await?;
     let page = Page::new("Security").of(Some(visitor)).at("/security").done(done);
@@ -114,7 +123,7 @@ async fn overview(
         p { "Your phone, your computer or a security key keeps a passkey. With it you log in to this console without password \
              and code. Agents don't use passkeys." }
         (list(visitor, &passkeys, has_factor, attempted))
-        @if authority.passkeys.is_some() { (add_form(visitor, has_factor, attempted)) }
+        @if ceremonies.is_some() { (add_form(visitor, has_factor, attempted)) }
         @else { p.quiet { "Passkeys are bound to the authority's name, and its administrator has not set one (" code { "url" } ")." } }
     }))
 }
@@ -212,18 +221,18 @@ fn proof(name: &str, has_factor: bool, faults: &[Fault]) -> Markup {
 }
 
 /// Checks the values of the fields that [`proof`] renders.
-async fn check(authority: &Authority, visitor: &Visitor, peer: &Peer, fields: &Fields) -> Result<(), Problem> {
+async fn check(password_check: &PasswordCheck, visitor: &Visitor, peer: &Peer, fields: &Fields) -> Result<(), Problem> {
     let attempt = Attempt {
         person: visitor.person().to_owned(),
         password: Zeroizing::new(fields.text("password")?.to_owned()),
         code: fields.filled("code").map(str::to_owned),
     };
-    authority.check_password(attempt, peer).await.map(drop)
+    password_check.check(attempt, peer).await.map(drop)
 }
 
-async fn offer_factor(State(authority): Shared, visitor: Visitor) -> Result<Response, Problem> {
+async fn offer_factor(Part(storage): Part<Storage>, visitor: Visitor) -> Result<Response, Problem> {
     let person = visitor.person().to_owned();
-    let account = authority.storage.call_for(visitor.person(), move |database| database.account(&person)).await?;
+    let account = storage.call_for(visitor.person(), move |database| database.account(&person)).await?;
     match account {
         None => Err(Problem::NotFound("account: your identity provider manages yours")),
         Some(account) if account.totp.is_some() => Ok(Redirect::to(&format!("{ROOT}/security")).into_response()),
@@ -266,7 +275,8 @@ fn factor_form(visitor: &Visitor, secret: &[u8], faults: &[Fault]) -> Result<Mar
 }
 
 async fn add_factor(
-    State(authority): Shared,
+    Part(password_check): Part<PasswordCheck>,
+    Part(storage): Part<Storage>,
     visitor: Visitor,
     peer: Peer,
     Form(fields): Form,
@@ -278,7 +288,7 @@ async fn add_factor(
         let page = factor_form(&visitor, &secret, &faults)?;
         Ok((StatusCode::UNAUTHORIZED, page).into_response())
     };
-    match check(&authority, &visitor, &peer, &fields).await {
+    match check(&password_check, &visitor, &peer, &fields).await {
         Err(problem @ Problem::WrongPassword) => return again("factor-password", problem),
         checked => checked?,
     }
@@ -287,10 +297,8 @@ async fn add_factor(
         return again("new-code", Problem::WrongSecondFactor);
     };
     let (person, by, kept) = (visitor.person().to_owned(), visitor.operator(), secret.clone());
-    let added = authority
-        .storage
-        .call_for(visitor.person(), move |database| database.add_totp(&person, &kept, step, &by, now()))
-        .await?;
+    let added =
+        storage.call_for(visitor.person(), move |database| database.add_totp(&person, &kept, step, &by, now())).await?;
     if !added {
         return Err(Problem::Malformed("there is a second factor already".into()));
     }
@@ -298,54 +306,61 @@ async fn add_factor(
 }
 
 async fn remove_factor(
-    State(authority): Shared,
+    Part(password_check): Part<PasswordCheck>,
+    Part(storage): Part<Storage>,
+    Part(passkeys): Part<Option<Passkeys>>,
     visitor: Visitor,
     peer: Peer,
     Form(fields): Form,
 ) -> Result<Response, Problem> {
-    if let Err(problem) = check(&authority, &visitor, &peer, &fields).await {
+    if let Err(problem) = check(&password_check, &visitor, &peer, &fields).await {
         let attempted = Attempted::proof("factor", problem)?;
-        return attempted.again(&authority, &visitor, StatusCode::UNAUTHORIZED).await;
+        return attempted.again(&storage, &passkeys, &visitor, StatusCode::UNAUTHORIZED).await;
     }
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
-    authority.storage.call_for(visitor.person(), move |database| database.remove_totp(&person, &by, now())).await?;
+    storage.call_for(visitor.person(), move |database| database.remove_totp(&person, &by, now())).await?;
     Ok(page::done("/security", "factor-removed").into_response())
 }
 
 async fn begin_passkey(
-    State(authority): Shared,
+    Part(password_check): Part<PasswordCheck>,
+    Part(storage): Part<Storage>,
+    Part(passkeys): Part<Option<Passkeys>>,
     visitor: Visitor,
     peer: Peer,
     Form(fields): Form,
 ) -> Result<Json<Value>, Problem> {
-    let ceremonies = authority.passkeys.as_ref().ok_or(Problem::NotFound("passkey here"))?;
-    check(&authority, &visitor, &peer, &fields).await?;
-    let (person, fresh) = (visitor.person().to_owned(), credentials::random::<64>()?);
-    let known = authority.storage.call_for(visitor.person(), move |database| {
-        Ok((database.passkey_handle(&person, fresh)?, database.passkeys(&person)?))
+    let ceremonies = Option::as_ref(&passkeys).ok_or(Problem::NotFound("passkey here"))?;
+    check(&password_check, &visitor, &peer, &fields).await?;
+    let (person, candidate) = (visitor.person().to_owned(), credentials::random::<64>()?);
+    let known = storage.call_for(visitor.person(), move |database| {
+        Ok((database.passkey_handle(&person, candidate)?, database.passkeys(&person)?))
     });
     let (handle, known) = known.await?;
     Ok(Json(ceremonies.begin_registration(visitor.person(), handle, &known)?))
 }
 
 /// Stores the passkey from the browser's response to [`begin_passkey`], which has already checked the password.
-async fn add_passkey(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Response, Problem> {
-    let ceremonies = authority.passkeys.as_ref().ok_or(Problem::NotFound("passkey here"))?;
+async fn add_passkey(
+    Part(storage): Part<Storage>,
+    Part(passkeys): Part<Option<Passkeys>>,
+    visitor: Visitor,
+    Form(fields): Form,
+) -> Result<Response, Problem> {
+    let ceremonies = Option::as_ref(&passkeys).ok_or(Problem::NotFound("passkey here"))?;
     let name = fields.text("name")?.trim();
     if name.is_empty() || name.chars().count() > 64 || name.contains(char::is_control) {
         let faults = vec![Fault::at("passkey-name", "a passkey's name has 1 to 64 printable characters")];
         let attempted = Attempted { name: Some(name), faults };
-        return attempted.again(&authority, &visitor, StatusCode::BAD_REQUEST).await;
+        return attempted.again(&storage, &passkeys, &visitor, StatusCode::BAD_REQUEST).await;
     }
-    let (person, fresh) = (visitor.person().to_owned(), credentials::random::<64>()?);
+    let (person, candidate) = (visitor.person().to_owned(), credentials::random::<64>()?);
     let handle =
-        authority.storage.call_for(visitor.person(), move |database| database.passkey_handle(&person, fresh)).await?;
+        storage.call_for(visitor.person(), move |database| database.passkey_handle(&person, candidate)).await?;
     let passkey = ceremonies.finish_registration(fields.text("answer")?, handle, name, now())?;
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
-    let added = authority
-        .storage
-        .call_for(visitor.person(), move |database| database.add_passkey(&person, &passkey, &by, now()))
-        .await?;
+    let added =
+        storage.call_for(visitor.person(), move |database| database.add_passkey(&person, &passkey, &by, now())).await?;
     if !added {
         return Err(Problem::Malformed(
             "this passkey is registered already, or there are too many: remove one first".into(),
@@ -355,21 +370,21 @@ async fn add_passkey(State(authority): Shared, visitor: Visitor, Form(fields): F
 }
 
 async fn remove_passkey(
-    State(authority): Shared,
+    Part(password_check): Part<PasswordCheck>,
+    Part(storage): Part<Storage>,
+    Part(passkeys): Part<Option<Passkeys>>,
     visitor: Visitor,
     peer: Peer,
     Form(fields): Form,
 ) -> Result<Response, Problem> {
     let not_yours = Problem::NotFound("passkey of yours");
     let Ok(id) = hex::decode(fields.text("passkey")?) else { return Err(not_yours) };
-    if let Err(problem) = check(&authority, &visitor, &peer, &fields).await {
+    if let Err(problem) = check(&password_check, &visitor, &peer, &fields).await {
         let attempted = Attempted::proof(&removal(&id), problem)?;
-        return attempted.again(&authority, &visitor, StatusCode::UNAUTHORIZED).await;
+        return attempted.again(&storage, &passkeys, &visitor, StatusCode::UNAUTHORIZED).await;
     }
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
-    let removed = authority
-        .storage
-        .call_for(visitor.person(), move |database| database.remove_passkey(&person, &id, &by, now()))
-        .await?;
+    let removed =
+        storage.call_for(visitor.person(), move |database| database.remove_passkey(&person, &id, &by, now())).await?;
     if removed { Ok(page::done("/security", "passkey-removed").into_response()) } else { Err(not_yours) }
 }

@@ -5,18 +5,18 @@ use super::overview::Said;
 use super::page::{self, Page, act, time};
 use super::table::{actions, table, text};
 use super::visitor::{Form, Visitor};
+use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::now;
 use crate::state::Authority;
-use crate::storage::{Database, session_number};
+use crate::storage::{Database, Storage, session_number};
+use crate::sync::Synchroniser;
 use axum::Router;
-use axum::extract::{Query, State};
+use axum::extract::Query;
 use axum::response::Redirect;
 use axum::routing::{get, post};
 use maud::{Markup, html};
 use std::sync::Arc;
-
-type Shared = State<Arc<Authority>>;
 
 /// Returns the routes of the sessions page.
 pub fn routes() -> Router<Arc<Authority>> {
@@ -26,10 +26,9 @@ pub fn routes() -> Router<Arc<Authority>> {
         .route("/sessions/end-others", post(end_others))
 }
 
-async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
+async fn show(Part(storage): Part<Storage>, visitor: Visitor, Query(said): Query<Said>) -> Result<Markup, Problem> {
     let person = visitor.person().to_owned();
-    let sessions =
-        authority.storage.read_for(visitor.person(), move |database| database.sessions_of(&person, now())).await?;
+    let sessions = storage.read_for(visitor.person(), move |database| database.sessions_of(&person, now())).await?;
     let rows: Vec<_> = sessions
         .iter()
         .map(|session| {
@@ -58,19 +57,28 @@ async fn show(State(authority): Shared, visitor: Visitor, Query(said): Query<Sai
     }))
 }
 
-async fn end(State(authority): Shared, visitor: Visitor, Form(fields): Form) -> Result<Redirect, Problem> {
+async fn end(
+    Part(storage): Part<Storage>,
+    Part(sync): Part<Synchroniser>,
+    visitor: Visitor,
+    Form(fields): Form,
+) -> Result<Redirect, Problem> {
     let not_yours = Problem::NotFound("session of yours");
     let Ok(number) = u64::from_str_radix(fields.text("session")?, 16) else { return Err(not_yours) };
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
     let end = move |database: &mut Database| Ok(database.end_own_session(&person, number, &by, now())?.then_some(()));
-    ending::end(&authority, visitor.person(), end).await?.ok_or(not_yours)?;
+    ending::end(&storage, &sync, visitor.person(), end).await?.ok_or(not_yours)?;
     Ok(page::done("/sessions", "session-ended"))
 }
 
-async fn end_others(State(authority): Shared, visitor: Visitor) -> Result<Redirect, Problem> {
+async fn end_others(
+    Part(storage): Part<Storage>,
+    Part(sync): Part<Synchroniser>,
+    visitor: Visitor,
+) -> Result<Redirect, Problem> {
     let (person, token, by) = (visitor.person().to_owned(), visitor.token, visitor.operator());
     let end =
         move |database: &mut Database| Ok(database.end_other_sessions(&person, &token, &by, now())?.then_some(()));
-    ending::end(&authority, visitor.person(), end).await?;
+    ending::end(&storage, &sync, visitor.person(), end).await?;
     Ok(page::done("/sessions", "sessions-ended"))
 }

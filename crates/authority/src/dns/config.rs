@@ -36,11 +36,11 @@ impl DnsConfig {
             return None;
         };
         let fields = Fields::new(reader, table, value.span(), "discovery", KEYS);
-        let mut told = |key: &str| {
+        let mut text_of = |key: &str| {
             let text = fields.text(reader, key)?;
             Some((text.span(), (*text.get_ref()).to_owned()))
         };
-        let (domain, authority, zone) = (told("domain"), told("authority"), told("zone"));
+        let (domain, authority, zone) = (text_of("domain"), text_of("authority"), text_of("zone"));
         let domain = match domain {
             Some((span, text)) => {
                 text.parse::<Domain>().map_err(|why| reader.fault(span, format!("`domain`: {why}"))).ok()

@@ -4,7 +4,7 @@ use super::limit::{Limit, Verdict};
 use super::zone::{Transport, shortened};
 use super::{Published, Zone};
 use crate::Directory;
-use crate::http::connection_limit::Seats;
+use crate::http::connection_limit::ConnectionLimit;
 use crate::http::peer::Peer;
 use anyhow::{Context, Result};
 use std::net::SocketAddr;
@@ -44,13 +44,14 @@ impl Server {
         let config = directory.config()?.dns.context(super::NO_DNS)?;
         let listen = if listen.is_empty() { config.listen } else { listen.to_vec() };
         let zone = Arc::new(RwLock::new(Arc::new(zone)));
-        let (limit, seats) = (Arc::new(Mutex::new(Limit::new(Instant::now()))), Arc::new(Seats::new(MOST_CONNECTIONS)));
+        let limit = Arc::new(Mutex::new(Limit::new(Instant::now())));
+        let connection_limit = Arc::new(ConnectionLimit::new(MOST_CONNECTIONS));
         let (mut tasks, mut addresses) = (JoinSet::new(), Vec::new());
         for address in listen {
             let (socket, listener) = bind(address).await.with_context(|| format!("can't answer on {address}"))?;
             addresses.push(socket.local_addr()?);
             tasks.spawn(datagrams(socket, zone.clone(), limit.clone()));
-            tasks.spawn(connections(listener, zone.clone(), seats.clone()));
+            tasks.spawn(connections(listener, zone.clone(), connection_limit.clone()));
         }
         let mut server = Self { directory, files, seen: Vec::new(), zone, addresses, tasks };
         server.seen = server.changed();
@@ -155,7 +156,7 @@ async fn datagrams(socket: UdpSocket, zone: Arc<RwLock<Arc<Zone>>>, limit: Arc<M
     }
 }
 
-async fn connections(listener: TcpListener, zone: Arc<RwLock<Arc<Zone>>>, seats: Arc<Seats>) -> Result<()> {
+async fn connections(listener: TcpListener, zone: Arc<RwLock<Arc<Zone>>>, limit: Arc<ConnectionLimit>) -> Result<()> {
     let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -171,7 +172,7 @@ async fn connections(listener: TcpListener, zone: Arc<RwLock<Arc<Zone>>>, seats:
                 continue;
             }
         };
-        let Some(seat) = seats.take(&Peer::new(from, None)) else {
+        let Some(permit) = limit.admit(&Peer::new(from, None)) else {
             continue;
         };
         let zone = zone.clone();
@@ -180,7 +181,7 @@ async fn connections(listener: TcpListener, zone: Arc<RwLock<Arc<Zone>>>, seats:
                 done = converse(stream, &zone) => if let Err(error) = done {
                     tracing::debug!(%from, "{error:#}");
                 },
-                () = seat.given_away() => {}
+                () = permit.evicted() => {}
             }
         });
     }

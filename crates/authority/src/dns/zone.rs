@@ -96,7 +96,7 @@ impl Zone {
         }
         let mut answer = reply_to(&question);
         let edns = question.edns.as_ref();
-        match self.judge(&question) {
+        match self.check(&question) {
             Err(code) => answer.metadata.response_code = code,
             Ok((name, kind)) => self.fill(&mut answer, name, kind),
         }
@@ -107,24 +107,24 @@ impl Zone {
         fit(answer, most.into())
     }
 
-    fn judge<'q>(&self, question: &'q Message) -> Result<(&'q Name, RecordType), ResponseCode> {
+    fn check<'q>(&self, question: &'q Message) -> Result<(&'q Name, RecordType), ResponseCode> {
         if question.metadata.op_code != OpCode::Query {
             return Err(ResponseCode::NotImp);
         }
         if question.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
             return Err(ResponseCode::BADVERS);
         }
-        let [asked] = &question.queries[..] else { return Err(ResponseCode::FormErr) };
-        let ours = asked.query_class == DNSClass::IN && self.origin.zone_of(&asked.name);
-        if !ours || matches!(asked.query_type, RecordType::AXFR | RecordType::IXFR) {
+        let [query] = &question.queries[..] else { return Err(ResponseCode::FormErr) };
+        let ours = query.query_class == DNSClass::IN && self.origin.zone_of(&query.name);
+        if !ours || matches!(query.query_type, RecordType::AXFR | RecordType::IXFR) {
             return Err(ResponseCode::Refused);
         }
-        Ok((&asked.name, asked.query_type))
+        Ok((&query.name, query.query_type))
     }
 
-    fn fill(&self, answer: &mut Message, asked: &Name, kind: RecordType) {
+    fn fill(&self, answer: &mut Message, wanted: &Name, kind: RecordType) {
         answer.metadata.authoritative = true;
-        let mut name = asked.clone();
+        let mut name = wanted.clone();
         for _ in 0..ALIASES {
             if self.refer(answer, &name) {
                 return;

@@ -1,8 +1,8 @@
-//! Limits the number of connections by seats, such that neither one source nor its network can take all of them.
+//! Limits the number of connections, such that neither one source nor its network can take all of them.
 //!
-//! When no seat is free, the oldest unauthenticated connection of the network with the most unauthenticated connections
-//! gives way: strangers displace each other, not a newcomer from elsewhere. An authenticated connection keeps its seat,
-//! unless one person or verifier has many: a single credential must not lock out all others.
+//! When no more connections are allowed, the oldest unauthenticated connection of the network with the most unauthenticated connections
+//! gives way: strangers displace each other, not a newcomer from elsewhere. An authenticated connection stays, unless
+//! one person or verifier has many: a single credential must not lock out all others.
 
 use crate::http::peer::{Member, Peer};
 use crate::http::throttle::Key;
@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
 
-/// Seats that a member keeps even when none is free: enough for agents on several machines, and browsers.
+/// Connections that a member keeps even when the limit is reached: enough for agents on several machines, and browsers.
 const KEPT_BY_MEMBER: usize = 8;
 
-/// The seats for connections.
-pub struct Seats {
+/// The open connections, and how many there may be.
+pub struct ConnectionLimit {
     most: u32,
     most_of_source: u32,
     most_of_network: u32,
@@ -40,31 +40,31 @@ struct Holder {
     leave: Arc<Notify>,
 }
 
-/// A seat that a connection occupies until this is dropped.
-pub struct Seat {
-    seats: Arc<Seats>,
+/// Permits one connection, until this is dropped.
+pub struct ConnectionPermit {
+    limit: Arc<ConnectionLimit>,
     number: u64,
     leave: Arc<Notify>,
 }
 
-impl Seat {
-    /// Waits until the seat is given to another connection.
-    pub async fn given_away(&self) {
+impl ConnectionPermit {
+    /// Waits until the connection must make way for another.
+    pub async fn evicted(&self) {
         self.leave.notified().await;
     }
 }
 
-impl Seats {
-    /// Creates this many seats. One source gets at most a quarter, its network (see [`Key::network`]) at most half.
+impl ConnectionLimit {
+    /// Allows this many connections. One source gets at most a quarter, its network (see [`Key::network`]) at most half.
     pub fn new(most: u32) -> Self {
         let taken = Mutex::default();
         let (most_of_source, most_of_network) = (most.div_ceil(4), most.div_ceil(2));
         Self { most, most_of_source, most_of_network, taken, turned_away: AtomicU64::default() }
     }
 
-    /// Takes a seat for a peer, if necessary that of an unauthenticated connection, or else of a member with many
-    /// seats.
-    pub fn take(self: &Arc<Self>, peer: &Peer) -> Option<Seat> {
+    /// Permits a connection of a peer. If necessary, evicts an unauthenticated connection, or else one of a member with
+    /// many.
+    pub fn admit(self: &Arc<Self>, peer: &Peer) -> Option<ConnectionPermit> {
         let (source, network) = (Key::source(peer.address), Key::network(peer.address));
         let mut taken = self.lock();
         let own = |counts: &HashMap<IpAddr, u32>, key| counts.get(&key).copied().unwrap_or(0);
@@ -88,7 +88,7 @@ impl Seats {
         *taken.by_network.entry(network).or_default() += 1;
         let holder = Holder { source, network, member: peer.member.clone(), leave: leave.clone() };
         taken.holders.insert(number, holder);
-        Some(Seat { seats: self.clone(), number, leave })
+        Some(ConnectionPermit { limit: self.clone(), number, leave })
     }
 
     /// Returns the number of authenticated and of unauthenticated connections.
@@ -98,12 +98,12 @@ impl Seats {
         (proven, taken.holders.len() as u32 - proven)
     }
 
-    /// Returns the number of connections that got no seat or lost theirs.
+    /// Returns the number of connections that were refused or evicted.
     pub fn turned_away(&self) -> u64 {
         self.turned_away.load(Ordering::Relaxed)
     }
 
-    /// Counts a connection that was closed before it requested a seat.
+    /// Counts a connection that was closed before it requested a permit.
     pub fn turn_away(&self) {
         self.turned_away.fetch_add(1, Ordering::Relaxed);
     }
@@ -121,21 +121,21 @@ impl Holder {
 
 impl Taken {
     /// Chooses the holder that gives way: the oldest unauthenticated one that matches `strangers`; if there is none,
-    /// the oldest one of the member with the most seats among those that match `members`, provided that it has more
+    /// the oldest one of the member with the most connections among those that match `members`, provided that it has more
     /// than a member keeps.
     fn longest(&self, strangers: impl Fn(&Holder) -> bool, members: impl Fn(&Holder) -> bool) -> Option<u64> {
         let mut unproven = self.holders.iter().filter(|(_, holder)| !holder.is_proven() && strangers(holder));
         if let Some((number, _)) = unproven.next() {
             return Some(*number);
         }
-        let mut held: HashMap<&Member, (usize, u64)> = HashMap::new();
+        let mut counts: HashMap<&Member, (usize, u64)> = HashMap::new();
         for (number, holder) in self.holders.iter().filter(|(_, holder)| members(holder)) {
-            // Numbers rise, so the first is the oldest seat.
+            // Numbers rise, so the first is the oldest connection.
             if let Some(member) = holder.member.get() {
-                held.entry(member).or_insert((0, *number)).0 += 1;
+                counts.entry(member).or_insert((0, *number)).0 += 1;
             }
         }
-        let most = held.into_values().max()?;
+        let most = counts.into_values().max()?;
         (most.0 > KEPT_BY_MEMBER).then_some(most.1)
     }
 
@@ -162,9 +162,9 @@ impl Taken {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.seats.lock().remove(self.number);
+        self.limit.lock().remove(self.number);
     }
 }
 
@@ -182,38 +182,39 @@ mod tests {
         peer
     }
 
-    async fn has_to_leave(seat: &Seat) -> bool {
-        tokio::time::timeout(std::time::Duration::ZERO, seat.given_away()).await.is_ok()
+    async fn has_to_leave(permit: &ConnectionPermit) -> bool {
+        tokio::time::timeout(std::time::Duration::ZERO, permit.evicted()).await.is_ok()
     }
 
     #[tokio::test]
     async fn strangers_push_out_their_own_kind() {
-        let seats = Arc::new(Seats::new(8));
-        let crowd: Vec<_> = (0..4).map(|n| seats.take(&peer([192, 0, 2, n])).expect("a seat")).collect();
-        let others: Vec<_> = (0..4).map(|n| seats.take(&peer([198, 51, n, 1])).expect("a seat")).collect();
-        let newcomer = seats.take(&peer([203, 0, 113, 1])).expect("the crowd makes room");
+        let limit = Arc::new(ConnectionLimit::new(8));
+        let crowd: Vec<_> = (0..4).map(|n| limit.admit(&peer([192, 0, 2, n])).expect("a permit")).collect();
+        let others: Vec<_> = (0..4).map(|n| limit.admit(&peer([198, 51, n, 1])).expect("a permit")).collect();
+        let newcomer = limit.admit(&peer([203, 0, 113, 1])).expect("the crowd makes room");
         assert!(has_to_leave(&crowd[0]).await);
         assert!(!has_to_leave(&crowd[1]).await && !has_to_leave(&others[0]).await && !has_to_leave(&newcomer).await);
-        assert_eq!((seats.count(), seats.turned_away()), ((0, 8), 1));
+        assert_eq!((limit.count(), limit.turned_away()), ((0, 8), 1));
         drop(crowd);
-        assert_eq!(seats.count(), (0, 5), "whoever had to leave gives no second seat free");
+        assert_eq!(limit.count(), (0, 5), "whoever had to leave frees no second place");
     }
 
     #[tokio::test]
-    async fn a_credential_keeps_the_seat() {
-        let seats = Arc::new(Seats::new(4));
-        let members: Vec<_> = (0..4).map(|n| seats.take(&member([198, 51, n, 1], "alice")).expect("a seat")).collect();
-        assert!(seats.take(&peer([203, 0, 113, 1])).is_none(), "nobody has to leave");
+    async fn an_authenticated_connection_stays() {
+        let limit = Arc::new(ConnectionLimit::new(4));
+        let members: Vec<_> =
+            (0..4).map(|n| limit.admit(&member([198, 51, n, 1], "alice")).expect("a permit")).collect();
+        assert!(limit.admit(&peer([203, 0, 113, 1])).is_none(), "nobody has to leave");
         drop(members);
-        assert!(seats.take(&peer([203, 0, 113, 1])).is_some());
+        assert!(limit.admit(&peer([203, 0, 113, 1])).is_some());
     }
 
     #[tokio::test]
     async fn one_member_does_not_keep_everybody_else_out() {
-        let seats = Arc::new(Seats::new(32));
-        let bob = seats.take(&member([203, 0, 113, 1], "bob")).expect("a seat");
-        let eve: Vec<_> = (0..31).map(|n| seats.take(&member([198, 51, n, 1], "eve")).expect("a seat")).collect();
-        let newcomer = |n: usize| seats.take(&member([203, 0, n as u8, 2], &format!("newcomer {n}")));
+        let limit = Arc::new(ConnectionLimit::new(32));
+        let bob = limit.admit(&member([203, 0, 113, 1], "bob")).expect("a permit");
+        let eve: Vec<_> = (0..31).map(|n| limit.admit(&member([198, 51, n, 1], "eve")).expect("a permit")).collect();
+        let newcomer = |n: usize| limit.admit(&member([203, 0, n as u8, 2], &format!("newcomer {n}")));
         let more = 31 - KEPT_BY_MEMBER;
         let newcomers: Vec<_> = (0..more).map(|n| newcomer(n).expect("eve makes room")).collect();
         assert!(has_to_leave(&eve[more - 1]).await && !has_to_leave(&eve[more]).await && !has_to_leave(&bob).await);
@@ -223,20 +224,20 @@ mod tests {
 
     #[tokio::test]
     async fn one_member_does_not_keep_out_those_behind_the_same_address() {
-        let seats = Arc::new(Seats::new(64));
-        let eve: Vec<_> = (0..15).map(|_| seats.take(&member([192, 0, 2, 1], "eve")).expect("a seat")).collect();
-        let bob = seats.take(&member([192, 0, 2, 1], "bob")).expect("a seat");
-        let _newcomer = seats.take(&peer([192, 0, 2, 1])).expect("eve makes room");
+        let limit = Arc::new(ConnectionLimit::new(64));
+        let eve: Vec<_> = (0..15).map(|_| limit.admit(&member([192, 0, 2, 1], "eve")).expect("a permit")).collect();
+        let bob = limit.admit(&member([192, 0, 2, 1], "bob")).expect("a permit");
+        let _newcomer = limit.admit(&peer([192, 0, 2, 1])).expect("eve makes room");
         assert!(has_to_leave(&eve[0]).await && !has_to_leave(&bob).await);
     }
 
     #[tokio::test]
     async fn neither_a_source_nor_its_network_takes_all() {
-        let seats = Arc::new(Seats::new(16));
-        let own: Vec<_> = (0..5).map(|_| seats.take(&peer([192, 0, 2, 1])).expect("a seat")).collect();
+        let limit = Arc::new(ConnectionLimit::new(16));
+        let own: Vec<_> = (0..5).map(|_| limit.admit(&peer([192, 0, 2, 1])).expect("a permit")).collect();
         assert!(has_to_leave(&own[0]).await && !has_to_leave(&own[1]).await);
-        let network: Vec<_> = (2..8).map(|n| seats.take(&peer([192, 0, 2, n])).expect("a seat")).collect();
-        assert_eq!(seats.count(), (0, 8));
+        let network: Vec<_> = (2..8).map(|n| limit.admit(&peer([192, 0, 2, n])).expect("a permit")).collect();
+        assert_eq!(limit.count(), (0, 8));
         assert!(has_to_leave(&own[2]).await && !has_to_leave(&network[0]).await);
     }
 }

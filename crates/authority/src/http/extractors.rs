@@ -3,9 +3,11 @@
 
 use crate::http::peer::{Member, Peer};
 use crate::http::problems::Problem;
-use crate::http::throttle::Key;
+use crate::http::throttle::{Key, Throttle};
+use crate::login::Sessions;
 use crate::login::credentials::token_hash;
 use crate::push::events::Listener;
+use crate::push::verifiers::Verifiers;
 use crate::state::Authority;
 use crate::storage::{Session, TokenHash};
 use axum::body::Bytes;
@@ -15,22 +17,38 @@ use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use serde::de::DeserializeOwned;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Time limit for receiving a body.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
+/// A part of the authority.
+pub struct Part<P>(pub Arc<P>);
+
+impl<P> FromRequestParts<Arc<Authority>> for Part<P>
+where
+    P: Send + Sync,
+    Authority: AsRef<Arc<P>>,
+{
+    type Rejection = Infallible;
+
+    async fn from_request_parts(_: &mut Parts, authority: &Arc<Authority>) -> Result<Self, Infallible> {
+        Ok(Self(AsRef::<Arc<P>>::as_ref(&**authority).clone()))
+    }
+}
+
 /// Throttles calls on a connection that has not shown a credential, whichever call it is.
 pub async fn slow_strangers(
-    State(authority): State<Arc<Authority>>,
+    State(throttle): State<Arc<Throttle>>,
     peer: Peer,
     request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
     if !peer.is_proven() {
         let calls = [Key::Stranger(Key::source(peer.address))];
-        authority.throttle.charge(&calls, Instant::now()).map_err(Problem::TooMany)?;
+        throttle.charge(&calls, Instant::now()).map_err(Problem::TooMany)?;
     }
     Ok(next.run(request).await)
 }
@@ -78,10 +96,10 @@ impl Caller {
     }
 
     /// Reports whether the caller's token is still valid.
-    pub fn is_known(&self, authority: &Authority) -> bool {
+    pub fn is_known(&self, sessions: &Sessions, verifiers: &Verifiers) -> bool {
         match self {
-            Self::Session(caller) => authority.session(&caller.token).is_some(),
-            Self::Verifier(caller) => authority.verifier(&caller.token).is_some(),
+            Self::Session(caller) => sessions.get(&caller.token).is_some(),
+            Self::Verifier(caller) => verifiers.id(&caller.token).is_some(),
         }
     }
 }
@@ -94,9 +112,9 @@ impl FromRequestParts<Arc<Authority>> for Caller {
         let header = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let token = header.and_then(|value| value.strip_prefix("Bearer ")).ok_or(Problem::NotLoggedIn)?;
         let token = token_hash(token);
-        let caller = if let Some(session) = authority.session(&token) {
+        let caller = if let Some(session) = authority.sessions.get(&token) {
             Self::Session(SessionCaller { token, session, peer: peer.clone() })
-        } else if let Some(id) = authority.verifier(&token) {
+        } else if let Some(id) = authority.verifiers.id(&token) {
             Self::Verifier(VerifierCaller { token, id })
         } else {
             return Err(Problem::NotLoggedIn);

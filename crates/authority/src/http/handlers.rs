@@ -1,23 +1,31 @@
 //! The handlers of the HTTPS API (`api`), and the router that serves the API together with the console.
 
-use crate::convert;
-use crate::http::extractors::{Body, Caller, SessionCaller, VerifierCaller, slow_strangers};
+use crate::grants::GrantIssuer;
+use crate::http::extractors::{Body, Caller, Part, SessionCaller, VerifierCaller, slow_strangers};
+use crate::http::key_transfer::KeyTransfer;
 use crate::http::openapi::parts::{self, HandleText};
 use crate::http::peer::{Member, Peer};
 use crate::http::problems::Problem;
-use crate::http::throttle::Key;
-use crate::login::credentials;
-use crate::login::{self, Attempt};
+use crate::http::throttle::{Key, Throttle};
+use crate::http::turns::RequestQueue;
+use crate::keys::Keyring;
+use crate::login::{self, Attempt, PasswordCheck, Provider, SessionManager, Sessions, credentials};
+use crate::policy::PolicyInForce;
+use crate::push::events::Push;
+use crate::push::reports::Reports;
+use crate::push::verifiers::Verifiers;
+use crate::segments::{RequestLines, SegmentIssuer};
 use crate::state::Authority;
-use crate::storage::{Database, Known};
-use crate::{console, metrics, now};
+use crate::storage::{Database, PersonFacts, Storage};
+use crate::sync::Synchroniser;
+use crate::{Config, console, convert, metrics, now};
 use api::{
     AnswerRequest, Confirm, Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, FlowsToCut, Grant,
     GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login, PathSegment, PersonExplanation,
     REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest, VerifierConfig,
 };
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{DefaultBodyLimit, Path, Query, State};
+use axum::extract::{DefaultBodyLimit, Path, Query};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::from_fn_with_state;
@@ -25,7 +33,7 @@ use axum::response::sse::{self, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use engine::policy::{Compiled, Policy, Receiver, Request, Subject};
+use engine::policy::{Policy, Receiver, Request, Subject};
 use futures_util::{Stream, StreamExt};
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
@@ -36,7 +44,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use utoipa::{OpenApi, ToSchema};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
-use wire::{Destination, Epoch};
+use wire::{Destination, Epoch, Handle, NoHandle};
 use zeroize::Zeroizing;
 
 /// Maximum length of a body, in bytes.
@@ -51,7 +59,6 @@ const MOST_AHEAD: u64 = 48;
 const DEFAULT_AHEAD: u64 = 2;
 
 type Authorized<T> = Result<Json<T>, Problem>;
-type Shared = State<Arc<Authority>>;
 
 /// Returns the routes of every call, with their descriptions.
 pub fn routes() -> OpenApiRouter<Arc<Authority>> {
@@ -70,7 +77,7 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(keys))
         .routes(routes!(grant_owner))
         .routes(routes!(flows).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
-        .routes(routes!(heard).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
+        .routes(routes!(acknowledge).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
         .routes(routes!(report).layer(DefaultBodyLimit::max(REPORT_LIMIT)))
         .routes(routes!(explain))
         .routes(routes!(health))
@@ -87,8 +94,8 @@ pub fn router(authority: Arc<Authority>, description: &str) -> Router {
         .merge(console::router(authority.clone()))
         .fallback(async || Problem::NotFound("call"))
         .method_not_allowed_fallback(async || Problem::WrongMethod)
-        .layer(from_fn_with_state(authority.clone(), slow_strangers))
-        .layer(from_fn_with_state(authority.clone(), metrics::count))
+        .layer(from_fn_with_state(authority.throttle.clone(), slow_strangers))
+        .layer(from_fn_with_state(authority.metrics.clone(), metrics::count))
         .with_state(authority)
 }
 
@@ -111,12 +118,17 @@ async fn health() -> Json<Health> {
 #[utoipa::path(
     post, path = "/v1/login", request_body = Login, responses((status = 200, body = api::Session), Problem)
 )]
-async fn login_by_password(State(authority): Shared, peer: Peer, Body(asked): Body<Login>) -> Authorized<api::Session> {
-    let Login { person, password, totp, device } = asked;
+async fn login_by_password(
+    Part(password_check): Part<PasswordCheck>,
+    Part(sessions): Part<SessionManager>,
+    peer: Peer,
+    Body(login): Body<Login>,
+) -> Authorized<api::Session> {
+    let Login { person, password, totp, device } = login;
     check_device(&device)?;
     let attempt = Attempt { person, password: Zeroizing::new(password), code: totp };
-    let (person, proof) = authority.check_password(attempt, &peer).await?;
-    let session = authority.add_session(person, device, proof, peer.address).await?;
+    let (person, proof) = password_check.check(attempt, &peer).await?;
+    let session = sessions.begin_for_agent(person, device, proof, peer.address).await?;
     peer.prove(|| Member::Person(session.person.clone()));
     Ok(Json(session))
 }
@@ -138,7 +150,12 @@ pub(crate) fn check_device(device: &str) -> Result<(), Problem> {
         Problem,
     )
 )]
-async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<Response, Problem> {
+async fn logout(
+    Part(storage): Part<Storage>,
+    Part(sync): Part<Synchroniser>,
+    Part(provider): Part<Option<Provider>>,
+    caller: SessionCaller,
+) -> Result<Response, Problem> {
     let SessionCaller { token, session, peer } = caller;
     let person = session.person.clone();
     let end = move |database: &mut Database| {
@@ -146,14 +163,14 @@ async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<Respo
         database.end_session(token, &session, peer.address, now())?;
         Ok(at_provider)
     };
-    let at_provider = authority.storage.call_for(&person, end).await?;
-    authority.sync().await?;
-    let (Some(provider), Some(at_provider)) = (&authority.provider, at_provider) else {
+    let at_provider = storage.call_for(&person, end).await?;
+    sync.run().await?;
+    let (Some(at_issuer), Some(at_provider)) = (&*provider, at_provider) else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
-    let farewell = provider.farewell().await;
+    let farewell = at_issuer.farewell().await;
     if let Some(refresh_token) = at_provider.refresh_token {
-        login::handlers::forget(authority, refresh_token);
+        login::handlers::forget(provider, refresh_token);
     }
     Ok(match farewell {
         Some(provider) => Json(LoggedOut { provider }).into_response(),
@@ -165,13 +182,17 @@ async fn logout(State(authority): Shared, caller: SessionCaller) -> Result<Respo
 #[utoipa::path(
     get, path = "/v1/destinations", security(("session" = [])), responses((status = 200, body = Destinations), Problem)
 )]
-async fn destinations(State(authority): Shared, caller: SessionCaller) -> Authorized<Destinations> {
-    let _turn = authority.turn_to_ask(&caller.session.person).await;
+async fn destinations(
+    Part(queue): Part<RequestQueue>,
+    Part(policy): Part<PolicyInForce>,
+    caller: SessionCaller,
+) -> Authorized<Destinations> {
+    let _turn = queue.turn(&caller.session.person).await;
     let (subject, now) = (caller.session.subject(caller.peer.address), now());
     let reachable = |policy: &Policy| {
         convert::receivers(policy.destinations(&subject, now).iter().flat_map(|receiver| receiver.entries()))
     };
-    Ok(Json(Destinations { destinations: authority.with_policy(reachable).await, now }))
+    Ok(Json(Destinations { destinations: policy.with(reachable).await, now }))
 }
 
 /// Request a grant for a destination
@@ -180,16 +201,18 @@ async fn destinations(State(authority): Shared, caller: SessionCaller) -> Author
     responses((status = 200, body = Grant), Problem)
 )]
 async fn grant(
-    State(authority): Shared,
+    Part(queue): Part<RequestQueue>,
+    Part(grants): Part<GrantIssuer>,
+    Part(key_transfer): Part<KeyTransfer>,
     caller: SessionCaller,
     Body(request): Body<GrantRequest>,
 ) -> Authorized<Grant> {
     if request.protocol == 0 {
         return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
     }
-    let turn = authority.turn_to_ask(&caller.session.person).await;
-    let mut grant = authority.grant(&turn, caller.token, &request, caller.peer.address).await?;
-    if request.in_band && authority.key_transfer.take_over(&caller.peer, &mut grant).await {
+    let turn = queue.turn(&caller.session.person).await;
+    let mut grant = grants.issue(&turn, caller.token, &request, caller.peer.address).await?;
+    if request.in_band && key_transfer.take_over(&caller.peer, &mut grant).await {
         tracing::debug!(person = caller.session.person, "the key goes in band");
     }
     Ok(Json(grant))
@@ -201,15 +224,16 @@ async fn grant(
     responses((status = 200, body = PathSegment), Problem)
 )]
 async fn segment(
-    State(authority): Shared,
+    Part(queue): Part<RequestQueue>,
+    Part(segments): Part<SegmentIssuer>,
     caller: SessionCaller,
     Body(request): Body<SegmentRequest>,
 ) -> Authorized<PathSegment> {
     if request.to.protocol == 0 {
         return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
     }
-    let _turn = authority.turn_to_ask(&caller.session.person).await;
-    authority.segment(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
+    let _turn = queue.turn(&caller.session.person).await;
+    segments.issue(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
 }
 
 /// Request the return path segment for a segment that arrived with a packet
@@ -218,21 +242,26 @@ async fn segment(
     responses((status = 200, body = PathSegment), Problem)
 )]
 async fn answer_segment(
-    State(authority): Shared,
+    Part(queue): Part<RequestQueue>,
+    Part(segments): Part<SegmentIssuer>,
     caller: SessionCaller,
     Body(request): Body<AnswerRequest>,
 ) -> Authorized<PathSegment> {
-    let _turn = authority.turn_to_ask(&caller.session.person).await;
-    authority.answer_segment(caller.token, &request, caller.peer.address).await.map(Json)
+    let _turn = queue.turn(&caller.session.person).await;
+    segments.issue_answer(caller.token, &request, caller.peer.address).await.map(Json)
 }
 
 /// Open a line for segment requests by UDP; it replaces the session's previous line
 #[utoipa::path(
     post, path = "/v1/segments/line", security(("session" = [])), responses((status = 200, body = Line), Problem)
 )]
-async fn line(State(authority): Shared, caller: SessionCaller) -> Authorized<Line> {
-    let _turn = authority.turn_to_ask(&caller.session.person).await;
-    authority.line(caller.token, caller.session.expires).map(Json)
+async fn line(
+    Part(queue): Part<RequestQueue>,
+    Part(lines): Part<RequestLines>,
+    caller: SessionCaller,
+) -> Authorized<Line> {
+    let _turn = queue.turn(&caller.session.person).await;
+    lines.open(caller.token, caller.session.expires).map(Json)
 }
 
 #[derive(Deserialize)]
@@ -247,18 +276,21 @@ struct EventsQuery {
     responses((status = 200, body = api::Event, content_type = "text/event-stream"), Problem)
 )]
 async fn events(
-    State(authority): Shared,
+    Part(queue): Part<RequestQueue>,
+    Part(push): Part<Push>,
+    Part(sessions): Part<Sessions>,
+    Part(verifiers): Part<Verifiers>,
     caller: Caller,
     query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
     let malformed = |_| Problem::Malformed("`confirm` is nothing, pairs or grants".into());
     let Query(EventsQuery { confirm }) = query.map_err(malformed)?;
     if let Caller::Session(caller) = &caller {
-        drop(authority.turn_to_ask(&caller.session.person).await);
+        drop(queue.turn(&caller.session.person).await);
     }
-    let stream = ReceiverStream::new(authority.push.open(caller.listener(), confirm.unwrap_or_default()));
+    let stream = ReceiverStream::new(push.open(caller.listener(), confirm.unwrap_or_default()));
     // The token may have ended between the look-up and the opening of the stream, when no stream existed to be closed.
-    if !caller.is_known(&authority) {
+    if !caller.is_known(&sessions, &verifiers) {
         return Err(Problem::NotLoggedIn);
     }
     Ok(Sse::new(stream.map(|text| Ok(sse::Event::default().data(text)))))
@@ -268,13 +300,21 @@ async fn events(
 #[utoipa::path(
     post, path = "/v1/verifiers/enrol", request_body = Enrolment, responses((status = 200, body = Enrolled), Problem)
 )]
-async fn enrol(State(authority): Shared, peer: Peer, Body(enrolment): Body<Enrolment>) -> Authorized<Enrolled> {
+async fn enrol(
+    Part(throttle): Part<Throttle>,
+    Part(storage): Part<Storage>,
+    Part(sync): Part<Synchroniser>,
+    peer: Peer,
+    Body(enrolment): Body<Enrolment>,
+) -> Authorized<Enrolled> {
     let keys = [Key::Enrolments, Key::Enrolment(Key::source(peer.address))];
-    authority.throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
+    throttle.charge(&keys, Instant::now()).map_err(Problem::TooMany)?;
     let (token, hash) = credentials::new_token::<32>()?;
     let code = credentials::token_hash(enrolment.code.trim());
-    let verifier = authority.enrol(code, hash, peer.address).await?.ok_or(Problem::WrongCode)?;
-    authority.throttle.refund(&keys);
+    let enrolled = storage.call(move |database| database.enrol(code, hash, peer.address, now())).await?;
+    let verifier = enrolled.ok_or(Problem::WrongCode)?;
+    sync.run().await?;
+    throttle.refund(&keys);
     peer.prove(|| Member::Verifier(verifier.clone()));
     Ok(Json(Enrolled { verifier, token: token.to_string() }))
 }
@@ -284,21 +324,28 @@ async fn enrol(State(authority): Shared, peer: Peer, Body(enrolment): Body<Enrol
     get, path = "/v1/verifier/config", security(("verifier" = [])),
     responses((status = 200, body = VerifierConfig), Problem)
 )]
-async fn config(State(authority): Shared, caller: VerifierCaller) -> Authorized<VerifierConfig> {
-    let _turn = authority.verifiers_turn(&caller.id).await;
+async fn config(
+    Part(config): Part<Config>,
+    Part(policy): Part<PolicyInForce>,
+    Part(segments): Part<SegmentIssuer>,
+    Part(storage): Part<Storage>,
+    Part(queue): Part<RequestQueue>,
+    caller: VerifierCaller,
+) -> Authorized<VerifierConfig> {
+    let _turn = queue.turn_of_verifier(&caller.id).await;
     let verifier = caller.id.to_string();
     let id = verifier.clone();
-    let receivers = authority.receivers(&verifier).await;
+    let receivers = policy.receivers_of(&verifier).await;
     let now = now();
-    let (epoch_length, max_lifetime) = (authority.config.epoch_length, authority.config.max_lifetime);
+    let (epoch_length, max_lifetime) = (config.epoch_length, config.max_lifetime);
     let read = move |database: &mut Database| {
         database.snapshot(|database| {
             let (revoked, revoked_sessions) = (database.revoked(&id, now)?, database.revoked_sessions(&id, now)?);
             Ok((revoked, revoked_sessions, database.pairs(&id, now, epoch_length)?))
         })
     };
-    let (revoked, revoked_sessions, pairs) = authority.storage.read_for_verifier(&verifier, read).await?;
-    let withdrawn = authority.withdrawn(&verifier);
+    let (revoked, revoked_sessions, pairs) = storage.read_for_verifier(&verifier, read).await?;
+    let withdrawn = segments.withdrawn(&verifier);
     Ok(Json(VerifierConfig {
         verifier,
         epoch_length,
@@ -324,7 +371,9 @@ struct KeysQuery {
     responses((status = 200, body = EpochKeys), Problem)
 )]
 async fn keys(
-    State(authority): Shared,
+    Part(config): Part<Config>,
+    Part(keyring): Part<Keyring>,
+    Part(segments): Part<SegmentIssuer>,
     caller: VerifierCaller,
     query: Result<Query<KeysQuery>, QueryRejection>,
 ) -> Authorized<EpochKeys> {
@@ -335,14 +384,14 @@ async fn keys(
         return Err(malformed());
     }
     let now = now();
-    let Epoch(current) = Epoch::at(now, authority.config.epoch_length);
+    let Epoch(current) = Epoch::at(now, config.epoch_length);
     let key = |epoch| {
-        let key = authority.verifier_key(&caller.id, Epoch(epoch))?;
+        let key = keyring.verifier_key(&caller.id, Epoch(epoch))?;
         Ok(EpochKey { epoch, key: hex::encode(key.bytes()) })
     };
     let epochs = current.saturating_sub(1)..=current + ahead;
     let keys = epochs.clone().map(key).collect::<anyhow::Result<_>>()?;
-    let proofs = authority.proof_keys(&caller.id, epochs)?;
+    let proofs = segments.proof_keys(&caller.id, epochs)?;
     Ok(Json(EpochKeys { keys, proofs, now }))
 }
 
@@ -353,30 +402,30 @@ async fn keys(
     responses((status = 200, body = GrantOwner), Problem)
 )]
 async fn grant_owner(
-    State(authority): Shared,
+    Part(storage): Part<Storage>,
+    Part(policy): Part<PolicyInForce>,
+    Part(queue): Part<RequestQueue>,
     caller: VerifierCaller,
     Path(handle): Path<String>,
 ) -> Authorized<GrantOwner> {
-    let is_handle = handle.len() == 16 && handle.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let handle = u64::from_str_radix(&handle, 16).ok().filter(|_| is_handle);
-    let handle = handle.ok_or_else(|| Problem::Malformed("a handle is 16 hex digits".into()))?;
-    let _turn = authority.verifiers_turn(&caller.id).await;
+    let handle: Handle = handle.parse().map_err(|error: NoHandle| Problem::Malformed(error.to_string()))?;
+    let _turn = queue.turn_of_verifier(&caller.id).await;
     let id = caller.id.clone();
     let read = move |database: &mut Database| database.grant_owner(&id, handle);
-    let mut owner = authority.storage.read_for_verifier(&caller.id, read).await?;
+    let mut owner = storage.read_for_verifier(&caller.id, read).await?;
     if let Some(owner) = &mut owner {
-        owner.class = authority.with_policy(|policy| policy.class_of(&owner.rule)).await;
+        owner.class = policy.with(|policy| policy.class_of(&owner.rule)).await;
     }
     owner.map(Json).ok_or(Problem::NotFound("grant of this verifier"))
 }
 
-/// Returns the number of handles, or an error if there are too many.
-fn check_count(handles: &[u64]) -> Result<usize, Problem> {
-    let asked = handles.len();
-    if asked > LIVE_FLOWS_MAX {
-        return Err(Problem::Malformed(format!("{asked} handles at a time are too many: at most {LIVE_FLOWS_MAX}")));
+/// Returns the handles, or an error if there are too many.
+fn checked(handles: Vec<u64>) -> Result<Vec<Handle>, Problem> {
+    let count = handles.len();
+    if count > LIVE_FLOWS_MAX {
+        return Err(Problem::Malformed(format!("{count} handles at a time are too many: at most {LIVE_FLOWS_MAX}")));
     }
-    Ok(asked)
+    Ok(handles.into_iter().map(Handle).collect())
 }
 
 /// Ask which of these flows must be cut
@@ -385,30 +434,31 @@ fn check_count(handles: &[u64]) -> Result<usize, Problem> {
     responses((status = 200, body = FlowsToCut), Problem)
 )]
 async fn flows(
-    State(authority): Shared,
+    Part(grants): Part<GrantIssuer>,
+    Part(queue): Part<RequestQueue>,
     caller: VerifierCaller,
     Body(LiveFlows { handles }): Body<LiveFlows>,
 ) -> Authorized<FlowsToCut> {
-    let asked = check_count(&handles)?;
+    let handles = checked(handles)?;
+    let count = handles.len();
     let verifier = caller.id.clone();
-    let _turn = authority.verifiers_turn(&verifier).await;
-    let cut = authority.to_cut(caller.id, handles).await?;
-    tracing::debug!(%verifier, asked, cut = cut.len(), "rechecked flows");
+    let _turn = queue.turn_of_verifier(&verifier).await;
+    let cut = grants.to_cut(caller.id, handles).await?;
+    tracing::debug!(%verifier, count, cut = cut.len(), "rechecked flows");
     Ok(Json(FlowsToCut { cut }))
 }
 
 /// Confirm that the verifier has received these grants
 #[utoipa::path(
-    post, path = "/v1/verifier/heard", security(("verifier" = [])), request_body = Heard,
+    post, path = "/v1/verifier/heard", operation_id = "heard", security(("verifier" = [])), request_body = Heard,
     responses((status = 204, description = "Noted"), Problem)
 )]
-async fn heard(
-    State(authority): Shared,
+async fn acknowledge(
+    Part(grants): Part<GrantIssuer>,
     caller: VerifierCaller,
     Body(Heard { handles }): Body<Heard>,
 ) -> Result<StatusCode, Problem> {
-    check_count(&handles)?;
-    authority.confirmations.note(&caller.id, &handles);
+    grants.acknowledge(&caller.id, &checked(handles)?);
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -417,14 +467,18 @@ async fn heard(
     post, path = "/v1/verifier/report", security(("verifier" = [])), request_body = Report,
     responses((status = 200, body = Reported), Problem)
 )]
-async fn report(State(authority): Shared, caller: VerifierCaller, Body(report): Body<Report>) -> Authorized<Reported> {
+async fn report(
+    Part(reports): Part<Reports>,
+    caller: VerifierCaller,
+    Body(report): Body<Report>,
+) -> Authorized<Reported> {
     let (flows, reasons) = (report.flows.len(), report.drops.len());
     if flows > REPORTED_FLOWS_MAX || reasons > REPORTED_REASONS_MAX {
         let most = format!("at most {REPORTED_FLOWS_MAX} flows and {REPORTED_REASONS_MAX} drop reasons");
         return Err(Problem::Malformed(format!("{flows} flows, {reasons} drop reasons: a report has {most}")));
     }
     let now = now();
-    let pause = authority.reports.note(caller.id, report, now);
+    let pause = reports.note(caller.id, report, now);
     Ok(Json(Reported { pause, now }))
 }
 
@@ -434,35 +488,38 @@ async fn report(State(authority): Shared, caller: VerifierCaller, Body(report): 
     responses((status = 200, body = PersonExplanation), Problem)
 )]
 async fn explain(
-    State(authority): Shared,
+    Part(storage): Part<Storage>,
+    Part(policy): Part<PolicyInForce>,
+    Part(queue): Part<RequestQueue>,
     caller: VerifierCaller,
     Body(request): Body<ExplainRequest>,
 ) -> Authorized<PersonExplanation> {
     let ExplainRequest { person, device, mut groups, mut tags, source, address, protocol, port } = request;
     let to = Destination { address: address.to_canonical(), protocol, port };
-    let _turn = authority.verifiers_turn(&caller.id).await;
+    let _turn = queue.turn_of_verifier(&caller.id).await;
     tracing::debug!(verifier = %caller.id, person, "explains");
     let (of, on) = (person.clone(), device.clone());
-    let read = move |database: &mut Database| database.known_of(&of, on.as_deref());
-    let known = authority.storage.read_for_verifier(&caller.id, read).await?;
+    let read = move |database: &mut Database| database.facts_about(&of, on.as_deref());
+    let known = storage.read_for_verifier(&caller.id, read).await?;
     let taken = taken(&known, device.as_deref(), &groups, &tags, source);
     groups.extend(known.groups);
     tags.extend(known.tags);
     let source = source.map(|source| source.to_canonical());
     let request =
         Request { subject: Subject { person: &person, groups: &groups, tags: &tags, source }, to, now: now() };
-    let explain = |policy: &Compiled| {
-        // A verifier may ask about its own receivers only.
-        let is_own = |receiver: &Receiver| receiver.verifier == *caller.id && receiver.covers(&to);
-        policy.policy().receivers().iter().any(is_own).then(|| policy.decide(&request).explain(&request))
-    };
-    let explanation = authority.with_compiled(explain).await.ok_or(Problem::NotFound("receiver of this verifier"))?;
+    // A verifier may ask about its own receivers only.
+    let is_own = |receiver: &Receiver| receiver.verifier == *caller.id && receiver.covers(&to);
+    let policy = policy.read().await;
+    if !policy.policy().receivers().iter().any(is_own) {
+        return Err(Problem::NotFound("receiver of this verifier"));
+    }
+    let explanation = policy.decide(&request).explain(&request);
     Ok(Json(PersonExplanation { explanation: convert::explanation(explanation), taken }))
 }
 
 /// Lists the facts that an explanation is based on, and those that are unknown.
 fn taken(
-    known: &Known,
+    known: &PersonFacts,
     device: Option<&str>,
     groups: &[String],
     tags: &[String],

@@ -35,9 +35,9 @@ impl KeyTransfer {
             return false;
         }
         let mut question = HandOver { client, server, content: format!("{}{}", grant.key, grant.header) };
-        let asked = tokio::time::timeout(PATIENCE, ask(socket, &question)).await;
+        let reply = tokio::time::timeout(PATIENCE, ask(socket, &question)).await;
         question.content.zeroize();
-        match asked.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer in time"))) {
+        match reply.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer in time"))) {
             Ok(true) => {
                 grant.key.zeroize();
                 true
@@ -87,7 +87,7 @@ mod tests {
     }
 
     /// Runs `take_over` against a socket that always gives this answer; returns the result and the request received.
-    async fn asked(answer: &str, grant: &mut Grant) -> (bool, HandOver) {
+    async fn hand_over(answer: &str, grant: &mut Grant) -> (bool, HandOver) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
@@ -104,7 +104,7 @@ mod tests {
     #[tokio::test]
     async fn a_key_that_goes_in_band_is_not_in_the_answer() {
         let mut grant = pair();
-        let (taken, question) = asked("\"yes\"\n", &mut grant).await;
+        let (taken, question) = hand_over("\"yes\"\n", &mut grant).await;
         assert!(taken && grant.key.is_empty());
         assert_eq!(question.content, format!("{}01020304050607", "5a".repeat(28)));
         assert_eq!(
@@ -117,7 +117,7 @@ mod tests {
     async fn a_key_that_does_not_stays_there() {
         for answer in ["\"no\"\n", "{\"failed\":\"no room\"}\n", "{}\n", "\"yes\"", ""] {
             let mut grant = pair();
-            let (taken, _) = asked(answer, &mut grant).await;
+            let (taken, _) = hand_over(answer, &mut grant).await;
             assert!(!taken && grant.key == pair().key, "{answer:?}");
         }
         let mut grant = pair();

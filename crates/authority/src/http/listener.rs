@@ -1,8 +1,8 @@
-//! Accepts connections and applies TLS, time limits and seats.
+//! Accepts connections and applies TLS, time limits and the connection limit.
 
+use crate::http::connection_limit::ConnectionLimit;
 use crate::http::peer::Peer;
-use crate::http::throttle::Key;
-use crate::state::Authority;
+use crate::http::throttle::{Key, Throttle};
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -30,8 +30,13 @@ const STREAMS: u32 = 32;
 const WINDOW: u32 = 64 * 1024;
 
 /// Serves `router` until the future is dropped, which closes all connections.
-pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router, authority: Arc<Authority>) {
-    let (seats, throttle) = (&authority.seats, &authority.throttle);
+pub async fn serve(
+    listener: TcpListener,
+    tls: Arc<ServerConfig>,
+    router: Router,
+    limit: Arc<ConnectionLimit>,
+    throttle: Arc<Throttle>,
+) {
     let acceptor = TlsAcceptor::from(tls);
     let mut connections = JoinSet::new();
     loop {
@@ -51,12 +56,12 @@ pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router
         let peer = Peer::new(address, stream.local_addr().ok());
         let opens = [Key::Connection(Key::source(peer.address))];
         if throttle.charge(&opens, std::time::Instant::now()).is_err() {
-            seats.turn_away();
+            limit.turn_away();
             tracing::debug!(%address, "too many connections from there");
             continue;
         }
-        let Some(seat) = seats.take(&peer) else {
-            tracing::debug!(%address, "no seat for another connection");
+        let Some(permit) = limit.admit(&peer) else {
+            tracing::debug!(%address, "too many connections");
             continue;
         };
         let (acceptor, router) = (acceptor.clone(), router.clone());
@@ -65,7 +70,7 @@ pub async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, router: Router
                 served = connection(stream, acceptor, router, peer) => if let Err(error) = served {
                     tracing::debug!(%address, "connection: {error}");
                 },
-                () = seat.given_away() => tracing::debug!(%address, "its seat went to another connection"),
+                () = permit.evicted() => tracing::debug!(%address, "evicted for another connection"),
             }
         });
     }

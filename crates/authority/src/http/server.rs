@@ -2,10 +2,12 @@
 
 use crate::admin::control;
 use crate::http::{handlers, listener, openapi};
-use crate::segments::Answering;
+use crate::login::{self, Renewal, SessionManager};
+use crate::segments::{Answering, DatagramService};
 use crate::state::Authority;
 use crate::storage::AuditEvent;
-use crate::{Directory, login, now, tls};
+use crate::sync::Synchroniser;
+use crate::{Directory, now, tls};
 use anyhow::{Context, Result};
 use api::{Event, Report};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -45,27 +47,27 @@ impl Server {
         let address = listener.local_addr()?;
         let socket = control::listen(&directory)?;
         let router = handlers::router(authority.clone(), &openapi::text());
-        let serving = authority.clone();
+        let (limit, throttle) = (authority.connection_limit.clone(), authority.throttle.clone());
         let readers = match authority.config.metrics {
             Some(address) => Some(shell::metrics::listen(address).await?),
             None => None,
         };
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
-            listener::serve(listener, tls, router, serving).await;
+            listener::serve(listener, tls, router, limit, throttle).await;
             Ok(())
         });
         tasks.spawn(control::serve(socket, authority.clone()));
-        tasks.spawn(keep_alive(authority.clone()));
-        tasks.spawn(keep_sessions(authority.clone()));
-        tasks.spawn(keep_time(authority.clone()));
+        tasks.spawn(keep_alive(authority.sync.clone()));
+        tasks.spawn(keep_renewed(authority.renewal.clone()));
+        tasks.spawn(keep_expiry(authority.session_manager.clone()));
         tasks.spawn(keep_house(authority.clone()));
         let metrics = readers.as_ref().map(TcpListener::local_addr).transpose()?;
         if let Some(readers) = readers {
-            let authority = authority.clone();
+            let collector = authority.collector.clone();
             let page = move || {
-                let authority = authority.clone();
-                async move { authority.metrics_page().await }
+                let collector = collector.clone();
+                async move { collector.page().await }
             };
             tasks.spawn(async move {
                 shell::metrics::serve(readers, page).await;
@@ -74,22 +76,22 @@ impl Server {
         }
         let segments = match authority.config.segments {
             Some(address) => {
-                let (answering, address, failure) = Answering::start(address, authority.clone())?;
+                let (answering, address, failure) = Answering::start(address, authority.datagrams.clone())?;
                 tasks.spawn(async move {
                     match failure.await {
                         Ok(error) => Err(error),
                         Err(_) => std::future::pending().await,
                     }
                 });
-                tasks.spawn(keep_account(authority.clone()));
+                tasks.spawn(keep_account(authority.datagrams.clone()));
                 tracing::info!(%address, "segments are asked for by UDP");
                 Some((answering, address))
             }
             None => None,
         };
         let version = env!("CARGO_PKG_VERSION");
-        authority.audit(AuditEvent::new("started").detail(format!("version {version} at {address}"))).await?;
-        authority.log_audit_heads().await?;
+        authority.audit.write(AuditEvent::new("started").detail(format!("version {version} at {address}"))).await?;
+        authority.audit.log_heads().await?;
         tracing::info!(%address, directory = %directory.path().display(), "the authority runs");
         Ok(Self { address, authority, metrics, segments, tasks, _lock: lock })
     }
@@ -131,10 +133,10 @@ impl Server {
             answering.end().await;
         }
         let written = async {
-            self.authority.settle_account().await?;
-            self.authority.settle_refusals(u64::MAX).await?;
-            self.authority.audit(AuditEvent::new("stopped")).await?;
-            self.authority.log_audit_heads().await
+            self.authority.datagrams.settle_account().await?;
+            self.authority.audit.settle_refusals(u64::MAX).await?;
+            self.authority.audit.write(AuditEvent::new("stopped")).await?;
+            self.authority.audit.log_heads().await
         };
         if let Err(error) = written.await {
             tracing::error!("the audit trail misses the end: {error:#}");
@@ -156,39 +158,39 @@ async fn bind(address: SocketAddr) -> Result<TcpListener> {
 /// Linux's error number for "address family not supported".
 const EAFNOSUPPORT: i32 = 97;
 
-async fn keep_alive(authority: Arc<Authority>) -> Result<()> {
+async fn keep_alive(sync: Arc<Synchroniser>) -> Result<()> {
     let mut ticks = tokio::time::interval(ALIVE);
     loop {
         ticks.tick().await;
-        authority.close_streams();
-        authority.push.tell_all(&Event::Alive);
+        sync.close_streams();
+        sync.push.tell_all(&Event::Alive);
     }
 }
 
-async fn keep_account(authority: Arc<Authority>) -> Result<()> {
+async fn keep_account(datagrams: Arc<DatagramService>) -> Result<()> {
     let mut ticks = tokio::time::interval(SETTLE);
     loop {
         ticks.tick().await;
-        if let Err(error) = authority.settle_account().await {
+        if let Err(error) = datagrams.settle_account().await {
             tracing::error!("segments that were given by UDP are not written down yet: {error:#}");
         }
     }
 }
 
-async fn keep_sessions(authority: Arc<Authority>) -> Result<()> {
+async fn keep_renewed(renewal: Arc<Renewal>) -> Result<()> {
     let mut ticks = tokio::time::interval(login::LOOK);
     loop {
         ticks.tick().await;
-        if let Err(error) = authority.renew_due().await {
+        if let Err(error) = renewal.renew_due().await {
             tracing::error!("renewal: {error:#}");
         }
     }
 }
 
 /// Ends sessions when they expire.
-async fn keep_time(authority: Arc<Authority>) -> Result<()> {
+async fn keep_expiry(sessions: Arc<SessionManager>) -> Result<()> {
     loop {
-        let next = match authority.end_expired().await {
+        let next = match sessions.end_expired().await {
             Ok(next) => next.map(|next| UNIX_EPOCH + Duration::from_secs(next)),
             Err(error) => {
                 tracing::error!("sessions that have expired are not ended yet: {error:#}");
@@ -210,14 +212,14 @@ async fn keep_house(authority: Arc<Authority>) -> Result<()> {
         let done = async {
             let seen = authority.storage.call(|database| database.version()).await?;
             if version.replace(seen) != Some(seen) {
-                authority.sync().await?;
+                authority.sync.run().await?;
             }
-            authority.settle_refusals(now() / 60).await?;
-            authority.follow_time().await?;
+            authority.audit.settle_refusals(now() / 60).await?;
+            authority.enforcer.follow_time().await?;
             if pruned.elapsed() >= PRUNE {
                 pruned = tokio::time::Instant::now();
                 authority.prune().await?;
-                authority.log_audit_heads().await?;
+                authority.audit.log_heads().await?;
             }
             anyhow::Ok(())
         };

@@ -59,11 +59,11 @@ pub enum Key {
     /// Attempts on one account from one source.
     Account(String, IpAddr),
     /// Attempts on one account from a source where it was logged in to before.
-    Known(String, IpAddr),
+    FamiliarSource(String, IpAddr),
     /// Wrong second factors for one account after a right password.
     SecondFactor(String),
     /// Wrong second factors for one account from a source where it was logged in to before.
-    KnownFactor(String, IpAddr),
+    FamiliarFactor(String, IpAddr),
     /// Requests of one person in all sessions: grants, path segments, lists of destinations.
     Requests(String),
     /// Pages that one person reads at the console, in all browsers.
@@ -72,15 +72,15 @@ pub enum Key {
     Forms(String),
 }
 
-/// Where a key's bucket is stored, and which buckets give way when there is no room.
+/// The table that holds a key's bucket, which decides what gives way when there is no room.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Shelf {
+enum Tier {
     /// New strangers find no room; existing buckets stay.
     Strangers,
     /// The oldest buckets are dropped: an attempt long ago counts least.
     Tried,
     /// No bucket is dropped: there are no more than remembered pairs of account and source, and logged-in persons.
-    Known,
+    Familiar,
 }
 
 impl Key {
@@ -118,21 +118,23 @@ impl Key {
             Self::Enrolments => (100.0, Duration::from_secs(1)),
             Self::Enrolment(_) => (20.0, Duration::from_secs(6)),
             Self::Source(_) => (30.0, Duration::from_secs(3)),
-            Self::Account(..) | Self::Known(..) => (6.0, Duration::from_secs(20)),
-            Self::SecondFactor(_) | Self::KnownFactor(..) => (10.0, Duration::from_secs(60)),
+            Self::Account(..) | Self::FamiliarSource(..) => (6.0, Duration::from_secs(20)),
+            Self::SecondFactor(_) | Self::FamiliarFactor(..) => (10.0, Duration::from_secs(60)),
             Self::Requests(_) => (2000.0, Duration::from_millis(5)),
             Self::Console(_) => (200.0, Duration::from_millis(200)),
             Self::Forms(_) => (60.0, Duration::from_secs(1)),
         }
     }
 
-    fn shelf(&self) -> Shelf {
+    fn tier(&self) -> Tier {
         match self {
-            Self::Newcomer(_) | Self::NewStart(_) | Self::EarlyFactor(_) => Shelf::Tried,
-            Self::Known(..) | Self::KnownFactor(..) | Self::Requests(_) | Self::Console(_) | Self::Forms(_) => {
-                Shelf::Known
-            }
-            _ => Shelf::Strangers,
+            Self::Newcomer(_) | Self::NewStart(_) | Self::EarlyFactor(_) => Tier::Tried,
+            Self::FamiliarSource(..)
+            | Self::FamiliarFactor(..)
+            | Self::Requests(_)
+            | Self::Console(_)
+            | Self::Forms(_) => Tier::Familiar,
+            _ => Tier::Strangers,
         }
     }
 }
@@ -170,8 +172,7 @@ impl Throttle {
             }
         }
         for key in keys {
-            let bucket =
-                buckets.shelf(key.shelf()).entry(key.clone()).or_insert(Bucket { left: key.limit().0, at: now });
+            let bucket = buckets.tier(key.tier()).entry(key.clone()).or_insert(Bucket { left: key.limit().0, at: now });
             bucket.left = refilled(key, bucket, now) - 1.0;
             bucket.at = now;
         }
@@ -182,7 +183,7 @@ impl Throttle {
     pub fn refund(&self, keys: &[Key]) {
         let mut buckets = lock(&self.buckets);
         for key in keys {
-            if let Some(bucket) = buckets.shelf(key.shelf()).get_mut(key) {
+            if let Some(bucket) = buckets.tier(key.tier()).get_mut(key) {
                 bucket.left = (bucket.left + 1.0).min(key.limit().0);
             }
         }
@@ -192,7 +193,7 @@ impl Throttle {
     pub fn login(&self, person: Option<&str>, source: IpAddr, now: Instant) -> Result<Vec<Key>, Duration> {
         let (from, origin) = (Key::source(source), Key::origin(source));
         if let Some(person) = person.filter(|person| self.knows(person, source)) {
-            return self.charge_first([vec![Key::Known(person.into(), from)]], now);
+            return self.charge_first([vec![Key::FamiliarSource(person.into(), from)]], now);
         }
         let own = person.map(|person| Key::Account(person.into(), from));
         let own = || [Key::Network(Key::network(source)), Key::Source(from)].into_iter().chain(own.clone());
@@ -208,7 +209,7 @@ impl Throttle {
     /// Returns the key to which a second factor after a right password is charged.
     pub fn second_factor(&self, person: &str, source: IpAddr) -> Key {
         match self.knows(person, source) {
-            true => Key::KnownFactor(person.into(), Key::source(source)),
+            true => Key::FamiliarFactor(person.into(), Key::source(source)),
             false => Key::SecondFactor(person.into()),
         }
     }
@@ -249,18 +250,18 @@ impl Throttle {
 }
 
 impl Buckets {
-    fn shelf(&mut self, shelf: Shelf) -> &mut HashMap<Key, Bucket> {
-        match shelf {
-            Shelf::Strangers => &mut self.strangers,
-            Shelf::Tried => &mut self.tried,
-            Shelf::Known => &mut self.known,
+    fn tier(&mut self, tier: Tier) -> &mut HashMap<Key, Bucket> {
+        match tier {
+            Tier::Strangers => &mut self.strangers,
+            Tier::Tried => &mut self.tried,
+            Tier::Familiar => &mut self.known,
         }
     }
 
     fn left(&mut self, key: &Key, now: Instant) -> f64 {
-        let shelf = key.shelf();
-        let full = shelf == Shelf::Strangers && self.strangers.len() >= MOST_BUCKETS;
-        match self.shelf(shelf).get(key) {
+        let tier = key.tier();
+        let full = tier == Tier::Strangers && self.strangers.len() >= MOST_BUCKETS;
+        match self.tier(tier).get(key) {
             Some(bucket) => refilled(key, bucket, now),
             // No room to count another stranger: those already counted come first.
             None if full => 0.0,

@@ -55,17 +55,17 @@ impl Identity {
 
     /// Adds the claims of the provider's UserInfo response to those of its ID token. The ID token takes precedence.
     /// UserInfo's `email_verified` refers to UserInfo's `email` (OpenID Connect Core, §5.1), so the two stay together.
-    pub fn add_user_info(claims: &mut Map<String, Value>, mut told: Map<String, Value>) {
+    pub fn add_user_info(claims: &mut Map<String, Value>, mut user_info: Map<String, Value>) {
         match claims.get("email") {
-            Some(email) if told.get("email") != Some(email) => {
-                told.remove("email_verified");
+            Some(email) if user_info.get("email") != Some(email) => {
+                user_info.remove("email_verified");
             }
             Some(_) => {}
             None => {
                 claims.remove("email_verified");
             }
         }
-        for (name, value) in told {
+        for (name, value) in user_info {
             claims.entry(name).or_insert(value);
         }
     }
@@ -112,7 +112,7 @@ mod tests {
         assert!(read(json!({"sub": "1", "email": "a@b", "email_verified": true, "groups": many})).is_err());
     }
 
-    fn together(id_token: Value, user_info: Value) -> Result<Identity, String> {
+    fn merged(id_token: Value, user_info: Value) -> Result<Identity, String> {
         let mut claims = id_token.as_object().unwrap().clone();
         Identity::add_user_info(&mut claims, user_info.as_object().unwrap().clone());
         read(Value::Object(claims))
@@ -122,11 +122,11 @@ mod tests {
     fn user_info_vouches_for_its_own_address_only() {
         let person = |result: Result<Identity, String>| result.map(|identity| identity.person);
         let other = json!({"sub": "1", "email": "mallory@example.org", "email_verified": true});
-        assert!(together(json!({"sub": "1", "email": "alice@example.org"}), other.clone()).is_err());
-        assert!(together(json!({"sub": "1", "email": "alice@example.org"}), json!({"email_verified": true})).is_err());
-        assert!(together(json!({"sub": "1", "email_verified": true}), json!({"email": "alice@example.org"})).is_err());
-        assert_eq!(person(together(json!({"sub": "1"}), other.clone())).as_deref(), Ok("mallory@example.org"));
+        assert!(merged(json!({"sub": "1", "email": "alice@example.org"}), other.clone()).is_err());
+        assert!(merged(json!({"sub": "1", "email": "alice@example.org"}), json!({"email_verified": true})).is_err());
+        assert!(merged(json!({"sub": "1", "email_verified": true}), json!({"email": "alice@example.org"})).is_err());
+        assert_eq!(person(merged(json!({"sub": "1"}), other.clone())).as_deref(), Ok("mallory@example.org"));
         let same = json!({"sub": "1", "email": "mallory@example.org"});
-        assert_eq!(person(together(same, other)).as_deref(), Ok("mallory@example.org"));
+        assert_eq!(person(merged(same, other)).as_deref(), Ok("mallory@example.org"));
     }
 }

@@ -130,7 +130,7 @@ impl Passkeys {
     }
 
     /// Verifies an answer against the passkey that it names; returns the passkey's new state.
-    pub fn judge(&self, answer: Answer, handle: PasskeyHandle, known: &Passkey) -> Result<[u8; 7], Problem> {
+    pub fn verify(&self, answer: Answer, handle: PasskeyHandle, known: &Passkey) -> Result<[u8; 7], Problem> {
         let broken = || anyhow!("a stored passkey is broken");
         let handle = UserHandle64::decode(handle).map_err(anyhow::Error::from)?;
         let id = CredentialId::<&[u8]>::decode(&known.id).map_err(|_| broken())?;
@@ -191,13 +191,13 @@ mod tests {
     #[test]
     fn what_is_asked_names_us_and_wants_the_holder_verified() {
         let passkeys = Passkeys::new("https://authority.example.org:8443").unwrap();
-        let asked = passkeys.begin_login().unwrap();
-        let text = asked.to_string();
+        let options = passkeys.begin_login().unwrap();
+        let text = options.to_string();
         assert!(text.contains("authority.example.org") && text.contains("\"userVerification\":\"required\""), "{text}");
-        let asked = passkeys.begin_registration("alice", [7; 64], &[]).unwrap().to_string();
+        let options = passkeys.begin_registration("alice", [7; 64], &[]).unwrap().to_string();
         assert!(
-            asked.contains("\"userVerification\":\"required\"") && asked.contains("\"residentKey\":\"required\""),
-            "{asked}"
+            options.contains("\"userVerification\":\"required\"") && options.contains("\"residentKey\":\"required\""),
+            "{options}"
         );
     }
 

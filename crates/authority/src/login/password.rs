@@ -1,13 +1,12 @@
 //! Checks a name, a password and a second factor. Attempts are rate-limited, and the answer does not reveal which of
 //! name and password is wrong.
 
+use super::credentials::{self, MOST_PASSWORD, Scratch};
 use crate::http::peer::Peer;
 use crate::http::problems::Problem;
-use crate::http::throttle::Key;
-use crate::login::credentials::{self, MOST_PASSWORD, Scratch};
+use crate::http::throttle::{Key, Throttle};
 use crate::now;
-use crate::state::Authority;
-use crate::storage::{AuditEvent, Proof};
+use crate::storage::{AuditEvent, AuditLog, Proof, Storage};
 use engine::policy::name_is_valid;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +14,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use zeroize::Zeroizing;
 
+/// Maximum number of passwords verified concurrently. Each takes 19 MiB, which are kept for the next one, and about 20
+/// ms of a core.
+const SLOTS: usize = 2;
 /// Maximum time that a login waits for a password slot.
 const PASSWORD_WAIT: Duration = Duration::from_secs(5);
 
@@ -29,7 +31,7 @@ pub struct Attempt {
 }
 
 /// Limits how many passwords are checked concurrently, and reuses the memory of these checks.
-pub struct PasswordSlots {
+struct PasswordSlots {
     free: Arc<Semaphore>,
     idle: Mutex<Vec<Scratch>>,
 }
@@ -43,7 +45,7 @@ struct Slot {
 
 impl PasswordSlots {
     /// Creates `most` slots.
-    pub fn new(most: usize) -> Arc<Self> {
+    fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { free: Arc::new(Semaphore::new(most)), idle: Mutex::default() })
     }
 
@@ -63,9 +65,26 @@ impl Drop for Slot {
     }
 }
 
-impl Authority {
+/// Checks passwords and second factors.
+pub struct PasswordCheck {
+    storage: Arc<Storage>,
+    audit: Arc<AuditLog>,
+    throttle: Arc<Throttle>,
+    slots: Arc<PasswordSlots>,
+    /// Password hash that is verified in place of an unknown person's, so that response times don't reveal which names
+    /// exist.
+    nobodys_password: String,
+}
+
+impl PasswordCheck {
+    /// Creates a check against the accounts in `storage`.
+    pub fn new(storage: Arc<Storage>, audit: Arc<AuditLog>, throttle: Arc<Throttle>) -> anyhow::Result<Self> {
+        let nobodys_password = credentials::hash_password(&hex::encode(credentials::random::<16>()?))?;
+        Ok(Self { storage, audit, throttle, slots: PasswordSlots::new(SLOTS), nobodys_password })
+    }
+
     /// Checks a login attempt, and records a failed one in the audit trail.
-    pub(crate) async fn check_password(&self, attempt: Attempt, peer: &Peer) -> Result<(String, Proof), Problem> {
+    pub async fn check(&self, attempt: Attempt, peer: &Peer) -> Result<(String, Proof), Problem> {
         let Attempt { person, password, code } = attempt;
         // Names that no account can have are answered like wrong ones, and are never stored.
         let known_form = name_is_valid(&person) && password.len() <= MOST_PASSWORD;
@@ -82,36 +101,36 @@ impl Authority {
             if known_form { event.person(&person) } else { event }
         };
         if !known_form {
-            self.audit_refusal(failed("no such name")).await?;
+            self.audit.write_refusal(failed("no such name")).await?;
             return Err(Problem::WrongPassword);
         }
 
         let wanted = person.clone();
         let account = self.storage.call(move |database| database.account(&wanted)).await?;
         let hash = account.as_ref().map_or(&self.nobodys_password, |account| &account.password).clone();
-        let slot = tokio::time::timeout(PASSWORD_WAIT, self.password_slots.take()).await;
+        let slot = tokio::time::timeout(PASSWORD_WAIT, self.slots.take()).await;
         let mut slot = slot.map_err(|_| Problem::Busy("logins"))??;
         // The slot stays taken until the check is done: a client that disconnects does not free it for another check.
         let checked =
             tokio::task::spawn_blocking(move || credentials::password_matches(&password, &hash, &mut slot.scratch));
         let matches = checked.await.map_err(anyhow::Error::from)??;
         let Some(account) = account.filter(|_| matches) else {
-            self.audit_refusal(failed("wrong name or password")).await?;
+            self.audit.write_refusal(failed("wrong name or password")).await?;
             return Err(Problem::WrongPassword);
         };
         if let Some(secret) = &account.totp {
             let code = code.ok_or(Problem::SecondFactorRequired)?;
             let factor = [self.throttle.second_factor(&person, peer.address)];
             self.throttle.charge(&factor, Instant::now()).map_err(Problem::TooMany)?;
-            let fresh = match credentials::totp_step(secret, &code, now())? {
+            let is_new = match credentials::totp_step(secret, &code, now())? {
                 None => false,
                 Some(step) => {
                     let person = person.clone();
                     self.storage.call(move |database| database.use_totp_step(&person, step)).await?
                 }
             };
-            if !fresh {
-                self.audit_refusal(failed("wrong or used code")).await?;
+            if !is_new {
+                self.audit.write_refusal(failed("wrong or used code")).await?;
                 return Err(Problem::WrongSecondFactor);
             }
             self.throttle.refund(&factor);

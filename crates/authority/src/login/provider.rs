@@ -153,7 +153,7 @@ pub struct Logout {
     pub sid: Option<String>,
 }
 
-struct Known {
+struct Cached {
     metadata: Result<Arc<Metadata>, String>,
     since: Instant,
 }
@@ -164,7 +164,7 @@ pub struct Provider {
     http: Http,
     issuer: IssuerUrl,
     secret: Option<ClientSecret>,
-    known: Mutex<Option<Known>>,
+    cached: Mutex<Option<Cached>>,
 }
 
 impl Provider {
@@ -179,7 +179,7 @@ impl Provider {
         let ca = config.ca_file.as_deref().map(read).transpose()?;
         let http = Http::new(ca.as_deref().map(str::as_bytes))?;
         let issuer = IssuerUrl::new(config.issuer.clone())?;
-        Ok(Self { config, http, issuer, secret, known: Mutex::new(None) })
+        Ok(Self { config, http, issuer, secret, cached: Mutex::new(None) })
     }
 
     /// Returns where to send a browser that is to come back to `redirect`. The state is prefixed with `name` and a
@@ -314,8 +314,8 @@ impl Provider {
             return Err(Refusal::No("the identity provider's answer is about another person".into()));
         }
         if Identity::lacks(&self.config, &claims) {
-            let told = self.user_info(&claims, tokens.access_token()).await?;
-            Identity::add_user_info(&mut claims, told);
+            let user_info = self.user_info(&claims, tokens.access_token()).await?;
+            Identity::add_user_info(&mut claims, user_info);
         }
         let identity = Identity::read(&self.config, &claims).map_err(Refusal::No)?;
         Ok(Verified { identity, refresh_token: tokens.refresh_token().cloned() })
@@ -390,10 +390,10 @@ impl Provider {
         let subject = claims.get("sub").and_then(Value::as_str).map(|text| SubjectIdentifier::new(text.to_owned()));
         let client = self.client(&metadata);
         let Ok(request) = client.user_info(access.clone(), subject) else { return Ok(Map::new()) };
-        let told: UserInfoClaims<Claims, CoreGenderClaim> =
+        let answer: UserInfoClaims<Claims, CoreGenderClaim> =
             request.request_async(&self.http).await.map_err(|error| Refusal::Unavailable(anyhow!(error)))?;
-        match serde_json::to_value(told) {
-            Ok(Value::Object(told)) => Ok(told),
+        match serde_json::to_value(answer) {
+            Ok(Value::Object(claims)) => Ok(claims),
             _ => Ok(Map::new()),
         }
     }
@@ -405,8 +405,8 @@ impl Provider {
 
     fn scopes(&self, metadata: &Metadata) -> Vec<Scope> {
         let supported = |scope: &&str| {
-            let known = metadata.scopes_supported();
-            known.is_none_or(|known| known.iter().any(|known| known.as_str() == *scope))
+            let all = metadata.scopes_supported();
+            all.is_none_or(|all| all.iter().any(|one| one.as_str() == *scope))
         };
         match &self.config.scopes {
             Some(scopes) => scopes.iter().filter(|scope| *scope != "openid").cloned().map(Scope::new).collect(),
@@ -416,21 +416,21 @@ impl Provider {
 
     /// Returns the provider's metadata; with `anew`, fetches it again unless that was done a moment ago.
     async fn metadata(&self, anew: bool) -> Result<Arc<Metadata>, Refusal> {
-        let mut known = self.known.lock().await;
+        let mut cached = self.cached.lock().await;
         let age = if anew { METADATA_PAUSE } else { METADATA_TIME };
-        let told = known
+        let current = cached
             .as_ref()
-            .filter(|known| known.since.elapsed() < if known.metadata.is_ok() { age } else { METADATA_PAUSE });
+            .filter(|cached| cached.since.elapsed() < if cached.metadata.is_ok() { age } else { METADATA_PAUSE });
         let unavailable = |error: String| Refusal::Unavailable(anyhow!(error));
-        if let Some(told) = told {
-            return told.metadata.clone().map_err(unavailable);
+        if let Some(current) = current {
+            return current.metadata.clone().map_err(unavailable);
         }
-        let asked = Metadata::discover_async(self.issuer.clone(), &self.http).await;
-        let metadata = match asked {
+        let fetched = Metadata::discover_async(self.issuer.clone(), &self.http).await;
+        let metadata = match fetched {
             Ok(metadata) => Ok(Arc::new(metadata)),
             Err(error) => {
                 let error = format!("{}: {:#}", self.config.issuer, anyhow!(error));
-                match known.take().map(|known| known.metadata) {
+                match cached.take().map(|cached| cached.metadata) {
                     // The keys most likely did not change during a brief outage of the provider.
                     Some(Ok(before)) if !anew => {
                         tracing::warn!(
@@ -442,7 +442,7 @@ impl Provider {
                 }
             }
         };
-        *known = Some(Known { metadata: metadata.clone(), since: Instant::now() });
+        *cached = Some(Cached { metadata: metadata.clone(), since: Instant::now() });
         metadata.map_err(unavailable)
     }
 }

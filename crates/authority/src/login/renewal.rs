@@ -1,17 +1,16 @@
 //! Periodic renewal of the identities of logged-in people: a person who leaves a group or the organisation loses the
 //! access that depended on it.
 
-use super::provider::{Refusal, Verified};
+use super::provider::{Provider, Refusal, Verified};
 use crate::now;
-use crate::state::Authority;
-use crate::storage::{Renewable, Renewed};
+use crate::policy::Enforcer;
+use crate::storage::{Renewable, Renewed, Storage};
 use anyhow::Result;
 use futures_util::StreamExt;
 use openidconnect::RefreshToken;
 use shell::table::count;
 use std::fmt;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Interval at which the authority looks for sessions that are due.
@@ -23,7 +22,7 @@ const AT_A_TIME: usize = 8;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Renewals {
     /// Sessions for which the provider was asked.
-    pub asked: usize,
+    pub checked: usize,
     /// Sessions whose person's groups changed.
     pub changed: usize,
     /// Sessions that ended.
@@ -36,23 +35,32 @@ pub struct Renewals {
 
 impl fmt::Display for Renewals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { asked, changed, ended, failed, revoked } = self;
+        let Self { checked, changed, ended, failed, revoked } = self;
         write!(
             f,
             "{} asked about: {changed} with other groups, {ended} ended, {failed} without an answer; ",
-            count(*asked, "session")
+            count(*checked, "session")
         )?;
         write!(f, "{} revoked", count(*revoked, "grant"))
     }
 }
 
-impl Authority {
+/// Renews the identities behind sessions.
+pub struct Renewal {
+    pub(crate) provider: Arc<Option<Provider>>,
+    pub(crate) storage: Arc<Storage>,
+    pub(crate) enforcer: Arc<Enforcer>,
+    /// Locked while the provider is asked about sessions: a refresh token may be valid for one use only.
+    pub(crate) round: tokio::sync::Mutex<()>,
+}
+
+impl Renewal {
     /// Renews the sessions that are due.
     pub async fn renew_due(&self) -> Result<()> {
-        let Some(provider) = &self.provider else { return Ok(()) };
+        let Some(provider) = &*self.provider else { return Ok(()) };
         let before = now().saturating_sub(provider.config.refresh.into());
         let done = self.renew(None, before).await?;
-        if done.asked > 0 {
+        if done.checked > 0 {
             tracing::debug!("{done}");
         }
         Ok(())
@@ -68,9 +76,9 @@ impl Authority {
     }
 
     async fn renew(&self, person: Option<String>, before: u64) -> Result<Renewals> {
-        let _renewing = self.renewing.lock().await;
+        let _round = self.round.lock().await;
         let due = self.storage.call(move |database| database.renewable(person.as_deref(), before, now())).await?;
-        let done = Mutex::new(Renewals { asked: due.len(), ..Renewals::default() });
+        let done = Mutex::new(Renewals { checked: due.len(), ..Renewals::default() });
         let note = |change: fn(&mut Renewals)| change(&mut done.lock().unwrap_or_else(PoisonError::into_inner));
         futures_util::stream::iter(due)
             .for_each_concurrent(AT_A_TIME, |session| async {
@@ -88,7 +96,7 @@ impl Authority {
             .await;
         let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
         if done.changed + done.ended > 0 {
-            done.revoked = self.judge_anew("the identity provider's word on groups changed").await?;
+            done.revoked = self.enforcer.reevaluate("the identity provider's word on groups changed").await?.revoked;
             tracing::info!("{done}");
         }
         Ok(done)
@@ -96,7 +104,7 @@ impl Authority {
 
     /// Renews one session; returns `None` if the provider gave no answer.
     async fn renew_one(&self, session: Renewable) -> Result<Option<Renewed>> {
-        let Some(provider) = &self.provider else { return Ok(None) };
+        let Some(provider) = &*self.provider else { return Ok(None) };
         let token = RefreshToken::new(session.refresh_token.to_string());
         match provider.renew(&session.subject, &token).await {
             Ok(Verified { identity, refresh_token }) => {

@@ -14,15 +14,26 @@ pub fn new_key(service: &str, audience: String, ca: String) -> Result<(ServiceKe
     Ok((key, hex::encode(pair.der_bytes())))
 }
 
-/// Reports whether `assertion` is this service's answer to the challenge `nonce` of the authority `audience`.
-pub fn is_genuine(assertion: &str, service: &str, nonce: &str, audience: &str, public_key: &str) -> Result<bool> {
-    let bytes = hex::decode(public_key).context("a stored service key is broken")?;
-    let key = CoreJsonWebKey::new_okp(bytes, CoreJsonCurveType::Ed25519, None);
-    let issuer = IssuerUrl::new(format!("vouchsafe:{service}"))?;
-    let verifier =
-        IdTokenVerifier::new_public_client(ClientId::new(audience.to_owned()), issuer, JsonWebKeySet::new(vec![key]))
-            .set_allowed_algs([CoreJwsSigningAlgorithm::EdDsa]);
-    let Ok(token) = assertion.parse::<CoreIdToken>() else { return Ok(false) };
-    let claims = token.claims(&verifier, &Nonce::new(nonce.to_owned()));
-    Ok(claims.is_ok_and(|claims| claims.subject().as_str() == service))
+/// Checks the assertions of service accounts.
+pub struct AssertionCheck {
+    /// Audience of the assertions: the fingerprint of the authority's CA.
+    pub(crate) audience: String,
+}
+
+impl AssertionCheck {
+    /// Reports whether `assertion` is this service's answer to the challenge `nonce`.
+    pub fn is_genuine(&self, assertion: &str, service: &str, nonce: &str, public_key: &str) -> Result<bool> {
+        let bytes = hex::decode(public_key).context("a stored service key is broken")?;
+        let key = CoreJsonWebKey::new_okp(bytes, CoreJsonCurveType::Ed25519, None);
+        let issuer = IssuerUrl::new(format!("vouchsafe:{service}"))?;
+        let verifier = IdTokenVerifier::new_public_client(
+            ClientId::new(self.audience.clone()),
+            issuer,
+            JsonWebKeySet::new(vec![key]),
+        )
+        .set_allowed_algs([CoreJwsSigningAlgorithm::EdDsa]);
+        let Ok(token) = assertion.parse::<CoreIdToken>() else { return Ok(false) };
+        let claims = token.claims(&verifier, &Nonce::new(nonce.to_owned()));
+        Ok(claims.is_ok_and(|claims| claims.subject().as_str() == service))
+    }
 }

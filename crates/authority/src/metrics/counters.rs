@@ -45,7 +45,7 @@ pub struct Snapshot {
     pub listeners: (usize, usize),
     /// Connections that have presented a credential, and those that have not.
     pub connections: (u32, u32),
-    /// Connections that were refused or closed because no seat was free.
+    /// Connections that were refused or closed because too many were open.
     pub turned_away: u64,
     /// Number of UDP requests for segments, by outcome.
     pub datagrams: Vec<(&'static str, u64)>,
@@ -67,7 +67,7 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
     let (proven, unproven) = snapshot.connections;
     let connections = [("yes", proven), ("no", unproven)].map(|(yes, count)| (label("proven", yes), f64::from(count)));
     page.gauges("connections", "Connections, by whether they have shown a credential", connections);
-    page.counter("turned_away", "Connections turned away or closed for want of a seat", snapshot.turned_away);
+    page.counter("turned_away", "Connections refused or closed because too many were open", snapshot.turned_away);
     let datagrams = snapshot.datagrams.iter().map(|(result, count)| (label("result", *result), *count));
     page.counters("segment_datagrams", "Requests for segments by UDP: given, refused, or why not answered", datagrams);
     let trails = Trail::ALL.map(|trail| snapshot.heads.iter().find(|head| head.trail == trail));

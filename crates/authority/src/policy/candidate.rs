@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::Path;
 
 /// Maximum number of failing tests that an error message lists.
-pub const MOST_TOLD: usize = 20;
+pub const MOST_LISTED: usize = 20;
 
 /// A policy that may be put in force: it is valid and not too large, and its own tests pass.
 pub struct Candidate {
@@ -47,10 +47,10 @@ impl Candidate {
         if failures.is_empty() {
             return Ok(Self { policy, text });
         }
-        let told = failures.iter().take(MOST_TOLD);
-        let mut lines: Vec<_> = told.map(|failure| format!("{name}:{}: {}", failure.line, failure.message)).collect();
-        if failures.len() > MOST_TOLD {
-            lines.push(format!("… and {} more: `policy test` shows them", failures.len() - MOST_TOLD));
+        let listed = failures.iter().take(MOST_LISTED);
+        let mut lines: Vec<_> = listed.map(|failure| format!("{name}:{}: {}", failure.line, failure.message)).collect();
+        if failures.len() > MOST_LISTED {
+            lines.push(format!("… and {} more: `policy test` shows them", failures.len() - MOST_LISTED));
         }
         bail!("{}\n{} of the policy's own tests fail; nothing was changed", lines.join("\n"), failures.len());
     }

@@ -1,31 +1,39 @@
 //! Persons' choices about where their identity may go. A choice applies from the moment it is made, including to grants
 //! that were issued before.
 
+use super::preference_table::PreferenceTable;
 use crate::http::problems::Problem;
+use crate::http::turns::RequestQueue;
+use crate::login::Sessions;
 use crate::now;
-use crate::push::events::Listener;
-use crate::state::Authority;
-use crate::storage::{Database, Operator, Walk};
+use crate::push::events::{Listener, Push};
+use crate::storage::{Database, Operator, Storage, Walk};
+use crate::sync::Synchroniser;
 use api::Event;
 use engine::model::Target;
-use engine::policy::preference::{Choice, Preferences};
-use std::sync::{Arc, PoisonError};
+use engine::policy::preference::Choice;
+use std::sync::Arc;
 
-impl Authority {
-    /// Returns a person's choices.
-    pub(crate) fn preferences_of(&self, person: &str) -> Arc<Preferences> {
-        let all = self.preferences.read().unwrap_or_else(PoisonError::into_inner);
-        all.get(person).cloned().unwrap_or_default()
-    }
+/// Puts persons' choices into effect.
+pub struct Choices {
+    pub(crate) storage: Arc<Storage>,
+    pub(crate) preferences: Arc<PreferenceTable>,
+    pub(crate) queue: Arc<RequestQueue>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) push: Arc<Push>,
+    pub(crate) sync: Arc<Synchroniser>,
+}
 
+impl Choices {
     /// Stores or deletes a choice, revokes the grants that it withholds, and makes the person's agents request again.
-    pub(crate) async fn prefer(
+    /// Returns the number of revoked grants.
+    pub async fn choose(
         &self,
         person: &str,
         target: Target,
         choice: Option<Choice>,
         by: Operator,
-    ) -> Result<(), Problem> {
+    ) -> Result<usize, Problem> {
         let whose = person.to_owned();
         let set = move |database: &mut Database| database.set_preference(&whose, &target, choice, &by, now());
         if !self.storage.call_for(person, set).await? {
@@ -33,9 +41,9 @@ impl Authority {
         }
         // From here on, requests are decided by the new choice. Those that were decided before are recorded when the
         // person's requests under way are done, or are queued before the revocation.
-        self.sync().await?;
-        self.requests_done(person).await;
-        let (preferences, time) = (self.preferences_of(person), now());
+        self.sync.run().await?;
+        self.queue.drain(person).await;
+        let (preferences, time) = (self.preferences.of(person), now());
         let (mut revoked, mut from) = (0, Some(Walk::from_unexpired(time)));
         while let Some(at) = from {
             let (whose, preferences) = (person.to_owned(), preferences.clone());
@@ -44,10 +52,10 @@ impl Authority {
             (revoked, from) = (revoked + some, next);
         }
         tracing::info!(person, revoked, %target, "another choice of where an identity may go");
-        self.sync().await?;
-        for token in self.tokens_of(person) {
+        self.sync.run().await?;
+        for token in self.sessions.tokens_of(person) {
             self.push.tell(&Listener::Session(token), &Event::Policy);
         }
-        Ok(())
+        Ok(revoked)
     }
 }

@@ -1,10 +1,11 @@
-//! Confirmations that verifiers have received a grant: a first packet must not overtake its grant's announcement.
+//! Acknowledgements that verifiers have received a grant: a first packet must not overtake its grant's announcement.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
+use wire::Handle;
 
 /// Time limit for a confirmation. A verifier that hangs delays a grant by this much; the client may then have to send
 /// its first packet twice.
@@ -13,27 +14,27 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const MOST: usize = 8;
 
 /// A verifier's id and a grant's handle.
-type Key = (String, u64);
+type Key = (String, Handle);
 
-/// Confirmations that the authority waits for.
+/// Acknowledgements that the authority waits for.
 #[derive(Default)]
-pub struct Confirmations(Mutex<HashMap<Key, Arc<Semaphore>>>);
+pub struct Acknowledgements(Mutex<HashMap<Key, Arc<Semaphore>>>);
 
-impl Confirmations {
+impl Acknowledgements {
     /// Starts counting a verifier's confirmations of a grant.
-    pub fn expect(&self, verifier: &str, handle: u64) -> Expected<'_> {
-        let (key, heard) = ((verifier.to_owned(), handle), Arc::new(Semaphore::new(0)));
-        self.lock().insert(key.clone(), heard.clone());
-        Expected { of: self, key, heard }
+    pub fn expect(&self, verifier: &str, handle: Handle) -> Expected<'_> {
+        let (key, acks) = ((verifier.to_owned(), handle), Arc::new(Semaphore::new(0)));
+        self.lock().insert(key.clone(), acks.clone());
+        Expected { of: self, key, acks }
     }
 
     /// Records that a verifier has confirmed these grants.
-    pub fn note(&self, verifier: &str, handles: &[u64]) {
+    pub fn note(&self, verifier: &str, handles: &[Handle]) {
         let expected = self.lock();
         for handle in handles {
-            let heard = expected.get(&(verifier.to_owned(), *handle));
-            if let Some(heard) = heard.filter(|heard| heard.available_permits() < MOST) {
-                heard.add_permits(1);
+            let acks = expected.get(&(verifier.to_owned(), *handle));
+            if let Some(acks) = acks.filter(|acks| acks.available_permits() < MOST) {
+                acks.add_permits(1);
             }
         }
     }
@@ -43,18 +44,18 @@ impl Confirmations {
     }
 }
 
-/// Confirmations expected for one grant.
+/// Acknowledgements expected for one grant.
 pub struct Expected<'a> {
-    of: &'a Confirmations,
+    of: &'a Acknowledgements,
     key: Key,
-    heard: Arc<Semaphore>,
+    acks: Arc<Semaphore>,
 }
 
 impl Expected<'_> {
     /// Waits for `count` confirmations, for at most `PATIENCE`. Reports whether they arrived.
     pub async fn wait(&self, count: usize) -> bool {
         let count = count.min(MOST) as u32;
-        timeout(PATIENCE, self.heard.acquire_many(count)).await.is_ok()
+        timeout(PATIENCE, self.acks.acquire_many(count)).await.is_ok()
     }
 }
 
@@ -70,15 +71,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_grant_waits_for_all_streams_and_not_for_ever() {
-        let confirmations = Confirmations::default();
-        let expected = confirmations.expect("edge", 7);
+        let acknowledgements = Acknowledgements::default();
+        let expected = acknowledgements.expect("edge", Handle(7));
         assert!(expected.wait(0).await);
-        confirmations.note("edge", &[7, 8]);
-        confirmations.note("other", &[7]);
+        acknowledgements.note("edge", &[Handle(7), Handle(8)]);
+        acknowledgements.note("other", &[Handle(7)]);
         assert!(expected.wait(1).await && !expected.wait(2).await);
-        confirmations.note("edge", &[7]);
+        acknowledgements.note("edge", &[Handle(7)]);
         assert!(expected.wait(2).await);
         drop(expected);
-        assert!(confirmations.lock().is_empty());
+        assert!(acknowledgements.lock().is_empty());
     }
 }

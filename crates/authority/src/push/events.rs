@@ -2,7 +2,7 @@
 //! it fetches the full state when it reconnects, so it misses nothing.
 
 use crate::storage::TokenHash;
-use api::{Confirm, Event, RevokedGrant, RevokedSession};
+use api::{Confirm, Event, RevokedGrant, RevokedSession, Withdrawal};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -11,9 +11,10 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 const QUEUE: usize = 256;
 /// Maximum number of streams per listener; a new stream closes the oldest.
 const MOST_STREAMS: usize = 4;
-
 /// Maximum number of revoked grants or sessions in one event: about 32 KiB.
 const REVOKED_PER_EVENT: usize = 512;
+/// Maximum number of withdrawals in one event: some 32 KiB.
+const WITHDRAWN_PER_EVENT: usize = 256;
 
 /// A listener on the push channel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -50,24 +51,25 @@ impl Push {
         let (sender, receiver) = channel(QUEUE);
         let _ = sender.try_send(text(&Event::Hello));
         let mut streams = self.lock();
-        let held = streams.entry(listener).or_default();
-        held.retain(|stream| !stream.sender.is_closed());
-        if held.len() >= MOST_STREAMS {
-            held.remove(0);
+        let open_streams = streams.entry(listener).or_default();
+        open_streams.retain(|stream| !stream.sender.is_closed());
+        if open_streams.len() >= MOST_STREAMS {
+            open_streams.remove(0);
         }
-        held.push(Stream { sender, confirms });
+        open_streams.push(Stream { sender, confirms });
         receiver
     }
 
     /// Sends an event to one listener and returns the number of confirmations to expect.
     pub fn tell(&self, listener: &Listener, event: &Event) -> usize {
         let mut streams = self.lock();
-        let Some(held) = streams.get_mut(listener) else { return 0 };
+        let Some(open_streams) = streams.get_mut(listener) else { return 0 };
         let text = text(event);
-        held.retain(|stream| stream.tell(&text));
+        open_streams.retain(|stream| stream.tell(&text));
         let wanted = event.confirm();
-        let confirming = held.iter().filter(|stream| wanted != Confirm::Nothing && stream.confirms >= wanted).count();
-        if held.is_empty() {
+        let confirming =
+            open_streams.iter().filter(|stream| wanted != Confirm::Nothing && stream.confirms >= wanted).count();
+        if open_streams.is_empty() {
             streams.remove(listener);
         }
         confirming
@@ -76,19 +78,19 @@ impl Push {
     /// Sends an event to all listeners.
     pub fn tell_all(&self, event: &Event) {
         let text = text(event);
-        self.lock().retain(|_, held| {
-            held.retain(|stream| stream.tell(&text));
-            !held.is_empty()
+        self.lock().retain(|_, open_streams| {
+            open_streams.retain(|stream| stream.tell(&text));
+            !open_streams.is_empty()
         });
     }
 
     /// Notifies verifiers of ended sessions: one statement per session, however many grants it had.
-    pub fn tell_ended(&self, ended: Vec<(String, RevokedSession)>) {
-        let mut told: HashMap<String, Vec<RevokedSession>> = HashMap::new();
+    pub fn announce_ended(&self, ended: Vec<(String, RevokedSession)>) {
+        let mut of_verifiers: HashMap<String, Vec<RevokedSession>> = HashMap::new();
         for (verifier, session) in ended {
-            told.entry(verifier).or_default().push(session);
+            of_verifiers.entry(verifier).or_default().push(session);
         }
-        for (verifier, sessions) in told {
+        for (verifier, sessions) in of_verifiers {
             tracing::info!(verifier, sessions = sessions.len(), "announcing ended sessions");
             let listener = Listener::Verifier(verifier);
             for sessions in sessions.chunks(REVOKED_PER_EVENT) {
@@ -98,28 +100,35 @@ impl Push {
     }
 
     /// Notifies listeners of revoked grants.
-    pub fn tell_revoked(&self, revoked: impl IntoIterator<Item = (Listener, RevokedGrant)>) {
-        let mut told: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
+    pub fn announce_revoked(&self, revoked: impl IntoIterator<Item = (Listener, RevokedGrant)>) {
+        let mut of_listeners: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
         for (listener, grant) in revoked {
-            told.entry(listener).or_default().push(grant);
+            of_listeners.entry(listener).or_default().push(grant);
         }
-        if !told.is_empty() {
-            tracing::info!(listeners = told.len(), "announcing revoked grants");
+        if !of_listeners.is_empty() {
+            tracing::info!(listeners = of_listeners.len(), "announcing revoked grants");
         }
-        for (listener, grants) in told {
+        for (listener, grants) in of_listeners {
             for grants in grants.chunks(REVOKED_PER_EVENT) {
                 self.tell(&listener, &Event::Revoked { grants: grants.to_vec() });
             }
         }
     }
 
+    /// Notifies a listener of withdrawn consent to segments.
+    pub fn announce_withdrawn(&self, listener: &Listener, withdrawn: &[Withdrawal]) {
+        for withdrawn in withdrawn.chunks(WITHDRAWN_PER_EVENT) {
+            self.tell(listener, &Event::Withdrawn { withdrawn: withdrawn.to_vec() });
+        }
+    }
+
     /// Closes the streams of listeners that are no longer known; sessions among them receive a final `LoggedOut`.
     pub fn close_unless(&self, known: impl Fn(&Listener) -> bool) {
-        self.lock().retain(|listener, held| {
+        self.lock().retain(|listener, open_streams| {
             let stays = known(listener);
             if !stays && matches!(listener, Listener::Session(_)) {
                 let text = text(&Event::LoggedOut);
-                for stream in held.iter() {
+                for stream in open_streams.iter() {
                     stream.tell(&text);
                 }
             }
@@ -129,8 +138,8 @@ impl Push {
 
     /// Returns the number of open streams of sessions and of verifiers.
     pub fn count(&self) -> (usize, usize) {
-        self.lock().iter().fold((0, 0), |(sessions, verifiers), (listener, held)| {
-            let open = held.iter().filter(|stream| !stream.sender.is_closed()).count();
+        self.lock().iter().fold((0, 0), |(sessions, verifiers), (listener, open_streams)| {
+            let open = open_streams.iter().filter(|stream| !stream.sender.is_closed()).count();
             match listener {
                 Listener::Session(_) => (sessions + open, verifiers),
                 Listener::Verifier(_) => (sessions, verifiers + open),

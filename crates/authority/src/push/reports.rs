@@ -20,7 +20,7 @@ pub struct Latest {
     /// Time of arrival, in Unix seconds.
     pub time: u64,
     /// Whether the report is current: the verifier is not silent.
-    pub fresh: bool,
+    pub is_current: bool,
     /// The contents of the report.
     pub report: Report,
 }
@@ -48,8 +48,8 @@ impl Reports {
         let silence = u64::from(SILENCE.0.max(pause(reports.len()).saturating_mul(SILENCE.1)));
         let latest = reports.iter().filter_map(|(verifier, activity)| Some((verifier, activity.latest()?)));
         let latest = latest.map(|(verifier, (time, report))| {
-            let (verifier, report, fresh) = (verifier.clone(), report.clone(), time.abs_diff(now) <= silence);
-            Latest { verifier, time, fresh, report }
+            let (verifier, report, is_current) = (verifier.clone(), report.clone(), time.abs_diff(now) <= silence);
+            Latest { verifier, time, is_current, report }
         });
         latest.collect()
     }
@@ -105,15 +105,15 @@ mod tests {
 
     #[test]
     fn a_verifier_is_silent_after_half_a_minute_and_after_three_of_its_reports_where_there_are_very_many() {
-        let fresh = |verifiers: usize, after: u64| {
+        let is_current = |verifiers: usize, after: u64| {
             let reports = Reports::default();
             for nth in 0..verifiers {
                 reports.note(nth.to_string().into(), report(0), NOW);
             }
-            reports.latest(NOW + after).iter().filter(|latest| latest.fresh).count()
+            reports.latest(NOW + after).iter().filter(|latest| latest.is_current).count()
         };
-        assert_eq!((fresh(3, 30), fresh(3, 31)), (3, 0));
+        assert_eq!((is_current(3, 30), is_current(3, 31)), (3, 0));
         // 20 000 verifiers report every 400 s.
-        assert_eq!((fresh(20_000, 1200), fresh(20_000, 1201)), (20_000, 0));
+        assert_eq!((is_current(20_000, 1200), is_current(20_000, 1201)), (20_000, 0));
     }
 }

@@ -167,10 +167,10 @@ mod tests {
             assert!(up.success());
             let socket = bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a socket");
             let address = socket.local_addr().expect("its address");
-            let (mut batches, asker) =
+            let (mut batches, client) =
                 (Batches::new(socket), UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket"));
-            asker.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
-            (0..3).for_each(|number| _ = asker.send_to(&[number; REQUEST_LEN], address).expect("sent"));
+            client.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+            (0..3).for_each(|number| _ = client.send_to(&[number; REQUEST_LEN], address).expect("sent"));
             let mut left = 3;
             while left > 0 {
                 let (come, mut answers) = (batches.receive().expect("requests"), Answers::default());
@@ -181,12 +181,12 @@ mod tests {
                 }
                 batches.send(&answers);
             }
-            let heard = [(); 3].map(|()| {
+            let received = [(); 3].map(|()| {
                 let mut room = [0; REQUEST_LEN];
-                assert_eq!(asker.recv(&mut room).expect("an answer"), ANSWER_LEN);
+                assert_eq!(client.recv(&mut room).expect("an answer"), ANSWER_LEN);
                 room[0]
             });
-            assert_eq!(heard, [0, 1, 2]);
+            assert_eq!(received, [0, 1, 2]);
         });
         assert!(alone.join().is_ok());
     }
@@ -196,25 +196,25 @@ mod tests {
         let socket = bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a socket");
         let address = socket.local_addr().expect("its address");
         let mut batches = Batches::new(socket);
-        let askers = [(); 3].map(|()| {
-            let asker = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket");
-            asker.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
-            asker.connect(address).expect("connected");
-            asker
+        let clients = [(); 3].map(|()| {
+            let client = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket");
+            client.set_read_timeout(Some(Duration::from_secs(5))).expect("set");
+            client.connect(address).expect("connected");
+            client
         });
-        let asked = |asker: usize, number: usize| [asker as u8, number as u8];
+        let marked = |client: usize, number: usize| [client as u8, number as u8];
         // Interleaved, more than a batch takes; from the first client as many as fill a batch alone; and some that are
         // too long.
-        let each = MOST / askers.len() + 1;
+        let each = MOST / clients.len() + 1;
         let numbers = |place: usize| 0..if place == 0 { each + MOST } else { each };
         let is_long = |number: usize| number % 16 == 7;
         let send = |place: usize, number: usize| {
             let mut request = vec![0; if is_long(number) { REQUEST_LEN + 9 } else { REQUEST_LEN }];
-            request[..2].copy_from_slice(&asked(place, number));
-            askers[place].send(&request).expect("sent");
+            request[..2].copy_from_slice(&marked(place, number));
+            clients[place].send(&request).expect("sent");
         };
-        (0..each).for_each(|number| (0..askers.len()).for_each(|place| send(place, number)));
-        let mut left = each * askers.len();
+        (0..each).for_each(|number| (0..clients.len()).for_each(|place| send(place, number)));
+        let mut left = each * clients.len();
         for more in [0, MOST] {
             (each..each + more).for_each(|number| send(0, number));
             left += more;
@@ -234,15 +234,15 @@ mod tests {
                 batches.send(&answers);
             }
         }
-        for (place, asker) in askers.iter().enumerate() {
+        for (place, client) in clients.iter().enumerate() {
             let expected: BTreeSet<_> = numbers(place).filter(|number| !is_long(*number)).collect();
-            let heard = expected.iter().map(|_| {
+            let received = expected.iter().map(|_| {
                 let mut room = [0; 2 * ANSWER_LEN];
-                assert_eq!(asker.recv(&mut room).expect("an answer"), ANSWER_LEN);
+                assert_eq!(client.recv(&mut room).expect("an answer"), ANSWER_LEN);
                 [room[0], room[1]]
             });
-            let heard: BTreeSet<_> = heard.collect();
-            assert_eq!(heard, expected.iter().map(|number| asked(place, *number)).collect());
+            let received: BTreeSet<_> = received.collect();
+            assert_eq!(received, expected.iter().map(|number| marked(place, *number)).collect());
         }
     }
 }

@@ -98,6 +98,15 @@ pub struct Book {
 /// Error: there is no room for the entry.
 pub struct Full;
 
+/// Withdrawals of consent that were not announced before.
+#[derive(Debug, Default)]
+pub struct Withdrawn {
+    /// All statements.
+    pub statements: Vec<Withdrawal>,
+    /// For each session, the statements that void its own segments or the answers to them.
+    pub by_session: BTreeMap<TokenHash, Vec<Withdrawal>>,
+}
+
 impl Book {
     /// Records an issued segment. `entry` is called unless a segment with the same key is recorded.
     pub fn note(
@@ -145,7 +154,7 @@ impl Book {
     /// Returns all withdrawals that have not expired.
     pub fn all_withdrawn(&mut self, now: u64) -> Vec<Withdrawal> {
         self.withdrawn.retain(|_, until| u64::from(*until) >= now);
-        told(self.withdrawn.iter().map(|(what, until)| (*what, *until)))
+        withdrawals(self.withdrawn.iter().map(|(what, until)| (*what, *until)))
     }
 
     /// Reports whether the book contains no segments.
@@ -153,13 +162,8 @@ impl Book {
         self.given.is_empty()
     }
 
-    /// Withdraws the segments that must not live on. Returns the statements, and for each session those that void its
-    /// own segments or the answers to them.
-    pub fn judge(
-        &mut self,
-        now: u64,
-        may_live: impl Fn(&TokenHash, Vni, &Key, &Entry) -> bool,
-    ) -> (Vec<Withdrawal>, BTreeMap<TokenHash, Vec<Withdrawal>>) {
+    /// Withdraws the segments that must not live on.
+    pub fn reevaluate(&mut self, now: u64, may_live: impl Fn(&TokenHash, Vni, &Key, &Entry) -> bool) -> Withdrawn {
         self.forget_ended(now);
         self.withdrawn.retain(|_, until| u64::from(*until) >= now);
         let mut void: HashMap<Pair, u32> = HashMap::new();
@@ -192,7 +196,8 @@ impl Book {
             });
         }
         self.count_anew();
-        (told(stated), sessions.into_iter().map(|(token, own)| (token, told(own))).collect())
+        let by_session = sessions.into_iter().map(|(token, own)| (token, withdrawals(own))).collect();
+        Withdrawn { statements: withdrawals(stated), by_session }
     }
 
     /// Records what is void, and returns the statements to announce. If verifiers could not hold that many, receivers
@@ -267,8 +272,8 @@ fn what(given: &Given) -> (Pair, Option<(u8, u16)>, SegmentFlags) {
     let segment = &given.segment;
     let pair = Pair { vni: given.vni, sender: given.ends.sender, receiver: given.ends.receiver };
     let service = segment.flags.has(SegmentFlags::PORT).then_some((segment.protocol, segment.port));
-    let told_apart = SegmentFlags::SINGLE.0 | SegmentFlags::REPLY.0 | SegmentFlags::RETURN.0;
-    (pair, service, SegmentFlags(segment.flags.0 & told_apart))
+    let distinguishing = SegmentFlags::SINGLE.0 | SegmentFlags::REPLY.0 | SegmentFlags::RETURN.0;
+    (pair, service, SegmentFlags(segment.flags.0 & distinguishing))
 }
 
 /// Raises the expiry of a statement to at least `until`; returns the result.
@@ -284,7 +289,7 @@ fn voids(stated: &BTreeMap<Statement, u32>, pair: &Pair) -> impl Iterator<Item =
     [one, all].into_iter().filter_map(|what| Some((what, *stated.get(&what)?)))
 }
 
-fn told(stated: impl IntoIterator<Item = (Statement, u32)>) -> Vec<Withdrawal> {
+fn withdrawals(stated: impl IntoIterator<Item = (Statement, u32)>) -> Vec<Withdrawal> {
     let one = |(what, until): (Statement, u32)| Withdrawal {
         vni: what.vni.number(),
         receiver: what.receiver,
@@ -355,7 +360,7 @@ mod tests {
         assert!(!book.has(&Given { ends: elsewhere, ..given(1, NOW + 100) }));
         let reply = wire::Segment { flags: SegmentFlags::REPLY, ..shown.segment };
         assert!(!book.has(&Given { segment: reply, ..given(1, NOW + 100) }));
-        book.judge(NOW, |_, _, _, _| false);
+        book.reevaluate(NOW, |_, _, _, _| false);
         assert!(!book.has(&shown), "withdrawn");
     }
 
@@ -365,13 +370,13 @@ mod tests {
         for (token, sender, expires) in [(1, 1, NOW + 100), (2, 1, NOW + 300), (1, 2, NOW + 300)] {
             assert!(book.note([token; 32], &given(sender, expires), || entry.clone(), NOW).is_ok());
         }
-        let (statements, sessions) =
-            book.judge(NOW, |token, _, given, _| *token != [1; 32] || given.sender != IpAddr::from([0, 0, 0, 1]));
+        let Withdrawn { statements, by_session: sessions } =
+            book.reevaluate(NOW, |token, _, given, _| *token != [1; 32] || given.sender != IpAddr::from([0, 0, 0, 1]));
         assert_eq!((statements.len(), u64::from(statements[0].until)), (1, NOW + 100));
         assert_eq!(sessions.into_iter().collect::<Vec<_>>(), [([1; 32], statements)]);
         assert_eq!(book.all_withdrawn(NOW + 100).len(), 1);
         assert_eq!(book.all_withdrawn(NOW + 101).len(), 0);
-        assert!(book.judge(NOW, |_, _, _, _| true).0.is_empty());
+        assert!(book.reevaluate(NOW, |_, _, _, _| true).statements.is_empty());
     }
 
     #[test]
@@ -386,7 +391,7 @@ mod tests {
         // Another sender that may still send to the same receiver.
         let other = IpAddr::from(u32::MAX.to_be_bytes());
         assert!(book.note([99; 32], &given(u32::MAX, NOW + 100), || entry.clone(), NOW).is_ok());
-        let (statements, sessions) = book.judge(NOW, |token, _, _, _| *token == [99; 32]);
+        let Withdrawn { statements, by_session: sessions } = book.reevaluate(NOW, |token, _, _, _| *token == [99; 32]);
         let [all] = statements[..] else { panic!("{} statements", statements.len()) };
         assert_eq!((all.sender, u64::from(all.until)), (None, NOW + 200));
         assert_eq!(sessions.get(&[99; 32]), Some(&statements), "it is told, and asks anew");
@@ -396,7 +401,7 @@ mod tests {
         assert!(book.is_empty());
         // From here on, another withdrawal adds no statement.
         assert!(book.note([1; 32], &given(7, NOW + 300), || entry.clone(), NOW).is_ok());
-        let (statements, _) = book.judge(NOW, |_, _, _, _| false);
+        let Withdrawn { statements, .. } = book.reevaluate(NOW, |_, _, _, _| false);
         assert_eq!(
             statements.iter().map(|one| (one.sender, u64::from(one.until))).collect::<Vec<_>>(),
             [(None, NOW + 300)]

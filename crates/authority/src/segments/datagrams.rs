@@ -1,38 +1,120 @@
-//! State of the UDP service for segments: the lines of sessions, and counters of the outcomes.
+//! Answers requests for segments that arrive by UDP (wire.md §8.13): a thread reads, decides and answers batch by
+//! batch.
 
-use super::account::Account;
-use crate::storage::TokenHash;
-use engine::issuing::lines::{Lines, Unanswered};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use wire::ask::Refusal as Reason;
+use super::account::{self, Account, Details, Full};
+use super::batch::{self, Answers, Batches};
+use super::lines::RequestLines;
+use super::{Refusal, Requester, SegmentIssuer, to_of};
+use crate::http::problems::Problem;
+use crate::login::Sessions;
+use crate::now;
+use crate::policy::PolicyInForce;
+use crate::storage::{AuditEvent, AuditLog, Session, Storage, TokenHash};
+use anyhow::{Context, Result};
+use engine::issuing::lines::{LineRequest, Unanswered};
+use engine::model::Given;
+use engine::policy::Permit;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use tokio::sync::oneshot;
+use wire::ask::{GivenReply, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
 
-/// State of the UDP service for segments.
-#[derive(Default)]
-pub struct Datagrams {
-    lines: Mutex<Lines<TokenHash>>,
-    /// The port of the service, once it runs.
-    pub(super) port: OnceLock<u16>,
-    pub(super) account: Account,
-    pub(super) counts: Counts,
+/// Handle of the answering thread. The thread ends soon after the handle is dropped.
+pub struct Answering {
+    ends: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
 }
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Answering {
+    /// Starts to serve requests at this address; returns the handle, the bound address, and a receiver of the error if
+    /// the thread fails.
+    pub fn start(
+        address: SocketAddr,
+        service: Arc<DatagramService>,
+    ) -> Result<(Self, SocketAddr, oneshot::Receiver<anyhow::Error>)> {
+        let socket = batch::bind(address).with_context(|| format!("can't take requests for segments on {address}"))?;
+        let address = socket.local_addr()?;
+        let _ = service.lines.port.set(address.port());
+        let ends = Arc::new(AtomicBool::new(false));
+        let (failed, failure) = oneshot::channel();
+        let ended = ends.clone();
+        let thread = std::thread::Builder::new().name("segments".into()).spawn(move || {
+            let (mut batches, started) = (Batches::new(socket), Instant::now());
+            while !ended.load(Ordering::Relaxed) {
+                if let Err(error) = service.answer_batch(&mut batches, started) {
+                    let _ =
+                        failed.send(anyhow::Error::new(error).context("requests for segments can't be read any more"));
+                    return;
+                }
+            }
+        })?;
+        Ok((Self { ends, thread: Some(thread) }, address, failure))
+    }
+
+    /// Stops the thread and waits until it has ended.
+    pub async fn end(mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
+        }
+    }
+}
+
+/// A request of a batch that is authentic and will be answered.
+struct InBatch<'d> {
+    index: usize,
+    source: IpAddr,
+    request: LineRequest<'d, TokenHash>,
+}
+
+/// A segment and its permit, or the reason why it is refused.
+type Decided<'p> = Result<(Given, Permit<'p>), Refusal>;
 
 /// Number of requests by outcome.
 #[derive(Default)]
-pub(super) struct Counts {
-    pub(super) given: AtomicU64,
-    pub(super) refused: [AtomicU64; Reason::ALL.len()],
-    pub(super) unanswered: [AtomicU64; Unanswered::ALL.len()],
+struct Counts {
+    given: AtomicU64,
+    refused: [AtomicU64; Reason::ALL.len()],
+    unanswered: [AtomicU64; Unanswered::ALL.len()],
 }
 
-impl Datagrams {
-    /// Removes the lines of the sessions for which `is_kept` returns false.
-    pub(crate) fn keep(&self, is_kept: impl Fn(&TokenHash) -> bool) {
-        self.lines().keep(is_kept);
+/// Answers requests for segments by UDP.
+pub struct DatagramService {
+    pub(crate) issuer: Arc<SegmentIssuer>,
+    pub(crate) lines: Arc<RequestLines>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) policy: Arc<PolicyInForce>,
+    pub(crate) audit: Arc<AuditLog>,
+    pub(crate) storage: Arc<Storage>,
+    account: Account,
+    counts: Counts,
+}
+
+impl DatagramService {
+    /// Creates the service. [`Answering::start`] runs it.
+    pub fn new(
+        issuer: Arc<SegmentIssuer>,
+        lines: Arc<RequestLines>,
+        sessions: Arc<Sessions>,
+        policy: Arc<PolicyInForce>,
+        audit: Arc<AuditLog>,
+        storage: Arc<Storage>,
+    ) -> Self {
+        let (account, counts) = Default::default();
+        Self { issuer, lines, sessions, policy, audit, storage, account, counts }
     }
 
     /// Returns the number of requests by the name of the outcome.
-    pub(crate) fn counts(&self) -> Vec<(&'static str, u64)> {
+    pub fn counts(&self) -> Vec<(&'static str, u64)> {
         let Counts { given, refused, unanswered } = &self.counts;
         let refused = Reason::ALL.iter().zip(refused).map(|(reason, count)| (reason.name(), count));
         let unanswered = Unanswered::ALL.iter().zip(unanswered).map(|(why, count)| (why.name(), count));
@@ -40,7 +122,143 @@ impl Datagrams {
         all.map(|(name, count)| (name, count.load(Ordering::Relaxed))).collect()
     }
 
-    pub(super) fn lines(&self) -> MutexGuard<'_, Lines<TokenHash>> {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    fn answer_batch(&self, batches: &mut Batches, started: Instant) -> std::io::Result<()> {
+        if batches.receive()? == 0 {
+            return Ok(());
+        }
+        let mut batch = Vec::with_capacity(batch::MOST);
+        let passed = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let mut lines = self.lines.lock();
+        for (index, (datagram, source)) in batches.datagrams().enumerate() {
+            match lines.read(datagram, source, passed) {
+                Ok(request) => batch.push(InBatch { index, source, request }),
+                Err(why) => count(&self.counts.unanswered[why as usize]),
+            }
+        }
+        drop(lines);
+        let answers = self.answers(&batch);
+        batches.send(&answers);
+        Ok(())
     }
+
+    fn answers(&self, batch: &[InBatch<'_>]) -> Answers {
+        let mut answers = Answers::default();
+        if batch.is_empty() {
+            return answers;
+        }
+        // The lock is held until all segments are recorded, so that a change of policy finds every segment issued
+        // before it.
+        let policy = self.policy.blocking_read();
+        let (networks, now) = (self.issuer.networks(), now());
+        let sessions = || self.sessions.get_all(batch.iter().map(|one| &one.request.holder));
+        let begun = sessions();
+        let decide = |(InBatch { request, .. }, session): (&InBatch<'_>, &Option<Arc<Session>>)| {
+            let requester =
+                Requester { token: request.holder, session: session.as_ref().ok_or(Refusal::NotLoggedIn)?, now };
+            self.issuer.give(&policy, &networks, requester, &request.question)
+        };
+        let decided: Vec<Decided<'_>> = batch.iter().zip(&begun).map(decide).collect();
+        for (((one, decided), begun), session) in batch.iter().zip(decided).zip(&begun).zip(&sessions()) {
+            let reply = match (begun, session) {
+                (Some(begun), Some(session)) if session.allows_as(begun) => self.reply(one, session, decided, now),
+                _ => self.refuse(Refusal::NotLoggedIn),
+            };
+            if let Some(answer) = one.request.key.seal_answer(one.request.counter, &reply) {
+                answers.push(one.index, answer);
+            }
+        }
+        answers
+    }
+
+    fn reply(&self, one: &InBatch<'_>, session: &Arc<Session>, decided: Decided<'_>, now: u64) -> [u8; REPLY_LEN] {
+        let InBatch { source, request: LineRequest { holder, question, .. }, .. } = one;
+        let (account, token, source) = (&self.account, *holder, *source);
+        // A segment that cannot be recorded is not issued.
+        let given = match decided {
+            Ok((given, permit)) => {
+                let details = || Details {
+                    session: session.clone(),
+                    network: question.network.to_owned(),
+                    receiver: permit.receiver.name.clone(),
+                    rule: permit.rule.label().clone(),
+                };
+                let noted = account::Given::new(token, source, &given, to_of(question), permit.rule.label());
+                account.given(noted, details).map_err(|Full| Refusal::TooMany).and_then(|()| encode(&given, now))
+            }
+            Err(Refusal::Denied(explanation, kind)) => {
+                tracing::debug!("denied: {}", explanation.text);
+                let event = AuditEvent::new("denied").person(&session.person).device(&session.device);
+                // The limit is per person: the source of a datagram may be forged.
+                let written = self.audit.admits(&event);
+                let noted =
+                    if written { account.denied(event.source(source).detail(&explanation.text)) } else { Ok(()) };
+                noted.map_err(|Full| Refusal::TooMany).and(Err(Refusal::Denied(explanation, kind)))
+            }
+            Err(refusal) => Err(refusal),
+        };
+        match given {
+            Ok(reply) => {
+                count(&self.counts.given);
+                reply
+            }
+            Err(refusal) => self.refuse(refusal),
+        }
+    }
+
+    fn refuse(&self, refusal: Refusal) -> [u8; REPLY_LEN] {
+        let (reason, text) = in_words(refusal);
+        count(&self.counts.refused[reason as usize - 1]);
+        // A reply with a truncated text always fits.
+        Reply::Refused { reason, text: fitting(&text) }.encode().unwrap_or([0xff; REPLY_LEN])
+    }
+
+    /// Writes the segments and refusals since the last call to the audit trail. Entries that cannot be written keep
+    /// waiting.
+    pub async fn settle_account(&self) -> Result<()> {
+        let mut taken = self.account.take();
+        loop {
+            let events = taken.next_events();
+            let written = events.len();
+            if written == 0 {
+                return Ok(());
+            }
+            self.storage.call(move |database| database.audit_all(&events, now())).await?;
+            taken.forget_last(written);
+        }
+    }
+}
+
+fn encode(given: &Given, now: u64) -> Result<[u8; REPLY_LEN], Refusal> {
+    let hops: Vec<_> = given.hops.iter().map(Ipv6Addr::octets).collect();
+    let reply = GivenReply {
+        vni: given.vni,
+        now: u32::try_from(now).unwrap_or(u32::MAX),
+        receiving: given.ends.receiving,
+        option: &given.option(),
+        hops: &hops,
+    };
+    let none = || Refusal::Internal(anyhow::anyhow!("a segment has no room in an answer"));
+    Reply::Given(reply).encode().ok_or_else(none)
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Returns the reason code and the text of a refusal.
+fn in_words(refusal: Refusal) -> (Reason, String) {
+    let problem = match refusal {
+        Refusal::Internal(error) => {
+            tracing::error!("a request for a segment failed: {error:#}");
+            return (Reason::Internal, "the authority failed; its log says why".into());
+        }
+        other => Problem::from(other).said(),
+    };
+    let reason = Reason::ALL.into_iter().find(|reason| reason.name() == problem.r#type);
+    (reason.unwrap_or(Reason::NoSegment), problem.title)
+}
+
+/// Truncates a text to the room in an answer.
+fn fitting(text: &str) -> &str {
+    text.get(..text.floor_char_boundary(TEXT_MAX)).unwrap_or_default()
 }

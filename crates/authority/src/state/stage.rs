@@ -57,7 +57,7 @@ impl Stage {
             ends: None,
             holder: wire::Holder::default(),
         };
-        let begun = self.authority.begin_session(session, Proof::Password(account.password), SOURCE).await;
+        let begun = self.authority.session_manager.begin(session, Proof::Password(account.password), SOURCE).await;
         token_hash(&begun.unwrap_or_else(|problem| panic!("{:?}", problem.said())))
     }
 

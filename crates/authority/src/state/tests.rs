@@ -8,13 +8,14 @@ use crate::storage::{Database, Operator, TokenHash, Which};
 use api::{Confirm, Grant};
 use engine::policy::preference::Choice;
 use futures_util::FutureExt;
+use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::task::{JoinHandle, yield_now};
 
 async fn ask(authority: &Authority, token: TokenHash) -> Result<Grant, Problem> {
-    let session = authority.session(&token).ok_or(Problem::NotLoggedIn)?;
-    let turn = authority.turn_to_ask(&session.person).await;
-    authority.grant(&turn, token, &git(), SOURCE).await
+    let session = authority.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
+    let turn = authority.queue.turn(&session.person).await;
+    authority.grants.issue(&turn, token, &git(), SOURCE).await
 }
 
 /// Begins work in another task, and runs it until it waits.
@@ -28,9 +29,9 @@ async fn begin<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static
     task
 }
 
-fn never(authority: &Arc<Authority>) -> impl Future<Output = Result<(), Problem>> + 'static {
+fn never(authority: &Arc<Authority>) -> impl Future<Output = Result<usize, Problem>> + 'static {
     let (authority, target) = (authority.clone(), "203.0.113.10".parse().unwrap());
-    async move { authority.prefer("mallory", target, Some(Choice::Never), Operator::current()).await }
+    async move { authority.choices.choose("mallory", target, Some(Choice::Never), Operator::current()).await }
 }
 
 async fn live_of(authority: &Authority, person: &'static str) -> usize {
@@ -48,11 +49,11 @@ async fn a_choice_that_waits_in_its_accounts_queue_delays_nobody() {
     let (done, held) = tokio::join!(biased; stored, stage.hold_next("mallory"));
     assert!(!done);
     let choice = begin(choice).await;
-    while authority.preferences_of("mallory").all().is_empty() {
+    while authority.preferences.of("mallory").all().is_empty() {
         yield_now().await;
     }
     assert!(soon(ask(authority, alice)).await.is_ok());
-    assert!(soon(authority.sync()).await.is_ok());
+    assert!(soon(authority.sync.run()).await.is_ok());
     drop(held);
     assert!(choice.await.unwrap().is_ok());
 }
@@ -62,15 +63,15 @@ async fn no_grant_that_was_decided_before_a_choice_outlives_it() {
     let stage = Stage::new().await;
     let (authority, mallory) = (&stage.authority, stage.login("mallory").await);
     // A request is under way while the choice is made.
-    let turn = authority.turn_to_ask("mallory").await;
+    let turn = authority.queue.turn("mallory").await;
     let choice = begin(never(authority)).await;
-    while authority.preferences_of("mallory").all().is_empty() {
+    while authority.preferences.of("mallory").all().is_empty() {
         yield_now().await;
     }
     // The request was decided by what held before.
-    let chosen = std::mem::take(&mut *authority.preferences.write().unwrap());
-    assert!(authority.grant(&turn, mallory, &git(), SOURCE).await.is_ok());
-    *authority.preferences.write().unwrap() = chosen;
+    let chosen = authority.preferences.replace(HashMap::new());
+    assert!(authority.grants.issue(&turn, mallory, &git(), SOURCE).await.is_ok());
+    authority.preferences.replace(chosen);
     drop(turn);
     assert!(choice.await.unwrap().is_ok());
     assert_eq!(live_of(authority, "mallory").await, 0);
@@ -87,10 +88,10 @@ async fn a_login_that_waits_in_its_accounts_queue_delays_no_announcement() {
         async move { stage.login("mallory").await }
     })
     .await;
-    assert!(soon(stage.authority.sync()).await.is_ok());
+    assert!(soon(stage.authority.sync.run()).await.is_ok());
     drop(held);
     let mallory = login.await.unwrap();
-    assert!(stage.authority.session(&mallory).is_some());
+    assert!(stage.authority.sessions.get(&mallory).is_some());
 }
 
 #[tokio::test]
@@ -105,7 +106,7 @@ async fn a_grant_that_waits_in_its_accounts_queue_delays_no_policy_and_escapes_n
     })
     .await;
     let without_mallory = POLICY.replace(", \"person:mallory\"", "");
-    assert!(soon(authority.apply_policy(Some(without_mallory), String::new(), None, None)).await.is_ok());
+    assert!(soon(authority.enforcer.apply(Some(without_mallory), String::new(), None, None)).await.is_ok());
     assert!(soon(ask(authority, alice)).await.is_ok());
     drop(held);
     // The policy that would have allowed it is no longer in force.
@@ -124,7 +125,7 @@ async fn a_refusal_that_waits_in_its_accounts_queue_delays_no_policy() {
         async move { ask(&authority, eve).await }
     })
     .await;
-    assert!(soon(authority.judge_anew("a test")).await.is_ok());
+    assert!(soon(authority.enforcer.reevaluate("a test")).await.is_ok());
     assert!(soon(ask(authority, alice)).await.is_ok());
     drop(held);
     assert!(matches!(asking.await.unwrap(), Err(Problem::Denied(..))));
@@ -144,7 +145,7 @@ async fn a_revocation_is_announced_though_the_request_that_synchronises_ends() {
     let (begin, begun) = std::sync::mpsc::channel::<()>();
     let mut busy = Box::pin(authority.storage.call(move |_| Ok(begun.recv()?)));
     assert!(busy.as_mut().now_or_never().is_none());
-    let mut sync = Box::pin(authority.sync());
+    let mut sync = Box::pin(authority.sync.run());
     assert!(sync.as_mut().now_or_never().is_none());
     drop(sync);
     begin.send(()).unwrap();

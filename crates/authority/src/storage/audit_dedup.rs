@@ -11,7 +11,7 @@ const WRITTEN: u64 = 10;
 const MOST: usize = 16_384;
 
 /// Number of events by subject and minute.
-pub struct Repeats<S>(Mutex<Counts<S>>);
+pub struct AuditDedup<S>(Mutex<Counts<S>>);
 
 struct Counts<S> {
     by_subject: HashMap<(S, u64), u64>,
@@ -28,13 +28,13 @@ pub struct LeftOut<S> {
     pub others: u64,
 }
 
-impl<S> Default for Repeats<S> {
+impl<S> Default for AuditDedup<S> {
     fn default() -> Self {
         Self(Mutex::new(Counts { by_subject: HashMap::new(), others: 0 }))
     }
 }
 
-impl<S: Eq + Hash> Repeats<S> {
+impl<S: Eq + Hash> AuditDedup<S> {
     /// Counts an event. Returns true if the caller must write it.
     pub fn note(&self, subject: S, minute: u64) -> bool {
         let mut counts = self.lock();
@@ -74,26 +74,26 @@ mod tests {
 
     #[test]
     fn what_is_not_written_down_is_told_when_its_minute_is_over() {
-        let repeats = Repeats::default();
+        let dedup = AuditDedup::default();
         for nth in 0..WRITTEN + 5 {
-            assert_eq!(repeats.note("alice", 1), nth < WRITTEN);
+            assert_eq!(dedup.note("alice", 1), nth < WRITTEN);
         }
-        assert!(repeats.note("bob", 1));
-        assert_eq!(repeats.settle(1).by_subject, []);
-        assert!(repeats.note("alice", 2), "another minute");
-        assert_eq!(repeats.settle(2), LeftOut { by_subject: vec![("alice", 1, 5)], others: 0 });
-        assert_eq!(repeats.settle(u64::MAX), LeftOut { by_subject: vec![], others: 0 }, "told once");
+        assert!(dedup.note("bob", 1));
+        assert_eq!(dedup.settle(1).by_subject, []);
+        assert!(dedup.note("alice", 2), "another minute");
+        assert_eq!(dedup.settle(2), LeftOut { by_subject: vec![("alice", 1, 5)], others: 0 });
+        assert_eq!(dedup.settle(u64::MAX), LeftOut { by_subject: vec![], others: 0 }, "told once");
     }
 
     #[test]
     fn memory_is_bounded() {
-        let repeats = Repeats::default();
+        let dedup = AuditDedup::default();
         for subject in 0..MOST + 10 {
-            repeats.note(subject, 1);
+            dedup.note(subject, 1);
         }
-        assert!(!repeats.note(MOST + 10, 1));
-        assert!(repeats.lock().by_subject.len() <= MOST);
-        assert_eq!(repeats.settle(1).others, 11, "counted all the same");
-        assert!(repeats.note(MOST + 10, 2));
+        assert!(!dedup.note(MOST + 10, 1));
+        assert!(dedup.lock().by_subject.len() <= MOST);
+        assert_eq!(dedup.settle(1).others, 11, "counted all the same");
+        assert!(dedup.note(MOST + 10, 2));
     }
 }

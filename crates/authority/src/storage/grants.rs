@@ -8,7 +8,7 @@ use api::{GrantOwner, LivePair, RevokedGrant};
 use engine::policy::{Scope, Subject};
 use ipnet::IpNet;
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, Transaction, params};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use wire::{Destination, Epoch, Flags, Handle, Pair};
@@ -46,8 +46,9 @@ pub struct Issuance {
 /// A grant as it is listed.
 #[derive(Debug, Serialize)]
 pub struct GrantEntry {
-    /// The grant's handle, 16 hex digits.
-    pub handle: String,
+    /// The grant's handle.
+    #[serde(serialize_with = "as_text")]
+    pub handle: Handle,
     /// The person that the grant was issued to.
     pub person: String,
     /// The device that the grant was issued to.
@@ -59,7 +60,7 @@ pub struct GrantEntry {
     /// The rule that allowed the grant.
     pub rule: String,
     /// The source address of the request.
-    pub source: String,
+    pub source: IpAddr,
     /// The address requested.
     pub address: IpAddr,
     /// The protocol requested.
@@ -69,7 +70,8 @@ pub struct GrantEntry {
     /// The addresses that the grant covers.
     pub prefix: IpNet,
     /// The grant's flags (wire.md §3.2).
-    pub flags: u8,
+    #[serde(serialize_with = "as_number")]
+    pub flags: Flags,
     /// Time of issue, in Unix seconds.
     pub issued: u64,
     /// Time of expiry, in Unix seconds.
@@ -82,11 +84,18 @@ pub struct GrantEntry {
     pub groups: Vec<String>,
 }
 
+fn as_text<S: Serializer>(handle: &Handle, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(handle)
+}
+
+fn as_number<S: Serializer>(flags: &Flags, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u8(flags.0)
+}
+
 impl GrantEntry {
     /// Returns the subject of the grant.
     pub fn subject(&self) -> Subject<'_> {
-        let source = self.source.parse().ok();
-        Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source }
+        Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source: Some(self.source) }
     }
 
     /// Returns the destination that was requested.
@@ -96,12 +105,12 @@ impl GrantEntry {
 
     /// Reports whether the grant is a pair of the suite `sha224` (wire.md §5.7).
     pub fn is_pair(&self) -> bool {
-        u64::from_str_radix(&self.handle, 16).is_ok_and(|handle| Pair::of(Handle(handle)).is_some())
+        Pair::of(self.handle).is_some()
     }
 
     /// Returns the scope of the grant.
     pub fn scope(&self) -> Scope {
-        let application = Flags(self.flags).has(Flags::PORT);
+        let application = self.flags.has(Flags::PORT);
         Scope { prefix: self.prefix, service: application.then_some((self.protocol, self.port)) }
     }
 }
@@ -121,9 +130,9 @@ pub struct Ended {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
     /// A single grant.
-    Grant(u64),
+    Grant(Handle),
     /// A single grant, if it belongs to this person.
-    OwnGrant(String, u64),
+    OwnGrant(String, Handle),
     /// All grants of a person, whose sessions end too.
     Person(String),
     /// All grants of one device of a person; its sessions end too.
@@ -150,21 +159,20 @@ impl Database {
     }
 
     /// Returns a grant, live or ended.
-    pub fn grant(&self, handle: u64) -> Result<Option<GrantEntry>> {
+    pub fn grant(&self, handle: Handle) -> Result<Option<GrantEntry>> {
         let mut statement =
             self.connection.prepare_cached(&format!("SELECT {ENTRY} FROM {ENTRIES} WHERE handle = ?1"))?;
-        let mut rows = statement.query([handle.cast_signed()])?;
+        let mut rows = statement.query([handle.0.cast_signed()])?;
         rows.next()?.map(|row| entry(&self.connection, row)).transpose()
     }
 
-    /// Returns the handles of a session's unexpired grants, 16 hex digits each.
-    pub fn handles_of_session(&self, token: &TokenHash, now: u64) -> Result<BTreeSet<String>> {
+    /// Returns the handles of a session's unexpired grants.
+    pub fn handles_of_session(&self, token: &TokenHash, now: u64) -> Result<BTreeSet<Handle>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT handle FROM grants
              WHERE person = (SELECT person FROM sessions WHERE token = ?1) AND expires > ?2 AND session = ?1",
         )?;
-        let rows = statement
-            .query_map(params![token, now.cast_signed()], |row| Ok(format!("{:016x}", row.get::<_, i64>(0)?)))?;
+        let rows = statement.query_map(params![token, now.cast_signed()], handle)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -178,19 +186,19 @@ impl Database {
     }
 
     /// Returns a grant if it is live and this person's.
-    pub fn live_grant_of(&self, person: &str, handle: u64, now: u64) -> Result<Option<GrantEntry>> {
+    pub fn live_grant_of(&self, person: &str, handle: Handle, now: u64) -> Result<Option<GrantEntry>> {
         let live = |grant: &GrantEntry| grant.person == person && grant.revoked.is_none() && grant.expires > now;
         Ok(self.grant(handle)?.filter(live))
     }
 
     /// Returns the owner of a grant of `verifier`. The class is left at 0, because the policy determines it.
-    pub fn grant_owner(&self, verifier: &str, handle: u64) -> Result<Option<GrantOwner>> {
+    pub fn grant_owner(&self, verifier: &str, handle: Handle) -> Result<Option<GrantOwner>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT person, device, receiver, rule, issued, expires FROM grants WHERE handle = ?1 AND verifier = ?2",
         )?;
-        let owner = statement.query_row(params![handle.cast_signed(), verifier], |row| {
+        let owner = statement.query_row(params![handle.0.cast_signed(), verifier], |row| {
             Ok(GrantOwner {
-                handle,
+                handle: handle.0,
                 person: row.get(0)?,
                 device: row.get(1)?,
                 receiver: row.get(2)?,
@@ -205,7 +213,7 @@ impl Database {
 
     /// Looks up grants of `verifier`, live or expired. The entry is `None` if the grant is revoked or unknown, or if
     /// its person or device no longer exists.
-    pub fn grants_of(&self, verifier: &str, handles: &[u64]) -> Result<Vec<(RevokedGrant, Option<GrantEntry>)>> {
+    pub fn grants_of(&self, verifier: &str, handles: &[Handle]) -> Result<Vec<(RevokedGrant, Option<GrantEntry>)>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT {ENTRY},
                 (EXISTS (SELECT 1 FROM accounts WHERE accounts.person = grants.person)
@@ -214,7 +222,7 @@ impl Database {
                     WHERE devices.person = grants.person AND devices.device = grants.device) AS there
              FROM {ENTRIES} WHERE handle = ?1 AND verifier = ?2",
         ))?;
-        let mut look_up = |handle: u64| {
+        let mut look_up = |Handle(handle): Handle| {
             let mut rows = statement.query(params![handle.cast_signed(), verifier])?;
             let Some(row) = rows.next()? else { return Ok((RevokedGrant { handle, expires: 0 }, None)) };
             let (entry, there): (_, bool) = (entry(&self.connection, row)?, row.get("there")?);
@@ -269,9 +277,9 @@ impl Database {
             Ok(self.connection.prepare_cached(sql)?.exists(values)?)
         };
         match which {
-            Which::Grant(handle) => has("SELECT 1 FROM grants WHERE handle = ?1", &[&handle.cast_signed()]),
+            Which::Grant(handle) => has("SELECT 1 FROM grants WHERE handle = ?1", &[&handle.0.cast_signed()]),
             Which::OwnGrant(person, handle) => {
-                has("SELECT 1 FROM grants WHERE person = ?1 AND handle = ?2", &[person, &handle.cast_signed()])
+                has("SELECT 1 FROM grants WHERE person = ?1 AND handle = ?2", &[person, &handle.0.cast_signed()])
             }
             Which::Person(person) => {
                 Ok(self.knows(person)? || has("SELECT 1 FROM grants WHERE person = ?1", &[person])?)
@@ -288,20 +296,20 @@ impl Database {
     /// no session left to end, because users can repeat that at will.
     pub fn revoke(&mut self, which: &Which, by: &Operator, now: u64) -> Result<Option<usize>> {
         self.write(|transaction| {
-            let grants = held(transaction, which, now)?;
+            let grants = count_live(transaction, which, now)?;
             let event = match which {
                 Which::Grant(handle) => {
                     let holder = holder(transaction, *handle)?;
-                    let Some(holder) = holder else { bail!("no grant {handle:016x}: `grants` lists them") };
-                    mark(transaction, "handle = ?3", now, &[&handle.cast_signed()])?;
-                    AuditEvent::new("revoked").person(&holder).detail(format!("{handle:016x}"))
+                    let Some(holder) = holder else { bail!("no grant {handle}: `grants` lists them") };
+                    mark(transaction, "handle = ?3", now, &[&handle.0.cast_signed()])?;
+                    AuditEvent::new("revoked").person(&holder).detail(handle.to_string())
                 }
                 Which::OwnGrant(person, handle) => {
                     if holder(transaction, *handle)?.as_ref() != Some(person) {
-                        bail!("{person} has no grant {handle:016x}");
+                        bail!("{person} has no grant {handle}");
                     }
-                    mark(transaction, "handle = ?3", now, &[&handle.cast_signed()])?;
-                    AuditEvent::new("revoked").person(person).detail(format!("{handle:016x}"))
+                    mark(transaction, "handle = ?3", now, &[&handle.0.cast_signed()])?;
+                    AuditEvent::new("revoked").person(person).detail(handle.to_string())
                 }
                 Which::Person(person) => {
                     sessions::end_of_person(transaction, person, now)?;
@@ -327,7 +335,7 @@ impl Database {
     }
 
     /// Revokes grants that the policy does not permit.
-    pub fn revoke_forbidden(&mut self, grants: &[(u64, String)], why: &str, now: u64) -> Result<()> {
+    pub fn revoke_forbidden(&mut self, grants: &[(Handle, String)], why: &str, now: u64) -> Result<()> {
         self.write(|transaction| revoke_forbidden(transaction, grants, why, now))
     }
 
@@ -402,8 +410,12 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
         owner.expires.cast_signed(),
     ])?;
     let detail = format!(
-        "{:016x} to {} protocol {} port {}, until {}",
-        owner.handle, to.address, to.protocol, to.port, owner.expires
+        "{} to {} protocol {} port {}, until {}",
+        Handle(owner.handle),
+        to.address,
+        to.protocol,
+        to.port,
+        owner.expires
     );
     let event = AuditEvent::new("granted").person(&owner.person).device(&owner.device).source(*source);
     let event = event.receiver(&owner.receiver).rule(&owner.rule).detail(detail);
@@ -427,7 +439,7 @@ impl Walk {
 
 /// The parts of a grant that a person's choices are about.
 pub(super) struct Reach {
-    pub handle: u64,
+    pub handle: Handle,
     pub scope: Scope,
     pub to: Destination,
 }
@@ -448,14 +460,18 @@ pub(super) fn held_from(transaction: &Transaction<'_>, person: &str, from: Walk)
         let to = Destination { address, protocol: row.get(2)?, port: row.get(3)? };
         let application = Flags(row.get(5)?).has(Flags::PORT).then_some((to.protocol, to.port));
         last = Walk { expires: row.get(6)?, handle: row.get(0)? };
-        held.push(Reach { handle: last.handle.cast_unsigned(), scope: Scope { prefix, service: application }, to });
+        held.push(Reach {
+            handle: Handle(last.handle.cast_unsigned()),
+            scope: Scope { prefix, service: application },
+            to,
+        });
     }
     let next = (held.len() == EXAMINED).then_some(last);
     Ok((held, next))
 }
 
 /// Returns the number of live grants that a command would revoke.
-fn held(transaction: &Transaction<'_>, which: &Which, now: u64) -> Result<usize> {
+fn count_live(transaction: &Transaction<'_>, which: &Which, now: u64) -> Result<usize> {
     let count = |condition: &str, values: &[&dyn ToSql]| -> Result<usize> {
         let mut statement = transaction
             .prepare_cached(&format!("SELECT count(*) FROM {ENTRIES} WHERE expires > ?1 AND {HELD} AND {condition}"))?;
@@ -466,7 +482,7 @@ fn held(transaction: &Transaction<'_>, which: &Which, now: u64) -> Result<usize>
         Ok(usize::try_from(count)?)
     };
     match which {
-        Which::Grant(handle) | Which::OwnGrant(_, handle) => count("handle = ?2", &[&handle.cast_signed()]),
+        Which::Grant(handle) | Which::OwnGrant(_, handle) => count("handle = ?2", &[&handle.0.cast_signed()]),
         Which::Person(person) => count("person = ?2", &[person]),
         Which::Device(person, device) => count("person = ?2 AND device = ?3", &[person, device]),
         Which::Session(token) => {
@@ -475,21 +491,26 @@ fn held(transaction: &Transaction<'_>, which: &Which, now: u64) -> Result<usize>
     }
 }
 
-fn holder(transaction: &Transaction<'_>, handle: u64) -> Result<Option<String>> {
+fn holder(transaction: &Transaction<'_>, handle: Handle) -> Result<Option<String>> {
     let mut statement = transaction.prepare_cached("SELECT person FROM grants WHERE handle = ?1")?;
-    Ok(statement.query_row([handle.cast_signed()], |row| row.get(0)).optional()?)
+    Ok(statement.query_row([handle.0.cast_signed()], |row| row.get(0)).optional()?)
 }
 
 fn revoked_grant(row: &Row<'_>) -> rusqlite::Result<RevokedGrant> {
-    Ok(RevokedGrant { handle: row.get::<_, i64>(0)?.cast_unsigned(), expires: row.get(1)? })
+    Ok(RevokedGrant { handle: handle(row)?.0, expires: row.get(1)? })
+}
+
+/// Reads the handle in the first column.
+fn handle(row: &Row<'_>) -> rusqlite::Result<Handle> {
+    Ok(Handle(row.get::<_, i64>(0)?.cast_unsigned()))
 }
 
 /// Reads a row with the columns of [`ENTRY`].
 fn entry(connection: &Connection, row: &Row<'_>) -> Result<GrantEntry> {
-    let (address, prefix): (String, String) = (row.get(7)?, row.get(10)?);
+    let (source, address, prefix): (String, String, String) = (row.get(6)?, row.get(7)?, row.get(10)?);
     let (person, device): (String, String) = (row.get(1)?, row.get(2)?);
     Ok(GrantEntry {
-        handle: format!("{:016x}", row.get::<_, i64>(0)?),
+        handle: handle(row)?,
         tags: devices::tags_of(connection, &person, &device)?,
         groups: identities::groups_of(connection, &person)?,
         person,
@@ -497,12 +518,12 @@ fn entry(connection: &Connection, row: &Row<'_>) -> Result<GrantEntry> {
         verifier: row.get(3)?,
         receiver: row.get(4)?,
         rule: row.get(5)?,
-        source: row.get(6)?,
+        source: source.parse().context("the grants table holds a broken source")?,
         address: address.parse().context("the grants table holds a broken address")?,
         protocol: row.get(8)?,
         port: row.get(9)?,
         prefix: prefix.parse().context("the grants table holds a broken prefix")?,
-        flags: row.get(11)?,
+        flags: Flags(row.get(11)?),
         issued: row.get::<_, i64>(12)?.cast_unsigned(),
         expires: row.get::<_, i64>(13)?.cast_unsigned(),
         revoked: row.get::<_, Option<i64>>(14)?.map(i64::cast_unsigned),

@@ -241,10 +241,10 @@ pub(super) fn of(account: Option<u32>, slot: Option<u8>) -> Holder {
 
 /// Returns the number and the last slot of a person's account, which gets its number with the first session.
 fn account_of(transaction: &Transaction<'_>, person: &str) -> Result<(u32, u8)> {
-    let mut known = transaction.prepare_cached("SELECT account, last_slot FROM account_numbers WHERE person = ?1")?;
-    let known = known.query_row([person], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
-    if let Some(known) = known {
-        return Ok(known);
+    let mut numbers = transaction.prepare_cached("SELECT account, last_slot FROM account_numbers WHERE person = ?1")?;
+    let number = numbers.query_row([person], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+    if let Some(number) = number {
+        return Ok(number);
     }
     let last_slot = u8::MAX;
     let add = "INSERT INTO account_numbers (person, last_slot) VALUES (?1, ?2)";

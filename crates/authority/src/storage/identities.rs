@@ -40,7 +40,7 @@ pub struct NewService<'s> {
 
 /// Groups and tags of a person or service account, logged in or not.
 #[derive(Debug)]
-pub struct Known {
+pub struct PersonFacts {
     /// Groups, except those of the policy.
     pub groups: Vec<String>,
     /// Tags of the device in question, and of a service account.
@@ -193,8 +193,8 @@ impl Database {
 
     /// Returns a person's groups, except those of the policy, and the tags of one of the person's devices or, without a
     /// device, the tags that apply on every device.
-    pub fn known_of(&self, person: &str, device: Option<&str>) -> Result<Known> {
-        Ok(Known {
+    pub fn facts_about(&self, person: &str, device: Option<&str>) -> Result<PersonFacts> {
+        Ok(PersonFacts {
             groups: groups_of(&self.connection, person)?,
             tags: devices::tags_of(&self.connection, person, device.unwrap_or_default())?,
             is_service: self.service_key(person)?.is_some(),

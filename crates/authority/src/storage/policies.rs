@@ -7,7 +7,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::net::IpAddr;
-use wire::Destination;
+use wire::{Destination, Handle};
 
 pub(super) const SCHEMA: &str = "
 CREATE TABLE policies (
@@ -99,7 +99,7 @@ impl Database {
     pub fn apply_policy(
         &mut self,
         change: &PolicyChange,
-        forbidden: &[(u64, String)],
+        forbidden: &[(Handle, String)],
         now: u64,
         put: impl FnOnce() -> Result<()>,
     ) -> Result<i64> {

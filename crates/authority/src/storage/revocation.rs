@@ -7,18 +7,19 @@ use engine::verifier::CLOCK_SKEW_MAX;
 use rusqlite::types::ValueRef;
 use rusqlite::{ToSql, Transaction};
 use std::collections::BTreeSet;
+use wire::Handle;
 
 /// Revokes grants that the policy or the person does not permit, each with an audit entry.
 pub(super) fn revoke_forbidden(
     transaction: &Transaction<'_>,
-    grants: &[(u64, String)],
+    grants: &[(Handle, String)],
     why: &str,
     now: u64,
 ) -> Result<()> {
     for (handle, person) in grants {
-        mark(transaction, "handle = ?3", now, &[&handle.cast_signed()])?;
+        mark(transaction, "handle = ?3", now, &[&handle.0.cast_signed()])?;
         let event = AuditEvent::new("revoked").person(person);
-        event.detail(format!("{handle:016x}: {why}")).write(transaction, now)?;
+        event.detail(format!("{handle}: {why}")).write(transaction, now)?;
     }
     Ok(())
 }

@@ -62,22 +62,22 @@ async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_al
     let (begin, begun) = std::sync::mpsc::channel::<()>();
     let busy = storage.call(move |_| Ok(begun.recv()?));
     let ended = [9; 32];
-    let asked = [grant(1, SESSION), grant(2, ended), grant(1, SESSION), grant(3, SESSION)];
+    let requests = [grant(1, SESSION), grant(2, ended), grant(1, SESSION), grant(3, SESSION)];
     // Grants in separate queues are recorded together.
     let own_line = |(mut grant, person): (Issuance, &str)| {
         grant.owner.person = person.into();
         storage.add_grant(grant, storage.basis())
     };
-    let asked = asked.into_iter().zip(["robot", "second", "third", "fourth"]);
-    let asked = futures_util::future::join_all(asked.map(own_line));
-    let (_, recorded, ()) = tokio::join!(biased; busy, asked, async { begin.send(()).unwrap() });
+    let requests = requests.into_iter().zip(["robot", "second", "third", "fourth"]);
+    let requests = futures_util::future::join_all(requests.map(own_line));
+    let (_, recorded, ()) = tokio::join!(biased; busy, requests, async { begin.send(()).unwrap() });
     let recorded: Vec<_> = recorded.into_iter().map(Result::ok).collect();
     // The third grant has the handle of the first.
     assert_eq!(recorded, [Some(Recorded::Done), Some(Recorded::SessionEnded), None, Some(Recorded::Done)]);
     let grants = storage.call(|database| database.grants(200, false)).await.unwrap();
-    let mut handles: Vec<_> = grants.into_iter().map(|grant| grant.handle).collect();
+    let mut handles: Vec<_> = grants.into_iter().map(|grant| grant.handle.0).collect();
     handles.sort_unstable();
-    assert_eq!(handles, ["0000000000000001", "0000000000000003"]);
+    assert_eq!(handles, [1, 3]);
     let entries = storage.call(|database| database.audit_entries(None, 100)).await.unwrap();
     assert_eq!(entries.iter().filter(|entry| entry.event == "granted").count(), 2);
     let verdict = storage.call(|database| database.verify_audit(b"an authority", &[])).await.unwrap();
@@ -112,7 +112,7 @@ fn sessions_come_with_the_groups_and_tags_that_each_is_known_by() {
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     let known = |database: &Database| {
         let (_, session) = database.sessions(100).unwrap().remove(0);
-        let known = database.known_of("robot", Some("rack")).unwrap();
+        let known = database.facts_about("robot", Some("rack")).unwrap();
         assert_eq!((&session.groups, &session.tags), (&known.groups, &known.tags));
         (session.groups, session.tags)
     };

@@ -6,6 +6,7 @@ use authority::admin::Revoked;
 use authority::storage::{Database, Operator, Which};
 use authority::{Server, admin, now};
 use client::Error;
+use wire::Handle;
 
 #[tokio::test]
 async fn a_revoked_grant_is_pushed_to_its_verifier_and_its_holder() {
@@ -14,14 +15,14 @@ async fn a_revoked_grant_is_pushed_to_its_verifier_and_its_holder() {
         (stage.login("alice").await, stage.verifier("edge-1").await, stage.verifier("edge-2").await);
     let (mut holder, mut guard, mut bystander) = (events(&alice).await, events(&verifier).await, events(&other).await);
     let (grant, kept) = (alice.grant(&git()).await.unwrap(), alice.grant(&git()).await.unwrap());
-    let which = Which::Grant(handle(&grant));
-    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), Revoked { grants: 1, told: true });
+    let which = Which::Grant(Handle(handle(&grant)));
+    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), Revoked { grants: 1, announced: true });
     assert_eq!(revoked(&mut guard).await, [handle(&grant)]);
     assert_eq!(revoked(&mut holder).await, [handle(&grant)]);
     let listed = verifier.config().await.unwrap().revoked;
     assert_eq!((listed.len(), listed[0].handle, u64::from(listed[0].expires)), (1, handle(&grant), grant.expires));
     assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap().grants, 0);
-    assert!(admin::revoke(&stage.directory, &Which::Grant(1)).await.is_err());
+    assert!(admin::revoke(&stage.directory, &Which::Grant(Handle(1))).await.is_err());
 
     let lab = alice.grant(&to("203.0.113.70", 6, 80)).await.unwrap();
     let Event::Granted { owner } = next(&mut bystander).await else { panic!() };
@@ -107,7 +108,7 @@ async fn a_policy_change_cuts_what_it_no_longer_permits() {
     assert_eq!(cut, expected);
     assert_eq!(problem(alice.grant(&git()).await).r#type, "no_receiver");
     let live = Database::open(&stage.directory.database()).unwrap().grants(now(), false).unwrap();
-    assert_eq!(live.iter().map(|grant| grant.handle.as_str()).collect::<Vec<_>>(), [&quic.header[16..]]);
+    assert_eq!(live.iter().map(|grant| grant.handle.0).collect::<Vec<_>>(), [handle(&quic)]);
     // Applying the same text again creates no new version.
     let again = stage.apply(&next_policy).await.unwrap();
     assert_eq!(again, "version 2: 2 receivers and 3 rules in force; 0 grants revoked");

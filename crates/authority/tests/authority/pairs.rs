@@ -5,7 +5,7 @@ use api::{Confirm, Event, Grant};
 use authority::admin;
 use authority::storage::Which;
 use std::time::{Duration, Instant};
-use wire::{ClientKey, Pair, ServerSecret, VerifierKey};
+use wire::{ClientKey, Handle, Pair, ServerSecret, VerifierKey};
 
 /// Returns the policy with the published scheme for all receivers of the first verifier.
 fn with_pairs() -> String {
@@ -39,7 +39,7 @@ async fn a_verifier_is_told_of_each_pair_before_its_holder_has_it() {
 
     assert_eq!(verifier.config().await.unwrap().pairs, [told]);
     assert!(stage.verifier("edge-2").await.config().await.unwrap().pairs.is_empty());
-    admin::revoke(&stage.directory, &Which::Grant(told.handle)).await.unwrap();
+    admin::revoke(&stage.directory, &Which::Grant(Handle(told.handle))).await.unwrap();
     assert_eq!(revoked(&mut guard).await, [told.handle]);
     assert!(verifier.config().await.unwrap().pairs.is_empty());
 }

@@ -66,7 +66,7 @@ pub fn proofs(probe: &Probe, figures: &mut Figures) {
     }
     let plain = Prover::new(&table.verifiers[0], REMEMBERED);
     let forged = named("ipv4: bit 0 of the proof flipped");
-    assert_eq!(plain.judge(&forged, table.now).0, Outcome::Drop(DropReason::BadTag));
+    assert_eq!(plain.verify(&forged, table.now).0, Outcome::Drop(DropReason::BadTag));
     let samples = alternate(
         ROUNDS,
         || {

@@ -1,6 +1,6 @@
 //! One attached program: a BPF link, or a filter of the clsact qdisc on kernels without TCX.
 
-use super::link::{Link, Place};
+use super::link::{AttachPoint, Link};
 use super::spot::Spot;
 use crate::hook::{self, Hook, Mode};
 use crate::interface::Interface;
@@ -20,8 +20,8 @@ impl Attached {
     /// Attaches a program, at tc by this mechanism.
     pub(super) fn new(program: BorrowedFd<'_>, interface: &Interface, spot: Spot, tc: Attachment) -> Result<Self> {
         let name = &interface.name;
-        let attached = match (spot.place(), tc) {
-            (Place::Xdp, _) => {
+        let attached = match (spot.attach_point(), tc) {
+            (AttachPoint::Xdp, _) => {
                 return Link::attach_xdp(program, interface).map(|(link, _)| Self::Link(link)).with_context(|| {
                     format!("cannot attach XDP to {name} (another XDP program may be there: `ip link show {name}`)")
                 });
@@ -34,7 +34,7 @@ impl Attached {
 
     /// Attaches at XDP in the driver, without a fallback.
     pub(super) fn natively(program: BorrowedFd<'_>, interface: &Interface) -> Result<Self> {
-        Link::attach(program, interface.index, Place::Xdp, libbpf_sys::XDP_FLAGS_DRV_MODE).map(Self::Link)
+        Link::attach(program, interface.index, AttachPoint::Xdp, libbpf_sys::XDP_FLAGS_DRV_MODE).map(Self::Link)
     }
 
     /// Opens the attachment pinned at `path` as `pin`, on any interface; the pin's name identifies a filter.
@@ -143,7 +143,7 @@ impl Filter {
     fn hook(&self) -> TcHook {
         let mut builder = TcHookBuilder::new(self.program.as_fd());
         builder.ifindex(self.interface as i32).replace(true).handle(self.spot.handle()).priority(self.spot.priority());
-        builder.hook(if self.spot.place() == Place::TcxEgress { TC_EGRESS } else { TC_INGRESS })
+        builder.hook(if self.spot.attach_point() == AttachPoint::TcxEgress { TC_EGRESS } else { TC_INGRESS })
     }
 
     fn is_there(&self) -> bool {

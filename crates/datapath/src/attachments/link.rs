@@ -10,7 +10,7 @@ use std::path::Path;
 
 /// Attachment points of links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum AttachPoint {
     Xdp,
     TcxIngress,
     TcxEgress,
@@ -20,11 +20,11 @@ pub(crate) enum Place {
 pub(crate) struct Link(OwnedFd);
 
 impl Link {
-    pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, place: Place, flags: u32) -> Result<Self> {
-        let kind = match place {
-            Place::Xdp => libbpf_sys::BPF_XDP,
-            Place::TcxIngress => libbpf_sys::BPF_TCX_INGRESS,
-            Place::TcxEgress => libbpf_sys::BPF_TCX_EGRESS,
+    pub(crate) fn attach(program: BorrowedFd<'_>, interface: u32, point: AttachPoint, flags: u32) -> Result<Self> {
+        let kind = match point {
+            AttachPoint::Xdp => libbpf_sys::BPF_XDP,
+            AttachPoint::TcxIngress => libbpf_sys::BPF_TCX_INGRESS,
+            AttachPoint::TcxEgress => libbpf_sys::BPF_TCX_EGRESS,
         };
         let options = libbpf_sys::bpf_link_create_opts {
             sz: size_of::<libbpf_sys::bpf_link_create_opts>() as _,
@@ -44,7 +44,7 @@ impl Link {
     /// # Errors
     /// If the interface has another XDP program, or accepts none.
     pub(crate) fn attach_xdp(program: BorrowedFd<'_>, interface: &Interface) -> Result<(Self, Option<Error>)> {
-        let attach = |flags| Self::attach(program, interface.index, Place::Xdp, flags);
+        let attach = |flags| Self::attach(program, interface.index, AttachPoint::Xdp, flags);
         // Without flags the kernel uses the driver's XDP if there is one, otherwise generic XDP. A driver may still
         // refuse (MTU, queues).
         match attach(0) {

@@ -1,6 +1,6 @@
 //! The programs that are attached to interfaces: where, under which pin, and in which order with other programs.
 
-use super::link::Place;
+use super::link::AttachPoint;
 use crate::hook::Hook;
 
 /// Program and attachment point.
@@ -73,20 +73,20 @@ impl Spot {
 
     /// Returns the hook of the program.
     pub(super) fn hook(self) -> Hook {
-        if self.place() == Place::Xdp { Hook::Xdp } else { Hook::Tc }
+        if self.attach_point() == AttachPoint::Xdp { Hook::Xdp } else { Hook::Tc }
     }
 
-    pub(super) fn place(self) -> Place {
+    pub(super) fn attach_point(self) -> AttachPoint {
         match self {
-            Self::Admission(Hook::Xdp) | Self::Proving => Place::Xdp,
+            Self::Admission(Hook::Xdp) | Self::Proving => AttachPoint::Xdp,
             Self::Admission(Hook::Tc)
             | Self::Outward
             | Self::Inward
             | Self::Greeting
             | Self::Tenant
             | Self::Underlay
-            | Self::Notice => Place::TcxIngress,
-            Self::Own | Self::HandingOver | Self::Insertion => Place::TcxEgress,
+            | Self::Notice => AttachPoint::TcxIngress,
+            Self::Own | Self::HandingOver | Self::Insertion => AttachPoint::TcxEgress,
         }
     }
 

@@ -40,18 +40,18 @@ impl Proofs {
 
     /// Makes exactly these keys the verifier's keys. If none changes, remembered proofs stay valid.
     pub fn hold(&self, keys: &[(IpAddr, Epoch, ProofKey)]) -> Result<()> {
-        let mut held = HashSet::new();
+        let mut wanted = HashSet::new();
         let mut changed = false;
         for (authority, epoch, key) in keys {
             let slot = ProofKeySlot::new(*authority, epoch.on_wire());
             let entry = EpochKey { epoch: epoch.0, siphash: *key.of(Suite::Siphash), aes: *key.of(Suite::AesCmac) };
-            held.insert(slot);
-            if self.keys.get(&slot)?.is_none_or(|held| held.as_bytes() != entry.as_bytes()) {
+            wanted.insert(slot);
+            if self.keys.get(&slot)?.is_none_or(|current| current.as_bytes() != entry.as_bytes()) {
                 self.keys.set(&slot, &entry)?;
                 changed = true;
             }
         }
-        for slot in self.keys.keys().into_iter().filter(|slot| !held.contains(slot)) {
+        for slot in self.keys.keys().into_iter().filter(|slot| !wanted.contains(slot)) {
             self.keys.remove(&slot)?;
             changed = true;
         }

@@ -319,7 +319,7 @@ impl Run {
             let token = grant.token(&to, self.now, self.chance.next() as u32);
             let payload = [b"second".to_vec(), tail::block(&token).to_vec()].concat();
             let frame = transport.opening(&family, port, &to).payload(&payload).frame();
-            if self.judge(&frame) != Some(Outcome::Token) {
+            if self.verify(&frame) != Some(Outcome::Token) {
                 return false;
             }
             handles.push(grant.handle);

@@ -52,11 +52,11 @@ impl Run {
             packets::mutate(&mut self.chance, &mut frame);
             frame
         });
-        self.judge(&frame);
+        self.verify(&frame);
     }
 
     /// Checks that both decide alike on a frame, and returns the outcome; `None` if the frame can't be run.
-    pub fn judge(&mut self, frame: &[u8]) -> Option<Outcome> {
+    pub fn verify(&mut self, frame: &[u8]) -> Option<Outcome> {
         self.packets += 1;
         if !crate::world::runs(self.hook, frame) {
             return None;
@@ -67,7 +67,7 @@ impl Run {
         let explained = explain(&KernelTables::with_room(&self.deciders.kernel), frame, self.now);
         let flows = self.deciders.model.flows.len();
         let mut modelled = frame.to_vec();
-        let outcome = self.deciders.model.judge(&mut modelled, self.now);
+        let outcome = self.deciders.model.verify(&mut modelled, self.now);
         let ran = self.deciders.kernel.run(frame, 1).expect("the program runs");
         self.tally[outcome.counter() as usize] += 1;
         if matches!(outcome, Outcome::Token | Outcome::Consumed) {

@@ -9,7 +9,7 @@ use datapath::verifier::{Sizes, Verifier};
 use lab::forge::{Packet, Tcp, flag};
 use lab::seen::Seen;
 use std::net::IpAddr;
-use wire::map::{Bearer, Flow, FlowKey, ToldAddress, ToldFlow, VerifierConfig, address_bytes};
+use wire::map::{Bearer, Flow, FlowKey, ReceivedAddress, ReceivedFlow, VerifierConfig, address_bytes};
 use wire::packet::{TCP, UDP};
 
 pub const PASS: u32 = u32::MAX;
@@ -144,7 +144,7 @@ pub fn both() -> Vec<&'static str> {
 impl Stage {
     /// Takes over the client's flow as reported by a peer gateway, and returns the result.
     pub fn told(&self, client: &Client, flow: Flow, begins: bool) -> u32 {
-        let told = ToldFlow { key: client.key(), flow, expires: self.now + 300, begins: begins.into() };
+        let told = ReceivedFlow { key: client.key(), flow, expires: self.now + 300, begins: begins.into() };
         self.verifier.take_over(told).unwrap()
     }
 
@@ -152,8 +152,8 @@ impl Stage {
     pub fn told_address(&self, client: &Client, inside: &str) -> u32 {
         let (inside, key) = (address_bytes(address(inside)), client.key());
         let (person, port) = (client.person, client.port.to_be_bytes());
-        let told = ToldAddress { key, inside, person, now: self.now, slot: 0, port, reserved: 0 };
-        self.gateway.bind_told(told).unwrap().slot
+        let told = ReceivedAddress { key, inside, person, now: self.now, slot: 0, port, reserved: 0 };
+        self.gateway.bind_received(told).unwrap().slot
     }
 
     pub fn flow_at(&self, client: &Client) -> Option<Flow> {

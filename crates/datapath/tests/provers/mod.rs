@@ -49,7 +49,7 @@ impl Prover {
     }
 
     /// Runs a frame and returns its outcome: the one counter that moved.
-    pub fn judge(&self, frame: &[u8], now: u32) -> (Outcome, Option<Way>, Vec<u8>) {
+    pub fn verify(&self, frame: &[u8], now: u32) -> (Outcome, Option<Way>, Vec<u8>) {
         self.set_clock(now);
         let before = self.program.counts().expect("counters");
         let ran = self.program.run(frame, 1).expect("the program runs");

@@ -339,12 +339,12 @@ impl Deciders {
 
     /// Returns the model's outcome and frame, and the kernel's; the kernel's outcome is the one counter that moved.
     /// Checks that explaining the frame by either's tables gives the same outcome.
-    pub fn judge(&mut self, frame: &[u8], now: u32) -> [(Outcome, Vec<u8>); 2] {
+    pub fn verify(&mut self, frame: &[u8], now: u32) -> [(Outcome, Vec<u8>); 2] {
         self.forget_alike();
         let explained = explain(&self.model, frame, now);
         let by_kernel_tables = explain(&KernelTables::new(&self.kernel), frame, now);
         let mut modelled = frame.to_vec();
-        let outcome = self.model.judge(&mut modelled, now);
+        let outcome = self.model.verify(&mut modelled, now);
         assert_eq!(explained.outcome, outcome, "{explained:?}");
         assert_eq!(by_kernel_tables, explained);
         let before = self.kernel.counts().expect("counters");

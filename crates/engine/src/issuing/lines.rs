@@ -35,7 +35,7 @@ struct Line<H> {
 }
 
 /// A request that the authority may answer.
-pub struct Asked<'d, H> {
+pub struct LineRequest<'d, H> {
     /// The holder of the line.
     pub holder: H,
     /// The line's key, for the answer.
@@ -117,7 +117,12 @@ impl<H: Copy + Ord> Lines<H> {
     }
 
     /// Reads a datagram in place (wire.md §8.13.6); `now` is in microseconds of a clock that is never set back.
-    pub fn read<'d>(&mut self, datagram: &'d mut [u8], source: IpAddr, now: u64) -> Result<Asked<'d, H>, Unanswered> {
+    pub fn read<'d>(
+        &mut self,
+        datagram: &'d mut [u8],
+        source: IpAddr,
+        now: u64,
+    ) -> Result<LineRequest<'d, H>, Unanswered> {
         let envelope = envelope(datagram).ok_or(Unanswered::NotOurs)?;
         let line = self.lines.get_mut(&envelope.line).ok_or(Unanswered::NoLine)?;
         if !line.seen.is_new(envelope.counter) {
@@ -131,7 +136,7 @@ impl<H: Copy + Ord> Lines<H> {
         }
         line.pace.charge(OF_LINE, now);
         let question = Question::decode(question).ok_or(Unanswered::Malformed)?;
-        Ok(Asked { holder: line.holder, key: line.key.clone(), counter: envelope.counter, question })
+        Ok(LineRequest { holder: line.holder, key: line.key.clone(), counter: envelope.counter, question })
     }
 }
 

@@ -67,7 +67,7 @@ pub struct Counts {
     /// Packets preceded by a datagram that carries only the token.
     pub tokens_alone: u64,
     /// Packets held for a grant.
-    pub held: u64,
+    pub queued: u64,
     /// Packets sent without identity.
     pub plain: u64,
     /// Packets that needed no token.
@@ -81,12 +81,12 @@ pub struct Counts {
 impl Counts {
     /// Returns each count with its name.
     pub fn named(&self) -> [(&'static str, u64); 8] {
-        let Self { elevated, tokens, tokens_alone, held, plain, other, rider, failed } = *self;
+        let Self { elevated, tokens, tokens_alone, queued, plain, other, rider, failed } = *self;
         [
             ("elevated", elevated),
             ("tokens", tokens),
             ("tokens_alone", tokens_alone),
-            ("held", held),
+            ("held", queued),
             ("plain", plain),
             ("other", other),
             ("rider", rider),
@@ -182,7 +182,7 @@ impl Plane {
     pub fn elevated(&mut self, origin: Origin, frame: &[u8], now: u32) -> Fate {
         self.counts.elevated += 1;
         let subject = self.subject_of(frame);
-        self.judge(subject, origin, frame, now)
+        self.evaluate(subject, origin, frame, now)
     }
 
     /// Decides again on a held frame after a change for its subject.
@@ -190,7 +190,7 @@ impl Plane {
         let origin = self.origin(frame)?;
         let mut fate = Fate::Drop;
         for ready in frame.ready() {
-            fate = self.judge(Some(subject), origin, &ready.bytes, now);
+            fate = self.evaluate(Some(subject), origin, &ready.bytes, now);
         }
         Some((origin, fate))
     }
@@ -201,7 +201,7 @@ impl Plane {
         Some(subject).filter(|subject| self.present.contains(subject))
     }
 
-    fn judge(&mut self, subject: Option<Subject>, origin: Origin, frame: &[u8], now: u32) -> Fate {
+    fn evaluate(&mut self, subject: Option<Subject>, origin: Origin, frame: &[u8], now: u32) -> Fate {
         let packet = Packet::parse(frame);
         let known = self.is_known(&packet);
         if self.pro_forma {
@@ -228,7 +228,7 @@ impl Plane {
             _ if fate.is_none() => &mut counts.failed,
             Action::Token => &mut counts.tokens,
             Action::Ahead(_) => &mut counts.tokens_alone,
-            Action::Held => &mut counts.held,
+            Action::Held => &mut counts.queued,
             Action::Plain => &mut counts.plain,
             _ => &mut counts.other,
         };

@@ -54,7 +54,7 @@ enum Stage {
     /// Waiting for the switch's HELLO.
     Greeting,
     /// Waiting for the switch's identity.
-    Asked,
+    AwaitsFeatures,
     /// The switch has identified itself with this number.
     Named(u64),
 }
@@ -65,8 +65,8 @@ pub struct Switch {
     inbox: Inbox,
     events: VecDeque<Event>,
     next_xid: u32,
-    heard: Duration,
-    asked: Option<Duration>,
+    last_received: Duration,
+    probed: Option<Duration>,
     /// The barrier after the first rules, until the switch has confirmed it.
     barrier: Option<u32>,
     refused: Option<(u16, u16)>,
@@ -85,8 +85,8 @@ impl Switch {
             inbox: Inbox::default(),
             events: VecDeque::new(),
             next_xid: 1,
-            heard: now,
-            asked: None,
+            last_received: now,
+            probed: None,
             barrier: None,
             refused: None,
             protected,
@@ -123,8 +123,8 @@ impl Switch {
 
     /// Handles received bytes.
     pub fn received(&mut self, now: Duration, bytes: &[u8]) -> Result<(), Lost> {
-        self.heard = now;
-        self.asked = None;
+        self.last_received = now;
+        self.probed = None;
         self.inbox.push(bytes);
         while let Some((xid, message)) = self.inbox.message().map_err(Lost::Malformed)? {
             self.message(xid, message);
@@ -134,10 +134,10 @@ impl Switch {
 
     /// Sends an echo request to a silent switch. Fails if the last one was not answered in time.
     pub fn tick(&mut self, now: Duration) -> Result<(), Lost> {
-        match self.asked {
-            Some(asked) if now.saturating_sub(asked) >= SILENCE => return Err(Lost::Silent),
-            None if now.saturating_sub(self.heard) >= SILENCE => {
-                self.asked = Some(now);
+        match self.probed {
+            Some(probed) if now.saturating_sub(probed) >= SILENCE => return Err(Lost::Silent),
+            None if now.saturating_sub(self.last_received) >= SILENCE => {
+                self.probed = Some(now);
                 self.send(&Message::EchoRequest(Vec::new()));
             }
             _ => {}
@@ -170,11 +170,11 @@ impl Switch {
     fn message(&mut self, xid: u32, message: Message) {
         match message {
             Message::Hello if self.stage == Stage::Greeting => {
-                self.stage = Stage::Asked;
+                self.stage = Stage::AwaitsFeatures;
                 self.send(&Message::FeaturesRequest);
                 self.send(&Message::SetConfig { miss_send_len: WHOLE_PACKETS });
             }
-            Message::FeaturesReply { datapath } if self.stage == Stage::Asked => {
+            Message::FeaturesReply { datapath } if self.stage == Stage::AwaitsFeatures => {
                 self.stage = Stage::Named(datapath);
                 self.barrier = Some(self.install());
             }

@@ -113,23 +113,23 @@ impl Compiled {
     pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
         let request = &request.normal();
         let subjects = self.subjects(request);
-        let asked = rulebook::Request { subjects: &subjects, source: request.subject.source, to: request.to };
-        self.said(request, self.book.decide(&asked, |window| self.open(window, request.now)).decision)
+        let sought = rulebook::Request { subjects: &subjects, source: request.subject.source, to: request.to };
+        self.said(request, self.book.decide(&sought, |window| self.open(window, request.now)).decision)
     }
 
     /// Decides on several requests like [`Self::decide`], in their order.
     pub fn decide_all(&self, requests: &[Request<'_>]) -> Vec<Decision<'_>> {
         let requests: Vec<_> = requests.iter().map(Request::normal).collect();
         let subjects: Vec<_> = requests.iter().map(|request| self.subjects(request)).collect();
-        let asked = |(request, subjects)| {
+        let sought = |(request, subjects)| {
             let Request { subject, to, .. }: &Request<'_> = request;
             rulebook::Request { subjects, source: subject.source, to: *to }
         };
-        let asked: Vec<_> = requests.iter().zip(subjects.iter().map(Vec::as_slice)).map(asked).collect();
+        let all: Vec<_> = requests.iter().zip(subjects.iter().map(Vec::as_slice)).map(sought).collect();
         let mut decisions = Vec::with_capacity(requests.len());
         let open = |place: usize, window| self.open(window, requests[place].now);
-        self.book.decide_all(&asked, open, |place, judgement| {
-            decisions.push(self.said(&requests[place], judgement.decision));
+        self.book.decide_all(&all, open, |place, evaluation| {
+            decisions.push(self.said(&requests[place], evaluation.decision));
         });
         decisions
     }
@@ -156,7 +156,7 @@ impl Compiled {
             rulebook::Decision::NoReceiver => Decision::NoReceiver,
             rulebook::Decision::DefaultDeny { receiver } => Decision::DefaultDeny { receiver: named(receiver) },
             rulebook::Decision::Decided(Ruling { of, entry, .. }) => {
-                let (receiver, rule) = (named(of), self.policy.rule_numbered(entry.fresh as usize));
+                let (receiver, rule) = (named(of), self.policy.rule_numbered(entry.revision as usize));
                 match rule.action {
                     Action::Deny => Decision::Denied { receiver, rule },
                     Action::Allow => Decision::Allowed(self.policy.permit(request, receiver, rule)),
@@ -183,8 +183,8 @@ impl Compiled {
             for who in &rule.who {
                 let sender = self.sender(who)?;
                 // Rules are numbered from 1, in their order.
-                let (action, priority, fresh) = (rule.action, rule.priority, rule.number as u64);
-                said.push((rule.number, Entry { sender, action, priority, fresh, terms, window }));
+                let (action, priority, revision) = (rule.action, rule.priority, rule.number as u64);
+                said.push((rule.number, Entry { sender, action, priority, revision, terms, window }));
             }
         }
         Ok(said)

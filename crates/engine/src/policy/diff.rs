@@ -99,27 +99,27 @@ pub fn compare(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, TooL
 fn compare_parts(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, TooLarge> {
     let people = People::of([old, new])?;
     let times = times::of([old, new], now)?;
-    let mut asked = 0;
+    let mut questions = 0;
     // For each change, with its subjects and times: the places, each as a class of addresses and a span of services.
     let mut found: BTreeMap<(Verdict, BTreeSet<usize>, Vec<u64>), places::Spans> = BTreeMap::new();
     let places = places::Places::of([old, new]);
     for (class, span, to) in places.cells() {
         let rules = [old, new].map(|policy| policy.rules_at(&to));
         let kinds_of_time = times::distinct(&times, &rules);
-        asked += kinds_of_time.len() * people.cost();
-        if asked > MOST_QUESTIONS {
+        questions += kinds_of_time.len() * people.cost();
+        if questions > MOST_QUESTIONS {
             return Err(TooLarge("too many people, places and times"));
         }
         let mut verdicts: BTreeMap<(usize, Verdict), Vec<u64>> = BTreeMap::new();
         for time in &kinds_of_time {
-            for (asker, verdict) in people.verdicts(&rules, *time) {
-                verdicts.entry((asker, verdict)).or_default().push(*time);
+            for (profile, verdict) in people.verdicts(&rules, *time) {
+                verdicts.entry((profile, verdict)).or_default().push(*time);
             }
         }
         let mut by_verdict: BTreeMap<(Verdict, Vec<u64>), BTreeSet<usize>> = BTreeMap::new();
-        for ((asker, verdict), at) in verdicts {
+        for ((profile, verdict), at) in verdicts {
             let at = if at.len() == kinds_of_time.len() { Vec::new() } else { at };
-            by_verdict.entry((verdict, at)).or_default().insert(asker);
+            by_verdict.entry((verdict, at)).or_default().insert(profile);
         }
         for ((verdict, at), who) in by_verdict {
             found.entry((verdict, who, at)).or_default().add(class, span);

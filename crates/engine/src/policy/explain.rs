@@ -30,7 +30,7 @@ impl Decision<'_> {
                 (Some(&receiver.name), Some(rule.label().to_string()))
             }
         };
-        let place = Place(&request.to);
+        let place = DestinationText(&request.to);
         let text = match self {
             Self::NoReceiver => format!("nothing is protected at {place}: no receiver of the policy covers it"),
             Self::DefaultDeny { receiver } => {
@@ -90,13 +90,13 @@ pub fn service(service: &Service) -> String {
 
 /// Writes a destination in the notation that [`destination`](super::destination) reads.
 pub fn place(to: &Destination) -> String {
-    Place(to).to_string()
+    DestinationText(to).to_string()
 }
 
 /// A destination that displays in readable notation.
-pub(super) struct Place<'d>(pub(super) &'d Destination);
+pub(super) struct DestinationText<'d>(pub(super) &'d Destination);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for DestinationText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Destination { address, protocol, port } = self.0;
         match protocol_name(*protocol) {

@@ -41,7 +41,7 @@ pub struct Entry {
     /// Priority of the entry; the highest decides.
     pub priority: u16,
     /// Number of the entry's rule, or of the change that made it: among equal priorities the highest decides.
-    pub fresh: u64,
+    pub revision: u64,
     /// Index, in the caller's table, of the terms of grants that the entry allows.
     pub terms: u16,
     /// Index, in the caller's table, of the time windows in which the entry holds; `None` if it always holds.
@@ -98,7 +98,7 @@ pub struct Ruling {
 }
 
 /// A decision, with the data it was made from.
-pub struct Judgement<'b> {
+pub struct Evaluation<'b> {
     /// The decision.
     pub decision: Decision,
     windows: Few<NonZeroU16, 8>,
@@ -168,7 +168,7 @@ impl Sender {
 impl Entry {
     /// Returns a key that orders entries by precedence; the last one decides.
     fn rank(&self) -> impl Ord {
-        (self.priority, self.fresh, self.action == Action::Deny, self.terms, self.window)
+        (self.priority, self.revision, self.action == Action::Deny, self.terms, self.window)
     }
 }
 
@@ -197,7 +197,7 @@ impl Rulebook {
     }
 
     /// Sets a receiver's list, replacing the one it had, if any. Load wider receivers before those inside them: see
-    /// [`Judgement::scope`].
+    /// [`Evaluation::scope`].
     pub fn set(&mut self, receiver: Receiver, entries: &[Entry]) {
         self.set_packed(receiver, Packed::new(entries));
     }
@@ -285,40 +285,40 @@ impl Rulebook {
     }
 
     /// Decides a request; `open` reports whether a time window is open.
-    pub fn decide(&self, request: &Request<'_>, open: impl Fn(NonZeroU16) -> bool) -> Judgement<'_> {
-        let mut judgement = Judgement::NOTHING;
+    pub fn decide(&self, request: &Request<'_>, open: impl Fn(NonZeroU16) -> bool) -> Evaluation<'_> {
+        let mut evaluation = Evaluation::NOTHING;
         let mut sought = Sought::NOTHING;
         self.seek(request, &mut sought);
-        self.find(request, &sought, &mut judgement);
-        judgement.look();
-        judgement.judge(open);
-        judgement
+        self.find(request, &sought, &mut evaluation);
+        evaluation.look();
+        evaluation.conclude(open);
+        evaluation
     }
 
     /// Decides several requests as [`Self::decide`] does, in their order, and calls `each` with each one's position and
-    /// judgement; `open` receives the position of the request, too. The steps of different requests are interleaved, so
+    /// evaluation; `open` receives the position of the request, too. The steps of different requests are interleaved, so
     /// that memory fetches for one overlap with work on the others.
     pub fn decide_all<'b>(
         &'b self,
         requests: &[Request<'_>],
         open: impl Fn(usize, NonZeroU16) -> bool,
-        mut each: impl FnMut(usize, &Judgement<'b>),
+        mut each: impl FnMut(usize, &Evaluation<'b>),
     ) {
         let mut sought = Sought::NOTHING;
-        let mut judgements = [const { Judgement::NOTHING }; LATER_STEPS];
+        let mut evaluations = [const { Evaluation::NOTHING }; LATER_STEPS];
         for turn in 0..requests.len() + LATER_STEPS {
             // The request that is at this step in this turn.
             let at = |step| turn.checked_sub(step).filter(|place| *place < requests.len());
             if let Some(place) = at(3) {
-                let judgement = &mut judgements[place % LATER_STEPS];
-                judgement.judge(|window| open(place, window));
-                each(place, judgement);
+                let evaluation = &mut evaluations[place % LATER_STEPS];
+                evaluation.conclude(|window| open(place, window));
+                each(place, evaluation);
             }
             if let Some(place) = at(2) {
-                judgements[place % LATER_STEPS].look();
+                evaluations[place % LATER_STEPS].look();
             }
             if let Some(place) = at(1) {
-                self.find(&requests[place], &sought, &mut judgements[place % LATER_STEPS]);
+                self.find(&requests[place], &sought, &mut evaluations[place % LATER_STEPS]);
             }
             if let Some(place) = at(0) {
                 self.seek(&requests[place], &mut sought);
@@ -338,8 +338,8 @@ impl Rulebook {
     /// Performs the second step: finds the senders that match the requester and the lists that cover the destination,
     /// and prefetches the lines of those lists.
     #[inline]
-    fn find<'b>(&'b self, request: &Request<'_>, sought: &Sought<'b>, judgement: &mut Judgement<'b>) {
-        let Judgement { to, senders, here, .. } = judgement;
+    fn find<'b>(&'b self, request: &Request<'_>, sought: &Sought<'b>, evaluation: &mut Evaluation<'b>) {
+        let Evaluation { to, senders, here, .. } = evaluation;
         *to = normal(&request.to);
         senders.clear();
         here.clear();
@@ -378,8 +378,8 @@ impl Sought<'_> {
     const NOTHING: Self = Self { receivers: Seek::NOTHING, networks: Seek::NOTHING };
 }
 
-impl<'b> Judgement<'b> {
-    /// The judgement of no request.
+impl<'b> Evaluation<'b> {
+    /// The evaluation of no request.
     const NOTHING: Self = Self {
         decision: Decision::NoReceiver,
         windows: Few::new(NonZeroU16::MIN),
@@ -398,7 +398,7 @@ impl<'b> Judgement<'b> {
 
     /// Performs the last step: finds the deciding entry.
     #[inline]
-    fn judge(&mut self, open: impl Fn(NonZeroU16) -> bool) {
+    fn conclude(&mut self, open: impl Fn(NonZeroU16) -> bool) {
         let covering = || self.here.iter().flatten().filter(|here| here.covers);
         self.windows.clear();
         let Some(specific) = covering().max_by_key(|here| here.specific()) else {

@@ -184,7 +184,7 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
 /// are made with.
 fn check_overlaps(reader: &mut Reader<'_>, receivers: &[&Receiver], verifier_spans: &[&std::ops::Range<usize>]) {
     let index = Index::new(receivers.iter().copied());
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     for (number, (one, span)) in receivers.iter().zip(verifier_spans).enumerate() {
         if reader.is_full() {
             return;
@@ -201,7 +201,7 @@ fn check_overlaps(reader: &mut Reader<'_>, receivers: &[&Receiver], verifier_spa
             let pair = (number.max(other), number.min(other));
             let (one, other) = (receivers[pair.0], receivers[pair.1]);
             let span = verifier_spans[pair.0];
-            if one.verifier != other.verifier && one.spans.overlaps(&other.spans) && told.insert(pair) {
+            if one.verifier != other.verifier && one.spans.overlaps(&other.spans) && reported.insert(pair) {
                 let (one, other, verifier) = (&one.name, &other.name, &other.verifier);
                 let why = format!("`{one}` overlaps `{other}`, which is behind verifier `{verifier}`");
                 reader.fault(span.clone(), format!("{why}; an address and service have one verifier"));
@@ -376,13 +376,13 @@ fn check_pair_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, carrier: O
 /// Checks that the rule allows everything behind the verifier, because a token of the published scheme opens all of it.
 fn check_pair_receivers(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<usize>)], policy: &Policy) {
     let named: BTreeSet<_> = to.iter().map(|(index, _)| *index).collect();
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     for (index, span) in to {
         let verifier = policy.receivers[*index].verifier.as_str();
         let others = policy.receivers.iter().enumerate().filter(|(_, receiver)| receiver.verifier == verifier);
         let left_out = others.into_iter().find(|(index, _)| !named.contains(index));
         if let Some((_, Receiver { name, .. })) = left_out
-            && told.insert(verifier)
+            && reported.insert(verifier)
         {
             let why = format!(
                 "tokens of suite \"sha224\" open everything behind `{verifier}`, and the rule leaves out `{name}`"

@@ -1,6 +1,6 @@
 //! Reasons for a decision: the deciding rule, the rules that it beat, and those that narrowly fail to match.
 
-use super::explain::Place;
+use super::explain::DestinationText;
 use super::window::written;
 use super::{Action, Compiled, Decision, Granularity, Policy, Request, Rule, Who};
 use crate::document::duration;
@@ -94,7 +94,7 @@ impl Policy {
         let mut misses = Vec::new();
         if !there().any(|receiver| receiver.serves(&request.to)) {
             let names: Vec<_> = there().map(|receiver| receiver.name.as_str()).collect();
-            misses.push(format!("{} is no service of {}", Place(&request.to), names.join(", ")));
+            misses.push(format!("{} is no service of {}", DestinationText(&request.to), names.join(", ")));
         }
         if !self.is_about(rule, &request.subject) {
             let who: Vec<_> = rule.who.iter().take(4).map(ToString::to_string).collect();
@@ -159,7 +159,7 @@ fn grant(permit: &super::Permit<'_>) -> String {
         Some((protocol, port)) => {
             let place = wire::Destination { address: permit.scope.prefix.addr(), protocol, port };
             let narrowed = if wanted == "application" { "" } else { ", narrowed: a rule decides otherwise inside" };
-            format!("{}{narrowed}", Place(&place))
+            format!("{}{narrowed}", DestinationText(&place))
         }
     };
     let mut text = format!("{scope}, for {}", duration(terms.lifetime));

@@ -216,20 +216,20 @@ impl Initiator {
     ) -> Result<Received<'d>, Dropped> {
         let links = self.link.iter_mut().chain(self.before.iter_mut().map(|before| &mut before.0));
         let mut found = links.filter(|link| link.indices().contains(&Some(header.index)));
-        let heard = found.next().ok_or(Dropped::NoTunnel)?.open(header, datagram, now, chance)?;
-        if let Received::Closed(_) = heard.brought {
+        let opened = found.next().ok_or(Dropped::NoTunnel)?.open(header, datagram, now, chance)?;
+        if let Received::Closed(_) = opened.brought {
             let is_closed = |link: &Link| link.closed.is_some();
             self.link.take_if(|link| is_closed(link));
             self.before.take_if(|before| is_closed(&before.0));
         }
-        Ok(heard.brought)
+        Ok(opened.brought)
     }
 
     /// Handles an unauthenticated claim that the other end doesn't know the tunnel: it may begin a new handshake, and
     /// has no other effect (wire.md §9.12).
     fn unknown(&mut self, unknown: &Unknown, (now, wall): (Millis, u32), chance: &mut dyn Chance) {
         let is_ours = self.link.as_ref().is_some_and(|link| {
-            link.may_have_sealed(unknown.index, unknown.counter) && now.saturating_sub(link.heard) >= UNKNOWN
+            link.may_have_sealed(unknown.index, unknown.counter) && now.saturating_sub(link.last_received) >= UNKNOWN
         });
         if is_ours && now.saturating_sub(self.doubted) >= UNKNOWN {
             self.doubted = now;

@@ -34,7 +34,7 @@ pub(super) struct Link {
     next: Option<Box<Next>>,
     joiner: Joiner,
     /// When the last authentic record arrived, and when one was last sealed.
-    pub heard: Millis,
+    pub last_received: Millis,
     pub sent: Millis,
     pub closed: Option<Close>,
     /// Control records to send to the other end.
@@ -75,7 +75,7 @@ impl Again {
 }
 
 /// Result of an opened record.
-pub(super) struct Heard<'r> {
+pub(super) struct Opened<'r> {
     pub brought: Received<'r>,
     /// Whether the record belongs to the latest phase and its number is the highest of its lane.
     pub is_newest: bool,
@@ -92,7 +92,7 @@ impl Link {
             previous: None,
             next: None,
             joiner: Joiner::default(),
-            heard: now,
+            last_received: now,
             sent: now,
             closed: None,
             out: Vec::new(),
@@ -183,7 +183,7 @@ impl Link {
         record: &'r mut [u8],
         now: Millis,
         chance: &mut dyn Chance,
-    ) -> Result<Heard<'r>, Dropped> {
+    ) -> Result<Opened<'r>, Dropped> {
         let index = header.index;
         let is_previous = self.previous.as_ref().is_some_and(|previous| previous.0.mine == index);
         let (body, mut is_newest) = if index == self.latest.mine {
@@ -198,7 +198,7 @@ impl Link {
             opened
         };
         is_newest &= !is_previous;
-        self.heard = now;
+        self.last_received = now;
         let mut pong = None;
         let brought = match header.content {
             Content::Packet { treatment, partial } => {
@@ -229,7 +229,7 @@ impl Link {
                 }
             },
         };
-        Ok(Heard { brought, is_newest, pong })
+        Ok(Opened { brought, is_newest, pong })
     }
 
     /// Processes the other end's share (wire.md §9.9).
@@ -325,7 +325,7 @@ impl Link {
         if self.previous.as_ref().is_some_and(|previous| now >= previous.1) {
             self.previous = None;
         }
-        if now.saturating_sub(self.heard) >= REST {
+        if now.saturating_sub(self.last_received) >= REST {
             self.joiner.clear();
             if now.saturating_sub(self.sent) >= REST {
                 self.latest.rest();

@@ -4,7 +4,7 @@
 //! limited per account. A full table refuses new entries and evicts none.
 
 use super::limits::Limits;
-use super::link::{Agreed, Heard, Link};
+use super::link::{Agreed, Link, Opened};
 use super::phase::Phase;
 use super::recent::Recent;
 use super::{ATTEMPT, Chance, Dropped, LINGER, Millis, NotSealed, Packet, REKEY_AFTER, RESEND, Received};
@@ -95,12 +95,12 @@ struct First {
 }
 
 /// A source of indices that no phase of this responder uses.
-struct Fresh<'c> {
+struct UnusedIndices<'c> {
     chance: &'c mut dyn Chance,
     taken: &'c HashMap<Index, TunnelId>,
 }
 
-impl Chance for Fresh<'_> {
+impl Chance for UnusedIndices<'_> {
     fn bytes(&mut self) -> [u8; 32] {
         self.chance.bytes()
     }
@@ -318,7 +318,7 @@ impl Responder {
         chance: &mut dyn Chance,
     ) -> Option<(Tunnel, [u8; RESPONSE_LEN])> {
         let Initiation { offer, grant, index: theirs, share, .. } = initiation;
-        let mut chance = Fresh { chance, taken: &self.indices };
+        let mut chance = UnusedIndices { chance, taken: &self.indices };
         let secret = ExchangeSecret::new(chance.bytes(), offer.forward)?;
         let mine = chance.index();
         let own = Offer { suites: self.suites.0, helped: self.suites.1, ..*offer };
@@ -379,8 +379,8 @@ impl Responder {
         out: &mut Vec<Outgoing>,
     ) -> Result<Received<'d>, Dropped> {
         let tunnel = self.tunnels.get_mut(&id).ok_or(Dropped::NoTunnel)?;
-        let mut fresh = Fresh { chance, taken: &self.indices };
-        let Heard { brought, is_newest, pong } = tunnel.link.open(header, record, now, &mut fresh)?;
+        let mut unused = UnusedIndices { chance, taken: &self.indices };
+        let Opened { brought, is_newest, pong } = tunnel.link.open(header, record, now, &mut unused)?;
         if !tunnel.confirmed {
             tunnel.confirmed = true;
             tunnel.address = from;
@@ -482,11 +482,11 @@ impl Responder {
             if let Some(first) = tunnel.first.take_if(|first| now >= first.until) {
                 self.early.remove(&first.tag);
             }
-            let mut fresh = Fresh { chance, taken: &self.indices };
+            let mut unused = UnusedIndices { chance, taken: &self.indices };
             // Nothing is sent to an end that has not shown that it has the keys.
             if tunnel.confirmed {
                 let begins = tunnel.link.rekey_after() + PATIENCE;
-                tunnel.link.poll(now, begins, &mut fresh);
+                tunnel.link.poll(now, begins, &mut unused);
             }
             self.flush(id, out);
             self.register(id);
@@ -568,16 +568,16 @@ impl Tunnel {
         if from == self.address || self.is_bound && from.ip() != self.address.ip() {
             return None;
         }
-        if let (Some((to, asked, _)), Some(answer)) = (self.challenge, pong)
+        if let (Some((to, nonce, _)), Some(answer)) = (self.challenge, pong)
             && to == from
-            && asked == answer
+            && nonce == answer
         {
             self.address = from;
             self.challenge = None;
             return None;
         }
-        let asked = self.challenge.map_or(0, |challenge| challenge.2);
-        if !is_newest || self.challenge.is_some() && now.saturating_sub(asked) < CHALLENGE {
+        let sent = self.challenge.map_or(0, |challenge| challenge.2);
+        if !is_newest || self.challenge.is_some() && now.saturating_sub(sent) < CHALLENGE {
             return None;
         }
         let [a, b, c, d, e, f, g, h, ..] = chance.bytes();

@@ -72,7 +72,7 @@ impl Verifier {
     }
 
     /// Decides on an Ethernet frame at `now` (Unix seconds), and advances the pointer if the frame passes.
-    pub fn judge(&self, frame: &mut [u8], now: u32) -> Outcome {
+    pub fn verify(&self, frame: &mut [u8], now: u32) -> Outcome {
         match self.packet(frame, now) {
             Ok(outcome) => outcome,
             Err(reason) => Outcome::Drop(reason),

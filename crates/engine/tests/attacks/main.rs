@@ -114,7 +114,7 @@ fn bypassing_verifiers_by_the_pointer_or_the_number_of_proofs_is_noticed() {
     for (place, name) in PATH.iter().enumerate() {
         for pointer in (0..3).filter(|pointer| usize::from(*pointer) != place) {
             let mut moved = frame(&at(pointer));
-            let judged = verifier(name).judge(&mut moved, NOW as u32);
+            let judged = verifier(name).verify(&mut moved, NOW as u32);
             assert_eq!(judged, BAD, "{name} is not at {pointer}");
         }
     }
@@ -146,7 +146,7 @@ fn passes(mut frame: Vec<u8>, compromised: usize) -> bool {
             let packet = Packet::parse(&frame);
             geneve::advance(&mut frame, &packet).is_some()
         }
-        false => verifier(name).judge(&mut frame, NOW as u32) == Outcome::Proved,
+        false => verifier(name).verify(&mut frame, NOW as u32) == Outcome::Proved,
     })
 }
 
@@ -188,7 +188,7 @@ fn compromised_authority_opens_only_what_trusts_its_keys_and_only_for_their_epoc
     };
     let stolen: [ProofKey; 3] = PATH.map(|name| key_of(9, name, epoch));
     let made = given_by(Giver { authority: other, ..giver(&stolen) }, "alice", "").expect("it says so");
-    let judge = |verifier: &Verifier, given: &Given, now: u64| verifier.judge(&mut frame(given), now as u32);
+    let judge = |verifier: &Verifier, given: &Given, now: u64| verifier.verify(&mut frame(given), now as u32);
     assert_eq!(judge(&trusts(PATH[0], true), &made, NOW), Outcome::Proved, "what it stands for is its own");
     assert_eq!(judge(&trusts(PATH[0], false), &made, NOW), Outcome::Drop(DropReason::UnknownEpoch));
     let renamed = given_by(giver(&stolen), "alice", "").expect("it says so");
@@ -207,7 +207,7 @@ fn withdrawn_consent_ends_what_is_held_and_nobody_elses() {
     let what = Withdrawal { vni: given.vni, receiver: address(SERVER), sender: Some(address(ALICE)) };
     last.withdraw(Withdrawal { sender: Some(address("10.0.0.8")), ..what }, given.segment.expires);
     last.withdraw(Withdrawal { vni: Vni::new(78).unwrap(), ..what }, given.segment.expires);
-    assert_eq!(last.judge(&mut frame(&given), NOW as u32), Outcome::Proved, "others' consent is not hers");
+    assert_eq!(last.verify(&mut frame(&given), NOW as u32), Outcome::Proved, "others' consent is not hers");
     last.withdraw(what, given.segment.expires);
-    assert_eq!(last.judge(&mut frame(&given), NOW as u32), Outcome::Drop(DropReason::Revoked));
+    assert_eq!(last.verify(&mut frame(&given), NOW as u32), Outcome::Drop(DropReason::Revoked));
 }

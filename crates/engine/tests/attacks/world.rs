@@ -120,7 +120,7 @@ pub fn frame(given: &Given) -> Vec<u8> {
 
 /// Sends a frame along the path. Returns the first outcome other than `Proved`, or `Proved` if all verifiers pass it.
 pub fn travels_at(mut frame: Vec<u8>, now: u64) -> Outcome {
-    let mut judged = PATH.iter().map(|name| verifier(name).judge(&mut frame, now as u32));
+    let mut judged = PATH.iter().map(|name| verifier(name).verify(&mut frame, now as u32));
     judged.find(|outcome| *outcome != Outcome::Proved).unwrap_or(Outcome::Proved)
 }
 

@@ -7,7 +7,7 @@ use crate::peers::teller::Limits;
 use anyhow::Result;
 use datapath::ring::Listener;
 use wire::Epoch;
-use wire::map::{Flow, FlowKey, FlowNews, ToldAddress, ToldFlow, origin, taken};
+use wire::map::{Flow, FlowKey, FlowNews, ReceivedAddress, ReceivedFlow, origin, taken};
 
 impl Protection {
     /// Calls `each` with every flow that begins, until the result is dropped.
@@ -66,7 +66,7 @@ impl Protection {
                 (None, None) => {}
                 (Some(inside), Some(addresses)) => {
                     let person = addresses.note(&inside.person, flow.handle, told.expires)?;
-                    let wanted = ToldAddress {
+                    let wanted = ReceivedAddress {
                         key: told.key,
                         inside: inside.address,
                         person,
@@ -76,7 +76,7 @@ impl Protection {
                         reserved: 0,
                     };
                     let Some(gateway) = &self.gateway else { return Ok(false) };
-                    flow.inside = gateway.bind_told(wanted)?.slot;
+                    flow.inside = gateway.bind_received(wanted)?.slot;
                     if flow.inside == 0 {
                         return Ok(false);
                     }
@@ -85,7 +85,7 @@ impl Protection {
                 _ => return Ok(false),
             }
         }
-        let told = ToldFlow { key: told.key, flow, expires: told.expires, begins: told.begins.into() };
+        let told = ReceivedFlow { key: told.key, flow, expires: told.expires, begins: told.begins.into() };
         let outcome = self.verifier.take_over(told)?;
         Ok(matches!(outcome, taken::NEW | taken::KNOWN))
     }

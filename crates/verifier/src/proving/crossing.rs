@@ -290,10 +290,10 @@ fn cross(mut crossing: crossing::Crossing, verifier: Verifier, told: &Told, coun
 }
 
 /// Verifies a batch; returns a bit mask of the frames that pass.
-fn judge(batch: &mut Batch, frames: &mut [&mut [u8]], now: u32, counters: &Mutex<Counters>) -> u32 {
+fn verify(batch: &mut Batch, frames: &mut [&mut [u8]], now: u32, counters: &Mutex<Counters>) -> u32 {
     let mut outcomes = [Outcome::NotOurs; BATCH];
     proofs::fetch(frames);
-    batch.judge(frames, now, &mut outcomes);
+    batch.verify(frames, now, &mut outcomes);
     let mut counters = lock(counters);
     let mut passes = 0;
     for (place, outcome) in outcomes.iter().take(frames.len()).enumerate() {

@@ -40,7 +40,7 @@ fn the_authority_learns_of_flows_and_drops_as_they_come_and_go() {
         assert_eq!((flow.protocol, flow.packets), (6, 1));
         assert!(flow.bytes >= 40 && flow.since.abs_diff(verifier::now()) < 60, "{flow:?}");
 
-        admin::revoke(&stage.authority, &Which::Grant(handle(&revoked))).await.unwrap();
+        admin::revoke(&stage.authority, &Which::Grant(wire::Handle(handle(&revoked)))).await.unwrap();
         let one = until("the end of one", || reported(&stage, |report| report.live == 1)).await;
         assert_eq!(one.flows.iter().map(|flow| flow.handle).collect::<Vec<_>>(), [Some(handle(&admitted))]);
         let before = dropped(&one, DropReason::Revoked);

@@ -249,7 +249,7 @@ fn explain(question: &Explain) -> Result<ExitCode> {
         Some(time) => instant(time).with_context(|| format!("`{time}` is no time such as 2026-03-02T09:00:00Z"))?,
     };
     let policy = Compiled::new(policy)?;
-    let asked = match &question.network {
+    let rules = match &question.network {
         None => &policy,
         Some(name) => {
             let known: Vec<_> = policy.policy().networks().map(|(name, _)| name).collect();
@@ -257,7 +257,7 @@ fn explain(question: &Explain) -> Result<ExitCode> {
             policy.network(name).with_context(|| format!("the policy has no receivers in network `{name}`: {known}"))?
         }
     };
-    let trace = asked.trace(&Request { subject: who.subject(), to, now });
+    let trace = rules.trace(&Request { subject: who.subject(), to, now });
     if question.json {
         println!("{}", serde_json::to_string_pretty(&trace)?);
     } else {

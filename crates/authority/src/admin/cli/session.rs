@@ -29,8 +29,8 @@ pub(super) async fn run(command: SessionCommand) -> Result<ExitCode> {
         SessionCommand::List(list) => {
             let sessions = list.at.database()?.session_entries(now())?;
             show(&list, &sessions, &["PERSON", "DEVICE", "SOURCE", "GROUPS", "SINCE", "UNTIL", "ASKED"], |session| {
-                let asked = session.renewed.map_or_else(|| "-".into(), utc);
-                let times = [utc(session.created), utc(session.expires), asked];
+                let renewed = session.renewed.map_or_else(|| "-".into(), utc);
+                let times = [utc(session.created), utc(session.expires), renewed];
                 let texts = [&session.person, &session.device, &session.source, &or_dash(&session.groups)];
                 texts.into_iter().chain(&times).cloned().collect()
             })?;

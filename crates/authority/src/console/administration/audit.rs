@@ -7,12 +7,13 @@ use crate::console::page::{Page, encoded, exact_time};
 use crate::console::table::{table, text};
 use crate::console::visitor::{Administrator, Form};
 use crate::console::words::count_of;
+use crate::http::downloads::Downloads;
+use crate::http::extractors::Part;
 use crate::http::problems::Problem;
-use crate::now;
-use crate::state::Authority;
 use crate::storage::{AuditEntry, AuditQuery, Database, Head, Verdict};
+use crate::{Directory, now};
 use axum::body::Body;
-use axum::extract::{Query, State};
+use axum::extract::Query;
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
@@ -22,7 +23,6 @@ use maud::{Markup, html};
 use serde::Deserialize;
 use std::io;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -37,7 +37,7 @@ const SEND_TIME: Duration = Duration::from_secs(30);
 
 /// Query parameters of the search and the download.
 #[derive(Clone, Default, Deserialize)]
-pub struct Asked {
+pub struct Parameters {
     person: Option<String>,
     event: Option<String>,
     /// The first day.
@@ -47,7 +47,7 @@ pub struct Asked {
     before: Option<i64>,
 }
 
-impl Asked {
+impl Parameters {
     /// Returns the query, or the errors of the fields.
     fn query(&self) -> Result<AuditQuery, Vec<Fault>> {
         let given =
@@ -84,22 +84,22 @@ impl Asked {
 
 /// Shows the entries that match the filters.
 pub async fn show(
-    State(authority): State<Arc<Authority>>,
+    Part(directory): Part<Directory>,
     Administrator(visitor): Administrator,
-    Query(asked): Query<Asked>,
+    Query(parameters): Query<Parameters>,
 ) -> Result<Response, Problem> {
-    let query = match asked.query() {
+    let query = match parameters.query() {
         Ok(query) => query,
         Err(faults) => {
-            let events = super::read(&authority, |database| database.audit_events()).await?;
+            let events = super::read(&directory, |database| database.audit_events()).await?;
             let page = Page::new("Audit").of(Some(&visitor)).at("/admin/audit").show(&html! {
                 (summary(&faults))
-                (search(&asked, &events, &faults))
+                (search(&parameters, &events, &faults))
             });
             return Ok((StatusCode::BAD_REQUEST, page).into_response());
         }
     };
-    let (mut entries, unseen, events, heads) = super::read(&authority, move |database| {
+    let (mut entries, unseen, events, heads) = super::read(&directory, move |database| {
         let mut found = Vec::new();
         let unseen = database.find_audit_entries(&query, |entry| {
             found.push(entry);
@@ -113,7 +113,7 @@ pub async fn show(
     let before = if is_full { entries.last().map(|last| last.id) } else { unseen };
     let columns = ["When", "Act", "Who", "From", "Receiver and rule", "By", "Particulars"].map(text);
     let page = Page::new("Audit").of(Some(&visitor)).at("/admin/audit").show(&html! {
-        (search(&asked, &events, &[]))
+        (search(&parameters, &events, &[]))
         @if !entries.is_empty() { (table("Entries, latest first", &columns, entries.iter().map(row))) }
         @match before {
             Some(before) if !is_full => p { "These are all matches from entry " (before) " on. Older entries have not been searched yet." },
@@ -122,11 +122,11 @@ pub async fn show(
         }
         p.acts {
             @if let Some(before) = before {
-                a href={ (ROOT) "/admin/audit?" (asked.written()) "before=" (before) } {
+                a href={ (ROOT) "/admin/audit?" (parameters.written()) "before=" (before) } {
                     @if is_full { "Older entries" } @else { "Search older entries" }
                 }
             }
-            a href={ (ROOT) "/admin/audit.jsonl?" (asked.written()) } { "Download all matches as JSON lines" }
+            a href={ (ROOT) "/admin/audit.jsonl?" (parameters.written()) } { "Download all matches as JSON lines" }
         }
         (chain(&heads))
         form method="post" action={ (ROOT) "/admin/audit/verify" } {
@@ -138,13 +138,13 @@ pub async fn show(
 }
 
 /// Renders the search form.
-fn search(asked: &Asked, events: &[String], faults: &[Fault]) -> Markup {
-    let chosen = asked.event.clone().unwrap_or_default();
+fn search(parameters: &Parameters, events: &[String], faults: &[Fault]) -> Markup {
+    let chosen = parameters.event.clone().unwrap_or_default();
     html! {
         form.search method="get" action={ (ROOT) "/admin/audit" } {
             div {
                 label for="person" { "Person" }
-                input #person name="person" type="search" value=[&asked.person] autocapitalize="none" spellcheck="false";
+                input #person name="person" type="search" value=[&parameters.person] autocapitalize="none" spellcheck="false";
             }
             div {
                 label for="event" { "Act" }
@@ -154,8 +154,8 @@ fn search(asked: &Asked, events: &[String], faults: &[Fault]) -> Markup {
                     @for event in events { option selected[*event == chosen] { (event) } }
                 }
             }
-            (day("from", "From this day on (UTC)", &asked.from, faults))
-            (day("to", "Up to this day (UTC)", &asked.to, faults))
+            (day("from", "From this day on (UTC)", &parameters.from, faults))
+            (day("to", "Up to this day (UTC)", &parameters.to, faults))
             button type="submit" { "Search" }
         }
     }
@@ -203,12 +203,12 @@ fn chain(heads: &[Head]) -> Markup {
 
 /// Verifies every entry. This is slow on a long trail, so it is a separate action and not a part of the page.
 pub async fn verify(
-    State(authority): State<Arc<Authority>>,
+    Part(directory): Part<Directory>,
     Administrator(visitor): Administrator,
     Form(_): Form,
 ) -> Result<Markup, Problem> {
-    let identity = authority.directory.identity()?;
-    let (verdict, heads) = super::read(&authority, move |database: &mut Database| {
+    let identity = directory.identity()?;
+    let (verdict, heads) = super::read(&directory, move |database: &mut Database| {
         Ok((database.verify_audit(&identity, &[])?, database.audit_heads()?))
     })
     .await?;
@@ -225,19 +225,19 @@ pub async fn verify(
 /// Streams the matching entries, one JSON object per line, latest first. The entries are read while they are sent, so
 /// memory holds only a few at a time.
 pub async fn export(
-    State(authority): State<Arc<Authority>>,
+    Part(directory): Part<Directory>,
+    Part(downloads): Part<Downloads>,
     _: Administrator,
-    Query(asked): Query<Asked>,
+    Query(parameters): Query<Parameters>,
 ) -> Result<Response, Problem> {
-    let query = asked.query().map_err(|_| Problem::Malformed("a day is written such as 2026-03-02".into()))?;
-    let place = authority.exports.clone().try_acquire_owned();
-    let place = place.map_err(|_| Problem::Busy("downloads of the audit trail"))?;
+    let query = parameters.query().map_err(|_| Problem::Malformed("a day is written such as 2026-03-02".into()))?;
+    let permit = downloads.begin().ok_or(Problem::Busy("downloads of the audit trail"))?;
     let (sender, pieces) = mpsc::channel(1);
     tokio::spawn(async move {
-        let handed_out = hand_out(&authority, query, &sender).await;
-        // Release the place before the stream ends, so that a client that starts another download right away finds it
+        let handed_out = hand_out(&directory, query, &sender).await;
+        // Release the permit before the stream ends, so that a client that starts another download right away finds it
         // free.
-        drop(place);
+        drop(permit);
         match handed_out {
             Ok(true) => {
                 send(&sender, None, SEND_TIME).await;
@@ -254,13 +254,14 @@ pub async fn export(
 /// Reads and sends piece by piece; returns whether the client took all of them. No read transaction is open while the
 /// client takes a piece, because an open read transaction prevents the database from truncating its log.
 async fn hand_out(
-    authority: &Authority,
+    directory: &Directory,
     mut query: AuditQuery,
     sender: &mpsc::Sender<Option<Vec<u8>>>,
 ) -> anyhow::Result<bool> {
     loop {
-        let asked = query.clone();
-        let (piece, rest) = Turn::wait(&LOOKS).await?.read(authority, move |database| piece(database, &asked)).await?;
+        let parameters = query.clone();
+        let (piece, rest) =
+            Turn::wait(&LOOKS).await?.read(directory, move |database| piece(database, &parameters)).await?;
         // Sent even if the piece is empty: if the client is gone, the search stops here.
         if !send(sender, Some(piece), SEND_TIME).await {
             return Ok(false);

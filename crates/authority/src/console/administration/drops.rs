@@ -5,18 +5,19 @@ use crate::console::ROOT;
 use crate::console::page::{Page, encoded, exact_time};
 use crate::console::visitor::Administrator;
 use crate::console::words::{count, sentence};
+use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::now;
 use crate::push::activity::Span;
-use crate::state::Authority;
-use axum::extract::{Query, State};
+use crate::push::reports::Reports;
+use crate::storage::Storage;
+use axum::extract::Query;
 use maud::{Markup, html};
 use serde::Deserialize;
-use std::sync::Arc;
 
 /// Query parameters of the page.
 #[derive(Deserialize)]
-pub struct Asked {
+pub struct Parameters {
     span: Option<String>,
     verifier: Option<String>,
 }
@@ -26,20 +27,21 @@ const SPANS: [(&str, Span); 3] = [("quarter", Span::Quarter), ("hour", Span::Hou
 
 /// Shows the dropped packets.
 pub async fn show(
-    State(authority): State<Arc<Authority>>,
+    Part(storage): Part<Storage>,
+    Part(reports): Part<Reports>,
     Administrator(visitor): Administrator,
-    Query(asked): Query<Asked>,
+    Query(parameters): Query<Parameters>,
 ) -> Result<Markup, Problem> {
-    let word = asked.span.as_deref().unwrap_or("hour");
+    let word = parameters.span.as_deref().unwrap_or("hour");
     let span = SPANS.iter().find(|(known, _)| *known == word).map(|(_, span)| *span);
     let span = span.ok_or_else(|| Problem::Malformed("the span is `quarter`, `hour` or `day`".into()))?;
-    let verifiers = authority.storage.call(|database| database.verifiers()).await?;
-    let wanted = asked.verifier.as_deref().filter(|id| !id.is_empty());
+    let verifiers = storage.call(|database| database.verifiers()).await?;
+    let wanted = parameters.verifier.as_deref().filter(|id| !id.is_empty());
     if wanted.is_some_and(|id| verifiers.iter().all(|entry| entry.verifier != id)) {
         return Err(Problem::NotFound("verifier"));
     }
     let now = now();
-    let columns = authority.reports.columns(wanted, span, now);
+    let columns = reports.columns(wanted, span, now);
     let (admitted, dropped) = picture::totals(&columns);
     let of = wanted.map(|id| format!("&verifier={}", encoded(id))).unwrap_or_default();
     Ok(Page::new("Drops").of(Some(&visitor)).at("/admin/drops").show(&html! {

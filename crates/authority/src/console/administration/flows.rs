@@ -6,19 +6,19 @@ use crate::console::page::{Page, encoded, exact_time, time};
 use crate::console::table::{actions, figures, table, text};
 use crate::console::visitor::Administrator;
 use crate::console::words::{bytes, count, number, sentence};
+use crate::http::extractors::Part;
 use crate::http::problems::Problem;
-use crate::now;
-use crate::push::reports::Latest;
-use crate::state::Authority;
-use crate::storage::Database;
+use crate::push::reports::{Latest, Reports};
+use crate::storage::{Database, Storage};
+use crate::{Directory, now};
 use api::{GrantOwner, ReportedFlow};
-use axum::extract::{Query, State};
+use axum::extract::Query;
 use engine::policy::place;
 use maud::{Markup, html};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use wire::Destination;
+use wire::{Destination, Handle};
 
 /// Maximum number of flows on a page.
 const MOST_SHOWN: usize = 500;
@@ -45,13 +45,13 @@ pub struct Live {
 
 impl Live {
     /// Reads the reports of all verifiers, or of `verifier` if it is set.
-    pub async fn read(authority: &Authority, verifier: Option<&str>) -> Result<Self, Problem> {
+    pub async fn read(reports: &Reports, directory: &Directory, verifier: Option<&str>) -> Result<Self, Problem> {
         let (mut flows, mut total, mut silent) = (Vec::new(), 0, Vec::new());
-        for Latest { verifier: id, fresh, report, .. } in authority.reports.latest(now()) {
+        for Latest { verifier: id, is_current, report, .. } in reports.latest(now()) {
             if verifier.is_some_and(|wanted| wanted != &*id) {
                 continue;
             }
-            if fresh {
+            if is_current {
                 total += report.live;
                 flows.extend(report.flows.into_iter().map(|flow| (id.clone(), flow)));
             } else {
@@ -63,12 +63,13 @@ impl Live {
         let name = move |database: &mut Database| {
             let named = flows.into_iter().map(|(verifier, flow)| {
                 // Only among the grants for this verifier: a verifier can't report on the grants of others.
-                let owner = flow.handle.map(|handle| database.grant_owner(&verifier, handle)).transpose()?.flatten();
+                let owner =
+                    flow.handle.map(|handle| database.grant_owner(&verifier, Handle(handle))).transpose()?.flatten();
                 Ok(LiveFlow { verifier, flow, owner })
             });
             named.collect::<anyhow::Result<Vec<_>>>()
         };
-        Ok(Self { flows: super::read(authority, name).await?, total, silent })
+        Ok(Self { flows: super::read(directory, name).await?, total, silent })
     }
 
     /// Keeps only the flows of a person.
@@ -76,9 +77,9 @@ impl Live {
         self.flows.retain(|live| live.owner.as_ref().is_some_and(|owner| owner.person == person));
     }
 
-    /// Keeps only the flows of the grants for which `grants` returns true; it is called with the handle as text.
-    pub fn keep(&mut self, grants: impl Fn(&str) -> bool) {
-        self.flows.retain(|live| live.flow.handle.is_some_and(|handle| grants(&format!("{handle:016x}"))));
+    /// Keeps only the flows of the grants for which `grants` returns true.
+    pub fn keep(&mut self, grants: impl Fn(Handle) -> bool) {
+        self.flows.retain(|live| live.flow.handle.is_some_and(|handle| grants(Handle(handle))));
     }
 
     /// Renders the flows as a table.
@@ -120,7 +121,7 @@ impl LiveFlow {
             time(flow.seen),
             html! { (bytes(flow.bytes)) },
             html! { @if let (Some(owner), Some(handle)) = (owner, flow.handle) {
-                a href={ (ROOT) "/admin/revoke?grant=" (format!("{handle:016x}")) } {
+                a href={ (ROOT) "/admin/revoke?grant=" (Handle(handle)) } {
                     "Revoke…" span.unseen { " the grant of " (owner.person) " from " (client) " to " (place(&server)) }
                 }
             } },
@@ -130,7 +131,7 @@ impl LiveFlow {
 
 /// Query parameters of the page.
 #[derive(Deserialize)]
-pub struct Asked {
+pub struct Parameters {
     person: Option<String>,
     verifier: Option<String>,
     #[serde(flatten)]
@@ -139,21 +140,23 @@ pub struct Asked {
 
 /// Shows the live flows.
 pub async fn show(
-    State(authority): State<Arc<Authority>>,
+    Part(storage): Part<Storage>,
+    Part(reports): Part<Reports>,
+    Part(directory): Part<Directory>,
     Administrator(visitor): Administrator,
-    Query(asked): Query<Asked>,
+    Query(parameters): Query<Parameters>,
 ) -> Result<Markup, Problem> {
     let given =
         |text: &Option<String>| text.as_deref().map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned);
-    let (person, verifier) = (given(&asked.person), given(&asked.verifier));
-    let verifiers = authority.storage.call(|database| database.verifiers()).await?;
-    let mut live = Live::read(&authority, verifier.as_deref()).await?;
+    let (person, verifier) = (given(&parameters.person), given(&parameters.verifier));
+    let verifiers = storage.call(|database| database.verifiers()).await?;
+    let mut live = Live::read(&reports, &directory, verifier.as_deref()).await?;
     let named = live.flows.len();
     if let Some(person) = &person {
         live.of(person);
     }
     let shown = live.flows.len().min(MOST_SHOWN);
-    Ok(Page::new("Live flows").of(Some(&visitor)).at("/admin/flows").done(asked.said.done.as_deref()).show(&html! {
+    Ok(Page::new("Live flows").of(Some(&visitor)).at("/admin/flows").done(parameters.said.done.as_deref()).show(&html! {
         form.search method="get" action={ (ROOT) "/admin/flows" } {
             div {
                 label for="person" { "Person" }

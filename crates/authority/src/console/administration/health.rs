@@ -6,8 +6,7 @@ use crate::console::page::{encoded, time};
 use crate::console::table::{figures, table, text};
 use crate::console::words::{count, number};
 use crate::push::activity::Span;
-use crate::push::reports::Latest;
-use crate::state::Authority;
+use crate::push::reports::{Latest, Reports};
 use crate::storage::VerifierEntry;
 use api::VerifierState;
 use maud::{Markup, html};
@@ -67,7 +66,7 @@ impl<'a> Verifiers<'a> {
     }
 
     /// Renders the table, and above it a warning if a verifier needs attention.
-    pub fn show(&self, authority: &Authority, now: u64) -> Markup {
+    pub fn show(&self, reports: &Reports, now: u64) -> Markup {
         let (bad, all) = (self.number(Health::Bad), self.all.len());
         let columns = [
             text("Verifier"),
@@ -79,16 +78,16 @@ impl<'a> Verifiers<'a> {
         ];
         let rows = self.all.iter().take(MOST_SHOWN).map(|(health, words, entry, latest)| {
             let id = &entry.verifier;
-            let (_, dropped) = picture::totals(&authority.reports.columns(Some(id), Span::Hour, now));
-            let fresh = latest.filter(|latest| latest.fresh);
+            let (_, dropped) = picture::totals(&reports.columns(Some(id), Span::Hour, now));
+            let current = latest.filter(|latest| latest.is_current);
             vec![
                 html! { (id) },
                 // In words, because colour alone must not convey it.
                 html! { span.state.(health.class()) { (words) } },
                 html! { @match latest { Some(latest) => (time(latest.time)), None => "never" } },
-                html! { @match fresh.and_then(|latest| latest.report.keys_until) { Some(until) => (time(until)), None => "not known" } },
+                html! { @match current.and_then(|latest| latest.report.keys_until) { Some(until) => (time(until)), None => "not known" } },
                 html! { a href={ (ROOT) "/admin/flows?verifier=" (encoded(id)) } {
-                    (number(fresh.map_or(0, |latest| latest.report.live))) span.unseen { " live flows at " (id) } } },
+                    (number(current.map_or(0, |latest| latest.report.live))) span.unseen { " live flows at " (id) } } },
                 html! { a href={ (ROOT) "/admin/drops?verifier=" (encoded(id)) } {
                     (number(dropped)) span.unseen { " packets dropped at " (id) } } },
             ]
@@ -110,7 +109,7 @@ fn health(entry: &VerifierEntry, latest: Option<&Latest>) -> (Health, &'static s
     match latest {
         _ if entry.enrolled.is_none() => (Health::Idle, "not enrolled yet"),
         None => (Health::Bad, "has not reported since the authority started"),
-        Some(latest) if !latest.fresh => (Health::Bad, "silent"),
+        Some(latest) if !latest.is_current => (Health::Bad, "silent"),
         Some(Latest { report, .. }) => match report.state {
             VerifierState::Protecting if report.keys_until.is_none() => {
                 (Health::Bad, "without keys: admits nothing new")

@@ -7,32 +7,39 @@ use crate::console::ROOT;
 use crate::console::page::{Page, exact_time};
 use crate::console::visitor::Administrator;
 use crate::console::words::{count, count_of, number, sentence};
+use crate::http::extractors::Part;
 use crate::http::problems::Problem;
-use crate::now;
+use crate::metrics::Collector;
+use crate::policy::PolicyInForce;
 use crate::push::activity::Span;
-use crate::state::Authority;
-use axum::extract::{Query, State};
+use crate::push::reports::Reports;
+use crate::storage::Storage;
+use crate::{Directory, now};
+use axum::extract::Query;
 use maud::{Markup, html};
-use std::sync::Arc;
 
 /// Shows the front page.
 pub async fn show(
-    State(authority): State<Arc<Authority>>,
+    Part(storage): Part<Storage>,
+    Part(directory): Part<Directory>,
+    Part(policy): Part<PolicyInForce>,
+    Part(reports): Part<Reports>,
+    Part(collector): Part<Collector>,
     Administrator(visitor): Administrator,
     Query(said): Query<Said>,
 ) -> Result<Markup, Problem> {
-    let entries = authority.storage.call(|database| database.verifiers()).await?;
-    let receivers = authority.with_policy(|policy| policy.receivers().len()).await;
+    let entries = storage.call(|database| database.verifiers()).await?;
+    let receivers = policy.with(|policy| policy.receivers().len()).await;
     let now = now();
-    let reports = authority.reports.latest(now);
-    let verifiers = Verifiers::new(&entries, &reports);
-    let traffic = Traffic::read(&authority, &reports).await?;
-    let live: u64 = reports.iter().filter(|latest| latest.fresh).map(|latest| latest.report.live).sum();
-    let columns = authority.reports.columns(None, Span::Hour, now);
+    let latest = reports.latest(now);
+    let verifiers = Verifiers::new(&entries, &latest);
+    let traffic = Traffic::read(&directory, &latest).await?;
+    let live: u64 = latest.iter().filter(|latest| latest.is_current).map(|latest| latest.report.live).sum();
+    let columns = reports.columns(None, Span::Hour, now);
     let (admitted, dropped) = picture::totals(&columns);
     let hour = picture::span_name(Span::Hour);
     let (protecting, all) = verifiers.protecting();
-    let snapshot = authority.snapshot();
+    let snapshot = collector.snapshot();
     let (proven, strangers) = snapshot.connections;
     Ok(Page::new("Overview").of(Some(&visitor)).at("/admin").done(said.done.as_deref()).show(&html! {
         p.quiet { "You are an administrator: what you do here is in the audit trail, with your name." }
@@ -56,7 +63,7 @@ pub async fn show(
                 a href={ (ROOT) "/admin/drops" } { "Reasons and other spans" } }
             (picture::chart(&columns, Span::Hour))
             h2 #verifiers { "Verifiers" }
-            @if entries.is_empty() { p { "There is none yet." } } @else { (verifiers.show(&authority, now)) }
+            @if entries.is_empty() { p { "There is none yet." } } @else { (verifiers.show(&reports, now)) }
             h2 { "Connections to the authority" }
             p { (sentence(&count(proven, "connection"))) " with and " (count(strangers, "connection")) " without a credential; "
                 (count_of(snapshot.turned_away, "connection was", "connections were")) " turned away." }

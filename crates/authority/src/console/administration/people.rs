@@ -6,17 +6,18 @@ use crate::console::page::{Page, encoded, time};
 use crate::console::table::{actions, figures, table, text};
 use crate::console::visitor::Administrator;
 use crate::console::words::{count_of, number, sentence};
+use crate::http::extractors::Part;
 use crate::http::problems::Problem;
-use crate::now;
-use crate::state::Authority;
+use crate::policy::PolicyInForce;
+use crate::push::reports::Reports;
 use crate::storage::{Database, DeviceEntry, OwnSession};
-use axum::extract::{Path, Query, State};
+use crate::{Directory, now};
+use axum::extract::{Path, Query};
 use engine::model::Receiver;
 use engine::policy::Subject;
 use maud::{Markup, html};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Maximum number of people on a page.
 const MOST_SHOWN: usize = 100;
@@ -99,7 +100,7 @@ fn second_factor(totp: Option<bool>) -> &'static str {
 
 /// Query parameters of the list.
 #[derive(Deserialize)]
-pub struct Asked {
+pub struct Parameters {
     q: Option<String>,
     after: Option<String>,
     #[serde(flatten)]
@@ -108,15 +109,15 @@ pub struct Asked {
 
 /// Lists all people, or those that match a search word.
 pub async fn list(
-    State(authority): State<Arc<Authority>>,
+    Part(directory): Part<Directory>,
     Administrator(visitor): Administrator,
-    Query(asked): Query<Asked>,
+    Query(parameters): Query<Parameters>,
 ) -> Result<Markup, Problem> {
-    let word = asked.q.as_deref().unwrap_or_default().trim().to_lowercase();
-    let mut found = super::read(&authority, |database| Person::all(database)).await?;
+    let word = parameters.q.as_deref().unwrap_or_default().trim().to_lowercase();
+    let mut found = super::read(&directory, |database| Person::all(database)).await?;
     found.retain(|person| person.is_meant(&word));
     let count = found.len();
-    if let Some(after) = &asked.after {
+    if let Some(after) = &parameters.after {
         found.retain(|person| person.name > *after);
     }
     let columns = [
@@ -128,7 +129,7 @@ pub async fn list(
         figures("Sessions"),
     ];
     let next = found.get(MOST_SHOWN).and_then(|_| found.get(MOST_SHOWN - 1));
-    let said = asked.said.done.as_deref();
+    let said = parameters.said.done.as_deref();
     Ok(Page::new("People").of(Some(&visitor)).at("/admin/people").done(said).show(&html! {
         form.search method="get" action={ (ROOT) "/admin/people" } {
             div {
@@ -149,13 +150,15 @@ pub async fn list(
 
 /// Shows one person.
 pub async fn one(
-    State(authority): State<Arc<Authority>>,
+    Part(directory): Part<Directory>,
+    Part(reports): Part<Reports>,
+    Part(policy): Part<PolicyInForce>,
     Administrator(visitor): Administrator,
     Path(name): Path<String>,
     Query(said): Query<Said>,
 ) -> Result<Markup, Problem> {
     let wanted = name.clone();
-    let found = super::read(&authority, move |database| {
+    let found = super::read(&directory, move |database| {
         let Some(person) = Person::all(database)?.into_iter().find(|person| person.name == wanted) else {
             return Ok(None);
         };
@@ -165,10 +168,10 @@ pub async fn one(
         Ok(Some((person, database.sessions_of(&wanted, now)?, grants)))
     });
     let (person, sessions, live_grants) = found.await?.ok_or(Problem::NotFound("person"))?;
-    let mut live = flows::Live::read(&authority, None).await?;
+    let mut live = flows::Live::read(&reports, &directory, None).await?;
     live.of(&name);
     let subject = Subject { groups: &person.groups, ..Subject::person(&name) };
-    let reach = authority.with_policy(|policy| {
+    let reach = policy.with(|policy| {
         let receivers = policy.destinations(&subject, now());
         receivers.iter().flat_map(|receiver| receiver.entries()).collect::<Vec<_>>()
     });

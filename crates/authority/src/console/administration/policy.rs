@@ -4,17 +4,19 @@
 //! version has come into force in the meantime, nothing changes and the comparison is made again.
 
 use super::Said;
-use super::judgement::Judgement;
+use super::evaluation::{Evaluation, Evaluator};
+use crate::Directory;
 use crate::console::ROOT;
 use crate::console::form::{Fault, State as FieldState, fault};
 use crate::console::page::{Page, done, exact_time};
 use crate::console::table::{table, text as column};
 use crate::console::visitor::{Administrator, Fields, Form, Visitor};
 use crate::console::words::count;
+use crate::http::extractors::Part;
 use crate::http::problems::Problem;
-use crate::state::Authority;
-use crate::storage::{Outdated, PolicyVersion};
-use axum::extract::{Path, Query, State};
+use crate::policy::{Enforcer, PolicyInForce};
+use crate::storage::{Outdated, PolicyVersion, Storage};
+use axum::extract::{Path, Query};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
@@ -27,21 +29,21 @@ const MOST_SHOWN: usize = 500;
 /// Number of bytes of a text that are shown; the download has all of it.
 const MOST_TEXT_SHOWN: usize = 256 << 10;
 
-type Shared = State<Arc<Authority>>;
-
 /// Shows the policy in force.
 pub async fn show(
-    State(authority): Shared,
+    Part(storage): Part<Storage>,
+    Part(directory): Part<Directory>,
+    Part(policy): Part<PolicyInForce>,
     Administrator(visitor): Administrator,
     Query(said): Query<Said>,
 ) -> Result<Markup, Problem> {
     let (versions, (version, text)) =
-        authority.storage.call(|database| Ok((database.policies()?, database.policy_in_force()?))).await?;
-    let file = authority.directory.policy();
+        storage.call(|database| Ok((database.policies()?, database.policy_in_force()?))).await?;
+    let file = directory.policy();
     let on_disk = tokio::task::spawn_blocking(move || crate::policy::candidate::read_text(&file)).await;
     let is_edited = on_disk.map_err(anyhow::Error::from)?.is_ok_and(|on_disk| on_disk != text);
-    let (receivers, tests) = authority
-        .with_policy(|policy| {
+    let (receivers, tests) = policy
+        .with(|policy| {
             let receivers = policy.receivers().iter().map(|receiver| {
                 let addresses: Vec<_> = receiver.prefixes.iter().map(ToString::to_string).collect();
                 vec![
@@ -96,15 +98,15 @@ pub struct From {
 
 /// Shows the form for a draft.
 pub async fn draft(
-    State(authority): Shared,
+    Part(storage): Part<Storage>,
     Administrator(visitor): Administrator,
     Query(From { from }): Query<From>,
 ) -> Result<Markup, Problem> {
     let ((in_force, mut text), versions) =
-        authority.storage.call(|database| Ok((database.policy_in_force()?, database.policies()?))).await?;
+        storage.call(|database| Ok((database.policy_in_force()?, database.policies()?))).await?;
     if let Some(version) = from {
         known(&versions, version)?;
-        text = authority.storage.call(move |database| database.policy_text(version)).await?;
+        text = storage.call(move |database| database.policy_text(version)).await?;
     }
     let begun = from.unwrap_or(in_force);
     Ok(Page::new("Draft of a policy").of(Some(&visitor)).at("/admin/policy").show(&html! {
@@ -133,66 +135,67 @@ fn editor(visitor: &Visitor, text: &str, in_force: i64, faults: &[Fault]) -> Mar
 
 /// Shows the effects of a draft, and the form that puts it in force.
 pub async fn preview(
-    State(authority): Shared,
+    evaluator: Evaluator,
     Administrator(visitor): Administrator,
     Form(fields): Form,
 ) -> Result<Response, Problem> {
     let (text, seen) = (text(&fields)?, version(&fields, "seen")?);
-    let judgement = Judgement::of(&authority, &text).await?;
-    let status = if judgement.is_good() { StatusCode::OK } else { StatusCode::UNPROCESSABLE_ENTITY };
-    let newer = (judgement.in_force != seen).then_some(judgement.in_force);
-    Ok((status, judged(&visitor, &text, &judgement, newer)).into_response())
+    let evaluation = evaluator.evaluate(&text).await?;
+    let status = if evaluation.is_good() { StatusCode::OK } else { StatusCode::UNPROCESSABLE_ENTITY };
+    let newer = (evaluation.in_force != seen).then_some(evaluation.in_force);
+    Ok((status, evaluated(&visitor, &text, &evaluation, newer)).into_response())
 }
 
-fn judged(visitor: &Visitor, text: &str, judgement: &Judgement, newer: Option<i64>) -> Markup {
+fn evaluated(visitor: &Visitor, text: &str, evaluation: &Evaluation, newer: Option<i64>) -> Markup {
     Page::new("Effects of the draft").of(Some(visitor)).at("/admin/policy").show(&html! {
         @if let Some(version) = newer {
             p.wrong role="alert" { "Version " (version) " was put in force meanwhile; nothing was changed. This is the comparison with it." }
         }
-        (judgement.show())
-        @if judgement.is_good() {
+        (evaluation.show())
+        @if evaluation.is_good() {
             form method="post" action={ (ROOT) "/admin/policy/apply" } {
                 (visitor.token())
-                input type="hidden" name="seen" value=(judgement.in_force);
+                input type="hidden" name="seen" value=(evaluation.in_force);
                 textarea.unseen name="text" hidden aria-label="Text" { "\n" (text) }
-                p.acts { button type="submit" { "Put it in force in the place of version " (judgement.in_force) } }
+                p.acts { button type="submit" { "Put it in force in the place of version " (evaluation.in_force) } }
             }
         }
         h2 { "Continue editing" }
-        (editor(visitor, text, judgement.in_force, &judgement.faults("text")))
+        (editor(visitor, text, evaluation.in_force, &evaluation.faults("text")))
     })
 }
 
 /// Puts a draft in force.
 pub async fn apply(
-    State(authority): Shared,
+    evaluator: Evaluator,
+    Part(enforcer): Part<Enforcer>,
     Administrator(visitor): Administrator,
     Form(fields): Form,
 ) -> Result<Response, Problem> {
     let (text, seen) = (text(&fields)?, version(&fields, "seen")?);
-    let judgement = Judgement::of(&authority, &text).await?;
-    if !judgement.is_good() {
-        return Ok((StatusCode::UNPROCESSABLE_ENTITY, judged(&visitor, &text, &judgement, None)).into_response());
+    let evaluation = evaluator.evaluate(&text).await?;
+    if !evaluation.is_good() {
+        return Ok((StatusCode::UNPROCESSABLE_ENTITY, evaluated(&visitor, &text, &evaluation, None)).into_response());
     }
-    if put_in_force(&authority, &visitor, text.clone(), "console".into(), seen).await? {
+    if put_in_force(enforcer, &visitor, text.clone(), "console".into(), seen).await? {
         return Ok(done("/admin/policy", "applied").into_response());
     }
-    let judgement = Judgement::of(&authority, &text).await?;
-    let newer = Some(judgement.in_force);
-    Ok((StatusCode::CONFLICT, judged(&visitor, &text, &judgement, newer)).into_response())
+    let evaluation = evaluator.evaluate(&text).await?;
+    let newer = Some(evaluation.in_force);
+    Ok((StatusCode::CONFLICT, evaluated(&visitor, &text, &evaluation, newer)).into_response())
 }
 
 /// Puts a text in force. Returns false if a version other than `seen` is in force by now.
 async fn put_in_force(
-    authority: &Arc<Authority>,
+    enforcer: Arc<Enforcer>,
     visitor: &Visitor,
     text: String,
     note: String,
     seen: i64,
 ) -> Result<bool, Problem> {
-    let (authority, by) = (authority.clone(), visitor.operator());
+    let by = visitor.operator();
     // In a task of its own, so that the change completes even if the browser disconnects.
-    let apply = async move { authority.apply_policy(Some(text), note, Some(by), Some(seen)).await };
+    let apply = async move { enforcer.apply(Some(text), note, Some(by), Some(seen)).await };
     match tokio::spawn(apply).await.map_err(anyhow::Error::from)? {
         Ok(_) => Ok(true),
         Err(error) if error.is::<Outdated>() => Ok(false),
@@ -201,8 +204,8 @@ async fn put_in_force(
 }
 
 /// Lists the versions.
-pub async fn versions(State(authority): Shared, Administrator(visitor): Administrator) -> Result<Markup, Problem> {
-    let versions = authority.storage.call(|database| database.policies()).await?;
+pub async fn versions(Part(storage): Part<Storage>, Administrator(visitor): Administrator) -> Result<Markup, Problem> {
+    let versions = storage.call(|database| database.policies()).await?;
     let row = |entry: &PolicyVersion| {
         vec![
             html! { a href={ (ROOT) "/admin/policy/versions/" (entry.version) } { "Version " (entry.version) } },
@@ -220,28 +223,29 @@ pub async fn versions(State(authority): Shared, Administrator(visitor): Administ
 
 /// Shows a version, and the effects of putting it in force again.
 pub async fn one_version(
-    State(authority): Shared,
+    evaluator: Evaluator,
+    Part(storage): Part<Storage>,
     Administrator(visitor): Administrator,
     Path(number): Path<i64>,
 ) -> Result<Markup, Problem> {
-    let text = text_of(&authority, number).await?;
-    let (in_force, _) = authority.storage.call(|database| database.policy_in_force()).await?;
+    let text = text_of(&storage, number).await?;
+    let (in_force, _) = storage.call(|database| database.policy_in_force()).await?;
     // A comparison of the version in force with itself would show nothing.
-    let judgement = if number == in_force { None } else { Some(Judgement::of(&authority, &text).await?) };
-    Ok(version_page(&visitor, number, &text, judgement.as_ref(), false))
+    let evaluation = if number == in_force { None } else { Some(evaluator.evaluate(&text).await?) };
+    Ok(version_page(&visitor, number, &text, evaluation.as_ref(), false))
 }
 
-/// Renders the page of a version. A version without a judgement is the one in force.
+/// Renders the page of a version. A version without a evaluation is the one in force.
 fn version_page(
     visitor: &Visitor,
     number: i64,
     text: &str,
-    judgement: Option<&Judgement>,
+    evaluation: Option<&Evaluation>,
     is_outdated: bool,
 ) -> Markup {
     let title = format!("Version {number} of the policy");
-    let judgement = judgement.filter(|judgement| judgement.in_force != number);
-    let in_force = judgement.map_or(number, |judgement| judgement.in_force);
+    let evaluation = evaluation.filter(|evaluation| evaluation.in_force != number);
+    let in_force = evaluation.map_or(number, |evaluation| evaluation.in_force);
     Page::new(&title).of(Some(visitor)).at("/admin/policy").show(&html! {
         @if is_outdated {
             p.wrong role="alert" { "Version " (in_force) " was put in force meanwhile; nothing was changed. This is the comparison with it." }
@@ -250,10 +254,10 @@ fn version_page(
             a href={ (ROOT) "/admin/policy/versions/" (number) "/policy.toml" } { "Download" }
             a href={ (ROOT) "/admin/policy/draft?from=" (number) } { "Write a draft from it" }
         }
-        @match judgement { None => p { "It is in force." }, Some(judgement) => {
+        @match evaluation { None => p { "It is in force." }, Some(evaluation) => {
             h2 { "If it took the place of version " (in_force) }
-            (judgement.show())
-            @if judgement.is_good() {
+            (evaluation.show())
+            @if evaluation.is_good() {
                 form method="post" action={ (ROOT) "/admin/policy/rollback" } {
                     (visitor.token())
                     input type="hidden" name="seen" value=(in_force);
@@ -269,31 +273,33 @@ fn version_page(
 
 /// Puts an earlier version in force again, as a new version.
 pub async fn roll_back(
-    State(authority): Shared,
+    evaluator: Evaluator,
+    Part(enforcer): Part<Enforcer>,
+    Part(storage): Part<Storage>,
     Administrator(visitor): Administrator,
     Form(fields): Form,
 ) -> Result<Response, Problem> {
     let (number, seen) = (version(&fields, "version")?, version(&fields, "seen")?);
-    let text = text_of(&authority, number).await?;
-    let judgement = Judgement::of(&authority, &text).await?;
-    if !judgement.is_good() {
-        let page = version_page(&visitor, number, &text, Some(&judgement), false);
+    let text = text_of(&storage, number).await?;
+    let evaluation = evaluator.evaluate(&text).await?;
+    if !evaluation.is_good() {
+        let page = version_page(&visitor, number, &text, Some(&evaluation), false);
         return Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response());
     }
-    if put_in_force(&authority, &visitor, text.clone(), format!("rollback to {number}"), seen).await? {
+    if put_in_force(enforcer, &visitor, text.clone(), format!("rollback to {number}"), seen).await? {
         return Ok(done("/admin/policy", "applied").into_response());
     }
-    let judgement = Judgement::of(&authority, &text).await?;
-    Ok((StatusCode::CONFLICT, version_page(&visitor, number, &text, Some(&judgement), true)).into_response())
+    let evaluation = evaluator.evaluate(&text).await?;
+    Ok((StatusCode::CONFLICT, version_page(&visitor, number, &text, Some(&evaluation), true)).into_response())
 }
 
 /// Serves the text of a version as a file.
 pub async fn download(
-    State(authority): Shared,
+    Part(storage): Part<Storage>,
     _: Administrator,
     Path(number): Path<i64>,
 ) -> Result<Response, Problem> {
-    let text = text_of(&authority, number).await?;
+    let text = text_of(&storage, number).await?;
     let headers = [
         (CONTENT_TYPE, "application/toml".to_owned()),
         (CONTENT_DISPOSITION, format!("attachment; filename=\"policy-{number}.toml\"")),
@@ -301,10 +307,10 @@ pub async fn download(
     Ok((headers, text).into_response())
 }
 
-async fn text_of(authority: &Authority, version: i64) -> Result<String, Problem> {
-    let versions = authority.storage.call(|database| database.policies()).await?;
+async fn text_of(storage: &Storage, version: i64) -> Result<String, Problem> {
+    let versions = storage.call(|database| database.policies()).await?;
     known(&versions, version)?;
-    Ok(authority.storage.call(move |database| database.policy_text(version)).await?)
+    Ok(storage.call(move |database| database.policy_text(version)).await?)
 }
 
 fn known(versions: &[PolicyVersion], version: i64) -> Result<(), Problem> {

@@ -7,26 +7,28 @@ use crate::console::ending::end;
 use crate::console::page::{Page, done, encoded};
 use crate::console::visitor::{Administrator, Fields, Form};
 use crate::console::words::{count, sentence};
+use crate::http::extractors::Part;
 use crate::http::problems::Problem;
-use crate::now;
-use crate::state::Authority;
-use crate::storage::{Database, GrantEntry, TokenHash, Which};
-use axum::extract::{Query, State};
+use crate::push::reports::Reports;
+use crate::storage::{Database, GrantEntry, Storage, TokenHash, Which};
+use crate::sync::Synchroniser;
+use crate::{Directory, now};
+use axum::extract::Query;
 use axum::response::Redirect;
 use maud::{Markup, html};
 use serde::Deserialize;
-use std::sync::Arc;
+use wire::NoHandle;
 
 /// The target of the revocation: exactly one of these fields, or a device with its person.
 #[derive(Deserialize)]
-pub struct Asked {
+pub struct Parameters {
     grant: Option<String>,
     session: Option<String>,
     person: Option<String>,
     device: Option<String>,
 }
 
-impl Asked {
+impl Parameters {
     fn of(fields: &Fields) -> Self {
         let field = |name| fields.filled(name).map(str::to_owned);
         Self { grant: field("grant"), session: field("session"), person: field("person"), device: field("device") }
@@ -36,11 +38,7 @@ impl Asked {
         let wrong =
             || Problem::Malformed("what is to end is a grant, a session, a person, or a device of a person".into());
         match (self.grant, self.session, self.person, self.device) {
-            (Some(grant), None, None, None) => {
-                let is_handle = grant.len() == 16 && grant.bytes().all(|byte| byte.is_ascii_hexdigit());
-                let handle = u64::from_str_radix(&grant, 16).ok().filter(|_| is_handle);
-                handle.map(Which::Grant).ok_or_else(wrong)
-            }
+            (Some(grant), None, None, None) => grant.parse().map(Which::Grant).map_err(|NoHandle| wrong()),
             (None, Some(session), None, None) => {
                 let mut token = TokenHash::default();
                 hex::decode_to_slice(session, &mut token).map_err(|_| wrong())?;
@@ -73,7 +71,7 @@ fn find(database: &Database, which: &Which, now: u64) -> anyhow::Result<Option<F
             let what = format!("the grant {} of {} for {}", grant.handle, grant.person, grant.receiver);
             let means = "Flows that it admitted are cut. An agent that is logged in may ask for another at once: to keep \
                          somebody out, change the policy or revoke the person.";
-            Some(Found { person: grant.person, what, means, fields: vec![("grant", grant.handle)] })
+            Some(Found { person: grant.person, what, means, fields: vec![("grant", grant.handle.to_string())] })
         }
         Which::Session(token) => {
             let Some(session) = database.session_of_token(token, now)? else { return Ok(None) };
@@ -109,10 +107,7 @@ fn find(database: &Database, which: &Which, now: u64) -> anyhow::Result<Option<F
 fn ending(database: &Database, which: &Which, now: u64) -> anyhow::Result<Vec<GrantEntry>> {
     let mut grants = database.grants(now, false)?;
     match which {
-        Which::Grant(handle) | Which::OwnGrant(_, handle) => {
-            let handle = format!("{handle:016x}");
-            grants.retain(|live| live.handle == handle);
-        }
+        Which::Grant(handle) | Which::OwnGrant(_, handle) => grants.retain(|live| live.handle == *handle),
         Which::Session(token) => {
             let held = database.handles_of_session(token, now)?;
             grants.retain(|live| held.contains(&live.handle));
@@ -125,19 +120,20 @@ fn ending(database: &Database, which: &Which, now: u64) -> anyhow::Result<Vec<Gr
 
 /// Shows what would end and asks for confirmation.
 pub async fn ask(
-    State(authority): State<Arc<Authority>>,
+    Part(directory): Part<Directory>,
+    Part(reports): Part<Reports>,
     Administrator(visitor): Administrator,
-    Query(asked): Query<Asked>,
+    Query(parameters): Query<Parameters>,
 ) -> Result<Markup, Problem> {
-    let which = asked.which()?;
+    let which = parameters.which()?;
     let look = move |database: &mut Database| {
         let now = now();
         let Some(found) = find(database, &which, now)? else { return Ok(None) };
         Ok(Some((found, ending(database, &which, now)?)))
     };
     let (found, grants) =
-        super::read(&authority, look).await?.ok_or(Problem::NotFound("grant, session, person or device"))?;
-    let mut live = flows::Live::read(&authority, None).await?;
+        super::read(&directory, look).await?.ok_or(Problem::NotFound("grant, session, person or device"))?;
+    let mut live = flows::Live::read(&reports, &directory, None).await?;
     live.keep(|handle| grants.iter().any(|grant| grant.handle == handle));
     Ok(Page::new("Revoke").of(Some(&visitor)).at("/admin/people").show(&html! {
         p { "This ends " strong { (found.what) } ". " (sentence(&count(grants.len(), "live grant"))) " would end. " (found.means) }
@@ -156,11 +152,12 @@ pub async fn ask(
 
 /// Ends the target.
 pub async fn act(
-    State(authority): State<Arc<Authority>>,
+    Part(storage): Part<Storage>,
+    Part(sync): Part<Synchroniser>,
     Administrator(visitor): Administrator,
     Form(fields): Form,
 ) -> Result<Redirect, Problem> {
-    let which = Asked::of(&fields).which()?;
+    let which = Parameters::of(&fields).which()?;
     let by = visitor.operator();
     let revoke = move |database: &mut Database| {
         let now = now();
@@ -168,7 +165,7 @@ pub async fn act(
         database.revoke(&which, &by, now)?;
         Ok(Some(found.person))
     };
-    let person = end(&authority, visitor.person(), revoke)
+    let person = end(&storage, &sync, visitor.person(), revoke)
         .await?
         .ok_or(Problem::NotFound("grant, session, person or device"))?;
     Ok(done(&format!("/admin/people/{}", encoded(&person)), "revoked"))

@@ -4,13 +4,13 @@
 //! Flows are counted per grant before any owner is looked up, and only the largest senders and receivers are drawn, so
 //! the size of the page does not depend on the number of flows.
 
+use crate::Directory;
 use crate::console::ROOT;
 use crate::console::page::encoded;
 use crate::console::table::{figures, table, text};
 use crate::console::words::{count, number, sentence};
 use crate::http::problems::Problem;
 use crate::push::reports::Latest;
-use crate::state::Authority;
 use crate::storage::Database;
 use api::GrantOwner;
 use maud::{Markup, html};
@@ -18,6 +18,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
+use wire::Handle;
 
 /// Number of senders, and of receivers, with a row of their own; all others share one.
 const MOST_ROWS: usize = 10;
@@ -81,9 +82,9 @@ struct Link {
 
 impl Traffic {
     /// Counts the flows in the reports of the verifiers that are not silent.
-    pub async fn read(authority: &Authority, reports: &[Latest]) -> Result<Self, Problem> {
+    pub async fn read(directory: &Directory, reports: &[Latest]) -> Result<Self, Problem> {
         let mut grants: HashMap<(Arc<str>, Option<u64>), u64> = HashMap::new();
-        for latest in reports.iter().filter(|latest| latest.fresh) {
+        for latest in reports.iter().filter(|latest| latest.is_current) {
             for flow in &latest.report.flows {
                 *grants.entry((latest.verifier.clone(), flow.handle)).or_default() += 1;
             }
@@ -94,7 +95,7 @@ impl Traffic {
             let named = grants.into_iter().enumerate().map(|(nth, ((verifier, handle), flows))| {
                 let owner = match handle.filter(|_| nth < MOST_NAMED) {
                     // Only among the grants for this verifier: a verifier can't report on the grants of others.
-                    Some(handle) => database.grant_owner(&verifier, handle)?,
+                    Some(handle) => database.grant_owner(&verifier, Handle(handle))?,
                     None => None,
                 };
                 let (sender, target) = match owner {
@@ -107,8 +108,8 @@ impl Traffic {
             named.collect::<anyhow::Result<Vec<_>>>()
         };
         // Without flows, nothing has to wait for its turn at the database.
-        let is_quiet = reports.iter().all(|latest| !latest.fresh || latest.report.flows.is_empty());
-        let named = if is_quiet { Vec::new() } else { super::read(authority, name).await? };
+        let is_quiet = reports.iter().all(|latest| !latest.is_current || latest.report.flows.is_empty());
+        let named = if is_quiet { Vec::new() } else { super::read(directory, name).await? };
         Ok(Self::of(named))
     }
 

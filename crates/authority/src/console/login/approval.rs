@@ -6,20 +6,20 @@ use super::super::form::{Fault, State, fault, summary};
 use super::super::page::{Page, exact_time};
 use super::super::visitor::{Form, Visit};
 use super::{CALLBACK, NOT_LOGGED_IN, host, to_provider};
+use crate::Config;
+use crate::http::extractors::Part;
 use crate::http::peer::Peer;
 use crate::http::problems::Problem;
-use crate::login::{Answered, Brought, Ending, PAGE, Question, handlers, shown};
+use crate::login::{Answered, Brought, Ending, Logins, PAGE, Provider, Question, handlers, shown};
 use crate::state::Authority;
-use crate::storage::AuditEvent;
+use crate::storage::{AuditEvent, AuditLog};
 use axum::Router;
-use axum::extract::{self, Path};
+use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use maud::{Markup, html};
 use std::sync::Arc;
-
-type Shared = extract::State<Arc<Authority>>;
 
 /// The box that a person ticks to approve.
 const CONFIRMED: &str = "confirmed";
@@ -33,57 +33,76 @@ pub fn routes() -> Router<Arc<Authority>> {
 }
 
 /// Sends the browser that opens an agent's login to the identity provider.
-async fn open(extract::State(authority): Shared, visit: Visit, Path(login): Path<String>) -> Result<Markup, Problem> {
-    let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
-    let url = authority.config.console.url.as_ref().ok_or(Problem::NoBrowserLogin)?;
-    authority.logins.may_open(&login, &visit.secret)?;
-    let departure = provider.depart(format!("{url}{CALLBACK}"), Some(&login)).await?;
+async fn open(
+    Part(provider): Part<Option<Provider>>,
+    Part(config): Part<Config>,
+    Part(logins): Part<Logins>,
+    visit: Visit,
+    Path(login): Path<String>,
+) -> Result<Markup, Problem> {
+    let at_issuer = Option::as_ref(&provider).ok_or(Problem::NoProvider)?;
+    let url = config.console.url.as_ref().ok_or(Problem::NoBrowserLogin)?;
+    logins.may_open(&login, &visit.secret)?;
+    let departure = at_issuer.depart(format!("{url}{CALLBACK}"), Some(&login)).await?;
     let address = departure.url.clone();
-    authority.logins.open(&login, &visit.secret, departure)?;
-    Ok(to_provider(&authority, &address))
+    logins.open(&login, &visit.secret, departure)?;
+    Ok(to_provider(&provider, &address))
 }
 
 /// Processes the browser's return from the provider, then redirects to the question, whose URL does not contain the
 /// authorization code.
 pub async fn arrive(
-    authority: &Authority,
+    provider: &Option<Provider>,
+    logins: &Logins,
+    audit: &AuditLog,
     visit: &Visit,
     peer: &Peer,
     login: &str,
     brought: Brought,
 ) -> Result<Response, Problem> {
-    let provider = authority.provider.as_ref().ok_or(Problem::NoProvider)?;
-    let departure = authority.logins.arrive(login, &visit.secret, &brought, &provider.config.issuer)?;
+    let provider = provider.as_ref().ok_or(Problem::NoProvider)?;
+    let departure = logins.arrive(login, &visit.secret, &brought, &provider.config.issuer)?;
     let proven = match brought.code {
-        Some(code) => handlers::proved(authority, peer, provider.arrive(departure, code).await).await,
+        Some(code) => handlers::proved(audit, peer, provider.arrive(departure, code).await).await,
         None => Err(Problem::ProviderRefused(NOT_LOGGED_IN.into())),
     };
     match proven {
         Ok(proven) => {
-            authority.logins.verified(login, &visit.secret, Ok(proven))?;
+            logins.verified(login, &visit.secret, Ok(proven))?;
             Ok(Redirect::to(&format!("{PAGE}/{login}/answer")).into_response())
         }
         Err(problem) => {
             // The agent is notified as well.
             let ending = Ending::Refused(problem.said().title);
-            authority.logins.verified(login, &visit.secret, Err(ending))?;
+            logins.verified(login, &visit.secret, Err(ending))?;
             Err(problem)
         }
     }
 }
 
 /// Asks the person to approve or deny the agent's login.
-async fn ask(extract::State(authority): Shared, visit: Visit, Path(login): Path<String>) -> Result<Markup, Problem> {
-    question(&authority, &visit, &login, &[])
+async fn ask(
+    Part(provider): Part<Option<Provider>>,
+    Part(logins): Part<Logins>,
+    visit: Visit,
+    Path(login): Path<String>,
+) -> Result<Markup, Problem> {
+    question(&provider, &logins, &visit, &login, &[])
 }
 
 /// Renders the question. An attacker may show this page under a button of their own, so that the second click of a
 /// double click falls on it. So an approval takes two controls at different places, the box and the button, and the
 /// script also ignores clicks within a second after the page came to the front.
-fn question(authority: &Authority, visit: &Visit, login: &str, faults: &[Fault]) -> Result<Markup, Problem> {
-    let Question { requester, person, comparison } = authority.logins.question(login, &visit.secret)?;
+fn question(
+    provider: &Option<Provider>,
+    logins: &Logins,
+    visit: &Visit,
+    login: &str,
+    faults: &[Fault],
+) -> Result<Markup, Problem> {
+    let Question { requester, person, comparison } = logins.question(login, &visit.secret)?;
     let state = State::of(CONFIRMED, faults);
-    let issuer = authority.provider.as_ref().map_or("", |provider| &provider.config.issuer);
+    let issuer = provider.as_ref().map_or("", |provider| &provider.config.issuer);
     Ok(Page::new("Let a command log in as you?").of(visit.visitor.as_ref()).show(&html! {
         (summary(faults))
         p {
@@ -121,7 +140,9 @@ fn question(authority: &Authority, visit: &Visit, login: &str, faults: &[Fault])
 /// Records the person's answer. After an approval, the browser carries a code to the agent. After a denial, the browser
 /// is redirected nowhere, because the port may belong to the user who was denied.
 async fn answer(
-    extract::State(authority): Shared,
+    Part(provider): Part<Option<Provider>>,
+    Part(logins): Part<Logins>,
+    Part(audit): Part<AuditLog>,
     visit: Visit,
     peer: Peer,
     Path(login): Path<String>,
@@ -134,17 +155,17 @@ async fn answer(
     };
     if approved && fields.filled(CONFIRMED).is_none() {
         let faults = [Fault::at(CONFIRMED, "tick the box if you started this login and the codes are the same")];
-        let page = question(&authority, &visit, &login, &faults)?;
+        let page = question(&provider, &logins, &visit, &login, &faults)?;
         return Ok((StatusCode::UNPROCESSABLE_ENTITY, page).into_response());
     }
-    let answered = authority.logins.answer_for_agent(&login, &visit.secret, approved)?;
+    let answered = logins.answer_for_agent(&login, &visit.secret, approved)?;
     let Answered { requester, person, onward, refresh_token } = answered;
     let event = AuditEvent::new(if approved { "login_approved" } else { "login_denied" });
     let detail = format!("asked from {}, {}", requester.source, requester.claims());
     let event = event.person(&person).device(&requester.device).source(peer.address).detail(detail);
-    authority.audit(event).await?;
+    audit.write(event).await?;
     if let Some(refresh_token) = refresh_token {
-        handlers::forget(authority.clone(), refresh_token);
+        handlers::forget(provider, refresh_token);
     }
     let page = Page::new("Log in");
     let page = match &onward {

@@ -73,8 +73,8 @@ fn the_record_comes_beside_an_address_that_is_protected_and_no_other() {
 #[test]
 fn what_is_answered_is_what_an_agent_overhears() {
     let bytes = question("git.example.org.", RecordType::A, Some(1232)).to_vec().unwrap();
-    let heard = engine::discovery::message::overhear(&zone().answer(&bytes, Transport::Udp).unwrap()).unwrap();
-    assert_eq!((heard.domain.as_str(), heard.record), ("example.org", record(TEXT)));
+    let overheard = engine::discovery::message::overhear(&zone().answer(&bytes, Transport::Udp).unwrap()).unwrap();
+    assert_eq!((overheard.domain.as_str(), overheard.record), ("example.org", record(TEXT)));
 }
 
 #[test]

@@ -312,7 +312,7 @@ mod tests {
     const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
     /// Adds a login whose person is being asked in the browser with the secret `browser`.
-    fn asked(logins: &Logins) -> String {
+    fn begun(logins: &Logins) -> String {
         let text = || "x".to_owned();
         let requester = Requester { device: text(), user: text(), host: text(), source: SOURCE, since: 0 };
         let mut agent = AgentLogin::new(requester, 4000, "state".into());
@@ -332,11 +332,11 @@ mod tests {
     fn a_code_is_good_for_a_minute() {
         let logins = Logins::default();
         let approve = |name: &str| logins.answer_for_agent(name, "browser", true).unwrap_or_else(|_| panic!("asked"));
-        let in_time = asked(&logins);
+        let in_time = begun(&logins);
         let onward = approve(&in_time).onward.unwrap();
         assert!(logins.lock()[&in_time].until <= Instant::now() + CODE_TIME);
         assert!(finish(&logins, &in_time, &onward));
-        let late = asked(&logins);
+        let late = begun(&logins);
         let onward = approve(&late).onward.unwrap();
         logins.lock().get_mut(&late).unwrap().until = Instant::now();
         assert!(!finish(&logins, &late, &onward));

@@ -1,5 +1,6 @@
 use super::*;
 use engine::policy::preference::{Choice, Preference, Preferences};
+use wire::Handle;
 
 const NOW: u64 = 200;
 const GIT: &str = "203.0.113.1";
@@ -33,14 +34,14 @@ fn a_choice_revokes_unexpired_grants_only_and_in_pieces() {
     database.add_grants(&(300..500).map(held).collect::<Vec<_>>()).unwrap();
     let by = Operator::current();
     for handle in 300..310 {
-        database.revoke(&Which::Grant(handle), &by, NOW).unwrap();
+        database.revoke(&Which::Grant(Handle(handle)), &by, NOW).unwrap();
     }
     database.take_rechecks().unwrap();
     assert_eq!(walk(&mut database, &Preferences::default()), [0]);
     assert!(database.take_rechecks().unwrap().is_empty());
     assert_eq!(walk(&mut database, &never()), [64, 64, 62]);
     let revoked = |handles: std::ops::Range<u64>| {
-        handles.filter(|handle| database.grant(*handle).unwrap().unwrap().revoked.is_some()).count()
+        handles.filter(|handle| database.grant(Handle(*handle)).unwrap().unwrap().revoked.is_some()).count()
     };
     assert_eq!((revoked(0..300), revoked(300..500)), (0, 200));
     // The verifier finds the flows that outlived their grants.
@@ -53,8 +54,8 @@ fn a_person_finds_a_live_grant_of_their_own_only() {
     let room = tempfile::tempdir().unwrap();
     let mut database = database(&room);
     database.add_grants(&[grant(1, SESSION), grant(2, SESSION)]).unwrap();
-    database.revoke(&Which::Grant(2), &Operator::current(), NOW).unwrap();
-    let finds = |person, handle, now| database.live_grant_of(person, handle, now).unwrap().is_some();
+    database.revoke(&Which::Grant(Handle(2)), &Operator::current(), NOW).unwrap();
+    let finds = |person, handle, now| database.live_grant_of(person, Handle(handle), now).unwrap().is_some();
     assert!(finds("robot", 1, NOW));
     assert!(!finds("mallory", 1, NOW) && !finds("robot", 1, 400) && !finds("robot", 2, NOW) && !finds("robot", 3, NOW));
 }

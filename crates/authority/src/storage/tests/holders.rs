@@ -37,8 +37,8 @@ fn a_database_of_format_9_is_brought_to_this_one() {
     assert_eq!(recorded, [Recorded::Done]);
     // One of alice's grants belongs to a session that ended before the migration, when this was not recorded. The other
     // belongs to a session that verifiers can't identify by the handle: the end of the session revokes this grant too.
-    let held = |database: &Database| database.grants(100, false).unwrap().into_iter().map(|grant| grant.handle);
-    assert_eq!(held(&database).collect::<Vec<_>>(), ["0000000000000007", "0000000000000101"]);
+    let held = |database: &Database| database.grants(100, false).unwrap().into_iter().map(|grant| grant.handle.0);
+    assert_eq!(held(&database).collect::<Vec<_>>(), [7, 0x101]);
     database.end_expired_sessions(10_000).unwrap();
     assert_eq!(database.take_ended_sessions().unwrap().len(), 1);
     assert_eq!(held(&database).count(), 0);
@@ -120,14 +120,14 @@ fn pairs_say_who_holds_them() {
 
 /// Requests this many grants for a session, each with a different handle.
 fn ask(database: &mut Database, session: TokenHash, count: u64, now: u64) -> Vec<Recorded> {
-    let asked: Vec<_> = (0..count)
+    let requests: Vec<_> = (0..count)
         .map(|nth| {
-            let mut asked = grant(now << 32 | u64::from(session[0]) << 16 | nth, session);
-            (asked.owner.issued, asked.owner.expires) = (now, now + 300);
-            asked
+            let mut request = grant(now << 32 | u64::from(session[0]) << 16 | nth, session);
+            (request.owner.issued, request.owner.expires) = (now, now + 300);
+            request
         })
         .collect();
-    database.add_grants(&asked).unwrap()
+    database.add_grants(&requests).unwrap()
 }
 
 #[test]
@@ -155,9 +155,9 @@ fn a_session_ends_by_one_note_however_many_grants_it_had() {
     log_out(&mut database, [1; 32], 200);
     // The four rows are the session, its slot, the audit entry and the trail's head.
     assert_eq!(database.connection.total_changes() - before, 4);
-    let told = database.take_ended_sessions().unwrap();
+    let ended = database.take_ended_sessions().unwrap();
     let expected = ("edge".to_owned(), api::RevokedSession { holder: held.0, expires: 430 });
-    assert_eq!(told, std::slice::from_ref(&expected));
+    assert_eq!(ended, std::slice::from_ref(&expected));
     assert!(database.take_ended_sessions().unwrap().is_empty());
     assert!(database.revoked("edge", 200).unwrap().is_empty());
     assert_eq!(database.revoked_sessions("edge", 429).unwrap(), [expected.1]);

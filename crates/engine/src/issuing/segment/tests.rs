@@ -104,7 +104,7 @@ fn frame(given: &Given, protocol: u8, ports: (u16, u16)) -> Vec<u8> {
 /// Sends a frame through the verifiers of the path; returns the first outcome other than `Proved`, or `Proved`.
 fn travels(mut frame: Vec<u8>, now: u64) -> Outcome {
     for name in PATH {
-        let outcome = verifier(name).judge(&mut frame, now as u32);
+        let outcome = verifier(name).verify(&mut frame, now as u32);
         if outcome != Outcome::Proved {
             return outcome;
         }
@@ -148,9 +148,9 @@ fn a_segment_has_a_proof_for_each_verifier_on_the_path_and_no_more_than_five() {
         assert_eq!((given.proofs.len(), usize::from(given.segment.count)), (count, count));
         let mut frame = frame(&given, 6, (40000, 22));
         for name in PATH.iter().cycle().take(count) {
-            assert_eq!(verifier(name).judge(&mut frame, NOW as u32), Outcome::Proved);
+            assert_eq!(verifier(name).verify(&mut frame, NOW as u32), Outcome::Proved);
         }
-        let beyond = verifier(PATH[0]).judge(&mut frame, NOW as u32);
+        let beyond = verifier(PATH[0]).verify(&mut frame, NOW as u32);
         assert_eq!(beyond, Outcome::Drop(DropReason::Malformed), "none is left");
     }
     for count in [0, 6, 300] {

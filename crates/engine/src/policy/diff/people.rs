@@ -1,5 +1,5 @@
 //! All subjects that the rules of two policies distinguish: persons in classes, and further attributes. Names are
-//! stored once and rules by number, regardless of the number of askers made from them.
+//! stored once and rules by number, regardless of the number of profiles made from them.
 
 use super::outcome::Outcome;
 use super::{Here, Kind, TooLarge, Verdict, places};
@@ -27,7 +27,7 @@ pub(super) struct People<'p> {
     /// For each class, then for each quality: the rules that apply to it (those for everyone left out), by rank, in
     /// each policy.
     traits: Vec<[Vec<usize>; 2]>,
-    askers: Vec<Asking>,
+    profiles: Vec<Profile>,
 }
 
 /// The rules of one policy.
@@ -39,7 +39,7 @@ struct Side<'p> {
 }
 
 /// A subject: a class of persons, or an unauthenticated one, with further attributes.
-struct Asking {
+struct Profile {
     class: Option<usize>,
     /// Indices into the qualities.
     more: Vec<usize>,
@@ -47,7 +47,7 @@ struct Asking {
     parents: Vec<usize>,
 }
 
-/// The outcomes of an asker's parents differ, so the asker's own outcome must be reported.
+/// The outcomes of an profile's parents differ, so the profile's own outcome must be reported.
 struct Ambiguous;
 
 /// An attribute of a subject in addition to the name.
@@ -69,8 +69,8 @@ impl<'p> People<'p> {
         if classes.len() * (1 + known.len() * (known.len() + 1) / 2) > MOST_ASKERS {
             return Err(TooLarge("too many people whom rules tell apart"));
         }
-        let mut askers: Vec<_> =
-            (0..classes.len()).map(|class| Asking { class: Some(class), more: vec![], parents: vec![] }).collect();
+        let mut profiles: Vec<_> =
+            (0..classes.len()).map(|class| Profile { class: Some(class), more: vec![], parents: vec![] }).collect();
         let mut qualities = Vec::new();
         for (quality, words) in &known {
             let about = |rule: &&Rule| rule.who.iter().any(|who| quality.is_met_by(who));
@@ -82,72 +82,72 @@ impl<'p> People<'p> {
             qualities.push(words.clone());
         }
         for class in 0..classes.len() {
-            let first = askers.len();
-            let with = |more: Vec<usize>, parents| Asking { class: Some(class), more, parents };
-            askers.extend((0..known.len()).map(|quality| with(vec![quality], vec![class])));
+            let first = profiles.len();
+            let with = |more: Vec<usize>, parents| Profile { class: Some(class), more, parents };
+            profiles.extend((0..known.len()).map(|quality| with(vec![quality], vec![class])));
             let is_source = |quality: usize| matches!(known[quality].0, Quality::Source(_));
             for one in 0..known.len() {
                 // A subject has only one address at a time.
                 for two in (one + 1..known.len()).filter(|two| !(is_source(one) && is_source(*two))) {
-                    askers.push(with(vec![one, two], vec![first + one, first + two, class]));
+                    profiles.push(with(vec![one, two], vec![first + one, first + two, class]));
                 }
             }
         }
         // Unauthenticated subjects, to which no rule applies.
-        askers.push(Asking { class: None, more: vec![], parents: vec![] });
-        Ok(Self { sides, classes, qualities, traits, askers })
+        profiles.push(Profile { class: None, more: vec![], parents: vec![] });
+        Ok(Self { sides, classes, qualities, traits, profiles })
     }
 
     /// Returns the cost of evaluating all subjects, in questions.
     pub(super) fn cost(&self) -> usize {
-        self.askers.len() + self.traits.iter().flatten().map(Vec::len).sum::<usize>() / MATCH
+        self.profiles.len() + self.traits.iter().flatten().map(Vec::len).sum::<usize>() / MATCH
     }
 
-    /// Returns the changes at a time for each asker, except those that follow from the changes for its parents.
+    /// Returns the changes at a time for each profile, except those that follow from the changes for its parents.
     pub(super) fn verdicts(&self, rules: &[Here<'p>; 2], time: u64) -> Vec<(usize, Verdict)> {
         let strongest = [0, 1].map(|side| self.strongest(side, rules[side].as_deref()?, time).into());
         let outcomes: Vec<_> = self
-            .askers
+            .profiles
             .iter()
-            .map(|asker| {
+            .map(|profile| {
                 strongest.each_ref().map(|rules: &Option<Vec<Option<&Rule>>>| match rules {
                     None => Outcome::Unprotected,
                     Some(rules) => {
-                        let own = self.traits_of(asker).filter_map(|index| rules[index]);
+                        let own = self.traits_of(profile).filter_map(|index| rules[index]);
                         Outcome::of(own.max_by_key(|rule| rule.order()))
                     }
                 })
             })
             .collect();
-        let mut told = Vec::new();
-        for (index, asker) in self.askers.iter().enumerate() {
+        let mut verdicts = Vec::new();
+        for (index, profile) in self.profiles.iter().enumerate() {
             let kind = Outcome::kind(&outcomes[index]);
             let verdict = |kind| {
                 let [old, new] = outcomes[index].each_ref().map(Outcome::said);
                 (index, Verdict { kind, old, new })
             };
-            let implied = asker.implied(&outcomes);
+            let implied = profile.implied(&outcomes);
             match kind {
                 Some(_) if implied.as_ref().is_ok_and(|implied| *implied == Some(&outcomes[index])) => {}
-                Some(kind) => told.push(verdict(kind)),
+                Some(kind) => verdicts.push(verdict(kind)),
                 None if implied.map_or(true, |implied| implied.and_then(Outcome::kind).is_some()) => {
-                    told.push(verdict(Kind::Stays));
+                    verdicts.push(verdict(Kind::Stays));
                 }
                 None => {}
             }
         }
-        told
+        verdicts
     }
 
-    /// Returns the number of names needed to list these askers.
+    /// Returns the number of names needed to list these profiles.
     pub(super) fn count(&self, who: &BTreeSet<usize>) -> usize {
-        who.iter().map(|asker| self.askers[*asker].class.map_or(1, |class| self.classes[class].len())).sum()
+        who.iter().map(|profile| self.profiles[*profile].class.map_or(1, |class| self.classes[class].len())).sum()
     }
 
     pub(super) fn names(&self, who: &BTreeSet<usize>) -> Vec<String> {
         let mut names = BTreeSet::new();
-        for asker in who {
-            let Asking { class, more, .. } = &self.askers[*asker];
+        for profile in who {
+            let Profile { class, more, .. } = &self.profiles[*profile];
             let Some(class) = class else {
                 names.insert("whoever is not logged in".to_owned());
                 continue;
@@ -177,9 +177,9 @@ impl<'p> People<'p> {
         strongest
     }
 
-    fn traits_of<'a>(&self, asker: &'a Asking) -> impl Iterator<Item = usize> + use<'a> {
+    fn traits_of<'a>(&self, profile: &'a Profile) -> impl Iterator<Item = usize> + use<'a> {
         let classes = self.classes.len();
-        asker.class.into_iter().chain(asker.more.iter().map(move |quality| classes + quality))
+        profile.class.into_iter().chain(profile.more.iter().map(move |quality| classes + quality))
     }
 }
 
@@ -257,8 +257,8 @@ fn classes<'p>(
     Ok(classes)
 }
 
-impl Asking {
-    /// Returns the outcome that a reader assumes for an asker without an entry of its own: that of the parent whose
+impl Profile {
+    /// Returns the outcome that a reader assumes for an profile without an entry of its own: that of the parent whose
     /// outcome differs from the mere person's, else the mere person's.
     fn implied<'o, 'p>(&self, outcomes: &'o [[Outcome<'p>; 2]]) -> Result<Option<&'o [Outcome<'p>; 2]>, Ambiguous> {
         let Some((person, parts)) = self.parents.split_last() else { return Ok(None) };

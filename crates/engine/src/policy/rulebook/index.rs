@@ -52,11 +52,11 @@ pub(super) struct Seek<'a, V> {
     bits: Bits,
     family: usize,
     /// Where to search for each prefix length, the widest first.
-    places: [Place<'a, V>; SOUGHT],
+    places: [Slot<'a, V>; SOUGHT],
 }
 
 /// The slot where the search for a prefix begins.
-struct Place<'a, V> {
+struct Slot<'a, V> {
     leaf: &'a Leaf<V>,
     at: usize,
 }
@@ -168,10 +168,10 @@ impl<V: Clone> Index<V> {
     }
 
     #[inline]
-    fn place(&self, bits: Bits, kind: u16) -> Place<'_, V> {
+    fn place(&self, bits: Bits, kind: u16) -> Slot<'_, V> {
         let hash = hash(bits, kind);
         let leaf: &Leaf<V> = self.leaves.get(leaf(hash)).map_or(&[], |leaf| leaf);
-        Place { leaf, at: home(leaf, hash) }
+        Slot { leaf, at: home(leaf, hash) }
     }
 
     /// Returns the leaf for a hash, for replacement.
@@ -195,10 +195,10 @@ impl<V: Clone> Index<V> {
 impl<V> Seek<'_, V> {
     /// The search for no address.
     pub(super) const NOTHING: Self =
-        Self { bits: Bits([0; 2]), family: 0, places: [const { Place { leaf: &[], at: 0 } }; SOUGHT] };
+        Self { bits: Bits([0; 2]), family: 0, places: [const { Slot { leaf: &[], at: 0 } }; SOUGHT] };
 }
 
-impl<'a, V> Place<'a, V> {
+impl<'a, V> Slot<'a, V> {
     /// Calls `each` with every value under exactly this prefix. Most searches end after two slots, which are read
     /// without a loop: the processor could not predict where the loop would end.
     #[inline]

@@ -137,7 +137,7 @@ impl List {
         let counts = [ranks.count, sayings.values.len(), allows, levels.values.len()];
         let mut words: Vec<u32> = counts.iter().map(|count| *count as u32).collect();
         words.extend(sayings.values.iter().chain(&levels.values).map(|value| *value as u32));
-        words.extend(ranks.runs.iter().flat_map(|(rank, fresh)| [&[*rank][..], &halves(*fresh)].concat()));
+        words.extend(ranks.runs.iter().flat_map(|(rank, revision)| [&[*rank][..], &halves(*revision)].concat()));
         for (line, chunk) in lines[homes..].iter_mut().zip(words.chunks(WORDS)) {
             line.0[..chunk.len()].copy_from_slice(chunk);
         }
@@ -197,7 +197,7 @@ impl List {
     pub(super) fn fetch(&self, senders: &[Scattered]) {
         let behind = self.homes as usize;
         self.lines.get(behind..).into_iter().flatten().take(2).for_each(fetch);
-        for sender in self.asked(senders) {
+        for sender in self.relevant(senders) {
             self.lines.get(sender.home(self.homes)).into_iter().for_each(fetch);
         }
     }
@@ -208,14 +208,14 @@ impl List {
     #[inline]
     pub(super) fn look(&self, senders: &[Scattered]) -> u64 {
         let (mut seen, mut sent_on) = (0, 0);
-        let asked = self.asked(senders);
-        for (place, sender) in asked.iter().take(SEEN).enumerate() {
+        let relevant = self.relevant(senders);
+        for (place, sender) in relevant.iter().take(SEEN).enumerate() {
             let Some(line) = self.lines.get(sender.home(self.homes)) else { continue };
             let sends_on = u64::from(line.0[MORE] & sender.more() != 0);
             seen |= (u64::from(line.0.contains(&sender.0)) | sends_on) << place;
             sent_on |= sends_on << place;
         }
-        while let Some(sender) = asked.get(sent_on.trailing_zeros() as usize) {
+        while let Some(sender) = relevant.get(sent_on.trailing_zeros() as usize) {
             self.lines.get(sender.home(self.homes) + 1).into_iter().for_each(fetch);
             sent_on &= sent_on - 1;
         }
@@ -224,7 +224,7 @@ impl List {
 
     /// Returns `senders` without a trailing `EVERYONE` if no entry is about everyone.
     #[inline]
-    fn asked<'s>(&self, senders: &'s [Scattered]) -> &'s [Scattered] {
+    fn relevant<'s>(&self, senders: &'s [Scattered]) -> &'s [Scattered] {
         match senders {
             [senders @ .., Scattered::EVERYONE] if !self.everyone => senders,
             _ => senders,
@@ -296,14 +296,14 @@ impl List {
             sender: sender.into(),
             action: if self.saying_of(strength) < allows { Action::Allow } else { Action::Deny },
             priority: self.word(COUNTS + sayings + level) as u16,
-            fresh: self.fresh(COUNTS + sayings + levels, rank),
+            revision: self.revision(COUNTS + sayings + levels, rank),
             terms: (saying >> 16) as u16,
             window: window_of(saying),
         }
     }
 
     #[inline]
-    fn fresh(&self, runs: usize, rank: usize) -> u64 {
+    fn revision(&self, runs: usize, rank: usize) -> u64 {
         let first = |run: usize| self.word(runs + 3 * run) as usize;
         // The last line is padded with words of 0; only the first run has rank 0.
         let most = (self.lines.len() - self.homes as usize) * WORDS;
@@ -408,27 +408,27 @@ impl Ranks {
     fn of(entries: &[Entry]) -> Self {
         let mut ranks = Self { count: 0, sorted: Vec::new(), runs: Vec::new() };
         let mut before = None;
-        let mut add = |fresh: u64| {
-            if before.and_then(|before: u64| before.checked_add(1)) != Some(fresh) {
-                ranks.runs.push((ranks.count as u32, fresh));
+        let mut add = |revision: u64| {
+            if before.and_then(|before: u64| before.checked_add(1)) != Some(revision) {
+                ranks.runs.push((ranks.count as u32, revision));
             }
-            before = Some(fresh);
+            before = Some(revision);
             ranks.count += 1;
         };
-        if entries.is_sorted_by(|one, other| one.fresh < other.fresh) {
-            entries.iter().for_each(|entry| add(entry.fresh));
+        if entries.is_sorted_by(|one, other| one.revision < other.revision) {
+            entries.iter().for_each(|entry| add(entry.revision));
             return ranks;
         }
-        let mut sorted: Vec<_> = entries.iter().map(|entry| entry.fresh).collect();
+        let mut sorted: Vec<_> = entries.iter().map(|entry| entry.revision).collect();
         sorted.sort_unstable();
         sorted.dedup();
-        sorted.iter().for_each(|fresh| add(*fresh));
+        sorted.iter().for_each(|revision| add(*revision));
         ranks.sorted = sorted;
         ranks
     }
 
     fn of_entry(&self, place: usize, entry: &Entry) -> usize {
-        if self.sorted.is_empty() { place } else { self.sorted.partition_point(|fresh| *fresh < entry.fresh) }
+        if self.sorted.is_empty() { place } else { self.sorted.partition_point(|revision| *revision < entry.revision) }
     }
 }
 

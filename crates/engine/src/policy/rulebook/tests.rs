@@ -22,8 +22,8 @@ fn staff() -> Sender {
     Sender::subject(2).unwrap()
 }
 
-fn entry(sender: Sender, action: Action, priority: u16, fresh: u64) -> Entry {
-    Entry { sender, action, priority, fresh, terms: 0, window: None }
+fn entry(sender: Sender, action: Action, priority: u16, revision: u64) -> Entry {
+    Entry { sender, action, priority, revision, terms: 0, window: None }
 }
 
 fn to(address: &str, protocol: u8, port: u16) -> Destination {
@@ -122,9 +122,9 @@ fn entries_whose_window_is_closed_dont_match() {
     book.set(host, &[entry(alice(), Action::Allow, 100, 1), closed]);
     assert_eq!(action(&book, "203.0.113.1"), Action::Deny);
     let request = Request { subjects: &[alice()], source: "192.0.2.7".parse().ok(), to: to("203.0.113.1", 6, 22) };
-    let judgement = book.decide(&request, |window| Some(window) != night);
-    let Decision::Decided(by_day) = judgement.decision else { panic!() };
-    assert_eq!((by_day.entry.action, judgement.windows()), (Action::Allow, &[night.unwrap()][..]));
+    let evaluation = book.decide(&request, |window| Some(window) != night);
+    let Decision::Decided(by_day) = evaluation.decision else { panic!() };
+    assert_eq!((by_day.entry.action, evaluation.windows()), (Action::Allow, &[night.unwrap()][..]));
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn readers_see_whole_states_while_a_writer_writes() {
 #[test]
 fn a_sender_with_many_entries_hides_no_other() {
     let host = receiver("203.0.113.1/32", SSH, 0);
-    let mut entries: Vec<_> = (0..5000).map(|fresh| entry(staff(), Action::Deny, 1, fresh)).collect();
+    let mut entries: Vec<_> = (0..5000).map(|revision| entry(staff(), Action::Deny, 1, revision)).collect();
     entries.extend((10..200).map(|n| entry(Sender::subject(n).unwrap(), Action::Allow, 2, u64::from(n))));
     let mut book = Rulebook::default();
     book.set(host, &entries);
@@ -193,9 +193,9 @@ fn a_sender_with_many_entries_hides_no_other() {
         let subjects = [Sender::subject(n).unwrap(), staff()];
         let request = Request { subjects: &subjects, source: "192.0.2.7".parse().ok(), to: to("203.0.113.1", 6, 22) };
         let Decision::Decided(ruling) = book.decide(&request, ALWAYS_OPEN).decision else { panic!() };
-        assert_eq!((ruling.entry.action, ruling.entry.fresh), (Action::Allow, n.into()));
+        assert_eq!((ruling.entry.action, ruling.entry.revision), (Action::Allow, n.into()));
     }
-    assert_eq!(ruling(&book, to("203.0.113.1", 6, 22)).entry.fresh, 4999);
+    assert_eq!(ruling(&book, to("203.0.113.1", 6, 22)).entry.revision, 4999);
 }
 
 fn scope(book: &Rulebook, address: &str, granularity: Granularity) -> Scope {
@@ -239,9 +239,9 @@ fn a_wide_grant_is_narrowed_by_what_holds_at_other_times_and_by_other_verifiers(
     book.set(network, &[entry(alice(), Action::Allow, 100, 2), at_night]);
     let request =
         Request { subjects: &[alice(), staff()], source: "192.0.2.7".parse().ok(), to: to("203.0.113.1", 6, 22) };
-    let judgement = book.decide(&request, |_| false);
-    let Decision::Decided(by_day) = judgement.decision else { panic!() };
-    assert_eq!(judgement.scope(&by_day, Granularity::Host), narrow("203.0.113.1"));
+    let evaluation = book.decide(&request, |_| false);
+    let Decision::Decided(by_day) = evaluation.decision else { panic!() };
+    assert_eq!(evaluation.scope(&by_day, Granularity::Host), narrow("203.0.113.1"));
 
     book.set(network, &[entry(alice(), Action::Allow, 100, 2)]);
     assert_eq!(scope(&book, "203.0.113.1", Granularity::Host), wide("203.0.113.1/32"));
@@ -256,7 +256,7 @@ fn an_entry_takes_eight_bytes_at_most() {
             sender: Sender::subject(1 + n * 7919).unwrap(),
             action: if n % 4 == 0 { Action::Deny } else { Action::Allow },
             priority: (n % 3) as u16 * 100,
-            fresh: 5_000_000_000 + u64::from(n),
+            revision: 5_000_000_000 + u64::from(n),
             terms: (n % 4) as u16,
             window: NonZeroU16::new((n % 3) as u16),
         })
@@ -268,13 +268,13 @@ fn an_entry_takes_eight_bytes_at_most() {
 fn any_entry() -> impl Strategy<Value = Entry> {
     let sender = prop_oneof![0u32..40, 0..u32::MAX];
     let priority = prop_oneof![0u16..3, any::<u16>()];
-    let fresh = prop_oneof![0u64..9, any::<u64>()];
-    (sender, any::<bool>(), priority, fresh, any::<u16>(), any::<u16>()).prop_map(
-        |(sender, deny, priority, fresh, terms, window)| Entry {
+    let revision = prop_oneof![0u64..9, any::<u64>()];
+    (sender, any::<bool>(), priority, revision, any::<u16>(), any::<u16>()).prop_map(
+        |(sender, deny, priority, revision, terms, window)| Entry {
             sender: Sender(sender),
             action: if deny { Action::Deny } else { Action::Allow },
             priority,
-            fresh,
+            revision,
             terms: terms % 5,
             window: NonZeroU16::new(window % 3),
         },
@@ -285,7 +285,7 @@ proptest! {
     #[test]
     fn several_are_decided_as_each_by_itself(
         lists in prop::collection::vec((0u8..4, 28u8..=32, prop::collection::vec(any_entry(), 0..40)), 0..6),
-        asked in prop::collection::vec((0u8..18, prop::collection::vec((1u32..40).prop_map(Sender), 0..6)), 0..9),
+        senders_of in prop::collection::vec((0u8..18, prop::collection::vec((1u32..40).prop_map(Sender), 0..6)), 0..9),
     ) {
         let mut book = Rulebook::default();
         let networks = [24, 32].map(|length| book.network(IpNet::new([192, 0, 2, 0].into(), length).unwrap()));
@@ -294,30 +294,30 @@ proptest! {
             let prefix = IpNet::new([203, 0, 113, place * 8].into(), length).unwrap().to_string();
             book.set(receiver(&prefix, if number == 1 { SSH } else { Service::ALL }, number as u32), &entries);
         }
-        let requests: Vec<_> = asked.iter().enumerate().map(|(number, (host, subjects))| Request {
+        let requests: Vec<_> = senders_of.iter().enumerate().map(|(number, (host, subjects))| Request {
             subjects,
             source: (number % 3 > 0).then(|| [192, 0, 2, host % 2].into()),
             to: to(&format!("203.0.113.{host}"), 6, if number % 2 == 0 { 22 } else { 80 }),
         }).collect();
         let open = |window: NonZeroU16| window.get() == 1;
-        let mut together = Vec::new();
-        book.decide_all(&requests, |_, window| open(window), |place, judgement| {
-            together.push((place, judgement.decision, judgement.windows().to_vec()));
+        let mut batched = Vec::new();
+        book.decide_all(&requests, |_, window| open(window), |place, evaluation| {
+            batched.push((place, evaluation.decision, evaluation.windows().to_vec()));
         });
         let alone: Vec<_> = requests.iter().enumerate().map(|(place, request)| {
-            let judgement = book.decide(request, open);
-            (place, judgement.decision, judgement.windows().to_vec())
+            let evaluation = book.decide(request, open);
+            (place, evaluation.decision, evaluation.windows().to_vec())
         }).collect();
-        prop_assert_eq!(together, alone);
+        prop_assert_eq!(batched, alone);
     }
 
     #[test]
     fn a_list_holds_what_it_was_given(mut entries in prop::collection::vec(any_entry(), 0..300)) {
         let list = list::List::pack(&entries);
-        let mut held: Vec<_> = list.entries().collect();
-        held.sort_unstable();
+        let mut listed: Vec<_> = list.entries().collect();
+        listed.sort_unstable();
         entries.sort_unstable();
-        prop_assert_eq!(held, entries);
+        prop_assert_eq!(listed, entries);
     }
 
     #[test]

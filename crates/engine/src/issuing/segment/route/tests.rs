@@ -96,7 +96,7 @@ fn travels(mut frame: Vec<u8>, places: &[usize]) -> Outcome {
         if step > 0 {
             route_on(&mut frame);
         }
-        let outcome = verifier(*place).judge(&mut frame, NOW as u32);
+        let outcome = verifier(*place).verify(&mut frame, NOW as u32);
         if outcome != Outcome::Proved {
             return outcome;
         }
@@ -122,23 +122,23 @@ fn no_hop_can_be_skipped_swapped_or_replaced() {
     for place in [1, 2] {
         let ahead = Given { segment: Segment { pointer: place, ..routed.segment }, ..routed.clone() };
         let begun = frame(&ahead, &hops(), place.into());
-        assert_eq!(verifier(place.into()).judge(&mut begun.clone(), NOW as u32), BAD);
+        assert_eq!(verifier(place.into()).verify(&mut begun.clone(), NOW as u32), BAD);
     }
     // The first verifier passes the packet, which then bypasses the second.
     let mut around = frame(&routed, &hops(), 0);
-    assert_eq!(verifier(0).judge(&mut around, NOW as u32), Outcome::Proved);
+    assert_eq!(verifier(0).verify(&mut around, NOW as u32), Outcome::Proved);
     route_on(&mut around);
     route_on(&mut around);
     let pointer = 54 + 8 + 48 + 8 + 8 + 4;
-    assert_eq!(verifier(2).judge(&mut around.clone(), NOW as u32), Outcome::Drop(DropReason::Malformed));
+    assert_eq!(verifier(2).verify(&mut around.clone(), NOW as u32), Outcome::Drop(DropReason::Malformed));
     around[pointer] += 1;
-    assert_eq!(verifier(2).judge(&mut around, NOW as u32), BAD);
+    assert_eq!(verifier(2).verify(&mut around, NOW as u32), BAD);
     for changed in [[a, c, b], [a, a, c], [a, "2001:db8:1::f".parse().unwrap(), c]] {
         assert_eq!(travels(frame(&routed, &changed, 0), &[0]), BAD, "{changed:?}");
     }
     assert_eq!(travels(frame(&routed, &[a, c], 0), &[0]), Outcome::Drop(DropReason::Malformed));
     let mut turned = frame(&routed, &[b, a, c], 0);
-    assert_eq!(verifier(1).judge(&mut turned, NOW as u32), BAD);
+    assert_eq!(verifier(1).verify(&mut turned, NOW as u32), BAD);
 }
 
 #[test]

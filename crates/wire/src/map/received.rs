@@ -1,4 +1,4 @@
-//! Layouts of the events and flows that peer gateways share (`bpf/include/told.h`).
+//! Layouts of the events and flows that peer gateways share (`bpf/include/received.h`).
 
 use super::{Flow, FlowKey};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -26,7 +26,7 @@ pub struct FlowNews {
 /// A flow that another gateway reported, in this machine's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct ToldFlow {
+pub struct ReceivedFlow {
     /// The flow.
     pub key: FlowKey,
     /// State of the flow.
@@ -56,7 +56,7 @@ pub mod taken {
 /// The inside address of a flow that another gateway reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct ToldAddress {
+pub struct ReceivedAddress {
     /// The flow.
     pub key: FlowKey,
     /// The address.

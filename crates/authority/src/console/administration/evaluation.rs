@@ -2,15 +2,21 @@
 //! would end, and how it would decide recent requests. It calls the same functions as the commands.
 
 use super::{LOOKS, Turn};
+use crate::grants::GrantIssuer;
 use crate::http::problems::Problem;
-use crate::policy::candidate::MOST_TOLD;
+use crate::policy::PolicyInForce;
+use crate::policy::candidate::MOST_LISTED;
 use crate::policy::replay::{Case, Replay};
 use crate::state::Authority;
-use crate::{admin, now};
+use crate::storage::Storage;
+use crate::{Config, Directory, admin, now};
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
 use engine::document::Fault;
 use engine::policy::diff::{Change, Kind, TooLarge, compare};
 use engine::policy::{Compiled, Policy};
 use maud::{Markup, html};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use crate::console::form;
@@ -22,7 +28,7 @@ use crate::console::words::{count, number, sentence};
 const HOURS: u64 = 24;
 
 /// Result of evaluating a draft.
-pub struct Judgement {
+pub struct Evaluation {
     /// The version in force with which the draft was compared.
     pub in_force: i64,
     /// The effects of the draft, or its errors by line.
@@ -45,17 +51,40 @@ struct Effects {
     ending: usize,
 }
 
-impl Judgement {
+/// Evaluates drafts.
+pub struct Evaluator {
+    config: Arc<Config>,
+    directory: Arc<Directory>,
+    storage: Arc<Storage>,
+    policy: Arc<PolicyInForce>,
+    grants: Arc<GrantIssuer>,
+}
+
+impl FromRequestParts<Arc<Authority>> for Evaluator {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(_: &mut Parts, authority: &Arc<Authority>) -> Result<Self, Infallible> {
+        Ok(Self {
+            config: authority.config.clone(),
+            directory: authority.directory.clone(),
+            storage: authority.storage.clone(),
+            policy: authority.policy.clone(),
+            grants: authority.grants.clone(),
+        })
+    }
+}
+
+impl Evaluator {
     /// Evaluates a draft.
-    pub async fn of(authority: &Arc<Authority>, text: &str) -> Result<Self, Problem> {
+    pub async fn evaluate(&self, text: &str) -> Result<Evaluation, Problem> {
         // Wait first, so that a waiting request holds no copy of the policy.
         let turn = Turn::wait(&LOOKS).await?;
-        let (in_force, _) = authority.storage.call(|database| database.policy_in_force()).await?;
-        let old = authority.with_policy(Policy::clone).await;
-        let (text, max_lifetime) = (text.to_owned(), authority.config.max_lifetime);
-        let directory = authority.directory.clone();
-        let judged = turn
-            .read(authority, move |database| {
+        let (in_force, _) = self.storage.call(|database| database.policy_in_force()).await?;
+        let old = self.policy.with(Policy::clone).await;
+        let (text, max_lifetime) = (text.to_owned(), self.config.max_lifetime);
+        let directory = self.directory.clone();
+        let evaluated = turn
+            .read(&self.directory, move |database| {
                 let draft = match Policy::parse(&text, max_lifetime) {
                     Ok(draft) => draft,
                     Err(faults) => return Ok(Err(faults.all().to_vec())),
@@ -69,7 +98,7 @@ impl Judgement {
                 let draft = compiled.policy();
                 let failures = compiled.failures();
                 let failing = failures.len();
-                let failures = failures.into_iter().take(MOST_TOLD);
+                let failures = failures.into_iter().take(MOST_LISTED);
                 let failures =
                     failures.map(|failure| Fault { line: failure.line, column: 1, message: failure.message });
                 let effects = Effects {
@@ -86,13 +115,17 @@ impl Judgement {
                 Ok(Ok((effects, compiled)))
             })
             .await?;
-        let found = match judged {
+        let found = match evaluated {
             Err(faults) => Err(faults),
-            Ok((effects, draft)) => Ok(Effects { ending: authority.forbidden(&draft, now()).await?.len(), ..effects }),
+            Ok((effects, draft)) => {
+                Ok(Effects { ending: self.grants.forbidden(&draft, now()).await?.len(), ..effects })
+            }
         };
-        Ok(Self { in_force, found })
+        Ok(Evaluation { in_force, found })
     }
+}
 
+impl Evaluation {
     /// Reports whether the draft may be put in force.
     pub fn is_good(&self) -> bool {
         self.found.as_ref().is_ok_and(|effects| effects.failing == 0)

@@ -1,0 +1,50 @@
+//! The lines of sessions: each is a key for requests for segments by UDP.
+
+use crate::http::problems::Problem;
+use crate::login::{Sessions, credentials};
+use crate::now;
+use crate::storage::TokenHash;
+use api::Line;
+use engine::issuing::lines::Lines;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use wire::ask::{LineKey, LineNumber};
+
+/// The lines of all sessions.
+pub struct RequestLines {
+    sessions: Arc<Sessions>,
+    lines: Mutex<Lines<TokenHash>>,
+    /// The port of the UDP service, once it runs.
+    pub(super) port: OnceLock<u16>,
+}
+
+impl RequestLines {
+    /// Creates an empty table.
+    pub fn new(sessions: Arc<Sessions>) -> Self {
+        Self { sessions, lines: Mutex::default(), port: OnceLock::new() }
+    }
+
+    /// Opens a new line for a session, which replaces its previous line.
+    pub fn open(&self, token: TokenHash, expires: u64) -> Result<Line, Problem> {
+        let port = *self.port.get().ok_or(Problem::NotFound("line: segments are asked for over HTTPS only here"))?;
+        let key = credentials::random::<32>()?;
+        let mut line = u64::from_be_bytes(credentials::random()?);
+        while !self.lock().give(token, LineNumber(line), LineKey::new(key)) {
+            line = u64::from_be_bytes(credentials::random()?);
+        }
+        // The session may have ended before its line existed and could be removed.
+        if self.sessions.get(&token).is_none() {
+            self.keep(|holder| *holder != token);
+            return Err(Problem::NotLoggedIn);
+        }
+        Ok(Line { port, line, key: hex::encode(key), expires, now: now() })
+    }
+
+    /// Removes the lines of the sessions for which `is_kept` returns false.
+    pub fn keep(&self, is_kept: impl Fn(&TokenHash) -> bool) {
+        self.lock().keep(is_kept);
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Lines<TokenHash>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
