@@ -176,7 +176,7 @@ static __always_inline void release_grant(__u64 handle)
 static __always_inline void release_flow(__u64 handle, __u32 holder)
 {
 	release_grant(handle);
-	refund_account(holder, 0, 1);
+	refund_account(holder, 0, 1, 0);
 }
 
 /* Counts one more token of the grant in this window if the grant's limit allows it: otherwise one grant could fill the
@@ -189,7 +189,7 @@ static __always_inline int take_token(struct grant_use *use, __u32 time)
 		use->window = window;
 		use->tokens = 0;
 	}
-	if (__sync_fetch_and_add(&use->tokens, 1) / TOKENS_PER_FLOW < config.flows_per_grant)
+	if (has_token_left(__sync_fetch_and_add(&use->tokens, 1), config.flows_per_grant))
 		return 1;
 	__sync_fetch_and_sub(&use->tokens, 1);
 	return 0;
@@ -250,7 +250,7 @@ static __always_inline void give_back(__u64 handle, __u32 holder, int flow)
 {
 	struct grant_use *use = bpf_map_lookup_elem(&grants, &handle);
 
-	refund_account(holder, 1, flow);
+	refund_account(holder, 1, flow, 0);
 	if (!use)
 		return;
 	__sync_fetch_and_sub(&use->tokens, 1);
@@ -379,22 +379,23 @@ __noinline int settle_flow(const struct packet *p)
 	return outcome == SETTLED ? CONTINUE : outcome;
 }
 
-/* Counts one more token of the grant and, if the token opens a flow, one more flow, within the grant's limits. */
+/* Counts one more token of the grant and, if the token opens a flow, one more flow, within the grant's limits. `use` is
+ * the grant's entry; if there is none, its account has been charged for a new one. */
 static __always_inline int charge_grant(const struct packet *p, const struct token *token, const struct flow_key *key,
-					int opens_flow)
+					int opens_flow, struct grant_use *use)
 {
 	__u64 handle = p->handle;
-	struct grant_use *use = bpf_map_lookup_elem(&grants, &handle);
 
 	if (!use) {
 		/* Created with this token and this flow already counted: most grants never have more. */
 		struct grant_use first = {
 			.flows = opens_flow, .expires = token->expires, .tokens = 1,
-			.window = p->time >> TOKEN_WINDOW_SHIFT, .first = *key,
+			.window = p->time >> TOKEN_WINDOW_SHIFT, .first = *key, .holder = p->holder,
 		};
 
 		if (!bpf_map_update_elem(&grants, &handle, &first, BPF_NOEXIST))
 			return 1;
+		refund_account(p->holder, 0, 0, 1);
 		use = bpf_map_lookup_elem(&grants, &handle);
 		if (!use)
 			return 0;
@@ -415,6 +416,7 @@ __noinline int use_token(struct packet *p, const struct token *token)
 	struct flow_key key; /* copied: Linux 6.1 accepts map keys on the stack, not through pointers like `p` */
 	enum relation relation;
 	int outcome, opens_flow;
+	struct grant_use *use;
 	struct flow *flow;
 	__u64 handle;
 
@@ -432,11 +434,12 @@ __noinline int use_token(struct packet *p, const struct token *token)
 	flow = find_flow(&key);
 	relation = flow ? relation_of(flow, read_state(flow), p) : OPENS;
 	opens_flow = relation == OPENS || relation == MOVES;
-	outcome = charge_account(p->holder, p->time, opens_flow);
+	use = bpf_map_lookup_elem(&grants, &handle);
+	outcome = charge_account(p->holder, p->time, opens_flow, !use);
 	if (outcome != CONTINUE)
 		return outcome;
-	if (!charge_grant(p, token, &key, opens_flow)) {
-		refund_account(p->holder, 1, opens_flow);
+	if (!charge_grant(p, token, &key, opens_flow, use)) {
+		refund_account(p->holder, 1, opens_flow, 0);
 		return DROP_FLOW_LIMIT;
 	}
 	outcome = p->from_pair ? first_nonce(handle, p->nonce2) : first_use(bucket, replay_entry(token), p->time);

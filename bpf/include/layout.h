@@ -35,6 +35,8 @@ struct verifier_config {
 	__u32 mark_mask; /* bits of the mark that belong to the verifier; 0 if its verdict is to drop */
 	__u32 udp_renewal; /* seconds after which a client's UDP flow needs another token */
 	__u32 flows_per_account;
+	__u32 grants_per_account;
+	__u32 reserved;
 };
 
 /* When the programs report flows to user space, which shares them with peer gateways. */
@@ -202,6 +204,8 @@ struct grant_use {
 	__u32 tokens; /* used in this window */
 	__u32 window;
 	struct flow_key first;
+	__u32 holder; /* whose account counts this entry */
+	__u32 reserved;
 };
 
 /* An account's use of the shared tables. */
@@ -209,7 +213,7 @@ struct account_use {
 	__u32 flows;
 	__u32 tokens; /* used in this window */
 	__u32 window;
-	__u32 reserved;
+	__u32 grants; /* entries in the table of grants in use */
 };
 
 /* Number of flows that one address inside a gateway has opened. */

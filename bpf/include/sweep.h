@@ -89,14 +89,16 @@ static long sweep_flow6(struct bpf_map *map, const struct flow_key *key, struct 
 
 static long sweep_grant(struct bpf_map *map, const __u64 *handle, struct grant_use *use, struct sweep *sweep)
 {
-	if (use->expires + CLOCK_SKEW_MAX < sweep->ended && (__s32)use->flows <= 0)
-		bpf_map_delete_elem(map, handle);
+	__u32 holder = use->holder;
+
+	if (use->expires + CLOCK_SKEW_MAX < sweep->ended && (__s32)use->flows <= 0 && !bpf_map_delete_elem(map, handle))
+		refund_account(holder, 0, 0, 1);
 	return 0;
 }
 
 static long sweep_account(struct bpf_map *map, const __u32 *account, struct account_use *use, struct sweep *sweep)
 {
-	if ((__s32)use->flows <= 0 && use->window != sweep->now >> TOKEN_WINDOW_SHIFT)
+	if ((__s32)use->flows <= 0 && (__s32)use->grants <= 0 && use->window != sweep->now >> TOKEN_WINDOW_SHIFT)
 		bpf_map_delete_elem(map, account);
 	return 0;
 }

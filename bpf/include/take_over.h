@@ -34,13 +34,13 @@ static __always_inline int keeps_owner(const struct flow_key *key, const struct 
 }
 
 /* Counts one more flow of the grant, without a limit: the peer gateway admitted it, and refusing it here would cut the
- * flow when routing changes. */
-static __always_inline int count_received(const struct flow_key *key, __u64 handle, __u32 expires)
+ * flow when routing changes. Returns 1 if the grant is new here, -1 if the table has no room for it. */
+static __always_inline int count_received(const struct flow_key *key, __u64 handle, __u32 holder, __u32 expires)
 {
-	struct grant_use first = { .flows = 1, .expires = expires, .first = *key }, *use;
+	struct grant_use first = { .flows = 1, .expires = expires, .first = *key, .holder = holder }, *use;
 
 	if (!bpf_map_update_elem(&grants, &handle, &first, BPF_NOEXIST))
-		return 0;
+		return 1;
 	use = bpf_map_lookup_elem(&grants, &handle);
 	if (!use)
 		return -1;
@@ -50,10 +50,13 @@ static __always_inline int count_received(const struct flow_key *key, __u64 hand
 
 static __always_inline int take_room(const struct flow_key *key, const struct received_flow *received, __u32 *outbound)
 {
+	int is_new;
+
 	if (received->flow.origin != FROM_INSIDE) {
-		if (count_received(key, received->flow.handle, received->expires))
+		is_new = count_received(key, received->flow.handle, received->flow.holder, received->expires);
+		if (is_new < 0)
 			return -1;
-		note_account(received->flow.holder);
+		note_account(received->flow.holder, is_new);
 		return 0;
 	}
 	if (__sync_fetch_and_add(outbound, 1) < config.max_outbound)

@@ -159,7 +159,8 @@ pub const OWNER: &str = "an open flow keeps its owner";
 /// The sweep removes nothing that admission has just inserted.
 pub const KEPT: &str = "the flow of an admitted packet is in the table";
 /// Counters are correct.
-pub const COUNTS: &str = "a grant's count is that of its flows, and an account's that of its";
+pub const COUNTS: &str =
+    "a grant's count is that of its flows, and an account's counts are those of its flows and grants";
 /// Limits are kept.
 pub const LIMIT: &str = "no more flows than there may be";
 const ENDS: &str = "every script ends";
@@ -325,7 +326,11 @@ impl World {
             let used = AccountUse::read_from_bytes(&entry.value).expect("an account's use");
             let account = u32::from_ne_bytes(entry.key[..].try_into().expect("an account"));
             let of_account = |(_, flow): &&(Vec<u8>, Flow)| flow.holder >> 8 == account && flow.has_grant();
-            flows.iter().filter(of_account).count() as u32 == used.flows
+            let grants = state.memory.entries(self.tables().grants).filter(|entry| {
+                let grant = GrantUse::read_from_bytes(&entry.value).expect("a grant's use");
+                grant.holder != 0 && grant.holder >> 8 == account
+            });
+            flows.iter().filter(of_account).count() as u32 == used.flows && grants.count() as u32 == used.grants
         });
         let mut grants = state.memory.entries(self.tables().grants);
         accounts_right

@@ -4,7 +4,7 @@
 mod setting;
 
 use model::world::{Job, World};
-use setting::{NOW, Scene, grant, greedy, held, segment};
+use setting::{NOW, Scene, grant, greedy, held, refunded, segment};
 use wire::map::VerifierConfig;
 
 fn holds(world: World) {
@@ -60,6 +60,28 @@ fn an_account_of_one_flow_gets_one_by_two_grants() {
     let scene = Scene::new("two grants, one account", scripts);
     let config = VerifierConfig { flows_per_account: 1, ..scene.config };
     holds(Scene { config, flows_max: 1, ..scene }.used_token(&[(0, 0)]).used_token(&[(1, 0)]).world());
+}
+
+#[test]
+fn a_refund_beside_a_new_window_costs_the_account_nothing() {
+    assert_eq!(NOW % wire::map::TOKEN_WINDOW, 0, "a window begins");
+    holds(refunded("a refund beside a new window").world());
+}
+
+#[test]
+fn an_account_of_two_grants_gets_two_on_two_cores() {
+    let scripts = vec![vec![held(1, 2).syn(40001, NOW, 7)], vec![held(1, 3).syn(40002, NOW, 7)]];
+    let scene = Scene::new("two grants for one place", scripts);
+    let config = VerifierConfig { grants_per_account: 2, ..scene.config };
+    let before = vec![held(1, 1).syn(40000, NOW, 7)];
+    holds(Scene { config, before, flows_max: 2, ..scene }.used_token(&[(0, 0)]).used_token(&[(1, 0)]).world());
+}
+
+#[test]
+fn a_grant_that_begins_on_two_cores_at_once_counts_once() {
+    let scripts = vec![vec![held(1, 1).syn(40000, NOW, 7)], vec![held(1, 1).syn(40001, NOW, 8)]];
+    let scene = Scene::new("one grant begins twice", scripts).token(&[(0, 0)]).token(&[(1, 0)]);
+    holds(scene.world());
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod setting;
 
 use model::program::Edit;
 use model::world::{FRESH, Job, KEPT, ONCE, OWNER, REVOKED, World};
-use setting::{NOW, Scene, grant, greedy, segment};
+use setting::{NOW, Scene, grant, greedy, refunded, segment};
 use wire::map::VerifierConfig;
 
 fn breaks(world: World, promise: &str) {
@@ -98,13 +98,26 @@ fn replays_that_are_charged_burn_tokens() {
 /// Accounts have no budget.
 const NO_BUDGET: &[Edit] = &[Edit {
     file: "include/admission.h",
-    from: "\toutcome = charge_account(p->holder, p->time, opens_flow);\n",
+    from: "\toutcome = charge_account(p->holder, p->time, opens_flow, !use);\n",
     to: "\toutcome = CONTINUE;\n",
 }];
 
 #[test]
 fn without_budgets_one_account_takes_the_room_of_another() {
     breaks(Scene { edits: NO_BUDGET, ..greedy("a greedy account without a budget") }.world(), FRESH);
+}
+
+/// Compares the count of tokens unsigned.
+const UNSIGNED: &[Edit] = &[Edit {
+    file: "include/accounts.h",
+    from: "\treturn (__s32)tokens < (__s32)(flows_max * TOKENS_PER_FLOW);",
+    to: "\treturn tokens < flows_max * TOKENS_PER_FLOW;",
+}];
+
+#[test]
+fn a_refund_after_the_window_has_ended_shuts_the_account_out_of_the_next() {
+    let scene = refunded("a refund beside a new window, compared unsigned");
+    breaks(Scene { edits: UNSIGNED, ..scene }.world(), FRESH);
 }
 
 /// Replay entries hold only twelve bits of their time.

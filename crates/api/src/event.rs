@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(text, r#"{"handles":["0123456789abcdef","ffffffffffffffff","0000000000000007"]}"#);
         assert_eq!(serde_json::from_str::<LiveFlows>(&text).unwrap(), asked);
         assert!(serde_json::from_str::<LiveFlows>(r#"{"handles":[7]}"#).is_err());
-        let answer = FlowsToCut { cut: vec![RevokedGrant { handle: 7, expires: 0 }] };
+        let answer = FlowsToCut { cut: vec![RevokedGrant { handle: 7, expires: 0, holder: 0 }] };
         let text = serde_json::to_string(&answer).unwrap();
         assert_eq!(serde_json::from_str::<FlowsToCut>(&text).unwrap(), answer);
     }

@@ -80,6 +80,13 @@ pub struct RevokedGrant {
     pub handle: u64,
     /// The time at which it would have ended.
     pub expires: u32,
+    /// Account and session that the handle names to its verifier (wire.md §3.9); only verifiers get it. 0: none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub holder: u32,
+}
+
+fn is_zero(holder: &u32) -> bool {
+    *holder == 0
 }
 
 /// A session that ended: all its grants ended with it, and the verifier cuts all its flows.

@@ -58,7 +58,9 @@ impl Synchroniser {
             preferences.replace(choices);
             push.announce_ended(gone);
             push.announce_revoked(ended.into_iter().flat_map(|Ended { grant, verifier, session }| {
-                [(Listener::Verifier(verifier), grant), (Listener::Session(session), grant)]
+                // Sessions don't learn holders.
+                let unnamed = RevokedGrant { holder: 0, ..grant };
+                [(Listener::Verifier(verifier), grant), (Listener::Session(session), unnamed)]
             }));
             for verifier in rechecks {
                 push.tell(&Listener::Verifier(verifier), &Event::Recheck);

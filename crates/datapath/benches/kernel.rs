@@ -161,7 +161,7 @@ impl Kind {
 /// A bench sends more tokens in a second than any grant or account may use.
 fn without_limits(config: VerifierConfig) -> VerifierConfig {
     let most = i32::MAX as u32 / 8;
-    VerifierConfig { flows_per_grant: most, flows_per_account: most, ..config }
+    VerifierConfig { flows_per_grant: most, flows_per_account: most, grants_per_account: most, ..config }
 }
 
 /// A verifier that has admitted a flow, and a frame of each kind.

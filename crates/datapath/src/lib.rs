@@ -30,6 +30,7 @@ pub mod revoked;
 pub mod revoked_holders;
 pub mod ring;
 pub mod run;
+pub mod shut_out;
 pub mod sockets;
 mod stack;
 pub mod svtep;

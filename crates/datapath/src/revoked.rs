@@ -3,6 +3,7 @@
 use crate::object::Loaded;
 use crate::table::Table;
 use anyhow::Result;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wire::map::ClassSet;
 
@@ -13,14 +14,14 @@ const CLASSES_MAX: u32 = 1 << 12;
 pub struct Revoked {
     ends: Table<u64, u32>,
     classes: Table<u32, ClassSet>,
-    /// Held while the classes change.
-    changing: Mutex<()>,
+    /// The accounts of revoked grants, where the authority named them. Locked while the classes change.
+    accounts: Mutex<HashMap<u64, u32>>,
 }
 
 impl Revoked {
     pub(crate) fn new(object: &Loaded) -> Result<Self> {
         let ends = object.table("revoked")?;
-        let revoked = Self { ends, classes: object.table("revoked_classes")?, changing: Mutex::new(()) };
+        let revoked = Self { ends, classes: object.table("revoked_classes")?, accounts: Mutex::default() };
         revoked.renew_classes()?;
         Ok(revoked)
     }
@@ -47,13 +48,41 @@ impl Revoked {
         self.ends.set(&handle, &expires)
     }
 
+    /// Records the account of a grant that is about to be revoked.
+    pub(crate) fn note_account(&self, handle: u64, account: u32) {
+        self.changing().insert(handle, account);
+    }
+
+    /// Returns the entries of each account, as (handle, expiry), without those whose account is unknown.
+    pub(crate) fn by_account(&self) -> BTreeMap<u32, Vec<(u64, u32)>> {
+        let accounts = self.changing();
+        let mut entries: BTreeMap<u32, Vec<(u64, u32)>> = BTreeMap::new();
+        for (handle, expires) in self.ends.entries() {
+            if let Some(account) = accounts.get(&handle) {
+                entries.entry(*account).or_default().push((handle, expires));
+            }
+        }
+        entries
+    }
+
+    /// Returns the number of entries that fit.
+    pub fn capacity(&self) -> u32 {
+        self.ends.capacity()
+    }
+
     /// Undoes a revocation, if there is one.
     pub fn remove(&self, handle: u64) -> Result<()> {
         self.ends.remove(&handle)
     }
 
-    /// Removes the classes of expired revocations once there are many.
+    /// Removes the classes and accounts of expired revocations once there are many.
     pub(crate) fn tidy(&self) -> Result<()> {
+        let mut accounts = self.changing();
+        if accounts.len() > self.ends.capacity() as usize {
+            let handles: HashSet<u64> = self.ends.keys().into_iter().collect();
+            accounts.retain(|handle, _| handles.contains(handle));
+        }
+        drop(accounts);
         if self.classes()?.len() > CLASSES_MAX { self.renew_classes() } else { Ok(()) }
     }
 
@@ -68,7 +97,7 @@ impl Revoked {
         Ok(self.classes.get(&0)?.unwrap_or(ClassSet::EVERYTHING))
     }
 
-    fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn changing(&self) -> MutexGuard<'_, HashMap<u64, u32>> {
+        self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

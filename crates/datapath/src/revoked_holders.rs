@@ -52,17 +52,52 @@ impl RevokedHolders {
     /// Rejects the tokens of a session until `expires`, Unix seconds. Returns the account that lost all its sessions,
     /// if one had to make room.
     pub fn set(&self, holder: Holder, expires: u32) -> Result<Option<u32>> {
-        let _changing = self.changing();
-        self.note_class(holder.account())?;
-        let whole = RevokedKey::account(holder.account());
-        if let Some(until) = self.ends.get(&whole)? {
-            return self.ends.set(&whole, &until.max(expires)).map(|()| None);
+        let changing = self.changing();
+        if self.extend_account(holder.account(), expires)? {
+            return Ok(None);
         }
-        let key = RevokedKey::session(holder);
+        self.put(&changing, RevokedKey::session(holder), expires)
+    }
+
+    /// Rejects the tokens of all sessions of an account until `expires`, Unix seconds. Returns the account that lost all
+    /// its sessions, if another one had to make room.
+    pub fn set_account(&self, account: u32, expires: u32) -> Result<Option<u32>> {
+        let changing = self.changing();
+        let whole = RevokedKey::account(account);
+        let other = self.put(&changing, whole, expires)?.filter(|other| *other != account);
+        let sessions = self.ends.keys().into_iter().filter(|key| key.account_number() == account && *key != whole);
+        sessions.into_iter().try_for_each(|key| self.ends.remove(&key))?;
+        Ok(other)
+    }
+
+    /// Rejects the tokens of an account that is shut out until `expires`, too. Returns false if the account is not shut
+    /// out.
+    pub(crate) fn extend_account(&self, account: u32, expires: u32) -> Result<bool> {
+        let whole = RevokedKey::account(account);
+        let Some(until) = self.ends.get(&whole)? else { return Ok(false) };
+        self.ends.set(&whole, &until.max(expires)).map(|()| true)
+    }
+
+    /// Replaces the entry of an account that is shut out by entries for these sessions of it.
+    pub(crate) fn readmit(&self, account: u32, sessions: &[(Holder, u32)]) -> Result<()> {
+        let _changing = self.changing();
+        for (holder, expires) in sessions {
+            self.ends.set(&RevokedKey::session(*holder), expires)?;
+        }
+        self.ends.remove(&RevokedKey::account(account))
+    }
+
+    /// Returns the number of entries that fit.
+    pub fn capacity(&self) -> u32 {
+        self.ends.capacity()
+    }
+
+    fn put(&self, _changing: &MutexGuard<'_, ()>, key: RevokedKey, expires: u32) -> Result<Option<u32>> {
+        self.note_class(key.account_number())?;
         let later = self.ends.get(&key)?.unwrap_or(0).max(expires);
         match self.ends.set(&key, &later) {
             Ok(()) => Ok(None),
-            Err(error) => self.merge(holder, expires)?.map(Some).ok_or(error),
+            Err(error) => self.merge((key, later))?.map(Some).ok_or(error),
         }
     }
 
@@ -71,25 +106,25 @@ impl RevokedHolders {
         self.ends.remove(key)
     }
 
-    /// Replaces the entries for an account's sessions by one for the account, with the new session counted in. Returns
+    /// Replaces the entries for an account's sessions by one for the account, with the new entry counted in. Returns
     /// `None` if no account has two entries.
-    fn merge(&self, holder: Holder, expires: u32) -> Result<Option<u32>> {
-        let new = (RevokedKey::session(holder), expires);
+    fn merge(&self, new: (RevokedKey, u32)) -> Result<Option<u32>> {
         let mut accounts: BTreeMap<u32, Vec<(RevokedKey, u32)>> = BTreeMap::new();
         for entry in self.ends.entries().into_iter().chain([new]) {
             accounts.entry(entry.0.account_number()).or_default().push(entry);
         }
-        // On a tie, prefer the account whose session ended now.
-        let most = accounts.into_iter().max_by_key(|(account, entries)| (entries.len(), *account == holder.account()));
+        // On a tie, prefer the account of the new entry.
+        let of_new = new.0.account_number();
+        let most = accounts.into_iter().max_by_key(|(account, entries)| (entries.len(), *account == of_new));
         let Some((account, entries)) = most.filter(|(_, entries)| entries.len() > 1) else { return Ok(None) };
-        let last = entries.iter().map(|(_, expires)| *expires).max().unwrap_or(expires);
+        let last = entries.iter().map(|(_, expires)| *expires).max().unwrap_or(new.1);
         let whole = RevokedKey::account(account);
         for (key, _) in entries.iter().filter(|(key, _)| *key != whole) {
             self.ends.remove(key)?;
         }
         self.ends.set(&whole, &last)?;
-        if account != holder.account() {
-            self.ends.set(&new.0, &expires)?;
+        if account != of_new {
+            self.ends.set(&new.0, &new.1)?;
         }
         Ok(Some(account))
     }

@@ -70,7 +70,7 @@ const INSIDE_MAX: u32 = 65_536;
 pub struct Sizes {
     /// Admitted flows of each family, 120 bytes each for IPv4 and 144 for IPv6.
     pub flows: u32,
-    /// Grants in use, 112 bytes each.
+    /// Grants in use, 120 bytes each.
     pub grants: u32,
     /// Accounts with flows or tokens, 72 bytes each.
     pub accounts: u32,
@@ -380,17 +380,20 @@ impl Verifier {
         Ok(swept)
     }
 
-    /// Recounts the flows of accounts after user space has removed some. Flows that begin or end concurrently may be
-    /// missed.
+    /// Recounts the flows and grants of accounts after user space has removed some. Those that begin or end concurrently
+    /// may be missed.
     pub fn recount_accounts(&self) -> Result<()> {
-        let mut flows: HashMap<u32, u32> = HashMap::new();
+        let mut counts: HashMap<u32, (u32, u32)> = HashMap::new();
         for (_, flow) in self.flows.entries().into_iter().filter(|(_, flow)| flow.by_grant() && flow.holder != 0) {
-            *flows.entry(Holder(flow.holder).account()).or_default() += 1;
+            counts.entry(Holder(flow.holder).account()).or_default().0 += 1;
+        }
+        for (_, grant) in self.grants.entries().into_iter().filter(|(_, grant)| grant.holder != 0) {
+            counts.entry(Holder(grant.holder).account()).or_default().1 += 1;
         }
         for (account, used) in self.accounts.entries() {
-            let flows = flows.get(&account).copied().unwrap_or_default();
-            if flows != used.flows {
-                self.accounts.set(&account, &AccountUse { flows, ..used })?;
+            let (flows, grants) = counts.get(&account).copied().unwrap_or_default();
+            if (flows, grants) != (used.flows, used.grants) {
+                self.accounts.set(&account, &AccountUse { flows, grants, ..used })?;
             }
         }
         Ok(())

@@ -28,7 +28,12 @@ fn step() -> usize {
 #[test]
 fn kernel_admits_fresh_tokens_for_a_day_after_the_table_was_full() {
     let [family, _] = world::families();
-    let config = VerifierConfig { flows_per_grant: 1 << 20, flows_per_account: 1 << 20, ..world::config() };
+    let config = VerifierConfig {
+        flows_per_grant: 1 << 20,
+        flows_per_account: 1 << 20,
+        grants_per_account: 1 << 20,
+        ..world::config()
+    };
     let sizes = Sizes { replay_buckets: BUCKETS, ..world::SIZES };
     let mut deciders = Deciders::with_sizes(Hook::Xdp, config, &world::receivers(), sizes);
     let to = Transport::Tcp.destination(&family);
@@ -74,7 +79,12 @@ fn syn(now: u32, port: u16, nonce: u32) -> Vec<u8> {
 /// token until the clock is set back.
 #[test]
 fn kernel_admits_a_token_once_though_its_clock_is_set_back() {
-    let config = VerifierConfig { flows_per_grant: 1 << 20, flows_per_account: 1 << 20, ..world::config() };
+    let config = VerifierConfig {
+        flows_per_grant: 1 << 20,
+        flows_per_account: 1 << 20,
+        grants_per_account: 1 << 20,
+        ..world::config()
+    };
     let sizes = Sizes { replay_buckets: BUCKETS, ..world::SIZES };
     let mut deciders = Deciders::with_sizes(Hook::Xdp, config, &world::receivers(), sizes);
     let at = |deciders: &mut Deciders, now: u32| {

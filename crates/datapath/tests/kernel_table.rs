@@ -40,6 +40,7 @@ fn check(deciders: &mut Deciders, cases: &[Case], failures: &mut Vec<String>) {
                 }
                 Step::Revoke(handle) => deciders.revoke(*handle, now + 3600),
                 Step::RevokeUntil(handle, expires) => deciders.revoke(*handle, *expires),
+                Step::ShutOut(account) => deciders.shut_out(*account, now + 3600),
                 Step::End(holder) => deciders.end_session(*holder, now + 3600),
                 Step::Tell(pair) => deciders.tell(pair),
                 Step::Sweep => deciders.sweep(now),

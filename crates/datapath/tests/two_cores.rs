@@ -96,7 +96,12 @@ impl Gate {
 
 /// Returns a verifier with limits so high that only replays are refused.
 fn deciders() -> Deciders {
-    let config = VerifierConfig { flows_per_grant: 1 << 20, flows_per_account: 1 << 20, ..world::config() };
+    let config = VerifierConfig {
+        flows_per_grant: 1 << 20,
+        flows_per_account: 1 << 20,
+        grants_per_account: 1 << 20,
+        ..world::config()
+    };
     let sizes = Sizes {
         replay_buckets: 1 << 17,
         flows: 2 * ROUND as u32,

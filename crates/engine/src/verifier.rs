@@ -117,6 +117,8 @@ pub struct Verifier {
     pub revoked: BTreeMap<Handle, u32>,
     /// Ended sessions, and when the last of their grants would have expired.
     pub revoked_holders: BTreeMap<Holder, u32>,
+    /// Accounts that are shut out with all their sessions, and until when.
+    pub revoked_accounts: BTreeMap<u32, u32>,
     /// Admitted flows.
     pub flows: BTreeMap<FlowKey, Flow>,
     /// Grants in use.
@@ -149,9 +151,12 @@ impl Verifier {
     /// Removes expired state: idle and revoked flows, expired grants and revocations.
     pub fn sweep(&mut self, now: u32) {
         let ended = self.forgotten.sweep_time(now);
-        let Self { config, flows, grants, accounts, revoked, revoked_holders, ls_grants, .. } = self;
+        let Self { config, flows, grants, accounts, revoked, revoked_holders, revoked_accounts, ls_grants, .. } = self;
         flows.retain(|key, flow| {
-            let cut = revoked.contains_key(&Handle(flow.handle)) || revoked_holders.contains_key(&Holder(flow.holder));
+            let holder = Holder(flow.holder);
+            let is_shut_out = holder.0 != 0 && revoked_accounts.contains_key(&holder.account());
+            let cut =
+                revoked.contains_key(&Handle(flow.handle)) || revoked_holders.contains_key(&holder) || is_shut_out;
             let is_revoked = flow.handle != 0 && cut;
             let mut keep = only_ended(config, flow, now) || is_live(config, key, flow, now) && !is_revoked;
             if !keep && leaves_trace(config, key, flow) {
@@ -168,10 +173,18 @@ impl Verifier {
             }
             keep
         });
-        grants.retain(|_, used| used.expires.wrapping_add(CLOCK_SKEW_MAX) >= ended || used.flows != 0);
-        accounts.retain(|_, used| used.flows != 0 || used.window == now / TOKEN_WINDOW);
+        grants.retain(|_, grant| {
+            let keep = grant.expires.wrapping_add(CLOCK_SKEW_MAX) >= ended || grant.flows != 0;
+            let account = accounts.get_mut(&Holder(grant.holder).account()).filter(|_| !keep && grant.holder != 0);
+            if let Some(used) = account {
+                used.grants = used.grants.saturating_sub(1);
+            }
+            keep
+        });
+        accounts.retain(|_, used| used.flows != 0 || used.grants != 0 || used.window == now / TOKEN_WINDOW);
         revoked.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= ended);
         revoked_holders.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= ended);
+        revoked_accounts.retain(|_, expires| expires.wrapping_add(CLOCK_SKEW_MAX) >= ended);
         ls_grants.retain(|_, pair| pair.expires.wrapping_add(CLOCK_SKEW_MAX) >= ended);
     }
 }
@@ -203,7 +216,7 @@ impl Tables for Verifier {
     }
 
     fn is_ended(&self, holder: Holder) -> bool {
-        self.revoked_holders.contains_key(&holder)
+        self.revoked_holders.contains_key(&holder) || self.revoked_accounts.contains_key(&holder.account())
     }
 
     fn flow(&self, key: &FlowKey) -> Option<Flow> {

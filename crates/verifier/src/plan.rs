@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_grant_has_ended_when_the_authority_and_its_tokens_say_so() {
-        let grant = |handle, expires| RevokedGrant { handle, expires };
+        let grant = |handle, expires| RevokedGrant { handle, expires, holder: 0 };
         let held = |handle| (handle == 3).then_some(250);
         let all = [grant(1, 100), grant(2, 180), grant(3, 0), grant(4, 0)];
         assert_eq!(ended(&all, held, 200), (vec![grant(1, 100), grant(4, 0)], vec![grant(2, 180), grant(3, 250)]));
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn revocations_are_kept_until_their_grant_has_ended() {
-        let grant = |handle, expires| RevokedGrant { handle, expires };
+        let grant = |handle, expires| RevokedGrant { handle, expires, holder: 0 };
         let mut known = vec![grant(1, 100), grant(2, 500)];
         with_revoked(&mut known, &[grant(2, 500), grant(3, 600)], 200);
         assert_eq!(known, [grant(2, 500), grant(3, 600)]);

@@ -23,6 +23,7 @@ use wire::map::{EpochKey, SecretEntry, VerifierConfig};
 mod attach;
 mod cut;
 mod exposed;
+mod grant_room;
 mod marked;
 mod pairs;
 mod proofs;
@@ -55,6 +56,7 @@ pub struct Protection {
     closed: AtomicBool,
     written: Mutex<exposed::Written>,
     pair_room: Mutex<pairs::Room>,
+    grant_room: Mutex<grant_room::GrantRoom>,
     /// Serialises sweeps: two at once would count the inside's flows twice.
     sweeping: Mutex<()>,
     drops: Arc<Mutex<Ring>>,
@@ -78,6 +80,7 @@ impl Protection {
         let sampler = sampler::start(&verifier, drops.clone())?;
         let pool = addresses::pool(&settings.pool)?;
         let pair_room = Mutex::new(pairs::Room::new(settings.sizes.pairs));
+        let grant_room = Mutex::new(grant_room::GrantRoom::new(kernel.grants_per_account));
         let gateway = Gateway::load(&verifier, &kernel, &settings, &pool, &pins, unknown)?;
         Ok(Self {
             verifier,
@@ -94,6 +97,7 @@ impl Protection {
             closed: AtomicBool::new(false),
             written: Mutex::default(),
             pair_room,
+            grant_room,
             sweeping: Mutex::default(),
             drops,
             _sampler: sampler,

@@ -51,7 +51,7 @@ pub struct Options {
     /// Room for admitted flows of each family, 120 bytes each for IPv4 and 144 for IPv6 [default: 262144]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_FLOWS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_flows: Option<u32>,
-    /// Room for grants in use, 112 bytes each [default: 65536]
+    /// Room for grants in use, 120 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_GRANTS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_grants: Option<u32>,
     /// Room for accounts with flows here, 72 bytes each [default: 65536]
@@ -70,6 +70,9 @@ pub struct Options {
     /// [default: 4096]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_ACCOUNT", value_parser = clap::value_parser!(u32).range(FLOWS))]
     pub flows_per_account: Option<u32>,
+    /// Largest number of one account's grants in use [default: 1024]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_GRANTS_PER_ACCOUNT", value_parser = clap::value_parser!(u32).range(FLOWS))]
+    pub grants_per_account: Option<u32>,
     /// Idle time after which a TCP flow is forgotten [default: 1d]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_TCP_IDLE", value_parser = idle)]
     pub tcp_idle: Option<u32>,
@@ -196,6 +199,7 @@ impl Options {
             replay_buckets: self.replay_buckets.or(other.replay_buckets),
             flows_per_grant: self.flows_per_grant.or(other.flows_per_grant),
             flows_per_account: self.flows_per_account.or(other.flows_per_account),
+            grants_per_account: self.grants_per_account.or(other.grants_per_account),
             tcp_idle: self.tcp_idle.or(other.tcp_idle),
             udp_idle: self.udp_idle.or(other.udp_idle),
             udp_renewal: self.udp_renewal.or(other.udp_renewal),
@@ -257,6 +261,7 @@ impl Options {
             kernel: wire::map::VerifierConfig {
                 flows_per_grant: self.flows_per_grant.unwrap_or(kernel.flows_per_grant),
                 flows_per_account: self.flows_per_account.unwrap_or(kernel.flows_per_account),
+                grants_per_account: self.grants_per_account.unwrap_or(kernel.grants_per_account),
                 tcp_idle: self.tcp_idle.unwrap_or(kernel.tcp_idle),
                 udp_idle: self.udp_idle.unwrap_or(kernel.udp_idle),
                 udp_renewal: self.udp_renewal.unwrap_or(kernel.udp_renewal),

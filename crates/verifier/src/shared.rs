@@ -111,15 +111,21 @@ impl Shared {
 
     /// Stores a grant's owner, and passes it to the kernel's tables if they need it.
     pub fn learn(&self, owner: GrantOwner) {
-        if let Err(error) = self.protection().note_class(&owner) {
+        if self.protection().has_room_for(&owner, now()) {
+            self.write_owner(&owner);
+        }
+        self.owners().remember(owner);
+    }
+
+    fn write_owner(&self, owner: &GrantOwner) {
+        if let Err(error) = self.protection().note_class(owner) {
             tracing::error!(person = owner.person, "no class: {error:#}");
         }
         if let Some(addresses) = self.protection().addresses()
-            && let Err(error) = addresses.learn(&owner)
+            && let Err(error) = addresses.learn(owner)
         {
             tracing::error!(person = owner.person, "no inside address: {error:#}");
         }
-        self.owners().remember(owner);
     }
 
     /// Locks the state of the connection to the authority.

@@ -3,7 +3,7 @@
 use crate::world::{self, NOW};
 use engine::verifier::{Outcome, Verifier};
 use std::collections::{BTreeMap, BTreeSet};
-use wire::map::{Flow, FlowKey};
+use wire::map::{Flow, FlowKey, GrantUse};
 use wire::packet::{Form, Packet, UDP};
 use wire::shim::{self, Content, SHIM_LEN};
 use wire::tail::{self, BLOCK_LEN};
@@ -397,4 +397,9 @@ fn check_counts(verifier: &Verifier) {
         assert_eq!(used.flows, flows.remove(handle).unwrap_or(0), "{handle}");
     }
     assert!(flows.is_empty(), "flows without their grant: {flows:?}");
+    for (account, used) in &verifier.accounts {
+        let is_own = |grant: &&GrantUse| grant.holder != 0 && Holder(grant.holder).account() == *account;
+        assert_eq!(used.grants as usize, verifier.grants.values().filter(is_own).count(), "account {account}");
+        assert!(used.grants <= verifier.config.grants_per_account, "account {account}");
+    }
 }

@@ -58,6 +58,7 @@ pub fn verifier() -> Verifier {
     let config = VerifierConfig {
         flows_per_grant: 2,
         flows_per_account: 3,
+        grants_per_account: 4,
         epoch_length: EPOCH_LENGTH,
         carriers: Carrier::Tail as u16 | Carrier::Shim as u16,
         suites: default.suites | 1 << ls::SUITE,

@@ -104,6 +104,8 @@ pub struct Scene {
     pub revokes: Vec<(usize, u64, u32)>,
     /// Ends of sessions, as jobs in the same place: (core, a grant of the session, expires).
     pub ends: Vec<(usize, Grant, u32)>,
+    /// The time at which the first frame arrives.
+    pub clock: u32,
 }
 
 /// An account that has used its limit of flows asks for another one, while another account asks for its first. The
@@ -113,6 +115,16 @@ pub fn greedy(name: &'static str) -> Scene {
     let scene = Scene::new(name, scripts).used_token(&[(0, 0)]).token(&[(1, 0)]);
     let config = VerifierConfig { flows_per_account: 1, ..scene.config };
     Scene { config, room: &[("flows4", 2)], before: vec![held(1, 1).syn(40000, NOW, 7)], flows_max: 2, ..scene }
+}
+
+/// In the last second of a window, a grant that has its one flow shows a token, which is refused and refunded. On the
+/// other core the next window begins, with the first token of the account's other grant.
+pub fn refunded(name: &'static str) -> Scene {
+    let late = held(1, 1).syn(40001, NOW, 8);
+    let scripts = vec![vec![late], vec![Job::Tick(1), held(1, 2).syn(40002, NOW, 7)]];
+    let scene = Scene::new(name, scripts).used_token(&[(0, 0)]).token(&[(1, 1)]);
+    let config = VerifierConfig { flows_per_grant: 1, ..scene.config };
+    Scene { config, before: vec![held(1, 1).syn(40000, NOW, 7)], clock: NOW - 1, ..scene }
 }
 
 impl Scene {
@@ -135,6 +147,7 @@ impl Scene {
             flows_max: 16,
             revokes: Vec::new(),
             ends: Vec::new(),
+            clock: NOW,
         }
     }
 
@@ -155,7 +168,7 @@ impl Scene {
             .unwrap_or_else(|error| panic!("{error:#}"));
         let tables = Tables::of(&program).expect("the program has its tables");
         let mut memory = Memory::default();
-        memory.clock = NOW;
+        memory.clock = self.clock;
         let mut scripts = self.scripts;
         let mut cuts = self.cuts;
         for (core, handle, expires) in self.revokes {

@@ -24,6 +24,8 @@ const HELD: &str = "revoked IS NULL AND ended IS NULL";
 
 /// Maximum number of grants that are examined, and perhaps revoked, before other accounts have their turn.
 const EXAMINED: usize = 64;
+/// The holder that a grant's handle names, as a number; 0 where the session has no slot or handles that name none.
+const HOLDER: &str = "iif(slot IS NULL OR unnamed, 0, account << 8 | slot)";
 
 /// A grant at the time of issue.
 pub struct Issuance {
@@ -219,14 +221,15 @@ impl Database {
                 (EXISTS (SELECT 1 FROM accounts WHERE accounts.person = grants.person)
                     OR EXISTS (SELECT 1 FROM identities WHERE identities.person = grants.person))
                 AND EXISTS (SELECT 1 FROM devices
-                    WHERE devices.person = grants.person AND devices.device = grants.device) AS there
+                    WHERE devices.person = grants.person AND devices.device = grants.device) AS there,
+                {HOLDER} AS holder
              FROM {ENTRIES} WHERE handle = ?1 AND verifier = ?2",
         ))?;
         let mut look_up = |Handle(handle): Handle| {
             let mut rows = statement.query(params![handle.cast_signed(), verifier])?;
-            let Some(row) = rows.next()? else { return Ok((RevokedGrant { handle, expires: 0 }, None)) };
+            let Some(row) = rows.next()? else { return Ok((RevokedGrant { handle, expires: 0, holder: 0 }, None)) };
             let (entry, there): (_, bool) = (entry(&self.connection, row)?, row.get("there")?);
-            let grant = RevokedGrant { handle, expires: row.get("expires")? };
+            let grant = RevokedGrant { handle, expires: row.get("expires")?, holder: row.get("holder")? };
             Ok((grant, Some(entry).filter(|entry| there && entry.revoked.is_none())))
         };
         handles.iter().map(|handle| look_up(*handle)).collect()
@@ -234,9 +237,10 @@ impl Database {
 
     /// Returns the grants of `verifier` that were revoked individually and have not expired.
     pub fn revoked(&self, verifier: &str, now: u64) -> Result<Vec<RevokedGrant>> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT handle, expires FROM grants WHERE expires > ?1 AND revoked IS NOT NULL AND verifier = ?2",
-        )?;
+        let mut statement = self.connection.prepare_cached(&format!(
+            "SELECT handle, expires, {HOLDER} FROM {ENTRIES}
+             WHERE expires > ?1 AND revoked IS NOT NULL AND verifier = ?2",
+        ))?;
         let rows = statement.query_map(params![ended_by(now), verifier], revoked_grant)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
@@ -266,8 +270,8 @@ impl Database {
     pub fn live_of_sessions(&self, now: u64) -> Result<Vec<(TokenHash, RevokedGrant)>> {
         let mut statement = self
             .connection
-            .prepare(&format!("SELECT handle, expires, session FROM {ENTRIES} WHERE expires > ?1 AND {HELD}"))?;
-        let rows = statement.query_map([now.cast_signed()], |row| Ok((row.get(2)?, revoked_grant(row)?)))?;
+            .prepare(&format!("SELECT handle, expires, 0, session FROM {ENTRIES} WHERE expires > ?1 AND {HELD}"))?;
+        let rows = statement.query_map([now.cast_signed()], |row| Ok((row.get(3)?, revoked_grant(row)?)))?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -355,11 +359,13 @@ impl Database {
             return Ok(Vec::new());
         }
         self.write_soon(|transaction| {
-            let mut statement = transaction.prepare_cached(
-                "UPDATE grants SET announced = 1 WHERE announced = 0 RETURNING handle, expires, verifier, session",
-            )?;
+            let mut statement = transaction.prepare_cached(&format!(
+                "UPDATE grants SET announced = 1 WHERE announced = 0 RETURNING handle, expires,
+                    coalesce((SELECT {HOLDER} FROM session_slots WHERE session_slots.session = grants.session), 0),
+                    verifier, session",
+            ))?;
             let rows = statement.query_map([], |row| {
-                Ok(Ended { grant: revoked_grant(row)?, verifier: row.get(2)?, session: row.get(3)? })
+                Ok(Ended { grant: revoked_grant(row)?, verifier: row.get(3)?, session: row.get(4)? })
             })?;
             Ok(rows.collect::<Result<_, _>>()?)
         })
@@ -496,8 +502,9 @@ fn holder(transaction: &Transaction<'_>, handle: Handle) -> Result<Option<String
     Ok(statement.query_row([handle.0.cast_signed()], |row| row.get(0)).optional()?)
 }
 
+/// Reads a row that begins with handle, expiry and [`HOLDER`].
 fn revoked_grant(row: &Row<'_>) -> rusqlite::Result<RevokedGrant> {
-    Ok(RevokedGrant { handle: handle(row)?.0, expires: row.get(1)? })
+    Ok(RevokedGrant { handle: handle(row)?.0, expires: row.get(1)?, holder: row.get(2)? })
 }
 
 /// Reads the handle in the first column.

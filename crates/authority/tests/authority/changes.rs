@@ -183,8 +183,8 @@ async fn flows_of_unknown_and_of_others_grants_are_cut() {
         (stage.login("alice").await, stage.verifier("edge-1").await, stage.verifier("edge-2").await);
     let grant = handle(&alice.grant(&git()).await.unwrap());
     let cut = verifier.flows_to_cut(&[grant, 7]).await.unwrap();
-    assert_eq!(cut, [RevokedGrant { handle: 7, expires: 0 }]);
-    assert_eq!(other.flows_to_cut(&[grant]).await.unwrap(), [RevokedGrant { handle: grant, expires: 0 }]);
+    assert_eq!(cut, [RevokedGrant { handle: 7, expires: 0, holder: 0 }]);
+    assert_eq!(other.flows_to_cut(&[grant]).await.unwrap(), [RevokedGrant { handle: grant, expires: 0, holder: 0 }]);
     // The query itself changes nothing.
     assert!(verifier.flows_to_cut(&[grant]).await.unwrap().is_empty());
     assert_eq!(problem(alice.flows_to_cut(&[grant]).await).r#type, "wrong_caller");

@@ -1,7 +1,7 @@
 //! Accounts and their sessions: wire.md §3.9, §6.4. One account's actions cost the others nothing.
 
 use super::{CLIENT_PORT, Case, First, Step, TRANSPORTS, Transport};
-use crate::world::{FLOWS_PER_ACCOUNT, Family, Grant, families};
+use crate::world::{FLOWS_PER_ACCOUNT, Family, GRANTS_PER_ACCOUNT, Grant, NOW, families};
 use engine::verifier::Outcome;
 use wire::map::TOKENS_PER_FLOW;
 use wire::{DropReason, Holder};
@@ -20,6 +20,7 @@ pub fn cases() -> Vec<Case> {
             sessions(&mut cases, &family, transport);
             flows(&mut cases, &family, transport);
             tokens(&mut cases, &family, transport);
+            grants(&mut cases, &family, transport);
         }
     }
     cases
@@ -42,6 +43,13 @@ fn sessions(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
             .admitted(&first(other, 3, 2))
             .admitted(&first(stranger, 4, 3)),
     );
+    cases.push(
+        case("no grant of an account that is shut out admits, whatever its session")
+            .step(Step::ShutOut(ALICE))
+            .frame(first(ended, 1, 0).frame(), revoked)
+            .frame(first(other, 3, 2).frame(), revoked)
+            .admitted(&first(stranger, 4, 3)),
+    );
     let unknown = Outcome::Drop(if transport == Transport::Tcp { DropReason::NoFlow } else { DropReason::NoToken });
     cases.push(
         case("the flows of a session end with it")
@@ -54,6 +62,17 @@ fn sessions(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
             .frame(later(0), unknown)
             .frame(later(1), unknown)
             .frame(later(2), Outcome::Flow)
+            .frame(later(3), Outcome::Flow),
+    );
+    cases.push(
+        case("the flows of an account end when it is shut out")
+            .admitted(&first(ended, 1, 0))
+            .admitted(&first(other, 3, 2))
+            .admitted(&first(stranger, 4, 3))
+            .step(Step::ShutOut(ALICE))
+            .step(Step::Sweep)
+            .frame(later(0), unknown)
+            .frame(later(2), unknown)
             .frame(later(3), Outcome::Flow),
     );
 }
@@ -102,5 +121,36 @@ fn tokens(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
             8,
             1,
         )),
+    );
+}
+
+/// An account has a limit of grants in use, even if they have one flow among them; other accounts have their own.
+fn grants(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
+    const LATER: u32 = 400;
+    let first = |holder: Holder, grant: u32, nonce: u32| -> First {
+        transport.first(family, &Grant::of(family, holder, grant), CLIENT_PORT, nonce)
+    };
+    // A token of a newer grant takes the flow over.
+    let full = |case: Case| {
+        (0..GRANTS_PER_ACCOUNT).fold(case, |case, grant| case.admitted(&first(holder(ALICE, 1), grant, 1)))
+    };
+    let case = |what: &str| Case::new(family, "§6.4.2", &format!("{}, {what}", transport.name()));
+    let limit = Outcome::Drop(DropReason::FlowLimit);
+    let more = first(holder(ALICE, 2), 50, 1);
+    let of_another = transport.first(family, &Grant::of(family, holder(BOB, 1), 60), CLIENT_PORT + 1, 1);
+    cases.push(
+        full(case("an account has its grants in use and no more"))
+            .frame(more.frame(), limit)
+            .admitted(&of_another)
+            .admitted(&first(holder(ALICE, 1), GRANTS_PER_ACCOUNT - 1, 2)),
+    );
+    let grant = Grant { expires: NOW + LATER + 100, ..Grant::of(family, holder(ALICE, 1), 70) };
+    let token = grant.token(&transport.destination(family), NOW + LATER, 1);
+    cases.push(
+        full(case("an account has room again when its grants have ended"))
+            .frame(more.frame(), limit)
+            .step(Step::Wait(LATER))
+            .step(Step::Sweep)
+            .admitted(&First { token, ..transport.first(family, &grant, CLIENT_PORT + 2, 1) }),
     );
 }

@@ -28,6 +28,8 @@ pub enum Step {
     RevokeUntil(u64, u32),
     /// A session ends.
     End(Holder),
+    /// An account is shut out.
+    ShutOut(u32),
     /// The sweep runs.
     Sweep,
     /// This many seconds pass.

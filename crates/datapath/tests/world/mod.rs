@@ -20,6 +20,7 @@ pub const EPOCH_LENGTH: u32 = 3600;
 /// Few enough to reach the limit easily.
 pub const FLOWS_PER_GRANT: u32 = 4;
 pub const FLOWS_PER_ACCOUNT: u32 = 6;
+pub const GRANTS_PER_ACCOUNT: u32 = 8;
 
 pub fn address(text: &str) -> IpAddr {
     text.parse().expect("an address")
@@ -33,6 +34,7 @@ pub fn config() -> VerifierConfig {
     VerifierConfig {
         flows_per_grant: FLOWS_PER_GRANT,
         flows_per_account: FLOWS_PER_ACCOUNT,
+        grants_per_account: GRANTS_PER_ACCOUNT,
         epoch_length: EPOCH_LENGTH,
         ..VerifierConfig::default()
     }
@@ -298,6 +300,7 @@ impl Deciders {
         self.model.accounts.clear();
         self.model.revoked.clear();
         self.model.revoked_holders.clear();
+        self.model.revoked_accounts.clear();
         self.model.tokens.clear();
         self.model.ls_grants.clear();
         for table in [&self.kernel.fragments, &self.kernel.open_fragments] {
@@ -329,6 +332,11 @@ impl Deciders {
     pub fn end_session(&mut self, holder: Holder, expires: u32) {
         self.model.revoked_holders.insert(holder, expires);
         self.kernel.revoked_holders.set(holder, expires).expect("revoked holders");
+    }
+
+    pub fn shut_out(&mut self, account: u32, expires: u32) {
+        self.model.revoked_accounts.insert(account, expires);
+        self.kernel.revoked_holders.set_account(account, expires).expect("revoked holders");
     }
 
     pub fn sweep(&mut self, now: u32) {

@@ -72,7 +72,7 @@ pub trait Tables {
     fn key(&self, epoch: Epoch) -> Option<VerifierKey>;
     /// Reports whether a grant is revoked.
     fn is_revoked(&self, handle: Handle) -> bool;
-    /// Reports whether a session has ended. Holder 0, which stands for none, never has.
+    /// Reports whether a session has ended, or its account is shut out. Holder 0, which stands for none, never has.
     fn is_ended(&self, holder: Holder) -> bool;
     /// Returns the flow at this key, live or not.
     fn flow(&self, key: &FlowKey) -> Option<Flow>;

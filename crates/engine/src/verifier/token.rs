@@ -157,13 +157,17 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let live = self.tables.live_flow(&key, now);
         let relation = live
             .map_or(Relation::Opens, |flow| relation(self.tables.config(), &key, &flow, (handle, claim.holder), now));
-        let account = self.account(claim.holder, matches!(relation, Relation::Opens | Relation::Moves))?;
-        let mut used = self.tables.grant(handle).unwrap_or(GrantUse {
+        let in_use = self.tables.grant(handle);
+        let opens = matches!(relation, Relation::Opens | Relation::Moves);
+        let mut account = self.account(claim.holder, opens, in_use.is_none())?;
+        let mut used = in_use.unwrap_or(GrantUse {
             flows: 0,
             expires: claim.expires,
             tokens: 0,
             window: 0,
             first: key,
+            holder: claim.holder.0,
+            reserved: 0,
         });
         if used.window != now / TOKEN_WINDOW {
             (used.window, used.tokens) = (now / TOKEN_WINDOW, 0);
@@ -172,12 +176,16 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.require("grants in use", room, DropReason::FlowLimit, || {
             if room { "the grant has its place in the table".into() } else { "the table is full".into() }
         })?;
-        let taken = used.tokens;
-        self.require("token limit", taken / TOKENS_PER_FLOW < most, DropReason::FlowLimit, || {
+        if in_use.is_none() {
+            account = account.map(|used| AccountUse { grants: used.grants.wrapping_add(1), ..used });
+            self.put_account(claim.holder, account);
+        }
+        let taken = used.tokens as i32;
+        self.require("token limit", within(taken, most), DropReason::FlowLimit, || {
             let most = u64::from(most) * u64::from(TOKENS_PER_FLOW);
             format!("the grant has used {taken} of {most} tokens in these {TOKEN_WINDOW} s")
         })?;
-        if matches!(relation, Relation::Opens | Relation::Moves) {
+        if opens {
             self.may_open(claim, &used, &key)?;
         }
         self.require("replay table", replay == Replay::Fresh, DropReason::FlowLimit, || match replay {
@@ -185,9 +193,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             Replay::Fresh | Replay::Seen => "it has room for the token".into(),
         })?;
         self.tables.remember(&claim.once, now);
-        used.tokens += 1;
+        used.tokens = used.tokens.wrapping_add(1);
         self.tables.put_grant(handle, used);
-        let account = account.map(|used| AccountUse { tokens: used.tokens + 1, ..used });
+        let account = account.map(|used| AccountUse { tokens: used.tokens.wrapping_add(1), ..used });
         self.put_account(claim.holder, account);
         let mut flow = match (relation, live) {
             (Relation::Passes, _) => {
@@ -214,9 +222,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if relation == Relation::Renews {
             return Ok(());
         }
-        used.flows += 1;
+        used.flows = used.flows.wrapping_add(1);
         self.tables.put_grant(handle, used);
-        self.put_account(claim.holder, account.map(|used| AccountUse { flows: used.flows + 1, ..used }));
+        self.put_account(claim.holder, account.map(|used| AccountUse { flows: used.flows.wrapping_add(1), ..used }));
         if let Some(before) = before.filter(Flow::has_grant) {
             self.release(&before);
         }
@@ -224,8 +232,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     }
 
     /// Returns the account's resource use if the account may use one more token and, if the token opens a flow, have
-    /// one more flow. `None` if there is no holder.
-    fn account(&mut self, holder: Holder, opens: bool) -> Result<Option<AccountUse>, DropReason> {
+    /// one more flow and, if its grant has no entry yet, have one more grant in use. `None` if there is no holder.
+    fn account(&mut self, holder: Holder, opens: bool, is_new: bool) -> Result<Option<AccountUse>, DropReason> {
         if holder.0 == 0 {
             return Ok(None);
         }
@@ -240,8 +248,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             true => format!("account {number} has its place in the table"),
             false => "the table of accounts is full".into(),
         })?;
-        let taken = used.tokens;
-        self.require("account's tokens", taken / TOKENS_PER_FLOW < most, DropReason::FlowLimit, || {
+        let taken = used.tokens as i32;
+        self.require("account's tokens", within(taken, most), DropReason::FlowLimit, || {
             let most = u64::from(most) * u64::from(TOKENS_PER_FLOW);
             format!("account {number} has used {taken} of {most} tokens in these {TOKEN_WINDOW} s")
         })?;
@@ -249,6 +257,12 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             let flows = used.flows as i32;
             self.require("account's flows", flows < most as i32, DropReason::FlowLimit, || {
                 format!("account {number} has {flows} flows of at most {most}")
+            })?;
+        }
+        if is_new {
+            let (grants, most) = (used.grants as i32, self.tables.config().grants_per_account);
+            self.require("account's grants", grants < most as i32, DropReason::FlowLimit, || {
+                format!("account {number} has {grants} grants in use of at most {most}")
             })?;
         }
         Ok(Some(used))
@@ -270,8 +284,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
                 false => "the grant is for one flow, and has had another".into(),
             })?;
         }
-        self.require("flow limit", used.flows < most, DropReason::FlowLimit, || {
-            format!("the grant has {} flows of at most {most}", used.flows)
+        let flows = used.flows as i32;
+        self.require("flow limit", flows < most as i32, DropReason::FlowLimit, || {
+            format!("the grant has {flows} flows of at most {most}")
         })
     }
 
@@ -286,4 +301,10 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             self.tables.put_account(holder.account(), used);
         }
     }
+}
+
+/// Reports whether one more token is within the budget that goes with `most` flows. A count in the kernel's tables may
+/// be below 0 for a while, if a token was refunded after another core had begun the next window.
+const fn within(tokens: i32, most: u32) -> bool {
+    tokens / (TOKENS_PER_FLOW as i32) < most as i32
 }

@@ -3,11 +3,12 @@
 use super::Protection;
 use crate::{now, plan};
 use api::{RevokedGrant, RevokedSession};
+use datapath::shut_out::Revocation;
 use std::collections::HashSet;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use wire::Holder;
 use wire::packet::TCP;
-use wire::{Handle, Holder};
 
 /// Result of revoking grants.
 pub struct Cut {
@@ -30,15 +31,12 @@ pub struct EndedSessions {
 impl Protection {
     /// Revokes grants and cuts their flows.
     pub fn revoke(&self, grants: &[RevokedGrant], now: u64) -> Cut {
-        let mut left = HashSet::new();
-        for grant in grants {
-            // A grant that has ended stays revoked for a while, too: its flows may still exist.
-            let until = grant.expires.max(now as u32);
-            if let Err(error) = self.verifier.revoked.set(grant.handle, until) {
-                tracing::debug!(handle = %Handle(grant.handle), "no room: {error:#}");
-                left.insert(grant.handle);
-            }
+        // A grant that has ended stays revoked for a while, too: its flows may still exist.
+        let placed = self.verifier.revoke(&revocations(grants, now as u32));
+        for account in placed.shut_out {
+            self.warn_of_account(account);
         }
+        let left: HashSet<u64> = placed.left.into_iter().collect();
         if !left.is_empty() {
             self.close(left.len());
             self.remove(&left);
@@ -55,12 +53,7 @@ impl Protection {
             let until = session.expires.max(now as u32);
             match self.verifier.revoked_holders.set(Holder(session.holder), until) {
                 Ok(None) => {}
-                Ok(Some(account)) => tracing::warn!(
-                    account,
-                    room = self.settings.sizes.revoked,
-                    "no room for more sessions that ended: the account with the most of them is shut out until its grants have \
-                     ended. Raise --max-revoked and restart"
-                ),
+                Ok(Some(account)) => self.warn_of_account(account),
                 Err(error) => {
                     tracing::debug!(holder = session.holder, "no room: {error:#}");
                     left.insert(session.holder);
@@ -78,6 +71,34 @@ impl Protection {
         }
         let flows = if sessions.is_empty() { 0 } else { self.sweep() };
         EndedSessions { complete: left.is_empty(), flows }
+    }
+
+    /// Gives accounts that were shut out to make room their own revocations back, where the tables have room again.
+    /// `config` has all that the authority has revoked.
+    pub fn readmit(&self, config: &api::VerifierConfig) {
+        if !self.verifier.has_shut_out() {
+            return;
+        }
+        let grants = revocations(&config.revoked, 0);
+        let sessions: Vec<_> =
+            config.revoked_sessions.iter().map(|session| (Holder(session.holder), session.expires)).collect();
+        match self.verifier.readmit(&grants, &sessions) {
+            Ok(accounts) => {
+                for account in accounts {
+                    tracing::info!(account, "there is room again: the account is no longer shut out");
+                }
+            }
+            Err(error) => tracing::error!("an account stays shut out: {error:#}"),
+        }
+    }
+
+    fn warn_of_account(&self, account: u32) {
+        tracing::warn!(
+            account,
+            room = self.settings.sizes.revoked,
+            "no room for more revoked grants or ended sessions: the account with the most of them is shut out until there \
+             is room for them, or they have ended. Raise --max-revoked and restart"
+        );
     }
 
     /// Cuts the flows of grants that may have ended. Revocations of ended grants last for one sweep only, which removes
@@ -172,6 +193,7 @@ impl Protection {
         match self.verifier.sweep(now() as u32) {
             Ok(swept) => {
                 self.tidy_classes(swept.now);
+                self.tidy_grant_room(swept.now.into());
                 if let Some(Err(error)) = self.gateway.as_ref().map(|gateway| gateway.sweep(swept.now)) {
                     tracing::error!("inside addresses: {error:#}");
                 }
@@ -188,4 +210,14 @@ impl Protection {
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
+}
+
+/// Converts the authority's statements; none ends before `now`.
+fn revocations(grants: &[RevokedGrant], now: u32) -> Vec<Revocation> {
+    let revocation = |grant: &RevokedGrant| Revocation {
+        handle: grant.handle,
+        holder: Holder(grant.holder),
+        expires: grant.expires.max(now),
+    };
+    grants.iter().map(revocation).collect()
 }

@@ -88,7 +88,7 @@ impl Protection {
         let mut all = vec![
             table("flows, IPv4", Some(four), flows.into(), 120),
             table("flows, IPv6", Some(keys.len() - four), flows.into(), 144),
-            table("grants", Some(verifier.grants.keys().len()), grants.into(), 112),
+            table("grants", Some(verifier.grants.keys().len()), grants.into(), 120),
             table("accounts", Some(verifier.accounts.keys().len()), accounts.into(), 72),
             table("revoked", Some(verifier.revoked.handles().len()), revoked.into(), 64),
             table("ended sessions", Some(verifier.revoked_holders.entries().len()), revoked.into(), 64),

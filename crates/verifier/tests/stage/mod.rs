@@ -194,10 +194,15 @@ impl Stage {
 
     /// Returns an API client with a session of alice.
     pub async fn alice(&self) -> Authority {
-        admin::add_account(&self.authority, "alice", PASSWORD, false).await.unwrap();
+        self.person("alice").await
+    }
+
+    /// Creates the account of a person, and logs them in.
+    pub async fn person(&self, name: &str) -> Authority {
+        admin::add_account(&self.authority, name, PASSWORD, false).await.unwrap();
         let ca = std::fs::read(self.authority.ca()).unwrap();
         let client = Authority::new(&format!("https://{}", self.address), Some(&ca)).unwrap();
-        let login = Login { person: "alice".into(), password: PASSWORD.into(), totp: None, device: "laptop".into() };
+        let login = Login { person: name.into(), password: PASSWORD.into(), totp: None, device: "laptop".into() };
         let session = client.login(&login).await.unwrap();
         client.with_token(&session.token)
     }

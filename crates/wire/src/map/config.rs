@@ -46,6 +46,10 @@ pub struct VerifierConfig {
     pub udp_renewal: u32,
     /// Maximum number of flows of all grants of one account together.
     pub flows_per_account: u32,
+    /// Maximum number of grants in use of one account.
+    pub grants_per_account: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 impl Default for VerifierConfig {
@@ -69,6 +73,8 @@ impl Default for VerifierConfig {
             mark_mask: 0,
             udp_renewal: 60,
             flows_per_account: 4096,
+            grants_per_account: 1024,
+            reserved: 0,
         }
     }
 }

@@ -23,9 +23,13 @@ pub struct GrantUse {
     pub window: u32,
     /// The flow that the grant admitted first: the only one if the grant is for a single flow.
     pub first: FlowKey,
+    /// The account and session whose account counts this entry; 0 if none does.
+    pub holder: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-/// Use of an account: its flows under all grants and sessions, and its tokens.
+/// Use of an account: its flows under all grants and sessions, its tokens, and its grants in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AccountUse {
@@ -35,8 +39,8 @@ pub struct AccountUse {
     pub tokens: u32,
     /// The window, in units of [`TOKEN_WINDOW`] of Unix time.
     pub window: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Number of entries in the table of grants in use.
+    pub grants: u32,
 }
 
 /// The class of a grant, for rules of a packet filter.

@@ -165,3 +165,20 @@ fn a_session_ends_by_one_note_however_many_grants_it_had() {
     assert!(database.grants(200, false).unwrap().is_empty());
     assert!(database.grants(200, true).unwrap().iter().all(|grant| grant.revoked == Some(200)));
 }
+
+#[test]
+fn a_revoked_grant_comes_with_the_holder_that_its_handle_names() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    let held = holder(log_in(&mut database, [1; 32], 100));
+    ask(&mut database, [1; 32], 1, 100);
+    let handle = u64::from_str_radix(&database.grants(100, false).unwrap()[0].handle, 16).unwrap();
+    database.revoke(&Which::Grant(handle), &Operator::current(), 100).unwrap();
+    let expected = api::RevokedGrant { handle, expires: 400, holder: held.0 };
+    assert_eq!(database.revoked("edge", 100).unwrap(), [expected]);
+    assert_eq!(database.grants_of("edge", &[handle]).unwrap()[0].0, expected);
+    assert_eq!(database.take_unannounced().unwrap()[0].grant, expected);
+    // Verifiers can't read the holder in handles from before format 10.
+    database.connection.execute("UPDATE session_slots SET unnamed = 1", []).unwrap();
+    assert_eq!(database.revoked("edge", 100).unwrap()[0].holder, 0);
+}
